@@ -1,0 +1,1 @@
+//! From file to replayed state to answers.

@@ -1,0 +1,2 @@
+//! The command `memtrace`.
+fn main() {}

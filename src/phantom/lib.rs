@@ -1,0 +1,1 @@
+//! libmemtrace_phantom.so: a CUDA device that is not there.

@@ -1,0 +1,1 @@
+//! libmemtrace.so: the hooks and the attribution.
