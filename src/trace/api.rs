@@ -1,0 +1,85 @@
+//! The calls that memory comes from.
+
+/// Where a row comes from: the column `api`.
+///
+/// The discriminants are the bytes of [`crate::Event::api`], so they are only ever added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[expect(missing_docs, reason = "each is the call of that name")]
+pub enum Api {
+    Memtrace = 0,
+    CachingAllocator = 1,
+    CudaMalloc = 2,
+    CudaFree = 3,
+    CudaMallocAsync = 4,
+    CudaFreeAsync = 5,
+    CudaMallocFromPoolAsync = 6,
+    CudaMallocManaged = 7,
+    CudaMallocPitch = 8,
+    CudaMalloc3D = 9,
+    CudaMallocArray = 10,
+    CudaFreeArray = 11,
+    CudaHostAlloc = 12,
+    CudaMallocHost = 13,
+    CudaFreeHost = 14,
+    CudaHostRegister = 15,
+    CudaHostUnregister = 16,
+    CudaMalloc3DArray = 17,
+    /// Segments whose call was not seen; inferred from the allocator's own total.
+    Reconciled = 18,
+    Nvtx = 19,
+    RecordFunction = 20,
+}
+
+/// Every call, with the text of its column.
+const NAMES: &[(Api, &str)] = &[
+    (Api::Memtrace, "memtrace"),
+    (Api::CachingAllocator, "caching_allocator"),
+    (Api::CudaMalloc, "cudaMalloc"),
+    (Api::CudaFree, "cudaFree"),
+    (Api::CudaMallocAsync, "cudaMallocAsync"),
+    (Api::CudaFreeAsync, "cudaFreeAsync"),
+    (Api::CudaMallocFromPoolAsync, "cudaMallocFromPoolAsync"),
+    (Api::CudaMallocManaged, "cudaMallocManaged"),
+    (Api::CudaMallocPitch, "cudaMallocPitch"),
+    (Api::CudaMalloc3D, "cudaMalloc3D"),
+    (Api::CudaMallocArray, "cudaMallocArray"),
+    (Api::CudaFreeArray, "cudaFreeArray"),
+    (Api::CudaHostAlloc, "cudaHostAlloc"),
+    (Api::CudaMallocHost, "cudaMallocHost"),
+    (Api::CudaFreeHost, "cudaFreeHost"),
+    (Api::CudaHostRegister, "cudaHostRegister"),
+    (Api::CudaHostUnregister, "cudaHostUnregister"),
+    (Api::CudaMalloc3DArray, "cudaMalloc3DArray"),
+    (Api::Reconciled, "reconciled"),
+    (Api::Nvtx, "nvtx"),
+    (Api::RecordFunction, "record_function"),
+];
+
+impl Api {
+    /// The text of the column `api`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        NAMES[self as usize].1
+    }
+
+    /// The call of an event's byte; `None` for a byte that no version wrote.
+    #[must_use]
+    pub fn from_code(code: u8) -> Option<Api> {
+        NAMES.get(usize::from(code)).map(|(api, _)| *api)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_and_names_agree() {
+        for (index, (api, name)) in NAMES.iter().enumerate() {
+            assert_eq!(*api as usize, index);
+            assert_eq!(Api::from_code(index as u8).map(Api::name), Some(*name));
+        }
+        assert_eq!(Api::from_code(NAMES.len() as u8), None);
+    }
+}

@@ -1,0 +1,249 @@
+//! Every `MEMTRACE_*` variable, in one table.
+//!
+//! The preloaded library reads them once, at load; `memtrace run` sets them for its child from the
+//! same names; a test checks the README against the table.
+
+use std::path::PathBuf;
+
+use crate::units::parse_bytes;
+
+/// One variable.
+#[derive(Clone, Copy, Debug)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// The value taken when it is unset or bad, as a user would write it.
+    pub default: &'static str,
+    /// What it does, one line.
+    pub help: &'static str,
+}
+
+/// How loud the library is on stderr.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Nothing at all.
+    Off,
+    /// What went wrong with the trace.
+    Error,
+    /// And what the user should know: an OOM's holders, a degraded trace.
+    Warn,
+    /// And where the trace is.
+    Info,
+    /// And what the library does.
+    Debug,
+}
+
+/// A switch that may also follow the terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Auto {
+    /// Always.
+    On,
+    /// Never.
+    Off,
+    /// When stderr is a terminal.
+    Terminal,
+}
+
+/// The settings of the preloaded library.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// `MEMTRACE_ENABLED`
+    pub enabled: bool,
+    /// `MEMTRACE_OUT`
+    pub out: PathBuf,
+    /// `MEMTRACE_PHASES`
+    pub phases: Vec<String>,
+    /// `MEMTRACE_SUMMARY`
+    pub summary: Auto,
+    /// `MEMTRACE_LOG`
+    pub log: Level,
+    /// `MEMTRACE_BUFFER`, bytes
+    pub buffer_bytes: usize,
+    /// `MEMTRACE_FLUSH_MS`
+    pub flush_ms: u64,
+    /// `MEMTRACE_NVTX`
+    pub nvtx: bool,
+    /// `MEMTRACE_DLSYM`
+    pub dlsym: bool,
+    /// `MEMTRACE_RUN_ID`
+    pub run_id: String,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings::from_lookup(|_| None).0
+    }
+}
+
+/// One row of the table: a variable, and how its text becomes a setting.
+struct Entry {
+    variable: Variable,
+    set: fn(&mut Settings, &str) -> Result<(), String>,
+}
+
+macro_rules! entry {
+    ($name:literal, $default:literal, $help:literal, $set:expr) => {
+        Entry { variable: Variable { name: $name, default: $default, help: $help }, set: $set }
+    };
+}
+
+const TABLE: &[Entry] = &[
+    entry!("MEMTRACE_ENABLED", "1", "0 makes the library inert", |s, v| flag(v).map(|on| s.enabled = on)),
+    entry!("MEMTRACE_OUT", "memtrace-out", "the folder that the traces go to, made when missing", |s, v| {
+        if v.is_empty() {
+            return Err("expected a folder".to_owned());
+        }
+        s.out = PathBuf::from(v);
+        Ok(())
+    }),
+    entry!("MEMTRACE_PHASES", "", "more range names that are phases, separated by commas", |s, v| {
+        s.phases = v.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect();
+        Ok(())
+    }),
+    entry!(
+        "MEMTRACE_SUMMARY",
+        "off",
+        "on prints a summary to stderr at exit; auto does when stderr is a terminal",
+        |s, v| {
+            s.summary = if v.eq_ignore_ascii_case("auto") {
+                Auto::Terminal
+            } else {
+                match flag(v) {
+                    Ok(true) => Auto::On,
+                    Ok(false) => Auto::Off,
+                    Err(_) => return Err("expected on, off or auto".to_owned()),
+                }
+            };
+            Ok(())
+        }
+    ),
+    entry!(
+        "MEMTRACE_LOG",
+        "warn",
+        "what is said on stderr: off, error, warn, info, debug (or 0 to 4)",
+        |s, v| {
+            s.log = match v.to_ascii_lowercase().as_str() {
+                "off" | "0" => Level::Off,
+                "error" | "1" => Level::Error,
+                "warn" | "2" => Level::Warn,
+                "info" | "3" => Level::Info,
+                "debug" | "4" => Level::Debug,
+                _ => return Err("expected off, error, warn, info or debug".to_owned()),
+            };
+            Ok(())
+        }
+    ),
+    entry!("MEMTRACE_BUFFER", "32m", "memory for events that are not written yet, 1m to 4g", |s, v| {
+        let bytes = parse_bytes(v)?;
+        if !(1 << 20..=4 << 30).contains(&bytes) {
+            return Err("expected a size from 1m to 4g".to_owned());
+        }
+        s.buffer_bytes = bytes as usize;
+        Ok(())
+    }),
+    entry!(
+        "MEMTRACE_FLUSH_MS",
+        "200",
+        "how often the trace is brought up to date, ms, 1 to 60000",
+        |s, v| {
+            match v.parse() {
+                Ok(ms @ 1..=60_000) => s.flush_ms = ms,
+                _ => return Err("expected ms from 1 to 60000".to_owned()),
+            }
+            Ok(())
+        }
+    ),
+    entry!("MEMTRACE_NVTX", "1", "0 leaves NVTX alone: no injection, no ranges", |s, v| flag(v)
+        .map(|on| s.nvtx = on)),
+    entry!(
+        "MEMTRACE_DLSYM",
+        "1",
+        "0 leaves dlsym alone: runtime calls looked up with dlopen and dlsym go unseen",
+        |s, v| flag(v).map(|on| s.dlsym = on)
+    ),
+    entry!(
+        "MEMTRACE_RUN_ID",
+        "",
+        "the same for every process of one launch; memtrace run sets it",
+        |s, v| {
+            s.run_id = v.to_owned();
+            Ok(())
+        }
+    ),
+];
+
+/// Variables that another part reads: the launcher or the phantom device.
+const OTHERS: &[Variable] = &[Variable {
+    name: "MEMTRACE_PHANTOM",
+    default: "",
+    help: "the card that the phantom device plays; memtrace run --phantom sets it",
+}];
+
+/// Every variable, for the README and `memtrace help variables`.
+pub fn variables() -> impl Iterator<Item = &'static Variable> {
+    TABLE.iter().map(|entry| &entry.variable).chain(OTHERS)
+}
+
+impl Settings {
+    /// Reads the settings through `lookup`; the second value says what was bad, a line each.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> (Settings, Vec<String>) {
+        let mut settings = Settings {
+            enabled: true,
+            out: PathBuf::new(),
+            phases: Vec::new(),
+            summary: Auto::Off,
+            log: Level::Warn,
+            buffer_bytes: 0,
+            flush_ms: 0,
+            nvtx: true,
+            dlsym: true,
+            run_id: String::new(),
+        };
+        let mut warnings = Vec::new();
+        for Entry { variable, set } in TABLE {
+            set(&mut settings, variable.default).ok();
+            let Some(value) = lookup(variable.name) else { continue };
+            if let Err(why) = set(&mut settings, value.trim()) {
+                let Variable { name, default, .. } = variable;
+                warnings.push(format!("{name}={value:?}: {why}; taking the default {default:?}"));
+            }
+        }
+        (settings, warnings)
+    }
+
+    /// Reads the settings from the environment.
+    #[must_use]
+    pub fn from_env() -> (Settings, Vec<String>) {
+        Settings::from_lookup(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+}
+
+fn flag(value: &str) -> Result<bool, String> {
+    match value.to_ascii_lowercase().as_str() {
+        "1" | "on" | "true" | "yes" => Ok(true),
+        "0" | "off" | "false" | "no" => Ok(false),
+        _ => Err("expected 1 or 0".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_default_is_a_value_that_its_own_parser_takes() {
+        let mut settings = Settings::default();
+        for Entry { variable, set } in TABLE {
+            assert_eq!(set(&mut settings, variable.default), Ok(()), "{}", variable.name);
+        }
+    }
+
+    #[test]
+    fn a_bad_value_is_named_with_the_default_taken() {
+        let (settings, warnings) =
+            Settings::from_lookup(|name| (name == "MEMTRACE_BUFFER").then(|| "lots".to_owned()));
+        assert_eq!(settings.buffer_bytes, 32 << 20);
+        assert_eq!(warnings.len(), 1);
+        assert!(warnings[0].contains("MEMTRACE_BUFFER=\"lots\"") && warnings[0].contains("\"32m\""));
+    }
+}

@@ -1,0 +1,118 @@
+//! The first row's JSON: what a reader must know about the run before it reads a number.
+
+use serde::{Deserialize, Serialize};
+
+/// What the `name` of the meta row holds. Fields are only ever added; a reader takes the default of
+/// one that an older trace lacks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Meta {
+    /// [`crate::SCHEMA_VERSION`].
+    pub schema: String,
+    /// The version of memtrace that wrote the trace.
+    pub memtrace: String,
+    /// Wall-clock ns since the Unix epoch at `ts_ns` 0.
+    pub start_unix_ns: i64,
+    /// The host's name.
+    pub host: String,
+    /// The same for every process of one launch.
+    pub run_id: String,
+    /// The distributed rank; 0 when not distributed.
+    pub rank: i32,
+    /// How many ranks there are; 1 when not distributed.
+    pub world_size: i32,
+    /// The command line, secrets redacted.
+    pub argv: Vec<String>,
+    /// One entry per visible device.
+    pub devices: Vec<Device>,
+    /// The caching allocator's settings.
+    pub allocator: Allocator,
+    /// Versions, as far as they could be told: `cuda_runtime`, `cuda_driver`, `torch`.
+    pub versions: std::collections::BTreeMap<String, String>,
+    /// The journal of this trace, empty when there is none.
+    pub journal: String,
+    /// What the phantom device says of itself; null on a real one.
+    pub phantom: serde_json::Value,
+    /// What could not be captured in this process, in plain words.
+    pub degraded: Vec<String>,
+}
+
+/// One visible device.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Device {
+    /// Its CUDA ordinal.
+    pub ordinal: i32,
+    /// Its name; empty when the runtime was not asked.
+    pub name: String,
+    /// Its memory in bytes; 0 when unknown.
+    pub total_bytes: i64,
+}
+
+/// How torch's allocator is set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Allocator {
+    /// False under `PYTORCH_NO_CUDA_MEMORY_CACHING`.
+    pub caching: bool,
+    /// `native` or `cudaMallocAsync`.
+    pub backend: String,
+    /// The text of `PYTORCH_CUDA_ALLOC_CONF` or `PYTORCH_ALLOC_CONF`.
+    pub conf: String,
+}
+
+impl Default for Allocator {
+    fn default() -> Self {
+        Allocator { caching: true, backend: "native".to_owned(), conf: String::new() }
+    }
+}
+
+/// The command line with the values of options that look like secrets replaced by `***`.
+#[must_use]
+pub fn redact(argv: impl IntoIterator<Item = String>) -> Vec<String> {
+    let mut hide_next = false;
+    argv.into_iter()
+        .map(|word| {
+            if std::mem::take(&mut hide_next) && !word.starts_with('-') {
+                return "***".to_owned();
+            }
+            match word.split_once('=') {
+                Some((key, _)) if looks_secret(key) => format!("{key}=***"),
+                None if word.starts_with('-') && looks_secret(&word) => {
+                    hide_next = true;
+                    word
+                }
+                _ => word,
+            }
+        })
+        .collect()
+}
+
+fn looks_secret(option: &str) -> bool {
+    let option = option.to_ascii_lowercase();
+    ["token", "secret", "password", "passwd", "api-key", "api_key", "apikey", "credential"]
+        .iter()
+        .any(|word| option.contains(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_leave_the_command_line() {
+        let argv = ["train.py", "--hf-token", "abc", "--lr=1", "WANDB_API_KEY=xyz", "--token", "--next"];
+        let shown = redact(argv.map(str::to_owned));
+        assert_eq!(
+            shown,
+            ["train.py", "--hf-token", "***", "--lr=1", "WANDB_API_KEY=***", "--token", "--next"]
+        );
+    }
+
+    #[test]
+    fn a_trace_of_an_older_version_reads_with_defaults() {
+        let meta: Meta = serde_json::from_str(r#"{"schema":"memtrace/1","unheard_of":1}"#).unwrap();
+        assert!(meta.allocator.caching);
+        assert!(meta.phantom.is_null());
+    }
+}

@@ -1,0 +1,145 @@
+//! What the name of a range means.
+//!
+//! One rule for NVTX push/pop, start/end, domain ranges and the C functions; see "What a range name
+//! means" in the README.
+
+/// What a range says about the memory that is allocated inside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meaning<'a> {
+    /// The phase of the process: `forward`, `backward`, ...
+    Phase(&'a str),
+    /// A whole module path, which replaces the levels around it.
+    ModulePath(&'a str),
+    /// One more level of the module path.
+    Level(&'a str),
+    /// An op, `aten::mm`.
+    Op(&'a str),
+    /// The number of a training step.
+    Step(i64),
+}
+
+/// Bare names that are phases, before what `MEMTRACE_PHASES` adds.
+pub const PHASE_WORDS: &[&str] = &[
+    "forward",
+    "backward",
+    "optimizer",
+    "optimizer.step",
+    "zero_grad",
+    "dataloader",
+    "eval",
+    "train",
+    "validation",
+    "loss",
+    "init",
+    "checkpoint",
+    "inference",
+    "prefill",
+    "decode",
+];
+
+/// Reads a range's name. `category` is the name of the NVTX category when the range belongs to the
+/// domain `memtrace`, else `None`; `more_phases` are the words of `MEMTRACE_PHASES`.
+#[must_use]
+pub fn meaning<'a>(name: &'a str, category: Option<&str>, more_phases: &[String]) -> Meaning<'a> {
+    match category {
+        Some("phase") => return Meaning::Phase(name),
+        Some("module") => return Meaning::ModulePath(name),
+        Some("op") => return Meaning::Op(name),
+        Some("step") => {
+            if let Ok(step) = name.trim().parse() {
+                return Meaning::Step(step);
+            }
+        }
+        _ => {}
+    }
+    if let Some(rest) = name.strip_prefix("phase:") {
+        return Meaning::Phase(rest.trim());
+    }
+    if let Some(rest) = name.strip_prefix("module:") {
+        return Meaning::ModulePath(rest.trim());
+    }
+    if let Some(rest) = name.strip_prefix("op:") {
+        return Meaning::Op(rest.trim());
+    }
+    if let Some(step) = name.strip_prefix("step:").and_then(|rest| rest.trim().parse().ok()) {
+        return Meaning::Step(step);
+    }
+    if PHASE_WORDS.contains(&name) || more_phases.iter().any(|word| word == name) {
+        return Meaning::Phase(name);
+    }
+    if let Some(step) = bare_step(name) {
+        return Meaning::Step(step);
+    }
+    if let Some(op) = emit_nvtx_op(name) {
+        return Meaning::Op(op);
+    }
+    Meaning::Level(name)
+}
+
+/// `step 12`, `step_12`, `iteration_12`, `iter 12`, `ProfilerStep#12`.
+fn bare_step(name: &str) -> Option<i64> {
+    let digits = name
+        .strip_prefix("ProfilerStep#")
+        .or_else(|| ["step", "iteration", "iter"].iter().find_map(|word| separated(name, word)))?;
+    digits.parse().ok().filter(|step| *step >= 0)
+}
+
+fn separated<'a>(name: &'a str, word: &str) -> Option<&'a str> {
+    name.get(..word.len()).filter(|head| head.eq_ignore_ascii_case(word))?;
+    name[word.len()..].strip_prefix([' ', '_', '#', '-'])
+}
+
+/// The op of a name that `torch.autograd.profiler.emit_nvtx` pushes: `aten::mul, seq = 8, op_id = 107`.
+fn emit_nvtx_op(name: &str) -> Option<&str> {
+    let (op, rest) = name.split_once(", ")?;
+    (rest.starts_with("seq = ") || rest.starts_with("op_id = ")).then_some(op)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain(name: &str) -> Meaning<'_> {
+        meaning(name, None, &[])
+    }
+
+    #[test]
+    fn a_prefix_says_it_outright() {
+        assert_eq!(plain("phase:warmup"), Meaning::Phase("warmup"));
+        assert_eq!(plain("module:GPT.h.0"), Meaning::ModulePath("GPT.h.0"));
+        assert_eq!(plain("op:fused"), Meaning::Op("fused"));
+        assert_eq!(plain("step:7"), Meaning::Step(7));
+        assert_eq!(plain("step:seven"), Meaning::Level("step:seven"));
+    }
+
+    #[test]
+    fn a_phase_word_is_a_phase() {
+        assert_eq!(plain("forward"), Meaning::Phase("forward"));
+        assert_eq!(plain("sampling"), Meaning::Level("sampling"));
+        assert_eq!(meaning("sampling", None, &["sampling".into()]), Meaning::Phase("sampling"));
+    }
+
+    #[test]
+    fn numbered_steps_are_steps() {
+        for name in ["step 12", "iteration_12", "ProfilerStep#12", "Step_12", "iter-12"] {
+            assert_eq!(plain(name), Meaning::Step(12), "{name}");
+        }
+        for name in ["step", "step x", "stepper_12", "step -1"] {
+            assert_eq!(plain(name), Meaning::Level(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_emit_nvtx_pushes_is_an_op() {
+        assert_eq!(plain("aten::mul, seq = 8, op_id = 107"), Meaning::Op("aten::mul"));
+        assert_eq!(plain("aten::empty, op_id = 1"), Meaning::Op("aten::empty"));
+        assert_eq!(plain("hello, world"), Meaning::Level("hello, world"));
+    }
+
+    #[test]
+    fn categories_of_the_memtrace_domain_say_it_too() {
+        assert_eq!(meaning("GPT.h", Some("module"), &[]), Meaning::ModulePath("GPT.h"));
+        assert_eq!(meaning("12", Some("step"), &[]), Meaning::Step(12));
+        assert_eq!(meaning("12", Some("unknown"), &[]), Meaning::Level("12"));
+    }
+}

@@ -1,0 +1,205 @@
+//! Rows out of a CSV, one at a time, with the line of what is wrong.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::meta::Meta;
+use crate::schema::{COLUMNS, EventName, Row, SCHEMA_VERSION};
+
+/// Reads a trace row by row in bounded memory.
+pub struct Reader<R> {
+    path: PathBuf,
+    csv: csv::Reader<R>,
+    record: csv::StringRecord,
+    meta: Meta,
+    first: bool,
+}
+
+impl Reader<File> {
+    /// Opens the trace at `path` and reads its header and meta row.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is not a trace of a schema that this version knows.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;
+        Reader::new(path, file)
+    }
+}
+
+impl<R: Read> Reader<R> {
+    /// Reads a trace from `source`; `path` is for messages.
+    ///
+    /// # Errors
+    /// As [`Reader::open`].
+    pub fn new(path: &Path, source: R) -> Result<Self> {
+        let csv = csv::ReaderBuilder::new().buffer_capacity(1 << 20).flexible(false).from_reader(source);
+        let mut reader = Reader {
+            path: path.to_owned(),
+            csv,
+            record: csv::StringRecord::new(),
+            meta: Meta::default(),
+            first: false,
+        };
+        reader.check_header()?;
+        reader.read_meta()?;
+        Ok(reader)
+    }
+
+    /// What the first row says of the run.
+    #[must_use]
+    pub fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    /// The next row, the meta row first; `None` at the end.
+    ///
+    /// # Errors
+    /// With file, line and what was expected, when a row is malformed.
+    pub fn next_row(&mut self) -> Result<Option<Row<'_>>> {
+        if !std::mem::take(&mut self.first) && !self.advance()? {
+            return Ok(None);
+        }
+        self.row().map(Some)
+    }
+
+    /// The line of the row read last, counted from 1, the header's.
+    #[must_use]
+    pub fn line(&self) -> u64 {
+        self.record.position().map_or(0, csv::Position::line)
+    }
+
+    fn advance(&mut self) -> Result<bool> {
+        match self.csv.read_record(&mut self.record) {
+            Ok(more) => Ok(more),
+            Err(error) => Err(self.csv_error(error)),
+        }
+    }
+
+    fn row(&self) -> Result<Row<'_>> {
+        self.record.deserialize(None).map_err(|error| {
+            let what = match error.kind() {
+                csv::ErrorKind::Deserialize { err, .. } => match err.field() {
+                    Some(index) => format!(
+                        "column {}: {} (found {:?})",
+                        COLUMNS.get(index as usize).map_or("?", |column| column.name),
+                        err.kind(),
+                        self.record.get(index as usize).unwrap_or("")
+                    ),
+                    None => err.to_string(),
+                },
+                _ => error.to_string(),
+            };
+            Error::Row { path: self.path.clone(), line: self.line(), what }
+        })
+    }
+
+    fn check_header(&mut self) -> Result<()> {
+        let header = match self.csv.headers() {
+            Ok(header) => header.clone(),
+            Err(error) => return Err(self.csv_error(error)),
+        };
+        for (index, column) in COLUMNS.iter().enumerate() {
+            if header.get(index) != Some(column.name) {
+                let found = match header.get(index) {
+                    _ if header.is_empty() => "the file is empty".to_owned(),
+                    Some(name) => format!("column {} is {name:?}, not {:?}", index + 1, column.name),
+                    None => format!("column {} ({}) is missing", index + 1, column.name),
+                };
+                return Err(Error::Header { path: self.path.clone(), found });
+            }
+        }
+        Ok(())
+    }
+
+    fn read_meta(&mut self) -> Result<()> {
+        if !self.advance()? {
+            let found = "the file ends behind its header".to_owned();
+            return Err(Error::Header { path: self.path.clone(), found });
+        }
+        let row = self.row()?;
+        let bad = |what: String| Error::Row { path: self.path.clone(), line: self.line(), what };
+        if row.event != EventName::Meta {
+            return Err(bad(format!("the first row is {:?}, not \"meta\"", row.event.as_str())));
+        }
+        let meta: Meta = serde_json::from_str(row.name).map_err(|error| bad(format!("meta row: {error}")))?;
+        if meta.schema != SCHEMA_VERSION {
+            return Err(Error::Schema { path: self.path.clone(), found: meta.schema });
+        }
+        self.meta = meta;
+        self.first = true;
+        Ok(())
+    }
+
+    fn csv_error(&self, error: csv::Error) -> Error {
+        let path = self.path.clone();
+        let line = error.position().map_or(0, csv::Position::line);
+        match error.into_kind() {
+            csv::ErrorKind::Io(source) => Error::Io { path, source },
+            csv::ErrorKind::UnequalLengths { expected_len, len, .. } => Error::Row {
+                path,
+                line,
+                what: format!("expected {expected_len} columns, found {len}: the line is cut off or damaged"),
+            },
+            csv::ErrorKind::Utf8 { err, .. } => Error::Row { path, line, what: format!("not UTF-8: {err}") },
+            kind => Error::Io { path, source: io::Error::other(format!("{kind:?}")) },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::writer::RowWriter;
+
+    fn trace(rows: &[Row<'_>]) -> Vec<u8> {
+        let meta = Meta { schema: SCHEMA_VERSION.to_owned(), ..Meta::default() };
+        let json = serde_json::to_string(&meta).unwrap();
+        let mut writer = RowWriter::new(Vec::new());
+        writer.write(&Row { seq: 1, event: EventName::Meta, name: &json, ..Row::default() }).unwrap();
+        for row in rows {
+            writer.write(row).unwrap();
+        }
+        writer.flush().unwrap();
+        writer.get_ref().clone()
+    }
+
+    fn open(bytes: &[u8]) -> Result<Reader<&[u8]>> {
+        Reader::new(Path::new("t.csv"), bytes)
+    }
+
+    #[test]
+    fn rows_come_back_as_they_were_written() {
+        let row = Row { seq: 2, name: "a,\"b\"", op: "aten::mm", addr: 1 << 46, ..Row::default() };
+        let bytes = trace(&[row]);
+        let mut reader = open(&bytes).unwrap();
+        assert_eq!(reader.next_row().unwrap().unwrap().event, EventName::Meta);
+        assert_eq!(reader.next_row().unwrap(), Some(row));
+        assert_eq!(reader.next_row().unwrap(), None);
+    }
+
+    #[test]
+    fn a_damaged_row_is_named_by_line_and_column() {
+        let bytes = trace(&[Row { seq: 2, ..Row::default() }]);
+        let text = String::from_utf8(bytes).unwrap();
+        let damaged = text.replace("\n2,", "\ntwo,");
+        let mut reader = open(damaged.as_bytes()).unwrap();
+        reader.next_row().unwrap();
+        let error = reader.next_row().unwrap_err().to_string();
+        assert!(error.contains("t.csv:3: column seq"), "{error}");
+        let cut = &text.as_bytes()[..text.len() - 8];
+        let mut reader = open(cut).unwrap();
+        reader.next_row().unwrap();
+        let error = reader.next_row().unwrap_err().to_string();
+        assert!(error.contains("cut off"), "{error}");
+    }
+
+    #[test]
+    fn what_is_not_a_trace_is_said_so() {
+        for text in ["", "a,b,c\n1,2,3\n"] {
+            let error = open(text.as_bytes()).err().unwrap().to_string();
+            assert!(error.contains("not a memtrace trace"), "{error}");
+        }
+    }
+}

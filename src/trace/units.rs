@@ -1,0 +1,134 @@
+//! Bytes, as people read and type them.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// One kibibyte.
+pub const KIB: i64 = 1 << 10;
+/// One mebibyte.
+pub const MIB: i64 = 1 << 20;
+/// One gibibyte.
+pub const GIB: i64 = 1 << 30;
+
+/// How a byte count is shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unit {
+    /// The largest unit in which the value is at least 1.
+    #[default]
+    Auto,
+    /// Bytes, as an integer.
+    B,
+    /// 1024 bytes, two decimals.
+    KiB,
+    /// 1024² bytes, two decimals.
+    MiB,
+    /// 1024³ bytes, two decimals.
+    GiB,
+}
+
+impl Unit {
+    /// The divisor of this unit for `bytes`, and its name.
+    fn scale(self, bytes: i64) -> (i64, &'static str) {
+        match self {
+            Unit::B => (1, "B"),
+            Unit::KiB => (KIB, "KiB"),
+            Unit::MiB => (MIB, "MiB"),
+            Unit::GiB => (GIB, "GiB"),
+            Unit::Auto => match bytes.unsigned_abs() {
+                0..=1023 => (1, "B"),
+                n if n < MIB as u64 => (KIB, "KiB"),
+                n if n < GIB as u64 => (MIB, "MiB"),
+                _ => (GIB, "GiB"),
+            },
+        }
+    }
+
+    /// `bytes` in this unit: a raw integer in bytes, else two decimals, as MemTracker prints them.
+    #[must_use]
+    pub fn show(self, bytes: i64) -> Shown {
+        Shown { unit: self, bytes }
+    }
+}
+
+impl FromStr for Unit {
+    type Err = String;
+
+    /// The error text is MemTracker's own, with `auto` added.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Unit::Auto),
+            "B" => Ok(Unit::B),
+            "KiB" => Ok(Unit::KiB),
+            "MiB" => Ok(Unit::MiB),
+            "GiB" => Ok(Unit::GiB),
+            _ => Err(format!("Unsupported unit: {text}. Supported units are: B, KiB, MiB, GiB")),
+        }
+    }
+}
+
+/// A byte count that knows its unit; see [`Unit::show`].
+#[derive(Clone, Copy, Debug)]
+pub struct Shown {
+    unit: Unit,
+    bytes: i64,
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (divisor, name) = self.unit.scale(self.bytes);
+        let text = if divisor == 1 {
+            format!("{} {name}", self.bytes)
+        } else {
+            format!("{:.2} {name}", self.bytes as f64 / divisor as f64)
+        };
+        f.pad(&text)
+    }
+}
+
+/// Reads `512`, `10k`, `2m`, `1.5g`, `80GiB`: powers of 1024 whatever the spelling.
+///
+/// # Errors
+/// Says what was expected when `text` is none of these.
+pub fn parse_bytes(text: &str) -> Result<i64, String> {
+    let text = text.trim();
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kb" | "kib" => KIB,
+        "m" | "mb" | "mib" => MIB,
+        "g" | "gb" | "gib" => GIB,
+        "t" | "tb" | "tib" => 1 << 40,
+        _ => return Err(expected(text)),
+    };
+    match digits.trim().parse::<f64>() {
+        Ok(n) if n.is_finite() && n >= 0.0 && n * (factor as f64) < i64::MAX as f64 => {
+            Ok((n * factor as f64) as i64)
+        }
+        _ => Err(expected(text)),
+    }
+}
+
+fn expected(text: &str) -> String {
+    format!("expected a size such as 512, 64m or 1.5g, got {text:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shows_two_decimals_and_raw_bytes() {
+        assert_eq!(Unit::Auto.show(512).to_string(), "512 B");
+        assert_eq!(Unit::Auto.show(1536).to_string(), "1.50 KiB");
+        assert_eq!(Unit::MiB.show(20 * MIB).to_string(), "20.00 MiB");
+        assert_eq!(Unit::Auto.show(-3 * GIB).to_string(), "-3.00 GiB");
+    }
+
+    #[test]
+    fn reads_sizes_in_any_spelling() {
+        assert_eq!(parse_bytes("64m"), Ok(64 * MIB));
+        assert_eq!(parse_bytes("1.5 GiB"), Ok(GIB * 3 / 2));
+        assert!(parse_bytes("12 parsecs").is_err());
+        assert!(parse_bytes("").is_err());
+    }
+}
