@@ -1,0 +1,273 @@
+//! What the user asked for: `h100-80g`, `8xh100-80g`, `mem=48g,cc=8.9`, `h100-80g,mem=40g`.
+
+use std::fmt;
+
+use crate::cards::{CARDS, Card, DEFAULT_CARD};
+
+const MIB: u64 = 1 << 20;
+/// More devices than PyTorch can index (its device index is a signed byte).
+const MOST_DEVICES: u32 = 64;
+
+/// The device to be: a preset with the user's changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spec {
+    /// The preset that everything not said comes from.
+    pub base: &'static Card,
+    /// What `torch.cuda.get_device_name` says.
+    pub name: String,
+    /// Bytes that `cudaMemGetInfo` calls total.
+    pub memory: u64,
+    /// Compute capability, major and minor.
+    pub cc: (u32, u32),
+    /// Multiprocessors.
+    pub sms: u32,
+    /// Bytes taken before the first allocation.
+    pub context: u64,
+    /// How many such devices there are.
+    pub count: u32,
+}
+
+/// Why a request was refused. Its text names the part that is wrong and what would be right.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SpecError {
+    /// Neither a preset nor `key=value`.
+    UnknownCard(String),
+    /// A preset after something else.
+    LateCard(String),
+    /// A key that is not in the list.
+    UnknownKey(String),
+    /// A value that its key cannot take.
+    BadValue {
+        /// The key.
+        key: &'static str,
+        /// The value as typed.
+        value: String,
+        /// What would be right.
+        expected: &'static str,
+    },
+    /// The context takes more than the whole memory.
+    NothingFree,
+}
+
+impl fmt::Display for SpecError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownCard(word) => {
+                write!(f, "no card is called `{word}`; there are")?;
+                for card in CARDS {
+                    write!(f, " {}", card.id)?;
+                }
+                write!(f, ", or mem=48g,cc=8.9")
+            }
+            Self::LateCard(word) => write!(f, "the card `{word}` must come first: `{word},mem=40g`"),
+            Self::UnknownKey(key) => {
+                write!(f, "`{key}=` is not known; the keys are mem, cc, sms, name, context, count")
+            }
+            Self::BadValue { key, value, expected } => {
+                write!(f, "`{key}={value}` is not right: {expected}")
+            }
+            Self::NothingFree => {
+                write!(f, "the context takes the whole memory: raise mem= or lower context=")
+            }
+        }
+    }
+}
+
+impl std::error::Error for SpecError {}
+
+impl Default for Spec {
+    fn default() -> Self {
+        Self::of(Card::find(DEFAULT_CARD).unwrap_or(&CARDS[0]))
+    }
+}
+
+impl Spec {
+    /// One device of that card.
+    #[must_use]
+    pub fn of(card: &'static Card) -> Self {
+        Self {
+            base: card,
+            name: card.name.to_owned(),
+            memory: card.memory_mib * MIB,
+            cc: card.cc,
+            sms: card.sms,
+            context: card.context_mib * MIB,
+            count: 1,
+        }
+    }
+
+    /// Reads what the user typed.
+    ///
+    /// # Errors
+    /// When a word is neither a preset nor a known `key=value`, or a value cannot be.
+    pub fn parse(text: &str) -> Result<Self, SpecError> {
+        let mut words = text.split(',').map(str::trim).filter(|word| !word.is_empty()).peekable();
+        let mut spec = match words.peek() {
+            Some(first) if !first.contains('=') => {
+                let spec = Self::preset(first)?;
+                words.next();
+                spec
+            }
+            // Anonymous: the name must not claim to be a card that it is not.
+            Some(_) => Self { name: "Phantom GPU".to_owned(), ..Self::default() },
+            None => Self::default(),
+        };
+        for word in words {
+            let Some((key, value)) = word.split_once('=') else {
+                return Err(match Self::preset(word) {
+                    Ok(_) => SpecError::LateCard(word.to_owned()),
+                    Err(error) => error,
+                });
+            };
+            spec.set(key.trim(), value.trim())?;
+        }
+        if spec.context >= spec.memory {
+            return Err(SpecError::NothingFree);
+        }
+        Ok(spec)
+    }
+
+    /// `h100-80g` or `8xh100-80g`.
+    fn preset(word: &str) -> Result<Self, SpecError> {
+        if let Some(card) = Card::find(word) {
+            return Ok(Self::of(card));
+        }
+        let unknown = || SpecError::UnknownCard(word.to_owned());
+        let (count, id) = word.split_once(['x', 'X']).ok_or_else(unknown)?;
+        if count.is_empty() || !count.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(unknown());
+        }
+        let card = Card::find(id).ok_or_else(|| SpecError::UnknownCard(id.to_owned()))?;
+        let mut spec = Self::of(card);
+        spec.set("count", count)?;
+        Ok(spec)
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<(), SpecError> {
+        let bad = |key, expected| SpecError::BadValue { key, value: value.to_owned(), expected };
+        match key {
+            "mem" => {
+                self.memory = size(value)
+                    .filter(|&n| (64 * MIB..=16 << 40).contains(&n))
+                    .ok_or_else(|| bad("mem", "a size such as 48g, 40960m, from 64m to 16384g"))?;
+                // A small card cannot have the context of a big one.
+                self.context = self.context.min(self.memory / 8);
+            }
+            "context" => {
+                self.context = size(value).ok_or_else(|| bad("context", "a size such as 500m or 0"))?;
+            }
+            "cc" => {
+                let pair = value.split_once('.').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+                self.cc = pair
+                    .filter(|&(major, minor)| (3..=15).contains(&major) && minor <= 9)
+                    .ok_or_else(|| bad("cc", "a compute capability such as 8.9"))?;
+            }
+            "sms" => {
+                let sms = value.parse().ok().filter(|n| (1..=1024).contains(n));
+                self.sms = sms.ok_or_else(|| bad("sms", "a number of multiprocessors, from 1 to 1024"))?;
+            }
+            "count" => {
+                let count = value.parse().ok().filter(|n| (1..=MOST_DEVICES).contains(n));
+                self.count = count.ok_or_else(|| bad("count", "a number of devices, from 1 to 64"))?;
+            }
+            "name" => {
+                if value.is_empty() || value.len() > 200 || value.chars().any(char::is_control) {
+                    return Err(bad("name", "a text of 1 to 200 bytes without a comma"));
+                }
+                self.name = value.to_owned();
+            }
+            other => return Err(SpecError::UnknownKey(other.to_owned())),
+        }
+        Ok(())
+    }
+}
+
+/// `48g`, `48gb`, `48GiB`, `512m`, `1024k`, plain bytes; a fraction is allowed. Powers of two always.
+fn size(text: &str) -> Option<u64> {
+    let lower = text.to_ascii_lowercase();
+    let digits = lower.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit: u64 = match lower[digits.len()..].trim_end_matches('b').trim_end_matches('i') {
+        "" => 1,
+        "k" => 1 << 10,
+        "m" => 1 << 20,
+        "g" => 1 << 30,
+        "t" => 1 << 40,
+        _ => return None,
+    };
+    let digits = digits.trim();
+    if let Ok(whole) = digits.parse::<u64>() {
+        return whole.checked_mul(unit);
+    }
+    let number: f64 = digits.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0)?;
+    let bytes = number * unit as f64;
+    (bytes < 9e18).then_some(bytes as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_preset_parses_by_its_name_and_says_what_its_line_says() {
+        for card in CARDS {
+            assert_eq!(Spec::parse(card.id), Ok(Spec::of(card)));
+        }
+    }
+
+    #[test]
+    fn no_two_presets_share_a_name() {
+        for (i, card) in CARDS.iter().enumerate() {
+            assert!(CARDS[..i].iter().all(|other| other.id != card.id && other.name != card.name));
+        }
+    }
+
+    #[test]
+    fn a_count_before_the_preset_gives_several_devices() {
+        let spec = Spec::parse("8xh100-80g").unwrap();
+        assert_eq!((spec.count, spec.base.id), (8, "h100-80g"));
+    }
+
+    #[test]
+    fn keys_change_a_preset_and_stand_alone() {
+        let spec = Spec::parse("h100-80g,mem=40g,context=0").unwrap();
+        assert_eq!((spec.memory, spec.context, spec.cc), (40 << 30, 0, (9, 0)));
+        let spec = Spec::parse("mem=48GiB, cc=8.9, sms=142, name=My card, count=2").unwrap();
+        assert_eq!((spec.memory, spec.cc, spec.sms, spec.count), (48 << 30, (8, 9), 142, 2));
+        assert_eq!(spec.name, "My card");
+    }
+
+    #[test]
+    fn sizes_are_powers_of_two_and_may_have_a_fraction() {
+        assert_eq!(size("1.5g"), Some(3 << 29));
+        assert_eq!(size("512MiB"), Some(512 << 20));
+        assert_eq!(size("0"), Some(0));
+        assert_eq!(size("12 parsecs"), None);
+        assert_eq!(size("-1g"), None);
+        assert_eq!(size("99999999999t"), None);
+    }
+
+    #[test]
+    fn nothing_at_all_is_the_default_card() {
+        assert_eq!(Spec::parse("").unwrap(), Spec::default());
+    }
+
+    #[test]
+    fn a_bad_request_is_refused_and_told_what_would_be_right() {
+        for (text, part) in [
+            ("h100", "a100-80g"),
+            ("0xh100-80g", "count=0"),
+            ("999xh100-80g", "from 1 to 64"),
+            ("-1xt4", "no card is called"),
+            ("mem=lots", "mem=lots"),
+            ("mem=48g,cc=89", "8.9"),
+            ("mem=48g,speed=9", "speed="),
+            ("mem=48g,t4", "come first"),
+            ("t4,context=20g", "the whole memory"),
+            ("t4,name=", "1 to 200"),
+        ] {
+            let error = Spec::parse(text).expect_err(text).to_string();
+            assert!(error.contains(part), "{text}: {error}");
+            assert!(!error.contains('\n'));
+        }
+    }
+}
