@@ -1,1 +1,18 @@
 //! From file to replayed state to answers.
+//!
+//! A trace is read as a stream of records ([`stream`]), which one engine turns into live memory over
+//! time ([`replay`]); each report is a small file on top of that, in one table ([`reports::REPORTS`])
+//! that the command, its help and its tests walk. Nothing here prints or parses arguments.
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod input;
+pub mod record;
+pub mod replay;
+mod scan;
+pub mod stream;
+#[doc(hidden)]
+pub mod testing;
+pub mod texts;
+
+pub use error::{Error, Result};

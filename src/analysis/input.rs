@@ -1,0 +1,101 @@
+//! What the user calls TRACE: a file, or a folder of the files of one run.
+
+use std::path::{Path, PathBuf};
+
+use memtrace_trace::Error as TraceError;
+
+use crate::error::{Error, Result};
+use crate::stream::TraceFile;
+
+/// The traces of one run, a process each.
+#[derive(Clone, Debug)]
+pub struct Input {
+    /// What the user typed, or the folder found for it.
+    pub path: PathBuf,
+    /// Its processes, by rank, then by start.
+    pub traces: Vec<TraceFile>,
+    /// What was passed over, in words.
+    pub notes: Vec<String>,
+}
+
+impl Input {
+    /// Opens the file or folder at `path`. A folder with no trace of its own stands for the newest of
+    /// its folders that has one; among several runs in a folder, the newest counts.
+    ///
+    /// # Errors
+    /// When there is no trace, or one cannot be read.
+    pub fn open(path: &Path) -> Result<Input> {
+        let io = |source| TraceError::Io { path: path.to_owned(), source };
+        if !std::fs::metadata(path).map_err(io)?.is_dir() {
+            let trace = TraceFile::open(path)?;
+            return Ok(Input { path: path.to_owned(), traces: vec![trace], notes: Vec::new() });
+        }
+        let files = trace_files(path)?;
+        if files.is_empty() {
+            if let Some(newest) = newest_run(path)? {
+                return Input::open(&newest);
+            }
+            return Err(TraceError::NoTrace { path: path.to_owned() }.into());
+        }
+        let mut traces = files.iter().map(|file| TraceFile::open(file)).collect::<Result<Vec<_>>>()?;
+        let newest = traces.iter().max_by_key(|trace| trace.meta.start_unix_ns);
+        let run = newest.map(|trace| trace.meta.run_id.clone()).unwrap_or_default();
+        let all = traces.len();
+        traces.retain(|trace| trace.meta.run_id == run);
+        let mut notes = Vec::new();
+        if traces.len() < all {
+            notes.push(format!("{} files of other runs in this folder were left out", all - traces.len()));
+        }
+        traces.sort_by(|a, b| {
+            let key = |t: &TraceFile| (t.meta.rank, t.meta.start_unix_ns);
+            key(a).cmp(&key(b)).then_with(|| a.path.cmp(&b.path))
+        });
+        Ok(Input { path: path.to_owned(), traces, notes })
+    }
+
+    /// Keeps the processes of one rank.
+    ///
+    /// # Errors
+    /// When there is none; says which there are.
+    pub fn only_rank(&mut self, rank: i32) -> Result<()> {
+        let there: Vec<String> = self.traces.iter().map(|trace| trace.meta.rank.to_string()).collect();
+        self.traces.retain(|trace| trace.meta.rank == rank);
+        if self.traces.is_empty() {
+            let path = self.path.display();
+            return Err(Error::usage(format!("{path}: no rank {rank}; there are {}", there.join(", "))));
+        }
+        Ok(())
+    }
+}
+
+/// The traces in a folder, not in its folders.
+fn trace_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = children(folder)?;
+    files.retain(|file| {
+        let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        name.ends_with(".csv") && !name.ends_with(".stacks.csv") && file.is_file()
+    });
+    files.sort();
+    Ok(files)
+}
+
+/// The folder in `folder` with a trace in it that changed last.
+fn newest_run(folder: &Path) -> Result<Option<PathBuf>> {
+    let mut newest = None;
+    for child in children(folder)? {
+        if child.is_dir() && !trace_files(&child)?.is_empty() {
+            let changed = child.metadata().and_then(|data| data.modified()).ok();
+            newest = newest.max(Some((changed, child)));
+        }
+    }
+    Ok(newest.map(|(_, child)| child))
+}
+
+fn children(folder: &Path) -> Result<Vec<PathBuf>> {
+    let io = |source| TraceError::Io { path: folder.to_owned(), source };
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(io)? {
+        paths.push(entry.map_err(io)?.path());
+    }
+    Ok(paths)
+}

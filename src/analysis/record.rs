@@ -1,0 +1,139 @@
+//! A row as the analysis sees it: numbers, and symbols for texts.
+
+use memtrace_trace::schema::COLUMNS;
+use memtrace_trace::{Category, EventName};
+
+use crate::texts::Symbol;
+
+/// A set of columns. A reader parses only these; the others keep their defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Columns(u32);
+
+impl Columns {
+    /// All of the schema's.
+    pub const ALL: Columns = Columns((1 << COLUMNS.len()) - 1);
+
+    /// The columns of these names.
+    ///
+    /// # Panics
+    /// While compiling, when a name is not in the schema.
+    #[must_use]
+    pub const fn of(names: &[&str]) -> Columns {
+        let mut set = 0;
+        let mut i = 0;
+        while i < names.len() {
+            set |= 1 << index(names[i]);
+            i += 1;
+        }
+        Columns(set)
+    }
+
+    /// Both sets.
+    #[must_use]
+    pub const fn and(self, more: Columns) -> Columns {
+        Columns(self.0 | more.0)
+    }
+
+    /// Is the column at `index` one of them?
+    #[must_use]
+    pub const fn has(self, index: usize) -> bool {
+        self.0 >> index & 1 == 1
+    }
+}
+
+/// The place of a column in the schema.
+const fn index(name: &str) -> usize {
+    let mut at = 0;
+    while at < COLUMNS.len() {
+        if same(COLUMNS[at].name.as_bytes(), name.as_bytes()) {
+            return at;
+        }
+        at += 1;
+    }
+    panic!("no such column");
+}
+
+const fn same(a: &[u8], b: &[u8]) -> bool {
+    if a.len() != b.len() {
+        return false;
+    }
+    let mut i = 0;
+    while i < a.len() {
+        if a[i] != b[i] {
+            return false;
+        }
+        i += 1;
+    }
+    true
+}
+
+/// One row; the fields are the schema's columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "memtrace_trace::schema::COLUMNS documents each field")]
+pub struct Record {
+    pub seq: i64,
+    pub ts_ns: i64,
+    pub rank: i32,
+    pub pid: i32,
+    pub tid: i32,
+    pub device: i32,
+    pub event: EventName,
+    pub category: Category,
+    pub status: i32,
+    pub api: Symbol,
+    pub source: Symbol,
+    pub alloc_id: i64,
+    pub addr: i64,
+    pub requested_bytes: i64,
+    pub rounded_bytes: i64,
+    pub delta_bytes: i64,
+    pub allocated_bytes: i64,
+    pub active_bytes: i64,
+    pub reserved_bytes: i64,
+    pub device_free_bytes: i64,
+    pub op: Symbol,
+    pub module: Symbol,
+    pub phase: Symbol,
+    pub name: Symbol,
+    pub step: i64,
+    pub stream: i64,
+    pub pool: i64,
+    pub latency_ns: i64,
+    pub stack_id: i64,
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Record {
+            seq: 0,
+            ts_ns: 0,
+            rank: 0,
+            pid: 0,
+            tid: 0,
+            device: -1,
+            event: EventName::Mark,
+            category: Category::None,
+            status: 0,
+            api: Symbol::NONE,
+            source: Symbol::NONE,
+            alloc_id: 0,
+            addr: 0,
+            requested_bytes: -1,
+            rounded_bytes: 0,
+            delta_bytes: 0,
+            allocated_bytes: 0,
+            active_bytes: 0,
+            reserved_bytes: 0,
+            device_free_bytes: -1,
+            op: Symbol::NONE,
+            module: Symbol::NONE,
+            phase: Symbol::NONE,
+            name: Symbol::NONE,
+            step: -1,
+            stream: 0,
+            pool: 0,
+            latency_ns: 0,
+            stack_id: 0,
+        }
+    }
+}

@@ -1,0 +1,572 @@
+//! Rows into live memory over time: the one place that knows how state evolves.
+//!
+//! A [`Replay`] is fed the rows of one process in order. It keeps the totals of each device, both as
+//! the rows tell them and as the sum of their deltas, the blocks that are live, and the peaks; all in
+//! memory that grows with what is live, never with the file. What the rows contradict is counted in
+//! [`Problems`] and never stops it.
+
+use memtrace_trace::{Category, EventName};
+use rustc_hash::FxHashMap;
+
+use crate::record::{Columns, Record};
+use crate::texts::{Symbol, Texts};
+
+/// The columns that a replay needs.
+pub const COLUMNS: Columns = Columns::of(&[
+    "seq",
+    "ts_ns",
+    "device",
+    "event",
+    "status",
+    "api",
+    "alloc_id",
+    "requested_bytes",
+    "rounded_bytes",
+    "delta_bytes",
+    "allocated_bytes",
+    "active_bytes",
+    "reserved_bytes",
+    "op",
+    "module",
+    "phase",
+    "category",
+    "step",
+]);
+
+/// The device of rows that are about the host.
+pub const HOST: i32 = -1;
+
+/// Whose memory it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Owner {
+    /// The innermost op.
+    pub op: Symbol,
+    /// The module.
+    pub module: Symbol,
+    /// The phase.
+    pub phase: Symbol,
+    /// What it is for.
+    pub category: Category,
+    /// The training step of the allocation; -1 before the first.
+    pub step: i64,
+}
+
+impl Owner {
+    fn of(row: &Record) -> Owner {
+        Owner { op: row.op, module: row.module, phase: row.phase, category: row.category, step: row.step }
+    }
+
+    /// Does nothing say whose it is: no op, no module, no category?
+    #[must_use]
+    pub fn is_nobody(&self) -> bool {
+        self.op == Symbol::NONE && self.module == Symbol::NONE && self.category == Category::None
+    }
+}
+
+/// What kind of memory a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Handed out by torch's allocator.
+    Torch,
+    /// Device memory outside torch's allocator.
+    Outside,
+    /// Pinned host memory.
+    Host,
+}
+
+/// A live block, or one that was.
+#[derive(Clone, Copy, Debug)]
+pub struct Block {
+    /// Which memory.
+    pub kind: Kind,
+    /// Its device.
+    pub device: i32,
+    /// The `seq` of its allocation.
+    pub id: i64,
+    /// When it was allocated, ns since the trace's start.
+    pub born_ns: i64,
+    /// What was really given, in bytes.
+    pub bytes: i64,
+    /// What was asked for, in bytes; -1 when unknown.
+    pub requested: i64,
+    /// The request under the allocator's rule, in bytes.
+    pub rounded: i64,
+    /// Whose it is, as far as the rows so far tell.
+    pub owner: Owner,
+    /// Whose it was at the peak numbered `then.1`, when a later row changed it.
+    then: Option<(Owner, i64)>,
+}
+
+/// One of the totals that has a peak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Metric {
+    /// Blocks handed out.
+    Allocated,
+    /// Blocks handed out, or freed and still in use by a stream.
+    Active,
+    /// Segments held by the allocator.
+    Reserved,
+    /// Segments, and device memory outside torch's allocator.
+    Used,
+}
+
+impl Metric {
+    /// Every metric.
+    pub const ALL: [Metric; 4] = [Metric::Allocated, Metric::Active, Metric::Reserved, Metric::Used];
+
+    /// As reports call it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Metric::Allocated => "allocated",
+            Metric::Active => "active",
+            Metric::Reserved => "reserved",
+            Metric::Used => "device used",
+        }
+    }
+}
+
+/// A moment at which a total was highest.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// The total, in bytes.
+    pub bytes: i64,
+    /// The `seq` of the row.
+    pub seq: i64,
+    /// ns since the trace's start.
+    pub ts_ns: i64,
+    /// Who raised it.
+    pub owner: Owner,
+}
+
+impl Default for Moment {
+    fn default() -> Self {
+        let owner = Owner {
+            op: Symbol::NONE,
+            module: Symbol::NONE,
+            phase: Symbol::NONE,
+            category: Category::None,
+            step: -1,
+        };
+        Moment { bytes: 0, seq: 0, ts_ns: 0, owner }
+    }
+}
+
+/// The totals of one device, in bytes, after a row. On the host, `allocated` is pinned memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Blocks handed out.
+    pub allocated: i64,
+    /// Blocks handed out, or freed and still in use by a stream.
+    pub active: i64,
+    /// Segments.
+    pub reserved: i64,
+    /// Memory outside torch's allocator.
+    pub outside: i64,
+}
+
+impl Totals {
+    /// One of them.
+    #[must_use]
+    pub fn get(&self, metric: Metric) -> i64 {
+        match metric {
+            Metric::Allocated => self.allocated,
+            Metric::Active => self.active,
+            Metric::Reserved => self.reserved,
+            Metric::Used => self.reserved + self.outside,
+        }
+    }
+}
+
+/// One device.
+#[derive(Clone, Debug, Default)]
+pub struct Device {
+    /// Its CUDA ordinal, or [`HOST`].
+    pub ordinal: i32,
+    /// As the rows tell it.
+    pub totals: Totals,
+    /// As the deltas sum up.
+    pub summed: Totals,
+    /// The peak of each metric, in the order of [`Metric::ALL`].
+    pub peaks: [Moment; 4],
+    /// How many blocks are live.
+    pub live_blocks: u64,
+    /// Blocks that were live at the peak of the tracked metric and are gone now. No more bytes than
+    /// the peak had, so this stays as small as what is live.
+    gone: Vec<Block>,
+    /// How far the totals are from the sums: allocated, reserved.
+    drift: (i64, i64),
+}
+
+impl Device {
+    /// The peak of `metric`.
+    #[must_use]
+    pub fn peak(&self, metric: Metric) -> &Moment {
+        &self.peaks[metric as usize]
+    }
+}
+
+/// How many rows of each event there were, and what failed.
+#[derive(Clone, Debug, Default)]
+pub struct Counts {
+    /// Rows, the meta row too.
+    pub rows: u64,
+    /// Per event, in the order of [`EventName::ALL`].
+    events: [u64; EventName::ALL.len()],
+    /// Calls that failed.
+    pub failed: u64,
+    /// Events that the traced process dropped.
+    pub lost: u64,
+}
+
+impl Counts {
+    /// The rows of `event`.
+    #[must_use]
+    pub fn of(&self, event: EventName) -> u64 {
+        self.events[event as usize]
+    }
+}
+
+/// Where the rows contradict one another.
+#[derive(Clone, Debug, Default)]
+pub struct Problems {
+    /// Places where `seq` does not follow.
+    pub seq_gaps: u64,
+    /// Rows whose totals differ from the sum of the deltas by another amount than the row before.
+    pub totals: u64,
+    /// Frees of a block that was not live.
+    pub unmatched_frees: u64,
+    /// Allocations under an id that was live already.
+    pub double_allocs: u64,
+    /// Frees of another size than the block's.
+    pub wrong_sizes: u64,
+    /// The last row is not `end`.
+    pub unfinished: bool,
+    /// The first few, in words.
+    pub examples: Vec<String>,
+}
+
+/// How many examples are kept.
+const MOST_EXAMPLES: usize = 8;
+
+impl Problems {
+    fn example(&mut self, text: impl FnOnce() -> String) {
+        if self.examples.len() < MOST_EXAMPLES {
+            self.examples.push(text());
+        }
+    }
+}
+
+/// The part of a trace that peaks are looked for in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// From, ns since the trace's start.
+    pub from_ns: i64,
+    /// Up to and with, ns.
+    pub to_ns: i64,
+    /// The first step.
+    pub from_step: i64,
+    /// The last step.
+    pub to_step: i64,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Window { from_ns: i64::MIN, to_ns: i64::MAX, from_step: i64::MIN, to_step: i64::MAX }
+    }
+}
+
+impl Window {
+    /// Is the row in it?
+    #[must_use]
+    pub fn has(&self, row: &Record) -> bool {
+        (self.from_ns..=self.to_ns).contains(&row.ts_ns)
+            && (self.from_step..=self.to_step).contains(&row.step)
+    }
+}
+
+/// The state of one process's memory; see the module.
+pub struct Replay {
+    /// The devices seen so far, the host too, by ordinal.
+    pub devices: Vec<Device>,
+    /// The blocks that are live, by `alloc_id`.
+    pub live: FxHashMap<i64, Block>,
+    /// What was counted.
+    pub counts: Counts,
+    /// What does not fit.
+    pub problems: Problems,
+    /// The `seq` of the row fed last.
+    pub seq: i64,
+    /// Its time.
+    pub ts_ns: i64,
+    /// The highest step seen; -1 before the first.
+    pub last_step: i64,
+    /// The lowest step seen that is not before the first.
+    pub first_step: Option<i64>,
+    window: Window,
+    inside: bool,
+    tracked: Metric,
+    caching_allocator: Symbol,
+}
+
+impl Replay {
+    /// Nothing yet. Peaks are looked for in `window`; what was live at a device's peak of `tracked` can
+    /// be asked for at the end. `texts` is the table of the rows to come.
+    #[must_use]
+    pub fn new(texts: &Texts, window: Window, tracked: Metric) -> Replay {
+        Replay {
+            devices: Vec::new(),
+            live: FxHashMap::default(),
+            counts: Counts::default(),
+            problems: Problems::default(),
+            seq: 0,
+            ts_ns: 0,
+            last_step: -1,
+            first_step: None,
+            window,
+            inside: window == Window::default(),
+            tracked,
+            caching_allocator: texts.intern("caching_allocator"),
+        }
+    }
+
+    /// Takes the next row.
+    pub fn feed(&mut self, row: &Record) {
+        if self.seq + 1 != row.seq && self.counts.rows > 0 {
+            self.problems.seq_gaps += 1;
+            let last = self.seq;
+            self.problems.example(|| format!("seq {} follows {last}", row.seq));
+        }
+        self.counts.rows += 1;
+        self.counts.events[row.event as usize] += 1;
+        self.counts.failed += u64::from(row.status != 0);
+        if row.step >= 0 {
+            self.last_step = self.last_step.max(row.step);
+            self.first_step.get_or_insert(row.step);
+        }
+        let inside = self.window.has(row);
+        if inside && !self.inside {
+            self.enter_window(row);
+        }
+        self.inside = inside;
+        match row.event {
+            EventName::Alloc | EventName::Live => self.alloc(row, Kind::Torch),
+            EventName::Free => self.free(row, Kind::Torch),
+            EventName::ExtAlloc => self.alloc(row, Kind::Outside),
+            EventName::ExtFree => self.free(row, Kind::Outside),
+            EventName::HostAlloc => self.alloc(row, Kind::Host),
+            EventName::HostFree => self.free(row, Kind::Host),
+            EventName::Tag => self.tag(row),
+            EventName::SegmentAlloc
+            | EventName::SegmentFree
+            | EventName::SegmentMap
+            | EventName::SegmentUnmap => {
+                self.device(row.device).summed.reserved += row.delta_bytes;
+                self.totals(row);
+            }
+            EventName::FreeCompleted | EventName::Oom => self.totals(row),
+            EventName::Lost => self.counts.lost += row.requested_bytes.max(0).cast_unsigned(),
+            _ => {}
+        }
+        self.seq = row.seq;
+        self.ts_ns = row.ts_ns;
+        self.problems.unfinished = row.event != EventName::End;
+    }
+
+    /// The device of that ordinal, new or known.
+    fn device(&mut self, ordinal: i32) -> &mut Device {
+        let at = match self.devices.binary_search_by_key(&ordinal, |device| device.ordinal) {
+            Ok(at) => at,
+            Err(at) => {
+                self.devices.insert(at, Device { ordinal, ..Device::default() });
+                at
+            }
+        };
+        &mut self.devices[at]
+    }
+
+    /// The device of that ordinal, if a row named it.
+    #[must_use]
+    pub fn find(&self, ordinal: i32) -> Option<&Device> {
+        self.devices.iter().find(|device| device.ordinal == ordinal)
+    }
+
+    /// The level at which a window opens is its first candidate for the peak.
+    fn enter_window(&mut self, row: &Record) {
+        let (seq, ts_ns) = (self.seq, row.ts_ns);
+        for device in &mut self.devices {
+            for metric in Metric::ALL {
+                let bytes = device.totals.get(metric);
+                if bytes > device.peaks[metric as usize].bytes {
+                    let owner = Owner::of(row);
+                    device.peaks[metric as usize] = Moment { bytes, seq, ts_ns, owner };
+                    if metric == self.tracked {
+                        device.gone.clear();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes the totals of a row of its device, compares them with the deltas, and looks whether they
+    /// are the highest so far.
+    fn totals(&mut self, row: &Record) {
+        let (tracked, inside) = (self.tracked, self.inside);
+        let device = self.device(row.device);
+        let outside = device.summed.outside;
+        let totals = Totals {
+            allocated: row.allocated_bytes,
+            active: row.active_bytes,
+            reserved: row.reserved_bytes,
+            outside,
+        };
+        device.totals = totals;
+        if inside {
+            for metric in Metric::ALL {
+                let bytes = totals.get(metric);
+                let peak = &mut device.peaks[metric as usize];
+                if bytes > peak.bytes {
+                    *peak = Moment { bytes, seq: row.seq, ts_ns: row.ts_ns, owner: Owner::of(row) };
+                    if metric == tracked {
+                        device.gone.clear();
+                    }
+                }
+            }
+        }
+        let summed = device.summed;
+        let drift = (totals.allocated - summed.allocated, totals.reserved - summed.reserved);
+        // A total that is off stays off: only the row at which that begins or changes is a problem.
+        // While a rotated part lists what was live, its totals run ahead of the sums.
+        if drift != std::mem::replace(&mut device.drift, drift) && row.event != EventName::Live {
+            self.problems.totals += 1;
+            self.problems.example(|| {
+                format!(
+                    "seq {}, device {}: the deltas sum to {} allocated and {} reserved, the row says {} and {}",
+                    row.seq,
+                    row.device,
+                    summed.allocated,
+                    summed.reserved,
+                    totals.allocated,
+                    totals.reserved
+                )
+            });
+        }
+    }
+
+    /// Adds a row's delta to the sums of the memory that it belongs to.
+    fn sum(&mut self, row: &Record, kind: Kind) {
+        // With caching off, a block is its own segment.
+        let own_segment = kind == Kind::Host || row.api != self.caching_allocator;
+        let summed = &mut self.device(row.device).summed;
+        if kind == Kind::Outside {
+            summed.outside += row.delta_bytes;
+            return;
+        }
+        summed.allocated += row.delta_bytes;
+        if own_segment {
+            summed.reserved += row.delta_bytes;
+        }
+    }
+
+    fn alloc(&mut self, row: &Record, kind: Kind) {
+        if row.alloc_id != 0 {
+            self.sum(row, kind);
+            let block = Block {
+                kind,
+                device: row.device,
+                id: row.alloc_id,
+                born_ns: row.ts_ns,
+                bytes: row.delta_bytes,
+                requested: row.requested_bytes,
+                rounded: row.rounded_bytes,
+                owner: Owner::of(row),
+                then: None,
+            };
+            if self.live.insert(row.alloc_id, block).is_some() {
+                self.problems.double_allocs += 1;
+                self.problems
+                    .example(|| format!("seq {}: alloc_id {} was live already", row.seq, row.alloc_id));
+            } else {
+                self.device(row.device).live_blocks += 1;
+            }
+        }
+        self.totals(row);
+    }
+
+    fn free(&mut self, row: &Record, kind: Kind) {
+        if row.alloc_id != 0 {
+            self.sum(row, kind);
+            match self.live.remove(&row.alloc_id) {
+                Some(block) => self.gone(row, block),
+                None => {
+                    self.problems.unmatched_frees += 1;
+                    self.problems.example(|| {
+                        format!("seq {}: frees alloc_id {}, which is not live", row.seq, row.alloc_id)
+                    });
+                }
+            }
+        }
+        self.totals(row);
+    }
+
+    fn gone(&mut self, row: &Record, block: Block) {
+        if block.bytes != -row.delta_bytes {
+            self.problems.wrong_sizes += 1;
+            self.problems.example(|| {
+                format!(
+                    "seq {}: frees {} bytes of alloc_id {}, which has {}",
+                    row.seq, -row.delta_bytes, row.alloc_id, block.bytes
+                )
+            });
+        }
+        let tracked = self.tracked;
+        let device = self.device(block.device);
+        device.live_blocks = device.live_blocks.saturating_sub(1);
+        if block.id <= device.peak(tracked).seq {
+            device.gone.push(block);
+        }
+    }
+
+    /// The row that takes bytes out of the old owner comes first; the one that gives them to the new
+    /// owner tells it.
+    fn tag(&mut self, row: &Record) {
+        self.sum(row, Kind::Torch);
+        if row.delta_bytes <= 0 {
+            return;
+        }
+        let tracked = self.tracked;
+        let peak = self.find(row.device).map_or(0, |device| device.peak(tracked).seq);
+        let Some(block) = self.live.get_mut(&row.alloc_id) else { return };
+        if block.id <= peak && block.then.is_none_or(|(_, at)| at != peak) {
+            block.then = Some((block.owner, peak));
+        }
+        block.owner = Owner::of(row);
+    }
+
+    /// What was live on a device at its peak of the tracked metric. With `as_of`, each block has the
+    /// owner that it had then, else the one that it had last.
+    #[must_use]
+    pub fn at_peak(&self, ordinal: i32, as_of: bool) -> Vec<Block> {
+        let Some(device) = self.find(ordinal) else { return Vec::new() };
+        let peak = device.peak(self.tracked).seq;
+        let counts = |block: &Block| match block.kind {
+            Kind::Torch => true,
+            Kind::Outside => self.tracked == Metric::Used,
+            Kind::Host => ordinal == HOST,
+        };
+        self.live
+            .values()
+            .filter(|block| block.device == ordinal && block.id <= peak)
+            .chain(&device.gone)
+            .filter(|block| counts(block))
+            .map(|block| match block.then {
+                Some((owner, at)) if as_of && at == peak => Block { owner, ..*block },
+                _ => *block,
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+#[path = "replay_tests.rs"]
+mod tests;

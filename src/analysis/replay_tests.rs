@@ -1,0 +1,166 @@
+//! What a replay must get right, on traces of a few rows.
+
+use memtrace_trace::Category;
+use memtrace_trace::schema::{EventName, Row};
+
+use super::*;
+use crate::scan::{Chunk, Scanner};
+use crate::testing::TraceBuilder;
+
+fn replay(trace: &[u8], window: Window, tracked: Metric) -> (Replay, Texts) {
+    let texts = Texts::default();
+    let header = trace.iter().position(|byte| *byte == b'\n').unwrap();
+    let mut chunk = Chunk::default();
+    let width = memtrace_trace::schema::COLUMNS.len();
+    Scanner::new(Columns::ALL, width, false, texts.clone()).scan(&trace[header + 1..], &mut chunk);
+    assert_eq!(chunk.fault, None);
+    let mut replay = Replay::new(&texts, window, tracked);
+    for record in &chunk.records {
+        replay.feed(record);
+    }
+    (replay, texts)
+}
+
+fn allocated(trace: &[u8]) -> Replay {
+    replay(trace, Window::default(), Metric::Allocated).0
+}
+
+fn clean(replay: &Replay) {
+    let Problems { seq_gaps, totals, unmatched_frees, double_allocs, wrong_sizes, unfinished, examples } =
+        &replay.problems;
+    assert_eq!((*seq_gaps, *totals, *unmatched_frees, *double_allocs, *wrong_sizes), (0, 0, 0, 0, 0));
+    assert!(!unfinished);
+    assert!(examples.is_empty());
+}
+
+fn step(step: i64) -> Row<'static> {
+    Row { step, ..Row::default() }
+}
+
+#[test]
+fn the_peak_is_the_first_moment_at_which_the_total_was_highest() {
+    let mut trace = TraceBuilder::default();
+    trace.segment(2 << 20);
+    let a = trace.alloc(512, step(0));
+    let b = trace.alloc(1024, Row { op: "aten::mm", ..step(1) });
+    let at = b;
+    trace.free(a, 512, step(0));
+    let c = trace.alloc(512, step(2));
+    trace.free(b, 1024, Row { op: "aten::mm", ..step(1) });
+    let replay = allocated(&trace.finish());
+    clean(&replay);
+    let device = replay.find(0).unwrap();
+    let peak = device.peak(Metric::Allocated);
+    assert_eq!((peak.bytes, peak.seq, peak.owner.step), (1536, at, 1));
+    assert_eq!(device.peak(Metric::Reserved).bytes, 2 << 20);
+    let mut ids: Vec<i64> = replay.at_peak(0, false).iter().map(|block| block.id).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, [a, b]);
+    assert_eq!(replay.live.keys().copied().collect::<Vec<_>>(), [c]);
+}
+
+#[test]
+fn a_block_at_the_peak_has_its_last_owner_or_the_one_it_had_then() {
+    let temporary = Row { category: Category::Temporary, ..step(0) };
+    let gradient = Row { category: Category::Gradient, module: "GPT.h.0", ..step(0) };
+    let mut trace = TraceBuilder::default();
+    trace.segment(2 << 20);
+    let kept = trace.alloc(512, temporary);
+    let freed = trace.alloc(512, temporary);
+    trace.tag(kept, 512, temporary, gradient);
+    trace.tag(freed, 512, temporary, gradient);
+    trace.tag(freed, 512, gradient, Row { category: Category::Other, ..step(0) });
+    trace.free(freed, 512, Row { category: Category::Other, ..step(0) });
+    let replay = allocated(&trace.finish());
+    clean(&replay);
+    let categories = |as_of| {
+        let mut blocks = replay.at_peak(0, as_of);
+        blocks.sort_by_key(|block| block.id);
+        blocks.iter().map(|block| block.owner.category).collect::<Vec<_>>()
+    };
+    assert_eq!(categories(false), [Category::Gradient, Category::Other]);
+    assert_eq!(categories(true), [Category::Temporary, Category::Temporary]);
+}
+
+#[test]
+fn memory_outside_torch_counts_as_used_and_never_as_allocated() {
+    let mut trace = TraceBuilder::default();
+    trace.segment(2 << 20);
+    let block = trace.alloc(512, step(0));
+    let ext = Row { device: 0, event: EventName::ExtAlloc, api: "cudaMalloc", ..Row::default() };
+    let id = block + 1;
+    trace.change(Row { alloc_id: id, delta_bytes: 4096, ..ext }, [0; 3]);
+    trace.change(
+        Row { event: EventName::ExtFree, api: "cudaFree", alloc_id: id, delta_bytes: -4096, ..ext },
+        [0; 3],
+    );
+    let (replay, _) = replay(&trace.finish(), Window::default(), Metric::Used);
+    clean(&replay);
+    let device = replay.find(0).unwrap();
+    assert_eq!(device.peak(Metric::Allocated).bytes, 512);
+    assert_eq!(device.peak(Metric::Used).bytes, (2 << 20) + 4096);
+    assert_eq!(replay.at_peak(0, false).len(), 2);
+}
+
+#[test]
+fn pinned_memory_and_blocks_without_a_cache_are_their_own_segments() {
+    let mut trace = TraceBuilder::default();
+    let plain = Row { device: 0, event: EventName::Alloc, api: "cudaMalloc", ..Row::default() };
+    trace.change(Row { alloc_id: 2, delta_bytes: 100, ..plain }, [100; 3]);
+    let host = Row { event: EventName::HostAlloc, api: "cudaHostAlloc", ..Row::default() };
+    trace.change(Row { alloc_id: 3, delta_bytes: 64, ..host }, [64; 3]);
+    let failed = Row { event: EventName::SegmentAlloc, status: 2, requested_bytes: 1 << 40, ..plain };
+    trace.change(failed, [0; 3]);
+    let replay = allocated(&trace.finish());
+    clean(&replay);
+    assert_eq!(replay.find(0).unwrap().peak(Metric::Reserved).bytes, 100);
+    assert_eq!(replay.find(HOST).unwrap().totals.allocated, 64);
+    assert_eq!(replay.counts.failed, 1);
+}
+
+#[test]
+fn what_the_rows_contradict_is_counted_once() {
+    let mut trace = TraceBuilder::default();
+    trace.segment(2 << 20);
+    let a = trace.alloc(512, step(0));
+    // The block's row says 512 more than the deltas do, and so do all rows behind it.
+    let b = trace.change(
+        Row {
+            device: 0,
+            event: EventName::Alloc,
+            api: "caching_allocator",
+            alloc_id: a + 1,
+            delta_bytes: 512,
+            ..step(0)
+        },
+        [1024, 1024, 0],
+    );
+    trace.free(b, 512, step(0));
+    trace.free(a, 100, step(0));
+    trace.free(77, 512, step(0));
+    let replay = allocated(&trace.unfinished());
+    let problems = &replay.problems;
+    assert_eq!(problems.totals, 1, "{:?}", problems.examples);
+    assert_eq!((problems.wrong_sizes, problems.unmatched_frees), (1, 1));
+    assert!(problems.unfinished);
+    assert_eq!(problems.examples.len(), 3);
+}
+
+#[test]
+fn a_window_opens_at_the_level_that_it_finds() {
+    let mut trace = TraceBuilder::default();
+    trace.segment(2 << 20);
+    let a = trace.alloc(2048, step(0));
+    let b = trace.alloc(1024, step(1));
+    trace.free(a, 2048, step(0));
+    trace.free(b, 1024, step(1));
+    let bytes = trace.finish();
+    let only = |step| Window { from_step: step, to_step: step, ..Window::default() };
+    let (first, _) = replay(&bytes, only(1), Metric::Allocated);
+    assert_eq!(first.find(0).unwrap().peak(Metric::Allocated).bytes, 3072);
+    assert_eq!(first.at_peak(0, false).len(), 2);
+    let late = Window { from_ns: 4500, ..Window::default() };
+    let (late, _) = replay(&bytes, late, Metric::Allocated);
+    assert_eq!(late.find(0).unwrap().peak(Metric::Allocated).bytes, 1024);
+    assert_eq!(late.at_peak(0, false).iter().map(|block| block.id).collect::<Vec<_>>(), [b]);
+}

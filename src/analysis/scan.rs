@@ -1,0 +1,413 @@
+//! Bytes into records: a scan by byte masks that parses only the columns asked for.
+//!
+//! Sixty-four bytes at a time become one bit mask of commas and line ends, so that the cost of a
+//! column which nobody asked for is one bit. A row with a quote takes a slower way.
+
+use memtrace_trace::schema::COLUMNS;
+use memtrace_trace::{Category, EventName};
+use rustc_hash::FxHashMap;
+
+use crate::record::{Columns, Record};
+use crate::texts::{Symbol, Texts};
+
+/// What is wrong with a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    /// The line in the block, counted from 0.
+    pub(crate) line: u64,
+    /// What was expected and what stood there.
+    pub(crate) what: String,
+}
+
+/// What came out of one block of whole lines.
+#[derive(Default)]
+pub(crate) struct Chunk {
+    /// The rows, in order.
+    pub(crate) records: Vec<Record>,
+    /// How many lines there were, the empty ones too.
+    pub(crate) lines: u64,
+    /// The first line that was not a row. Unless the scan is lenient, nothing behind it was read.
+    pub(crate) fault: Option<Fault>,
+    /// How many lines were not rows.
+    pub(crate) skipped: u64,
+}
+
+/// Parses blocks; keeps the texts that it saw, so that the shared table is seldom asked.
+pub(crate) struct Scanner {
+    columns: Columns,
+    width: usize,
+    lenient: bool,
+    texts: Texts,
+    known: FxHashMap<Box<[u8]>, Symbol>,
+    /// Per column, the text of the row before: most rows repeat it.
+    last: [(Vec<u8>, Symbol); COLUMNS.len()],
+    /// Where the fields of the current row end.
+    ends: Vec<usize>,
+}
+
+impl Scanner {
+    /// Rows must have `width` fields, of which `columns` are parsed.
+    pub(crate) fn new(columns: Columns, width: usize, lenient: bool, texts: Texts) -> Self {
+        Scanner {
+            columns,
+            width,
+            lenient,
+            texts,
+            known: FxHashMap::default(),
+            last: std::array::from_fn(|_| (Vec::new(), Symbol::NONE)),
+            ends: Vec::with_capacity(width),
+        }
+    }
+
+    /// Parses `block`, whole lines but for the last, whose line end may be missing.
+    pub(crate) fn scan(&mut self, block: &[u8], chunk: &mut Chunk) {
+        let mut start = 0;
+        let mut quoted = false;
+        let (words, rest) = block.as_chunks::<64>();
+        let mut tail = [0; 64];
+        tail[..rest.len()].copy_from_slice(rest);
+        self.ends.clear();
+        for (index, word) in words.iter().chain((!rest.is_empty()).then_some(&tail)).enumerate() {
+            let base = index * 64;
+            let mut stops = masks(word);
+            while stops != 0 {
+                let at = base + stops.trailing_zeros() as usize;
+                stops &= stops - 1;
+                match block[at] {
+                    b',' => self.ends.push(at),
+                    b'"' => quoted = true,
+                    _ => {
+                        self.ends.push(at);
+                        if !self.line(block, start, at, quoted, chunk) {
+                            return;
+                        }
+                        start = at + 1;
+                        quoted = false;
+                        self.ends.clear();
+                    }
+                }
+            }
+        }
+        if start < block.len() {
+            self.ends.push(block.len());
+            self.line(block, start, block.len(), quoted, chunk);
+        }
+    }
+
+    /// One line, `block[start..end]`; false when the scan must stop at it.
+    fn line(&mut self, block: &[u8], start: usize, end: usize, quoted: bool, chunk: &mut Chunk) -> bool {
+        let line = chunk.lines;
+        chunk.lines += 1;
+        if start == end {
+            return true;
+        }
+        let parsed = if quoted { self.quoted(&block[start..end]) } else { self.plain(block, start) };
+        match parsed {
+            Ok(record) => chunk.records.push(record),
+            Err(what) => {
+                chunk.skipped += 1;
+                chunk.fault.get_or_insert(Fault { line, what });
+                return self.lenient;
+            }
+        }
+        true
+    }
+
+    /// A row without quotes, whose fields end at `self.ends`.
+    fn plain(&mut self, block: &[u8], start: usize) -> Result<Record, String> {
+        if self.ends.len() != self.width {
+            return Err(wrong_width(self.width, self.ends.len()));
+        }
+        // A file that went through Windows has CR before LF.
+        if let Some(last) = self.ends.last_mut()
+            && *last > start
+            && block[*last - 1] == b'\r'
+        {
+            *last -= 1;
+        }
+        let ends = std::mem::take(&mut self.ends);
+        let record = self.fields(|index| match index {
+            0 => &block[start..ends[0]],
+            _ => &block[ends[index - 1] + 1..ends[index]],
+        });
+        self.ends = ends;
+        record
+    }
+
+    /// A row with quotes.
+    fn quoted(&mut self, line: &[u8]) -> Result<Record, String> {
+        let mut reader =
+            csv::ReaderBuilder::new().has_headers(false).buffer_capacity(line.len()).from_reader(line);
+        let mut record = csv::ByteRecord::new();
+        reader.read_byte_record(&mut record).map_err(|error| error.to_string())?;
+        if record.len() != self.width {
+            return Err(wrong_width(self.width, record.len()));
+        }
+        self.fields(|index| record.get(index).unwrap_or_default())
+    }
+
+    fn fields<'b>(&mut self, field: impl Fn(usize) -> &'b [u8]) -> Result<Record, String> {
+        let mut record = Record::default();
+        let columns = self.columns;
+        // The places are those of the schema; the test below holds them to it.
+        macro_rules! ints {
+            ($($index:literal $name:ident,)*) => {
+                $(if columns.has($index) {
+                    record.$name = int(field($index))
+                        .and_then(|n| n.try_into().ok())
+                        .ok_or_else(|| bad($index, "an integer", field($index)))?;
+                })*
+            };
+        }
+        macro_rules! texts {
+            ($($index:literal $name:ident,)*) => {
+                $(if columns.has($index) {
+                    record.$name = self.text($index, field($index))?;
+                })*
+            };
+        }
+        ints! { 0 seq, 1 ts_ns, 2 rank, 3 pid, 4 tid, 5 device, 7 status, 10 alloc_id, 11 addr,
+        12 requested_bytes, 13 rounded_bytes, 14 delta_bytes, 15 allocated_bytes, 16 active_bytes,
+        17 reserved_bytes, 18 device_free_bytes, 23 step, 24 stream, 25 pool, 26 latency_ns, 27 stack_id, }
+        texts! { 8 api, 9 source, 19 op, 20 module, 21 phase, 28 name, }
+        if columns.has(6) {
+            record.event = word(field(6), EventName::parse).ok_or_else(|| bad(6, "an event", field(6)))?;
+        }
+        if columns.has(22) {
+            record.category =
+                word(field(22), Category::parse).ok_or_else(|| bad(22, "a category", field(22)))?;
+        }
+        Ok(record)
+    }
+
+    fn text(&mut self, column: usize, bytes: &[u8]) -> Result<Symbol, String> {
+        let (last, symbol) = &mut self.last[column];
+        if last == bytes {
+            return Ok(*symbol);
+        }
+        let found = match self.known.get(bytes) {
+            Some(symbol) => *symbol,
+            None => {
+                let text = std::str::from_utf8(bytes).map_err(|_| bad(column, "UTF-8", bytes))?;
+                if text.is_empty() {
+                    return Err(bad(column, "a text", bytes));
+                }
+                let symbol = self.texts.intern(text);
+                if symbol != Symbol::REST {
+                    self.known.insert(bytes.into(), symbol);
+                }
+                symbol
+            }
+        };
+        last.clear();
+        last.extend_from_slice(bytes);
+        *symbol = found;
+        Ok(found)
+    }
+}
+
+fn wrong_width(expected: usize, found: usize) -> String {
+    format!("expected {expected} columns, found {found}: the line is cut off or damaged")
+}
+
+#[cold]
+fn bad(column: usize, expected: &str, found: &[u8]) -> String {
+    let name = COLUMNS.get(column).map_or("?", |column| column.name);
+    let shown = String::from_utf8_lossy(&found[..found.len().min(80)]);
+    format!("column {name}: expected {expected}, found {shown:?}")
+}
+
+/// A word of a fixed list.
+fn word<T>(bytes: &[u8], parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+    std::str::from_utf8(bytes).ok().and_then(parse)
+}
+
+/// A decimal integer that fits 64 bits.
+fn int(bytes: &[u8]) -> Option<i64> {
+    let (negative, digits) = match bytes {
+        [b'-', digits @ ..] => (true, digits),
+        digits => (false, digits),
+    };
+    // Eighteen digits cannot overflow.
+    if digits.is_empty() || digits.len() > 18 {
+        return std::str::from_utf8(bytes).ok()?.parse().ok();
+    }
+    let mut value = 0;
+    for digit in digits {
+        let digit = digit.wrapping_sub(b'0');
+        if digit > 9 {
+            return None;
+        }
+        value = value * 10 + i64::from(digit);
+    }
+    Some(if negative { -value } else { value })
+}
+
+/// One bit for each byte that is a comma, a quote or a line end.
+fn masks(bytes: &[u8; 64]) -> u64 {
+    let (words, _) = bytes.as_chunks::<8>();
+    let mut mask = 0;
+    for (index, word) in words.iter().enumerate() {
+        let word = u64::from_le_bytes(*word);
+        let stops = equal(word, b',') | equal(word, b'"') | equal(word, b'\n');
+        // Gathers the top bit of each byte into one byte.
+        let bits = (stops >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56;
+        mask |= bits << (index * 8);
+    }
+    mask
+}
+
+/// The top bit of each byte of `word` that is `byte`; exact, no carry reaches a neighbour.
+fn equal(word: u64, byte: u8) -> u64 {
+    const LOW: u64 = u64::from_ne_bytes([0x7F; 8]);
+    let differs = word ^ u64::from_ne_bytes([byte; 8]);
+    !(((differs & LOW) + LOW) | differs | LOW)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memtrace_trace::schema::Row;
+    use memtrace_trace::writer::RowWriter;
+
+    fn scan(block: &[u8], columns: Columns, lenient: bool) -> (Chunk, Texts) {
+        let texts = Texts::default();
+        let mut chunk = Chunk::default();
+        Scanner::new(columns, COLUMNS.len(), lenient, texts.clone()).scan(block, &mut chunk);
+        (chunk, texts)
+    }
+
+    /// The lines of `rows`, without the header.
+    fn lines(rows: &[Row<'_>]) -> Vec<u8> {
+        let mut writer = RowWriter::new(Vec::new());
+        for row in rows {
+            writer.write(row).unwrap();
+        }
+        writer.flush().unwrap();
+        let all = writer.get_ref();
+        let header = all.iter().position(|byte| *byte == b'\n').unwrap();
+        all[header + 1..].to_vec()
+    }
+
+    /// A row in which every column has a value of its own.
+    const FULL: Row<'_> = Row {
+        seq: 1,
+        ts_ns: 2,
+        rank: 3,
+        pid: 4,
+        tid: 5,
+        device: 6,
+        event: EventName::Alloc,
+        status: 8,
+        api: "caching_allocator",
+        source: "libc10_cuda.so",
+        alloc_id: 11,
+        addr: 12,
+        requested_bytes: 13,
+        rounded_bytes: 14,
+        delta_bytes: -15,
+        allocated_bytes: 16,
+        active_bytes: 17,
+        reserved_bytes: 18,
+        device_free_bytes: 19,
+        op: "aten::mm",
+        module: "GPT.h.0",
+        phase: "forward",
+        category: Category::Activation,
+        step: 24,
+        stream: 25,
+        pool: 26,
+        latency_ns: 27,
+        stack_id: 28,
+        name: "a, \"b\" and c",
+    };
+
+    #[test]
+    fn a_record_has_every_value_of_its_row() {
+        let (chunk, texts) = scan(&lines(&[FULL, Row { name: "plain", ..FULL }]), Columns::ALL, false);
+        assert_eq!(chunk.fault, None);
+        for (record, name) in chunk.records.iter().zip(["a, \"b\" and c", "plain"]) {
+            let text = |symbol| texts.get(symbol);
+            let (api, source) = (text(record.api), text(record.source));
+            let (op, module, phase, found) =
+                (text(record.op), text(record.module), text(record.phase), text(record.name));
+            let back = Row {
+                seq: record.seq,
+                ts_ns: record.ts_ns,
+                rank: record.rank,
+                pid: record.pid,
+                tid: record.tid,
+                device: record.device,
+                event: record.event,
+                status: record.status,
+                api: &api,
+                source: &source,
+                alloc_id: record.alloc_id,
+                addr: record.addr,
+                requested_bytes: record.requested_bytes,
+                rounded_bytes: record.rounded_bytes,
+                delta_bytes: record.delta_bytes,
+                allocated_bytes: record.allocated_bytes,
+                active_bytes: record.active_bytes,
+                reserved_bytes: record.reserved_bytes,
+                device_free_bytes: record.device_free_bytes,
+                op: &op,
+                module: &module,
+                phase: &phase,
+                category: record.category,
+                step: record.step,
+                stream: record.stream,
+                pool: record.pool,
+                latency_ns: record.latency_ns,
+                stack_id: record.stack_id,
+                name: &found,
+            };
+            assert_eq!(back, Row { name, ..FULL });
+        }
+        assert_eq!(chunk.records.len(), 2);
+    }
+
+    #[test]
+    fn only_the_columns_asked_for_are_parsed() {
+        let text = String::from_utf8(lines(&[FULL])).unwrap().replace("-15", "many");
+        let (chunk, _) = scan(text.as_bytes(), Columns::of(&["seq", "op"]), false);
+        assert_eq!((chunk.records[0].seq, chunk.records[0].delta_bytes), (1, 0));
+        let (chunk, _) = scan(text.as_bytes(), Columns::of(&["delta_bytes"]), false);
+        let fault = chunk.fault.unwrap();
+        assert_eq!(fault.what, "column delta_bytes: expected an integer, found \"many\"");
+    }
+
+    #[test]
+    fn a_fault_stops_a_strict_scan_and_is_counted_by_a_lenient_one() {
+        let mut block = lines(&[FULL; 3]);
+        block.extend(b"1,2,3\n\n");
+        block.extend(lines(&[FULL]));
+        block.extend(b"1,2");
+        let (strict, _) = scan(&block, Columns::ALL, false);
+        assert_eq!((strict.records.len(), strict.skipped), (3, 1));
+        assert_eq!(strict.fault.unwrap().line, 3);
+        let (lenient, _) = scan(&block, Columns::ALL, true);
+        assert_eq!((lenient.records.len(), lenient.skipped, lenient.lines), (4, 2, 7));
+    }
+
+    #[test]
+    fn integers_are_read_to_the_last_that_fits() {
+        assert_eq!(int(b"0"), Some(0));
+        assert_eq!(int(b"-1"), Some(-1));
+        assert_eq!(int(i64::MIN.to_string().as_bytes()), Some(i64::MIN));
+        assert_eq!(int(i64::MAX.to_string().as_bytes()), Some(i64::MAX));
+        for bad in [&b""[..], b"-", b"+1", b"1.0", b" 1", b"9223372036854775808", b"1e3", b"--1"] {
+            assert_eq!(int(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn carriage_returns_and_a_missing_last_line_end_are_read_over() {
+        let text = String::from_utf8(lines(&[Row { name: "n", ..FULL }; 2])).unwrap();
+        let windows = text.replace('\n', "\r\n");
+        let (chunk, texts) = scan(windows.trim_end().as_bytes(), Columns::ALL, false);
+        assert_eq!(chunk.fault, None);
+        assert_eq!(chunk.records.len(), 2);
+        assert_eq!(&*texts.get(chunk.records[0].name), "n");
+    }
+}

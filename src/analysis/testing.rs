@@ -1,0 +1,127 @@
+//! Small traces made in a test, through the contract's own writer.
+
+use memtrace_trace::meta::Meta;
+use memtrace_trace::schema::{EventName, Row};
+use memtrace_trace::writer::RowWriter;
+
+/// Builds the bytes of a trace row by row: numbers the rows and keeps the totals of each device, so
+/// that a test says only what it is about.
+pub struct TraceBuilder {
+    writer: RowWriter<Vec<u8>>,
+    seq: i64,
+    totals: Vec<(i32, [i64; 3])>,
+}
+
+impl Default for TraceBuilder {
+    fn default() -> Self {
+        TraceBuilder::new(Meta { world_size: 1, argv: vec!["train.py".to_owned()], ..Meta::default() })
+    }
+}
+
+impl TraceBuilder {
+    /// A trace with this meta row, its schema filled in.
+    #[must_use]
+    pub fn new(meta: Meta) -> Self {
+        let meta = Meta { schema: memtrace_trace::SCHEMA_VERSION.to_owned(), ..meta };
+        let json = serde_json::to_string(&meta).unwrap_or_default();
+        let mut builder = TraceBuilder { writer: RowWriter::new(Vec::new()), seq: 0, totals: Vec::new() };
+        builder.raw(Row { event: EventName::Meta, api: "memtrace", name: &json, ..Row::default() });
+        builder
+    }
+
+    /// A row as it is, but for `seq`, and `ts_ns` (one µs a row) when it is 0.
+    pub fn raw(&mut self, row: Row<'_>) -> i64 {
+        self.seq += 1;
+        let ts_ns = if row.ts_ns == 0 { (self.seq - 1) * 1000 } else { row.ts_ns };
+        let row = Row { seq: self.seq, ts_ns, ..row };
+        if let Err(error) = self.writer.write(&row) {
+            unreachable!("a vector takes every row: {error}");
+        }
+        self.seq
+    }
+
+    fn totals(&mut self, device: i32) -> &mut [i64; 3] {
+        let at = match self.totals.iter().position(|(ordinal, _)| *ordinal == device) {
+            Some(at) => at,
+            None => {
+                self.totals.push((device, [0; 3]));
+                self.totals.len() - 1
+            }
+        };
+        &mut self.totals[at].1
+    }
+
+    /// A row with its device's totals after the changes given: allocated, active, reserved.
+    pub fn change(&mut self, row: Row<'_>, change: [i64; 3]) -> i64 {
+        let totals = self.totals(row.device);
+        for (total, by) in totals.iter_mut().zip(change) {
+            *total += by;
+        }
+        let [allocated_bytes, active_bytes, reserved_bytes] = *totals;
+        self.raw(Row { allocated_bytes, active_bytes, reserved_bytes, ..row })
+    }
+
+    /// The allocator takes a segment on device 0.
+    pub fn segment(&mut self, bytes: i64) -> i64 {
+        let event = if bytes >= 0 { EventName::SegmentAlloc } else { EventName::SegmentFree };
+        let row = Row { device: 0, event, api: "cudaMalloc", delta_bytes: bytes, ..Row::default() };
+        self.change(row, [0, 0, bytes])
+    }
+
+    /// A block of `bytes` with the owner that `row` has; its `alloc_id`.
+    pub fn alloc(&mut self, bytes: i64, row: Row<'_>) -> i64 {
+        let alloc_id = self.seq + 1;
+        let row = Row {
+            device: row.device.max(0),
+            event: EventName::Alloc,
+            api: "caching_allocator",
+            alloc_id,
+            addr: alloc_id << 20,
+            requested_bytes: bytes,
+            rounded_bytes: bytes,
+            delta_bytes: bytes,
+            ..row
+        };
+        self.change(row, [bytes, bytes, 0])
+    }
+
+    /// The free of the block `alloc_id` of `bytes`, with the owner that `row` has.
+    pub fn free(&mut self, alloc_id: i64, bytes: i64, row: Row<'_>) -> i64 {
+        let row = Row {
+            device: row.device.max(0),
+            event: EventName::Free,
+            api: "caching_allocator",
+            alloc_id,
+            addr: alloc_id << 20,
+            requested_bytes: bytes,
+            rounded_bytes: bytes,
+            delta_bytes: -bytes,
+            ..row
+        };
+        self.change(row, [-bytes, -bytes, 0])
+    }
+
+    /// The pair of rows that gives a block to another owner.
+    pub fn tag(&mut self, alloc_id: i64, bytes: i64, old: Row<'_>, new: Row<'_>) {
+        for (row, delta_bytes) in [(old, -bytes), (new, bytes)] {
+            let row = Row { device: row.device.max(0), event: EventName::Tag, alloc_id, delta_bytes, ..row };
+            self.change(Row { api: "caching_allocator", ..row }, [0; 3]);
+        }
+    }
+
+    /// Closes the trace with its `end` row and gives its bytes.
+    #[must_use]
+    pub fn finish(mut self) -> Vec<u8> {
+        self.raw(Row { event: EventName::End, api: "memtrace", ..Row::default() });
+        self.unfinished()
+    }
+
+    /// The bytes without an `end` row, as a killed process leaves them.
+    #[must_use]
+    pub fn unfinished(mut self) -> Vec<u8> {
+        if let Err(error) = self.writer.flush() {
+            unreachable!("a vector takes every row: {error}");
+        }
+        self.writer.get_ref().clone()
+    }
+}

@@ -1,0 +1,118 @@
+//! The texts of a trace, each kept once: a row carries small numbers instead.
+//!
+//! One table per file that is read. Readers on several threads add to it; the order of the numbers
+//! therefore means nothing, and nothing may sort by them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use memtrace_trace::schema::{NONE, SCRIPT};
+
+/// A text of the table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Symbol(u32);
+
+impl Symbol {
+    /// `(none)`: nobody.
+    pub const NONE: Symbol = Symbol(0);
+    /// `(script)`: an op outside every module.
+    pub const SCRIPT: Symbol = Symbol(1);
+    /// What stands for every text behind the first [`MOST_BYTES`] of them.
+    pub const REST: Symbol = Symbol(2);
+
+    /// Its place in a table of all symbols.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A trace whose texts take more than this many bytes is hostile or broken: what comes later is
+/// counted under one name, so that memory stays bounded.
+pub const MOST_BYTES: usize = 64 << 20;
+
+const REST: &str = "(other names)";
+
+/// The table. Clones share it.
+#[derive(Clone)]
+pub struct Texts {
+    inner: Arc<Mutex<Inner>>,
+}
+
+#[derive(Default)]
+struct Inner {
+    ids: HashMap<Arc<str>, Symbol>,
+    texts: Vec<Arc<str>>,
+    bytes: usize,
+}
+
+impl Default for Texts {
+    fn default() -> Self {
+        let mut inner = Inner::default();
+        for text in [NONE, SCRIPT, REST] {
+            inner.intern(text);
+        }
+        Texts { inner: Arc::new(Mutex::new(inner)) }
+    }
+}
+
+impl Texts {
+    /// The symbol of `text`, new or known.
+    #[must_use]
+    pub fn intern(&self, text: &str) -> Symbol {
+        self.lock().intern(text)
+    }
+
+    /// The text of `symbol`.
+    #[must_use]
+    pub fn get(&self, symbol: Symbol) -> Arc<str> {
+        let inner = self.lock();
+        inner.texts.get(symbol.index()).or(inner.texts.first()).map_or_else(|| NONE.into(), Arc::clone)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn intern(&mut self, text: &str) -> Symbol {
+        if let Some(symbol) = self.ids.get(text) {
+            return *symbol;
+        }
+        // What the two tables hold per text, beside its bytes.
+        const ENTRY: usize = 64;
+        if self.bytes > MOST_BYTES {
+            return Symbol::REST;
+        }
+        self.bytes += text.len() + ENTRY;
+        let text: Arc<str> = text.into();
+        let symbol = Symbol(self.texts.len() as u32);
+        self.texts.push(Arc::clone(&text));
+        self.ids.insert(text, symbol);
+        symbol
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_has_one_symbol_and_comes_back() {
+        let texts = Texts::default();
+        let mm = texts.intern("aten::mm");
+        assert_eq!(texts.clone().intern("aten::mm"), mm);
+        assert_eq!(&*texts.get(mm), "aten::mm");
+        assert_eq!(texts.intern("(none)"), Symbol::NONE);
+        assert_eq!(texts.intern("(script)"), Symbol::SCRIPT);
+    }
+
+    #[test]
+    fn memory_for_texts_is_bounded() {
+        let texts = Texts::default();
+        let long = "x".repeat(1 << 20);
+        let last = (0..80).map(|n| texts.intern(&format!("{n}{long}"))).last();
+        assert_eq!(last, Some(Symbol::REST));
+    }
+}
