@@ -1,0 +1,47 @@
+"""What torch itself says of its memory, written down while a script runs.
+
+`checkpoint()` leaves the NVTX mark `checkpoint:N` in the trace and, at the same moment, one JSON line
+in the file that MEMTRACE_TEST_CHECKPOINTS names: `torch.cuda.memory_stats()` of each device, and each
+block and segment of `torch.cuda.memory_snapshot()`. `verify.py` holds the trace against them.
+
+Only call it where no other thread allocates: the mark and the numbers must be of one moment.
+"""
+
+import itertools
+import json
+import os
+
+import torch
+
+_numbers = itertools.count()
+_path = os.environ.get("MEMTRACE_TEST_CHECKPOINTS")
+
+
+def checkpoint(label, **more):
+    """`more` goes into the line as it is; `verify.py` knows what it means."""
+    number = next(_numbers)
+    torch.cuda.nvtx.mark(f"checkpoint:{number}")
+    if not _path:
+        return
+    line = {"checkpoint": number, "label": label, "torch": torch.__version__, **more}
+    line["devices"] = [dict(torch.cuda.memory_stats(d)) for d in range(torch.cuda.device_count())]
+    line["segments"] = [
+        [s["device"], s["address"], s["total_size"], s["stream"], s["segment_pool_id"] != (0, 0)]
+        for s in torch.cuda.memory_snapshot()
+    ]
+    line["blocks"] = [
+        [s["device"], address, b["size"], b["requested_size"], b["state"], s["stream"]]
+        for s in torch.cuda.memory_snapshot()
+        for address, b in _placed(s)
+        if b["state"] != "inactive"
+    ]
+    with open(_path, "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _placed(segment):
+    """The blocks of a segment with their addresses, which old snapshots leave out."""
+    address = segment["address"]
+    for block in segment["blocks"]:
+        yield address, block
+        address += block["size"]

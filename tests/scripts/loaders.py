@@ -1,0 +1,47 @@
+"""pandas, polars and DuckDB read a trace with no options, into the same typed columns."""
+
+import sys
+
+import duckdb
+import pandas
+import polars
+
+path = sys.argv[1]
+TEXT = {"event", "api", "source", "op", "module", "phase", "category", "name"}
+
+frames = {
+    "pandas": pandas.read_csv(path),
+    "polars": polars.read_csv(path).to_pandas(),
+    "duckdb": duckdb.read_csv(path).df(),
+}
+types = {
+    "pandas": {name: str(kind) for name, kind in frames["pandas"].dtypes.items()},
+    "polars": {name: str(kind) for name, kind in polars.read_csv(path).schema.items()},
+    "duckdb": dict(zip(duckdb.read_csv(path).columns, map(str, duckdb.read_csv(path).types))),
+}
+expected = {"pandas": ("int64", "str"), "polars": ("Int64", "String"), "duckdb": ("BIGINT", "VARCHAR")}
+
+first = frames["pandas"]
+for loader, frame in frames.items():
+    assert list(frame.columns) == list(first.columns), (loader, list(frame.columns))
+    assert len(frame) == len(first), (loader, len(frame), len(first))
+    for column in frame.columns:
+        kind = expected[loader][column in TEXT]
+        found = types[loader][column]
+        assert found == kind or (kind == "str" and found == "object"), (loader, column, found)
+        assert not frame[column].isna().any(), (loader, column)
+        differs = frame[column].astype(str) != first[column].astype(str)
+        assert not differs.any(), (loader, column, frame[differs].iloc[0], first[differs].iloc[0])
+
+# DESIGN's promise: over any prefix, groupby is live memory by owner; in total it is the device's total.
+block_rows = first[first.event.isin(["alloc", "free", "tag", "live"])]
+for until in (len(block_rows) // 3, len(block_rows) // 2, len(block_rows)):
+    prefix = block_rows.iloc[:until]
+    total = prefix.allocated_bytes.iloc[-1]
+    for owner in ("module", "phase", "op", "category", "step"):
+        live = prefix.groupby(owner).delta_bytes.sum()
+        assert live.sum() == total, (owner, live, total)
+        assert (live >= 0).all(), (owner, live)
+    query = f"select sum(delta_bytes) from '{path}' where event in ('alloc', 'free', 'tag', 'live') and seq <= {prefix.seq.iloc[-1]}"
+    assert duckdb.sql(query).fetchone()[0] == total
+print(len(first), "rows read alike by", ", ".join(frames))

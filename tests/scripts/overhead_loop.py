@@ -1,0 +1,50 @@
+"""Trains a small GPT and prints the seconds of each step: what scripts/overhead times.
+
+overhead_loop.py RECORDER STEPS PACE_MS: RECORDER is none, history, history-stacks or profiler; PACE_MS of
+arithmetic on the CPU follow each step, as data loading and logging would.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+from train_gpt import GPT
+
+recorder, steps, pace = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]) / 1000
+WARM_UP = 3
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+with torch.device("cuda"):
+    model = GPT(vocabulary=8192, context=256, width=256, heads=4, layers=6)
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+tokens = torch.randint(8192, (4, 256)).cuda()
+
+if recorder.startswith("history"):
+    stacks = {"context": "all", "stacks": "python"} if recorder == "history-stacks" else {"context": None}
+    torch.cuda.memory._record_memory_history(max_entries=10_000_000, **stacks)
+profiler = None
+if recorder == "profiler":
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    profiler = torch.profiler.profile(activities=activities, profile_memory=True, with_stack=False)
+    profiler.start()
+
+operand = torch.ones(64, 64)
+seconds = []
+for step in range(WARM_UP + steps):
+    started = time.perf_counter()
+    model(tokens, tokens).backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    until = time.perf_counter() + pace
+    while pace and time.perf_counter() < until:
+        operand @ operand
+    seconds.append(time.perf_counter() - started)
+if profiler:
+    profiler.stop()
+blocks = torch.cuda.memory_stats()["allocation.all.allocated"]
+print("seconds", *seconds[WARM_UP:])
+print("blocks", blocks)

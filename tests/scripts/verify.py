@@ -1,0 +1,209 @@
+"""Holds a trace against what torch said of its own memory: python3 verify.py TRACE.csv CHECKPOINTS
+
+With nothing but the standard library, so that scripts/gpu-check can run it anywhere. Prints what was
+compared and each difference, and exits 1 when there is one.
+
+The replay here is written from the schema's documentation alone, not from memtrace's own code: that
+the two agree is part of what is shown.
+"""
+
+import collections
+import csv
+import json
+import re
+import sys
+
+MOST_SHOWN = 20
+TEXT = {"event", "api", "source", "op", "module", "phase", "category", "name"}
+
+
+class Device:
+    """The running totals of one device."""
+
+    def __init__(self):
+        self.live = {}  # addr -> the alloc row
+        self.pending = {}  # addr -> the alloc row, freed while a stream still used it
+        self.segments = {}  # addr -> bytes
+        self.totals = collections.Counter()  # allocated, active, reserved, requested
+        self.peaks = collections.Counter()
+        self.counts = collections.Counter()
+
+    def move(self, total, delta):
+        self.totals[total] += delta
+        self.peaks[total] = max(self.peaks[total], self.totals[total])
+
+
+class Verifier:
+    def __init__(self):
+        self.devices = collections.defaultdict(Device)
+        self.differences = []
+        self.compared = collections.Counter()
+        self.skipped = collections.Counter()
+        self.tags = collections.Counter()
+        self.unknown_requests = False
+
+    def same(self, what, found, expected, where):
+        self.compared[what] += 1
+        if found != expected:
+            self.differences.append(f"{where}: {what}: the trace has {found}, expected {expected}")
+
+    # ---- the trace against itself
+
+    def row(self, row):
+        event, device, addr, delta = row["event"], row["device"], row["addr"], row["delta_bytes"]
+        where = f"seq {row['seq']} {event}"
+        if device < 0:
+            return
+        state = self.devices[device]
+        if event == "alloc":
+            self.same("an allocated address is not live already", addr in state.live, False, where)
+            self.same("alloc_id of an allocation is its seq", row["alloc_id"], row["seq"], where)
+            self.same("a block is a multiple of 512 bytes", delta % 512, 0, where)
+            self.same("a block holds its rounded request", delta >= row["rounded_bytes"] > 0, True, where)
+            if row["requested_bytes"] < 0:
+                self.unknown_requests = True
+            else:
+                self.same("rounded_bytes", row["rounded_bytes"], rounded(row["requested_bytes"]), where)
+            state.live[addr] = row
+            state.move("allocated", delta)
+            state.move("active", delta)
+            state.move("requested", row["requested_bytes"])
+            state.counts["alloc"] += 1
+        elif event == "free":
+            block = state.live.pop(addr, None)
+            self.same("a freed address was live", block is not None, True, where)
+            if block is None:
+                return
+            self.same("delta_bytes of a free", delta, -block["delta_bytes"], where)
+            for column in ("alloc_id", "requested_bytes", "rounded_bytes"):
+                self.same(f"{column} is repeated on the free", row[column], block[column], where)
+            state.move("allocated", delta)
+            state.counts["free"] += 1
+            # The file says by its active total whether a stream still holds the block.
+            if row["active_bytes"] == state.totals["active"]:
+                state.pending[addr] = block
+            else:
+                state.move("active", delta)
+                state.move("requested", -block["requested_bytes"])
+        elif event == "free_completed":
+            block = state.pending.pop(addr, None)
+            self.same("a completed free was pending", block is not None, True, where)
+            if block is not None:
+                state.move("active", -block["delta_bytes"])
+                state.move("requested", -block["requested_bytes"])
+        elif event in ("segment_alloc", "segment_map"):
+            if row["status"] == 0:
+                state.segments[addr] = delta
+                state.counts["segment_alloc"] += 1
+            else:
+                self.same("delta_bytes of a failed call", delta, 0, where)
+                state.counts["failed"] += 1
+            state.move("reserved", delta)
+        elif event in ("segment_free", "segment_unmap"):
+            self.same("a freed segment was held", -delta, state.segments.pop(addr, None), where)
+            state.move("reserved", delta)
+            state.counts["segment_free"] += 1
+        elif event == "oom":
+            state.counts["oom"] += 1
+        elif event == "tag":
+            self.tags[row["alloc_id"]] += delta
+        for total in ("allocated", "active", "reserved"):
+            self.same(f"{total}_bytes is the sum of the deltas", row[f"{total}_bytes"], state.totals[total], where)
+
+    # ---- the trace against torch
+
+    def checkpoint(self, told):
+        label = told["label"]
+        for index, stats in enumerate(told["devices"]):
+            state = self.devices[index]
+            where = f"checkpoint {told['checkpoint']} ({label}), device {index}"
+            pairs = [
+                ("allocated_bytes.all.current", state.totals["allocated"]),
+                ("allocated_bytes.all.peak", state.peaks["allocated"]),
+                ("active_bytes.all.current", state.totals["active"]),
+                ("active_bytes.all.peak", state.peaks["active"]),
+                ("reserved_bytes.all.current", state.totals["reserved"]),
+                ("reserved_bytes.all.peak", state.peaks["reserved"]),
+                ("allocation.all.allocated", state.counts["alloc"]),
+                ("allocation.all.freed", state.counts["free"]),
+                ("segment.all.allocated", state.counts["segment_alloc"]),
+                ("segment.all.freed", state.counts["segment_free"]),
+                ("num_ooms", state.counts["oom"]),
+            ]
+            if not self.unknown_requests:
+                pairs.append(("requested_bytes.all.current", state.totals["requested"]))
+                pairs.append(("requested_bytes.all.peak", state.peaks["requested"]))
+            for name, found in pairs:
+                self.same(name, found, stats.get(name, 0), where)
+            live = {addr: block["delta_bytes"] for addr, block in state.live.items()}
+            told_live = {b[1]: b[2] for b in told["blocks"] if b[0] == index and b[4] == "active_allocated"}
+            self.same("live blocks by address", Big(live), Big(told_live), where)
+            told_segments = {s[1]: s[2] for s in told["segments"] if s[0] == index}
+            self.same("segments by address", Big(state.segments), Big(told_segments), where)
+            if not self.unknown_requests:
+                asked = {addr: block["requested_bytes"] for addr, block in state.live.items()}
+                told_asked = {b[1]: b[3] for b in told["blocks"] if b[0] == index and b[4] == "active_allocated"}
+                self.same("requested bytes by address", Big(asked), Big(told_asked), where)
+            for addr, size in told.get("requested", {}).items():
+                block = state.live.get(int(addr))
+                self.same("a known request is live", block is not None, True, where)
+                if block is None:
+                    continue
+                expected = (size, rounded(size)) if block["requested_bytes"] >= 0 else (-1, block["delta_bytes"])
+                self.same("requested and rounded bytes of a known request",
+                          (block["requested_bytes"], block["rounded_bytes"]), expected, where)
+
+
+class Big(dict):
+    """A dict that compares whole and prints its size."""
+
+    def __repr__(self):
+        head = ", ".join(f"{k:#x}: {v}" for k, v in sorted(self.items())[:3])
+        return f"{len(self)} {{{head}, ...}}"
+
+
+def rounded(size):
+    return max(512, (size + 511) // 512 * 512)
+
+
+def rows(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            for column, value in row.items():
+                if column not in TEXT:
+                    row[column] = int(value)
+            yield row
+
+
+def main():
+    trace, checkpoints = sys.argv[1:]
+    with open(checkpoints, encoding="utf-8") as file:
+        told = {line["checkpoint"]: line for line in map(json.loads, file)}
+    verifier = Verifier()
+    seq, clock, met = 0, 0, set()
+    for row in rows(trace):
+        seq += 1
+        where = f"seq {row['seq']} {row['event']}"
+        verifier.same("seq is gapless", row["seq"], seq, where)
+        verifier.same("ts_ns never falls", row["ts_ns"] >= clock, True, where)
+        clock = row["ts_ns"]
+        verifier.same("nothing was lost", row["event"] == "lost", False, where)
+        verifier.row(row)
+        mark = re.fullmatch(r"checkpoint:(\d+)", row["name"]) if row["event"] == "mark" else None
+        if mark and int(mark[1]) in told:
+            met.add(int(mark[1]))
+            verifier.checkpoint(told[int(mark[1])])
+    verifier.same("every checkpoint has its mark", sorted(met), sorted(told), "end")
+    verifier.same("tags move bytes and make none", [i for i, sum_ in verifier.tags.items() if sum_], [], "end")
+    verifier.same("the last row is end", row["event"], "end", f"seq {seq}")
+    for difference in verifier.differences[:MOST_SHOWN]:
+        print(difference)
+    if len(verifier.differences) > MOST_SHOWN:
+        print(f"... and {len(verifier.differences) - MOST_SHOWN} more")
+    print(f"{seq} rows, {len(met)} checkpoints, {sum(verifier.compared.values())} comparisons, "
+          f"{len(verifier.differences)} differences")
+    sys.exit(1 if verifier.differences or not met else 0)
+
+
+if __name__ == "__main__":
+    main()
