@@ -1,0 +1,113 @@
+//! Who holds the memory: the lines that the traced process says at an OOM.
+
+use std::path::Path;
+
+use memtrace_trace::Meta;
+use memtrace_trace::schema::NONE;
+use memtrace_trace::units::Unit;
+use rustc_hash::FxHashMap;
+
+use crate::encoder::{Encoder, OutOfMemory, Owner, Totals, What};
+
+/// How many holders are named.
+const NAMED: usize = 5;
+
+/// What to say at an OOM: what was asked and by whom, what was there, who holds it, what to do next.
+#[must_use]
+pub fn out_of_memory_lines(encoder: &Encoder, oom: &OutOfMemory, meta: &Meta, trace: &Path) -> Vec<String> {
+    let show = |bytes| Unit::Auto.show(bytes);
+    let Totals { allocated, reserved, external, .. } = encoder.totals(oom.device);
+    let device = i32::from(oom.device);
+    let size = meta.devices.iter().find(|d| d.ordinal == device).map_or(0, |d| d.total_bytes);
+    let mut first = format!("out of memory on GPU {device}: {} were asked for", show(oom.bytes));
+    let asker = label(encoder.owner(oom.context));
+    if asker != NONE {
+        first += &format!(" by {asker}");
+    }
+    let mut second = format!("torch holds {} allocated in {} reserved", show(allocated), show(reserved));
+    if external > 0 {
+        second += &format!(", others {}", show(external));
+    }
+    if size > 0 {
+        second += &format!(", of {} on the device", show(size));
+    }
+    let mut lines = vec![first, second];
+    let holders = holders(encoder, oom.device);
+    let width = holders.iter().take(NAMED).map(|(name, _)| name.len()).max().unwrap_or(0);
+    for (name, bytes) in holders.iter().take(NAMED) {
+        let share = *bytes as f64 * 100.0 / allocated.max(1) as f64;
+        lines.push(format!("  {name:width$}  {:>12}  {share:5.1} %", show(*bytes).to_string()));
+    }
+    if holders.len() > NAMED {
+        let rest: i64 = holders[NAMED..].iter().map(|(_, bytes)| bytes).sum();
+        lines.push(format!("  and {} more owners with {}", holders.len() - NAMED, show(rest)));
+    }
+    lines.push(format!("next: memtrace peak --by module {}", trace.display()));
+    lines
+}
+
+/// The live bytes of a device by owner, largest first.
+fn holders(encoder: &Encoder, device: i8) -> Vec<(String, i64)> {
+    let mut owners: FxHashMap<String, i64> = FxHashMap::default();
+    for live in encoder.live().filter(|live| live.device == device && live.what == What::Block) {
+        *owners.entry(label(encoder.owner(live.context))).or_default() += live.bytes;
+    }
+    let mut owners: Vec<_> = owners
+        .into_iter()
+        .map(|(name, bytes)| (if name == NONE { "(unattributed)".to_owned() } else { name }, bytes))
+        .collect();
+    owners.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    owners
+}
+
+/// The most telling name of an owner.
+fn label(owner: Owner<'_>) -> String {
+    let Owner { op, module, phase } = owner;
+    let mut parts = Vec::new();
+    for part in [module, if module == NONE { op } else { NONE }] {
+        if part != NONE {
+            parts.push(part.to_owned());
+        }
+    }
+    if phase != NONE {
+        parts.push(if parts.is_empty() { phase.to_owned() } else { format!("({phase})") });
+    }
+    if parts.is_empty() { NONE.to_owned() } else { parts.join(" ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::encoder::RowSink;
+    use memtrace_trace::rounding::Rounding;
+    use memtrace_trace::{Event, Kind, Row};
+
+    struct Nowhere;
+    impl RowSink for Nowhere {
+        type Error = std::convert::Infallible;
+        fn row(&mut self, _: &Row<'_>) -> Result<(), Self::Error> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_largest_holder_comes_first_and_the_next_command_last() {
+        let mut encoder = Encoder::new(0, 0, 1, Rounding::default(), true);
+        encoder.define_text(1, "GPT.h.0");
+        encoder.define_context(1, &Event { allocated: 1, ..Event::default() });
+        let block = Event { kind: Kind::Block as u8, extra: -1, ..Event::default() };
+        let events = [
+            Event { addr: 1, size: 512, allocated: 512, ..block },
+            Event { addr: 2, size: 4096, allocated: 4608, context: 1, ..block },
+        ];
+        for event in &events {
+            let Ok(()) = encoder.encode(1, event, &mut Nowhere);
+        }
+        let oom = OutOfMemory { device: 0, bytes: 1 << 30, context: 0 };
+        let lines = out_of_memory_lines(&encoder, &oom, &Meta::default(), Path::new("t.csv"));
+        assert!(lines[0].contains("1.00 GiB"), "{}", lines[0]);
+        assert!(lines[2].trim_start().starts_with("GPT.h.0") && lines[2].contains("88.9 %"), "{}", lines[2]);
+        assert!(lines[3].contains("(unattributed)"));
+        assert_eq!(lines.last().unwrap(), "next: memtrace peak --by module t.csv");
+    }
+}

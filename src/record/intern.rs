@@ -1,0 +1,137 @@
+//! Texts and contexts by number, so that an event carries four bytes for each.
+//!
+//! Numbers live as long as the process and stay valid over a fork. The first use of one is written
+//! into the lane of the thread that made it ([`crate::recorder`]), so the events of a process that was
+//! killed can be read without its memory.
+
+use memtrace_trace::schema::MAX_TEXT;
+use rustc_hash::FxHashMap;
+
+use crate::forklock::ForkLock;
+
+/// The number of a text; 0 is "no text".
+pub type TextId = u32;
+/// The number of a context; 0 is "no context".
+pub type ContextId = u32;
+
+/// Who owns what is allocated now, as far as the thread knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Context {
+    /// The innermost op.
+    pub op: TextId,
+    /// The module path.
+    pub module: TextId,
+    /// The phase.
+    pub phase: TextId,
+    /// The stack, 0 for none.
+    pub stack: u32,
+    /// Per-bit hints for the category; see [`Context::RECOMPUTED`].
+    pub flags: u8,
+}
+
+impl Context {
+    /// The forward of a module that runs again inside backward.
+    pub const RECOMPUTED: u8 = 1;
+}
+
+/// What was numbered.
+#[derive(Default)]
+pub struct Tables {
+    texts: FxHashMap<Box<str>, TextId>,
+    text_list: Vec<Box<str>>,
+    contexts: FxHashMap<Context, ContextId>,
+    context_list: Vec<Context>,
+}
+
+impl Tables {
+    /// The number of `text`, and whether it is new.
+    pub fn text(&mut self, text: &str) -> (TextId, bool) {
+        if text.is_empty() {
+            return (0, false);
+        }
+        let text = cut(text);
+        if let Some(id) = self.texts.get(text) {
+            return (*id, false);
+        }
+        self.text_list.push(text.into());
+        let id = self.text_list.len() as TextId;
+        self.texts.insert(text.into(), id);
+        (id, true)
+    }
+
+    /// The number of `context`, and whether it is new.
+    pub fn context(&mut self, context: Context) -> (ContextId, bool) {
+        if context == Context::default() {
+            return (0, false);
+        }
+        if let Some(id) = self.contexts.get(&context) {
+            return (*id, false);
+        }
+        self.context_list.push(context);
+        let id = self.context_list.len() as ContextId;
+        self.contexts.insert(context, id);
+        (id, true)
+    }
+
+    /// The text of a number.
+    #[must_use]
+    pub fn text_of(&self, id: TextId) -> &str {
+        id.checked_sub(1).and_then(|index| self.text_list.get(index as usize)).map_or("", |text| text)
+    }
+
+    /// Every text with its number.
+    pub fn texts(&self) -> impl Iterator<Item = (TextId, &str)> {
+        self.text_list.iter().enumerate().map(|(index, text)| (index as TextId + 1, &**text))
+    }
+
+    /// Every context with its number.
+    pub fn contexts(&self) -> impl Iterator<Item = (ContextId, Context)> {
+        self.context_list.iter().enumerate().map(|(index, context)| (index as ContextId + 1, *context))
+    }
+}
+
+fn cut(text: &str) -> &str {
+    let mut end = text.len().min(MAX_TEXT);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+/// The tables of this process; made at the first use.
+static TABLES: ForkLock<Option<Tables>> = ForkLock::new(None);
+
+/// Runs `work` on the tables of this process. `work` must not number anything but through them.
+pub fn with_tables<R>(work: impl FnOnce(&mut Tables) -> R) -> R {
+    TABLES.with(|tables| work(tables.get_or_insert_with(Tables::default)))
+}
+
+/// Before a fork; see [`ForkLock`].
+pub fn lock_for_fork() {
+    TABLES.lock_for_fork();
+}
+
+/// After a fork, on both sides.
+pub fn unlock_after_fork() {
+    TABLES.unlock_after_fork();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_things_have_equal_numbers() {
+        let mut tables = Tables::default();
+        assert_eq!(tables.text(""), (0, false));
+        assert_eq!(tables.text("a"), (1, true));
+        assert_eq!(tables.text("b"), (2, true));
+        assert_eq!(tables.text("a"), (1, false));
+        assert_eq!(tables.text_of(2), "b");
+        assert_eq!(tables.text_of(0), "");
+        let context = Context { op: 1, module: 2, ..Context::default() };
+        assert_eq!(tables.context(context), (1, true));
+        assert_eq!(tables.context(context), (1, false));
+        assert_eq!(tables.context(Context::default()), (0, false));
+    }
+}

@@ -1,0 +1,193 @@
+//! A thread's way to the writer: its current chunk, and what the writer may rely on.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use memtrace_trace::{Event, Kind};
+
+use crate::clock;
+use crate::journal::{ChunkWriter, Pool};
+use crate::recorder::Recorder;
+
+/// No event of this lane is under way.
+pub(crate) const IDLE: u64 = u64::MAX;
+/// No chunk is being filled.
+pub(crate) const NO_CHUNK: u32 = u32::MAX;
+/// How long a hook waits for a free chunk before it drops its event.
+const PATIENCE: Duration = Duration::from_millis(10);
+
+/// What the writer thread sees of a lane.
+#[repr(align(64))]
+pub(crate) struct LaneShared {
+    pub(crate) id: u32,
+    /// A lower bound for the clock of the event that is under way, [`IDLE`] when there is none: the
+    /// writer emits nothing later than that.
+    pub(crate) pending: AtomicU64,
+    /// The chunk being filled.
+    pub(crate) chunk: AtomicU32,
+    /// How many events the thread counted, dropped ones included.
+    pub(crate) counted: AtomicU64,
+    /// How many of them were dropped.
+    pub(crate) dropped: AtomicU64,
+    /// The thread is gone: the lane gets no more events.
+    pub(crate) closed: AtomicBool,
+}
+
+/// The filling end of a lane; belongs to one thread.
+pub(crate) struct Lane {
+    recorder: &'static Recorder,
+    shared: Arc<LaneShared>,
+    tid: u32,
+    chunk: Option<ChunkWriter>,
+    chunks: u32,
+    /// The clock of the last event.
+    last: u64,
+    /// Dropped events that no `Lost` event tells of yet.
+    untold: u64,
+}
+
+thread_local! {
+    static LANE: RefCell<Option<Lane>> = const { RefCell::new(None) };
+}
+
+/// Runs `work` on the calling thread's lane of `recorder`, made when there is none. A thread whose
+/// locals are gone (its other destructors may still free memory) gets a lane for this one event.
+#[inline]
+pub(crate) fn with_lane<T>(recorder: &'static Recorder, work: impl FnOnce(&mut Lane) -> T) -> T {
+    let mut work = Some(work);
+    let done = LANE.try_with(|cell| {
+        let mut slot = cell.try_borrow_mut().ok()?;
+        match &mut *slot {
+            Some(lane) if std::ptr::eq(lane.recorder, recorder) => {}
+            stale => {
+                // A lane from before a fork: its chunks belong to the parent, so it is not dropped.
+                std::mem::forget(stale.take());
+                *stale = Some(Lane::new(recorder));
+            }
+        }
+        let lane = slot.as_mut()?;
+        work.take().map(|work| work(lane))
+    });
+    match (done, work) {
+        (Ok(Some(value)), _) => value,
+        (_, Some(work)) => work(&mut Lane::new(recorder)),
+        (_, None) => unreachable!("work that ran gave its value"),
+    }
+}
+
+impl Lane {
+    fn new(recorder: &'static Recorder) -> Lane {
+        Lane {
+            recorder,
+            shared: recorder.register_lane(),
+            // SAFETY: takes nothing and cannot fail.
+            tid: unsafe { libc::gettid() } as u32,
+            chunk: None,
+            chunks: 0,
+            last: 0,
+            untold: 0,
+        }
+    }
+
+    /// Records one event with the clock read here; `make` gets it.
+    #[inline]
+    pub(crate) fn record(&mut self, make: impl FnOnce(u64) -> Event) {
+        let outer = self.shared.pending.load(Ordering::Relaxed);
+        self.shared.pending.store(outer.min(self.last), Ordering::Relaxed);
+        let now = clock::now_ns();
+        self.last = now;
+        self.push(make(now));
+        self.shared.pending.store(outer, Ordering::Release);
+    }
+
+    /// Announces an event whose clock is now and whose outcome is not known yet; [`Lane::commit`]
+    /// ends it. Gives the clock.
+    pub(crate) fn begin(&mut self) -> u64 {
+        self.shared.pending.store(self.last, Ordering::Relaxed);
+        let now = clock::now_ns();
+        self.shared.pending.store(now, Ordering::Release);
+        now
+    }
+
+    /// Ends what [`Lane::begin`] announced.
+    pub(crate) fn commit(&mut self, event: Event) {
+        self.last = self.last.max(event.clock_ns);
+        self.push(event);
+        self.shared.pending.store(IDLE, Ordering::Release);
+    }
+
+    /// Adds events that belong together (a definition and its text) and are not counted.
+    pub(crate) fn define(&mut self, events: &[Event]) {
+        if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < events.len()) && !self.next_chunk(PATIENCE) {
+            return;
+        }
+        if let Some(chunk) = &mut self.chunk {
+            chunk.push_all(events);
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, event: Event) {
+        self.shared.counted.store(self.shared.counted.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        match &mut self.chunk {
+            Some(chunk) if chunk.room() > 0 && self.untold == 0 => chunk.push(event),
+            _ => self.push_slowly(event),
+        }
+    }
+
+    #[cold]
+    fn push_slowly(&mut self, event: Event) {
+        // Once an event was dropped the next ones do not wait: the program has waited enough.
+        let patience = if self.untold == 0 { PATIENCE } else { Duration::ZERO };
+        if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < 2) && !self.next_chunk(patience) {
+            self.untold += 1;
+            self.shared.dropped.store(self.shared.dropped.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            return;
+        }
+        if let Some(chunk) = &mut self.chunk {
+            if self.untold > 0 {
+                let kind = Kind::Lost as u8;
+                let size = std::mem::take(&mut self.untold) as i64;
+                chunk.push(Event { kind, size, clock_ns: event.clock_ns, ..Event::default() });
+            }
+            chunk.push(event);
+        }
+    }
+
+    /// Gives the chunk to the writer thread and takes a free one.
+    fn next_chunk(&mut self, patience: Duration) -> bool {
+        if let Some(full) = self.chunk.take() {
+            full.finish();
+        }
+        self.chunk = self.pool().take(self.tid, self.shared.id, self.chunks, patience);
+        match &self.chunk {
+            Some(chunk) => {
+                self.chunks += 1;
+                self.shared.chunk.store(chunk.number(), Ordering::Release);
+                true
+            }
+            None => {
+                self.shared.chunk.store(NO_CHUNK, Ordering::Release);
+                false
+            }
+        }
+    }
+
+    fn pool(&self) -> &'static Pool {
+        self.recorder.pool()
+    }
+}
+
+impl Drop for Lane {
+    /// The thread ends: what it recorded goes to the writer thread now.
+    fn drop(&mut self) {
+        self.shared.chunk.store(NO_CHUNK, Ordering::Release);
+        if let Some(chunk) = self.chunk.take() {
+            chunk.finish();
+        }
+        self.shared.pending.store(IDLE, Ordering::Release);
+        self.shared.closed.store(true, Ordering::Release);
+    }
+}

@@ -1,0 +1,292 @@
+//! The events of all lanes in the order of their clocks, up to a watermark.
+//!
+//! A lane's events are in order by themselves. What another lane may still add is later than the
+//! watermark: the time 1 ms ago, or the event that a lane has announced and not ended. Events are read
+//! where they lie; a chunk goes back to the pool only when the caller says that its events are in the
+//! file ([`Merge::release`]), so that at no moment the only copy is on the heap.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use memtrace_trace::{Event, Kind};
+use rustc_hash::FxHashMap;
+
+use crate::clock;
+use crate::intern::{ContextId, TextId};
+use crate::journal::ChunkReader;
+use crate::lane::{LaneShared, NO_CHUNK};
+use crate::recorder::{Recorder, slot_text};
+
+/// A store reaches the other cores within this time, so a lane that looked idle after it has nothing
+/// older to say. (The lane does not pay for a fence; x86 drains a store buffer in well under 1 us.)
+const SLACK_NS: u64 = 1_000_000;
+/// With fewer free chunks than this, in percent, an announced event no longer holds the others back.
+const SHORT_PERCENT: usize = 10;
+
+/// What a definition says, for whoever keeps the tables.
+pub(crate) enum Definition {
+    /// A number's text.
+    Text(TextId, String),
+    /// A number's context, in the fields of the event.
+    Context(ContextId, Event),
+}
+
+/// A chunk that is full or being filled.
+struct Part {
+    chunk: ChunkReader,
+    /// Slots that were complete at the last look, definitions among them known.
+    seen: usize,
+    full: bool,
+}
+
+/// A lane as the writer thread sees it.
+struct Source {
+    shared: Arc<LaneShared>,
+    tid: u32,
+    parts: VecDeque<Part>,
+    /// The index of the chunk behind the full ones.
+    next_index: u32,
+    /// The next slot of the front part.
+    slot: usize,
+    head: Option<Event>,
+    /// The clock of the last event given; a lane's clocks never fall.
+    last_ns: u64,
+    /// Read to the end, to be recycled.
+    done: Vec<ChunkReader>,
+}
+
+/// The lanes of a process, merged.
+#[derive(Default)]
+pub(crate) struct Merge {
+    sources: FxHashMap<u32, Source>,
+    /// Events dropped by lanes that are gone.
+    dropped_by_the_gone: u64,
+}
+
+impl Merge {
+    /// Looks at what the lanes have, gives definitions to `define`, and returns the watermark.
+    pub(crate) fn collect(
+        &mut self,
+        recorder: &'static Recorder,
+        define: &mut impl FnMut(Definition),
+    ) -> u64 {
+        let now = clock::now_ns().saturating_sub(SLACK_NS);
+        let mut watermark = now;
+        for shared in recorder.lanes().drain(..) {
+            self.sources.insert(shared.id, Source::new(shared));
+        }
+        // First what is being filled, then what is full: a chunk that fills up in between is in the
+        // channel by then, so none is passed over.
+        let mut filling = Vec::new();
+        for source in self.sources.values() {
+            watermark = watermark.min(source.shared.pending.load(Ordering::Acquire));
+            let chunk = source.shared.chunk.load(Ordering::Acquire);
+            if chunk != NO_CHUNK {
+                filling.push((source.shared.id, recorder.pool().reader(chunk)));
+            }
+        }
+        let mut full: Vec<_> =
+            recorder.pool().full().try_iter().map(|chunk| recorder.pool().reader(chunk)).collect();
+        full.sort_by_key(|chunk| (chunk.lane(), chunk.index()));
+        for chunk in full {
+            // A lane that registered after the look above waits in the recorder with its chunks' turn.
+            let source = self.sources.entry(chunk.lane());
+            let source = source.or_insert_with(|| {
+                let shared = recorder.take_lane(chunk.lane());
+                Source::new(shared.expect("a chunk's lane is registered before the chunk"))
+            });
+            source.add(chunk, true);
+        }
+        for (lane, chunk) in filling {
+            if let Some(source) = self.sources.get_mut(&lane)
+                && chunk.lane() == lane
+                && chunk.index() == source.next_index
+            {
+                source.add(chunk, false);
+            }
+        }
+        for source in self.sources.values_mut() {
+            source.look(define);
+        }
+        if recorder.pool().percent_free() < SHORT_PERCENT { now } else { watermark }
+    }
+
+    /// Gives `emit` the events up to `watermark`, oldest first, with their threads.
+    pub(crate) fn drain<E>(
+        &mut self,
+        watermark: u64,
+        emit: &mut impl FnMut(u32, &Event) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut sources: Vec<&mut Source> = self.sources.values_mut().collect();
+        sources.retain_mut(|source| source.peek().is_some());
+        loop {
+            // The two oldest heads: the first lane may go on until it passes the second.
+            let mut first: Option<(u64, usize)> = None;
+            let mut second = u64::MAX;
+            for (index, source) in sources.iter_mut().enumerate() {
+                let Some(head) = source.peek() else { continue };
+                match first {
+                    Some((clock, _)) if head.clock_ns >= clock => second = second.min(head.clock_ns),
+                    _ => {
+                        second = first.map_or(u64::MAX, |(clock, _)| clock);
+                        first = Some((head.clock_ns, index));
+                    }
+                }
+            }
+            let Some((clock, index)) = first.filter(|(clock, _)| *clock <= watermark) else { return Ok(()) };
+            let index = if clock == second { by_totals(&sources, clock).unwrap_or(index) } else { index };
+            let source = &mut sources[index];
+            let tid = source.tid;
+            while let Some(event) = source.peek() {
+                emit(tid, &event)?;
+                source.next();
+                // At a tie one event, then look again: the totals tell which is next.
+                let go_on = |event: Event| event.clock_ns < second && event.clock_ns <= watermark;
+                if !source.peek().is_some_and(go_on) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// The events given so far are in the file: their chunks may be filled again.
+    pub(crate) fn release(&mut self, recorder: &'static Recorder) {
+        for source in self.sources.values_mut() {
+            for chunk in source.done.drain(..) {
+                recorder.pool().recycle(chunk);
+            }
+        }
+        let gone = &mut self.dropped_by_the_gone;
+        self.sources.retain(|_, source| {
+            let closed = source.shared.closed.load(Ordering::Acquire);
+            let over = closed && source.parts.is_empty() && recorder.pool().full().is_empty();
+            if over {
+                *gone += source.shared.dropped.load(Ordering::Relaxed);
+            }
+            !over
+        });
+    }
+
+    /// How many events were dropped so far.
+    pub(crate) fn dropped(&self) -> u64 {
+        let live: u64 =
+            self.sources.values().map(|source| source.shared.dropped.load(Ordering::Relaxed)).sum();
+        self.dropped_by_the_gone + live
+    }
+
+    /// Is an event announced and not ended, or recorded and not given?
+    pub(crate) fn is_busy(&self) -> bool {
+        self.sources.values().any(|source| source.shared.pending.load(Ordering::Acquire) != crate::lane::IDLE)
+    }
+}
+
+/// Of heads with the same clock, the block report whose totals come first: the one whose total before
+/// it is not the total after another.
+fn by_totals(sources: &[&mut Source], clock: u64) -> Option<usize> {
+    let heads: Vec<(usize, Event)> = sources
+        .iter()
+        .enumerate()
+        .filter_map(|(index, source)| source.head.map(|event| (index, event)))
+        .filter(|(_, event)| event.clock_ns == clock && event.kind == Kind::Block as u8)
+        .collect();
+    let first = heads.iter().find(|(index, event)| {
+        let before = (event.allocated as i64).wrapping_sub(event.size);
+        !heads.iter().any(|(other, after)| {
+            other != index && after.device == event.device && after.allocated as i64 == before
+        })
+    });
+    first.map(|(index, _)| *index)
+}
+
+impl Source {
+    fn new(shared: Arc<LaneShared>) -> Source {
+        Source {
+            shared,
+            tid: 0,
+            parts: VecDeque::new(),
+            next_index: 0,
+            slot: 0,
+            head: None,
+            last_ns: 0,
+            done: Vec::new(),
+        }
+    }
+
+    /// Adds a chunk, or learns that the one being filled is full.
+    fn add(&mut self, chunk: ChunkReader, full: bool) {
+        self.tid = chunk.tid();
+        if full {
+            self.next_index = chunk.index() + 1;
+        }
+        match self.parts.back_mut() {
+            Some(last) if last.chunk.number() == chunk.number() && !last.full => last.full = full,
+            _ => self.parts.push_back(Part { chunk, seen: 0, full }),
+        }
+    }
+
+    /// Takes in what became complete since the last look.
+    fn look(&mut self, define: &mut impl FnMut(Definition)) {
+        for part in &mut self.parts {
+            let committed = part.chunk.committed();
+            while part.seen < committed {
+                let event = part.chunk.event(part.seen);
+                part.seen += 1;
+                match event.kind() {
+                    Some(Kind::DefineText) => {
+                        let slots = text_slots(&event);
+                        let length = event.size.max(0) as usize;
+                        let mut bytes = Vec::with_capacity(length);
+                        for slot in part.seen..(part.seen + slots).min(committed) {
+                            bytes.extend(slot_text(&part.chunk.event(slot)));
+                        }
+                        bytes.truncate(length);
+                        part.seen += slots;
+                        let text = String::from_utf8_lossy(&bytes).into_owned();
+                        define(Definition::Text(event.addr as TextId, text));
+                    }
+                    Some(Kind::DefineContext) => define(Definition::Context(event.addr as ContextId, event)),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// The oldest event not given yet.
+    fn peek(&mut self) -> Option<Event> {
+        while self.head.is_none() {
+            let part = self.parts.front()?;
+            if self.slot >= part.seen {
+                if !part.full {
+                    return None;
+                }
+                self.done.extend(self.parts.pop_front().map(|part| part.chunk));
+                self.slot = 0;
+                continue;
+            }
+            let mut event = part.chunk.event(self.slot);
+            match event.kind() {
+                None | Some(Kind::Pad | Kind::DefineContext) => self.slot += 1,
+                Some(Kind::DefineText) => self.slot += 1 + text_slots(&event),
+                Some(_) => {
+                    // An announced event has the clock of its beginning; what the thread recorded
+                    // meanwhile stands before it in the lane.
+                    event.clock_ns = event.clock_ns.max(self.last_ns);
+                    self.last_ns = event.clock_ns;
+                    self.head = Some(event);
+                }
+            }
+        }
+        self.head
+    }
+
+    fn next(&mut self) {
+        self.head = None;
+        self.slot += 1;
+    }
+}
+
+/// How many slots the text of a definition fills.
+fn text_slots(event: &Event) -> usize {
+    (event.size.max(0) as usize).div_ceil(size_of::<Event>())
+}

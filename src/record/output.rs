@@ -1,0 +1,64 @@
+//! Where files go.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Folders in which a journal of `bytes` may lie, best first: memory, then a local disk. A journal
+/// must not take more than a quarter of what is free: in a container `/dev/shm` may be 64 MiB, and it
+/// belongs to the program.
+pub(crate) fn journal_folders(bytes: usize) -> Vec<PathBuf> {
+    let mut folders = vec![PathBuf::from("/dev/shm")];
+    folders.push(std::env::temp_dir());
+    folders.retain(|folder| is_local(folder) && free_bytes(folder) / 4 >= bytes as u64);
+    folders
+}
+
+fn stat(folder: &Path) -> Option<libc::statfs> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(folder.as_os_str().as_bytes()).ok()?;
+    // SAFETY: all zero is a value of this plain struct.
+    let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the path ends in 0 and `stat` is a place for the answer.
+    (unsafe { libc::statfs(path.as_ptr(), &raw mut stat) } == 0).then_some(stat)
+}
+
+fn free_bytes(folder: &Path) -> u64 {
+    stat(folder).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_bsize as u64))
+}
+
+/// Is the file system in memory or on a disk of this host? A mapping of a network file can fault.
+fn is_local(folder: &Path) -> bool {
+    const EXT: i64 = 0xEF53;
+    const TMPFS: i64 = 0x0102_1994;
+    const XFS: i64 = 0x5846_5342;
+    const BTRFS: i64 = 0x9123_683E;
+    const OVERLAY: i64 = 0x794C_7630;
+    const ZFS: i64 = 0x2FC1_2FC1;
+    const F2FS: i64 = 0xF2F5_2010;
+    stat(folder).is_some_and(|stat| [EXT, TMPFS, XFS, BTRFS, OVERLAY, ZFS, F2FS].contains(&stat.f_type))
+}
+
+/// Makes the trace `<host>.r<rank>.<pid>.csv` in `folder`: private, new, never through a link. When
+/// the name is taken (an earlier process had the same id) a number is added.
+pub(crate) fn create_trace(folder: &Path, host: &str, rank: i32) -> io::Result<(File, PathBuf)> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let pid = std::process::id();
+    for attempt in 1..1000 {
+        let suffix = if attempt == 1 { String::new() } else { format!("-{attempt}") };
+        let path = folder.join(format!("{host}.r{rank}.{pid}{suffix}.csv"));
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+            .open(&path);
+        match file {
+            Ok(file) => return Ok((file, path)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::other("every name is taken"))
+}

@@ -1,0 +1,356 @@
+//! The process's recorder: what hooks call.
+//!
+//! It starts at the first event that is worth a trace (device memory, or an explicit mark), so that a
+//! process which never uses the GPU leaves nothing and pays nothing. A fork forgets it: the child
+//! starts one of its own when it comes to that.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use memtrace_trace::config::Settings;
+use memtrace_trace::rounding::Rounding;
+use memtrace_trace::{Event, Kind, Meta};
+
+use crate::clock;
+use crate::intern::{Context, ContextId, TextId, with_tables};
+use crate::journal::Pool;
+use crate::lane::{IDLE, LaneShared, NO_CHUNK, with_lane};
+use crate::writer_thread;
+
+/// What the recorder must know of the process; made once, at load.
+pub struct Session {
+    /// The settings.
+    pub settings: Settings,
+    /// The folder of the trace, absolute: the program may change its own.
+    pub out: PathBuf,
+    /// The host's name, as it may stand in a file name.
+    pub host: String,
+    /// The distributed rank.
+    pub rank: i32,
+    /// The allocator's rule.
+    pub rounding: Rounding,
+    /// Is the native caching allocator the one that reports? Else the runtime's calls are all there is.
+    pub caching: bool,
+    /// Fills in what only a running CUDA can tell; called on the writer thread.
+    pub describe: fn(&mut Meta),
+    /// Says a line on stderr, `memtrace: ` before it.
+    pub say: fn(&str),
+}
+
+/// What the writer thread is asked to do.
+pub(crate) enum Command {
+    /// Bring the trace up to date now, and answer.
+    Flush(Sender<()>),
+    /// Look at the events now: an OOM wants its lines on stderr.
+    Nudge,
+    /// Write everything and end.
+    Finish,
+}
+
+/// The recorder of a process.
+pub struct Recorder {
+    pub(crate) session: &'static Session,
+    pool: Pool,
+    pub(crate) start_ns: u64,
+    /// Lanes that the writer thread has not seen yet.
+    lanes: Mutex<Vec<Arc<LaneShared>>>,
+    next_lane: AtomicU32,
+    commands: (Sender<Command>, Receiver<Command>),
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// No more events: the trace is finished, or cannot be written.
+    closed: AtomicBool,
+}
+
+static RECORDER: AtomicPtr<Recorder> = AtomicPtr::new(std::ptr::null_mut());
+static STATE: AtomicU8 = AtomicU8::new(IDLE_STATE);
+const IDLE_STATE: u8 = 0;
+const STARTING: u8 = 1;
+const STARTED: u8 = 2;
+
+/// The training step of the process; -1 before the first.
+pub static STEP: AtomicI32 = AtomicI32::new(-1);
+/// How many children the process counts behind it: grows with every fork, so that what a thread
+/// cached before one is stale after it.
+pub static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+impl Recorder {
+    /// The recorder, when it has started.
+    #[inline]
+    #[must_use]
+    pub fn active() -> Option<&'static Recorder> {
+        let recorder = RECORDER.load(Ordering::Acquire);
+        // SAFETY: the pointer comes from `Box::leak` in `start` and is never freed.
+        unsafe { recorder.as_ref() }
+    }
+
+    /// The recorder, started now when it was not; `None` when it cannot be.
+    #[inline]
+    pub fn get(session: &'static Session) -> Option<&'static Recorder> {
+        Recorder::active().or_else(|| Recorder::start(session))
+    }
+
+    #[cold]
+    fn start(session: &'static Session) -> Option<&'static Recorder> {
+        loop {
+            match STATE.compare_exchange(IDLE_STATE, STARTING, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => break,
+                // Another thread is at it; it takes some ms.
+                Err(STARTING) => std::thread::yield_now(),
+                Err(_) => return Recorder::active(),
+            }
+        }
+        let recorder: &'static Recorder = match Recorder::new(session) {
+            Ok(recorder) => &*Box::leak(Box::new(recorder)),
+            Err(error) => {
+                (session.say)(&format!(
+                    "not tracing: no memory for the event buffer ({error}); try MEMTRACE_BUFFER=4m"
+                ));
+                STATE.store(STARTED, Ordering::Release);
+                return None;
+            }
+        };
+        with_tables(|tables| {
+            for (id, text) in tables.texts() {
+                recorder.define_text(id, text);
+            }
+            for (id, context) in tables.contexts() {
+                recorder.define_context(id, context);
+            }
+            // Under the lock: from here on, who numbers something new defines it too.
+            RECORDER.store(std::ptr::from_ref(recorder).cast_mut(), Ordering::Release);
+        });
+        match writer_thread::spawn(recorder) {
+            Ok(thread) => *lock(&recorder.thread) = Some(thread),
+            Err(error) => {
+                (session.say)(&format!("not tracing: cannot start a thread ({error})"));
+                recorder.closed.store(true, Ordering::Release);
+            }
+        }
+        STATE.store(STARTED, Ordering::Release);
+        Some(recorder)
+    }
+
+    fn new(session: &'static Session) -> std::io::Result<Recorder> {
+        let start_ns = clock::now_ns();
+        let name = format!("memtrace-{}-{}.journal", std::process::id(), start_ns);
+        let folders = crate::output::journal_folders(session.settings.buffer_bytes);
+        let folders: Vec<_> = folders.iter().map(PathBuf::as_path).collect();
+        Ok(Recorder {
+            session,
+            pool: Pool::new(session.settings.buffer_bytes, &folders, &name)?,
+            start_ns,
+            lanes: Mutex::new(Vec::new()),
+            next_lane: AtomicU32::new(0),
+            commands: bounded(64),
+            thread: Mutex::new(None),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// The child of a fork: the parent's recorder, its thread and its chunks are not ours.
+    pub fn forget_after_fork() {
+        RECORDER.store(std::ptr::null_mut(), Ordering::Release);
+        STATE.store(IDLE_STATE, Ordering::Release);
+        GENERATION.fetch_add(1, Ordering::Release);
+    }
+
+    /// Records one event: `make` gets the clock, which is read here. It must not record nor intern.
+    #[inline]
+    pub fn record(&'static self, make: impl FnOnce(u64) -> Event) {
+        if !self.closed.load(Ordering::Relaxed) {
+            with_lane(self, |lane| lane.record(make));
+        }
+    }
+
+    /// Announces an event whose outcome is known later (a call that frees: its order is the time
+    /// before the call). Every `begin` is followed by a [`Recorder::commit`] on the same thread.
+    #[must_use]
+    pub fn begin(&'static self) -> u64 {
+        with_lane(self, super::lane::Lane::begin)
+    }
+
+    /// Ends what [`Recorder::begin`] announced.
+    pub fn commit(&'static self, event: Event) {
+        with_lane(self, |lane| lane.commit(event));
+    }
+
+    /// Has the writer thread look at the events soon.
+    pub fn nudge(&self) {
+        let _ = self.commands.0.try_send(Command::Nudge);
+    }
+
+    /// Waits until what was recorded so far is in the file, up to `patience`.
+    pub fn flush(&self, patience: Duration) -> bool {
+        let (done, answer) = bounded(1);
+        self.commands.0.send_timeout(Command::Flush(done), patience).is_ok()
+            && answer.recv_timeout(patience).is_ok()
+    }
+
+    /// Writes everything and ends the trace; for the end of the process.
+    pub fn finish(&self) {
+        let Some(thread) = lock(&self.thread).take() else { return };
+        if self.commands.0.send_timeout(Command::Finish, Duration::from_secs(5)).is_ok() {
+            let _ = thread.join();
+        }
+    }
+
+    /// Is the chunk pool so full that what can be missed should be?
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        self.pool.percent_free() < 25
+    }
+
+    pub(crate) fn pool(&'static self) -> &'static Pool {
+        &self.pool
+    }
+
+    pub(crate) fn commands(&self) -> &Receiver<Command> {
+        &self.commands.1
+    }
+
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn lanes(&self) -> MutexGuard<'_, Vec<Arc<LaneShared>>> {
+        lock(&self.lanes)
+    }
+
+    /// Takes the lane with this number out of the list of new ones.
+    pub(crate) fn take_lane(&self, id: u32) -> Option<Arc<LaneShared>> {
+        let mut lanes = self.lanes();
+        let index = lanes.iter().position(|lane| lane.id == id)?;
+        Some(lanes.swap_remove(index))
+    }
+
+    pub(crate) fn register_lane(&self) -> Arc<LaneShared> {
+        let lane = Arc::new(LaneShared {
+            id: self.next_lane.fetch_add(1, Ordering::Relaxed),
+            pending: AtomicU64::new(IDLE),
+            chunk: AtomicU32::new(NO_CHUNK),
+            counted: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        });
+        self.lanes().push(Arc::clone(&lane));
+        lane
+    }
+
+    fn define_text(&'static self, id: TextId, text: &str) {
+        with_lane(self, |lane| lane.define(&text_events(id, text)));
+    }
+
+    fn define_context(&'static self, id: ContextId, context: Context) {
+        let event = Event {
+            kind: Kind::DefineContext as u8,
+            flags: context.flags,
+            addr: u64::from(id),
+            size: i64::from(context.op),
+            allocated: u64::from(context.module),
+            reserved: u64::from(context.phase),
+            extra: i64::from(context.stack),
+            ..Event::default()
+        };
+        with_lane(self, |lane| lane.define(&[event]));
+    }
+}
+
+/// The number of `text`.
+#[must_use]
+pub fn text_id(text: &str) -> TextId {
+    with_tables(|tables| {
+        let (id, new) = tables.text(text);
+        if new && let Some(recorder) = Recorder::active() {
+            recorder.define_text(id, tables.text_of(id));
+        }
+        id
+    })
+}
+
+/// The number of `context`.
+#[must_use]
+pub fn context_id(context: Context) -> ContextId {
+    with_tables(|tables| {
+        let (id, new) = tables.context(context);
+        if new && let Some(recorder) = Recorder::active() {
+            recorder.define_context(id, context);
+        }
+        id
+    })
+}
+
+/// A definition and the text behind it, in whole slots; see [`Kind::DefineText`].
+fn text_events(id: TextId, text: &str) -> Vec<Event> {
+    let kind = Kind::DefineText as u8;
+    let mut events = vec![Event { kind, addr: u64::from(id), size: text.len() as i64, ..Event::default() }];
+    events.extend(text.as_bytes().chunks(size_of::<Event>()).map(text_slot));
+    events
+}
+
+/// Up to 64 bytes of a text as a slot.
+fn text_slot(bytes: &[u8]) -> Event {
+    let mut word = [0u64; 8];
+    for (word, bytes) in word.iter_mut().zip(bytes.chunks(8)) {
+        let mut whole = [0; 8];
+        whole[..bytes.len()].copy_from_slice(bytes);
+        *word = u64::from_le_bytes(whole);
+    }
+    let [clock_ns, head, addr, size, allocated, reserved, tail, extra] = word;
+    let head = head.to_le_bytes();
+    let tail = tail.to_le_bytes();
+    Event {
+        clock_ns,
+        kind: head[0],
+        api: head[1],
+        device: head[2] as i8,
+        flags: head[3],
+        status: i16::from_le_bytes([head[4], head[5]]),
+        source: u16::from_le_bytes([head[6], head[7]]),
+        addr,
+        size: size as i64,
+        allocated,
+        reserved,
+        context: u32::from_le_bytes([tail[0], tail[1], tail[2], tail[3]]),
+        step: i32::from_le_bytes([tail[4], tail[5], tail[6], tail[7]]),
+        extra: extra as i64,
+    }
+}
+
+/// The bytes of a slot that [`text_slot`] made.
+pub(crate) fn slot_text(slot: &Event) -> [u8; 64] {
+    let mut bytes = [0; 64];
+    let [s0, s1] = slot.status.to_le_bytes();
+    let [o0, o1] = slot.source.to_le_bytes();
+    bytes[0..8].copy_from_slice(&slot.clock_ns.to_le_bytes());
+    bytes[8..16].copy_from_slice(&[slot.kind, slot.api, slot.device as u8, slot.flags, s0, s1, o0, o1]);
+    bytes[16..24].copy_from_slice(&slot.addr.to_le_bytes());
+    bytes[24..32].copy_from_slice(&slot.size.to_le_bytes());
+    bytes[32..40].copy_from_slice(&slot.allocated.to_le_bytes());
+    bytes[40..48].copy_from_slice(&slot.reserved.to_le_bytes());
+    bytes[48..52].copy_from_slice(&slot.context.to_le_bytes());
+    bytes[52..56].copy_from_slice(&slot.step.to_le_bytes());
+    bytes[56..64].copy_from_slice(&slot.extra.to_le_bytes());
+    bytes
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_survives_its_slots() {
+        let text = "GPT.h.11.mlp.".repeat(9);
+        let events = text_events(3, &text);
+        assert_eq!(events.len(), 1 + text.len().div_ceil(64));
+        let bytes: Vec<u8> = events[1..].iter().flat_map(slot_text).collect();
+        assert_eq!(&bytes[..text.len()], text.as_bytes());
+    }
+}

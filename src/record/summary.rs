@@ -1,0 +1,121 @@
+//! What the writer thread counts on the way, and the summary that it can print at exit.
+
+use std::fmt::Write;
+
+use hdrhistogram::Histogram;
+use memtrace_trace::Api;
+use memtrace_trace::units::Unit;
+use rustc_hash::FxHashMap;
+
+/// Counts, sizes and latencies of a process.
+pub struct Statistics {
+    blocks: Histogram<u64>,
+    calls: FxHashMap<u8, Calls>,
+    peaks: Vec<Peak>,
+    /// OOMs that torch raised.
+    pub ooms: u64,
+}
+
+struct Calls {
+    latency: Histogram<u64>,
+    failed: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Peak {
+    allocated: i64,
+    reserved: i64,
+}
+
+/// Two digits: a percentile of a latency is not known better.
+fn histogram() -> Histogram<u64> {
+    Histogram::new(2).expect("two digits are within the library's bounds")
+}
+
+impl Default for Statistics {
+    fn default() -> Self {
+        Statistics { blocks: histogram(), calls: FxHashMap::default(), peaks: Vec::new(), ooms: 0 }
+    }
+}
+
+impl Statistics {
+    /// A block of `bytes` was handed out.
+    pub fn block(&mut self, bytes: i64) {
+        self.blocks.saturating_record(bytes.max(0) as u64);
+    }
+
+    /// A call returned after `latency_ns`.
+    pub fn call(&mut self, api: u8, latency_ns: i64, failed: bool) {
+        let calls = self.calls.entry(api).or_insert_with(|| Calls { latency: histogram(), failed: 0 });
+        calls.latency.saturating_record(latency_ns.max(0) as u64);
+        calls.failed += u64::from(failed);
+    }
+
+    /// A device's totals changed.
+    pub fn peak(&mut self, device: i8, allocated: i64, reserved: i64) {
+        let Ok(index) = usize::try_from(device) else { return };
+        if self.peaks.len() <= index {
+            self.peaks.resize(index + 1, Peak::default());
+        }
+        let peak = &mut self.peaks[index];
+        peak.allocated = peak.allocated.max(allocated);
+        peak.reserved = peak.reserved.max(reserved);
+    }
+
+    /// The lines of the summary.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (device, peak) in self.peaks.iter().enumerate() {
+            let Peak { allocated, reserved } = *peak;
+            let (allocated, reserved) = (Unit::Auto.show(allocated), Unit::Auto.show(reserved));
+            lines.push(format!("GPU {device}: peak allocated {allocated}, peak reserved {reserved}"));
+        }
+        if !self.blocks.is_empty() {
+            let size = |quantile| Unit::Auto.show(self.blocks.value_at_quantile(quantile) as i64);
+            let mut line = format!("{} blocks: p50 {}, p99 {}", self.blocks.len(), size(0.5), size(0.99));
+            if self.ooms > 0 {
+                let _ = write!(line, "; {} OOM", self.ooms);
+            }
+            lines.push(line);
+        }
+        let mut calls: Vec<_> = self.calls.iter().collect();
+        calls.sort_by_key(|(api, _)| **api);
+        for (api, calls) in calls {
+            let name = Api::from_code(*api).map_or("?", Api::name);
+            let us = |quantile| calls.latency.value_at_quantile(quantile) as f64 / 1e3;
+            let mut line = format!(
+                "{name}: {} calls, p50 {:.1} us, p99 {:.1} us",
+                calls.latency.len(),
+                us(0.5),
+                us(0.99)
+            );
+            if calls.failed > 0 {
+                let _ = write!(line, ", {} failed", calls.failed);
+            }
+            lines.push(line);
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lines_name_peaks_sizes_and_latencies() {
+        let mut statistics = Statistics::default();
+        statistics.block(512);
+        statistics.call(Api::CudaMalloc as u8, 2000, true);
+        statistics.peak(0, 512, 2 << 20);
+        statistics.peak(0, 0, 2 << 20);
+        let lines = statistics.lines();
+        assert_eq!(lines[0], "GPU 0: peak allocated 512 B, peak reserved 2.00 MiB");
+        assert!(
+            lines[2].starts_with("cudaMalloc: 1 calls") && lines[2].ends_with("1 failed"),
+            "{}",
+            lines[2]
+        );
+    }
+}

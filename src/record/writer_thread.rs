@@ -1,0 +1,261 @@
+//! The one thread that does I/O: drains the chunks, encodes, writes, flushes.
+
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crossbeam_channel::{RecvTimeoutError, Sender};
+use memtrace_trace::config::{Auto, Level};
+use memtrace_trace::writer::RowWriter;
+use memtrace_trace::{Meta, Row, SCHEMA_VERSION};
+
+use crate::clock;
+use crate::encoder::{Encoder, RowSink};
+use crate::holders::out_of_memory_lines;
+use crate::merge::{Definition, Merge};
+use crate::output;
+use crate::recorder::{Command, Recorder};
+
+/// How long the end waits for events that threads are in the middle of.
+const LAST_EVENTS: Duration = Duration::from_millis(100);
+/// How often the chunks are looked at. Nobody wakes this thread for a full chunk: that would cost the
+/// hook a system call, and in this time the fastest program fills a small part of the pool.
+const LOOK: Duration = Duration::from_millis(20);
+/// OOMs whose holders are told; a script that looks for its batch size makes many.
+const TOLD_OOMS: u32 = 3;
+
+/// Starts the thread with every signal blocked: the program's handlers must not run on it.
+pub(crate) fn spawn(recorder: &'static Recorder) -> io::Result<JoinHandle<()>> {
+    // SAFETY: all zero is a value of the plain set; the calls get valid places and cannot fail so.
+    let mut before: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+    }
+    let thread =
+        std::thread::Builder::new().name("memtrace".to_owned()).stack_size(512 << 10).spawn(move || {
+            Writer::run(recorder);
+        });
+    // SAFETY: `before` is the mask that the first call filled in.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    thread
+}
+
+/// Rows into the file.
+struct Sink(RowWriter<File>);
+
+impl RowSink for Sink {
+    type Error = io::Error;
+    fn row(&mut self, row: &Row<'_>) -> io::Result<()> {
+        self.0.write(row)
+    }
+}
+
+struct Writer {
+    recorder: &'static Recorder,
+    merge: Merge,
+    encoder: Encoder,
+    sink: Sink,
+    path: PathBuf,
+    meta: Meta,
+    ooms_told: u32,
+}
+
+impl Writer {
+    fn run(recorder: &'static Recorder) {
+        let say = recorder.session.say;
+        let mut writer = match Writer::open(recorder) {
+            Ok(writer) => writer,
+            Err(why) => {
+                say(&format!("not tracing: {why}"));
+                recorder.close();
+                recorder.pool().remove_file();
+                answer_until_finish(recorder);
+                return;
+            }
+        };
+        if let Err(error) = writer.work() {
+            recorder.close();
+            say(&format!(
+                "the trace ends early: {}: {error}; the program goes on untraced; free some space or set MEMTRACE_OUT",
+                writer.path.display()
+            ));
+            recorder.pool().remove_file();
+            answer_until_finish(recorder);
+        }
+    }
+
+    fn open(recorder: &'static Recorder) -> Result<Writer, String> {
+        let session = recorder.session;
+        let (file, path) =
+            output::create_trace(&session.out, &session.host, session.rank).map_err(|error| {
+                format!(
+                    "{}: {error}; set MEMTRACE_OUT to a folder that can be written",
+                    session.out.display()
+                )
+            })?;
+        let pid = std::process::id();
+        let mut meta = Meta {
+            schema: SCHEMA_VERSION.to_owned(),
+            memtrace: env!("CARGO_PKG_VERSION").to_owned(),
+            start_unix_ns: unix_ns_at(recorder.start_ns),
+            host: session.host.clone(),
+            run_id: session.settings.run_id.clone(),
+            rank: session.rank,
+            journal: recorder.pool().path().map(|path| path.display().to_string()).unwrap_or_default(),
+            ..Meta::default()
+        };
+        (session.describe)(&mut meta);
+        if session.settings.log >= Level::Info {
+            (session.say)(&format!("tracing to {}", path.display()));
+        }
+        Ok(Writer {
+            encoder: Encoder::new(recorder.start_ns, session.rank, pid, session.rounding, session.caching),
+            recorder,
+            merge: Merge::default(),
+            sink: Sink(RowWriter::new(file)),
+            path,
+            meta,
+            ooms_told: 0,
+        })
+    }
+
+    fn work(&mut self) -> io::Result<()> {
+        let json = serde_json::to_string(&self.meta).map_err(io::Error::other)?;
+        self.encoder.meta(&json, &mut self.sink)?;
+        let every = Duration::from_millis(self.recorder.session.settings.flush_ms);
+        let mut next_flush = Instant::now() + every;
+        loop {
+            match self.recorder.commands().recv_timeout(LOOK.min(every)) {
+                Ok(Command::Finish) => return self.finish(),
+                Ok(Command::Flush(done)) => {
+                    self.settle()?;
+                    let _ = done.send(());
+                }
+                Ok(Command::Nudge) => self.settle()?,
+                Err(RecvTimeoutError::Timeout) => self.advance()?,
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+            if Instant::now() >= next_flush {
+                self.flush()?;
+                next_flush = Instant::now() + every;
+            }
+        }
+    }
+
+    /// Encodes what the watermark allows.
+    fn advance(&mut self) -> io::Result<()> {
+        let watermark = self.collect();
+        self.encode(watermark)
+    }
+
+    /// Encodes everything recorded before now and flushes it.
+    fn settle(&mut self) -> io::Result<()> {
+        let now = clock::now_ns();
+        let patience = Instant::now() + LAST_EVENTS;
+        loop {
+            let watermark = self.collect();
+            self.encode(watermark)?;
+            if watermark >= now || Instant::now() > patience {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.flush()
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.recorder.close();
+        let patience = Instant::now() + LAST_EVENTS;
+        self.collect();
+        while self.merge.is_busy() && Instant::now() < patience {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.collect();
+        self.encode(u64::MAX)?;
+        self.encoder.end(clock::now_ns(), self.merge.dropped(), &mut self.sink)?;
+        self.flush()?;
+        self.recorder.pool().remove_file();
+        self.say_summary();
+        Ok(())
+    }
+
+    fn collect(&mut self) -> u64 {
+        let encoder = &mut self.encoder;
+        self.merge.collect(self.recorder, &mut |definition| match definition {
+            Definition::Text(id, text) => encoder.define_text(id, &text),
+            Definition::Context(id, event) => encoder.define_context(id, &event),
+        })
+    }
+
+    fn encode(&mut self, watermark: u64) -> io::Result<()> {
+        let Writer { merge, encoder, sink, recorder, meta, path, ooms_told, .. } = self;
+        merge.drain(watermark, &mut |tid, event| {
+            encoder.encode(tid, event, sink)?;
+            if let Some(oom) = encoder.take_oom()
+                && *ooms_told < TOLD_OOMS
+                && recorder.session.settings.log >= Level::Warn
+            {
+                *ooms_told += 1;
+                for line in out_of_memory_lines(encoder, &oom, meta, path) {
+                    (recorder.session.say)(&line);
+                }
+            }
+            Ok::<(), io::Error>(())
+        })?;
+        if self.recorder.is_short() {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Whole lines go to the file, and their chunks back to the pool.
+    fn flush(&mut self) -> io::Result<()> {
+        self.sink.0.flush()?;
+        self.merge.release(self.recorder);
+        Ok(())
+    }
+
+    fn say_summary(&self) {
+        use std::io::IsTerminal;
+        let session = self.recorder.session;
+        let wanted = match session.settings.summary {
+            Auto::On => true,
+            Auto::Off => false,
+            Auto::Terminal => io::stderr().is_terminal(),
+        };
+        if wanted {
+            (session.say)(&format!("{} rows in {}", self.encoder.rows(), self.path.display()));
+            for line in self.encoder.statistics.lines() {
+                (session.say)(&format!("  {line}"));
+            }
+            (session.say)(&format!("next: memtrace summary {}", self.path.display()));
+        }
+    }
+}
+
+/// The trace is over, but the process may still ask for a flush or the end.
+fn answer_until_finish(recorder: &'static Recorder) {
+    while let Ok(command) = recorder.commands().recv() {
+        match command {
+            Command::Finish => return,
+            Command::Flush(done) => answer(&done),
+            Command::Nudge => {}
+        }
+    }
+}
+
+fn answer(done: &Sender<()>) {
+    let _ = done.send(());
+}
+
+/// The wall clock at a reading of the monotonic clock, ns since the Unix epoch.
+fn unix_ns_at(clock_ns: u64) -> i64 {
+    let ago = clock::now_ns().saturating_sub(clock_ns);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i64);
+    now - ago as i64
+}
