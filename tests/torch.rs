@@ -17,16 +17,21 @@ const CARD: &str = "h100-80g";
 /// One test per function and torch; a function takes the torch that it runs on.
 macro_rules! on_every_torch {
     ($($name:ident),* $(,)?) => {
-        on_every_torch!(@module torch_2_11_0, "2.11.0", $($name),*);
-        on_every_torch!(@module torch_2_6_0, "2.6.0", $($name),*);
-    };
-    (@module $module:ident, $version:literal, $($name:ident),*) => {
-        mod $module {
-            $(#[test] fn $name() {
-                if let Some(torch) = super::Torch::find($version) {
-                    super::$name(&torch);
+        mod torch_2_11_0 {
+            $(#[test] fn $name() { super::Torch::run("2.11.0", super::$name); })*
+        }
+        mod torch_2_6_0 {
+            $(#[test] fn $name() { super::Torch::run("2.6.0", super::$name); })*
+        }
+        /// The version that `scripts/test-matrix` names.
+        mod torch_of_the_matrix {
+            $(
+                #[test]
+                #[ignore = "scripts/test-matrix runs it"]
+                fn $name() {
+                    super::Torch::run(&std::env::var("MEMTRACE_TEST_TORCH").unwrap(), super::$name);
                 }
-            })*
+            )*
         }
     };
 }
@@ -35,10 +40,17 @@ on_every_torch![
     a_gpt_agrees_with_torch_to_the_byte,
     a_convolutional_net_agrees_with_torch_to_the_byte,
     odd_sizes_threads_and_ooms_agree_with_torch_to_the_byte,
+    blocks_that_other_streams_hold_agree_with_torch_to_the_byte,
+    graphs_and_pools_agree_with_torch_to_the_byte,
     ranges_give_phase_module_and_step,
+    ranges_of_the_nvtx_package_mean_the_same,
     every_end_of_a_program_is_the_untraced_one,
     a_process_that_never_uses_cuda_leaves_no_file,
     pandas_polars_and_duckdb_read_the_same_typed_columns,
+    children_trace_into_their_own_files_or_leave_none,
+    a_killed_process_leaves_every_event_behind,
+    faults_around_the_trace_cost_the_trace_and_never_the_program,
+    a_trace_is_never_written_over_what_is_not_ours,
 ];
 
 fn a_gpt_agrees_with_torch_to_the_byte(torch: &Torch) {
@@ -53,17 +65,19 @@ fn odd_sizes_threads_and_ooms_agree_with_torch_to_the_byte(torch: &Torch) {
     torch.verify("truth_odd.py");
 }
 
+fn blocks_that_other_streams_hold_agree_with_torch_to_the_byte(torch: &Torch) {
+    torch.verify("truth_streams.py");
+}
+
+fn graphs_and_pools_agree_with_torch_to_the_byte(torch: &Torch) {
+    torch.verify("truth_graph.py");
+}
+
 fn ranges_give_phase_module_and_step(torch: &Torch) {
     let run = torch.trace("nvtx_ranges.py", &[]).expect_success();
     let rows = run.rows();
 
-    let owner = |count: i64| {
-        let row = rows
-            .iter()
-            .find(|row| row.event == "alloc" && row.delta_bytes == count * 512)
-            .unwrap_or_else(|| panic!("no block of {count} * 512 bytes"));
-        (row.phase.as_str(), row.module.as_str(), row.op.as_str(), row.step)
-    };
+    let owner = |count| owner(&rows, count);
     // Which op and module a block has outside every range is for others to say (issues 3 and 5).
     assert_eq!(owner(101).3, -1);
     assert_eq!(owner(102).0, "forward");
@@ -99,6 +113,29 @@ fn ranges_give_phase_module_and_step(torch: &Torch) {
     for row in backward {
         assert_eq!((row.phase.as_str(), row.step), ("backward", 8), "{row:?}");
     }
+}
+
+fn ranges_of_the_nvtx_package_mean_the_same(torch: &Torch) {
+    let run = torch.trace("nvtx_package.py", &[]).expect_success();
+    let rows = run.rows();
+    let owner = |count| owner(&rows, count);
+    assert_eq!(owner(201).0, "forward");
+    assert_eq!(owner(202).1, "GPT.h.1");
+    assert_eq!(owner(203).3, 12);
+    assert_eq!(owner(204).0, "backward");
+    assert_eq!(owner(205).1, "outer.inner");
+    assert_eq!(owner(206).0, "évaluation");
+    assert!(owner(207).2.starts_with("aten::empty"), "{:?}", owner(207));
+    assert!(rows.iter().any(|row| row.event == "mark" && row.name == "a mark of the package"));
+}
+
+/// Phase, module, op and step of the block of `count` * 512 bytes.
+fn owner(rows: &[Rec], count: i64) -> (&str, &str, &str, i64) {
+    let row = rows
+        .iter()
+        .find(|row| row.event == "alloc" && row.delta_bytes == count * 512)
+        .unwrap_or_else(|| panic!("no block of {count} * 512 bytes"));
+    (&row.phase, &row.module, &row.op, row.step)
 }
 
 fn every_end_of_a_program_is_the_untraced_one(torch: &Torch) {
@@ -141,22 +178,126 @@ fn pandas_polars_and_duckdb_read_the_same_typed_columns(torch: &Torch) {
     torch.check(torch.command().arg(scripts().join("loaders.py")).arg(run.file()));
 }
 
+fn children_trace_into_their_own_files_or_leave_none(torch: &Torch) {
+    for (how, files) in [
+        ("fork", 1),
+        ("fork first", 2),
+        ("fork while threads allocate", 1),
+        ("spawn", 3),
+        ("forkserver", 3),
+        ("subprocess", 2),
+        ("shell", 1),
+        ("loader", 1),
+    ] {
+        let untraced = torch.untraced("children.py", &[how]);
+        let run = torch.trace("children.py", &[how]).expect_success();
+        assert_eq!(text(&run.output.stdout), text(&untraced.stdout), "{how}");
+        let found = run.files();
+        assert_eq!(found.len(), files, "{how}: {found:?}\n{}", text(&run.output.stderr));
+        let mark = found.iter().filter(|file| read(file).iter().any(|row| row.event == "mark"));
+        let [parent] = mark.collect::<Vec<_>>()[..] else { panic!("{how}: one trace has the mark") };
+        torch.verify_file(parent, &run.checkpoints);
+        for file in &found {
+            torch.check(memtrace().arg("check").arg(file));
+        }
+    }
+}
+
+fn a_killed_process_leaves_every_event_behind(torch: &Torch) {
+    const ROUNDS: usize = 50;
+    let run = torch.trace("kill_rounds.py", &[&ROUNDS.to_string()]).expect_success();
+    torch.check(memtrace().arg("check").arg("--repair").arg(run.dir()));
+    let files = run.files();
+    let told = text(&run.output.stdout);
+    assert_eq!(told.lines().count(), ROUNDS);
+    for line in told.lines() {
+        let (pid, count) = line.split_once(' ').unwrap();
+        let count: usize = count.parse().unwrap();
+        let file = files.iter().find(|file| file.to_string_lossy().ends_with(&format!(".{pid}.csv")));
+        let rows = read(file.unwrap_or_else(|| panic!("process {pid} left no trace: {files:?}")));
+        let taken: Vec<i64> =
+            rows.iter().filter(|row| row.event == "alloc").map(|row| row.delta_bytes).collect();
+        // The process may have taken one more than it could tell of.
+        assert!((count..=count + 1).contains(&taken.len()), "process {pid}: {count}, {}", taken.len());
+        for (index, bytes) in taken.iter().enumerate() {
+            assert_eq!(*bytes, 512 * (index as i64 % 1000 + 1), "process {pid}, block {index}");
+        }
+    }
+}
+
+fn faults_around_the_trace_cost_the_trace_and_never_the_program(torch: &Torch) {
+    let untraced = text(&torch.untraced("faults.py", &["none"]).stdout);
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "not a folder").unwrap();
+    let unharmed = |what: &str, output: &Output| {
+        let stderr = text(&output.stderr);
+        assert!(output.status.success(), "{what}: {}\n{stderr}", output.status);
+        assert!(text(&output.stdout).contains(&untraced), "{what}:\n{}", text(&output.stdout));
+        assert!(stderr.lines().any(|line| line.starts_with("memtrace:")), "{what}: not a word:\n{stderr}");
+    };
+    // Folders that cannot be made, and a file system that takes no file.
+    for out in [file.join("below"), PathBuf::from("/proc/memtrace"), PathBuf::from("/sys")] {
+        let mut command = torch.preloaded_command(&out);
+        let output = command.arg(scripts().join("faults.py")).arg("none").output().unwrap();
+        unharmed(&out.display().to_string(), &output);
+    }
+    for how in ["file size limit", "vanished folder"] {
+        let mut command = torch.preloaded_command(&dir.path().join(how));
+        unharmed(how, &command.arg(scripts().join("faults.py")).arg(how).output().unwrap());
+    }
+    // A full disk: 256 KiB of tmpfs in a mount namespace of its own.
+    let out = dir.path().join("full");
+    std::fs::create_dir(&out).unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--map-root-user", "sh", "-c"]);
+    command.arg("mount -t tmpfs -o size=256k tmpfs \"$MEMTRACE_OUT\" && exec \"$@\"").arg("sh");
+    let program = torch.preloaded_command(&out);
+    command.arg("env").arg(format!("LD_PRELOAD={}", preloads())).arg(program.get_program());
+    command.arg(scripts().join("faults.py")).arg("none");
+    for (name, value) in program.get_envs().filter(|(name, _)| *name != "LD_PRELOAD") {
+        command.env(name, value.unwrap_or_default());
+    }
+    unharmed("full disk", &command.output().unwrap());
+}
+
+fn a_trace_is_never_written_over_what_is_not_ours(torch: &Torch) {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = TempDir::new().unwrap();
+    let victim = dir.path().join("victim");
+    std::fs::write(&victim, "precious\n").unwrap();
+    for how in ["planted link", "planted file"] {
+        let out = dir.path().join(how);
+        let mut command = torch.preloaded_command(&out);
+        let output = command.arg(scripts().join("faults.py")).arg(how).arg(&victim).output().unwrap();
+        assert!(output.status.success(), "{how}: {}", text(&output.stderr));
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious\n");
+        for file in traces(&out) {
+            let metadata = std::fs::symlink_metadata(&file).unwrap();
+            let planted = metadata.is_symlink() || metadata.len() == 17;
+            assert!(planted || metadata.permissions().mode() & 0o777 == 0o600, "{}", file.display());
+            if metadata.len() == 17 {
+                assert_eq!(std::fs::read_to_string(&file).unwrap(), "somebody else's\n");
+            }
+        }
+    }
+}
+
 /// One installed torch.
 struct Torch {
     python: PathBuf,
 }
 
 impl Torch {
-    /// The python of an installed torch; `None` skips the test.
-    fn find(version: &str) -> Option<Torch> {
-        let python = cache().join(format!("torch-{version}"));
-        if python.join(".complete").exists() {
-            return Some(Torch { python: python.join("bin/python") });
+    /// Runs a test on an installed torch.
+    fn run(version: &str, test: fn(&Torch)) {
+        let folder = cache().join(format!("torch-{version}"));
+        if folder.join(".complete").exists() {
+            return test(&Torch { python: folder.join("bin/python") });
         }
         let why = format!("torch {version} is not installed: run scripts/torch-env {version}");
         assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{why}");
         eprintln!("skipped: {why}");
-        None
     }
 
     /// This python, with nothing of ours in its environment.
@@ -173,7 +314,7 @@ impl Torch {
 
     /// `memtrace run` of this python on the phantom device, tracing into `out`.
     fn traced_command(&self, out: &Path) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+        let mut command = memtrace();
         command.args(["run", "--phantom", CARD, "-o"]).arg(out).arg("--").arg(&self.python);
         for (name, value) in self.command().get_envs() {
             match value {
@@ -193,6 +334,13 @@ impl Torch {
         Run { output: command.output().unwrap(), checkpoints, out }
     }
 
+    /// The user's own way: the libraries preloaded by hand, and no launcher.
+    fn preloaded_command(&self, out: &Path) -> Command {
+        let mut command = self.command();
+        command.env("LD_PRELOAD", preloads()).env("MEMTRACE_PHANTOM", CARD).env("MEMTRACE_OUT", out);
+        command
+    }
+
     /// The same without memtrace: the phantom device alone.
     fn untraced(&self, script: &str, args: &[&str]) -> Output {
         let phantom = built("libmemtrace_phantom.so");
@@ -204,9 +352,12 @@ impl Torch {
     /// Runs a script under memtrace and holds its trace against the checkpoints that it wrote.
     fn verify(&self, script: &str) {
         let run = self.trace(script, &[]).expect_success();
-        self.check(self.command().arg(scripts().join("verify.py")).arg(run.file()).arg(&run.checkpoints));
-        let mut check = Command::new(env!("CARGO_BIN_EXE_memtrace"));
-        self.check(check.arg("check").arg(run.file()));
+        self.verify_file(&run.file(), &run.checkpoints);
+        self.check(memtrace().arg("check").arg(run.file()));
+    }
+
+    fn verify_file(&self, trace: &Path, checkpoints: &Path) {
+        self.check(self.command().arg(scripts().join("verify.py")).arg(trace).arg(checkpoints));
     }
 
     /// Runs a command that must succeed.
@@ -232,9 +383,17 @@ impl Run {
         self
     }
 
+    fn dir(&self) -> PathBuf {
+        self.out.path().join("trace")
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        traces(&self.dir())
+    }
+
     /// The one trace.
     fn file(&self) -> PathBuf {
-        let files = traces(&self.out.path().join("trace"));
+        let files = self.files();
         assert_eq!(files.len(), 1, "expected one trace, found {files:?}\n{}", text(&self.output.stderr));
         files.into_iter().next().unwrap()
     }
@@ -285,6 +444,16 @@ fn text(bytes: &[u8]) -> String {
 
 fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts")
+}
+
+fn memtrace() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_memtrace"))
+}
+
+/// What `memtrace run --phantom` preloads.
+fn preloads() -> String {
+    let [tracer, phantom] = ["libmemtrace.so", "libmemtrace_phantom.so"].map(built);
+    format!("{}:{}", tracer.display(), phantom.display())
 }
 
 /// A library beside the command, where `cargo build` leaves it.

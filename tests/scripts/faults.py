@@ -1,0 +1,29 @@
+"""Breaks the tracer's surroundings in the way that argv[1] names, then allocates as any program would."""
+
+import os
+import resource
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+how = sys.argv[1]
+out = Path(os.environ.get("MEMTRACE_OUT", "memtrace-out"))
+mine = f"{socket.gethostname()}.r0.{os.getpid()}.csv"
+
+if how == "file size limit":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+elif how == "planted link" and "MEMTRACE_OUT" in os.environ:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / mine).symlink_to(sys.argv[2])
+elif how == "planted file" and "MEMTRACE_OUT" in os.environ:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / mine).write_text("somebody else's\n")
+
+import torch
+
+for round in range(300):
+    kept = [torch.empty(1000 * (i + 1), dtype=torch.uint8, device="cuda") for i in range(20)]
+    if how == "vanished folder" and round == 100:
+        shutil.rmtree(out, ignore_errors=True)
+print("allocated", torch.cuda.memory_allocated())

@@ -1,0 +1,59 @@
+"""SIGKILLs processes in mid-training, argv[1] of them, and prints what each had counted by then.
+
+One line a round: the pid, and how many blocks the process had taken when its last word got out. Block
+number i of a process has 512 * (i % 1000 + 1) bytes.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import torch
+
+
+def victim(told):
+    # One write of 8 bytes to a pipe is whole or not at all.
+    count = 0
+    while True:
+        kept = torch.empty(512 * (count % 1000 + 1), dtype=torch.uint8, device="cuda")
+        count += 1
+        os.write(told, count.to_bytes(8, "little"))
+        del kept
+
+
+def start(round, told):
+    """Most are forked, which is quick; some start from nothing."""
+    if round % 10 == 0:
+        command = [sys.executable, __file__, "victim", str(told)]
+        return subprocess.Popen(command, pass_fds=[told]).pid
+    pid = os.fork()
+    if pid == 0:
+        victim(told)
+    return pid
+
+
+def main():
+    rng = random.Random(0)
+    for round in range(int(sys.argv[1])):
+        read, write = os.pipe()
+        pid = start(round, write)
+        os.close(write)
+        word = os.read(read, 1 << 16)[-8:]  # it has begun
+        until = time.monotonic() + rng.random() * 0.3
+        while time.monotonic() < until:
+            word = os.read(read, 1 << 16)[-8:]
+        os.kill(pid, signal.SIGKILL)
+        while more := os.read(read, 1 << 16):
+            word = more[-8:]
+        os.close(read)
+        os.waitpid(pid, 0)
+        print(pid, int.from_bytes(word, "little"), flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "victim":
+        victim(int(sys.argv[2]))
+    main()
