@@ -37,20 +37,26 @@ impl Input {
             }
             return Err(TraceError::NoTrace { path: path.to_owned() }.into());
         }
-        let mut traces = files.iter().map(|file| TraceFile::open(file)).collect::<Result<Vec<_>>>()?;
+        let traces = files.iter().map(|file| TraceFile::open(file)).collect::<Result<Vec<_>>>()?;
         let newest = traces.iter().max_by_key(|trace| trace.meta.start_unix_ns);
         let run = newest.map(|trace| trace.meta.run_id.clone()).unwrap_or_default();
-        let all = traces.len();
-        traces.retain(|trace| trace.meta.run_id == run);
-        let mut notes = Vec::new();
-        if traces.len() < all {
-            notes.push(format!("{} files of other runs in this folder were left out", all - traces.len()));
+        let mut input = Input { path: path.to_owned(), traces, notes: Vec::new() };
+        let others = input.only_run(&run);
+        if others > 0 {
+            input.notes.push(format!("{others} files of other runs in this folder were left out"));
         }
-        traces.sort_by(|a, b| {
+        input.traces.sort_by(|a, b| {
             let key = |t: &TraceFile| (t.meta.rank, t.meta.start_unix_ns);
             key(a).cmp(&key(b)).then_with(|| a.path.cmp(&b.path))
         });
-        Ok(Input { path: path.to_owned(), traces, notes })
+        Ok(input)
+    }
+
+    /// Keeps the processes of one launch; how many others there were.
+    pub fn only_run(&mut self, run_id: &str) -> usize {
+        let all = self.traces.len();
+        self.traces.retain(|trace| trace.meta.run_id == run_id);
+        all - self.traces.len()
     }
 
     /// Keeps the processes of one rank.

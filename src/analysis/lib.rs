@@ -7,8 +7,12 @@
 
 pub mod error;
 pub mod input;
+pub mod options;
+pub mod page;
+pub mod play;
 pub mod record;
 pub mod replay;
+pub mod reports;
 mod scan;
 pub mod stream;
 #[doc(hidden)]

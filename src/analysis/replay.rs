@@ -437,7 +437,8 @@ impl Replay {
         let drift = (totals.allocated - summed.allocated, totals.reserved - summed.reserved);
         // A total that is off stays off: only the row at which that begins or changes is a problem.
         // While a rotated part lists what was live, its totals run ahead of the sums.
-        if drift != std::mem::replace(&mut device.drift, drift) && row.event != EventName::Live {
+        let changed = drift != std::mem::replace(&mut device.drift, drift);
+        if changed && drift != (0, 0) && row.event != EventName::Live {
             self.problems.totals += 1;
             self.problems.example(|| {
                 format!(

@@ -1,0 +1,144 @@
+//! What a report was asked for.
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::units::Unit;
+
+use crate::error::{Error, Result};
+use crate::replay::Window;
+
+/// An option that one report has beside the shared ones.
+#[derive(Clone, Copy, Debug)]
+pub struct Flag {
+    /// Its long name, without dashes.
+    pub name: &'static str,
+    /// What its value is called in the help; `None` for a switch.
+    pub value: Option<&'static str>,
+    /// The value taken when it is not given; empty for none.
+    pub default: &'static str,
+    /// The values that it takes; empty when any will do.
+    pub choices: &'static [&'static str],
+    /// One line.
+    pub help: &'static str,
+}
+
+/// The shared options, and the report's own by name.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Only this device.
+    pub device: Option<i32>,
+    /// How many lines a list has; the report's default when not said.
+    pub top: Option<usize>,
+    /// How bytes are shown.
+    pub units: Unit,
+    /// The part of the trace to look at.
+    pub window: Window,
+    /// Lines that are not rows are counted and passed over.
+    pub lenient: bool,
+    /// Colours and bold, for a terminal.
+    pub paint: bool,
+    /// The columns of the terminal; `None` when there is none.
+    pub width: Option<usize>,
+    /// The report's own.
+    pub values: BTreeMap<&'static str, String>,
+}
+
+impl Options {
+    /// The value of the report's own option `name`; empty when it was not given and has no default.
+    #[must_use]
+    pub fn text(&self, name: &str) -> &str {
+        self.values.get(name).map_or("", String::as_str)
+    }
+
+    /// Was the switch `name` given?
+    #[must_use]
+    pub fn is_set(&self, name: &str) -> bool {
+        self.values.contains_key(name)
+    }
+
+    /// The value of `name` as a number; `None` when it was not given.
+    ///
+    /// # Errors
+    /// When it is not one.
+    pub fn number(&self, name: &str) -> Result<Option<usize>> {
+        match self.text(name) {
+            "" => Ok(None),
+            text => match text.parse() {
+                Ok(number) => Ok(Some(number)),
+                Err(_) => Err(Error::usage(format!("--{name} {text}: expected a number"))),
+            },
+        }
+    }
+}
+
+/// Reads `T0:T1`, times since the trace's start such as `1.5s`, `200ms`, `3` (seconds); either may be
+/// left out.
+///
+/// # Errors
+/// Says what was expected.
+pub fn parse_window(text: &str) -> Result<(i64, i64)> {
+    let bad = || Error::usage(format!("--window {text}: expected T0:T1, such as 1.5s:2s, 200ms: or :3"));
+    let (from, to) = text.split_once(':').ok_or_else(bad)?;
+    let time = |part: &str, open: i64| -> Result<i64> {
+        let part = part.trim();
+        if part.is_empty() {
+            return Ok(open);
+        }
+        let digits = part.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let scale = match &part[digits.len()..] {
+            "" | "s" => 1e9,
+            "ms" => 1e6,
+            "us" => 1e3,
+            "ns" => 1.0,
+            "min" | "m" => 60e9,
+            _ => return Err(bad()),
+        };
+        match digits.trim().parse::<f64>() {
+            Ok(n) if n.is_finite() => Ok((n * scale) as i64),
+            _ => Err(bad()),
+        }
+    };
+    let window = (time(from, i64::MIN)?, time(to, i64::MAX)?);
+    if window.0 > window.1 {
+        return Err(Error::usage(format!("--window {text}: it ends before it starts")));
+    }
+    Ok(window)
+}
+
+/// Reads `A:B`, `A:`, `:B` or `A`, both ends included.
+///
+/// # Errors
+/// Says what was expected.
+pub fn parse_steps(text: &str) -> Result<(i64, i64)> {
+    let bad = || Error::usage(format!("--step {text}: expected A:B, such as 3:5, 3: or 3"));
+    let step = |part: &str, open: i64| -> Result<i64> {
+        if part.is_empty() { Ok(open) } else { part.trim().parse().map_err(|_| bad()) }
+    };
+    let steps = match text.split_once(':') {
+        Some((from, to)) => (step(from, i64::MIN)?, step(to, i64::MAX)?),
+        None => {
+            let only = text.trim().parse().map_err(|_| bad())?;
+            (only, only)
+        }
+    };
+    if steps.0 > steps.1 {
+        return Err(Error::usage(format!("--step {text}: it ends before it starts")));
+    }
+    Ok(steps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_and_steps_are_read_and_refused() {
+        assert_eq!(parse_window("1.5s:2").unwrap(), (1_500_000_000, 2_000_000_000));
+        assert_eq!(parse_window("200ms:").unwrap(), (200_000_000, i64::MAX));
+        assert!(parse_window("3").is_err());
+        assert!(parse_window("2:1").unwrap_err().to_string().contains("ends before"));
+        assert_eq!(parse_steps("3").unwrap(), (3, 3));
+        assert_eq!(parse_steps(":5").unwrap(), (i64::MIN, 5));
+        assert!(parse_steps("last").is_err());
+    }
+}

@@ -1,0 +1,83 @@
+//! `memtrace check`: does the trace say one thing? Schema, `seq`, and every row's totals against the
+//! replay of the deltas.
+
+use serde_json::{Value, json};
+
+use super::{Answer, Report, Verdict, next};
+use crate::error::Result;
+use crate::input::Input;
+use crate::options::Options;
+use crate::page::{Cell, Page, Style, count};
+use crate::play::{Footer, Played, heading, play};
+use crate::record::Columns;
+use crate::replay::Metric;
+
+/// See the module.
+pub(super) struct Check;
+
+impl Report for Check {
+    fn name(&self) -> &'static str {
+        "check"
+    }
+
+    fn about(&self) -> &'static str {
+        "Schema, sequence and totals of every row against the replay; exits 1 when they differ"
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let mut page = Page::new(options.paint, options.width);
+        let mut footer = Footer::new(input);
+        let mut verdict = Verdict::Fine;
+        let mut files: Vec<Value> = Vec::new();
+        for (index, trace) in input.traces.iter().enumerate() {
+            let played = play(trace, Columns::ALL, options, Metric::Allocated, |_, _| {})?;
+            footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            if index == 0 {
+                heading(&mut page, input, &trace.meta);
+                page.gap();
+            }
+            let found = findings(&played);
+            let bad: u64 = found.iter().map(|(_, number)| number).sum();
+            let name = trace.path.display().to_string();
+            let rows = count(played.replay.counts.rows);
+            if bad == 0 {
+                page.line([Cell::new("ok   ", Style::Strong), format!("{name}: {rows} rows").into()]);
+            } else {
+                verdict = Verdict::Problem;
+                page.line([Cell::new("bad  ", Style::Alarm), format!("{name}: {rows} rows").into()]);
+                for (what, number) in found.iter().filter(|(_, number)| *number > 0) {
+                    page.plain(format!("     {what}: {}", count(*number)));
+                }
+                for example in &played.replay.problems.examples {
+                    page.line([Cell::new(format!("       {example}"), Style::Faint)]);
+                }
+            }
+            let found: serde_json::Map<String, Value> =
+                found.iter().map(|(what, number)| (what.replace(' ', "_"), (*number).into())).collect();
+            files.push(json!({
+                "file": name,
+                "rows": played.replay.counts.rows,
+                "ok": bad == 0,
+                "found": found,
+                "examples": played.replay.problems.examples,
+            }));
+        }
+        let json = json!({ "ok": verdict == Verdict::Fine, "files": files });
+        Ok(Answer { page, json, footer, next: vec![next("summary", input, "")], verdict })
+    }
+}
+
+fn findings(played: &Played) -> [(&'static str, u64); 8] {
+    let problems = &played.replay.problems;
+    [
+        ("gaps in seq", problems.seq_gaps),
+        ("totals that the deltas do not give", problems.totals),
+        ("frees of what was not live", problems.unmatched_frees),
+        ("allocations under a live id", problems.double_allocs),
+        ("frees of another size", problems.wrong_sizes),
+        ("no end row", u64::from(problems.unfinished)),
+        ("last line cut off", u64::from(played.told.cut)),
+        ("lines that are not rows", played.told.skipped),
+    ]
+}

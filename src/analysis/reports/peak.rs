@@ -1,0 +1,253 @@
+//! `memtrace peak`: what was live at the peak, by owner.
+
+use memtrace_trace::Category;
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+use super::{Answer, Report, next};
+use crate::error::{Error, Result};
+use crate::input::Input;
+use crate::options::{Flag, Options};
+use crate::page::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use crate::play::{Footer, Played, heading, play, shown};
+use crate::record::Columns;
+use crate::replay::{Block, Metric};
+use crate::stream::TraceFile;
+use crate::texts::Texts;
+
+/// See the module.
+pub(super) struct Peak;
+
+/// What `--by` takes.
+const KEYS: &[&str] = &["module", "op", "category", "phase", "step", "size"];
+
+impl Report for Peak {
+    fn name(&self) -> &'static str {
+        "peak"
+    }
+
+    fn about(&self) -> &'static str {
+        "What was live when memory was highest, by owner"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        &[
+            Flag {
+                name: "by",
+                value: Some("KEY"),
+                default: "module",
+                choices: KEYS,
+                help: "What to group the live blocks by",
+            },
+            Flag {
+                name: "depth",
+                value: Some("N"),
+                default: "",
+                choices: &[],
+                help: "Join modules below the N-th level of their path",
+            },
+            Flag {
+                name: "of",
+                value: Some("TOTAL"),
+                default: "allocated",
+                choices: &["allocated", "used"],
+                help: "Whose peak: torch's blocks, or everything on the device",
+            },
+            Flag {
+                name: "as-of",
+                value: None,
+                default: "",
+                choices: &[],
+                help: "Owners as they were known at the peak, not as they were known last",
+            },
+        ]
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let mut metric = if options.text("of") == "used" { Metric::Used } else { Metric::Allocated };
+        let mut best = fullest(input, options, metric)?;
+        if best.peak == 0 && metric == Metric::Allocated {
+            // A program without torch: everything that it holds is outside torch's allocator.
+            metric = Metric::Used;
+            best = fullest(input, options, metric)?;
+        }
+        answer(input, options, metric, best)
+    }
+}
+
+/// The process with the highest peak.
+struct Best<'a> {
+    trace: &'a TraceFile,
+    played: Played,
+    ordinal: i32,
+    peak: i64,
+    footer: Footer,
+}
+
+fn fullest<'a>(input: &'a Input, options: &Options, metric: Metric) -> Result<Best<'a>> {
+    let mut best: Option<Best<'a>> = None;
+    let mut footer = Footer::new(input);
+    for trace in &input.traces {
+        let played = play(trace, Columns::of(&[]), options, metric, |_, _| {})?;
+        let device = played.fullest(metric, options);
+        let (ordinal, peak) = device.map_or((0, 0), |device| (device.ordinal, device.peak(metric).bytes));
+        footer.add(trace, &played, Some(ordinal));
+        if best.as_ref().is_none_or(|best| peak > best.peak) {
+            best = Some(Best { trace, played, ordinal, peak, footer: Footer::default() });
+        }
+    }
+    let mut best = best.ok_or_else(|| Error::usage(format!("{}: no trace", input.path.display())))?;
+    best.footer = footer;
+    Ok(best)
+}
+
+/// The blocks of one key.
+#[derive(Default)]
+struct Group {
+    bytes: i64,
+    blocks: u64,
+}
+
+fn answer(input: &Input, options: &Options, metric: Metric, best: Best<'_>) -> Result<Answer> {
+    let Best { trace, played, ordinal, footer, .. } = best;
+    let by = options.text("by");
+    let depth = options.number("depth")?;
+    let mut page = Page::new(options.paint, options.width);
+    heading(&mut page, input, &trace.meta);
+    let Some(device) = played.replay.find(ordinal) else {
+        page.plain("No memory tracked.");
+        return Ok(Answer { page, json: json!({ "groups": [] }), footer, ..Answer::default() });
+    };
+    let peak = device.peak(metric);
+    let blocks = played.replay.at_peak(ordinal, options.is_set("as-of"));
+    let mut groups: FxHashMap<String, Group> = FxHashMap::default();
+    for block in &blocks {
+        let group = groups.entry(key(block, by, depth, &played.texts)).or_default();
+        group.bytes += block.bytes;
+        group.blocks += 1;
+    }
+    // Held by the allocator and handed out to nobody: it is part of what the device shows.
+    let listed: i64 = groups.values().map(|group| group.bytes).sum();
+    if metric == Metric::Used && peak.bytes > listed {
+        groups.insert("(cached by torch)".to_owned(), Group { bytes: peak.bytes - listed, blocks: 0 });
+    }
+    let mut groups: Vec<(String, Group)> = groups.into_iter().collect();
+    groups.sort_by(|a, b| b.1.bytes.cmp(&a.1.bytes).then_with(|| a.0.cmp(&b.0)));
+
+    let mut when = format!(" at {}", duration(peak.ts_ns));
+    if peak.owner.step >= 0 {
+        when.push_str(&format!(", step {}", peak.owner.step));
+    }
+    for symbol in [peak.owner.phase, peak.owner.module, peak.owner.op] {
+        if symbol != crate::texts::Symbol::NONE {
+            when.push_str(&format!(", {}", played.texts.get(symbol)));
+        }
+    }
+    page.line([
+        format!("device {ordinal}: peak of {} memory ", metric.name()).into(),
+        Cell::new(options.units.show(peak.bytes).to_string(), Style::Strong),
+        when.into(),
+    ]);
+    if input.traces.len() > 1 {
+        page.plain(format!(
+            "rank {}, the highest of {}; --rank shows another",
+            trace.meta.rank,
+            input.traces.len()
+        ));
+    }
+    page.gap();
+    let top = options.top.unwrap_or(20);
+    table(&mut page, &groups, by, peak.bytes, top, options);
+    let json: Vec<Value> = groups
+        .iter()
+        .map(|(name, group)| {
+            json!({ "key": name, "bytes": group.bytes, "blocks": group.blocks,
+                    "share": share(group.bytes, peak.bytes) })
+        })
+        .collect();
+    let json = json!({
+        "file": trace.path.display().to_string(),
+        "rank": trace.meta.rank,
+        "device": ordinal,
+        "of": metric.name(),
+        "by": by,
+        "peak": played.moment(peak),
+        "live_bytes": blocks.iter().map(|block| block.bytes).sum::<i64>(),
+        "groups": json,
+    });
+    let other =
+        KEYS.iter().find(|key| **key != by && matches!(**key, "category" | "op")).unwrap_or(&"module");
+    let hints = vec![next("peak", input, &format!("--by {other}"))];
+    Ok(Answer { page, json, footer, next: hints, ..Answer::default() })
+}
+
+fn table(page: &mut Page, groups: &[(String, Group)], by: &str, total: i64, top: usize, options: &Options) {
+    let mut table = Table::new(&[
+        ("bytes", Side::Right),
+        ("share", Side::Right),
+        ("", Side::Left),
+        ("blocks", Side::Right),
+        (by, Side::Left),
+    ]);
+    let mut line = |bytes: i64, blocks: u64, name: Cell| {
+        table.row([
+            Cell::new(options.units.show(bytes).to_string(), Style::Strong),
+            percent(share(bytes, total)).into(),
+            bar(share(bytes, total), 16).into(),
+            count(blocks).into(),
+            name,
+        ]);
+    };
+    for (name, group) in groups.iter().take(top) {
+        line(group.bytes, group.blocks, name.as_str().into());
+    }
+    if groups.len() > top {
+        let rest = &groups[top..];
+        let bytes = rest.iter().map(|(_, group)| group.bytes).sum();
+        let blocks = rest.iter().map(|(_, group)| group.blocks).sum();
+        line(bytes, blocks, Cell::new(format!("{} more; --top N", rest.len()), Style::Faint));
+    }
+    page.table(&table);
+}
+
+/// What a block is listed under.
+fn key(block: &Block, by: &str, depth: Option<usize>, texts: &Texts) -> String {
+    let owner = &block.owner;
+    match by {
+        "op" => shown(texts, owner.op),
+        "phase" => shown(texts, owner.phase),
+        "category" if owner.category == Category::None => "(unattributed)".to_owned(),
+        "category" => owner.category.as_str().to_owned(),
+        "step" if owner.step < 0 => "before the first".to_owned(),
+        "step" => owner.step.to_string(),
+        "size" => format!("{} B", block.bytes),
+        _ => {
+            let module = shown(texts, owner.module);
+            match depth {
+                Some(depth) => upper_levels(&module, depth).to_owned(),
+                None => module,
+            }
+        }
+    }
+}
+
+/// The first `depth` levels of a module's path.
+fn upper_levels(path: &str, depth: usize) -> &str {
+    match path.match_indices('.').nth(depth.max(1) - 1) {
+        Some((end, _)) => &path[..end],
+        None => path,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_cut_to_its_upper_levels() {
+        assert_eq!(upper_levels("GPT.h.0.mlp", 2), "GPT.h");
+        assert_eq!(upper_levels("GPT", 2), "GPT");
+        assert_eq!(upper_levels("GPT.h", 1), "GPT");
+    }
+}

@@ -1,0 +1,252 @@
+//! `memtrace summary`: the peaks, when they were and who made them, and how much was recorded.
+
+use memtrace_trace::EventName;
+use serde_json::{Value, json};
+
+use super::{Answer, Report, next};
+use crate::error::Result;
+use crate::input::Input;
+use crate::options::Options;
+use crate::page::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use crate::play::{Footer, Played, dash, heading, play, step};
+use crate::record::Columns;
+use crate::replay::{Block, Device, HOST, Metric};
+use crate::stream::TraceFile;
+
+/// See the module.
+pub(super) struct Summary;
+
+impl Report for Summary {
+    fn name(&self) -> &'static str {
+        "summary"
+    }
+
+    fn about(&self) -> &'static str {
+        "Peak memory: how much, when, and whose; events, steps, ranks and what was lost"
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let mut page = Page::new(options.paint, options.width);
+        let mut footer = Footer::new(input);
+        let mut all = Vec::new();
+        for trace in &input.traces {
+            let played = play(trace, Columns::of(&[]), options, Metric::Allocated, |_, _| {})?;
+            footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            all.push((trace, played));
+        }
+        let processes: Vec<Value> =
+            all.iter().map(|(trace, played)| process(trace, played, options)).collect();
+        let json = json!({ "processes": processes });
+        // One screen: every process in a line, and the fullest in full.
+        let fullest = all.iter().max_by_key(|(trace, played)| {
+            let device = played.fullest(Metric::Used, options);
+            (device.map_or(0, |device| device.peak(Metric::Used).bytes), -trace.meta.rank)
+        });
+        let mut hints = Vec::new();
+        if let Some((trace, played)) = fullest {
+            heading(&mut page, input, &trace.meta);
+            page.gap();
+            if all.len() > 1 {
+                ranks(&mut page, &all, options);
+                page.gap();
+                page.plain(format!("rank {} is the fullest:", trace.meta.rank));
+            }
+            detail(&mut page, trace, played, options);
+            if played.replay.counts.of(EventName::Oom) > 0 && super::find("oom").is_some() {
+                hints.push(next("oom", input, ""));
+            }
+            hints.push(next("peak", input, "--by module"));
+        }
+        Ok(Answer { page, json, footer, next: hints, ..Answer::default() })
+    }
+}
+
+fn ranks(page: &mut Page, all: &[(&TraceFile, Played)], options: &Options) {
+    let mut table = Table::new(&[
+        ("rank", Side::Right),
+        ("pid", Side::Right),
+        ("peak allocated", Side::Right),
+        ("reserved", Side::Right),
+        ("device used", Side::Right),
+        ("steps", Side::Right),
+        ("events", Side::Right),
+    ]);
+    for (trace, played) in all {
+        let peak = |metric| {
+            let device = played.fullest(metric, options);
+            options.units.show(device.map_or(0, |device| device.peak(metric).bytes)).to_string()
+        };
+        table.row([
+            trace.meta.rank.to_string().into(),
+            pid(trace).into(),
+            Cell::new(peak(Metric::Allocated), Style::Strong),
+            peak(Metric::Reserved).into(),
+            peak(Metric::Used).into(),
+            count(steps(played)).into(),
+            count(played.replay.counts.rows).into(),
+        ]);
+    }
+    page.table(&table);
+}
+
+/// The process id, from the file's name `<host>.r<rank>.<pid>.csv`.
+fn pid(trace: &TraceFile) -> String {
+    let name = trace.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let pid = name.trim_end_matches(".csv").rsplit('.').next().unwrap_or("").to_owned();
+    if pid.parse::<u32>().is_ok() { pid } else { "-".to_owned() }
+}
+
+/// How many steps there were: the numbers need not start at 0.
+fn steps(played: &Played) -> u64 {
+    let replay = &played.replay;
+    replay.first_step.map_or(0, |first| (replay.last_step - first + 1).max(0).cast_unsigned())
+}
+
+fn detail(page: &mut Page, trace: &TraceFile, played: &Played, options: &Options) {
+    let many = played.gpus(options).count() > 1;
+    for device in played.gpus(options) {
+        if many {
+            page.line([Cell::new(format!("device {}", device.ordinal), Style::Strong)]);
+        }
+        peaks(page, played, device, options);
+        capacity(page, trace, device, options);
+        categories(page, played, device, options);
+        page.gap();
+    }
+    if let Some(host) = played.replay.find(HOST) {
+        let pinned = host.peak(Metric::Allocated).bytes;
+        page.plain(format!("pinned host memory: {} at most", options.units.show(pinned)));
+    }
+    let counts = &played.replay.counts;
+    page.plain(format!(
+        "{} events in {}: {} allocations, {} frees, {} segments, {} steps",
+        count(counts.rows),
+        duration(played.replay.ts_ns),
+        count(counts.of(EventName::Alloc)),
+        count(counts.of(EventName::Free)),
+        count(counts.of(EventName::SegmentAlloc) + counts.of(EventName::SegmentMap)),
+        count(steps(played)),
+    ));
+    let ooms = counts.of(EventName::Oom);
+    if ooms + counts.failed > 0 {
+        let text = format!("{} out of memory, {} failed calls", count(ooms), count(counts.failed));
+        page.line([Cell::new(text, Style::Alarm)]);
+    }
+}
+
+fn peaks(page: &mut Page, played: &Played, device: &Device, options: &Options) {
+    let mut table = Table::new(&[
+        ("", Side::Left),
+        ("peak", Side::Right),
+        ("at", Side::Right),
+        ("step", Side::Right),
+        ("phase", Side::Left),
+        ("op", Side::Left),
+        ("module", Side::Left),
+    ]);
+    for metric in [Metric::Allocated, Metric::Reserved, Metric::Used] {
+        let peak = device.peak(metric);
+        table.row([
+            metric.name().into(),
+            Cell::new(options.units.show(peak.bytes).to_string(), Style::Strong),
+            duration(peak.ts_ns).into(),
+            step(peak.owner.step).into(),
+            dash(&played.texts, peak.owner.phase).into(),
+            dash(&played.texts, peak.owner.op).into(),
+            dash(&played.texts, peak.owner.module).into(),
+        ]);
+    }
+    page.table(&table);
+}
+
+fn capacity(page: &mut Page, trace: &TraceFile, device: &Device, options: &Options) {
+    let card = trace.meta.devices.iter().find(|card| card.ordinal == device.ordinal && card.total_bytes > 0);
+    if let Some(card) = card {
+        let used = device.peak(Metric::Used).bytes;
+        page.plain(format!(
+            "{} of {} used",
+            percent(share(used, card.total_bytes)),
+            options.units.show(card.total_bytes)
+        ));
+    }
+}
+
+fn categories(page: &mut Page, played: &Played, device: &Device, options: &Options) {
+    let blocks = played.replay.at_peak(device.ordinal, false);
+    let total: i64 = blocks.iter().map(|block| block.bytes).sum();
+    let mut table = Table::new(&[("", Side::Right), ("", Side::Right), ("", Side::Left), ("", Side::Left)]);
+    for (name, bytes) in by_category(&blocks) {
+        table.row([
+            options.units.show(bytes).to_string().into(),
+            percent(share(bytes, total)).into(),
+            name.into(),
+            bar(share(bytes, total), 24).into(),
+        ]);
+    }
+    if !table.is_empty() {
+        page.gap();
+        page.plain("live at the peak of allocated memory:");
+        page.table(&table);
+    }
+}
+
+/// The bytes of each category, largest first.
+fn by_category(blocks: &[Block]) -> Vec<(&'static str, i64)> {
+    let mut sums: Vec<(&'static str, i64)> = Vec::new();
+    for block in blocks {
+        let name = match block.owner.category {
+            memtrace_trace::Category::None => "(unattributed)",
+            category => category.as_str(),
+        };
+        match sums.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, sum)) => *sum += block.bytes,
+            None => sums.push((name, block.bytes)),
+        }
+    }
+    sums.sort_by_key(|(name, bytes)| (-bytes, *name));
+    sums
+}
+
+fn process(trace: &TraceFile, played: &Played, options: &Options) -> Value {
+    let counts = &played.replay.counts;
+    let devices: Vec<Value> = played
+        .gpus(options)
+        .map(|device| {
+            let mut categories = serde_json::Map::new();
+            for (name, bytes) in by_category(&played.replay.at_peak(device.ordinal, false)) {
+                categories.insert(name.to_owned(), bytes.into());
+            }
+            json!({
+                "device": device.ordinal,
+                "peak_allocated": played.moment(device.peak(Metric::Allocated)),
+                "peak_active": played.moment(device.peak(Metric::Active)),
+                "peak_reserved": played.moment(device.peak(Metric::Reserved)),
+                "peak_used": played.moment(device.peak(Metric::Used)),
+                "at_peak_by_category_bytes": categories,
+                "at_end_allocated_bytes": device.totals.allocated,
+                "at_end_reserved_bytes": device.totals.reserved,
+            })
+        })
+        .collect();
+    let mut events = serde_json::Map::new();
+    for event in EventName::ALL {
+        if counts.of(*event) > 0 {
+            events.insert(event.as_str().to_owned(), counts.of(*event).into());
+        }
+    }
+    json!({
+        "file": trace.path.display().to_string(),
+        "rank": trace.meta.rank,
+        "phantom": !trace.meta.phantom.is_null(),
+        "devices": devices,
+        "pinned_peak_bytes": played.replay.find(HOST).map_or(0, |host| host.peak(Metric::Allocated).bytes),
+        "rows": counts.rows,
+        "events": events,
+        "failed_calls": counts.failed,
+        "lost_events": counts.lost,
+        "steps": steps(played),
+        "duration_ns": played.replay.ts_ns,
+        "complete": !played.replay.problems.unfinished,
+    })
+}

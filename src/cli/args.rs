@@ -1,0 +1,131 @@
+//! The command line. The reports come from their table; nothing here knows one by name.
+
+use clap::{Arg, ArgAction, Command, ValueHint, builder::PossibleValuesParser, value_parser};
+use memtrace_analysis::options::Flag;
+use memtrace_analysis::reports::{REPORTS, Report};
+use std::path::PathBuf;
+
+/// Where the traces are when nobody says.
+pub(crate) const DEFAULT_FOLDER: &str = "memtrace-out";
+
+/// The whole command.
+pub(crate) fn command() -> Command {
+    let help = Command::new("help")
+        .about("What the variables and the columns mean, or the help of a command")
+        .arg(Arg::new("topic").value_name("variables|columns|COMMAND"));
+    Command::new("memtrace")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Where the GPU memory of a PyTorch run goes, with no change to the script")
+        .after_help("Start with:  memtrace run -- python train.py")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .disable_help_subcommand(true)
+        .infer_subcommands(true)
+        .subcommand(run())
+        .subcommands(REPORTS.iter().map(|report| of_report(*report)))
+        .subcommand(help)
+}
+
+fn run() -> Command {
+    Command::new("run")
+        .about("Run a program, trace it, and show the summary")
+        .arg(
+            Arg::new("out")
+                .short('o')
+                .long("out")
+                .value_name("DIR")
+                .value_parser(value_parser!(PathBuf))
+                .value_hint(ValueHint::DirPath)
+                .help("Where the traces go [default: a new folder in memtrace-out]"),
+        )
+        .arg(Arg::new("phantom").long("phantom").value_name("CARD").help(
+            "Run on a device that is not there: h100-80g, 8xa100-80g, mem=48g,cc=8.9; `list` shows all",
+        ))
+        .arg(
+            Arg::new("quiet")
+                .short('q')
+                .long("quiet")
+                .action(ArgAction::SetTrue)
+                .help("No summary at the end"),
+        )
+        .arg(
+            Arg::new("command")
+                .value_name("COMMAND")
+                .num_args(1..)
+                .trailing_var_arg(true)
+                .allow_hyphen_values(true)
+                .value_parser(value_parser!(std::ffi::OsString))
+                .help("The program and its arguments"),
+        )
+}
+
+fn of_report(report: &'static dyn Report) -> Command {
+    let many = report.inputs().len() > 1;
+    let mut command = Command::new(report.name()).about(report.about());
+    for name in report.inputs() {
+        command = command.arg(
+            Arg::new(*name)
+                .value_name(*name)
+                .value_parser(value_parser!(PathBuf))
+                .value_hint(ValueHint::AnyPath)
+                .required(many)
+                .help(if many {
+                    "A trace: a file, or the folder of a run".to_owned()
+                } else {
+                    format!(
+                        "A trace: a file, or the folder of a run [default: the newest in {DEFAULT_FOLDER}]"
+                    )
+                }),
+        );
+    }
+    command.args(report.flags().iter().map(of_flag)).args(shared())
+}
+
+fn of_flag(flag: &Flag) -> Arg {
+    let mut arg = Arg::new(flag.name).long(flag.name).help(flag.help);
+    match flag.value {
+        None => return arg.action(ArgAction::SetTrue),
+        Some(value) => arg = arg.value_name(value),
+    }
+    if !flag.default.is_empty() {
+        arg = arg.default_value(flag.default);
+    }
+    if !flag.choices.is_empty() {
+        arg = arg.value_parser(PossibleValuesParser::new(flag.choices));
+    }
+    arg
+}
+
+/// The options that every report takes.
+fn shared() -> [Arg; 10] {
+    let arg = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).help(help).help_heading("Shared options")
+    };
+    let switch = |name: &'static str, help: &'static str| {
+        Arg::new(name).long(name).action(ArgAction::SetTrue).help(help).help_heading("Shared options")
+    };
+    [
+        switch("json", "The answer for programs"),
+        arg("top", "N", "How many lines a list has").value_parser(value_parser!(usize)),
+        arg("device", "ORDINAL", "Only this device").value_parser(value_parser!(i32)),
+        arg("rank", "RANK", "Only this rank").value_parser(value_parser!(i32)),
+        arg("window", "T0:T1", "Only this part: 1.5s:2s, 200ms:, :3").allow_hyphen_values(true),
+        arg("step", "A:B", "Only these steps: 3:5, 3:, 3").allow_hyphen_values(true),
+        arg("units", "UNIT", "auto, B, KiB, MiB or GiB").default_value("auto"),
+        arg("output", "FILE", "Write the answer to a file").short('o').value_parser(value_parser!(PathBuf)),
+        arg("color", "WHEN", "auto, always or never")
+            .default_value("auto")
+            .value_parser(PossibleValuesParser::new(["auto", "always", "never"])),
+        switch("lenient", "Count and pass over lines that are not rows"),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        command().debug_assert();
+    }
+}

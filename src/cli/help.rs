@@ -1,0 +1,49 @@
+//! `memtrace help`: the tables that the trace crate keeps, and the help of a command.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::ArgMatches;
+use memtrace_analysis::page::{Cell, Page, Side, Style, Table};
+use memtrace_trace::config;
+use memtrace_trace::schema::{COLUMNS, ColumnType};
+
+use crate::{args, terminal};
+
+/// Prints what was asked for.
+pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
+    let mut stdout = std::io::stdout().lock();
+    let mut page = Page::new(terminal::paints("auto", &stdout), None);
+    match matches.get_one::<String>("topic").map(String::as_str) {
+        None => args::command().print_long_help()?,
+        Some("variables") => {
+            let mut table =
+                Table::new(&[("variable", Side::Left), ("default", Side::Left), ("", Side::Left)]);
+            for variable in config::variables() {
+                let default = if variable.default.is_empty() { "-" } else { variable.default };
+                table.row([Cell::new(variable.name, Style::Strong), default.into(), variable.help.into()]);
+            }
+            page.table(&table);
+        }
+        Some("columns") => {
+            let mut table = Table::new(&[("column", Side::Left), ("type", Side::Left), ("", Side::Left)]);
+            for column in COLUMNS {
+                let kind = if column.kind == ColumnType::Int { "int" } else { "text" };
+                table.row([Cell::new(column.name, Style::Strong), kind.into(), column.doc.into()]);
+            }
+            page.table(&table);
+        }
+        Some(name) => {
+            let mut command = args::command();
+            let Some(command) = command.find_subcommand_mut(name) else {
+                bail!(
+                    "no help on {name:?}: there are variables, columns, and the commands of `memtrace --help`"
+                );
+            };
+            command.print_long_help()?;
+        }
+    }
+    stdout.write_all(page.text().as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,315 @@
+//! The command as its users meet it: what it prints, what it exits with, what it leaves behind.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use memtrace_analysis::testing::TraceBuilder;
+use memtrace_trace::meta::{Device, Meta};
+use memtrace_trace::schema::{Category, EventName, Row};
+
+fn memtrace(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+    command.args(arguments).env_remove("NO_COLOR").env_remove("LD_PRELOAD");
+    command
+}
+
+fn output(arguments: &[&str]) -> Output {
+    memtrace(arguments).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// Two steps of a model with one layer; at the peak its parameter, its activation and a gradient.
+fn training(rank: i32) -> Vec<u8> {
+    let devices = vec![Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 80 << 30 }];
+    let argv = vec!["python".to_owned(), "train.py".to_owned()];
+    let mut trace = TraceBuilder::new(Meta { rank, world_size: 2, devices, argv, ..Meta::default() });
+    trace.segment(20 << 20);
+    let row = Row { rank, module: "Net.fc", op: "aten::mm", ..Row::default() };
+    let parameter = Row { category: Category::Parameter, op: "aten::empty", ..row };
+    trace.alloc(4 << 20, parameter);
+    for step in 0..2 {
+        let forward = Row { step, phase: "forward", category: Category::Activation, ..row };
+        let backward = Row { step, phase: "backward", category: Category::Temporary, ..row };
+        let gradient = Row { category: Category::Gradient, ..backward };
+        let activation = trace.alloc(3 << 20, forward);
+        let grad = trace.alloc(4 << 20, backward);
+        trace.tag(grad, 4 << 20, backward, gradient);
+        trace.free(activation, 3 << 20, forward);
+        trace.free(grad, 4 << 20, gradient);
+    }
+    trace.finish()
+}
+
+fn folder_with(traces: &[(&str, Vec<u8>)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in traces {
+        fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    folder
+}
+
+fn path(folder: &tempfile::TempDir) -> &str {
+    folder.path().to_str().unwrap()
+}
+
+#[test]
+fn the_peak_is_told_by_module_and_adds_up() {
+    let folder = folder_with(&[("host.r0.1.csv", training(0))]);
+    let text = stdout(&output(&["peak", path(&folder), "--by", "category"]));
+    for line in ["parameter", "gradient", "activation"] {
+        assert!(text.contains(line), "{text}");
+    }
+    let json = stdout(&output(&["peak", path(&folder), "--json"]));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["peak"]["bytes"], 11 << 20);
+    assert_eq!(json["peak"]["step"], 0);
+    assert_eq!(json["groups"][0]["key"], "Net.fc");
+    assert_eq!(json["groups"][0]["bytes"], 11 << 20);
+}
+
+#[test]
+fn a_summary_fits_one_screen_and_ends_with_what_to_type_next() {
+    let folder = folder_with(&[("host.r0.1.csv", training(0)), ("host.r1.2.csv", training(1))]);
+    let text = stdout(&output(&["summary", path(&folder)]));
+    assert!(text.lines().count() <= 30, "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    assert!(text.contains("11.00 MiB"), "{text}");
+    assert!(text.contains("0 events lost"), "{text}");
+    let last = text.lines().last().unwrap();
+    assert_eq!(last, format!("next: memtrace peak {} --by module", path(&folder)));
+    assert!(!text.contains('\x1b'), "colour is for terminals");
+}
+
+#[test]
+fn check_exits_with_1_when_the_totals_are_wrong() {
+    let good = training(0);
+    let folder = folder_with(&[("a.csv", good.clone())]);
+    assert!(stdout(&output(&["check", path(&folder)])).contains("ok"));
+    let text = String::from_utf8(good).unwrap().replace("3145728,7340032", "3145728,7340033");
+    let folder = folder_with(&[("a.csv", text.into_bytes())]);
+    let bad = output(&["check", path(&folder)]);
+    assert_eq!(bad.status.code(), Some(1));
+    let text = String::from_utf8(bad.stdout).unwrap();
+    assert!(text.contains("totals that the deltas do not give: 2"), "{text}");
+}
+
+#[test]
+fn what_cannot_be_read_exits_with_2_and_says_why() {
+    let folder = folder_with(&[("a.csv", b"a,b\n1,2\n".to_vec())]);
+    let bad = output(&["summary", path(&folder)]);
+    assert_eq!(bad.status.code(), Some(2));
+    assert!(stderr(&bad).contains("not a memtrace trace"), "{}", stderr(&bad));
+    let empty = folder_with(&[]);
+    let bad = output(&["summary", path(&empty)]);
+    assert_eq!(bad.status.code(), Some(2));
+    assert!(stderr(&bad).contains("no trace here"), "{}", stderr(&bad));
+    let bad = output(&["summary", path(&folder), "--units", "MB"]);
+    assert_eq!(bad.status.code(), Some(2));
+    let mut damaged = training(0);
+    damaged.truncate(damaged.len() - 10);
+    let folder = folder_with(&[("a.csv", damaged)]);
+    let bad = output(&["summary", path(&folder)]);
+    assert_eq!(bad.status.code(), Some(2));
+    assert!(stderr(&bad).contains("a.csv:17:"), "{}", stderr(&bad));
+    let lenient = stdout(&output(&["summary", path(&folder), "--lenient"]));
+    assert!(lenient.contains("1 lines are not rows"), "{lenient}");
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_error() {
+    let folder = folder_with(&[("a.csv", training(0))]);
+    let mut child = memtrace(&["peak", path(&folder), "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn an_unfinished_trace_says_so() {
+    let mut trace = TraceBuilder::default();
+    trace.segment(2 << 20);
+    trace.raw(Row { event: EventName::Lost, name: "3 dropped", requested_bytes: 3, ..Row::default() });
+    let folder = folder_with(&[("a.csv", trace.unfinished())]);
+    let text = stdout(&output(&["summary", path(&folder)]));
+    assert!(text.contains("no end row") && text.contains("3 events lost"), "{text}");
+}
+
+#[test]
+fn help_knows_every_variable_and_every_column() {
+    let variables = stdout(&output(&["help", "variables"]));
+    for variable in memtrace_trace::config::variables() {
+        assert!(variables.contains(variable.name), "{}", variable.name);
+    }
+    let columns = stdout(&output(&["help", "columns"]));
+    for column in memtrace_trace::schema::COLUMNS {
+        assert!(columns.contains(column.name), "{}", column.name);
+    }
+    let help = stdout(&output(&["--help"]));
+    for report in memtrace_analysis::reports::REPORTS {
+        assert!(help.contains(report.name()) && help.contains(report.about()), "{}", report.name());
+    }
+}
+
+/// A copy of the command beside a library that says hello as the real one does, so that the launcher
+/// is tested alone.
+struct Installed {
+    folder: tempfile::TempDir,
+    command: PathBuf,
+}
+
+impl Installed {
+    fn new() -> Option<Installed> {
+        let folder = tempfile::tempdir().unwrap();
+        let command = folder.path().join("memtrace");
+        fs::copy(env!("CARGO_BIN_EXE_memtrace"), &command).unwrap();
+        let source = folder.path().join("hello.c");
+        fs::write(
+            &source,
+            r#"#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+__attribute__((constructor)) static void hello(void) {
+    const char *path = getenv("MEMTRACE_HELLO");
+    int fd = path ? open(path, O_WRONLY | O_APPEND) : -1;
+    if (fd >= 0) { if (write(fd, "x", 1) != 1) abort(); close(fd); }
+}
+"#,
+        )
+        .unwrap();
+        for name in ["libmemtrace.so", "libmemtrace_phantom.so"] {
+            let built = Command::new("cc")
+                .args(["-shared", "-fPIC", "-o"])
+                .arg(folder.path().join(name))
+                .arg(&source)
+                .status();
+            if !built.is_ok_and(|status| status.success()) {
+                eprintln!("skipped: no C compiler");
+                return None;
+            }
+        }
+        Some(Installed { folder, command })
+    }
+
+    fn run(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.command);
+        command.arg("run").args(arguments).current_dir(self.folder.path()).env_remove("LD_PRELOAD");
+        command
+    }
+}
+
+#[test]
+fn the_launcher_passes_on_streams_status_and_environment() {
+    let Some(installed) = Installed::new() else { return };
+    let script = "cat; echo \"$LD_PRELOAD\"; echo \"$MEMTRACE_OUT\"; echo \"$MEMTRACE_RUN_ID\" >&2; exit 7";
+    let mut child = installed
+        .run(&["-o", "out", "--phantom", "h100-80g", "--", "sh", "-c", script])
+        .env("LD_PRELOAD", "/nowhere/other.so")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"in\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(7));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let folder = installed.folder.path().canonicalize().unwrap();
+    let at = |name: &str| folder.join(name).display().to_string();
+    let preload = format!("{}:{}:/nowhere/other.so", at("libmemtrace.so"), at("libmemtrace_phantom.so"));
+    assert_eq!(lines, ["in", &preload, &at("out")]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("took no GPU memory"), "{error}");
+    assert!(!Path::new(&at("out")).exists(), "an empty folder was left behind");
+}
+
+#[test]
+fn the_launcher_dies_of_the_signal_that_its_program_died_of() {
+    let Some(installed) = Installed::new() else { return };
+    for signal in [9, 15, 11] {
+        let output = installed.run(&["--", "sh", "-c", &format!("kill -{signal} $$")]).output().unwrap();
+        assert_eq!(output.status.signal(), Some(signal));
+    }
+}
+
+#[test]
+fn the_launcher_passes_a_signal_on_once() {
+    let Some(installed) = Installed::new() else { return };
+    let script =
+        "n=0; trap 'n=$((n+1))' USR1; trap 'echo $n; exit 3' TERM; echo ready; while :; do sleep 0.05; done";
+    let mut child = installed.run(&["--", "sh", "-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+    assert_eq!(lines.next().unwrap().unwrap(), "ready");
+    for signal in ["USR1", "TERM"] {
+        let status =
+            Command::new("sh").args(["-c", &format!("kill -{signal} {}", child.id())]).status().unwrap();
+        assert!(status.success());
+        std::thread::sleep(std::time::Duration::from_millis(300));
+    }
+    assert_eq!(lines.next().unwrap().unwrap(), "1");
+    assert_eq!(child.wait().unwrap().code(), Some(3));
+}
+
+#[test]
+fn a_program_that_is_not_there_is_127_as_in_a_shell() {
+    let Some(installed) = Installed::new() else { return };
+    let output = installed.run(&["--", "no-such-program"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(127));
+    assert!(stderr(&output).contains("cannot run no-such-program"), "{}", stderr(&output));
+    assert!(!installed.folder.path().join("memtrace-out").exists());
+}
+
+#[test]
+fn a_program_that_drops_the_library_is_noticed() {
+    let Some(installed) = Installed::new() else { return };
+    // Break the library as far as the loader is concerned: it warns, goes on, and nobody says hello.
+    fs::write(installed.folder.path().join("libmemtrace.so"), b"not a library").unwrap();
+    let output = installed.run(&["--", "true"]).output().unwrap();
+    assert!(output.status.success());
+    assert!(stderr(&output).contains("was not loaded"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_bad_card_is_refused_before_anything_runs() {
+    let Some(installed) = Installed::new() else { return };
+    let output = installed.run(&["--phantom", "h900", "--", "touch", "ran"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("h100-80g"), "{}", stderr(&output));
+    assert!(!installed.folder.path().join("ran").exists());
+    let list = stdout(&installed.run(&["--phantom", "list"]).output().unwrap());
+    assert!(list.contains("h100-80g"), "{list}");
+}
+
+#[test]
+fn the_trace_of_the_run_is_summed_up_on_stderr() {
+    let Some(installed) = Installed::new() else { return };
+    // The trace of this very run: `training` with the run's id in its meta row.
+    let trace = String::from_utf8(training(0)).unwrap();
+    fs::write(installed.folder.path().join("template.csv"), trace).unwrap();
+    let script = r#"sed "s/\"\"run_id\"\":\"\"/\"\"run_id\"\":\"\"$MEMTRACE_RUN_ID/" template.csv > "$MEMTRACE_OUT/h.r0.1.csv"; echo done"#;
+    let output = installed.run(&["--", "sh", "-c", script]).output().unwrap();
+    assert_eq!(output.stdout, b"done\n");
+    let error = stderr(&output);
+    assert!(error.contains("11.00 MiB") && error.contains("next: memtrace peak memtrace-out/"), "{error}");
+    let newest = Command::new(&installed.command)
+        .arg("summary")
+        .current_dir(installed.folder.path())
+        .output()
+        .unwrap();
+    assert!(stdout(&newest).contains("11.00 MiB"), "the newest run is the default trace");
+}
