@@ -1,1 +1,36 @@
 //! libmemtrace_phantom.so: a CUDA device that is not there.
+//!
+//! Preloaded under an unmodified CUDA build of PyTorch, it answers for the CUDA runtime, the driver
+//! and the math libraries. Kernels do nothing; memory is address space that costs nothing until it
+//! is touched; capacity is what `MEMTRACE_PHANTOM` says. PyTorch's own caching allocator decides
+//! every segment, split and out-of-memory error as it would on a card.
+//!
+//! One file per family of calls, each with its table ([`answer`]); what no file answers by hand is
+//! in the generated list ([`defaults`]). It depends on nothing that traces.
+#![expect(clippy::too_many_arguments, reason = "the signatures are CUDA's")]
+
+mod answer;
+mod copy;
+mod cublas;
+mod cudnn;
+mod cudnn_conv;
+mod defaults;
+mod describe;
+mod device;
+mod driver;
+mod event;
+mod ffi;
+mod graph;
+mod kernel;
+mod machine;
+mod memory;
+mod module;
+mod nccl;
+mod nvml;
+mod pool;
+mod rnn;
+mod space;
+mod stream;
+mod values;
+mod vmm;
+mod vram;

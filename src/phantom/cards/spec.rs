@@ -5,8 +5,8 @@ use std::fmt;
 use crate::cards::{CARDS, Card, DEFAULT_CARD};
 
 const MIB: u64 = 1 << 20;
-/// More devices than PyTorch can index (its device index is a signed byte).
-const MOST_DEVICES: u32 = 64;
+/// Each device has a fixed range of addresses, and so many ranges there are.
+const MOST_DEVICES: u32 = 32;
 
 /// The device to be: a preset with the user's changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,8 +148,8 @@ impl Spec {
         match key {
             "mem" => {
                 self.memory = size(value)
-                    .filter(|&n| (64 * MIB..=16 << 40).contains(&n))
-                    .ok_or_else(|| bad("mem", "a size such as 48g, 40960m, from 64m to 16384g"))?;
+                    .filter(|&n| (64 * MIB..=900 << 30).contains(&n))
+                    .ok_or_else(|| bad("mem", "a size such as 48g, 40960m, from 64m to 900g"))?;
                 // A small card cannot have the context of a big one.
                 self.context = self.context.min(self.memory / 8);
             }
@@ -168,7 +168,7 @@ impl Spec {
             }
             "count" => {
                 let count = value.parse().ok().filter(|n| (1..=MOST_DEVICES).contains(n));
-                self.count = count.ok_or_else(|| bad("count", "a number of devices, from 1 to 64"))?;
+                self.count = count.ok_or_else(|| bad("count", "a number of devices, from 1 to 32"))?;
             }
             "name" => {
                 if value.is_empty() || value.len() > 200 || value.chars().any(char::is_control) {
@@ -256,7 +256,7 @@ mod tests {
         for (text, part) in [
             ("h100", "a100-80g"),
             ("0xh100-80g", "count=0"),
-            ("999xh100-80g", "from 1 to 64"),
+            ("999xh100-80g", "from 1 to 32"),
             ("-1xt4", "no card is called"),
             ("mem=lots", "mem=lots"),
             ("mem=48g,cc=89", "8.9"),
