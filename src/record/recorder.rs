@@ -56,6 +56,7 @@ pub struct Recorder {
     pub(crate) session: &'static Session,
     pool: Pool,
     pub(crate) start_ns: u64,
+    pid: u32,
     /// Lanes that the writer thread has not seen yet.
     lanes: Mutex<Vec<Arc<LaneShared>>>,
     next_lane: AtomicU32,
@@ -141,6 +142,7 @@ impl Recorder {
         let folders: Vec<_> = folders.iter().map(PathBuf::as_path).collect();
         Ok(Recorder {
             session,
+            pid: std::process::id(),
             pool: Pool::new(session.settings.buffer_bytes, &folders, &name)?,
             start_ns,
             lanes: Mutex::new(Vec::new()),
@@ -190,8 +192,12 @@ impl Recorder {
             && answer.recv_timeout(patience).is_ok()
     }
 
-    /// Writes everything and ends the trace; for the end of the process.
+    /// Writes everything and ends the trace; for the end of the process. In the child of a `vfork`,
+    /// whose memory is its parent's, it does nothing.
     pub fn finish(&self) {
+        if std::process::id() != self.pid {
+            return;
+        }
         let Some(thread) = lock(&self.thread).take() else { return };
         if self.commands.0.send_timeout(Command::Finish, Duration::from_secs(5)).is_ok() {
             let _ = thread.join();

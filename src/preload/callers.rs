@@ -1,0 +1,93 @@
+//! Which library made a call, by its return address.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use memtrace_record::intern::TextId;
+use memtrace_record::recorder::text_id;
+
+/// A library, as a call's event names it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Library {
+    /// Its file name.
+    pub(crate) name: TextId,
+    /// Is it the home of torch's caching allocator?
+    pub(crate) is_torch_allocator: bool,
+}
+
+struct Range {
+    start: usize,
+    end: usize,
+    library: Library,
+}
+
+/// The code of every loaded library, sorted. Replaced as a whole and never freed: it changes only when
+/// a call comes from a library that was loaded since.
+static RANGES: AtomicPtr<Vec<Range>> = AtomicPtr::new(null_mut());
+
+/// The library that the code at `address` belongs to; generated code belongs to `(unknown)`.
+pub(crate) fn library_at(address: *const c_void) -> Library {
+    let address = address as usize;
+    if let Some(library) = look_up(address) {
+        return library;
+    }
+    let fresh = Box::into_raw(Box::new(loaded_code()));
+    // The old table may be in use by another thread: it stays, some hundred bytes a library.
+    RANGES.store(fresh, Ordering::Release);
+    look_up(address).unwrap_or_else(|| Library { name: text_id("(unknown)"), is_torch_allocator: false })
+}
+
+fn look_up(address: usize) -> Option<Library> {
+    // SAFETY: null or a table that is never freed nor changed.
+    let ranges = unsafe { RANGES.load(Ordering::Acquire).as_ref() }?;
+    let index = ranges.partition_point(|range| range.end <= address);
+    ranges.get(index).filter(|range| range.start <= address).map(|range| range.library)
+}
+
+/// The executable segments of everything loaded. `dl_iterate_phdr` takes a lock that the loader holds
+/// only while it links, not while a constructor runs (`dladdr` takes that one), so a hook cannot wait
+/// for a thread that waits for the hook.
+fn loaded_code() -> Vec<Range> {
+    type Found = Vec<(usize, usize, String)>;
+    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
+        // SAFETY: `data` is the list below, and `info` is valid during the call.
+        let (found, info) = unsafe { (&mut *data.cast::<Found>(), &*info) };
+        let name = if info.dlpi_name.is_null() {
+            String::new()
+        } else {
+            // SAFETY: the loader's name of the object, a C string that outlives the call.
+            unsafe { CStr::from_ptr(info.dlpi_name) }.to_string_lossy().into_owned()
+        };
+        for index in 0..usize::from(info.dlpi_phnum) {
+            // SAFETY: the object has `dlpi_phnum` program headers.
+            let header = unsafe { &*info.dlpi_phdr.add(index) };
+            if header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0 {
+                let start = info.dlpi_addr as usize + header.p_vaddr as usize;
+                found.push((start, start + header.p_memsz as usize, name.clone()));
+            }
+        }
+        0
+    }
+    let mut found = Found::new();
+    // SAFETY: `visit` has the type that is asked for and the list outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut found).cast()) };
+    let mut ranges: Vec<Range> = found
+        .into_iter()
+        .map(|(start, end, path)| {
+            let file = path.rsplit('/').next().unwrap_or_default();
+            let name = if file.is_empty() { program_name() } else { file.to_owned() };
+            let is_torch_allocator = name.starts_with("libc10_cuda.so");
+            Range { start, end, library: Library { name: text_id(&name), is_torch_allocator } }
+        })
+        .collect();
+    ranges.sort_by_key(|range| range.start);
+    ranges
+}
+
+fn program_name() -> String {
+    let path = std::env::current_exe().ok();
+    let name =
+        path.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned());
+    name.unwrap_or_else(|| "(program)".to_owned())
+}

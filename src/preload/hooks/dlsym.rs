@@ -1,0 +1,82 @@
+//! `dlsym`: for programs that load the CUDA runtime themselves and look its functions up.
+//!
+//! Only exact names of our own table are answered, and only where the library that was asked has the
+//! function. Every other call goes on by a jump, so that glibc sees the program's return address:
+//! `RTLD_NEXT` and `RTLD_DEFAULT` mean something else for every caller.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr::null_mut;
+
+use super::cuda_runtime;
+use crate::guard::shielded;
+use crate::{init, real};
+
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    core::arch::naked_asm!(
+        "push rdi",
+        "push rsi",
+        "sub rsp, 8",
+        "call {answer}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        // rax: our function or null; rdx: glibc's own dlsym.
+        "test rax, rax",
+        "jne 2f",
+        "jmp rdx",
+        "2: ret",
+        answer = sym answer
+    )
+}
+
+/// What goes back in `rax` and `rdx`.
+#[repr(C)]
+struct Answer {
+    ours: *mut c_void,
+    real: *mut c_void,
+}
+
+unsafe extern "C" fn answer(handle: *mut c_void, name: *const c_char) -> Answer {
+    let Some(real) = real::real_dlsym() else {
+        // Without glibc's own there is nothing to jump to; this glibc is not one that runs here.
+        return Answer { ours: null_mut(), real: nothing as *mut c_void };
+    };
+    let ours = shielded(|| {
+        // SAFETY: the program's own name, a C string by the contract of dlsym.
+        unsafe { ours(handle, name, real) }
+    });
+    Answer { ours: ours.unwrap_or(null_mut()), real: real as *mut c_void }
+}
+
+unsafe extern "C" fn nothing(_: *mut c_void, _: *const c_char) -> *mut c_void {
+    null_mut()
+}
+
+/// Our function for this look-up, null to leave it alone.
+///
+/// # Safety
+/// `name` is null or a C string.
+unsafe fn ours(handle: *mut c_void, name: *const c_char, real: real::Dlsym) -> *mut c_void {
+    // In the global scope ours stand first already; "next" is for whoever asks.
+    if name.is_null() || handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT {
+        return null_mut();
+    }
+    // SAFETY: by the contract above.
+    let text = unsafe { CStr::from_ptr(name) }.to_bytes();
+    if !text.starts_with(b"cuda") {
+        return null_mut();
+    }
+    let Some((hook, learn)) = cuda_runtime::exported(text) else { return null_mut() };
+    if !init::session().is_some_and(|session| session.settings.dlsym) {
+        return null_mut();
+    }
+    // SAFETY: the program's own arguments.
+    let found = unsafe { real(handle, name) };
+    if found.is_null() || found == hook {
+        return null_mut();
+    }
+    learn(found);
+    hook
+}

@@ -1,0 +1,93 @@
+//! The caching allocator's reports: every block that it hands out or takes back, and every OOM.
+//!
+//! They come on the allocating thread, under the allocator's mutex, always for CUDA and for the CPU
+//! only while a profiler asks. `c10::Device` is two bytes in one register whose upper bits are garbage.
+
+use std::ffi::c_void;
+
+use memtrace_trace::{Api, Event, Kind};
+
+use crate::context;
+use crate::guard::shielded;
+use crate::init;
+use crate::real::RealFn;
+
+type Report = unsafe extern "C-unwind" fn(*mut c_void, i64, usize, usize, u64);
+type OutOfMemory = unsafe extern "C-unwind" fn(i64, usize, usize, u64);
+
+// SAFETY: the signature is c10::reportMemoryUsageToProfiler's in c10/core/Allocator.h, 2.1 to 2.15.
+static REPORT: RealFn<Report> =
+    unsafe { RealFn::new(c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE", "libc10.so") };
+
+// SAFETY: the signature is c10::reportOutOfMemoryToProfiler's in c10/core/Allocator.h, 2.1 to 2.15.
+static OUT_OF_MEMORY: RealFn<OutOfMemory> =
+    unsafe { RealFn::new(c"_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE", "libc10.so") };
+
+/// The CUDA ordinal of a `c10::Device`; `None` for another type of device.
+fn cuda_ordinal(device: u64) -> Option<i8> {
+    const CUDA: u8 = 1;
+    let [kind, index, ..] = device.to_le_bytes();
+    (kind == CUDA).then_some(index as i8)
+}
+
+#[unsafe(export_name = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE")]
+unsafe extern "C-unwind" fn report_memory_usage(
+    ptr: *mut c_void,
+    size: i64,
+    allocated: usize,
+    reserved: usize,
+    device: u64,
+) {
+    if let Some(ordinal) = cuda_ordinal(device) {
+        shielded(|| {
+            let Some(recorder) = init::recorder() else { return };
+            let (context, step) = context::current();
+            recorder.record(|clock_ns| Event {
+                clock_ns,
+                kind: Kind::Block as u8,
+                api: Api::CachingAllocator as u8,
+                device: ordinal,
+                addr: ptr as u64,
+                size,
+                allocated: allocated as u64,
+                reserved: reserved as u64,
+                context,
+                step,
+                extra: -1,
+                ..Event::default()
+            });
+        });
+    }
+    if let Some(real) = REPORT.get() {
+        // SAFETY: the caller's own arguments, passed on unchanged.
+        unsafe { real(ptr, size, allocated, reserved, device) }
+    }
+}
+
+#[unsafe(export_name = "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE")]
+unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, reserved: usize, device: u64) {
+    if let Some(ordinal) = cuda_ordinal(device) {
+        shielded(|| {
+            let Some(recorder) = init::recorder() else { return };
+            let (context, step) = context::current();
+            recorder.record(|clock_ns| Event {
+                clock_ns,
+                kind: Kind::OutOfMemory as u8,
+                api: Api::CachingAllocator as u8,
+                device: ordinal,
+                size,
+                allocated: allocated as u64,
+                reserved: reserved as u64,
+                context,
+                step,
+                extra: -1,
+                ..Event::default()
+            });
+            recorder.nudge();
+        });
+    }
+    if let Some(real) = OUT_OF_MEMORY.get() {
+        // SAFETY: the caller's own arguments, passed on unchanged.
+        unsafe { real(size, allocated, reserved, device) }
+    }
+}

@@ -1,0 +1,205 @@
+//! Load, fork and the end of the process.
+//!
+//! Loading happens in every process that inherits `LD_PRELOAD`, most of which never see a GPU: it reads
+//! the settings and opens nothing. The recorder starts with the first event that is worth a trace.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use memtrace_record::{Recorder, Session};
+use memtrace_trace::Meta;
+use memtrace_trace::config::{Level, Settings};
+use memtrace_trace::meta::{Allocator, redact};
+use memtrace_trace::rounding::{Rounding, caching_enabled};
+
+use crate::say::say;
+use crate::{context, device, hooks};
+
+static SESSION: OnceLock<Session> = OnceLock::new();
+
+/// The session; `None` before the library is loaded, or when it is told to stay out.
+#[inline]
+pub(crate) fn session() -> Option<&'static Session> {
+    SESSION.get()
+}
+
+/// The recorder, started when it was not.
+#[inline]
+pub(crate) fn recorder() -> Option<&'static Recorder> {
+    if let Some(recorder) = Recorder::active() {
+        return Some(recorder);
+    }
+    let recorder = Recorder::get(session()?)?;
+    context::recorder_started();
+    Some(recorder)
+}
+
+#[ctor::ctor(unsafe)]
+fn load() {
+    hello();
+    let (settings, warnings) = Settings::from_env();
+    if !settings.enabled {
+        return;
+    }
+    if settings.log >= Level::Warn {
+        warnings.iter().for_each(|warning| say(warning));
+    }
+    let out = std::env::current_dir().unwrap_or_default().join(&settings.out);
+    context::set_phases(settings.phases.clone());
+    let nvtx = settings.nvtx;
+    let allocator = allocator();
+    let session = Session {
+        out,
+        host: host(),
+        rank: number(&["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"]).unwrap_or(0),
+        rounding: Rounding {
+            caching: allocator.caching,
+            power2_divisions: power2_divisions(&allocator.conf),
+        },
+        caching: allocator.caching && allocator.backend == "native",
+        describe: device::describe,
+        say,
+        settings,
+    };
+    if SESSION.set(session).is_err() {
+        return;
+    }
+    // SAFETY: the three handlers take nothing and do no more than change atomics and our own locks.
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child)) };
+    // Handlers run last in, first out: this one is among the first, so the program's own come before it.
+    // SAFETY: the handler takes nothing and does not unwind.
+    unsafe { libc::atexit(at_exit) };
+    if nvtx {
+        hooks::nvtx::announce();
+    }
+}
+
+extern "C" fn at_exit() {
+    finish();
+}
+
+/// Ends the trace of this process: for every way out that runs code.
+pub(crate) fn finish() {
+    if let Some(recorder) = Recorder::active() {
+        recorder.finish();
+    }
+}
+
+extern "C" fn before_fork() {
+    hooks::nvtx::lock_for_fork();
+    context::lock_for_fork();
+}
+
+extern "C" fn after_fork() {
+    context::unlock_after_fork();
+    hooks::nvtx::unlock_after_fork();
+}
+
+extern "C" fn after_fork_in_child() {
+    after_fork();
+    Recorder::forget_after_fork();
+    context::untell_after_fork();
+}
+
+/// Tells the launcher that the library was loaded: it cannot see it otherwise.
+fn hello() {
+    let Some(path) = std::env::var_os("MEMTRACE_HELLO") else { return };
+    use std::io::Write;
+    if let Ok(mut file) = std::fs::OpenOptions::new().append(true).open(path) {
+        let _ = file.write_all(b".");
+    }
+}
+
+fn host() -> String {
+    let mut name = [0 as c_char; 256];
+    // SAFETY: the buffer is longer than what the call may fill, so its last byte stays 0.
+    unsafe { libc::gethostname(name.as_mut_ptr(), 255) };
+    // SAFETY: it ends in 0, see above.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+    let safe: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_".contains(c) { c } else { '_' }).collect();
+    // A name that begins like an option or is empty is no name for a file.
+    let safe = safe.trim_start_matches('-');
+    if safe.is_empty() { "host".to_owned() } else { safe.to_owned() }
+}
+
+fn number(names: &[&str]) -> Option<c_int> {
+    names.iter().find_map(|name| std::env::var(name).ok()?.trim().parse().ok())
+}
+
+/// The allocator's settings, from the variables that torch reads.
+fn allocator() -> Allocator {
+    let conf =
+        ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"].iter().find_map(|name| std::env::var(name).ok());
+    let conf = conf.unwrap_or_default();
+    let backend = option(&conf, "backend").unwrap_or("native").to_owned();
+    let caching = caching_enabled(std::env::var("PYTORCH_NO_CUDA_MEMORY_CACHING").ok().as_deref());
+    Allocator { caching, backend, conf }
+}
+
+/// The value of `name` in `a:1,name:value,b:2`.
+fn option<'a>(conf: &'a str, name: &str) -> Option<&'a str> {
+    conf.split(',').find_map(|part| {
+        let (key, value) = part.split_once(':')?;
+        (key.trim() == name).then(|| value.trim())
+    })
+}
+
+/// `roundup_power2_divisions` when it is one number; 0 for none, or for the form per size.
+fn power2_divisions(conf: &str) -> u64 {
+    option(conf, "roundup_power2_divisions").and_then(|value| value.parse().ok()).unwrap_or(0)
+}
+
+/// What this process says of itself in the meta row.
+pub(crate) fn describe(meta: &mut Meta) {
+    meta.allocator = allocator();
+    meta.world_size =
+        number(&["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"]).unwrap_or(1);
+    meta.argv = redact(std::env::args_os().map(|word| word.to_string_lossy().into_owned()));
+    meta.phantom = phantom();
+    if !meta.allocator.caching {
+        meta.degraded.push("caching is off: blocks are the runtime's own calls".to_owned());
+    }
+    if meta.allocator.backend != "native" {
+        let backend = &meta.allocator.backend;
+        meta.degraded.push(format!("allocator backend {backend}: it reports nothing, so blocks are the runtime's own calls and reserved is what they hold"));
+    }
+    if meta.journal.is_empty() {
+        meta.degraded.push(
+            "no local file for the events: those of the last moment are gone when the process is killed"
+                .to_owned(),
+        );
+    }
+}
+
+/// What the phantom device says of itself, when it is there.
+fn phantom() -> serde_json::Value {
+    let found = crate::real::find_in_loaded("libmemtrace_phantom.so", c"memtrace_phantom_describe");
+    if found.is_null() {
+        return serde_json::Value::Null;
+    }
+    // SAFETY: the function's type: it writes at most `length` bytes of JSON and gives their number.
+    let write: unsafe extern "C" fn(*mut c_char, usize) -> usize = unsafe { std::mem::transmute(found) };
+    let mut text = vec![0u8; 16 << 10];
+    // SAFETY: the buffer is as long as is said.
+    let length = unsafe { write(text.as_mut_ptr().cast(), text.len()) };
+    text.truncate(length);
+    let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+    serde_json::from_slice(&text[..end]).unwrap_or(serde_json::Value::Null)
+}
+
+/// The path of this library, as the loader knows it.
+pub(crate) fn own_path() -> Option<PathBuf> {
+    use std::os::unix::ffi::OsStrExt;
+    // SAFETY: all zero is a value of this plain struct.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    let here = own_path as *const std::ffi::c_void;
+    // SAFETY: the address is of this library's code and `info` is a place for the answer.
+    if unsafe { libc::dladdr(here, &raw mut info) } == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader's name of this library, which stays loaded.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    std::fs::canonicalize(std::ffi::OsStr::from_bytes(name.to_bytes())).ok()
+}
