@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_int};
+use std::mem::transmute;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex, OnceLock};
 
@@ -41,21 +42,28 @@ fn description_attribute(descriptor_type: c_int) -> Option<c_int> {
     }
 }
 
+type Create = extern "C" fn(c_int, Out<usize>) -> Status;
+type OnDescriptor = extern "C" fn(Word) -> Status;
+type Set = extern "C" fn(Word, c_int, c_int, i64, Word) -> Status;
+type Get = extern "C" fn(Word, c_int, c_int, i64, Out<i64>, Word) -> Status;
+
 /// The real library.
 struct Real {
-    create: extern "C" fn(c_int, Out<usize>) -> Status,
-    destroy: extern "C" fn(Word) -> Status,
-    finalize: extern "C" fn(Word) -> Status,
-    set: extern "C" fn(Word, c_int, c_int, i64, Word) -> Status,
-    get: extern "C" fn(Word, c_int, c_int, i64, Out<i64>, Word) -> Status,
+    create: Create,
+    destroy: OnDescriptor,
+    finalize: OnDescriptor,
+    set: Set,
+    get: Get,
     /// The description of the phantom card, a finalized descriptor.
     card: usize,
     /// Types of the live descriptors.
     types: Mutex<HashMap<usize, c_int>>,
 }
 
+type Found = *mut libc::c_void;
+
 /// Looks a function up in the loaded libcudnn.
-fn symbol(library: *mut libc::c_void, name: &CStr) -> Option<*mut libc::c_void> {
+fn symbol(library: Found, name: &CStr) -> Option<Found> {
     // SAFETY: the handle came from dlopen and is never closed.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
     (!found.is_null()).then_some(found)
@@ -76,25 +84,19 @@ fn open() -> Option<Real> {
         return None;
     }
     // SAFETY: the header gives the function of that name this signature.
-    let version: extern "C" fn() -> usize =
-        unsafe { std::mem::transmute(symbol(library, c"cudnnGetVersion")?) };
+    let version =
+        unsafe { transmute::<Found, extern "C" fn() -> usize>(symbol(library, c"cudnnGetVersion")?) };
     if version() < DEVICELESS {
         return None;
     }
     // SAFETY: as above, for each; an address of ours where a `void*` stands has the same size.
     let mut real = unsafe {
         Real {
-            create: std::mem::transmute::<*mut libc::c_void, _>(symbol(
-                library,
-                c"cudnnBackendCreateDescriptor",
-            )?),
-            destroy: std::mem::transmute::<*mut libc::c_void, _>(symbol(
-                library,
-                c"cudnnBackendDestroyDescriptor",
-            )?),
-            finalize: std::mem::transmute::<*mut libc::c_void, _>(symbol(library, c"cudnnBackendFinalize")?),
-            set: std::mem::transmute::<*mut libc::c_void, _>(symbol(library, c"cudnnBackendSetAttribute")?),
-            get: std::mem::transmute::<*mut libc::c_void, _>(symbol(library, c"cudnnBackendGetAttribute")?),
+            create: transmute::<Found, Create>(symbol(library, c"cudnnBackendCreateDescriptor")?),
+            destroy: transmute::<Found, OnDescriptor>(symbol(library, c"cudnnBackendDestroyDescriptor")?),
+            finalize: transmute::<Found, OnDescriptor>(symbol(library, c"cudnnBackendFinalize")?),
+            set: transmute::<Found, Set>(symbol(library, c"cudnnBackendSetAttribute")?),
+            get: transmute::<Found, Get>(symbol(library, c"cudnnBackendGetAttribute")?),
             card: 0,
             types: Mutex::default(),
         }

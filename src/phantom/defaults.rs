@@ -49,6 +49,7 @@ success! {
     cusolverDnXgesvdjSetMaxSweeps,
     cusolverDnXgesvdjSetSortEig,
     cusolverDnXgesvdjSetTolerance,
+    cusolverDnXsyevjSetSortEig,
     cusparseCreateIdentityPermutation,
     cusparseCsrSetPointers,
     cusparseCsrSetStridedBatch,

@@ -7,7 +7,6 @@
 //!
 //! One file per family of calls, each with its table ([`answer`]); what no file answers by hand is
 //! in the generated list ([`defaults`]). It depends on nothing that traces.
-#![expect(clippy::too_many_arguments, reason = "the signatures are CUDA's")]
 
 mod answer;
 mod copy;

@@ -167,7 +167,7 @@ impl Values {
         if size <= 8 && IDLE_READS.fetch_add(1, Ordering::Relaxed) + 1 >= READS {
             return Reading::Stop;
         }
-        if size == 1 && (IDLE_FLAGS.fetch_add(1, Ordering::Relaxed) + 1) % FLAGS == 0 {
+        if size == 1 && (IDLE_FLAGS.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(FLAGS) {
             return Reading::Number(1);
         }
         Reading::Zeros
