@@ -5,14 +5,18 @@
 //! that the command, its help and its tests walk. Nothing here prints or parses arguments.
 #![forbid(unsafe_code)]
 
+pub mod at;
 pub mod error;
+pub mod group;
 pub mod input;
+pub mod layout;
 pub mod options;
 pub mod page;
 pub mod play;
 pub mod record;
 pub mod replay;
 pub mod reports;
+mod rst;
 mod scan;
 pub mod stream;
 #[doc(hidden)]

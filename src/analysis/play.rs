@@ -1,5 +1,7 @@
 //! What every report does: replay a trace, say which run it is, and end with what was lost.
 
+use std::ops::ControlFlow;
+
 use memtrace_trace::meta::Meta;
 use serde_json::{Value, json};
 
@@ -32,14 +34,32 @@ pub fn play(
     columns: Columns,
     options: &Options,
     tracked: Metric,
+    visit: impl FnMut(&Record, &Replay),
+) -> Result<Played> {
+    play_until(trace, columns, options, tracked, |_| false, visit)
+}
+
+/// As [`play`], up to the first row for which `stop` holds; that row is not taken.
+///
+/// # Errors
+/// When the trace cannot be read.
+pub fn play_until(
+    trace: &TraceFile,
+    columns: Columns,
+    options: &Options,
+    tracked: Metric,
+    mut stop: impl FnMut(&Record) -> bool,
     mut visit: impl FnMut(&Record, &Replay),
 ) -> Result<Played> {
     let texts = Texts::default();
     let mut replay = Replay::new(&texts, options.window, tracked);
     let told = trace.read(replay::COLUMNS.and(columns), options.lenient, &texts, |row| {
+        if stop(row) {
+            return ControlFlow::Break(());
+        }
         replay.feed(row);
         visit(row, &replay);
-        Ok(())
+        ControlFlow::Continue(())
     })?;
     Ok(Played { replay, texts, told })
 }
@@ -151,9 +171,7 @@ impl Footer {
     pub fn add(&mut self, trace: &TraceFile, played: &Played, ordinal: Option<i32>) {
         self.lost += played.replay.counts.lost;
         if let Some(ordinal) = ordinal {
-            let (nobody, all) = played.unattributed(ordinal);
-            self.unattributed.0 += nobody;
-            self.unattributed.1 += all;
+            self.add_share(played, ordinal);
         }
         let name = trace.path.file_name().unwrap_or(trace.path.as_os_str()).display();
         if played.replay.problems.unfinished {
@@ -164,6 +182,13 @@ impl Footer {
             self.notes.push(format!("{skipped} lines are not rows and were passed over; the first: {first}"));
         }
         self.notes.extend(trace.meta.degraded.iter().cloned());
+    }
+
+    /// Takes in whose a device's peak was: all of a report that does not read to the end.
+    pub fn add_share(&mut self, played: &Played, ordinal: i32) {
+        let (nobody, all) = played.unattributed(ordinal);
+        self.unattributed.0 += nobody;
+        self.unattributed.1 += all;
     }
 
     /// The share of the peak that has no owner, from 0 to 1.

@@ -91,6 +91,12 @@ pub struct Block {
     pub requested: i64,
     /// The request under the allocator's rule, in bytes.
     pub rounded: i64,
+    /// Its address; 0 unless the reading asks for the column, as the next two.
+    pub addr: i64,
+    /// The stream that it was allocated on.
+    pub stream: i64,
+    /// The allocator's private pool that it lies in; 0 for the default.
+    pub pool: i64,
     /// Whose it is, as far as the rows so far tell.
     pub owner: Owner,
     /// Whose it was at the peak numbered `then.1`, when a later row changed it.
@@ -277,11 +283,8 @@ impl Default for Window {
 }
 
 impl Window {
-    /// Is the row in it?
-    #[must_use]
-    pub fn has(&self, row: &Record) -> bool {
-        (self.from_ns..=self.to_ns).contains(&row.ts_ns)
-            && (self.from_step..=self.to_step).contains(&row.step)
+    fn has(&self, ts_ns: i64, step: i64) -> bool {
+        (self.from_ns..=self.to_ns).contains(&ts_ns) && (self.from_step..=self.to_step).contains(&step)
     }
 }
 
@@ -299,6 +302,8 @@ pub struct Replay {
     pub seq: i64,
     /// Its time.
     pub ts_ns: i64,
+    /// The step that runs; -1 before the first.
+    pub step: i64,
     /// The highest step seen; -1 before the first.
     pub last_step: i64,
     /// The lowest step seen that is not before the first.
@@ -321,6 +326,7 @@ impl Replay {
             problems: Problems::default(),
             seq: 0,
             ts_ns: 0,
+            step: -1,
             last_step: -1,
             first_step: None,
             window,
@@ -344,7 +350,19 @@ impl Replay {
             self.last_step = self.last_step.max(row.step);
             self.first_step.get_or_insert(row.step);
         }
-        let inside = self.window.has(row);
+        // The row of a free has its block's step, which may be long ago.
+        if !matches!(
+            row.event,
+            EventName::Free
+                | EventName::FreeCompleted
+                | EventName::Tag
+                | EventName::Live
+                | EventName::ExtFree
+                | EventName::HostFree
+        ) {
+            self.step = row.step;
+        }
+        let inside = self.window.has(row.ts_ns, self.step);
         if inside && !self.inside {
             self.enter_window(row);
         }
@@ -371,6 +389,12 @@ impl Replay {
         self.seq = row.seq;
         self.ts_ns = row.ts_ns;
         self.problems.unfinished = row.event != EventName::End;
+    }
+
+    /// Is the row fed last in the window?
+    #[must_use]
+    pub fn in_window(&self) -> bool {
+        self.inside
     }
 
     /// The device of that ordinal, new or known.
@@ -480,6 +504,9 @@ impl Replay {
                 bytes: row.delta_bytes,
                 requested: row.requested_bytes,
                 rounded: row.rounded_bytes,
+                addr: row.addr,
+                stream: row.stream,
+                pool: row.pool,
                 owner: Owner::of(row),
                 then: None,
             };

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
@@ -68,25 +69,28 @@ impl TraceFile {
         Ok(TraceFile { path: path.to_owned(), meta, size, width })
     }
 
-    /// Visits every row in the order of the file, the meta row first, with `columns` parsed.
+    /// Visits every row in the order of the file, the meta row first, with `columns` parsed, until the
+    /// visitor breaks off.
     ///
     /// # Errors
-    /// The visitor's; the file's; and the first line that is not a row, unless `lenient`.
+    /// The file's, and the first line that is not a row, unless `lenient`.
     pub fn read(
         &self,
         columns: Columns,
         lenient: bool,
         texts: &Texts,
-        mut visit: impl FnMut(&Record) -> Result<()>,
+        mut visit: impl FnMut(&Record) -> ControlFlow<()>,
     ) -> Result<Told> {
         let io = |source| memtrace_trace::Error::Io { path: self.path.clone(), source };
         let mut blocks = Blocks::new(File::open(&self.path).map_err(io)?);
         let mut told = Told::default();
         let mut line = 1;
         let mut header = true;
-        let mut take = |chunk: &mut Chunk| -> Result<()> {
+        let mut take = |chunk: &mut Chunk| -> Result<ControlFlow<()>> {
             for record in &chunk.records {
-                visit(record)?;
+                if visit(record).is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
             }
             told.skipped += chunk.skipped;
             if let Some(fault) = chunk.fault.take() {
@@ -101,7 +105,7 @@ impl TraceFile {
                 told.first_skipped.get_or_insert_with(|| fault.to_string());
             }
             line += chunk.lines;
-            Ok(())
+            Ok(ControlFlow::Continue(()))
         };
         let scanner = || Scanner::new(columns, self.width, lenient, texts.clone());
         let workers = std::thread::available_parallelism().map_or(1, usize::from).min(8);
@@ -110,7 +114,9 @@ impl TraceFile {
             let mut job = Job::default();
             while blocks.next(&mut job.bytes).map_err(io)? {
                 job.run(&mut scanner, std::mem::take(&mut header));
-                take(&mut job.chunk)?;
+                if take(&mut job.chunk)?.is_break() {
+                    break;
+                }
             }
         } else {
             let (jobs, queue) = channel::<(Job, Sender<Job>)>();
@@ -138,7 +144,9 @@ impl TraceFile {
                     let Some(job) = in_flight.pop_front() else { return Ok(()) };
                     // A worker ends only when `jobs` does.
                     let Ok(mut job) = job.recv() else { return Ok(()) };
-                    take(&mut job.chunk)?;
+                    if take(&mut job.chunk)?.is_break() {
+                        return Ok(());
+                    }
                     spare.push(job);
                 }
             })?;

@@ -4,8 +4,14 @@
 //! table.
 
 mod check;
+mod frag;
+mod leaks;
+mod oom;
 mod peak;
+mod snapshot;
+mod stats;
 mod summary;
+mod top_ops;
 
 use serde_json::{Value, json};
 
@@ -41,7 +47,17 @@ pub trait Report: Sync {
 }
 
 /// Every report, in the order of the help.
-pub const REPORTS: &[&dyn Report] = &[&summary::Summary, &peak::Peak, &check::Check];
+pub const REPORTS: &[&dyn Report] = &[
+    &summary::Summary,
+    &peak::Peak,
+    &oom::Oom,
+    &snapshot::Snapshot,
+    &frag::Frag,
+    &top_ops::TopOps,
+    &leaks::Leaks,
+    &stats::Stats,
+    &check::Check,
+];
 
 /// The report of that name.
 #[must_use]

@@ -1,25 +1,20 @@
 //! `memtrace peak`: what was live at the peak, by owner.
 
-use memtrace_trace::Category;
-use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
 use crate::error::{Error, Result};
+use crate::group::{self, Group, Key, sorted};
 use crate::input::Input;
 use crate::options::{Flag, Options};
 use crate::page::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
-use crate::play::{Footer, Played, heading, play, shown};
+use crate::play::{Footer, Played, heading, play};
 use crate::record::Columns;
-use crate::replay::{Block, Metric};
+use crate::replay::Metric;
 use crate::stream::TraceFile;
-use crate::texts::Texts;
 
 /// See the module.
 pub(super) struct Peak;
-
-/// What `--by` takes.
-const KEYS: &[&str] = &["module", "op", "category", "phase", "step", "size"];
 
 impl Report for Peak {
     fn name(&self) -> &'static str {
@@ -32,20 +27,8 @@ impl Report for Peak {
 
     fn flags(&self) -> &'static [Flag] {
         &[
-            Flag {
-                name: "by",
-                value: Some("KEY"),
-                default: "module",
-                choices: KEYS,
-                help: "What to group the live blocks by",
-            },
-            Flag {
-                name: "depth",
-                value: Some("N"),
-                default: "",
-                choices: &[],
-                help: "Join modules below the N-th level of their path",
-            },
+            group::BY,
+            group::DEPTH,
             Flag {
                 name: "of",
                 value: Some("TOTAL"),
@@ -102,17 +85,9 @@ fn fullest<'a>(input: &'a Input, options: &Options, metric: Metric) -> Result<Be
     Ok(best)
 }
 
-/// The blocks of one key.
-#[derive(Default)]
-struct Group {
-    bytes: i64,
-    blocks: u64,
-}
-
 fn answer(input: &Input, options: &Options, metric: Metric, best: Best<'_>) -> Result<Answer> {
     let Best { trace, played, ordinal, footer, .. } = best;
-    let by = options.text("by");
-    let depth = options.number("depth")?;
+    let by = Key::from_options(options)?;
     let mut page = Page::new(options.paint, options.width);
     heading(&mut page, input, &trace.meta);
     let Some(device) = played.replay.find(ordinal) else {
@@ -121,19 +96,13 @@ fn answer(input: &Input, options: &Options, metric: Metric, best: Best<'_>) -> R
     };
     let peak = device.peak(metric);
     let blocks = played.replay.at_peak(ordinal, options.is_set("as-of"));
-    let mut groups: FxHashMap<String, Group> = FxHashMap::default();
-    for block in &blocks {
-        let group = groups.entry(key(block, by, depth, &played.texts)).or_default();
-        group.bytes += block.bytes;
-        group.blocks += 1;
-    }
+    let mut groups = by.groups(&blocks, &played.texts);
     // Held by the allocator and handed out to nobody: it is part of what the device shows.
     let listed: i64 = groups.values().map(|group| group.bytes).sum();
     if metric == Metric::Used && peak.bytes > listed {
         groups.insert("(cached by torch)".to_owned(), Group { bytes: peak.bytes - listed, blocks: 0 });
     }
-    let mut groups: Vec<(String, Group)> = groups.into_iter().collect();
-    groups.sort_by(|a, b| b.1.bytes.cmp(&a.1.bytes).then_with(|| a.0.cmp(&b.0)));
+    let groups = sorted(groups);
 
     let mut when = format!(" at {}", duration(peak.ts_ns));
     if peak.owner.step >= 0 {
@@ -158,7 +127,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, best: Best<'_>) -> R
     }
     page.gap();
     let top = options.top.unwrap_or(20);
-    table(&mut page, &groups, by, peak.bytes, top, options);
+    table(&mut page, &groups, by.name, peak.bytes, top, options);
     let json: Vec<Value> = groups
         .iter()
         .map(|(name, group)| {
@@ -171,13 +140,15 @@ fn answer(input: &Input, options: &Options, metric: Metric, best: Best<'_>) -> R
         "rank": trace.meta.rank,
         "device": ordinal,
         "of": metric.name(),
-        "by": by,
+        "by": by.name,
         "peak": played.moment(peak),
         "live_bytes": blocks.iter().map(|block| block.bytes).sum::<i64>(),
         "groups": json,
     });
-    let other =
-        KEYS.iter().find(|key| **key != by && matches!(**key, "category" | "op")).unwrap_or(&"module");
+    let other = group::KEYS
+        .iter()
+        .find(|key| **key != by.name && matches!(**key, "category" | "op"))
+        .unwrap_or(&"module");
     let hints = vec![next("peak", input, &format!("--by {other}"))];
     Ok(Answer { page, json, footer, next: hints, ..Answer::default() })
 }
@@ -209,45 +180,4 @@ fn table(page: &mut Page, groups: &[(String, Group)], by: &str, total: i64, top:
         line(bytes, blocks, Cell::new(format!("{} more; --top N", rest.len()), Style::Faint));
     }
     page.table(&table);
-}
-
-/// What a block is listed under.
-fn key(block: &Block, by: &str, depth: Option<usize>, texts: &Texts) -> String {
-    let owner = &block.owner;
-    match by {
-        "op" => shown(texts, owner.op),
-        "phase" => shown(texts, owner.phase),
-        "category" if owner.category == Category::None => "(unattributed)".to_owned(),
-        "category" => owner.category.as_str().to_owned(),
-        "step" if owner.step < 0 => "before the first".to_owned(),
-        "step" => owner.step.to_string(),
-        "size" => format!("{} B", block.bytes),
-        _ => {
-            let module = shown(texts, owner.module);
-            match depth {
-                Some(depth) => upper_levels(&module, depth).to_owned(),
-                None => module,
-            }
-        }
-    }
-}
-
-/// The first `depth` levels of a module's path.
-fn upper_levels(path: &str, depth: usize) -> &str {
-    match path.match_indices('.').nth(depth.max(1) - 1) {
-        Some((end, _)) => &path[..end],
-        None => path,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_path_is_cut_to_its_upper_levels() {
-        assert_eq!(upper_levels("GPT.h.0.mlp", 2), "GPT.h");
-        assert_eq!(upper_levels("GPT", 2), "GPT");
-        assert_eq!(upper_levels("GPT.h", 1), "GPT");
-    }
 }

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
 use crate::error::Result;
+use crate::group::category;
 use crate::input::Input;
 use crate::options::Options;
 use crate::page::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
@@ -195,10 +196,7 @@ fn categories(page: &mut Page, played: &Played, device: &Device, options: &Optio
 fn by_category(blocks: &[Block]) -> Vec<(&'static str, i64)> {
     let mut sums: Vec<(&'static str, i64)> = Vec::new();
     for block in blocks {
-        let name = match block.owner.category {
-            memtrace_trace::Category::None => "(unattributed)",
-            category => category.as_str(),
-        };
+        let name = category(block.owner.category);
         match sums.iter_mut().find(|(known, _)| *known == name) {
             Some((_, sum)) => *sum += block.bytes,
             None => sums.push((name, block.bytes)),

@@ -1,0 +1,117 @@
+//! The moment of a trace that a report is about, and the state of memory then.
+
+use std::str::FromStr;
+
+use memtrace_trace::EventName;
+
+use crate::error::{Error, Result};
+use crate::options::{Flag, Options, parse_window};
+use crate::play::{Played, play, play_until};
+use crate::record::{Columns, Record};
+use crate::replay::{HOST, Metric, Replay};
+use crate::stream::TraceFile;
+
+/// A moment, as the user names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// When this total was highest.
+    Peak(Metric),
+    /// The last row.
+    End,
+    /// The last request that torch's allocator gave up on.
+    Oom,
+    /// This many ns after the start.
+    Time(i64),
+    /// The end of this step.
+    Step(i64),
+}
+
+/// The option that names a moment.
+pub const FLAG: Flag = Flag {
+    name: "at",
+    value: Some("MOMENT"),
+    default: "",
+    choices: &[],
+    help: "peak, reserved-peak, oom, end, step:N (its end) or a time such as 1.5s",
+};
+
+impl FromStr for At {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<At> {
+        match text {
+            "peak" => return Ok(At::Peak(Metric::Allocated)),
+            "reserved-peak" => return Ok(At::Peak(Metric::Reserved)),
+            "end" => return Ok(At::End),
+            "oom" => return Ok(At::Oom),
+            _ => {}
+        }
+        let bad = || {
+            Error::usage(format!(
+                "--at {text}: expected peak, reserved-peak, oom, end, step:N or a time such as 1.5s"
+            ))
+        };
+        if let Some(step) = text.strip_prefix("step:") {
+            return step.parse().map(At::Step).map_err(|_| bad());
+        }
+        match parse_window(&format!("{text}:")) {
+            Ok((from, _)) => Ok(At::Time(from)),
+            Err(_) => Err(bad()),
+        }
+    }
+}
+
+/// Replays `trace` up to the moment, `visit` as of [`play`]. `None` when there is no such moment: no
+/// OOM, or a device that was never used.
+///
+/// # Errors
+/// When the trace cannot be read.
+pub fn play_to(
+    trace: &TraceFile,
+    at: At,
+    columns: Columns,
+    options: &Options,
+    visit: impl FnMut(&Record, &Replay),
+) -> Result<Option<Played>> {
+    let tracked = Metric::Allocated;
+    let last = match at {
+        At::End => return play(trace, columns, options, tracked, visit).map(Some),
+        At::Time(ns) => {
+            return play_until(trace, columns, options, tracked, |row| row.ts_ns > ns, visit).map(Some);
+        }
+        At::Step(step) => {
+            return play_until(trace, columns, options, tracked, |row| row.step > step, visit).map(Some);
+        }
+        At::Peak(metric) => {
+            let played = play(trace, Columns::of(&[]), options, metric, |_, _| {})?;
+            played.fullest(metric, options).map_or(0, |device| device.peak(metric).seq)
+        }
+        At::Oom => {
+            let mut last = 0;
+            play(trace, Columns::of(&[]), options, tracked, |row, replay| {
+                let wanted = row.device != HOST && options.device.is_none_or(|only| only == row.device);
+                if row.event == EventName::Oom && wanted && replay.in_window() {
+                    last = row.seq;
+                }
+            })?;
+            last
+        }
+    };
+    if last == 0 {
+        return Ok(None);
+    }
+    play_until(trace, columns, options, tracked, |row| row.seq > last, visit).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_read_and_refused() {
+        assert_eq!("peak".parse::<At>().unwrap(), At::Peak(Metric::Allocated));
+        assert_eq!("step:3".parse::<At>().unwrap(), At::Step(3));
+        assert_eq!("1.5s".parse::<At>().unwrap(), At::Time(1_500_000_000));
+        assert!("noon".parse::<At>().unwrap_err().to_string().contains("step:N"));
+    }
+}

@@ -1,0 +1,144 @@
+//! Live blocks by owner.
+
+use memtrace_trace::Category;
+use rustc_hash::FxHashMap;
+
+use crate::error::Result;
+use crate::options::{Flag, Options};
+use crate::play::shown;
+use crate::replay::{Block, Owner};
+use crate::texts::Texts;
+
+/// What blocks can be grouped by.
+pub const KEYS: &[&str] = &["module", "op", "category", "phase", "step", "size"];
+
+/// The option that chooses one.
+pub const BY: Flag = Flag {
+    name: "by",
+    value: Some("KEY"),
+    default: "module",
+    choices: KEYS,
+    help: "What to group the live blocks by",
+};
+
+/// The option that joins modules.
+pub const DEPTH: Flag = Flag {
+    name: "depth",
+    value: Some("N"),
+    default: "",
+    choices: &[],
+    help: "Join modules below the N-th level of their path",
+};
+
+/// How blocks are grouped.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// One of [`KEYS`].
+    pub name: &'static str,
+    depth: Option<usize>,
+}
+
+/// The blocks of one key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Group {
+    /// All of them, in bytes.
+    pub bytes: i64,
+    /// How many.
+    pub blocks: u64,
+}
+
+impl Key {
+    /// By module, whole paths.
+    pub const MODULE: Key = Key { name: "module", depth: None };
+    /// By category.
+    pub const CATEGORY: Key = Key { name: "category", depth: None };
+
+    /// What [`BY`] and [`DEPTH`] were given.
+    ///
+    /// # Errors
+    /// When the depth is no number.
+    pub fn from_options(options: &Options) -> Result<Key> {
+        let wanted = options.text(BY.name);
+        let name = KEYS.iter().find(|key| **key == wanted).unwrap_or(&KEYS[0]);
+        Ok(Key { name, depth: options.number(DEPTH.name)? })
+    }
+
+    /// What a block is listed under.
+    #[must_use]
+    pub fn of(&self, block: &Block, texts: &Texts) -> String {
+        if self.name == "size" { format!("{} B", block.bytes) } else { self.of_owner(&block.owner, texts) }
+    }
+
+    /// What an owner is listed under.
+    #[must_use]
+    pub fn of_owner(&self, owner: &Owner, texts: &Texts) -> String {
+        match self.name {
+            "op" => shown(texts, owner.op),
+            "phase" => shown(texts, owner.phase),
+            "category" => category(owner.category).to_owned(),
+            "step" if owner.step < 0 => "before the first".to_owned(),
+            "step" => owner.step.to_string(),
+            _ => {
+                let module = shown(texts, owner.module);
+                match self.depth {
+                    Some(depth) => upper_levels(&module, depth).to_owned(),
+                    None => module,
+                }
+            }
+        }
+    }
+
+    /// The blocks by key.
+    #[must_use]
+    pub fn groups(&self, blocks: &[Block], texts: &Texts) -> FxHashMap<String, Group> {
+        // First by what is cheap to hash: a trace has far fewer owners than blocks.
+        let mut owners: FxHashMap<(Owner, i64), (Block, Group)> = FxHashMap::default();
+        for block in blocks {
+            let size = if self.name == "size" { block.bytes } else { 0 };
+            let (_, group) = owners.entry((block.owner, size)).or_insert((*block, Group::default()));
+            group.bytes += block.bytes;
+            group.blocks += 1;
+        }
+        let mut groups: FxHashMap<String, Group> = FxHashMap::default();
+        for (block, part) in owners.values() {
+            let group = groups.entry(self.of(block, texts)).or_default();
+            group.bytes += part.bytes;
+            group.blocks += part.blocks;
+        }
+        groups
+    }
+}
+
+/// Largest first, then by name.
+#[must_use]
+pub fn sorted(groups: FxHashMap<String, Group>) -> Vec<(String, Group)> {
+    let mut groups: Vec<(String, Group)> = groups.into_iter().collect();
+    groups.sort_by(|a, b| b.1.bytes.cmp(&a.1.bytes).then_with(|| a.0.cmp(&b.0)));
+    groups
+}
+
+/// A category as reports show it.
+#[must_use]
+pub fn category(category: Category) -> &'static str {
+    if category == Category::None { "(unattributed)" } else { category.as_str() }
+}
+
+/// The first `depth` levels of a module's path.
+fn upper_levels(path: &str, depth: usize) -> &str {
+    match path.match_indices('.').nth(depth.max(1) - 1) {
+        Some((end, _)) => &path[..end],
+        None => path,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_cut_to_its_upper_levels() {
+        assert_eq!(upper_levels("GPT.h.0.mlp", 2), "GPT.h");
+        assert_eq!(upper_levels("GPT", 2), "GPT");
+        assert_eq!(upper_levels("GPT.h", 1), "GPT");
+    }
+}

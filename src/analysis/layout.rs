@@ -1,0 +1,197 @@
+//! Where blocks lie: the segments of each device, the blocks in them and the holes between.
+//!
+//! Fed beside a replay, whose live blocks it lays out. Segments whose call was not seen have no
+//! address; their bytes are in `unplaced`.
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::EventName;
+
+use crate::record::{Columns, Record};
+use crate::replay::{Block, Kind, Replay};
+
+/// The columns that a layout needs beside the replay's.
+pub const COLUMNS: Columns = Columns::of(&["addr", "stream", "pool"]);
+
+/// Segments of this size serve the small pool.
+const SMALL_SEGMENT: i64 = memtrace_trace::rounding::SMALL_SEGMENT as i64;
+
+/// The segments so far.
+#[derive(Clone, Debug, Default)]
+pub struct Layout {
+    /// By device and address.
+    segments: BTreeMap<(i32, i64), Range>,
+    /// Reserved bytes whose place is not known.
+    pub unplaced: i64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    bytes: i64,
+    expandable: bool,
+}
+
+/// One segment with what lies in it.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    /// Its address.
+    pub addr: i64,
+    /// Its size, in bytes.
+    pub bytes: i64,
+    /// Mapped piece by piece.
+    pub expandable: bool,
+    /// The blocks in it, by address.
+    pub blocks: Vec<Block>,
+    /// The holes between them, in bytes.
+    pub holes: Vec<i64>,
+}
+
+impl Segment {
+    /// Its bytes that no block has.
+    #[must_use]
+    pub fn free(&self) -> i64 {
+        self.holes.iter().sum()
+    }
+
+    /// Does it serve requests of up to 1 MiB?
+    #[must_use]
+    pub fn is_small(&self) -> bool {
+        self.bytes == SMALL_SEGMENT && !self.expandable
+    }
+}
+
+impl Layout {
+    /// Takes the next row.
+    pub fn feed(&mut self, row: &Record) {
+        if row.status != 0 {
+            return;
+        }
+        let key = (row.device, row.addr);
+        let range = |expandable| Range { bytes: row.delta_bytes, expandable };
+        match row.event {
+            event if row.addr == 0 && is_segment(event) => self.unplaced += row.delta_bytes,
+            EventName::SegmentAlloc => {
+                self.segments.insert(key, range(false));
+            }
+            EventName::SegmentFree if self.segments.remove(&key).is_none() => {
+                self.unplaced += row.delta_bytes;
+            }
+            EventName::SegmentMap => self.map(key, range(true)),
+            EventName::SegmentUnmap => self.unmap(key, -row.delta_bytes),
+            _ => {}
+        }
+    }
+
+    /// Pieces that touch are one expandable segment.
+    fn map(&mut self, key: (i32, i64), mut new: Range) {
+        let mut start = key;
+        if let Some((at, before)) = self.segments.range(..key).next_back()
+            && at.0 == key.0
+            && before.expandable
+            && at.1 + before.bytes == key.1
+        {
+            start = *at;
+            new.bytes += before.bytes;
+        }
+        let end = (key.0, start.1 + new.bytes);
+        if self.segments.get(&end).is_some_and(|after| after.expandable)
+            && let Some(after) = self.segments.remove(&end)
+        {
+            new.bytes += after.bytes;
+        }
+        self.segments.insert(start, new);
+    }
+
+    fn unmap(&mut self, key: (i32, i64), bytes: i64) {
+        let found = self.segments.range(..=key).next_back().map(|(at, range)| (*at, *range));
+        let Some((at, range)) = found.filter(|(at, range)| at.0 == key.0 && key.1 < at.1 + range.bytes)
+        else {
+            self.unplaced -= bytes;
+            return;
+        };
+        let (end, cut) = (at.1 + range.bytes, key.1 + bytes);
+        if key.1 > at.1 {
+            self.segments.insert(at, Range { bytes: key.1 - at.1, ..range });
+        } else {
+            self.segments.remove(&at);
+        }
+        if cut < end {
+            self.segments.insert((key.0, cut), Range { bytes: end - cut, ..range });
+        }
+    }
+
+    /// The segments of a device with the live blocks of `replay` in them.
+    #[must_use]
+    pub fn segments(&self, replay: &Replay, ordinal: i32) -> Vec<Segment> {
+        let mut blocks: Vec<Block> = replay
+            .live
+            .values()
+            .filter(|block| block.device == ordinal && block.kind == Kind::Torch)
+            .copied()
+            .collect();
+        blocks.sort_by_key(|block| block.addr);
+        let mut blocks = blocks.into_iter().peekable();
+        let mut segments = Vec::new();
+        for ((_, addr), range) in self.segments.range((ordinal, i64::MIN)..=(ordinal, i64::MAX)) {
+            let end = addr + range.bytes;
+            while blocks.next_if(|block| block.addr < *addr).is_some() {}
+            let mut inside = Vec::new();
+            let mut holes = Vec::new();
+            let mut from = *addr;
+            while let Some(block) = blocks.next_if(|block| block.addr < end) {
+                if block.addr > from {
+                    holes.push(block.addr - from);
+                }
+                from = from.max(block.addr + block.bytes);
+                inside.push(block);
+            }
+            if end > from {
+                holes.push(end - from);
+            }
+            let (addr, bytes, expandable) = (*addr, range.bytes, range.expandable);
+            segments.push(Segment { addr, bytes, expandable, blocks: inside, holes });
+        }
+        segments
+    }
+}
+
+fn is_segment(event: EventName) -> bool {
+    use EventName::{SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap};
+    matches!(event, SegmentAlloc | SegmentFree | SegmentMap | SegmentUnmap)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(event: EventName, addr: i64, delta_bytes: i64) -> Record {
+        Record { device: 0, event, addr, delta_bytes, ..Record::default() }
+    }
+
+    fn shape(layout: &Layout) -> Vec<(i64, i64)> {
+        layout.segments.iter().map(|((_, addr), range)| (*addr, range.bytes)).collect()
+    }
+
+    #[test]
+    fn expandable_pieces_join_and_part() {
+        let mut layout = Layout::default();
+        layout.feed(&row(EventName::SegmentMap, 100, 10));
+        layout.feed(&row(EventName::SegmentMap, 120, 10));
+        layout.feed(&row(EventName::SegmentMap, 110, 10));
+        assert_eq!(shape(&layout), [(100, 30)]);
+        layout.feed(&row(EventName::SegmentUnmap, 105, -5));
+        assert_eq!(shape(&layout), [(100, 5), (110, 20)]);
+        layout.feed(&row(EventName::SegmentUnmap, 110, -20));
+        assert_eq!(shape(&layout), [(100, 5)]);
+    }
+
+    #[test]
+    fn segments_that_touch_stay_apart() {
+        let mut layout = Layout::default();
+        layout.feed(&row(EventName::SegmentAlloc, 100, 10));
+        layout.feed(&row(EventName::SegmentAlloc, 110, 10));
+        layout.feed(&row(EventName::SegmentFree, 100, -10));
+        layout.feed(&row(EventName::SegmentAlloc, 0, 7));
+        assert_eq!((shape(&layout), layout.unplaced), (vec![(110, 10)], 7));
+    }
+}

@@ -1,0 +1,251 @@
+//! `memtrace frag`: what the allocator holds beyond what is in use, in which pieces, and who pins them.
+
+use serde_json::{Value, json};
+
+use super::{Answer, Report, next};
+use crate::at::{self, At, play_to};
+use crate::error::Result;
+use crate::group::category;
+use crate::input::Input;
+use crate::layout::{self, Layout, Segment};
+use crate::options::{Flag, Options};
+use crate::page::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use crate::play::{Footer, Played, dash, heading, step};
+use crate::replay::{Block, Metric};
+use crate::stream::TraceFile;
+
+/// See the module.
+pub(super) struct Frag;
+
+impl Report for Frag {
+    fn name(&self) -> &'static str {
+        "frag"
+    }
+
+    fn about(&self) -> &'static str {
+        "Reserved but not in use: rounding, holes, empty segments, and who pins the rest"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        &[Flag { default: "reserved-peak", ..at::FLAG }]
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let at: At = options.text(at::FLAG.name).parse()?;
+        let mut page = Page::new(options.paint, options.width);
+        let mut footer = Footer::new(input);
+        let mut json = Vec::new();
+        for trace in &input.traces {
+            let mut layout = Layout::default();
+            let played = play_to(trace, at, layout::COLUMNS, options, |row, _| layout.feed(row))?;
+            let Some(played) = played else { continue };
+            footer.lost += played.replay.counts.lost;
+            let devices: Vec<i32> = played.gpus(options).map(|device| device.ordinal).collect();
+            for ordinal in devices {
+                let state = State::new(&played, &layout, ordinal);
+                if state.reserved == 0 {
+                    continue;
+                }
+                if json.is_empty() {
+                    heading(&mut page, input, &trace.meta);
+                }
+                page.gap();
+                state.print(&mut page, trace, &played, options);
+                json.push(state.json(trace, &played));
+                footer.add_share(&played, ordinal);
+            }
+        }
+        if json.is_empty() {
+            page.plain("No memory tracked.");
+        }
+        let hints = vec![next("snapshot", input, "--type current"), next("stats", input, "")];
+        Ok(Answer { page, json: json!({ "devices": json }), footer, next: hints, ..Answer::default() })
+    }
+}
+
+/// Where the reserved bytes of one device are.
+struct State {
+    ordinal: i32,
+    ts_ns: i64,
+    reserved: i64,
+    allocated: i64,
+    /// What was asked for, where that is known; else the block.
+    requested: i64,
+    /// Freed, and still in use by a stream.
+    pending: i64,
+    /// In segments without a block: `empty_cache` gives them back.
+    empty: i64,
+    empty_segments: u64,
+    /// Holes in segments that a block keeps.
+    holes: i64,
+    hole_count: u64,
+    largest: i64,
+    /// Segments that a block keeps, those with the most free first.
+    pinned: Vec<Segment>,
+}
+
+impl State {
+    fn new(played: &Played, layout: &Layout, ordinal: i32) -> State {
+        let totals = played.replay.find(ordinal).map(|device| device.totals).unwrap_or_default();
+        let mut state = State {
+            ordinal,
+            ts_ns: played.replay.ts_ns,
+            reserved: totals.reserved,
+            allocated: totals.allocated,
+            requested: 0,
+            pending: (totals.active - totals.allocated).max(0),
+            empty: 0,
+            empty_segments: 0,
+            holes: 0,
+            hole_count: 0,
+            largest: 0,
+            pinned: Vec::new(),
+        };
+        for segment in layout.segments(&played.replay, ordinal) {
+            for block in &segment.blocks {
+                state.requested += if block.requested < 0 { block.bytes } else { block.requested };
+            }
+            state.largest = state.largest.max(segment.holes.iter().copied().max().unwrap_or(0));
+            if segment.blocks.is_empty() {
+                state.empty += segment.bytes;
+                state.empty_segments += 1;
+            } else if !segment.holes.is_empty() {
+                state.holes += segment.free();
+                state.hole_count += segment.holes.len() as u64;
+                state.pinned.push(segment);
+            }
+        }
+        state.pinned.sort_by_key(|segment| (-segment.free(), segment.addr));
+        state
+    }
+
+    fn print(&self, page: &mut Page, trace: &TraceFile, played: &Played, options: &Options) {
+        let units = options.units;
+        page.line([
+            format!("rank {}, device {}, at {}: ", trace.meta.rank, self.ordinal, duration(self.ts_ns))
+                .into(),
+            Cell::new(units.show(self.reserved).to_string(), Style::Strong),
+            " reserved".into(),
+        ]);
+        let mut table =
+            Table::new(&[("", Side::Right), ("", Side::Right), ("", Side::Left), ("", Side::Left)]);
+        let mut line = |bytes: i64, what: String| {
+            table.row([
+                units.show(bytes).to_string().into(),
+                percent(share(bytes, self.reserved)).into(),
+                bar(share(bytes, self.reserved), 16).into(),
+                what.into(),
+            ]);
+        };
+        line(self.requested, "asked for".to_owned());
+        line(
+            self.allocated - self.requested,
+            "rounding and splitting: in blocks, never asked for".to_owned(),
+        );
+        if self.pending > 0 {
+            line(self.pending, "freed, still in use by another stream".to_owned());
+        }
+        line(self.holes, format!("{} holes in segments that something pins", count(self.hole_count)));
+        line(
+            self.empty,
+            format!("{} empty segments: torch.cuda.empty_cache() returns them", count(self.empty_segments)),
+        );
+        let rest = self.reserved - self.allocated - self.holes - self.empty;
+        if rest != 0 {
+            line(rest, "in segments whose place is not known".to_owned());
+        }
+        page.table(&table);
+        page.plain(format!("the largest free piece has {}", units.show(self.largest)));
+        if self.pinned.is_empty() {
+            return;
+        }
+        page.gap();
+        let mut table = Table::new(&[
+            ("free", Side::Right),
+            ("segment", Side::Right),
+            ("pinned by", Side::Right),
+            ("step", Side::Right),
+            ("category", Side::Left),
+            ("op", Side::Left),
+            ("module", Side::Left),
+        ]);
+        for segment in self.pinned.iter().take(options.top.unwrap_or(10)) {
+            let Some(block) = largest(segment) else { continue };
+            let more = segment.blocks.len() - 1;
+            let pins = match more {
+                0 => units.show(block.bytes).to_string(),
+                more => format!("{} and {more} more", units.show(block.bytes)),
+            };
+            table.row([
+                Cell::new(units.show(segment.free()).to_string(), Style::Strong),
+                units.show(segment.bytes).to_string().into(),
+                pins.into(),
+                step(block.owner.step).into(),
+                category(block.owner.category).into(),
+                dash(&played.texts, block.owner.op).into(),
+                dash(&played.texts, block.owner.module).into(),
+            ]);
+        }
+        page.table(&table);
+        let rest = self.pinned.len().saturating_sub(options.top.unwrap_or(10));
+        if rest > 0 {
+            page.line([Cell::new(format!("{rest} more; --top N"), Style::Faint)]);
+        }
+    }
+
+    fn json(&self, trace: &TraceFile, played: &Played) -> Value {
+        let pinned: Vec<Value> = self
+            .pinned
+            .iter()
+            .map(|segment| {
+                let blocks: Vec<Value> = segment
+                    .blocks
+                    .iter()
+                    .map(|block| {
+                        json!({
+                            "alloc_id": block.id,
+                            "addr": block.addr,
+                            "bytes": block.bytes,
+                            "requested_bytes": block.requested,
+                            "step": block.owner.step,
+                            "category": block.owner.category.as_str(),
+                            "op": &*played.texts.get(block.owner.op),
+                            "module": &*played.texts.get(block.owner.module),
+                        })
+                    })
+                    .collect();
+                json!({
+                    "addr": segment.addr,
+                    "bytes": segment.bytes,
+                    "free_bytes": segment.free(),
+                    "holes": segment.holes,
+                    "blocks": blocks,
+                })
+            })
+            .collect();
+        json!({
+            "file": trace.path.display().to_string(),
+            "rank": trace.meta.rank,
+            "device": self.ordinal,
+            "ts_ns": self.ts_ns,
+            "reserved_bytes": self.reserved,
+            "allocated_bytes": self.allocated,
+            "requested_bytes": self.requested,
+            "rounding_bytes": self.allocated - self.requested,
+            "pending_bytes": self.pending,
+            "hole_bytes": self.holes,
+            "holes": self.hole_count,
+            "empty_segment_bytes": self.empty,
+            "empty_segments": self.empty_segments,
+            "largest_free_bytes": self.largest,
+            "peak_reserved_bytes": played.replay.find(self.ordinal).map_or(0, |d| d.peak(Metric::Reserved).bytes),
+            "pinned_segments": pinned,
+        })
+    }
+}
+
+/// The block that pins the most.
+fn largest(segment: &Segment) -> Option<&Block> {
+    segment.blocks.iter().max_by_key(|block| (block.bytes, -block.id))
+}

@@ -1,0 +1,318 @@
+//! `memtrace leaks`: what grows from step to step, how fast, and whose it is.
+//!
+//! A leak is told by what it leaves behind: blocks of one owner that are still live when the last
+//! step begins, born in several steps before. Growth is the slope of a least-squares line through the
+//! bytes that survived, step by step; what is kept from one step alone (parameters, optimizer state,
+//! caches that fill once) has none.
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::Category;
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+use super::{Answer, Report, next};
+use crate::error::Result;
+use crate::group::category;
+use crate::input::Input;
+use crate::options::Options;
+use crate::page::{Cell, Page, Side, Style, Table, count};
+use crate::play::{Footer, Played, heading, play, play_until, shown};
+use crate::record::Columns;
+use crate::replay::{HOST, Kind, Metric};
+use crate::stream::TraceFile;
+use crate::texts::Symbol;
+
+/// See the module.
+pub(super) struct Leaks;
+
+/// Survivors of fewer steps are no growth.
+const FEWEST_STEPS: usize = 3;
+
+impl Report for Leaks {
+    fn name(&self) -> &'static str {
+        "leaks"
+    }
+
+    fn about(&self) -> &'static str {
+        "What grows from step to step, its slope and its owner; what was never freed"
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let mut page = Page::new(options.paint, options.width);
+        let mut footer = Footer::new(input);
+        let mut json = Vec::new();
+        let mut any = false;
+        for (index, trace) in input.traces.iter().enumerate() {
+            // First to the end, for the last step and what was never freed.
+            let mut levels = Levels::default();
+            let whole = play(trace, Columns::of(&[]), options, Metric::Allocated, |row, replay| {
+                levels.feed(
+                    row.step,
+                    replay.devices.iter().filter(|d| d.ordinal != HOST).map(|d| d.totals.allocated).sum(),
+                );
+            })?;
+            footer.add(trace, &whole, whole.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            let last = whole.replay.last_step.min(options.window.to_step);
+            let before_last = play_until(
+                trace,
+                Columns::of(&[]),
+                options,
+                Metric::Allocated,
+                |row| last > 0 && row.step >= last,
+                |_, _| {},
+            )?;
+            let found = Found::new(&before_last, &whole, levels, last, options);
+            if index == 0 {
+                heading(&mut page, input, &trace.meta);
+            }
+            page.gap();
+            if input.traces.len() > 1 {
+                page.plain(format!("rank {}", trace.meta.rank));
+            }
+            any |= !found.leaks.is_empty();
+            found.print(&mut page, options);
+            json.push(found.json(trace));
+        }
+        let hints = if any {
+            vec![next("peak", input, "--by step"), next("peak", input, "--by op")]
+        } else {
+            vec![next("peak", input, "--by category")]
+        };
+        Ok(Answer { page, json: json!({ "processes": json }), footer, next: hints, ..Answer::default() })
+    }
+}
+
+/// The bytes allocated when each step ended.
+#[derive(Default)]
+struct Levels {
+    step: i64,
+    now: i64,
+    ends: BTreeMap<i64, i64>,
+}
+
+impl Levels {
+    fn feed(&mut self, step: i64, allocated: i64) {
+        if step > self.step && self.step >= 0 {
+            self.ends.insert(self.step, self.now);
+        }
+        self.step = self.step.max(step);
+        self.now = allocated;
+    }
+}
+
+/// A straight line through points, by least squares.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Line {
+    slope: f64,
+    /// The share of the variance that the line explains, 1 for points on a line.
+    r2: f64,
+}
+
+fn fit(points: &[(f64, f64)]) -> Line {
+    let n = points.len() as f64;
+    if points.len() < 2 {
+        return Line::default();
+    }
+    let mean_x = points.iter().map(|point| point.0).sum::<f64>() / n;
+    let mean_y = points.iter().map(|point| point.1).sum::<f64>() / n;
+    let (mut xx, mut xy, mut yy) = (0.0, 0.0, 0.0);
+    for (x, y) in points {
+        xx += (x - mean_x) * (x - mean_x);
+        xy += (x - mean_x) * (y - mean_y);
+        yy += (y - mean_y) * (y - mean_y);
+    }
+    if xx == 0.0 {
+        return Line::default();
+    }
+    let slope = xy / xx;
+    let r2 = if yy == 0.0 { 1.0 } else { xy * xy / (xx * yy) };
+    Line { slope, r2 }
+}
+
+struct Leak {
+    op: String,
+    module: String,
+    category: &'static str,
+    phase: String,
+    blocks: u64,
+    bytes: i64,
+    steps: usize,
+    first: i64,
+    last: i64,
+    line: Line,
+}
+
+struct Found {
+    leaks: Vec<Leak>,
+    /// All of the process, over the ends of its steps.
+    growth: Line,
+    steps: usize,
+    never_freed: (u64, i64),
+    never_freed_by_category: Vec<(&'static str, i64)>,
+}
+
+impl Found {
+    fn new(before_last: &Played, whole: &Played, levels: Levels, last: i64, options: &Options) -> Found {
+        type Owner = (Symbol, Symbol, Symbol, Category);
+        let mut owners: FxHashMap<Owner, BTreeMap<i64, (u64, i64)>> = FxHashMap::default();
+        let window = options.window;
+        for block in before_last.replay.live.values() {
+            let step = block.owner.step;
+            let wanted = options.device.is_none_or(|only| only == block.device);
+            if block.kind == Kind::Host || !wanted || step < window.from_step.max(0) || step > window.to_step
+            {
+                continue;
+            }
+            let owner = (block.owner.op, block.owner.module, block.owner.phase, block.owner.category);
+            let (blocks, bytes) = owners.entry(owner).or_default().entry(step).or_default();
+            *blocks += 1;
+            *bytes += block.bytes;
+        }
+        let texts = &before_last.texts;
+        let mut leaks: Vec<Leak> = owners
+            .into_iter()
+            .filter_map(|((op, module, phase, kind), steps)| {
+                let (first, newest) = (*steps.keys().next()?, *steps.keys().next_back()?);
+                // Survivors of the step before the last alone, or of a few odd steps, are no growth.
+                let span = (newest - first + 1) as usize;
+                if steps.len() < FEWEST_STEPS || steps.len() * 2 < span || newest + 2 < last {
+                    return None;
+                }
+                let mut sum = 0.0;
+                let points: Vec<(f64, f64)> = (first..=newest)
+                    .map(|step| {
+                        sum += steps.get(&step).map_or(0, |(_, bytes)| *bytes) as f64;
+                        (step as f64, sum)
+                    })
+                    .collect();
+                Some(Leak {
+                    op: shown(texts, op),
+                    module: shown(texts, module),
+                    category: category(kind),
+                    phase: shown(texts, phase),
+                    blocks: steps.values().map(|(blocks, _)| blocks).sum(),
+                    bytes: steps.values().map(|(_, bytes)| bytes).sum(),
+                    steps: steps.len(),
+                    first,
+                    last: newest,
+                    line: fit(&points),
+                })
+            })
+            .collect();
+        leaks.sort_by(|a, b| {
+            let key = |leak: &Leak| (leak.line.slope, leak.bytes);
+            key(b).partial_cmp(&key(a)).unwrap_or(std::cmp::Ordering::Equal).then_with(|| a.op.cmp(&b.op))
+        });
+        let mut by_category: BTreeMap<&'static str, i64> = BTreeMap::new();
+        let mut never_freed = (0, 0);
+        for block in whole.replay.live.values().filter(|block| block.kind != Kind::Host) {
+            never_freed.0 += 1;
+            never_freed.1 += block.bytes;
+            *by_category.entry(category(block.owner.category)).or_default() += block.bytes;
+        }
+        let mut by_category: Vec<_> = by_category.into_iter().collect();
+        by_category.sort_by_key(|(name, bytes)| (-bytes, *name));
+        // The first step fills what later ones reuse.
+        let points: Vec<(f64, f64)> =
+            levels.ends.iter().skip(1).map(|(step, bytes)| (*step as f64, *bytes as f64)).collect();
+        Found {
+            leaks,
+            growth: fit(&points),
+            steps: levels.ends.len(),
+            never_freed,
+            never_freed_by_category: by_category,
+        }
+    }
+
+    fn print(&self, page: &mut Page, options: &Options) {
+        let units = options.units;
+        if self.steps < FEWEST_STEPS {
+            page.plain(format!(
+                "{} finished steps: growth needs {FEWEST_STEPS} or more. Mark steps with a range such as step:12.",
+                self.steps
+            ));
+        } else if self.leaks.is_empty() {
+            page.plain(format!("Nothing grows over {} steps.", self.steps));
+        } else {
+            let sum: f64 = self.leaks.iter().map(|leak| leak.line.slope).sum();
+            page.line([
+                Cell::new(format!("{} a step", units.show(sum as i64)), Style::Alarm),
+                format!(" survive their step, over {} steps", self.steps).into(),
+            ]);
+            page.gap();
+            let mut table = Table::new(&[
+                ("a step", Side::Right),
+                ("fit", Side::Right),
+                ("so far", Side::Right),
+                ("blocks", Side::Right),
+                ("steps", Side::Right),
+                ("category", Side::Left),
+                ("phase", Side::Left),
+                ("op", Side::Left),
+                ("module", Side::Left),
+            ]);
+            for leak in self.leaks.iter().take(options.top.unwrap_or(10)) {
+                table.row([
+                    Cell::new(units.show(leak.line.slope.round() as i64).to_string(), Style::Strong),
+                    format!("{:.2}", leak.line.r2).into(),
+                    units.show(leak.bytes).to_string().into(),
+                    count(leak.blocks).into(),
+                    format!("{}-{}", leak.first, leak.last).into(),
+                    leak.category.into(),
+                    leak.phase.as_str().into(),
+                    leak.op.as_str().into(),
+                    leak.module.as_str().into(),
+                ]);
+            }
+            page.table(&table);
+        }
+        page.gap();
+        page.plain(format!(
+            "never freed: {} in {} blocks",
+            units.show(self.never_freed.1),
+            count(self.never_freed.0)
+        ));
+        for (name, bytes) in &self.never_freed_by_category {
+            page.plain(format!("  {} {name}", units.show(*bytes)));
+        }
+    }
+
+    fn json(&self, trace: &TraceFile) -> Value {
+        let leaks: Vec<Value> = self
+            .leaks
+            .iter()
+            .map(|leak| {
+                json!({
+                    "op": leak.op, "module": leak.module, "category": leak.category, "phase": leak.phase,
+                    "bytes_per_step": leak.line.slope, "r2": leak.line.r2, "bytes": leak.bytes,
+                    "blocks": leak.blocks, "steps": leak.steps, "first_step": leak.first, "last_step": leak.last,
+                })
+            })
+            .collect();
+        json!({
+            "file": trace.path.display().to_string(),
+            "rank": trace.meta.rank,
+            "finished_steps": self.steps,
+            "growth_bytes_per_step": self.growth.slope,
+            "growth_r2": self.growth.r2,
+            "leaks": leaks,
+            "never_freed_blocks": self.never_freed.0,
+            "never_freed_bytes": self.never_freed.1,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_through_points_on_a_line_is_that_line() {
+        let points: Vec<(f64, f64)> = (0..10).map(|x| (f64::from(x), f64::from(3 * x + 1))).collect();
+        let line = fit(&points);
+        assert!((line.slope - 3.0).abs() < 1e-9 && (line.r2 - 1.0).abs() < 1e-9);
+        assert_eq!(fit(&[(1.0, 1.0)]), Line::default());
+    }
+}

@@ -1,0 +1,377 @@
+//! `memtrace oom`: why a request found no memory, the evidence, and what to try.
+
+use std::fmt::Write as _;
+
+use memtrace_trace::EventName;
+use memtrace_trace::rounding::{SMALL_SIZE, segment_size};
+use memtrace_trace::units::{GIB, Unit};
+use serde_json::{Value, json};
+
+use super::{Answer, Report, next};
+use crate::at::{At, play_to};
+use crate::error::Result;
+use crate::group::{Key, sorted};
+use crate::input::Input;
+use crate::layout::{self, Layout};
+use crate::options::Options;
+use crate::page::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use crate::play::{Footer, Played, dash, heading, step};
+use crate::record::{Columns, Record};
+use crate::replay::{Block, Kind};
+use crate::stream::TraceFile;
+
+/// See the module.
+pub(super) struct Oom;
+
+/// What a CUDA context and the libraries' own code and workspaces take at most, as far as no call
+/// shows it: memory beyond this that nobody in the trace holds is another's.
+const CONTEXT: i64 = GIB;
+
+impl Report for Oom {
+    fn name(&self) -> &'static str {
+        "oom"
+    }
+
+    fn about(&self) -> &'static str {
+        "Why memory ran out: what was asked, what was free, a verdict and what to try"
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let mut page = Page::new(options.paint, options.width);
+        let mut footer = Footer::new(input);
+        let mut cases = Vec::new();
+        for trace in &input.traces {
+            let mut layout = Layout::default();
+            let mut seen = Seen::default();
+            let columns = layout::COLUMNS.and(Columns::of(&["device_free_bytes"]));
+            let played = play_to(trace, At::Oom, columns, options, |row, _| {
+                layout.feed(row);
+                seen.feed(row);
+            })?;
+            let (Some(played), Some(row)) = (played, seen.oom) else { continue };
+            let case = Case::new(trace, &played, &layout, &row, &seen);
+            if cases.is_empty() {
+                heading(&mut page, input, &trace.meta);
+            }
+            page.gap();
+            case.print(&mut page, options);
+            holders(&mut page, &played, row.device, options);
+            footer.lost += played.replay.counts.lost;
+            footer.add_share(&played, row.device);
+            cases.push(case.json(&played));
+        }
+        if cases.is_empty() {
+            page.plain("No request ran out of memory.");
+        }
+        let hints = if cases.is_empty() {
+            vec![next("summary", input, "")]
+        } else {
+            vec![next("frag", input, "--at oom"), next("peak", input, "--by category")]
+        };
+        let json = json!({ "ooms": cases });
+        Ok(Answer { page, json, footer, next: hints, ..Answer::default() })
+    }
+}
+
+/// What the rows before the OOM told.
+#[derive(Default)]
+struct Seen {
+    oom: Option<Record>,
+    ooms: u64,
+    /// Failed calls since the last one that worked: those of this request.
+    failed: u64,
+    failed_of_oom: u64,
+    /// What a failed call or a sample said was free.
+    free: i64,
+}
+
+impl Seen {
+    fn feed(&mut self, row: &Record) {
+        if row.device_free_bytes >= 0 {
+            self.free = row.device_free_bytes;
+        }
+        match row.event {
+            EventName::Oom => {
+                self.ooms += 1;
+                self.oom = Some(*row);
+                self.failed_of_oom = std::mem::take(&mut self.failed);
+            }
+            EventName::SegmentAlloc | EventName::SegmentMap if row.status != 0 => self.failed += 1,
+            EventName::Alloc | EventName::SegmentAlloc | EventName::SegmentMap => self.failed = 0,
+            _ => {}
+        }
+    }
+}
+
+/// Why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    /// More than what the device has beside what must stay.
+    TooBig,
+    /// Enough is free, in pieces.
+    Fragmented,
+    /// It would fit if torch had the device for itself.
+    Outside,
+    /// The device had room: torch was told to take no more.
+    Limited,
+}
+
+struct Case<'a> {
+    row: Record,
+    trace: &'a TraceFile,
+    why: Why,
+    ooms: u64,
+    /// The device's memory; 0 when unknown.
+    capacity: i64,
+    allocated: i64,
+    reserved: i64,
+    /// Memory outside torch's allocator that the trace saw.
+    outside: i64,
+    /// Memory that no row accounts for.
+    unknown: i64,
+    /// Free on the device; -1 when unknown.
+    device_free: i64,
+    /// The segment that the request needs.
+    segment: i64,
+    holes: Vec<i64>,
+    largest_hole: i64,
+    owner: String,
+}
+
+impl<'a> Case<'a> {
+    fn new(trace: &'a TraceFile, played: &Played, layout: &Layout, row: &Record, seen: &Seen) -> Self {
+        let totals = played.replay.find(row.device).map(|device| device.totals).unwrap_or_default();
+        let card = trace.meta.devices.iter().find(|card| card.ordinal == row.device);
+        let capacity = card.map_or(0, |card| card.total_bytes);
+        let request = row.rounded_bytes.max(row.requested_bytes);
+        let segments = layout.segments(&played.replay, row.device);
+        let small = request <= SMALL_SIZE as i64;
+        let mut holes: Vec<i64> =
+            segments.iter().filter(|s| s.is_small() == small).flat_map(|s| s.holes.clone()).collect();
+        holes.sort_unstable_by_key(|hole| -hole);
+        let told = if row.device_free_bytes >= 0 { row.device_free_bytes } else { seen.free };
+        let unknown = match told {
+            0 => 0,
+            free => (capacity - totals.reserved - totals.outside - free).max(0),
+        };
+        let device_free =
+            if capacity == 0 { -1 } else { (capacity - totals.reserved - totals.outside - unknown).max(0) };
+        let mut case = Case {
+            row: *row,
+            trace,
+            why: Why::TooBig,
+            ooms: seen.ooms,
+            capacity,
+            allocated: totals.allocated,
+            reserved: totals.reserved,
+            outside: totals.outside,
+            unknown,
+            device_free,
+            segment: segment_size(request.max(0).cast_unsigned()) as i64,
+            largest_hole: holes.first().copied().unwrap_or(0),
+            holes,
+            owner: format!(
+                "{} in {}, {}, step {}",
+                dash(&played.texts, row.op),
+                dash(&played.texts, row.module),
+                dash(&played.texts, row.phase),
+                step(row.step)
+            ),
+        };
+        case.why = case.judge(seen.failed_of_oom);
+        case
+    }
+
+    /// Bytes that the allocator holds and nobody has.
+    fn cached(&self) -> i64 {
+        (self.reserved - self.allocated).max(0)
+    }
+
+    fn request(&self) -> i64 {
+        self.row.rounded_bytes.max(self.row.requested_bytes)
+    }
+
+    fn judge(&self, failed_calls: u64) -> Why {
+        let request = self.request();
+        if self.capacity > 0 && request > self.capacity {
+            return Why::TooBig;
+        }
+        // No call failed, and there was room: a limit of torch's own (`set_per_process_memory_fraction`).
+        if failed_calls == 0 && self.device_free >= self.segment {
+            return Why::Limited;
+        }
+        if self.cached() + self.device_free.max(0) >= request && self.largest_hole < request {
+            return Why::Fragmented;
+        }
+        let foreign = self.outside + (self.unknown - CONTEXT).max(0);
+        if foreign > 0 && self.device_free.max(0) + self.cached() + foreign >= request {
+            return Why::Outside;
+        }
+        Why::TooBig
+    }
+
+    fn verdict(&self, units: Unit) -> (&'static str, String, Vec<&'static str>) {
+        let request = units.show(self.request());
+        match self.why {
+            Why::TooBig => (
+                "too big",
+                format!(
+                    "{request} more than the {} that are live do not fit, in whatever pieces",
+                    units.show(self.allocated)
+                ),
+                vec![
+                    "a smaller batch, or gradient accumulation",
+                    "activation checkpointing, when activations hold the most (see below)",
+                    "sharded or 8-bit optimizer state, when that holds the most",
+                ],
+            ),
+            Why::Fragmented => (
+                "fragmentation",
+                format!(
+                    "{} are free in torch's cache and {} on the device, but the largest piece has {} and {request} are needed",
+                    units.show(self.cached()),
+                    units.show(self.device_free.max(0)),
+                    units.show(self.largest_hole)
+                ),
+                vec![
+                    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+                    "free or move what pins the segments: memtrace frag names it",
+                ],
+            ),
+            Why::Outside => (
+                "outside torch",
+                format!(
+                    "{} on the device belong to others than torch's allocator; without them {request} would fit",
+                    units.show(self.outside + self.unknown)
+                ),
+                vec![
+                    "look for another process on this GPU (nvidia-smi)",
+                    "libraries beside torch (NCCL, a second framework, plain cudaMalloc): memtrace peak --of used",
+                ],
+            ),
+            Why::Limited => (
+                "a limit",
+                format!(
+                    "{} are free on the device; torch was told to leave them",
+                    units.show(self.device_free.max(0))
+                ),
+                vec!["raise torch.cuda.set_per_process_memory_fraction, or take it out"],
+            ),
+        }
+    }
+
+    fn print(&self, page: &mut Page, options: &Options) {
+        let units = options.units;
+        let mut first = format!(" at {}", duration(self.row.ts_ns));
+        let _ = write!(first, ", rank {}, device {}: {}", self.trace.meta.rank, self.row.device, self.owner);
+        page.line([Cell::new("out of memory", Style::Alarm), first.into()]);
+        if self.ooms > 1 {
+            page.plain(format!("the last of {}", count(self.ooms)));
+        }
+        page.gap();
+        let (name, because, tries) = self.verdict(units);
+        page.line([
+            "verdict: ".into(),
+            Cell::new(name, Style::Strong),
+            format!(". {}.", upper_first(&because)).into(),
+        ]);
+        for what in tries {
+            page.plain(format!("  try: {what}"));
+        }
+        page.gap();
+        let mut table = Table::new(&[("", Side::Right), ("", Side::Left)]);
+        let mut line = |bytes: i64, what: String| {
+            table.row([Cell::new(units.show(bytes).to_string(), Style::Strong), what.into()]);
+        };
+        line(
+            self.request(),
+            format!("asked for; a segment of {} would be taken for it", units.show(self.segment)),
+        );
+        line(self.allocated, "handed out by torch's allocator".to_owned());
+        let holes = self.holes.len();
+        let largest = units.show(self.largest_hole);
+        line(
+            self.cached(),
+            format!("in its cache and free, in {} usable pieces, the largest {largest}", count(holes as u64)),
+        );
+        line(self.outside, "outside torch's allocator, by calls in the trace".to_owned());
+        if self.unknown > 0 {
+            line(self.unknown, "taken by nobody in the trace: the CUDA context, other processes".to_owned());
+        }
+        if self.capacity > 0 {
+            line(self.device_free, format!("free on the device, of {}", units.show(self.capacity)));
+        }
+        page.table(&table);
+    }
+
+    fn json(&self, played: &Played) -> Value {
+        let (name, because, tries) = self.verdict(Unit::B);
+        json!({
+            "file": self.trace.path.display().to_string(),
+            "rank": self.trace.meta.rank,
+            "device": self.row.device,
+            "seq": self.row.seq,
+            "ts_ns": self.row.ts_ns,
+            "ooms": self.ooms,
+            "verdict": name,
+            "because": because,
+            "try": tries,
+            "requested_bytes": self.row.requested_bytes,
+            "rounded_bytes": self.row.rounded_bytes,
+            "segment_bytes": self.segment,
+            "op": &*played.texts.get(self.row.op),
+            "module": &*played.texts.get(self.row.module),
+            "phase": &*played.texts.get(self.row.phase),
+            "step": self.row.step,
+            "allocated_bytes": self.allocated,
+            "reserved_bytes": self.reserved,
+            "cached_bytes": self.cached(),
+            "largest_hole_bytes": self.largest_hole,
+            "holes": self.holes.len(),
+            "outside_bytes": self.outside,
+            "unaccounted_bytes": self.unknown,
+            "device_free_bytes": self.device_free,
+            "capacity_bytes": self.capacity,
+        })
+    }
+}
+
+/// Who held the memory then: by category, and the ten largest modules.
+fn holders(page: &mut Page, played: &Played, ordinal: i32, options: &Options) {
+    let live: Vec<Block> = played
+        .replay
+        .live
+        .values()
+        .filter(|block| block.device == ordinal && block.kind == Kind::Torch)
+        .copied()
+        .collect();
+    let total: i64 = live.iter().map(|block| block.bytes).sum();
+    let kinds = sorted(Key::CATEGORY.groups(&live, &played.texts));
+    let modules = sorted(Key::MODULE.groups(&live, &played.texts));
+    for (title, groups, most) in [("category", kinds, 9), ("module", modules, options.top.unwrap_or(10))] {
+        page.gap();
+        let mut table = Table::new(&[
+            ("held", Side::Right),
+            ("share", Side::Right),
+            ("", Side::Left),
+            ("blocks", Side::Right),
+            (title, Side::Left),
+        ]);
+        for (name, group) in groups.iter().take(most) {
+            table.row([
+                options.units.show(group.bytes).to_string().into(),
+                percent(share(group.bytes, total)).into(),
+                bar(share(group.bytes, total), 16).into(),
+                count(group.blocks).into(),
+                name.as_str().into(),
+            ]);
+        }
+        page.table(&table);
+    }
+}
+
+fn upper_first(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
+}

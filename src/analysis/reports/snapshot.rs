@@ -1,0 +1,237 @@
+//! `memtrace snapshot`: per device and category, as PyTorch's `MemTracker` prints it.
+
+use memtrace_trace::Category;
+use memtrace_trace::units::Unit;
+use serde_json::{Value, json};
+
+use super::{Answer, Report, next};
+use crate::at::{self, At, play_to};
+use crate::error::{Error, Result};
+use crate::input::Input;
+use crate::options::{Flag, Options};
+use crate::page::Page;
+use crate::play::{Footer, Played, heading, play};
+use crate::record::Columns;
+use crate::replay::{Block, HOST, Kind, Metric};
+use crate::rst;
+
+/// See the module.
+pub(super) struct Snapshot;
+
+/// MemTracker's reference types in its order, and our categories in each.
+pub(super) const TYPES: &[(&str, &[Category])] = &[
+    ("Parameter", &[Category::Parameter]),
+    ("Buffer", &[Category::Buffer]),
+    ("Gradient", &[Category::Gradient]),
+    ("Activation", &[Category::Activation]),
+    ("Temp", &[Category::Temporary]),
+    ("Optstate", &[Category::OptimizerState]),
+    ("Other", &[Category::Other, Category::Input, Category::AutogradDetail, Category::None]),
+];
+
+/// The bytes of each of [`TYPES`].
+pub(super) type Types = [i64; TYPES.len()];
+
+/// The place of a category in [`TYPES`].
+pub(super) fn type_of(category: Category) -> usize {
+    TYPES.iter().position(|(_, categories)| categories.contains(&category)).unwrap_or(TYPES.len() - 1)
+}
+
+impl Report for Snapshot {
+    fn name(&self) -> &'static str {
+        "snapshot"
+    }
+
+    fn about(&self) -> &'static str {
+        "Memory per device and category, now or at the peak, as MemTracker prints it"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        &[
+            Flag {
+                name: "type",
+                value: Some("TYPE"),
+                default: "peak",
+                choices: &[],
+                help: "current (the end, or --at) or peak",
+            },
+            at::FLAG,
+            Flag { name: "table", value: None, default: "", choices: &[], help: "A reStructuredText table" },
+            Flag {
+                name: "as-of",
+                value: None,
+                default: "",
+                choices: &[],
+                help: "Categories as they were known then, not as they were known last",
+            },
+        ]
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let kind = options.text("type");
+        if !matches!(kind, "current" | "peak") {
+            // MemTracker's own text.
+            return Err(Error::usage(format!("Invalid type {kind}")));
+        }
+        let mut page = Page::new(options.paint, options.width);
+        let mut footer = Footer::new(input);
+        let mut devices = Vec::new();
+        for (index, trace) in input.traces.iter().enumerate() {
+            if index == 0 {
+                heading(&mut page, input, &trace.meta);
+                page.gap();
+            }
+            let at = options.text(at::FLAG.name);
+            let found = if at.is_empty() && kind == "peak" {
+                at_peaks(
+                    &play(trace, Columns::of(&[]), options, Metric::Allocated, |_, _| {})?,
+                    options,
+                    &mut footer,
+                )
+            } else {
+                let at = if at.is_empty() { At::End } else { at.parse()? };
+                let Some(played) = play_to(trace, at, Columns::of(&[]), options, |_, _| {})? else {
+                    continue;
+                };
+                current(&played, options, &mut footer)
+            };
+            devices.extend(found.into_iter().map(|(ordinal, types)| (trace.meta.rank, ordinal, types)));
+        }
+        let many = input.traces.len() > 1;
+        let named: Vec<(String, Types)> = devices
+            .iter()
+            .map(|(rank, ordinal, types)| {
+                let device =
+                    if *ordinal == HOST { "cpu (pinned)".to_owned() } else { format!("cuda:{ordinal}") };
+                (if many { format!("rank {rank} {device}") } else { device }, *types)
+            })
+            .collect();
+        print(&mut page, &named, options.units, options.is_set("table"));
+        let devices: Vec<Value> = devices
+            .iter()
+            .map(|(rank, ordinal, types)| {
+                let mut value = json!({ "rank": rank, "device": ordinal });
+                for ((name, _), bytes) in TYPES.iter().zip(types) {
+                    value[*name] = (*bytes).into();
+                }
+                value["Total"] = types.iter().sum::<i64>().into();
+                value
+            })
+            .collect();
+        let json = json!({ "type": kind, "devices": devices });
+        Ok(Answer { page, json, footer, next: vec![next("modules", input, "")], ..Answer::default() })
+    }
+}
+
+fn sum(blocks: impl IntoIterator<Item = Block>) -> Types {
+    let mut types = Types::default();
+    for block in blocks {
+        types[type_of(block.owner.category)] += block.bytes;
+    }
+    types
+}
+
+fn wanted(ordinal: i32, options: &Options) -> bool {
+    options.device.is_none_or(|only| only == ordinal)
+}
+
+/// Each device at its own peak.
+fn at_peaks(played: &Played, options: &Options, footer: &mut Footer) -> Vec<(i32, Types)> {
+    footer.lost += played.replay.counts.lost;
+    let ordinals = played.replay.devices.iter().map(|device| device.ordinal);
+    ordinals
+        .filter(|ordinal| wanted(*ordinal, options))
+        .map(|ordinal| {
+            footer.add_share(played, ordinal);
+            (ordinal, sum(played.replay.at_peak(ordinal, options.is_set("as-of"))))
+        })
+        .collect()
+}
+
+fn current(played: &Played, options: &Options, footer: &mut Footer) -> Vec<(i32, Types)> {
+    footer.lost += played.replay.counts.lost;
+    let ordinals = played.replay.devices.iter().map(|device| device.ordinal);
+    ordinals
+        .filter(|ordinal| wanted(*ordinal, options))
+        .map(|ordinal| {
+            footer.add_share(played, ordinal);
+            let live = played.replay.live.values();
+            let here = live.filter(|block| block.device == ordinal && block.kind != Kind::Outside).copied();
+            (ordinal, sum(here))
+        })
+        .collect()
+}
+
+/// A value as MemTracker prints it: Python's `round(value, 2)`, raw in bytes.
+pub(super) fn value(bytes: i64, units: Unit) -> String {
+    if units == Unit::Auto {
+        return units.show(bytes).to_string();
+    }
+    let text = units.show(bytes).to_string();
+    match text.split_once('.') {
+        // Python drops a last zero: 1.50 is 1.5, 2.00 is 2.0.
+        Some((whole, rest)) => {
+            let (decimals, unit) = rest.split_at(2);
+            format!("{whole}.{}{unit}", decimals.strip_suffix('0').unwrap_or(decimals))
+        }
+        None => text,
+    }
+}
+
+/// Is there nothing left of the total once it is rounded to the unit?
+pub(super) fn rounds_to_nothing(total: i64, units: Unit) -> bool {
+    total <= 0 || (units != Unit::Auto && value(total, units).starts_with("0.0 "))
+}
+
+fn print(page: &mut Page, devices: &[(String, Types)], units: Unit, table: bool) {
+    let shown: Vec<&(String, Types)> =
+        devices.iter().filter(|(_, types)| !rounds_to_nothing(types.iter().sum(), units)).collect();
+    if devices.iter().all(|(_, types)| types.iter().all(|bytes| *bytes == 0)) {
+        page.plain("No memory tracked.");
+        return;
+    }
+    let cells = |types: &Types| {
+        let total = types.iter().sum();
+        types.iter().chain([&total]).map(|bytes| value(*bytes, units)).collect::<Vec<_>>()
+    };
+    let names: Vec<&str> = TYPES.iter().map(|(name, _)| *name).chain(["Total"]).collect();
+    if table {
+        let heads: Vec<&str> = ["Device"].into_iter().chain(names).collect();
+        let rows: Vec<Vec<String>> = shown
+            .iter()
+            .map(|(device, types)| [device.clone()].into_iter().chain(cells(types)).collect())
+            .collect();
+        for line in rst::table(&heads, &rows) {
+            page.plain(line);
+        }
+        return;
+    }
+    for (device, types) in shown {
+        page.plain(format!("Device: {device}"));
+        for (name, cell) in names.iter().zip(cells(types)) {
+            page.plain(format!("\t{name}: {cell}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_those_of_pythons_round() {
+        assert_eq!(value(1536, Unit::KiB), "1.5 KiB");
+        assert_eq!(value(2048, Unit::KiB), "2.0 KiB");
+        assert_eq!(value(1234, Unit::KiB), "1.21 KiB");
+        assert_eq!(value(1234, Unit::B), "1234 B");
+        assert!(rounds_to_nothing(1, Unit::GiB) && !rounds_to_nothing(1, Unit::B));
+    }
+
+    #[test]
+    fn every_category_has_a_type() {
+        for category in Category::ALL {
+            assert!(TYPES[type_of(*category)].1.contains(category));
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! `memtrace stats`: how many blocks, how large, how long they lived, how long the calls took.
+
+use std::collections::BTreeMap;
+
+use hdrhistogram::Histogram;
+use memtrace_trace::EventName;
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+use super::{Answer, Report, next};
+use crate::error::Result;
+use crate::input::Input;
+use crate::options::Options;
+use crate::page::{Cell, Page, Side, Style, Table, bar, count, duration, share};
+use crate::play::{Footer, heading, play};
+use crate::record::{Columns, Record};
+use crate::replay::Metric;
+use crate::stream::TraceFile;
+use crate::texts::{Symbol, Texts};
+
+/// See the module.
+pub(super) struct Stats;
+
+impl Report for Stats {
+    fn name(&self) -> &'static str {
+        "stats"
+    }
+
+    fn about(&self) -> &'static str {
+        "Sizes, lifetimes and latencies: counts, p50, p99; temporaries; retries"
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let mut page = Page::new(options.paint, options.width);
+        let mut footer = Footer::new(input);
+        let mut json = Vec::new();
+        for (index, trace) in input.traces.iter().enumerate() {
+            let mut numbers = Numbers::default();
+            let played =
+                play(trace, Columns::of(&["latency_ns"]), options, Metric::Allocated, |row, replay| {
+                    if replay.in_window() && options.device.is_none_or(|only| only == row.device) {
+                        numbers.feed(row);
+                    }
+                })?;
+            footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            if index == 0 {
+                heading(&mut page, input, &trace.meta);
+            }
+            page.gap();
+            if input.traces.len() > 1 {
+                page.plain(format!("rank {}", trace.meta.rank));
+            }
+            numbers.print(&mut page, &played.texts, options);
+            json.push(numbers.json(trace, &played.texts));
+        }
+        let hints = vec![next("peak", input, "--by size"), next("top-ops", input, "")];
+        Ok(Answer { page, json: json!({ "processes": json }), footer, next: hints, ..Answer::default() })
+    }
+}
+
+/// A distribution: three digits are kept of each value.
+struct Spread(Option<Histogram<u64>>);
+
+impl Default for Spread {
+    fn default() -> Self {
+        // Three digits, growing with the largest value: this cannot fail.
+        Spread(Histogram::new(3).ok())
+    }
+}
+
+impl Spread {
+    fn add(&mut self, value: i64) {
+        if let Some(histogram) = &mut self.0 {
+            histogram.saturating_record(value.max(0).cast_unsigned());
+        }
+    }
+
+    fn count(&self) -> u64 {
+        self.0.as_ref().map_or(0, Histogram::len)
+    }
+
+    fn at(&self, quantile: f64) -> i64 {
+        self.0.as_ref().map_or(0, |histogram| histogram.value_at_quantile(quantile).cast_signed())
+    }
+
+    fn max(&self) -> i64 {
+        self.0.as_ref().map_or(0, |histogram| histogram.max().cast_signed())
+    }
+
+    fn json(&self) -> Value {
+        json!({ "count": self.count(), "p50": self.at(0.5), "p90": self.at(0.9), "p99": self.at(0.99), "max": self.max() })
+    }
+}
+
+/// When a block was born.
+#[derive(Clone, Copy)]
+struct Birth {
+    ts_ns: i64,
+    /// Its step and phase.
+    during: (i64, Symbol),
+}
+
+#[derive(Default)]
+struct Numbers {
+    requested: Spread,
+    blocks: Spread,
+    lifetimes: Spread,
+    latencies: FxHashMap<(EventName, bool, Symbol), Spread>,
+    /// Blocks by the power of two that they fit in: how many, and their bytes.
+    sizes: BTreeMap<u32, (u64, i64)>,
+    born: FxHashMap<i64, Birth>,
+    /// The step and phase of the last allocation: a free row has those of its block.
+    during: (i64, Symbol),
+    /// Freed in the step and phase they were born in: blocks and bytes.
+    temporaries: (u64, i64),
+    /// Given beyond what was asked for, where that is known.
+    rounding: i64,
+    total: i64,
+    failed: u64,
+    ooms: u64,
+}
+
+impl Numbers {
+    fn feed(&mut self, row: &Record) {
+        match row.event {
+            EventName::Alloc if row.alloc_id != 0 => {
+                self.blocks.add(row.delta_bytes);
+                self.total += row.delta_bytes;
+                if row.requested_bytes >= 0 {
+                    self.requested.add(row.requested_bytes);
+                    self.rounding += row.delta_bytes - row.requested_bytes;
+                }
+                let size = row.delta_bytes.max(1).cast_unsigned().next_power_of_two().ilog2();
+                let (blocks, bytes) = self.sizes.entry(size).or_default();
+                *blocks += 1;
+                *bytes += row.delta_bytes;
+                self.during = (row.step, row.phase);
+                self.born.insert(row.alloc_id, Birth { ts_ns: row.ts_ns, during: self.during });
+            }
+            EventName::Free => {
+                if let Some(birth) = self.born.remove(&row.alloc_id) {
+                    self.lifetimes.add(row.ts_ns - birth.ts_ns);
+                    if birth.during == self.during {
+                        self.temporaries.0 += 1;
+                        self.temporaries.1 -= row.delta_bytes;
+                    }
+                }
+            }
+            EventName::Oom => self.ooms += 1,
+            EventName::SegmentAlloc | EventName::SegmentMap if row.status != 0 => self.failed += 1,
+            _ => {}
+        }
+        if row.latency_ns > 0 && row.event != EventName::Op {
+            self.latencies.entry((row.event, row.status == 0, row.api)).or_default().add(row.latency_ns);
+        }
+    }
+
+    /// The latencies by what they are of, in the order of the events.
+    fn calls(&self, texts: &Texts) -> Vec<(String, &Spread)> {
+        let mut calls: Vec<_> = self
+            .latencies
+            .iter()
+            .map(|((event, worked, api), spread)| {
+                let failed = if *worked { "" } else { ", failed" };
+                (*event, format!("{} ({event}{failed})", texts.get(*api)), spread)
+            })
+            .collect();
+        calls.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+        calls.into_iter().map(|(_, name, spread)| (name, spread)).collect()
+    }
+
+    fn print(&self, page: &mut Page, texts: &Texts, options: &Options) {
+        let mut table = Table::new(&[
+            ("", Side::Left),
+            ("count", Side::Right),
+            ("p50", Side::Right),
+            ("p90", Side::Right),
+            ("p99", Side::Right),
+            ("max", Side::Right),
+        ]);
+        let bytes = |value| options.units.show(value).to_string();
+        let mut line = |name: String, spread: &Spread, show: &dyn Fn(i64) -> String| {
+            let at = |quantile| Cell::from(show(spread.at(quantile)));
+            table.row([
+                name.into(),
+                Cell::new(count(spread.count()), Style::Strong),
+                at(0.5),
+                at(0.9),
+                at(0.99),
+                show(spread.max()).into(),
+            ]);
+        };
+        line("requested size".to_owned(), &self.requested, &bytes);
+        line("block size".to_owned(), &self.blocks, &bytes);
+        line("lifetime".to_owned(), &self.lifetimes, &duration);
+        for (name, spread) in self.calls(texts) {
+            line(name, spread, &duration);
+        }
+        page.table(&table);
+        page.gap();
+        let mut table = Table::new(&[
+            ("up to", Side::Right),
+            ("blocks", Side::Right),
+            ("", Side::Left),
+            ("bytes", Side::Right),
+        ]);
+        let all = self.blocks.count().cast_signed();
+        for (size, (blocks, sum)) in &self.sizes {
+            table.row([
+                bytes(1 << (*size).min(62)).into(),
+                count(*blocks).into(),
+                bar(share(blocks.cast_signed(), all), 24).into(),
+                bytes(*sum).into(),
+            ]);
+        }
+        page.table(&table);
+        page.gap();
+        page.plain(format!(
+            "temporaries (freed in the step and phase they were born in): {} blocks, {}",
+            count(self.temporaries.0),
+            bytes(self.temporaries.1)
+        ));
+        page.plain(format!(
+            "given beyond what was asked for: {} of {}",
+            bytes(self.rounding),
+            bytes(self.total)
+        ));
+        let retries = self.failed.saturating_sub(self.ooms);
+        page.plain(format!(
+            "{} allocation retries (inferred), {} out of memory",
+            count(retries),
+            count(self.ooms)
+        ));
+    }
+
+    fn json(&self, trace: &TraceFile, texts: &Texts) -> Value {
+        let mut calls = serde_json::Map::new();
+        for (name, spread) in self.calls(texts) {
+            calls.insert(name, spread.json());
+        }
+        let sizes: Vec<Value> = self
+            .sizes
+            .iter()
+            .map(|(size, (blocks, bytes))| {
+                json!({ "up_to_bytes": 1_u64 << (*size).min(63), "blocks": blocks, "bytes": bytes })
+            })
+            .collect();
+        json!({
+            "file": trace.path.display().to_string(),
+            "rank": trace.meta.rank,
+            "requested_bytes": self.requested.json(),
+            "block_bytes": self.blocks.json(),
+            "lifetime_ns": self.lifetimes.json(),
+            "latency_ns": calls,
+            "sizes": sizes,
+            "temporary_blocks": self.temporaries.0,
+            "temporary_bytes": self.temporaries.1,
+            "rounding_bytes": self.rounding,
+            "allocated_bytes": self.total,
+            "num_alloc_retries": self.failed.saturating_sub(self.ooms),
+            "ooms": self.ooms,
+        })
+    }
+}

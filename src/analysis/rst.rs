@@ -1,0 +1,42 @@
+//! reStructuredText tables, laid out as Python's `tabulate` does with `tablefmt="rst"`.
+
+/// The lines of a table. Every cell is text, so all stand on the left.
+#[must_use]
+pub(crate) fn table(heads: &[&str], rows: &[Vec<String>]) -> Vec<String> {
+    // tabulate leaves a head two columns to breathe, unless a cell is wider.
+    let mut widths: Vec<usize> = heads.iter().map(|head| head.chars().count() + 2).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let rule = widths.iter().map(|width| "=".repeat(*width)).collect::<Vec<_>>().join("  ");
+    let line = |cells: &mut dyn Iterator<Item = &str>| {
+        let padded: Vec<String> = cells.zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        padded.join("  ").trim_end().to_owned()
+    };
+    let mut lines = vec![rule.clone(), line(&mut heads.iter().copied()), rule.clone()];
+    lines.extend(rows.iter().map(|row| line(&mut row.iter().map(String::as_str))));
+    lines.push(rule);
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let lines = table(&["Device", "Total"], &[vec!["cuda:0".to_owned(), "12345.67 MiB".to_owned()]]);
+        assert_eq!(
+            lines,
+            [
+                "========  ============",
+                "Device    Total",
+                "========  ============",
+                "cuda:0    12345.67 MiB",
+                "========  ============"
+            ]
+        );
+    }
+}
