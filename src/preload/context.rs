@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use memtrace_record::forklock::ForkLock;
 use memtrace_record::intern::{Context, ContextId, TextId, with_tables};
@@ -11,7 +11,7 @@ use memtrace_record::recorder::{Recorder, STEP, context_id, text_id};
 use memtrace_trace::ranges::{Meaning, meaning};
 use memtrace_trace::{Api, Event, Kind};
 
-use crate::init;
+use crate::{init, ops};
 
 /// What an open range means, its text numbered.
 #[derive(Clone, Copy)]
@@ -42,8 +42,12 @@ struct Open {
 /// A thread's ranges and the context that follows from them.
 struct Thread {
     open: RefCell<Vec<Open>>,
+    /// What follows from the ranges and the phase, before any op, and its number.
+    base: Cell<Context>,
     context: Cell<ContextId>,
-    /// The version of everything that `context` was made from; 0 makes it anew.
+    /// Counts the bases of this thread.
+    epoch: Cell<u64>,
+    /// The version of everything that `base` was made from; 0 makes it anew.
     version: Cell<u64>,
     /// 0 not asked yet, 1 no, 2 yes.
     autograd: Cell<u8>,
@@ -51,7 +55,14 @@ struct Thread {
 
 thread_local! {
     static THREAD: Thread = const {
-        Thread { open: RefCell::new(Vec::new()), context: Cell::new(0), version: Cell::new(0), autograd: Cell::new(0) }
+        Thread {
+            open: RefCell::new(Vec::new()),
+            base: Cell::new(Context { op: 0, module: 0, phase: 0, stack: 0, stream: 0, flags: 0 }),
+            context: Cell::new(0),
+            epoch: Cell::new(0),
+            version: Cell::new(0),
+            autograd: Cell::new(0),
+        }
     };
 }
 
@@ -67,6 +78,9 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// Start/end ranges that a thread other than their own ended.
 static ENDED: ForkLock<Vec<u64>> = ForkLock::new(Vec::new());
 
+/// The program numbers its steps itself.
+static USER_STEPS: AtomicBool = AtomicBool::new(false);
+
 /// The words of `MEMTRACE_PHASES`.
 static MORE_PHASES: OnceLock<Vec<String>> = OnceLock::new();
 
@@ -78,9 +92,18 @@ pub(crate) fn set_phases(words: Vec<String>) {
 /// The context and the step for an event that this thread records now.
 #[inline]
 pub(crate) fn current() -> (ContextId, i32) {
+    current_on(THREAD.try_with(|thread| thread.base.get().stream).unwrap_or(0))
+}
+
+/// As [`current`], with `stream` as the current stream.
+#[inline]
+pub(crate) fn current_on(stream: i64) -> (ContextId, i32) {
     let version = VERSION.load(Ordering::Acquire);
     let context = THREAD.try_with(|thread| {
-        if thread.version.get() == version { thread.context.get() } else { refresh(thread, version) }
+        if thread.version.get() != version || thread.base.get().stream != stream {
+            refresh(thread, version, stream);
+        }
+        ops::context(thread.base.get(), thread.epoch.get()).unwrap_or(thread.context.get())
     });
     (context.unwrap_or(0), STEP.load(Ordering::Relaxed))
 }
@@ -91,8 +114,8 @@ pub(crate) fn recorder_started() {
 }
 
 #[cold]
-fn refresh(thread: &Thread, version: u64) -> ContextId {
-    let context = thread.open.try_borrow_mut().map_or(0, |mut open| {
+fn refresh(thread: &Thread, version: u64, stream: i64) {
+    let base = thread.open.try_borrow_mut().map(|mut open| {
         drop_ended(&mut open);
         if let Some(recorder) = Recorder::active() {
             for range in open.iter_mut().filter(|range| !range.told) {
@@ -100,31 +123,25 @@ fn refresh(thread: &Thread, version: u64) -> ContextId {
                 tell(recorder, Kind::RangeBegin, range.name, 0);
             }
         }
-        context_of(&open, inherited_phase(thread))
+        Context { stream, ..base_of(&open, inherited_phase(thread)) }
     });
-    thread.context.set(context);
+    let base = base.unwrap_or_default();
+    thread.base.set(base);
+    thread.context.set(context_id(base));
+    thread.epoch.set(thread.epoch.get() + 1);
     thread.version.set(version);
-    context
 }
 
-/// The context that follows from a stack of ranges.
-fn context_of(open: &[Open], inherited: TextId) -> ContextId {
+/// What follows from a stack of ranges.
+fn base_of(open: &[Open], inherited: TextId) -> Context {
     let mut context = Context { phase: inherited, ..Context::default() };
-    let mut levels = 0;
     for range in open {
         match range.role {
             Role::Phase(text) => context.phase = text,
             Role::Op(text) => context.op = text,
-            Role::ModulePath(text) => {
-                context.module = text;
-                levels = 0;
-            }
-            Role::Level(text) if levels == 0 && context.module == 0 => {
-                context.module = text;
-                levels = 1;
-            }
+            Role::ModulePath(text) => context.module = text,
+            Role::Level(text) if context.module == 0 => context.module = text,
             Role::Level(text) => {
-                levels += 1;
                 let path = with_tables(|tables| {
                     format!("{}.{}", tables.text_of(context.module), tables.text_of(text))
                 });
@@ -133,16 +150,39 @@ fn context_of(open: &[Open], inherited: TextId) -> ContextId {
             Role::Step => {}
         }
     }
-    context_id(context)
+    context
 }
 
 /// Autograd's threads work on behalf of whoever called backward, so they have the process's phase;
 /// other threads (pinning, prefetch) do not.
 fn inherited_phase(thread: &Thread) -> TextId {
-    if thread.autograd.get() == 0 {
-        thread.autograd.set(if thread_name_starts_with(b"pt_autograd") { 2 } else { 1 });
+    if thread.is_autograd() { PHASE.load(Ordering::Acquire) } else { 0 }
+}
+
+impl Thread {
+    fn is_autograd(&self) -> bool {
+        if self.autograd.get() == 0 {
+            self.autograd.set(if thread_name_starts_with(b"pt_autograd") { 2 } else { 1 });
+        }
+        self.autograd.get() == 2
     }
-    if thread.autograd.get() == 2 { PHASE.load(Ordering::Acquire) } else { 0 }
+}
+
+/// Is this one of autograd's threads?
+pub(crate) fn is_autograd_thread() -> bool {
+    THREAD.try_with(Thread::is_autograd).unwrap_or(false)
+}
+
+/// Something happened that only training does: what came before it was step -1.
+pub(crate) fn training_began() {
+    if STEP.load(Ordering::Relaxed) < 0 && !user_counts_steps() {
+        STEP.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Did the program say a step's number? Then nobody else counts.
+pub(crate) fn user_counts_steps() -> bool {
+    USER_STEPS.load(Ordering::Relaxed)
 }
 
 /// torch names its autograd threads `pt_autograd_<device>` before they do anything.
@@ -295,6 +335,7 @@ fn role_of(name: &str, category: Option<&str>) -> Role {
 /// belongs to the one before.
 fn role_of_step(meaning: Meaning<'_>) {
     if let Meaning::Step(step) = meaning {
+        USER_STEPS.store(true, Ordering::Relaxed);
         STEP.store(i32::try_from(step).unwrap_or(i32::MAX), Ordering::Relaxed);
     }
 }

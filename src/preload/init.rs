@@ -87,13 +87,13 @@ pub(crate) fn finish() {
 }
 
 extern "C" fn before_fork() {
-    hooks::nvtx::lock_for_fork();
+    hooks::lock_for_fork();
     context::lock_for_fork();
 }
 
 extern "C" fn after_fork() {
     context::unlock_after_fork();
-    hooks::nvtx::unlock_after_fork();
+    hooks::unlock_after_fork();
 }
 
 extern "C" fn after_fork_in_child() {

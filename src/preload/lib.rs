@@ -12,5 +12,7 @@ mod device;
 mod guard;
 mod hooks;
 mod init;
+mod ops;
 mod real;
+mod requested;
 mod say;

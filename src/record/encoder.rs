@@ -8,11 +8,9 @@ use memtrace_trace::schema::{NONE, safe_text};
 use memtrace_trace::{Api, Category, Event, EventName, Kind, Row};
 use rustc_hash::FxHashMap;
 
-use crate::intern::Context;
+use crate::intern::{Context, Frame, StackId};
 use crate::summary::Statistics;
 
-/// The flag of a call's event that says that torch's allocator made the call.
-pub const FROM_TORCH_ALLOCATOR: u8 = 1;
 /// The library that reports blocks.
 const TORCH_ALLOCATOR: &str = "libc10_cuda.so";
 /// The library that writes rows of its own accord.
@@ -135,10 +133,15 @@ pub struct Encoder {
     seq: i64,
     texts: Vec<String>,
     contexts: Vec<Context>,
+    stacks: Vec<Frame>,
+    /// How many of `stacks` were given out by [`Encoder::new_stacks`].
+    stacks_told: usize,
     /// What reports gave, by address.
     blocks: FxHashMap<u64, Live>,
     /// What runtime calls gave, by address: a segment begins where its first block does.
     regions: FxHashMap<u64, Live>,
+    /// Blocks that were freed and are still in use by a stream, by address.
+    deferred: FxHashMap<u64, Live>,
     devices: Vec<Totals>,
     pinned: i64,
     oom: Option<OutOfMemory>,
@@ -162,8 +165,11 @@ impl Encoder {
             seq: 0,
             texts: Vec::new(),
             contexts: Vec::new(),
+            stacks: Vec::new(),
+            stacks_told: 0,
             blocks: FxHashMap::default(),
             regions: FxHashMap::default(),
+            deferred: FxHashMap::default(),
             devices: Vec::new(),
             pinned: 0,
             oom: None,
@@ -196,9 +202,40 @@ impl Encoder {
                 module: event.allocated as u32,
                 phase: event.reserved as u32,
                 stack: event.extra as u32,
+                stream: event.clock_ns as i64,
                 flags: event.flags,
             };
         }
+    }
+
+    /// Learns the stack of a number.
+    pub fn define_stack(&mut self, id: StackId, frame: Frame) {
+        let index = id as usize;
+        if self.stacks.len() < index {
+            self.stacks.resize(index, Frame::default());
+        }
+        if let Some(place) = index.checked_sub(1).and_then(|index| self.stacks.get_mut(index)) {
+            *place = frame;
+        }
+    }
+
+    /// Stacks learned since the last call: number, what is around it, and the ops outermost first.
+    pub fn new_stacks(&mut self) -> Vec<(StackId, StackId, Vec<&str>)> {
+        let first = std::mem::replace(&mut self.stacks_told, self.stacks.len());
+        let ids = first as StackId + 1..self.stacks.len() as StackId + 1;
+        ids.map(|id| {
+            let mut ops = Vec::new();
+            let mut next = id;
+            // A stack's parent has a smaller number, so this ends.
+            while let Some(frame) = (next as usize).checked_sub(1).and_then(|index| self.stacks.get(index)) {
+                ops.push(self.text(frame.op));
+                next = if frame.parent < next { frame.parent } else { 0 };
+            }
+            ops.reverse();
+            let parent = self.stacks[id as usize - 1].parent;
+            (id, parent, ops)
+        })
+        .collect()
     }
 
     /// The meta row, the first of a file.
@@ -242,6 +279,8 @@ impl Encoder {
             Some(Kind::RangeBegin) => self.named(EventName::RangeBegin, tid, event, sink),
             Some(Kind::RangeEnd) => self.named(EventName::RangeEnd, tid, event, sink),
             Some(Kind::Mark) => self.named(EventName::Mark, tid, event, sink),
+            Some(Kind::FreeCompleted) => self.free_completed(tid, event, sink),
+            Some(Kind::Op) => self.op(tid, event, sink),
             Some(Kind::Lost) => self.lost(event.clock_ns, tid, event.size.max(0) as u64, sink),
             _ => Ok(()),
         }
@@ -291,7 +330,8 @@ impl Encoder {
         self.reconcile(tid, event, sink)?;
         let totals = self.device(event.device);
         let gap = totals.allocated + event.size != event.allocated as i64;
-        totals.active += event.size;
+        let deferred = event.flags & Event::DEFERRED != 0;
+        totals.active += if deferred { 0 } else { event.size };
         totals.allocated = event.allocated as i64;
         self.oddities.gaps += u64::from(gap);
         self.statistics.peak(event.device, event.allocated as i64, event.reserved as i64);
@@ -313,6 +353,10 @@ impl Encoder {
             self.statistics.block(event.size);
             let category = self.category_at_birth(event.context);
             let live = Live { alloc_id: self.seq + 1, category, ..unknown };
+            // An address that is handed out again is in use by no stream.
+            if let Some(deferred) = self.deferred.remove(&event.addr) {
+                self.device(event.device).active -= deferred.bytes;
+            }
             let before = self.blocks.insert(event.addr, live);
             self.oddities.missed_frees += u64::from(before.is_some());
             self.allocated(tid, event, &live, sink)
@@ -321,8 +365,43 @@ impl Encoder {
             self.oddities.unmatched_frees += u64::from(live.is_none());
             // The report's size is the truth; what was remembered only names the owner.
             let live = Live { bytes: unknown.bytes, ..live.unwrap_or(unknown) };
+            if deferred {
+                self.deferred.insert(event.addr, live);
+            }
             self.freed(tid, event, &live, sink)
         }
+    }
+
+    /// The last stream that used a freed block is done with it: now it can be handed out again.
+    fn free_completed<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
+        let Some(live) = self.deferred.remove(&event.addr) else {
+            self.oddities.unmatched_frees += 1;
+            return Ok(());
+        };
+        self.device(live.device).active -= live.bytes;
+        sink.row(&Row {
+            event: EventName::FreeCompleted,
+            api: Api::CachingAllocator.name(),
+            source: TORCH_ALLOCATOR,
+            alloc_id: live.alloc_id,
+            delta_bytes: -live.bytes,
+            latency_ns: 0,
+            ..self.of_live(tid, event, &live)
+        })?;
+        self.seq += 1;
+        Ok(())
+    }
+
+    fn op<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
+        sink.row(&Row {
+            event: EventName::Op,
+            source: LIBRARY,
+            delta_bytes: event.size,
+            latency_ns: event.extra,
+            ..self.base(tid, event, event.device, event.context)
+        })?;
+        self.seq += 1;
+        Ok(())
     }
 
     /// A report carries the allocator's own total of segments. Where calls went unseen (expandable
@@ -425,7 +504,7 @@ impl Encoder {
     fn what_a_call_takes(&self, event: &Event) -> What {
         match event.kind() {
             Some(Kind::HostAlloc | Kind::HostFree) => What::Host,
-            _ if event.flags & FROM_TORCH_ALLOCATOR == 0 => What::External,
+            _ if event.flags & Event::FROM_TORCH_ALLOCATOR == 0 => What::External,
             _ if self.caching => What::Segment,
             _ => What::Block,
         }
@@ -522,8 +601,12 @@ impl Encoder {
     /// What every row of an event has.
     fn base(&self, tid: u32, event: &Event, device: i8, context: u32) -> Row<'_> {
         let Owner { op, module, phase } = self.owner(context);
+        let Context { stack, stream, .. } = self.context(context);
         let Totals { allocated, active, reserved, .. } = self.totals(device);
         Row {
+            stack_id: i64::from(stack),
+            stream,
+            pool: i64::from(event.source),
             tid: tid as i32,
             device: i32::from(device),
             status: i32::from(event.status),
@@ -618,7 +701,7 @@ mod tests {
     }
 
     fn segment(addr: u64, size: i64, status: i16) -> Event {
-        let flags = FROM_TORCH_ALLOCATOR;
+        let flags = Event::FROM_TORCH_ALLOCATOR;
         Event { kind: Kind::DeviceAlloc as u8, addr, size, status, flags, ..Event::default() }
     }
 

@@ -14,6 +14,18 @@ pub type TextId = u32;
 /// The number of a context; 0 is "no context".
 pub type ContextId = u32;
 
+/// The number of a stack; 0 is "no stack".
+pub type StackId = u32;
+
+/// A stack: an op inside another stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Frame {
+    /// What is around it.
+    pub parent: StackId,
+    /// The op.
+    pub op: TextId,
+}
+
 /// Who owns what is allocated now, as far as the thread knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Context {
@@ -24,7 +36,9 @@ pub struct Context {
     /// The phase.
     pub phase: TextId,
     /// The stack, 0 for none.
-    pub stack: u32,
+    pub stack: StackId,
+    /// The current stream; 0 is the default one.
+    pub stream: i64,
     /// Per-bit hints for the category; see [`Context::RECOMPUTED`].
     pub flags: u8,
 }
@@ -41,6 +55,8 @@ pub struct Tables {
     text_list: Vec<Box<str>>,
     contexts: FxHashMap<Context, ContextId>,
     context_list: Vec<Context>,
+    stacks: FxHashMap<Frame, StackId>,
+    stack_list: Vec<Frame>,
 }
 
 impl Tables {
@@ -73,6 +89,17 @@ impl Tables {
         (id, true)
     }
 
+    /// The number of a stack, and whether it is new.
+    pub fn stack(&mut self, frame: Frame) -> (StackId, bool) {
+        if let Some(id) = self.stacks.get(&frame) {
+            return (*id, false);
+        }
+        self.stack_list.push(frame);
+        let id = self.stack_list.len() as StackId;
+        self.stacks.insert(frame, id);
+        (id, true)
+    }
+
     /// The text of a number.
     #[must_use]
     pub fn text_of(&self, id: TextId) -> &str {
@@ -82,6 +109,11 @@ impl Tables {
     /// Every text with its number.
     pub fn texts(&self) -> impl Iterator<Item = (TextId, &str)> {
         self.text_list.iter().enumerate().map(|(index, text)| (index as TextId + 1, &**text))
+    }
+
+    /// Every stack with its number, what is around it before it.
+    pub fn stacks(&self) -> impl Iterator<Item = (StackId, Frame)> {
+        self.stack_list.iter().enumerate().map(|(index, frame)| (index as StackId + 1, *frame))
     }
 
     /// Every context with its number.

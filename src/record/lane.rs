@@ -118,6 +118,17 @@ impl Lane {
         self.shared.pending.store(IDLE, Ordering::Release);
     }
 
+    /// Counts an event that is left out on purpose, so that the next one tells of it.
+    pub(crate) fn drop_op(&mut self) {
+        self.shared.counted.store(self.shared.counted.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.count_dropped();
+    }
+
+    fn count_dropped(&mut self) {
+        self.untold += 1;
+        self.shared.dropped.store(self.shared.dropped.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
     /// Adds events that belong together (a definition and its text) and are not counted.
     pub(crate) fn define(&mut self, events: &[Event]) {
         if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < events.len()) && !self.next_chunk(PATIENCE) {
@@ -142,8 +153,7 @@ impl Lane {
         // Once an event was dropped the next ones do not wait: the program has waited enough.
         let patience = if self.untold == 0 { PATIENCE } else { Duration::ZERO };
         if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < 2) && !self.next_chunk(patience) {
-            self.untold += 1;
-            self.shared.dropped.store(self.shared.dropped.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            self.count_dropped();
             return;
         }
         if let Some(chunk) = &mut self.chunk {

@@ -13,7 +13,7 @@ use memtrace_trace::{Event, Kind};
 use rustc_hash::FxHashMap;
 
 use crate::clock;
-use crate::intern::{ContextId, TextId};
+use crate::intern::{ContextId, Frame, StackId, TextId};
 use crate::journal::ChunkReader;
 use crate::lane::{LaneShared, NO_CHUNK};
 use crate::recorder::{Recorder, slot_text};
@@ -30,6 +30,8 @@ pub(crate) enum Definition {
     Text(TextId, String),
     /// A number's context, in the fields of the event.
     Context(ContextId, Event),
+    /// A number's stack.
+    Stack(StackId, Frame),
 }
 
 /// A chunk that is full or being filled.
@@ -246,6 +248,10 @@ impl Source {
                         define(Definition::Text(event.addr as TextId, text));
                     }
                     Some(Kind::DefineContext) => define(Definition::Context(event.addr as ContextId, event)),
+                    Some(Kind::DefineStack) => {
+                        let frame = Frame { parent: event.size as StackId, op: event.extra as TextId };
+                        define(Definition::Stack(event.addr as StackId, frame));
+                    }
                     _ => {}
                 }
             }
@@ -266,7 +272,7 @@ impl Source {
             }
             let mut event = part.chunk.event(self.slot);
             match event.kind() {
-                None | Some(Kind::Pad | Kind::DefineContext) => self.slot += 1,
+                None | Some(Kind::Pad | Kind::DefineContext | Kind::DefineStack) => self.slot += 1,
                 Some(Kind::DefineText) => self.slot += 1 + text_slots(&event),
                 Some(_) => {
                     // An announced event has the clock of its beginning; what the thread recorded

@@ -48,17 +48,25 @@ pub(crate) fn create_trace(folder: &Path, host: &str, rank: i32) -> io::Result<(
     for attempt in 1..1000 {
         let suffix = if attempt == 1 { String::new() } else { format!("-{attempt}") };
         let path = folder.join(format!("{host}.r{rank}.{pid}{suffix}.csv"));
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-            .open(&path);
-        match file {
+        match create_private(&path) {
             Ok(file) => return Ok((file, path)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
     }
     Err(io::Error::other("every name is taken"))
+}
+
+/// Makes the file `<stem of trace>.<ending>` beside a trace.
+pub(crate) fn create_beside(trace: &Path, ending: &str) -> io::Result<File> {
+    create_private(&trace.with_extension(ending))
+}
+
+fn create_private(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+        .open(path)
 }

@@ -16,7 +16,7 @@ use memtrace_trace::rounding::Rounding;
 use memtrace_trace::{Event, Kind, Meta};
 
 use crate::clock;
-use crate::intern::{Context, ContextId, TextId, with_tables};
+use crate::intern::{Context, ContextId, Frame, StackId, TextId, with_tables};
 use crate::journal::Pool;
 use crate::lane::{IDLE, LaneShared, NO_CHUNK, with_lane};
 use crate::writer_thread;
@@ -118,6 +118,9 @@ impl Recorder {
             for (id, text) in tables.texts() {
                 recorder.define_text(id, text);
             }
+            for (id, frame) in tables.stacks() {
+                recorder.define_stack(id, frame);
+            }
             for (id, context) in tables.contexts() {
                 recorder.define_context(id, context);
             }
@@ -204,6 +207,11 @@ impl Recorder {
         }
     }
 
+    /// Counts an op whose row was left out because the pool was short.
+    pub fn drop_op(&'static self) {
+        with_lane(self, super::lane::Lane::drop_op);
+    }
+
     /// Is the chunk pool so full that what can be missed should be?
     #[must_use]
     pub fn is_short(&self) -> bool {
@@ -250,6 +258,17 @@ impl Recorder {
         with_lane(self, |lane| lane.define(&text_events(id, text)));
     }
 
+    fn define_stack(&'static self, id: StackId, frame: Frame) {
+        let event = Event {
+            kind: Kind::DefineStack as u8,
+            addr: u64::from(id),
+            size: i64::from(frame.parent),
+            extra: i64::from(frame.op),
+            ..Event::default()
+        };
+        with_lane(self, |lane| lane.define(&[event]));
+    }
+
     fn define_context(&'static self, id: ContextId, context: Context) {
         let event = Event {
             kind: Kind::DefineContext as u8,
@@ -259,6 +278,7 @@ impl Recorder {
             allocated: u64::from(context.module),
             reserved: u64::from(context.phase),
             extra: i64::from(context.stack),
+            clock_ns: context.stream as u64,
             ..Event::default()
         };
         with_lane(self, |lane| lane.define(&[event]));
@@ -272,6 +292,18 @@ pub fn text_id(text: &str) -> TextId {
         let (id, new) = tables.text(text);
         if new && let Some(recorder) = Recorder::active() {
             recorder.define_text(id, tables.text_of(id));
+        }
+        id
+    })
+}
+
+/// The number of the stack `frame`.
+#[must_use]
+pub fn stack_id(frame: Frame) -> StackId {
+    with_tables(|tables| {
+        let (id, new) = tables.stack(frame);
+        if new && let Some(recorder) = Recorder::active() {
+            recorder.define_stack(id, frame);
         }
         id
     })

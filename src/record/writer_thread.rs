@@ -60,6 +60,8 @@ struct Writer {
     merge: Merge,
     encoder: Encoder,
     sink: Sink,
+    /// `<name>.stacks.csv`, made with the first stack.
+    stacks: Option<csv::Writer<File>>,
     path: PathBuf,
     meta: Meta,
     ooms_told: u32,
@@ -118,6 +120,7 @@ impl Writer {
             recorder,
             merge: Merge::default(),
             sink: Sink(RowWriter::new(file)),
+            stacks: None,
             path,
             meta,
             ooms_told: 0,
@@ -189,6 +192,7 @@ impl Writer {
         self.merge.collect(self.recorder, &mut |definition| match definition {
             Definition::Text(id, text) => encoder.define_text(id, &text),
             Definition::Context(id, event) => encoder.define_context(id, &event),
+            Definition::Stack(id, frame) => encoder.define_stack(id, frame),
         })
     }
 
@@ -215,9 +219,32 @@ impl Writer {
 
     /// Whole lines go to the file, and their chunks back to the pool.
     fn flush(&mut self) -> io::Result<()> {
+        self.write_stacks()?;
         self.sink.0.flush()?;
         self.merge.release(self.recorder);
         Ok(())
+    }
+
+    /// Before the rows that name them.
+    fn write_stacks(&mut self) -> io::Result<()> {
+        let stacks = self.encoder.new_stacks();
+        if stacks.is_empty() {
+            return Ok(());
+        }
+        let writer = match &mut self.stacks {
+            Some(writer) => writer,
+            None => {
+                let file = output::create_beside(&self.path, "stacks.csv")?;
+                let mut writer = csv::Writer::from_writer(file);
+                writer.write_record(["stack_id", "parent_id", "depth", "frame", "stack"])?;
+                self.stacks.insert(writer)
+            }
+        };
+        for (id, parent, ops) in stacks {
+            let (depth, frame) = (ops.len().to_string(), ops.last().copied().unwrap_or_default());
+            writer.write_record([&id.to_string(), &parent.to_string(), &depth, frame, &ops.join(" / ")])?;
+        }
+        writer.flush()
     }
 
     fn say_summary(&self) {

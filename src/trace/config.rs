@@ -44,6 +44,37 @@ pub enum Auto {
     Terminal,
 }
 
+/// What is recorded of torch's ops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ops {
+    /// Nothing: allocations have no op.
+    Off,
+    /// The op of each allocation, and a row for each outermost op.
+    Top,
+    /// And a row for each op inside another.
+    All,
+}
+
+impl Ops {
+    /// Are torch's callbacks installed?
+    #[must_use]
+    pub fn callbacks(self) -> bool {
+        self != Ops::Off
+    }
+
+    /// Do outermost ops get a row?
+    #[must_use]
+    pub fn rows(self) -> bool {
+        self != Ops::Off
+    }
+
+    /// Do all ops get a row?
+    #[must_use]
+    pub fn all(self) -> bool {
+        self == Ops::All
+    }
+}
+
 /// The settings of the preloaded library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -61,6 +92,8 @@ pub struct Settings {
     pub buffer_bytes: usize,
     /// `MEMTRACE_FLUSH_MS`
     pub flush_ms: u64,
+    /// `MEMTRACE_OPS`
+    pub ops: Ops,
     /// `MEMTRACE_NVTX`
     pub nvtx: bool,
     /// `MEMTRACE_DLSYM`
@@ -153,6 +186,20 @@ const TABLE: &[Entry] = &[
             Ok(())
         }
     ),
+    entry!(
+        "MEMTRACE_OPS",
+        "top",
+        "torch's ops: off, top (each allocation's op, a row per outermost op), all (a row per op)",
+        |s, v| {
+            s.ops = match v.to_ascii_lowercase().as_str() {
+                "off" | "0" => Ops::Off,
+                "top" | "1" | "on" => Ops::Top,
+                "all" => Ops::All,
+                _ => return Err("expected off, top or all".to_owned()),
+            };
+            Ok(())
+        }
+    ),
     entry!("MEMTRACE_NVTX", "1", "0 leaves NVTX alone: no injection, no ranges", |s, v| flag(v)
         .map(|on| s.nvtx = on)),
     entry!(
@@ -195,6 +242,7 @@ impl Settings {
             log: Level::Warn,
             buffer_bytes: 0,
             flush_ms: 0,
+            ops: Ops::Top,
             nvtx: true,
             dlsym: true,
             run_id: String::new(),

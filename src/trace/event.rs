@@ -32,7 +32,7 @@ pub enum Kind {
     /// A text: `addr` is its id, `size` its length in bytes; the text fills the slots behind it.
     DefineText = 10,
     /// A context: `addr` is its id, `size` the text id of the op, `allocated` of the module,
-    /// `reserved` of the phase, `extra` the stack id. `flags` bit 0: the phase was inferred.
+    /// `reserved` of the phase, `extra` the stack id, `clock_ns` the stream; `flags` as the context's.
     DefineContext = 11,
     /// The outermost op of a thread ended: `size` is its net bytes, `extra` its duration in ns.
     Op = 12,
@@ -40,6 +40,8 @@ pub enum Kind {
     Lost = 13,
     /// The last use of a block freed earlier is over: `addr`.
     FreeCompleted = 14,
+    /// A stack: `addr` is its id, `size` the id of the stack around it, `extra` the text id of the op.
+    DefineStack = 15,
 }
 
 const KINDS: &[Kind] = &[
@@ -58,6 +60,7 @@ const KINDS: &[Kind] = &[
     Kind::Op,
     Kind::Lost,
     Kind::FreeCompleted,
+    Kind::DefineStack,
 ];
 
 /// One event: a cache line.
@@ -73,11 +76,11 @@ pub struct Event {
     /// The CUDA ordinal; [`Event::HOST`] for the host, [`Event::UNKNOWN_DEVICE`] when only the
     /// address can tell.
     pub device: i8,
-    /// Per kind; 0 when unused.
+    /// Per kind; 0 when unused. See [`Event::DEFERRED`], [`Event::FROM_TORCH_ALLOCATOR`].
     pub flags: u8,
     /// The call's return code.
     pub status: i16,
-    /// The id of the calling library (calls), or of the stream (blocks).
+    /// The allocator's private pool (blocks); 0 for the default.
     pub source: u16,
     /// The address.
     pub addr: u64,
@@ -102,6 +105,11 @@ impl Event {
     pub const HOST: i8 = -1;
     /// The device of a free whose call does not say it.
     pub const UNKNOWN_DEVICE: i8 = -2;
+
+    /// Flag of a call: torch's caching allocator made it. `reserved` names the calling library.
+    pub const FROM_TORCH_ALLOCATOR: u8 = 1;
+    /// Flag of a block's free: streams still use the block; [`Kind::FreeCompleted`] follows.
+    pub const DEFERRED: u8 = 2;
 
     /// What happened; `None` for a byte that no version wrote.
     #[must_use]

@@ -7,52 +7,14 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use memtrace_record::Recorder;
 use memtrace_record::clock::now_ns;
-use memtrace_record::encoder::FROM_TORCH_ALLOCATOR;
 use memtrace_trace::{Api, Event, Kind};
 
+use super::NO_RUNTIME;
 use crate::callers::{Library, library_at};
 use crate::context;
 use crate::device::current_device;
 use crate::guard::{Outermost, shielded};
-use crate::init;
-use crate::real::{RealFn, c_name};
-
-/// `cudaErrorInitializationError`: what a program gets when there is no runtime behind the hook.
-const NO_RUNTIME: c_int = 3;
-
-/// Defines the exported function of each call: it hands the return address, which a function of the
-/// usual kind cannot see, to `$body` as one more argument, in the register `$register` that the ABI
-/// gives to it. The real function is `$real`.
-macro_rules! hooks {
-    ($($name:ident($($arg:ident: $type:ty),*) caller $register:literal => $body:ident, $real:ident;)*) => {
-        $(
-            static $real: RealFn<unsafe extern "C" fn($($type),*) -> c_int> =
-                // SAFETY: the signature is the one in cuda_runtime_api.h.
-                unsafe { RealFn::new(c_name(concat!(stringify!($name), "\0")), "libcudart.so") };
-
-            #[unsafe(no_mangle)]
-            #[unsafe(naked)]
-            unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-                // At the entry of a function the return address is on top of the stack.
-                core::arch::naked_asm!(
-                    concat!("mov ", $register, ", qword ptr [rsp]"),
-                    "jmp {body}",
-                    body = sym $body
-                )
-            }
-        )*
-
-        /// The exported names, for `dlsym`: each with our function and with who must learn of the
-        /// program's own look-up.
-        pub(super) fn exported(name: &[u8]) -> Option<(*mut c_void, fn(*mut c_void))> {
-            match name {
-                $(_ if name == stringify!($name).as_bytes() =>
-                    Some(($name as *mut c_void, |found| $real.learn(found))),)*
-                _ => None,
-            }
-        }
-    };
-}
+use crate::{init, requested};
 
 type Out = *mut *mut c_void;
 
@@ -80,7 +42,7 @@ struct ChannelFormat {
     kind: c_int,
 }
 
-hooks! {
+super::caller_hooks! {
     cudaMalloc(ptr: Out, size: usize) caller "rdx" => malloc, CUDA_MALLOC;
     cudaFree(ptr: *mut c_void) caller "rsi" => free, CUDA_FREE;
     cudaMallocAsync(ptr: Out, size: usize, stream: *mut c_void) caller "rcx" => malloc_async, CUDA_MALLOC_ASYNC;
@@ -176,7 +138,7 @@ fn call_event(kind: Kind, api: Api, caller: *const c_void) -> Event {
     Event {
         kind: kind as u8,
         api: api as u8,
-        flags: if is_torch_allocator { FROM_TORCH_ALLOCATOR } else { 0 },
+        flags: if is_torch_allocator || requested::is_inside() { Event::FROM_TORCH_ALLOCATOR } else { 0 },
         reserved: u64::from(name),
         context,
         step,

@@ -7,7 +7,6 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
 
-use super::cuda_runtime;
 use crate::guard::shielded;
 use crate::{init, real};
 
@@ -68,7 +67,7 @@ unsafe fn ours(handle: *mut c_void, name: *const c_char, real: real::Dlsym) -> *
     if !text.starts_with(b"cuda") {
         return null_mut();
     }
-    let Some((hook, learn)) = cuda_runtime::exported(text) else { return null_mut() };
+    let Some((hook, learn)) = super::exported(text) else { return null_mut() };
     if !init::session().is_some_and(|session| session.settings.dlsym) {
         return null_mut();
     }

@@ -3,14 +3,16 @@
 //! They come on the allocating thread, under the allocator's mutex, always for CUDA and for the CPU
 //! only while a profiler asks. `c10::Device` is two bytes in one register whose upper bits are garbage.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use memtrace_trace::{Api, Event, Kind};
 
-use crate::context;
+use super::cuda_events;
 use crate::guard::shielded;
-use crate::init;
-use crate::real::RealFn;
+use crate::real::{RealFn, find_in_loaded};
+use crate::{context, init, ops, requested};
 
 type Report = unsafe extern "C-unwind" fn(*mut c_void, i64, usize, usize, u64);
 type OutOfMemory = unsafe extern "C-unwind" fn(i64, usize, usize, u64);
@@ -22,6 +24,39 @@ static REPORT: RealFn<Report> =
 // SAFETY: the signature is c10::reportOutOfMemoryToProfiler's in c10/core/Allocator.h, 2.1 to 2.15.
 static OUT_OF_MEMORY: RealFn<OutOfMemory> =
     unsafe { RealFn::new(c"_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE", "libc10.so") };
+
+/// `c10::cuda::CUDAStream`: a device, and the number of the stream.
+#[repr(C)]
+struct Stream {
+    device: u64,
+    id: i64,
+}
+
+/// `CUDAStream c10::cuda::getCurrentCUDAStream(DeviceIndex)`: a read of thread-local state, no lock.
+const CURRENT_STREAM: &CStr = c"_ZN3c104cuda20getCurrentCUDAStreamEa";
+static CURRENT_STREAM_FN: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
+/// Finds what reports need; at torch's first call to CUDA.
+pub(super) fn install() {
+    requested::install();
+    if CURRENT_STREAM_FN.load(Ordering::Relaxed).is_null() {
+        CURRENT_STREAM_FN.store(find_in_loaded("libc10_cuda.so", CURRENT_STREAM), Ordering::Relaxed);
+    }
+}
+
+/// The number of the thread's current stream on `device`; 0 for the default one.
+#[inline]
+fn current_stream(device: i8) -> i64 {
+    let found = CURRENT_STREAM_FN.load(Ordering::Relaxed);
+    if found.is_null() {
+        return 0;
+    }
+    // SAFETY: the function's type in c10/cuda/CUDAStream.h, 2.1 to 2.15: two words are returned in
+    // registers. The allocator that is reporting has streams, so they are set up.
+    let current: unsafe extern "C" fn(i8) -> Stream = unsafe { std::mem::transmute(found) };
+    // SAFETY: as above; the device is the allocator's own.
+    unsafe { current(device) }.id
+}
 
 /// The CUDA ordinal of a `c10::Device`; `None` for another type of device.
 fn cuda_ordinal(device: u64) -> Option<i8> {
@@ -41,9 +76,8 @@ unsafe extern "C-unwind" fn report_memory_usage(
     if let Some(ordinal) = cuda_ordinal(device) {
         shielded(|| {
             let Some(recorder) = init::recorder() else { return };
-            let (context, step) = context::current();
-            recorder.record(|clock_ns| Event {
-                clock_ns,
+            let (context, step) = context::current_on(current_stream(ordinal));
+            let mut event = Event {
                 kind: Kind::Block as u8,
                 api: Api::CachingAllocator as u8,
                 device: ordinal,
@@ -55,7 +89,15 @@ unsafe extern "C-unwind" fn report_memory_usage(
                 step,
                 extra: -1,
                 ..Event::default()
-            });
+            };
+            if size >= 0 {
+                event.extra = requested::of_block(size);
+                cuda_events::forget_recorded();
+            } else if cuda_events::free_is_deferred(event.addr, ordinal) {
+                event.flags = Event::DEFERRED;
+            }
+            ops::count(size, ordinal);
+            recorder.record(|clock_ns| Event { clock_ns, ..event });
         });
     }
     if let Some(real) = REPORT.get() {
@@ -80,7 +122,7 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
                 reserved: reserved as u64,
                 context,
                 step,
-                extra: -1,
+                extra: requested::of_block(size),
                 ..Event::default()
             });
             recorder.nudge();

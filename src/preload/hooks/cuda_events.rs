@@ -1,0 +1,159 @@
+//! Events that the caching allocator records and asks for: when a block that was freed while streams
+//! still used it (`record_stream`) is really free.
+//!
+//! Just before it reports such a free the allocator records an event on each of those streams; when it
+//! sees the last of them done it hands the block out again, and tells nobody. So the last successful
+//! query is the end of the block.
+
+use std::cell::RefCell;
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use memtrace_record::Recorder;
+use memtrace_record::forklock::ForkLock;
+use memtrace_trace::{Api, Event, Kind};
+use rustc_hash::FxHashMap;
+
+use super::NO_RUNTIME;
+use crate::callers::library_at;
+use crate::guard::shielded;
+
+super::caller_hooks! {
+    cudaEventRecord(event: *mut c_void, stream: *mut c_void) caller "rdx" => record, CUDA_EVENT_RECORD;
+    cudaEventRecordWithFlags(event: *mut c_void, stream: *mut c_void, flags: c_uint) caller "rcx" => record_with_flags, CUDA_EVENT_RECORD_WITH_FLAGS;
+    cudaEventQuery(event: *mut c_void) caller "rsi" => query, CUDA_EVENT_QUERY;
+    cudaEventSynchronize(event: *mut c_void) caller "rsi" => synchronize, CUDA_EVENT_SYNCHRONIZE;
+}
+
+/// Blocks that wait for events.
+#[derive(Default)]
+struct Waiting {
+    /// The block of an event.
+    blocks: FxHashMap<usize, u64>,
+    /// The device and the number of events of a block.
+    left: FxHashMap<u64, (i8, usize)>,
+}
+
+static WAITING: ForkLock<Option<Waiting>> = ForkLock::new(None);
+/// How many events are waited for: almost always none, and then a query costs nothing.
+static EVENTS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// Events that the allocator recorded on this thread since its last report.
+    static RECORDED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A report of a free: do streams still use the block? Then its events are waited for.
+pub(super) fn free_is_deferred(addr: u64, device: i8) -> bool {
+    let events =
+        RECORDED.try_with(|events| events.try_borrow_mut().map(|mut events| std::mem::take(&mut *events)));
+    let Ok(Ok(events)) = events else { return false };
+    if events.is_empty() {
+        return false;
+    }
+    EVENTS.fetch_add(events.len(), Ordering::Relaxed);
+    WAITING.with(|waiting| {
+        let waiting = waiting.get_or_insert_with(Waiting::default);
+        waiting.left.insert(addr, (device, events.len()));
+        for event in events {
+            waiting.blocks.insert(event, addr);
+        }
+    });
+    true
+}
+
+/// A report of an allocation: what was recorded before it belongs to no free.
+pub(super) fn forget_recorded() {
+    let _ = RECORDED.try_with(|events| {
+        if let Ok(mut events) = events.try_borrow_mut() {
+            events.clear();
+        }
+    });
+}
+
+fn recorded(event: *mut c_void, caller: *const c_void) {
+    if library_at(caller).is_torch_allocator {
+        let _ = RECORDED.try_with(|events| {
+            if let Ok(mut events) = events.try_borrow_mut() {
+                events.push(event as usize);
+            }
+        });
+    }
+}
+
+fn done(event: *mut c_void, caller: *const c_void) {
+    if EVENTS.load(Ordering::Relaxed) == 0 || !library_at(caller).is_torch_allocator {
+        return;
+    }
+    let free = WAITING.with(|waiting| {
+        let waiting = waiting.as_mut()?;
+        let addr = waiting.blocks.remove(&(event as usize))?;
+        EVENTS.fetch_sub(1, Ordering::Relaxed);
+        let (device, left) = waiting.left.get_mut(&addr)?;
+        *left -= 1;
+        let free = (*left == 0).then_some((addr, *device));
+        if free.is_some() {
+            waiting.left.remove(&addr);
+        }
+        free
+    });
+    if let (Some((addr, device)), Some(recorder)) = (free, Recorder::active()) {
+        recorder.record(|clock_ns| Event {
+            clock_ns,
+            kind: Kind::FreeCompleted as u8,
+            api: Api::CachingAllocator as u8,
+            device,
+            addr,
+            ..Event::default()
+        });
+    }
+}
+
+unsafe extern "C" fn record(event: *mut c_void, stream: *mut c_void, caller: *const c_void) -> c_int {
+    let Some(real) = CUDA_EVENT_RECORD.get() else { return NO_RUNTIME };
+    shielded(|| recorded(event, caller));
+    // SAFETY: the caller's own arguments, passed on unchanged.
+    unsafe { real(event, stream) }
+}
+
+unsafe extern "C" fn record_with_flags(
+    event: *mut c_void,
+    stream: *mut c_void,
+    flags: c_uint,
+    caller: *const c_void,
+) -> c_int {
+    let Some(real) = CUDA_EVENT_RECORD_WITH_FLAGS.get() else { return NO_RUNTIME };
+    shielded(|| recorded(event, caller));
+    // SAFETY: the caller's own arguments, passed on unchanged.
+    unsafe { real(event, stream, flags) }
+}
+
+unsafe extern "C" fn query(event: *mut c_void, caller: *const c_void) -> c_int {
+    let Some(real) = CUDA_EVENT_QUERY.get() else { return NO_RUNTIME };
+    // SAFETY: the caller's own argument, passed on unchanged.
+    let status = unsafe { real(event) };
+    if status == 0 {
+        shielded(|| done(event, caller));
+    }
+    status
+}
+
+unsafe extern "C" fn synchronize(event: *mut c_void, caller: *const c_void) -> c_int {
+    let Some(real) = CUDA_EVENT_SYNCHRONIZE.get() else { return NO_RUNTIME };
+    // SAFETY: the caller's own argument, passed on unchanged.
+    let status = unsafe { real(event) };
+    if status == 0 {
+        shielded(|| done(event, caller));
+    }
+    status
+}
+
+/// Before a fork; see [`ForkLock`].
+pub(super) fn lock_for_fork() {
+    WAITING.lock_for_fork();
+}
+
+/// After a fork, on both sides.
+pub(super) fn unlock_after_fork() {
+    WAITING.unlock_after_fork();
+}

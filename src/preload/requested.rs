@@ -1,0 +1,127 @@
+//! The requested size of a block: what the program asked torch's allocator for, before rounding.
+//!
+//! The allocator's reports do not say it. Its C++ object does, at the call of `allocate(size)`: slot 2 of
+//! the vtable in every version from 2.1 on (`c10/core/Allocator.h`: two destructors, then `allocate`).
+//! The object gets a copy of its vtable in which that slot is ours. Whoever calls `raw_alloc` goes past
+//! it, so those blocks have -1.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use crate::real::find_in_loaded;
+
+/// `std::atomic<CUDAAllocator*> c10::cuda::CUDACachingAllocator::allocator`.
+const ALLOCATOR: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
+/// `c10::Allocator::allocate`.
+const ALLOCATE: usize = 2;
+/// Words of a vtable that are copied: two before the first function, and more functions than any
+/// version has.
+const WORDS: usize = 2 + 126;
+
+/// `DataPtr allocate(size_t)`: the result goes through a pointer that is returned.
+type Allocate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, usize) -> *mut c_void;
+
+static REAL_ALLOCATE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+/// The object whose vtable is ours.
+static HOOKED: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+/// A request was larger than its block: this is not the function that it was taken for.
+static WRONG: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    static REQUESTED: Cell<i64> = const { Cell::new(-1) };
+}
+
+/// What the thread asked for, for the block of `block` bytes that is being reported; -1 when unknown.
+#[inline]
+pub(crate) fn of_block(block: i64) -> i64 {
+    let requested = REQUESTED.try_with(Cell::get).unwrap_or(-1);
+    if requested > block {
+        WRONG.store(true, Ordering::Relaxed);
+        return -1;
+    }
+    if WRONG.load(Ordering::Relaxed) { -1 } else { requested }
+}
+
+/// Is the thread inside the allocator?
+pub(crate) fn is_inside() -> bool {
+    REQUESTED.try_with(Cell::get).unwrap_or(-1) >= 0
+}
+
+/// Puts our function into the allocator's vtable, when there is an allocator that has not got it.
+pub(crate) fn install() {
+    let place = find_in_loaded("libc10_cuda.so", ALLOCATOR).cast::<*mut c_void>();
+    if place.is_null() {
+        return;
+    }
+    // SAFETY: the exported atomic pointer of libc10_cuda, which stays loaded.
+    let object = unsafe { *place };
+    if object.is_null() || HOOKED.load(Ordering::Acquire) == object {
+        return;
+    }
+    // SAFETY: a C++ object with virtual functions begins with the address of its vtable.
+    let vtable = unsafe { *object.cast::<*const *mut c_void>() };
+    // SAFETY: two words before its first function a vtable has its offset and type.
+    let begin = unsafe { vtable.sub(2) };
+    let words = readable_words(begin).min(WORDS);
+    if words < 2 + ALLOCATE + 1 || HOOKED.swap(object, Ordering::AcqRel) == object {
+        return;
+    }
+    let mut copy = vec![null_mut(); WORDS].into_boxed_slice();
+    for (index, word) in copy.iter_mut().take(words).enumerate() {
+        // SAFETY: `readable_words` found this many in the mapping.
+        *word = unsafe { *begin.add(index) };
+    }
+    REAL_ALLOCATE.store(copy[2 + ALLOCATE], Ordering::Release);
+    copy[2 + ALLOCATE] = allocate as *mut c_void;
+    let copy = Box::leak(copy);
+    // SAFETY: the object's own first word. No one is in the middle of a call through it that could see
+    // half a pointer, and the old table stays valid for whoever read it before.
+    unsafe { object.cast::<AtomicPtr<*mut c_void>>().as_ref() }
+        .inspect(|first| first.store(copy[2..].as_mut_ptr(), Ordering::Release));
+}
+
+/// How many words are readable from `address` on: to the end of the loaded segment that holds it.
+fn readable_words(address: *const *mut c_void) -> usize {
+    struct Search {
+        address: usize,
+        words: usize,
+    }
+    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
+        // SAFETY: `data` is the search below, and `info` is valid during the call.
+        let (search, info) = unsafe { (&mut *data.cast::<Search>(), &*info) };
+        for index in 0..usize::from(info.dlpi_phnum) {
+            // SAFETY: the object has `dlpi_phnum` program headers.
+            let header = unsafe { &*info.dlpi_phdr.add(index) };
+            let start = info.dlpi_addr as usize + header.p_vaddr as usize;
+            let end = start + header.p_memsz as usize;
+            if header.p_type == libc::PT_LOAD && (start..end).contains(&search.address) {
+                search.words = (end - search.address) / size_of::<usize>();
+                return 1;
+            }
+        }
+        0
+    }
+    let mut search = Search { address: address as usize, words: 0 };
+    // SAFETY: `visit` has the type that is asked for and `search` outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+    search.words
+}
+
+unsafe extern "C-unwind" fn allocate(result: *mut c_void, this: *mut c_void, size: usize) -> *mut c_void {
+    /// An OOM leaves by an exception.
+    struct Clear(i64);
+    impl Drop for Clear {
+        fn drop(&mut self) {
+            let _ = REQUESTED.try_with(|requested| requested.set(self.0));
+        }
+    }
+    let outer = REQUESTED.try_with(|requested| requested.replace(size as i64)).unwrap_or(-1);
+    let _clear = Clear(outer);
+    let real = REAL_ALLOCATE.load(Ordering::Acquire);
+    // SAFETY: the slot's own function, stored before ours was put there.
+    let real = unsafe { std::mem::transmute::<*mut c_void, Allocate>(real) };
+    // SAFETY: the caller's own arguments, passed on unchanged.
+    unsafe { real(result, this, size) }
+}
