@@ -27,7 +27,7 @@ macro_rules! caller_hooks {
 
         /// The exported names, for `dlsym`: each with our function and with who must learn of the
         /// program's own look-up.
-        pub(super) fn exported(name: &[u8]) -> Option<Exported> {
+        pub(super) fn exported(name: &[u8]) -> Option<super::Exported> {
             match name {
                 $(_ if name == stringify!($name).as_bytes() =>
                     Some(($name as *mut std::ffi::c_void, |found| $real.learn(found))),)*
