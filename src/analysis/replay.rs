@@ -308,6 +308,8 @@ pub struct Replay {
     pub last_step: i64,
     /// The lowest step seen that is not before the first.
     pub first_step: Option<i64>,
+    /// The texts of the rows' symbols.
+    pub texts: Texts,
     window: Window,
     inside: bool,
     tracked: Metric,
@@ -329,6 +331,7 @@ impl Replay {
             step: -1,
             last_step: -1,
             first_step: None,
+            texts: texts.clone(),
             window,
             inside: window == Window::default(),
             tracked,

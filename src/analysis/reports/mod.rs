@@ -3,11 +3,14 @@
 //! A new report is a file here and a line in [`REPORTS`]; the command, its help and the tests walk the
 //! table.
 
+mod budget;
 mod check;
+mod diff;
 mod frag;
 mod leaks;
 mod oom;
 mod peak;
+mod ranks;
 mod snapshot;
 mod stats;
 mod summary;
@@ -52,10 +55,13 @@ pub const REPORTS: &[&dyn Report] = &[
     &peak::Peak,
     &oom::Oom,
     &snapshot::Snapshot,
-    &frag::Frag,
     &top_ops::TopOps,
+    &frag::Frag,
     &leaks::Leaks,
     &stats::Stats,
+    &diff::Diff,
+    &budget::Budget,
+    &ranks::Ranks,
     &check::Check,
 ];
 

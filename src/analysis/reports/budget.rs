@@ -1,0 +1,339 @@
+//! `memtrace budget`: limits in a file, and an exit status for CI.
+//!
+//! ```toml
+//! [total]               # the device's peaks
+//! allocated = "10g"
+//! reserved = "12g"
+//! used = "14g"
+//! [modules]             # what a module and those below it own, at its own highest
+//! "GPT.h" = "6g"
+//! [categories]          # the same, by what memory is for
+//! activation = "4g"
+//! [phases]              # the highest allocated total while the phase runs
+//! backward = "9g"
+//! ```
+
+use memtrace_trace::EventName;
+use memtrace_trace::units::parse_bytes;
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+use super::{Answer, Report, Verdict, next};
+use crate::error::{Error, Result};
+use crate::group::category;
+use crate::input::Input;
+use crate::options::{Flag, Options};
+use crate::page::{Cell, Page, Side, Style, Table, percent, share};
+use crate::play::{Footer, Played, dash, heading, play, step};
+use crate::record::{Columns, Record};
+use crate::replay::{HOST, Metric, Replay};
+use crate::texts::{Symbol, Texts};
+
+/// See the module.
+pub(super) struct Budget;
+
+impl Report for Budget {
+    fn name(&self) -> &'static str {
+        "budget"
+    }
+
+    fn about(&self) -> &'static str {
+        "Limits per module, category, phase or whole; exits 3 with what broke them"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        &[Flag {
+            name: "limits",
+            value: Some("FILE"),
+            default: "",
+            choices: &[],
+            help: "A TOML file with [total], [modules], [categories], [phases]: name = \"2g\"",
+        }]
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let file = options.text("limits");
+        if file.is_empty() {
+            return Err(Error::usage(
+                "--limits FILE: a TOML file, such as\n  [total]\n  allocated = \"10g\"\n  [modules]\n  \"GPT.h\" = \"6g\"",
+            ));
+        }
+        let text = std::fs::read_to_string(file).map_err(|error| Error::usage(format!("{file}: {error}")))?;
+        let limits = parse(&text).map_err(|why| Error::usage(format!("{file}: {why}")))?;
+        let mut page = Page::new(options.paint, options.width);
+        let mut footer = Footer::new(input);
+        let mut json = Vec::new();
+        let mut broken = 0;
+        for (index, trace) in input.traces.iter().enumerate() {
+            let mut meter = Meter::new(&limits, options);
+            let played = play(trace, Columns::of(&[]), options, Metric::Allocated, |row, replay| {
+                meter.feed(row, replay);
+            })?;
+            footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            if index == 0 {
+                heading(&mut page, input, &trace.meta);
+            }
+            page.gap();
+            if input.traces.len() > 1 {
+                page.plain(format!("rank {}", trace.meta.rank));
+            }
+            let results = meter.results(&played, options);
+            broken += results.iter().filter(|result| result.is_broken()).count();
+            print(&mut page, &results, options);
+            json.extend(results.iter().map(|result| result.json(trace.meta.rank)));
+        }
+        page.gap();
+        page.line([match broken {
+            0 => Cell::new("every limit holds", Style::Strong),
+            n => Cell::new(format!("{n} of {} limits broken", json.len()), Style::Alarm),
+        }]);
+        let verdict = if broken > 0 { Verdict::OverLimit } else { Verdict::Fine };
+        let json = json!({ "broken": broken, "limits": json });
+        let hints = vec![next("peak", input, "--by module")];
+        Ok(Answer { page, json, footer, next: hints, verdict })
+    }
+}
+
+/// What a limit is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Total(Metric),
+    Module,
+    Category,
+    Phase,
+}
+
+impl What {
+    const fn name(self) -> &'static str {
+        match self {
+            What::Total(_) => "total",
+            What::Module => "module",
+            What::Category => "category",
+            What::Phase => "phase",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Limit {
+    what: What,
+    name: String,
+    bytes: i64,
+}
+
+fn parse(text: &str) -> std::result::Result<Vec<Limit>, String> {
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
+    let mut limits = Vec::new();
+    for (section, entries) in &table {
+        let entries = entries.as_table().ok_or_else(|| format!("{section}: expected a section of limits"))?;
+        for (name, value) in entries {
+            let what = match (section.as_str(), name.as_str()) {
+                ("total", "allocated") => What::Total(Metric::Allocated),
+                ("total", "active") => What::Total(Metric::Active),
+                ("total", "reserved") => What::Total(Metric::Reserved),
+                ("total", "used") => What::Total(Metric::Used),
+                ("total", name) => {
+                    return Err(format!("[total] {name}: expected allocated, active, reserved or used"));
+                }
+                ("modules", _) => What::Module,
+                ("categories", _) => What::Category,
+                ("phases", _) => What::Phase,
+                (section, _) => {
+                    return Err(format!("[{section}]: expected total, modules, categories or phases"));
+                }
+            };
+            let bytes = match value {
+                toml::Value::Integer(bytes) => *bytes,
+                toml::Value::String(size) => {
+                    parse_bytes(size).map_err(|why| format!("[{section}] {name}: {why}"))?
+                }
+                other => {
+                    return Err(format!("[{section}] {name}: expected a size such as \"2g\", got {other}"));
+                }
+            };
+            limits.push(Limit { what, name: name.clone(), bytes });
+        }
+    }
+    if limits.is_empty() {
+        return Err("no limits".to_owned());
+    }
+    Ok(limits)
+}
+
+/// The level of what one limit is on.
+struct Gauge<'a> {
+    limit: &'a Limit,
+    /// Live bytes of the owner, by device.
+    now: FxHashMap<i32, i64>,
+    highest: i64,
+    /// The row that raised it there.
+    at: Option<Record>,
+    /// Whether a symbol is the limit's, looked up once.
+    known: FxHashMap<Symbol, bool>,
+}
+
+impl Gauge<'_> {
+    /// Is `symbol` what the limit is on: the phase itself, or the module or one below it?
+    fn is_on(&mut self, symbol: Symbol, texts: &Texts) -> bool {
+        let limit = self.limit;
+        *self.known.entry(symbol).or_insert_with(|| {
+            let text = texts.get(symbol);
+            match text.strip_prefix(limit.name.as_str()) {
+                Some("") => true,
+                Some(below) => limit.what == What::Module && below.starts_with('.'),
+                None => false,
+            }
+        })
+    }
+
+    fn raise(&mut self, level: i64, row: &Record) {
+        if level > self.highest {
+            self.highest = level;
+            self.at = Some(*row);
+        }
+    }
+
+    fn feed(&mut self, row: &Record, replay: &Replay) {
+        let owned = match self.limit.what {
+            What::Total(_) => return,
+            What::Phase => {
+                let raises = row.event == EventName::Alloc && replay.in_window();
+                if raises && self.is_on(row.phase, &replay.texts) {
+                    self.raise(row.allocated_bytes, row);
+                }
+                return;
+            }
+            What::Module => row.event.is_block() && self.is_on(row.module, &replay.texts),
+            What::Category => row.event.is_block() && category(row.category) == self.limit.name,
+        };
+        if owned {
+            // As the schema promises: deltas by owner sum to live memory by owner.
+            let now = self.now.entry(row.device).or_default();
+            *now += row.delta_bytes;
+            let level = *now;
+            if replay.in_window() {
+                self.raise(level, row);
+            }
+        }
+    }
+}
+
+struct Meter<'a> {
+    gauges: Vec<Gauge<'a>>,
+    device: Option<i32>,
+}
+
+impl<'a> Meter<'a> {
+    fn new(limits: &'a [Limit], options: &Options) -> Meter<'a> {
+        let gauge = |limit| Gauge {
+            limit,
+            now: FxHashMap::default(),
+            highest: 0,
+            at: None,
+            known: FxHashMap::default(),
+        };
+        Meter { gauges: limits.iter().map(gauge).collect(), device: options.device }
+    }
+
+    fn feed(&mut self, row: &Record, replay: &Replay) {
+        if row.device != HOST && self.device.is_none_or(|only| only == row.device) {
+            for gauge in &mut self.gauges {
+                gauge.feed(row, replay);
+            }
+        }
+    }
+
+    fn results(&self, played: &Played, options: &Options) -> Vec<Outcome> {
+        let outcome = |gauge: &Gauge<'_>| {
+            let texts = &played.texts;
+            let (highest, at) = match gauge.limit.what {
+                What::Total(metric) => match played.fullest(metric, options) {
+                    Some(device) => {
+                        let peak = device.peak(metric);
+                        (peak.bytes, Some((peak.owner.step, peak.owner.phase, peak.owner.op)))
+                    }
+                    None => (0, None),
+                },
+                _ => (gauge.highest, gauge.at.map(|row| (row.step, row.phase, row.op))),
+            };
+            let at = at.map_or_else(String::new, |(at, phase, op)| {
+                format!("step {}, {}, {}", step(at), dash(texts, phase), dash(texts, op))
+            });
+            Outcome { limit: gauge.limit.clone(), highest, at }
+        };
+        self.gauges.iter().map(outcome).collect()
+    }
+}
+
+struct Outcome {
+    limit: Limit,
+    highest: i64,
+    at: String,
+}
+
+impl Outcome {
+    fn is_broken(&self) -> bool {
+        self.highest > self.limit.bytes
+    }
+
+    fn json(&self, rank: i32) -> Value {
+        json!({
+            "rank": rank,
+            "on": self.limit.what.name(),
+            "name": self.limit.name,
+            "limit_bytes": self.limit.bytes,
+            "highest_bytes": self.highest,
+            "broken": self.is_broken(),
+            "at": self.at,
+        })
+    }
+}
+
+fn print(page: &mut Page, results: &[Outcome], options: &Options) {
+    let mut table = Table::new(&[
+        ("", Side::Left),
+        ("limit", Side::Right),
+        ("highest", Side::Right),
+        ("of it", Side::Right),
+        ("on", Side::Left),
+        ("name", Side::Left),
+        ("highest at", Side::Left),
+    ]);
+    for result in results {
+        let (mark, style) = if result.is_broken() { ("over", Style::Alarm) } else { ("ok", Style::Plain) };
+        table.row([
+            Cell::new(mark, style),
+            options.units.show(result.limit.bytes).to_string().into(),
+            Cell::new(options.units.show(result.highest).to_string(), style),
+            percent(share(result.highest, result.limit.bytes)).into(),
+            result.limit.what.name().into(),
+            result.limit.name.as_str().into(),
+            result.at.as_str().into(),
+        ]);
+    }
+    page.table(&table);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_read_and_what_is_wrong_is_named() {
+        let limits = parse("[total]\nallocated = \"1g\"\n[modules]\n\"GPT.h\" = 512\n").unwrap();
+        assert_eq!(limits.len(), 2);
+        assert!(limits.contains(&Limit { what: What::Module, name: "GPT.h".to_owned(), bytes: 512 }));
+        for (text, part) in [
+            ("", "no limits"),
+            ("[total]\nmost = 1", "allocated"),
+            ("[layers]\na = 1", "modules"),
+            ("[modules]\na = true", "expected a size"),
+            ("[modules]\na = \"big\"", "expected a size"),
+            ("[modules", "TOML"),
+        ] {
+            let why = parse(text).unwrap_err();
+            assert!(why.contains(part), "{text}: {why}");
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! `memtrace diff`: two runs, peak against peak, by owner; aligned by step and module, never by time.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::{Answer, Report, Verdict, next};
+use crate::error::{Error, Result};
+use crate::group::{self, Group, Key};
+use crate::input::Input;
+use crate::options::{Flag, Options};
+use crate::page::{Cell, Page, Side, Style, Table, percent, share};
+use crate::play::{Footer, Played, heading, play};
+use crate::record::Columns;
+use crate::replay::{Device, HOST, Metric};
+use crate::stream::TraceFile;
+
+/// See the module.
+pub(super) struct Diff;
+
+impl Report for Diff {
+    fn name(&self) -> &'static str {
+        "diff"
+    }
+
+    fn about(&self) -> &'static str {
+        "Two runs, peak against peak, by owner; --fail-over makes it a gate for CI"
+    }
+
+    fn inputs(&self) -> &'static [&'static str] {
+        &["BEFORE", "AFTER"]
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        &[
+            group::BY,
+            group::DEPTH,
+            Flag {
+                name: "fail-over",
+                value: Some("LIMIT"),
+                default: "",
+                choices: &[],
+                help: "Exit with 3 when the peak grew by more: 2%, 100m",
+            },
+        ]
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let limit = limit(options.text("fail-over"))?;
+        let by = Key::from_options(options)?;
+        let mut footer = Footer::default();
+        let mut page = Page::new(options.paint, options.width);
+        let before = Run::new(&inputs[0], options, by, &mut footer)?;
+        let after = Run::new(&inputs[1], options, by, &mut footer)?;
+        heading(&mut page, &inputs[0], &before.trace.meta);
+        heading(&mut page, &inputs[1], &after.trace.meta);
+        page.gap();
+        totals(&mut page, &before, &after, options);
+        page.gap();
+        let changes = changes(&before, &after);
+        owners(&mut page, &changes, by, options);
+        steps(&mut page, &before, &after, options);
+        let (old, new) = (before.peak(Metric::Allocated), after.peak(Metric::Allocated));
+        let broken = limit.is_some_and(|limit| match limit {
+            Limit::Share(share) => new as f64 > old as f64 * (1.0 + share),
+            Limit::Bytes(bytes) => new - old > bytes,
+        });
+        if broken {
+            page.gap();
+            let text = format!("the peak grew by more than {}", options.text("fail-over"));
+            page.line([Cell::new(text, Style::Alarm)]);
+        }
+        let json = json!({
+            "by": by.name,
+            "before": before.json(),
+            "after": after.json(),
+            "changes": changes.iter().map(|(name, old, new)| json!({
+                "key": name, "before_bytes": old.bytes, "after_bytes": new.bytes,
+                "delta_bytes": new.bytes - old.bytes,
+                "before_blocks": old.blocks, "after_blocks": new.blocks,
+            })).collect::<Vec<Value>>(),
+            "broken": broken,
+        });
+        let verdict = if broken { Verdict::OverLimit } else { Verdict::Fine };
+        let hints = vec![next("peak", &inputs[1], &format!("--by {}", by.name))];
+        Ok(Answer { page, json, footer, next: hints, verdict })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Limit {
+    Share(f64),
+    Bytes(i64),
+}
+
+fn limit(text: &str) -> Result<Option<Limit>> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    if let Some(number) = text.strip_suffix('%') {
+        return match number.trim().parse::<f64>() {
+            Ok(number) if number >= 0.0 => Ok(Some(Limit::Share(number / 100.0))),
+            _ => Err(Error::usage(format!("--fail-over {text}: expected a share such as 2%"))),
+        };
+    }
+    match memtrace_trace::units::parse_bytes(text) {
+        Ok(bytes) => Ok(Some(Limit::Bytes(bytes))),
+        Err(why) => Err(Error::usage(format!("--fail-over {text}: {why}, or a share such as 2%"))),
+    }
+}
+
+/// One of the two runs: its fullest process.
+struct Run<'a> {
+    trace: &'a TraceFile,
+    played: Played,
+    device: Device,
+    groups: rustc_hash::FxHashMap<String, Group>,
+    /// The highest level of each step.
+    steps: BTreeMap<i64, i64>,
+}
+
+impl<'a> Run<'a> {
+    fn new(input: &'a Input, options: &Options, by: Key, footer: &mut Footer) -> Result<Self> {
+        let mut best: Option<Run<'a>> = None;
+        for trace in &input.traces {
+            let mut steps: BTreeMap<i64, i64> = BTreeMap::new();
+            let played = play(trace, Columns::of(&[]), options, Metric::Allocated, |row, replay| {
+                if row.device != HOST && replay.in_window() {
+                    let highest = steps.entry(replay.step).or_default();
+                    *highest = row.allocated_bytes.max(*highest);
+                }
+            })?;
+            let Some(device) = played.fullest(Metric::Allocated, options).cloned() else { continue };
+            footer.add(trace, &played, Some(device.ordinal));
+            let groups = by.groups(&played.replay.at_peak(device.ordinal, false), &played.texts);
+            let new = Run { trace, played, device, groups, steps };
+            if best.as_ref().is_none_or(|best| new.peak(Metric::Allocated) > best.peak(Metric::Allocated)) {
+                best = Some(new);
+            }
+        }
+        best.ok_or_else(|| Error::usage(format!("{}: no GPU memory in this trace", input.path.display())))
+    }
+
+    fn peak(&self, metric: Metric) -> i64 {
+        self.device.peak(metric).bytes
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "file": self.trace.path.display().to_string(),
+            "rank": self.trace.meta.rank,
+            "device": self.device.ordinal,
+            "peak_allocated": self.played.moment(self.device.peak(Metric::Allocated)),
+            "peak_reserved": self.played.moment(self.device.peak(Metric::Reserved)),
+            "peak_used": self.played.moment(self.device.peak(Metric::Used)),
+            "peak_allocated_bytes_by_step": self.steps.iter().filter(|(step, _)| **step >= 0)
+                .map(|(step, bytes)| (step.to_string(), Value::from(*bytes)))
+                .collect::<serde_json::Map<_, _>>(),
+        })
+    }
+}
+
+/// A change of bytes with its sign.
+fn signed(bytes: i64, options: &Options) -> String {
+    let sign = if bytes > 0 { "+" } else { "" };
+    format!("{sign}{}", options.units.show(bytes))
+}
+
+fn style(delta: i64) -> Style {
+    match delta {
+        1.. => Style::Alarm,
+        0 => Style::Faint,
+        _ => Style::Strong,
+    }
+}
+
+fn totals(page: &mut Page, before: &Run<'_>, after: &Run<'_>, options: &Options) {
+    let mut table = Table::new(&[
+        ("peak", Side::Left),
+        ("before", Side::Right),
+        ("after", Side::Right),
+        ("change", Side::Right),
+        ("", Side::Right),
+    ]);
+    for metric in [Metric::Allocated, Metric::Reserved, Metric::Used] {
+        let (old, new) = (before.peak(metric), after.peak(metric));
+        table.row([
+            metric.name().into(),
+            options.units.show(old).to_string().into(),
+            options.units.show(new).to_string().into(),
+            Cell::new(signed(new - old, options), style(new - old)),
+            format!("{:+.1} %", share(new - old, old) * 100.0).into(),
+        ]);
+    }
+    page.table(&table);
+}
+
+/// Every owner of either peak, the largest change first.
+fn changes(before: &Run<'_>, after: &Run<'_>) -> Vec<(String, Group, Group)> {
+    let mut all: BTreeMap<&String, (Group, Group)> = BTreeMap::new();
+    for (name, group) in &before.groups {
+        all.entry(name).or_default().0 = *group;
+    }
+    for (name, group) in &after.groups {
+        all.entry(name).or_default().1 = *group;
+    }
+    let mut all: Vec<_> = all.into_iter().map(|(name, (old, new))| (name.clone(), old, new)).collect();
+    // Stable: equal changes stay in the order of their names.
+    all.sort_by_key(|(_, old, new)| -(new.bytes - old.bytes).abs());
+    all
+}
+
+fn owners(page: &mut Page, changes: &[(String, Group, Group)], by: Key, options: &Options) {
+    let changed: Vec<_> = changes.iter().filter(|(_, old, new)| old != new).collect();
+    if changed.is_empty() {
+        page.plain(format!("no {} differs at the peak", by.name));
+        return;
+    }
+    let mut table = Table::new(&[
+        ("change", Side::Right),
+        ("before", Side::Right),
+        ("after", Side::Right),
+        ("blocks", Side::Right),
+        (by.name, Side::Left),
+    ]);
+    let top = options.top.unwrap_or(15);
+    for (name, old, new) in changed.iter().take(top) {
+        let delta = new.bytes - old.bytes;
+        table.row([
+            Cell::new(signed(delta, options), style(delta)),
+            options.units.show(old.bytes).to_string().into(),
+            options.units.show(new.bytes).to_string().into(),
+            format!("{} -> {}", old.blocks, new.blocks).into(),
+            name.as_str().into(),
+        ]);
+    }
+    page.table(&table);
+    if changed.len() > top {
+        page.line([Cell::new(format!("{} more; --top N", changed.len() - top), Style::Faint)]);
+    }
+}
+
+/// The first step at which the two differ, when both have steps.
+fn steps(page: &mut Page, before: &Run<'_>, after: &Run<'_>, options: &Options) {
+    let first = before.steps.iter().filter(|(step, _)| **step >= 0).find_map(|(step, old)| {
+        let new = after.steps.get(step)?;
+        (new != old).then_some((*step, *old, *new))
+    });
+    if let Some((step, old, new)) = first {
+        page.gap();
+        page.plain(format!(
+            "they part at step {step}: its highest was {}, now {} ({})",
+            options.units.show(old),
+            options.units.show(new),
+            percent(share(new - old, old))
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_shares_or_bytes() {
+        assert_eq!(limit("2%").unwrap(), Some(Limit::Share(0.02)));
+        assert_eq!(limit("100m").unwrap(), Some(Limit::Bytes(100 << 20)));
+        assert_eq!(limit("").unwrap(), None);
+        assert!(limit("much").is_err() && limit("-1%").is_err());
+    }
+}

@@ -1,0 +1,237 @@
+//! `memtrace ranks`: one line a rank, the skew, and the first module where ranks differ.
+
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+use memtrace_trace::EventName;
+
+use super::{Answer, Report, next};
+use crate::error::Result;
+use crate::input::Input;
+use crate::options::Options;
+use crate::page::{Cell, Page, Side, Style, Table, bar, count, percent, share};
+use crate::play::{Footer, Played, heading, play, shown, step};
+use crate::record::Columns;
+use crate::replay::Metric;
+use crate::stream::TraceFile;
+use crate::texts::Symbol;
+
+/// See the module.
+pub(super) struct Ranks;
+
+impl Report for Ranks {
+    fn name(&self) -> &'static str {
+        "ranks"
+    }
+
+    fn about(&self) -> &'static str {
+        "All ranks in one table, the skew, and the first module where they part"
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let mut page = Page::new(options.paint, options.width);
+        let mut footer = Footer::new(input);
+        let mut ranks = Vec::new();
+        for trace in &input.traces {
+            let mut work = Work::default();
+            let played = play(trace, Columns::of(&[]), options, Metric::Allocated, |row, replay| {
+                if row.event == EventName::Alloc && replay.in_window() {
+                    work.add(row.module, row.phase, row.delta_bytes);
+                }
+            })?;
+            footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            ranks.push(Rank::new(trace, &played, &work, options));
+        }
+        if let Some(trace) = input.traces.first() {
+            heading(&mut page, input, &trace.meta);
+            page.gap();
+        }
+        table(&mut page, &ranks, options);
+        page.gap();
+        let peaks = ranks.iter().map(|rank| rank.allocated);
+        let (low, high) = (peaks.clone().min().unwrap_or(0), peaks.max().unwrap_or(0));
+        page.plain(format!(
+            "skew: {} between the highest and the lowest peak ({} of the highest)",
+            options.units.show(high - low),
+            percent(share(high - low, high))
+        ));
+        let part = ranks.iter().skip(1).find_map(|rank| first_difference(&ranks[0], rank));
+        match &part {
+            Some(part) => part.print(&mut page, options),
+            None if ranks.len() > 1 => page.plain("every module allocates the same on every rank"),
+            None => page.plain("one rank only; a folder with the traces of all ranks compares them"),
+        }
+        let json = json!({
+            "ranks": ranks.iter().map(Rank::json).collect::<Vec<Value>>(),
+            "skew_bytes": high - low,
+            "first_difference": part.as_ref().map(Part::json),
+        });
+        let fullest = ranks.iter().max_by_key(|rank| (rank.allocated, -rank.rank));
+        let hints =
+            fullest.map(|rank| next("peak", input, &format!("--rank {}", rank.rank))).into_iter().collect();
+        Ok(Answer { page, json, footer, next: hints, ..Answer::default() })
+    }
+}
+
+/// What each module allocated, in the order in which modules first did.
+#[derive(Default)]
+struct Work {
+    order: Vec<(Symbol, Symbol)>,
+    sums: FxHashMap<(Symbol, Symbol), (u64, i64)>,
+}
+
+impl Work {
+    fn add(&mut self, module: Symbol, phase: Symbol, bytes: i64) {
+        let key = (phase, module);
+        let (blocks, sum) = self.sums.entry(key).or_insert_with(|| {
+            self.order.push(key);
+            (0, 0)
+        });
+        *blocks += 1;
+        *sum += bytes;
+    }
+}
+
+struct Rank {
+    rank: i32,
+    allocated: i64,
+    reserved: i64,
+    used: i64,
+    step: i64,
+    ooms: u64,
+    retries: u64,
+    rows: u64,
+    /// Phase and module, blocks and bytes, in the order of the first allocation.
+    work: Vec<(String, String, u64, i64)>,
+}
+
+impl Rank {
+    fn new(trace: &TraceFile, played: &Played, work: &Work, options: &Options) -> Rank {
+        let peak =
+            |metric| played.fullest(metric, options).map(|device| *device.peak(metric)).unwrap_or_default();
+        let counts = &played.replay.counts;
+        let allocated = peak(Metric::Allocated);
+        let named = |(phase, module): &(Symbol, Symbol)| {
+            let (blocks, bytes) = work.sums[&(*phase, *module)];
+            (shown(&played.texts, *phase), shown(&played.texts, *module), blocks, bytes)
+        };
+        Rank {
+            rank: trace.meta.rank,
+            allocated: allocated.bytes,
+            reserved: peak(Metric::Reserved).bytes,
+            used: peak(Metric::Used).bytes,
+            step: allocated.owner.step,
+            ooms: counts.of(EventName::Oom),
+            retries: counts.failed.saturating_sub(counts.of(EventName::Oom)),
+            rows: counts.rows,
+            work: work.order.iter().map(named).collect(),
+        }
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "rank": self.rank,
+            "peak_allocated_bytes": self.allocated,
+            "peak_reserved_bytes": self.reserved,
+            "peak_used_bytes": self.used,
+            "peak_step": self.step,
+            "ooms": self.ooms,
+            "rows": self.rows,
+        })
+    }
+}
+
+/// Where two ranks part.
+struct Part {
+    ranks: (i32, i32),
+    phase: String,
+    module: String,
+    blocks: (u64, u64),
+    bytes: (i64, i64),
+}
+
+/// The first module, in the order of the first rank, that allocated something else on the other.
+fn first_difference(a: &Rank, b: &Rank) -> Option<Part> {
+    let others: FxHashMap<(&str, &str), (u64, i64)> = b
+        .work
+        .iter()
+        .map(|(phase, module, blocks, bytes)| ((phase.as_str(), module.as_str()), (*blocks, *bytes)))
+        .collect();
+    let part = |phase: &str, module: &str, old: (u64, i64), new: (u64, i64)| Part {
+        ranks: (a.rank, b.rank),
+        phase: phase.to_owned(),
+        module: module.to_owned(),
+        blocks: (old.0, new.0),
+        bytes: (old.1, new.1),
+    };
+    let differs = a.work.iter().find_map(|(phase, module, blocks, bytes)| {
+        let other = others.get(&(phase.as_str(), module.as_str())).copied().unwrap_or_default();
+        (other != (*blocks, *bytes)).then(|| part(phase, module, (*blocks, *bytes), other))
+    });
+    differs.or_else(|| {
+        let (phase, module, blocks, bytes) =
+            b.work.iter().find(|new| !a.work.iter().any(|old| (&old.0, &old.1) == (&new.0, &new.1)))?;
+        Some(part(phase, module, (0, 0), (*blocks, *bytes)))
+    })
+}
+
+impl Part {
+    fn print(&self, page: &mut Page, options: &Options) {
+        page.line([
+            "they part first in ".into(),
+            Cell::new(self.module.clone(), Style::Strong),
+            format!(
+                ", {}: rank {} allocates {} in {} blocks, rank {} {} in {}",
+                self.phase,
+                self.ranks.0,
+                options.units.show(self.bytes.0),
+                count(self.blocks.0),
+                self.ranks.1,
+                options.units.show(self.bytes.1),
+                count(self.blocks.1)
+            )
+            .into(),
+        ]);
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "ranks": [self.ranks.0, self.ranks.1],
+            "phase": self.phase,
+            "module": self.module,
+            "allocated_bytes": [self.bytes.0, self.bytes.1],
+            "blocks": [self.blocks.0, self.blocks.1],
+        })
+    }
+}
+
+fn table(page: &mut Page, ranks: &[Rank], options: &Options) {
+    let highest = ranks.iter().map(|rank| rank.allocated).max().unwrap_or(0);
+    let mut table = Table::new(&[
+        ("rank", Side::Right),
+        ("peak allocated", Side::Right),
+        ("", Side::Left),
+        ("reserved", Side::Right),
+        ("device used", Side::Right),
+        ("at step", Side::Right),
+        ("ooms", Side::Right),
+        ("retries", Side::Right),
+        ("events", Side::Right),
+    ]);
+    for rank in ranks {
+        let bytes = |bytes| options.units.show(bytes).to_string();
+        table.row([
+            rank.rank.to_string().into(),
+            Cell::new(bytes(rank.allocated), Style::Strong),
+            bar(share(rank.allocated, highest), 12).into(),
+            bytes(rank.reserved).into(),
+            bytes(rank.used).into(),
+            step(rank.step).into(),
+            Cell::new(count(rank.ooms), if rank.ooms > 0 { Style::Alarm } else { Style::Plain }),
+            count(rank.retries).into(),
+            count(rank.rows).into(),
+        ]);
+    }
+    page.table(&table);
+}
