@@ -25,6 +25,9 @@ scripts! {
     a_gpt_takes_what_arithmetic_says: "phantom_gpt.py" on "h100-80g";
     a_conv_net_runs_in_every_way: "phantom_conv.py" on "a100-80g";
     an_oom_is_torchs_own_at_the_capacity_given: "phantom_oom.py" on "mem=8g,cc=8.0,context=512m";
+    sizes_that_depend_on_values_are_as_full_as_can_be: "phantom_dynamic.py" on "h100-80g";
+    sizes_that_depend_on_values_can_be_half: "phantom_dynamic.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "half";
+    sizes_that_depend_on_values_can_be_nothing: "phantom_dynamic.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "empty";
     copies_streams_events_threads_and_pinned_memory_behave: "phantom_basics.py" on "h100-80g";
 }
 

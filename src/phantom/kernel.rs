@@ -8,6 +8,7 @@ use crate::answer::answers;
 use crate::device::limits;
 use crate::ffi::{Dim3, INVALID_VALUE, OK, Out, Status, Text, Word};
 use crate::machine::{current, fail, lock, machine};
+use crate::sizes;
 use crate::stream::stream;
 use crate::vram::Use;
 
@@ -31,6 +32,13 @@ pub(crate) fn launch(grid: Dim3, block: Dim3, on: usize) -> Status {
     LAUNCHES.fetch_add(1, Ordering::Relaxed);
     stream(on).launch(cost(grid, block));
     OK
+}
+
+/// Queues a kernel of the program's own.
+fn launch_function(function: usize, grid: Dim3, block: Dim3, arguments: usize, on: usize) -> Status {
+    let status = launch(grid, block, on);
+    sizes::launched(function, arguments, on);
+    status
 }
 
 /// Queues work of a library: one kernel of an unknown shape.
@@ -167,7 +175,9 @@ answers! {
     }
     Real fn __cudaRegisterFatBinaryEnd(_handle: Word) -> () {}
     Real fn __cudaUnregisterFatBinary(_handle: Word) -> () {}
-    Real fn __cudaRegisterFunction(_handle: Word, _host: Word, _device: Word, _name: Text) -> () {}
+    Real fn __cudaRegisterFunction(_handle: Word, host: Word, _device: Word, name: Text) -> () {
+        sizes::register(host, name.bytes());
+    }
     Real fn __cudaRegisterVar(_handle: Word, _host: Word, _device: Word, _name: Text) -> () {}
     Real fn __cudaRegisterManagedVar(_handle: Word, _host: Word, _device: Word, _name: Text) -> () {}
     Real fn __cudaInitModule(_handle: Word) -> c_int { 1 }
@@ -184,20 +194,20 @@ answers! {
         OK
     }
     Real fn __cudaGetKernel(out: Out<usize>, function: Word) { out.give(function) }
-    Success fn __cudaLaunchKernel(_kernel: Word, grid: Dim3, block: Dim3, _arguments: Word, _shared: usize, on: Word) {
-        launch(grid, block, on)
+    Success fn __cudaLaunchKernel(kernel: Word, grid: Dim3, block: Dim3, arguments: Word, _shared: usize, on: Word) {
+        launch_function(kernel, grid, block, arguments, on)
     }
-    Success fn cudaLaunchKernel(_function: Word, grid: Dim3, block: Dim3, _arguments: Word, _shared: usize, on: Word) {
-        launch(grid, block, on)
+    Success fn cudaLaunchKernel(function: Word, grid: Dim3, block: Dim3, arguments: Word, _shared: usize, on: Word) {
+        launch_function(function, grid, block, arguments, on)
     }
     Success fn cudaLaunchCooperativeKernel(
         _function: Word, grid: Dim3, block: Dim3, _arguments: Word, _shared: usize, on: Word,
     ) {
         launch(grid, block, on)
     }
-    Success fn cudaLaunchKernelExC(configuration: Out<LaunchConfiguration>, _function: Word, _arguments: Word) {
+    Success fn cudaLaunchKernelExC(configuration: Out<LaunchConfiguration>, function: Word, arguments: Word) {
         match configuration.get() {
-            Some(shape) => launch(shape.grid, shape.block, shape.stream),
+            Some(shape) => launch_function(function, shape.grid, shape.block, arguments, shape.stream),
             None => fail(INVALID_VALUE),
         }
     }

@@ -28,6 +28,7 @@ mod nccl;
 mod nvml;
 mod pool;
 mod rnn;
+mod sizes;
 mod space;
 mod stream;
 mod values;

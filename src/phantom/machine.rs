@@ -13,7 +13,7 @@ use memtrace_cards::{CARD_VARIABLE, Spec};
 use crate::ffi::{INVALID_DEVICE, OK, Status};
 use crate::pool::Pool;
 use crate::stream::Stream;
-use crate::values::{Dynamic, Values};
+use crate::values::{DYNAMIC_VARIABLE, Dynamic, Values};
 use crate::vram::Vram;
 
 /// Everything that lives as long as the process.
@@ -83,7 +83,7 @@ pub(crate) fn machine() -> &'static Machine {
         let spec = requested().unwrap_or_default();
         let visible = visible(spec.count, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
         let devices = (0..visible).map(|index| Device::new(index, &spec)).collect();
-        Machine { spec, dynamic: Dynamic::from_environment(), devices }
+        Machine { spec, dynamic: dynamic().unwrap_or(Dynamic::Full), devices }
     })
 }
 
@@ -92,11 +92,21 @@ fn requested() -> Result<Spec, memtrace_cards::SpecError> {
     Spec::parse(&std::env::var(CARD_VARIABLE).unwrap_or_default())
 }
 
+/// How large results are taken to be whose size nobody can know.
+fn dynamic() -> Option<Dynamic> {
+    Dynamic::parse(&std::env::var(DYNAMIC_VARIABLE).unwrap_or_default())
+}
+
 /// Refuses a request that cannot be met before the program runs as something else.
 #[ctor::ctor(unsafe)]
 fn check_request() {
-    if let Err(error) = requested() {
-        eprintln!("memtrace: {CARD_VARIABLE}: {error}");
+    let wrong = match (requested(), dynamic()) {
+        (Err(error), _) => Some(format!("{CARD_VARIABLE}: {error}")),
+        (_, None) => Some(format!("{DYNAMIC_VARIABLE}: it must be full, half or empty")),
+        _ => None,
+    };
+    if let Some(wrong) = wrong {
+        eprintln!("memtrace: {wrong}");
         // SAFETY: ends the process before any of its own code ran, so no handler is skipped.
         unsafe { libc::_exit(2) }
     }

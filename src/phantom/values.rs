@@ -21,10 +21,14 @@ const FLAGS: u64 = 256;
 /// So many invented values without input from the host, and the read fails.
 const READS: u64 = 100_000;
 
-/// The assumption about results whose size depends on values that don't exist.
+/// The variable that holds the assumption below.
+pub(crate) const DYNAMIC_VARIABLE: &str = "MEMTRACE_PHANTOM_DYNAMIC";
+
+/// The assumption about results whose size depends on values that don't exist: `nonzero`, `unique`,
+/// boolean masks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dynamic {
-    /// Every element is nonzero, unique, selected.
+    /// Every element is nonzero, unique, selected: the most that there can be, so the default.
     Full,
     /// Every second one.
     Half,
@@ -33,11 +37,13 @@ pub(crate) enum Dynamic {
 }
 
 impl Dynamic {
-    pub(crate) fn from_environment() -> Self {
-        match std::env::var("MEMTRACE_PHANTOM_DYNAMIC").as_deref() {
-            Ok("full") => Self::Full,
-            Ok("half") => Self::Half,
-            _ => Self::Empty,
+    /// Reads what the user typed; `None` when it is none of the three.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        match text.trim() {
+            "" | "full" => Some(Self::Full),
+            "half" => Some(Self::Half),
+            "empty" => Some(Self::Empty),
+            _ => None,
         }
     }
 
@@ -99,6 +105,7 @@ impl Values {
     fn at(&mut self, now: u64) {
         if self.stamp != now {
             self.known.clear();
+            self.results.clear();
             self.stamp = now;
         }
     }
@@ -147,11 +154,9 @@ impl Values {
     }
 
     /// Notes the result that a kernel will leave there, under the assumption.
-    pub(crate) fn result(&mut self, address: usize, value: u64) {
+    pub(crate) fn result(&mut self, now: u64, address: usize, value: u64) {
+        self.at(now);
         self.results.insert(address, value);
-        if self.results.len() > 4096 {
-            self.results.pop_first();
-        }
     }
 
     /// What the host gets when it reads a range, counted.
@@ -211,7 +216,7 @@ mod tests {
     #[test]
     fn a_kernels_result_is_given_until_it_is_overwritten() {
         let mut values = Values::default();
-        values.result(64, 7);
+        values.result(9, 64, 7);
         assert_eq!(values.read(9, 64, 8), Reading::Number(7));
         values.forget(64, 4);
         assert_eq!(values.read(9, 64, 8), Reading::Zeros);
