@@ -43,5 +43,5 @@ for until in (len(block_rows) // 3, len(block_rows) // 2, len(block_rows)):
         assert live.sum() == total, (owner, live, total)
         assert (live >= 0).all(), (owner, live)
     query = f"select sum(delta_bytes) from '{path}' where event in ('alloc', 'free', 'tag', 'live') and seq <= {prefix.seq.iloc[-1]}"
-    assert duckdb.sql(query).fetchone()[0] == total
+    assert duckdb.sql(query).fetchall()[0][0] == total
 print(len(first), "rows read alike by", ", ".join(frames))
