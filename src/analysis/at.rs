@@ -100,7 +100,16 @@ pub fn play_to(
     if last == 0 {
         return Ok(None);
     }
-    play_until(trace, columns, options, tracked, |row| row.seq > last, visit).map(Some)
+    // A segment grows the total before the block that it was taken for is there: wait for that one.
+    let waits = matches!(at, At::Peak(Metric::Reserved | Metric::Used));
+    let mut there = !waits;
+    let stop = |row: &Record| {
+        let past = row.seq > last;
+        let over = past && there;
+        there |= past && matches!(row.event, EventName::Alloc | EventName::Oom);
+        over
+    };
+    play_until(trace, columns, options, tracked, stop, visit).map(Some)
 }
 
 #[cfg(test)]

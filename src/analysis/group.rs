@@ -66,7 +66,11 @@ impl Key {
     /// What a block is listed under.
     #[must_use]
     pub fn of(&self, block: &Block, texts: &Texts) -> String {
-        if self.name == "size" { format!("{} B", block.bytes) } else { self.of_owner(&block.owner, texts) }
+        match self.name {
+            "size" => format!("{} B", block.bytes),
+            "category" => block_category(block).to_owned(),
+            _ => self.of_owner(&block.owner, texts),
+        }
     }
 
     /// What an owner is listed under.
@@ -92,10 +96,11 @@ impl Key {
     #[must_use]
     pub fn groups(&self, blocks: &[Block], texts: &Texts) -> FxHashMap<String, Group> {
         // First by what is cheap to hash: a trace has far fewer owners than blocks.
-        let mut owners: FxHashMap<(Owner, i64), (Block, Group)> = FxHashMap::default();
+        let mut owners: FxHashMap<(Owner, bool, i64), (Block, Group)> = FxHashMap::default();
         for block in blocks {
             let size = if self.name == "size" { block.bytes } else { 0 };
-            let (_, group) = owners.entry((block.owner, size)).or_insert((*block, Group::default()));
+            let key = (block.owner, block.inferred, size);
+            let (_, group) = owners.entry(key).or_insert((*block, Group::default()));
             group.bytes += block.bytes;
             group.blocks += 1;
         }
@@ -121,6 +126,16 @@ pub fn sorted(groups: FxHashMap<String, Group>) -> Vec<(String, Group)> {
 #[must_use]
 pub fn category(category: Category) -> &'static str {
     if category == Category::None { "(unattributed)" } else { category.as_str() }
+}
+
+/// The category of a block as reports show it, with a star when it was inferred.
+#[must_use]
+pub fn block_category(block: &Block) -> &'static str {
+    match block.owner.category {
+        Category::Parameter if block.inferred => "parameter *",
+        Category::Gradient if block.inferred => "gradient *",
+        other => category(other),
+    }
 }
 
 /// The first `depth` levels of a module's path.

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod at;
+pub mod categories;
 pub mod error;
 pub mod group;
 pub mod input;

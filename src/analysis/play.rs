@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use memtrace_trace::meta::Meta;
 use serde_json::{Value, json};
 
+use crate::categories;
 use crate::error::Result;
 use crate::input::Input;
 use crate::options::Options;
@@ -123,10 +124,18 @@ pub fn step(step: i64) -> String {
 
 /// The first line of every report: the command that was traced, where, and on what.
 pub fn heading(page: &mut Page, input: &Input, meta: &Meta) {
-    let command = match meta.argv.join(" ") {
+    // Where python and the script are says nothing new to the one who started them.
+    let base = |word: &String| word.rsplit('/').next().unwrap_or(word).to_owned();
+    let words: Vec<String> = meta
+        .argv
+        .iter()
+        .enumerate()
+        .map(|(index, word)| if index < 2 { base(word) } else { word.clone() })
+        .collect();
+    let command = match words.join(" ") {
         command if command.is_empty() => input.path.display().to_string(),
-        command if command.chars().count() > 72 => {
-            format!("{}…", command.chars().take(71).collect::<String>())
+        command if command.chars().count() > 60 => {
+            format!("{}…", command.chars().take(59).collect::<String>())
         }
         command => command,
     };
@@ -144,7 +153,7 @@ pub fn heading(page: &mut Page, input: &Input, meta: &Meta) {
     }
     let mut cells = vec![Cell::new(command, Style::Strong), Cell::new(about, Style::Faint)];
     if !meta.phantom.is_null() {
-        cells.push(Cell::new("  phantom: on a device that is not there", Style::Alarm));
+        cells.push(Cell::new("  (phantom: a device that is not there)", Style::Alarm));
     }
     page.line(cells);
 }
@@ -189,6 +198,14 @@ impl Footer {
         let (nobody, all) = played.unattributed(ordinal);
         self.unattributed.0 += nobody;
         self.unattributed.1 += all;
+    }
+
+    /// Says how categories were inferred, where they were: for reports that show them.
+    pub fn note_inference(&mut self, played: &Played) {
+        let rule = categories::RULE.to_owned();
+        if played.replay.infers() && !self.notes.contains(&rule) {
+            self.notes.push(rule);
+        }
     }
 
     /// The share of the peak that has no owner, from 0 to 1.

@@ -8,6 +8,7 @@
 use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 
+use crate::categories::{self, Death, Phases};
 use crate::record::{Columns, Record};
 use crate::texts::{Symbol, Texts};
 
@@ -101,6 +102,10 @@ pub struct Block {
     pub owner: Owner,
     /// Whose it was at the peak numbered `then.1`, when a later row changed it.
     then: Option<(Owner, i64)>,
+    /// How it ended; `None` while it lives.
+    pub died: Option<Death>,
+    /// Its category was inferred.
+    pub inferred: bool,
 }
 
 /// One of the totals that has a peak.
@@ -308,6 +313,12 @@ pub struct Replay {
     pub last_step: i64,
     /// The lowest step seen that is not before the first.
     pub first_step: Option<i64>,
+    /// The phase that runs.
+    pub phase: Symbol,
+    /// The `seq` and the step of the first row in a forward pass.
+    pub first_forward: Option<(i64, i64)>,
+    /// The phases that inference asks for.
+    pub phases: Phases,
     /// The texts of the rows' symbols.
     pub texts: Texts,
     window: Window,
@@ -331,6 +342,9 @@ impl Replay {
             step: -1,
             last_step: -1,
             first_step: None,
+            phase: Symbol::NONE,
+            first_forward: None,
+            phases: Phases { forward: texts.intern("forward"), backward: texts.intern("backward") },
             texts: texts.clone(),
             window,
             inside: window == Window::default(),
@@ -364,6 +378,10 @@ impl Replay {
                 | EventName::HostFree
         ) {
             self.step = row.step;
+            self.phase = row.phase;
+            if row.phase == self.phases.forward && self.first_forward.is_none() {
+                self.first_forward = Some((row.seq, row.step));
+            }
         }
         let inside = self.window.has(row.ts_ns, self.step);
         if inside && !self.inside {
@@ -512,6 +530,8 @@ impl Replay {
                 pool: row.pool,
                 owner: Owner::of(row),
                 then: None,
+                died: None,
+                inferred: false,
             };
             if self.live.insert(row.alloc_id, block).is_some() {
                 self.problems.double_allocs += 1;
@@ -540,7 +560,7 @@ impl Replay {
         self.totals(row);
     }
 
-    fn gone(&mut self, row: &Record, block: Block) {
+    fn gone(&mut self, row: &Record, mut block: Block) {
         if block.bytes != -row.delta_bytes {
             self.problems.wrong_sizes += 1;
             self.problems.example(|| {
@@ -550,6 +570,7 @@ impl Replay {
                 )
             });
         }
+        block.died = Some(Death { step: self.step, phase: self.phase });
         let tracked = self.tracked;
         let device = self.device(block.device);
         device.live_blocks = device.live_blocks.saturating_sub(1);
@@ -574,6 +595,28 @@ impl Replay {
         block.owner = Owner::of(row);
     }
 
+    /// Does the trace leave categories to inference: has it blocks, and no tag?
+    #[must_use]
+    pub fn infers(&self) -> bool {
+        self.counts.of(EventName::Tag) == 0 && self.first_forward.is_some()
+    }
+
+    /// The block with the category that inference gives it, where it does.
+    fn typed(&self, block: Block) -> Block {
+        match categories::infer(&block, self).filter(|_| self.infers()) {
+            Some(category) => Block { owner: Owner { category, ..block.owner }, inferred: true, ..block },
+            None => block,
+        }
+    }
+
+    /// What is live on a device now: torch's blocks, or pinned memory on the host.
+    pub fn live_on(&self, ordinal: i32) -> impl Iterator<Item = Block> {
+        self.live
+            .values()
+            .filter(move |block| block.device == ordinal && block.kind != Kind::Outside)
+            .map(|block| self.typed(*block))
+    }
+
     /// What was live on a device at its peak of the tracked metric. With `as_of`, each block has the
     /// owner that it had then, else the one that it had last.
     #[must_use]
@@ -592,7 +635,8 @@ impl Replay {
             .filter(|block| counts(block))
             .map(|block| match block.then {
                 Some((owner, at)) if as_of && at == peak => Block { owner, ..*block },
-                _ => *block,
+                _ if as_of => *block,
+                _ => self.typed(*block),
             })
             .collect()
     }

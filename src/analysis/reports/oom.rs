@@ -17,7 +17,7 @@ use crate::options::Options;
 use crate::page::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
 use crate::play::{Footer, Played, dash, heading, step};
 use crate::record::{Columns, Record};
-use crate::replay::{Block, Kind};
+use crate::replay::Block;
 use crate::stream::TraceFile;
 
 /// See the module.
@@ -57,6 +57,7 @@ impl Report for Oom {
             page.gap();
             case.print(&mut page, options);
             holders(&mut page, &played, row.device, options);
+            footer.note_inference(&played);
             footer.lost += played.replay.counts.lost;
             footer.add_share(&played, row.device);
             cases.push(case.json(&played));
@@ -339,13 +340,7 @@ impl<'a> Case<'a> {
 
 /// Who held the memory then: by category, and the ten largest modules.
 fn holders(page: &mut Page, played: &Played, ordinal: i32, options: &Options) {
-    let live: Vec<Block> = played
-        .replay
-        .live
-        .values()
-        .filter(|block| block.device == ordinal && block.kind == Kind::Torch)
-        .copied()
-        .collect();
+    let live: Vec<Block> = played.replay.live_on(ordinal).collect();
     let total: i64 = live.iter().map(|block| block.bytes).sum();
     let kinds = sorted(Key::CATEGORY.groups(&live, &played.texts));
     let modules = sorted(Key::MODULE.groups(&live, &played.texts));

@@ -86,7 +86,7 @@ fn fullest<'a>(input: &'a Input, options: &Options, metric: Metric) -> Result<Be
 }
 
 fn answer(input: &Input, options: &Options, metric: Metric, best: Best<'_>) -> Result<Answer> {
-    let Best { trace, played, ordinal, footer, .. } = best;
+    let Best { trace, played, ordinal, mut footer, .. } = best;
     let by = Key::from_options(options)?;
     let mut page = Page::new(options.paint, options.width);
     heading(&mut page, input, &trace.meta);
@@ -96,6 +96,9 @@ fn answer(input: &Input, options: &Options, metric: Metric, best: Best<'_>) -> R
     };
     let peak = device.peak(metric);
     let blocks = played.replay.at_peak(ordinal, options.is_set("as-of"));
+    if by.name == "category" && !options.is_set("as-of") {
+        footer.note_inference(&played);
+    }
     let mut groups = by.groups(&blocks, &played.texts);
     // Held by the allocator and handed out to nobody: it is part of what the device shows.
     let listed: i64 = groups.values().map(|group| group.bytes).sum();
@@ -103,6 +106,9 @@ fn answer(input: &Input, options: &Options, metric: Metric, best: Best<'_>) -> R
         groups.insert("(cached by torch)".to_owned(), Group { bytes: peak.bytes - listed, blocks: 0 });
     }
     let groups = sorted(groups);
+    // Here the share is that of what the reader asked for.
+    let nobody = groups.iter().find(|(name, _)| name == "(unattributed)").map_or(0, |(_, group)| group.bytes);
+    footer.unattributed = (nobody, peak.bytes);
 
     let mut when = format!(" at {}", duration(peak.ts_ns));
     if peak.owner.step >= 0 {
@@ -131,7 +137,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, best: Best<'_>) -> R
     let json: Vec<Value> = groups
         .iter()
         .map(|(name, group)| {
-            json!({ "key": name, "bytes": group.bytes, "blocks": group.blocks,
+            json!({ "key": name.trim_end_matches(" *"), "inferred": name.ends_with(" *"), "bytes": group.bytes, "blocks": group.blocks,
                     "share": share(group.bytes, peak.bytes) })
         })
         .collect();

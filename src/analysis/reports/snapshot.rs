@@ -12,7 +12,7 @@ use crate::options::{Flag, Options};
 use crate::page::Page;
 use crate::play::{Footer, Played, heading, play};
 use crate::record::Columns;
-use crate::replay::{Block, HOST, Kind, Metric};
+use crate::replay::{Block, HOST, Metric};
 use crate::rst;
 
 /// See the module.
@@ -139,6 +139,7 @@ fn wanted(ordinal: i32, options: &Options) -> bool {
 /// Each device at its own peak.
 fn at_peaks(played: &Played, options: &Options, footer: &mut Footer) -> Vec<(i32, Types)> {
     footer.lost += played.replay.counts.lost;
+    footer.note_inference(played);
     let ordinals = played.replay.devices.iter().map(|device| device.ordinal);
     ordinals
         .filter(|ordinal| wanted(*ordinal, options))
@@ -151,14 +152,13 @@ fn at_peaks(played: &Played, options: &Options, footer: &mut Footer) -> Vec<(i32
 
 fn current(played: &Played, options: &Options, footer: &mut Footer) -> Vec<(i32, Types)> {
     footer.lost += played.replay.counts.lost;
+    footer.note_inference(played);
     let ordinals = played.replay.devices.iter().map(|device| device.ordinal);
     ordinals
         .filter(|ordinal| wanted(*ordinal, options))
         .map(|ordinal| {
             footer.add_share(played, ordinal);
-            let live = played.replay.live.values();
-            let here = live.filter(|block| block.device == ordinal && block.kind != Kind::Outside).copied();
-            (ordinal, sum(here))
+            (ordinal, sum(played.replay.live_on(ordinal)))
         })
         .collect()
 }

@@ -65,14 +65,19 @@ struct Spread(Option<Histogram<u64>>);
 impl Default for Spread {
     fn default() -> Self {
         // Three digits, growing with the largest value: this cannot fail.
-        Spread(Histogram::new(3).ok())
+        let mut histogram = Histogram::new(3).ok();
+        if let Some(histogram) = &mut histogram {
+            histogram.auto(true);
+        }
+        Spread(histogram)
     }
 }
 
 impl Spread {
     fn add(&mut self, value: i64) {
         if let Some(histogram) = &mut self.0 {
-            histogram.saturating_record(value.max(0).cast_unsigned());
+            // A value beyond what the histogram can hold would need more than 63 bits.
+            histogram.record(value.max(0).cast_unsigned()).ok();
         }
     }
 

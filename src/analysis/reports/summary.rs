@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
 use crate::error::Result;
-use crate::group::category;
+use crate::group::block_category;
 use crate::input::Input;
 use crate::options::Options;
 use crate::page::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
@@ -34,6 +34,7 @@ impl Report for Summary {
         for trace in &input.traces {
             let played = play(trace, Columns::of(&[]), options, Metric::Allocated, |_, _| {})?;
             footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            footer.note_inference(&played);
             all.push((trace, played));
         }
         let processes: Vec<Value> =
@@ -196,7 +197,7 @@ fn categories(page: &mut Page, played: &Played, device: &Device, options: &Optio
 fn by_category(blocks: &[Block]) -> Vec<(&'static str, i64)> {
     let mut sums: Vec<(&'static str, i64)> = Vec::new();
     for block in blocks {
-        let name = category(block.owner.category);
+        let name = block_category(block);
         match sums.iter_mut().find(|(known, _)| *known == name) {
             Some((_, sum)) => *sum += block.bytes,
             None => sums.push((name, block.bytes)),
@@ -213,7 +214,7 @@ fn process(trace: &TraceFile, played: &Played, options: &Options) -> Value {
         .map(|device| {
             let mut categories = serde_json::Map::new();
             for (name, bytes) in by_category(&played.replay.at_peak(device.ordinal, false)) {
-                categories.insert(name.to_owned(), bytes.into());
+                categories.insert(name.trim_end_matches(" *").to_owned(), bytes.into());
             }
             json!({
                 "device": device.ordinal,
@@ -222,6 +223,7 @@ fn process(trace: &TraceFile, played: &Played, options: &Options) -> Value {
                 "peak_reserved": played.moment(device.peak(Metric::Reserved)),
                 "peak_used": played.moment(device.peak(Metric::Used)),
                 "at_peak_by_category_bytes": categories,
+                "categories_inferred": played.replay.infers(),
                 "at_end_allocated_bytes": device.totals.allocated,
                 "at_end_reserved_bytes": device.totals.reserved,
             })
