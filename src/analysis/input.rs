@@ -79,7 +79,8 @@ fn trace_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = children(folder)?;
     files.retain(|file| {
         let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        name.ends_with(".csv") && !name.ends_with(".stacks.csv") && file.is_file()
+        let plain = name.strip_suffix(".gz").or(name.strip_suffix(".zst")).unwrap_or(&name);
+        plain.ends_with(".csv") && !plain.ends_with(".stacks.csv") && file.is_file()
     });
     files.sort();
     Ok(files)

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufRead, Read};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -54,9 +54,8 @@ impl TraceFile {
     /// When the file cannot be read or is not a trace of a schema that this version knows.
     pub fn open(path: &Path) -> Result<TraceFile> {
         let io = |source| memtrace_trace::Error::Io { path: path.to_owned(), source };
-        let file = File::open(path).map_err(io)?;
-        let size = file.metadata().map_err(io)?.len();
-        let mut blocks = Blocks::new(file);
+        let size = std::fs::metadata(path).map_err(io)?.len();
+        let mut blocks = Blocks::new(open(path).map_err(io)?);
         // The header and the meta row, however long the latter is.
         let mut head = Vec::new();
         let mut block = Vec::new();
@@ -82,7 +81,7 @@ impl TraceFile {
         mut visit: impl FnMut(&Record) -> ControlFlow<()>,
     ) -> Result<Told> {
         let io = |source| memtrace_trace::Error::Io { path: self.path.clone(), source };
-        let mut blocks = Blocks::new(File::open(&self.path).map_err(io)?);
+        let mut blocks = Blocks::new(open(&self.path).map_err(io)?);
         let mut told = Told::default();
         let mut line = 1;
         let mut header = true;
@@ -153,6 +152,59 @@ impl TraceFile {
         }
         told.cut = blocks.cut;
         Ok(told)
+    }
+}
+
+/// The bytes of a trace, plain or compressed: what they start with tells which.
+fn open(path: &Path) -> io::Result<Box<dyn Read>> {
+    let mut file = File::open(path)?;
+    let mut magic = [0; 4];
+    let mut got = 0;
+    while got < magic.len() {
+        match file.read(&mut magic[got..])? {
+            0 => break,
+            n => got += n,
+        }
+    }
+    let bytes = io::Cursor::new(magic[..got].to_vec()).chain(file);
+    if magic.starts_with(&[0x1F, 0x8B]) {
+        return Ok(Box::new(flate2::read::MultiGzDecoder::new(bytes)));
+    }
+    if magic == [0x28, 0xB5, 0x2F, 0xFD] {
+        let frames = Frames { source: Some(io::BufReader::with_capacity(BLOCK, Box::new(bytes))), decoder: None };
+        return Ok(Box::new(frames));
+    }
+    Ok(Box::new(bytes))
+}
+
+/// A zstd file: one frame behind another.
+struct Frames {
+    source: Option<io::BufReader<Box<dyn Read>>>,
+    decoder: Option<Decoder>,
+}
+
+type Decoder = ruzstd::decoding::StreamingDecoder<io::BufReader<Box<dyn Read>>, ruzstd::decoding::FrameDecoder>;
+
+impl Read for Frames {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if let Some(decoder) = &mut self.decoder {
+                let got = decoder.read(buffer)?;
+                if got > 0 || buffer.is_empty() {
+                    return Ok(got);
+                }
+            }
+            // This frame is at its end; is there another?
+            if let Some(decoder) = self.decoder.take() {
+                self.source = Some(decoder.into_inner());
+            }
+            let Some(mut source) = self.source.take() else { return Ok(0) };
+            if source.fill_buf()?.is_empty() {
+                self.source = Some(source);
+                return Ok(0);
+            }
+            self.decoder = Some(Decoder::new(source).map_err(io::Error::other)?);
+        }
     }
 }
 
