@@ -20,7 +20,7 @@ use memtrace_analysis::reports;
 use memtrace_cards::{CARD_VARIABLE, CARDS, Spec};
 
 use crate::args::DEFAULT_FOLDER;
-use crate::{signals, terminal};
+use crate::{leftover, signals, terminal};
 
 /// The library that traces.
 const TRACER: &str = "libmemtrace.so";
@@ -86,12 +86,21 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
 /// Says what came out, or why nothing did.
 fn conclude(program: &OsStr, scratch: &Scratch, out: &Out, run_id: &str, quiet: bool) -> Result<()> {
     let loaded = fs::metadata(scratch.hello()).is_ok_and(|file| file.len() > 0);
-    let traces = Input::open(&out.folder).map(|mut input| {
-        input.only_run(run_id);
-        input
-    });
+    let open = || {
+        Input::open(&out.folder).map(|mut input| {
+            input.only_run(run_id);
+            input
+        })
+    };
+    let traces = open();
     let input = match traces {
-        Ok(input) if !input.traces.is_empty() => input,
+        Ok(input) if !input.traces.is_empty() => {
+            if leftover::finish(&input)? {
+                open()?
+            } else {
+                input
+            }
+        }
         Err(memtrace_analysis::Error::Trace(error))
             if !matches!(error, memtrace_trace::Error::NoTrace { .. }) =>
         {

@@ -7,6 +7,7 @@
 mod args;
 mod help;
 mod launch;
+mod leftover;
 mod report;
 mod signals;
 mod terminal;

@@ -12,7 +12,7 @@ use memtrace_analysis::replay::Window;
 use memtrace_analysis::reports::{self, Report, Verdict};
 
 use crate::args::DEFAULT_FOLDER;
-use crate::terminal;
+use crate::{leftover, terminal};
 
 /// Answers the question called `name`.
 pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
@@ -23,6 +23,11 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
     for name in report.inputs() {
         let path = matches.get_one::<PathBuf>(name).cloned().unwrap_or_else(|| DEFAULT_FOLDER.into());
         let mut input = Input::open(&path)?;
+        // `check` tells what is there; everyone else reads what the process meant to write.
+        let repair = report.name() != "check" || matches.get_flag("repair");
+        if repair && leftover::finish(&input)? {
+            input = Input::open(&path)?;
+        }
         if let Some(rank) = matches.get_one::<i32>("rank") {
             input.only_rank(*rank)?;
         }

@@ -122,6 +122,18 @@ pub struct Oddities {
     pub gaps: u64,
 }
 
+/// Numbers from here on belong to what was read from a file.
+const SEEDED: u32 = 1 << 31;
+
+/// Texts and contexts of a file that is continued.
+#[derive(Default)]
+struct Seeds {
+    numbers: FxHashMap<String, u32>,
+    texts: Vec<String>,
+    ids: FxHashMap<Context, u32>,
+    contexts: Vec<Context>,
+}
+
 /// See the module.
 pub struct Encoder {
     start_ns: u64,
@@ -144,6 +156,7 @@ pub struct Encoder {
     deferred: FxHashMap<u64, Live>,
     devices: Vec<Totals>,
     pinned: i64,
+    seeds: Seeds,
     oom: Option<OutOfMemory>,
     told_lost: u64,
     /// What was odd.
@@ -172,10 +185,28 @@ impl Encoder {
             deferred: FxHashMap::default(),
             devices: Vec::new(),
             pinned: 0,
+            seeds: Seeds::default(),
             oom: None,
             told_lost: 0,
             oddities: Oddities::default(),
             statistics: Statistics::default(),
+        }
+    }
+
+    /// Learns what `definition` says; `slots` are the bytes behind it.
+    pub fn define(&mut self, definition: &Event, slots: &[u8]) {
+        let id = definition.addr as u32;
+        match definition.kind() {
+            Some(Kind::DefineText) => {
+                let length = slots.len().min(definition.size.max(0) as usize);
+                self.define_text(id, &String::from_utf8_lossy(&slots[..length]));
+            }
+            Some(Kind::DefineContext) => self.define_context(id, definition),
+            Some(Kind::DefineStack) => {
+                let frame = Frame { parent: definition.size as StackId, op: definition.extra as u32 };
+                self.define_stack(id, frame);
+            }
+            _ => {}
         }
     }
 
@@ -209,7 +240,7 @@ impl Encoder {
     }
 
     /// Learns the stack of a number.
-    pub fn define_stack(&mut self, id: StackId, frame: Frame) {
+    fn define_stack(&mut self, id: StackId, frame: Frame) {
         let index = id as usize;
         if self.stacks.len() < index {
             self.stacks.resize(index, Frame::default());
@@ -217,6 +248,17 @@ impl Encoder {
         if let Some(place) = index.checked_sub(1).and_then(|index| self.stacks.get_mut(index)) {
             *place = frame;
         }
+    }
+
+    /// Were stacks learned since the last [`Encoder::new_stacks`]?
+    #[must_use]
+    pub fn has_new_stacks(&self) -> bool {
+        self.stacks_told < self.stacks.len()
+    }
+
+    /// The first `count` stacks are in the file already.
+    pub fn stacks_are_told(&mut self, count: usize) {
+        self.stacks_told = count.min(self.stacks.len());
     }
 
     /// Stacks learned since the last call: number, what is around it, and the ops outermost first.
@@ -248,22 +290,119 @@ impl Encoder {
         Ok(())
     }
 
-    /// The last row of a complete file; `dropped` is the number of events that were lost in all.
+    /// The last row of a complete file; `dropped` is the number of events that were lost in all, `how`
+    /// the process ended.
     ///
     /// # Errors
     /// The sink's.
-    pub fn end<S: RowSink>(&mut self, clock_ns: u64, dropped: u64, sink: &mut S) -> Result<(), S::Error> {
+    pub fn end<S: RowSink>(
+        &mut self,
+        clock_ns: u64,
+        dropped: u64,
+        how: &str,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
         let untold = dropped.saturating_sub(self.told_lost);
         if untold > 0 {
             self.lost(clock_ns, 0, untold, sink)?;
         }
         let Oddities { unmatched_frees, missed_frees, corrections, gaps } = self.oddities;
+        let dropped = dropped.max(self.told_lost);
         let name = format!(
-            "lost={dropped} unmatched_frees={unmatched_frees} missed_frees={missed_frees} corrections={corrections} gaps={gaps}"
+            "{how} lost={dropped} unmatched_frees={unmatched_frees} missed_frees={missed_frees} corrections={corrections} gaps={gaps}"
         );
         sink.row(&Row { event: EventName::End, name: &name, ..self.blank(clock_ns) })?;
         self.seq += 1;
         Ok(())
+    }
+
+    /// Takes a row that is in the file already: what it did to the memory, and its number.
+    pub fn seed(&mut self, row: &Row<'_>) {
+        self.seq = row.seq;
+        let Ok(device) = i8::try_from(row.device) else { return };
+        if device >= 0 {
+            let totals = self.device(device);
+            (totals.allocated, totals.active) = (row.allocated_bytes, row.active_bytes);
+            totals.reserved = row.reserved_bytes;
+            self.statistics.peak(device, row.allocated_bytes, row.reserved_bytes);
+        } else {
+            self.pinned = row.allocated_bytes;
+        }
+        let what = match row.event {
+            EventName::Alloc | EventName::Free | EventName::Live | EventName::FreeCompleted => What::Block,
+            EventName::SegmentAlloc | EventName::SegmentFree => What::Segment,
+            EventName::ExtAlloc | EventName::ExtFree => What::External,
+            EventName::HostAlloc | EventName::HostFree => What::Host,
+            EventName::Lost => {
+                self.told_lost += row.requested_bytes.max(0) as u64;
+                return;
+            }
+            _ => return,
+        };
+        if what == What::External {
+            self.device(device).external += row.delta_bytes;
+        }
+        let addr = row.addr as u64;
+        let is_report = row.api == Api::CachingAllocator.name();
+        self.caching |= is_report;
+        match row.event {
+            EventName::FreeCompleted => {
+                self.deferred.remove(&addr);
+            }
+            EventName::Free if is_report => {
+                let live = self.blocks.remove(&addr);
+                // By the file alone: had the block been given up by its streams, active would have fallen.
+                if let Some(live) = live.filter(|_| row.active_bytes > row.allocated_bytes) {
+                    self.deferred.insert(addr, live);
+                }
+            }
+            EventName::Free | EventName::SegmentFree | EventName::ExtFree | EventName::HostFree => {
+                self.regions.remove(&addr);
+            }
+            _ if row.alloc_id == 0 => {}
+            _ => {
+                let context = self.seed_context(row);
+                let live = Live {
+                    alloc_id: row.alloc_id,
+                    device,
+                    requested: row.requested_bytes,
+                    rounded: row.rounded_bytes,
+                    bytes: row.delta_bytes,
+                    context,
+                    category: row.category,
+                    step: row.step as i32,
+                    what,
+                };
+                let map = if is_report { &mut self.blocks } else { &mut self.regions };
+                map.insert(addr, live);
+            }
+        }
+    }
+
+    /// A context of the file's own texts, numbered apart from those of the process.
+    fn seed_context(&mut self, row: &Row<'_>) -> u32 {
+        let mut number = |text: &str| {
+            if text == NONE {
+                return 0;
+            }
+            let seeds = &mut self.seeds;
+            *seeds.numbers.entry(text.to_owned()).or_insert_with(|| {
+                seeds.texts.push(text.to_owned());
+                SEEDED + seeds.texts.len() as u32
+            })
+        };
+        let context = Context {
+            op: number(row.op),
+            module: number(row.module),
+            phase: number(row.phase),
+            stack: row.stack_id as u32,
+            stream: row.stream,
+            flags: 0,
+        };
+        *self.seeds.ids.entry(context).or_insert_with(|| {
+            self.seeds.contexts.push(context);
+            SEEDED + self.seeds.contexts.len() as u32
+        })
     }
 
     /// The rows of one event of thread `tid`.
@@ -651,11 +790,14 @@ impl Encoder {
     }
 
     fn context(&self, id: u32) -> Context {
-        (id as usize).checked_sub(1).and_then(|index| self.contexts.get(index)).copied().unwrap_or_default()
+        let (contexts, id) =
+            if id > SEEDED { (&self.seeds.contexts, id - SEEDED) } else { (&self.contexts, id) };
+        (id as usize).checked_sub(1).and_then(|index| contexts.get(index)).copied().unwrap_or_default()
     }
 
     fn text(&self, id: u32) -> &str {
-        (id as usize).checked_sub(1).and_then(|index| self.texts.get(index)).map_or(NONE, String::as_str)
+        let (texts, id) = if id > SEEDED { (&self.seeds.texts, id - SEEDED) } else { (&self.texts, id) };
+        (id as usize).checked_sub(1).and_then(|index| texts.get(index)).map_or(NONE, String::as_str)
     }
 
     fn device(&mut self, device: i8) -> &mut Totals {
@@ -760,7 +902,7 @@ mod tests {
         let mut encoder = encoder();
         let lost = Event { kind: Kind::Lost as u8, size: 5, ..Event::default() };
         let mut rows = run(&mut encoder, &[lost]);
-        encoder.end(9, 7, &mut rows).unwrap();
+        encoder.end(9, 7, "exit", &mut rows).unwrap();
         let names: Vec<EventName> = rows.0.iter().map(|row| row.1).collect();
         assert_eq!(names, [EventName::Lost, EventName::Lost, EventName::End]);
     }

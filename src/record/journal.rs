@@ -39,6 +39,8 @@ struct Header {
     index: AtomicU32,
     /// 1 while the chunk holds events that the trace does not have yet.
     in_use: AtomicU32,
+    /// How many events the trace has, at each of the last two checkpoints.
+    consumed: [AtomicU32; 2],
 }
 
 #[repr(C)]
@@ -49,16 +51,49 @@ struct Chunk {
 
 const _: () = assert!(size_of::<Chunk>() == CHUNK_BYTES);
 
-/// What stands before the chunks of a journal; takes a chunk's place.
+/// What stands before the chunks of a journal; takes a chunk's place. [`crate::leftover`] reads it.
+///
+/// A checkpoint says how much of the trace is whole and which events are in it. There are two, and
+/// `checkpoints` says which one counts, so a process can be killed between any two stores.
 #[repr(C, align(64))]
 struct JournalHeader {
     magic: [u8; 8],
     pid: AtomicU32,
-    chunk_bytes: AtomicU32,
+    rank: AtomicU32,
     chunks: AtomicU64,
+    start_ns: AtomicU64,
+    /// When the process started, in the kernel's ticks: a process id alone may be another's by now.
+    process_start: AtomicU64,
+    power2_divisions: AtomicU64,
+    /// Bit 0: the allocator caches; bit 1: its reports are the blocks.
+    rules: AtomicU64,
+    /// How many checkpoints there were; the last one has this number's lowest bit as its place.
+    checkpoints: AtomicU64,
+    /// Bytes of the trace that are whole at each.
+    csv_len: [AtomicU64; 2],
+    /// Bytes of the file of definitions that are whole at each.
+    names_len: [AtomicU64; 2],
 }
 
-const MAGIC: [u8; 8] = *b"MEMTRJ01";
+/// The first bytes of a journal; the digits are the version of its layout.
+pub(crate) const MAGIC: [u8; 8] = *b"MEMTRJ01";
+
+/// What the reader of a leftover journal must know of the run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Run {
+    /// The process id.
+    pub pid: u32,
+    /// The distributed rank.
+    pub rank: u32,
+    /// The clock at which the trace starts.
+    pub start_ns: u64,
+    /// When the process started, in the kernel's ticks.
+    pub process_start: u64,
+    /// The allocator's `roundup_power2_divisions`.
+    pub power2_divisions: u64,
+    /// Bit 0: the allocator caches; bit 1: its reports are the blocks.
+    pub rules: u64,
+}
 
 /// The chunks of a process.
 pub struct Pool {
@@ -75,7 +110,7 @@ impl Pool {
     ///
     /// # Errors
     /// When the system has no memory for it.
-    pub fn new(bytes: usize, folders: &[&Path], name: &str) -> io::Result<Pool> {
+    pub fn new(bytes: usize, folders: &[&Path], name: &str, run: Run) -> io::Result<Pool> {
         let chunks = (bytes / CHUNK_BYTES).max(8);
         let length = (chunks + 1) * CHUNK_BYTES;
         let on_file = folders.iter().find_map(|folder| map_file(&folder.join(name), length).ok());
@@ -84,7 +119,7 @@ impl Pool {
             None => (anonymous(length)?, None),
         };
         let pool = Pool { memory, chunks, path, free: bounded(chunks), full: bounded(chunks) };
-        pool.start();
+        pool.start(run);
         Ok(pool)
     }
 
@@ -112,6 +147,7 @@ impl Pool {
         header.tid.store(tid, Ordering::Relaxed);
         header.lane.store(lane, Ordering::Relaxed);
         header.index.store(index, Ordering::Relaxed);
+        header.consumed.iter().for_each(|consumed| consumed.store(0, Ordering::Relaxed));
         header.in_use.store(1, Ordering::Release);
         Some(ChunkWriter { pool: self, chunk, len: 0 })
     }
@@ -128,6 +164,27 @@ impl Pool {
         ChunkReader { pool: self, chunk }
     }
 
+    /// Says that the trace and the definitions are whole up to these lengths, and which events are in
+    /// the trace: of every chunk that is in use, how many.
+    pub fn checkpoint(
+        &self,
+        csv_len: u64,
+        names_len: u64,
+        consumed: impl Iterator<Item = (ChunkReader, usize)>,
+    ) {
+        // SAFETY: the mapping begins with the header; all that changes in it is atomic.
+        let header = unsafe { &*self.memory.as_ptr().cast::<JournalHeader>() };
+        let next = header.checkpoints.load(Ordering::Relaxed) + 1;
+        let place = (next & 1) as usize;
+        for (reader, events) in consumed {
+            self.chunk(reader.chunk).header.consumed[place].store(events as u32, Ordering::Relaxed);
+        }
+        header.csv_len[place].store(csv_len, Ordering::Relaxed);
+        header.names_len[place].store(names_len, Ordering::Relaxed);
+        // The stores above may not be seen after this one.
+        header.checkpoints.store(next, Ordering::Release);
+    }
+
     /// Gives a drained chunk back.
     pub fn recycle(&self, reader: ChunkReader) {
         self.chunk(reader.chunk).header.in_use.store(0, Ordering::Release);
@@ -139,16 +196,21 @@ impl Pool {
     pub fn remove_file(&self) {
         if let Some(path) = &self.path {
             let _ = std::fs::remove_file(path);
+            let _ = std::fs::remove_file(names_path(path));
         }
     }
 
-    fn start(&self) {
+    fn start(&self, run: Run) {
         // SAFETY: the mapping is at least a chunk long, page aligned, and no one else has it yet.
         let header = unsafe { &mut *self.memory.as_mut_ptr().cast::<JournalHeader>() };
         header.magic = MAGIC;
-        header.pid = AtomicU32::new(std::process::id());
-        header.chunk_bytes = AtomicU32::new(CHUNK_BYTES as u32);
+        header.pid = AtomicU32::new(run.pid);
+        header.rank = AtomicU32::new(run.rank);
         header.chunks = AtomicU64::new(self.chunks as u64);
+        header.start_ns = AtomicU64::new(run.start_ns);
+        header.process_start = AtomicU64::new(run.process_start);
+        header.power2_divisions = AtomicU64::new(run.power2_divisions);
+        header.rules = AtomicU64::new(run.rules);
         for chunk in 0..self.chunks {
             let _ = self.free.0.try_send(chunk as u32);
         }
@@ -167,6 +229,13 @@ impl Pool {
 unsafe impl Sync for Pool {}
 // SAFETY: as above; nothing in it belongs to a thread.
 unsafe impl Send for Pool {}
+
+/// The file of definitions of a journal: what events name by number. The writer thread appends them to
+/// it before the chunk that held them is filled again.
+#[must_use]
+pub fn names_path(journal: &Path) -> PathBuf {
+    journal.with_extension("names")
+}
 
 fn map_file(path: &Path, length: usize) -> io::Result<(MmapRaw, PathBuf)> {
     let file = OpenOptions::new()
@@ -189,6 +258,13 @@ fn map_file(path: &Path, length: usize) -> io::Result<(MmapRaw, PathBuf)> {
 
 /// Takes the room on the file system now: a store into a hole of a full tmpfs would be SIGBUS.
 fn reserve(file: &File, length: usize) -> io::Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a place for the answer.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    // Beyond the limit the call below would raise SIGXFSZ, which ends a program that never wrote a byte.
+    if limit.rlim_cur < length as libc::rlim_t {
+        return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    }
     // SAFETY: the descriptor is open for writing as long as `file` lives.
     match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, length as libc::off_t) } {
         0 => Ok(()),
@@ -302,13 +378,38 @@ impl ChunkReader {
     }
 }
 
+/// Where things lie in a journal, for [`crate::leftover`], which reads bytes and maps nothing.
+pub(crate) mod layout {
+    use super::{Header, JournalHeader};
+    use std::mem::offset_of;
+
+    pub(crate) const PID: usize = offset_of!(JournalHeader, pid);
+    pub(crate) const RANK: usize = offset_of!(JournalHeader, rank);
+    pub(crate) const CHUNKS: usize = offset_of!(JournalHeader, chunks);
+    pub(crate) const START_NS: usize = offset_of!(JournalHeader, start_ns);
+    pub(crate) const PROCESS_START: usize = offset_of!(JournalHeader, process_start);
+    pub(crate) const POWER2_DIVISIONS: usize = offset_of!(JournalHeader, power2_divisions);
+    pub(crate) const RULES: usize = offset_of!(JournalHeader, rules);
+    pub(crate) const CHECKPOINTS: usize = offset_of!(JournalHeader, checkpoints);
+    pub(crate) const CSV_LEN: usize = offset_of!(JournalHeader, csv_len);
+    pub(crate) const NAMES_LEN: usize = offset_of!(JournalHeader, names_len);
+
+    pub(crate) const COMMITTED: usize = offset_of!(Header, committed);
+    pub(crate) const TID: usize = offset_of!(Header, tid);
+    pub(crate) const LANE: usize = offset_of!(Header, lane);
+    pub(crate) const INDEX: usize = offset_of!(Header, index);
+    pub(crate) const IN_USE: usize = offset_of!(Header, in_use);
+    pub(crate) const CONSUMED: usize = offset_of!(Header, consumed);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_reader_sees_what_is_complete_and_a_recycled_chunk_starts_empty() {
-        let pool: &'static Pool = Box::leak(Box::new(Pool::new(8 * CHUNK_BYTES, &[], "none").unwrap()));
+        let pool: &'static Pool =
+            Box::leak(Box::new(Pool::new(8 * CHUNK_BYTES, &[], "none", Run::default()).unwrap()));
         assert!(pool.path().is_none());
         let mut writer = pool.take(7, 1, 0, Duration::ZERO).unwrap();
         let reader = pool.reader(writer.number());
@@ -323,7 +424,8 @@ mod tests {
 
     #[test]
     fn an_empty_pool_gives_none_after_its_patience() {
-        let pool: &'static Pool = Box::leak(Box::new(Pool::new(8 * CHUNK_BYTES, &[], "none").unwrap()));
+        let pool: &'static Pool =
+            Box::leak(Box::new(Pool::new(8 * CHUNK_BYTES, &[], "none", Run::default()).unwrap()));
         let taken: Vec<_> = (0..8).filter_map(|i| pool.take(1, 1, i, Duration::ZERO)).collect();
         assert_eq!(taken.len(), 8);
         assert!(pool.take(1, 1, 8, Duration::from_millis(1)).is_none());
@@ -334,10 +436,10 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = std::env::temp_dir().join(format!("memtrace-journal-test-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let pool = Pool::new(1 << 20, &[&folder], "j").unwrap();
+        let pool = Pool::new(1 << 20, &[&folder], "j", Run::default()).unwrap();
         let path = pool.path().unwrap();
         assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert!(Pool::new(1 << 20, &[&folder], "j").unwrap().path().is_none());
+        assert!(Pool::new(1 << 20, &[&folder], "j", Run::default()).unwrap().path().is_none());
         pool.remove_file();
         assert!(!folder.join("j").exists());
         std::fs::remove_dir(&folder).unwrap();

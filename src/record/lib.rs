@@ -17,9 +17,11 @@ pub mod holders;
 pub mod intern;
 pub mod journal;
 mod lane;
+pub mod leftover;
 mod merge;
 mod output;
 pub mod recorder;
+mod slots;
 pub mod summary;
 mod writer_thread;
 

@@ -13,26 +13,16 @@ use memtrace_trace::{Event, Kind};
 use rustc_hash::FxHashMap;
 
 use crate::clock;
-use crate::intern::{ContextId, Frame, StackId, TextId};
 use crate::journal::ChunkReader;
 use crate::lane::{LaneShared, NO_CHUNK};
-use crate::recorder::{Recorder, slot_text};
+use crate::recorder::Recorder;
+use crate::slots::{bytes_of, text_slots};
 
 /// A store reaches the other cores within this time, so a lane that looked idle after it has nothing
 /// older to say. (The lane does not pay for a fence; x86 drains a store buffer in well under 1 us.)
 const SLACK_NS: u64 = 1_000_000;
 /// With fewer free chunks than this, in percent, an announced event no longer holds the others back.
 const SHORT_PERCENT: usize = 10;
-
-/// What a definition says, for whoever keeps the tables.
-pub(crate) enum Definition {
-    /// A number's text.
-    Text(TextId, String),
-    /// A number's context, in the fields of the event.
-    Context(ContextId, Event),
-    /// A number's stack.
-    Stack(StackId, Frame),
-}
 
 /// A chunk that is full or being filled.
 struct Part {
@@ -67,11 +57,11 @@ pub(crate) struct Merge {
 }
 
 impl Merge {
-    /// Looks at what the lanes have, gives definitions to `define`, and returns the watermark.
+    /// Looks at what the lanes have, gives definitions (with the slots behind them) to `define`, and returns the watermark.
     pub(crate) fn collect(
         &mut self,
         recorder: &'static Recorder,
-        define: &mut impl FnMut(Definition),
+        define: &mut impl FnMut(&Event, &[u8]),
     ) -> u64 {
         let now = clock::now_ns().saturating_sub(SLACK_NS);
         let mut watermark = now;
@@ -152,8 +142,14 @@ impl Merge {
         }
     }
 
-    /// The events given so far are in the file: their chunks may be filled again.
-    pub(crate) fn release(&mut self, recorder: &'static Recorder) {
+    /// The events given so far are in the file, whose length is `csv_len`: says so in the journal and
+    /// lets their chunks be filled again.
+    pub(crate) fn release(&mut self, recorder: &'static Recorder, csv_len: u64, names_len: u64) {
+        let consumed = self.sources.values().flat_map(|source| {
+            let done = source.done.iter().map(|chunk| (*chunk, chunk.committed()));
+            done.chain(source.parts.front().map(|part| (part.chunk, source.slot)))
+        });
+        recorder.pool().checkpoint(csv_len, names_len, consumed);
         for source in self.sources.values_mut() {
             for chunk in source.done.drain(..) {
                 recorder.pool().recycle(chunk);
@@ -228,31 +224,20 @@ impl Source {
     }
 
     /// Takes in what became complete since the last look.
-    fn look(&mut self, define: &mut impl FnMut(Definition)) {
+    fn look(&mut self, define: &mut impl FnMut(&Event, &[u8])) {
         for part in &mut self.parts {
             let committed = part.chunk.committed();
             while part.seen < committed {
                 let event = part.chunk.event(part.seen);
                 part.seen += 1;
-                match event.kind() {
-                    Some(Kind::DefineText) => {
-                        let slots = text_slots(&event);
-                        let length = event.size.max(0) as usize;
-                        let mut bytes = Vec::with_capacity(length);
-                        for slot in part.seen..(part.seen + slots).min(committed) {
-                            bytes.extend(slot_text(&part.chunk.event(slot)));
-                        }
-                        bytes.truncate(length);
-                        part.seen += slots;
-                        let text = String::from_utf8_lossy(&bytes).into_owned();
-                        define(Definition::Text(event.addr as TextId, text));
+                if event.is_definition() {
+                    let slots = text_slots(&event);
+                    let mut bytes = Vec::with_capacity(slots * size_of::<Event>());
+                    for slot in part.seen..(part.seen + slots).min(committed) {
+                        bytes.extend(bytes_of(&part.chunk.event(slot)));
                     }
-                    Some(Kind::DefineContext) => define(Definition::Context(event.addr as ContextId, event)),
-                    Some(Kind::DefineStack) => {
-                        let frame = Frame { parent: event.size as StackId, op: event.extra as TextId };
-                        define(Definition::Stack(event.addr as StackId, frame));
-                    }
-                    _ => {}
+                    part.seen += slots;
+                    define(&event, &bytes);
                 }
             }
         }
@@ -272,8 +257,8 @@ impl Source {
             }
             let mut event = part.chunk.event(self.slot);
             match event.kind() {
-                None | Some(Kind::Pad | Kind::DefineContext | Kind::DefineStack) => self.slot += 1,
-                Some(Kind::DefineText) => self.slot += 1 + text_slots(&event),
+                _ if event.is_definition() => self.slot += 1 + text_slots(&event),
+                None | Some(Kind::Pad) => self.slot += 1,
                 Some(_) => {
                     // An announced event has the clock of its beginning; what the thread recorded
                     // meanwhile stands before it in the lane.
@@ -290,9 +275,4 @@ impl Source {
         self.head = None;
         self.slot += 1;
     }
-}
-
-/// How many slots the text of a definition fills.
-fn text_slots(event: &Event) -> usize {
-    (event.size.max(0) as usize).div_ceil(size_of::<Event>())
 }

@@ -2,7 +2,8 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Folders in which a journal of `bytes` may lie, best first: memory, then a local disk. A journal
@@ -62,11 +63,35 @@ pub(crate) fn create_beside(trace: &Path, ending: &str) -> io::Result<File> {
     create_private(&trace.with_extension(ending))
 }
 
-fn create_private(path: &Path) -> io::Result<File> {
-    OpenOptions::new()
+/// Makes a file that only its owner reads: new, never through a link. Its descriptor is a high one: a
+/// program that closes those that it does not know (daemons do) stops before it, and a low one would
+/// soon be some file of the program's.
+pub(crate) fn create_private(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new()
         .write(true)
         .create_new(true)
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-        .open(path)
+        .open(path)?;
+    const HIGH: libc::c_int = 900;
+    // SAFETY: duplicates an open descriptor; on success the new one belongs to nobody else.
+    let high = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH) };
+    if high < 0 {
+        // The limit of descriptors is lower than that.
+        return Ok(file);
+    }
+    // SAFETY: see above.
+    Ok(unsafe { File::from_raw_fd(high) })
+}
+
+/// Is the open `file` still the one at `path`? A folder that was removed takes the trace with it, and a
+/// descriptor that the program closed may be another file by now.
+pub(crate) fn still_ours(file: &File, path: &Path) -> io::Result<()> {
+    let gone = |_| io::Error::other("the file was removed");
+    let (open, there) = (file.metadata()?, fs::symlink_metadata(path).map_err(gone)?);
+    if (open.dev(), open.ino()) == (there.dev(), there.ino()) {
+        Ok(())
+    } else {
+        Err(io::Error::other("the file was replaced, or the program closed its descriptor"))
+    }
 }

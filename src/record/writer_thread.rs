@@ -1,22 +1,25 @@
 //! The one thread that does I/O: drains the chunks, encodes, writes, flushes.
 
 use std::fs::File;
-use std::io;
-use std::path::PathBuf;
+use std::io::{self, Seek, Write};
+use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
 use memtrace_trace::config::{Auto, Level};
 use memtrace_trace::writer::RowWriter;
-use memtrace_trace::{Meta, Row, SCHEMA_VERSION};
+use memtrace_trace::{Event, Meta, Row, SCHEMA_VERSION};
 
 use crate::clock;
 use crate::encoder::{Encoder, RowSink};
 use crate::holders::out_of_memory_lines;
-use crate::merge::{Definition, Merge};
+use crate::journal::names_path;
+use crate::leftover::write_stacks;
+use crate::merge::Merge;
 use crate::output;
 use crate::recorder::{Command, Recorder};
+use crate::slots::bytes_of;
 
 /// How long the end waits for events that threads are in the middle of.
 const LAST_EVENTS: Duration = Duration::from_millis(100);
@@ -55,6 +58,40 @@ impl RowSink for Sink {
     }
 }
 
+/// The file of definitions beside the journal: only `check --repair` reads it, and a clean end removes
+/// it. When it cannot be written a repaired trace has less names, and that is all.
+struct Names {
+    file: Option<File>,
+    waiting: Vec<u8>,
+    length: u64,
+}
+
+impl Names {
+    fn new(journal: Option<&Path>) -> Names {
+        let file = journal.and_then(|journal| output::create_private(&names_path(journal)).ok());
+        Names { file, waiting: Vec::new(), length: 0 }
+    }
+
+    fn add(&mut self, definition: &Event, slots: &[u8]) {
+        if self.file.is_some() {
+            self.waiting.extend(bytes_of(definition));
+            self.waiting.extend(slots);
+        }
+    }
+
+    /// Writes what waits and gives the length of the file.
+    fn flush(&mut self) -> u64 {
+        if let Some(file) = self.file.as_mut().filter(|_| !self.waiting.is_empty()) {
+            match file.write_all(&self.waiting) {
+                Ok(()) => self.length += self.waiting.len() as u64,
+                Err(_) => self.file = None,
+            }
+            self.waiting.clear();
+        }
+        self.length
+    }
+}
+
 struct Writer {
     recorder: &'static Recorder,
     merge: Merge,
@@ -62,6 +99,7 @@ struct Writer {
     sink: Sink,
     /// `<name>.stacks.csv`, made with the first stack.
     stacks: Option<csv::Writer<File>>,
+    names: Names,
     path: PathBuf,
     meta: Meta,
     ooms_told: u32,
@@ -121,6 +159,7 @@ impl Writer {
             merge: Merge::default(),
             sink: Sink(RowWriter::new(file)),
             stacks: None,
+            names: Names::new(recorder.pool().path()),
             path,
             meta,
             ooms_told: 0,
@@ -130,6 +169,8 @@ impl Writer {
     fn work(&mut self) -> io::Result<()> {
         let json = serde_json::to_string(&self.meta).map_err(io::Error::other)?;
         self.encoder.meta(&json, &mut self.sink)?;
+        // Now: what a kill leaves behind is found by what this row says.
+        self.flush()?;
         let every = Duration::from_millis(self.recorder.session.settings.flush_ms);
         let mut next_flush = Instant::now() + every;
         loop {
@@ -180,7 +221,7 @@ impl Writer {
         }
         self.collect();
         self.encode(u64::MAX)?;
-        self.encoder.end(clock::now_ns(), self.merge.dropped(), &mut self.sink)?;
+        self.encoder.end(clock::now_ns(), self.merge.dropped(), "exit", &mut self.sink)?;
         self.flush()?;
         self.recorder.pool().remove_file();
         self.say_summary();
@@ -188,11 +229,10 @@ impl Writer {
     }
 
     fn collect(&mut self) -> u64 {
-        let encoder = &mut self.encoder;
-        self.merge.collect(self.recorder, &mut |definition| match definition {
-            Definition::Text(id, text) => encoder.define_text(id, &text),
-            Definition::Context(id, event) => encoder.define_context(id, &event),
-            Definition::Stack(id, frame) => encoder.define_stack(id, frame),
+        let Writer { merge, encoder, names, recorder, .. } = self;
+        merge.collect(recorder, &mut |definition, slots| {
+            encoder.define(definition, slots);
+            names.add(definition, slots);
         })
     }
 
@@ -219,32 +259,29 @@ impl Writer {
 
     /// Whole lines go to the file, and their chunks back to the pool.
     fn flush(&mut self) -> io::Result<()> {
+        output::still_ours(self.sink.0.get_ref(), &self.path)?;
+        let names_len = self.names.flush();
         self.write_stacks()?;
         self.sink.0.flush()?;
-        self.merge.release(self.recorder);
+        let csv_len = self.sink.0.get_ref().stream_position()?;
+        self.merge.release(self.recorder, csv_len, names_len);
         Ok(())
     }
 
     /// Before the rows that name them.
     fn write_stacks(&mut self) -> io::Result<()> {
-        let stacks = self.encoder.new_stacks();
-        if stacks.is_empty() {
+        if !self.encoder.has_new_stacks() {
             return Ok(());
         }
+        let is_new = self.stacks.is_none();
         let writer = match &mut self.stacks {
             Some(writer) => writer,
             None => {
                 let file = output::create_beside(&self.path, "stacks.csv")?;
-                let mut writer = csv::Writer::from_writer(file);
-                writer.write_record(["stack_id", "parent_id", "depth", "frame", "stack"])?;
-                self.stacks.insert(writer)
+                self.stacks.insert(csv::Writer::from_writer(file))
             }
         };
-        for (id, parent, ops) in stacks {
-            let (depth, frame) = (ops.len().to_string(), ops.last().copied().unwrap_or_default());
-            writer.write_record([&id.to_string(), &parent.to_string(), &depth, frame, &ops.join(" / ")])?;
-        }
-        writer.flush()
+        write_stacks(writer, is_new, &mut self.encoder).map(|_| ())
     }
 
     fn say_summary(&self) {

@@ -111,6 +111,13 @@ impl Event {
     /// Flag of a block's free: streams still use the block; [`Kind::FreeCompleted`] follows.
     pub const DEFERRED: u8 = 2;
 
+    /// Does it name something for other events? A text has its bytes in the slots behind it, `size` of
+    /// them.
+    #[must_use]
+    pub fn is_definition(&self) -> bool {
+        matches!(self.kind(), Some(Kind::DefineText | Kind::DefineContext | Kind::DefineStack))
+    }
+
     /// What happened; `None` for a byte that no version wrote.
     #[must_use]
     pub fn kind(&self) -> Option<Kind> {

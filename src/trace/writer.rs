@@ -16,6 +16,12 @@ impl<W: Write> RowWriter<W> {
         RowWriter { csv }
     }
 
+    /// As [`RowWriter::new`], behind rows that `sink` has already.
+    pub fn without_header(sink: W) -> Self {
+        let csv = csv::WriterBuilder::new().buffer_capacity(256 << 10).has_headers(false).from_writer(sink);
+        RowWriter { csv }
+    }
+
     /// Adds a row.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{Answer, Report, Verdict, next};
 use crate::error::Result;
 use crate::input::Input;
-use crate::options::Options;
+use crate::options::{Flag, Options};
 use crate::page::{Cell, Page, Style, count};
 use crate::play::{Footer, Played, heading, play};
 use crate::record::Columns;
@@ -22,6 +22,17 @@ impl Report for Check {
 
     fn about(&self) -> &'static str {
         "Schema, sequence and totals of every row against the replay; exits 1 when they differ"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        // The command does it before this report runs: it takes the encoder, which is not here.
+        &[Flag {
+            name: "repair",
+            value: None,
+            default: "",
+            choices: &[],
+            help: "First finish the trace of a process that was killed, from its journal",
+        }]
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {

@@ -1,0 +1,31 @@
+//! Traces of processes that were killed: finished from their journals before anything reads them.
+
+use anyhow::{Context, Result};
+use memtrace_analysis::input::Input;
+use memtrace_record::leftover::{Repaired, repair};
+
+/// Finishes the traces of `input` whose processes left a journal behind and says so on stderr; true when
+/// there were any.
+pub(crate) fn finish(input: &Input) -> Result<bool> {
+    let mut finished = false;
+    for trace in &input.traces {
+        let path = &trace.path;
+        if path.extension().is_none_or(|extension| extension != "csv") {
+            continue;
+        }
+        let name = path.display();
+        match repair(path).with_context(|| format!("{name}: cannot finish what a killed process left"))? {
+            Repaired::Finished { rows, .. } => {
+                finished = true;
+                eprintln!("memtrace: {name}: its process was killed; {rows} rows came from its journal");
+            }
+            Repaired::NoJournal => {
+                eprintln!(
+                    "memtrace: {name}: its process was killed and its journal is gone: the end is missing"
+                );
+            }
+            Repaired::Complete | Repaired::Running => {}
+        }
+    }
+    Ok(finished)
+}

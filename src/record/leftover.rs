@@ -1,0 +1,290 @@
+//! What a killed process left behind: its journal, read as the tail of its trace.
+//!
+//! The journal's last checkpoint says how much of the trace is whole and which events are in it; the
+//! rest is encoded by the same [`Encoder`] that the process used, continued from the trace's rows. Only
+//! bytes are read here: a journal may be cut off, or not one at all.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use memtrace_trace::reader::Reader;
+use memtrace_trace::rounding::Rounding;
+use memtrace_trace::writer::RowWriter;
+use memtrace_trace::{Event, EventName, Row};
+
+use crate::encoder::{Encoder, RowSink};
+use crate::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, layout, names_path};
+use crate::output::create_private;
+use crate::slots::{event_of, text_slots};
+
+const SLOT: usize = size_of::<Event>();
+
+/// What [`repair`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repaired {
+    /// The trace is complete: there was nothing to do.
+    Complete,
+    /// The process that writes it is still there.
+    Running,
+    /// The trace ends early and nothing else is left of the process (its host was restarted, say).
+    NoJournal,
+    /// The trace was finished.
+    Finished {
+        /// Rows that the journal gave.
+        rows: u64,
+        /// Bytes at the end of the file that were cut off: rows that were not whole, or that the
+        /// journal has too.
+        cut: u64,
+    },
+}
+
+/// A journal, read.
+struct Journal {
+    run: Run,
+    csv_len: u64,
+    names_len: u64,
+    /// Events that the trace does not have, by lane: each with its thread, in order.
+    lanes: Vec<Vec<(u32, Event)>>,
+    /// Definitions in chunks, each with the slots behind it.
+    definitions: Vec<(Event, Vec<u8>)>,
+}
+
+/// When a process started, in the kernel's ticks since boot; `None` when there is none of this id.
+#[must_use]
+pub fn process_start(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold anything; the 22nd field is the 20th behind it.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Is the process that writes the trace of this journal still there?
+fn is_running(run: &Run) -> bool {
+    process_start(run.pid).is_some_and(|start| start == run.process_start)
+}
+
+/// Finishes the trace at `csv` from what its process left behind, and removes the journal.
+///
+/// # Errors
+/// When the trace cannot be read or written; the journal stays then.
+pub fn repair(csv: &Path) -> io::Result<Repaired> {
+    let Some(journal_path) = journal_of(csv)? else { return Ok(Repaired::Complete) };
+    let bytes = match fs::read(&journal_path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Repaired::NoJournal),
+        Err(error) => return Err(error),
+    };
+    let journal = Journal::read(&bytes)
+        .ok_or_else(|| io::Error::other(format!("{}: not a journal", journal_path.display())))?;
+    if is_running(&journal.run) {
+        return Ok(Repaired::Running);
+    }
+    let whole = fs::metadata(csv)?.len();
+    // The trace first, and the journal only when it is on the disk.
+    let mut file = OpenOptions::new().read(true).write(true).open(csv)?;
+    let mut encoder = journal.encoder();
+    journal.define(&names_path(&journal_path), &mut encoder);
+    encoder.stacks_are_told(last_stack(csv)?);
+    let prefix = File::open(csv)?.take(journal.csv_len);
+    let mut reader = Reader::new(csv, prefix).map_err(io::Error::other)?;
+    while let Some(row) = reader.next_row().map_err(io::Error::other)? {
+        encoder.seed(&row);
+    }
+    file.set_len(journal.csv_len)?;
+    file.seek(SeekFrom::End(0))?;
+    let mut sink = Tail { writer: RowWriter::without_header(file), rows: 0 };
+    let mut last_ns = journal.run.start_ns;
+    for (tid, event) in journal.events() {
+        last_ns = last_ns.max(event.clock_ns);
+        encoder.encode(tid, &event, &mut sink)?;
+    }
+    encoder.end(last_ns, 0, "killed", &mut sink)?;
+    sink.writer.flush()?;
+    sink.writer.get_ref().sync_all()?;
+    append_stacks(csv, &mut encoder)?;
+    let _ = fs::remove_file(names_path(&journal_path));
+    fs::remove_file(&journal_path)?;
+    Ok(Repaired::Finished { rows: sink.rows, cut: whole.saturating_sub(journal.csv_len) })
+}
+
+/// The journal of a trace that has no end; `None` when it is complete.
+fn journal_of(csv: &Path) -> io::Result<Option<PathBuf>> {
+    let reader = Reader::open(csv).map_err(io::Error::other)?;
+    let journal = PathBuf::from(&reader.meta().journal);
+    if journal.as_os_str().is_empty() || ends_with_end_row(csv)? {
+        return Ok(None);
+    }
+    Ok(Some(journal))
+}
+
+/// Is the last line of the file whole, and an `end` row?
+fn ends_with_end_row(csv: &Path) -> io::Result<bool> {
+    let mut file = File::open(csv)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(4096)))?;
+    let mut tail = Vec::new();
+    file.read_to_end(&mut tail)?;
+    let Some(b'\n') = tail.pop() else { return Ok(false) };
+    let last = tail.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
+    Ok(last.split(|byte| *byte == b',').nth(6) == Some(EventName::End.as_str().as_bytes()))
+}
+
+/// Rows behind those that are there.
+struct Tail {
+    writer: RowWriter<File>,
+    rows: u64,
+}
+
+impl RowSink for Tail {
+    type Error = io::Error;
+    fn row(&mut self, row: &Row<'_>) -> io::Result<()> {
+        self.rows += 1;
+        self.writer.write(row)
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).map_or(0, |word| u64::from_le_bytes(word.try_into().unwrap_or_default()))
+}
+
+fn half(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).map_or(0, |half| u32::from_le_bytes(half.try_into().unwrap_or_default()))
+}
+
+impl Journal {
+    fn read(bytes: &[u8]) -> Option<Journal> {
+        if !bytes.starts_with(&MAGIC) {
+            return None;
+        }
+        let place = (word(bytes, layout::CHECKPOINTS) & 1) as usize;
+        let mut journal = Journal {
+            run: Run {
+                pid: half(bytes, layout::PID),
+                rank: half(bytes, layout::RANK),
+                start_ns: word(bytes, layout::START_NS),
+                process_start: word(bytes, layout::PROCESS_START),
+                power2_divisions: word(bytes, layout::POWER2_DIVISIONS),
+                rules: word(bytes, layout::RULES),
+            },
+            csv_len: word(bytes, layout::CSV_LEN + 8 * place),
+            names_len: word(bytes, layout::NAMES_LEN + 8 * place),
+            lanes: Vec::new(),
+            definitions: Vec::new(),
+        };
+        let mut chunks: Vec<&[u8]> = bytes
+            .chunks_exact(CHUNK_BYTES)
+            .skip(1)
+            .take(usize::try_from(word(bytes, layout::CHUNKS)).unwrap_or(0))
+            .filter(|chunk| half(chunk, layout::IN_USE) == 1)
+            .collect();
+        chunks.sort_by_key(|chunk| (half(chunk, layout::LANE), half(chunk, layout::INDEX)));
+        let mut lane = None;
+        for chunk in chunks {
+            if lane.replace(half(chunk, layout::LANE)) != Some(half(chunk, layout::LANE)) {
+                journal.lanes.push(Vec::new());
+            }
+            journal.read_chunk(chunk, place);
+        }
+        Some(journal)
+    }
+
+    fn read_chunk(&mut self, chunk: &[u8], place: usize) {
+        let tid = half(chunk, layout::TID);
+        let committed = (half(chunk, layout::COMMITTED) as usize).min(SLOTS);
+        let consumed = half(chunk, layout::CONSUMED + 4 * place) as usize;
+        let slots = &chunk[SLOT..];
+        let mut index = 0;
+        while index < committed {
+            let event = event_of(&slots[index * SLOT..(index + 1) * SLOT]);
+            let behind = text_slots(&event).min(committed - index - 1);
+            if event.is_definition() {
+                let text = &slots[(index + 1) * SLOT..(index + 1 + behind) * SLOT];
+                self.definitions.push((event, text.to_vec()));
+            } else if index >= consumed
+                && event.kind().is_some()
+                && let Some(lane) = self.lanes.last_mut()
+            {
+                lane.push((tid, event));
+            }
+            index += 1 + behind;
+        }
+    }
+
+    fn encoder(&self) -> Encoder {
+        let Run { pid, rank, start_ns, power2_divisions, rules, .. } = self.run;
+        let rounding = Rounding { caching: rules & 1 != 0, power2_divisions };
+        Encoder::new(start_ns, rank as i32, pid, rounding, rules & 2 != 0)
+    }
+
+    /// The definitions of chunks that were filled again since, then those of the chunks.
+    fn define(&self, names: &Path, encoder: &mut Encoder) {
+        let written = fs::read(names).unwrap_or_default();
+        let whole = written.len().min(self.names_len as usize) / SLOT * SLOT;
+        let mut at = 0;
+        while at < whole {
+            let event = event_of(&written[at..at + SLOT]);
+            let end = (at + SLOT + text_slots(&event).saturating_mul(SLOT)).min(whole);
+            encoder.define(&event, &written[at + SLOT..end]);
+            at = end;
+        }
+        for (event, text) in &self.definitions {
+            encoder.define(event, text);
+        }
+    }
+
+    /// The events in the order of their clocks; those of a lane stay in theirs.
+    fn events(&self) -> Vec<(u32, Event)> {
+        let mut events = Vec::new();
+        for lane in &self.lanes {
+            let mut last = 0;
+            for (tid, event) in lane {
+                last = event.clock_ns.max(last);
+                events.push((*tid, Event { clock_ns: last, ..*event }));
+            }
+        }
+        events.sort_by_key(|(_, event)| event.clock_ns);
+        events
+    }
+}
+
+fn stacks_path(csv: &Path) -> PathBuf {
+    csv.with_extension("stacks.csv")
+}
+
+/// How many stacks the file beside the trace has; what is behind its last whole line is cut off.
+fn last_stack(csv: &Path) -> io::Result<usize> {
+    let path = stacks_path(csv);
+    let Ok(text) = fs::read(&path) else { return Ok(0) };
+    let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
+    OpenOptions::new().write(true).open(&path)?.set_len(whole as u64)?;
+    Ok(text[..whole].iter().filter(|byte| **byte == b'\n').count().saturating_sub(1))
+}
+
+fn append_stacks(csv: &Path, encoder: &mut Encoder) -> io::Result<()> {
+    let path = stacks_path(csv);
+    let is_new = !path.exists();
+    let file = if is_new { create_private(&path)? } else { OpenOptions::new().append(true).open(&path)? };
+    let rows = write_stacks(&mut csv::Writer::from_writer(file), is_new, encoder)?;
+    if is_new && rows == 0 {
+        fs::remove_file(&path)?;
+    }
+    Ok(())
+}
+
+/// Writes the stacks that `encoder` learned since the last call; gives their number.
+pub(crate) fn write_stacks<W: Write>(
+    writer: &mut csv::Writer<W>,
+    with_header: bool,
+    encoder: &mut Encoder,
+) -> io::Result<usize> {
+    let stacks = encoder.new_stacks();
+    if with_header {
+        writer.write_record(["stack_id", "parent_id", "depth", "frame", "stack"])?;
+    }
+    for (id, parent, ops) in &stacks {
+        let (depth, frame) = (ops.len().to_string(), ops.last().copied().unwrap_or_default());
+        writer.write_record([&id.to_string(), &parent.to_string(), &depth, frame, &ops.join(" / ")])?;
+    }
+    writer.flush()?;
+    Ok(stacks.len())
+}
