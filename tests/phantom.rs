@@ -84,6 +84,21 @@ fn library() -> PathBuf {
 }
 
 #[test]
+fn ranks_under_torchrun_hear_each_other_and_never_hang() {
+    for version in TORCHES {
+        let Some(python) = python(version) else { continue };
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/phantom_ranks.py");
+        let output = on_phantom(&python, "4xh100-80g", &[("OMP_NUM_THREADS", "1")])
+            .args(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"])
+            .arg(file)
+            .output()
+            .unwrap();
+        let text = succeeded("phantom_ranks.py", &output);
+        assert_eq!(text.matches(" ok").count(), 4, "torch {version}: {text}");
+    }
+}
+
+#[test]
 fn two_runs_are_alike_to_the_address() {
     for version in TORCHES {
         for name in ["phantom_gpt.py", "phantom_basics.py"] {

@@ -58,28 +58,78 @@ pub(crate) fn copy(to: usize, from: usize, size: usize) -> Status {
             values::input(size);
             if size <= SMALL {
                 really(to, from, size);
-                device.values().wrote(device.now(), to, size);
+                device.values().wrote(device.epoch(), to, size);
             } else {
                 device.values().forget(to, size);
             }
         }
         (Some(target), Some(source)) => {
-            let known = size <= SMALL && source.values().knows(source.now(), from, size);
-            if known {
-                really(to, from, size);
-                target.values().wrote(target.now(), to, size);
-            } else {
-                target.values().forget(to, size);
+            let parts =
+                if size <= SMALL { source.values().parts(source.epoch(), from, size) } else { Vec::new() };
+            target.values().forget(to, size);
+            for (start, end) in parts {
+                let place = to + (start - from);
+                really(place, start, end - start);
+                target.values().wrote(target.epoch(), place, end - start);
             }
         }
         (None, Some(device)) => {
-            let reading = device.values().read(device.now(), from, size);
+            let reading = device.values().read(device.epoch(), from, size);
             match reading {
                 Reading::Bytes => really(to, from, size),
-                Reading::Zeros => really_set(to, 0, size),
+                Reading::Zeros => {
+                    really_set(to, 0, size);
+                    for (start, end) in device.values().parts(device.epoch(), from, size) {
+                        really(to + (start - from), start, end - start);
+                    }
+                }
                 Reading::Number(value) => really(to, value.to_le_bytes().as_ptr() as usize, size.min(8)),
                 Reading::Stop => return fail(stopped(size)),
             }
+        }
+    }
+    OK
+}
+
+/// The bytes of a small range as far as they are known from its beginning on.
+pub(crate) fn read_prefix(from: usize, size: usize) -> Option<Vec<u8>> {
+    let known = match place(from, size).ok()? {
+        None => size,
+        Some(device) => {
+            let parts = device.values().parts(device.epoch(), from, size);
+            let mut end = from;
+            for (start, stop) in parts {
+                if start == end {
+                    end = stop;
+                }
+            }
+            end - from
+        }
+    };
+    let mut bytes = vec![0; known];
+    really(bytes.as_mut_ptr() as usize, from, known);
+    (known > 0).then_some(bytes)
+}
+
+/// The bytes of a small range, when all are known.
+pub(crate) fn read_known(from: usize, size: usize) -> Option<Vec<u8>> {
+    read_prefix(from, size).filter(|bytes| bytes.len() == size)
+}
+
+/// Writes what is known of a range's new content, from its beginning on; of the rest nothing is known.
+pub(crate) fn write_known(to: usize, bytes: Option<&[u8]>, size: usize) -> Status {
+    let device = match place(to, size) {
+        Ok(device) => device,
+        Err(status) => return fail(status),
+    };
+    if let Some(device) = device {
+        device.values().forget(to, size);
+    }
+    if let Some(bytes) = bytes {
+        let known = bytes.len().min(size);
+        really(to, bytes.as_ptr() as usize, known);
+        if let Some(device) = device {
+            device.values().wrote(device.epoch(), to, known);
         }
     }
     OK
@@ -99,31 +149,47 @@ fn stopped(size: usize) -> Status {
     LAUNCH_TIMEOUT
 }
 
-/// Sets `size` bytes to a pattern of `width` bytes.
-pub(crate) fn set(to: usize, pattern: u32, width: usize, size: usize) -> Status {
+/// Notes that nothing is known of a range any more, if it is a device's.
+pub(crate) fn forget(to: usize, size: usize) {
+    if let Some(device) = vram::share_of(to).and_then(|index| machine().devices.get(index)) {
+        device.values().forget(to, size);
+    } else if vram::is_device(to) {
+        // A reserved range's device is known by its mapping; what is known of it lies with that.
+        for device in &machine().devices {
+            device.values().forget(to, size);
+        }
+    }
+}
+
+/// Reads a kernel's argument.
+pub(crate) fn read_host(from: usize, into: &mut [u8]) {
+    really(into.as_mut_ptr() as usize, from, into.len());
+}
+
+/// Sets `size` bytes to a repeated pattern.
+pub(crate) fn set(to: usize, pattern: &[u8], size: usize) -> Status {
     if size == 0 {
         return OK;
     }
     match place(to, size) {
         Err(status) => return fail(status),
-        Ok(None) => set_pattern(to, pattern, width, size),
+        Ok(None) => set_pattern(to, pattern, size),
         Ok(Some(device)) if size <= SMALL => {
-            set_pattern(to, pattern, width, size);
-            device.values().wrote(device.now(), to, size);
+            set_pattern(to, pattern, size);
+            device.values().wrote(device.epoch(), to, size);
         }
         Ok(Some(device)) => device.values().forget(to, size),
     }
     OK
 }
 
-fn set_pattern(to: usize, pattern: u32, width: usize, size: usize) {
-    let bytes = pattern.to_le_bytes();
-    if width == 1 {
-        really_set(to, bytes[0], size);
+fn set_pattern(to: usize, pattern: &[u8], size: usize) {
+    if let [byte] = pattern {
+        really_set(to, *byte, size);
         return;
     }
-    for at in (0..size).step_by(width) {
-        really(to + at, bytes.as_ptr() as usize, width.min(size - at));
+    for at in (0..size).step_by(pattern.len()) {
+        really(to + at, pattern.as_ptr() as usize, pattern.len().min(size - at));
     }
 }
 
@@ -167,8 +233,8 @@ answers! {
     /// A symbol's place is only known to kernels.
     Success fn cudaMemcpyToSymbol(_symbol: Word, _from: Word, _size: usize, _offset: usize, _kind: Word) { OK }
     Success fn cudaMemcpyToSymbolAsync(_symbol: Word, _from: Word, _size: usize, _offset: usize, _kind: Word, _stream: Word) { OK }
-    Real fn cudaMemset(to: Word, value: u32, size: usize) { set(to, value, 1, size) }
-    Real fn cudaMemsetAsync(to: Word, value: u32, size: usize, _stream: Word) { set(to, value, 1, size) }
+    Real fn cudaMemset(to: Word, value: u32, size: usize) { set(to, &value.to_le_bytes()[..1], size) }
+    Real fn cudaMemsetAsync(to: Word, value: u32, size: usize, _stream: Word) { set(to, &value.to_le_bytes()[..1], size) }
     Real fn cuMemcpy(to: Word, from: Word, size: usize) { waited(copy(to, from, size)) }
     Real fn cuMemcpyAsync(to: Word, from: Word, size: usize, _stream: Word) { copy(to, from, size) }
     Real fn cuMemcpyHtoD_v2(to: Word, from: Word, size: usize) { waited(copy(to, from, size)) }
@@ -177,12 +243,12 @@ answers! {
     Real fn cuMemcpyHtoDAsync_v2(to: Word, from: Word, size: usize, _stream: Word) { copy(to, from, size) }
     Real fn cuMemcpyDtoHAsync_v2(to: Word, from: Word, size: usize, _stream: Word) { copy(to, from, size) }
     Real fn cuMemcpyDtoDAsync_v2(to: Word, from: Word, size: usize, _stream: Word) { copy(to, from, size) }
-    Real fn cuMemsetD8_v2(to: Word, value: u32, size: usize) { set(to, value, 1, size) }
-    Real fn cuMemsetD16_v2(to: Word, value: u32, count: usize) { set(to, value, 2, count * 2) }
-    Real fn cuMemsetD32_v2(to: Word, value: u32, count: usize) { set(to, value, 4, count * 4) }
-    Real fn cuMemsetD8Async(to: Word, value: u32, size: usize, _stream: Word) { set(to, value, 1, size) }
-    Real fn cuMemsetD16Async(to: Word, value: u32, count: usize, _stream: Word) { set(to, value, 2, count * 2) }
-    Real fn cuMemsetD32Async(to: Word, value: u32, count: usize, _stream: Word) { set(to, value, 4, count * 4) }
-    Real fn cuStreamWriteValue32(_stream: Word, to: Word, value: u32, _flags: Word) { set(to, value, 4, 4) }
-    Real fn cuStreamWriteValue32_v2(_stream: Word, to: Word, value: u32, _flags: Word) { set(to, value, 4, 4) }
+    Real fn cuMemsetD8_v2(to: Word, value: u32, size: usize) { set(to, &value.to_le_bytes()[..1], size) }
+    Real fn cuMemsetD16_v2(to: Word, value: u32, count: usize) { set(to, &value.to_le_bytes()[..2], count * 2) }
+    Real fn cuMemsetD32_v2(to: Word, value: u32, count: usize) { set(to, &value.to_le_bytes(), count * 4) }
+    Real fn cuMemsetD8Async(to: Word, value: u32, size: usize, _stream: Word) { set(to, &value.to_le_bytes()[..1], size) }
+    Real fn cuMemsetD16Async(to: Word, value: u32, count: usize, _stream: Word) { set(to, &value.to_le_bytes()[..2], count * 2) }
+    Real fn cuMemsetD32Async(to: Word, value: u32, count: usize, _stream: Word) { set(to, &value.to_le_bytes(), count * 4) }
+    Real fn cuStreamWriteValue32(_stream: Word, to: Word, value: u32, _flags: Word) { set(to, &value.to_le_bytes(), 4) }
+    Real fn cuStreamWriteValue32_v2(_stream: Word, to: Word, value: u32, _flags: Word) { set(to, &value.to_le_bytes(), 4) }
 }

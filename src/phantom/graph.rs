@@ -81,6 +81,7 @@ fn nodes(handle: usize, list: Out<usize>, count: Out<usize>) -> Status {
 fn launch(handle: usize, on: usize) -> Status {
     let Some(graph) = graph(handle) else { return fail(INVALID_HANDLE) };
     stream(on).launch(graph.cost.load(Ordering::Relaxed).max(1));
+    stream(on).device().disturb();
     OK
 }
 

@@ -8,7 +8,7 @@ use crate::answer::answers;
 use crate::device::limits;
 use crate::ffi::{Dim3, INVALID_VALUE, OK, Out, Status, Text, Word};
 use crate::machine::{current, fail, lock, machine};
-use crate::sizes;
+use crate::meaning;
 use crate::stream::stream;
 use crate::vram::Use;
 
@@ -27,24 +27,32 @@ fn cost(grid: Dim3, block: Dim3) -> u64 {
     2_000 + (threads / load.max(1)).min(1_000_000) * 1_000
 }
 
-/// Queues a kernel.
+/// Queues a kernel of which nothing is known.
 pub(crate) fn launch(grid: Dim3, block: Dim3, on: usize) -> Status {
-    LAUNCHES.fetch_add(1, Ordering::Relaxed);
-    stream(on).launch(cost(grid, block));
+    queue(cost(grid, block), on);
+    stream(on).device().disturb();
     OK
+}
+
+fn queue(cost: u64, on: usize) {
+    LAUNCHES.fetch_add(1, Ordering::Relaxed);
+    stream(on).launch(cost);
 }
 
 /// Queues a kernel of the program's own.
 fn launch_function(function: usize, grid: Dim3, block: Dim3, arguments: usize, on: usize) -> Status {
-    let status = launch(grid, block, on);
-    sizes::launched(function, arguments, on);
-    status
+    queue(cost(grid, block), on);
+    // What is captured is only done when the graph is launched.
+    if stream(on).capturing().is_none() {
+        meaning::launched(function, arguments, on);
+    }
+    OK
 }
 
 /// Queues work of a library: one kernel of an unknown shape.
 pub(crate) fn launch_library(on: usize) -> Status {
-    LAUNCHES.fetch_add(1, Ordering::Relaxed);
-    stream(on).launch(20_000);
+    queue(20_000, on);
+    stream(on).device().disturb();
     OK
 }
 
@@ -176,7 +184,7 @@ answers! {
     Real fn __cudaRegisterFatBinaryEnd(_handle: Word) -> () {}
     Real fn __cudaUnregisterFatBinary(_handle: Word) -> () {}
     Real fn __cudaRegisterFunction(_handle: Word, host: Word, _device: Word, name: Text) -> () {
-        sizes::register(host, name.bytes());
+        meaning::register(host, name.bytes());
     }
     Real fn __cudaRegisterVar(_handle: Word, _host: Word, _device: Word, _name: Text) -> () {}
     Real fn __cudaRegisterManagedVar(_handle: Word, _host: Word, _device: Word, _name: Text) -> () {}

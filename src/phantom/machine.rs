@@ -28,6 +28,8 @@ pub(crate) struct Device {
     pub(crate) index: usize,
     /// Device time in nanoseconds: only work moves it, so it is the same in every run.
     clock: AtomicU64,
+    /// Counts the work after which nobody knows what memory holds.
+    epoch: AtomicU64,
     /// The legacy default stream.
     pub(crate) stream: Stream,
     vram: Mutex<Vram>,
@@ -45,6 +47,7 @@ impl Device {
         Self {
             index,
             clock: AtomicU64::new(0),
+            epoch: AtomicU64::new(0),
             stream: Stream::new(index, 0, 0),
             vram: Mutex::new(Vram::new(index, spec.memory - spec.context)),
             values: Mutex::default(),
@@ -68,6 +71,16 @@ impl Device {
     /// Device time now.
     pub(crate) fn now(&self) -> u64 {
         self.clock.load(Ordering::Relaxed)
+    }
+
+    /// Stays the same while what is known of memory stays true.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    /// Work was done that may have written anything anywhere.
+    pub(crate) fn disturb(&self) {
+        self.epoch.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Lets the device have worked for so long.

@@ -1,8 +1,8 @@
 //! What device memory reads as.
 //!
 //! Kernels do nothing, so nobody knows. The rule that real programs were found to live with: it
-//! reads as zero, except a small range written by a copy or a collective on a device that has
-//! launched nothing since. Copying everything instead would let stale bytes of recycled blocks come
+//! reads as zero, except a small range written by a copy, a collective or a fill on a device that
+//! has since launched nothing of unknown effect ([`meaning`](crate::meaning)). Copying everything instead would let stale bytes of recycled blocks come
 //! back as sizes; zero everywhere would break programs that read back what they just wrote.
 //!
 //! A value read that nobody wrote is invented; such reads are counted and told, and a program that
@@ -93,7 +93,7 @@ pub(crate) enum Reading {
 /// What is known about one device's memory.
 #[derive(Debug, Default)]
 pub(crate) struct Values {
-    /// The device time at which the ranges below were written; later work makes them unknown.
+    /// The device's epoch in which the ranges below were written; a later one makes them unknown.
     stamp: u64,
     /// Ranges whose bytes are real: start and end, never overlapping.
     known: BTreeMap<usize, usize>,
@@ -102,18 +102,18 @@ pub(crate) struct Values {
 }
 
 impl Values {
-    fn at(&mut self, now: u64) {
-        if self.stamp != now {
+    fn at(&mut self, epoch: u64) {
+        if self.stamp != epoch {
             self.known.clear();
             self.results.clear();
-            self.stamp = now;
+            self.stamp = epoch;
         }
     }
 
     /// Notes that a small range now holds real bytes.
-    pub(crate) fn wrote(&mut self, now: u64, address: usize, size: usize) {
+    pub(crate) fn wrote(&mut self, epoch: u64, address: usize, size: usize) {
         self.forget(address, size);
-        self.at(now);
+        self.at(epoch);
         self.known.insert(address, address + size);
     }
 
@@ -141,8 +141,8 @@ impl Values {
     }
 
     /// Whether every byte of a range is real.
-    pub(crate) fn knows(&mut self, now: u64, address: usize, size: usize) -> bool {
-        self.at(now);
+    pub(crate) fn knows(&mut self, epoch: u64, address: usize, size: usize) -> bool {
+        self.at(epoch);
         let (mut at, end) = (address, address + size);
         while at < end {
             match self.known.range(..=at).next_back() {
@@ -153,15 +153,31 @@ impl Values {
         true
     }
 
+    /// The parts of a range that are real: start and end of each.
+    pub(crate) fn parts(&mut self, epoch: u64, address: usize, size: usize) -> Vec<(usize, usize)> {
+        self.at(epoch);
+        let (mut at, end, mut parts) = (address, address + size, Vec::new());
+        if let Some((_, &stop)) = self.known.range(..=at).next_back()
+            && stop > at
+        {
+            parts.push((at, stop.min(end)));
+            at = stop;
+        }
+        if at < end {
+            parts.extend(self.known.range(at + 1..end).map(|(&start, &stop)| (start, stop.min(end))));
+        }
+        parts
+    }
+
     /// Notes the result that a kernel will leave there, under the assumption.
-    pub(crate) fn result(&mut self, now: u64, address: usize, value: u64) {
-        self.at(now);
+    pub(crate) fn result(&mut self, epoch: u64, address: usize, value: u64) {
+        self.at(epoch);
         self.results.insert(address, value);
     }
 
     /// What the host gets when it reads a range, counted.
-    pub(crate) fn read(&mut self, now: u64, address: usize, size: usize) -> Reading {
-        if self.knows(now, address, size) {
+    pub(crate) fn read(&mut self, epoch: u64, address: usize, size: usize) -> Reading {
+        if self.knows(epoch, address, size) {
             return Reading::Bytes;
         }
         INVENTED.fetch_add(1, Ordering::Relaxed);
@@ -211,6 +227,18 @@ mod tests {
         assert!(!values.knows(1, 39, 2));
         values.wrote(1, 30, 40);
         assert!(values.knows(1, 0, 100));
+    }
+
+    #[test]
+    fn the_real_parts_of_a_range_are_told_apart() {
+        let mut values = Values::default();
+        values.wrote(1, 10, 10);
+        values.wrote(1, 30, 10);
+        assert_eq!(values.parts(1, 0, 100), [(10, 20), (30, 40)]);
+        assert_eq!(values.parts(1, 15, 20), [(15, 20), (30, 35)]);
+        assert_eq!(values.parts(1, 10, 5), [(10, 15)]);
+        assert_eq!(values.parts(1, 20, 10), []);
+        assert_eq!(values.parts(2, 0, 100), []);
     }
 
     #[test]

@@ -91,24 +91,33 @@ def objects():
     everyone = [None] * world
     dist.all_gather_object(everyone, {"rank": rank, "text": "x" * (10 * rank + 1)})
     assert [entry["rank"] for entry in everyone] == list(range(world)), everyone
-    said = [{"from": rank}]
-    dist.broadcast_object_list(said, src=0)
-    assert said == [{"from": 0}], said
     number = torch.tensor([rank + 1], device="cuda")
     dist.all_reduce(number)
     assert number.item() == world * (world + 1) // 2, number
     most = torch.tensor([float(rank)], device="cuda")
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     assert most.item() == world - 1, most
-    if rank == 0:
-        dist.send_object_list([["hello"]], 1)
-    elif rank == 1:
-        heard = [None]
-        dist.recv_object_list(heard, 0)
-        assert heard == [["hello"]], heard
+    word = torch.tensor([7 * (rank + 1), rank], device="cuda")
+    dist.broadcast(word, src=1)
+    assert word.tolist() == [14, 1], word
+    turn = torch.tensor([rank], device="cuda")
+    heard = torch.empty_like(turn)
+    requests = [dist.P2POp(dist.irecv, heard, (rank - 1) % world), dist.P2POp(dist.isend, turn, (rank + 1) % world)]
+    for request in dist.batch_isend_irecv(requests):
+        request.wait()
+    assert heard.item() == (rank - 1) % world, heard
+    pieces = (torch.arange(world) + 100 * rank).cuda()
+    swapped = torch.empty_like(pieces)
+    dist.all_to_all_single(swapped, pieces)
+    assert swapped.tolist() == [100 * other + rank for other in range(world)], swapped
+    half = dist.new_group([0, 1])
+    if rank < 2:
+        flag = torch.tensor([rank + 5], device="cuda")
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=half)
+        assert flag.item() == 5, flag
 
 
-for part in sys.argv[1:] or ["collectives", "ddp", "fsdp2", "fsdp1"]:
+for part in sys.argv[1:] or ["objects", "collectives", "ddp", "fsdp2", "fsdp1"]:
     torch.cuda.reset_peak_memory_stats()
     kept = globals()[part]()
     print(f"rank {rank} {part} {torch.cuda.max_memory_allocated()} {torch.cuda.memory_reserved()}", flush=True)
