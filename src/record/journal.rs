@@ -73,7 +73,16 @@ struct JournalHeader {
     csv_len: [AtomicU64; 2],
     /// Bytes of the file of definitions that are whole at each.
     names_len: [AtomicU64; 2],
+    /// The length of the trace's path; 0 until it is known.
+    trace_len: AtomicU64,
+    /// The trace's path.
+    trace: UnsafeCell<[u8; MAX_PATH]>,
 }
+
+/// The longest path that a journal remembers; Linux has no longer ones.
+pub(crate) const MAX_PATH: usize = 4096;
+
+const _: () = assert!(size_of::<JournalHeader>() <= CHUNK_BYTES);
 
 /// The first bytes of a journal; the digits are the version of its layout.
 pub(crate) const MAGIC: [u8; 8] = *b"MEMTRJ01";
@@ -162,6 +171,20 @@ impl Pool {
     #[must_use]
     pub fn reader(&'static self, chunk: u32) -> ChunkReader {
         ChunkReader { pool: self, chunk }
+    }
+
+    /// Remembers the trace that the journal belongs to; called once, by the writer thread.
+    pub fn set_trace(&self, path: &Path) {
+        use std::os::unix::ffi::OsStrExt;
+        let bytes = path.as_os_str().as_bytes();
+        if bytes.len() > MAX_PATH {
+            return;
+        }
+        // SAFETY: the mapping begins with the header; all that changes in it is atomic, but for the path.
+        let header = unsafe { &*self.memory.as_ptr().cast::<JournalHeader>() };
+        // SAFETY: only this call writes the path, once, and nobody reads it in this process.
+        unsafe { (&mut *header.trace.get())[..bytes.len()].copy_from_slice(bytes) };
+        header.trace_len.store(bytes.len() as u64, Ordering::Release);
     }
 
     /// Says that the trace and the definitions are whole up to these lengths, and which events are in
@@ -393,6 +416,8 @@ pub(crate) mod layout {
     pub(crate) const CHECKPOINTS: usize = offset_of!(JournalHeader, checkpoints);
     pub(crate) const CSV_LEN: usize = offset_of!(JournalHeader, csv_len);
     pub(crate) const NAMES_LEN: usize = offset_of!(JournalHeader, names_len);
+    pub(crate) const TRACE_LEN: usize = offset_of!(JournalHeader, trace_len);
+    pub(crate) const TRACE: usize = offset_of!(JournalHeader, trace);
 
     pub(crate) const COMMITTED: usize = offset_of!(Header, committed);
     pub(crate) const TID: usize = offset_of!(Header, tid);

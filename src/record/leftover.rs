@@ -107,6 +107,35 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
     Ok(Repaired::Finished { rows: sink.rows, cut: whole.saturating_sub(journal.csv_len) })
 }
 
+/// Removes journals in `folder` that nobody can want: of processes that are gone and whose traces were
+/// deleted. The others wait for `memtrace check --repair`.
+pub(crate) fn sweep(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with("memtrace-")
+            && name.ends_with(".journal")
+            && is_orphan(&entry.path()).unwrap_or(false)
+        {
+            let _ = fs::remove_file(names_path(&entry.path()));
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+fn is_orphan(journal: &Path) -> Option<bool> {
+    use std::os::unix::ffi::OsStrExt;
+    let mut header = Vec::new();
+    // Another user's cannot be opened.
+    File::open(journal).ok()?.take(CHUNK_BYTES as u64).read_to_end(&mut header).ok()?;
+    if !header.starts_with(&MAGIC) || is_running(&run_of(&header)) {
+        return None;
+    }
+    let length = word(&header, layout::TRACE_LEN) as usize;
+    let path = header.get(layout::TRACE..layout::TRACE + length).filter(|path| !path.is_empty())?;
+    Some(!Path::new(std::ffi::OsStr::from_bytes(path)).exists())
+}
+
 /// The journal of a trace that has no end; `None` when it is complete.
 fn journal_of(csv: &Path) -> io::Result<Option<PathBuf>> {
     let reader = Reader::open(csv).map_err(io::Error::other)?;
@@ -151,6 +180,17 @@ fn half(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |half| u32::from_le_bytes(half.try_into().unwrap_or_default()))
 }
 
+fn run_of(header: &[u8]) -> Run {
+    Run {
+        pid: half(header, layout::PID),
+        rank: half(header, layout::RANK),
+        start_ns: word(header, layout::START_NS),
+        process_start: word(header, layout::PROCESS_START),
+        power2_divisions: word(header, layout::POWER2_DIVISIONS),
+        rules: word(header, layout::RULES),
+    }
+}
+
 impl Journal {
     fn read(bytes: &[u8]) -> Option<Journal> {
         if !bytes.starts_with(&MAGIC) {
@@ -158,14 +198,7 @@ impl Journal {
         }
         let place = (word(bytes, layout::CHECKPOINTS) & 1) as usize;
         let mut journal = Journal {
-            run: Run {
-                pid: half(bytes, layout::PID),
-                rank: half(bytes, layout::RANK),
-                start_ns: word(bytes, layout::START_NS),
-                process_start: word(bytes, layout::PROCESS_START),
-                power2_divisions: word(bytes, layout::POWER2_DIVISIONS),
-                rules: word(bytes, layout::RULES),
-            },
+            run: run_of(bytes),
             csv_len: word(bytes, layout::CSV_LEN + 8 * place),
             names_len: word(bytes, layout::NAMES_LEN + 8 * place),
             lanes: Vec::new(),

@@ -63,9 +63,15 @@ pub struct Recorder {
     next_lane: AtomicU32,
     commands: (Sender<Command>, Receiver<Command>),
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// The writer thread says here that the trace exists, or that it cannot.
+    ready: (Sender<()>, Receiver<()>),
     /// No more events: the trace is finished, or cannot be written.
     closed: AtomicBool,
 }
+
+/// How long the first event waits for the trace to exist: some ms, more on a slow disk, and no longer
+/// than this when the writer thread waits for a lock of the loader that the first event's thread holds.
+const START: Duration = Duration::from_millis(250);
 
 static RECORDER: AtomicPtr<Recorder> = AtomicPtr::new(std::ptr::null_mut());
 static STATE: AtomicU8 = AtomicU8::new(IDLE_STATE);
@@ -129,7 +135,11 @@ impl Recorder {
             RECORDER.store(std::ptr::from_ref(recorder).cast_mut(), Ordering::Release);
         });
         match writer_thread::spawn(recorder) {
-            Ok(thread) => *lock(&recorder.thread) = Some(thread),
+            Ok(thread) => {
+                *lock(&recorder.thread) = Some(thread);
+                // A kill from here on finds a trace that names its journal. Once in a process's life.
+                let _ = recorder.ready.1.recv_timeout(START);
+            }
             Err(error) => {
                 (session.say)(&format!("not tracing: cannot start a thread ({error})"));
                 recorder.closed.store(true, Ordering::Release);
@@ -161,6 +171,7 @@ impl Recorder {
             next_lane: AtomicU32::new(0),
             commands: bounded(64),
             thread: Mutex::new(None),
+            ready: bounded(1),
             closed: AtomicBool::new(false),
         })
     }
@@ -233,6 +244,10 @@ impl Recorder {
 
     pub(crate) fn commands(&self) -> &Receiver<Command> {
         &self.commands.1
+    }
+
+    pub(crate) fn say_ready(&self) {
+        let _ = self.ready.0.try_send(());
     }
 
     pub(crate) fn close(&self) {

@@ -15,7 +15,7 @@ use crate::clock;
 use crate::encoder::{Encoder, RowSink};
 use crate::holders::out_of_memory_lines;
 use crate::journal::names_path;
-use crate::leftover::write_stacks;
+use crate::leftover::{self, write_stacks};
 use crate::merge::Merge;
 use crate::output;
 use crate::recorder::{Command, Recorder};
@@ -103,6 +103,8 @@ struct Writer {
     path: PathBuf,
     meta: Meta,
     ooms_told: u32,
+    /// The end was asked for: nobody asks again.
+    finishing: bool,
 }
 
 impl Writer {
@@ -125,7 +127,9 @@ impl Writer {
                 writer.path.display()
             ));
             recorder.pool().remove_file();
-            answer_until_finish(recorder);
+            if !writer.finishing {
+                answer_until_finish(recorder);
+            }
         }
     }
 
@@ -138,6 +142,10 @@ impl Writer {
                     session.out.display()
                 )
             })?;
+        recorder.pool().set_trace(&path);
+        if let Some(folder) = recorder.pool().path().and_then(Path::parent) {
+            leftover::sweep(folder);
+        }
         let pid = std::process::id();
         let mut meta = Meta {
             schema: SCHEMA_VERSION.to_owned(),
@@ -163,6 +171,7 @@ impl Writer {
             path,
             meta,
             ooms_told: 0,
+            finishing: false,
         })
     }
 
@@ -171,6 +180,7 @@ impl Writer {
         self.encoder.meta(&json, &mut self.sink)?;
         // Now: what a kill leaves behind is found by what this row says.
         self.flush()?;
+        self.recorder.say_ready();
         let every = Duration::from_millis(self.recorder.session.settings.flush_ms);
         let mut next_flush = Instant::now() + every;
         loop {
@@ -213,6 +223,7 @@ impl Writer {
     }
 
     fn finish(&mut self) -> io::Result<()> {
+        self.finishing = true;
         self.recorder.close();
         let patience = Instant::now() + LAST_EVENTS;
         self.collect();
@@ -304,6 +315,7 @@ impl Writer {
 
 /// The trace is over, but the process may still ask for a flush or the end.
 fn answer_until_finish(recorder: &'static Recorder) {
+    recorder.say_ready();
     while let Ok(command) = recorder.commands().recv() {
         match command {
             Command::Finish => return,

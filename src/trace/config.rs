@@ -166,7 +166,7 @@ const TABLE: &[Entry] = &[
             Ok(())
         }
     ),
-    entry!("MEMTRACE_BUFFER", "32m", "memory for events that are not written yet, 1m to 4g", |s, v| {
+    entry!("MEMTRACE_BUFFER", "16m", "memory for events that are not written yet, 1m to 4g", |s, v| {
         let bytes = parse_bytes(v)?;
         if !(1 << 20..=4 << 30).contains(&bytes) {
             return Err("expected a size from 1m to 4g".to_owned());
@@ -290,8 +290,8 @@ mod tests {
     fn a_bad_value_is_named_with_the_default_taken() {
         let (settings, warnings) =
             Settings::from_lookup(|name| (name == "MEMTRACE_BUFFER").then(|| "lots".to_owned()));
-        assert_eq!(settings.buffer_bytes, 32 << 20);
+        assert_eq!(settings.buffer_bytes, 16 << 20);
         assert_eq!(warnings.len(), 1);
-        assert!(warnings[0].contains("MEMTRACE_BUFFER=\"lots\"") && warnings[0].contains("\"32m\""));
+        assert!(warnings[0].contains("MEMTRACE_BUFFER=\"lots\"") && warnings[0].contains("\"16m\""));
     }
 }
