@@ -75,7 +75,9 @@ static PHASE: AtomicU32 = AtomicU32::new(0);
 static VERSION: AtomicU64 = AtomicU64::new(1);
 /// Numbers start/end ranges and phases.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-/// Start/end ranges that a thread other than their own ended.
+/// Start/end ranges that are open, whoever started them: any thread may end one.
+static STARTED: ForkLock<Vec<Open>> = ForkLock::new(Vec::new());
+/// Start/end ranges that a thread other than their own ended, which still has them on its stack.
 static ENDED: ForkLock<Vec<u64>> = ForkLock::new(Vec::new());
 
 /// The program numbers its steps itself.
@@ -121,6 +123,11 @@ fn refresh(thread: &Thread, version: u64, stream: i64) {
             for range in open.iter_mut().filter(|range| !range.told) {
                 range.told = true;
                 tell(recorder, Kind::RangeBegin, range.name, 0);
+                if range.id != 0 {
+                    STARTED.with(|started| {
+                        started.iter_mut().filter(|s| s.id == range.id).for_each(|s| s.told = true);
+                    });
+                }
             }
         }
         Context { stream, ..base_of(&open, inherited_phase(thread)) }
@@ -235,6 +242,9 @@ fn open(name: &str, domain: usize, category: Option<&str>, id: u64) {
         if let Ok(mut open) = thread.open.try_borrow_mut() {
             open.push(range);
         }
+        if id != 0 {
+            STARTED.with(|started| started.push(range));
+        }
         thread.version.set(0);
     });
 }
@@ -255,21 +265,23 @@ pub(crate) fn pop(domain: usize) {
 
 /// The start/end range `id` closes, whoever started it.
 pub(crate) fn end(id: u64) {
+    let found = STARTED.with(|started| {
+        let index = started.iter().rposition(|range| range.id == id)?;
+        Some(started.swap_remove(index))
+    });
+    let Some(range) = found else { return };
     let _ = THREAD.try_with(|thread| {
         let mine = thread.open.try_borrow_mut().ok().and_then(|mut open| {
             let index = open.iter().rposition(|range| range.id == id)?;
             Some(open.remove(index))
         });
-        match mine {
-            Some(range) => {
-                thread.version.set(0);
-                close(range);
-            }
-            None => {
-                ENDED.with(|ended| ended.push(id));
-                VERSION.fetch_add(1, Ordering::AcqRel);
-            }
+        if mine.is_some() {
+            thread.version.set(0);
+        } else {
+            ENDED.with(|ended| ended.push(id));
+            VERSION.fetch_add(1, Ordering::AcqRel);
         }
+        close(range);
     });
 }
 
@@ -344,12 +356,14 @@ fn role_of_step(meaning: Meaning<'_>) {
 pub(crate) fn lock_for_fork() {
     PHASES.lock_for_fork();
     ENDED.lock_for_fork();
+    STARTED.lock_for_fork();
     memtrace_record::intern::lock_for_fork();
 }
 
 /// After a fork, on both sides.
 pub(crate) fn unlock_after_fork() {
     memtrace_record::intern::unlock_after_fork();
+    STARTED.unlock_after_fork();
     ENDED.unlock_after_fork();
     PHASES.unlock_after_fork();
 }
@@ -359,6 +373,7 @@ pub(crate) fn untell_after_fork() {
     let _ = THREAD.try_with(|thread| {
         if let Ok(mut open) = thread.open.try_borrow_mut() {
             open.iter_mut().for_each(|range| range.told = false);
+            STARTED.with(|started| started.clone_from(&open.iter().filter(|r| r.id != 0).copied().collect()));
         }
         thread.version.set(0);
     });

@@ -135,9 +135,12 @@ impl<F: Copy> RealFn<F> {
         (!found.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) })
     }
 
-    /// Remembers what the program found under this name by itself.
-    pub(crate) fn learn(&self, found: *mut c_void) {
+    /// Is `found`, which the program looked up under this name by itself, the function that the hook
+    /// calls? It is from now on when there was none.
+    pub(crate) fn leads_to(&self, found: *mut c_void) -> bool {
         let _ = self.looked_up.compare_exchange(null_mut(), found, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.get();
+        self.found.load(Ordering::Relaxed) == found
     }
 
     #[cold]

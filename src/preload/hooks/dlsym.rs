@@ -67,15 +67,15 @@ unsafe fn ours(handle: *mut c_void, name: *const c_char, real: real::Dlsym) -> *
     if !text.starts_with(b"cuda") {
         return null_mut();
     }
-    let Some((hook, learn)) = super::exported(text) else { return null_mut() };
+    let Some((hook, leads_to)) = super::exported(text) else { return null_mut() };
     if !init::session().is_some_and(|session| session.settings.dlsym) {
         return null_mut();
     }
     // SAFETY: the program's own arguments.
     let found = unsafe { real(handle, name) };
-    if found.is_null() || found == hook {
+    // A second runtime in the process keeps its own calls: ours lead to the first.
+    if found.is_null() || found == hook || !leads_to(found) {
         return null_mut();
     }
-    learn(found);
     hook
 }

@@ -1,7 +1,7 @@
 //! The functions that stand before the real ones, a file for each library that has them.
 
-/// Our function, and who learns what the program itself found under its name.
-type Exported = (*mut std::ffi::c_void, fn(*mut std::ffi::c_void));
+/// Our function, and whether it leads to what the program itself found under its name.
+type Exported = (*mut std::ffi::c_void, fn(*mut std::ffi::c_void) -> bool);
 
 /// Defines the exported function of each call of the runtime: it hands the return address, which a function of the
 /// usual kind cannot see, to `$body` as one more argument, in the register `$register` that the ABI
@@ -25,12 +25,12 @@ macro_rules! caller_hooks {
             }
         )*
 
-        /// The exported names, for `dlsym`: each with our function and with who must learn of the
-        /// program's own look-up.
+        /// The exported names, for `dlsym`: each with our function and with whether it leads to what the
+        /// program found.
         pub(super) fn exported(name: &[u8]) -> Option<super::Exported> {
             match name {
                 $(_ if name == stringify!($name).as_bytes() =>
-                    Some(($name as *mut std::ffi::c_void, |found| $real.learn(found))),)*
+                    Some(($name as *mut std::ffi::c_void, |found| $real.leads_to(found))),)*
                 _ => None,
             }
         }
@@ -50,8 +50,8 @@ mod torch_ops;
 /// `cudaErrorInitializationError`: what a program gets when there is no runtime behind the hook.
 const NO_RUNTIME: std::ffi::c_int = 3;
 
-/// Our function of this exact name that stands before the runtime's, with who must learn of the
-/// program's own look-up.
+/// Our function of this exact name that stands before the runtime's, with whether it leads to what the
+/// program found.
 fn exported(name: &[u8]) -> Option<Exported> {
     cuda_runtime::exported(name).or_else(|| cuda_events::exported(name))
 }

@@ -7,7 +7,7 @@
 //! A tool that was named in the variable before us (Nsight) still gets every call: it is initialized
 //! first, what it put into a table is called after ours, and what it returned is what the program gets.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, OsString, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -19,6 +19,8 @@ use crate::real::{RealFn, c_name};
 use crate::{context, init};
 
 const VARIABLE: &str = "NVTX_INJECTION64_PATH";
+/// Names the tool that was there before us to the processes that this one starts.
+const NEXT_VARIABLE: &str = "MEMTRACE_NVTX_NEXT";
 /// What NVTX returns from push and pop when no tool keeps a stack; the program must see the same.
 const NO_TRACKING: c_int = -2;
 
@@ -29,14 +31,20 @@ static EARLIER_TOOL: OnceLock<CString> = OnceLock::new();
 pub(crate) fn announce() {
     use std::os::unix::ffi::OsStrExt;
     let Some(own) = init::own_path() else { return };
-    if let Some(earlier) = std::env::var_os(VARIABLE)
-        && !earlier.is_empty()
-        && std::fs::canonicalize(&earlier).ok().as_ref() != Some(&own)
-        && let Ok(earlier) = CString::new(earlier.as_bytes())
+    let named = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
+    let is_ours = |path: &OsString| std::fs::canonicalize(path).is_ok_and(|path| path == own);
+    let earlier = match named {
+        Some(path) if is_ours(&path) => std::env::var_os(NEXT_VARIABLE).filter(|path| !is_ours(path)),
+        named => named,
+    };
+    if let Some(earlier) = earlier
+        && let Ok(text) = CString::new(earlier.as_bytes())
     {
-        let _ = EARLIER_TOOL.set(earlier);
+        let _ = EARLIER_TOOL.set(text);
+        // SAFETY: this runs while the program is loaded, before it can have a second thread.
+        unsafe { std::env::set_var(NEXT_VARIABLE, earlier) };
     }
-    // SAFETY: this runs while the program is loaded, before it can have a second thread.
+    // SAFETY: as above.
     unsafe { std::env::set_var(VARIABLE, own) };
 }
 
