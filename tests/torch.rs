@@ -44,6 +44,7 @@ on_every_torch![
     graphs_and_pools_agree_with_torch_to_the_byte,
     ranges_give_phase_module_and_step,
     ranges_of_the_nvtx_package_mean_the_same,
+    the_op_of_each_block_is_the_one_that_the_profiler_names,
     every_end_of_a_program_is_the_untraced_one,
     a_process_that_never_uses_cuda_leaves_no_file,
     pandas_polars_and_duckdb_read_the_same_typed_columns,
@@ -127,6 +128,23 @@ fn ranges_of_the_nvtx_package_mean_the_same(torch: &Torch) {
     assert_eq!(owner(206).0, "évaluation");
     assert!(owner(207).2.starts_with("aten::empty"), "{:?}", owner(207));
     assert!(rows.iter().any(|row| row.event == "mark" && row.name == "a mark of the package"));
+}
+
+fn the_op_of_each_block_is_the_one_that_the_profiler_names(torch: &Torch) {
+    let run = torch.trace("profiled_ops.py", &[]).expect_success();
+    let rows = run.rows();
+    let at = |name| rows.iter().position(|row| row.event == "mark" && row.name == name).unwrap();
+    let ours: Vec<String> = rows[at("profiled:begin")..at("profiled:end")]
+        .iter()
+        .filter(|row| row.event == "alloc" && row.device >= 0)
+        .map(|row| format!("{} {} {}", row.addr, row.delta_bytes, row.op))
+        .collect();
+    let told = text(&run.output.stdout);
+    let told: Vec<&str> = told.lines().collect();
+    assert!(told.len() > 100, "the profiler told of {} blocks", told.len());
+    let differ: Vec<_> = ours.iter().zip(&told).filter(|(ours, told)| ours != told).take(10).collect();
+    assert!(differ.is_empty(), "ours, the profiler's: {differ:#?}");
+    assert_eq!(ours.len(), told.len());
 }
 
 /// Phase, module, op and step of the block of `count` * 512 bytes.
@@ -408,7 +426,9 @@ impl Run {
 #[derive(Clone, Debug, Deserialize)]
 struct Rec {
     tid: i64,
+    device: i64,
     event: String,
+    addr: i64,
     delta_bytes: i64,
     op: String,
     module: String,

@@ -1,7 +1,7 @@
-"""Trains a small GPT and prints the seconds of each step: what scripts/overhead times.
+"""Trains a small GPT and prints the seconds of each step, of the clock and of the CPU: what scripts/overhead times.
 
-overhead_loop.py RECORDER STEPS PACE_MS: RECORDER is none, history, history-stacks or profiler; PACE_MS of
-arithmetic on the CPU follow each step, as data loading and logging would.
+overhead_loop.py RECORDER STEPS PACE: RECORDER is none, history, history-stacks or profiler; PACE products
+of matrices on the CPU follow each step, as data loading and logging would.
 """
 
 import sys
@@ -13,7 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 from train_gpt import GPT
 
-recorder, steps, pace = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]) / 1000
+recorder, steps, pace = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 WARM_UP = 3
 
 torch.manual_seed(0)
@@ -32,19 +32,20 @@ if recorder == "profiler":
     profiler = torch.profiler.profile(activities=activities, profile_memory=True, with_stack=False)
     profiler.start()
 
-operand = torch.ones(64, 64)
-seconds = []
+operand = torch.ones(512, 512)
+seconds, cpu = [], []
 for step in range(WARM_UP + steps):
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     model(tokens, tokens).backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    until = time.perf_counter() + pace
-    while pace and time.perf_counter() < until:
+    for _ in range(pace):
         operand @ operand
     seconds.append(time.perf_counter() - started)
+    cpu.append(time.process_time() - cpu_started)
 if profiler:
     profiler.stop()
 blocks = torch.cuda.memory_stats()["allocation.all.allocated"]
 print("seconds", *seconds[WARM_UP:])
+print("cpu", *cpu[WARM_UP:])
 print("blocks", blocks)

@@ -41,6 +41,7 @@ class Verifier:
         self.skipped = collections.Counter()
         self.tags = collections.Counter()
         self.unknown_requests = False
+        self.streams = {}  # (device, the trace's stream) -> torch's, and the other way round
 
     def same(self, what, found, expected, where):
         self.compared[what] += 1
@@ -144,6 +145,13 @@ class Verifier:
                 asked = {addr: block["requested_bytes"] for addr, block in state.live.items()}
                 told_asked = {b[1]: b[3] for b in told["blocks"] if b[0] == index and b[4] == "active_allocated"}
                 self.same("requested bytes by address", Big(asked), Big(told_asked), where)
+            for device, addr, _, _, told_state, stream in told["blocks"]:
+                if device == index and told_state == "active_allocated" and addr in state.live:
+                    ours = state.live[addr]["stream"]
+                    known = self.streams.setdefault((index, "ours", ours), stream)
+                    self.same("a stream of the trace is one stream of torch", known, stream, where)
+                    known = self.streams.setdefault((index, "torch's", stream), ours)
+                    self.same("a stream of torch is one stream of the trace", known, ours, where)
             for addr, size in told.get("requested", {}).items():
                 block = state.live.get(int(addr))
                 self.same("a known request is live", block is not None, True, where)
