@@ -5,13 +5,14 @@
 //! phase and lifetime tell it, by the rules of [`RULE`], and reports mark what was inferred with `*`.
 
 use memtrace_trace::Category;
+use rustc_hash::FxHashSet;
 
 use crate::replay::{Block, Replay};
 use crate::texts::Symbol;
 
 /// The rules, for the reader.
 pub const RULE: &str = "* inferred, as the trace has no tags: parameter = there before the first forward, and stayed; \
-                        gradient = born in backward, and outlived it";
+                        gradient = of a parameter's size, born in backward, and outlived it";
 
 /// The phases that the rules are about.
 #[derive(Clone, Copy, Debug)]
@@ -31,24 +32,34 @@ pub struct Death {
     pub phase: Symbol,
 }
 
-/// The category of a block in a trace without tags, when the rules give it another than its rows.
-#[must_use]
-pub fn infer(block: &Block, replay: &Replay) -> Option<Category> {
-    let backward = replay.phases.backward;
-    match block.owner.category {
-        Category::None => {
-            let first_forward = replay.first_forward?;
-            // The first batch is there before the first forward too, and goes with its step or the next.
-            let stayed = block.died.is_none_or(|death| death.step > first_forward.1 + 1);
-            (block.id < first_forward.0 && stayed).then_some(Category::Parameter)
-        }
-        Category::Temporary if block.owner.phase == backward => {
-            let outlived = match block.died {
-                Some(death) => death.phase != backward || death.step > block.owner.step,
-                None => replay.phase != backward || replay.step > block.owner.step,
-            };
-            outlived.then_some(Category::Gradient)
-        }
-        _ => None,
+/// Types the blocks of one moment, in a trace without tags, where the rules give them another category
+/// than their rows.
+pub fn infer(blocks: &mut [Block], replay: &Replay) {
+    let mut sizes = FxHashSet::default();
+    for block in blocks.iter_mut().filter(|block| is_parameter(block, replay)) {
+        sizes.insert(block.bytes);
+        block.owner.category = Category::Parameter;
+        block.inferred = true;
     }
+    // What outlives backward and is no parameter's size is a library's workspace.
+    let fits = |block: &Block| sizes.contains(&block.bytes);
+    for block in blocks.iter_mut().filter(|block| fits(block) && outlived_backward(block, replay)) {
+        block.owner.category = Category::Gradient;
+        block.inferred = true;
+    }
+}
+
+fn is_parameter(block: &Block, replay: &Replay) -> bool {
+    let Some((first_forward, step)) = replay.first_forward else { return false };
+    // The first batch is there before the first forward too, and goes with its step or the next.
+    let stayed = block.died.is_none_or(|death| death.step > step + 1);
+    block.owner.category == Category::None && block.id < first_forward && stayed
+}
+
+fn outlived_backward(block: &Block, replay: &Replay) -> bool {
+    let backward = replay.phases.backward;
+    let (step, phase) = block.died.map_or((replay.step, replay.phase), |death| (death.step, death.phase));
+    block.owner.category == Category::Temporary
+        && block.owner.phase == backward
+        && (phase != backward || step > block.owner.step)
 }

@@ -400,11 +400,15 @@ impl Replay {
             | EventName::SegmentFree
             | EventName::SegmentMap
             | EventName::SegmentUnmap => {
-                self.device(row.device).summed.reserved += row.delta_bytes;
+                let summed = &mut self.device(row.device).summed;
+                summed.reserved = summed.reserved.wrapping_add(row.delta_bytes);
                 self.totals(row);
             }
             EventName::FreeCompleted | EventName::Oom => self.totals(row),
-            EventName::Lost => self.counts.lost += row.requested_bytes.max(0).cast_unsigned(),
+            EventName::Lost => {
+                let lost = row.requested_bytes.max(0).cast_unsigned();
+                self.counts.lost = self.counts.lost.saturating_add(lost);
+            }
             _ => {}
         }
         self.seq = row.seq;
@@ -505,12 +509,13 @@ impl Replay {
         let own_segment = kind == Kind::Host || row.api != self.caching_allocator;
         let summed = &mut self.device(row.device).summed;
         if kind == Kind::Outside {
-            summed.outside += row.delta_bytes;
+            summed.outside = summed.outside.wrapping_add(row.delta_bytes);
             return;
         }
-        summed.allocated += row.delta_bytes;
+        // A hostile trace may wrap a sum; a panic would be worse than its nonsense.
+        summed.allocated = summed.allocated.wrapping_add(row.delta_bytes);
         if own_segment {
-            summed.reserved += row.delta_bytes;
+            summed.reserved = summed.reserved.wrapping_add(row.delta_bytes);
         }
     }
 
@@ -601,20 +606,21 @@ impl Replay {
         self.counts.of(EventName::Tag) == 0 && self.first_forward.is_some()
     }
 
-    /// The block with the category that inference gives it, where it does.
-    fn typed(&self, block: Block) -> Block {
-        match categories::infer(&block, self).filter(|_| self.infers()) {
-            Some(category) => Block { owner: Owner { category, ..block.owner }, inferred: true, ..block },
-            None => block,
+    /// The blocks with the categories that inference gives them, where it does.
+    fn typed(&self, mut blocks: Vec<Block>) -> Vec<Block> {
+        if self.infers() {
+            categories::infer(&mut blocks, self);
         }
+        blocks
     }
 
-    /// What is live on a device now: torch's blocks, or pinned memory on the host.
-    pub fn live_on(&self, ordinal: i32) -> impl Iterator<Item = Block> {
-        self.live
-            .values()
-            .filter(move |block| block.device == ordinal && block.kind != Kind::Outside)
-            .map(|block| self.typed(*block))
+    /// What is live on a device now: torch's blocks, or pinned memory on the host. With `as_of`, nothing
+    /// is inferred.
+    #[must_use]
+    pub fn live_on(&self, ordinal: i32, as_of: bool) -> Vec<Block> {
+        let here = |block: &&Block| block.device == ordinal && block.kind != Kind::Outside;
+        let blocks = self.live.values().filter(here).copied().collect();
+        if as_of { blocks } else { self.typed(blocks) }
     }
 
     /// What was live on a device at its peak of the tracked metric. With `as_of`, each block has the
@@ -628,17 +634,18 @@ impl Replay {
             Kind::Outside => self.tracked == Metric::Used,
             Kind::Host => ordinal == HOST,
         };
-        self.live
+        let blocks = self
+            .live
             .values()
             .filter(|block| block.device == ordinal && block.id <= peak)
             .chain(&device.gone)
             .filter(|block| counts(block))
             .map(|block| match block.then {
                 Some((owner, at)) if as_of && at == peak => Block { owner, ..*block },
-                _ if as_of => *block,
-                _ => self.typed(*block),
+                _ => *block,
             })
-            .collect()
+            .collect();
+        if as_of { blocks } else { self.typed(blocks) }
     }
 }
 

@@ -10,6 +10,11 @@ use rustc_hash::FxHashMap;
 use crate::record::{Columns, Record};
 use crate::texts::{Symbol, Texts};
 
+/// No id, address or time is larger: their differences stay within 64 bits.
+const MOST: u64 = 1 << 62;
+/// No memory is larger (64 PiB): the sums over it stay within 64 bits.
+const MOST_BYTES: u64 = 1 << 56;
+
 /// What is wrong with a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
@@ -151,9 +156,10 @@ impl Scanner {
         let columns = self.columns;
         // The places are those of the schema; the test below holds them to it.
         macro_rules! ints {
-            ($($index:literal $name:ident,)*) => {
+            ($most:expr; $($index:literal $name:ident,)*) => {
                 $(if columns.has($index) {
                     record.$name = int(field($index))
+                        .filter(|n| n.unsigned_abs() <= $most)
                         .and_then(|n| n.try_into().ok())
                         .ok_or_else(|| bad($index, "an integer", field($index)))?;
                 })*
@@ -166,9 +172,10 @@ impl Scanner {
                 })*
             };
         }
-        ints! { 0 seq, 1 ts_ns, 2 rank, 3 pid, 4 tid, 5 device, 7 status, 10 alloc_id, 11 addr,
-        12 requested_bytes, 13 rounded_bytes, 14 delta_bytes, 15 allocated_bytes, 16 active_bytes,
-        17 reserved_bytes, 18 device_free_bytes, 23 step, 24 stream, 25 pool, 26 latency_ns, 27 stack_id, }
+        ints! { MOST; 0 seq, 1 ts_ns, 2 rank, 3 pid, 4 tid, 5 device, 7 status, 10 alloc_id, 11 addr,
+        23 step, 24 stream, 25 pool, 26 latency_ns, 27 stack_id, }
+        ints! { MOST_BYTES; 12 requested_bytes, 13 rounded_bytes, 14 delta_bytes, 15 allocated_bytes,
+        16 active_bytes, 17 reserved_bytes, 18 device_free_bytes, }
         texts! { 8 api, 9 source, 19 op, 20 module, 21 phase, 28 name, }
         if columns.has(6) {
             record.event = word(field(6), EventName::parse).ok_or_else(|| bad(6, "an event", field(6)))?;

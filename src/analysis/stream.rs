@@ -171,7 +171,8 @@ fn open(path: &Path) -> io::Result<Box<dyn Read>> {
         return Ok(Box::new(flate2::read::MultiGzDecoder::new(bytes)));
     }
     if magic == [0x28, 0xB5, 0x2F, 0xFD] {
-        let frames = Frames { source: Some(io::BufReader::with_capacity(BLOCK, Box::new(bytes))), decoder: None };
+        let frames =
+            Frames { source: Some(io::BufReader::with_capacity(BLOCK, Box::new(bytes))), decoder: None };
         return Ok(Box::new(frames));
     }
     Ok(Box::new(bytes))
@@ -183,7 +184,8 @@ struct Frames {
     decoder: Option<Decoder>,
 }
 
-type Decoder = ruzstd::decoding::StreamingDecoder<io::BufReader<Box<dyn Read>>, ruzstd::decoding::FrameDecoder>;
+type Decoder =
+    ruzstd::decoding::StreamingDecoder<io::BufReader<Box<dyn Read>>, ruzstd::decoding::FrameDecoder>;
 
 impl Read for Frames {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {

@@ -8,6 +8,7 @@ mod check;
 mod diff;
 mod frag;
 mod leaks;
+mod modules;
 mod oom;
 mod peak;
 mod ranks;
@@ -54,6 +55,7 @@ pub const REPORTS: &[&dyn Report] = &[
     &summary::Summary,
     &peak::Peak,
     &oom::Oom,
+    &modules::Modules,
     &snapshot::Snapshot,
     &top_ops::TopOps,
     &frag::Frag,

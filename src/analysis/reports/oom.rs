@@ -340,7 +340,7 @@ impl<'a> Case<'a> {
 
 /// Who held the memory then: by category, and the ten largest modules.
 fn holders(page: &mut Page, played: &Played, ordinal: i32, options: &Options) {
-    let live: Vec<Block> = played.replay.live_on(ordinal).collect();
+    let live: Vec<Block> = played.replay.live_on(ordinal, false);
     let total: i64 = live.iter().map(|block| block.bytes).sum();
     let kinds = sorted(Key::CATEGORY.groups(&live, &played.texts));
     let modules = sorted(Key::MODULE.groups(&live, &played.texts));

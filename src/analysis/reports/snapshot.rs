@@ -158,7 +158,7 @@ fn current(played: &Played, options: &Options, footer: &mut Footer) -> Vec<(i32,
         .filter(|ordinal| wanted(*ordinal, options))
         .map(|ordinal| {
             footer.add_share(played, ordinal);
-            (ordinal, sum(played.replay.live_on(ordinal)))
+            (ordinal, sum(played.replay.live_on(ordinal, options.is_set("as-of"))))
         })
         .collect()
 }

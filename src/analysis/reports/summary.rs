@@ -43,7 +43,8 @@ impl Report for Summary {
         // One screen: every process in a line, and the fullest in full.
         let fullest = all.iter().max_by_key(|(trace, played)| {
             let device = played.fullest(Metric::Used, options);
-            (device.map_or(0, |device| device.peak(Metric::Used).bytes), -trace.meta.rank)
+            let peak = |metric| device.map_or(0, |device| device.peak(metric).bytes);
+            (peak(Metric::Used), peak(Metric::Allocated), -trace.meta.rank)
         });
         let mut hints = Vec::new();
         if let Some((trace, played)) = fullest {

@@ -1,0 +1,582 @@
+//! `memtrace modules`: PyTorch's `MemTracker` states, one entry for each call of a module.
+//!
+//! A module call is a range whose name is a level of the module path. A forward call inside backward
+//! is a recomputation (activation checkpointing). Backward has no ranges: a module is in backward
+//! from the first row in the backward phase that belongs to it or to one below it, up to the next
+//! that does not. Peaks follow `MemTracker`'s strict rule; where the trace has `op` rows,
+//! `--op-boundary` looks only where an op ended, as `MemTracker` does, which misses what an op takes
+//! and gives back inside.
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::EventName;
+use memtrace_trace::ranges::{Meaning, meaning};
+use memtrace_trace::units::Unit;
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+use super::snapshot::{TYPES, Types, rounds_to_nothing, type_of, value};
+use super::{Answer, Report, next};
+use crate::error::Result;
+use crate::group;
+use crate::input::Input;
+use crate::options::{Flag, Options};
+use crate::page::{Cell, Page, Side, Style, Table, count};
+use crate::play::{Footer, heading, play};
+use crate::record::{Columns, Record};
+use crate::replay::{HOST, Metric, Replay};
+use crate::rst;
+use crate::texts::Symbol;
+
+/// See the module.
+pub(super) struct Modules;
+
+impl Report for Modules {
+    fn name(&self) -> &'static str {
+        "modules"
+    }
+
+    fn about(&self) -> &'static str {
+        "Memory before, at the peak of and after each module call, as MemTracker has it"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        &[
+            Flag { default: "2", help: "Modules down to the N-th level of their path", ..group::DEPTH },
+            Flag {
+                name: "calls",
+                value: Some("N"),
+                default: "100",
+                choices: &[],
+                help: "How many calls of a module are kept one by one",
+            },
+            Flag {
+                name: "full",
+                value: None,
+                default: "",
+                choices: &[],
+                help: "Every state of every call, by category, as MemTracker prints them",
+            },
+            Flag {
+                name: "table",
+                value: None,
+                default: "",
+                choices: &[],
+                help: "The same as reStructuredText tables",
+            },
+            Flag {
+                name: "op-boundary",
+                value: None,
+                default: "",
+                choices: &[],
+                help: "Peaks at the ends of ops only: MemTracker's own numbers",
+            },
+        ]
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let mut page = Page::new(options.paint, options.width);
+        let mut footer = Footer::new(input);
+        let mut json = Vec::new();
+        let depth = options.number(group::DEPTH.name)?.unwrap_or(2);
+        let calls = options.number("calls")?.unwrap_or(100);
+        for (index, trace) in input.traces.iter().enumerate() {
+            let mut tracker = Tracker::new(depth, calls, options);
+            let columns = Columns::of(&["name", "tid"]);
+            let played =
+                play(trace, columns, options, Metric::Allocated, |row, replay| tracker.feed(row, replay))?;
+            footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            if tracker.open_calls() > 0 {
+                footer.notes.push(format!("{} module ranges were never closed", tracker.open_calls()));
+            }
+            if tracker.unmatched > 0 {
+                footer.notes.push(format!("{} ends of ranges that were not open", tracker.unmatched));
+            }
+            if index == 0 {
+                heading(&mut page, input, &trace.meta);
+            }
+            page.gap();
+            if input.traces.len() > 1 {
+                page.plain(format!("rank {}", trace.meta.rank));
+            }
+            tracker.print(&mut page, options);
+            json.push(json!({
+                "file": trace.path.display().to_string(),
+                "rank": trace.meta.rank,
+                "modules": tracker.json(),
+            }));
+        }
+        let hints = vec![next("peak", input, "--by module"), next("snapshot", input, "")];
+        Ok(Answer { page, json: json!({ "processes": json }), footer, next: hints, ..Answer::default() })
+    }
+}
+
+/// MemTracker's states, by their names there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    PeakForward,
+    PreForward,
+    PostForward,
+    PreForwardAc,
+    PostForwardAc,
+    PeakBackward,
+    PreBackward,
+    PostBackward,
+}
+
+impl State {
+    const fn name(self) -> &'static str {
+        match self {
+            State::PeakForward => "Peak-Forward",
+            State::PreForward => "Pre-Forward",
+            State::PostForward => "Post-Forward",
+            State::PreForwardAc => "Pre-Forward-AC",
+            State::PostForwardAc => "Post-Forward-AC",
+            State::PeakBackward => "Peak-Backward",
+            State::PreBackward => "Pre-Backward",
+            State::PostBackward => "Post-Backward",
+        }
+    }
+}
+
+/// What each device holds, by category.
+type Snapshot = BTreeMap<i32, Types>;
+
+fn total(types: &Types) -> i64 {
+    types.iter().sum()
+}
+
+/// Of one state of a module.
+#[derive(Clone, Debug)]
+struct Series {
+    state: State,
+    calls: u64,
+    /// The first calls, one by one.
+    kept: Vec<Snapshot>,
+    /// The last call's.
+    last: Snapshot,
+    /// The highest total of a device over all calls.
+    highest: i64,
+}
+
+/// One module.
+#[derive(Clone, Debug, Default)]
+struct Stats {
+    /// In the order in which they first came, as in MemTracker.
+    states: Vec<Series>,
+    /// Bytes that stayed from before a forward call to behind it, at most.
+    retained: i64,
+}
+
+impl Stats {
+    fn add(&mut self, state: State, snapshot: Snapshot, keep: usize) {
+        let at = match self.states.iter().position(|series| series.state == state) {
+            Some(at) => at,
+            None => {
+                let series = Series { state, calls: 0, kept: Vec::new(), last: Snapshot::new(), highest: 0 };
+                self.states.push(series);
+                self.states.len() - 1
+            }
+        };
+        let series = &mut self.states[at];
+        series.calls += 1;
+        series.highest = series.highest.max(highest(&snapshot));
+        if series.kept.len() < keep {
+            series.kept.push(snapshot.clone());
+        }
+        series.last = snapshot;
+    }
+
+    /// The last call's snapshot was not the peak after all.
+    fn raise(&mut self, state: State, snapshot: &Snapshot, keep: usize) {
+        if let Some(series) = self.states.iter_mut().find(|series| series.state == state) {
+            series.highest = series.highest.max(highest(snapshot));
+            if series.calls as usize <= keep
+                && let Some(last) = series.kept.last_mut()
+            {
+                last.clone_from(snapshot);
+            }
+            series.last.clone_from(snapshot);
+        }
+    }
+
+    fn of(&self, state: State) -> Option<&Series> {
+        self.states.iter().find(|series| series.state == state)
+    }
+}
+
+fn highest(snapshot: &Snapshot) -> i64 {
+    snapshot.iter().filter(|(device, _)| **device != HOST).map(|(_, types)| total(types)).max().unwrap_or(0)
+}
+
+/// A call that has not ended.
+struct Call {
+    path: String,
+    /// The state that its end has.
+    after: State,
+    /// The state that its peak has; none in a recomputation.
+    peak: Option<State>,
+    local_peak: BTreeMap<i32, i64>,
+    at_peak: Snapshot,
+    before: i64,
+}
+
+struct Tracker {
+    depth: usize,
+    keep: usize,
+    op_boundary: bool,
+    device: Option<i32>,
+    now: Snapshot,
+    /// Open ranges of each thread; `None` for one that is no module, or too deep.
+    ranges: FxHashMap<i32, Vec<(Symbol, Option<Call>)>>,
+    backward: Vec<Call>,
+    modules: FxHashMap<String, Stats>,
+    unmatched: u64,
+}
+
+impl Tracker {
+    fn new(depth: usize, keep: usize, options: &Options) -> Tracker {
+        Tracker {
+            depth,
+            keep,
+            op_boundary: options.is_set("op-boundary"),
+            device: options.device,
+            now: Snapshot::new(),
+            ranges: FxHashMap::default(),
+            backward: Vec::new(),
+            modules: FxHashMap::default(),
+            unmatched: 0,
+        }
+    }
+
+    /// Ranges that the trace left open, the module calls among them.
+    fn open_calls(&self) -> usize {
+        self.ranges.values().flatten().filter(|(_, call)| call.is_some()).count()
+    }
+
+    fn feed(&mut self, row: &Record, replay: &Replay) {
+        let block = row.event.is_block() || matches!(row.event, EventName::HostAlloc | EventName::HostFree);
+        if block && self.device.is_none_or(|only| only == row.device) {
+            let types = self.now.entry(row.device).or_default();
+            let bytes = &mut types[type_of(row.category)];
+            *bytes = bytes.wrapping_add(row.delta_bytes);
+        }
+        if !replay.in_window() {
+            return;
+        }
+        match row.event {
+            EventName::RangeBegin => self.begin(row, replay),
+            EventName::RangeEnd => self.end(row),
+            _ => {}
+        }
+        if !matches!(row.event, EventName::Free | EventName::Tag) {
+            self.follow_backward(row, replay);
+        }
+        let looks = if self.op_boundary { row.event == EventName::Op } else { row.event == EventName::Alloc };
+        if looks {
+            self.look_for_peaks();
+        }
+    }
+
+    /// The path of the module whose range opens; `None` when the range is no module's, or too deep.
+    fn path_of(&self, row: &Record, replay: &Replay) -> Option<String> {
+        let name = replay.texts.get(row.name);
+        let path = match meaning(&name, None, &[]) {
+            Meaning::ModulePath(path) => path.to_owned(),
+            Meaning::Level(level) if row.module == Symbol::NONE => level.to_owned(),
+            Meaning::Level(level) => format!("{}.{level}", replay.texts.get(row.module)),
+            Meaning::Phase(_) | Meaning::Op(_) | Meaning::Step(_) => return None,
+        };
+        (path.matches('.').count() < self.depth).then_some(path)
+    }
+
+    fn begin(&mut self, row: &Record, replay: &Replay) {
+        let call = self.path_of(row, replay).map(|path| {
+            let recomputed = row.phase == replay.phases.backward;
+            let (before, after, peak) = if recomputed {
+                (State::PreForwardAc, State::PostForwardAc, None)
+            } else {
+                (State::PreForward, State::PostForward, Some(State::PeakForward))
+            };
+            self.enter(path, before, after, peak)
+        });
+        self.ranges.entry(row.tid).or_default().push((row.name, call));
+    }
+
+    fn enter(&mut self, path: String, before: State, after: State, peak: Option<State>) -> Call {
+        let stats = self.modules.entry(path.clone()).or_default();
+        if let Some(peak) = peak {
+            stats.add(peak, self.now.clone(), self.keep);
+        }
+        stats.add(before, self.now.clone(), self.keep);
+        Call {
+            path,
+            after,
+            peak,
+            local_peak: self.now.iter().map(|(device, types)| (*device, total(types))).collect(),
+            at_peak: self.now.clone(),
+            before: highest(&self.now),
+        }
+    }
+
+    fn leave(&mut self, call: Call) {
+        let stats = self.modules.entry(call.path).or_default();
+        if call.after == State::PostForward {
+            stats.retained = stats.retained.max(highest(&self.now) - call.before);
+        }
+        stats.add(call.after, self.now.clone(), self.keep);
+    }
+
+    fn end(&mut self, row: &Record) {
+        let open = self.ranges.entry(row.tid).or_default();
+        // Ranges of different kinds may end in another order than they began.
+        let Some(at) = open.iter().rposition(|(name, _)| *name == row.name) else {
+            self.unmatched += 1;
+            return;
+        };
+        if let (_, Some(call)) = open.remove(at) {
+            self.leave(call);
+        }
+    }
+
+    fn follow_backward(&mut self, row: &Record, replay: &Replay) {
+        let in_backward = row.phase == replay.phases.backward;
+        if !in_backward && self.backward.is_empty() || in_backward && row.module == Symbol::NONE {
+            return;
+        }
+        // A recomputed forward has ranges of its own.
+        let recomputes = self.ranges.get(&row.tid).is_some_and(|open| {
+            open.iter().flat_map(|(_, call)| call).any(|call| call.after == State::PostForwardAc)
+        });
+        if recomputes || row.event == EventName::RangeBegin || row.event == EventName::RangeEnd {
+            return;
+        }
+        let module = if in_backward { replay.texts.get(row.module).to_string() } else { String::new() };
+        let is_on = |path: &str| {
+            module.strip_prefix(path).is_some_and(|below| below.is_empty() || below.starts_with('.'))
+        };
+        while let Some(call) = self.backward.pop_if(|call| !is_on(&call.path)) {
+            self.leave(call);
+        }
+        let ends = module.match_indices('.').map(|(end, _)| end).chain([module.len()]);
+        for path in ends.take(self.depth).map(|end| &module[..end]).filter(|path| !path.is_empty()) {
+            if !self.backward.iter().any(|call| call.path == path) {
+                let call = self.enter(
+                    path.to_owned(),
+                    State::PreBackward,
+                    State::PostBackward,
+                    Some(State::PeakBackward),
+                );
+                self.backward.push(call);
+            }
+        }
+    }
+
+    fn look_for_peaks(&mut self) {
+        let calls = self.ranges.values_mut().flatten().filter_map(|(_, call)| call.as_mut());
+        for call in calls.chain(&mut self.backward) {
+            let Some(state) = call.peak else { continue };
+            let mut raised = false;
+            for (device, types) in &self.now {
+                let local = call.local_peak.entry(*device).or_default();
+                if total(types) > *local {
+                    *local = total(types);
+                    call.at_peak.insert(*device, *types);
+                    raised = true;
+                }
+            }
+            if raised && let Some(stats) = self.modules.get_mut(&call.path) {
+                stats.raise(state, &call.at_peak, self.keep);
+            }
+        }
+    }
+
+    /// Modules by MemTracker's natural order.
+    fn sorted(&self) -> Vec<(&String, &Stats)> {
+        let mut all: Vec<_> = self.modules.iter().collect();
+        all.sort_by_cached_key(|(path, _)| natural(path));
+        all
+    }
+
+    fn print(&self, page: &mut Page, options: &Options) {
+        if self.modules.is_empty() {
+            page.plain("No module calls in this trace: mark them with ranges, such as torch.cuda.nvtx.range(\"module:Net.layer\").");
+            return;
+        }
+        if options.is_set("full") || options.is_set("table") {
+            for (path, stats) in self.sorted() {
+                page.plain(format!("Module:  {path}"));
+                if options.is_set("table") {
+                    print_table(page, stats, options.units);
+                } else {
+                    print_states(page, stats, options.units);
+                }
+                page.gap();
+            }
+            return;
+        }
+        let mut table = Table::new(&[
+            ("calls", Side::Right),
+            ("before", Side::Right),
+            ("peak forward", Side::Right),
+            ("retained", Side::Right),
+            ("peak backward", Side::Right),
+            ("recomputed", Side::Right),
+            ("module", Side::Left),
+        ]);
+        let sorted = self.sorted();
+        let top = options.top.unwrap_or(40);
+        for (path, stats) in sorted.iter().take(top) {
+            let most = |state| {
+                stats.of(state).map_or_else(|| "-".to_owned(), |s| options.units.show(s.highest).to_string())
+            };
+            let calls = |state| stats.of(state).map_or(0, |series| series.calls);
+            table.row([
+                count(calls(State::PreForward)).into(),
+                most(State::PreForward).into(),
+                Cell::new(most(State::PeakForward), Style::Strong),
+                options.units.show(stats.retained).to_string().into(),
+                most(State::PeakBackward).into(),
+                count(calls(State::PreForwardAc)).into(),
+                path.as_str().into(),
+            ]);
+        }
+        page.table(&table);
+        if sorted.len() > top {
+            page.line([Cell::new(format!("{} more; --top N", sorted.len() - top), Style::Faint)]);
+        }
+        page.plain("the device's memory, the highest over all calls; --full shows each call by category");
+        if self.modules.values().all(|stats| stats.of(State::PreBackward).is_none()) {
+            page.plain("no row in backward belongs to a module in this trace, so backward has no states");
+        }
+    }
+
+    fn json(&self) -> Value {
+        let modules: Vec<Value> = self
+            .sorted()
+            .into_iter()
+            .map(|(path, stats)| {
+                let states: serde_json::Map<String, Value> = stats
+                    .states
+                    .iter()
+                    .map(|series| {
+                        let kept: Vec<Value> = series.kept.iter().map(snapshot_json).collect();
+                        (series.state.name().to_owned(), kept.into())
+                    })
+                    .collect();
+                json!({
+                    "module": path,
+                    "calls": stats.of(State::PreForward).map_or(0, |series| series.calls),
+                    "retained_bytes": stats.retained,
+                    "states": states,
+                })
+            })
+            .collect();
+        modules.into()
+    }
+}
+
+fn device_name(ordinal: i32) -> String {
+    if ordinal == HOST { "cpu (pinned)".to_owned() } else { format!("cuda:{ordinal}") }
+}
+
+fn snapshot_json(snapshot: &Snapshot) -> Value {
+    let devices: serde_json::Map<String, Value> = snapshot
+        .iter()
+        .map(|(device, types)| {
+            let mut value = json!({ "Total": total(types) });
+            for ((name, _), bytes) in TYPES.iter().zip(types) {
+                value[*name] = (*bytes).into();
+            }
+            (device_name(*device), value)
+        })
+        .collect();
+    devices.into()
+}
+
+/// MemTracker's plain layout.
+fn print_states(page: &mut Page, stats: &Stats, units: Unit) {
+    for series in &stats.states {
+        page.plain(series.state.name());
+        for (index, snapshot) in series.kept.iter().enumerate() {
+            page.plain(format!("# {}:", index + 1));
+            if snapshot.is_empty() {
+                page.plain("No memory tracked.");
+            }
+            for (device, types) in snapshot {
+                if rounds_to_nothing(total(types), units) {
+                    continue;
+                }
+                page.plain(format!("Device: {}", device_name(*device)));
+                for ((name, _), bytes) in TYPES.iter().zip(types) {
+                    page.plain(format!("\t{name}: {}", value(*bytes, units)));
+                }
+                page.plain(format!("\tTotal: {}", value(total(types), units)));
+            }
+        }
+    }
+}
+
+/// MemTracker's table.
+fn print_table(page: &mut Page, stats: &Stats, units: Unit) {
+    let heads: Vec<&str> = ["State & Call", "Device"]
+        .into_iter()
+        .chain(TYPES.iter().map(|(name, _)| *name))
+        .chain(["Total"])
+        .collect();
+    let mut rows = Vec::new();
+    for series in &stats.states {
+        for (index, snapshot) in series.kept.iter().enumerate() {
+            let mut label = format!("{} # {}", series.state.name(), index + 1);
+            for (device, types) in snapshot {
+                if rounds_to_nothing(total(types), units) {
+                    continue;
+                }
+                // Blank when the row above has the same.
+                let mut row = vec![std::mem::take(&mut label), device_name(*device)];
+                row.extend(types.iter().chain([&total(types)]).map(|bytes| value(*bytes, units)));
+                rows.push(row);
+            }
+        }
+    }
+    for line in rst::table(&heads, &rows) {
+        page.plain(line);
+    }
+}
+
+/// A piece of a path as MemTracker sorts it: digits as numbers, the rest in lower case.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Piece {
+    Text(String),
+    Number(u128),
+}
+
+/// `split([0-9]+)`: texts and numbers in turn, a text first.
+fn natural(path: &str) -> Vec<Piece> {
+    let mut pieces = vec![Piece::Text(String::new())];
+    for c in path.chars() {
+        let digit = c.to_digit(10).filter(|_| c.is_ascii_digit());
+        match (pieces.last_mut(), digit) {
+            (Some(Piece::Number(number)), Some(digit)) => {
+                *number = number.saturating_mul(10).saturating_add(u128::from(digit));
+            }
+            (_, Some(digit)) => pieces.push(Piece::Number(u128::from(digit))),
+            (Some(Piece::Text(text)), None) => text.extend(c.to_lowercase()),
+            (_, None) => pieces.push(Piece::Text(c.to_lowercase().collect())),
+        }
+    }
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_sort_by_their_number() {
+        let mut paths = ["GPT.h.10", "GPT.h.9", "GPT", "gpt.A", "GPT.h.9.mlp"];
+        paths.sort_by_key(|path| natural(path));
+        assert_eq!(paths, ["GPT", "gpt.A", "GPT.h.9", "GPT.h.9.mlp", "GPT.h.10"]);
+    }
+}

@@ -1,0 +1,343 @@
+//! Each report on real traces, held against numbers that pandas computed (`tests/scripts/expected.py`)
+//! and against what the scripts that made them are known to do.
+//!
+//! `tests/fixtures/record` made the traces; `tests/fixtures/expected.json` is the output of the pandas
+//! script, which one test runs again where a torch environment with pandas is installed.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use memtrace_analysis::input::Input;
+use memtrace_analysis::options::Options;
+use memtrace_analysis::reports::{self, Answer, Verdict};
+use serde_json::{Value, json};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+fn expected() -> Value {
+    let text = std::fs::read_to_string(fixtures().join("expected.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+/// The names of the recorded traces.
+fn names() -> Vec<String> {
+    expected().as_object().unwrap().keys().cloned().collect()
+}
+
+fn options(values: &[(&'static str, &str)]) -> Options {
+    Options {
+        top: Some(20),
+        values: values.iter().map(|(name, value)| (*name, (*value).to_owned())).collect(),
+        ..Options::default()
+    }
+}
+
+fn answer(report: &str, traces: &[&str], options: &Options) -> Answer {
+    let inputs: Vec<Input> = traces.iter().map(|name| Input::open(&fixtures().join(name)).unwrap()).collect();
+    let report = reports::find(report).unwrap();
+    let mut options = options.clone();
+    for flag in report.flags() {
+        if flag.value.is_some() && !flag.default.is_empty() {
+            options.values.entry(flag.name).or_insert_with(|| flag.default.to_owned());
+        }
+    }
+    report.run(&inputs, &options).unwrap()
+}
+
+/// The answer's JSON for rank 0.
+fn json_of(report: &str, trace: &str, values: &[(&'static str, &str)]) -> Value {
+    let rank0 = |mut input: Input| {
+        input.only_rank(0).unwrap();
+        input
+    };
+    let input = rank0(Input::open(&fixtures().join(trace)).unwrap());
+    let report = reports::find(report).unwrap();
+    let mut options = options(values);
+    for flag in report.flags() {
+        if flag.value.is_some() && !flag.default.is_empty() {
+            options.values.entry(flag.name).or_insert_with(|| flag.default.to_owned());
+        }
+    }
+    report.run(&[input], &options).unwrap().json
+}
+
+#[test]
+fn every_recorded_trace_is_sound() {
+    for name in names() {
+        let answer = answer("check", &[&name], &options(&[]));
+        assert_eq!(answer.verdict, Verdict::Fine, "{name}: {}", answer.text());
+    }
+}
+
+#[test]
+fn every_report_answers_on_every_trace_and_names_a_command_that_exists() {
+    for name in names() {
+        for report in reports::REPORTS {
+            let traces = vec![name.as_str(); report.inputs().len()];
+            if report.name() == "budget" {
+                continue;
+            }
+            let answer = answer(report.name(), &traces, &options(&[]));
+            let text = answer.text();
+            assert!(!answer.next.is_empty(), "{}", report.name());
+            for next in &answer.next {
+                let command = next.split(' ').nth(1).unwrap();
+                assert!(reports::find(command).is_some(), "{}: {next}", report.name());
+            }
+            assert!(text.contains("events lost"), "{text}");
+            let lines = text.lines().filter(|line| !line.starts_with("note: ")).count();
+            // One screen for a process; what MemTracker prints is as long as it is there.
+            let processes = Input::open(&fixtures().join(&name)).unwrap().traces.len();
+            assert!(lines <= 50 * processes, "{} on {name} has {lines} lines:\n{text}", report.name());
+        }
+    }
+}
+
+#[test]
+fn peaks_are_those_of_the_columns() {
+    for (name, expected) in expected().as_object().unwrap() {
+        let summary = json_of("summary", name, &[]);
+        let process = &summary["processes"][0];
+        let device = &process["devices"][0];
+        assert_eq!(process["rows"], expected["rows"], "{name}");
+        for key in ["bytes", "seq", "step", "op", "phase"] {
+            assert_eq!(device["peak_allocated"][key], expected["peak_allocated"][key], "{name} {key}");
+        }
+        assert_eq!(device["peak_reserved"]["bytes"], expected["peak_reserved"], "{name}");
+        assert_eq!(device["peak_used"]["bytes"], expected["peak_used"], "{name}");
+    }
+}
+
+#[test]
+fn what_was_live_at_the_peak_is_what_pandas_joins() {
+    for (name, expected) in expected().as_object().unwrap() {
+        for by in ["module", "op", "phase", "category", "step"] {
+            let peak = json_of("peak", name, &[("by", by), ("as-of", "")]);
+            let found: BTreeMap<&str, i64> = peak["groups"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|group| {
+                    let key = match group["key"].as_str().unwrap() {
+                        "(unattributed)" => "(none)",
+                        "before the first" => "-1",
+                        key => key,
+                    };
+                    (key, group["bytes"].as_i64().unwrap())
+                })
+                .collect();
+            let wanted: BTreeMap<&str, i64> = expected["live"][by]
+                .as_object()
+                .unwrap()
+                .iter()
+                .map(|(key, bytes)| (key.as_str(), bytes.as_i64().unwrap()))
+                .collect();
+            assert_eq!(found, wanted, "{name} by {by}");
+        }
+    }
+}
+
+#[test]
+fn the_ops_that_added_most_are_memory_trackers() {
+    for (name, expected) in expected().as_object().unwrap() {
+        let found = &json_of("top-ops", name, &[])["processes"][0];
+        assert_eq!(found["op_calls"], expected["top_ops"]["op_calls"], "{name}");
+        let top: Vec<Value> = found["top"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|op| json!([op["index"], op["op"], op["delta_bytes"]]))
+            .collect();
+        assert_eq!(Value::from(top), expected["top_ops"]["top"], "{name}");
+    }
+}
+
+#[test]
+fn three_mib_a_step_are_named_with_their_op_and_module() {
+    for (name, expected) in expected().as_object().unwrap() {
+        let found = &json_of("leaks", name, &[])["processes"][0]["leaks"];
+        let wanted = expected["leaks"].as_array().unwrap();
+        assert_eq!(found.as_array().unwrap().len(), wanted.len(), "{name}");
+        for (found, wanted) in found.as_array().unwrap().iter().zip(wanted) {
+            assert_eq!((&found["op"], &found["module"]), (&wanted["op"], &wanted["module"]));
+            assert_eq!(found["bytes"], wanted["bytes"]);
+            let slope = |value: &Value| value.as_f64().unwrap();
+            assert!((slope(&found["bytes_per_step"]) / slope(&wanted["slope"]) - 1.0).abs() < 1e-9);
+        }
+    }
+    let leak = &json_of("leaks", "leaks", &[])["processes"][0]["leaks"][0];
+    assert_eq!((&leak["module"], &leak["op"]), (&json!("Encoder.cache"), &json!("aten::empty")));
+    let slope = leak["bytes_per_step"].as_f64().unwrap();
+    assert!((slope / f64::from(3 << 20) - 1.0).abs() < 0.01, "{slope}");
+}
+
+#[test]
+fn holes_and_pins_are_those_between_the_addresses() {
+    for (name, expected) in expected().as_object().unwrap() {
+        let found = &json_of("frag", name, &[])["devices"][0];
+        let expected = &expected["frag"];
+        for (ours, theirs) in [
+            ("reserved_bytes", "reserved"),
+            ("allocated_bytes", "allocated"),
+            ("requested_bytes", "requested"),
+            ("hole_bytes", "holes"),
+            ("empty_segment_bytes", "empty"),
+            ("largest_free_bytes", "largest"),
+        ] {
+            assert_eq!(found[ours], expected[theirs], "{name} {ours}");
+        }
+        let pinned: Vec<Value> = found["pinned_segments"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|segment| segment["free_bytes"].clone())
+            .collect();
+        assert_eq!(Value::from(pinned), expected["pinned"], "{name}");
+    }
+    let segments = json_of("frag", "fragments", &[])["devices"][0]["pinned_segments"].clone();
+    let segments = segments.as_array().unwrap();
+    assert_eq!(segments.len(), 8);
+    for segment in segments {
+        assert_eq!(segment["blocks"][0]["module"], "Pins.small");
+        assert_eq!(segment["blocks"][0]["bytes"], 2 << 20);
+    }
+}
+
+#[test]
+fn each_way_to_run_out_of_memory_has_its_verdict() {
+    for (kind, verdict) in [
+        ("oom-big", "too big"),
+        ("oom-fragments", "fragmentation"),
+        ("oom-outside", "outside torch"),
+        ("oom-limit", "a limit"),
+    ] {
+        let found = &json_of("oom", kind, &[])["ooms"][0];
+        assert_eq!(found["verdict"], verdict, "{kind}");
+        assert_eq!((&found["module"], &found["step"]), (&json!("Net.wide"), &json!(3)));
+        let expected = &expected()[kind]["oom"];
+        for (ours, theirs) in [
+            ("rounded_bytes", "rounded"),
+            ("allocated_bytes", "allocated"),
+            ("reserved_bytes", "reserved"),
+            ("largest_hole_bytes", "largest"),
+            ("holes", "pieces"),
+            ("outside_bytes", "outside"),
+        ] {
+            assert_eq!(found[ours], expected[theirs], "{kind} {ours}");
+        }
+    }
+    assert_eq!(json_of("oom", "gpt", &[])["ooms"], json!([]));
+}
+
+#[test]
+fn counts_and_quantiles_are_those_of_the_rows() {
+    for (name, expected) in expected().as_object().unwrap() {
+        let found = &json_of("stats", name, &[])["processes"][0];
+        let expected = &expected["stats"];
+        assert_eq!(found["block_bytes"]["count"], expected["blocks"], "{name}");
+        assert_eq!(found["allocated_bytes"], expected["bytes"], "{name}");
+        assert_eq!(found["rounding_bytes"], expected["rounding"], "{name}");
+        assert_eq!(found["lifetime_ns"]["count"], expected["lifetimes"], "{name}");
+        assert_eq!(
+            json!([found["temporary_blocks"], found["temporary_bytes"]]),
+            expected["temporaries"],
+            "{name}"
+        );
+        // Three digits of each value are kept.
+        let close = |found: &Value, wanted: &Value| {
+            let (found, wanted) = (found.as_f64().unwrap(), wanted.as_f64().unwrap());
+            assert!((found - wanted).abs() <= wanted * 0.002 + 1.0, "{name}: {found} for {wanted}");
+        };
+        close(&found["block_bytes"]["p50"], &expected["block_p50"]);
+        close(&found["block_bytes"]["max"], &expected["block_max"]);
+        close(&found["lifetime_ns"]["p50"], &expected["lifetime_p50"]);
+    }
+}
+
+#[test]
+fn a_snapshot_at_the_end_is_the_sum_of_the_deltas() {
+    const TYPES: &[(&str, &[&str])] = &[
+        ("Parameter", &["parameter"]),
+        ("Activation", &["activation"]),
+        ("Temp", &["temporary"]),
+        ("Optstate", &["optimizer_state"]),
+    ];
+    for (name, expected) in expected().as_object().unwrap() {
+        let found = json_of("snapshot", name, &[("type", "current"), ("as-of", "")]);
+        let found = found["devices"].as_array().unwrap().iter().find(|device| device["device"] == 0).unwrap();
+        let at_end = expected["at_end"].as_object().unwrap();
+        let sum = |keys: &[&str]| keys.iter().filter_map(|key| at_end.get(*key)?.as_i64()).sum::<i64>();
+        for (ours, theirs) in TYPES {
+            assert_eq!(found[ours], sum(theirs), "{name} {ours}");
+        }
+        let total: i64 = at_end.values().filter_map(Value::as_i64).sum();
+        assert_eq!(found["Total"], total, "{name}");
+    }
+}
+
+#[test]
+fn the_rank_with_the_longer_batch_is_where_the_ranks_part() {
+    let found = answer("ranks", &["sharded"], &options(&[])).json;
+    let expected = &expected()["sharded"]["ranks"];
+    let peaks: Vec<Value> =
+        found["ranks"].as_array().unwrap().iter().map(|rank| rank["peak_allocated_bytes"].clone()).collect();
+    assert_eq!(Value::from(peaks), expected["peaks"]);
+    assert_eq!(found["first_difference"]["ranks"], expected["ranks"]);
+    let at = |key: &str| found["first_difference"][key].as_str().unwrap().replace("(unattributed)", "(none)");
+    assert_eq!(json!([at("phase"), at("module")]), expected["at"]);
+}
+
+#[test]
+fn a_budget_holds_or_breaks_at_the_byte() {
+    let highest = &expected()["gpt"]["highest"];
+    let folder = tempfile::tempdir().unwrap();
+    let limits = folder.path().join("budget.toml");
+    for (less, verdict) in [(0, Verdict::Fine), (1, Verdict::OverLimit)] {
+        let limit = |key: &str| highest[key].as_i64().unwrap() - less;
+        let peak = expected()["gpt"]["peak_allocated"]["bytes"].as_i64().unwrap();
+        let text = format!(
+            "[total]\nallocated = {peak}\n[modules]\n\"GPT.h\" = {}\n[categories]\nactivation = {}\n[phases]\nbackward = {}\n",
+            limit("module GPT.h"),
+            limit("category activation"),
+            limit("phase backward"),
+        );
+        std::fs::write(&limits, text).unwrap();
+        let answer = answer("budget", &["gpt"], &options(&[("limits", limits.to_str().unwrap())]));
+        assert_eq!(answer.verdict, verdict, "{}", answer.text());
+        assert_eq!(answer.json["broken"], 3 * less, "{}", answer.text());
+    }
+}
+
+#[test]
+fn two_runs_differ_by_owner_and_a_gate_can_fail() {
+    let gate = |limit: &str, traces: &[&str]| answer("diff", traces, &options(&[("fail-over", limit)]));
+    assert_eq!(gate("0%", &["gpt", "gpt"]).verdict, Verdict::Fine);
+    let worse = gate("2%", &["leaks", "gpt"]);
+    assert_eq!(worse.verdict, Verdict::OverLimit);
+    let sum = |side: &str| -> i64 {
+        worse.json["changes"].as_array().unwrap().iter().filter_map(|change| change[side].as_i64()).sum()
+    };
+    let (before, after) = (&expected()["leaks"], &expected()["gpt"]);
+    assert_eq!(sum("before_bytes"), before["peak_allocated"]["bytes"]);
+    assert_eq!(sum("after_bytes"), after["peak_allocated"]["bytes"]);
+}
+
+#[test]
+fn pandas_still_computes_what_is_expected() {
+    let set = |name| std::env::var_os(name).map(PathBuf::from);
+    let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache"))).unwrap();
+    let cache = set("MEMTRACE_CACHE").unwrap_or_else(|| base.join("memtrace"));
+    let python = cache.join("torch-2.11.0/bin/python");
+    if !python.exists() {
+        eprintln!("skipped: scripts/torch-env 2.11.0 has not been run");
+        return;
+    }
+    let script = fixtures().join("../scripts/expected.py");
+    let output = Command::new(python).arg(script).arg(fixtures()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let now: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(now, expected());
+}
