@@ -288,7 +288,8 @@ impl Tracker {
             Meaning::Level(level) => format!("{}.{level}", replay.texts.get(row.module)),
             Meaning::Phase(_) | Meaning::Op(_) | Meaning::Step(_) => return None,
         };
-        (path.matches('.').count() < self.depth).then_some(path)
+        // CUDA's own libraries mark their C++ functions; no module is called so.
+        (path.matches('.').count() < self.depth && !path.contains("::")).then_some(path)
     }
 
     fn begin(&mut self, row: &Record, replay: &Replay) {
