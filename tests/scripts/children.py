@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import torch
 
@@ -47,6 +48,7 @@ def fork_while_threads_allocate():
     def work():
         while not stop.is_set():
             allocate()
+            time.sleep(0.001)  # forks are the point here, not overload
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
