@@ -28,6 +28,7 @@ scripts! {
     sizes_that_depend_on_values_are_as_full_as_can_be: "phantom_dynamic.py" on "h100-80g";
     sizes_that_depend_on_values_can_be_half: "phantom_dynamic.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "half";
     sizes_that_depend_on_values_can_be_nothing: "phantom_dynamic.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "empty";
+    everything_that_pytorch_does_on_a_device_runs: "phantom_features.py" on "h100-80g";
     copies_streams_events_threads_and_pinned_memory_behave: "phantom_basics.py" on "h100-80g";
 }
 

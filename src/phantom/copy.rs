@@ -30,6 +30,11 @@ fn place(address: usize, size: usize) -> Result<Option<&'static Device>, Status>
     machine().devices.get(index).map(Some).ok_or(INVALID_VALUE)
 }
 
+/// The device in whose memory an address is.
+pub(crate) fn device_of(address: usize) -> Option<&'static Device> {
+    place(address, 1).ok().flatten()
+}
+
 /// Moves bytes that both ends really hold.
 fn really(to: usize, from: usize, size: usize) {
     // SAFETY: a device's range was checked to be mapped, and the C contract of the copy makes the

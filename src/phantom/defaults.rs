@@ -82,12 +82,10 @@ work! {
     cublasCcopy_v2,
     cublasCdotc_v2,
     cublasCdotu_v2,
-    cublasCgelsBatched,
     cublasCgemmBatched,
     cublasCgemmStridedBatched,
     cublasCgemm_v2,
     cublasCgemv_v2,
-    cublasCgeqrfBatched,
     cublasCgerc_v2,
     cublasCgeru_v2,
     cublasCgetrfBatched,
@@ -119,12 +117,10 @@ work! {
     cublasDaxpy_v2,
     cublasDcopy_v2,
     cublasDdot_v2,
-    cublasDgelsBatched,
     cublasDgemmBatched,
     cublasDgemmStridedBatched,
     cublasDgemm_v2,
     cublasDgemv_v2,
-    cublasDgeqrfBatched,
     cublasDger_v2,
     cublasDgetrfBatched,
     cublasDgetrsBatched,
@@ -165,13 +161,11 @@ work! {
     cublasScnrm2_v2,
     cublasScopy_v2,
     cublasSdot_v2,
-    cublasSgelsBatched,
     cublasSgemmBatched,
     cublasSgemmEx,
     cublasSgemmStridedBatched,
     cublasSgemm_v2,
     cublasSgemv_v2,
-    cublasSgeqrfBatched,
     cublasSger_v2,
     cublasSgetrfBatched,
     cublasSgetrsBatched,
@@ -199,12 +193,10 @@ work! {
     cublasZdotu_v2,
     cublasZdrot_v2,
     cublasZdscal_v2,
-    cublasZgelsBatched,
     cublasZgemmBatched,
     cublasZgemmStridedBatched,
     cublasZgemm_v2,
     cublasZgemv_v2,
-    cublasZgeqrfBatched,
     cublasZgerc_v2,
     cublasZgeru_v2,
     cublasZgetrfBatched,
@@ -375,9 +367,17 @@ work! {
 }
 
 fills! {
+    cublasCgelsBatched(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, a9: Out<c_int>, _a10: Word, _a11: Word) { a9 = 0; }
+    cublasCgeqrfBatched(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, a6: Out<c_int>, _a7: Word) { a6 = 0; }
+    cublasDgelsBatched(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, a9: Out<c_int>, _a10: Word, _a11: Word) { a9 = 0; }
+    cublasDgeqrfBatched(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, a6: Out<c_int>, _a7: Word) { a6 = 0; }
     cublasLtMatmulDescCreate(a0: Out<usize>, _a1: Word, _a2: Word) { a0 = opaque_handle(); }
     cublasLtMatmulPreferenceCreate(a0: Out<usize>) { a0 = opaque_handle(); }
     cublasLtMatrixLayoutCreate(a0: Out<usize>, _a1: Word, _a2: Word, _a3: Word, _a4: Word) { a0 = opaque_handle(); }
+    cublasSgelsBatched(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, a9: Out<c_int>, _a10: Word, _a11: Word) { a9 = 0; }
+    cublasSgeqrfBatched(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, a6: Out<c_int>, _a7: Word) { a6 = 0; }
+    cublasZgelsBatched(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, a9: Out<c_int>, _a10: Word, _a11: Word) { a9 = 0; }
+    cublasZgeqrfBatched(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, a6: Out<c_int>, _a7: Word) { a6 = 0; }
     cudnnCreateActivationDescriptor(a0: Out<usize>) { a0 = opaque_handle(); }
     cudnnCreateCTCLossDescriptor(a0: Out<usize>) { a0 = opaque_handle(); }
     cudnnCreateConvolutionDescriptor(a0: Out<usize>) { a0 = opaque_handle(); }

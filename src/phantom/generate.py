@@ -105,6 +105,8 @@ def parameters(name, prototype):
             kind, value = NUMBERS[base], "0"
         elif stars == 1 and base == "int" and label.lower() in ("info_host", "h_info", "major", "minor"):
             kind, value = "c_int", "0"
+        elif stars == 1 and base == "int" and label == "info" and re.search(r"geqrfBatched|gelsBatched", name):
+            kind, value = "c_int", "0"  # on the host, as in few functions of the family
         elif making and ((stars == 1 and re.search(r"(_t|Info|Descr|Handle)$", base)) or stars == 2):
             kind, value = "usize", "opaque_handle()"
         if kind is None:
@@ -137,6 +139,9 @@ def main(pythons):
     hand, through = by_hand(), passed_through()
     skip = lambda name: name in hand or any(pattern.fullmatch(name) for pattern in through)
     success, work, fills = kept("success"), kept("work"), kept("fills")
+    for section in (success, work, fills):
+        for name in names:
+            section.pop(name, None)
     for name in names:
         if name in success or name in work or name in fills or skip(name):
             continue

@@ -1,167 +1,168 @@
 //! Kernels whose effect can be told from their name and arguments, though none of them runs.
 //!
-//! Four kinds are worth it. Counting kernels: their result becomes the size of a tensor, so what it
-//! reads as is an assumption that the user can set ([`Dynamic`](crate::values::Dynamic)). Fills: small
-//! ones are really done, so `torch.ones(3)` reads as ones. Comparisons of small known tensors: Python's
-//! own `max` over tensors, by which ranks agree on a size, asks for them. Elementwise kernels: they
-//! write one range and leave what is known of all other memory alone.
+//! - Counting kernels: their result becomes the size of a tensor, so what it reads as is an assumption
+//!   that the user can set ([`Dynamic`](crate::values::Dynamic)).
+//! - Fills of small ranges are really done, so `torch.ones(3)` reads as ones.
+//! - Comparisons and reductions of small known tensors are done, because ranks agree on sizes by them.
+//!   Of unknown values, "all" is taken for true and "any" for false: what programs ask that way is
+//!   whether their data is sound. That two different tensors are equal is taken for false.
+//! - Elementwise kernels write one range and leave what is known of all other memory alone.
 //!
 //! A kernel is known by its mangled name, which the program registers before it can launch it; its
 //! arguments are as PyTorch, CUB and Thrust declare them. A kernel whose name or arguments changed is
 //! no longer recognized: a count then reads as zero, and memory as unknown.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::copy::{forget, read_host, read_known, set, write_known};
+use crate::copy::{device_of, forget, read_host, read_known, set, write_known};
 use crate::ffi::Out;
-use crate::machine::machine;
-use crate::reduce;
+use crate::machine::{Device, machine};
+use crate::reduce::{self, Comparison};
 use crate::stream::stream;
 use crate::values::SMALL;
 
+/// A type of elements, numbered as `ncclDataType_t`.
+type DataType = i32;
+
 /// What a kernel does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
 enum Meaning {
     /// `cub::DeviceReduceSingleTileKernel` over a test for nonzero: (in, out, count, ...).
-    Nonzero = 1,
+    Nonzero,
     /// `cub::DeviceReduceKernel` over a test for nonzero: (in, partial results, count, ...).
-    NonzeroPart = 2,
+    NonzeroPart,
     /// `cub::DeviceReduceSingleTileKernel` over anything, which may finish the above.
-    Finish = 3,
+    Finish,
     /// `cub::DeviceSelectSweepKernel` by equality: (in, flags, out, count out, tiles, op, equality, count, ...).
-    Unique = 4,
+    Unique,
     /// `cub::DeviceReduceByKeyKernel` that encodes run lengths: (in, out, values, lengths, count out,
     /// tiles, first tile, equality, op, count).
-    Runs = 5,
+    Runs,
     /// Thrust's `unique`: (in, out, predicate, count out, count, ...).
-    ThrustUnique = 6,
+    ThrustUnique,
     /// An elementwise kernel of PyTorch: (count, function, addresses, ...), the output's first.
-    Elementwise = 7,
+    Elementwise,
     /// The same with a function that gives one value of so many bytes.
-    Fill1 = 8,
-    Fill2 = 9,
-    Fill4 = 10,
-    Fill8 = 11,
-    /// The same that compares its two inputs: the function is which of `>= > <= <`. Elements of
-    /// int32, int64, float, double.
-    Compare2 = 12,
-    Compare4 = 13,
-    Compare7 = 14,
-    Compare8 = 15,
+    Fill(usize),
+    /// The same that compares its two inputs; the function is a number for `>= > <= <`.
+    Compare(DataType),
+    /// The same that compares its input with a scalar; the function is that number and the scalar.
+    CompareScalar(DataType),
+    /// The same that tests its two inputs for equality.
+    Equal,
+    /// PyTorch's `reduce_kernel`: one struct, see [`reduction`].
+    Reduce(Reduction, DataType),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reduction {
+    Sum,
+    Max,
+    Min,
+    All,
+    Any,
+}
+
+fn has(text: &[u8], part: &[u8]) -> bool {
+    // SAFETY: both slices are good for their length; `memmem` reads no further. Tens of thousands of
+    // names pass here while PyTorch is loaded, and it is the fastest search at hand.
+    !unsafe { libc::memmem(text.as_ptr().cast(), text.len(), part.as_ptr().cast(), part.len()) }.is_null()
+}
+
+/// What follows a part of a mangled name.
+fn after<'a>(name: &'a [u8], part: &[u8]) -> Option<&'a [u8]> {
+    let at = name.windows(part.len()).position(|window| window == part)? + part.len();
+    name.get(at..)
+}
+
+/// The type whose mangled name begins there. Booleans are bytes.
+fn data_type(name: &[u8]) -> Option<DataType> {
+    Some(match name.first()? {
+        b'a' => 0,
+        b'b' | b'h' => 1,
+        b'i' => 2,
+        b'j' => 3,
+        b'l' => 4,
+        b'm' => 5,
+        b'f' => 7,
+        b'd' => 8,
+        _ if name.starts_with(b"N3c104HalfE") => 6,
+        _ if name.starts_with(b"N3c108BFloat16E") => 9,
+        _ => return None,
+    })
 }
 
 impl Meaning {
-    const ALL: [Self; 15] = [
-        Self::Nonzero,
-        Self::NonzeroPart,
-        Self::Finish,
-        Self::Unique,
-        Self::Runs,
-        Self::ThrustUnique,
-        Self::Elementwise,
-        Self::Fill1,
-        Self::Fill2,
-        Self::Fill4,
-        Self::Fill8,
-        Self::Compare2,
-        Self::Compare4,
-        Self::Compare7,
-        Self::Compare8,
-    ];
-
     fn of(name: &[u8]) -> Option<Self> {
-        let has = |part: &[u8]| find(name, part);
         // The unrolled form may convert types and walk over strides; the vectorized one never does.
-        let plain = has(b"vectorized_elementwise_kernel");
-        if plain || has(b"unrolled_elementwise_kernel") {
-            let known = plain || has(b"TrivialOffset") && !has(b"WithCast");
+        let plain = has(name, b"vectorized_elementwise_kernel");
+        if plain || has(name, b"unrolled_elementwise_kernel") {
+            let known = plain || has(name, b"TrivialOffset") && !has(name, b"WithCast");
             let function = known.then(|| Self::fill(name).or_else(|| Self::compare(name))).flatten();
             return Some(function.unwrap_or(Self::Elementwise));
         }
-        if has(b"DeviceReduce") {
-            return match (has(b"SingleTileKernel"), has(b"NonZeroOp"), has(b"ByKeyKernel")) {
-                (true, true, _) => Some(Self::Nonzero),
-                (true, false, _) => Some(Self::Finish),
-                (false, true, false) => Some(Self::NonzeroPart),
+        if has(name, b"6native13reduce_kernel") {
+            return Self::reduction(name);
+        }
+        if has(name, b"DeviceReduce") {
+            let nonzero = has(name, b"NonZeroOp");
+            return match (has(name, b"SingleTileKernel"), has(name, b"ByKeyKernel")) {
+                (true, _) => Some(if nonzero { Self::Nonzero } else { Self::Finish }),
+                (false, false) => nonzero.then_some(Self::NonzeroPart),
                 // Only run lengths add up a constant.
-                (false, _, true) if has(b"rle") || has(b"ConstantInput") || has(b"constant_iter") => {
-                    Some(Self::Runs)
-                }
-                _ => None,
+                (false, true) => [&b"rle"[..], b"ConstantInput", b"constant_iter"]
+                    .iter()
+                    .any(|part| has(name, part))
+                    .then_some(Self::Runs),
             };
         }
-        if has(b"DeviceSelectSweepKernel") {
-            return has(b"equal_to").then_some(Self::Unique);
+        if has(name, b"DeviceSelectSweepKernel") {
+            return has(name, b"equal_to").then_some(Self::Unique);
         }
-        has(b"UniqueAgent").then_some(Self::ThrustUnique)
-    }
-
-    /// The mangled name of the type on which the kernel's function `functor<T>` works.
-    fn type_of<'a>(name: &'a [u8], functor: &[u8]) -> Option<&'a [u8]> {
-        let at = name.windows(functor.len()).position(|part| part == functor)? + functor.len();
-        name.get(at..).filter(|kind| !kind.is_empty())
-    }
-
-    /// `CompareFunctor<T>` with two inputs.
-    fn compare(name: &[u8]) -> Option<Self> {
-        // One that is wrapped in another function has its operator elsewhere.
-        let kind = Self::type_of(name, b"14CompareFunctorI")?;
-        if !find(name, b"arrayIPcLm3E") && !find(name, b"ArrayIPcLi3E") || find(name, b"aryFunctorI") {
-            return None;
-        }
-        match kind.first()? {
-            b'i' => Some(Self::Compare2),
-            b'l' => Some(Self::Compare4),
-            b'f' => Some(Self::Compare7),
-            b'd' => Some(Self::Compare8),
-            _ => None,
-        }
-    }
-
-    /// The `ncclDataType_t` of the elements that are compared.
-    fn compared(self) -> Option<i32> {
-        match self {
-            Self::Compare2 => Some(2),
-            Self::Compare4 => Some(4),
-            Self::Compare7 => Some(7),
-            Self::Compare8 => Some(8),
-            _ => None,
-        }
+        has(name, b"UniqueAgent").then_some(Self::ThrustUnique)
     }
 
     /// `FillFunctor<T>`.
     fn fill(name: &[u8]) -> Option<Self> {
-        let kind = Self::type_of(name, b"FillFunctorI")?;
+        let kind = after(name, b"FillFunctorI")?;
         match kind.first()? {
-            b'b' | b'a' | b'h' => Some(Self::Fill1),
-            b's' | b't' => Some(Self::Fill2),
-            b'f' | b'i' | b'j' => Some(Self::Fill4),
-            b'd' | b'l' | b'm' => Some(Self::Fill8),
-            _ if kind.starts_with(b"N3c104HalfE") || kind.starts_with(b"N3c108BFloat16E") => {
-                Some(Self::Fill2)
-            }
-            _ => None,
+            b's' | b't' => Some(Self::Fill(2)),
+            _ => data_type(kind).map(|data_type| Self::Fill(reduce::width(data_type))),
         }
     }
 
-    /// Bytes of the value that a fill gives.
-    fn width(self) -> Option<usize> {
-        match self {
-            Self::Fill1 => Some(1),
-            Self::Fill2 => Some(2),
-            Self::Fill4 => Some(4),
-            Self::Fill8 => Some(8),
-            _ => None,
+    /// `CompareFunctor<T>` with two inputs; one that is wrapped in another function has its operator
+    /// elsewhere.
+    fn compare(name: &[u8]) -> Option<Self> {
+        if let Some(kind) = after(name, b"compare_scalar_kernelI") {
+            return data_type(kind).map(Self::CompareScalar);
         }
+        if has(name, b"13BinaryFunctorI") && has(name, b"16CompareEqFunctorI") {
+            return Some(Self::Equal);
+        }
+        let kind = after(name, b"14CompareFunctorI")?;
+        let two_inputs = has(name, b"arrayIPcLm3E") || has(name, b"ArrayIPcLi3E");
+        (two_inputs && !has(name, b"aryFunctorI")).then_some(Self::Compare(data_type(kind)?))
     }
-}
 
-fn find(text: &[u8], part: &[u8]) -> bool {
-    // SAFETY: both slices are good for their length; `memmem` reads no further. Tens of thousands of
-    // names pass here while PyTorch is loaded, and it is the fastest search at hand.
-    !unsafe { libc::memmem(text.as_ptr().cast(), text.len(), part.as_ptr().cast(), part.len()) }.is_null()
+    /// `ReduceOp<T, ...>` of the plain operations.
+    fn reduction(name: &[u8]) -> Option<Self> {
+        let data_type = data_type(after(name, b"8ReduceOpI")?)?;
+        let reductions: [(&[u8], Reduction); 5] = [
+            (b"and_kernel_cuda", Reduction::All),
+            (b"or_kernel_cuda", Reduction::Any),
+            (b"sum_functor", Reduction::Sum),
+            (b"MaxNanFunctor", Reduction::Max),
+            (b"MinNanFunctor", Reduction::Min),
+        ];
+        let (_, reduction) = reductions.into_iter().find(|(part, _)| has(name, part))?;
+        // What is added up in another type has another layout.
+        let same = after(name, b"14func_wrapper_tI").and_then(self::data_type) == Some(data_type);
+        (same || matches!(reduction, Reduction::All | Reduction::Any))
+            .then_some(Self::Reduce(reduction, data_type))
+    }
 }
 
 /// Slots of the table; PyTorch has some ten thousand such kernels.
@@ -169,7 +170,7 @@ const SLOTS: usize = 1 << 16;
 /// The table, from a kernel's host address to its meaning. Only ever added to, so that a launch
 /// finds its kernel without a lock.
 static KERNELS: [AtomicUsize; SLOTS] = [const { AtomicUsize::new(0) }; SLOTS];
-static MEANINGS: [AtomicU8; SLOTS] = [const { AtomicU8::new(0) }; SLOTS];
+static MEANINGS: [OnceLock<Meaning>; SLOTS] = [const { OnceLock::new() }; SLOTS];
 
 fn slots(kernel: usize) -> impl Iterator<Item = usize> {
     let first = (kernel >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
@@ -181,7 +182,10 @@ pub(crate) fn register(kernel: usize, name: &[u8]) {
     let Some(meaning) = Meaning::of(name) else { return };
     for slot in slots(kernel) {
         match KERNELS[slot].compare_exchange(0, kernel, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => return MEANINGS[slot].store(meaning as u8, Ordering::Release),
+            Ok(_) => {
+                let _ = MEANINGS[slot].set(meaning);
+                return;
+            }
             Err(there) if there == kernel => return,
             Err(_) => {}
         }
@@ -192,10 +196,7 @@ fn meaning(kernel: usize) -> Option<Meaning> {
     for slot in slots(kernel) {
         match KERNELS[slot].load(Ordering::Acquire) {
             0 => return None,
-            there if there == kernel => {
-                let number = MEANINGS[slot].load(Ordering::Acquire);
-                return Meaning::ALL.into_iter().find(|&meaning| meaning as u8 == number);
-            }
+            there if there == kernel => return MEANINGS[slot].get().copied(),
             _ => {}
         }
     }
@@ -205,45 +206,73 @@ fn meaning(kernel: usize) -> Option<Meaning> {
 thread_local! {
     /// Partial results that the next reduction finishes: their address and how many elements they count.
     static PARTIAL: Cell<(usize, u64)> = const { Cell::new((0, 0)) };
+    /// Where the last test of two tensors for equality was written.
+    static EQUALITY: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The arguments of a launch: a list of the address of each.
+#[derive(Clone, Copy)]
+struct Arguments(Out<usize>);
+
+impl Arguments {
+    fn place(self, index: usize) -> Option<usize> {
+        self.0.at(index).get()
+    }
+
+    fn pointer(self, index: usize) -> Option<usize> {
+        Out::<usize>::from_address(self.place(index)?).get()
+    }
+
+    /// A number of elements, of 32 or 64 bits: no tensor that is counted in one launch has more than
+    /// 2^32, so the lower half tells.
+    fn count(self, index: usize) -> Option<u64> {
+        Out::<u32>::from_address(self.place(index)?).get().map(u64::from)
+    }
 }
 
 /// Looks at a launch and lets it have the effect that is known of it.
 pub(crate) fn launched(kernel: usize, arguments: usize, on: usize) {
     let device = stream(on).device();
     let Some(meaning) = meaning(kernel) else { return device.disturb() };
-    let list = Out::<usize>::from_address(arguments);
-    // The list holds the address of each argument. Elements are counted in 32 or 64 bits; no tensor
-    // that is counted in one launch has more than 2^32, so the lower half tells.
-    let pointer =
-        |index: usize| list.at(index).get().and_then(|place| Out::<usize>::from_address(place).get());
-    let count = |index: usize| {
-        list.at(index).get().and_then(|place| Out::<u32>::from_address(place).get()).map(u64::from)
-    };
-    let found = match meaning {
-        Meaning::Nonzero => pointer(1).zip(count(2)),
+    let arguments = Arguments(Out::from_address(arguments));
+    let counted = match meaning {
+        Meaning::Nonzero => arguments.pointer(1).zip(arguments.count(2)),
         Meaning::NonzeroPart => {
-            if let Some(partial) = pointer(1).zip(count(2)) {
+            if let Some(partial) = arguments.pointer(1).zip(arguments.count(2)) {
                 let _ = PARTIAL.try_with(|cell| cell.set(partial));
             }
             None
         }
         Meaning::Finish => {
             let (partial, all) = PARTIAL.try_with(|cell| cell.replace((0, 0))).unwrap_or((0, 0));
-            pointer(0).filter(|&from| from == partial && partial != 0).and(pointer(1)).map(|to| (to, all))
+            let finishes = partial != 0 && arguments.pointer(0) == Some(partial);
+            arguments.pointer(1).filter(|_| finishes).map(|to| (to, all))
         }
-        Meaning::Unique => pointer(3).zip(count(7)),
-        Meaning::Runs => pointer(4).zip(count(9)),
-        Meaning::ThrustUnique => pointer(3).zip(count(4)),
-        // All others are elementwise: (count, function, addresses).
-        _ => {
-            if let (Some(count), Some(value), Some(places)) = (count(0), list.at(1).get(), list.at(2).get()) {
-                elementwise(meaning, count as usize, value, Out::from_address(places));
+        Meaning::Unique => arguments.pointer(3).zip(arguments.count(7)),
+        Meaning::Runs => arguments.pointer(4).zip(arguments.count(9)),
+        Meaning::ThrustUnique => arguments.pointer(3).zip(arguments.count(4)),
+        Meaning::Reduce(reduction, data_type) => {
+            if let Some(operation) = arguments.place(0) {
+                self::reduction(device, reduction, data_type, operation);
+            }
+            return;
+        }
+        Meaning::Elementwise
+        | Meaning::Equal
+        | Meaning::Fill(_)
+        | Meaning::Compare(_)
+        | Meaning::CompareScalar(_) => {
+            let count = arguments.count(0);
+            if let (Some(count), Some(function), Some(places)) =
+                (count, arguments.place(1), arguments.place(2))
+            {
+                elementwise(meaning, count as usize, function, Out::from_address(places));
             }
             return;
         }
     };
     device.disturb();
-    if let Some((place, all)) = found {
+    if let Some((place, all)) = counted {
         device.values().result(device.epoch(), place, machine().dynamic.of(all));
     }
 }
@@ -253,33 +282,115 @@ fn elementwise(meaning: Meaning, count: usize, function: usize, places: Out<usiz
     /// The widest element that there is: a complex number of two doubles.
     const WIDEST: usize = 16;
     let Some(to) = places.get() else { return };
-    if let Some(width) = meaning.width().filter(|width| count.saturating_mul(*width) <= SMALL) {
-        let mut pattern = [0; 8];
-        read_host(function, &mut pattern[..width]);
-        set(to, &pattern[..width], count * width);
-    } else if let Some(data_type) = meaning.compared() {
-        let inputs = (places.at(1).get(), places.at(2).get());
-        let result = comparison(data_type, count, Out::from_address(function).get(), inputs);
-        write_known(to, result.as_deref(), count);
-    } else {
-        forget(to, count.saturating_mul(meaning.width().unwrap_or(WIDEST)));
+    match meaning {
+        Meaning::Fill(width) if count.saturating_mul(width) <= SMALL => {
+            let mut pattern = [0; 8];
+            read_host(function, &mut pattern[..width]);
+            set(to, &pattern[..width], count * width);
+        }
+        Meaning::Fill(width) => forget(to, count.saturating_mul(width)),
+        Meaning::Compare(data_type) => {
+            let operator = Out::<i32>::from_address(function).get().and_then(Comparison::numbered);
+            let result = (|| {
+                let size = small(count, data_type)?;
+                let left = read_known(places.at(1).get()?, size)?;
+                let right = read_known(places.at(2).get()?, size)?;
+                Some(reduce::compare(data_type, operator?, &left, &right))
+            })();
+            write_known(to, result.as_deref(), count);
+        }
+        Meaning::CompareScalar(data_type) => compare_scalar(data_type, count, function, places),
+        Meaning::Equal => {
+            forget(to, count);
+            let different = places.at(1).get() != places.at(2).get();
+            let _ = EQUALITY.try_with(|cell| cell.set(if different { to } else { 0 }));
+        }
+        _ => forget(to, count.saturating_mul(WIDEST)),
     }
 }
 
-/// The truth of each comparison, when both sides are known.
-fn comparison(
-    data_type: i32,
-    count: usize,
-    operator: Option<i32>,
-    inputs: (Option<usize>, Option<usize>),
-) -> Option<Vec<u8>> {
+/// Compares with a scalar: `torch.normal` asks so whether its deviations are sound. An unknown value
+/// is compared as the zero that it reads as.
+fn compare_scalar(data_type: DataType, count: usize, function: usize, places: Out<usize>) {
+    let (Some(to), Some(from)) = (places.get(), places.at(1).get()) else { return };
+    let comparison = Out::<i32>::from_address(function).get().and_then(Comparison::numbered);
+    let (Some(size), Some(comparison)) = (small(count, data_type), comparison) else {
+        return forget(to, count);
+    };
     let width = reduce::width(data_type);
-    if count.saturating_mul(width) > SMALL {
-        return None;
+    let mut scalar = vec![0; width];
+    read_host(function + width.max(4), &mut scalar);
+    let left = read_known(from, size);
+    let known = left.is_some();
+    let truth =
+        reduce::compare(data_type, comparison, &left.unwrap_or_else(|| vec![0; size]), &scalar.repeat(count));
+    write_known(to, Some(&truth).filter(|_| known).map(Vec::as_slice), count);
+    if let (false, [truth], Some(device)) = (known, truth.as_slice(), device_of(to)) {
+        device.values().result(device.epoch(), to, u64::from(*truth));
     }
-    let (left, right) = (read_known(inputs.0?, count * width)?, read_known(inputs.1?, count * width)?);
-    let pairs = left.chunks_exact(width).zip(right.chunks_exact(width));
-    pairs.map(|(left, right)| Some(u8::from(reduce::holds(data_type, operator?, left, right)?))).collect()
+}
+
+/// Bytes of so many elements, if they are few.
+fn small(count: usize, data_type: DataType) -> Option<usize> {
+    count.checked_mul(reduce::width(data_type)).filter(|&size| size <= SMALL)
+}
+
+/// A reduction to one value. The kernel's only argument is PyTorch's `ReduceOp` (ATen's Reduce.cuh):
+/// the operation and its identity, the configuration, a calculator of offsets for the input (its
+/// dimensions, 25 sizes of 12 bytes, 25 strides) and one for the output, then the two addresses.
+fn reduction(device: &Device, reduction: Reduction, data_type: DataType, operation: usize) {
+    let configuration = match reduce::width(data_type) {
+        1 => 4,
+        4 => 8,
+        8 => 16,
+        // Halves are added up in a wider type, which moves everything.
+        _ => return device.disturb(),
+    };
+    let number = |offset: usize| Out::<u32>::from_address(operation + offset).get().unwrap_or(0) as usize;
+    let pointers = (configuration + 972usize).next_multiple_of(8);
+    let address = |offset: usize| Out::<usize>::from_address(operation + offset).get();
+    let (Some(from), Some(to)) = (address(pointers), address(pointers + 8)) else { return device.disturb() };
+    let (inputs, outputs) = (number(configuration + 4), number(configuration + 8));
+    if number(configuration) != reduce::width(data_type) || inputs == 0 {
+        return device.disturb();
+    }
+    let (dimensions, stride) = (number(configuration + 64), number(configuration + 64 + 4 + 300));
+    let element = match reduction {
+        Reduction::All | Reduction::Any => 1,
+        _ => reduce::width(data_type),
+    };
+    forget(to, outputs.max(1).saturating_mul(element));
+    if outputs != 1 {
+        return;
+    }
+    // Strides are in bytes.
+    let straight = inputs == 1 || dimensions == 1 && stride == reduce::width(data_type);
+    let known = small(inputs, data_type).filter(|_| straight).and_then(|size| read_known(from, size));
+    match (reduction, known) {
+        (Reduction::All | Reduction::Any, None) => {
+            let equality = EQUALITY.try_with(|cell| cell.replace(0)).unwrap_or(0);
+            let sound = reduction == Reduction::All && from != equality;
+            device.values().result(device.epoch(), to, u64::from(sound));
+        }
+        (Reduction::All, Some(bytes)) => {
+            let width = reduce::width(data_type);
+            let all = bytes.chunks_exact(width).all(|element| element.iter().any(|&byte| byte != 0));
+            write_known(to, Some(&[u8::from(all)]), 1);
+        }
+        (Reduction::Any, Some(bytes)) => {
+            write_known(to, Some(&[u8::from(bytes.iter().any(|&byte| byte != 0))]), 1);
+        }
+        (_, Some(bytes)) => {
+            let operation = match reduction {
+                Reduction::Max => reduce::MAX,
+                Reduction::Min => reduce::MIN,
+                _ => reduce::SUM,
+            };
+            let elements: Vec<_> = bytes.chunks_exact(element).map(<[u8]>::to_vec).collect();
+            write_known(to, Some(&reduce::reduce(data_type, operation, &elements)), element);
+        }
+        (_, None) => {}
+    }
 }
 
 #[cfg(test)]
@@ -288,20 +399,29 @@ mod tests {
 
     #[test]
     fn kernels_are_known_by_their_names() {
-        let cases: [(&[u8], Option<Meaning>); 10] = [
+        let cases: [(&[u8], Option<Meaning>); 13] = [
             (b"_ZN3cub28DeviceReduceSingleTileKernelI9NonZeroOpIfE", Some(Meaning::Nonzero)),
             (b"_ZN3cub18DeviceReduceKernelI9NonZeroOpIfE", Some(Meaning::NonzeroPart)),
             (b"_ZN3cub28DeviceReduceSingleTileKernelI3Sum", Some(Meaning::Finish)),
+            (b"_ZN3cub23DeviceReduceByKeyKernelI3rle", Some(Meaning::Runs)),
             (b"_ZN3cub23DeviceSelectSweepKernelI9NonZeroOpIfE", None),
             (b"_ZN3cub23DeviceSelectSweepKernelI8equal_to", Some(Meaning::Unique)),
-            (b"_ZN2at6native13reduce_kernelILi512E", None),
-            (b"_ZN29vectorized_elementwise_kernelILi2ENS0_11FillFunctorIlEE", Some(Meaning::Fill8)),
-            (b"_ZN29vectorized_elementwise_kernelILi2ENS0_11FillFunctorIN3c104HalfEEE", Some(Meaning::Fill2)),
+            (b"_ZN3at6native12other_kernelILi512E", None),
+            (b"_ZN29vectorized_elementwise_kernelILi2ENS0_11FillFunctorIlEE", Some(Meaning::Fill(8))),
+            (b"_ZN29vectorized_elementwise_kernelILi2ENS0_11FillFunctorIN3c104HalfEEE", Some(Meaning::Fill(2))),
             (
                 b"29vectorized_elementwise_kernelILi4ENS0_14CompareFunctorIlEESt5arrayIPcLm3EEEE",
-                Some(Meaning::Compare4),
+                Some(Meaning::Compare(4)),
             ),
             (b"_ZN27unrolled_elementwise_kernelI3Add", Some(Meaning::Elementwise)),
+            (
+                b"_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIbNS0_14func_wrapper_tIbZ15and_kernel_cuda",
+                Some(Meaning::Reduce(Reduction::All, 1)),
+            ),
+            (
+                b"_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIlNS0_14func_wrapper_tIlZNS0_11sum_functorIlll",
+                Some(Meaning::Reduce(Reduction::Sum, 4)),
+            ),
         ];
         for (name, expected) in cases {
             assert_eq!(Meaning::of(name), expected, "{}", String::from_utf8_lossy(name));

@@ -60,7 +60,7 @@ fn create(out: Out<usize>, ranks: usize, rank: usize, name: Option<u64>) -> Stat
 fn create_by_id(out: Out<usize>, ranks: c_int, rank: c_int, id: UniqueId) -> Status {
     let (Ok(ranks), Ok(rank)) = (usize::try_from(ranks), usize::try_from(rank)) else { return INVALID };
     // An id from another machine names memory that is not here.
-    let name = (id.0[3] == machine_hash()).then(|| hash(&id.0));
+    let name = (id.0[3] == machine_hash()).then(|| hash(id.0));
     create(out, ranks, rank, name)
 }
 

@@ -79,23 +79,46 @@ fn f64_to_half(real: f64) -> u16 {
     sign | (((exponent + 14) as u16) * 1024 + steps)
 }
 
-/// Whether a comparison holds: PyTorch numbers `>=`, `>`, `<=` and `<` from 0.
-pub(crate) fn holds(data_type: c_int, operator: c_int, left: &[u8], right: &[u8]) -> Option<bool> {
-    let order = match (decode(data_type, left), decode(data_type, right)) {
-        (Number::Whole(left), Number::Whole(right)) => Some(left.cmp(&right)),
-        (Number::Real(left), Number::Real(right)) => left.partial_cmp(&right),
-        _ => return None,
-    };
-    // A number that is none compares as false.
-    let Some(order) = order else { return Some(false) };
-    match operator {
-        0 => Some(order.is_ge()),
-        1 => Some(order.is_gt()),
-        2 => Some(order.is_le()),
-        3 => Some(order.is_lt()),
-        _ => None,
+/// What two elements are compared for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Comparison {
+    AtLeast,
+    More,
+    AtMost,
+    Less,
+}
+
+impl Comparison {
+    /// As PyTorch numbers them.
+    pub(crate) fn numbered(number: i32) -> Option<Self> {
+        [Self::AtLeast, Self::More, Self::AtMost, Self::Less].get(usize::try_from(number).ok()?).copied()
     }
 }
+
+/// Compares two buffers of elements: a byte for each pair, 1 where it holds.
+pub(crate) fn compare(data_type: c_int, comparison: Comparison, left: &[u8], right: &[u8]) -> Vec<u8> {
+    let width = width(data_type);
+    let holds = |(left, right): (&[u8], &[u8])| {
+        let order = match (decode(data_type, left), decode(data_type, right)) {
+            (Number::Whole(left), Number::Whole(right)) => Some(left.cmp(&right)),
+            (Number::Real(left), Number::Real(right)) => left.partial_cmp(&right),
+            _ => None,
+        };
+        // What is no number compares as false.
+        u8::from(order.is_some_and(|order| match comparison {
+            Comparison::AtLeast => order.is_ge(),
+            Comparison::More => order.is_gt(),
+            Comparison::AtMost => order.is_le(),
+            Comparison::Less => order.is_lt(),
+        }))
+    };
+    left.chunks_exact(width).zip(right.chunks_exact(width)).map(holds).collect()
+}
+
+/// Three of `ncclRedOp_t`.
+pub(crate) const SUM: c_int = 0;
+pub(crate) const MAX: c_int = 2;
+pub(crate) const MIN: c_int = 3;
 
 /// `ncclRedOp_t`: sum, product, maximum, minimum, average; an operation of the program's own is
 /// taken for a sum.
@@ -104,14 +127,14 @@ fn combine(operation: c_int, a: Number, b: Number) -> Number {
     match (a, b) {
         (Whole(a), Whole(b)) => Whole(match operation {
             1 => a.wrapping_mul(b),
-            2 => a.max(b),
-            3 => a.min(b),
+            MAX => a.max(b),
+            MIN => a.min(b),
             _ => a.wrapping_add(b),
         }),
         (Real(a), Real(b)) => Real(match operation {
             1 => a * b,
-            2 => a.max(b),
-            3 => a.min(b),
+            MAX => a.max(b),
+            MIN => a.min(b),
             _ => a + b,
         }),
         (a, _) => a,
