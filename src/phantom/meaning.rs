@@ -52,6 +52,8 @@ enum Meaning {
     CompareScalar(DataType),
     /// The same that tests its two inputs for equality.
     Equal,
+    /// The same over strides, with its places among the function's own values.
+    EqualStrided,
     /// PyTorch's `reduce_kernel`: one struct, see [`reduction`].
     Reduce(Reduction, DataType),
 }
@@ -103,6 +105,9 @@ impl Meaning {
             let function = known.then(|| Self::fill(name).or_else(|| Self::compare(name))).flatten();
             return Some(function.unwrap_or(Self::Elementwise));
         }
+        if has(name, b"18elementwise_kernelI") {
+            return Self::equal(name).then_some(Self::EqualStrided);
+        }
         if has(name, b"6native13reduce_kernel") {
             return Self::reduction(name);
         }
@@ -139,12 +144,16 @@ impl Meaning {
         if let Some(kind) = after(name, b"compare_scalar_kernelI") {
             return data_type(kind).map(Self::CompareScalar);
         }
-        if has(name, b"13BinaryFunctorI") && has(name, b"16CompareEqFunctorI") {
+        if Self::equal(name) {
             return Some(Self::Equal);
         }
         let kind = after(name, b"14CompareFunctorI")?;
         let two_inputs = has(name, b"arrayIPcLm3E") || has(name, b"ArrayIPcLi3E");
         (two_inputs && !has(name, b"aryFunctorI")).then_some(Self::Compare(data_type(kind)?))
+    }
+
+    fn equal(name: &[u8]) -> bool {
+        has(name, b"13BinaryFunctorI") && has(name, b"16CompareEqFunctorI")
     }
 
     /// `ReduceOp<T, ...>` of the plain operations.
@@ -203,10 +212,13 @@ fn meaning(kernel: usize) -> Option<Meaning> {
     None
 }
 
+/// A place that is not known.
+const ANYWHERE: usize = usize::MAX;
+
 thread_local! {
     /// Partial results that the next reduction finishes: their address and how many elements they count.
     static PARTIAL: Cell<(usize, u64)> = const { Cell::new((0, 0)) };
-    /// Where the last test of two tensors for equality was written.
+    /// Where the last launch wrote whether two tensors are equal; 0 when it was no such test.
     static EQUALITY: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -235,6 +247,7 @@ pub(crate) fn launched(kernel: usize, arguments: usize, on: usize) {
     let device = stream(on).device();
     let Some(meaning) = meaning(kernel) else { return device.disturb() };
     let arguments = Arguments(Out::from_address(arguments));
+    let equality = EQUALITY.try_with(|cell| cell.replace(0)).unwrap_or(0);
     let counted = match meaning {
         Meaning::Nonzero => arguments.pointer(1).zip(arguments.count(2)),
         Meaning::NonzeroPart => {
@@ -253,9 +266,13 @@ pub(crate) fn launched(kernel: usize, arguments: usize, on: usize) {
         Meaning::ThrustUnique => arguments.pointer(3).zip(arguments.count(4)),
         Meaning::Reduce(reduction, data_type) => {
             if let Some(operation) = arguments.place(0) {
-                self::reduction(device, reduction, data_type, operation);
+                self::reduction(device, reduction, data_type, operation, equality);
             }
             return;
+        }
+        Meaning::EqualStrided => {
+            let _ = EQUALITY.try_with(|cell| cell.set(ANYWHERE));
+            None
         }
         Meaning::Elementwise
         | Meaning::Equal
@@ -338,7 +355,7 @@ fn small(count: usize, data_type: DataType) -> Option<usize> {
 /// A reduction to one value. The kernel's only argument is PyTorch's `ReduceOp` (ATen's Reduce.cuh):
 /// the operation and its identity, the configuration, a calculator of offsets for the input (its
 /// dimensions, 25 sizes of 12 bytes, 25 strides) and one for the output, then the two addresses.
-fn reduction(device: &Device, reduction: Reduction, data_type: DataType, operation: usize) {
+fn reduction(device: &Device, reduction: Reduction, data_type: DataType, operation: usize, equality: usize) {
     let configuration = match reduce::width(data_type) {
         1 => 4,
         4 => 8,
@@ -368,8 +385,7 @@ fn reduction(device: &Device, reduction: Reduction, data_type: DataType, operati
     let known = small(inputs, data_type).filter(|_| straight).and_then(|size| read_known(from, size));
     match (reduction, known) {
         (Reduction::All | Reduction::Any, None) => {
-            let equality = EQUALITY.try_with(|cell| cell.replace(0)).unwrap_or(0);
-            let sound = reduction == Reduction::All && from != equality;
+            let sound = reduction == Reduction::All && from != equality && equality != ANYWHERE;
             device.values().result(device.epoch(), to, u64::from(sound));
         }
         (Reduction::All, Some(bytes)) => {
