@@ -9,14 +9,15 @@
 
 use std::ffi::{CStr, CString, OsString, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use memtrace_record::forklock::ForkLock;
+use memtrace_record::recorder::text_id;
 use rustc_hash::FxHashMap;
 
 use crate::guard::shielded;
 use crate::real::{RealFn, c_name};
-use crate::{context, init};
+use crate::{callers, context, init};
 
 const VARIABLE: &str = "NVTX_INJECTION64_PATH";
 /// Names the tool that was there before us to the processes that this one starts.
@@ -105,6 +106,9 @@ fn modules() -> [Module; 2] {
 unsafe extern "C" fn InitializeInjectionNvtx2(get: GetExportTable) -> c_int {
     if init::session().is_none_or(|session| !session.settings.nvtx) {
         return 0;
+    }
+    if callers::library_at(get as *const c_void).name == text_id("libnvToolsExt.so.1") {
+        LEGACY_INJECTED.store(true, Ordering::Release);
     }
     // SAFETY: NVTX's own function and its table, by the contract of the injection.
     shielded(|| unsafe { inject(get) }).unwrap_or(0)
@@ -455,9 +459,13 @@ unsafe extern "C" fn domain_create_w(name: *const u32) -> usize {
     created(unsafe { wide(name) }, theirs)
 }
 
+/// Is the injection in the legacy library?
+static LEGACY_INJECTED: AtomicBool = AtomicBool::new(false);
+
 /// The symbols of the legacy `libnvToolsExt.so.1`, which torch 2.1 and old C programs link. The real
-/// function runs first: a tool behind it gets its call, and its result is the program's. The library
-/// itself asks an injection for another name than ours, so nothing is counted twice.
+/// function runs first: a tool behind it gets its call, and its result is the program's. The library of
+/// CUDA 12 asks for the injection itself, at its first call; then the injection tells of the call, and
+/// the symbol only passes it on.
 macro_rules! legacy {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty, $real:ident, else $without:expr => |$answer:ident| $then:expr;)*) => { $(
         static $real: RealFn<unsafe extern "C" fn($($type),*) -> $result> =
@@ -468,7 +476,8 @@ macro_rules! legacy {
         unsafe extern "C" fn $name($($arg: $type),*) -> $result {
             // SAFETY: the program's own arguments, passed on unchanged.
             let $answer = $real.get().map_or($without, |real| unsafe { real($($arg),*) });
-            if init::session().is_some_and(|session| session.settings.nvtx) { $then } else { $answer }
+            let told = LEGACY_INJECTED.load(Ordering::Acquire);
+            if !told && init::session().is_some_and(|session| session.settings.nvtx) { $then } else { $answer }
         }
     )* };
 }
