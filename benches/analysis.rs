@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use memtrace_analysis::input::Input;
 use memtrace_analysis::options::Options;
-use memtrace_analysis::record::Columns;
+use memtrace_analysis::record::{Columns, Wanted};
 use memtrace_analysis::replay;
 use memtrace_analysis::reports;
 use memtrace_analysis::stream::TraceFile;
@@ -174,9 +174,9 @@ fn read(path: &Path) {
         println!("{name:<22} {seconds:7.3} s  {:6.1} M rows/s  {:5.2} GB/s", million / seconds, gb / seconds);
     };
     for (name, columns) in [
-        ("scan, no column", Columns::of(&[])),
+        ("scan, no column", Wanted::all_events(Columns::of(&[]))),
         ("scan, replay's columns", replay::COLUMNS),
-        ("scan, all columns", Columns::ALL),
+        ("scan, all columns", Wanted::all_events(Columns::ALL)),
     ] {
         let seconds = time(|| {
             rows = 0;

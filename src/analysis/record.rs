@@ -41,6 +41,40 @@ impl Columns {
     }
 }
 
+/// The columns that a reading asks for, by event: an op row needs less than an allocation.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted([Columns; EventName::ALL.len()]);
+
+impl Wanted {
+    /// The same columns of every event.
+    #[must_use]
+    pub const fn all_events(columns: Columns) -> Wanted {
+        Wanted([columns; EventName::ALL.len()])
+    }
+
+    /// With other columns of one event.
+    #[must_use]
+    pub const fn except(mut self, event: EventName, columns: Columns) -> Wanted {
+        self.0[event as usize] = columns;
+        self
+    }
+
+    /// With these columns too, of every event.
+    #[must_use]
+    pub fn and(mut self, more: Columns) -> Wanted {
+        for columns in &mut self.0 {
+            *columns = columns.and(more);
+        }
+        self
+    }
+
+    /// The columns of one event.
+    #[must_use]
+    pub fn of(&self, event: EventName) -> Columns {
+        self.0[event as usize]
+    }
+}
+
 /// The place of a column in the schema.
 const fn index(name: &str) -> usize {
     let mut at = 0;

@@ -9,30 +9,27 @@ use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 
 use crate::categories::{self, Death, Phases};
-use crate::record::{Columns, Record};
+use crate::record::{Columns, Record, Wanted};
 use crate::texts::{Symbol, Texts};
 
-/// The columns that a replay needs.
-pub const COLUMNS: Columns = Columns::of(&[
-    "seq",
-    "ts_ns",
-    "device",
-    "event",
-    "status",
-    "api",
-    "alloc_id",
-    "requested_bytes",
-    "rounded_bytes",
-    "delta_bytes",
-    "allocated_bytes",
-    "active_bytes",
-    "reserved_bytes",
-    "op",
-    "module",
-    "phase",
-    "category",
-    "step",
-]);
+/// What a row must say of itself, whatever its event.
+const ANY: Columns = Columns::of(&["seq", "status", "step", "phase"]);
+/// What a row with the totals of its device says.
+const TOTALS: Columns =
+    Columns::of(&["ts_ns", "device", "delta_bytes", "allocated_bytes", "active_bytes", "reserved_bytes"])
+        .and(ANY);
+/// What opens a block, and what may raise a peak.
+const OWNED: Columns =
+    Columns::of(&["api", "alloc_id", "requested_bytes", "rounded_bytes", "op", "module", "category"]);
+
+/// The columns that a replay needs. A free repeats the owner of its block, which is known; an op or a
+/// range changes nothing.
+pub const COLUMNS: Wanted = Wanted::all_events(TOTALS.and(OWNED))
+    .except(EventName::Free, TOTALS.and(Columns::of(&["api", "alloc_id"])))
+    .except(EventName::Op, ANY)
+    .except(EventName::RangeBegin, ANY)
+    .except(EventName::RangeEnd, ANY)
+    .except(EventName::Mark, ANY);
 
 /// The device of rows that are about the host.
 pub const HOST: i32 = -1;
@@ -383,7 +380,9 @@ impl Replay {
                 self.first_forward = Some((row.seq, row.step));
             }
         }
-        let inside = self.window.has(row.ts_ns, self.step);
+        // An op's row need not have its time parsed.
+        self.ts_ns = self.ts_ns.max(row.ts_ns);
+        let inside = self.window.has(self.ts_ns, self.step);
         if inside && !self.inside {
             self.enter_window(row);
         }
@@ -412,7 +411,6 @@ impl Replay {
             _ => {}
         }
         self.seq = row.seq;
-        self.ts_ns = row.ts_ns;
         self.problems.unfinished = row.event != EventName::End;
     }
 

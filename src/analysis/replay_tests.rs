@@ -12,7 +12,8 @@ fn replay(trace: &[u8], window: Window, tracked: Metric) -> (Replay, Texts) {
     let header = trace.iter().position(|byte| *byte == b'\n').unwrap();
     let mut chunk = Chunk::default();
     let width = memtrace_trace::schema::COLUMNS.len();
-    Scanner::new(Columns::ALL, width, false, texts.clone()).scan(&trace[header + 1..], &mut chunk);
+    Scanner::new(Wanted::all_events(Columns::ALL), width, false, texts.clone())
+        .scan(&trace[header + 1..], &mut chunk);
     assert_eq!(chunk.fault, None);
     let mut replay = Replay::new(&texts, window, tracked);
     for record in &chunk.records {

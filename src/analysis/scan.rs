@@ -6,8 +6,9 @@
 use memtrace_trace::schema::COLUMNS;
 use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
+use wide::{CmpEq, i8x16};
 
-use crate::record::{Columns, Record};
+use crate::record::{Record, Wanted};
 use crate::texts::{Symbol, Texts};
 
 /// No id, address or time is larger: their differences stay within 64 bits.
@@ -39,74 +40,128 @@ pub(crate) struct Chunk {
 
 /// Parses blocks; keeps the texts that it saw, so that the shared table is seldom asked.
 pub(crate) struct Scanner {
-    columns: Columns,
+    wanted: Wanted,
     width: usize,
     lenient: bool,
     texts: Texts,
     known: FxHashMap<Box<[u8]>, Symbol>,
     /// Per column, the text of the row before: most rows repeat it.
     last: [(Vec<u8>, Symbol); COLUMNS.len()],
-    /// Where the fields of the current row end.
-    ends: Vec<usize>,
+    index: Index,
+}
+
+/// Where the fields and lines of a block end.
+#[derive(Default)]
+struct Index {
+    /// Every comma and line end.
+    stops: Vec<u32>,
+    /// For each line, the place of its end in `stops`.
+    lines: Vec<u32>,
+    /// Every quote.
+    quotes: Vec<u32>,
+}
+
+impl Index {
+    fn fill(&mut self, block: &[u8]) {
+        self.lines.clear();
+        self.quotes.clear();
+        let mut count = 0;
+        let (words, rest) = block.as_chunks::<64>();
+        // A space is none of the three.
+        let mut tail = [b' '; 64];
+        tail[..rest.len()].copy_from_slice(rest);
+        for (number, word) in words.iter().chain((!rest.is_empty()).then_some(&tail)).enumerate() {
+            let base = (number * 64) as u32;
+            let masks = Masks::of(word);
+            if self.stops.len() < count + 64 {
+                self.stops.resize(count + 4096, 0);
+            }
+            let Some(places) = self.stops[count..].first_chunk_mut::<64>() else { return };
+            let mut stops = masks.commas | masks.lines;
+            let mut found = 0;
+            while stops != 0 {
+                // At most 64 bits are set, so the place needs no check.
+                places[found & 63] = base + stops.trailing_zeros();
+                stops &= stops - 1;
+                found += 1;
+            }
+            let mut lines = masks.lines;
+            while lines != 0 {
+                let before = masks.commas | masks.lines;
+                let rank = (before & ((lines & lines.wrapping_neg()) - 1)).count_ones();
+                self.lines.push(count as u32 + rank);
+                lines &= lines - 1;
+            }
+            let mut quotes = masks.quotes;
+            while quotes != 0 {
+                self.quotes.push(base + quotes.trailing_zeros());
+                quotes &= quotes - 1;
+            }
+            count += found;
+        }
+        self.stops.truncate(count);
+    }
 }
 
 impl Scanner {
-    /// Rows must have `width` fields, of which `columns` are parsed.
-    pub(crate) fn new(columns: Columns, width: usize, lenient: bool, texts: Texts) -> Self {
+    /// Rows must have `width` fields, of which those `wanted` are parsed.
+    pub(crate) fn new(wanted: Wanted, width: usize, lenient: bool, texts: Texts) -> Self {
         Scanner {
-            columns,
+            wanted,
             width,
             lenient,
             texts,
             known: FxHashMap::default(),
             last: std::array::from_fn(|_| (Vec::new(), Symbol::NONE)),
-            ends: Vec::with_capacity(width),
+            index: Index::default(),
         }
     }
 
-    /// Parses `block`, whole lines but for the last, whose line end may be missing.
+    /// Parses `block`, whole lines but for the last, whose line end may be missing. A block is smaller
+    /// than 4 GiB.
     pub(crate) fn scan(&mut self, block: &[u8], chunk: &mut Chunk) {
-        let mut start = 0;
-        let mut quoted = false;
-        let (words, rest) = block.as_chunks::<64>();
-        let mut tail = [0; 64];
-        tail[..rest.len()].copy_from_slice(rest);
-        self.ends.clear();
-        for (index, word) in words.iter().chain((!rest.is_empty()).then_some(&tail)).enumerate() {
-            let base = index * 64;
-            let mut stops = masks(word);
-            while stops != 0 {
-                let at = base + stops.trailing_zeros() as usize;
-                stops &= stops - 1;
-                match block[at] {
-                    b',' => self.ends.push(at),
-                    b'"' => quoted = true,
-                    _ => {
-                        self.ends.push(at);
-                        if !self.line(block, start, at, quoted, chunk) {
-                            return;
-                        }
-                        start = at + 1;
-                        quoted = false;
-                        self.ends.clear();
-                    }
-                }
+        let mut index = std::mem::take(&mut self.index);
+        index.fill(block);
+        // A last line without an end ends with the block.
+        if block.last().is_some_and(|byte| *byte != b'\n') {
+            index.lines.push(index.stops.len() as u32);
+            index.stops.push(block.len() as u32);
+        }
+        let mut quotes = index.quotes.as_slice();
+        let (mut start, mut first) = (0, 0);
+        for end in &index.lines {
+            let stops = &index.stops[first..=*end as usize];
+            first = *end as usize + 1;
+            let line_end = stops.last().map_or(start, |end| *end as usize);
+            let quoted = quotes.first().is_some_and(|quote| (*quote as usize) < line_end);
+            if quoted {
+                let inside = quotes.partition_point(|quote| (*quote as usize) < line_end);
+                quotes = &quotes[inside..];
             }
+            if !self.line(block, start, line_end, stops, quoted, chunk) {
+                break;
+            }
+            start = line_end + 1;
         }
-        if start < block.len() {
-            self.ends.push(block.len());
-            self.line(block, start, block.len(), quoted, chunk);
-        }
+        self.index = index;
     }
 
     /// One line, `block[start..end]`; false when the scan must stop at it.
-    fn line(&mut self, block: &[u8], start: usize, end: usize, quoted: bool, chunk: &mut Chunk) -> bool {
+    fn line(
+        &mut self,
+        block: &[u8],
+        start: usize,
+        end: usize,
+        stops: &[u32],
+        quoted: bool,
+        chunk: &mut Chunk,
+    ) -> bool {
         let line = chunk.lines;
         chunk.lines += 1;
         if start == end {
             return true;
         }
-        let parsed = if quoted { self.quoted(&block[start..end]) } else { self.plain(block, start) };
+        let parsed = if quoted { self.quoted(&block[start..end]) } else { self.plain(block, start, stops) };
         match parsed {
             Ok(record) => chunk.records.push(record),
             Err(what) => {
@@ -118,25 +173,20 @@ impl Scanner {
         true
     }
 
-    /// A row without quotes, whose fields end at `self.ends`.
-    fn plain(&mut self, block: &[u8], start: usize) -> Result<Record, String> {
-        if self.ends.len() != self.width {
-            return Err(wrong_width(self.width, self.ends.len()));
+    /// A row without quotes, whose fields end at `stops`.
+    fn plain(&mut self, block: &[u8], start: usize, stops: &[u32]) -> Result<Record, String> {
+        if stops.len() != self.width {
+            return Err(wrong_width(self.width, stops.len()));
         }
-        // A file that went through Windows has CR before LF.
-        if let Some(last) = self.ends.last_mut()
-            && *last > start
-            && block[*last - 1] == b'\r'
-        {
-            *last -= 1;
-        }
-        let ends = std::mem::take(&mut self.ends);
-        let record = self.fields(|index| match index {
-            0 => &block[start..ends[0]],
-            _ => &block[ends[index - 1] + 1..ends[index]],
-        });
-        self.ends = ends;
-        record
+        self.fields(|index| {
+            let from = if index == 0 { start } else { stops[index - 1] as usize + 1 };
+            let mut to = stops[index] as usize;
+            // A file that went through Windows has CR before LF.
+            if index + 1 == stops.len() && to > from && block[to - 1] == b'\r' {
+                to -= 1;
+            }
+            &block[from..to]
+        })
     }
 
     /// A row with quotes.
@@ -152,9 +202,10 @@ impl Scanner {
     }
 
     fn fields<'b>(&mut self, field: impl Fn(usize) -> &'b [u8]) -> Result<Record, String> {
-        let mut record = Record::default();
-        let columns = self.columns;
-        // The places are those of the schema; the test below holds them to it.
+        let event = event(field(6)).ok_or_else(|| bad(6, "an event", field(6)))?;
+        let mut record = Record { event, ..Record::default() };
+        let columns = self.wanted.of(record.event);
+        // The places are those of the schema; a test holds them to it.
         macro_rules! ints {
             ($most:expr; $($index:literal $name:ident,)*) => {
                 $(if columns.has($index) {
@@ -177,12 +228,8 @@ impl Scanner {
         ints! { MOST_BYTES; 12 requested_bytes, 13 rounded_bytes, 14 delta_bytes, 15 allocated_bytes,
         16 active_bytes, 17 reserved_bytes, 18 device_free_bytes, }
         texts! { 8 api, 9 source, 19 op, 20 module, 21 phase, 28 name, }
-        if columns.has(6) {
-            record.event = word(field(6), EventName::parse).ok_or_else(|| bad(6, "an event", field(6)))?;
-        }
         if columns.has(22) {
-            record.category =
-                word(field(22), Category::parse).ok_or_else(|| bad(22, "a category", field(22)))?;
+            record.category = category(field(22)).ok_or_else(|| bad(22, "a category", field(22)))?;
         }
         Ok(record)
     }
@@ -224,9 +271,24 @@ fn bad(column: usize, expected: &str, found: &[u8]) -> String {
     format!("column {name}: expected {expected}, found {shown:?}")
 }
 
-/// A word of a fixed list.
-fn word<T>(bytes: &[u8], parse: impl Fn(&str) -> Option<T>) -> Option<T> {
-    std::str::from_utf8(bytes).ok().and_then(parse)
+/// The event of its word; the frequent ones first.
+fn event(bytes: &[u8]) -> Option<EventName> {
+    match bytes {
+        b"alloc" => Some(EventName::Alloc),
+        b"free" => Some(EventName::Free),
+        b"op" => Some(EventName::Op),
+        _ => std::str::from_utf8(bytes).ok().and_then(EventName::parse),
+    }
+}
+
+/// The category of its word.
+fn category(bytes: &[u8]) -> Option<Category> {
+    match bytes {
+        b"activation" => Some(Category::Activation),
+        b"(none)" => Some(Category::None),
+        b"temporary" => Some(Category::Temporary),
+        _ => std::str::from_utf8(bytes).ok().and_then(Category::parse),
+    }
 }
 
 /// A decimal integer that fits 64 bits.
@@ -240,7 +302,12 @@ fn int(bytes: &[u8]) -> Option<i64> {
         return std::str::from_utf8(bytes).ok()?.parse().ok();
     }
     let mut value = 0;
-    for digit in digits {
+    let mut rest = digits;
+    while let Some((eight, more)) = rest.split_first_chunk::<8>() {
+        value = value * 100_000_000 + eight_digits(*eight)?;
+        rest = more;
+    }
+    for digit in rest {
         let digit = digit.wrapping_sub(b'0');
         if digit > 9 {
             return None;
@@ -250,37 +317,60 @@ fn int(bytes: &[u8]) -> Option<i64> {
     Some(if negative { -value } else { value })
 }
 
-/// One bit for each byte that is a comma, a quote or a line end.
-fn masks(bytes: &[u8; 64]) -> u64 {
-    let (words, _) = bytes.as_chunks::<8>();
-    let mut mask = 0;
-    for (index, word) in words.iter().enumerate() {
-        let word = u64::from_le_bytes(*word);
-        let stops = equal(word, b',') | equal(word, b'"') | equal(word, b'\n');
-        // Gathers the top bit of each byte into one byte.
-        let bits = (stops >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56;
-        mask |= bits << (index * 8);
+/// Eight digits at once: pairs, then fours, then all, each by one multiplication.
+fn eight_digits(bytes: [u8; 8]) -> Option<i64> {
+    let word = u64::from_le_bytes(bytes);
+    const ZEROS: u64 = u64::from_ne_bytes([b'0'; 8]);
+    const HIGH: u64 = u64::from_ne_bytes([0xF0; 8]);
+    const SIX: u64 = u64::from_ne_bytes([6; 8]);
+    // A digit has 3 in its upper half, and still has when six is added.
+    if word & HIGH != ZEROS || word.wrapping_add(SIX) & HIGH != ZEROS {
+        return None;
     }
-    mask
+    let digits = word - ZEROS;
+    let pairs = digits.wrapping_mul(10).wrapping_add(digits >> 8) & 0x00FF_00FF_00FF_00FF;
+    let fours = pairs.wrapping_mul(100).wrapping_add(pairs >> 16) & 0x0000_FFFF_0000_FFFF;
+    let all = fours.wrapping_mul(10_000).wrapping_add(fours >> 32) & 0xFFFF_FFFF;
+    Some(all.cast_signed())
 }
 
-/// The top bit of each byte of `word` that is `byte`; exact, no carry reaches a neighbour.
-fn equal(word: u64, byte: u8) -> u64 {
-    const LOW: u64 = u64::from_ne_bytes([0x7F; 8]);
-    let differs = word ^ u64::from_ne_bytes([byte; 8]);
-    !(((differs & LOW) + LOW) | differs | LOW)
+/// One bit for each byte of sixty-four.
+struct Masks {
+    commas: u64,
+    lines: u64,
+    quotes: u64,
+}
+
+impl Masks {
+    fn of(bytes: &[u8; 64]) -> Masks {
+        let mut masks = Masks { commas: 0, lines: 0, quotes: 0 };
+        let (parts, _) = bytes.as_chunks::<16>();
+        for (index, part) in parts.iter().enumerate() {
+            let word = i8x16::new(part.map(u8::cast_signed));
+            let equal = |byte: u8| {
+                let mask = word.cmp_eq(i8x16::splat(byte.cast_signed())).move_mask();
+                u64::from(mask.cast_unsigned()) << (index * 16)
+            };
+            masks.commas |= equal(b',');
+            masks.lines |= equal(b'\n');
+            masks.quotes |= equal(b'"');
+        }
+        masks
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Columns;
     use memtrace_trace::schema::Row;
     use memtrace_trace::writer::RowWriter;
 
     fn scan(block: &[u8], columns: Columns, lenient: bool) -> (Chunk, Texts) {
         let texts = Texts::default();
         let mut chunk = Chunk::default();
-        Scanner::new(columns, COLUMNS.len(), lenient, texts.clone()).scan(block, &mut chunk);
+        Scanner::new(Wanted::all_events(columns), COLUMNS.len(), lenient, texts.clone())
+            .scan(block, &mut chunk);
         (chunk, texts)
     }
 

@@ -1,25 +1,28 @@
 //! A trace file as a stream of records: bounded memory, and a core for each block in flight.
 //!
-//! The calling thread reads blocks of whole lines and hands them to scanning threads; it takes the
-//! records back in the order of the file and visits them. No more than a few blocks are in flight.
+//! The calling thread hands blocks of whole lines to scanning threads, takes the records back in the
+//! order of the file and visits them. No more than a few blocks are in flight.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufRead, Read};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use memtrace_trace::meta::Meta;
 
 use crate::error::Result;
-use crate::record::{Columns, Record};
+use crate::record::{Record, Wanted};
 use crate::scan::{Chunk, Scanner};
 use crate::texts::Texts;
 
 /// The bytes of one block; with its records it fits a core's cache.
-const BLOCK: usize = 1 << 20;
+const BLOCK: usize = 256 << 10;
+/// How much is read behind a block for the end of its last line.
+const TAIL: usize = 4 << 10;
 /// A line longer than this is not a row of any trace.
 const LONGEST_LINE: usize = 16 << 20;
 
@@ -55,7 +58,11 @@ impl TraceFile {
     pub fn open(path: &Path) -> Result<TraceFile> {
         let io = |source| memtrace_trace::Error::Io { path: path.to_owned(), source };
         let size = std::fs::metadata(path).map_err(io)?.len();
-        let mut blocks = Blocks::new(open(path).map_err(io)?);
+        let source: Box<dyn Read> = match open(path).map_err(io)? {
+            Source::Plain(file) => Box::new(file),
+            Source::Packed(bytes) => bytes,
+        };
+        let mut blocks = Lines::new(source);
         // The header and the meta row, however long the latter is.
         let mut head = Vec::new();
         let mut block = Vec::new();
@@ -68,30 +75,33 @@ impl TraceFile {
         Ok(TraceFile { path: path.to_owned(), meta, size, width })
     }
 
-    /// Visits every row in the order of the file, the meta row first, with `columns` parsed, until the
-    /// visitor breaks off.
+    /// Visits every row in the order of the file, the meta row first, with the `wanted` columns parsed,
+    /// until the visitor breaks off.
     ///
     /// # Errors
     /// The file's, and the first line that is not a row, unless `lenient`.
     pub fn read(
         &self,
-        columns: Columns,
+        wanted: Wanted,
         lenient: bool,
         texts: &Texts,
         mut visit: impl FnMut(&Record) -> ControlFlow<()>,
     ) -> Result<Told> {
         let io = |source| memtrace_trace::Error::Io { path: self.path.clone(), source };
-        let mut blocks = Blocks::new(open(&self.path).map_err(io)?);
         let mut told = Told::default();
         let mut line = 1;
-        let mut header = true;
-        let mut take = |chunk: &mut Chunk| -> Result<ControlFlow<()>> {
+        let mut take = |job: &mut Job| -> Result<ControlFlow<()>> {
+            if let Some(source) = job.error.take() {
+                return Err(io(source).into());
+            }
+            let chunk = &mut job.chunk;
             for record in &chunk.records {
                 if visit(record).is_break() {
                     return Ok(ControlFlow::Break(()));
                 }
             }
             told.skipped += chunk.skipped;
+            told.cut |= job.cut;
             if let Some(fault) = chunk.fault.take() {
                 let fault = memtrace_trace::Error::Row {
                     path: self.path.clone(),
@@ -106,14 +116,15 @@ impl TraceFile {
             line += chunk.lines;
             Ok(ControlFlow::Continue(()))
         };
-        let scanner = || Scanner::new(columns, self.width, lenient, texts.clone());
+        let scanner = || Scanner::new(wanted, self.width, lenient, texts.clone());
+        let mut blocks = Blocks::open(&self.path).map_err(io)?;
         let workers = std::thread::available_parallelism().map_or(1, usize::from).min(8);
-        if workers == 1 || self.size <= 2 * BLOCK as u64 {
+        if workers == 1 || self.size <= 4 * BLOCK as u64 {
             let mut scanner = scanner();
             let mut job = Job::default();
-            while blocks.next(&mut job.bytes).map_err(io)? {
-                job.run(&mut scanner, std::mem::take(&mut header));
-                if take(&mut job.chunk)?.is_break() {
+            while blocks.next(&mut job).map_err(io)? {
+                job.run(&mut scanner);
+                if take(&mut job)?.is_break() {
                     break;
                 }
             }
@@ -130,11 +141,10 @@ impl TraceFile {
                 let mut spare: Vec<Job> = Vec::new();
                 let mut more = true;
                 loop {
-                    while more && in_flight.len() < workers + 2 {
+                    while more && in_flight.len() < workers * 3 {
                         let mut job = spare.pop().unwrap_or_default();
-                        more = blocks.next(&mut job.bytes).map_err(io)?;
+                        more = blocks.next(&mut job).map_err(io)?;
                         if more {
-                            job.header = std::mem::take(&mut header);
                             let (done, receiver) = channel();
                             jobs.send((job, done)).ok();
                             in_flight.push_back(receiver);
@@ -143,49 +153,52 @@ impl TraceFile {
                     let Some(job) = in_flight.pop_front() else { return Ok(()) };
                     // A worker ends only when `jobs` does.
                     let Ok(mut job) = job.recv() else { return Ok(()) };
-                    if take(&mut job.chunk)?.is_break() {
+                    if take(&mut job)?.is_break() {
                         return Ok(());
                     }
                     spare.push(job);
                 }
             })?;
         }
-        told.cut = blocks.cut;
         Ok(told)
     }
 }
 
-/// The bytes of a trace, plain or compressed: what they start with tells which.
-fn open(path: &Path) -> io::Result<Box<dyn Read>> {
-    let mut file = File::open(path)?;
+/// The bytes of a trace.
+enum Source {
+    Plain(File),
+    Packed(Box<dyn Read>),
+}
+
+/// Opens a trace, plain or compressed: what its bytes start with tells which.
+fn open(path: &Path) -> io::Result<Source> {
+    let file = File::open(path)?;
     let mut magic = [0; 4];
     let mut got = 0;
+    // A pipe has no places to read at; it can only be plain.
     while got < magic.len() {
-        match file.read(&mut magic[got..])? {
+        match file.read_at(&mut magic[got..], got as u64)? {
             0 => break,
             n => got += n,
         }
     }
-    let bytes = io::Cursor::new(magic[..got].to_vec()).chain(file);
+    let source = io::BufReader::with_capacity(BLOCK, file);
     if magic.starts_with(&[0x1F, 0x8B]) {
-        return Ok(Box::new(flate2::read::MultiGzDecoder::new(bytes)));
+        return Ok(Source::Packed(Box::new(flate2::bufread::MultiGzDecoder::new(source))));
     }
     if magic == [0x28, 0xB5, 0x2F, 0xFD] {
-        let frames =
-            Frames { source: Some(io::BufReader::with_capacity(BLOCK, Box::new(bytes))), decoder: None };
-        return Ok(Box::new(frames));
+        return Ok(Source::Packed(Box::new(Frames { source: Some(source), decoder: None })));
     }
-    Ok(Box::new(bytes))
+    Ok(Source::Plain(source.into_inner()))
 }
 
 /// A zstd file: one frame behind another.
 struct Frames {
-    source: Option<io::BufReader<Box<dyn Read>>>,
+    source: Option<io::BufReader<File>>,
     decoder: Option<Decoder>,
 }
 
-type Decoder =
-    ruzstd::decoding::StreamingDecoder<io::BufReader<Box<dyn Read>>, ruzstd::decoding::FrameDecoder>;
+type Decoder = ruzstd::decoding::StreamingDecoder<io::BufReader<File>, ruzstd::decoding::FrameDecoder>;
 
 impl Read for Frames {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -214,19 +227,92 @@ impl Read for Frames {
 #[derive(Default)]
 struct Job {
     bytes: Vec<u8>,
+    /// Where the bytes are when nobody has read them yet.
+    place: Option<Place>,
+    /// It begins with the header.
     header: bool,
+    /// The last line of the file has no end.
+    cut: bool,
     chunk: Chunk,
+    error: Option<io::Error>,
+}
+
+/// A part of a plain file: the lines that begin in it.
+#[derive(Clone)]
+struct Place {
+    file: Arc<File>,
+    start: u64,
+    end: u64,
+    file_end: u64,
 }
 
 impl Job {
-    fn run(&mut self, scanner: &mut Scanner, header: bool) {
-        let skip = if header { self.bytes.iter().position(|byte| *byte == b'\n') } else { None };
-        let rows = skip.map_or(0, |end| end + 1);
+    fn run(&mut self, scanner: &mut Scanner) {
         self.chunk.records.clear();
-        self.chunk.lines = u64::from(header);
+        self.chunk.lines = 0;
         self.chunk.fault = None;
         self.chunk.skipped = 0;
-        scanner.scan(&self.bytes[rows..], &mut self.chunk);
+        if let Some(place) = self.place.take() {
+            match place.read(&mut self.bytes) {
+                Ok(lines) => self.scan(scanner, lines),
+                Err(error) => self.error = Some(error),
+            }
+        } else {
+            self.scan(scanner, 0..self.bytes.len());
+        }
+    }
+
+    fn scan(&mut self, scanner: &mut Scanner, lines: Range<usize>) {
+        let mut lines = &self.bytes[lines];
+        if self.header {
+            let end = lines.iter().position(|byte| *byte == b'\n').map_or(lines.len(), |end| end + 1);
+            lines = &lines[end..];
+            self.chunk.lines = 1;
+        }
+        scanner.scan(lines, &mut self.chunk);
+    }
+}
+
+impl Place {
+    /// Fills `bytes` and gives the part of them that is the lines which begin in this place.
+    fn read(&self, bytes: &mut Vec<u8>) -> io::Result<Range<usize>> {
+        // From the byte before: a line begins here when that one is a line end.
+        let from = self.start.saturating_sub(1);
+        let own = (self.end - from) as usize;
+        let mut filled: usize = 0;
+        loop {
+            // Twice as much behind the block each time, for a line that does not end.
+            let behind = filled.saturating_sub(own) * 2 + TAIL;
+            let wanted = ((self.file_end - from) as usize).min(own + behind);
+            if bytes.len() < wanted {
+                bytes.resize(wanted, 0);
+            }
+            while filled < wanted {
+                match self.file.read_at(&mut bytes[filled..wanted], from + filled as u64) {
+                    // The file has shrunk under us.
+                    Ok(0) => return Ok(0..0),
+                    Ok(got) => filled += got,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            let first = if self.start == 0 {
+                Some(0)
+            } else {
+                bytes[..own.min(filled)].iter().position(|byte| *byte == b'\n').map(|end| end + 1)
+            };
+            // None of this place's bytes begins a line, or the last byte begins the next place's.
+            let Some(first) = first.filter(|first| *first < own) else { return Ok(0..0) };
+            if let Some(end) = bytes[own - 1..filled].iter().position(|byte| *byte == b'\n') {
+                return Ok(first..own + end);
+            }
+            if from + filled as u64 == self.file_end {
+                return Ok(first..filled);
+            }
+            if filled > own + LONGEST_LINE {
+                return Err(too_long());
+            }
+        }
     }
 }
 
@@ -234,28 +320,74 @@ fn work(queue: &Mutex<Receiver<(Job, Sender<Job>)>>, mut scanner: Scanner) {
     loop {
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok((mut job, done)) = next else { return };
-        let header = std::mem::take(&mut job.header);
-        job.run(&mut scanner, header);
+        job.run(&mut scanner);
         done.send(job).ok();
     }
 }
 
+/// The blocks of a trace file, in order.
+enum Blocks {
+    /// A plain file: whoever scans a block reads it, so that it is in that core's cache.
+    Plain { file: Arc<File>, at: u64, size: u64, cut: bool },
+    /// A compressed one: it can only be read from its start.
+    Packed(Lines<Box<dyn Read>>),
+}
+
+impl Blocks {
+    fn open(path: &Path) -> io::Result<Blocks> {
+        match open(path)? {
+            Source::Plain(file) => {
+                let size = file.metadata()?.len();
+                let mut last = [b'\n'];
+                file.read_at(&mut last, size.saturating_sub(1))?;
+                Ok(Blocks::Plain { file: Arc::new(file), at: 0, size, cut: last[0] != b'\n' })
+            }
+            Source::Packed(bytes) => Ok(Blocks::Packed(Lines::new(bytes))),
+        }
+    }
+
+    /// Makes `job` the next one; false at the end.
+    fn next(&mut self, job: &mut Job) -> io::Result<bool> {
+        match self {
+            Blocks::Plain { file, at, size, cut } => {
+                if at == size {
+                    return Ok(false);
+                }
+                let end = (*at + BLOCK as u64).min(*size);
+                job.header = *at == 0;
+                job.cut = *cut && end == *size;
+                job.place = Some(Place { file: Arc::clone(file), start: *at, end, file_end: *size });
+                *at = end;
+                Ok(true)
+            }
+            Blocks::Packed(lines) => {
+                job.header = !lines.started;
+                let more = lines.next(&mut job.bytes)?;
+                job.cut = lines.cut;
+                Ok(more)
+            }
+        }
+    }
+}
+
 /// Blocks of whole lines out of a byte stream.
-struct Blocks<R> {
+struct Lines<R> {
     source: R,
     /// The start of a line whose end was not read yet.
     rest: Vec<u8>,
+    started: bool,
     ended: bool,
     cut: bool,
 }
 
-impl<R: Read> Blocks<R> {
+impl<R: Read> Lines<R> {
     fn new(source: R) -> Self {
-        Blocks { source, rest: Vec::new(), ended: false, cut: false }
+        Lines { source, rest: Vec::new(), started: false, ended: false, cut: false }
     }
 
     /// Fills `block` with the next whole lines; false at the end.
     fn next(&mut self, block: &mut Vec<u8>) -> io::Result<bool> {
+        self.started = true;
         block.clear();
         block.append(&mut self.rest);
         while !self.ended {
@@ -272,14 +404,16 @@ impl<R: Read> Blocks<R> {
                 break;
             }
             if block.len() > LONGEST_LINE {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidData,
-                    format!("a line of more than {} MiB: not a trace", LONGEST_LINE >> 20),
-                ));
+                return Err(too_long());
             }
         }
         Ok(!block.is_empty())
     }
+}
+
+fn too_long() -> io::Error {
+    let what = format!("a line of more than {} MiB: not a trace", LONGEST_LINE >> 20);
+    io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
 fn newlines(bytes: &[u8]) -> usize {

@@ -67,9 +67,15 @@ impl Report for Budget {
         let mut broken = 0;
         for (index, trace) in input.traces.iter().enumerate() {
             let mut meter = Meter::new(&limits, options);
-            let played = play(trace, Columns::of(&[]), options, Metric::Allocated, |row, replay| {
-                meter.feed(row, replay);
-            })?;
+            let played = play(
+                trace,
+                Columns::of(&["module", "category"]),
+                options,
+                Metric::Allocated,
+                |row, replay| {
+                    meter.feed(row, replay);
+                },
+            )?;
             footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             if index == 0 {
                 heading(&mut page, input, &trace.meta);

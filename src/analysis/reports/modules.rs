@@ -83,7 +83,7 @@ impl Report for Modules {
         let calls = options.number("calls")?.unwrap_or(100);
         for (index, trace) in input.traces.iter().enumerate() {
             let mut tracker = Tracker::new(depth, calls, options);
-            let columns = Columns::of(&["name", "tid"]);
+            let columns = Columns::of(&["name", "tid", "module", "category", "ts_ns"]);
             let played =
                 play(trace, columns, options, Metric::Allocated, |row, replay| tracker.feed(row, replay))?;
             footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));

@@ -60,11 +60,17 @@ impl Report for TopOps {
         let mut json = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {
             let mut ops = Ops::new(options);
-            let played = play(trace, Columns::of(&[]), options, Metric::Allocated, |row, replay| {
-                if replay.in_window() {
-                    ops.feed(row, replay);
-                }
-            })?;
+            let played = play(
+                trace,
+                Columns::of(&["ts_ns", "device", "op", "module"]),
+                options,
+                Metric::Allocated,
+                |row, replay| {
+                    if replay.in_window() {
+                        ops.feed(row, replay);
+                    }
+                },
+            )?;
             footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             if index == 0 {
                 heading(&mut page, input, &trace.meta);
