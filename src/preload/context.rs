@@ -39,6 +39,12 @@ struct Open {
     told: bool,
 }
 
+impl Open {
+    fn api(&self) -> Api {
+        if self.domain == C_DOMAIN { Api::Memtrace } else { Api::Nvtx }
+    }
+}
+
 /// A thread's ranges and the context that follows from them.
 struct Thread {
     open: RefCell<Vec<Open>>,
@@ -83,6 +89,12 @@ static ENDED: ForkLock<Vec<u64>> = ForkLock::new(Vec::new());
 /// The program numbers its steps itself.
 static USER_STEPS: AtomicBool = AtomicBool::new(false);
 
+/// Ops and ranges get no rows for now; memory always does.
+static PAUSED: AtomicBool = AtomicBool::new(false);
+
+/// The domain of ranges that the C functions open: their pops close no range of NVTX.
+pub(crate) const C_DOMAIN: usize = usize::MAX - 1;
+
 /// The words of `MEMTRACE_PHASES`.
 static MORE_PHASES: OnceLock<Vec<String>> = OnceLock::new();
 
@@ -115,14 +127,28 @@ pub(crate) fn recorder_started() {
     VERSION.fetch_add(1, Ordering::AcqRel);
 }
 
+/// Are rows of ops and ranges left out?
+#[inline]
+pub(crate) fn is_paused() -> bool {
+    PAUSED.load(Ordering::Relaxed)
+}
+
+/// Leaves rows of ops and ranges out, or writes them again. Who owns what is followed all the same. A
+/// range whose begin is in the trace gets its end at once; one that is still open when rows are written
+/// again gets its begin then.
+pub(crate) fn pause(paused: bool) {
+    PAUSED.store(paused, Ordering::Relaxed);
+    VERSION.fetch_add(1, Ordering::AcqRel);
+}
+
 #[cold]
 fn refresh(thread: &Thread, version: u64, stream: i64) {
     let base = thread.open.try_borrow_mut().map(|mut open| {
         drop_ended(&mut open);
-        if let Some(recorder) = Recorder::active() {
+        if let Some(recorder) = Recorder::active().filter(|_| !is_paused()) {
             for range in open.iter_mut().filter(|range| !range.told) {
                 range.told = true;
-                tell(recorder, Kind::RangeBegin, range.name, 0);
+                tell_as(range.api(), recorder, Kind::RangeBegin, range.name, 0);
                 if range.id != 0 {
                     STARTED.with(|started| {
                         started.iter_mut().filter(|s| s.id == range.id).for_each(|s| s.told = true);
@@ -235,9 +261,9 @@ fn open(name: &str, domain: usize, category: Option<&str>, id: u64) {
             change_phases(|phases| phases.push((range.phase, text)));
         }
         let context = current().0;
-        if let Some(recorder) = Recorder::active() {
+        if let Some(recorder) = Recorder::active().filter(|_| !is_paused()) {
             range.told = true;
-            tell(recorder, Kind::RangeBegin, range.name, context);
+            tell_as(range.api(), recorder, Kind::RangeBegin, range.name, context);
         }
         if let Ok(mut open) = thread.open.try_borrow_mut() {
             open.push(range);
@@ -247,6 +273,13 @@ fn open(name: &str, domain: usize, category: Option<&str>, id: u64) {
         }
         thread.version.set(0);
     });
+}
+
+/// How many push/pop ranges of `domain` are open on this thread.
+pub(crate) fn depth(domain: usize) -> i32 {
+    let of_domain = |range: &&Open| range.id == 0 && range.domain == domain;
+    let count = |open: &Vec<Open>| open.iter().filter(of_domain).count() as i32;
+    THREAD.try_with(|thread| thread.open.try_borrow().map_or(0, |open| count(&open))).unwrap_or(0)
 }
 
 /// The last push/pop range of `domain` closes.
@@ -293,24 +326,38 @@ fn close(range: Open) {
     if range.told
         && let Some(recorder) = Recorder::active()
     {
-        tell(recorder, Kind::RangeEnd, range.name, context);
+        tell_as(range.api(), recorder, Kind::RangeEnd, range.name, context);
     }
 }
 
 /// A mark. It starts the trace when it has not begun: who marks wants to see it.
 pub(crate) fn mark(name: &str) {
+    mark_as(Api::Nvtx, name);
+}
+
+/// As [`mark`], by another way than NVTX.
+pub(crate) fn mark_as(api: Api, name: &str) {
     role_of_step(meaning(name, None, more_phases()));
     let Some(recorder) = init::recorder() else { return };
     let (text, (context, _)) = (text_id(name), current());
-    tell(recorder, Kind::Mark, text, context);
+    tell_as(api, recorder, Kind::Mark, text, context);
 }
 
-fn tell(recorder: &'static Recorder, kind: Kind, name: TextId, context: ContextId) {
+/// The step `number` begins; a mark says so when there is a trace already.
+pub(crate) fn begin_step(number: i64) {
+    role_of_step(Meaning::Step(number));
+    if let Some(recorder) = Recorder::active().filter(|_| !is_paused()) {
+        let (text, (context, _)) = (text_id(&format!("step:{number}")), current());
+        tell_as(Api::Memtrace, recorder, Kind::Mark, text, context);
+    }
+}
+
+fn tell_as(api: Api, recorder: &'static Recorder, kind: Kind, name: TextId, context: ContextId) {
     let step = STEP.load(Ordering::Relaxed);
     recorder.record(|clock_ns| Event {
         clock_ns,
         kind: kind as u8,
-        api: Api::Nvtx as u8,
+        api: api as u8,
         device: Event::HOST,
         context,
         step,

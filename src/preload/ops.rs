@@ -157,6 +157,7 @@ pub(crate) fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
         }
         if (op.outermost || ALL_ROWS.load(Ordering::Relaxed))
             && ROWS.load(Ordering::Relaxed)
+            && !context::is_paused()
             && Recorder::active().is_some()
         {
             op.start_ns = now_ns();

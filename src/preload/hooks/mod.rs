@@ -39,6 +39,7 @@ macro_rules! caller_hooks {
 
 use caller_hooks;
 
+mod api;
 mod cuda_events;
 mod cuda_runtime;
 mod dlsym;

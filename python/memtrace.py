@@ -1,0 +1,128 @@
+"""What a script may tell memtrace of itself.
+
+    import memtrace
+
+    for n, batch in enumerate(loader):
+        memtrace.step(n)
+        with memtrace.phase("forward"):
+            loss = model(batch)
+
+Nothing here is needed for a trace, and nothing here does anything when the script does not run under
+memtrace: it may stay in the code. The same functions are there for C in include/memtrace.h.
+"""
+
+import contextlib
+import ctypes
+
+__all__ = ["flush", "is_paused", "is_traced", "mark", "module", "op", "pause", "paused", "phase", "range",
+           "resume", "step"]
+
+
+def _library():
+    """The preloaded library's functions; None when there is none."""
+    try:
+        library = ctypes.CDLL(None)
+        library.memtrace_is_traced
+    except (AttributeError, OSError):
+        return None
+    for name, result, arguments in [
+        ("is_traced", ctypes.c_int, []),
+        ("pause", None, []),
+        ("resume", None, []),
+        ("is_paused", ctypes.c_int, []),
+        ("mark", None, [ctypes.c_char_p]),
+        ("range_push", ctypes.c_int, [ctypes.c_char_p]),
+        ("range_pop", ctypes.c_int, []),
+        ("step", None, [ctypes.c_int64]),
+        ("flush", ctypes.c_int, []),
+    ]:
+        function = getattr(library, "memtrace_" + name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+_LIBRARY = _library()
+
+
+def _text(name):
+    # A name ends where C sees its end.
+    return str(name).encode("utf-8", "replace").replace(b"\0", b" ")
+
+
+def is_traced():
+    """Is this process traced?"""
+    return _LIBRARY is not None and bool(_LIBRARY.memtrace_is_traced())
+
+
+@contextlib.contextmanager
+def range(name):
+    """A range on this thread: what is allocated inside is owned by it. Its name means what an NVTX range's
+    does: a phase word is a phase, anything else a level of the module path. Also a decorator."""
+    if _LIBRARY is not None:
+        _LIBRARY.memtrace_range_push(_text(name))
+    try:
+        yield
+    finally:
+        if _LIBRARY is not None:
+            _LIBRARY.memtrace_range_pop()
+
+
+def phase(name):
+    """A phase of the process: `forward`, `eval`, whatever the script calls it."""
+    return range(f"phase:{name}")
+
+
+def module(path):
+    """Memory allocated inside belongs to the module `path`, whatever module runs."""
+    return range(f"module:{path}")
+
+
+def op(name):
+    """Memory allocated inside belongs to the op `name`, whatever op runs."""
+    return range(f"op:{name}")
+
+
+def step(number):
+    """The training step `number` begins; memtrace stops counting steps by itself."""
+    if _LIBRARY is not None:
+        _LIBRARY.memtrace_step(int(number))
+
+
+def mark(text):
+    """A mark in the trace."""
+    if _LIBRARY is not None:
+        _LIBRARY.memtrace_mark(_text(text))
+
+
+def pause():
+    """Leaves out the rows of ops and ranges. Memory is recorded all the same, with its owner."""
+    if _LIBRARY is not None:
+        _LIBRARY.memtrace_pause()
+
+
+def resume():
+    """Ends what pause() began."""
+    if _LIBRARY is not None:
+        _LIBRARY.memtrace_resume()
+
+
+def is_paused():
+    """Are rows of ops and ranges left out?"""
+    return _LIBRARY is not None and bool(_LIBRARY.memtrace_is_paused())
+
+
+@contextlib.contextmanager
+def paused():
+    """pause(), and resume() at the end unless it was paused before."""
+    before = is_paused()
+    pause()
+    try:
+        yield
+    finally:
+        if not before:
+            resume()
+
+
+def flush():
+    """Waits until everything recorded so far is in the file; False when that took too long."""
+    return _LIBRARY is None or _LIBRARY.memtrace_flush() == 0
