@@ -11,7 +11,7 @@ use memtrace_record::recorder::{Recorder, STEP, context_id, text_id};
 use memtrace_trace::ranges::{Meaning, meaning};
 use memtrace_trace::{Api, Event, Kind};
 
-use crate::{init, ops};
+use crate::{init, ops, sequence};
 
 /// What an open range means, its text numbered.
 #[derive(Clone, Copy)]
@@ -21,6 +21,11 @@ enum Role {
     Level(TextId),
     Op(TextId),
     Step,
+    /// The forward of the module object at `key`.
+    Module {
+        path: TextId,
+        key: usize,
+    },
 }
 
 /// An open range.
@@ -41,7 +46,11 @@ struct Open {
 
 impl Open {
     fn api(&self) -> Api {
-        if self.domain == C_DOMAIN { Api::Memtrace } else { Api::Nvtx }
+        match self.domain {
+            C_DOMAIN => Api::Memtrace,
+            MODULES => Api::Module,
+            _ => Api::Nvtx,
+        }
     }
 }
 
@@ -156,7 +165,7 @@ fn refresh(thread: &Thread, version: u64, stream: i64) {
                 }
             }
         }
-        Context { stream, ..base_of(&open, inherited_phase(thread)) }
+        Context { stream, ..base_of(&open, inherited_phase(thread), thread.is_autograd()) }
     });
     let base = base.unwrap_or_default();
     thread.base.set(base);
@@ -165,25 +174,161 @@ fn refresh(thread: &Thread, version: u64, stream: i64) {
     thread.version.set(version);
 }
 
-/// What follows from a stack of ranges.
-fn base_of(open: &[Open], inherited: TextId) -> Context {
+/// What follows from a stack of ranges. A module's path replaces that of the module around it; the
+/// user's own levels stay, before it and behind it, and a whole path that the user gave stands alone.
+fn base_of(open: &[Open], inherited: TextId, on_autograd_thread: bool) -> Context {
     let mut context = Context { phase: inherited, ..Context::default() };
+    let mut whole = false;
+    // The user's levels around the outermost module.
+    let mut prefix = None;
     for range in open {
         match range.role {
             Role::Phase(text) => context.phase = text,
             Role::Op(text) => context.op = text,
-            Role::ModulePath(text) => context.module = text,
-            Role::Level(text) if context.module == 0 => context.module = text,
-            Role::Level(text) => {
-                let path = with_tables(|tables| {
-                    format!("{}.{}", tables.text_of(context.module), tables.text_of(text))
-                });
-                context.module = text_id(&path);
+            Role::ModulePath(text) => (context.module, whole) = (text, true),
+            Role::Level(text) => context.module = join(context.module, text),
+            Role::Module { path, .. } => {
+                context.flags |= Context::IN_MODULE;
+                if !whole {
+                    let prefix = *prefix.get_or_insert(context.module);
+                    context.module = join(prefix, path);
+                }
             }
             Role::Step => {}
         }
     }
+    let in_module = context.flags & Context::IN_MODULE != 0;
+    if context.phase == 0 {
+        context.phase = if in_module && on_autograd_thread {
+            ops::backward()
+        } else if in_module || (!on_autograd_thread && LOSS.load(Ordering::Relaxed) == thread_id()) {
+            forward()
+        } else if !user_counts_steps() && STEP.load(Ordering::Relaxed) < 0 && sequence::outside() != 0 {
+            init_phase()
+        } else {
+            0
+        };
+        context.flags |= Context::INFERRED_PHASE;
+    }
+    if in_module && on_autograd_thread {
+        // A forward that runs inside backward: activation checkpointing.
+        context.flags |= Context::RECOMPUTED;
+    }
     context
+}
+
+/// `path.level`, or the one of them that there is.
+fn join(path: TextId, level: TextId) -> TextId {
+    if path == 0 || level == 0 {
+        return path | level;
+    }
+    text_id(&with_tables(|tables| format!("{}.{}", tables.text_of(path), tables.text_of(level))))
+}
+
+fn forward() -> TextId {
+    static ID: AtomicU32 = AtomicU32::new(0);
+    ops::numbered(&ID, "forward")
+}
+
+/// What runs before the first forward: the model is made, the weights are loaded.
+fn init_phase() -> TextId {
+    static ID: AtomicU32 = AtomicU32::new(0);
+    ops::numbered(&ID, "init")
+}
+
+/// The thread whose outermost module returned last and whose backward has not begun: what it does
+/// meanwhile (the loss) belongs to the forward. 0 for none.
+static LOSS: AtomicU32 = AtomicU32::new(0);
+
+fn thread_id() -> u32 {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::gettid() as u32 }
+}
+
+/// A backward, an optimizer's step or the next batch begins: the forward is over.
+#[inline]
+pub(crate) fn forward_is_over() {
+    if LOSS.load(Ordering::Relaxed) != 0 {
+        LOSS.store(0, Ordering::Relaxed);
+        VERSION.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// The module path that holds on this thread now.
+pub(crate) fn module() -> TextId {
+    current();
+    THREAD.try_with(|thread| thread.base.get().module).unwrap_or(0)
+}
+
+/// The NVTX domain of ranges that are modules: none, so no pop of the program closes one.
+const MODULES: usize = usize::MAX;
+
+/// The forward of a module begins on this thread; gives how many were open.
+pub(crate) fn enter_module(path: TextId, key: usize) -> usize {
+    THREAD
+        .try_with(|thread| {
+            training_may_begin(thread);
+            let around = current().0;
+            let mut range = Open {
+                role: Role::Module { path, key },
+                name: path,
+                id: 0,
+                phase: 0,
+                domain: MODULES,
+                told: false,
+            };
+            if let Some(recorder) = Recorder::active().filter(|_| !is_paused()) {
+                range.told = true;
+                tell_as(Api::Module, recorder, Kind::RangeBegin, path, around);
+            }
+            thread.version.set(0);
+            let Ok(mut open) = thread.open.try_borrow_mut() else { return 0 };
+            open.push(range);
+            open.iter().filter(|range| range.domain == MODULES).count() - 1
+        })
+        .unwrap_or(0)
+}
+
+/// The forward of the module at `key` ends, and with it those inside it that an exception left open.
+pub(crate) fn leave_module(key: usize) {
+    let _ = THREAD.try_with(|thread| {
+        let mut closed = Vec::new();
+        if let Ok(mut open) = thread.open.try_borrow_mut() {
+            let is_it = |range: &Open| matches!(range.role, Role::Module { key: of, .. } if of == key);
+            let Some(index) = open.iter().rposition(is_it) else { return };
+            while let Some(inner) = open.iter().skip(index).rposition(|range| range.domain == MODULES) {
+                closed.push(open.remove(index + inner));
+            }
+            if !thread.is_autograd() && !open.iter().any(|range| range.domain == MODULES) {
+                LOSS.store(thread_id(), Ordering::Relaxed);
+            }
+        }
+        thread.version.set(0);
+        for range in closed {
+            close_as(Api::Module, range);
+        }
+    });
+}
+
+/// The module object whose forward is the innermost on this thread; 0 for none.
+pub(crate) fn innermost_module() -> usize {
+    let innermost = |open: &Vec<Open>| {
+        open.iter().rev().find_map(|range| match range.role {
+            Role::Module { key, .. } => Some(key),
+            _ => None,
+        })
+    };
+    THREAD
+        .try_with(|thread| thread.open.try_borrow().ok().and_then(|open| innermost(&open)))
+        .ok()
+        .flatten()
+        .unwrap_or(0)
+}
+
+fn training_may_begin(thread: &Thread) {
+    if !thread.is_autograd() {
+        training_began();
+    }
 }
 
 /// Autograd's threads work on behalf of whoever called backward, so they have the process's phase;
@@ -210,6 +355,7 @@ pub(crate) fn is_autograd_thread() -> bool {
 pub(crate) fn training_began() {
     if STEP.load(Ordering::Relaxed) < 0 && !user_counts_steps() {
         STEP.store(0, Ordering::Relaxed);
+        VERSION.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -319,6 +465,10 @@ pub(crate) fn end(id: u64) {
 }
 
 fn close(range: Open) {
+    close_as(range.api(), range);
+}
+
+fn close_as(api: Api, range: Open) {
     if range.phase != 0 {
         change_phases(|phases| phases.retain(|(id, _)| *id != range.phase));
     }
@@ -326,7 +476,7 @@ fn close(range: Open) {
     if range.told
         && let Some(recorder) = Recorder::active()
     {
-        tell_as(range.api(), recorder, Kind::RangeEnd, range.name, context);
+        tell_as(api, recorder, Kind::RangeEnd, range.name, context);
     }
 }
 

@@ -13,6 +13,8 @@ mod guard;
 mod hooks;
 mod init;
 mod ops;
+mod python;
 mod real;
 mod requested;
 mod say;
+mod sequence;

@@ -14,7 +14,7 @@ use memtrace_record::intern::{Context, ContextId, Frame, StackId, TextId};
 use memtrace_record::recorder::{STEP, context_id, stack_id, text_id};
 use memtrace_trace::{Api, Event, Kind};
 
-use crate::context;
+use crate::{context, sequence};
 
 /// Where a callback comes from: `at::RecordScope`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -37,6 +37,8 @@ struct Running {
     scope: Scope,
     /// The phase that this op or one around it implies; 0 for none.
     phase: TextId,
+    /// The module whose forward made the backward function that runs; 0 for none.
+    module: TextId,
     /// 0 until a report asks.
     name: TextId,
     stack: StackId,
@@ -130,6 +132,7 @@ pub(crate) fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
             name_of,
             scope,
             phase: around.map_or(0, |op| op.phase),
+            module: around.map_or(0, |op| op.module),
             name: 0,
             stack: 0,
             context: 0,
@@ -141,12 +144,21 @@ pub(crate) fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
         };
         match scope {
             Scope::Backward => {
+                op.module = sequence::module_of(record).unwrap_or(op.module);
                 op.phase = if op.phase == 0 { backward() } else { op.phase };
                 context::training_began();
+                context::forward_is_over();
             }
             Scope::User => {
                 op.name = name(&mut ops.names, &op);
-                op.phase = user_phase(op.name).unwrap_or(op.phase);
+                if let Some(phase) = user_phase(op.name) {
+                    op.phase = phase;
+                    context::forward_is_over();
+                }
+            }
+            Scope::Function if op.phase == 0 || op.module != 0 => {
+                // Inside a backward function too: a recomputation, or a double backward's graph.
+                sequence::remember(record);
             }
             Scope::Function => {}
         }
@@ -260,8 +272,11 @@ impl Ops {
         if context.op == 0 {
             context.op = top.name;
         }
-        if context.phase == 0 {
+        if top.phase != 0 && (context.phase == 0 || context.flags & Context::INFERRED_PHASE != 0) {
             context.phase = top.phase;
+        }
+        if context.module == 0 {
+            context.module = if top.module != 0 { top.module } else { sequence::outside() };
         }
         context.stack = stack;
         let place =
@@ -295,13 +310,14 @@ fn name(names: &mut Vec<Name>, op: &Running) -> TextId {
     entry.id
 }
 
-fn backward() -> TextId {
+/// The number of the phase `backward`.
+pub(crate) fn backward() -> TextId {
     static ID: AtomicU32 = AtomicU32::new(0);
     numbered(&ID, "backward")
 }
 
 /// The number of a fixed text.
-fn numbered(id: &AtomicU32, text: &str) -> TextId {
+pub(crate) fn numbered(id: &AtomicU32, text: &str) -> TextId {
     match id.load(Ordering::Relaxed) {
         0 => {
             let number = text_id(text);

@@ -122,16 +122,25 @@ pub struct Oddities {
     pub gaps: u64,
 }
 
-/// Numbers from here on belong to what was read from a file.
+/// Numbers from here on are the encoder's own.
 const SEEDED: u32 = 1 << 31;
 
-/// Texts and contexts of a file that is continued.
+/// Texts of a file that is continued, and contexts that no thread numbered: of such a file, of tags.
 #[derive(Default)]
 struct Seeds {
     numbers: FxHashMap<String, u32>,
     texts: Vec<String>,
     ids: FxHashMap<Context, u32>,
     contexts: Vec<Context>,
+}
+
+impl Seeds {
+    fn id(&mut self, context: Context) -> u32 {
+        *self.ids.entry(context).or_insert_with(|| {
+            self.contexts.push(context);
+            SEEDED + self.contexts.len() as u32
+        })
+    }
 }
 
 /// See the module.
@@ -329,7 +338,12 @@ impl Encoder {
             self.pinned = row.allocated_bytes;
         }
         let what = match row.event {
-            EventName::Alloc | EventName::Free | EventName::Live | EventName::FreeCompleted => What::Block,
+            EventName::Tag if row.delta_bytes < 0 => return,
+            EventName::Alloc
+            | EventName::Free
+            | EventName::Live
+            | EventName::FreeCompleted
+            | EventName::Tag => What::Block,
             EventName::SegmentAlloc | EventName::SegmentFree => What::Segment,
             EventName::ExtAlloc | EventName::ExtFree => What::External,
             EventName::HostAlloc | EventName::HostFree => What::Host,
@@ -343,7 +357,8 @@ impl Encoder {
             self.device(device).external += row.delta_bytes;
         }
         let addr = row.addr as u64;
-        let is_report = row.api == Api::CachingAllocator.name();
+        let is_report = row.api == Api::CachingAllocator.name()
+            || (row.event == EventName::Tag && self.blocks.contains_key(&addr));
         self.caching |= is_report;
         match row.event {
             EventName::FreeCompleted => {
@@ -399,10 +414,7 @@ impl Encoder {
             stream: row.stream,
             flags: 0,
         };
-        *self.seeds.ids.entry(context).or_insert_with(|| {
-            self.seeds.contexts.push(context);
-            SEEDED + self.seeds.contexts.len() as u32
-        })
+        self.seeds.id(context)
     }
 
     /// The rows of one event of thread `tid`.
@@ -420,6 +432,7 @@ impl Encoder {
             Some(Kind::Mark) => self.named(EventName::Mark, tid, event, sink),
             Some(Kind::FreeCompleted) => self.free_completed(tid, event, sink),
             Some(Kind::Op) => self.op(tid, event, sink),
+            Some(Kind::Tag) => self.tag(tid, event, sink),
             Some(Kind::Lost) => self.lost(event.clock_ns, tid, event.size.max(0) as u64, sink),
             _ => Ok(()),
         }
@@ -528,6 +541,42 @@ impl Encoder {
             ..self.of_live(tid, event, &live)
         })?;
         self.seq += 1;
+        Ok(())
+    }
+
+    /// A block's bytes leave one owner and enter another, in two rows; totals stay.
+    fn tag<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
+        let category = Category::ALL.get(event.size.max(0) as usize).copied().unwrap_or(Category::None);
+        let map = if self.blocks.contains_key(&event.addr) { &self.blocks } else { &self.regions };
+        let Some(before) = map.get(&event.addr).copied().filter(|live| live.what == What::Block) else {
+            return Ok(());
+        };
+        let mut context = self.context(before.context);
+        if event.extra > 0 {
+            context.module = event.extra as u32;
+        }
+        // What was given to the model may be something that is known better already.
+        let weaker = category == Category::Input && before.category != Category::None;
+        let same =
+            before.category == category && self.text(context.module) == self.owner(before.context).module;
+        if weaker || same {
+            return Ok(());
+        }
+        let context = self.seeds.id(context);
+        let after = Live { category, context, ..before };
+        for (live, bytes) in [(before, -before.bytes), (after, before.bytes)] {
+            sink.row(&Row {
+                event: EventName::Tag,
+                delta_bytes: bytes,
+                source: LIBRARY,
+                latency_ns: 0,
+                name: self.text(event.reserved as u32),
+                ..self.of_live(tid, event, &live)
+            })?;
+            self.seq += 1;
+        }
+        let map = if self.blocks.contains_key(&event.addr) { &mut self.blocks } else { &mut self.regions };
+        map.insert(event.addr, after);
         Ok(())
     }
 

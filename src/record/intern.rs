@@ -46,6 +46,10 @@ pub struct Context {
 impl Context {
     /// The forward of a module that runs again inside backward.
     pub const RECOMPUTED: u8 = 1;
+    /// Inside the forward of a module.
+    pub const IN_MODULE: u8 = 2;
+    /// Nobody said the phase: it follows from where the thread is.
+    pub const INFERRED_PHASE: u8 = 4;
 }
 
 /// What was numbered.

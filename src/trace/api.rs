@@ -29,6 +29,10 @@ pub enum Api {
     Reconciled = 18,
     Nvtx = 19,
     RecordFunction = 20,
+    /// The forward of a `torch.nn.Module`.
+    Module = 21,
+    /// What Python knows of a block.
+    Python = 22,
 }
 
 /// Every call, with the text of its column.
@@ -54,6 +58,8 @@ const NAMES: &[(Api, &str)] = &[
     (Api::Reconciled, "reconciled"),
     (Api::Nvtx, "nvtx"),
     (Api::RecordFunction, "record_function"),
+    (Api::Module, "module"),
+    (Api::Python, "python"),
 ];
 
 impl Api {

@@ -94,6 +94,10 @@ pub struct Settings {
     pub flush_ms: u64,
     /// `MEMTRACE_OPS`
     pub ops: Ops,
+    /// `MEMTRACE_MODULES`
+    pub modules: bool,
+    /// `MEMTRACE_WRAPPERS`
+    pub wrappers: bool,
     /// `MEMTRACE_NVTX`
     pub nvtx: bool,
     /// `MEMTRACE_DLSYM`
@@ -200,6 +204,18 @@ const TABLE: &[Entry] = &[
             Ok(())
         }
     ),
+    entry!(
+        "MEMTRACE_MODULES",
+        "1",
+        "0 leaves Python alone: no module paths, no tags of parameters, gradients and optimizer state",
+        |s, v| flag(v).map(|on| s.modules = on)
+    ),
+    entry!(
+        "MEMTRACE_WRAPPERS",
+        "0",
+        "1 keeps the names of wrappers (DDP, FSDP, compiled) in module paths",
+        |s, v| flag(v).map(|on| s.wrappers = on)
+    ),
     entry!("MEMTRACE_NVTX", "1", "0 leaves NVTX alone: no injection, no ranges", |s, v| flag(v)
         .map(|on| s.nvtx = on)),
     entry!(
@@ -243,6 +259,8 @@ impl Settings {
             buffer_bytes: 0,
             flush_ms: 0,
             ops: Ops::Top,
+            modules: true,
+            wrappers: false,
             nvtx: true,
             dlsym: true,
             run_id: String::new(),

@@ -42,6 +42,9 @@ pub enum Kind {
     FreeCompleted = 14,
     /// A stack: `addr` is its id, `size` the id of the stack around it, `extra` the text id of the op.
     DefineStack = 15,
+    /// What a block is for is known now: `addr`, `size` is the index of its category, `extra` the text id
+    /// of the module that owns it (0 for none), `reserved` of its name there.
+    Tag = 16,
 }
 
 const KINDS: &[Kind] = &[
@@ -61,6 +64,7 @@ const KINDS: &[Kind] = &[
     Kind::Lost,
     Kind::FreeCompleted,
     Kind::DefineStack,
+    Kind::Tag,
 ];
 
 /// One event: a cache line.

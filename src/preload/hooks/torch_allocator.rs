@@ -12,7 +12,7 @@ use memtrace_trace::{Api, Event, Kind};
 use super::cuda_events;
 use crate::guard::shielded;
 use crate::real::{RealFn, find_in_loaded};
-use crate::{context, init, ops, requested};
+use crate::{context, init, ops, python, requested};
 
 type Report = unsafe extern "C-unwind" fn(*mut c_void, i64, usize, usize, u64);
 type OutOfMemory = unsafe extern "C-unwind" fn(i64, usize, usize, u64);
@@ -97,6 +97,9 @@ unsafe extern "C-unwind" fn report_memory_usage(
                 event.flags = Event::DEFERRED;
             }
             ops::count(size, ordinal);
+            if python::is_wanted() {
+                python::schedule();
+            }
             recorder.record(|clock_ns| Event { clock_ns, ..event });
         });
     }

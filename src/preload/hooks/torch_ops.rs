@@ -8,9 +8,9 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::guard::shielded;
-use crate::init;
 use crate::ops::{self, NameOf, Scope};
 use crate::real::{RealFn, find_in_loaded};
+use crate::{init, python, sequence};
 
 const TORCH: &str = "libtorch_cpu.so";
 const ADD: &CStr = c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE";
@@ -53,6 +53,7 @@ unsafe extern "C" fn cudaGetDeviceCount(count: *mut c_int) -> c_int {
 fn install() {
     let Some(session) = init::session() else { return };
     super::torch_allocator::install();
+    python::schedule();
     if !session.settings.ops.callbacks() || INSTALLED.load(Ordering::Acquire) {
         return;
     }
@@ -61,6 +62,7 @@ fn install() {
         return;
     }
     NAME_OF.store(name, Ordering::Release);
+    sequence::install();
     ops::set_rows(session.settings.ops.rows(), session.settings.ops.all());
     // SAFETY: the type of at::addGlobalCallback in ATen/record_function.h, 2.1 to 2.15.
     let add: unsafe extern "C" fn(Callback) -> u64 = unsafe { std::mem::transmute(add) };

@@ -1,0 +1,333 @@
+//! Python, from inside: module paths, and what tensors are for.
+//!
+//! No file, no variable and no import by the user: a pending call, which Python runs in its main thread
+//! between two instructions, compiles `hooks.py` and runs it in a namespace of its own. Its hooks call the
+//! functions below, which are C functions to Python. All of Python's API that is used is looked up by name
+//! and part of its stable ABI, so one library serves 3.9 to 3.14; a program without Python has none of it.
+
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use memtrace_record::Recorder;
+use memtrace_record::recorder::text_id;
+use memtrace_trace::config::Level;
+use memtrace_trace::{Api, Event, Kind};
+
+use crate::guard::shielded;
+use crate::real::real_dlsym;
+use crate::say::say;
+use crate::{context, init, sequence};
+
+const SOURCE: &str = concat!(include_str!("hooks.py"), "\0");
+
+/// A `PyObject *`.
+type Object = *mut c_void;
+/// `PyCFunctionFast`: self, arguments, their number.
+type Function = unsafe extern "C" fn(Object, *const Object, isize) -> Object;
+
+/// `PyMethodDef`.
+#[repr(C)]
+struct Method {
+    name: *const c_char,
+    function: Function,
+    flags: c_int,
+    doc: *const c_char,
+}
+
+// SAFETY: the pointers are of literals, which never change.
+unsafe impl Sync for Method {}
+
+/// `METH_FASTCALL`.
+const FASTCALL: c_int = 0x80;
+
+/// What `hooks.py` calls.
+static METHODS: [Method; 5] = [
+    Method { name: c"enter".as_ptr(), function: enter, flags: FASTCALL, doc: std::ptr::null() },
+    Method { name: c"leave".as_ptr(), function: leave, flags: FASTCALL, doc: std::ptr::null() },
+    Method { name: c"number".as_ptr(), function: number, flags: FASTCALL, doc: std::ptr::null() },
+    Method { name: c"tag".as_ptr(), function: tag, flags: FASTCALL, doc: std::ptr::null() },
+    Method { name: c"innermost".as_ptr(), function: innermost, flags: FASTCALL, doc: std::ptr::null() },
+];
+
+/// Looks functions of Python up and calls them: `python!(name(args) as type)`.
+macro_rules! python {
+    ($name:ident($($arg:expr),*) as $type:ty) => {{
+        let found = symbol(match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+            Ok(name) => name,
+            Err(_) => c"",
+        });
+        if found.is_null() {
+            return Default::default();
+        }
+        // SAFETY: the function's type in Python's headers; the GIL is held (see `pending`, and the
+        // functions that Python calls).
+        unsafe { std::mem::transmute::<*mut c_void, $type>(found)($($arg),*) }
+    }};
+}
+
+/// A symbol of the interpreter, which is in the global scope: the program itself, or its libpython.
+fn symbol(name: &CStr) -> *mut c_void {
+    // SAFETY: RTLD_DEFAULT and a name that ends in 0.
+    real_dlsym().map_or(null_mut(), |dlsym| unsafe { dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })
+}
+
+/// 0: to be tried; 1: a pending call waits; 2: done or given up.
+static STATE: AtomicU8 = AtomicU8::new(0);
+/// Was the reason for giving up told?
+static TOLD: AtomicBool = AtomicBool::new(false);
+
+/// Has Python run our hooks as soon as it can. Called from hooks, on any thread, with or without the GIL:
+/// adding a pending call needs neither the GIL nor an interpreter that is at rest.
+pub(crate) fn schedule() {
+    if STATE.load(Ordering::Relaxed) != 0 || !init::session().is_some_and(|s| s.settings.modules) {
+        return;
+    }
+    let add = symbol(c"Py_AddPendingCall");
+    if add.is_null() {
+        STATE.store(2, Ordering::Relaxed);
+        return;
+    }
+    if STATE.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        return;
+    }
+    // SAFETY: the type in Python's ceval.h.
+    let add: unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int =
+        unsafe { std::mem::transmute(add) };
+    // SAFETY: any thread may add one; -1 says that the queue is full, then the next call of ours tries.
+    if unsafe { add(pending, null_mut()) } != 0 {
+        STATE.store(0, Ordering::Release);
+    }
+}
+
+/// Is there something left to schedule?
+#[inline]
+pub(crate) fn is_wanted() -> bool {
+    STATE.load(Ordering::Relaxed) == 0
+}
+
+/// Runs in Python's main thread with the GIL. It returns 0 whatever happens: anything else would raise
+/// in the program.
+unsafe extern "C" fn pending(_: *mut c_void) -> c_int {
+    let outcome = shielded(run);
+    match outcome {
+        Some(Outcome::Installed) => {
+            sequence::modules_are_known();
+            context::recorder_started();
+            STATE.store(2, Ordering::Release);
+        }
+        Some(Outcome::TooEarly) => STATE.store(0, Ordering::Release),
+        Some(Outcome::Failed) | None => {
+            STATE.store(2, Ordering::Release);
+            if !TOLD.swap(true, Ordering::Relaxed)
+                && init::session().is_some_and(|session| session.settings.log >= Level::Warn)
+            {
+                say(
+                    "no module paths and no tags: torch's hooks could not be installed (MEMTRACE_LOG=debug shows why); the trace goes on",
+                );
+            }
+        }
+    }
+    0
+}
+
+#[derive(Default)]
+enum Outcome {
+    Installed,
+    /// torch is still being imported.
+    TooEarly,
+    #[default]
+    Failed,
+}
+
+fn run() -> Outcome {
+    type Make = unsafe extern "C" fn() -> Object;
+    type SetItem = unsafe extern "C" fn(Object, *const c_char, Object) -> c_int;
+    type Compile = unsafe extern "C" fn(*const c_char, *const c_char, c_int) -> Object;
+    type Eval = unsafe extern "C" fn(Object, Object, Object) -> Object;
+    type NewFunction = unsafe extern "C" fn(*const Method, Object, Object) -> Object;
+    const FILE_INPUT: c_int = 257;
+    let globals = python!(PyDict_New() as Make);
+    let natives = python!(PyDict_New() as Make);
+    let builtins = python!(PyEval_GetBuiltins() as Make);
+    if globals.is_null() || natives.is_null() || builtins.is_null() {
+        return Outcome::Failed;
+    }
+    python!(PyDict_SetItemString(globals, c"__builtins__".as_ptr(), builtins) as SetItem);
+    for method in &METHODS {
+        let function = python!(PyCFunction_NewEx(method, null_mut(), null_mut()) as NewFunction);
+        python!(PyDict_SetItemString(natives, method.name, function) as SetItem);
+        release(function);
+    }
+    python!(PyDict_SetItemString(globals, c"native".as_ptr(), natives) as SetItem);
+    let wrappers = init::session().is_some_and(|session| session.settings.wrappers);
+    let wrappers = integer(i64::from(wrappers));
+    python!(PyDict_SetItemString(globals, c"wrappers".as_ptr(), wrappers) as SetItem);
+    release(wrappers);
+    release(natives);
+    let mut outcome = Outcome::Failed;
+    let call = c"installed = start(native, bool(wrappers))";
+    for (source, name) in [(SOURCE.as_ptr().cast(), c"<memtrace>"), (call.as_ptr(), c"<memtrace start>")] {
+        let code = python!(Py_CompileString(source, name.as_ptr(), FILE_INPUT) as Compile);
+        let result = if code.is_null() {
+            null_mut()
+        } else {
+            python!(PyEval_EvalCode(code, globals, globals) as Eval)
+        };
+        release(code);
+        if result.is_null() {
+            forget_error();
+            release(globals);
+            return Outcome::Failed;
+        }
+        release(result);
+    }
+    type GetItem = unsafe extern "C" fn(Object, *const c_char) -> Object;
+    type IsTrue = unsafe extern "C" fn(Object) -> c_int;
+    let installed = python!(PyDict_GetItemString(globals, c"installed".as_ptr()) as GetItem);
+    if !installed.is_null() {
+        let yes = python!(PyObject_IsTrue(installed) as IsTrue);
+        outcome = if yes == 1 { Outcome::Installed } else { Outcome::TooEarly };
+    }
+    release(globals);
+    outcome
+}
+
+/// Drops the error that our code raised, shown first when the log is at debug.
+fn forget_error() {
+    let debug = init::session().is_some_and(|session| session.settings.log >= Level::Debug);
+    if debug {
+        python!(PyErr_Print() as unsafe extern "C" fn());
+    }
+    python!(PyErr_Clear() as unsafe extern "C" fn());
+}
+
+fn release(object: Object) {
+    if !object.is_null() {
+        python!(Py_DecRef(object) as unsafe extern "C" fn(Object));
+    }
+}
+
+/// A number for Python. Null, which raises, only when there is no memory.
+fn integer(value: i64) -> Object {
+    let found = symbol_of_long();
+    if found.is_null() {
+        return null_mut();
+    }
+    // SAFETY: the type of PyLong_FromLong; the GIL is held.
+    unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_long) -> Object>(found)(value) }
+}
+
+/// The functions that every call of a hook needs are looked up once.
+macro_rules! cached {
+    ($function:ident, $name:literal) => {
+        fn $function() -> *mut c_void {
+            static FOUND: std::sync::atomic::AtomicPtr<c_void> =
+                std::sync::atomic::AtomicPtr::new(null_mut());
+            let mut found = FOUND.load(Ordering::Relaxed);
+            if found.is_null() {
+                found = symbol($name);
+                FOUND.store(found, Ordering::Relaxed);
+            }
+            found
+        }
+    };
+}
+cached!(symbol_of_long, c"PyLong_FromLong");
+cached!(symbol_of_size, c"PyLong_AsSize_t");
+cached!(symbol_of_text, c"PyUnicode_AsUTF8AndSize");
+
+/// The `index`th argument as a number; 0 for one that is none.
+///
+/// # Safety
+/// As [`enter`].
+unsafe fn size(args: *const Object, count: isize, index: isize) -> usize {
+    let found = symbol_of_size();
+    if index >= count || found.is_null() {
+        return 0;
+    }
+    // SAFETY: the argument is there; the type of PyLong_AsSize_t; the GIL is held.
+    unsafe {
+        let argument = *args.offset(index);
+        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Object) -> usize>(found)(argument)
+    }
+}
+
+/// The `index`th argument as a text; empty for one that is none.
+///
+/// # Safety
+/// As [`enter`]; the text lives as long as the argument.
+unsafe fn text<'a>(args: *const Object, count: isize, index: isize) -> &'a str {
+    let found = symbol_of_text();
+    if index >= count || found.is_null() {
+        return "";
+    }
+    type AsText = unsafe extern "C" fn(Object, *mut isize) -> *const u8;
+    let mut length = 0;
+    // SAFETY: the argument is there; the type of PyUnicode_AsUTF8AndSize; the GIL is held. Python keeps
+    // the UTF-8 of a string with it.
+    unsafe {
+        let bytes = std::mem::transmute::<*mut c_void, AsText>(found)(*args.offset(index), &raw mut length);
+        if bytes.is_null() {
+            return "";
+        }
+        std::str::from_utf8(std::slice::from_raw_parts(bytes, length as usize)).unwrap_or("")
+    }
+}
+
+/// `enter(path, key) -> depth before`: the forward of a module begins.
+///
+/// # Safety
+/// Called by Python, which holds the GIL and passes `count` arguments.
+unsafe extern "C" fn enter(_: Object, args: *const Object, count: isize) -> Object {
+    // SAFETY: by the contract.
+    let (path, key) = unsafe { (size(args, count, 0), size(args, count, 1)) };
+    integer(shielded(|| context::enter_module(path as u32, key)).unwrap_or(0) as i64)
+}
+
+/// `leave(key)`: it ends.
+unsafe extern "C" fn leave(_: Object, args: *const Object, count: isize) -> Object {
+    // SAFETY: as in `enter`.
+    let key = unsafe { size(args, count, 0) };
+    shielded(|| context::leave_module(key));
+    integer(0)
+}
+
+/// `number(path) -> int`.
+unsafe extern "C" fn number(_: Object, args: *const Object, count: isize) -> Object {
+    // SAFETY: as in `enter`.
+    let path = unsafe { text(args, count, 0) };
+    integer(i64::from(shielded(|| text_id(path)).unwrap_or(0)))
+}
+
+/// `innermost() -> key`: of the module that is open on this thread, 0 for none.
+unsafe extern "C" fn innermost(_: Object, _: *const Object, _: isize) -> Object {
+    integer(shielded(context::innermost_module).unwrap_or(0) as i64)
+}
+
+/// `tag(pointer, category, path, name)`: what the block at `pointer` is for.
+unsafe extern "C" fn tag(_: Object, args: *const Object, count: isize) -> Object {
+    // SAFETY: as in `enter`.
+    let (addr, category) = unsafe { (size(args, count, 0), size(args, count, 1)) };
+    // SAFETY: as in `enter`.
+    let (path, name) = unsafe { (text(args, count, 2), text(args, count, 3)) };
+    shielded(|| {
+        // What is not in the trace has no owner to tell of.
+        let Some(recorder) = Recorder::active() else { return };
+        let (path, name) = (text_id(path), text_id(name));
+        let (context, step) = context::current();
+        recorder.record(|clock_ns| Event {
+            clock_ns,
+            kind: Kind::Tag as u8,
+            api: Api::Python as u8,
+            addr: addr as u64,
+            size: category as i64,
+            reserved: u64::from(name),
+            context,
+            step,
+            extra: i64::from(path),
+            ..Event::default()
+        });
+    });
+    integer(0)
+}

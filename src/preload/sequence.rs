@@ -1,0 +1,199 @@
+//! Which forward made a backward function: autograd's sequence numbers.
+//!
+//! Every op that makes a node of autograd's graph has a number, counted per thread, and so has the
+//! backward function of that node: (forward thread, number) names both. The number is a field of torch's
+//! `RecordFunction` that has no symbol, but while an op starts it equals what the exported
+//! `at::sequence_number::peek` gives, so its place is found by watching. The forward thread's id lies a
+//! fixed distance behind it (`RecordFunction::State` in ATen/record_function.h, 2.1 to 2.15).
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use memtrace_record::intern::TextId;
+use memtrace_trace::schema::SCRIPT;
+
+use crate::real::find_in_loaded;
+use crate::{context, ops};
+
+const TORCH: &str = "libtorch_cpu.so";
+const PEEK: &CStr = c"_ZN2at15sequence_number4peekEv";
+const THREAD_ID: &CStr = c"_ZN2at14RecordFunction15currentThreadIdEv";
+
+type Peek = unsafe extern "C" fn() -> u64;
+
+static PEEK_FN: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static THREAD_ID_FN: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
+/// Are module paths known in this process? Without them there is nothing to remember.
+static MODULES: AtomicBool = AtomicBool::new(false);
+/// The word of a `RecordFunction` that is the number; 0 while it is sought, `NOWHERE` when it was not
+/// found.
+static PLACE: AtomicUsize = AtomicUsize::new(0);
+const NOWHERE: usize = usize::MAX;
+/// Words of a `RecordFunction` that are looked at: it is longer than that in every version.
+const WORDS: usize = 32;
+/// From the number to the forward thread's id, in words.
+const TO_THREAD: usize = 13;
+/// How many ops a word must have agreed with.
+const ENOUGH: u32 = 24;
+/// After so many ops without a result, there is none.
+const TOO_MANY: u32 = 20_000;
+
+/// How often each word was the expected number, over ops of one thread whose numbers differ.
+static AGREED: [AtomicU32; WORDS] = [const { AtomicU32::new(0) }; WORDS];
+static WATCHED: AtomicU32 = AtomicU32::new(0);
+static WATCHER: AtomicU64 = AtomicU64::new(0);
+static LAST: AtomicU64 = AtomicU64::new(0);
+
+/// The modules of the last numbers of a thread: each entry the low half of the number and the module.
+struct Ring {
+    entries: Box<[AtomicU64]>,
+}
+
+/// Nodes of a graph that are alive at once; older ones are forgotten.
+const RING: usize = 1 << 16;
+/// Threads that may run a forward; torch counts its threads from 1.
+const THREADS: usize = 4096;
+static RINGS: [AtomicPtr<Ring>; THREADS] = [const { AtomicPtr::new(null_mut()) }; THREADS];
+
+thread_local! {
+    static OWN: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Finds the functions; before the callbacks are installed.
+pub(crate) fn install() {
+    PEEK_FN.store(find_in_loaded(TORCH, PEEK), Ordering::Relaxed);
+    THREAD_ID_FN.store(find_in_loaded(TORCH, THREAD_ID), Ordering::Relaxed);
+    if PEEK_FN.load(Ordering::Relaxed).is_null() || THREAD_ID_FN.load(Ordering::Relaxed).is_null() {
+        PLACE.store(NOWHERE, Ordering::Relaxed);
+    }
+}
+
+/// Module paths are known from now on.
+pub(crate) fn modules_are_known() {
+    MODULES.store(true, Ordering::Release);
+}
+
+/// The module of an op outside every module: the script, once modules are known.
+pub(crate) fn outside() -> TextId {
+    static ID: AtomicU32 = AtomicU32::new(0);
+    if MODULES.load(Ordering::Relaxed) { ops::numbered(&ID, SCRIPT) } else { 0 }
+}
+
+fn call(function: &AtomicPtr<c_void>) -> u64 {
+    let found = function.load(Ordering::Relaxed);
+    if found.is_null() {
+        return 0;
+    }
+    // SAFETY: both functions take nothing and return a 64-bit number (ATen/SequenceNumber.h and
+    // record_function.h); they read thread-local state.
+    unsafe { std::mem::transmute::<*mut c_void, Peek>(found)() }
+}
+
+/// Torch's number of this thread.
+fn thread_id() -> u64 {
+    OWN.try_with(|own| {
+        if own.get() == 0 {
+            own.set(call(&THREAD_ID_FN));
+        }
+        own.get()
+    })
+    .unwrap_or(0)
+}
+
+/// A word of a `RecordFunction`.
+fn word(record: *const c_void, index: usize) -> u64 {
+    // SAFETY: the record is alive, it begins with its words, and `index` is within its length (`WORDS`,
+    // and `TO_THREAD` behind a word that was found to be the number).
+    unsafe { record.cast::<u64>().add(index).read() }
+}
+
+/// An op begins on this thread: what node it may make belongs to the module that it runs in.
+#[inline]
+pub(crate) fn remember(record: *const c_void) {
+    if !MODULES.load(Ordering::Relaxed) {
+        return;
+    }
+    match PLACE.load(Ordering::Relaxed) {
+        NOWHERE => {}
+        0 => watch(record),
+        place => {
+            let number = word(record, place);
+            if (number as i64) < 0 {
+                return;
+            }
+            let module = match context::module() {
+                0 => outside(),
+                module => module,
+            };
+            if let Some(ring) = ring_of(thread_id(), true) {
+                let entry = number << 32 | u64::from(module);
+                ring.entries[number as usize % RING].store(entry, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// The module whose forward made the backward function of this record.
+pub(crate) fn module_of(record: *const c_void) -> Option<TextId> {
+    let place = PLACE.load(Ordering::Relaxed);
+    if place == 0 || place == NOWHERE {
+        return None;
+    }
+    let (number, thread) = (word(record, place), word(record, place + TO_THREAD));
+    let ring = ring_of(thread, false)?;
+    let entry = ring.entries[number as usize % RING].load(Ordering::Relaxed);
+    ((number as i64) >= 0 && entry >> 32 == number & 0xFFFF_FFFF).then_some(entry as TextId)
+}
+
+fn ring_of(thread: u64, make: bool) -> Option<&'static Ring> {
+    let slot = RINGS.get(usize::try_from(thread).ok()?)?;
+    let mut ring = slot.load(Ordering::Acquire);
+    if ring.is_null() && make {
+        let entries = (0..RING).map(|_| AtomicU64::new(u64::MAX)).collect();
+        ring = Box::into_raw(Box::new(Ring { entries }));
+        // Only the thread itself makes its ring.
+        slot.store(ring, Ordering::Release);
+    }
+    // SAFETY: null or a ring that is never freed.
+    unsafe { ring.as_ref() }
+}
+
+/// Looks for the number's place: the word that again and again is the number that comes next.
+#[cold]
+fn watch(record: *const c_void) {
+    let own = thread_id();
+    let watcher = WATCHER.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed);
+    if watcher.is_err_and(|watcher| watcher != own) {
+        return;
+    }
+    if WATCHED.fetch_add(1, Ordering::Relaxed) > TOO_MANY {
+        PLACE.store(NOWHERE, Ordering::Relaxed);
+        return;
+    }
+    let next = call(&PEEK_FN);
+    // Small numbers stand in many words, and the same one twice proves nothing.
+    if next < 2 || LAST.swap(next, Ordering::Relaxed) == next {
+        return;
+    }
+    let mut best = (0, 0);
+    let mut second = 0;
+    for (index, agreed) in AGREED.iter().enumerate() {
+        let mut count = agreed.load(Ordering::Relaxed);
+        if word(record, index) == next {
+            count += 1;
+            agreed.store(count, Ordering::Relaxed);
+        }
+        if count > best.1 {
+            second = best.1;
+            best = (index, count);
+        } else {
+            second = second.max(count);
+        }
+    }
+    if best.1 >= ENOUGH && second * 2 < best.1 {
+        PLACE.store(best.0, Ordering::Relaxed);
+    }
+}
