@@ -227,6 +227,11 @@ impl Recorder {
         }
     }
 
+    /// The writer thread ends by itself, and takes the process with it: nobody is to wait for it.
+    pub(crate) fn let_thread_go(&self) {
+        drop(lock(&self.thread).take());
+    }
+
     /// Counts an op whose row was left out because the pool was short.
     pub fn drop_op(&'static self) {
         with_lane(self, super::lane::Lane::drop_op);

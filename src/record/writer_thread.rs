@@ -26,6 +26,8 @@ const LAST_EVENTS: Duration = Duration::from_millis(100);
 /// How often the chunks are looked at. Nobody wakes this thread for a full chunk: that would cost the
 /// hook a system call, and in this time the fastest program fills a small part of the pool.
 const LOOK: Duration = Duration::from_millis(20);
+/// How often a thread that has nothing to do looks whether it is the last one.
+const LOOK_FOR_OTHERS: Duration = Duration::from_millis(500);
 /// OOMs whose holders are told; a script that looks for its batch size makes many.
 const TOLD_OOMS: u32 = 3;
 
@@ -197,6 +199,10 @@ impl Writer {
             if Instant::now() >= next_flush {
                 self.flush()?;
                 next_flush = Instant::now() + every;
+                if is_alone() {
+                    self.recorder.let_thread_go();
+                    return self.finish();
+                }
             }
         }
     }
@@ -316,13 +322,24 @@ impl Writer {
 /// The trace is over, but the process may still ask for a flush or the end.
 fn answer_until_finish(recorder: &'static Recorder) {
     recorder.say_ready();
-    while let Ok(command) = recorder.commands().recv() {
-        match command {
-            Command::Finish => return,
-            Command::Flush(done) => answer(&done),
-            Command::Nudge => {}
+    loop {
+        match recorder.commands().recv_timeout(LOOK_FOR_OTHERS) {
+            Ok(Command::Finish) | Err(RecvTimeoutError::Disconnected) => return,
+            Ok(Command::Flush(done)) => answer(&done),
+            Ok(Command::Nudge) => {}
+            Err(RecvTimeoutError::Timeout) if is_alone() => return recorder.let_thread_go(),
+            Err(RecvTimeoutError::Timeout) => {}
         }
     }
+}
+
+/// Is this thread all that is left of the process? Its main thread may end by `pthread_exit` and leave
+/// the others to go on; the process ends with the last of them, and this one must not be that.
+fn is_alone() -> bool {
+    let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return false };
+    // The state, of the main thread, stands behind the name, which may hold anything.
+    let main_is_gone = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'));
+    main_is_gone && std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 2)
 }
 
 fn answer(done: &Sender<()>) {
