@@ -1,0 +1,444 @@
+//! The preloaded library under small C programs: a stand-in for the CUDA runtime hands out addresses, a
+//! program does one thing, and its trace is read back.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use memtrace_trace::schema::{EventName, NONE};
+
+mod common;
+use common::{Rec, Trace, Traced, compiled, untraced};
+
+const RUNTIME: &str = "libcudart.so.12";
+
+fn runtime() -> PathBuf {
+    compiled("cudart.c", RUNTIME, &[])
+}
+
+/// A program of tests/programs that is linked against the stand-in for the runtime.
+fn program(name: &str) -> PathBuf {
+    runtime();
+    compiled(&format!("{name}.c"), name, &[RUNTIME])
+}
+
+/// The same, linked against the stand-in for torch's allocator too.
+fn torch_program(name: &str) -> PathBuf {
+    runtime();
+    compiled("c10.c", "libc10.so", &[]);
+    compiled("c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
+    compiled(&format!("{name}.c"), name, &["libc10_cuda.so", "libc10.so", RUNTIME])
+}
+
+/// A line of `calls.c`: event, api, status, address, requested, delta.
+fn told(row: &Rec) -> String {
+    let Rec { event, api, status, addr, requested, delta, .. } = row;
+    format!("{event} {api} {status} {addr} {requested} {delta}")
+}
+
+#[test]
+fn every_call_of_the_runtime_is_told_as_the_program_saw_it() {
+    let ran = Traced::new(&program("calls"), &[]).run();
+    assert_eq!(ran.status(), 0, "{}", ran.stderr());
+    let trace = ran.trace();
+    let rows: Vec<String> = trace.rows.iter().map(told).collect();
+    let expected: Vec<String> = ran.stdout().lines().map(str::to_owned).collect();
+    assert_eq!(rows, expected);
+    assert_eq!(trace.live(), 0);
+    assert!(trace.rows.iter().all(|row| row.source == "calls"), "the program made every call");
+    assert_eq!(ran.stderr(), "");
+}
+
+#[test]
+fn a_plugin_loaded_out_of_sight_is_seen_and_named() {
+    runtime();
+    let plugin = compiled("plugin.c", "libplugin.so", &[RUNTIME]);
+    let loads = compiled("loads.c", "loads", &[]);
+    let ran = Traced::new(&loads, &["plugin", plugin.to_str().unwrap()]).run();
+    assert_eq!(ran.stdout(), "0 0\n", "{}", ran.stderr());
+    let trace = ran.trace();
+    let sources: Vec<_> = trace.rows.iter().map(|row| (row.source.as_str(), row.delta)).collect();
+    assert_eq!(sources, [("libplugin.so", 3000), ("libplugin.so", -3000)]);
+}
+
+#[test]
+fn a_runtime_that_the_program_looks_up_itself_is_seen_unless_told_otherwise() {
+    let library = runtime();
+    let loads = compiled("loads.c", "loads", &[]);
+    let arguments = ["lookup", library.to_str().unwrap()];
+    let ran = Traced::new(&loads, &arguments).run();
+    assert_eq!(ran.stdout(), "0 0\n1\n2\n", "{}", ran.stderr());
+    let deltas: Vec<i64> = ran.trace().rows.iter().map(|row| row.delta).collect();
+    assert_eq!(deltas, [3000, -3000]);
+
+    let ran = Traced::new(&loads, &arguments).env("MEMTRACE_DLSYM", "0").run();
+    assert_eq!(ran.stdout(), "0 0\n1\n2\n", "{}", ran.stderr());
+    assert!(ran.files().is_empty());
+}
+
+#[test]
+fn of_two_runtimes_each_gets_its_own_calls() {
+    let first = runtime();
+    let second = compiled("cudart.c", "libcudart.so.13", &[]);
+    let loads = compiled("loads.c", "loads", &[]);
+    let arguments = ["twice", first.to_str().unwrap(), second.to_str().unwrap()];
+    let alone = untraced(&loads, &arguments).output().unwrap();
+    let ran = Traced::new(&loads, &arguments).run();
+    assert_eq!(ran.stdout(), String::from_utf8(alone.stdout).unwrap());
+}
+
+#[test]
+fn what_a_library_finds_depends_on_who_asks_as_it_does_untraced() {
+    compiled("who.c", "libfirst.so", &["-DNAME=first"]);
+    compiled("who.c", "libsecond.so", &["-DNAME=second"]);
+    compiled("who.c", "libbelow.so", &["-DNAME=below"]);
+    let hidden = compiled("who.c", "libhidden.so", &["-DNAME=hidden", "-Wl,--no-as-needed", "libbelow.so"]);
+    let scopes = compiled("scopes.c", "scopes", &["libfirst.so", "libsecond.so"]);
+    let arguments = [hidden.to_str().unwrap()];
+    let alone = untraced(&scopes, &arguments).output().unwrap();
+    let alone = String::from_utf8(alone.stdout).unwrap();
+    for line in ["first's next second", "hidden's next below", "hidden's default for its own hidden's own"] {
+        assert!(alone.contains(line), "{alone}");
+    }
+    for dlsym in ["0", "1"] {
+        let ran = Traced::new(&scopes, &arguments).env("MEMTRACE_DLSYM", dlsym).run();
+        assert_eq!(ran.stdout(), alone, "MEMTRACE_DLSYM={dlsym}");
+    }
+}
+
+#[test]
+fn eight_threads_that_get_each_others_addresses_are_told_in_an_order_that_replays() {
+    for round in 0..3 {
+        let ran = Traced::new(&program("threads"), &["8", "4000"]).run();
+        assert_eq!(ran.status(), 0, "round {round}: {}", ran.stderr());
+        let trace = ran.trace();
+        let [taken, given, live] = ran.numbers()[..] else { panic!("{}", ran.stdout()) };
+        assert_eq!((trace.taken() as i64, trace.given() as i64, trace.live()), (taken, given, live));
+        let threads: BTreeSet<i32> = trace.rows.iter().map(|row| row.tid).collect();
+        assert_eq!(threads.len(), 8);
+    }
+}
+
+#[test]
+fn the_allocators_blocks_of_eight_threads_agree_with_its_own_totals() {
+    for round in 0..3 {
+        let ran = Traced::new(&torch_program("trains"), &["8", "4000"]).run();
+        assert_eq!(ran.status(), 0, "round {round}: {}", ran.stderr());
+        let [allocated, reserved, given, taken, reports] = ran.numbers()[..] else {
+            panic!("{}", ran.stdout())
+        };
+        let trace = ran.trace();
+        let count = |event| trace.of(event).len() as i64;
+        assert_eq!((count(EventName::Alloc), count(EventName::Free)), (given, taken));
+        assert_eq!(count(EventName::SegmentAlloc), reserved / (2 << 20) + 1, "one of them failed");
+        // Every report went on to where it was going.
+        assert_eq!(reports, given + taken + 1);
+        let oom = trace.of(EventName::Oom)[0];
+        assert_eq!((oom.allocated, oom.reserved), (allocated, reserved));
+        assert!(trace.rows.iter().all(|row| row.source == "libc10_cuda.so"));
+        // The traced process says who held the memory, and what to type next.
+        let told = ran.stderr();
+        assert!(told.starts_with("memtrace: out of memory on GPU 0: 1.00 MiB were asked for"), "{told}");
+        assert!(told.lines().last().unwrap().starts_with("memtrace: next: memtrace "), "{told}");
+    }
+}
+
+#[test]
+fn with_caching_off_a_call_of_the_allocator_is_a_block_of_the_size_it_asked() {
+    let ran =
+        Traced::new(&torch_program("calls_as_torch"), &[]).env("PYTORCH_NO_CUDA_MEMORY_CACHING", "1").run();
+    assert_eq!(ran.status(), 0, "{}", ran.stderr());
+    let rows = ran.trace().rows;
+    let told: Vec<_> = rows.iter().map(|row| (row.event, row.requested, row.delta, row.allocated)).collect();
+    assert_eq!(told, [(EventName::Alloc, 1001, 1001, 1001), (EventName::Free, 1001, -1001, 0)]);
+}
+
+#[test]
+fn every_end_of_a_program_leaves_a_complete_trace_and_its_own_exit() {
+    let ends = program("ends");
+    // What each way out takes and gives beside the first two allocations and the first free.
+    let ways = [
+        ("return", 0, 0),
+        ("exit", 0, 0),
+        ("_exit", 0, 0),
+        ("_Exit", 0, 0),
+        ("quick_exit", 0, 0),
+        ("exit in thread", 0, 0),
+        ("pthread_exit", 1, 0),
+        ("atexit", 0, 1),
+        ("destructor", 0, 1),
+        ("threads that end early", 300, 300),
+        ("thread-local destructors", 160, 160),
+        ("exec that fails", 0, 1),
+    ];
+    for (how, taken, given) in ways {
+        let alone = untraced(&ends, &[how]).output().unwrap();
+        let ran = Traced::new(&ends, &[how]).run();
+        assert_eq!(ran.output.status, alone.status, "{how}: {}", ran.stderr());
+        assert_eq!(ran.stdout(), "to stdout\n", "{how}");
+        assert_eq!(ran.stderr(), "", "{how}");
+        let trace = ran.trace();
+        assert_eq!((trace.taken(), trace.given()), (2 + taken, 1 + given), "{how}");
+    }
+}
+
+#[test]
+fn children_of_every_kind_leave_their_parents_trace_whole() {
+    let children = program("children");
+    // The number of traces: a child that allocates has its own.
+    let kinds = [
+        ("fork", 1),
+        ("fork and leave", 1),
+        ("fork and use", 2),
+        ("fork first", 2),
+        ("fork among threads", 1),
+        ("vfork", 1),
+        ("posix_spawn", 1),
+        ("system", 1),
+    ];
+    for (how, traces) in kinds {
+        let ran = Traced::new(&children, &[how]).run();
+        assert_eq!(ran.status(), 0, "{how}: {}{}", ran.stdout(), ran.stderr());
+        assert_eq!(ran.stderr(), "", "{how}");
+        let files = ran.files();
+        assert_eq!(files.len(), traces, "{how}: {files:?}");
+        let taken = ran.numbers()[0];
+        let found: Vec<Trace> = files.iter().map(|file| Trace::read(file)).collect();
+        let pids: BTreeSet<i64> = found.iter().map(|trace| trace.pid).collect();
+        assert_eq!(pids.len(), traces, "{how}");
+        for trace in &found {
+            if trace.rows.iter().any(|row| row.delta == 6000) {
+                assert_eq!((trace.taken(), trace.live()), (1, 0), "{how}: the child's own");
+            } else {
+                assert_eq!((trace.taken() as i64, trace.live()), (taken, 3000), "{how}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_process_that_never_allocates_leaves_nothing() {
+    let ran = Traced::new(&program("nothing"), &[]).run();
+    assert_eq!((ran.status(), ran.stdout().as_str(), ran.stderr().as_str()), (0, "0 0\n", ""));
+    let out = Traced::new(Path::new("/bin/true"), &[]);
+    let folder = out.out();
+    assert_eq!(out.run().status(), 0);
+    assert!(ran.files().is_empty() && !folder.exists());
+}
+
+#[test]
+fn a_library_that_is_told_to_stay_out_does() {
+    let ran = Traced::new(&program("calls"), &[]).env("MEMTRACE_ENABLED", "0").run();
+    assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
+    assert!(ran.files().is_empty());
+    // NVTX finds the tool that was named, and no other.
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let tool = compiled("tool.c", "libtool.so", &[]);
+    let ran = Traced::new(&program("ranges"), &[])
+        .env("MEMTRACE_ENABLED", "0")
+        .env("NVTX_INJECTION64_PATH", &tool)
+        .env("TOOL_LOG", log.path())
+        .run();
+    assert_eq!(ran.status(), 0);
+    assert!(ran.files().is_empty());
+    assert!(fs::read_to_string(log.path()).unwrap().starts_with("forward 0\n"));
+}
+
+/// Phase, module, op and step of the allocation of `bytes`.
+fn owner(trace: &Trace, bytes: i64) -> (&str, &str, &str, i64) {
+    let row = trace.taking(bytes);
+    (&row.phase, &row.module, &row.op, row.step)
+}
+
+fn the_ranges_mean_what_the_rules_say(trace: &Trace) {
+    let owner = |bytes| owner(trace, bytes);
+    assert_eq!(owner(101), ("forward", NONE, NONE, -1));
+    assert_eq!(owner(102), ("forward", "encöder", NONE, -1));
+    assert_eq!(owner(103), ("forward", "encöder.layer.0", NONE, -1));
+    assert_eq!(owner(104), ("forward", "encöder", NONE, -1));
+    assert_eq!(owner(105), (NONE, NONE, NONE, -1));
+    assert_eq!(owner(106), ("optimizer", "GPT.h.3", NONE, 12));
+    assert_eq!(owner(107), (NONE, "GPT.h.3", NONE, 12));
+    assert_eq!(owner(108), (NONE, NONE, NONE, 12));
+    assert_eq!(owner(109), ("backward", NONE, NONE, 12));
+    // Another thread ended the range, which was never its own.
+    assert_eq!(owner(110), (NONE, NONE, NONE, 12));
+    assert_eq!(owner(111), (NONE, NONE, NONE, 12));
+    assert_eq!(owner(112), ("warm up", "Net.fc.not a phase", "fused", 13));
+    assert_eq!(owner(113), ("warm up", "Net.fc", "fused", 13));
+    assert_eq!(owner(114), (NONE, NONE, NONE, 13));
+    assert_eq!(owner(115), (NONE, NONE, NONE, 13));
+    let marks: Vec<&str> = trace.of(EventName::Mark).iter().map(|row| row.name.as_str()).collect();
+    assert_eq!(marks, ["a mark, with \"quotes\"", "wide €", "by attributes", "by attributes"]);
+    the_ranges_pair(trace, 13);
+}
+
+/// Each of `count` ranges opens once and closes once.
+fn the_ranges_pair(trace: &Trace, count: usize) {
+    let names = |event| {
+        let mut names: Vec<&str> = trace.of(event).iter().map(|row| row.name.as_str()).collect();
+        names.sort_unstable();
+        names
+    };
+    assert_eq!(names(EventName::RangeBegin), names(EventName::RangeEnd));
+    assert_eq!(names(EventName::RangeBegin).len(), count);
+}
+
+#[test]
+fn injected_ranges_of_every_kind_mean_what_the_rules_say() {
+    let ranges = program("ranges");
+    let ran = Traced::new(&ranges, &[]).run();
+    assert_eq!(ran.status(), 0, "{}", ran.stderr());
+    the_ranges_mean_what_the_rules_say(&ran.trace());
+}
+
+#[test]
+fn a_tool_that_was_there_first_gets_every_call_and_its_numbers_are_the_programs() {
+    let ranges = program("ranges");
+    let tool = compiled("tool.c", "libtool.so", &[]);
+    let logs = tempfile::tempdir().unwrap();
+    let alone = untraced(&ranges, &[])
+        .env("NVTX_INJECTION64_PATH", &tool)
+        .env("TOOL_LOG", logs.path().join("alone"))
+        .output()
+        .unwrap();
+    assert!(alone.status.success());
+    let ran = Traced::new(&ranges, &[])
+        .env("NVTX_INJECTION64_PATH", &tool)
+        .env("TOOL_LOG", logs.path().join("traced"))
+        .run();
+    assert_eq!(ran.stdout(), String::from_utf8(alone.stdout).unwrap());
+    let [alone, traced] = ["alone", "traced"].map(|log| fs::read_to_string(logs.path().join(log)).unwrap());
+    assert!(alone.contains("end 100"), "{alone}");
+    assert_eq!(traced, alone);
+    the_ranges_mean_what_the_rules_say(&ran.trace());
+}
+
+#[test]
+fn a_tool_that_was_there_first_is_still_there_in_a_child() {
+    let ranges = program("ranges");
+    let tool = compiled("tool.c", "libtool.so", &[]);
+    let logs = tempfile::tempdir().unwrap();
+    let log = logs.path().join("traced");
+    let ran = Traced::new(Path::new("/bin/sh"), &["-c", &format!("{}; exit 0", ranges.display())])
+        .env("NVTX_INJECTION64_PATH", &tool)
+        .env("TOOL_LOG", &log)
+        .run();
+    assert_eq!(ran.status(), 0, "{}", ran.stderr());
+    assert!(fs::read_to_string(log).unwrap().starts_with("forward 0\n"));
+    the_ranges_mean_what_the_rules_say(&ran.trace());
+}
+
+#[test]
+fn without_nvtx_ranges_are_left_alone() {
+    let ran = Traced::new(&program("ranges"), &[]).env("MEMTRACE_NVTX", "0").run();
+    assert_eq!(ran.status(), 0);
+    let trace = ran.trace();
+    assert_eq!(owner(&trace, 103), (NONE, NONE, NONE, -1));
+    assert_eq!(trace.rows.len(), 15);
+}
+
+#[test]
+fn ranges_of_the_legacy_library_mean_the_same_and_return_what_it_returns() {
+    runtime();
+    compiled("nvtools.c", "libnvToolsExt.so.1", &[]);
+    let legacy = compiled("legacy.c", "legacy", &["libnvToolsExt.so.1", RUNTIME]);
+    let alone = untraced(&legacy, &[]).output().unwrap();
+    let ran = Traced::new(&legacy, &[]).run();
+    assert_eq!(ran.stdout(), String::from_utf8(alone.stdout).unwrap());
+    let trace = ran.trace();
+    let owner = |bytes| owner(&trace, bytes);
+    assert_eq!(owner(201), ("backward", NONE, NONE, -1));
+    assert_eq!(owner(202), ("backward", "encoder.layer.0", NONE, -1));
+    assert_eq!(owner(203), ("eval", NONE, "fused", 4));
+    assert_eq!(owner(204), ("backward", NONE, NONE, 4));
+    assert_eq!(owner(205), (NONE, NONE, NONE, 4));
+    let marks: Vec<&str> = trace.of(EventName::Mark).iter().map(|row| row.name.as_str()).collect();
+    assert_eq!(marks, ["plain", "wide", "layer.0"]);
+    the_ranges_pair(&trace, 6);
+}
+
+#[test]
+fn what_a_small_buffer_loses_is_counted_and_told() {
+    let traced = Traced::new(&program("flood"), &["8", "40000"]).env("MEMTRACE_BUFFER", "1m");
+    let ran = traced.run();
+    assert_eq!(ran.status(), 0, "{}", ran.stderr());
+    let files = ran.files();
+    let trace = Trace::read_lossy(&files[0]);
+    let told: i64 = trace.of(EventName::Lost).iter().map(|row| row.requested).sum();
+    let lost = trace.end_count("lost");
+    assert_eq!(told, lost);
+    let calls = ran.numbers()[0];
+    let seen = (trace.rows.len() - trace.of(EventName::Lost).len()) as i64;
+    // A call whose free was lost shows as one more row, and is counted as odd.
+    assert_eq!(seen - trace.end_count("missed_frees") + lost, calls, "{}", trace.end);
+}
+
+#[test]
+fn a_file_is_private_and_never_reached_through_a_link() {
+    let threads = program("threads");
+    let traced = Traced::new(&threads, &["1", "10"]);
+    let ran = traced.run();
+    let metadata = fs::symlink_metadata(&ran.files()[0]).unwrap();
+    assert!(metadata.is_file());
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+
+    // The name that a process will take is known once its pid is: a shell plants a link, then becomes it.
+    let victim = tempfile::NamedTempFile::new().unwrap();
+    fs::write(victim.path(), "precious").unwrap();
+    let name = ran.files()[0].file_name().unwrap().to_str().unwrap().to_owned();
+    let host = name.split(".r0.").next().unwrap().to_owned();
+    let script = "mkdir -p \"$MEMTRACE_OUT\"; ln -s \"$2\" \"$MEMTRACE_OUT/$3.r0.$$.csv\"; exec \"$1\" 1 10";
+    let arguments = ["-c", script, "sh", threads.to_str().unwrap(), victim.path().to_str().unwrap(), &host];
+    let ran = Traced::new(Path::new("/bin/sh"), &arguments).run();
+    assert_eq!(ran.status(), 0, "{}", ran.stderr());
+    assert_eq!(fs::read_to_string(victim.path()).unwrap(), "precious");
+    let files = ran.files();
+    assert_eq!(files.len(), 2, "{files:?}");
+    let own = files.iter().find(|file| !file.is_symlink()).unwrap();
+    assert!(own.to_str().unwrap().ends_with("-2.csv"), "{}", own.display());
+    Trace::read(own);
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_costs_the_trace_and_one_line() {
+    let blocked = tempfile::NamedTempFile::new().unwrap();
+    let out = blocked.path().join("out");
+    let ran = Traced::new(&program("threads"), &["8", "500"]).env("MEMTRACE_OUT", &out).run();
+    assert_eq!(ran.status(), 0);
+    let said = ran.stderr();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.starts_with("memtrace: not tracing: ") && said.contains("set MEMTRACE_OUT"), "{said}");
+
+    let aside = tempfile::tempdir().unwrap();
+    symlink("/no/such/folder", aside.path().join("link")).unwrap();
+    let out = aside.path().join("link/out");
+    let ran = Traced::new(&program("threads"), &["1", "10"]).env("MEMTRACE_OUT", out).run();
+    assert_eq!((ran.status(), ran.stderr().lines().count()), (0, 1));
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_costs_the_trace_and_never_the_program() {
+    let flood = program("flood");
+    let script = "ulimit -f 64; exec \"$1\" 2 5000";
+    let ran = Traced::new(Path::new("/bin/sh"), &["-c", script, "sh", flood.to_str().unwrap()]).run();
+    assert_eq!((ran.status(), ran.stdout().as_str()), (0, "20000\n"), "{}", ran.stderr());
+    let said = ran.stderr();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains("the trace ends early"), "{said}");
+}
+
+#[test]
+fn a_bad_setting_is_told_with_the_default_that_is_taken() {
+    let ran = Traced::new(&program("nothing"), &[]).env("MEMTRACE_BUFFER", "lots").run();
+    assert_eq!(ran.status(), 0);
+    let said = ran.stderr();
+    assert!(
+        said.starts_with("memtrace: MEMTRACE_BUFFER=\"lots\"") && said.contains("taking the default"),
+        "{said}"
+    );
+    let quiet =
+        Traced::new(&program("nothing"), &[]).env("MEMTRACE_BUFFER", "lots").env("MEMTRACE_LOG", "off");
+    assert_eq!(quiet.run().stderr(), "");
+}

@@ -1,0 +1,292 @@
+//! What the tests of the preloaded library share: programs in C, compiled when a test asks for one, and
+//! traces, read back with the project's own reader and replayed on the way.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
+
+use memtrace_trace::Api;
+use memtrace_trace::reader::Reader;
+use memtrace_trace::schema::{EventName, Row};
+use tempfile::TempDir;
+
+/// A library of ours. `cargo test` builds it among the dependencies, where it is never stale.
+pub(crate) fn library(name: &str) -> PathBuf {
+    let command = Path::new(env!("CARGO_BIN_EXE_memtrace"));
+    let beside = command.with_file_name(name);
+    let among_dependencies = command.with_file_name("deps").join(name);
+    [among_dependencies, beside]
+        .into_iter()
+        .find(|path| path.exists())
+        .unwrap_or_else(|| panic!("{name} is not built"))
+}
+
+/// Compiles `tests/programs/<source>` into `<target>`, with more arguments for gcc; gives its path.
+/// Libraries that a program needs are found beside it.
+pub(crate) fn compiled(source: &str, target: &str, more: &[&str]) -> PathBuf {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join(target);
+    // Another run of the tests may have it open: it is replaced, never written into.
+    let fresh = folder.join(format!("{target}.{}", std::process::id()));
+    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-pthread"]);
+    if target.contains(".so") {
+        gcc.args(["-fPIC", "-shared"]).arg(format!("-Wl,-soname,{target}"));
+    }
+    gcc.arg("-o").arg(&fresh).arg(programs.join(source));
+    gcc.current_dir(&folder).args(more).args(["-Wl,-rpath,$ORIGIN", "-ldl"]);
+    let output = gcc.output().expect("gcc is there");
+    assert!(output.status.success(), "{gcc:?}\n{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::rename(&fresh, &path).unwrap();
+    path
+}
+
+/// A program under the preloaded library, in a folder of its own.
+pub(crate) struct Traced {
+    command: Command,
+    folder: TempDir,
+}
+
+impl Traced {
+    /// `program` with arguments.
+    pub(crate) fn new(program: &Path, arguments: &[&str]) -> Traced {
+        let folder = TempDir::new().unwrap();
+        let mut command = untraced(program, arguments);
+        command.env("LD_PRELOAD", library("libmemtrace.so")).env("MEMTRACE_OUT", folder.path().join("out"));
+        Traced { command, folder }
+    }
+
+    /// Sets a variable of its environment.
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Traced {
+        self.command.env(name, value);
+        self
+    }
+
+    /// The folder of its traces.
+    pub(crate) fn out(&self) -> PathBuf {
+        self.folder.path().join("out")
+    }
+
+    /// Runs it to its end, whatever that is.
+    pub(crate) fn run(mut self) -> Ran {
+        let output = self.command.output().unwrap();
+        Ran { output, folder: self.folder }
+    }
+}
+
+/// `program` with nothing of ours in its environment.
+pub(crate) fn untraced(program: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("MEMTRACE_") {
+            command.env_remove(name);
+        }
+    }
+    command.args(arguments).env_remove("LD_PRELOAD").env_remove("NVTX_INJECTION64_PATH");
+    command
+}
+
+/// What a run left.
+pub(crate) struct Ran {
+    /// Its streams and its exit.
+    pub(crate) output: Output,
+    folder: TempDir,
+}
+
+impl Ran {
+    /// The exit status; a signal is 128 + its number, as a shell has it.
+    pub(crate) fn status(&self) -> i32 {
+        use std::os::unix::process::ExitStatusExt;
+        let status = self.output.status;
+        status.code().or(status.signal().map(|signal| 128 + signal)).unwrap()
+    }
+
+    /// What it printed.
+    pub(crate) fn stdout(&self) -> String {
+        String::from_utf8(self.output.stdout.clone()).unwrap()
+    }
+
+    /// What was said on stderr.
+    pub(crate) fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.output.stderr).into_owned()
+    }
+
+    /// The numbers that it printed.
+    pub(crate) fn numbers(&self) -> Vec<i64> {
+        self.stdout().split_whitespace().map(|word| word.parse().unwrap()).collect()
+    }
+
+    /// The files of its folder, sorted.
+    pub(crate) fn files(&self) -> Vec<PathBuf> {
+        let Ok(entries) = std::fs::read_dir(self.folder.path().join("out")) else { return Vec::new() };
+        let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        files
+    }
+
+    /// Its one trace, which is complete; see [`Trace::read`].
+    pub(crate) fn trace(&self) -> Trace {
+        let files = self.files();
+        assert_eq!(files.len(), 1, "expected one trace, found {files:?}\n{}", self.stderr());
+        Trace::read(&files[0])
+    }
+}
+
+/// The columns of a row that the tests look at.
+#[derive(Clone, Debug)]
+pub(crate) struct Rec {
+    pub(crate) ts_ns: i64,
+    pub(crate) tid: i32,
+    pub(crate) device: i32,
+    pub(crate) event: EventName,
+    pub(crate) status: i32,
+    pub(crate) api: String,
+    pub(crate) source: String,
+    pub(crate) alloc_id: i64,
+    pub(crate) addr: i64,
+    pub(crate) requested: i64,
+    pub(crate) delta: i64,
+    pub(crate) allocated: i64,
+    pub(crate) reserved: i64,
+    pub(crate) op: String,
+    pub(crate) module: String,
+    pub(crate) phase: String,
+    pub(crate) step: i64,
+    pub(crate) name: String,
+}
+
+impl Rec {
+    fn of(row: &Row<'_>) -> Rec {
+        Rec {
+            ts_ns: row.ts_ns,
+            tid: row.tid,
+            device: row.device,
+            event: row.event,
+            status: row.status,
+            api: row.api.to_owned(),
+            source: row.source.to_owned(),
+            alloc_id: row.alloc_id,
+            addr: row.addr,
+            requested: row.requested_bytes,
+            delta: row.delta_bytes,
+            allocated: row.allocated_bytes,
+            reserved: row.reserved_bytes,
+            op: row.op.to_owned(),
+            module: row.module.to_owned(),
+            phase: row.phase.to_owned(),
+            step: row.step,
+            name: row.name.to_owned(),
+        }
+    }
+}
+
+/// A trace, read to its end.
+pub(crate) struct Trace {
+    /// Its rows but for the first and the last.
+    pub(crate) rows: Vec<Rec>,
+    /// The last row's text.
+    pub(crate) end: String,
+    /// Its process.
+    pub(crate) pid: i64,
+}
+
+impl Trace {
+    /// Reads a complete trace: `seq` has no gap, the clock never falls, the last row is `end`, and the
+    /// rows replay (see [`replay`]) unless events were lost.
+    pub(crate) fn read(path: &Path) -> Trace {
+        let trace = Trace::read_lossy(path);
+        for pair in trace.rows.windows(2) {
+            assert!(pair[0].ts_ns <= pair[1].ts_ns, "{}: the clock falls at {:?}", path.display(), pair[1]);
+        }
+        for count in ["lost", "unmatched_frees", "missed_frees", "corrections", "gaps"] {
+            assert_eq!(trace.end_count(count), 0, "{}: {}", path.display(), trace.end);
+        }
+        replay(&trace.rows);
+        trace
+    }
+
+    /// Reads a complete trace that may have lost events.
+    pub(crate) fn read_lossy(path: &Path) -> Trace {
+        let mut reader = Reader::open(path).unwrap();
+        let mut rows = Vec::new();
+        let mut pid = 0;
+        while let Some(row) = reader.next_row().unwrap() {
+            assert_eq!(row.seq, rows.len() as i64 + 1, "{}", path.display());
+            pid = i64::from(row.pid);
+            rows.push(Rec::of(&row));
+        }
+        let last = rows.pop().unwrap();
+        assert_eq!(last.event, EventName::End, "{}: {last:?}", path.display());
+        assert_eq!(rows.remove(0).event, EventName::Meta);
+        Trace { rows, end: last.name, pid }
+    }
+
+    /// A count of the last row: `lost`, `unmatched_frees`, ...
+    pub(crate) fn end_count(&self, name: &str) -> i64 {
+        let value = |word: &str| Some(word.strip_prefix(name)?.strip_prefix('=')?.parse().unwrap());
+        self.end.split(' ').find_map(value).unwrap_or_else(|| panic!("no {name}: {}", self.end))
+    }
+
+    /// The rows of an event.
+    pub(crate) fn of(&self, event: EventName) -> Vec<&Rec> {
+        self.rows.iter().filter(|row| row.event == event).collect()
+    }
+
+    /// The one row that took `bytes`.
+    pub(crate) fn taking(&self, bytes: i64) -> &Rec {
+        let found: Vec<_> = self.rows.iter().filter(|row| row.delta == bytes).collect();
+        assert_eq!(found.len(), 1, "{bytes} bytes: {found:?}");
+        found[0]
+    }
+
+    /// How many rows took memory.
+    pub(crate) fn taken(&self) -> usize {
+        self.rows.iter().filter(|row| row.delta > 0).count()
+    }
+
+    /// How many rows gave memory back.
+    pub(crate) fn given(&self) -> usize {
+        self.rows.iter().filter(|row| row.delta < 0).count()
+    }
+
+    /// Bytes that are live at the end.
+    pub(crate) fn live(&self) -> i64 {
+        self.rows.iter().map(|row| row.delta).sum()
+    }
+}
+
+/// Holds every row against a replay of those before it: each free gives back what is live at its address
+/// under its id, nothing is given out twice, and the totals of a device are the sums of its deltas.
+fn replay(rows: &[Rec]) {
+    let mut live: HashMap<(bool, i64), (i64, i64)> = HashMap::new();
+    let mut totals: HashMap<i32, (i64, i64)> = HashMap::new();
+    for row in rows {
+        let block = matches!(row.event, EventName::Alloc | EventName::Free);
+        let (allocated, reserved) = totals.entry(row.device).or_default();
+        match row.event {
+            EventName::Alloc | EventName::Free => {
+                *allocated += row.delta;
+                // A block that a call of the runtime gave lies in no segment.
+                *reserved += if row.api == Api::CachingAllocator.name() { 0 } else { row.delta };
+            }
+            EventName::SegmentAlloc | EventName::SegmentFree => *reserved += row.delta,
+            EventName::HostAlloc | EventName::HostFree => {
+                *allocated += row.delta;
+                *reserved += row.delta;
+            }
+            _ => {}
+        }
+        assert_eq!((row.allocated, row.reserved), (*allocated, *reserved), "{row:?}");
+        if row.delta > 0 {
+            let before = live.insert((block, row.addr), (row.alloc_id, row.delta));
+            assert_eq!(before, None, "given out while live: {row:?}");
+        } else if row.delta < 0 {
+            assert_eq!(live.remove(&(block, row.addr)), Some((row.alloc_id, -row.delta)), "{row:?}");
+        }
+    }
+}
