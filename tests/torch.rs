@@ -42,6 +42,9 @@ on_every_torch![
     odd_sizes_threads_and_ooms_agree_with_torch_to_the_byte,
     blocks_that_other_streams_hold_agree_with_torch_to_the_byte,
     graphs_and_pools_agree_with_torch_to_the_byte,
+    settings_of_the_allocator_are_followed,
+    without_caching_the_trace_has_the_exact_request,
+    a_doctored_trace_does_not_agree,
     ranges_give_phase_module_and_step,
     ranges_of_the_nvtx_package_mean_the_same,
     the_op_of_each_block_is_the_one_that_the_profiler_names,
@@ -72,6 +75,68 @@ fn blocks_that_other_streams_hold_agree_with_torch_to_the_byte(torch: &Torch) {
 
 fn graphs_and_pools_agree_with_torch_to_the_byte(torch: &Torch) {
     torch.verify("truth_graph.py");
+}
+
+fn settings_of_the_allocator_are_followed(torch: &Torch) {
+    for conf in ["roundup_power2_divisions:8", "max_split_size_mb:32,garbage_collection_threshold:0.5"] {
+        let run =
+            torch.trace_with("truth_odd.py", &[], &[("PYTORCH_CUDA_ALLOC_CONF", conf)]).expect_success();
+        torch.verify_file(&run.file(), &run.checkpoints);
+    }
+}
+
+fn without_caching_the_trace_has_the_exact_request(torch: &Torch) {
+    // Neither makes the caching allocator's reports, so the calls themselves are the blocks.
+    for (name, value) in
+        [("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"), ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")]
+    {
+        let run = torch.trace_with("ends.py", &["normal"], &[(name, value)]).expect_success();
+        let rows = run.rows();
+        let taken: Vec<&Rec> = rows.iter().filter(|row| row.event == "alloc").collect();
+        assert_eq!(taken.len(), 50, "{name}");
+        for (index, row) in taken.iter().enumerate() {
+            let asked = 1000 * (index as i64 + 1);
+            assert_eq!((row.requested_bytes, row.delta_bytes), (asked, asked), "{name}: {row:?}");
+        }
+    }
+}
+
+/// A check that cannot fail shows nothing: each of these small lies must be seen.
+fn a_doctored_trace_does_not_agree(torch: &Torch) {
+    let run = torch.trace("truth_gpt.py", &[]).expect_success();
+    let text = std::fs::read_to_string(run.file()).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let header: Vec<&str> = lines[0].split(',').collect();
+    let column = |name| header.iter().position(|column| *column == name).unwrap();
+    let last = |event: &str| lines.iter().rposition(|line| line.contains(&format!(",{event},"))).unwrap();
+    // Adds to a column of a line without quotes.
+    let plus = |line: usize, name, more: i64| {
+        let mut fields: Vec<String> = lines[line].split(',').map(str::to_owned).collect();
+        let field = &mut fields[column(name)];
+        *field = (field.parse::<i64>().unwrap() + more).to_string();
+        (line, fields.join(","))
+    };
+    let lies = [
+        plus(last("alloc"), "delta_bytes", 512),
+        plus(last("alloc"), "requested_bytes", -1),
+        plus(last("free"), "alloc_id", 1),
+        plus(last("free"), "allocated_bytes", 512),
+        plus(last("segment_alloc"), "reserved_bytes", 512),
+        plus(last("segment_free"), "addr", 512),
+        plus(last("op"), "active_bytes", 512),
+        plus(last("free"), "ts_ns", -1_000_000_000),
+        plus(last("mark"), "seq", 1),
+        (last("free"), lines[0].to_owned()),
+    ];
+    let doctored = run.dir().join("doctored.txt");
+    for (line, lie) in lies {
+        let mut lines = lines.clone();
+        lines[line] = &lie;
+        std::fs::write(&doctored, lines.join("\n") + "\n").unwrap();
+        let verify = scripts().join("verify.py");
+        let output = torch.command().arg(verify).arg(&doctored).arg(&run.checkpoints).output().unwrap();
+        assert!(!output.status.success(), "not seen: {lie}");
+    }
 }
 
 fn ranges_give_phase_module_and_step(torch: &Torch) {
@@ -346,10 +411,15 @@ impl Torch {
 
     /// A script of tests/scripts under memtrace on the phantom device.
     fn trace(&self, script: &str, args: &[&str]) -> Run {
+        self.trace_with(script, args, &[])
+    }
+
+    fn trace_with(&self, script: &str, args: &[&str], env: &[(&str, &str)]) -> Run {
         let out = TempDir::new().unwrap();
         let checkpoints = out.path().join("checkpoints.jsonl");
         let mut command = self.traced_command(&out.path().join("trace"));
         command.arg(scripts().join(script)).args(args).env("MEMTRACE_TEST_CHECKPOINTS", &checkpoints);
+        command.envs(env.iter().copied());
         Run { output: command.output().unwrap(), checkpoints, out }
     }
 
@@ -429,6 +499,7 @@ struct Rec {
     device: i64,
     event: String,
     addr: i64,
+    requested_bytes: i64,
     delta_bytes: i64,
     op: String,
     module: String,

@@ -34,7 +34,12 @@ class Device:
 
 
 class Verifier:
-    def __init__(self):
+    def __init__(self, conf=""):
+        """`conf` is the text of PYTORCH_CUDA_ALLOC_CONF."""
+        divisions = re.search(r"roundup_power2_divisions:(\d+)", conf)
+        self.divisions = int(divisions[1]) if divisions else 0
+        # torch counts no segments then, and the trace knows their sum alone.
+        self.expandable = "expandable_segments:True" in conf
         self.devices = collections.defaultdict(Device)
         self.differences = []
         self.compared = collections.Counter()
@@ -64,7 +69,7 @@ class Verifier:
             if row["requested_bytes"] < 0:
                 self.unknown_requests = True
             else:
-                self.same("rounded_bytes", row["rounded_bytes"], rounded(row["requested_bytes"]), where)
+                self.same("rounded_bytes", row["rounded_bytes"], self.rounded(row["requested_bytes"]), where)
             state.live[addr] = row
             state.move("allocated", delta)
             state.move("active", delta)
@@ -101,7 +106,9 @@ class Verifier:
                 state.counts["failed"] += 1
             state.move("reserved", delta)
         elif event in ("segment_free", "segment_unmap"):
-            self.same("a freed segment was held", -delta, state.segments.pop(addr, None), where)
+            held = state.segments.pop(addr, None)
+            if not self.expandable:
+                self.same("a freed segment was held", -delta, held, where)
             state.move("reserved", delta)
             state.counts["segment_free"] += 1
         elif event == "oom":
@@ -110,6 +117,14 @@ class Verifier:
             self.tags[row["alloc_id"]] += delta
         for total in ("allocated", "active", "reserved"):
             self.same(f"{total}_bytes is the sum of the deltas", row[f"{total}_bytes"], state.totals[total], where)
+
+    def rounded(self, size):
+        """The allocator's rule: a multiple of 512, or of a part of the power of two below."""
+        step = 512
+        if self.divisions > 1 and size > 512 * self.divisions:
+            floor = 1 << (size.bit_length() - 1)
+            step = floor if size == floor else floor // self.divisions
+        return max(512, -(-size // step) * step)
 
     # ---- the trace against torch
 
@@ -127,10 +142,11 @@ class Verifier:
                 ("reserved_bytes.all.peak", state.peaks["reserved"]),
                 ("allocation.all.allocated", state.counts["alloc"]),
                 ("allocation.all.freed", state.counts["free"]),
-                ("segment.all.allocated", state.counts["segment_alloc"]),
-                ("segment.all.freed", state.counts["segment_free"]),
                 ("num_ooms", state.counts["oom"]),
             ]
+            if not self.expandable:
+                pairs.append(("segment.all.allocated", state.counts["segment_alloc"]))
+                pairs.append(("segment.all.freed", state.counts["segment_free"]))
             if not self.unknown_requests:
                 pairs.append(("requested_bytes.all.current", state.totals["requested"]))
                 pairs.append(("requested_bytes.all.peak", state.peaks["requested"]))
@@ -139,8 +155,9 @@ class Verifier:
             live = {addr: block["delta_bytes"] for addr, block in state.live.items()}
             told_live = {b[1]: b[2] for b in told["blocks"] if b[0] == index and b[4] == "active_allocated"}
             self.same("live blocks by address", Big(live), Big(told_live), where)
-            told_segments = {s[1]: s[2] for s in told["segments"] if s[0] == index}
-            self.same("segments by address", Big(state.segments), Big(told_segments), where)
+            if not self.expandable:
+                told_segments = {s[1]: s[2] for s in told["segments"] if s[0] == index}
+                self.same("segments by address", Big(state.segments), Big(told_segments), where)
             if not self.unknown_requests:
                 asked = {addr: block["requested_bytes"] for addr, block in state.live.items()}
                 told_asked = {b[1]: b[3] for b in told["blocks"] if b[0] == index and b[4] == "active_allocated"}
@@ -157,7 +174,7 @@ class Verifier:
                 self.same("a known request is live", block is not None, True, where)
                 if block is None:
                     continue
-                expected = (size, rounded(size)) if block["requested_bytes"] >= 0 else (-1, block["delta_bytes"])
+                expected = (size, self.rounded(size)) if block["requested_bytes"] >= 0 else (-1, block["delta_bytes"])
                 self.same("requested and rounded bytes of a known request",
                           (block["requested_bytes"], block["rounded_bytes"]), expected, where)
 
@@ -168,10 +185,6 @@ class Big(dict):
     def __repr__(self):
         head = ", ".join(f"{k:#x}: {v}" for k, v in sorted(self.items())[:3])
         return f"{len(self)} {{{head}, ...}}"
-
-
-def rounded(size):
-    return max(512, (size + 511) // 512 * 512)
 
 
 def rows(path):
@@ -187,7 +200,8 @@ def main():
     trace, checkpoints = sys.argv[1:]
     with open(checkpoints, encoding="utf-8") as file:
         told = {line["checkpoint"]: line for line in map(json.loads, file)}
-    verifier = Verifier()
+    conf = json.loads(next(rows(trace))["name"])["allocator"]["conf"]
+    verifier = Verifier(conf)
     seq, clock, met = 0, 0, set()
     for row in rows(trace):
         seq += 1
