@@ -11,7 +11,7 @@ use crate::record::{Columns, Record};
 use crate::replay::{Block, Kind, Replay};
 
 /// The columns that a layout needs beside the replay's.
-pub const COLUMNS: Columns = Columns::of(&["addr", "stream", "pool"]);
+pub const COLUMNS: Columns = Columns::of(&["addr", "stream", "pool", "requested_bytes", "rounded_bytes"]);
 
 /// Segments of this size serve the small pool.
 const SMALL_SEGMENT: i64 = memtrace_trace::rounding::SMALL_SEGMENT as i64;

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::input::Input;
 use crate::options::Options;
 use crate::page::{Cell, Page, Style, count, percent, share};
-use crate::record::{Columns, Record};
+use crate::record::{Columns, Record, Wanted};
 use crate::replay::{self, Device, HOST, Metric, Moment, Replay};
 use crate::stream::{Told, TraceFile};
 use crate::texts::{Symbol, Texts};
@@ -49,12 +49,34 @@ pub fn play_until(
     columns: Columns,
     options: &Options,
     tracked: Metric,
+    stop: impl FnMut(&Record) -> bool,
+    visit: impl FnMut(&Record, &Replay),
+) -> Result<Played> {
+    let texts = Texts::default();
+    let replay = Replay::new(&texts, options.window, tracked);
+    run(trace, replay::COLUMNS.and(columns), options, replay, texts, stop, visit)
+}
+
+/// Replays every column of `trace` and holds each row against the sum of the deltas.
+///
+/// # Errors
+/// When the trace cannot be read.
+pub fn check(trace: &TraceFile, options: &Options) -> Result<Played> {
+    let texts = Texts::default();
+    let replay = Replay::new(&texts, options.window, Metric::Allocated).checking();
+    run(trace, Wanted::all_events(Columns::ALL), options, replay, texts, |_| false, |_, _| {})
+}
+
+fn run(
+    trace: &TraceFile,
+    wanted: Wanted,
+    options: &Options,
+    mut replay: Replay,
+    texts: Texts,
     mut stop: impl FnMut(&Record) -> bool,
     mut visit: impl FnMut(&Record, &Replay),
 ) -> Result<Played> {
-    let texts = Texts::default();
-    let mut replay = Replay::new(&texts, options.window, tracked);
-    let told = trace.read(replay::COLUMNS.and(columns), options.lenient, &texts, |row| {
+    let told = trace.read(wanted, options.lenient, &texts, |row| {
         if stop(row) {
             return ControlFlow::Break(());
         }

@@ -13,23 +13,31 @@ use crate::record::{Columns, Record, Wanted};
 use crate::texts::{Symbol, Texts};
 
 /// What a row must say of itself, whatever its event.
-const ANY: Columns = Columns::of(&["seq", "status", "step", "phase"]);
-/// What a row with the totals of its device says.
-const TOTALS: Columns =
-    Columns::of(&["ts_ns", "device", "delta_bytes", "allocated_bytes", "active_bytes", "reserved_bytes"])
-        .and(ANY);
+const ANY: Columns = Columns::of(&["seq", "step", "phase"]);
+/// What a row about memory says.
+const MEMORY: Columns = Columns::of(&[
+    "seq",
+    "status",
+    "device",
+    "alloc_id",
+    "delta_bytes",
+    "allocated_bytes",
+    "active_bytes",
+    "reserved_bytes",
+]);
 /// What opens a block, and what may raise a peak.
-const OWNED: Columns =
-    Columns::of(&["api", "alloc_id", "requested_bytes", "rounded_bytes", "op", "module", "category"]);
+const OWNED: Columns = Columns::of(&["ts_ns", "op", "module", "category"]);
 
 /// The columns that a replay needs. A free repeats the owner of its block, which is known; an op or a
-/// range changes nothing.
-pub const COLUMNS: Wanted = Wanted::all_events(TOTALS.and(OWNED))
-    .except(EventName::Free, TOTALS.and(Columns::of(&["api", "alloc_id"])))
+/// range changes nothing. What else a report reads of a block, its address or what was asked for, the
+/// report adds.
+pub const COLUMNS: Wanted = Wanted::all_events(ANY.and(MEMORY).and(OWNED))
+    .except(EventName::Free, MEMORY)
     .except(EventName::Op, ANY)
     .except(EventName::RangeBegin, ANY)
     .except(EventName::RangeEnd, ANY)
-    .except(EventName::Mark, ANY);
+    .except(EventName::Mark, ANY)
+    .except(EventName::Lost, ANY.and(Columns::of(&["requested_bytes"])));
 
 /// The device of rows that are about the host.
 pub const HOST: i32 = -1;
@@ -193,7 +201,7 @@ pub struct Device {
     pub ordinal: i32,
     /// As the rows tell it.
     pub totals: Totals,
-    /// As the deltas sum up.
+    /// As the deltas sum up: of torch's memory, only when the replay checks.
     pub summed: Totals,
     /// The peak of each metric, in the order of [`Metric::ALL`].
     pub peaks: [Moment; 4],
@@ -321,6 +329,8 @@ pub struct Replay {
     window: Window,
     inside: bool,
     tracked: Metric,
+    /// Whether every row's totals are held against the sums; that needs every column.
+    checks: bool,
     caching_allocator: Symbol,
 }
 
@@ -346,8 +356,15 @@ impl Replay {
             window,
             inside: window == Window::default(),
             tracked,
+            checks: false,
             caching_allocator: texts.intern("caching_allocator"),
         }
+    }
+
+    /// Holds the totals of every row against the sum of the deltas: for a reading of every column.
+    #[must_use]
+    pub fn checking(self) -> Replay {
+        Replay { checks: true, ..self }
     }
 
     /// Takes the next row.
@@ -455,8 +472,7 @@ impl Replay {
         }
     }
 
-    /// Takes the totals of a row of its device, compares them with the deltas, and looks whether they
-    /// are the highest so far.
+    /// Takes the totals of a row of its device, and looks whether they are the highest so far.
     fn totals(&mut self, row: &Record) {
         let (tracked, inside) = (self.tracked, self.inside);
         let device = self.device(row.device);
@@ -480,7 +496,15 @@ impl Replay {
                 }
             }
         }
-        let summed = device.summed;
+        if self.checks {
+            self.compare(row);
+        }
+    }
+
+    /// Compares the totals of a row with the deltas so far.
+    fn compare(&mut self, row: &Record) {
+        let device = self.device(row.device);
+        let (totals, summed) = (device.totals, device.summed);
         let drift = (totals.allocated - summed.allocated, totals.reserved - summed.reserved);
         // A total that is off stays off: only the row at which that begins or changes is a problem.
         // While a rotated part lists what was live, its totals run ahead of the sums.
@@ -503,6 +527,9 @@ impl Replay {
 
     /// Adds a row's delta to the sums of the memory that it belongs to.
     fn sum(&mut self, row: &Record, kind: Kind) {
+        if !self.checks && kind != Kind::Outside {
+            return;
+        }
         // With caching off, a block is its own segment.
         let own_segment = kind == Kind::Host || row.api != self.caching_allocator;
         let summed = &mut self.device(row.device).summed;

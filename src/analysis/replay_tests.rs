@@ -15,7 +15,7 @@ fn replay(trace: &[u8], window: Window, tracked: Metric) -> (Replay, Texts) {
     Scanner::new(Wanted::all_events(Columns::ALL), width, false, texts.clone())
         .scan(&trace[header + 1..], &mut chunk);
     assert_eq!(chunk.fault, None);
-    let mut replay = Replay::new(&texts, window, tracked);
+    let mut replay = Replay::new(&texts, window, tracked).checking();
     for record in &chunk.records {
         replay.feed(record);
     }

@@ -8,8 +8,7 @@ use crate::error::Result;
 use crate::input::Input;
 use crate::options::{Flag, Options};
 use crate::page::{Cell, Page, Style, count};
-use crate::play::{Footer, Played, heading, play};
-use crate::record::Columns;
+use crate::play::{Footer, Played, check, heading};
 use crate::replay::Metric;
 
 /// See the module.
@@ -42,7 +41,7 @@ impl Report for Check {
         let mut verdict = Verdict::Fine;
         let mut files: Vec<Value> = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {
-            let played = play(trace, Columns::ALL, options, Metric::Allocated, |_, _| {})?;
+            let played = check(trace, options)?;
             footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             if index == 0 {
                 heading(&mut page, input, &trace.meta);

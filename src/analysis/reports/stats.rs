@@ -37,12 +37,17 @@ impl Report for Stats {
         let mut json = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {
             let mut numbers = Numbers::default();
-            let played =
-                play(trace, Columns::of(&["latency_ns"]), options, Metric::Allocated, |row, replay| {
+            let played = play(
+                trace,
+                Columns::of(&["latency_ns", "requested_bytes", "api", "ts_ns"]),
+                options,
+                Metric::Allocated,
+                |row, replay| {
                     if replay.in_window() && options.device.is_none_or(|only| only == row.device) {
                         numbers.feed(row);
                     }
-                })?;
+                },
+            )?;
             footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             if index == 0 {
                 heading(&mut page, input, &trace.meta);
