@@ -29,6 +29,13 @@ scripts! {
     sizes_that_depend_on_values_can_be_half: "phantom_dynamic.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "half";
     sizes_that_depend_on_values_can_be_nothing: "phantom_dynamic.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "empty";
     everything_that_pytorch_does_on_a_device_runs: "phantom_features.py" on "h100-80g";
+    expandable_segments_grow_in_place: "phantom_settings.py" on "a100-40g"
+        with "PYTORCH_CUDA_ALLOC_CONF" = "expandable_segments:True";
+    large_blocks_stay_whole: "phantom_settings.py" on "a100-40g" with "PYTORCH_CUDA_ALLOC_CONF" = "max_split_size_mb:100";
+    sizes_are_rounded_as_asked: "phantom_settings.py" on "a100-40g" with "PYTORCH_CUDA_ALLOC_CONF" = "roundup_power2_divisions:8";
+    the_drivers_own_pool_has_right_statistics: "phantom_settings.py" on "a100-40g"
+        with "PYTORCH_CUDA_ALLOC_CONF" = "backend:cudaMallocAsync";
+    without_caching_the_driver_gives_pages: "phantom_settings.py" on "a100-40g" with "PYTORCH_NO_CUDA_MEMORY_CACHING" = "1";
     copies_streams_events_threads_and_pinned_memory_behave: "phantom_basics.py" on "h100-80g";
 }
 
@@ -82,6 +89,24 @@ fn library() -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_memtrace")).with_file_name("libmemtrace_phantom.so");
     assert!(path.exists(), "{} is missing: cargo build first, as scripts/test does", path.display());
     path
+}
+
+#[test]
+fn compiled_models_and_triton_kernels_run() {
+    for version in TORCHES {
+        let Some(python) = python(version) else { continue };
+        let folder = tempfile::TempDir::new().unwrap();
+        std::os::unix::fs::symlink(library(), folder.path().join("libcuda.so.1")).unwrap();
+        let (links, caches) = (folder.path().to_str().unwrap(), folder.path().join("caches"));
+        let environment = [
+            ("TRITON_LIBCUDA_PATH", links),
+            ("TRITON_CACHE_DIR", caches.to_str().unwrap()),
+            ("TORCHINDUCTOR_CACHE_DIR", caches.to_str().unwrap()),
+        ];
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/phantom_compile.py");
+        let output = on_phantom(&python, "h100-80g", &environment).arg(file).output().unwrap();
+        assert!(succeeded("phantom_compile.py", &output).ends_with("ok\n"), "torch {version}");
+    }
 }
 
 #[test]

@@ -60,13 +60,11 @@ impl Pool {
 
     fn grow(&mut self, device: &Device, size: usize) -> Option<usize> {
         let whole = size.div_ceil(CHUNK) * CHUNK;
-        let start = match device.vram().allocate(whole, Use::Plain) {
-            Some(start) => start,
-            None => {
-                self.trim(device, 0);
-                device.vram().allocate(whole, Use::Plain)?
-            }
-        };
+        let take = || device.vram().allocate(whole, Use::Plain);
+        let start = take().or_else(|| {
+            self.trim(device, 0);
+            take()
+        })?;
         let mut space = Space::new(start, start + whole);
         let address = space.take(size, 512);
         self.chunks.insert(start, (whole, space));

@@ -1,0 +1,36 @@
+"""torch.compile with inductor and Triton on the phantom device; TRITON_LIBCUDA_PATH names a folder with it."""
+
+import torch
+import torch.nn as nn
+
+torch.set_float32_matmul_precision("high")
+model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.LayerNorm(512), nn.Linear(512, 256)).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+compiled = torch.compile(model)
+for _ in range(3):
+    loss = compiled(torch.randn(64, 256, device="cuda")).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+assert loss.item() == 0.0
+explained = torch._dynamo.utils.counters["stats"]
+assert explained["unique_graphs"] == 1, explained
+
+
+# A kernel written in Triton, with its autotuner: it decides by device time, the same in every run.
+import triton
+import triton.language as tl
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 256})], key=["n"])
+@triton.jit
+def add(a, b, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(a + at, mask=at < n) + tl.load(b + at, mask=at < n), mask=at < n)
+
+
+a, b = torch.randn(1000, device="cuda"), torch.randn(1000, device="cuda")
+out = torch.empty_like(a)
+add[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](a, b, out, 1000)
+print("chosen", add.best_config)
+print("ok")
