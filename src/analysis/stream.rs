@@ -9,6 +9,7 @@ use std::io::{self, BufRead, Read};
 use std::ops::{ControlFlow, Range};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -35,6 +36,8 @@ pub struct TraceFile {
     pub meta: Meta,
     /// Its size on disk, in bytes.
     pub size: u64,
+    /// The bytes on disk that were read so far, over all readings: for whoever shows progress.
+    pub progress: Arc<AtomicU64>,
     /// How many columns its header has.
     width: usize,
 }
@@ -60,7 +63,7 @@ impl TraceFile {
         let size = std::fs::metadata(path).map_err(io)?.len();
         let source: Box<dyn Read> = match open(path).map_err(io)? {
             Source::Plain(file) => Box::new(file),
-            Source::Packed(bytes) => bytes,
+            Source::Packed(bytes, _) => bytes,
         };
         let mut blocks = Lines::new(source);
         // The header and the meta row, however long the latter is.
@@ -72,7 +75,7 @@ impl TraceFile {
         let meta = memtrace_trace::reader::Reader::new(path, head.as_slice())?.meta().clone();
         let width =
             head.split(|byte| *byte == b'\n').next().map_or(0, |line| line.split(|b| *b == b',').count());
-        Ok(TraceFile { path: path.to_owned(), meta, size, width })
+        Ok(TraceFile { path: path.to_owned(), meta, size, progress: Arc::default(), width })
     }
 
     /// Visits every row in the order of the file, the meta row first, with the `wanted` columns parsed,
@@ -94,6 +97,7 @@ impl TraceFile {
             if let Some(source) = job.error.take() {
                 return Err(io(source).into());
             }
+            self.progress.fetch_add(job.size, Ordering::Relaxed);
             let chunk = &mut job.chunk;
             for record in &chunk.records {
                 if visit(record).is_break() {
@@ -167,7 +171,22 @@ impl TraceFile {
 /// The bytes of a trace.
 enum Source {
     Plain(File),
-    Packed(Box<dyn Read>),
+    /// With the count of the bytes that were taken from the file.
+    Packed(Box<dyn Read>, Arc<AtomicU64>),
+}
+
+/// Counts what is read through it.
+struct Counted {
+    file: File,
+    count: Arc<AtomicU64>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let got = self.file.read(buffer)?;
+        self.count.fetch_add(got as u64, Ordering::Relaxed);
+        Ok(got)
+    }
 }
 
 /// Opens a trace, plain or compressed: what its bytes start with tells which.
@@ -182,23 +201,27 @@ fn open(path: &Path) -> io::Result<Source> {
             n => got += n,
         }
     }
-    let source = io::BufReader::with_capacity(BLOCK, file);
-    if magic.starts_with(&[0x1F, 0x8B]) {
-        return Ok(Source::Packed(Box::new(flate2::bufread::MultiGzDecoder::new(source))));
+    let zstd = magic == [0x28, 0xB5, 0x2F, 0xFD];
+    if !zstd && !magic.starts_with(&[0x1F, 0x8B]) {
+        return Ok(Source::Plain(file));
     }
-    if magic == [0x28, 0xB5, 0x2F, 0xFD] {
-        return Ok(Source::Packed(Box::new(Frames { source: Some(source), decoder: None })));
-    }
-    Ok(Source::Plain(source.into_inner()))
+    let count = Arc::new(AtomicU64::new(0));
+    let source = io::BufReader::with_capacity(BLOCK, Counted { file, count: Arc::clone(&count) });
+    let bytes: Box<dyn Read> = if zstd {
+        Box::new(Frames { source: Some(source), decoder: None })
+    } else {
+        Box::new(flate2::bufread::MultiGzDecoder::new(source))
+    };
+    Ok(Source::Packed(bytes, count))
 }
 
 /// A zstd file: one frame behind another.
 struct Frames {
-    source: Option<io::BufReader<File>>,
+    source: Option<io::BufReader<Counted>>,
     decoder: Option<Decoder>,
 }
 
-type Decoder = ruzstd::decoding::StreamingDecoder<io::BufReader<File>, ruzstd::decoding::FrameDecoder>;
+type Decoder = ruzstd::decoding::StreamingDecoder<io::BufReader<Counted>, ruzstd::decoding::FrameDecoder>;
 
 impl Read for Frames {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -233,6 +256,8 @@ struct Job {
     header: bool,
     /// The last line of the file has no end.
     cut: bool,
+    /// How much of the file it is, in bytes.
+    size: u64,
     chunk: Chunk,
     error: Option<io::Error>,
 }
@@ -330,7 +355,7 @@ enum Blocks {
     /// A plain file: whoever scans a block reads it, so that it is in that core's cache.
     Plain { file: Arc<File>, at: u64, size: u64, cut: bool },
     /// A compressed one: it can only be read from its start.
-    Packed(Lines<Box<dyn Read>>),
+    Packed { lines: Lines<Box<dyn Read>>, taken: Arc<AtomicU64>, told: u64 },
 }
 
 impl Blocks {
@@ -342,7 +367,7 @@ impl Blocks {
                 file.read_at(&mut last, size.saturating_sub(1))?;
                 Ok(Blocks::Plain { file: Arc::new(file), at: 0, size, cut: last[0] != b'\n' })
             }
-            Source::Packed(bytes) => Ok(Blocks::Packed(Lines::new(bytes))),
+            Source::Packed(bytes, taken) => Ok(Blocks::Packed { lines: Lines::new(bytes), taken, told: 0 }),
         }
     }
 
@@ -356,14 +381,17 @@ impl Blocks {
                 let end = (*at + BLOCK as u64).min(*size);
                 job.header = *at == 0;
                 job.cut = *cut && end == *size;
+                job.size = end - *at;
                 job.place = Some(Place { file: Arc::clone(file), start: *at, end, file_end: *size });
                 *at = end;
                 Ok(true)
             }
-            Blocks::Packed(lines) => {
+            Blocks::Packed { lines, taken, told } => {
                 job.header = !lines.started;
                 let more = lines.next(&mut job.bytes)?;
                 job.cut = lines.cut;
+                let now = taken.load(Ordering::Relaxed);
+                job.size = now - std::mem::replace(told, now);
                 Ok(more)
             }
         }

@@ -33,7 +33,9 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
         }
         inputs.push(input);
     }
+    let progress = terminal::Progress::of(&inputs);
     let answer = report.run(&inputs, &options)?;
+    drop(progress);
     let text = if matches.get_flag("json") {
         format!("{:#}\n", answer.to_json(report.name()))
     } else {

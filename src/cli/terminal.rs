@@ -1,6 +1,11 @@
 //! What the reader's terminal can show.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use memtrace_analysis::input::Input;
 
 /// May text on a stream be painted? `--color` says so, else `NO_COLOR`, else whether it is a terminal.
 pub(crate) fn paints(choice: &str, stream: &impl IsTerminal) -> bool {
@@ -23,4 +28,50 @@ pub(crate) fn width(stream: &(impl IsTerminal + std::os::fd::AsFd)) -> Option<us
     }
     let size = rustix::termios::tcgetwinsize(stream).ok()?;
     (size.ws_col > 0).then_some(usize::from(size.ws_col))
+}
+
+/// A line on stderr that says how far the reading is, on a terminal and when it takes a while.
+pub(crate) struct Progress {
+    done: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Progress {
+    /// Watches the reading of `inputs` until dropped.
+    pub(crate) fn of(inputs: &[Input]) -> Progress {
+        let done = Arc::new(AtomicBool::new(false));
+        let traces = inputs.iter().flat_map(|input| &input.traces);
+        let total: u64 = traces.clone().map(|trace| trace.size).sum();
+        let counts: Vec<Arc<AtomicU64>> = traces.map(|trace| Arc::clone(&trace.progress)).collect();
+        let stop = Arc::clone(&done);
+        let watch = move || {
+            let mut shown = false;
+            // Short readings end before the first line.
+            std::thread::park_timeout(Duration::from_millis(500));
+            while !stop.load(Ordering::Acquire) {
+                let read: u64 = counts.iter().map(|count| count.load(Ordering::Relaxed)).sum();
+                // Some reports read twice.
+                let percent = read % total.max(1) * 100 / total.max(1);
+                eprint!("\rreading {:.1} GB: {percent} % ", total as f64 / 1e9);
+                std::io::stderr().flush().ok();
+                shown = true;
+                std::thread::park_timeout(Duration::from_millis(100));
+            }
+            if shown {
+                eprint!("\r\x1b[K");
+            }
+        };
+        let thread = std::io::stderr().is_terminal().then(|| std::thread::spawn(watch));
+        Progress { done, thread }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.done.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            thread.join().ok();
+        }
+    }
 }
