@@ -1,14 +1,12 @@
 """Trains a small GPT on random tokens: the example of scripts/quickstart and of the README.
 
-An ordinary script. It knows nothing of memtrace; its NVTX ranges are the ones that people put in for
-Nsight, and memtrace reads them as phases, steps and modules.
+An ordinary script: it knows nothing of memtrace, and marks nothing.
 """
 
 import argparse
 
 import torch
 from torch import nn
-from torch.cuda import nvtx
 from torch.nn import functional as F
 
 
@@ -36,10 +34,8 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x):
-        with nvtx.range("attn"):
-            x = x + self.attn(self.ln1(x))
-        with nvtx.range("mlp"):
-            return x + self.mlp(self.ln2(x))
+        x = x + self.attn(self.ln1(x))
+        return x + self.mlp(self.ln2(x))
 
 
 class GPT(nn.Module):
@@ -53,30 +49,11 @@ class GPT(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens, targets):
-        with nvtx.range("GPT"):
-            with nvtx.range("embed"):
-                x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
-            for index, block in enumerate(self.h):
-                with nvtx.range(f"h.{index}"):
-                    x = block(x)
-            with nvtx.range("head"):
-                logits = self.head(self.ln(x))
-                return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-def train(model, optimizer, vocabulary, context, batch, steps, after_step=lambda step: None):
-    for step in range(steps):
-        with nvtx.range(f"step {step}"):
-            tokens = torch.randint(vocabulary, (batch, context)).cuda()
-            targets = torch.randint(vocabulary, (batch, context)).cuda()
-            with nvtx.range("forward"):
-                loss = model(tokens, targets)
-            with nvtx.range("backward"):
-                loss.backward()
-            with nvtx.range("optimizer"):
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-        after_step(step)
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        for block in self.h:
+            x = block(x)
+        logits = self.head(self.ln(x))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def main():
@@ -91,15 +68,18 @@ def main():
     args = parser.parse_args()
 
     torch.manual_seed(0)
-    with nvtx.range("init"), torch.device("cuda"):
+    with torch.device("cuda"):
         model = GPT(args.vocabulary, args.context, args.width, args.heads, args.layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     print(f"GPT of {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters")
-
-    def report(step):
+    for step in range(args.steps):
+        tokens = torch.randint(args.vocabulary, (args.batch, args.context)).cuda()
+        targets = torch.randint(args.vocabulary, (args.batch, args.context)).cuda()
+        loss = model(tokens, targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         print(f"step {step}: peak {torch.cuda.max_memory_allocated() / 2**20:.1f} MiB", flush=True)
-
-    train(model, optimizer, args.vocabulary, args.context, args.batch, args.steps, report)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Mutex;
 
 use memtrace_trace::config;
@@ -40,6 +41,19 @@ fn the_readme_lists_every_variable() {
         writeln!(table, "| `{}` | {default} | {} |", variable.name, escaped(variable.help)).unwrap();
     }
     holds("variables", &table);
+}
+
+#[test]
+fn the_readme_lists_every_command() {
+    let help = Command::new(env!("CARGO_BIN_EXE_memtrace")).arg("--help").output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let (_, commands) = help.split_once("\nCommands:\n").unwrap();
+    let mut table = String::from("| command | what it tells |\n| --- | --- |\n");
+    for line in commands.lines().take_while(|line| !line.is_empty()) {
+        let (name, about) = line.trim().split_once(' ').unwrap();
+        writeln!(table, "| `memtrace {name}` | {} |", escaped(about.trim())).unwrap();
+    }
+    holds("commands", &table);
 }
 
 fn escaped(text: &str) -> String {
