@@ -46,6 +46,9 @@ pub(crate) struct Lane {
     last: u64,
     /// Dropped events that no `Lost` event tells of yet.
     untold: u64,
+    /// Ops left out on purpose that no `Lost` event tells of yet: the next chunk does, since a row for
+    /// each would be no less than the op's own.
+    left_out: u64,
 }
 
 thread_local! {
@@ -88,6 +91,7 @@ impl Lane {
             chunks: 0,
             last: 0,
             untold: 0,
+            left_out: 0,
         }
     }
 
@@ -118,14 +122,14 @@ impl Lane {
         self.shared.pending.store(IDLE, Ordering::Release);
     }
 
-    /// Counts an event that is left out on purpose, so that the next one tells of it.
+    /// Counts an op that is left out on purpose; the next chunk tells of it.
     pub(crate) fn drop_op(&mut self) {
         self.shared.counted.store(self.shared.counted.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.left_out += 1;
         self.count_dropped();
     }
 
     fn count_dropped(&mut self) {
-        self.untold += 1;
         self.shared.dropped.store(self.shared.dropped.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
@@ -153,13 +157,14 @@ impl Lane {
         // Once an event was dropped the next ones do not wait: the program has waited enough.
         let patience = if self.untold == 0 { PATIENCE } else { Duration::ZERO };
         if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < 2) && !self.next_chunk(patience) {
+            self.untold += 1;
             self.count_dropped();
             return;
         }
         if let Some(chunk) = &mut self.chunk {
-            if self.untold > 0 {
+            if self.untold + self.left_out > 0 {
                 let kind = Kind::Lost as u8;
-                let size = std::mem::take(&mut self.untold) as i64;
+                let size = (std::mem::take(&mut self.untold) + std::mem::take(&mut self.left_out)) as i64;
                 chunk.push(Event { kind, size, clock_ns: event.clock_ns, ..Event::default() });
             }
             chunk.push(event);

@@ -104,12 +104,15 @@ impl Merge {
         if recorder.pool().percent_free() < SHORT_PERCENT { now } else { watermark }
     }
 
-    /// Gives `emit` the events up to `watermark`, oldest first, with their threads.
+    /// Gives `emit` the events up to `watermark`, oldest first, with their threads, but not many more
+    /// than `most`; true when there are more.
     pub(crate) fn drain<E>(
         &mut self,
         watermark: u64,
+        most: usize,
         emit: &mut impl FnMut(u32, &Event) -> Result<(), E>,
-    ) -> Result<(), E> {
+    ) -> Result<bool, E> {
+        let mut given = 0;
         let mut sources: Vec<&mut Source> = self.sources.values_mut().collect();
         sources.retain_mut(|source| source.peek().is_some());
         loop {
@@ -126,16 +129,22 @@ impl Merge {
                     }
                 }
             }
-            let Some((clock, index)) = first.filter(|(clock, _)| *clock <= watermark) else { return Ok(()) };
+            let Some((clock, index)) = first.filter(|(clock, _)| *clock <= watermark) else {
+                return Ok(false);
+            };
+            if given >= most {
+                return Ok(true);
+            }
             let index = if clock == second { by_totals(&sources, clock).unwrap_or(index) } else { index };
             let source = &mut sources[index];
             let tid = source.tid;
             while let Some(event) = source.peek() {
                 emit(tid, &event)?;
                 source.next();
+                given += 1;
                 // At a tie one event, then look again: the totals tell which is next.
                 let go_on = |event: Event| event.clock_ns < second && event.clock_ns <= watermark;
-                if !source.peek().is_some_and(go_on) {
+                if given >= most || !source.peek().is_some_and(go_on) {
                     break;
                 }
             }

@@ -28,6 +28,8 @@ const LAST_EVENTS: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(20);
 /// How often a thread that has nothing to do looks whether it is the last one.
 const LOOK_FOR_OTHERS: Duration = Duration::from_millis(500);
+/// Events that are encoded between two flushes when there are many.
+const PART: usize = 16 << 10;
 /// OOMs whose holders are told; a script that looks for its batch size makes many.
 const TOLD_OOMS: u32 = 3;
 
@@ -253,9 +255,18 @@ impl Writer {
         })
     }
 
+    /// A part at a time when the threads are fast: chunks are filled again only after a flush.
     fn encode(&mut self, watermark: u64) -> io::Result<()> {
+        while self.encode_part(watermark)? {
+            self.flush()?;
+        }
+        if self.recorder.is_short() { self.flush() } else { Ok(()) }
+    }
+
+    /// True when there is more.
+    fn encode_part(&mut self, watermark: u64) -> io::Result<bool> {
         let Writer { merge, encoder, sink, recorder, meta, path, ooms_told, .. } = self;
-        merge.drain(watermark, &mut |tid, event| {
+        merge.drain(watermark, PART, &mut |tid, event| {
             encoder.encode(tid, event, sink)?;
             if let Some(oom) = encoder.take_oom()
                 && *ooms_told < TOLD_OOMS
@@ -267,11 +278,7 @@ impl Writer {
                 }
             }
             Ok::<(), io::Error>(())
-        })?;
-        if self.recorder.is_short() {
-            self.flush()?;
-        }
-        Ok(())
+        })
     }
 
     /// Whole lines go to the file, and their chunks back to the pool.
