@@ -1,0 +1,162 @@
+//! What one block report costs, beside one clock read in the same run; and how fast the writer is.
+//!
+//! The hook itself is measured: the benchmark starts itself under the preloaded library and calls the
+//! function that torch's allocator would call. Batches are small and far apart, so that the writer
+//! thread, which shares the cores, works between them. Every figure is the median of the batches.
+
+use std::ffi::c_void;
+use std::hint::black_box;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use memtrace_record::clock::now_ns;
+use memtrace_record::encoder::{Encoder, RowSink};
+use memtrace_trace::rounding::Rounding;
+use memtrace_trace::writer::RowWriter;
+use memtrace_trace::{Api, Event, Kind, Row};
+
+/// Set in the processes that the benchmark starts.
+const INSIDE: &str = "MEMTRACE_BENCH_INSIDE";
+const BATCHES: usize = 31;
+const PER_BATCH: usize = 20_000;
+const PAUSE: Duration = Duration::from_millis(30);
+
+type Report = unsafe extern "C-unwind" fn(*mut c_void, i64, usize, usize, u64);
+
+fn main() {
+    if std::env::var_os(INSIDE).is_some() {
+        return inside();
+    }
+    // What the hook passes its arguments on to, as in a process that has torch.
+    let torch = tempfile::tempdir().unwrap();
+    let c10 = torch.path().join("libc10.so");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/c10.c");
+    let gcc = Command::new("gcc").args(["-O2", "-fPIC", "-shared", "-o"]).arg(&c10).arg(source).status();
+    assert!(gcc.unwrap().success());
+    let preload = format!("{}:{}", library().display(), c10.display());
+    println!("a block report, in clock reads (aim: 1.5 at most)");
+    for (name, enabled, threads) in
+        [("one thread", "1", "1"), ("two threads", "1", "2"), ("MEMTRACE_ENABLED=0, one thread", "0", "1")]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.env(INSIDE, threads).env("LD_PRELOAD", &preload).env("MEMTRACE_ENABLED", enabled);
+        let output = command.env("MEMTRACE_OUT", folder.path()).output().unwrap();
+        print!("  {name:32} {}", String::from_utf8_lossy(&output.stdout));
+        eprint!("{}", String::from_utf8_lossy(&output.stderr));
+    }
+    println!("the writer, in rows a second (aim: 2 million)");
+    let file = tempfile::tempfile().unwrap();
+    println!("  {:32} {:.2} million", "into a file", rows_per_second(file) / 1e6);
+    println!("  {:32} {:.2} million", "into nothing", rows_per_second(io::sink()) / 1e6);
+}
+
+/// The library as `cargo bench` built it, among the dependencies of this program.
+fn library() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let path = own.with_file_name("libmemtrace.so");
+    assert!(path.exists(), "{} is not built", path.display());
+    path
+}
+
+/// Under the preloaded library: prints ns and ratio.
+fn inside() {
+    let threads: usize = std::env::var(INSIDE).unwrap().parse().unwrap();
+    let name = c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
+    // SAFETY: looks the name up among what is loaded.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    assert!(!found.is_null(), "the library was not preloaded");
+    // SAFETY: the signature is c10::reportMemoryUsageToProfiler's.
+    let report = unsafe { std::mem::transmute::<*mut c_void, Report>(found) };
+    let barrier = Barrier::new(threads);
+    let medians: Vec<(f64, f64)> = std::thread::scope(|scope| {
+        let barrier = &barrier;
+        let workers: Vec<_> =
+            (0..threads).map(|thread| scope.spawn(move || measure(report, barrier, thread))).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+    });
+    let mean = |of: fn(&(f64, f64)) -> f64| medians.iter().map(of).sum::<f64>() / medians.len() as f64;
+    let (event, clock) = (mean(|m| m.0), mean(|m| m.1));
+    println!("{:.2}   ({event:.1} ns; a clock read is {clock:.1} ns)", event / clock);
+    io::stdout().flush().unwrap();
+}
+
+/// ns for a report and for a clock read, on one thread among those that meet at the barrier.
+fn measure(report: Report, barrier: &Barrier, thread: usize) -> (f64, f64) {
+    let mut events = Vec::new();
+    let mut clocks = Vec::new();
+    let addr = (0x7f00_0000_0000 + thread * 512) as *mut c_void;
+    for _ in 0..BATCHES {
+        std::thread::sleep(PAUSE);
+        barrier.wait();
+        clocks.push(timed(|| {
+            black_box(now_ns());
+        }));
+        barrier.wait();
+        let mut live = false;
+        events.push(timed(|| {
+            live = !live;
+            let size = if live { 512 } else { -512 };
+            // SAFETY: by its signature; the address is only written down. The device is CUDA 0.
+            unsafe { report(addr, size, 512, 2 << 20, 1) };
+        }));
+    }
+    (median(events), median(clocks))
+}
+
+fn timed(mut work: impl FnMut()) -> f64 {
+    let start = Instant::now();
+    for _ in 0..PER_BATCH {
+        work();
+    }
+    start.elapsed().as_nanos() as f64 / PER_BATCH as f64
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+struct Sink<W: Write>(RowWriter<W>);
+
+impl<W: Write> RowSink for Sink<W> {
+    type Error = io::Error;
+    fn row(&mut self, row: &Row<'_>) -> io::Result<()> {
+        self.0.write(row)
+    }
+}
+
+fn rows_per_second<W: Write>(sink: W) -> f64 {
+    const ROWS: usize = 1_000_000;
+    let mut sink = Sink(RowWriter::new(sink));
+    let mut encoder = Encoder::new(0, 0, std::process::id(), Rounding::default(), true);
+    for (id, text) in ["aten::mm", "GPT.h.11.mlp.fc1", "forward"].iter().enumerate() {
+        encoder.define_text(id as u32 + 1, text);
+    }
+    encoder.define_context(1, &Event { size: 1, allocated: 2, reserved: 3, ..Event::default() });
+    let block = Event {
+        kind: Kind::Block as u8,
+        api: Api::CachingAllocator as u8,
+        context: 1,
+        reserved: 80 << 30,
+        extra: -1,
+        ..Event::default()
+    };
+    let start = Instant::now();
+    for index in 0..ROWS {
+        let size = if index % 2 == 0 { 1 << 20 } else { -(1 << 20) };
+        let event = Event {
+            clock_ns: 1_000_000_000 + index as u64 * 1000,
+            addr: 0x7f12_3456_0000 + ((index as u64 / 2) % 4096) * 512,
+            size,
+            allocated: if size > 0 { 1 << 20 } else { 0 },
+            ..block
+        };
+        encoder.encode(4242, &event, &mut sink).unwrap();
+    }
+    sink.0.flush().unwrap();
+    ROWS as f64 / start.elapsed().as_secs_f64()
+}
