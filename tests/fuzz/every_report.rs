@@ -1,0 +1,36 @@
+//! Every report on one trace file: none may panic, whatever the file says.
+
+use std::path::{Path, PathBuf};
+
+use memtrace_analysis::input::Input;
+use memtrace_analysis::options::Options;
+use memtrace_analysis::reports::REPORTS;
+
+/// A file of this process, in memory where there is such a place.
+pub fn place() -> PathBuf {
+    let shm = Path::new("/dev/shm");
+    let folder = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
+    folder.join(format!("memtrace-fuzz-{}.csv", std::process::id()))
+}
+
+/// Runs them all on `bytes`.
+pub fn run(bytes: &[u8]) {
+    let path = place();
+    if std::fs::write(&path, bytes).is_err() {
+        return;
+    }
+    let Ok(input) = Input::open(&path) else { return };
+    for report in REPORTS {
+        for lenient in [false, true] {
+            let mut options = Options { lenient, ..Options::default() };
+            for flag in report.flags().iter().filter(|flag| !flag.default.is_empty()) {
+                options.values.insert(flag.name, flag.default.to_owned());
+            }
+            let inputs = vec![input.clone(); report.inputs().len()];
+            if let Ok(answer) = report.run(&inputs, &options) {
+                assert!(!answer.text().is_empty());
+                assert!(answer.to_json(report.name()).is_object());
+            }
+        }
+    }
+}
