@@ -256,6 +256,15 @@ impl Tracker {
     }
 
     fn feed(&mut self, row: &Record, replay: &Replay) {
+        if replay.in_window() {
+            match row.event {
+                EventName::RangeBegin => self.begin(row, replay),
+                EventName::RangeEnd => self.end(row),
+                // The state before a call is that before its first row.
+                EventName::Free | EventName::Tag => {}
+                _ => self.follow_backward(row, replay),
+            }
+        }
         let block = row.event.is_block() || matches!(row.event, EventName::HostAlloc | EventName::HostFree);
         if block && self.device.is_none_or(|only| only == row.device) {
             let types = self.now.entry(row.device).or_default();
@@ -264,14 +273,6 @@ impl Tracker {
         }
         if !replay.in_window() {
             return;
-        }
-        match row.event {
-            EventName::RangeBegin => self.begin(row, replay),
-            EventName::RangeEnd => self.end(row),
-            _ => {}
-        }
-        if !matches!(row.event, EventName::Free | EventName::Tag) {
-            self.follow_backward(row, replay);
         }
         let looks = if self.op_boundary { row.event == EventName::Op } else { row.event == EventName::Alloc };
         if looks {
@@ -350,7 +351,7 @@ impl Tracker {
         let recomputes = self.ranges.get(&row.tid).is_some_and(|open| {
             open.iter().flat_map(|(_, call)| call).any(|call| call.after == State::PostForwardAc)
         });
-        if recomputes || row.event == EventName::RangeBegin || row.event == EventName::RangeEnd {
+        if recomputes {
             return;
         }
         let module = if in_backward { replay.texts.get(row.module).to_string() } else { String::new() };
@@ -573,6 +574,109 @@ fn natural(path: &str) -> Vec<Piece> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use crate::testing::TraceBuilder;
+    use memtrace_trace::Category;
+    use memtrace_trace::schema::Row;
+
+    const KIB: i64 = 1024;
+
+    fn range(trace: &mut TraceBuilder, event: EventName, row: Row<'_>) {
+        trace.raw(Row { event, api: "nvtx", ..row });
+    }
+
+    fn answer(trace: TraceBuilder, flags: &[&'static str]) -> (Value, String) {
+        let folder = std::env::temp_dir().join(format!("memtrace-modules-{:?}", std::thread::current().id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("a.csv"), trace.finish()).unwrap();
+        let mut options = Options { units: Unit::KiB, ..Options::default() };
+        options.values.insert("depth", "2".to_owned());
+        options.values.extend(flags.iter().map(|flag| (*flag, String::new())));
+        let answer = Modules.run(&[Input::open(&folder).unwrap()], &options).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        (answer.json["processes"][0]["modules"].clone(), answer.text())
+    }
+
+    /// Two calls of a layer, the second of which is recomputed inside backward.
+    fn training() -> TraceBuilder {
+        use EventName::{Op, RangeBegin, RangeEnd};
+        let mut trace = TraceBuilder::default();
+        let root = Row {
+            module: "Net",
+            phase: "forward",
+            category: Category::Activation,
+            step: 0,
+            ..Row::default()
+        };
+        let layer = Row { module: "Net.fc", ..root };
+        let parameter = Row { category: Category::Parameter, ..Row::default() };
+        trace.alloc(8 * KIB, parameter);
+        range(&mut trace, RangeBegin, Row { module: "(none)", name: "Net", ..root });
+        for _ in 0..2 {
+            range(&mut trace, RangeBegin, Row { name: "fc", ..root });
+            trace.alloc(2 * KIB, layer);
+            // Inside an op: taken and given back before it ends.
+            let scratch = trace.alloc(5 * KIB, layer);
+            trace.free(scratch, 5 * KIB, layer);
+            trace.change(Row { event: Op, device: 0, ..layer }, [0; 3]);
+            range(&mut trace, RangeEnd, Row { name: "fc", ..root });
+        }
+        range(&mut trace, RangeEnd, Row { module: "(none)", name: "Net", ..root });
+        let backward = Row { phase: "backward", category: Category::Temporary, ..layer };
+        range(&mut trace, RangeBegin, Row { module: "Net", name: "fc", phase: "backward", ..root });
+        trace.alloc(KIB, Row { category: Category::Activation, ..backward });
+        range(&mut trace, RangeEnd, Row { module: "Net", name: "fc", phase: "backward", ..root });
+        trace.alloc(4 * KIB, backward);
+        trace.change(Row { event: Op, device: 0, ..backward }, [0; 3]);
+        range(&mut trace, EventName::Mark, Row { step: 0, phase: "optimizer", ..Row::default() });
+        trace
+    }
+
+    fn totals(modules: &Value, at: usize, state: &str) -> Vec<i64> {
+        let calls = modules[at]["states"][state].as_array().unwrap();
+        calls.iter().map(|call| call["cuda:0"]["Total"].as_i64().unwrap() / KIB).collect()
+    }
+
+    #[test]
+    fn each_call_has_an_entry_in_each_of_its_states() {
+        let (modules, _) = answer(training(), &[]);
+        assert_eq!((&modules[0]["module"], &modules[1]["module"]), (&json!("Net"), &json!("Net.fc")));
+        assert_eq!(totals(&modules, 1, "Pre-Forward"), [8, 10]);
+        assert_eq!(totals(&modules, 1, "Post-Forward"), [10, 12]);
+        assert_eq!(totals(&modules, 1, "Peak-Forward"), [15, 17]);
+        assert_eq!(totals(&modules, 1, "Pre-Forward-AC"), [12]);
+        assert_eq!(totals(&modules, 1, "Post-Forward-AC"), [13]);
+        // The row that opens a module's backward is inside it.
+        assert_eq!(totals(&modules, 1, "Pre-Backward"), [13]);
+        assert_eq!(totals(&modules, 1, "Peak-Backward"), [17]);
+        assert_eq!(totals(&modules, 1, "Post-Backward"), [17]);
+        assert_eq!(totals(&modules, 0, "Pre-Forward"), [8]);
+        assert_eq!(totals(&modules, 0, "Peak-Forward"), [17]);
+        assert_eq!(modules[1]["retained_bytes"], 2 * KIB);
+        let peak = &modules[1]["states"]["Peak-Forward"][1]["cuda:0"];
+        assert_eq!((&peak["Parameter"], &peak["Activation"]), (&json!(8 * KIB), &json!(9 * KIB)));
+    }
+
+    #[test]
+    fn between_ops_a_peak_misses_what_an_op_gives_back() {
+        let (modules, _) = answer(training(), &["op-boundary"]);
+        assert_eq!(totals(&modules, 1, "Peak-Forward"), [10, 12]);
+        assert_eq!(totals(&modules, 1, "Peak-Backward"), [17]);
+    }
+
+    #[test]
+    fn the_layouts_are_mem_trackers() {
+        let (_, full) = answer(training(), &["full"]);
+        let plain =
+            "Module:  Net.fc\nPeak-Forward\n# 1:\nDevice: cuda:0\n\tParameter: 8.0 KiB\n\tBuffer: 0.0 KiB\n";
+        assert!(full.contains(plain), "{full}");
+        let (_, table) = answer(training(), &["table"]);
+        assert!(table.contains("State & Call         Device    Parameter    Buffer"), "{table}");
+        assert!(
+            table.contains("\nPeak-Forward # 2     cuda:0    8.0 KiB      0.0 KiB   0.0 KiB     9.0 KiB"),
+            "{table}"
+        );
+    }
 
     #[test]
     fn layers_sort_by_their_number() {
