@@ -9,9 +9,9 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_trace::EventName;
 use memtrace_trace::ranges::{Meaning, meaning};
 use memtrace_trace::units::Unit;
+use memtrace_trace::{Api, EventName};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
@@ -83,7 +83,7 @@ impl Report for Modules {
         let calls = options.number("calls")?.unwrap_or(100);
         for (index, trace) in input.traces.iter().enumerate() {
             let mut tracker = Tracker::new(depth, calls, options);
-            let columns = Columns::of(&["name", "tid", "module", "category", "ts_ns"]);
+            let columns = Columns::of(&["name", "tid", "api", "module", "category", "ts_ns"]);
             let played =
                 play(trace, columns, options, Metric::Allocated, |row, replay| tracker.feed(row, replay))?;
             footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
@@ -284,6 +284,8 @@ impl Tracker {
     fn path_of(&self, row: &Record, replay: &Replay) -> Option<String> {
         let name = replay.texts.get(row.name);
         let path = match meaning(&name, None, &[]) {
+            // The forward of a torch.nn.Module: its name is its path.
+            _ if replay.texts.get(row.api).as_ref() == Api::Module.name() => name.to_string(),
             Meaning::ModulePath(path) => path.to_owned(),
             Meaning::Level(level) if row.module == Symbol::NONE => level.to_owned(),
             Meaning::Level(level) => format!("{}.{level}", replay.texts.get(row.module)),
@@ -623,9 +625,11 @@ mod tests {
         }
         range(&mut trace, RangeEnd, Row { module: "(none)", name: "Net", ..root });
         let backward = Row { phase: "backward", category: Category::Temporary, ..layer };
-        range(&mut trace, RangeBegin, Row { module: "Net", name: "fc", phase: "backward", ..root });
+        // Those above are ranges of the program's, this one a module that memtrace hooked.
+        let hooked = Row { module: "Net", name: "Net.fc", api: "module", phase: "backward", ..root };
+        trace.raw(Row { event: RangeBegin, ..hooked });
         trace.alloc(KIB, Row { category: Category::Activation, ..backward });
-        range(&mut trace, RangeEnd, Row { module: "Net", name: "fc", phase: "backward", ..root });
+        trace.raw(Row { event: RangeEnd, ..hooked });
         trace.alloc(4 * KIB, backward);
         trace.change(Row { event: Op, device: 0, ..backward }, [0; 3]);
         range(&mut trace, EventName::Mark, Row { step: 0, phase: "optimizer", ..Row::default() });
