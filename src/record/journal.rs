@@ -320,7 +320,7 @@ impl ChunkWriter {
     }
 
     /// Adds an event; the caller saw that there is [`ChunkWriter::room`].
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, event: Event) {
         let chunk = self.pool.chunk(self.chunk);
         let slot = chunk.slots[self.len as usize].get();

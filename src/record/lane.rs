@@ -57,7 +57,7 @@ thread_local! {
 
 /// Runs `work` on the calling thread's lane of `recorder`, made when there is none. A thread whose
 /// locals are gone (its other destructors may still free memory) gets a lane for this one event.
-#[inline]
+#[inline(always)]
 pub(crate) fn with_lane<T>(recorder: &'static Recorder, work: impl FnOnce(&mut Lane) -> T) -> T {
     let mut work = Some(work);
     let done = LANE.try_with(|cell| {
@@ -96,13 +96,18 @@ impl Lane {
     }
 
     /// Records one event with the clock read here; `make` gets it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn record(&mut self, make: impl FnOnce(u64) -> Event) {
         let outer = self.shared.pending.load(Ordering::Relaxed);
         self.shared.pending.store(outer.min(self.last), Ordering::Relaxed);
         let now = clock::now_ns();
         self.last = now;
-        self.push(make(now));
+        self.count();
+        match &mut self.chunk {
+            // Made in its slot: a copy of it on the stack costs as much as the clock.
+            Some(chunk) if chunk.room() > 0 && self.untold == 0 => chunk.push(make(now)),
+            _ => self.push_slowly(make(now)),
+        }
         self.shared.pending.store(outer, Ordering::Release);
     }
 
@@ -144,8 +149,12 @@ impl Lane {
     }
 
     #[inline]
-    fn push(&mut self, event: Event) {
+    fn count(&self) {
         self.shared.counted.store(self.shared.counted.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    fn push(&mut self, event: Event) {
+        self.count();
         match &mut self.chunk {
             Some(chunk) if chunk.room() > 0 && self.untold == 0 => chunk.push(event),
             _ => self.push_slowly(event),

@@ -184,7 +184,7 @@ impl Recorder {
     }
 
     /// Records one event: `make` gets the clock, which is read here. It must not record nor intern.
-    #[inline]
+    #[inline(always)]
     pub fn record(&'static self, make: impl FnOnce(u64) -> Event) {
         if !self.closed.load(Ordering::Relaxed) {
             with_lane(self, |lane| lane.record(make));
