@@ -6,7 +6,7 @@ use std::process::Command;
 
 use memtrace_trace::schema::{EventName, NONE};
 
-#[expect(dead_code, unreachable_pub, reason = "each test crate uses its own part")]
+#[expect(dead_code, reason = "each test crate uses its own part")]
 mod common;
 use common::{Trace, Traced, compiled, library, untraced};
 

@@ -38,6 +38,7 @@ impl Input {
             return Err(TraceError::NoTrace { path: path.to_owned() }.into());
         }
         let traces = files.iter().map(|file| TraceFile::open(file)).collect::<Result<Vec<_>>>()?;
+        let traces = joined(traces);
         let newest = traces.iter().max_by_key(|trace| trace.meta.start_unix_ns);
         let run = newest.map(|trace| trace.meta.run_id.clone()).unwrap_or_default();
         let mut input = Input { path: path.to_owned(), traces, notes: Vec::new() };
@@ -74,6 +75,17 @@ impl Input {
     }
 }
 
+/// The traces with the parts of each rotated one put together.
+fn joined(mut files: Vec<TraceFile>) -> Vec<TraceFile> {
+    files.sort_by_key(|file| file.meta.part);
+    let mut traces: Vec<TraceFile> = Vec::new();
+    for file in files {
+        let left = traces.iter_mut().try_fold(file, |file, trace| trace.join(file));
+        traces.extend(left);
+    }
+    traces
+}
+
 /// The traces in a folder, not in its folders.
 fn trace_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = children(folder)?;
@@ -82,6 +94,10 @@ fn trace_files(folder: &Path) -> Result<Vec<PathBuf>> {
         let plain = name.strip_suffix(".gz").or(name.strip_suffix(".zst")).unwrap_or(&name);
         plain.ends_with(".csv") && !plain.ends_with(".stacks.csv") && file.is_file()
     });
+    // A part that was just being compressed is there twice.
+    let plain =
+        |file: &PathBuf| file.extension().is_some_and(|e| e != "csv") && file.with_extension("").exists();
+    files.retain(|file| !plain(file));
     files.sort();
     Ok(files)
 }

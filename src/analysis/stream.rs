@@ -34,12 +34,14 @@ pub struct TraceFile {
     pub path: PathBuf,
     /// What its first row says.
     pub meta: Meta,
-    /// Its size on disk, in bytes.
+    /// Its size on disk, in bytes, with the parts that follow it.
     pub size: u64,
     /// The bytes on disk that were read so far, over all readings: for whoever shows progress.
     pub progress: Arc<AtomicU64>,
     /// How many columns its header has.
     width: usize,
+    /// The parts that follow this one in a rotated trace.
+    later: Vec<TraceFile>,
 }
 
 /// What reading a file told beside its records.
@@ -51,6 +53,8 @@ pub struct Told {
     pub first_skipped: Option<String>,
     /// The last byte of the file is not a line end: the writer was stopped within a line.
     pub cut: bool,
+    /// The visitor broke off.
+    stopped: bool,
 }
 
 impl TraceFile {
@@ -75,15 +79,63 @@ impl TraceFile {
         let meta = memtrace_trace::reader::Reader::new(path, head.as_slice())?.meta().clone();
         let width =
             head.split(|byte| *byte == b'\n').next().map_or(0, |line| line.split(|b| *b == b',').count());
-        Ok(TraceFile { path: path.to_owned(), meta, size, progress: Arc::default(), width })
+        let (progress, later) = (Arc::default(), Vec::new());
+        Ok(TraceFile { path: path.to_owned(), meta, size, progress, width, later })
+    }
+
+    /// Takes `part` as the next one of this trace; gives it back when it is not.
+    pub(crate) fn join(&mut self, mut part: TraceFile) -> Option<TraceFile> {
+        let last = self.later.last().map_or(&self.meta, |part| &part.meta);
+        let process = |meta: &Meta| (meta.start_unix_ns, meta.rank, meta.host.clone(), meta.journal.clone());
+        if process(last) != process(&part.meta) || part.meta.part < 2 || part.meta.part != last.part + 1 {
+            return Some(part);
+        }
+        part.progress = Arc::clone(&self.progress);
+        self.size += part.size;
+        self.later.push(part);
+        None
+    }
+
+    /// The files of all parts.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        std::iter::once(self).chain(&self.later).map(|part| part.path.as_path())
     }
 
     /// Visits every row in the order of the file, the meta row first, with the `wanted` columns parsed,
-    /// until the visitor breaks off.
+    /// until the visitor breaks off. The rows that open a later part are left out: they only say again
+    /// what was said before.
     ///
     /// # Errors
     /// The file's, and the first line that is not a row, unless `lenient`.
     pub fn read(
+        &self,
+        wanted: Wanted,
+        lenient: bool,
+        texts: &Texts,
+        mut visit: impl FnMut(&Record) -> ControlFlow<()>,
+    ) -> Result<Told> {
+        let mut told = self.read_part(wanted, lenient, texts, &mut visit)?;
+        for part in &self.later {
+            if told.stopped {
+                break;
+            }
+            let mut again = part.meta.opening_rows.saturating_add(1);
+            let more = part.read_part(wanted, lenient, texts, |record| {
+                if again > 0 {
+                    again -= 1;
+                    return ControlFlow::Continue(());
+                }
+                visit(record)
+            })?;
+            told.stopped = more.stopped;
+            told.skipped += more.skipped;
+            told.cut |= more.cut;
+            told.first_skipped = told.first_skipped.or(more.first_skipped);
+        }
+        Ok(told)
+    }
+
+    fn read_part(
         &self,
         wanted: Wanted,
         lenient: bool,
@@ -101,6 +153,7 @@ impl TraceFile {
             let chunk = &mut job.chunk;
             for record in &chunk.records {
                 if visit(record).is_break() {
+                    told.stopped = true;
                     return Ok(ControlFlow::Break(()));
                 }
             }

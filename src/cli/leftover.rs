@@ -8,8 +8,7 @@ use memtrace_record::leftover::{Repaired, repair};
 /// there were any.
 pub(crate) fn finish(input: &Input) -> Result<bool> {
     let mut finished = false;
-    for trace in &input.traces {
-        let path = &trace.path;
+    for path in input.traces.iter().flat_map(|trace| trace.files()) {
         if path.extension().is_none_or(|extension| extension != "csv") {
             continue;
         }

@@ -38,14 +38,14 @@ pub(crate) fn recorder() -> Option<&'static Recorder> {
 #[ctor::ctor(unsafe)]
 fn load() {
     hello();
-    let (settings, warnings) = Settings::from_env();
+    let (mut settings, mut warnings) = Settings::from_env();
     if !settings.enabled {
         return;
     }
-    if settings.log >= Level::Warn {
-        warnings.iter().for_each(|warning| say(warning));
-    }
-    let out = std::env::current_dir().unwrap_or_default().join(&settings.out);
+    let here = std::env::current_dir().unwrap_or_default();
+    let out = here.join(&settings.out);
+    settings.log_file = settings.log_file.map(|file| here.join(file));
+    warnings.retain(|_| settings.log >= Level::Warn);
     context::set_phases(settings.phases.clone());
     let nvtx = settings.nvtx;
     let allocator = allocator();
@@ -65,6 +65,7 @@ fn load() {
     if SESSION.set(session).is_err() {
         return;
     }
+    warnings.iter().for_each(|warning| say(warning));
     // SAFETY: the three handlers take nothing and do no more than change atomics and our own locks.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child)) };
     // Handlers run last in, first out: this one is among the first, so the program's own come before it.

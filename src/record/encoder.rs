@@ -11,6 +11,8 @@ use rustc_hash::FxHashMap;
 use crate::intern::{Context, Frame, StackId};
 use crate::summary::Statistics;
 
+mod opening;
+
 /// The library that reports blocks.
 const TORCH_ALLOCATOR: &str = "libc10_cuda.so";
 /// The library that writes rows of its own accord.
@@ -61,6 +63,12 @@ pub struct Live {
     pub step: i32,
     /// What gave it: a block, a segment, memory outside torch's allocator, pinned memory.
     pub what: What,
+    /// The call that gave it, an [`Api`].
+    pub api: u8,
+    /// The text id of the library that made the call; 0 for a report.
+    pub source: u32,
+    /// The allocator's private pool; 0 for the default.
+    pub pool: u16,
 }
 
 /// The kinds of memory that a trace tells apart.
@@ -125,6 +133,9 @@ pub struct Oddities {
 /// Numbers from here on are the encoder's own.
 const SEEDED: u32 = 1 << 31;
 
+/// No address has this bit.
+const CPU_TENSOR: u64 = 1 << 63;
+
 /// Texts of a file that is continued, and contexts that no thread numbered: of such a file, of tags.
 #[derive(Default)]
 struct Seeds {
@@ -135,6 +146,16 @@ struct Seeds {
 }
 
 impl Seeds {
+    fn text(&mut self, text: &str) -> u32 {
+        if text == NONE {
+            return 0;
+        }
+        *self.numbers.entry(text.to_owned()).or_insert_with(|| {
+            self.texts.push(text.to_owned());
+            SEEDED + self.texts.len() as u32
+        })
+    }
+
     fn id(&mut self, context: Context) -> u32 {
         *self.ids.entry(context).or_insert_with(|| {
             self.contexts.push(context);
@@ -356,7 +377,8 @@ impl Encoder {
         if what == What::External {
             self.device(device).external += row.delta_bytes;
         }
-        let addr = row.addr as u64;
+        let cpu_tensor = if row.api == Api::CpuAllocator.name() { CPU_TENSOR } else { 0 };
+        let addr = row.addr as u64 | cpu_tensor;
         let is_report = row.api == Api::CachingAllocator.name()
             || (row.event == EventName::Tag && self.blocks.contains_key(&addr));
         self.caching |= is_report;
@@ -387,6 +409,9 @@ impl Encoder {
                     category: row.category,
                     step: row.step as i32,
                     what,
+                    api: Api::parse(row.api).map_or(0, |api| api as u8),
+                    source: if is_report { 0 } else { self.seeds.text(row.source) },
+                    pool: row.pool as u16,
                 };
                 let map = if is_report { &mut self.blocks } else { &mut self.regions };
                 map.insert(addr, live);
@@ -396,20 +421,10 @@ impl Encoder {
 
     /// A context of the file's own texts, numbered apart from those of the process.
     fn seed_context(&mut self, row: &Row<'_>) -> u32 {
-        let mut number = |text: &str| {
-            if text == NONE {
-                return 0;
-            }
-            let seeds = &mut self.seeds;
-            *seeds.numbers.entry(text.to_owned()).or_insert_with(|| {
-                seeds.texts.push(text.to_owned());
-                SEEDED + seeds.texts.len() as u32
-            })
-        };
         let context = Context {
-            op: number(row.op),
-            module: number(row.module),
-            phase: number(row.phase),
+            op: self.seeds.text(row.op),
+            module: self.seeds.text(row.module),
+            phase: self.seeds.text(row.phase),
             stack: row.stack_id as u32,
             stream: row.stream,
             flags: 0,
@@ -500,6 +515,9 @@ impl Encoder {
             category: Category::None,
             step: event.step,
             what: What::Block,
+            api: event.api,
+            source: 0,
+            pool: event.source,
         };
         if event.size >= 0 {
             self.statistics.block(event.size);
@@ -650,17 +668,20 @@ impl Encoder {
             },
             step: event.step,
             what,
+            api: event.api,
+            source: event.reserved as u32,
+            pool: event.source,
         };
         if given {
             if what == What::Block {
                 self.statistics.block(live.bytes);
             }
             // An address that is given out again was freed in a way that nobody saw.
-            if let Some(missed) = self.regions.insert(event.addr, live) {
+            if let Some(missed) = self.regions.insert(Encoder::key(event), live) {
                 self.oddities.missed_frees += 1;
                 self.change(&missed, -missed.bytes);
                 self.freed(tid, event, &missed, sink)?;
-                self.regions.insert(event.addr, Live { alloc_id: self.seq + 1, ..live });
+                self.regions.insert(Encoder::key(event), Live { alloc_id: self.seq + 1, ..live });
             }
             let live = Live { alloc_id: self.seq + 1, ..live };
             self.change(&live, live.bytes);
@@ -670,8 +691,12 @@ impl Encoder {
     }
 
     fn call_free<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
+        let live = if event.status == 0 { self.regions.remove(&Encoder::key(event)) } else { None };
+        // CPU tensors may be older than the trace.
+        if live.is_none() && event.api == Api::CpuAllocator as u8 {
+            return Ok(());
+        }
         self.statistics.call(event.api, event.extra, event.status != 0);
-        let live = if event.status == 0 { self.regions.remove(&event.addr) } else { None };
         self.oddities.unmatched_frees += u64::from(event.status == 0 && live.is_none());
         let live = live.unwrap_or(Live {
             alloc_id: 0,
@@ -683,9 +708,22 @@ impl Encoder {
             category: Category::None,
             step: event.step,
             what: self.what_a_call_takes(event),
+            api: event.api,
+            source: event.reserved as u32,
+            pool: event.source,
         });
         self.change(&live, -live.bytes);
         self.freed(tid, event, &live, sink)
+    }
+
+    /// The key of a region: a CPU tensor may be registered as pinned memory at its own address.
+    fn key(event: &Event) -> u64 {
+        if event.api == Api::CpuAllocator as u8 { event.addr | CPU_TENSOR } else { event.addr }
+    }
+
+    /// The address of a key.
+    fn address(key: u64) -> u64 {
+        key & !CPU_TENSOR
     }
 
     /// What the memory of a runtime call is: by who called, and by whether torch's allocator reports.
@@ -780,6 +818,7 @@ impl Encoder {
             rounded_bytes: live.rounded,
             category: live.category,
             step: i64::from(live.step),
+            pool: i64::from(live.pool),
             source: if is_call { self.text(event.reserved as u32) } else { TORCH_ALLOCATOR },
             latency_ns: if is_call { event.extra } else { 0 },
             ..self.base(tid, event, live.device, live.context)

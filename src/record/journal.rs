@@ -73,6 +73,8 @@ struct JournalHeader {
     csv_len: [AtomicU64; 2],
     /// Bytes of the file of definitions that are whole at each.
     names_len: [AtomicU64; 2],
+    /// The part of the trace that is being written at each.
+    part: [AtomicU64; 2],
     /// The length of the trace's path; 0 until it is known.
     trace_len: AtomicU64,
     /// The trace's path.
@@ -85,7 +87,7 @@ pub(crate) const MAX_PATH: usize = 4096;
 const _: () = assert!(size_of::<JournalHeader>() <= CHUNK_BYTES);
 
 /// The first bytes of a journal; the digits are the version of its layout.
-pub(crate) const MAGIC: [u8; 8] = *b"MEMTRJ01";
+pub(crate) const MAGIC: [u8; 8] = *b"MEMTRJ02";
 
 /// What the reader of a leftover journal must know of the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,6 +111,8 @@ pub struct Pool {
     memory: MmapRaw,
     chunks: usize,
     path: Option<PathBuf>,
+    /// The part of the trace that is being written.
+    part: AtomicU64,
     free: (Sender<u32>, Receiver<u32>),
     full: (Sender<u32>, Receiver<u32>),
 }
@@ -127,7 +131,14 @@ impl Pool {
             Some((memory, path)) => (memory, Some(path)),
             None => (anonymous(length)?, None),
         };
-        let pool = Pool { memory, chunks, path, free: bounded(chunks), full: bounded(chunks) };
+        let pool = Pool {
+            memory,
+            chunks,
+            path,
+            part: AtomicU64::new(1),
+            free: bounded(chunks),
+            full: bounded(chunks),
+        };
         pool.start(run);
         Ok(pool)
     }
@@ -187,6 +198,11 @@ impl Pool {
         header.trace_len.store(bytes.len() as u64, Ordering::Release);
     }
 
+    /// From the next checkpoint on, lengths are of this part of the trace.
+    pub fn set_part(&self, part: u32) {
+        self.part.store(u64::from(part), Ordering::Relaxed);
+    }
+
     /// Says that the trace and the definitions are whole up to these lengths, and which events are in
     /// the trace: of every chunk that is in use, how many.
     pub fn checkpoint(
@@ -204,6 +220,7 @@ impl Pool {
         }
         header.csv_len[place].store(csv_len, Ordering::Relaxed);
         header.names_len[place].store(names_len, Ordering::Relaxed);
+        header.part[place].store(self.part.load(Ordering::Relaxed), Ordering::Relaxed);
         // The stores above may not be seen after this one.
         header.checkpoints.store(next, Ordering::Release);
     }
@@ -416,6 +433,7 @@ pub(crate) mod layout {
     pub(crate) const CHECKPOINTS: usize = offset_of!(JournalHeader, checkpoints);
     pub(crate) const CSV_LEN: usize = offset_of!(JournalHeader, csv_len);
     pub(crate) const NAMES_LEN: usize = offset_of!(JournalHeader, names_len);
+    pub(crate) const PART: usize = offset_of!(JournalHeader, part);
     pub(crate) const TRACE_LEN: usize = offset_of!(JournalHeader, trace_len);
     pub(crate) const TRACE: usize = offset_of!(JournalHeader, trace);
 

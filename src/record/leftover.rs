@@ -15,7 +15,7 @@ use memtrace_trace::{Event, EventName, Row};
 
 use crate::encoder::{Encoder, RowSink};
 use crate::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, layout, names_path};
-use crate::output::create_private;
+use crate::output::{self, create_private};
 use crate::slots::{event_of, text_slots};
 
 const SLOT: usize = size_of::<Event>();
@@ -44,6 +44,8 @@ struct Journal {
     run: Run,
     csv_len: u64,
     names_len: u64,
+    /// The part of the trace that they belong to.
+    part: u64,
     /// Events that the trace does not have, by lane: each with its thread, in order.
     lanes: Vec<Vec<(u32, Event)>>,
     /// Definitions in chunks, each with the slots behind it.
@@ -68,7 +70,7 @@ fn is_running(run: &Run) -> bool {
 /// # Errors
 /// When the trace cannot be read or written; the journal stays then.
 pub fn repair(csv: &Path) -> io::Result<Repaired> {
-    let Some(journal_path) = journal_of(csv)? else { return Ok(Repaired::Complete) };
+    let Some((journal_path, part)) = journal_of(csv)? else { return Ok(Repaired::Complete) };
     let bytes = match fs::read(&journal_path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Repaired::NoJournal),
@@ -78,6 +80,10 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
         .ok_or_else(|| io::Error::other(format!("{}: not a journal", journal_path.display())))?;
     if is_running(&journal.run) {
         return Ok(Repaired::Running);
+    }
+    if journal.part != part {
+        // Killed while it went from one part to the next: the other part is the one to finish.
+        return Ok(Repaired::Complete);
     }
     let whole = fs::metadata(csv)?.len();
     // The trace first, and the journal only when it is on the disk.
@@ -102,6 +108,12 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
     sink.writer.flush()?;
     sink.writer.get_ref().sync_all()?;
     append_stacks(csv, &mut encoder)?;
+    // A next part that was being opened has nothing of its own.
+    let next = csv_of_part(csv, part + 1);
+    if journal_of(&next).is_ok_and(|found| found == Some((journal_path.clone(), part + 1))) {
+        fs::remove_file(next)?;
+    }
+    remove_unfinished(csv);
     let _ = fs::remove_file(names_path(&journal_path));
     fs::remove_file(&journal_path)?;
     Ok(Repaired::Finished { rows: sink.rows, cut: whole.saturating_sub(journal.csv_len) })
@@ -136,14 +148,44 @@ fn is_orphan(journal: &Path) -> Option<bool> {
     Some(!Path::new(std::ffi::OsStr::from_bytes(path)).exists())
 }
 
-/// The journal of a trace that has no end; `None` when it is complete.
-fn journal_of(csv: &Path) -> io::Result<Option<PathBuf>> {
+/// Removes what the process was compressing when it was killed: the part itself is still there.
+fn remove_unfinished(csv: &Path) {
+    let (folder, stem) = (csv.parent().unwrap_or(Path::new(".")), stem(csv));
+    let Some(stem) = stem.file_name().and_then(|name| name.to_str()) else { return };
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let rest = name.to_str().and_then(|name| name.strip_prefix(stem));
+        if rest.is_some_and(|rest| rest.starts_with('.') && rest.ends_with(output::UNFINISHED)) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// The path of a trace's first part, without `.csv`, from that of any part.
+fn stem(csv: &Path) -> PathBuf {
+    let first = csv.with_extension("");
+    let is_part = first.extension().is_some_and(|extension| {
+        let number = extension.to_str().and_then(|text| text.strip_prefix("part"));
+        number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+    });
+    if is_part { first.with_extension("") } else { first }
+}
+
+/// The file of a part, beside any other part.
+fn csv_of_part(csv: &Path, part: u64) -> PathBuf {
+    let mut name = stem(csv).into_os_string();
+    name.push(format!(".part{part}.csv"));
+    PathBuf::from(name)
+}
+
+/// The journal of a trace that has no end, and the trace's part; `None` when it is complete.
+fn journal_of(csv: &Path) -> io::Result<Option<(PathBuf, u64)>> {
     let reader = Reader::open(csv).map_err(io::Error::other)?;
     let journal = PathBuf::from(&reader.meta().journal);
     if journal.as_os_str().is_empty() || ends_with_end_row(csv)? {
         return Ok(None);
     }
-    Ok(Some(journal))
+    Ok(Some((journal, u64::from(reader.meta().part.max(1)))))
 }
 
 /// Is the last line of the file whole, and an `end` row?
@@ -201,6 +243,7 @@ impl Journal {
             run: run_of(bytes),
             csv_len: word(bytes, layout::CSV_LEN + 8 * place),
             names_len: word(bytes, layout::NAMES_LEN + 8 * place),
+            part: word(bytes, layout::PART + 8 * place).max(1),
             lanes: Vec::new(),
             definitions: Vec::new(),
         };

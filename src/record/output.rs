@@ -1,10 +1,12 @@
 //! Where files go.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use memtrace_trace::config::Compression;
 
 /// Folders in which a journal of `bytes` may lie, best first: memory, then a local disk. A journal
 /// must not take more than a quarter of what is free: in a container `/dev/shm` may be 64 MiB, and it
@@ -41,14 +43,22 @@ fn is_local(folder: &Path) -> bool {
     stat(folder).is_some_and(|stat| [EXT, TMPFS, XFS, BTRFS, OVERLAY, ZFS, F2FS].contains(&stat.f_type))
 }
 
-/// Makes the trace `<host>.r<rank>.<pid>.csv` in `folder`: private, new, never through a link. When
-/// the name is taken (an earlier process had the same id) a number is added.
-pub(crate) fn create_trace(folder: &Path, host: &str, rank: i32) -> io::Result<(File, PathBuf)> {
+/// Makes the trace `<name>.csv` in `folder`: private, new, never through a link. When the name is taken
+/// (an earlier process had the same id) a number is added.
+pub(crate) fn create_trace(folder: &Path, name: &str) -> io::Result<(File, PathBuf)> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    let pid = std::process::id();
+    create_numbered(|suffix| folder.join(format!("{name}{suffix}.csv")))
+}
+
+/// Makes the file of a later part beside the first.
+pub(crate) fn create_part(first: &Path, part: u32) -> io::Result<(File, PathBuf)> {
+    create_numbered(|suffix| first.with_extension(format!("part{part}{suffix}.csv")))
+}
+
+/// Makes the first of `name("")`, `name("-2")`, ... that is not there.
+fn create_numbered(name: impl Fn(&str) -> PathBuf) -> io::Result<(File, PathBuf)> {
     for attempt in 1..1000 {
-        let suffix = if attempt == 1 { String::new() } else { format!("-{attempt}") };
-        let path = folder.join(format!("{host}.r{rank}.{pid}{suffix}.csv"));
+        let path = name(&if attempt == 1 { String::new() } else { format!("-{attempt}") });
         match create_private(&path) {
             Ok(file) => return Ok((file, path)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -56,6 +66,84 @@ pub(crate) fn create_trace(folder: &Path, host: &str, rank: i32) -> io::Result<(
         }
     }
     Err(io::Error::other("every name is taken"))
+}
+
+/// A reader or writer for a library that panics at an error: it keeps the error and goes on as if there
+/// were none.
+struct Kept<T> {
+    inner: T,
+    error: Option<io::Error>,
+}
+
+impl<T> Kept<T> {
+    fn new(inner: T) -> Self {
+        Kept { inner, error: None }
+    }
+
+    fn end(self) -> io::Result<T> {
+        self.error.map_or(Ok(self.inner), Err)
+    }
+}
+
+impl<T: Read> Read for Kept<T> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(self.inner.read(buffer).unwrap_or_else(|error| {
+            self.error = Some(error);
+            0
+        }))
+    }
+}
+
+impl<T: Write> Write for Kept<T> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.error.is_none()
+            && let Err(error) = self.inner.write_all(bytes)
+        {
+            self.error = Some(error);
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What the name of a part ends in while it is being compressed.
+pub(crate) const UNFINISHED: &str = ".csv.unfinished";
+
+/// Puts a compressed copy in the place of a finished part. The copy has its name only when it is whole,
+/// and the part goes only then, so a kill in between costs nothing.
+pub(crate) fn compress(part: &Path, how: Compression) -> io::Result<()> {
+    let mut whole = part.as_os_str().to_owned();
+    whole.push(how.suffix());
+    let (whole, unfinished) = (PathBuf::from(whole), part.with_extension(&UNFINISHED[1..]));
+    let done = (|| {
+        let mut source = io::BufReader::with_capacity(256 << 10, File::open(part)?);
+        let target = io::BufWriter::with_capacity(256 << 10, create_private(&unfinished)?);
+        let target = match how {
+            Compression::Off => return Ok(()),
+            Compression::Gz => {
+                let mut encoder = flate2::write::GzEncoder::new(target, flate2::Compression::fast());
+                io::copy(&mut source, &mut encoder)?;
+                encoder.finish()?
+            }
+            Compression::Zst => {
+                let (mut source, mut target) = (Kept::new(source), Kept::new(target));
+                // One frame: some readers stop at the end of the first.
+                let level = ruzstd::encoding::CompressionLevel::Fastest;
+                ruzstd::encoding::compress(&mut source, &mut target, level);
+                source.end()?;
+                target.end()?
+            }
+        };
+        target.into_inner()?.sync_all()?;
+        // Fails when somebody else's file has the name.
+        fs::hard_link(&unfinished, &whole)?;
+        fs::remove_file(part)
+    })();
+    let _ = fs::remove_file(&unfinished);
+    done
 }
 
 /// Makes the file `<stem of trace>.<ending>` beside a trace.

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use memtrace_trace::config::Settings;
+use memtrace_trace::config::{Settings, fill};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::{Event, Kind, Meta};
 
@@ -40,6 +40,21 @@ pub struct Session {
     pub describe: fn(&mut Meta),
     /// Says a line on stderr, `memtrace: ` before it.
     pub say: fn(&str),
+}
+
+impl Session {
+    /// A name of the settings with its places filled.
+    #[must_use]
+    pub fn named(&self, pattern: &str) -> String {
+        // What stands for a run may come from anywhere.
+        let run: String = self
+            .settings
+            .run_id
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' })
+            .collect();
+        fill(pattern, &self.host, self.rank, std::process::id(), &run)
+    }
 }
 
 /// What the writer thread is asked to do.

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
-use memtrace_trace::config::{Auto, Level};
+use memtrace_trace::config::{Auto, Compression, Level};
 use memtrace_trace::writer::RowWriter;
 use memtrace_trace::{Event, Meta, Row, SCHEMA_VERSION};
 
@@ -35,6 +35,14 @@ const TOLD_OOMS: u32 = 3;
 
 /// Starts the thread with every signal blocked: the program's handlers must not run on it.
 pub(crate) fn spawn(recorder: &'static Recorder) -> io::Result<JoinHandle<()>> {
+    start_thread("memtrace", 512 << 10, move || Writer::run(recorder))
+}
+
+fn start_thread(
+    name: &str,
+    stack: usize,
+    work: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
     // SAFETY: all zero is a value of the plain set; the calls get valid places and cannot fail so.
     let mut before: libc::sigset_t = unsafe { std::mem::zeroed() };
     // SAFETY: as above.
@@ -43,10 +51,7 @@ pub(crate) fn spawn(recorder: &'static Recorder) -> io::Result<JoinHandle<()>> {
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
     }
-    let thread =
-        std::thread::Builder::new().name("memtrace".to_owned()).stack_size(512 << 10).spawn(move || {
-            Writer::run(recorder);
-        });
+    let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(stack).spawn(work);
     // SAFETY: `before` is the mask that the first call filled in.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
     thread
@@ -104,7 +109,15 @@ struct Writer {
     /// `<name>.stacks.csv`, made with the first stack.
     stacks: Option<csv::Writer<File>>,
     names: Names,
+    /// The part that is written now, and the first one.
     path: PathBuf,
+    first: PathBuf,
+    /// When this part was opened, how long it was then, and how many rows there were.
+    opened: Instant,
+    opening_len: u64,
+    opening_rows: i64,
+    /// Compresses a finished part.
+    packer: Option<JoinHandle<()>>,
     meta: Meta,
     ooms_told: u32,
     /// The end was asked for: nobody asks again.
@@ -139,13 +152,10 @@ impl Writer {
 
     fn open(recorder: &'static Recorder) -> Result<Writer, String> {
         let session = recorder.session;
-        let (file, path) =
-            output::create_trace(&session.out, &session.host, session.rank).map_err(|error| {
-                format!(
-                    "{}: {error}; set MEMTRACE_OUT to a folder that can be written",
-                    session.out.display()
-                )
-            })?;
+        let name = session.named(&session.settings.name);
+        let (file, path) = output::create_trace(&session.out, &name).map_err(|error| {
+            format!("{}: {error}; set MEMTRACE_OUT to a folder that can be written", session.out.display())
+        })?;
         recorder.pool().set_trace(&path);
         if let Some(folder) = recorder.pool().path().and_then(Path::parent) {
             leftover::sweep(folder);
@@ -158,6 +168,7 @@ impl Writer {
             host: session.host.clone(),
             run_id: session.settings.run_id.clone(),
             rank: session.rank,
+            part: 1,
             journal: recorder.pool().path().map(|path| path.display().to_string()).unwrap_or_default(),
             ..Meta::default()
         };
@@ -172,7 +183,12 @@ impl Writer {
             sink: Sink(RowWriter::new(file)),
             stacks: None,
             names: Names::new(recorder.pool().path()),
+            first: path.clone(),
             path,
+            opened: Instant::now(),
+            opening_len: 0,
+            opening_rows: 1,
+            packer: None,
             meta,
             ooms_told: 0,
             finishing: false,
@@ -243,7 +259,76 @@ impl Writer {
         self.encoder.end(clock::now_ns(), self.merge.dropped(), "exit", &mut self.sink)?;
         self.flush()?;
         self.recorder.pool().remove_file();
+        self.pack(self.path.clone());
+        if let Some(packer) = self.packer.take() {
+            let _ = packer.join();
+        }
         self.say_summary();
+        Ok(())
+    }
+
+    /// Has a finished part compressed, one after the other and beside the writing.
+    fn pack(&mut self, part: PathBuf) {
+        let how = self.recorder.session.settings.compress;
+        if how == Compression::Off {
+            return;
+        }
+        let (say, log) = (self.recorder.session.say, self.recorder.session.settings.log);
+        let earlier = self.packer.take();
+        let packer = start_thread("memtrace-pack", 2 << 20, move || {
+            if let Some(earlier) = earlier {
+                let _ = earlier.join();
+            }
+            if let Err(error) = output::compress(&part, how)
+                && log >= Level::Warn
+            {
+                say(&format!("{}: stays uncompressed: {error}", part.display()));
+            }
+        });
+        self.packer = packer.ok();
+    }
+
+    /// Is it time for a new part?
+    fn is_full(&self, csv_len: u64) -> bool {
+        let settings = &self.recorder.session.settings;
+        let (bytes, secs) = (settings.rotate_bytes, settings.rotate_secs);
+        // What opens a part does not count: else much live memory would make a part for every row.
+        let is_long = bytes > 0 && csv_len.saturating_sub(self.opening_len) >= bytes;
+        let is_old = secs > 0 && self.opened.elapsed() >= Duration::from_secs(secs);
+        (is_long || is_old) && !self.finishing && self.encoder.rows() > self.opening_rows
+    }
+
+    /// Goes on in a new part. Everything is flushed. A kill at any moment finds a journal that belongs to
+    /// one of the two parts, and that part has all that came before.
+    fn rotate(&mut self, names_len: u64) -> io::Result<()> {
+        let now = clock::now_ns();
+        // The row waits in the old part's buffer until the new part is there.
+        self.encoder.end(now, 0, "rotated", &mut self.sink)?;
+        let part = self.meta.part + 1;
+        let (file, path) = output::create_part(&self.first, part)?;
+        let mut sink = Sink(RowWriter::new(file));
+        let mut meta = Meta { part, ..self.meta.clone() };
+        let make = |rows| {
+            meta.opening_rows = rows;
+            serde_json::to_string(&meta).unwrap_or_default()
+        };
+        self.encoder.open_part(now, make, &mut sink)?;
+        sink.0.flush()?;
+        let csv_len = sink.0.get_ref().stream_position()?;
+        self.recorder.pool().set_part(part);
+        self.merge.release(self.recorder, csv_len, names_len);
+        let mut old = std::mem::replace(&mut self.sink, sink);
+        let done = std::mem::replace(&mut self.path, path);
+        old.0.flush()?;
+        self.meta.part = part;
+        (self.opened, self.opening_len, self.opening_rows) = (Instant::now(), csv_len, self.encoder.rows());
+        // Each part has its own file of stacks.
+        self.stacks = None;
+        self.encoder.stacks_are_told(0);
+        if self.recorder.session.settings.log >= Level::Info {
+            (self.recorder.session.say)(&format!("tracing goes on in {}", self.path.display()));
+        }
+        self.pack(done);
         Ok(())
     }
 
@@ -289,7 +374,7 @@ impl Writer {
         self.sink.0.flush()?;
         let csv_len = self.sink.0.get_ref().stream_position()?;
         self.merge.release(self.recorder, csv_len, names_len);
-        Ok(())
+        if self.is_full(csv_len) { self.rotate(names_len) } else { Ok(()) }
     }
 
     /// Before the rows that name them.
@@ -317,11 +402,11 @@ impl Writer {
             Auto::Terminal => io::stderr().is_terminal(),
         };
         if wanted {
-            (session.say)(&format!("{} rows in {}", self.encoder.rows(), self.path.display()));
+            (session.say)(&format!("{} rows in {}", self.encoder.rows(), self.first.display()));
             for line in self.encoder.statistics.lines() {
                 (session.say)(&format!("  {line}"));
             }
-            (session.say)(&format!("next: memtrace summary {}", self.path.display()));
+            (session.say)(&format!("next: memtrace summary {}", session.out.display()));
         }
     }
 }

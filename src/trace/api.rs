@@ -33,6 +33,8 @@ pub enum Api {
     Module = 21,
     /// What Python knows of a block.
     Python = 22,
+    /// torch's allocator of CPU tensors.
+    CpuAllocator = 23,
 }
 
 /// Every call, with the text of its column.
@@ -60,6 +62,7 @@ const NAMES: &[(Api, &str)] = &[
     (Api::RecordFunction, "record_function"),
     (Api::Module, "module"),
     (Api::Python, "python"),
+    (Api::CpuAllocator, "cpu_allocator"),
 ];
 
 impl Api {
@@ -67,6 +70,12 @@ impl Api {
     #[must_use]
     pub fn name(self) -> &'static str {
         NAMES[self as usize].1
+    }
+
+    /// The call of a text of the column `api`.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Api> {
+        NAMES.iter().find(|(_, text)| *text == name).map(|(api, _)| *api)
     }
 
     /// The call of an event's byte; `None` for a byte that no version wrote.

@@ -75,6 +75,29 @@ impl Ops {
     }
 }
 
+/// How a finished part of a trace is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    /// As it was written.
+    Off,
+    /// gzip.
+    Gz,
+    /// Zstandard.
+    Zst,
+}
+
+impl Compression {
+    /// What is added to the file's name, with its dot.
+    #[must_use]
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Compression::Off => "",
+            Compression::Gz => ".gz",
+            Compression::Zst => ".zst",
+        }
+    }
+}
+
 /// The settings of the preloaded library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -82,6 +105,18 @@ pub struct Settings {
     pub enabled: bool,
     /// `MEMTRACE_OUT`
     pub out: PathBuf,
+    /// `MEMTRACE_NAME`
+    pub name: String,
+    /// `MEMTRACE_ROTATE`, bytes; 0 for never
+    pub rotate_bytes: u64,
+    /// `MEMTRACE_ROTATE_SECS`; 0 for never
+    pub rotate_secs: u64,
+    /// `MEMTRACE_COMPRESS`
+    pub compress: Compression,
+    /// `MEMTRACE_HOST_TENSORS`
+    pub host_tensors: bool,
+    /// `MEMTRACE_LOG_FILE`
+    pub log_file: Option<PathBuf>,
     /// `MEMTRACE_PHASES`
     pub phases: Vec<String>,
     /// `MEMTRACE_SUMMARY`
@@ -133,6 +168,58 @@ const TABLE: &[Entry] = &[
         s.out = PathBuf::from(v);
         Ok(())
     }),
+    entry!(
+        "MEMTRACE_NAME",
+        "{host}.r{rank}.{pid}",
+        "the name of a process's trace, without `.csv`; {host}, {rank}, {pid} and {run} stand for what they say",
+        |s, v| {
+            check_name(v)?;
+            s.name = v.to_owned();
+            Ok(())
+        }
+    ),
+    entry!(
+        "MEMTRACE_ROTATE",
+        "0",
+        "the size at which a trace goes on in a new part, such as 512m; 0 for never, else 64k or more",
+        |s, v| {
+            let bytes = parse_bytes(v)?;
+            if bytes != 0 && bytes < 64 << 10 {
+                return Err("expected 0, or a size of 64k or more".to_owned());
+            }
+            s.rotate_bytes = bytes as u64;
+            Ok(())
+        }
+    ),
+    entry!(
+        "MEMTRACE_ROTATE_SECS",
+        "0",
+        "the time after which a trace goes on in a new part, in seconds; 0 for never",
+        |s, v| {
+            s.rotate_secs = v.parse().map_err(|_| "expected seconds".to_owned())?;
+            Ok(())
+        }
+    ),
+    entry!(
+        "MEMTRACE_COMPRESS",
+        "off",
+        "off, gz or zst: how parts are stored once they are finished, the last one at exit",
+        |s, v| {
+            s.compress = match v.to_ascii_lowercase().as_str() {
+                "off" | "0" | "no" | "false" => Compression::Off,
+                "gz" | "gzip" => Compression::Gz,
+                "zst" | "zstd" => Compression::Zst,
+                _ => return Err("expected off, gz or zst".to_owned()),
+            };
+            Ok(())
+        }
+    ),
+    entry!(
+        "MEMTRACE_HOST_TENSORS",
+        "0",
+        "1 also records CPU tensors, as `host_alloc` and `host_free` rows whose api is `cpu_allocator`",
+        |s, v| flag(v).map(|on| s.host_tensors = on)
+    ),
     entry!("MEMTRACE_PHASES", "", "more range names that are phases, separated by commas", |s, v| {
         s.phases = v.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect();
         Ok(())
@@ -157,16 +244,18 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_LOG",
         "warn",
-        "what is said on stderr: off, error, warn, info, debug (or 0 to 4)",
+        "what is said on stderr: off, error, warn, info, debug (or 0 to 4, or Python's 10 to 50)",
         |s, v| {
-            s.log = match v.to_ascii_lowercase().as_str() {
-                "off" | "0" => Level::Off,
-                "error" | "1" => Level::Error,
-                "warn" | "2" => Level::Warn,
-                "info" | "3" => Level::Info,
-                "debug" | "4" => Level::Debug,
-                _ => return Err("expected off, error, warn, info or debug".to_owned()),
-            };
+            s.log = level(v)?;
+            Ok(())
+        }
+    ),
+    entry!(
+        "MEMTRACE_LOG_FILE",
+        "",
+        "a file that takes the lines instead of stderr; its name may have the places of MEMTRACE_NAME",
+        |s, v| {
+            s.log_file = (!v.is_empty()).then(|| PathBuf::from(v));
             Ok(())
         }
     ),
@@ -253,6 +342,12 @@ impl Settings {
         let mut settings = Settings {
             enabled: true,
             out: PathBuf::new(),
+            name: String::new(),
+            rotate_bytes: 0,
+            rotate_secs: 0,
+            compress: Compression::Off,
+            host_tensors: false,
+            log_file: None,
             phases: Vec::new(),
             summary: Auto::Off,
             log: Level::Warn,
@@ -284,6 +379,54 @@ impl Settings {
     }
 }
 
+/// A level by its name, by our numbers (0 to 4, quiet to loud), or by those of Python's `logging` (10 to
+/// 50, loud to quiet).
+fn level(value: &str) -> Result<Level, String> {
+    Ok(match value.to_ascii_lowercase().as_str() {
+        "off" | "0" | "critical" => Level::Off,
+        "error" | "1" => Level::Error,
+        "warn" | "warning" | "2" => Level::Warn,
+        "info" | "3" => Level::Info,
+        "debug" | "4" => Level::Debug,
+        number => match number.parse::<u32>() {
+            Ok(5..=10) => Level::Debug,
+            Ok(11..=20) => Level::Info,
+            Ok(21..=30) => Level::Warn,
+            Ok(31..=40) => Level::Error,
+            Ok(41..) => Level::Off,
+            _ => return Err("expected off, error, warn, info or debug".to_owned()),
+        },
+    })
+}
+
+/// The names that may stand in braces in `MEMTRACE_NAME`.
+const PLACES: [&str; 4] = ["host", "rank", "pid", "run"];
+
+fn check_name(pattern: &str) -> Result<(), String> {
+    if pattern.is_empty() || pattern.contains(['/', '\0']) || pattern.starts_with('.') {
+        return Err("expected a file name: not empty, no slash, no dot at its start".to_owned());
+    }
+    let mut rest = pattern;
+    while let Some((_, behind)) = rest.split_once('{') {
+        let place = behind.split_once('}');
+        let Some((_, after)) = place.filter(|(place, _)| PLACES.contains(place)) else {
+            return Err(format!("expected {} in braces", PLACES.map(|p| format!("{{{p}}}")).join(", ")));
+        };
+        rest = after;
+    }
+    Ok(())
+}
+
+/// `pattern` with its places filled.
+#[must_use]
+pub fn fill(pattern: &str, host: &str, rank: i32, pid: u32, run: &str) -> String {
+    let values = [host, &rank.to_string(), &pid.to_string(), run];
+    PLACES
+        .iter()
+        .zip(values)
+        .fold(pattern.to_owned(), |name, (place, value)| name.replace(&format!("{{{place}}}"), value))
+}
+
 fn flag(value: &str) -> Result<bool, String> {
     match value.to_ascii_lowercase().as_str() {
         "1" | "on" | "true" | "yes" => Ok(true),
@@ -302,6 +445,38 @@ mod tests {
         for Entry { variable, set } in TABLE {
             assert_eq!(set(&mut settings, variable.default), Ok(()), "{}", variable.name);
         }
+    }
+
+    fn with(name: &str, value: &str) -> (Settings, Vec<String>) {
+        Settings::from_lookup(|asked| (asked == name).then(|| value.to_owned()))
+    }
+
+    #[test]
+    fn a_log_level_is_a_word_or_a_number_of_ours_or_of_python() {
+        for (value, level) in [
+            ("debug", Level::Debug),
+            ("10", Level::Debug),
+            ("20", Level::Info),
+            ("3", Level::Info),
+            ("WARNING", Level::Warn),
+            ("30", Level::Warn),
+            ("40", Level::Error),
+            ("50", Level::Off),
+            ("0", Level::Off),
+        ] {
+            assert_eq!(with("MEMTRACE_LOG", value), (Settings { log: level, ..Settings::default() }, vec![]));
+        }
+        assert_eq!(with("MEMTRACE_LOG", "-1").1.len(), 1);
+    }
+
+    #[test]
+    fn a_name_is_a_file_name_with_places_that_exist() {
+        assert_eq!(fill("{run}-{host}.r{rank}.{pid}", "h", 3, 7, "x"), "x-h.r3.7");
+        for bad in ["", "a/b", ".hidden", "{user}", "{pid", "../x"] {
+            let (settings, warnings) = with("MEMTRACE_NAME", bad);
+            assert_eq!((settings.name.as_str(), warnings.len()), ("{host}.r{rank}.{pid}", 1), "{bad}");
+        }
+        assert_eq!(with("MEMTRACE_NAME", "trace").0.name, "trace");
     }
 
     #[test]

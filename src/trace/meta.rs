@@ -31,6 +31,10 @@ pub struct Meta {
     pub versions: std::collections::BTreeMap<String, String>,
     /// The journal of this trace, empty when there is none.
     pub journal: String,
+    /// The number of this file among the parts of a rotated trace: 1, 2, 3, ...; 0 in older traces.
+    pub part: u32,
+    /// How many rows behind this one only say again what was live when this part began.
+    pub opening_rows: u64,
     /// What the phantom device says of itself; null on a real one.
     pub phantom: serde_json::Value,
     /// What could not be captured in this process, in plain words.

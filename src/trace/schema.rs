@@ -44,7 +44,10 @@ const fn text(name: &'static str, doc: &'static str) -> Column {
 
 /// The columns in the order of the file; [`Row`] has a field for each, in the same order.
 pub const COLUMNS: &[Column] = &[
-    int("seq", "1, 2, 3, ... per process, in the order of the file, gapless: a gap means a damaged file"),
+    int(
+        "seq",
+        "1, 2, 3, ... per process, in the order of the file, gapless: a gap means a damaged file; the rows that open a later part of a rotated trace repeat the numbers before its first new row",
+    ),
     int("ts_ns", "monotonic ns since the meta row's start; of `op` rows, the end"),
     int("rank", "the distributed rank, 0 when not distributed"),
     int("pid", "process id"),
@@ -90,7 +93,10 @@ pub const COLUMNS: &[Column] = &[
     int("pool", "the allocator's private pool (graphs, MemPool); 0 for the default"),
     int("latency_ns", "time inside the call; of `op` rows the op's duration; 0 on block rows"),
     int("stack_id", "0, or an id in the `<name>.stacks.csv` beside the trace"),
-    text("name", "the text of ranges, marks, `meta` and `lost`"),
+    text(
+        "name",
+        "the text of ranges, marks, `meta` and `lost`; `live` on the rows that open a part of a rotated trace",
+    ),
 ];
 
 /// An enum whose values are words of a text column.

@@ -5,8 +5,11 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use memtrace_record::intern::TextId;
+use memtrace_record::recorder::text_id;
 use memtrace_trace::{Api, Event, Kind};
 
 use super::cuda_events;
@@ -58,6 +61,46 @@ fn current_stream(device: i8) -> i64 {
     unsafe { current(device) }.id
 }
 
+// SAFETY: the signature is c10::memoryProfilingEnabled's in c10/core/Allocator.h, 2.1 to 2.15.
+static PROFILING_ENABLED: RealFn<unsafe extern "C-unwind" fn() -> bool> =
+    unsafe { RealFn::new(c"_ZN3c1022memoryProfilingEnabledEv", "libc10.so") };
+
+/// torch's allocator of CPU tensors asks this before it reports; CUDA's does not.
+#[unsafe(export_name = "_ZN3c1022memoryProfilingEnabledEv")]
+unsafe extern "C-unwind" fn memory_profiling_enabled() -> bool {
+    // SAFETY: it takes nothing and reads thread-local state.
+    wants_host_tensors() || PROFILING_ENABLED.get().is_some_and(|real| unsafe { real() })
+}
+
+fn wants_host_tensors() -> bool {
+    init::session().is_some_and(|session| session.settings.host_tensors)
+}
+
+/// A report about a CPU tensor.
+fn host_tensor(addr: u64, size: i64) {
+    static LIBRARY: OnceLock<TextId> = OnceLock::new();
+    let Some(recorder) = init::recorder() else { return };
+    let (context, step) = context::current();
+    let library = *LIBRARY.get_or_init(|| text_id("libc10.so"));
+    recorder.record(|clock_ns| Event {
+        clock_ns,
+        kind: if size >= 0 { Kind::HostAlloc } else { Kind::HostFree } as u8,
+        api: Api::CpuAllocator as u8,
+        device: Event::HOST,
+        addr,
+        size: size.abs(),
+        reserved: u64::from(library),
+        context,
+        step,
+        ..Event::default()
+    });
+}
+
+/// Is it a CPU?
+fn is_cpu(device: u64) -> bool {
+    device.to_le_bytes()[0] == 0
+}
+
 /// The CUDA ordinal of a `c10::Device`; `None` for another type of device.
 fn cuda_ordinal(device: u64) -> Option<i8> {
     const CUDA: u8 = 1;
@@ -102,6 +145,8 @@ unsafe extern "C-unwind" fn report_memory_usage(
             }
             recorder.record(|clock_ns| Event { clock_ns, ..event });
         });
+    } else if is_cpu(device) && wants_host_tensors() {
+        shielded(|| host_tensor(ptr as u64, size));
     }
     if let Some(real) = REPORT.get() {
         // SAFETY: the caller's own arguments, passed on unchanged.

@@ -1,0 +1,134 @@
+//! The rows that open a later part of a rotated trace: what is live, said again, so that the part
+//! replays by itself.
+//!
+//! They are numbered backward from the part's first new row, so the new rows of all parts have the
+//! numbers that they would have in one file, and `alloc_id` stays the number of the allocation's own row.
+//! Their totals are the sums of what was said so far, as everywhere; behind the last of them the totals
+//! are the device's again.
+
+use memtrace_trace::{Api, Event, EventName, Kind, Row};
+
+use super::{Encoder, Live, RowSink, TORCH_ALLOCATOR, Totals, What};
+
+/// The text of the column `name` of these rows.
+const LIVE: &str = "live";
+
+/// What one live piece of memory becomes.
+struct Piece {
+    addr: u64,
+    live: Live,
+    /// Freed by the program, and still in use by a stream.
+    deferred: bool,
+}
+
+impl Encoder {
+    /// Opens a part: the meta row, whose text `meta` makes of the number of rows that follow it, then those
+    /// rows.
+    ///
+    /// # Errors
+    /// The sink's.
+    pub fn open_part<S: RowSink>(
+        &mut self,
+        clock_ns: u64,
+        meta: impl FnOnce(u64) -> String,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let pieces = self.pieces();
+        let (devices, pinned) = (std::mem::take(&mut self.devices), std::mem::take(&mut self.pinned));
+        let unseen = self.unseen(&pieces, &devices);
+        let rows =
+            pieces.iter().map(|piece| if piece.deferred { 2 } else { 1 }).sum::<usize>() + unseen.len();
+        let last = self.seq;
+        self.seq = last - rows as i64 - 1;
+        sink.row(&Row { event: EventName::Meta, name: &meta(rows as u64), ..self.blank(clock_ns) })?;
+        self.seq += 1;
+        for (device, bytes) in unseen {
+            self.device(device).reserved += bytes;
+            let event = Event {
+                clock_ns,
+                kind: Kind::DeviceAlloc as u8,
+                api: Api::Reconciled as u8,
+                device,
+                step: -1,
+                ..Event::default()
+            };
+            let what = if bytes > 0 { EventName::SegmentMap } else { EventName::SegmentUnmap };
+            let row = Row {
+                event: what,
+                source: TORCH_ALLOCATOR,
+                delta_bytes: bytes,
+                name: LIVE,
+                ..self.base(0, &event, device, 0)
+            };
+            sink.row(&Row { tid: self.pid, ..row })?;
+            self.seq += 1;
+        }
+        for Piece { addr, live, deferred } in pieces {
+            self.change(&live, live.bytes);
+            let event = match live.what {
+                What::Block => EventName::Live,
+                what => what.events().0,
+            };
+            self.say_again(clock_ns, event, addr, &live, live.bytes, sink)?;
+            if deferred {
+                self.device(live.device).allocated -= live.bytes;
+                self.say_again(clock_ns, EventName::Free, addr, &live, -live.bytes, sink)?;
+            }
+        }
+        (self.devices, self.pinned, self.seq) = (devices, pinned, last);
+        Ok(())
+    }
+
+    /// What is live, in the order of its allocation.
+    fn pieces(&self) -> Vec<Piece> {
+        let of = |deferred| move |(addr, live): (&u64, &Live)| Piece { addr: *addr, live: *live, deferred };
+        let mut pieces: Vec<Piece> = self.regions.iter().map(of(false)).collect();
+        pieces.extend(self.blocks.iter().map(of(false)));
+        pieces.extend(self.deferred.iter().map(of(true)));
+        pieces.sort_by_key(|piece| piece.live.alloc_id);
+        pieces
+    }
+
+    /// By device, bytes of segments that no call told of; see `reconcile`.
+    fn unseen(&self, pieces: &[Piece], devices: &[Totals]) -> Vec<(i8, i64)> {
+        let mut unseen: Vec<i64> = devices.iter().map(|totals| totals.reserved).collect();
+        for Piece { live, .. } in pieces {
+            // A block of the allocator lies in a segment; one that a call gave is its own.
+            let takes = match live.what {
+                What::Segment => true,
+                What::Block => live.api != Api::CachingAllocator as u8,
+                What::External | What::Host => false,
+            };
+            if let Some(bytes) = unseen.get_mut(live.device.max(0) as usize).filter(|_| takes) {
+                *bytes -= live.bytes;
+            }
+        }
+        let devices = unseen.into_iter().enumerate().filter(|(_, bytes)| *bytes != 0);
+        devices.map(|(device, bytes)| (device as i8, bytes)).collect()
+    }
+
+    fn say_again<S: RowSink>(
+        &mut self,
+        clock_ns: u64,
+        event: EventName,
+        addr: u64,
+        live: &Live,
+        bytes: i64,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let is_report = live.api == Api::CachingAllocator as u8;
+        let again = Event {
+            clock_ns,
+            kind: if is_report { Kind::Block } else { Kind::DeviceAlloc } as u8,
+            api: live.api,
+            addr: Encoder::address(addr),
+            reserved: u64::from(live.source),
+            context: live.context,
+            ..Event::default()
+        };
+        let row = Row { event, delta_bytes: bytes, name: LIVE, ..self.of_live(0, &again, live) };
+        sink.row(&Row { tid: self.pid, ..row })?;
+        self.seq += 1;
+        Ok(())
+    }
+}

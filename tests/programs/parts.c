@@ -1,0 +1,68 @@
+/* argv[2] rounds of memory of every kind, given to owners that come and go; flushes often, so that a
+ * rotated trace has parts. Ends as argv[1] says. Prints how many calls took and gave memory. */
+#include "cuda.h"
+#include "torch.h"
+#include <memtrace.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { KEPT = 24, KINDS = 3 };
+
+/* What torch's CPU allocator calls. */
+_Bool _ZN3c1022memoryProfilingEnabledEv(void) __attribute__((weak));
+void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void *, int64_t, size_t, size_t, uint16_t);
+
+static void report_cpu(void *address, int64_t size) {
+    uint16_t cpu = 0xff00;
+    if (_ZN3c1022memoryProfilingEnabledEv && _ZN3c1022memoryProfilingEnabledEv())
+        _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(address, size, 0, 0, cpu);
+}
+
+int main(int argc, char **argv) {
+    void *kept[KINDS][KEPT] = {0};
+    unsigned seed = 1;
+    long taken = 0, given = 0;
+    int rounds = argc > 2 ? atoi(argv[2]) : 0;
+    char name[32];
+    for (int i = 0; i < rounds; i++) {
+        if (i % 50 == 0) {
+            if (i) memtrace_range_pop();
+            snprintf(name, sizeof name, "module:Net.%d", i / 50 % 7);
+            memtrace_range_push(name);
+            memtrace_step(i / 100);
+        }
+        int kind = rand_r(&seed) % KINDS;
+        void **slot = &kept[kind][rand_r(&seed) % KEPT];
+        if (*slot) {
+            if (kind == 0) torch_free(*slot);
+            if (kind == 1) cudaFree(*slot);
+            if (kind == 2) cudaFreeHost(*slot);
+            *slot = NULL;
+            given++;
+        } else {
+            if (kind == 0) *slot = torch_allocate(512);
+            if (kind == 1) cudaMalloc(slot, 1000 + i);
+            if (kind == 2) cudaHostAlloc(slot, 2000 + i, 0);
+            taken++;
+        }
+        if (i % 100 == 99) memtrace_flush();
+        if (i == rounds / 2) { report_cpu(&taken, 77); report_cpu(&given, 78); }
+        if (i == rounds / 2 + 300) { report_cpu(&taken, -77); report_cpu(&seed, -79); }
+    }
+    if (!strcmp(argv[1], "slow")) {
+        memtrace_mark("before");
+        memtrace_flush();
+        usleep(1100 * 1000);
+        memtrace_mark("after");
+        memtrace_flush();
+        memtrace_mark("behind");
+    }
+    printf("%ld %ld\n", taken, given);
+    fflush(stdout);
+    if (!strcmp(argv[1], "kill")) raise(SIGKILL);
+    return 0;
+}

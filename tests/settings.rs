@@ -1,0 +1,249 @@
+//! What the settings do to the files: their names, their parts, how they are stored, and where lines go.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use memtrace_trace::Meta;
+use memtrace_trace::reader::Reader;
+use memtrace_trace::schema::{EventName, Row};
+
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod common;
+use common::{Ran, Traced, compiled};
+
+const RUNTIME: &str = "libcudart.so.12";
+
+fn program() -> PathBuf {
+    compiled("cudart.c", RUNTIME, &[]);
+    compiled("c10.c", "libc10.so", &[]);
+    compiled("c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
+    let include = format!("-I{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("include").display());
+    compiled("parts.c", "parts", &[&include, "libc10_cuda.so", "libc10.so", RUNTIME])
+}
+
+fn traced(how: &str, rounds: &str) -> Traced {
+    Traced::new(&program(), &[how, rounds])
+}
+
+fn memtrace(arguments: &[&str], path: &Path) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_memtrace")).args(arguments).arg(path).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{arguments:?} {}: {text}", path.display());
+    text
+}
+
+/// The columns that say what is live, and for whom.
+type Live = BTreeMap<i64, (String, i64, i64, i64, String, String, i64, i64)>;
+
+/// A part: its meta row, and of each row behind it its number, its event and whether it says again what
+/// was live; what was live behind the last; and the totals behind the opening.
+struct Part {
+    meta: Meta,
+    first_seq: i64,
+    rows: Vec<(i64, EventName)>,
+    live: Live,
+}
+
+fn bytes(path: &Path) -> Vec<u8> {
+    let bytes = std::fs::read(path).unwrap();
+    let mut text = Vec::new();
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("gz") => {
+            flate2::read::GzDecoder::new(bytes.as_slice()).read_to_end(&mut text).unwrap();
+        }
+        Some("zst") => {
+            let mut decoder = ruzstd::decoding::StreamingDecoder::new(bytes.as_slice()).unwrap();
+            decoder.read_to_end(&mut text).unwrap();
+        }
+        _ => return bytes,
+    }
+    text
+}
+
+fn take(live: &mut Live, row: &Row<'_>) {
+    use EventName::{Alloc, ExtAlloc, ExtFree, Free, HostAlloc, HostFree, SegmentAlloc, SegmentFree};
+    match row.event {
+        Alloc | EventName::Live | SegmentAlloc | ExtAlloc | HostAlloc => {
+            let owner = format!("{} {} {} {}", row.op, row.module, row.phase, row.category);
+            let what = (row.api.to_owned(), row.addr, row.requested_bytes, row.rounded_bytes);
+            let before = live.insert(
+                row.alloc_id,
+                (what.0, what.1, what.2, what.3, owner, row.source.to_owned(), row.step, row.delta_bytes),
+            );
+            assert_eq!(before, None, "{row:?}");
+        }
+        Free | SegmentFree | ExtFree | HostFree => {
+            let gone = live.remove(&row.alloc_id).unwrap_or_else(|| panic!("not live: {row:?}"));
+            assert_eq!(gone.7, -row.delta_bytes, "{row:?}");
+        }
+        _ => {}
+    }
+}
+
+/// Reads a part by itself.
+fn part(path: &Path) -> Part {
+    let bytes = bytes(path);
+    let mut reader = Reader::new(path, bytes.as_slice()).unwrap();
+    let meta = reader.meta().clone();
+    let (mut rows, mut live, mut sum, mut first_seq, mut seq) = (Vec::new(), Live::new(), 0, 0, 0);
+    let mut index = 0;
+    while let Some(row) = reader.next_row().unwrap() {
+        if index == 0 {
+            first_seq = row.seq;
+        } else {
+            assert_eq!(row.seq, seq + 1, "{}", path.display());
+            rows.push((row.seq, row.event));
+            let opening = index <= meta.opening_rows;
+            assert_eq!(row.name == "live", opening, "{row:?}");
+            take(&mut live, &row);
+            if row.device >= 0 && row.event.is_block() {
+                sum += row.delta_bytes;
+                assert_eq!(row.allocated_bytes, sum, "{}: {row:?}", path.display());
+            }
+        }
+        seq = row.seq;
+        index += 1;
+    }
+    Part { meta, first_seq, rows, live }
+}
+
+fn parts(ran: &Ran) -> Vec<Part> {
+    let mut parts: Vec<Part> = ran
+        .files()
+        .iter()
+        .filter(|file| !file.to_string_lossy().contains(".stacks.csv"))
+        .map(|file| part(file))
+        .collect();
+    parts.sort_by_key(|part| part.meta.part);
+    parts
+}
+
+/// Each part replays by itself, together they are one trace, and both say the same.
+fn hold_together(parts: &[Part]) {
+    let mut seq = 1;
+    for (index, part) in parts.iter().enumerate() {
+        assert_eq!(part.meta.part as usize, index + 1);
+        let opening = part.meta.opening_rows as usize;
+        assert_eq!(part.first_seq + opening as i64, seq, "part {}", part.meta.part);
+        for (number, _) in &part.rows[opening..] {
+            seq += 1;
+            assert_eq!(*number, seq);
+        }
+        assert_eq!(part.rows.last().map(|row| row.1), Some(EventName::End));
+    }
+    let live = |part: &Part| part.live.len();
+    assert!(parts.iter().all(|part| live(part) > 0));
+}
+
+#[test]
+fn each_part_of_a_rotated_trace_replays_by_itself_and_all_are_one() {
+    let ran =
+        traced("exit", "6000").env("MEMTRACE_ROTATE", "128k").env("MEMTRACE_NAME", "r{rank}-{host}").run();
+    assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
+    let [taken, given] = ran.numbers()[..] else { panic!("{}", ran.stdout()) };
+    let names: Vec<String> =
+        ran.files().iter().map(|file| file.file_name().unwrap().to_string_lossy().into_owned()).collect();
+    assert!(names.iter().all(|name| name.starts_with("r0-")), "{names:?}");
+    assert!(names.iter().any(|name| name.ends_with(".part2.csv")), "{names:?}");
+    let parts = parts(&ran);
+    assert!(parts.len() > 3, "{names:?}");
+    hold_together(&parts);
+    let new: Vec<EventName> = parts
+        .iter()
+        .flat_map(|part| part.rows[part.meta.opening_rows as usize..].iter().map(|row| row.1))
+        .collect();
+    let count = |events: &[EventName]| new.iter().filter(|event| events.contains(event)).count() as i64;
+    assert_eq!(count(&[EventName::Alloc, EventName::ExtAlloc, EventName::HostAlloc]), taken);
+    assert_eq!(count(&[EventName::Free, EventName::ExtFree, EventName::HostFree]), given);
+    // The command agrees, on each part and on the whole.
+    for file in ran.files() {
+        memtrace(&["check"], &file);
+    }
+    let folder = ran.files()[0].parent().unwrap().to_owned();
+    let whole = memtrace(&["check", "--json"], &folder);
+    let whole: serde_json::Value = serde_json::from_str(&whole).unwrap();
+    let files = whole["answer"]["files"].as_array().or(whole["files"].as_array()).unwrap();
+    assert_eq!(files.len(), 1, "{whole}");
+    assert_eq!(files[0]["rows"].as_u64().unwrap() as usize, new.len() + 1, "{whole}");
+}
+
+#[test]
+fn finished_parts_are_compressed_and_read_as_before() {
+    for (how, ending) in [("gz", ".csv.gz"), ("zst", ".csv.zst")] {
+        let traced = traced("exit", "4000").env("MEMTRACE_ROTATE", "128k").env("MEMTRACE_COMPRESS", how);
+        let ran = traced.run();
+        assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
+        let files = ran.files();
+        assert!(files.len() > 2, "{files:?}");
+        assert!(files.iter().all(|file| file.to_string_lossy().ends_with(ending)), "{files:?}");
+        hold_together(&parts(&ran));
+        memtrace(&["check"], files[0].parent().unwrap());
+        memtrace(&["check"], &files[1]);
+    }
+}
+
+#[test]
+fn a_process_killed_in_a_later_part_loses_nothing() {
+    for compress in ["off", "gz"] {
+        let traced = traced("kill", "3017").env("MEMTRACE_ROTATE", "64k").env("MEMTRACE_COMPRESS", compress);
+        let ran = traced.run();
+        assert_eq!(ran.status(), 128 + 9);
+        let [taken, given] = ran.numbers()[..] else { panic!("{}", ran.stdout()) };
+        let folder = ran.files()[0].parent().unwrap().to_owned();
+        memtrace(&["check", "--repair"], &folder);
+        let parts = parts(&ran);
+        assert!(parts.len() > 2);
+        hold_together(&parts);
+        let count = |events: [EventName; 3]| {
+            let new = parts.iter().flat_map(|part| &part.rows[part.meta.opening_rows as usize..]);
+            new.filter(|row| events.contains(&row.1)).count() as i64
+        };
+        assert_eq!(count([EventName::Alloc, EventName::ExtAlloc, EventName::HostAlloc]), taken);
+        assert_eq!(count([EventName::Free, EventName::ExtFree, EventName::HostFree]), given);
+    }
+}
+
+#[test]
+fn a_part_ends_when_its_time_is_over() {
+    let ran = traced("slow", "10").env("MEMTRACE_ROTATE_SECS", "1").run();
+    let parts = parts(&ran);
+    assert_eq!(parts.len(), 2);
+    hold_together(&parts);
+}
+
+#[test]
+fn cpu_tensors_are_pinned_memorys_neighbours_when_asked_for() {
+    let of_cpu = |ran: &Ran| -> Vec<(EventName, i64)> {
+        let trace = ran.trace();
+        let rows = trace.rows.iter().filter(|row| row.api == "cpu_allocator");
+        rows.map(|row| (row.event, row.delta)).collect()
+    };
+    let ran = traced("exit", "1000").env("MEMTRACE_HOST_TENSORS", "1").run();
+    // The free of what was never seen says nothing.
+    let expected = [(EventName::HostAlloc, 77), (EventName::HostAlloc, 78), (EventName::HostFree, -77)];
+    assert_eq!(of_cpu(&ran), expected);
+    assert_eq!(of_cpu(&traced("exit", "1000").run()), []);
+}
+
+#[test]
+fn lines_go_to_a_file_with_their_time_and_process() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let pattern = folder.path().join("logs/r{rank}.log");
+    let ran = traced("exit", "10")
+        .env("MEMTRACE_LOG_FILE", &pattern)
+        .env("MEMTRACE_LOG", "20")
+        .env("MEMTRACE_BUFFER", "lots")
+        .run();
+    assert_eq!(ran.stderr(), "");
+    let text = std::fs::read_to_string(folder.path().join("logs/r0.log")).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    assert!(lines[0].contains("MEMTRACE_BUFFER=\"lots\"") && lines[0].contains("Z "), "{text}");
+    assert!(lines[1].contains("tracing to "), "{text}");
+    // Where the file cannot be, stderr is.
+    let ran =
+        traced("exit", "10").env("MEMTRACE_LOG_FILE", "/proc/nowhere/x").env("MEMTRACE_LOG", "info").run();
+    assert!(ran.stderr().contains("memtrace: tracing to "), "{}", ran.stderr());
+}
