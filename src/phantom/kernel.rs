@@ -30,6 +30,7 @@ fn cost(grid: Dim3, block: Dim3) -> u64 {
 /// Queues a kernel of which nothing is known.
 pub(crate) fn launch(grid: Dim3, block: Dim3, on: usize) -> Status {
     queue(cost(grid, block), on);
+    meaning::unknown();
     stream(on).device().disturb();
     OK
 }
@@ -52,6 +53,7 @@ fn launch_function(function: usize, grid: Dim3, block: Dim3, arguments: usize, o
 /// Queues work of a library: one kernel of an unknown shape.
 pub(crate) fn launch_library(on: usize) -> Status {
     queue(20_000, on);
+    meaning::unknown();
     stream(on).device().disturb();
     OK
 }

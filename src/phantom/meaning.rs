@@ -14,7 +14,7 @@
 
 use std::cell::Cell;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::copy::{device_of, forget, read_host, read_known, set, write_known};
 use crate::ffi::Out;
@@ -50,6 +50,9 @@ enum Meaning {
     Compare(DataType),
     /// The same that compares its input with a scalar; the function is that number and the scalar.
     CompareScalar(DataType),
+    /// The same that tests its input and a scalar for equality; the function is 0 for equal, 1 for
+    /// not equal, and the scalar.
+    EqualScalar(DataType),
     /// The same that tests its two inputs for equality.
     Equal,
     /// The same over strides, with its places among the function's own values.
@@ -146,6 +149,9 @@ impl Meaning {
         }
         if Self::equal(name) {
             return Some(Self::Equal);
+        }
+        if has(name, b"13AUnaryFunctorI") {
+            return data_type(after(name, b"16CompareEqFunctorI")?).map(Self::EqualScalar);
         }
         let kind = after(name, b"14CompareFunctorI")?;
         let two_inputs = has(name, b"arrayIPcLm3E") || has(name, b"ArrayIPcLi3E");
@@ -245,7 +251,10 @@ impl Arguments {
 /// Looks at a launch and lets it have the effect that is known of it.
 pub(crate) fn launched(kernel: usize, arguments: usize, on: usize) {
     let device = stream(on).device();
-    let Some(meaning) = meaning(kernel) else { return device.disturb() };
+    let Some(meaning) = meaning(kernel) else {
+        unknown();
+        return device.disturb();
+    };
     let arguments = Arguments(Out::from_address(arguments));
     let equality = EQUALITY.try_with(|cell| cell.replace(0)).unwrap_or(0);
     let counted = match meaning {
@@ -278,6 +287,7 @@ pub(crate) fn launched(kernel: usize, arguments: usize, on: usize) {
         | Meaning::Equal
         | Meaning::Fill(_)
         | Meaning::Compare(_)
+        | Meaning::EqualScalar(_)
         | Meaning::CompareScalar(_) => {
             let count = arguments.count(0);
             if let (Some(count), Some(function), Some(places)) =
@@ -304,6 +314,9 @@ fn elementwise(meaning: Meaning, count: usize, function: usize, places: Out<usiz
             let mut pattern = [0; 8];
             read_host(function, &mut pattern[..width]);
             set(to, &pattern[..width], count * width);
+            if width == 1 && pattern[0] == 1 && count <= ROWS {
+                FINISHED.store(true, Ordering::Relaxed);
+            }
         }
         Meaning::Fill(width) => forget(to, count.saturating_mul(width)),
         Meaning::Compare(data_type) => {
@@ -317,12 +330,51 @@ fn elementwise(meaning: Meaning, count: usize, function: usize, places: Out<usiz
             write_known(to, result.as_deref(), count);
         }
         Meaning::CompareScalar(data_type) => compare_scalar(data_type, count, function, places),
+        Meaning::EqualScalar(data_type) => equal_scalar(data_type, count, function, places),
         Meaning::Equal => {
             forget(to, count);
             let different = places.at(1).get() != places.at(2).get();
             let _ = EQUALITY.try_with(|cell| cell.set(if different { to } else { 0 }));
         }
         _ => forget(to, count.saturating_mul(WIDEST)),
+    }
+}
+
+/// No batch that is generated for is larger.
+const ROWS: usize = 1024;
+/// A few flags were filled with true, and since then neither did anything unknown run nor did anybody
+/// ask whether a value is zero.
+static FINISHED: AtomicBool = AtomicBool::new(false);
+
+/// Something of unknown effect runs.
+pub(crate) fn unknown() {
+    FINISHED.store(false, Ordering::Relaxed);
+}
+
+/// Tests for equality with a scalar. Loops that generate tokens ask so whether all sequences are
+/// finished, a value that no kernel computed; but that the length limit is reached they say by a fill
+/// with true, just before. So the test of one unknown value holds after such a fill, and only then.
+fn equal_scalar(data_type: DataType, count: usize, function: usize, places: Out<usize>) {
+    let (Some(to), Some(from)) = (places.get(), places.at(1).get()) else { return };
+    let width = reduce::width(data_type);
+    let mut scalar = vec![0; width];
+    read_host(function + width.max(4), &mut scalar);
+    let operator = Out::<i32>::from_address(function).get();
+    match small(count, data_type).and_then(|size| read_known(from, size)) {
+        Some(bytes) => {
+            let truth: Vec<u8> = bytes
+                .chunks_exact(width)
+                .map(|element| u8::from((element == scalar) == (operator == Some(0))))
+                .collect();
+            write_known(to, Some(&truth), count);
+        }
+        None => {
+            forget(to, count);
+            if let (1, Some(device)) = (count, device_of(to)) {
+                let finished = FINISHED.swap(false, Ordering::Relaxed);
+                device.values().result(device.epoch(), to, u64::from(finished));
+            }
+        }
     }
 }
 
