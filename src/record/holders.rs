@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use memtrace_trace::Meta;
-use memtrace_trace::schema::NONE;
+use memtrace_trace::schema::{NONE, SCRIPT};
 use memtrace_trace::units::Unit;
 use rustc_hash::FxHashMap;
 
-use crate::encoder::{Encoder, OutOfMemory, Owner, Totals, What};
+use crate::encoder::{Encoder, Live, OutOfMemory, Owner, Totals, What};
 
 /// How many holders are named.
 const NAMED: usize = 5;
@@ -32,7 +32,12 @@ pub fn out_of_memory_lines(encoder: &Encoder, oom: &OutOfMemory, meta: &Meta, tr
         second += &format!(", of {} on the device", show(size));
     }
     let mut lines = vec![first, second];
-    let holders = holders(encoder, oom.device);
+    let categories: Vec<String> = by(encoder, oom.device, |live| live.category.as_str().to_owned())
+        .iter()
+        .map(|(name, bytes)| format!("{name} {}", show(*bytes)))
+        .collect();
+    lines.push(format!("for: {}", categories.join(", ")));
+    let holders = by(encoder, oom.device, |live| label(encoder.owner(live.context)));
     let width = holders.iter().take(NAMED).map(|(name, _)| name.len()).max().unwrap_or(0);
     for (name, bytes) in holders.iter().take(NAMED) {
         let share = *bytes as f64 * 100.0 / allocated.max(1) as f64;
@@ -42,15 +47,15 @@ pub fn out_of_memory_lines(encoder: &Encoder, oom: &OutOfMemory, meta: &Meta, tr
         let rest: i64 = holders[NAMED..].iter().map(|(_, bytes)| bytes).sum();
         lines.push(format!("  and {} more owners with {}", holders.len() - NAMED, show(rest)));
     }
-    lines.push(format!("next: memtrace peak --by module {}", trace.display()));
+    lines.push(format!("next: memtrace oom {}", trace.display()));
     lines
 }
 
-/// The live bytes of a device by owner, largest first.
-fn holders(encoder: &Encoder, device: i8) -> Vec<(String, i64)> {
+/// The live bytes of a device by what `name` makes of a block, largest first.
+fn by(encoder: &Encoder, device: i8, name: impl Fn(&Live) -> String) -> Vec<(String, i64)> {
     let mut owners: FxHashMap<String, i64> = FxHashMap::default();
     for live in encoder.live().filter(|live| live.device == device && live.what == What::Block) {
-        *owners.entry(label(encoder.owner(live.context))).or_default() += live.bytes;
+        *owners.entry(name(live)).or_default() += live.bytes;
     }
     let mut owners: Vec<_> = owners
         .into_iter()
@@ -60,19 +65,18 @@ fn holders(encoder: &Encoder, device: i8) -> Vec<(String, i64)> {
     owners
 }
 
-/// The most telling name of an owner.
+/// The most telling name of an owner: its module; outside every module, its op and phase.
 fn label(owner: Owner<'_>) -> String {
     let Owner { op, module, phase } = owner;
-    let mut parts = Vec::new();
-    for part in [module, if module == NONE { op } else { NONE }] {
-        if part != NONE {
-            parts.push(part.to_owned());
-        }
+    if module != NONE && module != SCRIPT {
+        return module.to_owned();
     }
-    if phase != NONE {
-        parts.push(if parts.is_empty() { phase.to_owned() } else { format!("({phase})") });
+    let name = if op == NONE { module } else { op };
+    match (name, phase) {
+        (NONE, phase) => phase.to_owned(),
+        (name, NONE) => name.to_owned(),
+        (name, phase) => format!("{name} ({phase})"),
     }
-    if parts.is_empty() { NONE.to_owned() } else { parts.join(" ") }
 }
 
 #[cfg(test)]
@@ -106,8 +110,9 @@ mod tests {
         let oom = OutOfMemory { device: 0, bytes: 1 << 30, context: 0 };
         let lines = out_of_memory_lines(&encoder, &oom, &Meta::default(), Path::new("t.csv"));
         assert!(lines[0].contains("1.00 GiB"), "{}", lines[0]);
-        assert!(lines[2].trim_start().starts_with("GPT.h.0") && lines[2].contains("88.9 %"), "{}", lines[2]);
-        assert!(lines[3].contains("(unattributed)"));
-        assert_eq!(lines.last().unwrap(), "next: memtrace peak --by module t.csv");
+        assert_eq!(lines[2], "for: (unattributed) 4.50 KiB");
+        assert!(lines[3].trim_start().starts_with("GPT.h.0") && lines[3].contains("88.9 %"), "{}", lines[3]);
+        assert!(lines[4].contains("(unattributed)"));
+        assert_eq!(lines.last().unwrap(), "next: memtrace oom t.csv");
     }
 }
