@@ -2,16 +2,23 @@
 # and lives in a namespace of its own; nothing is imported that torch has not imported, nothing is printed,
 # and no object of the program is changed. `native` has the functions of src/preload/python.rs.
 #
-# Every hook asks first whether dynamo is tracing: a hook that does anything then breaks the graph.
+# Every hook asks first whether dynamo is tracing: a hook that does anything then breaks the graph. What goes
+# wrong in here costs what it would have told, never the program: `Exception` ends where it arose, and what
+# is more than that (KeyboardInterrupt) is the program's.
 
+import gc
 import sys
 import weakref
 
 
 def install(torch, native, keep_wrappers):
-    enter, leave, number, tag = native["enter"], native["leave"], native["number"], native["tag"]
-    innermost = native["innermost"]
-    Tensor = torch.Tensor
+    enter, leave, adopt_path, forget_path = native["enter"], native["leave"], native["adopt"], native["forget"]
+    number, tag, innermost, backwards = native["number"], native["tag"], native["innermost"], native["backwards"]
+    # By their full names: torch.optim deletes the attribute of its own submodule.
+    modules, optimizers = sys.modules["torch.nn.modules.module"], sys.modules["torch.optim.optimizer"]
+    Tensor, Parameter, Module, Optimizer = torch.Tensor, torch.nn.Parameter, modules.Module, optimizers.Optimizer
+    # Modes that the program put up must not see our reads.
+    quiet, quiet_ops = torch._C.DisableTorchFunction, torch._C._DisableTorchDispatch
     compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
     if compiling is None:
         compiling = torch._dynamo.is_compiling if hasattr(torch, "_dynamo") else lambda: False
@@ -21,24 +28,37 @@ def install(torch, native, keep_wrappers):
     if keep_wrappers:
         WRAPPERS = PARTS = frozenset()
 
-    numbers = {}  # id(module) -> number of its path
     paths = {}  # id(module) -> its path
+    tops = {}  # id(module) -> id of the root that gave it the path
     refs = {}  # id(module) -> a weak reference: an id may be another's later
     roots = {}  # root name -> weak reference of the module that has it
-    owners = {}  # id(parameter) -> (weak reference, path, name)
+    owners = {}  # id(parameter) -> (weak reference, number of the path, its name, id of the root)
     scans = {}  # id(root) -> how often it was called
-    states = {}  # id(optimizer) -> (steps, entries)
+    states = {}  # id(optimizer) -> (weak reference, steps, entries)
+    numbers = {"": 0}  # text -> its number
+    names = {}  # (name of a parameter, kind of its state) -> number
+    left = {"searches": 8, "rescues": 4}
+    told = [-1]  # how many backward functions had run when gradients were told last
+
+    def numbered(text):
+        found = numbers.get(text)
+        if found is None:
+            found = numbers[text] = number(text)
+        return found
+
+    # ---- paths
 
     def forget(key):
-        for table in (numbers, paths, refs, scans):
+        for table in (paths, tops, refs, scans):
             table.pop(key, None)
+        forget_path(key)
 
-    def adopt(module, path):
+    def adopt(module, path, top):
         key = id(module)
-        paths[key] = path
-        numbers[key] = number(path)
         if key not in refs:
             refs[key] = weakref.ref(module, lambda _: forget(key))
+        paths[key], tops[key] = path, top
+        adopt_path(module, path)
 
     def class_name(module):
         kind = type(module)
@@ -48,15 +68,17 @@ def install(torch, native, keep_wrappers):
             name = name[4:]
         return name
 
-    def root_name(root):
-        inner = root
-        while type(inner).__name__ in WRAPPERS:
-            wrapped = inner._modules.get("module") or inner._modules.get("_orig_mod")
-            if wrapped is None:
-                wrapped = inner._modules.get("_fsdp_wrapped_module")
-            if wrapped is None:
+    def unwrapped(module):
+        while type(module).__name__ in WRAPPERS:
+            inside = vars(module).get("_modules", {})
+            inner = next((inside[part] for part in PARTS if inside.get(part) is not None), None)
+            if inner is None:
                 break
-            inner = wrapped
+            module = inner
+        return module
+
+    def root_name(root):
+        inner = unwrapped(root)
         known = paths.get(id(inner))
         if known is not None and "." not in known:
             return known
@@ -76,128 +98,271 @@ def install(torch, native, keep_wrappers):
         return ".".join([path] + parts)
 
     def adopt_tree(root, path):
+        inside = {id(module) for module in root.modules()}
         for name, module in root.named_modules():
-            known = paths.get(id(module))
-            # A module that was called by itself before belongs to its root from now on.
-            if known is None or "." not in known:
-                adopt(module, below(path, name))
+            # What was a root by itself before, with all that it has, belongs to its root from now on; what
+            # another root has keeps the path that it has there.
+            known = tops.get(id(module))
+            if known is None or known in inside:
+                adopt(module, below(path, name), id(root))
+
+    def living(kinds):
+        """Every object of these kinds that the garbage collector knows. Objects are not asked anything:
+        proxies would do something."""
+        is_one = {}
+        for thing in gc.get_objects():
+            kind = type(thing)
+            found = is_one.get(kind)
+            if found is None:
+                found = is_one[kind] = issubclass(kind, kinds)
+            if found:
+                yield thing
+
+    def children(module):
+        return [child for child in vars(module).get("_modules", {}).values() if child is not None]
+
+    def root_of(module):
+        """The outermost module that this one is part of: it may be called without it (`vae.encoder(x)`)."""
+        if left["searches"] <= 0 or next(module.parameters(), None) is None:
+            return module
+        left["searches"] -= 1
+        parents = {}
+        for other in living(Module):
+            for child in children(other):
+                parents.setdefault(id(child), other)
+        climbed = {id(module)}
+        while id(module) in parents and id(parents[id(module)]) not in climbed:
+            module = parents[id(module)]
+            climbed.add(id(module))
+        return module
 
     def adopt_new(module):
         parent = innermost()
-        if parent not in paths:
-            adopt_tree(module, root_name(module))
-            return numbers[id(module)]
-        path = paths[parent]
-        owner = refs[parent]()
-        name = next((name for name, child in owner._modules.items() if child is module), None) if owner is not None else None
-        adopt_tree(module, below(path, name if name is not None else class_name(module)))
-        return numbers.get(id(module), 0)
+        owner = refs[parent]() if parent in refs else None
+        if owner is None:
+            root = root_of(module)
+            adopt_tree(root, root_name(root))
+            if id(module) not in paths:
+                adopt_tree(module, root_name(module))
+            return
+        name = next((name for name, child in owner._modules.items() if child is module), None)
+        if name is None and next(module.parameters(), None) is not None:
+            name = next((name for name, child in owner.named_modules() if child is module), None)
+        path = below(paths[parent], name if name is not None else class_name(module))
+        for name, inner in module.named_modules():
+            adopt(inner, below(path, name), tops[parent])
 
-    def storages(tensor):
-        # Wrapper subclasses (DTensor, quantized) have their memory in tensors inside them.
-        if hasattr(tensor, "__tensor_flatten__") and type(tensor) is not Tensor:
-            names = tensor.__tensor_flatten__()[0]
-            for name in names:
-                inner = getattr(tensor, name)
-                if inner is not tensor:
-                    yield from storages(inner)
-        elif tensor.is_cuda and type(tensor).__name__ != "FakeTensor":
-            yield tensor.untyped_storage().data_ptr()
-
-    def tell(tensor, category, path, name):
-        try:
-            for pointer in storages(tensor):
-                if pointer:
-                    tag(pointer, category, path, name)
-        except (RuntimeError, NotImplementedError, AttributeError):
-            pass  # no storage: sparse, meta, functional
+    # ---- tensors
 
     PARAMETER, BUFFER, GRADIENT, STATE, INPUT = 0, 1, 2, 5, 6
+    sparse = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+    def storages(tensor):
+        """The addresses of a tensor's memory; wrapper subclasses (DTensor) and sparse ones have more than one."""
+        kind = type(tensor)
+        if kind is Tensor or kind is Parameter or not hasattr(tensor, "__tensor_flatten__"):
+            if not tensor.is_cuda or kind.__name__ == "FakeTensor":
+                return ()
+            if tensor.layout is torch.strided:
+                return (tensor.untyped_storage().data_ptr(),)
+            if tensor.layout not in sparse:
+                return ()
+            with quiet_ops():
+                if tensor.layout is torch.sparse_coo:
+                    parts = (tensor._indices(), tensor._values())
+                elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+                    parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+                else:
+                    parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+            return [pointer for part in parts for pointer in storages(part)]
+        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        return [pointer for part in parts if part is not tensor for pointer in storages(part)]
+
+    def tell(tensor, category, path, name, seen):
+        """Of tensors that share a storage, the first has it."""
+        try:
+            for pointer in storages(tensor):
+                if pointer and pointer not in seen:
+                    seen.add(pointer)
+                    tag(pointer, category, path, name)
+        except Exception:
+            pass  # no storage: meta, functional, not initialized
+
+    def gradient_of(parameter):
+        # Asking a tensor that is no leaf warns.
+        return parameter.grad if parameter.is_leaf else None
 
     def scan(root):
+        seen, met = set(), set()
+        top = tops.get(id(root), id(root))
+        inside = {id(module) for module in root.modules()}
         for module in root.modules():
-            path = paths.get(id(module))
-            if path is None:
+            path = numbered(paths.get(id(module), ""))
+            if not path:
                 continue
             for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    owners[id(parameter)] = (weakref.ref(parameter), path, name)
-                    tell(parameter, PARAMETER, path, name)
-                    if parameter.grad is not None:
-                        tell(parameter.grad, GRADIENT, path, name)
+                if parameter is None or id(parameter) in met:
+                    continue
+                met.add(id(parameter))
+                owner = owners.get(id(parameter))
+                # A parameter that another root has too stays that one's.
+                if owner is None or owner[0]() is not parameter or owner[3] in inside or owner[3] in (top, 0):
+                    owner = owners[id(parameter)] = (weakref.ref(parameter), path, name, top)
+                _, path_of_it, name, _ = owner
+                tell(parameter, PARAMETER, path_of_it, numbered(name), seen)
+                gradient = gradient_of(parameter)
+                if gradient is not None:
+                    tell(gradient, GRADIENT, path_of_it, numbered(name), seen)
             for name, buffer in module._buffers.items():
                 if buffer is not None:
-                    tell(buffer, BUFFER, path, name)
+                    tell(buffer, BUFFER, path, numbered(name), seen)
 
-    def tell_inputs(value, left=3):
+    def tell_gradients():
+        """Of every parameter that is known."""
+        seen = set()
+        told[0] = backwards()
+        for key, (ref, path, name, _) in list(owners.items()):
+            parameter = ref()
+            if parameter is None:
+                owners.pop(key, None)
+                continue
+            gradient = gradient_of(parameter)
+            if gradient is not None:
+                tell(gradient, GRADIENT, path, numbered(name), seen)
+
+    def tell_inputs(value, seen, deeper=3):
         if isinstance(value, Tensor):
-            tell(value, INPUT, "", "")
-        elif left and isinstance(value, (tuple, list)):
+            tell(value, INPUT, 0, 0, seen)
+        elif deeper and isinstance(value, (tuple, list)):
             for item in value:
-                tell_inputs(item, left - 1)
-        elif left and isinstance(value, dict):
+                tell_inputs(item, seen, deeper - 1)
+        elif deeper and isinstance(value, dict):
             for item in value.values():
-                tell_inputs(item, left - 1)
+                tell_inputs(item, seen, deeper - 1)
 
-    def root_called(root, args):
+    def keywords():
+        """What the module that is called now was given by name: global hooks are not told."""
+        frame = sys._getframe(2)
+        for _ in range(3):
+            if frame is None:
+                break
+            if frame.f_code.co_filename == modules.__file__ and "kwargs" in frame.f_locals:
+                return frame.f_locals["kwargs"]
+            frame = frame.f_back
+        return {}
+
+    def root_called(root, args, kwargs):
         key = id(root)
         calls = scans[key] = scans.get(key, 0) + 1
-        # Parameters rarely move once training runs.
-        if calls <= 3 or calls % 50 == 0:
-            scan(root)
-        tell_inputs(args)
+        with quiet():
+            # Parameters rarely move once training runs.
+            if calls <= 3 or calls % 50 == 0:
+                top = refs[tops[key]]() if tops.get(key) in refs else None
+                scan(top if top is not None else root)
+            seen = set()
+            tell_inputs(args, seen)
+            tell_inputs(kwargs, seen)
+
+    def tell_states(optimizer):
+        seen = set()
+        for parameter, values in optimizer.state.items():
+            if not isinstance(parameter, Tensor) or not isinstance(values, dict):
+                continue
+            owner = owners.get(id(parameter))
+            known = owner is not None and owner[0]() is parameter
+            path, name = (owner[1], owner[2]) if known else (0, "")
+            for kind, value in values.items():
+                if isinstance(value, Tensor):
+                    text = (name, kind)
+                    if text not in names:
+                        names[text] = numbered("%s.%s" % (name, kind) if name else str(kind))
+                    tell(value, STATE, path, names[text], seen)
+
+    # ---- what torch calls
 
     def before_forward(module, args):
         if compiling():
             return
-        key = id(module)
-        path = numbers.get(key)
-        if path is None:
-            path = adopt_new(module)
-        if enter(path, key) == 0:
-            root_called(module, args)
+        how = enter(module)
+        if how:
+            try:
+                if how == 2:
+                    adopt_new(module)
+                    how = enter(module)
+                if how == 1:
+                    root_called(module, args, keywords())
+            except Exception:
+                pass
 
     def after_forward(module, args, output):
         if compiling():
             return
-        leave(id(module))
+        leave(module)
 
     def before_step(optimizer, args, kwargs):
         if compiling():
             return
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                gradient = parameter.grad
-                if gradient is not None:
-                    path, name = owner_of(parameter)
-                    tell(gradient, GRADIENT, path, name)
+        try:
+            with quiet():
+                known = states.get(id(optimizer))
+                if known is None or known[0]() is not optimizer:
+                    states[id(optimizer)] = (weakref.ref(optimizer), 0, 0)
+                    for group in optimizer.param_groups:
+                        for parameter in group["params"]:
+                            # Not part of a module that was called: it has no path.
+                            if id(parameter) not in owners or owners[id(parameter)][0]() is not parameter:
+                                owners[id(parameter)] = (weakref.ref(parameter), 0, "", 0)
+                    tell_gradients()
+                elif told[0] != backwards():
+                    tell_gradients()
+        except Exception:
+            pass
 
     def after_step(optimizer, args, kwargs):
         if compiling():
             return
-        key = id(optimizer)
-        steps, entries = states.get(key, (0, 0))
-        state = optimizer.state
-        states[key] = (steps + 1, len(state))
-        # State is made in the first steps and stays.
-        if steps >= 3 and entries == len(state) and steps % 50:
+        try:
+            ref, steps, entries = states.get(id(optimizer), (weakref.ref(optimizer), 0, 0))
+            size = len(optimizer.state)
+            states[id(optimizer)] = (ref, steps + 1, size)
+            # State is made in the first steps and stays.
+            if steps < 3 or entries != size or steps % 50 == 0:
+                with quiet():
+                    tell_states(optimizer)
+        except Exception:
+            pass
+
+    # ---- what libmemtrace calls, on the main thread
+
+    def after_backward():
+        try:
+            with quiet():
+                tell_gradients()
+        except Exception:
+            pass
+
+    def out_of_memory():
+        """Memory ran out: what models hold is told now, also of those that were never called."""
+        left["rescues"] -= 1
+        if left["rescues"] < 0:
             return
-        for parameter, values in state.items():
-            if isinstance(parameter, Tensor) and isinstance(values, dict):
-                path, name = owner_of(parameter)
-                for kind, value in values.items():
-                    if isinstance(value, Tensor):
-                        tell(value, STATE, path, "%s.%s" % (name, kind) if name else str(kind))
+        try:
+            with quiet():
+                found, optimizers = [], []
+                for thing in living((Module, Optimizer)):
+                    (found if issubclass(type(thing), Module) else optimizers).append(thing)
+                held = {id(child) for module in found for child in children(module)}
+                for root in found:
+                    if id(root) not in held and next(root.parameters(), None) is not None:
+                        if id(root) not in paths:
+                            adopt_tree(root, root_name(root))
+                        scan(root)
+                for optimizer in optimizers:
+                    tell_states(optimizer)
+        except Exception:
+            pass
 
-    def owner_of(parameter):
-        owner = owners.get(id(parameter))
-        if owner is not None and owner[0]() is parameter:
-            return owner[1], owner[2]
-        return "", ""
-
-    # By their full names: torch.optim deletes the attribute of its own submodule. All of them first, so
-    # that nothing is half installed.
-    modules, optimizers = sys.modules["torch.nn.modules.module"], sys.modules["torch.optim.optimizer"]
+    # All of them are found first, so that nothing is half installed.
     before, after = optimizers.register_optimizer_step_pre_hook, optimizers.register_optimizer_step_post_hook
     modules.register_module_forward_pre_hook(before_forward)
     try:
@@ -206,6 +371,7 @@ def install(torch, native, keep_wrappers):
         modules.register_module_forward_hook(after_forward)
     before(before_step)
     after(after_step)
+    return after_backward, out_of_memory
 
 
 def ready():
@@ -220,8 +386,6 @@ def ready():
 
 
 def start(native, keep_wrappers):
+    """What libmemtrace calls later; nothing while it is too early."""
     torch = ready()
-    if torch is None:
-        return False
-    install(torch, native, keep_wrappers)
-    return True
+    return install(torch, native, keep_wrappers) if torch is not None else ()

@@ -14,7 +14,7 @@ use memtrace_record::intern::{Context, ContextId, Frame, StackId, TextId};
 use memtrace_record::recorder::{STEP, context_id, stack_id, text_id};
 use memtrace_trace::{Api, Event, Kind};
 
-use crate::{context, sequence};
+use crate::{context, python, sequence};
 
 /// Where a callback comes from: `at::RecordScope`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -148,12 +148,14 @@ pub(crate) fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
                 op.phase = if op.phase == 0 { backward() } else { op.phase };
                 context::training_began();
                 context::forward_is_over();
+                python::backward_runs();
             }
             Scope::User => {
                 op.name = name(&mut ops.names, &op);
                 if let Some(phase) = user_phase(op.name) {
                     op.phase = phase;
                     context::forward_is_over();
+                    python::another_backward_follows();
                 }
             }
             Scope::Function if op.phase == 0 || op.module != 0 => {

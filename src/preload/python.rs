@@ -7,12 +7,15 @@
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use memtrace_record::Recorder;
+use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
 use memtrace_trace::config::Level;
 use memtrace_trace::{Api, Event, Kind};
+use rustc_hash::FxHashMap;
 
 use crate::guard::shielded;
 use crate::real::real_dlsym;
@@ -42,13 +45,31 @@ unsafe impl Sync for Method {}
 const FASTCALL: c_int = 0x80;
 
 /// What `hooks.py` calls.
-static METHODS: [Method; 5] = [
-    Method { name: c"enter".as_ptr(), function: enter, flags: FASTCALL, doc: std::ptr::null() },
-    Method { name: c"leave".as_ptr(), function: leave, flags: FASTCALL, doc: std::ptr::null() },
-    Method { name: c"number".as_ptr(), function: number, flags: FASTCALL, doc: std::ptr::null() },
-    Method { name: c"tag".as_ptr(), function: tag, flags: FASTCALL, doc: std::ptr::null() },
-    Method { name: c"innermost".as_ptr(), function: innermost, flags: FASTCALL, doc: std::ptr::null() },
+static METHODS: [Method; 8] = [
+    method(c"enter", enter),
+    method(c"leave", leave),
+    method(c"adopt", adopt),
+    method(c"forget", forget),
+    method(c"number", number),
+    method(c"tag", tag),
+    method(c"innermost", innermost),
+    method(c"backwards", backwards),
 ];
+
+const fn method(name: &'static CStr, function: Function) -> Method {
+    Method { name: name.as_ptr(), function, flags: FASTCALL, doc: std::ptr::null() }
+}
+
+/// The numbers of the paths of module objects, by their address. Only who holds the GIL takes the lock.
+static PATHS: Mutex<Option<FxHashMap<usize, TextId>>> = Mutex::new(None);
+
+/// What `hooks.py` gave us to call: when a backward is over, and when memory ran out.
+static AFTER_BACKWARD: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static AFTER_OUT_OF_MEMORY: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+/// Backward functions that ran.
+static BACKWARDS: AtomicU64 = AtomicU64::new(0);
+/// Gradients are to be told when the backward that begins is over.
+static GRADIENTS_WANTED: AtomicBool = AtomicBool::new(true);
 
 /// Looks functions of Python up and calls them: `python!(name(args) as type)`.
 macro_rules! python {
@@ -83,21 +104,79 @@ pub(crate) fn schedule() {
     if STATE.load(Ordering::Relaxed) != 0 || !init::session().is_some_and(|s| s.settings.modules) {
         return;
     }
-    let add = symbol(c"Py_AddPendingCall");
-    if add.is_null() {
+    if symbol_of_pending().is_null() {
         STATE.store(2, Ordering::Relaxed);
         return;
     }
-    if STATE.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-        return;
-    }
-    // SAFETY: the type in Python's ceval.h.
-    let add: unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int =
-        unsafe { std::mem::transmute(add) };
-    // SAFETY: any thread may add one; -1 says that the queue is full, then the next call of ours tries.
-    if unsafe { add(pending, null_mut()) } != 0 {
+    if STATE.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() && !call_soon(pending) {
+        // The queue is full: the next call of ours tries.
         STATE.store(0, Ordering::Release);
     }
+}
+
+/// What `Py_AddPendingCall` takes.
+type Pending = unsafe extern "C" fn(*mut c_void) -> c_int;
+
+/// Has Python's main thread call `function` between two of its instructions.
+fn call_soon(function: Pending) -> bool {
+    let add = symbol_of_pending();
+    if add.is_null() {
+        return false;
+    }
+    // SAFETY: the type in Python's ceval.h.
+    let add: unsafe extern "C" fn(Pending, *mut c_void) -> c_int = unsafe { std::mem::transmute(add) };
+    // SAFETY: any thread may add one, with or without the GIL.
+    unsafe { add(function, null_mut()) == 0 }
+}
+
+/// A backward function begins, on any thread. The main thread waits for the backward and runs nothing
+/// else: what it is asked to call now it calls when the backward is over.
+#[inline]
+pub(crate) fn backward_runs() {
+    BACKWARDS.fetch_add(1, Ordering::Relaxed);
+    if GRADIENTS_WANTED.load(Ordering::Relaxed)
+        && !AFTER_BACKWARD.load(Ordering::Relaxed).is_null()
+        && GRADIENTS_WANTED.swap(false, Ordering::Relaxed)
+        && !call_soon(after_backward)
+    {
+        GRADIENTS_WANTED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A forward, a step or `zero_grad`: the backward after it has gradients to tell of.
+#[inline]
+pub(crate) fn another_backward_follows() {
+    if !GRADIENTS_WANTED.load(Ordering::Relaxed) {
+        GRADIENTS_WANTED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Memory ran out: a model that dies while it is loaded shows its parameters.
+pub(crate) fn out_of_memory() {
+    if !AFTER_OUT_OF_MEMORY.load(Ordering::Relaxed).is_null() {
+        call_soon(after_out_of_memory);
+    }
+}
+
+unsafe extern "C" fn after_backward(_: *mut c_void) -> c_int {
+    shielded(|| call(&AFTER_BACKWARD)).unwrap_or(0)
+}
+
+unsafe extern "C" fn after_out_of_memory(_: *mut c_void) -> c_int {
+    shielded(|| call(&AFTER_OUT_OF_MEMORY)).unwrap_or(0)
+}
+
+/// Calls what `hooks.py` gave us. It lets nothing out but what is the program's own (a KeyboardInterrupt
+/// that came meanwhile), and then -1 raises that.
+fn call(function: &AtomicPtr<c_void>) -> c_int {
+    type Call = unsafe extern "C" fn(Object, Object) -> Object;
+    let function = function.load(Ordering::Acquire);
+    if function.is_null() {
+        return 0;
+    }
+    let result = python!(PyObject_CallObject(function, null_mut()) as Call);
+    release(result);
+    if result.is_null() { -1 } else { 0 }
 }
 
 /// Is there something left to schedule?
@@ -183,11 +262,20 @@ fn run() -> Outcome {
         release(result);
     }
     type GetItem = unsafe extern "C" fn(Object, *const c_char) -> Object;
-    type IsTrue = unsafe extern "C" fn(Object) -> c_int;
+    type GetAt = unsafe extern "C" fn(Object, isize) -> Object;
+    type Size = unsafe extern "C" fn(Object) -> isize;
     let installed = python!(PyDict_GetItemString(globals, c"installed".as_ptr()) as GetItem);
     if !installed.is_null() {
-        let yes = python!(PyObject_IsTrue(installed) as IsTrue);
-        outcome = if yes == 1 { Outcome::Installed } else { Outcome::TooEarly };
+        outcome = Outcome::TooEarly;
+        if python!(PyTuple_Size(installed) as Size) == 2 {
+            for (index, place) in [&AFTER_BACKWARD, &AFTER_OUT_OF_MEMORY].into_iter().enumerate() {
+                let function = python!(PyTuple_GetItem(installed, index as isize) as GetAt);
+                // Kept for as long as the process lives.
+                python!(Py_IncRef(function) as unsafe extern "C" fn(Object));
+                place.store(function, Ordering::Release);
+            }
+            outcome = Outcome::Installed;
+        }
     }
     release(globals);
     outcome
@@ -233,6 +321,7 @@ macro_rules! cached {
         }
     };
 }
+cached!(symbol_of_pending, c"Py_AddPendingCall");
 cached!(symbol_of_long, c"PyLong_FromLong");
 cached!(symbol_of_size, c"PyLong_AsSize_t");
 cached!(symbol_of_text, c"PyUnicode_AsUTF8AndSize");
@@ -275,22 +364,68 @@ unsafe fn text<'a>(args: *const Object, count: isize, index: isize) -> &'a str {
     }
 }
 
-/// `enter(path, key) -> depth before`: the forward of a module begins.
+/// The address of the `index`th argument, which is its `id`; 0 for none.
+///
+/// # Safety
+/// As [`enter`].
+unsafe fn identity(args: *const Object, count: isize, index: isize) -> usize {
+    // SAFETY: the argument is there.
+    if index < count { unsafe { *args.offset(index) as usize } } else { 0 }
+}
+
+fn with_paths<R>(work: impl FnOnce(&mut FxHashMap<usize, TextId>) -> R) -> R {
+    work(PATHS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
+}
+
+/// `enter(module)`: its forward begins. 0: inside that of another; 1: it is the outermost; 2: nobody
+/// knows it, and nothing was done.
 ///
 /// # Safety
 /// Called by Python, which holds the GIL and passes `count` arguments.
 unsafe extern "C" fn enter(_: Object, args: *const Object, count: isize) -> Object {
     // SAFETY: by the contract.
-    let (path, key) = unsafe { (size(args, count, 0), size(args, count, 1)) };
-    integer(shielded(|| context::enter_module(path as u32, key)).unwrap_or(0) as i64)
+    let module = unsafe { identity(args, count, 0) };
+    let how = shielded(|| {
+        let Some(path) = with_paths(|paths| paths.get(&module).copied()) else { return 2 };
+        if context::enter_module(path, module) > 0 {
+            return 0;
+        }
+        another_backward_follows();
+        1
+    });
+    integer(how.unwrap_or(0))
 }
 
-/// `leave(key)`: it ends.
+/// `leave(module)`: it ends.
 unsafe extern "C" fn leave(_: Object, args: *const Object, count: isize) -> Object {
     // SAFETY: as in `enter`.
-    let key = unsafe { size(args, count, 0) };
-    shielded(|| context::leave_module(key));
+    let module = unsafe { identity(args, count, 0) };
+    shielded(|| context::leave_module(module));
     integer(0)
+}
+
+/// `adopt(module, path)`: its path is known.
+unsafe extern "C" fn adopt(_: Object, args: *const Object, count: isize) -> Object {
+    // SAFETY: as in `enter`.
+    let (module, path) = unsafe { (identity(args, count, 0), text(args, count, 1)) };
+    shielded(|| {
+        let path = text_id(path);
+        with_paths(|paths| paths.insert(module, path));
+    });
+    integer(0)
+}
+
+/// `forget(id)`: the module is gone.
+unsafe extern "C" fn forget(_: Object, args: *const Object, count: isize) -> Object {
+    // SAFETY: as in `enter`.
+    let module = unsafe { size(args, count, 0) };
+    shielded(|| with_paths(|paths| paths.remove(&module)));
+    integer(0)
+}
+
+/// `backwards() -> int`: how many backward functions ran.
+unsafe extern "C" fn backwards(_: Object, _: *const Object, _: isize) -> Object {
+    integer(BACKWARDS.load(Ordering::Relaxed) as i64)
 }
 
 /// `number(path) -> int`.
@@ -305,16 +440,15 @@ unsafe extern "C" fn innermost(_: Object, _: *const Object, _: isize) -> Object 
     integer(shielded(context::innermost_module).unwrap_or(0) as i64)
 }
 
-/// `tag(pointer, category, path, name)`: what the block at `pointer` is for.
+/// `tag(pointer, category, path, name)`: what the block at `pointer` is for; texts by their numbers.
 unsafe extern "C" fn tag(_: Object, args: *const Object, count: isize) -> Object {
     // SAFETY: as in `enter`.
     let (addr, category) = unsafe { (size(args, count, 0), size(args, count, 1)) };
     // SAFETY: as in `enter`.
-    let (path, name) = unsafe { (text(args, count, 2), text(args, count, 3)) };
+    let (path, name) = unsafe { (size(args, count, 2), size(args, count, 3)) };
     shielded(|| {
         // What is not in the trace has no owner to tell of.
         let Some(recorder) = Recorder::active() else { return };
-        let (path, name) = (text_id(path), text_id(name));
         let (context, step) = context::current();
         recorder.record(|clock_ns| Event {
             clock_ns,
@@ -322,10 +456,10 @@ unsafe extern "C" fn tag(_: Object, args: *const Object, count: isize) -> Object
             api: Api::Python as u8,
             addr: addr as u64,
             size: category as i64,
-            reserved: u64::from(name),
+            reserved: name as u64,
             context,
             step,
-            extra: i64::from(path),
+            extra: path as i64,
             ..Event::default()
         });
     });

@@ -146,14 +146,18 @@ struct Seeds {
 }
 
 impl Seeds {
-    fn text(&mut self, text: &str) -> u32 {
-        if text == NONE {
-            return 0;
+    fn number(&mut self, text: &str) -> u32 {
+        if let Some(number) = self.numbers.get(text) {
+            return *number;
         }
-        *self.numbers.entry(text.to_owned()).or_insert_with(|| {
-            self.texts.push(text.to_owned());
-            SEEDED + self.texts.len() as u32
-        })
+        self.texts.push(text.to_owned());
+        let number = SEEDED + self.texts.len() as u32;
+        self.numbers.insert(text.to_owned(), number);
+        number
+    }
+
+    fn text(&mut self, text: &str) -> u32 {
+        if text == NONE { 0 } else { self.number(text) }
     }
 
     fn id(&mut self, context: Context) -> u32 {
@@ -579,6 +583,10 @@ impl Encoder {
             before.category == category && self.text(context.module) == self.owner(before.context).module;
         if weaker || same {
             return Ok(());
+        }
+        if category == Category::Input && context.phase == 0 {
+            // The script made or moved it, outside of everything that has a phase.
+            context.phase = self.seeds.number("dataloader");
         }
         let context = self.seeds.id(context);
         let after = Live { category, context, ..before };

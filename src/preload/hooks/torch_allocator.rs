@@ -174,6 +174,7 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
                 ..Event::default()
             });
             recorder.nudge();
+            python::out_of_memory();
         });
     }
     if let Some(real) = OUT_OF_MEMORY.get() {
