@@ -36,6 +36,10 @@ scripts! {
     the_drivers_own_pool_has_right_statistics: "phantom_settings.py" on "a100-40g"
         with "PYTORCH_CUDA_ALLOC_CONF" = "backend:cudaMallocAsync";
     without_caching_the_driver_gives_pages: "phantom_settings.py" on "a100-40g" with "PYTORCH_NO_CUDA_MEMORY_CACHING" = "1";
+    loops_over_values_that_do_not_exist_end: "phantom_watchdog.py" on "h100-80g";
+    several_devices_stand_apart: "phantom_devices.py" on "4xt4";
+    the_program_sees_the_devices_that_it_may_see: "phantom_devices.py" on "4xt4" with "CUDA_VISIBLE_DEVICES" = "3,1";
+    no_visible_device_is_no_device: "phantom_devices.py" on "4xt4" with "CUDA_VISIBLE_DEVICES" = "";
     copies_streams_events_threads_and_pinned_memory_behave: "phantom_basics.py" on "h100-80g";
 }
 

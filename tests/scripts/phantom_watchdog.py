@@ -1,0 +1,33 @@
+"""Loops over values that don't exist end: by torch's own error at the read, or by the flag turning true."""
+
+import time
+
+import torch
+
+started = time.monotonic()
+loss = torch.randn(100, device="cuda")
+reads = 0
+try:
+    while True:
+        loss = (loss * 0.5).abs()
+        reads += 1
+        if loss.sum().item() > 1e-3:
+            break
+except RuntimeError as error:
+    assert "timed out" in str(error), error
+else:
+    raise AssertionError("a loop that waits for a value ended by itself")
+assert 1000 < reads <= 100_000, reads
+
+# Input from the host says that the program goes forward, however often it reads.
+for _ in range(3000):
+    batch = torch.randn(300).cuda()
+    assert batch.abs().sum().item() == 0.0
+
+# A flag that is waited for turns true in the end.
+polls = 0
+while not (torch.rand(10, device="cuda") > 0.5).any():
+    polls += 1
+assert 1000 < polls < 100_000, polls
+assert time.monotonic() - started < 120
+print("ok")
