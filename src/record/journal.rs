@@ -155,6 +155,12 @@ impl Pool {
         self.free.1.len() * 100 / self.chunks
     }
 
+    /// Is no chunk free?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.free.1.is_empty()
+    }
+
     /// A free chunk to fill; waits for one up to `patience`.
     #[must_use]
     pub fn take(&'static self, tid: u32, lane: u32, index: u32, patience: Duration) -> Option<ChunkWriter> {

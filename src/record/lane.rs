@@ -141,6 +141,8 @@ impl Lane {
     /// Adds events that belong together (a definition and its text) and are not counted.
     pub(crate) fn define(&mut self, events: &[Event]) {
         if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < events.len()) && !self.next_chunk(PATIENCE) {
+            // What it names would have no name to the end of the trace.
+            self.recorder.keep_definition(events);
             return;
         }
         if let Some(chunk) = &mut self.chunk {
@@ -184,6 +186,10 @@ impl Lane {
     fn next_chunk(&mut self, patience: Duration) -> bool {
         if let Some(full) = self.chunk.take() {
             full.finish();
+        }
+        if !patience.is_zero() && self.pool().is_empty() {
+            // The writer thread looks less often than this thread waits.
+            self.recorder.nudge();
         }
         self.chunk = self.pool().take(self.tid, self.shared.id, self.chunks, patience);
         match &self.chunk {

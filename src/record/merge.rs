@@ -98,6 +98,11 @@ impl Merge {
                 source.add(chunk, false);
             }
         }
+        for kept in recorder.kept_definitions() {
+            if let Some((definition, slots)) = kept.split_first() {
+                define(definition, &slots.iter().flat_map(bytes_of).collect::<Vec<u8>>());
+            }
+        }
         for source in self.sources.values_mut() {
             source.look(define);
         }

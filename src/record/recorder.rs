@@ -76,6 +76,8 @@ pub struct Recorder {
     /// Lanes that the writer thread has not seen yet.
     lanes: Mutex<Vec<Arc<LaneShared>>>,
     next_lane: AtomicU32,
+    /// Definitions that found no chunk, each with the slots behind it.
+    kept: Mutex<Vec<Vec<Event>>>,
     commands: (Sender<Command>, Receiver<Command>),
     thread: Mutex<Option<JoinHandle<()>>>,
     /// The writer thread says here that the trace exists, or that it cannot.
@@ -184,6 +186,7 @@ impl Recorder {
             start_ns,
             lanes: Mutex::new(Vec::new()),
             next_lane: AtomicU32::new(0),
+            kept: Mutex::new(Vec::new()),
             commands: bounded(64),
             thread: Mutex::new(None),
             ready: bounded(1),
@@ -264,6 +267,15 @@ impl Recorder {
 
     pub(crate) fn commands(&self) -> &Receiver<Command> {
         &self.commands.1
+    }
+
+    /// Keeps a definition that found no chunk, for the writer thread; a kill loses it.
+    pub(crate) fn keep_definition(&self, events: &[Event]) {
+        lock(&self.kept).push(events.to_vec());
+    }
+
+    pub(crate) fn kept_definitions(&self) -> Vec<Vec<Event>> {
+        std::mem::take(&mut *lock(&self.kept))
     }
 
     pub(crate) fn say_ready(&self) {
