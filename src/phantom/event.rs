@@ -7,7 +7,7 @@ use crate::answer::answers;
 use crate::ffi::{INVALID_HANDLE, INVALID_VALUE, NOT_READY, OK, Out, Status, Word, leak};
 use crate::graph;
 use crate::machine::fail;
-use crate::stream::{POLLS, Stream, stream};
+use crate::stream::{POLLS, Stream, only_watches, stream};
 
 /// An event. Without a recording it counts as reached.
 struct Event {
@@ -71,7 +71,7 @@ impl Event {
 
 fn query(handle: usize) -> Status {
     let Some(event) = event(handle) else { return fail(INVALID_HANDLE) };
-    if event.reached() {
+    if event.reached() || only_watches() {
         return OK;
     }
     let Some(stream) = event.recorded_in() else { return OK };

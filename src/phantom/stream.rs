@@ -4,6 +4,7 @@
 //! waits for it, or when the device has worked [`LAG`] further. Time is the device's own
 //! ([`Device::now`](crate::machine::Device::now)), so runs are alike.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::Mutex;
@@ -72,6 +73,7 @@ impl Stream {
 
     /// Queues work that takes so long.
     pub(crate) fn launch(&self, nanoseconds: u64) {
+        let _ = WORKS.try_with(|works| works.set(true));
         if let Some(capture) = self.capturing() {
             graph::add_node(capture, nanoseconds);
             return;
@@ -108,6 +110,16 @@ impl Stream {
         let entry = waits.entry(std::ptr::from_ref(other) as usize).or_insert(0);
         *entry = (*entry).max(time);
     }
+}
+
+thread_local! {
+    static WORKS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread ever gave the device work. One that never did only watches, as NCCL's
+/// watchdog does ten times a second: by the time it looks, a card is long through.
+pub(crate) fn only_watches() -> bool {
+    !WORKS.try_with(Cell::get).unwrap_or(false)
 }
 
 /// The stream of a handle: null and 1 are the device's legacy default stream, 2 the thread's own,
@@ -217,7 +229,6 @@ fn end_capture(handle: Word, out: Out<usize>) -> Status {
 /// The thread's attitude to calls that a capture forbids: nothing is forbidden here, so it is only
 /// kept for whoever asks.
 fn exchange_mode(mode: Out<c_int>) -> Status {
-    use std::cell::Cell;
     thread_local!(static MODE: Cell<c_int> = const { Cell::new(0) });
     let Some(wanted) = mode.get() else { return fail(INVALID_VALUE) };
     mode.give(MODE.try_with(|cell| cell.replace(wanted)).unwrap_or(0))
