@@ -247,3 +247,16 @@ fn lines_go_to_a_file_with_their_time_and_process() {
         traced("exit", "10").env("MEMTRACE_LOG_FILE", "/proc/nowhere/x").env("MEMTRACE_LOG", "info").run();
     assert!(ran.stderr().contains("memtrace: tracing to "), "{}", ran.stderr());
 }
+
+#[test]
+fn the_meta_row_names_what_this_torch_lacks() {
+    let ran = traced("exit", "10").run();
+    let file = &ran.files()[0];
+    let degraded = Reader::open(file).unwrap().meta().degraded.clone();
+    // The stand-ins for torch's libraries report blocks and OOMs, and have nothing else.
+    let expected = ["this torch: no streams: stream is 0", "this torch: requested sizes are unknown"];
+    for what in expected {
+        assert!(degraded.iter().any(|line| line == what), "{degraded:#?}");
+    }
+    assert!(degraded.iter().all(|line| !line.contains("report")), "{degraded:#?}");
+}

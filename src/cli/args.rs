@@ -23,6 +23,7 @@ pub(crate) fn command() -> Command {
         .infer_subcommands(true)
         .subcommand(run())
         .subcommands(REPORTS.iter().map(|report| of_report(*report)))
+        .subcommand(doctor())
         .subcommand(help)
 }
 
@@ -56,6 +57,38 @@ fn run() -> Command {
                 .allow_hyphen_values(true)
                 .value_parser(value_parser!(std::ffi::OsString))
                 .help("The program and its arguments"),
+        )
+}
+
+fn doctor() -> Command {
+    Command::new("doctor")
+        .about("Would programs of this Python be traced here, and what of them would be seen?")
+        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("The answer for programs"))
+        .arg(
+            Arg::new("out")
+                .short('o')
+                .long("out")
+                .value_name("DIR")
+                .value_parser(value_parser!(PathBuf))
+                .value_hint(ValueHint::DirPath)
+                .help("Where traces would go [default: MEMTRACE_OUT, or memtrace-out]"),
+        )
+        .arg(
+            Arg::new("phantom")
+                .long("phantom")
+                .value_name("CARD")
+                .num_args(0..=1)
+                .require_equals(true)
+                .default_missing_value("h100-80g")
+                .help("Try it on a device that is not there: --phantom, --phantom=a100-80g"),
+        )
+        .arg(
+            Arg::new("command")
+                .value_name("PYTHON")
+                .num_args(1..)
+                .last(true)
+                .value_parser(value_parser!(std::ffi::OsString))
+                .help("The Python, and what comes before a script [default: python3]"),
         )
 }
 

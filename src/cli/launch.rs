@@ -23,11 +23,11 @@ use crate::args::DEFAULT_FOLDER;
 use crate::{leftover, signals, terminal};
 
 /// The library that traces.
-const TRACER: &str = "libmemtrace.so";
+pub(crate) const TRACER: &str = "libmemtrace.so";
 /// The device that is not there.
-const PHANTOM: &str = "libmemtrace_phantom.so";
+pub(crate) const PHANTOM: &str = "libmemtrace_phantom.so";
 /// Names the file that the library's constructor appends one byte to: that it was loaded at all.
-const HELLO: &str = "MEMTRACE_HELLO";
+pub(crate) const HELLO: &str = "MEMTRACE_HELLO";
 
 /// Runs the program.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
@@ -137,13 +137,13 @@ fn conclude(program: &OsStr, scratch: &Scratch, out: &Out, run_id: &str, quiet: 
 }
 
 /// The same for every process of this launch, and for no other's.
-fn run_id() -> String {
+pub(crate) fn run_id() -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     format!("{:x}-{:x}", now.as_nanos(), std::process::id())
 }
 
 /// The library of that name, beside this command or in the `lib` folder beside its own.
-fn library(name: &str) -> Result<PathBuf> {
+pub(crate) fn library(name: &str) -> Result<PathBuf> {
     let command = std::env::current_exe().context("cannot tell where this command is")?;
     let beside = command.parent().unwrap_or(Path::new("/"));
     let places =
@@ -157,7 +157,7 @@ fn library(name: &str) -> Result<PathBuf> {
 }
 
 /// The value of `LD_PRELOAD`: ours first, then what was there, once each.
-fn preload_list(ours: &[PathBuf], there: Option<&OsStr>) -> OsString {
+pub(crate) fn preload_list(ours: &[PathBuf], there: Option<&OsStr>) -> OsString {
     let mut list: Vec<&[u8]> = ours.iter().map(|path| path.as_os_str().as_bytes()).collect();
     // The loader takes spaces and colons alike.
     let there = there.map(OsStr::as_bytes).unwrap_or_default().split(|byte| matches!(byte, b' ' | b':'));
@@ -170,12 +170,12 @@ fn preload_list(ours: &[PathBuf], there: Option<&OsStr>) -> OsString {
 }
 
 /// A folder of our own for the time of the run, removed with it.
-struct Scratch {
-    folder: PathBuf,
+pub(crate) struct Scratch {
+    pub(crate) folder: PathBuf,
 }
 
 impl Scratch {
-    fn new(run_id: &str) -> Result<Scratch> {
+    pub(crate) fn new(run_id: &str) -> Result<Scratch> {
         let folder = std::env::temp_dir().join(format!("memtrace-{run_id}"));
         // `create_dir` fails on what is there already: nobody can have laid a link in our way.
         fs::create_dir(&folder).with_context(|| folder.display().to_string())?;
@@ -185,12 +185,12 @@ impl Scratch {
         Ok(scratch)
     }
 
-    fn hello(&self) -> PathBuf {
+    pub(crate) fn hello(&self) -> PathBuf {
         self.folder.join("hello")
     }
 
     /// A path to `library` that `LD_PRELOAD` can hold, which splits at spaces and colons.
-    fn loadable(&self, library: &Path) -> Result<PathBuf> {
+    pub(crate) fn loadable(&self, library: &Path) -> Result<PathBuf> {
         let splits = |path: &Path| path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':'));
         if !splits(library) {
             return Ok(library.to_owned());

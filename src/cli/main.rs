@@ -1,10 +1,11 @@
 //! The command `memtrace`: launches a traced program, and answers questions about its trace.
 //!
-//! Exit status: 0; 1 when `check` found a problem; 2 for a request that makes no sense or a trace
+//! Exit status: 0; 1 when `check` found a problem, or `doctor` that tracing would not work; 2 for a request that makes no sense or a trace
 //! that cannot be read; 3 when a limit was broken; of `run`, the program's own.
 #![forbid(unsafe_code)]
 
 mod args;
+mod doctor;
 mod help;
 mod launch;
 mod leftover;
@@ -18,6 +19,7 @@ fn main() -> ExitCode {
     let matches = args::command().get_matches();
     let result = match matches.subcommand() {
         Some(("run", matches)) => launch::run(matches),
+        Some(("doctor", matches)) => doctor::run(matches),
         Some(("help", matches)) => help::run(matches),
         Some((name, matches)) => report::run(name, matches),
         None => unreachable!("a subcommand is required"),

@@ -14,7 +14,7 @@ use memtrace_trace::meta::{Allocator, redact};
 use memtrace_trace::rounding::{Rounding, caching_enabled};
 
 use crate::say::say;
-use crate::{context, device, hooks};
+use crate::{context, degraded, device, hooks};
 
 static SESSION: OnceLock<Session> = OnceLock::new();
 
@@ -165,6 +165,9 @@ pub(crate) fn describe(meta: &mut Meta) {
     if meta.allocator.backend != "native" {
         let backend = &meta.allocator.backend;
         meta.degraded.push(format!("allocator backend {backend}: it reports nothing, so blocks are the runtime's own calls and reserved is what they hold"));
+    }
+    if let Some(session) = session() {
+        degraded::describe(meta, &session.settings);
     }
     if meta.journal.is_empty() {
         meta.degraded.push(

@@ -8,6 +8,7 @@
 
 mod callers;
 mod context;
+mod degraded;
 mod device;
 mod guard;
 mod hooks;

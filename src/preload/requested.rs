@@ -49,6 +49,11 @@ pub(crate) fn is_inside() -> bool {
     REQUESTED.try_with(Cell::get).unwrap_or(-1) >= 0
 }
 
+/// Is the allocator hooked, and nothing found wrong with it?
+pub(crate) fn is_hooked() -> bool {
+    !HOOKED.load(Ordering::Acquire).is_null() && !WRONG.load(Ordering::Relaxed)
+}
+
 /// Puts our function into the allocator's vtable, when there is an allocator that has not got it.
 pub(crate) fn install() {
     let place = find_in_loaded("libc10_cuda.so", ALLOCATOR).cast::<*mut c_void>();

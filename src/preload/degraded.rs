@@ -1,0 +1,70 @@
+//! What cannot be captured of this process's torch, in plain words for the meta row.
+//!
+//! Asked on the writer thread when the trace begins: the libraries are loaded then.
+
+use std::ffi::CStr;
+use std::path::Path;
+
+use memtrace_trace::Meta;
+use memtrace_trace::config::Settings;
+
+use crate::real::{find_in_loaded, loaded_libraries};
+use crate::requested;
+
+/// The oldest and the newest minor version of torch 2 that was tried.
+const TRIED: (u32, u32) = (1, 15);
+
+/// A function that a hook needs, and what is lost without it.
+const NEEDED: &[(&str, &CStr, &str)] = &[
+    (
+        "libc10.so",
+        c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",
+        "no report of blocks: the trace has the runtime's calls alone",
+    ),
+    ("libc10.so", c"_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE", "no report of OOMs"),
+    ("libc10_cuda.so", c"_ZN3c104cuda20getCurrentCUDAStreamEa", "no streams: stream is 0"),
+];
+
+/// What torch's ops need.
+const NEEDED_FOR_OPS: &[&CStr] =
+    &[c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE", c"_ZNK2at14RecordFunction4nameEv"];
+
+/// Adds torch's version and what degrades.
+pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
+    let Some(c10) = loaded_libraries("libc10.so").into_iter().next() else { return };
+    let version = version(Path::new(&*c10.to_string_lossy()));
+    if let Some(version) = &version {
+        meta.versions.insert("torch".to_owned(), version.clone());
+    }
+    let torch = version.map_or("this torch".to_owned(), |version| format!("torch {version}"));
+    if let Some((major, minor)) = numbers(&torch)
+        && (major != 2 || !(TRIED.0..=TRIED.1).contains(&minor))
+    {
+        meta.degraded.push(format!("{torch} was never tried: 2.{} to 2.{} were", TRIED.0, TRIED.1));
+    }
+    for (library, symbol, lost) in NEEDED {
+        if !loaded_libraries(library).is_empty() && find_in_loaded(library, symbol).is_null() {
+            meta.degraded.push(format!("{torch}: {lost}"));
+        }
+    }
+    let has_ops = NEEDED_FOR_OPS.iter().all(|symbol| !find_in_loaded("libtorch_cpu.so", symbol).is_null());
+    if settings.ops.callbacks() && !has_ops {
+        meta.degraded.push(format!("{torch}: no ops, and no phases from them"));
+    }
+    if meta.allocator.caching && meta.allocator.backend == "native" && !requested::is_hooked() {
+        meta.degraded.push(format!("{torch}: requested sizes are unknown"));
+    }
+}
+
+/// The version in `torch/version.py`, beside the folder of torch's libraries.
+fn version(c10: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(c10.parent()?.parent()?.join("version.py")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("__version__ = "))?;
+    Some(line.trim().trim_matches(['\'', '"']).to_owned())
+}
+
+/// The first two numbers of `torch 2.11.0+cu130`.
+fn numbers(torch: &str) -> Option<(u32, u32)> {
+    let mut parts = torch.strip_prefix("torch ")?.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
