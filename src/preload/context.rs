@@ -66,6 +66,10 @@ struct Thread {
     version: Cell<u64>,
     /// 0 not asked yet, 1 no, 2 yes.
     autograd: Cell<u8>,
+    /// Bytes that this thread's reports added.
+    bytes: Cell<i64>,
+    /// The device of the last report.
+    device: Cell<i8>,
 }
 
 thread_local! {
@@ -77,6 +81,8 @@ thread_local! {
             epoch: Cell::new(0),
             version: Cell::new(0),
             autograd: Cell::new(0),
+            bytes: Cell::new(0),
+            device: Cell::new(0),
         }
     };
 }
@@ -121,14 +127,36 @@ pub(crate) fn current() -> (ContextId, i32) {
 /// As [`current`], with `stream` as the current stream.
 #[inline]
 pub(crate) fn current_on(stream: i64) -> (ContextId, i32) {
+    with_thread(|thread| context_on(thread, stream))
+}
+
+/// As [`current_on`], for the report of a block: counts its bytes as the thread's.
+#[inline]
+pub(crate) fn of_report(stream: i64, bytes: i64, device: i8) -> (ContextId, i32) {
+    with_thread(|thread| {
+        thread.bytes.set(thread.bytes.get() + bytes);
+        thread.device.set(device);
+        context_on(thread, stream)
+    })
+}
+
+/// The bytes that this thread's reports added, and the device of the last one.
+pub(crate) fn counted() -> (i64, i8) {
+    THREAD.try_with(|thread| (thread.bytes.get(), thread.device.get())).unwrap_or_default()
+}
+
+#[inline]
+fn with_thread(context: impl FnOnce(&Thread) -> ContextId) -> (ContextId, i32) {
+    (THREAD.try_with(context).unwrap_or(0), STEP.load(Ordering::Relaxed))
+}
+
+#[inline]
+fn context_on(thread: &Thread, stream: i64) -> ContextId {
     let version = VERSION.load(Ordering::Acquire);
-    let context = THREAD.try_with(|thread| {
-        if thread.version.get() != version || thread.base.get().stream != stream {
-            refresh(thread, version, stream);
-        }
-        ops::context(thread.base.get(), thread.epoch.get()).unwrap_or(thread.context.get())
-    });
-    (context.unwrap_or(0), STEP.load(Ordering::Relaxed))
+    if thread.version.get() != version || thread.base.get().stream != stream {
+        refresh(thread, version, stream);
+    }
+    ops::context(thread.base.get(), thread.epoch.get()).unwrap_or(thread.context.get())
 }
 
 /// The recorder has started: threads tell of the ranges that they opened before.

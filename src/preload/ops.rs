@@ -97,8 +97,8 @@ thread_local! {
     static OPS: RefCell<Ops> = const {
         RefCell::new(Ops { running: Vec::new(), names: Vec::new(), stacks: Cache::new(), contexts: Cache::new() })
     };
-    /// Bytes that this thread's reports added, and the device of the last one.
-    static BYTES: Cell<(i64, i8)> = const { Cell::new((0, 0)) };
+    /// Are the ops that run now our own?
+    static OURS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// More than this deep something is wrong (an op that ended on another thread): start again.
@@ -115,6 +115,14 @@ static FIRST_OPTIMIZER: AtomicU32 = AtomicU32::new(0);
 pub(crate) fn set_rows(outermost: bool, all: bool) {
     ROWS.store(outermost || all, Ordering::Relaxed);
     ALL_ROWS.store(all, Ordering::Relaxed);
+}
+
+/// Runs Python of ours: what ops it runs get no rows.
+pub(crate) fn unseen<R>(work: impl FnOnce() -> R) -> R {
+    let _ = OURS.try_with(|ours| ours.set(true));
+    let result = work();
+    let _ = OURS.try_with(|ours| ours.set(false));
+    result
 }
 
 /// An op begins on this thread.
@@ -173,9 +181,10 @@ pub(crate) fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
             && ROWS.load(Ordering::Relaxed)
             && !context::is_paused()
             && Recorder::active().is_some()
+            && !OURS.try_with(Cell::get).unwrap_or(false)
         {
             op.start_ns = now_ns();
-            op.bytes = BYTES.try_with(Cell::get).unwrap_or_default().0;
+            op.bytes = context::counted().0;
         }
         ops.running.push(op);
     });
@@ -211,7 +220,7 @@ fn tell() {
         return;
     }
     let (context, step) = context::current();
-    let (bytes, device) = BYTES.try_with(Cell::get).unwrap_or_default();
+    let (bytes, device) = context::counted();
     let Some((start_ns, before)) = OPS
         .try_with(|ops| ops.try_borrow().ok()?.running.last().map(|op| (op.start_ns, op.bytes)))
         .ok()
@@ -230,12 +239,6 @@ fn tell() {
         extra: clock_ns.saturating_sub(start_ns) as i64,
         ..Event::default()
     });
-}
-
-/// A report added `bytes` on `device`.
-#[inline]
-pub(crate) fn count(bytes: i64, device: i8) {
-    let _ = BYTES.try_with(|count| count.set((count.get().0 + bytes, device)));
 }
 
 /// The context of an allocation now: the innermost op over `base`, which belongs to `epoch` of this

@@ -7,7 +7,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use memtrace_record::Recorder;
 use memtrace_record::forklock::ForkLock;
@@ -38,13 +38,21 @@ static WAITING: ForkLock<Option<Waiting>> = ForkLock::new(None);
 /// How many events are waited for: almost always none, and then a query costs nothing.
 static EVENTS: AtomicUsize = AtomicUsize::new(0);
 
+/// Did the allocator ever record an event? Most programs have no `record_stream`, and reports ask often.
+static ANY: AtomicBool = AtomicBool::new(false);
+
 thread_local! {
     /// Events that the allocator recorded on this thread since its last report.
     static RECORDED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A report of a free: do streams still use the block? Then its events are waited for.
+#[inline]
 pub(super) fn free_is_deferred(addr: u64, device: i8) -> bool {
+    ANY.load(Ordering::Relaxed) && wait_for_recorded(addr, device)
+}
+
+fn wait_for_recorded(addr: u64, device: i8) -> bool {
     let events =
         RECORDED.try_with(|events| events.try_borrow_mut().map(|mut events| std::mem::take(&mut *events)));
     let Ok(Ok(events)) = events else { return false };
@@ -63,7 +71,11 @@ pub(super) fn free_is_deferred(addr: u64, device: i8) -> bool {
 }
 
 /// A report of an allocation: what was recorded before it belongs to no free.
+#[inline]
 pub(super) fn forget_recorded() {
+    if !ANY.load(Ordering::Relaxed) {
+        return;
+    }
     let _ = RECORDED.try_with(|events| {
         if let Ok(mut events) = events.try_borrow_mut() {
             events.clear();
@@ -73,6 +85,7 @@ pub(super) fn forget_recorded() {
 
 fn recorded(event: *mut c_void, caller: *const c_void) {
     if library_at(caller).is_torch_allocator {
+        ANY.store(true, Ordering::Relaxed);
         let _ = RECORDED.try_with(|events| {
             if let Ok(mut events) = events.try_borrow_mut() {
                 events.push(event as usize);

@@ -15,7 +15,7 @@ use memtrace_trace::{Api, Event, Kind};
 use super::cuda_events;
 use crate::guard::shielded;
 use crate::real::{RealFn, find_in_loaded};
-use crate::{context, init, ops, python, requested};
+use crate::{context, init, python, requested};
 
 type Report = unsafe extern "C-unwind" fn(*mut c_void, i64, usize, usize, u64);
 type OutOfMemory = unsafe extern "C-unwind" fn(i64, usize, usize, u64);
@@ -119,31 +119,33 @@ unsafe extern "C-unwind" fn report_memory_usage(
     if let Some(ordinal) = cuda_ordinal(device) {
         shielded(|| {
             let Some(recorder) = init::recorder() else { return };
-            let (context, step) = context::current_on(current_stream(ordinal));
-            let mut event = Event {
+            let (context, step) = context::of_report(current_stream(ordinal), size, ordinal);
+            let (mut extra, mut flags) = (-1, 0);
+            if size >= 0 {
+                extra = requested::of_block(size);
+                cuda_events::forget_recorded();
+            } else if cuda_events::free_is_deferred(ptr as u64, ordinal) {
+                flags = Event::DEFERRED;
+            }
+            if python::is_wanted() {
+                python::schedule();
+            }
+            // Made once, where it is stored: a copy through the stack would cost more than the clock.
+            recorder.record(|clock_ns| Event {
+                clock_ns,
                 kind: Kind::Block as u8,
                 api: Api::CachingAllocator as u8,
                 device: ordinal,
+                flags,
                 addr: ptr as u64,
                 size,
                 allocated: allocated as u64,
                 reserved: reserved as u64,
                 context,
                 step,
-                extra: -1,
+                extra,
                 ..Event::default()
-            };
-            if size >= 0 {
-                event.extra = requested::of_block(size);
-                cuda_events::forget_recorded();
-            } else if cuda_events::free_is_deferred(event.addr, ordinal) {
-                event.flags = Event::DEFERRED;
-            }
-            ops::count(size, ordinal);
-            if python::is_wanted() {
-                python::schedule();
-            }
-            recorder.record(|clock_ns| Event { clock_ns, ..event });
+            });
         });
     } else if is_cpu(device) && wants_host_tensors() {
         shielded(|| host_tensor(ptr as u64, size));
