@@ -40,8 +40,10 @@ def peak(rows, column="allocated_bytes"):
     return {"bytes": int(row[column]), "seq": int(row.seq), "step": int(row.step), "op": row.op, "phase": row.phase}
 
 
-def by(live, column):
-    return {str(key): int(value) for key, value in live.groupby(column).delta_bytes.sum().items()}
+def by(rows, column):
+    """Live memory by owner: what the deltas of a prefix of the block rows sum to, with no join."""
+    sums = rows.groupby(column).delta_bytes.sum()
+    return {str(key): int(value) for key, value in sums.items() if value}
 
 
 def rows_with_steps(rows):
@@ -210,7 +212,8 @@ def ranks(all_rows):
 def one(rows):
     device = gpu(rows)
     top = peak(device)
-    live = live_at(device, top["seq"])
+    live = device[device.event.isin(BLOCKS) & (device.seq <= top["seq"])]
+    assert live.delta_bytes.sum() == live_at(device, top["seq"]).delta_bytes.sum() == top["bytes"]
     end = device[device.event.isin(BLOCKS)]
     return {
         "rows": len(rows),
@@ -218,7 +221,7 @@ def one(rows):
         "peak_reserved": peak(device, "reserved_bytes")["bytes"],
         "peak_used": int(used(device).max()),
         "live": {column: by(live, column) for column in ["module", "op", "phase", "category", "step"]},
-        "at_end": {key: value for key, value in by(end, "category").items() if value},
+        "at_end": by(end, "category"),
         "top_ops": top_ops(rows),
         "leaks": leaks(rows),
         "frag": frag(rows),

@@ -15,7 +15,7 @@ use memtrace_trace::{Api, EventName};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::snapshot::{TYPES, Types, rounds_to_nothing, type_of, value};
+use super::snapshot::{ROUNDED, TYPES, Types, rounds_to_nothing, type_of, value};
 use super::{Answer, Report, next};
 use crate::error::Result;
 use crate::group;
@@ -64,6 +64,7 @@ impl Report for Modules {
                 choices: &[],
                 help: "The same as reStructuredText tables",
             },
+            ROUNDED,
             Flag {
                 name: "op-boundary",
                 value: None,
@@ -83,7 +84,8 @@ impl Report for Modules {
         let calls = options.number("calls")?.unwrap_or(100);
         for (index, trace) in input.traces.iter().enumerate() {
             let mut tracker = Tracker::new(depth, calls, options);
-            let columns = Columns::of(&["name", "tid", "api", "module", "category", "ts_ns"]);
+            let columns =
+                Columns::of(&["name", "tid", "api", "module", "category", "ts_ns", "rounded_bytes"]);
             let played =
                 play(trace, columns, options, Metric::Allocated, |row, replay| tracker.feed(row, replay))?;
             footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
@@ -138,6 +140,11 @@ impl State {
             State::PostBackward => "Post-Backward",
         }
     }
+}
+
+/// The change that a row would make if every block had what was asked for, rounded up.
+fn rounded(row: &Record) -> i64 {
+    if row.rounded_bytes > 0 { row.rounded_bytes * row.delta_bytes.signum() } else { row.delta_bytes }
 }
 
 /// What each device holds, by category.
@@ -226,6 +233,7 @@ struct Tracker {
     depth: usize,
     keep: usize,
     op_boundary: bool,
+    rounded: bool,
     device: Option<i32>,
     now: Snapshot,
     /// Open ranges of each thread; `None` for one that is no module, or too deep.
@@ -241,6 +249,7 @@ impl Tracker {
             depth,
             keep,
             op_boundary: options.is_set("op-boundary"),
+            rounded: options.is_set(ROUNDED.name),
             device: options.device,
             now: Snapshot::new(),
             ranges: FxHashMap::default(),
@@ -269,7 +278,8 @@ impl Tracker {
         if block && self.device.is_none_or(|only| only == row.device) {
             let types = self.now.entry(row.device).or_default();
             let bytes = &mut types[type_of(row.category)];
-            *bytes = bytes.wrapping_add(row.delta_bytes);
+            let change = if self.rounded { rounded(row) } else { row.delta_bytes };
+            *bytes = bytes.wrapping_add(change);
         }
         if !replay.in_window() {
             return;
@@ -364,8 +374,10 @@ impl Tracker {
             self.leave(call);
         }
         let ends = module.match_indices('.').map(|(end, _)| end).chain([module.len()]);
-        for path in ends.take(self.depth).map(|end| &module[..end]).filter(|path| !path.is_empty()) {
-            if !self.backward.iter().any(|call| call.path == path) {
+        for path in ends.take(self.depth).map(|end| &module[..end]) {
+            // A container (`GPT.h`) is never called, and has no states.
+            let was_called = self.modules.contains_key(path);
+            if was_called && !self.backward.iter().any(|call| call.path == path) {
                 let call = self.enter(
                     path.to_owned(),
                     State::PreBackward,

@@ -29,6 +29,15 @@ pub(super) const TYPES: &[(&str, &[Category])] = &[
     ("Other", &[Category::Other, Category::Input, Category::AutogradDetail, Category::None]),
 ];
 
+/// The option that counts what `MemTracker` counts.
+pub(super) const ROUNDED: Flag = Flag {
+    name: "rounded",
+    value: None,
+    default: "",
+    choices: &[],
+    help: "Count what was asked for, rounded up, as MemTracker does, not the blocks that were given",
+};
+
 /// The bytes of each of [`TYPES`].
 pub(super) type Types = [i64; TYPES.len()];
 
@@ -57,6 +66,7 @@ impl Report for Snapshot {
             },
             at::FLAG,
             Flag { name: "table", value: None, default: "", choices: &[], help: "A reStructuredText table" },
+            ROUNDED,
             Flag {
                 name: "as-of",
                 value: None,
@@ -85,13 +95,14 @@ impl Report for Snapshot {
             let at = options.text(at::FLAG.name);
             let found = if at.is_empty() && kind == "peak" {
                 at_peaks(
-                    &play(trace, Columns::of(&[]), options, Metric::Allocated, |_, _| {})?,
+                    &play(trace, Columns::of(&["rounded_bytes"]), options, Metric::Allocated, |_, _| {})?,
                     options,
                     &mut footer,
                 )
             } else {
                 let at = if at.is_empty() { At::End } else { at.parse()? };
-                let Some(played) = play_to(trace, at, Columns::of(&[]), options, |_, _| {})? else {
+                let Some(played) = play_to(trace, at, Columns::of(&["rounded_bytes"]), options, |_, _| {})?
+                else {
                     continue;
                 };
                 current(&played, options, &mut footer)
@@ -124,10 +135,11 @@ impl Report for Snapshot {
     }
 }
 
-fn sum(blocks: impl IntoIterator<Item = Block>) -> Types {
+fn sum(blocks: impl IntoIterator<Item = Block>, options: &Options) -> Types {
     let mut types = Types::default();
     for block in blocks {
-        types[type_of(block.owner.category)] += block.bytes;
+        let asked = options.is_set(ROUNDED.name) && block.rounded > 0;
+        types[type_of(block.owner.category)] += if asked { block.rounded } else { block.bytes };
     }
     types
 }
@@ -145,7 +157,7 @@ fn at_peaks(played: &Played, options: &Options, footer: &mut Footer) -> Vec<(i32
         .filter(|ordinal| wanted(*ordinal, options))
         .map(|ordinal| {
             footer.add_share(played, ordinal);
-            (ordinal, sum(played.replay.at_peak(ordinal, options.is_set("as-of"))))
+            (ordinal, sum(played.replay.at_peak(ordinal, options.is_set("as-of")), options))
         })
         .collect()
 }
@@ -158,7 +170,7 @@ fn current(played: &Played, options: &Options, footer: &mut Footer) -> Vec<(i32,
         .filter(|ordinal| wanted(*ordinal, options))
         .map(|ordinal| {
             footer.add_share(played, ordinal);
-            (ordinal, sum(played.replay.live_on(ordinal, options.is_set("as-of"))))
+            (ordinal, sum(played.replay.live_on(ordinal, options.is_set("as-of")), options))
         })
         .collect()
 }

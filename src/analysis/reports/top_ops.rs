@@ -3,8 +3,12 @@
 //! With `op` rows (`MEMTRACE_OPS=all`), an op's delta is the difference of `allocated` between its
 //! end and the end of the op before, as in `MemoryTracker`; the first op has none. Without them, the
 //! allocations themselves are added up by the op that made them, and the page says so.
+//!
+//! Held against `MemoryTracker` in the same process: the series is the same to the byte. Names differ
+//! in two ways: it knows the overload (`mm.default`), and it names the module that was entered last,
+//! also in backward, where we name the one that the op belongs to.
 
-use memtrace_trace::EventName;
+use memtrace_trace::{Api, EventName};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
@@ -21,6 +25,10 @@ use crate::texts::{Symbol, Texts};
 
 /// See the module.
 pub(super) struct TopOps;
+
+/// What torch calls the frame in which a dispatch mode, such as `MemoryTracker`'s, sees an op. Of nested
+/// ops (`aten::linear`, `aten::addmm`) the one right inside it is the one that the mode was asked for.
+const DISPATCH_MODE: &str = "PythonDispatchMode";
 
 /// `MemoryTracker` prints "MB" for 1024² bytes.
 const MB: f64 = 1_048_576.0;
@@ -62,7 +70,7 @@ impl Report for TopOps {
             let mut ops = Ops::new(options);
             let played = play(
                 trace,
-                Columns::of(&["ts_ns", "device", "op", "module"]),
+                Columns::of(&["ts_ns", "device", "op", "module", "api", "name", "latency_ns"]),
                 options,
                 Metric::Allocated,
                 |row, replay| {
@@ -106,6 +114,13 @@ struct Sum {
     blocks: u64,
 }
 
+/// The op row before.
+struct Child {
+    op: Symbol,
+    module: Symbol,
+    start_ns: i64,
+}
+
 struct Ops {
     device: Option<i32>,
     legacy: bool,
@@ -117,10 +132,15 @@ struct Ops {
     before: Option<i64>,
     count: usize,
     series: Vec<Totals>,
-    phase: Symbol,
-    /// The op index at which a phase began, with the phase.
-    marks: Vec<(usize, Symbol, Symbol)>,
+    /// The index of the op that came next when the root module's forward began, each time.
+    fw_start: Vec<usize>,
+    /// The same when it ended.
+    fw_bw_boundary: Vec<usize>,
     sums: FxHashMap<(Symbol, Symbol), Sum>,
+    /// The op row before: in a program under a dispatch mode, what the mode was asked for.
+    child: Child,
+    /// Only what a dispatch mode sees counts, since one was seen.
+    dispatched: bool,
     /// Failed calls for a segment on a GPU, and requests given up on.
     failed: u64,
     ooms: u64,
@@ -138,17 +158,45 @@ impl Ops {
             before: None,
             count: 0,
             series: Vec::new(),
-            phase: Symbol::NONE,
-            marks: Vec::new(),
+            fw_start: Vec::new(),
+            fw_bw_boundary: Vec::new(),
             sums: FxHashMap::default(),
+            child: Child { op: Symbol::NONE, module: Symbol::NONE, start_ns: i64::MIN },
+            dispatched: false,
             failed: 0,
             ooms: 0,
+        }
+    }
+
+    /// From the first op of a dispatch mode on, as `MemoryTracker` counts from where it was started.
+    fn start_again(&mut self) {
+        self.dispatched = true;
+        self.largest.clear();
+        self.numbers.clear();
+        self.before = None;
+        self.series.clear();
+        // The forward that is running began with this op.
+        let running = self.fw_start.len() > self.fw_bw_boundary.len();
+        self.fw_start = if running { vec![0] } else { Vec::new() };
+        self.fw_bw_boundary.clear();
+        self.count = 0;
+    }
+
+    /// The root module's forward begins or ends: `MemoryTracker`'s markers have the index of the next op.
+    fn root(&mut self, row: &Record, replay: &Replay) {
+        let is_root = replay.texts.get(row.api).as_ref() == Api::Module.name()
+            && !replay.texts.get(row.name).contains('.');
+        match row.event {
+            _ if !is_root => {}
+            EventName::RangeBegin => self.fw_start.push(self.count),
+            _ => self.fw_bw_boundary.push(self.count),
         }
     }
 
     fn feed(&mut self, row: &Record, replay: &Replay) {
         match row.event {
             EventName::Op => self.op(row, replay),
+            EventName::RangeBegin | EventName::RangeEnd => self.root(row, replay),
             EventName::Alloc => {
                 let sum = self.sums.entry((row.op, row.module)).or_default();
                 sum.bytes += row.delta_bytes;
@@ -161,6 +209,22 @@ impl Ops {
     }
 
     fn op(&mut self, row: &Record, replay: &Replay) {
+        let start_ns = row.ts_ns - row.latency_ns;
+        let child = std::mem::replace(&mut self.child, Child { op: row.op, module: row.module, start_ns });
+        // With a row for each outermost op only, the row before is no child of this one.
+        let has_child = child.start_ns >= start_ns;
+        let is_mode = (has_child || self.dispatched) && replay.texts.get(row.op).as_ref() == DISPATCH_MODE;
+        if is_mode && !self.dispatched {
+            self.start_again();
+        }
+        if self.dispatched && !is_mode {
+            return;
+        }
+        let (op, module) = if is_mode && has_child { (child.op, child.module) } else { (row.op, row.module) };
+        // As `MemoryTracker`: it is everywhere and allocates nothing.
+        if is_mode && replay.texts.get(op).as_ref() == "aten::detach" {
+            return;
+        }
         // The op's device is the one it ran on; `MemoryTracker` looks at the current device only.
         let wanted = self.device.or((row.device != HOST).then_some(row.device));
         let totals = match wanted {
@@ -172,17 +236,13 @@ impl Ops {
                 .map(|device: &Device| device.totals),
         }
         .unwrap_or_default();
-        if row.phase != self.phase {
-            self.marks.push((self.count, self.phase, row.phase));
-            self.phase = row.phase;
-        }
-        let number = self.numbers.entry(row.op).or_default();
+        let number = self.numbers.entry(op).or_default();
         if let Some(before) = self.before.replace(totals.allocated) {
             let delta = totals.allocated - before;
             let op = Op {
                 index: self.count,
-                op: row.op,
-                module: row.module,
+                op,
+                module,
                 phase: row.phase,
                 step: row.step,
                 number: *number,
@@ -328,19 +388,12 @@ impl Ops {
         });
         if options.is_set("series") {
             let column = |get: fn(&Totals) -> i64| self.series.iter().map(get).collect::<Vec<_>>();
-            let marks = |wanted: &dyn Fn(&str, &str) -> bool| {
-                self.marks
-                    .iter()
-                    .filter(|(_, from, to)| wanted(&texts.get(*from), &texts.get(*to)))
-                    .map(|(index, ..)| *index)
-                    .collect::<Vec<_>>()
-            };
             value["series"] = json!({
                 "allocated_bytes": column(|totals| totals.allocated),
                 "active_bytes": column(|totals| totals.active),
                 "reserved_bytes": column(|totals| totals.reserved),
-                "fw_start": marks(&|_, to| to == "forward"),
-                "fw_bw_boundary": marks(&|from, _| from == "forward"),
+                "fw_start": self.fw_start,
+                "fw_bw_boundary": self.fw_bw_boundary,
             });
         }
         value
