@@ -362,13 +362,35 @@ def install(torch, native, keep_wrappers):
         except Exception:
             pass
 
+    def make_nodes():
+        """Makes nodes of autograd's graph: src/preload/sequence.rs learns from them where their numbers are."""
+        try:
+            with quiet(), quiet_ops(), torch.inference_mode(False), torch.enable_grad():
+                node = torch.zeros(1, device="cpu", requires_grad=True)
+                for _ in range(20):
+                    node = node.neg()
+        except Exception:
+            pass
+
+    if not compiling():
+        make_nodes()
     # All of them are found first, so that nothing is half installed.
     before, after = optimizers.register_optimizer_step_pre_hook, optimizers.register_optimizer_step_post_hook
-    modules.register_module_forward_pre_hook(before_forward)
+    handles = [modules.register_module_forward_pre_hook(before_forward)]
     try:
-        modules.register_module_forward_hook(after_forward, always_call=True)
+        handles.append(modules.register_module_forward_hook(after_forward, always_call=True))
     except TypeError:
-        modules.register_module_forward_hook(after_forward)
+        handles.append(modules.register_module_forward_hook(after_forward))
+    ours = {handle.id for handle in handles}
+    kinds = ("backward_pre_hooks", "backward_hooks", "forward_pre_hooks", "forward_hooks")
+    tables = [getattr(modules, "_global_" + kind) for kind in kinds if hasattr(modules, "_global_" + kind)]
+
+    def has_any_global_hook():
+        """torch.compile asks this and warns of global hooks; it is not to warn of ours."""
+        return any(key not in ours for table in tables for key in table)
+
+    if hasattr(modules, "_has_any_global_hook"):
+        modules._has_any_global_hook = has_any_global_hook
     before(before_step)
     after(after_step)
     return after_backward, out_of_memory

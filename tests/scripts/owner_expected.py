@@ -1,0 +1,72 @@
+"""Holds the blocks of a trace against the owners that `owner_cases.py` expects.
+
+owner_expected.py FOLDER: holds `CASE.PID.json` and, below `trace`, `*.PID.csv`. A block is known by its size;
+the last of a size counts, or, with `some`, any one. Its category is the one that it had at its end.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from owner_check import rows
+
+
+def blocks(path):
+    """Of each block its first row, what it was known as at its end, and the last mark before it."""
+    found, mark = {}, ""
+    for row in rows(path):
+        if row["event"] == "mark":
+            mark = row["name"]
+        elif row["event"] == "alloc":
+            found[row["alloc_id"]] = {**row, "mark": mark, "eventual": row["category"], "owner": row["module"]}
+        elif row["event"] == "tag" and row["delta_bytes"] > 0 and row["alloc_id"] in found:
+            found[row["alloc_id"]].update(eventual=row["category"], owner=row["module"], phase=row["phase"])
+    return list(found.values())
+
+
+def differs(block, wanted, others):
+    """What of a block is not as it should be."""
+    pairs = []
+    for name, value in wanted.items():
+        if name == "module":
+            pairs.append((name, block["owner"], value))
+        elif name == "category":
+            pairs.append((name, block["eventual"], value))
+        elif name == "phase":
+            pairs.append((name, block["phase"], value))
+        elif name == "backward_of":
+            pairs += [("module", block["owner"], value), ("phase", block["phase"], "backward")]
+        elif name == "after":
+            pairs.append(("mark", block["mark"], value))
+        elif name == "sibling":
+            same = {other["owner"] for other in others if other["delta_bytes"] == value * 512}
+            pairs.append(("module", {block["owner"]}, same))
+    return [f"{name} {found!r}, not {value!r}" for name, found, value in pairs if found != value]
+
+
+def main():
+    folder = Path(sys.argv[1])
+    bad = checked = 0
+    for file in sorted(folder.glob("*.json")):
+        case, pid, _ = file.name.rsplit(".", 2)
+        traces = [path for path in folder.glob(f"trace/*.{pid}.csv")]
+        if len(traces) != 1:
+            print(f"{case}: {len(traces)} traces")
+            bad += 1
+            continue
+        found = blocks(traces[0])
+        for wanted in json.loads(file.read_text()):
+            checked += 1
+            of_size = [block for block in found if block["delta_bytes"] == wanted["bytes"]]
+            several = "some" in wanted or "after" in wanted
+            tried = [differs(block, wanted, found) for block in (of_size if several else of_size[-1:])]
+            if not tried or all(tried):
+                bad += 1
+                count = wanted["bytes"] // 512
+                print(f"{case}: block of {count}: {min(tried, key=len) if tried else 'is not there'}")
+    print(f"{checked} owners checked, {bad} wrong")
+    sys.exit(1 if bad or not checked else 0)
+
+
+if __name__ == "__main__":
+    main()
