@@ -186,11 +186,11 @@ pub(crate) mod defaults {
 
     /// Does nothing but fill the out-parameters named.
     macro_rules! fills {
-        ($($name:ident($($arg:ident: $type:ty),*) { $($place:ident = $value:expr;)* })*) => {
+        ($($kind:ident $name:ident($($arg:ident: $type:ty),*) { $($place:ident = $value:expr;)* })*) => {
             #[expect(non_upper_case_globals, reason = "named as the functions that they count")]
             mod fill_calls {
                 use $crate::answer::{Call, Kind};
-                $(pub(super) static $name: Call = Call::new(stringify!($name), Kind::Guess, super::$name as *const ());)*
+                $(pub(super) static $name: Call = Call::new(stringify!($name), Kind::$kind, super::$name as *const ());)*
             }
 
             /// These names.

@@ -70,7 +70,7 @@ answers! {
     Real fn cublasSetAtomicsMode(address: Word, mode: c_int) { set(address, mode, |handle| &handle.atomics) }
     Real fn cublasGetAtomicsMode(address: Word, out: Out<c_int>) { get(address, out, |handle| &handle.atomics) }
     /// One algorithm that needs no workspace: PyTorch allocates its own size whatever this says.
-    Guess fn cublasLtMatmulAlgoGetHeuristic(
+    Success fn cublasLtMatmulAlgoGetHeuristic(
         _handle: Word, _operation: Word, _a: Word, _b: Word, _c: Word, _d: Word, _preference: Word,
         wanted: c_int, results: Out<Heuristic>, count: Out<c_int>,
     ) {

@@ -218,7 +218,7 @@ answers! {
     Success fn cudnnDestroy(_handle: Word) { OK }
     Real fn cudnnSetStream(handle: Word, stream: Word) { lock(&STREAMS).insert(handle, stream); OK }
     Real fn cudnnGetStream(handle: Word, out: Out<usize>) { out.give(stream_of(handle)) }
-    Guess fn cudnnBackendCreateDescriptor(kind: c_int, out: Out<usize>) {
+    Real fn cudnnBackendCreateDescriptor(kind: c_int, out: Out<usize>) {
         let Some(real) = real() else { return out.give(leak([0u64; 32])) };
         let status = (real.create)(kind, out);
         if let (OK, Some(descriptor)) = (status, out.get()) {

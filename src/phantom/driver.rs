@@ -1,11 +1,12 @@
 //! The driver: initialization, devices, contexts, and handing out its functions by name.
 
 use std::ffi::{c_char, c_int};
+use std::sync::Mutex;
 
 use crate::answer::{self, Kind, answers};
 use crate::device::{attribute, bus_id, driver_version, limit_of};
 use crate::ffi::{INVALID_DEVICE, INVALID_VALUE, NO_DEVICE, NOT_FOUND, OK, Out, Status, Text, Word};
-use crate::machine::{current_index, device, machine, set_current};
+use crate::machine::{current_index, device, lock, machine, set_current};
 
 /// The handle of a device's primary context: it stands for nothing and only has to tell the device.
 pub(crate) fn context(device: usize) -> usize {
@@ -96,6 +97,45 @@ fn error_name(status: Status) -> &'static std::ffi::CStr {
     }
 }
 
+/// Says, once for each, which library brought a runtime of its own that cannot work here. NVIDIA's own
+/// libraries have one too, but are answered before they would use it.
+fn name_asker() {
+    static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let mut frames = [std::ptr::null_mut(); 16];
+    // SAFETY: at most as many addresses as there is room for.
+    let found = unsafe { libc::backtrace(frames.as_mut_ptr(), frames.len() as c_int) };
+    let own = library_of(name_asker as *mut libc::c_void);
+    let callers = frames.iter().take(found.max(0) as usize).filter_map(|&frame| library_of(frame));
+    let Some(asker) = callers.into_iter().find(|library| Some(library) != own.as_ref()) else { return };
+    let file = asker.rsplit('/').next().unwrap_or(&asker).to_owned();
+    if NVIDIA.iter().any(|name| file.starts_with(name)) {
+        return;
+    }
+    let mut said = lock(&SAID);
+    if !said.contains(&file) {
+        eprintln!(
+            "memtrace: {file} has a CUDA runtime linked into it and asks for undocumented tables of the driver, which \
+             the phantom device does not have: what it does on the device will fail"
+        );
+        said.push(file);
+    }
+}
+
+const NVIDIA: [&str; 9] =
+    ["libcu", "libnccl", "libnv", "libtorch", "libc10", "libcaffe2", "libcupti", "libnpp", "libmemtrace"];
+
+/// The file of the library that an address lies in.
+fn library_of(address: *mut libc::c_void) -> Option<String> {
+    // SAFETY: all zero is a value of this plain struct.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: takes any address, and `info` is a place for the answer.
+    if unsafe { libc::dladdr(address, &raw mut info) } == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader's name of a loaded library.
+    Some(unsafe { std::ffi::CStr::from_ptr(info.dli_fname) }.to_string_lossy().into_owned())
+}
+
 answers! {
     Real fn cuInit(_flags: u32) { if machine().devices.is_empty() { NO_DEVICE } else { OK } }
     Real fn cuDriverGetVersion(out: Out<c_int>) { out.give(driver_version()) }
@@ -175,7 +215,11 @@ answers! {
     Success fn cuProfilerStop() { OK }
     /// Undocumented tables through which a static runtime reaches into the driver; without them it
     /// says that the driver is too old, which is a plain refusal.
-    Unsupported fn cuGetExportTable(out: Out<usize>, _id: Word) { out.put(0); INVALID_VALUE }
+    Unsupported fn cuGetExportTable(out: Out<usize>, _id: Word) {
+        out.put(0);
+        name_asker();
+        INVALID_VALUE
+    }
 }
 
 fn uuid(index: c_int) -> [u8; 16] {

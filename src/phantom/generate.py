@@ -123,7 +123,7 @@ def kept(section):
         return {}
     with open(path) as file:
         match = re.search(rf"^{section}! \{{\n(.*?)^\}}", file.read(), re.M | re.S)
-    return {re.match(r"\s*(\w+)", line)[1]: line.strip() for line in match[1].splitlines() if line.strip()} if match else {}
+    return {re.match(r"\s*(?:Guess |Success )?(\w+)", line)[1]: line.strip() for line in match[1].splitlines() if line.strip()} if match else {}
 
 
 def main(pythons):
@@ -148,7 +148,9 @@ def main(pythons):
         shape = parameters(name, shapes.get(name, ""))
         if shape:
             body = " ".join(f"{place} = {value};" for place, value in shape[1])
-            fills[name] = f"{name}({', '.join(shape[0])}) {{ {body} }}"
+            # A handle is an answer like any other; a size is a guess.
+            kind = "Success" if all(value == "opaque_handle()" for _, value in shape[1]) else "Guess"
+            fills[name] = f"{kind} {name}({', '.join(shape[0])}) {{ {body} }}"
         else:
             (work if WORK.fullmatch(name) else success)[name] = f"{name},"
     refused = {**kept("refuse"), **{name: f"{name}," for name in driver}}

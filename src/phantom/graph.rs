@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
 
 use crate::answer::answers;
+use crate::device::driver_version;
 use crate::ffi::{INVALID_HANDLE, OK, Out, Status, Word, leak};
 use crate::machine::{fail, lock};
 use crate::stream::stream;
@@ -95,10 +96,12 @@ answers! {
     Success fn cudaGraphUpload(_graph: Word, _on: Word) { OK }
     Real fn cudaGraphGetNodes(graph: Word, list: Out<usize>, count: Out<usize>) { nodes(graph, list, count) }
     Real fn cudaGraphGetRootNodes(graph: Word, list: Out<usize>, count: Out<usize>) { nodes(graph, list, count) }
-    /// As CUDA 13 has it; the older call has its count where this has its edges.
+    /// As CUDA 13 has it; the older call has its count where this has its edges, and nothing after.
     Guess fn cudaGraphNodeGetDependencies(_node: Word, _list: Word, edges: Out<usize>, count: Out<usize>) {
         edges.put(0);
-        count.put(0);
+        if driver_version() >= 13000 {
+            count.put(0);
+        }
         OK
     }
     Success fn cudaGraphDebugDotPrint(_graph: Word, _path: Word, _flags: u32) { OK }
