@@ -3,13 +3,12 @@
 //! Asked on the writer thread when the trace begins: the libraries are loaded then.
 
 use std::ffi::CStr;
-use std::path::Path;
 
 use memtrace_trace::Meta;
 use memtrace_trace::config::Settings;
 
 use crate::real::{find_in_loaded, loaded_libraries};
-use crate::requested;
+use crate::{pools, requested, torch};
 
 /// The oldest and the newest minor version of torch 2 that was tried.
 const TRIED: (u32, u32) = (1, 15);
@@ -31,13 +30,16 @@ const NEEDED_FOR_OPS: &[&CStr] =
 
 /// Adds torch's version and what degrades.
 pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
-    let Some(c10) = loaded_libraries("libc10.so").into_iter().next() else { return };
-    let version = version(Path::new(&*c10.to_string_lossy()));
+    if loaded_libraries("libc10.so").is_empty() {
+        return;
+    }
+    let version = torch::version();
     if let Some(version) = &version {
         meta.versions.insert("torch".to_owned(), version.clone());
     }
+    let numbers = version.as_deref().and_then(torch::numbers);
     let torch = version.map_or("this torch".to_owned(), |version| format!("torch {version}"));
-    if let Some((major, minor)) = numbers(&torch)
+    if let Some((major, minor)) = numbers
         && (major != 2 || !(TRIED.0..=TRIED.1).contains(&minor))
     {
         meta.degraded.push(format!("{torch} was never tried: 2.{} to 2.{} were", TRIED.0, TRIED.1));
@@ -54,17 +56,7 @@ pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
     if meta.allocator.caching && meta.allocator.backend == "native" && !requested::is_hooked() {
         meta.degraded.push(format!("{torch}: requested sizes are unknown"));
     }
-}
-
-/// The version in `torch/version.py`, beside the folder of torch's libraries.
-fn version(c10: &Path) -> Option<String> {
-    let text = std::fs::read_to_string(c10.parent()?.parent()?.join("version.py")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("__version__ = "))?;
-    Some(line.trim().trim_matches(['\'', '"']).to_owned())
-}
-
-/// The first two numbers of `torch 2.11.0+cu130`.
-fn numbers(torch: &str) -> Option<(u32, u32)> {
-    let mut parts = torch.strip_prefix("torch ")?.split('.');
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+    if numbers.and_then(pools::slot).is_none() {
+        meta.degraded.push(format!("{torch}: private pools are not told apart: pool is 0"));
+    }
 }

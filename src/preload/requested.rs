@@ -11,6 +11,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::real::find_in_loaded;
+use crate::{pools, torch};
 
 /// `std::atomic<CUDAAllocator*> c10::cuda::CUDACachingAllocator::allocator`.
 const ALLOCATOR: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
@@ -80,6 +81,11 @@ pub(crate) fn install() {
     }
     REAL_ALLOCATE.store(copy[2 + ALLOCATE], Ordering::Release);
     copy[2 + ALLOCATE] = allocate as *mut c_void;
+    if let Some(slot) = torch::version().and_then(|version| pools::slot(torch::numbers(&version)?))
+        && 2 + slot < words
+    {
+        copy[2 + slot] = pools::hook(copy[2 + slot]);
+    }
     let copy = Box::leak(copy);
     // SAFETY: the object's own first word. No one is in the middle of a call through it that could see
     // half a pointer, and the old table stays valid for whoever read it before.

@@ -90,7 +90,7 @@ pub const COLUMNS: &[Column] = &[
     ),
     int("step", "the training step; -1 before the first"),
     int("stream", "the current stream at the allocation; 0 is the default stream"),
-    int("pool", "the allocator's private pool (graphs, MemPool); 0 for the default"),
+    int("pool", "the allocator's private pool (graphs, MemPool), numbered as they come; 0 for the default"),
     int("latency_ns", "time inside the call; of `op` rows the op's duration; 0 on block rows"),
     int("stack_id", "0, or an id in the `<name>.stacks.csv` beside the trace"),
     text(

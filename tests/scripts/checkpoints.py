@@ -29,6 +29,12 @@ def checkpoint(label, **more):
         [s["device"], s["address"], s["total_size"], s["stream"], s["segment_pool_id"] != (0, 0)]
         for s in torch.cuda.memory_snapshot()
     ]
+    line["pools"] = [
+        [s["device"], address, list(s["segment_pool_id"])]
+        for s in torch.cuda.memory_snapshot()
+        for address, b in _placed(s)
+        if b["state"] == "active_allocated" and s["segment_pool_id"] != (0, 0)
+    ]
     line["blocks"] = [
         [s["device"], address, b["size"], b["requested_size"], b["state"], s["stream"]]
         for s in torch.cuda.memory_snapshot()

@@ -14,7 +14,7 @@ use crate::callers::{Library, library_at};
 use crate::context;
 use crate::device::current_device;
 use crate::guard::{Outermost, shielded};
-use crate::{init, requested};
+use crate::{init, pools, requested};
 
 type Out = *mut *mut c_void;
 
@@ -140,6 +140,7 @@ fn call_event(kind: Kind, api: Api, caller: *const c_void) -> Event {
         api: api as u8,
         flags: if is_torch_allocator || requested::is_inside() { Event::FROM_TORCH_ALLOCATOR } else { 0 },
         reserved: u64::from(name),
+        source: if is_torch_allocator { pools::current() } else { 0 },
         context,
         step,
         ..Event::default()

@@ -61,10 +61,12 @@ fn exported(name: &[u8]) -> Option<Exported> {
 pub(crate) fn lock_for_fork() {
     nvtx::lock_for_fork();
     cuda_events::lock_for_fork();
+    crate::pools::lock_for_fork();
 }
 
 /// After a fork, on both sides.
 pub(crate) fn unlock_after_fork() {
+    crate::pools::unlock_after_fork();
     cuda_events::unlock_after_fork();
     nvtx::unlock_after_fork();
 }
