@@ -20,7 +20,7 @@ use rustc_hash::FxHashMap;
 use crate::guard::shielded;
 use crate::real::real_dlsym;
 use crate::say::say;
-use crate::{context, init, sequence};
+use crate::{context, init, ops, sequence};
 
 const SOURCE: &str = concat!(include_str!("hooks.py"), "\0");
 
@@ -174,7 +174,7 @@ fn call(function: &AtomicPtr<c_void>) -> c_int {
     if function.is_null() {
         return 0;
     }
-    let result = python!(PyObject_CallObject(function, null_mut()) as Call);
+    let result = ops::unseen(|| python!(PyObject_CallObject(function, null_mut()) as Call));
     release(result);
     if result.is_null() { -1 } else { 0 }
 }
@@ -188,7 +188,7 @@ pub(crate) fn is_wanted() -> bool {
 /// Runs in Python's main thread with the GIL. It returns 0 whatever happens: anything else would raise
 /// in the program.
 unsafe extern "C" fn pending(_: *mut c_void) -> c_int {
-    let outcome = shielded(run);
+    let outcome = shielded(|| ops::unseen(run));
     match outcome {
         Some(Outcome::Installed) => {
             sequence::modules_are_known();

@@ -36,8 +36,9 @@ const NOWHERE: usize = usize::MAX;
 const WORDS: usize = 32;
 /// From the number to the forward thread's id, in words.
 const TO_THREAD: usize = 13;
-/// How many ops a word must have agreed with.
-const ENOUGH: u32 = 24;
+/// How many ops a word must have agreed with. `hooks.py` runs twice as many when it is installed, so that
+/// the place is known before the first forward.
+const ENOUGH: u32 = 8;
 /// After so many ops without a result, there is none.
 const TOO_MANY: u32 = 20_000;
 
@@ -113,12 +114,10 @@ fn word(record: *const c_void, index: usize) -> u64 {
 /// An op begins on this thread: what node it may make belongs to the module that it runs in.
 #[inline]
 pub(crate) fn remember(record: *const c_void) {
-    if !MODULES.load(Ordering::Relaxed) {
-        return;
-    }
     match PLACE.load(Ordering::Relaxed) {
         NOWHERE => {}
         0 => watch(record),
+        _ if !MODULES.load(Ordering::Relaxed) => {}
         place => {
             let number = word(record, place);
             if (number as i64) < 0 {
