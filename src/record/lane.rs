@@ -49,6 +49,8 @@ pub(crate) struct Lane {
     /// Ops left out on purpose that no `Lost` event tells of yet: the next chunk does, since a row for
     /// each would be no less than the op's own.
     left_out: u64,
+    /// The last wait for a free chunk was in vain.
+    waited: bool,
 }
 
 thread_local! {
@@ -92,6 +94,7 @@ impl Lane {
             last: 0,
             untold: 0,
             left_out: 0,
+            waited: false,
         }
     }
 
@@ -140,7 +143,7 @@ impl Lane {
 
     /// Adds events that belong together (a definition and its text) and are not counted.
     pub(crate) fn define(&mut self, events: &[Event]) {
-        if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < events.len()) && !self.next_chunk(PATIENCE) {
+        if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < events.len()) && !self.next_chunk() {
             // What it names would have no name to the end of the trace.
             self.recorder.keep_definition(events);
             return;
@@ -165,9 +168,7 @@ impl Lane {
 
     #[cold]
     fn push_slowly(&mut self, event: Event) {
-        // Once an event was dropped the next ones do not wait: the program has waited enough.
-        let patience = if self.untold == 0 { PATIENCE } else { Duration::ZERO };
-        if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < 2) && !self.next_chunk(patience) {
+        if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < 2) && !self.next_chunk() {
             self.untold += 1;
             self.count_dropped();
             return;
@@ -183,15 +184,19 @@ impl Lane {
     }
 
     /// Gives the chunk to the writer thread and takes a free one.
-    fn next_chunk(&mut self, patience: Duration) -> bool {
+    fn next_chunk(&mut self) -> bool {
         if let Some(full) = self.chunk.take() {
             full.finish();
         }
+        // Once a wait was in vain, for an event or for a definition, the next ones do not wait: the program
+        // has waited enough.
+        let patience = if self.waited { Duration::ZERO } else { PATIENCE };
         if !patience.is_zero() && self.pool().is_empty() {
             // The writer thread looks less often than this thread waits.
             self.recorder.nudge();
         }
         self.chunk = self.pool().take(self.tid, self.shared.id, self.chunks, patience);
+        self.waited = self.chunk.is_none();
         match &self.chunk {
             Some(chunk) => {
                 self.chunks += 1;

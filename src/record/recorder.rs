@@ -310,8 +310,15 @@ impl Recorder {
         lane
     }
 
+    fn define(&'static self, events: &[Event]) {
+        // Nobody reads them any more, and nobody would give a full chunk back.
+        if !self.closed.load(Ordering::Relaxed) {
+            with_lane(self, |lane| lane.define(events));
+        }
+    }
+
     fn define_text(&'static self, id: TextId, text: &str) {
-        with_lane(self, |lane| lane.define(&text_events(id, text)));
+        self.define(&text_events(id, text));
     }
 
     fn define_stack(&'static self, id: StackId, frame: Frame) {
@@ -322,7 +329,7 @@ impl Recorder {
             extra: i64::from(frame.op),
             ..Event::default()
         };
-        with_lane(self, |lane| lane.define(&[event]));
+        self.define(&[event]);
     }
 
     fn define_context(&'static self, id: ContextId, context: Context) {
@@ -337,7 +344,7 @@ impl Recorder {
             clock_ns: context.stream as u64,
             ..Event::default()
         };
-        with_lane(self, |lane| lane.define(&[event]));
+        self.define(&[event]);
     }
 }
 
