@@ -499,12 +499,23 @@ impl Encoder {
     fn block<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
         self.caching = true;
         self.reconcile(tid, event, sink)?;
+        // An address that is handed out again was freed, and that report was lost.
+        if event.size >= 0
+            && let Some(missed) = self.blocks.remove(&event.addr)
+        {
+            self.oddities.missed_frees += 1;
+            let totals = self.device(missed.device);
+            totals.allocated -= missed.bytes;
+            totals.active -= missed.bytes;
+            self.freed(tid, event, &missed, sink)?;
+        }
         let totals = self.device(event.device);
-        let gap = totals.allocated + event.size != event.allocated as i64;
+        // What other reports that were lost did to the total.
+        let gap = (event.allocated as i64).wrapping_sub(totals.allocated).wrapping_sub(event.size);
         let deferred = event.flags & Event::DEFERRED != 0;
-        totals.active += if deferred { 0 } else { event.size };
+        totals.active = totals.active.wrapping_add(gap).wrapping_add(if deferred { 0 } else { event.size });
         totals.allocated = event.allocated as i64;
-        self.oddities.gaps += u64::from(gap);
+        self.oddities.gaps += u64::from(gap != 0);
         self.statistics.peak(event.device, event.allocated as i64, event.reserved as i64);
         let unknown = Live {
             alloc_id: 0,
@@ -531,8 +542,7 @@ impl Encoder {
             if let Some(deferred) = self.deferred.remove(&event.addr) {
                 self.device(event.device).active -= deferred.bytes;
             }
-            let before = self.blocks.insert(event.addr, live);
-            self.oddities.missed_frees += u64::from(before.is_some());
+            self.blocks.insert(event.addr, live);
             self.allocated(tid, event, &live, sink)
         } else {
             let live = self.blocks.remove(&event.addr);
@@ -982,6 +992,19 @@ mod tests {
         let rows = run(&mut encoder, &[owned, block(64, -512, 0, 0), block(64, 512, 512, 0)]).0;
         assert_eq!((rows[1].2, rows[1].6.as_str()), (1, "GPT.h.0"));
         assert_eq!((rows[2].2, rows[2].6.as_str()), (3, NONE));
+    }
+
+    #[test]
+    fn a_lost_report_leaves_neither_its_block_nor_its_bytes_behind() {
+        let mut encoder = encoder();
+        // Two frees were lost: of the block at 64, which is handed out again, and of the one at 4096.
+        let events = [block(64, 512, 512, 0), block(4096, 1024, 1536, 0), block(64, 512, 512, 0)];
+        let rows = run(&mut encoder, &events).0;
+        let second: Vec<_> = rows.iter().skip(2).map(|row| (row.0, row.1, row.2, row.3, row.4)).collect();
+        assert_eq!(second, [(3, EventName::Free, 1, -512, 1024), (4, EventName::Alloc, 4, 512, 512)]);
+        let Totals { allocated, active, .. } = encoder.totals(0);
+        assert_eq!((allocated, active), (512, 512));
+        assert_eq!((encoder.oddities.missed_frees, encoder.oddities.gaps), (1, 1));
     }
 
     #[test]
