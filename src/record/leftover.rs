@@ -56,8 +56,12 @@ struct Journal {
 #[must_use]
 pub fn process_start(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may hold anything; the 22nd field is the 20th behind it.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+    // The name, in parentheses, may hold anything; behind it the state is the first field, the number of
+    // threads the 18th, the start the 20th.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    // One that nobody waited for is gone. (When only its main thread ended it has other threads.)
+    let is_gone = *fields.first()? == "Z" && matches!(*fields.get(17)?, "0" | "1");
+    if is_gone { None } else { fields.get(19)?.parse().ok() }
 }
 
 /// Is the process that writes the trace of this journal still there?
@@ -86,17 +90,20 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
         return Ok(Repaired::Complete);
     }
     let whole = fs::metadata(csv)?.len();
+    // 0: killed before the first checkpoint, which comes after the meta row. And a trace on a disk that lost
+    // its power may be shorter than it was.
+    let csv_len = whole_lines(csv, if journal.csv_len == 0 { whole } else { journal.csv_len })?;
     // The trace first, and the journal only when it is on the disk.
     let mut file = OpenOptions::new().read(true).write(true).open(csv)?;
     let mut encoder = journal.encoder();
     journal.define(&names_path(&journal_path), &mut encoder);
     encoder.stacks_are_told(last_stack(csv)?);
-    let prefix = File::open(csv)?.take(journal.csv_len);
+    let prefix = File::open(csv)?.take(csv_len);
     let mut reader = Reader::new(csv, prefix).map_err(io::Error::other)?;
     while let Some(row) = reader.next_row().map_err(io::Error::other)? {
         encoder.seed(&row);
     }
-    file.set_len(journal.csv_len)?;
+    file.set_len(csv_len)?;
     file.seek(SeekFrom::End(0))?;
     let mut sink = Tail { writer: RowWriter::without_header(file), rows: 0 };
     let mut last_ns = journal.run.start_ns;
@@ -116,7 +123,7 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
     remove_unfinished(csv);
     let _ = fs::remove_file(names_path(&journal_path));
     fs::remove_file(&journal_path)?;
-    Ok(Repaired::Finished { rows: sink.rows, cut: whole.saturating_sub(journal.csv_len) })
+    Ok(Repaired::Finished { rows: sink.rows, cut: whole.saturating_sub(csv_len) })
 }
 
 /// Removes journals in `folder` that nobody can want: of processes that are gone and whose traces were
@@ -186,6 +193,17 @@ fn journal_of(csv: &Path) -> io::Result<Option<(PathBuf, u64)>> {
         return Ok(None);
     }
     Ok(Some((journal, u64::from(reader.meta().part.max(1)))))
+}
+
+/// The length of the whole lines in the first `most` bytes of the file.
+fn whole_lines(path: &Path, most: u64) -> io::Result<u64> {
+    let mut file = File::open(path)?;
+    let end = file.metadata()?.len().min(most);
+    let start = end.saturating_sub(1 << 20);
+    file.seek(SeekFrom::Start(start))?;
+    let mut tail = Vec::new();
+    file.take(end - start).read_to_end(&mut tail)?;
+    Ok(tail.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| start + last as u64 + 1))
 }
 
 /// Is the last line of the file whole, and an `end` row?
