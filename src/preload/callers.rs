@@ -22,9 +22,15 @@ struct Range {
     library: Library,
 }
 
+struct Ranges {
+    /// What the loader counted when they were read: libraries that it loaded and unloaded.
+    version: (u64, u64),
+    ranges: Vec<Range>,
+}
+
 /// The code of every loaded library, sorted. Replaced as a whole and never freed: it changes only when
 /// a call comes from a library that was loaded since.
-static RANGES: AtomicPtr<Vec<Range>> = AtomicPtr::new(null_mut());
+static RANGES: AtomicPtr<Ranges> = AtomicPtr::new(null_mut());
 
 /// The library that the code at `address` belongs to; generated code belongs to `(unknown)`.
 pub(crate) fn library_at(address: *const c_void) -> Library {
@@ -32,17 +38,37 @@ pub(crate) fn library_at(address: *const c_void) -> Library {
     if let Some(library) = look_up(address) {
         return library;
     }
-    let fresh = Box::into_raw(Box::new(loaded_code()));
-    // The old table may be in use by another thread: it stays, some hundred bytes a library.
-    RANGES.store(fresh, Ordering::Release);
+    let version = loader_version();
+    // SAFETY: null or a table that is never freed nor changed.
+    let known = unsafe { RANGES.load(Ordering::Acquire).as_ref() };
+    // Generated code is in no library: it must not make a table at each of its calls.
+    if known.is_none_or(|known| known.version != version) {
+        let fresh = Box::into_raw(Box::new(Ranges { version, ranges: loaded_code() }));
+        // The old table may be in use by another thread: it stays, some hundred bytes a library.
+        RANGES.store(fresh, Ordering::Release);
+    }
     look_up(address).unwrap_or_else(|| Library { name: text_id("(unknown)"), is_torch_allocator: false })
 }
 
 fn look_up(address: usize) -> Option<Library> {
     // SAFETY: null or a table that is never freed nor changed.
-    let ranges = unsafe { RANGES.load(Ordering::Acquire).as_ref() }?;
+    let ranges = &unsafe { RANGES.load(Ordering::Acquire).as_ref() }?.ranges;
     let index = ranges.partition_point(|range| range.end <= address);
     ranges.get(index).filter(|range| range.start <= address).map(|range| range.library)
+}
+
+/// How many libraries the loader has loaded and unloaded.
+fn loader_version() -> (u64, u64) {
+    unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
+        // SAFETY: `data` is the pair below, and `info` is valid during the call.
+        let (version, info) = unsafe { (&mut *data.cast::<(u64, u64)>(), &*info) };
+        *version = (info.dlpi_adds, info.dlpi_subs);
+        1
+    }
+    let mut version = (0, 0);
+    // SAFETY: `first` has the type that is asked for and the pair outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut version).cast()) };
+    version
 }
 
 /// The executable segments of everything loaded. `dl_iterate_phdr` takes a lock that the loader holds

@@ -63,7 +63,9 @@ pub(crate) fn install() {
     }
     // SAFETY: the exported atomic pointer of libc10_cuda, which stays loaded.
     let object = unsafe { *place };
-    if object.is_null() || HOOKED.load(Ordering::Acquire) == object {
+    // One object only: `REAL_ALLOCATE` is one function. An allocator that the program puts in its place
+    // later (`change_current_allocator`) reports nothing, and the first one may still be called.
+    if object.is_null() || !HOOKED.load(Ordering::Acquire).is_null() {
         return;
     }
     // SAFETY: a C++ object with virtual functions begins with the address of its vtable.
@@ -71,7 +73,8 @@ pub(crate) fn install() {
     // SAFETY: two words before its first function a vtable has its offset and type.
     let begin = unsafe { vtable.sub(2) };
     let words = readable_words(begin).min(WORDS);
-    if words < 2 + ALLOCATE + 1 || HOOKED.swap(object, Ordering::AcqRel) == object {
+    let is_first = || HOOKED.compare_exchange(null_mut(), object, Ordering::AcqRel, Ordering::Acquire).is_ok();
+    if words < 2 + ALLOCATE + 1 || !is_first() {
         return;
     }
     let mut copy = vec![null_mut(); WORDS].into_boxed_slice();
