@@ -15,11 +15,7 @@ use memtrace_trace::{Api, Event, Kind};
 use super::cuda_events;
 use crate::guard::shielded;
 use crate::real::{RealFn, find_in_loaded};
-<<<<<<< HEAD
-use crate::{context, init, python, requested};
-=======
-use crate::{context, init, ops, pools, python, requested};
->>>>>>> f81140e (preload: the private pool of a block, held against torch's snapshots)
+use crate::{context, init, pools, python, requested};
 
 type Report = unsafe extern "C-unwind" fn(*mut c_void, i64, usize, usize, u64);
 type OutOfMemory = unsafe extern "C-unwind" fn(i64, usize, usize, u64);
@@ -124,9 +120,10 @@ unsafe extern "C-unwind" fn report_memory_usage(
         shielded(|| {
             let Some(recorder) = init::recorder() else { return };
             let (context, step) = context::of_report(current_stream(ordinal), size, ordinal);
-            let (mut extra, mut flags) = (-1, 0);
+            let (mut extra, mut source, mut flags) = (-1, 0, 0);
             if size >= 0 {
                 extra = requested::of_block(size);
+                source = pools::take();
                 cuda_events::forget_recorded();
             } else if cuda_events::free_is_deferred(ptr as u64, ordinal) {
                 flags = Event::DEFERRED;
@@ -141,6 +138,7 @@ unsafe extern "C-unwind" fn report_memory_usage(
                 api: Api::CachingAllocator as u8,
                 device: ordinal,
                 flags,
+                source,
                 addr: ptr as u64,
                 size,
                 allocated: allocated as u64,
@@ -149,23 +147,7 @@ unsafe extern "C-unwind" fn report_memory_usage(
                 step,
                 extra,
                 ..Event::default()
-<<<<<<< HEAD
             });
-=======
-            };
-            if size >= 0 {
-                event.extra = requested::of_block(size);
-                event.source = pools::take();
-                cuda_events::forget_recorded();
-            } else if cuda_events::free_is_deferred(event.addr, ordinal) {
-                event.flags = Event::DEFERRED;
-            }
-            ops::count(size, ordinal);
-            if python::is_wanted() {
-                python::schedule();
-            }
-            recorder.record(|clock_ns| Event { clock_ns, ..event });
->>>>>>> f81140e (preload: the private pool of a block, held against torch's snapshots)
         });
     } else if is_cpu(device) && wants_host_tensors() {
         shielded(|| host_tensor(ptr as u64, size));
