@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 use memtrace_record::clock::now_ns;
 use memtrace_record::encoder::{Encoder, RowSink};
+use memtrace_record::{Recorder, Session};
+use memtrace_trace::config::Settings;
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::writer::RowWriter;
 use memtrace_trace::{Api, Event, Kind, Row};
@@ -37,7 +39,13 @@ fn main() {
     let gcc = Command::new("gcc").args(["-O2", "-fPIC", "-shared", "-o"]).arg(&c10).arg(source).status();
     assert!(gcc.unwrap().success());
     let preload = format!("{}:{}", library().display(), c10.display());
-    println!("a block report, in clock reads (aim: 1.5 at most)");
+    println!("an event alone, in clock reads (aim: 1.5 at most)");
+    for threads in [1, 2] {
+        let (event, clock) = alone(threads);
+        let ratio = event / clock;
+        println!("  {threads} at once {:22} {ratio:.2}   ({event:.1} ns; a clock read is {clock:.1} ns)", "");
+    }
+    println!("a block report with context, stream and requested size, in clock reads (aim: 2 at most)");
     for (name, enabled, threads) in
         [("one thread", "1", "1"), ("two threads", "1", "2"), ("MEMTRACE_ENABLED=0, one thread", "0", "1")]
     {
@@ -52,6 +60,50 @@ fn main() {
     let file = tempfile::tempfile().unwrap();
     println!("  {:32} {:.2} million", "into a file", rows_per_second(file) / 1e6);
     println!("  {:32} {:.2} million", "into nothing", rows_per_second(io::sink()) / 1e6);
+}
+
+/// ns for an event and for a clock read: what `Recorder::record` costs, without any hook.
+fn alone(threads: usize) -> (f64, f64) {
+    let folder = tempfile::tempdir().unwrap().keep();
+    let settings = Settings { out: folder.clone(), ..Settings::default() };
+    let session: &'static Session = Box::leak(Box::new(Session {
+        out: folder,
+        host: "bench".to_owned(),
+        rank: 0,
+        rounding: Rounding::default(),
+        caching: true,
+        describe: |_| {},
+        say: |line| eprintln!("{line}"),
+        settings,
+    }));
+    let recorder = Recorder::get(session).unwrap();
+    let record = |thread: usize, live: bool| {
+        let size = if live { 512 } else { -512 };
+        recorder.record(|clock_ns| Event {
+            clock_ns,
+            kind: Kind::Block as u8,
+            api: Api::CachingAllocator as u8,
+            addr: 0x7f00_0000_0000 + thread as u64 * 512,
+            size,
+            allocated: 512,
+            reserved: 2 << 20,
+            extra: -1,
+            ..Event::default()
+        });
+    };
+    on_threads(threads, |barrier, thread| measure(record, barrier, thread))
+}
+
+/// The means over threads that work at once.
+fn on_threads(threads: usize, work: impl Fn(&Barrier, usize) -> (f64, f64) + Sync) -> (f64, f64) {
+    let barrier = Barrier::new(threads);
+    let medians: Vec<(f64, f64)> = std::thread::scope(|scope| {
+        let (barrier, work) = (&barrier, &work);
+        let workers: Vec<_> = (0..threads).map(|thread| scope.spawn(move || work(barrier, thread))).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+    });
+    let mean = |of: fn(&(f64, f64)) -> f64| medians.iter().map(of).sum::<f64>() / medians.len() as f64;
+    (mean(|m| m.0), mean(|m| m.1))
 }
 
 /// The library as `cargo bench` built it, among the dependencies of this program.
@@ -71,24 +123,20 @@ fn inside() {
     assert!(!found.is_null(), "the library was not preloaded");
     // SAFETY: the signature is c10::reportMemoryUsageToProfiler's.
     let report = unsafe { std::mem::transmute::<*mut c_void, Report>(found) };
-    let barrier = Barrier::new(threads);
-    let medians: Vec<(f64, f64)> = std::thread::scope(|scope| {
-        let barrier = &barrier;
-        let workers: Vec<_> =
-            (0..threads).map(|thread| scope.spawn(move || measure(report, barrier, thread))).collect();
-        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
-    });
-    let mean = |of: fn(&(f64, f64)) -> f64| medians.iter().map(of).sum::<f64>() / medians.len() as f64;
-    let (event, clock) = (mean(|m| m.0), mean(|m| m.1));
+    let call = |thread: usize, live: bool| {
+        let addr = (0x7f00_0000_0000 + thread * 512) as *mut c_void;
+        // SAFETY: by its signature; the address is only written down. The device is CUDA 0.
+        unsafe { report(addr, if live { 512 } else { -512 }, 512, 2 << 20, 1) };
+    };
+    let (event, clock) = on_threads(threads, |barrier, thread| measure(call, barrier, thread));
     println!("{:.2}   ({event:.1} ns; a clock read is {clock:.1} ns)", event / clock);
     io::stdout().flush().unwrap();
 }
 
-/// ns for a report and for a clock read, on one thread among those that meet at the barrier.
-fn measure(report: Report, barrier: &Barrier, thread: usize) -> (f64, f64) {
+/// ns for an event and for a clock read, on one thread among those that meet at the barrier.
+fn measure(event: impl Fn(usize, bool), barrier: &Barrier, thread: usize) -> (f64, f64) {
     let mut events = Vec::new();
     let mut clocks = Vec::new();
-    let addr = (0x7f00_0000_0000 + thread * 512) as *mut c_void;
     for _ in 0..BATCHES {
         std::thread::sleep(PAUSE);
         barrier.wait();
@@ -99,9 +147,7 @@ fn measure(report: Report, barrier: &Barrier, thread: usize) -> (f64, f64) {
         let mut live = false;
         events.push(timed(|| {
             live = !live;
-            let size = if live { 512 } else { -512 };
-            // SAFETY: by its signature; the address is only written down. The device is CUDA 0.
-            unsafe { report(addr, size, 512, 2 << 20, 1) };
+            event(thread, live);
         }));
     }
     (median(events), median(clocks))

@@ -175,7 +175,7 @@ impl Pool {
         header.index.store(index, Ordering::Relaxed);
         header.consumed.iter().for_each(|consumed| consumed.store(0, Ordering::Relaxed));
         header.in_use.store(1, Ordering::Release);
-        Some(ChunkWriter { pool: self, chunk, len: 0 })
+        Some(ChunkWriter { pool: self, number: chunk, chunk: self.chunk(chunk), len: 0 })
     }
 
     /// Full chunks and those of ended threads, in the order of their lanes.
@@ -325,7 +325,9 @@ fn anonymous(length: usize) -> io::Result<MmapRaw> {
 /// The filling end of a chunk: there is one, on one thread.
 pub struct ChunkWriter {
     pool: &'static Pool,
-    chunk: u32,
+    number: u32,
+    /// The chunk itself, so that an event costs no look-up.
+    chunk: &'static Chunk,
     len: u32,
 }
 
@@ -333,7 +335,7 @@ impl ChunkWriter {
     /// The chunk's number.
     #[must_use]
     pub fn number(&self) -> u32 {
-        self.chunk
+        self.number
     }
 
     /// How many more events fit.
@@ -345,7 +347,7 @@ impl ChunkWriter {
     /// Adds an event; the caller saw that there is [`ChunkWriter::room`].
     #[inline(always)]
     pub fn push(&mut self, event: Event) {
-        let chunk = self.pool.chunk(self.chunk);
+        let chunk = self.chunk;
         let slot = chunk.slots[self.len as usize].get();
         // SAFETY: this is the chunk's only writer, and no reader looks at slots from `committed` on.
         unsafe { slot.write(event) };
@@ -355,7 +357,7 @@ impl ChunkWriter {
 
     /// Adds several events that readers see at once or not at all.
     pub fn push_all(&mut self, events: &[Event]) {
-        let chunk = self.pool.chunk(self.chunk);
+        let chunk = self.chunk;
         for event in events {
             let slot = chunk.slots[self.len as usize].get();
             // SAFETY: as in `push`.
@@ -368,7 +370,7 @@ impl ChunkWriter {
     /// Hands the chunk to the writer thread.
     pub fn finish(self) {
         // The channel has room for every chunk there is.
-        let _ = self.pool.full.0.try_send(self.chunk);
+        let _ = self.pool.full.0.try_send(self.number);
     }
 }
 
