@@ -48,16 +48,22 @@ static WATCHED: AtomicU32 = AtomicU32::new(0);
 static WATCHER: AtomicU64 = AtomicU64::new(0);
 static LAST: AtomicU64 = AtomicU64::new(0);
 
-/// The modules of the last numbers of a thread: each entry the low half of the number and the module.
-struct Ring {
-    entries: Box<[AtomicU64]>,
-}
+/// The modules of the last numbers of all threads; 0 is empty. Not by thread: a program may start one for
+/// every forward (`DataParallel` does), and torch never gives the id of one to another.
+static MODULE_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
+/// Nodes of all graphs that are alive at once; older ones are forgotten. A thread's numbers follow each
+/// other, so those of one thread are this far apart before two of them meet.
+const PLACES: usize = 1 << 19;
 
-/// Nodes of a graph that are alive at once; older ones are forgotten.
-const RING: usize = 1 << 16;
-/// Threads that may run a forward; torch counts its threads from 1.
-const THREADS: usize = 4096;
-static RINGS: [AtomicPtr<Ring>; THREADS] = [const { AtomicPtr::new(null_mut()) }; THREADS];
+/// The place of a number of a thread, and what is in it for this number: the upper half of an entry, whose
+/// lower half is the module.
+fn place_of(thread: u64, number: u64) -> (&'static AtomicU64, u64) {
+    // Threads begin anywhere in the table, far from each other.
+    let first = thread.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
+    let index = first.wrapping_add(number) as usize % PLACES;
+    let key = (thread & 0xFFFF) << 16 | (number / PLACES as u64) & 0xFFFF;
+    (&MODULE_OF[index], key)
+}
 
 thread_local! {
     static OWN: Cell<u64> = const { Cell::new(0) };
@@ -127,10 +133,8 @@ pub(crate) fn remember(record: *const c_void) {
                 0 => outside(),
                 module => module,
             };
-            if let Some(ring) = ring_of(thread_id(), true) {
-                let entry = number << 32 | u64::from(module);
-                ring.entries[number as usize % RING].store(entry, Ordering::Relaxed);
-            }
+            let (place, key) = place_of(thread_id(), number);
+            place.store(key << 32 | u64::from(module), Ordering::Relaxed);
         }
     }
 }
@@ -142,22 +146,9 @@ pub(crate) fn module_of(record: *const c_void) -> Option<TextId> {
         return None;
     }
     let (number, thread) = (word(record, place), word(record, place + TO_THREAD));
-    let ring = ring_of(thread, false)?;
-    let entry = ring.entries[number as usize % RING].load(Ordering::Relaxed);
-    ((number as i64) >= 0 && entry >> 32 == number & 0xFFFF_FFFF).then_some(entry as TextId)
-}
-
-fn ring_of(thread: u64, make: bool) -> Option<&'static Ring> {
-    let slot = RINGS.get(usize::try_from(thread).ok()?)?;
-    let mut ring = slot.load(Ordering::Acquire);
-    if ring.is_null() && make {
-        let entries = (0..RING).map(|_| AtomicU64::new(u64::MAX)).collect();
-        ring = Box::into_raw(Box::new(Ring { entries }));
-        // Only the thread itself makes its ring.
-        slot.store(ring, Ordering::Release);
-    }
-    // SAFETY: null or a ring that is never freed.
-    unsafe { ring.as_ref() }
+    let (place, key) = place_of(thread, number);
+    let entry = place.load(Ordering::Relaxed);
+    ((number as i64) >= 0 && entry != 0 && entry >> 32 == key).then_some(entry as TextId)
 }
 
 /// Looks for the number's place: the word that again and again is the number that comes next.
