@@ -42,6 +42,9 @@ static CURRENT_STREAM_FN: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 /// Finds what reports need; at torch's first call to CUDA.
 pub(super) fn install() {
     requested::install();
+    // Now and not in the first report, which comes under the allocator's mutex: the look-up takes a lock of
+    // the loader, which a thread may hold whose constructor waits for that mutex.
+    let _ = (REPORT.get(), OUT_OF_MEMORY.get());
     if CURRENT_STREAM_FN.load(Ordering::Relaxed).is_null() {
         CURRENT_STREAM_FN.store(find_in_loaded("libc10_cuda.so", CURRENT_STREAM), Ordering::Relaxed);
     }
