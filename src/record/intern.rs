@@ -52,9 +52,17 @@ impl Context {
     pub const INFERRED_PHASE: u8 = 4;
 }
 
+/// How many contexts and stacks are numbered, and how many bytes of texts: a program that gives each of its
+/// batches a range of its own would fill the memory with them. What comes later is told in less detail.
+const MOST: usize = if cfg!(test) { 1 << 10 } else { 1 << 20 };
+const MOST_TEXT: usize = if cfg!(test) { 64 << 10 } else { 64 << 20 };
+/// The text of what has no number any more.
+const TOO_MANY: &str = "(too many names)";
+
 /// What was numbered.
 #[derive(Default)]
 pub struct Tables {
+    text_bytes: usize,
     texts: FxHashMap<Box<str>, TextId>,
     text_list: Vec<Box<str>>,
     contexts: FxHashMap<Context, ContextId>,
@@ -73,6 +81,10 @@ impl Tables {
         if let Some(id) = self.texts.get(text) {
             return (*id, false);
         }
+        if self.text_bytes >= MOST_TEXT && text != TOO_MANY {
+            return self.text(TOO_MANY);
+        }
+        self.text_bytes += text.len() + size_of::<Box<str>>();
         self.text_list.push(text.into());
         let id = self.text_list.len() as TextId;
         self.texts.insert(text.into(), id);
@@ -87,6 +99,12 @@ impl Tables {
         if let Some(id) = self.contexts.get(&context) {
             return (*id, false);
         }
+        if self.context_list.len() >= MOST {
+            // Its phase and its stream are few.
+            let Context { phase, stream, flags, .. } = context;
+            let less = Context { phase, stream, flags, ..Context::default() };
+            return if less == context { (0, false) } else { self.context(less) };
+        }
         self.context_list.push(context);
         let id = self.context_list.len() as ContextId;
         self.contexts.insert(context, id);
@@ -97,6 +115,9 @@ impl Tables {
     pub fn stack(&mut self, frame: Frame) -> (StackId, bool) {
         if let Some(id) = self.stacks.get(&frame) {
             return (*id, false);
+        }
+        if self.stack_list.len() >= MOST {
+            return (frame.parent, false);
         }
         self.stack_list.push(frame);
         let id = self.stack_list.len() as StackId;
@@ -169,5 +190,23 @@ mod tests {
         assert_eq!(tables.context(context), (1, true));
         assert_eq!(tables.context(context), (1, false));
         assert_eq!(tables.context(Context::default()), (0, false));
+    }
+
+    #[test]
+    fn the_tables_have_an_end() {
+        let mut tables = Tables::default();
+        for number in 0..MOST as u32 {
+            assert!(tables.context(Context { phase: 1, module: number, ..Context::default() }).1);
+            assert!(tables.stack(Frame { parent: 0, op: number }).1);
+        }
+        // What was numbered keeps its number, and the rest has one that says less.
+        assert_eq!(tables.context(Context { phase: 1, module: 7, ..Context::default() }), (8, false));
+        assert_eq!(tables.context(Context { phase: 1, module: u32::MAX, ..Context::default() }), (1, false));
+        assert_eq!(tables.context(Context { phase: 2, module: u32::MAX, ..Context::default() }), (0, false));
+        assert_eq!(tables.stack(Frame { parent: 3, op: u32::MAX }), (3, false));
+        let long = "x".repeat(MAX_TEXT - 8);
+        let last = (0..100).map(|number| tables.text(&format!("{long}{number}")).0).last();
+        assert_eq!(tables.text_of(last.unwrap_or(0)), TOO_MANY);
+        assert!(tables.text_list.len() < 100);
     }
 }
