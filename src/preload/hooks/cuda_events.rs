@@ -34,6 +34,9 @@ struct Waiting {
     left: FxHashMap<u64, (i8, usize)>,
 }
 
+/// More streams than use one block.
+const MOST_STREAMS: usize = 1024;
+
 static WAITING: ForkLock<Option<Waiting>> = ForkLock::new(None);
 /// How many events are waited for: almost always none, and then a query costs nothing.
 static EVENTS: AtomicUsize = AtomicUsize::new(0);
@@ -88,6 +91,10 @@ fn recorded(event: *mut c_void, caller: *const c_void) {
         ANY.store(true, Ordering::Relaxed);
         let _ = RECORDED.try_with(|events| {
             if let Ok(mut events) = events.try_borrow_mut() {
+                // The library records other events too (`torch.Event`), on threads that free nothing.
+                if events.len() >= MOST_STREAMS {
+                    events.clear();
+                }
                 events.push(event as usize);
             }
         });
