@@ -573,7 +573,11 @@ fn role_of(name: &str, category: Option<&str>) -> Role {
 fn role_of_step(meaning: Meaning<'_>) {
     if let Meaning::Step(step) = meaning {
         USER_STEPS.store(true, Ordering::Relaxed);
-        STEP.store(i32::try_from(step).unwrap_or(i32::MAX), Ordering::Relaxed);
+        let before = STEP.swap(i32::try_from(step).unwrap_or(i32::MAX), Ordering::Relaxed);
+        if before < 0 {
+            // What came before the first step is `init`.
+            VERSION.fetch_add(1, Ordering::AcqRel);
+        }
     }
 }
 
