@@ -119,8 +119,15 @@ type Pending = unsafe extern "C" fn(*mut c_void) -> c_int;
 
 /// Has Python's main thread call `function` between two of its instructions.
 fn call_soon(function: Pending) -> bool {
-    let add = symbol_of_pending();
-    if add.is_null() {
+    let (add, is_initialized) = (symbol_of_pending(), symbol_of_initialized());
+    if add.is_null() || is_initialized.is_null() {
+        return false;
+    }
+    // SAFETY: the type in Python's pylifecycle.h; it may be called at any time. A program that embeds Python
+    // may not have begun with it, and the end of one has taken the queue's lock away.
+    let is_initialized: unsafe extern "C" fn() -> c_int = unsafe { std::mem::transmute(is_initialized) };
+    // SAFETY: as above.
+    if unsafe { is_initialized() } == 0 {
         return false;
     }
     // SAFETY: the type in Python's ceval.h.
@@ -322,6 +329,7 @@ macro_rules! cached {
     };
 }
 cached!(symbol_of_pending, c"Py_AddPendingCall");
+cached!(symbol_of_initialized, c"Py_IsInitialized");
 cached!(symbol_of_long, c"PyLong_FromLong");
 cached!(symbol_of_size, c"PyLong_AsSize_t");
 cached!(symbol_of_text, c"PyUnicode_AsUTF8AndSize");
