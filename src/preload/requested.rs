@@ -73,7 +73,8 @@ pub(crate) fn install() {
     // SAFETY: two words before its first function a vtable has its offset and type.
     let begin = unsafe { vtable.sub(2) };
     let words = readable_words(begin).min(WORDS);
-    let is_first = || HOOKED.compare_exchange(null_mut(), object, Ordering::AcqRel, Ordering::Acquire).is_ok();
+    let is_first =
+        || HOOKED.compare_exchange(null_mut(), object, Ordering::AcqRel, Ordering::Acquire).is_ok();
     if words < 2 + ALLOCATE + 1 || !is_first() {
         return;
     }
