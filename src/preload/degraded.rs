@@ -44,8 +44,11 @@ pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
     {
         meta.degraded.push(format!("{torch} was never tried: 2.{} to 2.{} were", TRIED.0, TRIED.1));
     }
+    if loaded_libraries("libc10_cuda.so").is_empty() {
+        return;
+    }
     for (library, symbol, lost) in NEEDED {
-        if !loaded_libraries(library).is_empty() && find_in_loaded(library, symbol).is_null() {
+        if find_in_loaded(library, symbol).is_null() {
             meta.degraded.push(format!("{torch}: {lost}"));
         }
     }
@@ -53,7 +56,7 @@ pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
     if settings.ops.callbacks() && !has_ops {
         meta.degraded.push(format!("{torch}: no ops, and no phases from them"));
     }
-    if meta.allocator.caching && meta.allocator.backend == "native" && !requested::is_hooked() {
+    if meta.allocator.caching && meta.allocator.backend == "native" && requested::is_missing() {
         meta.degraded.push(format!("{torch}: requested sizes are unknown"));
     }
     if numbers.and_then(pools::slot).is_none() {

@@ -27,6 +27,8 @@ type Allocate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, usize) -> 
 static REAL_ALLOCATE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 /// The object whose vtable is ours.
 static HOOKED: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+/// Was it tried?
+static TRIED: AtomicBool = AtomicBool::new(false);
 /// A request was larger than its block: this is not the function that it was taken for.
 static WRONG: AtomicBool = AtomicBool::new(false);
 
@@ -50,13 +52,16 @@ pub(crate) fn is_inside() -> bool {
     REQUESTED.try_with(Cell::get).unwrap_or(-1) >= 0
 }
 
-/// Is the allocator hooked, and nothing found wrong with it?
-pub(crate) fn is_hooked() -> bool {
-    !HOOKED.load(Ordering::Acquire).is_null() && !WRONG.load(Ordering::Relaxed)
+/// Can it be said that this torch's allocator is not hooked, or not as it was taken for? A trace may begin
+/// before torch calls CUDA, which is when it is hooked.
+pub(crate) fn is_missing() -> bool {
+    let tried = TRIED.load(Ordering::Relaxed) && HOOKED.load(Ordering::Acquire).is_null();
+    tried || WRONG.load(Ordering::Relaxed) || find_in_loaded("libc10_cuda.so", ALLOCATOR).is_null()
 }
 
 /// Puts our function into the allocator's vtable, when there is an allocator that has not got it.
 pub(crate) fn install() {
+    TRIED.store(true, Ordering::Relaxed);
     let place = find_in_loaded("libc10_cuda.so", ALLOCATOR).cast::<*mut c_void>();
     if place.is_null() {
         return;
