@@ -196,7 +196,7 @@ fn journal_of(csv: &Path) -> io::Result<Option<(PathBuf, u64)>> {
 }
 
 /// The length of the whole lines in the first `most` bytes of the file.
-fn whole_lines(path: &Path, most: u64) -> io::Result<u64> {
+pub(crate) fn whole_lines(path: &Path, most: u64) -> io::Result<u64> {
     let mut file = File::open(path)?;
     let end = file.metadata()?.len().min(most);
     let start = end.saturating_sub(1 << 20);

@@ -183,3 +183,12 @@ pub(crate) fn still_ours(file: &File, path: &Path) -> io::Result<()> {
         Err(io::Error::other("the file was replaced, or the program closed its descriptor"))
     }
 }
+
+/// Cuts what a failed write left behind the last whole line of a trace that ends early.
+///
+/// # Errors
+/// When the file is not ours any more: then nothing was done.
+pub(crate) fn cut_to_whole_lines(file: &File, path: &Path) -> io::Result<()> {
+    still_ours(file, path)?;
+    file.set_len(crate::leftover::whole_lines(path, u64::MAX)?)
+}

@@ -245,6 +245,11 @@ impl Recorder {
         }
     }
 
+    /// Does somebody wait for the writer thread to end?
+    pub(crate) fn is_finishing(&self) -> bool {
+        lock(&self.thread).is_none()
+    }
+
     /// The writer thread ends by itself, and takes the process with it: nobody is to wait for it.
     pub(crate) fn let_thread_go(&self) {
         drop(lock(&self.thread).take());

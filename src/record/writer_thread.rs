@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -35,7 +36,17 @@ const TOLD_OOMS: u32 = 3;
 
 /// Starts the thread with every signal blocked: the program's handlers must not run on it.
 pub(crate) fn spawn(recorder: &'static Recorder) -> io::Result<JoinHandle<()>> {
-    start_thread("memtrace", 512 << 10, move || Writer::run(recorder))
+    start_thread("memtrace", 512 << 10, move || {
+        if catch_unwind(AssertUnwindSafe(|| Writer::run(recorder))).is_err() {
+            recorder.close();
+            (recorder.session.say)(
+                "the trace ends early by a defect of memtrace; when the program has ended, memtrace check --repair finishes it",
+            );
+            if !recorder.is_finishing() {
+                answer_until_finish(recorder);
+            }
+        }
+    })
 }
 
 fn start_thread(
@@ -139,12 +150,17 @@ impl Writer {
         };
         if let Err(error) = writer.work() {
             recorder.close();
+            let Writer { sink, path, finishing, .. } = writer;
+            if output::cut_to_whole_lines(sink.0.get_ref(), &path).is_err() {
+                // The descriptor may be the program's by now: it is not ours to close.
+                std::mem::forget(sink);
+            }
             say(&format!(
                 "the trace ends early: {}: {error}; the program goes on untraced; free some space or set MEMTRACE_OUT",
-                writer.path.display()
+                path.display()
             ));
             recorder.pool().remove_file();
-            if !writer.finishing {
+            if !finishing {
                 answer_until_finish(recorder);
             }
         }
