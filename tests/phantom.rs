@@ -100,7 +100,10 @@ fn compiled_models_and_triton_kernels_run() {
     for version in TORCHES {
         let Some(python) = python(version) else { continue };
         let folder = tempfile::TempDir::new().unwrap();
-        std::os::unix::fs::symlink(library(), folder.path().join("libcuda.so.1")).unwrap();
+        // Triton 3.2 links with -lcuda, later ones by the full name.
+        for name in ["libcuda.so.1", "libcuda.so"] {
+            std::os::unix::fs::symlink(library(), folder.path().join(name)).unwrap();
+        }
         let (links, caches) = (folder.path().to_str().unwrap(), folder.path().join("caches"));
         let environment = [
             ("TRITON_LIBCUDA_PATH", links),
