@@ -329,6 +329,27 @@ fn two_runs_differ_by_owner_and_a_gate_can_fail() {
     assert_eq!(sum("after_bytes"), after["peak_allocated"]["bytes"]);
 }
 
+#[test]
+fn every_field_of_every_answer_is_documented() {
+    let page = std::fs::read_to_string(fixtures().join("../../docs/json.md")).unwrap();
+    let documented = |report: &str, field: &str| {
+        let row = page.lines().find(|line| line.starts_with(&format!("| `{report}` |")));
+        row.is_some_and(|row| row.contains(&format!("`{field}`")))
+    };
+    for report in reports::REPORTS.iter().filter(|report| report.name() != "budget") {
+        let traces = vec!["sharded"; report.inputs().len()];
+        let json = answer(report.name(), &traces, &options(&[("series", "")])).json;
+        for (field, value) in json.as_object().unwrap() {
+            assert!(documented(report.name(), field), "{}: {field}", report.name());
+            let first = value.as_array().and_then(|list| list.first()).and_then(Value::as_object);
+            for field in first.into_iter().flat_map(|object| object.keys()) {
+                let is_type = field.starts_with(char::is_uppercase);
+                assert!(is_type || documented(report.name(), field), "{}: {field}", report.name());
+            }
+        }
+    }
+}
+
 /// What one of PyTorch's own trackers printed in the process of the trace.
 fn tracker(name: &str) -> Value {
     let text = std::fs::read_to_string(fixtures().join(name).join("tracker.json")).unwrap();
