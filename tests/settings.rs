@@ -87,7 +87,7 @@ fn part(path: &Path) -> Part {
     let bytes = bytes(path);
     let mut reader = Reader::new(path, bytes.as_slice()).unwrap();
     let meta = reader.meta().clone();
-    let (mut rows, mut live, mut sum, mut first_seq, mut seq) = (Vec::new(), Live::new(), 0, 0, 0);
+    let (mut rows, mut live, mut sum, mut first_seq, mut seq) = (Vec::new(), Live::new(), (0, 0), 0, 0);
     let mut index = 0;
     while let Some(row) = reader.next_row().unwrap() {
         if index == 0 {
@@ -98,9 +98,12 @@ fn part(path: &Path) -> Part {
             let opening = index <= meta.opening_rows;
             assert_eq!(row.name == "live", opening, "{row:?}");
             take(&mut live, &row);
-            if row.device >= 0 && row.event.is_block() {
-                sum += row.delta_bytes;
-                assert_eq!(row.allocated_bytes, sum, "{}: {row:?}", path.display());
+            if row.device >= 0 {
+                let is_segment = row.event.as_str().starts_with("segment_");
+                sum.0 += if row.event.is_block() { row.delta_bytes } else { 0 };
+                sum.1 += if is_segment { row.delta_bytes } else { 0 };
+                let told = (row.allocated_bytes, row.reserved_bytes);
+                assert_eq!(told, sum, "{}: {row:?}", path.display());
             }
         }
         seq = row.seq;

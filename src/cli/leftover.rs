@@ -9,6 +9,10 @@ use memtrace_record::leftover::{Repaired, repair};
 pub(crate) fn finish(input: &Input) -> Result<bool> {
     let mut finished = false;
     for path in input.traces.iter().flat_map(|trace| trace.files()) {
+        // A part that has nothing of its own goes when the one before it is finished.
+        if !path.exists() {
+            continue;
+        }
         if path.extension().is_none_or(|extension| extension != "csv") {
             continue;
         }

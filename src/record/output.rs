@@ -50,9 +50,28 @@ pub(crate) fn create_trace(folder: &Path, name: &str) -> io::Result<(File, PathB
     create_numbered(|suffix| folder.join(format!("{name}{suffix}.csv")))
 }
 
-/// Makes the file of a later part beside the first.
+/// Makes the file of a later part beside the first, under a name that nobody takes for a trace: its
+/// opening is not whole yet.
 pub(crate) fn create_part(first: &Path, part: u32) -> io::Result<(File, PathBuf)> {
-    create_numbered(|suffix| first.with_extension(format!("part{part}{suffix}.csv")))
+    create_numbered(|suffix| {
+        let path = first.with_extension(format!("part{part}{suffix}{UNFINISHED}"));
+        // The name that it will have may be taken.
+        if path.with_extension("").exists() { first.to_owned() } else { path }
+    })
+}
+
+/// Gives the part its name, which is a free one.
+pub(crate) fn publish_part(unfinished: &Path) -> io::Result<PathBuf> {
+    let path = unfinished.with_extension("");
+    if fs::hard_link(unfinished, &path).is_ok() {
+        fs::remove_file(unfinished)?;
+    } else if path.exists() {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, path.display().to_string()));
+    } else {
+        // A file system without links.
+        fs::rename(unfinished, &path)?;
+    }
+    Ok(path)
 }
 
 /// Makes the first of `name("")`, `name("-2")`, ... that is not there.

@@ -331,6 +331,7 @@ impl Writer {
         self.encoder.open_part(now, make, &mut sink)?;
         sink.0.flush()?;
         let csv_len = sink.0.get_ref().stream_position()?;
+        let path = output::publish_part(&path)?;
         self.recorder.pool().set_part(part);
         self.merge.release(self.recorder, csv_len, names_len);
         let mut old = std::mem::replace(&mut self.sink, sink);

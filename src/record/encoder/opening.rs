@@ -64,7 +64,14 @@ impl Encoder {
             self.seq += 1;
         }
         for Piece { addr, live, deferred } in pieces {
-            self.change(&live, live.bytes);
+            if live.api == Api::CachingAllocator as u8 {
+                // Its segment is there already.
+                let totals = self.device(live.device);
+                totals.allocated += live.bytes;
+                totals.active += live.bytes;
+            } else {
+                self.change(&live, live.bytes);
+            }
             let event = match live.what {
                 What::Block => EventName::Live,
                 what => what.events().0,
