@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use memtrace_trace::config::{Settings, fill};
@@ -82,6 +82,8 @@ pub struct Recorder {
     thread: Mutex<Option<JoinHandle<()>>>,
     /// The writer thread says here that the trace exists, or that it cannot.
     ready: (Sender<()>, Receiver<()>),
+    /// Grows while the writer thread gets on.
+    progress: AtomicU64,
     /// No more events: the trace is finished, or cannot be written.
     closed: AtomicBool,
 }
@@ -89,6 +91,9 @@ pub struct Recorder {
 /// How long the first event waits for the trace to exist: some ms, more on a slow disk, and no longer
 /// than this when the writer thread waits for a lock of the loader that the first event's thread holds.
 const START: Duration = Duration::from_millis(250);
+
+/// How long the end of the process waits for a writer thread that does not get on.
+const STALLED: Duration = Duration::from_secs(5);
 
 static RECORDER: AtomicPtr<Recorder> = AtomicPtr::new(std::ptr::null_mut());
 static STATE: AtomicU8 = AtomicU8::new(IDLE_STATE);
@@ -190,6 +195,7 @@ impl Recorder {
             commands: bounded(64),
             thread: Mutex::new(None),
             ready: bounded(1),
+            progress: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         })
     }
@@ -240,8 +246,20 @@ impl Recorder {
             return;
         }
         let Some(thread) = lock(&self.thread).take() else { return };
-        if self.commands.0.send_timeout(Command::Finish, Duration::from_secs(5)).is_ok() {
-            let _ = thread.join();
+        if self.commands.0.send_timeout(Command::Finish, STALLED).is_err() {
+            return;
+        }
+        // As long as it gets on. A process that leaves from a signal handler may hold a lock that the
+        // writer thread needs: then the journal has the rest.
+        let (mut progress, mut since) = (0, Instant::now());
+        while !thread.is_finished() {
+            let now = self.progress.load(Ordering::Relaxed);
+            if now != progress {
+                (progress, since) = (now, Instant::now());
+            } else if since.elapsed() > STALLED {
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(200));
         }
     }
 
@@ -281,6 +299,10 @@ impl Recorder {
 
     pub(crate) fn kept_definitions(&self) -> Vec<Vec<Event>> {
         std::mem::take(&mut *lock(&self.kept))
+    }
+
+    pub(crate) fn got_on(&self) {
+        self.progress.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn say_ready(&self) {

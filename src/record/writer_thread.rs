@@ -276,8 +276,9 @@ impl Writer {
         self.flush()?;
         self.recorder.pool().remove_file();
         self.pack(self.path.clone());
-        if let Some(packer) = self.packer.take() {
-            let _ = packer.join();
+        while self.packer.as_ref().is_some_and(|packer| !packer.is_finished()) {
+            self.recorder.got_on();
+            std::thread::sleep(Duration::from_millis(5));
         }
         self.say_summary();
         Ok(())
@@ -367,6 +368,7 @@ impl Writer {
 
     /// True when there is more.
     fn encode_part(&mut self, watermark: u64) -> io::Result<bool> {
+        self.recorder.got_on();
         let Writer { merge, encoder, sink, recorder, meta, path, ooms_told, .. } = self;
         merge.drain(watermark, PART, &mut |tid, event| {
             encoder.encode(tid, event, sink)?;
