@@ -152,7 +152,12 @@ fn is_orphan(journal: &Path) -> Option<bool> {
     }
     let length = word(&header, layout::TRACE_LEN) as usize;
     let path = header.get(layout::TRACE..layout::TRACE + length).filter(|path| !path.is_empty())?;
-    Some(!Path::new(std::ffi::OsStr::from_bytes(path)).exists())
+    let first = Path::new(std::ffi::OsStr::from_bytes(path));
+    // It may be compressed by now, or deleted while later parts stay.
+    let (folder, stem) = (first.parent()?, first.file_stem()?.as_bytes());
+    let Ok(entries) = fs::read_dir(folder) else { return Some(!first.exists()) };
+    let of_trace = |name: &[u8]| name.strip_prefix(stem).is_some_and(|rest| rest.first() == Some(&b'.'));
+    Some(!entries.flatten().any(|entry| of_trace(entry.file_name().as_bytes())))
 }
 
 /// Removes what the process was compressing when it was killed: the part itself is still there.
