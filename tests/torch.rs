@@ -52,6 +52,7 @@ on_every_torch![
     a_process_that_never_uses_cuda_leaves_no_file,
     pandas_polars_and_duckdb_read_the_same_typed_columns,
     children_trace_into_their_own_files_or_leave_none,
+    ranks_of_torchrun_have_traces_of_their_own,
     a_killed_process_leaves_every_event_behind,
     faults_around_the_trace_cost_the_trace_and_never_the_program,
     a_trace_is_never_written_over_what_is_not_ours,
@@ -286,6 +287,25 @@ fn children_trace_into_their_own_files_or_leave_none(torch: &Torch) {
     }
 }
 
+fn ranks_of_torchrun_have_traces_of_their_own(torch: &Torch) {
+    let out = TempDir::new().unwrap();
+    let mut command = torch.traced_command_on("2xh100-80g", out.path());
+    command.args(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]);
+    let output = command.arg(scripts().join("ranks.py")).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let files = traces(out.path());
+    assert_eq!(files.len(), 2, "{files:?}");
+    for (rank, file) in files.iter().enumerate() {
+        assert!(file.to_string_lossy().contains(&format!(".r{rank}.")), "{files:?}");
+        let rows = read(file);
+        let taken: Vec<_> = rows.iter().filter(|row| row.event == "alloc").collect();
+        assert_eq!(taken.len(), 1);
+        assert_eq!((taken[0].device, taken[0].rank), (rank as i64, rank as i64));
+        assert_eq!(taken[0].delta_bytes, 512 * (rank as i64 + 1));
+        assert!(rows[0].name.contains(r#""world_size":2"#), "{}", rows[0].name);
+    }
+}
+
 fn a_killed_process_leaves_every_event_behind(torch: &Torch) {
     const ROUNDS: usize = 50;
     let run = torch.trace("kill_rounds.py", &[&ROUNDS.to_string()]).expect_success();
@@ -398,8 +418,12 @@ impl Torch {
 
     /// `memtrace run` of this python on the phantom device, tracing into `out`.
     fn traced_command(&self, out: &Path) -> Command {
+        self.traced_command_on(CARD, out)
+    }
+
+    fn traced_command_on(&self, card: &str, out: &Path) -> Command {
         let mut command = memtrace();
-        command.args(["run", "--phantom", CARD, "-o"]).arg(out).arg("--").arg(&self.python);
+        command.args(["run", "--phantom", card, "-o"]).arg(out).arg("--").arg(&self.python);
         for (name, value) in self.command().get_envs() {
             match value {
                 Some(value) => command.env(name, value),
@@ -495,6 +519,7 @@ impl Run {
 /// The columns of a row that the tests look at.
 #[derive(Clone, Debug, Deserialize)]
 struct Rec {
+    rank: i64,
     tid: i64,
     device: i64,
     event: String,
