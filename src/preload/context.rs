@@ -11,6 +11,7 @@ use memtrace_record::recorder::{Recorder, STEP, context_id, text_id};
 use memtrace_trace::ranges::{Meaning, meaning};
 use memtrace_trace::{Api, Event, Kind};
 
+use crate::ops::Cache;
 use crate::{init, ops, sequence};
 
 /// What an open range means, its text numbered.
@@ -42,6 +43,16 @@ struct Open {
     domain: usize,
     /// Is there a `range_begin` row? Ranges that opened before the trace did get theirs late.
     told: bool,
+    /// Of a module: what held around it, to return to.
+    around: Around,
+}
+
+/// What a thread knew at some moment.
+#[derive(Clone, Copy, Default)]
+struct Around {
+    base: Context,
+    context: ContextId,
+    version: u64,
 }
 
 impl Open {
@@ -70,6 +81,9 @@ struct Thread {
     bytes: Cell<i64>,
     /// The device of the last report.
     device: Cell<i8>,
+    /// Numbers of contexts and of joined paths: modules are entered again and again.
+    known: RefCell<Cache<Context, ContextId>>,
+    joined: RefCell<Cache<(TextId, TextId), TextId>>,
 }
 
 thread_local! {
@@ -83,6 +97,8 @@ thread_local! {
             autograd: Cell::new(0),
             bytes: Cell::new(0),
             device: Cell::new(0),
+            known: RefCell::new(Cache::new()),
+            joined: RefCell::new(Cache::new()),
         }
     };
 }
@@ -193,18 +209,33 @@ fn refresh(thread: &Thread, version: u64, stream: i64) {
                 }
             }
         }
-        Context { stream, ..base_of(&open, inherited_phase(thread), thread.is_autograd()) }
+        Context { stream, ..base_of(&open, inherited_phase(thread), thread) }
     });
     let base = base.unwrap_or_default();
     thread.base.set(base);
-    thread.context.set(context_id(base));
+    let place = base.module as usize * 7 + base.phase as usize + base.stream as usize;
+    let known = thread.known.try_borrow_mut();
+    let context = known.map(|mut known| known.get(place, &base, || context_id(base)));
+    thread.context.set(context.unwrap_or_else(|_| context_id(base)));
     thread.epoch.set(thread.epoch.get() + 1);
     thread.version.set(version);
 }
 
 /// What follows from a stack of ranges. A module's path replaces that of the module around it; the
 /// user's own levels stay, before it and behind it, and a whole path that the user gave stands alone.
-fn base_of(open: &[Open], inherited: TextId, on_autograd_thread: bool) -> Context {
+fn base_of(open: &[Open], inherited: TextId, thread: &Thread) -> Context {
+    let on_autograd_thread = thread.is_autograd();
+    let join = |path: TextId, level: TextId| {
+        if path == 0 || level == 0 {
+            return path | level;
+        }
+        let joined = thread.joined.try_borrow_mut();
+        let place = path as usize * 31 + level as usize;
+        joined.map_or_else(
+            |_| join(path, level),
+            |mut joined| joined.get(place, &(path, level), || join(path, level)),
+        )
+    };
     let mut context = Context { phase: inherited, ..Context::default() };
     let mut whole = false;
     // The user's levels around the outermost module.
@@ -245,11 +276,8 @@ fn base_of(open: &[Open], inherited: TextId, on_autograd_thread: bool) -> Contex
     context
 }
 
-/// `path.level`, or the one of them that there is.
+/// `path.level`.
 fn join(path: TextId, level: TextId) -> TextId {
-    if path == 0 || level == 0 {
-        return path | level;
-    }
     text_id(&with_tables(|tables| format!("{}.{}", tables.text_of(path), tables.text_of(level))))
 }
 
@@ -304,6 +332,11 @@ pub(crate) fn enter_module(path: TextId, key: usize) -> usize {
                 phase: 0,
                 domain: MODULES,
                 told: false,
+                around: Around {
+                    base: thread.base.get(),
+                    context: thread.context.get(),
+                    version: thread.version.get(),
+                },
             };
             if let Some(recorder) = Recorder::active().filter(|_| !is_paused()) {
                 range.told = true;
@@ -320,6 +353,9 @@ pub(crate) fn enter_module(path: TextId, key: usize) -> usize {
 /// The forward of the module at `key` ends, and with it those inside it that an exception left open.
 pub(crate) fn leave_module(key: usize) {
     let _ = THREAD.try_with(|thread| {
+        if let Some(range) = leave_innermost(thread, key) {
+            return close_as(Api::Module, range);
+        }
         let mut closed = Vec::new();
         if let Ok(mut open) = thread.open.try_borrow_mut() {
             let is_it = |range: &Open| matches!(range.role, Role::Module { key: of, .. } if of == key);
@@ -336,6 +372,28 @@ pub(crate) fn leave_module(key: usize) {
             close_as(Api::Module, range);
         }
     });
+}
+
+/// Almost every module that ends is the innermost range of its thread and lies in another module: what
+/// held around it holds again, unless something changed that threads have in common.
+fn leave_innermost(thread: &Thread, key: usize) -> Option<Open> {
+    let mut open = thread.open.try_borrow_mut().ok()?;
+    let range = *open.last()?;
+    let around = range.around;
+    let is_it = matches!(range.role, Role::Module { key: of, .. } if of == key);
+    if !is_it
+        || around.base.flags & Context::IN_MODULE == 0
+        || around.version != VERSION.load(Ordering::Acquire)
+        || around.base.stream != thread.base.get().stream
+    {
+        return None;
+    }
+    open.pop();
+    thread.base.set(around.base);
+    thread.context.set(around.context);
+    thread.epoch.set(thread.epoch.get() + 1);
+    thread.version.set(around.version);
+    Some(range)
 }
 
 /// The module object whose forward is the innermost on this thread; 0 for none.
@@ -429,7 +487,8 @@ pub(crate) fn start(name: &str, domain: usize, category: Option<&str>) -> u64 {
 fn open(name: &str, domain: usize, category: Option<&str>, id: u64) {
     let _ = THREAD.try_with(|thread| {
         let role = role_of(name, category);
-        let mut range = Open { role, name: text_id(name), id, phase: 0, domain, told: false };
+        let mut range =
+            Open { role, name: text_id(name), id, phase: 0, domain, told: false, around: Around::default() };
         if let Role::Phase(text) = role {
             range.phase = NEXT_ID.fetch_add(1, Ordering::Relaxed);
             change_phases(|phases| phases.push((range.phase, text)));

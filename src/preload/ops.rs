@@ -55,18 +55,19 @@ struct Running {
 }
 
 /// Remembers what was numbered; a power of two of entries, each overwritten by the next of its place.
-struct Cache<K, V> {
+pub(crate) struct Cache<K, V> {
     entries: Vec<(K, V)>,
 }
 
 const CACHE: usize = 512;
 
 impl<K: PartialEq + Clone + Default, V: Copy + Default> Cache<K, V> {
-    const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Cache { entries: Vec::new() }
     }
 
-    fn get(&mut self, place: usize, key: &K, make: impl FnOnce() -> V) -> V {
+    /// What was numbered for `key`, which belongs at `place`, or what `make` numbers now.
+    pub(crate) fn get(&mut self, place: usize, key: &K, make: impl FnOnce() -> V) -> V {
         if self.entries.is_empty() {
             self.entries.resize(CACHE, Default::default());
         }
