@@ -37,11 +37,23 @@ impl Input {
             }
             return Err(TraceError::NoTrace { path: path.to_owned() }.into());
         }
+        // A process that was killed in its first moment leaves an empty file; the others still count.
+        let (files, empty): (Vec<_>, Vec<_>) =
+            files.into_iter().partition(|file| std::fs::metadata(file).map_or(true, |data| data.len() > 0));
+        if files.is_empty() {
+            return Err(TraceError::NoTrace { path: path.to_owned() }.into());
+        }
         let traces = files.iter().map(|file| TraceFile::open(file)).collect::<Result<Vec<_>>>()?;
         let traces = joined(traces);
         let newest = traces.iter().max_by_key(|trace| trace.meta.start_unix_ns);
         let run = newest.map(|trace| trace.meta.run_id.clone()).unwrap_or_default();
         let mut input = Input { path: path.to_owned(), traces, notes: Vec::new() };
+        if !empty.is_empty() {
+            input.notes.push(format!(
+                "{} empty files were left out: their processes were killed at once",
+                empty.len()
+            ));
+        }
         let others = input.only_run(&run);
         if others > 0 {
             input.notes.push(format!("{others} files of other runs in this folder were left out"));

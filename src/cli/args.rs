@@ -43,6 +43,14 @@ fn run() -> Command {
             "Run on a device that is not there: h100-80g, 8xa100-80g, mem=48g,cc=8.9; `list` shows all",
         ))
         .arg(
+            Arg::new("phantom-dynamic")
+                .long("phantom-dynamic")
+                .value_name("HOW")
+                .requires("phantom")
+                .value_parser(PossibleValuesParser::new(["full", "half", "empty"]))
+                .help("How much nonzero, unique and masks find on it: their size depends on values [default: full]"),
+        )
+        .arg(
             Arg::new("quiet")
                 .short('q')
                 .long("quiet")

@@ -623,7 +623,7 @@ fn role_of(name: &str, category: Option<&str>) -> Role {
         Meaning::ModulePath(text) => Role::ModulePath(text_id(text)),
         Meaning::Level(text) => Role::Level(text_id(text)),
         Meaning::Op(text) => Role::Op(text_id(text)),
-        Meaning::Step(_) => Role::Step,
+        Meaning::Step(_) | Meaning::Library => Role::Step,
     }
 }
 

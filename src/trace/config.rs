@@ -325,11 +325,18 @@ const TABLE: &[Entry] = &[
 ];
 
 /// Variables that another part reads: the launcher or the phantom device.
-const OTHERS: &[Variable] = &[Variable {
-    name: "MEMTRACE_PHANTOM",
-    default: "",
-    help: "the card that the phantom device plays; memtrace run --phantom sets it",
-}];
+const OTHERS: &[Variable] = &[
+    Variable {
+        name: "MEMTRACE_PHANTOM",
+        default: "",
+        help: "the card that the phantom device plays; memtrace run --phantom sets it",
+    },
+    Variable {
+        name: "MEMTRACE_PHANTOM_DYNAMIC",
+        default: "full",
+        help: "how much nonzero, unique and masks find there: full, half or empty; --phantom-dynamic sets it",
+    },
+];
 
 /// Every variable, for the README and `memtrace help variables`.
 pub fn variables() -> impl Iterator<Item = &'static Variable> {

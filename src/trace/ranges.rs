@@ -16,7 +16,15 @@ pub enum Meaning<'a> {
     Op(&'a str),
     /// The number of a training step.
     Step(i64),
+    /// A library marks its own kernels: a row, but no owner.
+    Library,
 }
+
+/// NVTX domains of libraries that mark what they do for themselves: CUB and Thrust, which torch uses.
+pub const LIBRARY_DOMAINS: &[&str] = &["CCCL", "CUB", "Thrust"];
+
+/// The category that stands for a range of [`LIBRARY_DOMAINS`].
+pub const LIBRARY: &str = "library";
 
 /// Bare names that are phases, before what `MEMTRACE_PHASES` adds.
 pub const PHASE_WORDS: &[&str] = &[
@@ -45,6 +53,7 @@ pub fn meaning<'a>(name: &'a str, category: Option<&str>, more_phases: &[String]
         Some("phase") => return Meaning::Phase(name),
         Some("module") => return Meaning::ModulePath(name),
         Some("op") => return Meaning::Op(name),
+        Some(LIBRARY) => return Meaning::Library,
         Some("step") => {
             if let Ok(step) = name.trim().parse() {
                 return Meaning::Step(step);
@@ -141,5 +150,6 @@ mod tests {
         assert_eq!(meaning("GPT.h", Some("module"), &[]), Meaning::ModulePath("GPT.h"));
         assert_eq!(meaning("12", Some("step"), &[]), Meaning::Step(12));
         assert_eq!(meaning("12", Some("unknown"), &[]), Meaning::Level("12"));
+        assert_eq!(meaning("cub::DeviceScan", Some(LIBRARY), &[]), Meaning::Library);
     }
 }

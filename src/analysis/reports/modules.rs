@@ -299,7 +299,7 @@ impl Tracker {
             Meaning::ModulePath(path) => path.to_owned(),
             Meaning::Level(level) if row.module == Symbol::NONE => level.to_owned(),
             Meaning::Level(level) => format!("{}.{level}", replay.texts.get(row.module)),
-            Meaning::Phase(_) | Meaning::Op(_) | Meaning::Step(_) => return None,
+            Meaning::Phase(_) | Meaning::Op(_) | Meaning::Step(_) | Meaning::Library => return None,
         };
         // CUDA's own libraries mark their C++ functions; no module is called so.
         (path.matches('.').count() < self.depth && !path.contains("::")).then_some(path)

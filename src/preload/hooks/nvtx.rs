@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use memtrace_record::forklock::ForkLock;
 use memtrace_record::recorder::text_id;
+use memtrace_trace::ranges::{LIBRARY, LIBRARY_DOMAINS};
 use rustc_hash::FxHashMap;
 
 use crate::guard::shielded;
@@ -261,9 +262,10 @@ unsafe fn read(domain: usize, attributes: *const Attributes) -> (String, Option<
         }
         _ => String::new(),
     };
-    let category = with_names(|names| {
-        let ours = names.domains.get(&domain).is_some_and(|name| name == "memtrace");
-        if ours { names.categories.get(&(domain, attributes.category)).cloned() } else { None }
+    let category = with_names(|names| match names.domains.get(&domain).map(String::as_str) {
+        Some("memtrace") => names.categories.get(&(domain, attributes.category)).cloned(),
+        Some(name) if LIBRARY_DOMAINS.contains(&name) => Some(LIBRARY.to_owned()),
+        _ => None,
     });
     (message, category)
 }
