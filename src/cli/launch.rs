@@ -51,8 +51,6 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         // Triton links what it compiles against the libcuda.so.1 of this folder.
         symlink(&library, scratch.folder.join("libcuda.so.1")).context("cannot prepare for Triton")?;
         symlink(&library, scratch.folder.join("libcuda.so")).context("cannot prepare for Triton")?;
-        // torch asks NVML for the words of its OOM.
-        symlink(&library, scratch.folder.join("libnvidia-ml.so.1")).context("cannot prepare for NVML")?;
     }
     let out = Out::new(matches.get_one::<PathBuf>("out"))?;
 
@@ -62,13 +60,6 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     child.env("MEMTRACE_OUT", &out.folder).env("MEMTRACE_RUN_ID", &run_id).env(HELLO, scratch.hello());
     if let Some(card) = phantom {
         child.env(CARD_VARIABLE, card).env("TRITON_LIBCUDA_PATH", &scratch.folder);
-        let there = std::env::var_os("LD_LIBRARY_PATH").filter(|there| !there.is_empty());
-        let mut libraries = scratch.folder.clone().into_os_string();
-        if let Some(there) = there {
-            libraries.push(":");
-            libraries.push(there);
-        }
-        child.env("LD_LIBRARY_PATH", libraries);
         if let Some(how) = matches.get_one::<String>("phantom-dynamic") {
             child.env("MEMTRACE_PHANTOM_DYNAMIC", how);
         }
