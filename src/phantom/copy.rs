@@ -1,4 +1,4 @@
-//! Copies and sets. What they leave behind is decided in [`values`](crate::values); a large one
+//! Copies and sets. What they leave behind is decided in [`crate::values`]; a large one
 //! touches nothing, since nobody could read back what it would have moved.
 
 use std::sync::atomic::{AtomicBool, Ordering};
