@@ -41,13 +41,14 @@ impl Default for Statistics {
 impl Statistics {
     /// A block of `bytes` was handed out.
     pub fn block(&mut self, bytes: i64) {
-        self.blocks.saturating_record(bytes.max(0) as u64);
+        // `record` grows the histogram; `saturating_record` would cut the value to its size now.
+        let _ = self.blocks.record(bytes.max(0) as u64);
     }
 
     /// A call returned after `latency_ns`.
     pub fn call(&mut self, api: u8, latency_ns: i64, failed: bool) {
         let calls = self.calls.entry(api).or_insert_with(|| Calls { latency: histogram(), failed: 0 });
-        calls.latency.saturating_record(latency_ns.max(0) as u64);
+        let _ = calls.latency.record(latency_ns.max(0) as u64);
         calls.failed += u64::from(failed);
     }
 
