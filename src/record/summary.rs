@@ -113,6 +113,9 @@ mod tests {
         statistics.peak(0, 0, 2 << 20);
         let lines = statistics.lines();
         assert_eq!(lines[0], "GPU 0: peak allocated 512 B, peak reserved 2.00 MiB");
+        // Two digits are kept: 512 shares its place with 515.
+        assert!(lines[1].starts_with("1 blocks: p50 51"), "{}", lines[1]);
+        assert!(lines[2].contains("p50 2.0 us, p99 2.0 us"), "{}", lines[2]);
         assert!(
             lines[2].starts_with("cudaMalloc: 1 calls") && lines[2].ends_with("1 failed"),
             "{}",
