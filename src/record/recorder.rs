@@ -103,9 +103,6 @@ const STARTED: u8 = 2;
 
 /// The training step of the process; -1 before the first.
 pub static STEP: AtomicI32 = AtomicI32::new(-1);
-/// How many children the process counts behind it: grows with every fork, so that what a thread
-/// cached before one is stale after it.
-pub static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 impl Recorder {
     /// The recorder, when it has started.
@@ -204,7 +201,6 @@ impl Recorder {
     pub fn forget_after_fork() {
         RECORDER.store(std::ptr::null_mut(), Ordering::Release);
         STATE.store(IDLE_STATE, Ordering::Release);
-        GENERATION.fetch_add(1, Ordering::Release);
     }
 
     /// Records one event: `make` gets the clock, which is read here. It must not record nor intern.
