@@ -38,10 +38,9 @@ impl Encoder {
         let unseen = self.unseen(&pieces, &devices);
         let rows =
             pieces.iter().map(|piece| if piece.deferred { 2 } else { 1 }).sum::<usize>() + unseen.len();
-        let last = self.seq;
-        self.seq = last - rows as i64 - 1;
-        sink.row(&Row { event: EventName::Meta, name: &meta(rows as u64), ..self.blank(clock_ns) })?;
-        self.seq += 1;
+        let last = self.rows();
+        self.seq.set(last - rows as i64 - 1);
+        self.emit(&Row { event: EventName::Meta, name: &meta(rows as u64), ..self.blank(clock_ns) }, sink)?;
         for (device, bytes) in unseen {
             self.device(device).reserved += bytes;
             let event = Event {
@@ -60,8 +59,7 @@ impl Encoder {
                 name: LIVE,
                 ..self.base(0, &event, device, 0)
             };
-            sink.row(&Row { tid: self.pid, ..row })?;
-            self.seq += 1;
+            self.emit(&Row { tid: self.pid, ..row }, sink)?;
         }
         for Piece { addr, live, deferred } in pieces {
             if live.api == Api::CachingAllocator as u8 {
@@ -82,7 +80,8 @@ impl Encoder {
                 self.say_again(clock_ns, EventName::Free, addr, &live, -live.bytes, sink)?;
             }
         }
-        (self.devices, self.pinned, self.seq) = (devices, pinned, last);
+        (self.devices, self.pinned) = (devices, pinned);
+        self.seq.set(last);
         Ok(())
     }
 
@@ -134,8 +133,6 @@ impl Encoder {
             ..Event::default()
         };
         let row = Row { event, delta_bytes: bytes, name: LIVE, ..self.of_live(0, &again, live) };
-        sink.row(&Row { tid: self.pid, ..row })?;
-        self.seq += 1;
-        Ok(())
+        self.emit(&Row { tid: self.pid, ..row }, sink)
     }
 }

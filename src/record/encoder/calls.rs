@@ -1,0 +1,104 @@
+//! The runtime's calls: segments, memory outside torch's allocator, pinned host memory; and blocks, where
+//! torch's allocator makes no reports.
+
+use memtrace_trace::{Api, Category, Event, Kind};
+
+use super::{CPU_TENSOR, Encoder, Live, RowSink, What};
+
+impl Encoder {
+    pub(super) fn call_alloc<S: RowSink>(
+        &mut self,
+        tid: u32,
+        event: &Event,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let what = self.what_a_call_takes(event);
+        self.statistics.call(event.api, event.extra, event.status != 0);
+        let given = event.status == 0 && event.addr != 0;
+        let live = Live {
+            alloc_id: if given { self.next_seq() } else { 0 },
+            device: event.device,
+            requested: event.size,
+            rounded: event.size,
+            bytes: if given { event.size } else { 0 },
+            context: event.context,
+            category: if what == What::Block {
+                self.category_at_birth(event.context)
+            } else {
+                Category::None
+            },
+            step: event.step,
+            what,
+            api: event.api,
+            source: event.reserved as u32,
+            pool: event.source,
+        };
+        if given {
+            if what == What::Block {
+                self.statistics.block(live.bytes);
+            }
+            // An address that is given out again was freed in a way that nobody saw.
+            if let Some(missed) = self.regions.insert(Encoder::key(event), live) {
+                self.oddities.missed_frees += 1;
+                self.change(&missed, -missed.bytes);
+                self.freed(tid, event, &missed, sink)?;
+                self.regions.insert(Encoder::key(event), Live { alloc_id: self.next_seq(), ..live });
+            }
+            let live = Live { alloc_id: self.next_seq(), ..live };
+            self.change(&live, live.bytes);
+            return self.allocated(tid, event, &live, sink);
+        }
+        self.allocated(tid, event, &live, sink)
+    }
+
+    pub(super) fn call_free<S: RowSink>(
+        &mut self,
+        tid: u32,
+        event: &Event,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let live = if event.status == 0 { self.regions.remove(&Encoder::key(event)) } else { None };
+        // CPU tensors may be older than the trace.
+        if live.is_none() && event.api == Api::CpuAllocator as u8 {
+            return Ok(());
+        }
+        self.statistics.call(event.api, event.extra, event.status != 0);
+        self.oddities.unmatched_frees += u64::from(event.status == 0 && live.is_none());
+        let live = live.unwrap_or(Live {
+            alloc_id: 0,
+            device: event.device.max(if event.device == Event::HOST { Event::HOST } else { 0 }),
+            requested: -1,
+            rounded: 0,
+            bytes: 0,
+            context: event.context,
+            category: Category::None,
+            step: event.step,
+            what: self.what_a_call_takes(event),
+            api: event.api,
+            source: event.reserved as u32,
+            pool: event.source,
+        });
+        self.change(&live, -live.bytes);
+        self.freed(tid, event, &live, sink)
+    }
+
+    /// The key of a region: a CPU tensor may be registered as pinned memory at its own address.
+    pub(super) fn key(event: &Event) -> u64 {
+        if event.api == Api::CpuAllocator as u8 { event.addr | CPU_TENSOR } else { event.addr }
+    }
+
+    /// The address of a key.
+    pub(super) fn address(key: u64) -> u64 {
+        key & !CPU_TENSOR
+    }
+
+    /// What the memory of a runtime call is: by who called, and by whether torch's allocator reports.
+    pub(super) fn what_a_call_takes(&self, event: &Event) -> What {
+        match event.kind() {
+            Some(Kind::HostAlloc | Kind::HostFree) => What::Host,
+            _ if event.flags & Event::FROM_TORCH_ALLOCATOR == 0 => What::External,
+            _ if self.caching => What::Segment,
+            _ => What::Block,
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What numbers stand for: texts, contexts and stacks, as the journal's definitions tell.
+
+use memtrace_trace::schema::{NONE, safe_text};
+use memtrace_trace::{Event, Kind};
+
+use super::Encoder;
+use super::seeds::SEEDED;
+use crate::intern::{Context, Frame, StackId};
+
+impl Encoder {
+    /// Learns what `definition` says; `slots` are the bytes behind it.
+    pub fn define(&mut self, definition: &Event, slots: &[u8]) {
+        let id = definition.addr as u32;
+        match definition.kind() {
+            Some(Kind::DefineText) => {
+                let length = slots.len().min(definition.size.max(0) as usize);
+                self.define_text(id, &String::from_utf8_lossy(&slots[..length]));
+            }
+            Some(Kind::DefineContext) => self.define_context(id, definition),
+            Some(Kind::DefineStack) => {
+                let frame = Frame { parent: definition.size as StackId, op: definition.extra as u32 };
+                self.define_stack(id, frame);
+            }
+            _ => {}
+        }
+    }
+
+    /// Learns the text of a number.
+    pub fn define_text(&mut self, id: u32, text: &str) {
+        let index = id as usize;
+        if self.texts.len() < index {
+            self.texts.resize(index, NONE.to_owned());
+        }
+        if let Some(place) = index.checked_sub(1).and_then(|index| self.texts.get_mut(index)) {
+            *place = safe_text(text);
+        }
+    }
+
+    /// Learns the context of a number, from the fields of its event.
+    pub fn define_context(&mut self, id: u32, event: &Event) {
+        let index = id as usize;
+        if self.contexts.len() < index {
+            self.contexts.resize(index, Context::default());
+        }
+        if let Some(place) = index.checked_sub(1).and_then(|index| self.contexts.get_mut(index)) {
+            *place = Context {
+                op: event.size as u32,
+                module: event.allocated as u32,
+                phase: event.reserved as u32,
+                stack: event.extra as u32,
+                stream: event.clock_ns as i64,
+                flags: event.flags,
+            };
+        }
+    }
+
+    /// Learns the stack of a number.
+    fn define_stack(&mut self, id: StackId, frame: Frame) {
+        let index = id as usize;
+        if self.stacks.len() < index {
+            self.stacks.resize(index, Frame::default());
+        }
+        if let Some(place) = index.checked_sub(1).and_then(|index| self.stacks.get_mut(index)) {
+            *place = frame;
+        }
+    }
+
+    /// Were stacks learned since the last [`Encoder::new_stacks`]?
+    #[must_use]
+    pub fn has_new_stacks(&self) -> bool {
+        self.stacks_told < self.stacks.len()
+    }
+
+    /// The first `count` stacks are in the file already.
+    pub fn stacks_are_told(&mut self, count: usize) {
+        self.stacks_told = count.min(self.stacks.len());
+    }
+
+    /// Stacks learned since the last call: number, what is around it, and the ops outermost first.
+    pub fn new_stacks(&mut self) -> Vec<(StackId, StackId, Vec<&str>)> {
+        let first = std::mem::replace(&mut self.stacks_told, self.stacks.len());
+        let ids = first as StackId + 1..self.stacks.len() as StackId + 1;
+        ids.map(|id| {
+            let mut ops = Vec::new();
+            let mut next = id;
+            // A stack's parent has a smaller number, so this ends.
+            while let Some(frame) = (next as usize).checked_sub(1).and_then(|index| self.stacks.get(index)) {
+                ops.push(self.text(frame.op));
+                next = if frame.parent < next { frame.parent } else { 0 };
+            }
+            ops.reverse();
+            let parent = self.stacks[id as usize - 1].parent;
+            (id, parent, ops)
+        })
+        .collect()
+    }
+
+    pub(super) fn context(&self, id: u32) -> Context {
+        let (contexts, id) =
+            if id > SEEDED { (&self.seeds.contexts, id - SEEDED) } else { (&self.contexts, id) };
+        (id as usize).checked_sub(1).and_then(|index| contexts.get(index)).copied().unwrap_or_default()
+    }
+
+    pub(super) fn text(&self, id: u32) -> &str {
+        let (texts, id) = if id > SEEDED { (&self.seeds.texts, id - SEEDED) } else { (&self.texts, id) };
+        (id as usize).checked_sub(1).and_then(|index| texts.get(index)).map_or(NONE, String::as_str)
+    }
+}

@@ -1,0 +1,160 @@
+//! The rows themselves: what each has, and its number.
+
+use memtrace_trace::schema::NONE;
+use memtrace_trace::{Api, Event, EventName, Kind, Row};
+
+use super::{Encoder, LIBRARY, Live, Oddities, Owner, RowSink, TORCH_ALLOCATOR, Totals};
+use crate::intern::Context;
+
+impl Encoder {
+    /// Gives a row to the sink. Every row is made by [`Encoder::blank`] with the number that comes next;
+    /// here that number is used up.
+    pub(super) fn emit<S: RowSink>(&self, row: &Row<'_>, sink: &mut S) -> Result<(), S::Error> {
+        sink.row(row)?;
+        self.seq.set(row.seq);
+        Ok(())
+    }
+
+    /// The number of the next row.
+    pub(super) fn next_seq(&self) -> i64 {
+        self.seq.get() + 1
+    }
+
+    /// The meta row, the first of a file.
+    ///
+    /// # Errors
+    /// The sink's.
+    pub fn meta<S: RowSink>(&mut self, json: &str, sink: &mut S) -> Result<(), S::Error> {
+        self.emit(&Row { event: EventName::Meta, name: json, ..self.blank(self.start_ns) }, sink)
+    }
+
+    /// The last row of a complete file; `dropped` is the number of events that were lost in all, `how`
+    /// the process ended.
+    ///
+    /// # Errors
+    /// The sink's.
+    pub fn end<S: RowSink>(
+        &mut self,
+        clock_ns: u64,
+        dropped: u64,
+        how: &str,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let untold = dropped.saturating_sub(self.told_lost);
+        if untold > 0 {
+            self.lost(clock_ns, 0, untold, sink)?;
+        }
+        let Oddities { unmatched_frees, missed_frees, corrections, gaps } = self.oddities;
+        let dropped = dropped.max(self.told_lost);
+        let name = format!(
+            "{how} lost={dropped} unmatched_frees={unmatched_frees} missed_frees={missed_frees} corrections={corrections} gaps={gaps}"
+        );
+        self.emit(&Row { event: EventName::End, name: &name, ..self.blank(clock_ns) }, sink)
+    }
+
+    pub(super) fn allocated<S: RowSink>(
+        &mut self,
+        tid: u32,
+        event: &Event,
+        live: &Live,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let row =
+            Row { event: live.what.events().0, delta_bytes: live.bytes, ..self.of_live(tid, event, live) };
+        self.emit(&row, sink)
+    }
+
+    pub(super) fn freed<S: RowSink>(
+        &mut self,
+        tid: u32,
+        event: &Event,
+        live: &Live,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let row =
+            Row { event: live.what.events().1, delta_bytes: -live.bytes, ..self.of_live(tid, event, live) };
+        self.emit(&row, sink)
+    }
+
+    pub(super) fn named<S: RowSink>(
+        &mut self,
+        what: EventName,
+        tid: u32,
+        event: &Event,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let base = self.base(tid, event, Event::HOST, event.context);
+        self.emit(&Row { event: what, source: LIBRARY, name: self.text(event.extra as u32), ..base }, sink)
+    }
+
+    pub(super) fn lost<S: RowSink>(
+        &mut self,
+        clock_ns: u64,
+        tid: u32,
+        events: u64,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        self.told_lost += events;
+        let name = format!("{events} events dropped: the writer fell behind");
+        let (event, requested_bytes) = (EventName::Lost, events as i64);
+        self.emit(&Row { event, tid: tid as i32, requested_bytes, name: &name, ..self.blank(clock_ns) }, sink)
+    }
+
+    /// A row about what is live, its owner as it was when it was given out.
+    pub(super) fn of_live<'a>(&'a self, tid: u32, event: &Event, live: &Live) -> Row<'a> {
+        let is_call = event.kind() != Some(Kind::Block);
+        Row {
+            alloc_id: live.alloc_id,
+            addr: event.addr as i64,
+            requested_bytes: live.requested,
+            rounded_bytes: live.rounded,
+            category: live.category,
+            step: i64::from(live.step),
+            pool: i64::from(live.pool),
+            source: if is_call { self.text(event.reserved as u32) } else { TORCH_ALLOCATOR },
+            latency_ns: if is_call { event.extra } else { 0 },
+            ..self.base(tid, event, live.device, live.context)
+        }
+    }
+
+    /// What every row of an event has.
+    pub(super) fn base(&self, tid: u32, event: &Event, device: i8, context: u32) -> Row<'_> {
+        let Owner { op, module, phase } = self.owner(context);
+        let Context { stack, stream, .. } = self.context(context);
+        let Totals { allocated, active, reserved, .. } = self.totals(device);
+        Row {
+            stack_id: i64::from(stack),
+            stream,
+            pool: i64::from(event.source),
+            tid: tid as i32,
+            device: i32::from(device),
+            status: i32::from(event.status),
+            api: Api::from_code(event.api).map_or(NONE, Api::name),
+            allocated_bytes: allocated,
+            active_bytes: active,
+            reserved_bytes: reserved,
+            op,
+            module,
+            phase,
+            step: i64::from(event.step),
+            ..self.blank(event.clock_ns)
+        }
+    }
+
+    /// A row of our own: no thread, no memory.
+    pub(super) fn blank(&self, clock_ns: u64) -> Row<'static> {
+        Row {
+            seq: self.next_seq(),
+            ts_ns: clock_ns.saturating_sub(self.start_ns) as i64,
+            rank: self.rank,
+            pid: self.pid,
+            tid: self.pid,
+            api: Api::Memtrace.name(),
+            source: LIBRARY,
+            allocated_bytes: self.pinned,
+            active_bytes: self.pinned,
+            reserved_bytes: self.pinned,
+            ..Row::default()
+        }
+    }
+}

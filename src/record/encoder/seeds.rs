@@ -1,0 +1,131 @@
+//! A trace that is continued: what its rows say, taken in by an encoder that did not write them.
+
+use memtrace_trace::schema::NONE;
+use memtrace_trace::{Api, EventName, Row};
+use rustc_hash::FxHashMap;
+
+use super::{CPU_TENSOR, Encoder, Live, What};
+use crate::intern::Context;
+
+/// Numbers from here on are the encoder's own.
+pub(super) const SEEDED: u32 = 1 << 31;
+
+/// Texts of a file that is continued, and contexts that no thread numbered: of such a file, of tags.
+#[derive(Default)]
+pub(super) struct Seeds {
+    numbers: FxHashMap<String, u32>,
+    pub(super) texts: Vec<String>,
+    ids: FxHashMap<Context, u32>,
+    pub(super) contexts: Vec<Context>,
+}
+
+impl Seeds {
+    pub(super) fn number(&mut self, text: &str) -> u32 {
+        if let Some(number) = self.numbers.get(text) {
+            return *number;
+        }
+        self.texts.push(text.to_owned());
+        let number = SEEDED + self.texts.len() as u32;
+        self.numbers.insert(text.to_owned(), number);
+        number
+    }
+
+    pub(super) fn text(&mut self, text: &str) -> u32 {
+        if text == NONE { 0 } else { self.number(text) }
+    }
+
+    pub(super) fn id(&mut self, context: Context) -> u32 {
+        *self.ids.entry(context).or_insert_with(|| {
+            self.contexts.push(context);
+            SEEDED + self.contexts.len() as u32
+        })
+    }
+}
+
+impl Encoder {
+    /// Takes a row that is in the file already: what it did to the memory, and its number.
+    pub fn seed(&mut self, row: &Row<'_>) {
+        self.seq.set(row.seq);
+        let Ok(device) = i8::try_from(row.device) else { return };
+        if device >= 0 {
+            let totals = self.device(device);
+            (totals.allocated, totals.active) = (row.allocated_bytes, row.active_bytes);
+            totals.reserved = row.reserved_bytes;
+            self.statistics.peak(device, row.allocated_bytes, row.reserved_bytes);
+        } else {
+            self.pinned = row.allocated_bytes;
+        }
+        let what = match row.event {
+            EventName::Tag if row.delta_bytes < 0 => return,
+            EventName::Alloc
+            | EventName::Free
+            | EventName::Live
+            | EventName::FreeCompleted
+            | EventName::Tag => What::Block,
+            EventName::SegmentAlloc | EventName::SegmentFree => What::Segment,
+            EventName::ExtAlloc | EventName::ExtFree => What::External,
+            EventName::HostAlloc | EventName::HostFree => What::Host,
+            EventName::Lost => {
+                self.told_lost += row.requested_bytes.max(0) as u64;
+                return;
+            }
+            _ => return,
+        };
+        if what == What::External {
+            self.device(device).external += row.delta_bytes;
+        }
+        let cpu_tensor = if row.api == Api::CpuAllocator.name() { CPU_TENSOR } else { 0 };
+        let addr = row.addr as u64 | cpu_tensor;
+        let is_report = row.api == Api::CachingAllocator.name()
+            || (row.event == EventName::Tag && self.blocks.contains_key(&addr));
+        self.caching |= is_report;
+        match row.event {
+            EventName::FreeCompleted => {
+                self.deferred.remove(&addr);
+            }
+            EventName::Free if is_report => {
+                let live = self.blocks.remove(&addr);
+                // By the file alone: had the block been given up by its streams, active would have fallen.
+                if let Some(live) = live.filter(|_| row.active_bytes > row.allocated_bytes) {
+                    self.deferred.insert(addr, live);
+                }
+            }
+            EventName::Free | EventName::SegmentFree | EventName::ExtFree | EventName::HostFree => {
+                self.regions.remove(&addr);
+            }
+            _ if row.alloc_id == 0 => {}
+            _ => {
+                let context = self.seed_context(row);
+                let live = Live {
+                    alloc_id: row.alloc_id,
+                    device,
+                    requested: row.requested_bytes,
+                    rounded: row.rounded_bytes,
+                    bytes: row.delta_bytes,
+                    context,
+                    category: row.category,
+                    step: row.step as i32,
+                    what,
+                    api: Api::parse(row.api).map_or(0, |api| api as u8),
+                    source: if is_report { 0 } else { self.seeds.text(row.source) },
+                    pool: row.pool as u16,
+                };
+                let map = if is_report { &mut self.blocks } else { &mut self.regions };
+                map.insert(addr, live);
+            }
+        }
+    }
+
+    /// A context of the file's own texts, numbered apart from those of the process.
+    fn seed_context(&mut self, row: &Row<'_>) -> u32 {
+        let context = Context {
+            op: self.seeds.text(row.op),
+            module: self.seeds.text(row.module),
+            phase: self.seeds.text(row.phase),
+            stack: row.stack_id as u32,
+            stream: row.stream,
+            flags: 0,
+        };
+        self.seeds.id(context)
+    }
+}

@@ -1,0 +1,102 @@
+use memtrace_trace::schema::NONE;
+
+use super::*;
+
+/// Keeps what the tests look at.
+#[derive(Default)]
+struct Rows(Vec<(i64, EventName, i64, i64, i64, i64, String)>);
+
+impl RowSink for Rows {
+    type Error = std::convert::Infallible;
+    fn row(&mut self, row: &Row<'_>) -> Result<(), Self::Error> {
+        let Row { seq, event, alloc_id, delta_bytes, allocated_bytes, reserved_bytes, module, .. } = *row;
+        self.0.push((seq, event, alloc_id, delta_bytes, allocated_bytes, reserved_bytes, module.to_owned()));
+        Ok(())
+    }
+}
+
+fn encoder() -> Encoder {
+    Encoder::new(0, 0, 1, Rounding::default(), true)
+}
+
+fn block(addr: u64, size: i64, allocated: u64, reserved: u64) -> Event {
+    Event { kind: Kind::Block as u8, addr, size, allocated, reserved, extra: -1, ..Event::default() }
+}
+
+fn segment(addr: u64, size: i64, status: i16) -> Event {
+    let flags = Event::FROM_TORCH_ALLOCATOR;
+    Event { kind: Kind::DeviceAlloc as u8, addr, size, status, flags, ..Event::default() }
+}
+
+fn run(encoder: &mut Encoder, events: &[Event]) -> Rows {
+    let mut rows = Rows::default();
+    for event in events {
+        encoder.encode(1, event, &mut rows).unwrap();
+    }
+    rows
+}
+
+#[test]
+fn a_block_at_the_start_of_its_segment_is_told_apart_from_it() {
+    let events = [segment(64, 2 << 20, 0), block(64, 512, 512, 2 << 20), block(64, -512, 0, 2 << 20)];
+    let rows = run(&mut encoder(), &events).0;
+    let expected = [
+        (1, EventName::SegmentAlloc, 1, 2 << 20, 0, 2 << 20, NONE.to_owned()),
+        (2, EventName::Alloc, 2, 512, 512, 2 << 20, NONE.to_owned()),
+        (3, EventName::Free, 2, -512, 0, 2 << 20, NONE.to_owned()),
+    ];
+    assert_eq!(rows, expected);
+}
+
+#[test]
+fn a_failed_call_changes_nothing_and_an_unseen_segment_is_reconciled() {
+    let mut encoder = encoder();
+    let rows = run(&mut encoder, &[segment(0, 1 << 30, 2), block(64, 512, 512, 2 << 20)]).0;
+    assert_eq!(rows[0], (1, EventName::SegmentAlloc, 0, 0, 0, 0, NONE.to_owned()));
+    assert_eq!(rows[1].1, EventName::SegmentMap);
+    assert_eq!(rows[1].3, 2 << 20);
+    assert_eq!(encoder.oddities.corrections, 1);
+}
+
+#[test]
+fn a_free_carries_the_owner_of_its_allocation_and_a_reused_address_gets_a_new_id() {
+    let mut encoder = encoder();
+    encoder.define_text(1, "GPT.h.0");
+    encoder.define_context(1, &Event { allocated: 1, ..Event::default() });
+    let owned = Event { context: 1, ..block(64, 512, 512, 0) };
+    let rows = run(&mut encoder, &[owned, block(64, -512, 0, 0), block(64, 512, 512, 0)]).0;
+    assert_eq!((rows[1].2, rows[1].6.as_str()), (1, "GPT.h.0"));
+    assert_eq!((rows[2].2, rows[2].6.as_str()), (3, NONE));
+}
+
+#[test]
+fn a_lost_report_leaves_neither_its_block_nor_its_bytes_behind() {
+    let mut encoder = encoder();
+    // Two frees were lost: of the block at 64, which is handed out again, and of the one at 4096.
+    let events = [block(64, 512, 512, 0), block(4096, 1024, 1536, 0), block(64, 512, 512, 0)];
+    let rows = run(&mut encoder, &events).0;
+    let second: Vec<_> = rows.iter().skip(2).map(|row| (row.0, row.1, row.2, row.3, row.4)).collect();
+    assert_eq!(second, [(3, EventName::Free, 1, -512, 1024), (4, EventName::Alloc, 4, 512, 512)]);
+    let Totals { allocated, active, .. } = encoder.totals(0);
+    assert_eq!((allocated, active), (512, 512));
+    assert_eq!((encoder.oddities.missed_frees, encoder.oddities.gaps), (1, 1));
+}
+
+#[test]
+fn with_caching_off_a_call_is_a_block() {
+    let mut encoder = Encoder::new(0, 0, 1, Rounding { caching: false, power2_divisions: 0 }, false);
+    let free = Event { kind: Kind::DeviceFree as u8, addr: 64, device: -2, flags: 1, ..Event::default() };
+    let rows = run(&mut encoder, &[segment(64, 1000, 0), free]).0;
+    assert_eq!(rows[0], (1, EventName::Alloc, 1, 1000, 1000, 1000, NONE.to_owned()));
+    assert_eq!(rows[1], (2, EventName::Free, 1, -1000, 0, 0, NONE.to_owned()));
+}
+
+#[test]
+fn what_was_lost_is_told_once() {
+    let mut encoder = encoder();
+    let lost = Event { kind: Kind::Lost as u8, size: 5, ..Event::default() };
+    let mut rows = run(&mut encoder, &[lost]);
+    encoder.end(9, 7, "exit", &mut rows).unwrap();
+    let names: Vec<EventName> = rows.0.iter().map(|row| row.1).collect();
+    assert_eq!(names, [EventName::Lost, EventName::Lost, EventName::End]);
+}
