@@ -196,15 +196,7 @@ impl Scanner {
         if stops.len() != self.width {
             return Err(wrong_width(self.width, stops.len()));
         }
-        self.fields(record, |index| {
-            let from = if index == 0 { start } else { stops[index - 1] as usize + 1 };
-            let mut to = stops[index] as usize;
-            // A file that went through Windows has CR before LF.
-            if index + 1 == stops.len() && to > from && block[to - 1] == b'\r' {
-                to -= 1;
-            }
-            &block[from..to]
-        })
+        self.fields(record, &Plain { block, start, stops })
     }
 
     /// A row with quotes.
@@ -216,17 +208,18 @@ impl Scanner {
         if row.len() != self.width {
             return Err(wrong_width(self.width, row.len()));
         }
-        self.fields(record, |index| row.get(index).unwrap_or_default())
+        self.fields(record, &row)
     }
 
-    fn fields<'b>(&mut self, record: &mut Record, field: impl Fn(usize) -> &'b [u8]) -> Result<(), String> {
+    fn fields(&mut self, record: &mut Record, row: &impl Fields) -> Result<(), String> {
+        let field = |index| row.text(index);
         record.event = event(field(6)).ok_or_else(|| bad(6, "an event", field(6)))?;
         let columns = self.wanted.of(record.event);
         // The places are those of the schema; a test holds them to it.
         macro_rules! ints {
             ($most:expr; $($index:literal $name:ident,)*) => {
                 $(if columns.has($index) {
-                    record.$name = int(field($index))
+                    record.$name = row.int($index)
                         .filter(|n| n.unsigned_abs() <= $most)
                         .and_then(|n| n.try_into().ok())
                         .ok_or_else(|| bad($index, "an integer", field($index)))?;
@@ -277,6 +270,54 @@ impl Scanner {
     }
 }
 
+/// The fields of one row.
+trait Fields {
+    /// The bytes of the field at `index`.
+    fn text(&self, index: usize) -> &[u8];
+
+    /// The integer of the field at `index`.
+    fn int(&self, index: usize) -> Option<i64> {
+        int(self.text(index))
+    }
+}
+
+/// A row without quotes, which begins at `start` and whose fields end at `stops`.
+struct Plain<'a> {
+    block: &'a [u8],
+    start: usize,
+    stops: &'a [u32],
+}
+
+impl Plain<'_> {
+    /// Where the field at `index` begins and ends.
+    fn span(&self, index: usize) -> (usize, usize) {
+        let from = if index == 0 { self.start } else { self.stops[index - 1] as usize + 1 };
+        (from, self.stops[index] as usize)
+    }
+}
+
+impl Fields for Plain<'_> {
+    fn text(&self, index: usize) -> &[u8] {
+        let (from, mut to) = self.span(index);
+        // A file that went through Windows has CR before LF.
+        if index + 1 == self.stops.len() && to > from && self.block[to - 1] == b'\r' {
+            to -= 1;
+        }
+        &self.block[from..to]
+    }
+
+    fn int(&self, index: usize) -> Option<i64> {
+        let (from, to) = self.span(index);
+        int_within(self.block, from, to)
+    }
+}
+
+impl Fields for csv::ByteRecord {
+    fn text(&self, index: usize) -> &[u8] {
+        self.get(index).unwrap_or_default()
+    }
+}
+
 fn wrong_width(expected: usize, found: usize) -> String {
     format!("expected {expected} columns, found {found}: the line is cut off or damaged")
 }
@@ -308,6 +349,31 @@ fn category(bytes: &[u8]) -> Option<Category> {
     }
 }
 
+/// The integer `block[from..to]`. It is read eight bytes at a time from its end, over what stands before
+/// it, so that no step depends on how many digits there are.
+fn int_within(block: &[u8], from: usize, to: usize) -> Option<i64> {
+    let negative = block.get(from) == Some(&b'-');
+    let digits = to - from - usize::from(negative);
+    // A first field may have too little before it; more digits than sixteen are rare.
+    let (1..=16, Some(sixteen)) = (digits, block[..to].last_chunk::<16>()) else {
+        return int(&block[from..to]);
+    };
+    let (high, low) = sixteen.split_at(8);
+    let (high, low) = (high.first_chunk::<8>()?, low.first_chunk::<8>()?);
+    let value = if digits <= 8 {
+        eight_digits(last_of(*low, digits))?
+    } else {
+        eight_digits(last_of(*high, digits - 8))? * 100_000_000 + eight_digits(u64::from_le_bytes(*low))?
+    };
+    Some(if negative { -value } else { value })
+}
+
+/// The last `count` of eight bytes, one at least, behind zeros.
+fn last_of(bytes: [u8; 8], count: usize) -> u64 {
+    let kept = u64::MAX << (64 - 8 * count);
+    u64::from_le_bytes(bytes) & kept | ZEROS & !kept
+}
+
 /// A decimal integer that fits 64 bits.
 fn int(bytes: &[u8]) -> Option<i64> {
     let (negative, digits) = match bytes {
@@ -321,7 +387,7 @@ fn int(bytes: &[u8]) -> Option<i64> {
     let mut value = 0;
     let mut rest = digits;
     while let Some((eight, more)) = rest.split_first_chunk::<8>() {
-        value = value * 100_000_000 + eight_digits(*eight)?;
+        value = value * 100_000_000 + eight_digits(u64::from_le_bytes(*eight))?;
         rest = more;
     }
     for digit in rest {
@@ -334,10 +400,10 @@ fn int(bytes: &[u8]) -> Option<i64> {
     Some(if negative { -value } else { value })
 }
 
-/// Eight digits at once: pairs, then fours, then all, each by one multiplication.
-fn eight_digits(bytes: [u8; 8]) -> Option<i64> {
-    let word = u64::from_le_bytes(bytes);
-    const ZEROS: u64 = u64::from_ne_bytes([b'0'; 8]);
+const ZEROS: u64 = u64::from_ne_bytes([b'0'; 8]);
+
+/// Eight digits at once, the first in the lowest byte: pairs, then fours, then all, each by one multiplication.
+fn eight_digits(word: u64) -> Option<i64> {
     const HIGH: u64 = u64::from_ne_bytes([0xF0; 8]);
     const SIX: u64 = u64::from_ne_bytes([6; 8]);
     // A digit has 3 in its upper half, and still has when six is added.
@@ -362,15 +428,22 @@ impl Masks {
     fn of(bytes: &[u8; 64]) -> Masks {
         let mut masks = Masks { commas: 0, lines: 0, quotes: 0 };
         let (parts, _) = bytes.as_chunks::<16>();
+        let (mut any_quote, mut quoted) = (i8x16::ZERO, [i8x16::ZERO; 4]);
         for (index, part) in parts.iter().enumerate() {
             let word = i8x16::new(part.map(u8::cast_signed));
-            let equal = |byte: u8| {
-                let mask = word.cmp_eq(i8x16::splat(byte.cast_signed())).move_mask();
-                u64::from(mask.cast_unsigned()) << (index * 16)
-            };
-            masks.commas |= equal(b',');
-            masks.lines |= equal(b'\n');
-            masks.quotes |= equal(b'"');
+            let equal = |byte: u8| word.cmp_eq(i8x16::splat(byte.cast_signed()));
+            let mask = |found: i8x16| u64::from(found.move_mask().cast_unsigned()) << (index * 16);
+            masks.commas |= mask(equal(b','));
+            masks.lines |= mask(equal(b'\n'));
+            let quotes = equal(b'"');
+            any_quote |= quotes;
+            quoted[index] = quotes;
+        }
+        // Quotes are rare: four words are asked at once.
+        if any_quote.any() {
+            for (index, found) in quoted.into_iter().enumerate() {
+                masks.quotes |= u64::from(found.move_mask().cast_unsigned()) << (index * 16);
+            }
         }
         masks
     }
@@ -512,6 +585,25 @@ mod tests {
         assert_eq!(int(i64::MAX.to_string().as_bytes()), Some(i64::MAX));
         for bad in [&b""[..], b"-", b"+1", b"1.0", b" 1", b"9223372036854775808", b"1e3", b"--1"] {
             assert_eq!(int(bad), None, "{bad:?}");
+            for before in ["", ",", "1234567890123456,"] {
+                let block = [before.as_bytes(), bad, b",77777777"].concat();
+                assert_eq!(int_within(&block, before.len(), before.len() + bad.len()), None, "{bad:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn integers_are_read_whatever_stands_around_them() {
+        let mut number = 0_i64;
+        for digit in (1..=9).chain([0, 9, 9, 9, 1, 2, 3, 4, 5]) {
+            number = number * 10 + digit;
+            for number in [number, -number] {
+                for before in ["", "9", "9,", "99999999,", "9999999999999999999,", "-------------------,"] {
+                    let block = format!("{before}{number},99999999");
+                    let to = before.len() + number.to_string().len();
+                    assert_eq!(int_within(block.as_bytes(), before.len(), to), Some(number), "{block}");
+                }
+            }
         }
     }
 
