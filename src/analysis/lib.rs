@@ -14,6 +14,7 @@ pub mod layout;
 pub mod options;
 pub mod page;
 pub mod play;
+pub mod profile;
 pub mod record;
 pub mod replay;
 pub mod reports;

@@ -34,6 +34,7 @@ const OWNED: Columns = Columns::of(&["ts_ns", "op", "module", "category"]);
 pub const COLUMNS: Wanted = Wanted::all_events(ANY.and(MEMORY).and(OWNED))
     .except(EventName::Free, MEMORY)
     .except(EventName::Op, ANY)
+    .except(EventName::Io, ANY)
     .except(EventName::RangeBegin, ANY)
     .except(EventName::RangeEnd, ANY)
     .except(EventName::Mark, ANY)

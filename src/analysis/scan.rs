@@ -335,6 +335,7 @@ fn event(bytes: &[u8]) -> Option<EventName> {
         b"alloc" => Some(EventName::Alloc),
         b"free" => Some(EventName::Free),
         b"op" => Some(EventName::Op),
+        b"io" => Some(EventName::Io),
         _ => std::str::from_utf8(bytes).ok().and_then(EventName::parse),
     }
 }

@@ -14,6 +14,7 @@ use crate::summary::Statistics;
 
 mod blocks;
 mod calls;
+mod io;
 mod learn;
 mod live;
 mod opening;
@@ -118,6 +119,7 @@ impl Encoder {
             Some(Kind::FreeCompleted) => self.free_completed(tid, event, sink),
             Some(Kind::Op) => self.op(tid, event, sink),
             Some(Kind::Tag) => self.tag(tid, event, sink),
+            Some(Kind::Io) => self.io(tid, event, sink),
             Some(Kind::Lost) => self.lost(event.clock_ns, tid, event.size.max(0) as u64, sink),
             _ => Ok(()),
         }

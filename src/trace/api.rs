@@ -35,6 +35,26 @@ pub enum Api {
     Python = 22,
     /// torch's allocator of CPU tensors.
     CpuAllocator = 23,
+    /// An op with a schema that no other op with one called; only `MEMTRACE_OPS=io` tells it apart.
+    Operator = 24,
+    /// A backward function; only `MEMTRACE_OPS=io` tells it apart.
+    BackwardFunction = 25,
+    /// Of an `io` row: the op reads the storage.
+    Read = 26,
+    /// Of an `io` row: the op writes the storage, and by its schema does not read it (`out=`).
+    Write = 27,
+    /// Of an `io` row: the op changes the storage in place.
+    ReadWrite = 28,
+    /// Of an `io` row: a backward function got the storage; it has no schema that tells what it does to it.
+    Given = 29,
+    /// Of an `io` row: the parameters of a module and of those in it.
+    ModuleParameters = 30,
+    /// Of an `io` row: the buffers of a module and of those in it.
+    ModuleBuffers = 31,
+    /// Of an `io` row: what the call of a module was given.
+    ModuleInputs = 32,
+    /// Of an `io` row: what the call of a module returned.
+    ModuleOutputs = 33,
 }
 
 /// Every call, with the text of its column.
@@ -63,6 +83,16 @@ const NAMES: &[(Api, &str)] = &[
     (Api::Module, "module"),
     (Api::Python, "python"),
     (Api::CpuAllocator, "cpu_allocator"),
+    (Api::Operator, "operator"),
+    (Api::BackwardFunction, "backward_function"),
+    (Api::Read, "read"),
+    (Api::Write, "write"),
+    (Api::ReadWrite, "read_write"),
+    (Api::Given, "given"),
+    (Api::ModuleParameters, "module_parameters"),
+    (Api::ModuleBuffers, "module_buffers"),
+    (Api::ModuleInputs, "module_inputs"),
+    (Api::ModuleOutputs, "module_outputs"),
 ];
 
 impl Api {

@@ -34,7 +34,8 @@ pub enum Kind {
     /// A context: `addr` is its id, `size` the text id of the op, `allocated` of the module,
     /// `reserved` of the phase, `extra` the stack id, `clock_ns` the stream; `flags` as the context's.
     DefineContext = 11,
-    /// The outermost op of a thread ended: `size` is its net bytes, `extra` its duration in ns.
+    /// The outermost op of a thread ended: `size` is its net bytes, `extra` its duration in ns, `reserved` the
+    /// text id of its overload.
     Op = 12,
     /// `size` events of this thread were dropped.
     Lost = 13,
@@ -45,6 +46,9 @@ pub enum Kind {
     /// What a block is for is known now: `addr`, `size` is the index of its category, `extra` the text id
     /// of the module that owns it (0 for none), `reserved` of its name there.
     Tag = 16,
+    /// An op uses a storage: `addr`, `size` is the storage's bytes, `api` how. Or a module's call has memory:
+    /// `size` is its bytes, `reserved` the same rounded, `api` which.
+    Io = 17,
 }
 
 const KINDS: &[Kind] = &[
@@ -65,6 +69,7 @@ const KINDS: &[Kind] = &[
     Kind::FreeCompleted,
     Kind::DefineStack,
     Kind::Tag,
+    Kind::Io,
 ];
 
 /// One event: a cache line.

@@ -55,7 +55,10 @@ pub const COLUMNS: &[Column] = &[
     int("device", "CUDA ordinal; -1 is the host"),
     text("event", "what happened; see Events"),
     int("status", "the call's return code, 0 for success"),
-    text("api", "the call: `cudaMalloc`, `caching_allocator`, ..."),
+    text(
+        "api",
+        "the call: `cudaMalloc`, `caching_allocator`, ...; of `io` rows, how the memory is used; see Events",
+    ),
     text("source", "the library that made the call: `libc10_cuda.so`, `libnccl.so.2`"),
     int(
         "alloc_id",
@@ -95,7 +98,7 @@ pub const COLUMNS: &[Column] = &[
     int("stack_id", "0, or an id in the `<name>.stacks.csv` beside the trace"),
     text(
         "name",
-        "the text of ranges, marks, `meta` and `lost`; `live` on the rows that open a part of a rotated trace",
+        "the text of ranges, marks, `meta` and `lost`; `live` on the rows that open a part of a rotated trace; of `op` rows the overload, with `MEMTRACE_OPS=io`",
     ),
 ];
 
@@ -162,6 +165,8 @@ words! {
         HostFree = "host_free",
         /// An outermost op ended.
         Op = "op",
+        /// A storage that an op reads or writes, or the memory of a module's call.
+        Io = "io",
         /// A range opened.
         RangeBegin = "range_begin",
         /// A range closed.

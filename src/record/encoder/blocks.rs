@@ -145,6 +145,7 @@ impl Encoder {
                 source: LIBRARY,
                 delta_bytes: event.size,
                 latency_ns: event.extra,
+                name: self.text(event.reserved as u32),
                 ..self.base(tid, event, event.device, event.context)
             },
             sink,

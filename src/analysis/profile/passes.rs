@@ -1,0 +1,229 @@
+//! The profiler's passes over the flow of data, in its order (`MemoryProfile.__init__`):
+//!
+//! 1. GRADIENT by evidence, and TEMPORARY for what lived inside one node;
+//! 2. PARAMETER by evidence;
+//! 3. INPUT: contributes to a gradient or parameter, is not made by backward, never depends on either;
+//! 4. PARAMETER by flow: used in the forward with what depends on an input, contributes to a gradient and
+//!    depends on one;
+//! 5. ACTIVATION: made in the forward from inputs and activations, and else only parameters and temporaries;
+//! 6. OPTIMIZER_STATE by evidence;
+//! 7. AUTOGRAD_DETAIL: made in backward, when it is new or nothing else is known of it.
+//!
+//! Evidence is a `tag` row, or an `AccumulateGrad`. What is said of a block goes before what is said of a
+//! version of it; of a block, the last pass wins, of a version the first.
+
+use std::collections::VecDeque;
+
+use memtrace_trace::Category as Told;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::flow::Node;
+use super::read::Reading;
+use super::{Block, Category};
+
+/// What the passes found; see [`Categories::of`].
+#[derive(Debug, Default)]
+pub(super) struct Categories {
+    of_block: Vec<Option<Category>>,
+    /// Blocks whose category is inferred, not told.
+    inferred: Vec<bool>,
+    temporary: Vec<bool>,
+    of_version: FxHashMap<(u32, u32), Category>,
+}
+
+impl Categories {
+    fn get(&self, block: u32, version: u32) -> Option<Category> {
+        self.of_block[block as usize]
+            .or_else(|| self.temporary[block as usize].then_some(Category::Temporary))
+            .or_else(|| self.of_version.get(&(block, version)).copied())
+    }
+
+    /// The category of a version, and whether the flow of data gave it. Where that gives none, it is what
+    /// the block's rows say.
+    pub(super) fn of(&self, place: u32, version: u32, block: &Block) -> (Category, bool) {
+        match self.get(place, version) {
+            Some(category) => {
+                let told = self.of_block[place as usize].is_some() && !self.inferred[place as usize];
+                (category, !told)
+            }
+            None => (Category::of(block.told), false),
+        }
+    }
+
+    fn is_any(&self, (block, version): (u32, u32), of: [Category; 2]) -> bool {
+        self.get(block, version).is_some_and(|category| of.contains(&category))
+    }
+
+    fn set_default(&mut self, at: (u32, u32), category: Category) {
+        self.of_version.entry(at).or_insert(category);
+    }
+}
+
+const GRADIENT_OR_PARAMETER: [Category; 2] = [Category::Gradient, Category::Parameter];
+
+/// Runs the passes. Without io records nothing is found, and every block has what its rows say.
+pub(super) fn classify(reading: &Reading) -> Categories {
+    let count = reading.blocks.len();
+    let mut found = Categories {
+        of_block: vec![None; count],
+        inferred: vec![false; count],
+        temporary: vec![false; count],
+        of_version: FxHashMap::default(),
+    };
+    if !reading.has_io {
+        return found;
+    }
+    let nodes = &reading.nodes;
+    told(&mut found, reading, Told::Gradient, Category::Gradient);
+    accumulated(&mut found, reading);
+    for (block, edge) in nodes.iter().flat_map(|node| &node.edges) {
+        found.temporary[*block as usize] |= edge.is_intermediate();
+    }
+    told(&mut found, reading, Told::Parameter, Category::Parameter);
+    inputs(&mut found, reading);
+    parameters(&mut found, reading);
+    activations(&mut found, nodes);
+    told(&mut found, reading, Told::OptimizerState, Category::OptimizerState);
+    autograd_detail(&mut found, nodes);
+    found
+}
+
+/// What tags say.
+fn told(found: &mut Categories, reading: &Reading, told: Told, category: Category) {
+    for (place, block) in reading.blocks.iter().enumerate() {
+        if block.tagged && block.told == told {
+            (found.of_block[place], found.inferred[place]) = (Some(category), false);
+        }
+    }
+}
+
+/// `AccumulateGrad` either adds to a gradient in place, or keeps what it got, or a copy of it.
+fn accumulated(found: &mut Categories, reading: &Reading) {
+    for node in reading.nodes.iter().filter(|node| node.accumulates) {
+        let place = |is: fn(&super::flow::Edge) -> bool| {
+            node.edges.iter().find(|(_, edge)| is(edge)).map(|(block, _)| *block)
+        };
+        let gradient = place(|edge| edge.input.is_some() && edge.mutated)
+            .or_else(|| place(|edge| edge.output() == Some(0)))
+            .or_else(|| place(|edge| edge.input.is_some() && !edge.deleted));
+        if let Some(gradient) = gradient {
+            let at = gradient as usize;
+            if found.of_block[at].is_none() {
+                (found.of_block[at], found.inferred[at]) = (Some(Category::Gradient), true);
+            }
+        }
+    }
+}
+
+/// The blocks of which any version depends on a gradient or parameter (`_any_version_depends_on_gradient`):
+/// a node that has one among its inputs hands that on to all that it made.
+fn depends_on_gradient(found: &Categories, reading: &Reading) -> Vec<bool> {
+    let nodes = &reading.nodes;
+    let mut depends = vec![false; reading.blocks.len()];
+    // The nodes that each block goes into.
+    let mut users: Vec<Vec<u32>> = vec![Vec::new(); reading.blocks.len()];
+    let mut todo = VecDeque::new();
+    for (index, node) in nodes.iter().enumerate() {
+        for (block, version) in node.inputs() {
+            users[block as usize].push(index as u32);
+            if found.is_any((block, version), GRADIENT_OR_PARAMETER) && !depends[block as usize] {
+                depends[block as usize] = true;
+                todo.push_back(block);
+            }
+        }
+    }
+    let mut done = vec![false; nodes.len()];
+    while let Some(block) = todo.pop_front() {
+        for index in std::mem::take(&mut users[block as usize]) {
+            if std::mem::replace(&mut done[index as usize], true) {
+                continue;
+            }
+            for (output, _) in nodes[index as usize].outputs() {
+                if !std::mem::replace(&mut depends[output as usize], true) {
+                    todo.push_back(output);
+                }
+            }
+        }
+    }
+    depends
+}
+
+fn inputs(found: &mut Categories, reading: &Reading) {
+    let depends = depends_on_gradient(found, reading);
+    let mut produces: FxHashSet<(u32, u32)> = FxHashSet::default();
+    for node in reading.nodes.iter().rev() {
+        let counts = |at: (u32, u32)| found.is_any(at, GRADIENT_OR_PARAMETER) || produces.contains(&at);
+        if node.inputs().chain(node.outputs()).any(counts) {
+            produces.extend(node.inputs().chain(node.outputs()));
+        }
+    }
+    for node in reading.nodes.iter().filter(|node| node.backward) {
+        for output in node.outputs() {
+            produces.remove(&output);
+        }
+    }
+    for at in produces {
+        if !depends[at.0 as usize] {
+            found.set_default(at, Category::Input);
+        }
+    }
+}
+
+fn parameters(found: &mut Categories, reading: &Reading) {
+    let is_gradient = |at: (u32, u32)| found.get(at.0, at.1) == Some(Category::Gradient);
+    let mut forward: FxHashSet<(u32, u32)> = FxHashSet::default();
+    for (place, last) in reading.versions.iter().enumerate() {
+        let versions = (0..=*last).map(|version| (place as u32, version));
+        forward.extend(versions.filter(|at| found.get(at.0, at.1) == Some(Category::Input)));
+    }
+    let mut candidates: FxHashSet<(u32, u32)> = FxHashSet::default();
+    for node in reading.nodes.iter().filter(|node| !node.backward) {
+        let touches_gradient = node.inputs().chain(node.outputs()).any(is_gradient);
+        if !touches_gradient && node.inputs().any(|at| forward.contains(&at)) {
+            forward.extend(node.outputs());
+            candidates.extend(node.inputs().filter(|at| !forward.contains(at)));
+        }
+    }
+    let mut used: FxHashSet<(u32, u32)> = FxHashSet::default();
+    for node in reading.nodes.iter().rev() {
+        if node.outputs().any(|at| is_gradient(at) || used.contains(&at)) {
+            used.extend(node.inputs());
+        }
+    }
+    let depends = depends_on_gradient(found, reading);
+    for (block, _) in candidates.into_iter().filter(|at| used.contains(at)) {
+        let at = block as usize;
+        if depends[at] && found.of_block[at] != Some(Category::Parameter) {
+            (found.of_block[at], found.inferred[at]) = (Some(Category::Parameter), true);
+        }
+    }
+}
+
+fn activations(found: &mut Categories, nodes: &[Node]) {
+    for node in nodes.iter().filter(|node| !node.backward) {
+        let (mut required, mut others) = (false, false);
+        for (block, version) in node.inputs() {
+            match found.get(block, version) {
+                Some(Category::Input | Category::Activation) => required = true,
+                Some(Category::Parameter | Category::Temporary) => {}
+                _ => others = true,
+            }
+        }
+        if required && !others {
+            for output in node.outputs() {
+                found.set_default(output, Category::Activation);
+            }
+        }
+    }
+}
+
+fn autograd_detail(found: &mut Categories, nodes: &[Node]) {
+    for node in nodes.iter().filter(|node| node.backward) {
+        for (block, version) in node.outputs() {
+            let before = version.checked_sub(1).and_then(|before| found.get(block, before));
+            if version == 0 || matches!(before, None | Some(Category::AutogradDetail)) {
+                found.set_default((block, version), Category::AutogradDetail);
+            }
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! A trace as blocks and the flow of data between ops.
+
+use std::collections::hash_map::Entry;
+
+use memtrace_trace::{Api, Category as Told, EventName};
+use rustc_hash::FxHashMap;
+
+use super::Block;
+use super::flow::{Builder, Deed, Did, Node};
+use crate::error::Result;
+use crate::options::Options;
+use crate::play::play;
+use crate::record::{Columns, Record};
+use crate::replay::{HOST, Kind, Metric, Replay};
+use crate::stream::TraceFile;
+use crate::texts::{Symbol, Texts};
+
+/// What [`read`] found.
+#[derive(Default)]
+pub(super) struct Reading {
+    pub(super) blocks: Vec<Block>,
+    pub(super) nodes: Vec<Node>,
+    /// The last version of each block.
+    pub(super) versions: Vec<u32>,
+    pub(super) has_io: bool,
+    pub(super) has_tags: bool,
+}
+
+/// Reads the trace once.
+pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<Reading> {
+    let mut reader = Reader::default();
+    let columns = Columns::of(&["ts_ns", "tid", "api", "alloc_id", "op", "latency_ns", "category"]);
+    play(trace, columns, options, Metric::Allocated, |row, replay| {
+        if replay.in_window() {
+            reader.feed(row, replay);
+        }
+    })?;
+    let Reader { mut reading, flow, .. } = reader;
+    if reading.has_io {
+        (reading.nodes, reading.versions) = flow.finish(reading.blocks.len());
+    } else {
+        reading.versions = vec![0; reading.blocks.len()];
+    }
+    Ok(reading)
+}
+
+/// The texts that rows are compared with.
+struct Words {
+    operator: Symbol,
+    backward_function: Symbol,
+    read: Symbol,
+    write: Symbol,
+    read_write: Symbol,
+    given: Symbol,
+    cpu_allocator: Symbol,
+    accumulate_grad: Symbol,
+}
+
+impl Words {
+    fn new(texts: &Texts) -> Words {
+        let api = |api: Api| texts.intern(api.name());
+        Words {
+            operator: api(Api::Operator),
+            backward_function: api(Api::BackwardFunction),
+            read: api(Api::Read),
+            write: api(Api::Write),
+            read_write: api(Api::ReadWrite),
+            given: api(Api::Given),
+            cpu_allocator: api(Api::CpuAllocator),
+            accumulate_grad: texts.intern("torch::autograd::AccumulateGrad"),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Reader {
+    words: Option<Words>,
+    reading: Reading,
+    flow: Builder,
+    /// The place of each live block, by `alloc_id`.
+    live: FxHashMap<i64, u32>,
+}
+
+impl Reader {
+    fn feed(&mut self, row: &Record, replay: &Replay) {
+        let words = match self.words.take() {
+            Some(words) => words,
+            None => {
+                // The first row of the window: what is live was there before it.
+                let mut before: Vec<_> =
+                    replay.live.values().filter(|block| block.kind != Kind::Outside).collect();
+                before.sort_by_key(|block| block.id);
+                for block in before {
+                    if block.id != row.alloc_id {
+                        self.add(block.id, block.device, block.bytes, None, block.owner.category);
+                    }
+                }
+                Words::new(&replay.texts)
+            }
+        };
+        self.row(row, &words);
+        self.words = Some(words);
+    }
+
+    fn add(&mut self, id: i64, device: i32, bytes: i64, born_ns: Option<i64>, told: Told) -> u32 {
+        let place = self.reading.blocks.len() as u32;
+        let block = Block { id, device, bytes, born_ns, died_ns: None, told, tagged: false };
+        self.reading.blocks.push(block);
+        if id != 0 {
+            self.live.insert(id, place);
+        }
+        place
+    }
+
+    fn did(&mut self, row: &Record, block: u32, did: Did) {
+        self.flow.did(row.tid, Deed { ts_ns: row.ts_ns, block, did });
+    }
+
+    fn row(&mut self, row: &Record, words: &Words) {
+        match row.event {
+            EventName::HostAlloc | EventName::HostFree if row.api != words.cpu_allocator => {}
+            EventName::Alloc | EventName::HostAlloc if row.alloc_id != 0 => {
+                let device = if row.event == EventName::Alloc { row.device } else { HOST };
+                let place = self.add(row.alloc_id, device, row.delta_bytes, Some(row.ts_ns), row.category);
+                self.did(row, place, Did::Made);
+            }
+            EventName::Live if row.alloc_id != 0 && !self.live.contains_key(&row.alloc_id) => {
+                self.add(row.alloc_id, row.device, row.delta_bytes, None, row.category);
+            }
+            EventName::Free | EventName::HostFree => self.free(row),
+            EventName::Tag if row.delta_bytes > 0 => {
+                self.reading.has_tags = true;
+                if let Entry::Occupied(place) = self.live.entry(row.alloc_id) {
+                    let block = &mut self.reading.blocks[*place.get() as usize];
+                    (block.told, block.tagged) = (row.category, true);
+                }
+            }
+            EventName::Io => {
+                let did = match row.api {
+                    api if api == words.read => Did::Read,
+                    api if api == words.write || api == words.read_write => Did::Wrote,
+                    api if api == words.given => Did::Got,
+                    _ => return,
+                };
+                self.reading.has_io = true;
+                if let Some(place) = self.live.get(&row.alloc_id).copied() {
+                    self.did(row, place, did);
+                }
+            }
+            EventName::Op => {
+                let backward = row.api == words.backward_function;
+                if backward || row.api == words.operator {
+                    self.reading.has_io = true;
+                    let accumulates = backward && row.op == words.accumulate_grad;
+                    self.flow.ended(row.tid, row.ts_ns - row.latency_ns, backward, accumulates);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn free(&mut self, row: &Record) {
+        let place = match self.live.remove(&row.alloc_id) {
+            Some(place) => place,
+            // Its allocation is not in the trace: it was there before.
+            None => self.add(0, row.device, -row.delta_bytes, None, row.category),
+        };
+        self.reading.blocks[place as usize].died_ns = Some(row.ts_ns);
+        self.did(row, place, Did::Dropped);
+    }
+}

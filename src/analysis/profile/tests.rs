@@ -1,0 +1,137 @@
+use std::path::PathBuf;
+
+use memtrace_trace::schema::Row;
+use memtrace_trace::{Category as Told, EventName};
+
+use super::{Action, Category, Profile};
+use crate::options::Options;
+use crate::stream::TraceFile;
+use crate::testing::TraceBuilder;
+
+const KIB: i64 = 1024;
+
+fn profile_of(trace: TraceBuilder, name: &str) -> Profile {
+    let folder: PathBuf =
+        std::env::temp_dir().join(format!("memtrace-profile-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("a.csv");
+    std::fs::write(&path, trace.finish()).unwrap();
+    let profile = Profile::of(&TraceFile::open(&path).unwrap(), &Options::default()).unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    profile
+}
+
+/// The actions on device 0: action, block, version, category before and after.
+fn actions(profile: &Profile) -> Vec<(Action, u32, u32, Category, Category)> {
+    profile
+        .actions(0)
+        .map(|change| (change.action, change.block, change.version, change.category, change.after))
+        .collect()
+}
+
+/// An op's row, `rows` rows (of 1 µs each) long.
+fn op(trace: &mut TraceBuilder, name: &str, api: &str, rows: i64) {
+    trace.raw(Row {
+        event: EventName::Op,
+        device: 0,
+        op: name,
+        api,
+        latency_ns: rows * 1000,
+        ..Row::default()
+    });
+}
+
+fn io(trace: &mut TraceBuilder, api: &str, block: i64) {
+    trace.raw(Row { event: EventName::Io, device: 0, api, alloc_id: block, ..Row::default() });
+}
+
+#[test]
+fn without_io_records_blocks_have_the_category_of_their_last_row() {
+    let mut trace = TraceBuilder::default();
+    let none = Row::default();
+    let weight = trace.alloc(4 * KIB, none);
+    trace.tag(weight, 4 * KIB, none, Row { category: Told::Parameter, ..none });
+    let activation = Row { category: Told::Activation, ..none };
+    let block = trace.alloc(KIB, activation);
+    trace.free(block, KIB, activation);
+    let profile = profile_of(trace, "plain");
+    assert!(!profile.has_io);
+    assert_eq!(
+        actions(&profile),
+        [
+            (Action::Create, 0, 0, Category::Parameter, Category::Parameter),
+            (Action::Create, 1, 0, Category::Activation, Category::Activation),
+            (Action::Destroy, 1, 0, Category::Activation, Category::Activation),
+        ]
+    );
+    let timeline = profile.timeline(0);
+    assert_eq!(timeline.sizes[1], [0, 4 * KIB, 0, 0, 0, KIB, 0, 0, 0]);
+    assert_eq!(timeline.sizes[2], [0, 4 * KIB, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(profile.raw(0)[2].1, 4);
+}
+
+#[test]
+fn what_a_free_alone_tells_of_was_there_before() {
+    let mut trace = TraceBuilder::default();
+    trace.free(7, 2 * KIB, Row::default());
+    let profile = profile_of(trace, "before");
+    let raw = profile.raw(0);
+    assert_eq!((raw[0].0, raw[0].1, raw[0].2), (-1, 1, 2 * KIB));
+    assert_eq!((raw[1].1, raw[1].2), (4, -2 * KIB));
+    // It stands at the first time of all, in a row of its own.
+    let timeline = profile.timeline(0);
+    assert_eq!(timeline.times[0], timeline.times[1]);
+    assert_eq!(timeline.sizes, [[0, 0, 0, 0, 0, 0, 0, 0, 2 * KIB], [0; 9]]);
+}
+
+/// One step of SGD on `y = relu(x * w)`, as rows would tell it, with no tag at all.
+#[test]
+fn the_passes_tell_parameters_inputs_activations_and_gradients_apart() {
+    let mut trace = TraceBuilder::default();
+    let none = Row::default();
+    let w = trace.alloc(64 * KIB, none);
+    let x = trace.alloc(KIB, none);
+    // y = x * w, then relu in place.
+    io(&mut trace, "read", x);
+    io(&mut trace, "read", w);
+    let y = trace.alloc(2 * KIB, none);
+    let scratch = trace.alloc(9 * KIB, none);
+    trace.free(scratch, 9 * KIB, none);
+    op(&mut trace, "aten::mm", "operator", 5);
+    io(&mut trace, "read_write", y);
+    op(&mut trace, "aten::relu_", "operator", 1);
+    io(&mut trace, "read", y);
+    let dy = trace.alloc(2 * KIB, none);
+    op(&mut trace, "ReluBackward0", "backward_function", 2);
+    io(&mut trace, "given", dy);
+    io(&mut trace, "read", dy);
+    io(&mut trace, "read", x);
+    let dw = trace.alloc(64 * KIB, none);
+    op(&mut trace, "MmBackward0", "backward_function", 4);
+    io(&mut trace, "given", dw);
+    io(&mut trace, "read", dw);
+    op(&mut trace, "torch::autograd::AccumulateGrad", "backward_function", 2);
+    io(&mut trace, "read_write", w);
+    io(&mut trace, "read", dw);
+    op(&mut trace, "aten::add_", "operator", 2);
+    trace.free(y, 2 * KIB, none);
+    let profile = profile_of(trace, "passes");
+    assert!(profile.has_io && !profile.has_tags);
+    let category = |id: i64, action: Action| {
+        let found = profile.actions(0).find(|c| profile.block(c).id == id && c.action == action).unwrap();
+        (found.category, found.after)
+    };
+    use Action::{Create, Destroy, IncrementVersion};
+    assert_eq!(category(w, Create).0, Category::Parameter);
+    assert_eq!(category(w, IncrementVersion), (Category::Parameter, Category::Parameter));
+    assert_eq!(category(x, Create).0, Category::Input);
+    assert_eq!(category(y, Create).0, Category::Activation);
+    assert_eq!(category(y, IncrementVersion), (Category::Activation, Category::Activation));
+    assert_eq!(category(y, Destroy).0, Category::Activation);
+    assert_eq!(category(scratch, Create).0, Category::Temporary);
+    assert_eq!(category(dw, Create).0, Category::Gradient);
+    assert_eq!(category(dy, Create).0, Category::AutogradDetail);
+    assert!(profile.actions(0).all(|change| change.inferred));
+    let increments = profile.actions(0).filter(|change| change.action == IncrementVersion).count();
+    assert_eq!(increments, 2);
+}

@@ -1,0 +1,119 @@
+//! The rows of the profiler's exports: `MemoryProfile.timeline` and `MemoryProfileTimeline`.
+
+use super::passes::Categories;
+use super::read::Reading;
+use super::{Action, Category, Change, Profile};
+use crate::stream::TraceFile;
+
+/// The coalesced timeline of one device: what `export_memory_timeline` writes as `[times, sizes]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Timeline {
+    /// Wall-clock µs, rising.
+    pub times: Vec<i64>,
+    /// Bytes at each time: a leading 0, then the eight categories by their number.
+    pub sizes: Vec<[i64; 9]>,
+}
+
+/// One entry of the raw timeline, what `export_memory_timeline_raw` writes: wall-clock ns (-1 for what was
+/// there before), the number of the action, signed bytes, the number of the category.
+pub type Raw = (i64, u8, i64, u8);
+
+/// The profile of what was read and classified.
+pub(super) fn profile(trace: &TraceFile, reading: Reading, categories: &Categories) -> Profile {
+    let Reading { blocks, nodes, versions, has_io, has_tags } = reading;
+    let mut changes = Vec::with_capacity(blocks.len() * 2);
+    let mut add = |time_ns: i64, action: Action, place: u32, version: u32| {
+        let block = &blocks[place as usize];
+        let (category, inferred) = categories.of(place, version, block);
+        let (after, too) = match action {
+            Action::IncrementVersion => categories.of(place, version + 1, block),
+            _ => (category, inferred),
+        };
+        changes.push(Change {
+            time_ns,
+            action,
+            block: place,
+            version,
+            category,
+            after,
+            inferred: inferred || too,
+        });
+    };
+    for (place, block) in (0..).zip(&blocks) {
+        match block.born_ns {
+            Some(born_ns) => add(born_ns, Action::Create, place, 0),
+            None => add(-1, Action::Preexisting, place, 0),
+        }
+        if let Some(died_ns) = block.died_ns {
+            add(died_ns, Action::Destroy, place, versions[place as usize]);
+        }
+    }
+    for node in &nodes {
+        for (place, edge) in &node.edges {
+            if let (Some(version), Some(_)) = (edge.input, edge.output()) {
+                add(node.start_ns, Action::IncrementVersion, *place, version);
+            }
+        }
+    }
+    changes.sort_by_key(|change| (change.time_ns, change.action));
+    Profile { blocks, has_io, has_tags, start_unix_ns: trace.meta.start_unix_ns, changes }
+}
+
+impl Profile {
+    /// The timeline of a device.
+    #[must_use]
+    pub fn timeline(&self, device: i32) -> Timeline {
+        const BEFORE: i64 = -1;
+        let mut timeline = Timeline::default();
+        for change in self.actions(device) {
+            let time = if change.time_ns < 0 { BEFORE } else { self.micros(change.time_ns) };
+            if timeline.times.last() != Some(&time) {
+                timeline.times.push(time);
+                timeline.sizes.push(timeline.sizes.last().copied().unwrap_or_default());
+            }
+            let Some(size) = timeline.sizes.last_mut() else { continue };
+            let bytes = self.block(change).bytes;
+            let mut update = |category: Category, bytes: i64| size[category as usize + 1] += bytes;
+            match change.action {
+                Action::Preexisting | Action::Create => update(change.category, bytes),
+                Action::Destroy => update(change.category, -bytes),
+                Action::IncrementVersion => {
+                    update(change.category, -bytes);
+                    update(change.after, bytes);
+                }
+            }
+        }
+        // What was there before stands at the first time of all, in a row of its own.
+        if let [before @ BEFORE, first, ..] = timeline.times.as_mut_slice() {
+            *before = *first;
+        }
+        timeline
+    }
+
+    /// The raw timeline of a device; a new version has two entries, the old one leaves and the new one
+    /// comes.
+    #[must_use]
+    pub fn raw(&self, device: i32) -> Vec<Raw> {
+        let mut rows = Vec::new();
+        for change in self.actions(device) {
+            let time =
+                if change.time_ns < 0 { -1 } else { self.start_unix_ns.saturating_add(change.time_ns) };
+            let (bytes, action) = (self.block(change).bytes, change.action as u8);
+            match change.action {
+                Action::Preexisting | Action::Create => {
+                    rows.push((time, action, bytes, change.category as u8))
+                }
+                Action::Destroy => rows.push((time, action, -bytes, change.category as u8)),
+                Action::IncrementVersion => {
+                    rows.push((time, action, -bytes, change.category as u8));
+                    rows.push((time, action, bytes, change.after as u8));
+                }
+            }
+        }
+        rows
+    }
+
+    fn micros(&self, time_ns: i64) -> i64 {
+        self.start_unix_ns.saturating_add(time_ns) / 1000
+    }
+}
