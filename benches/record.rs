@@ -4,7 +4,7 @@
 //! function that torch's allocator would call. Batches are small and far apart, so that the writer
 //! thread, which shares the cores, works between them. Every figure is the median of the batches.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::hint::black_box;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use std::process::Command;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use memtrace_record::clock::now_ns;
+use memtrace_record::clock::system_ns;
 use memtrace_record::encoder::{Encoder, RowSink};
 use memtrace_record::{Recorder, Session};
 use memtrace_trace::config::Settings;
@@ -22,9 +22,9 @@ use memtrace_trace::{Api, Event, Kind, Row};
 
 /// Set in the processes that the benchmark starts.
 const INSIDE: &str = "MEMTRACE_BENCH_INSIDE";
-const BATCHES: usize = 31;
-const PER_BATCH: usize = 20_000;
-const PAUSE: Duration = Duration::from_millis(30);
+const BATCHES: usize = 301;
+const PER_BATCH: usize = 2_000;
+const PAUSE: Duration = Duration::from_millis(3);
 
 type Report = unsafe extern "C-unwind" fn(*mut c_void, i64, usize, usize, u64);
 
@@ -34,24 +34,31 @@ fn main() {
     }
     // What the hook passes its arguments on to, as in a process that has torch.
     let torch = tempfile::tempdir().unwrap();
-    let c10 = torch.path().join("libc10.so");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/c10.c");
-    let gcc = Command::new("gcc").args(["-O2", "-fPIC", "-shared", "-o"]).arg(&c10).arg(source).status();
-    assert!(gcc.unwrap().success());
-    let preload = format!("{}:{}", library().display(), c10.display());
+    let mut preload = library().display().to_string();
+    for name in ["c10", "torch_cpu"] {
+        let built = torch.path().join(format!("lib{name}.so"));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/programs/{name}.c"));
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-O2", "-fPIC", "-shared", "-o"]).arg(&built).arg(source);
+        assert!(gcc.status().unwrap().success());
+        preload = format!("{preload}:{}", built.display());
+    }
     println!("an event alone, in clock reads (aim: 1.5 at most)");
     for threads in [1, 2] {
         let (event, clock) = alone(threads);
         let ratio = event / clock;
         println!("  {threads} at once {:22} {ratio:.2}   ({event:.1} ns; a clock read is {clock:.1} ns)", "");
     }
-    println!("a block report with context, stream and requested size, in clock reads (aim: 2 at most)");
-    for (name, enabled, threads) in
-        [("one thread", "1", "1"), ("two threads", "1", "2"), ("MEMTRACE_ENABLED=0, one thread", "0", "1")]
-    {
+    println!("a block report inside an op, with context and requested size, in clock reads (aim: 2 at most)");
+    for (name, enabled, inside) in [
+        ("one thread", "1", "report 1"),
+        ("two threads", "1", "report 2"),
+        ("MEMTRACE_ENABLED=0, one thread", "0", "report 1"),
+        ("an op of no report, with its row", "1", "op 1"),
+    ] {
         let folder = tempfile::tempdir().unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.env(INSIDE, threads).env("LD_PRELOAD", &preload).env("MEMTRACE_ENABLED", enabled);
+        command.env(INSIDE, inside).env("LD_PRELOAD", &preload).env("MEMTRACE_ENABLED", enabled);
         let output = command.env("MEMTRACE_OUT", folder.path()).output().unwrap();
         print!("  {name:32} {}", String::from_utf8_lossy(&output.stdout));
         eprint!("{}", String::from_utf8_lossy(&output.stderr));
@@ -116,32 +123,71 @@ fn library() -> PathBuf {
 
 /// Under the preloaded library: prints ns and ratio.
 fn inside() {
-    let threads: usize = std::env::var(INSIDE).unwrap().parse().unwrap();
-    let name = c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
-    // SAFETY: looks the name up among what is loaded.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    assert!(!found.is_null(), "the library was not preloaded");
+    let inside = std::env::var(INSIDE).unwrap();
+    let (what, threads) = inside.split_once(' ').unwrap();
+    let threads: usize = threads.parse().unwrap();
+    let report = find(c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
     // SAFETY: the signature is c10::reportMemoryUsageToProfiler's.
-    let report = unsafe { std::mem::transmute::<*mut c_void, Report>(found) };
+    let report = unsafe { std::mem::transmute::<*mut c_void, Report>(report) };
+    // SAFETY: the signatures are cudaGetDeviceCount's, which installs the op callbacks, and those of torch_cpu.c.
+    let (count, begin, end) = unsafe {
+        (
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut i32) -> i32>(find(
+                c"cudaGetDeviceCount",
+            )),
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn()>(find(c"op_begin")),
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn()>(find(c"op_end")),
+        )
+    };
+    // SAFETY: by its signature.
+    unsafe { count(&mut 0) };
     let call = |thread: usize, live: bool| {
         let addr = (0x7f00_0000_0000 + thread * 512) as *mut c_void;
         // SAFETY: by its signature; the address is only written down. The device is CUDA 0.
         unsafe { report(addr, if live { 512 } else { -512 }, 512, 2 << 20, 1) };
     };
-    let (event, clock) = on_threads(threads, |barrier, thread| measure(call, barrier, thread));
+    // An op is a begin and an end, so each call is half of one.
+    let half = |_: usize, begins: bool| {
+        // SAFETY: by their signatures; an end follows its begin.
+        if begins { unsafe { begin() } } else { unsafe { end() } }
+    };
+    let (event, clock) = on_threads(threads, |barrier, thread| match what {
+        "op" => {
+            call(thread, true);
+            let (half, clock) = measure(half, barrier, thread);
+            (half * 2.0, clock)
+        }
+        _ => {
+            // SAFETY: by its signature.
+            unsafe { begin() };
+            measure(call, barrier, thread)
+        }
+    });
     println!("{:.2}   ({event:.1} ns; a clock read is {clock:.1} ns)", event / clock);
     io::stdout().flush().unwrap();
+}
+
+/// A function of the libraries that were preloaded.
+fn find(name: &CStr) -> *mut c_void {
+    // SAFETY: looks the name up among what is loaded.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    assert!(!found.is_null(), "{name:?} was not preloaded");
+    found
 }
 
 /// ns for an event and for a clock read, on one thread among those that meet at the barrier.
 fn measure(event: impl Fn(usize, bool), barrier: &Barrier, thread: usize) -> (f64, f64) {
     let mut events = Vec::new();
     let mut clocks = Vec::new();
+    event(thread, true);
+    event(thread, false);
+    // By now the writer thread knows the processor's counter.
+    std::thread::sleep(Duration::from_secs(1));
     for _ in 0..BATCHES {
         std::thread::sleep(PAUSE);
         barrier.wait();
         clocks.push(timed(|| {
-            black_box(now_ns());
+            black_box(system_ns());
         }));
         barrier.wait();
         let mut live = false;

@@ -12,7 +12,7 @@ use memtrace_trace::ranges::{Meaning, meaning};
 use memtrace_trace::{Api, Event, Kind};
 
 use crate::ops::Cache;
-use crate::{init, ops, sequence};
+use crate::{init, ops, sequence, thread};
 
 /// What an open range means, its text numbered.
 #[derive(Clone, Copy)]
@@ -66,7 +66,7 @@ impl Open {
 }
 
 /// A thread's ranges and the context that follows from them.
-struct Thread {
+pub(crate) struct Thread {
     open: RefCell<Vec<Open>>,
     /// What follows from the ranges and the phase, before any op, and its number.
     base: Cell<Context>,
@@ -86,21 +86,10 @@ struct Thread {
     joined: RefCell<Cache<(TextId, TextId), TextId>>,
 }
 
-thread_local! {
-    static THREAD: Thread = const {
-        Thread {
-            open: RefCell::new(Vec::new()),
-            base: Cell::new(Context { op: 0, module: 0, phase: 0, stack: 0, stream: 0, flags: 0 }),
-            context: Cell::new(0),
-            epoch: Cell::new(0),
-            version: Cell::new(0),
-            autograd: Cell::new(0),
-            bytes: Cell::new(0),
-            device: Cell::new(0),
-            known: RefCell::new(Cache::new()),
-            joined: RefCell::new(Cache::new()),
-        }
-    };
+/// Works with the calling thread's ranges; `None` when the thread is ending.
+#[inline(always)]
+fn on_thread<R>(work: impl FnOnce(&Thread) -> R) -> Option<R> {
+    thread::with(|own| work(&own.context))
 }
 
 /// The phases that are open in the process, the last on top.
@@ -137,7 +126,7 @@ pub(crate) fn set_phases(words: Vec<String>) {
 /// The context and the step for an event that this thread records now.
 #[inline]
 pub(crate) fn current() -> (ContextId, i32) {
-    current_on(THREAD.try_with(|thread| thread.base.get().stream).unwrap_or(0))
+    current_on(on_thread(|thread| thread.base.get().stream).unwrap_or(0))
 }
 
 /// As [`current`], with `stream` as the current stream.
@@ -158,12 +147,12 @@ pub(crate) fn of_report(stream: i64, bytes: i64, device: i8) -> (ContextId, i32)
 
 /// The bytes that this thread's reports added, and the device of the last one.
 pub(crate) fn counted() -> (i64, i8) {
-    THREAD.try_with(|thread| (thread.bytes.get(), thread.device.get())).unwrap_or_default()
+    on_thread(|thread| (thread.bytes.get(), thread.device.get())).unwrap_or_default()
 }
 
 #[inline]
 fn with_thread(context: impl FnOnce(&Thread) -> ContextId) -> (ContextId, i32) {
-    (THREAD.try_with(context).unwrap_or(0), STEP.load(Ordering::Relaxed))
+    (on_thread(context).unwrap_or(0), STEP.load(Ordering::Relaxed))
 }
 
 #[inline]
@@ -313,7 +302,7 @@ pub(crate) fn forward_is_over() {
 /// The module path that holds on this thread now.
 pub(crate) fn module() -> TextId {
     current();
-    THREAD.try_with(|thread| thread.base.get().module).unwrap_or(0)
+    on_thread(|thread| thread.base.get().module).unwrap_or(0)
 }
 
 /// The NVTX domain of ranges that are modules: none, so no pop of the program closes one.
@@ -321,38 +310,37 @@ const MODULES: usize = usize::MAX;
 
 /// The forward of a module begins on this thread; gives how many were open.
 pub(crate) fn enter_module(path: TextId, key: usize) -> usize {
-    THREAD
-        .try_with(|thread| {
-            training_may_begin(thread);
-            let around = current().0;
-            let mut range = Open {
-                role: Role::Module { path, key },
-                name: path,
-                id: 0,
-                phase: 0,
-                domain: MODULES,
-                told: false,
-                around: Around {
-                    base: thread.base.get(),
-                    context: thread.context.get(),
-                    version: thread.version.get(),
-                },
-            };
-            if let Some(recorder) = Recorder::active().filter(|_| !is_paused()) {
-                range.told = true;
-                tell_as(Api::Module, recorder, Kind::RangeBegin, path, around);
-            }
-            thread.version.set(0);
-            let Ok(mut open) = thread.open.try_borrow_mut() else { return 0 };
-            open.push(range);
-            open.iter().filter(|range| range.domain == MODULES).count() - 1
-        })
-        .unwrap_or(0)
+    on_thread(|thread| {
+        training_may_begin(thread);
+        let around = current().0;
+        let mut range = Open {
+            role: Role::Module { path, key },
+            name: path,
+            id: 0,
+            phase: 0,
+            domain: MODULES,
+            told: false,
+            around: Around {
+                base: thread.base.get(),
+                context: thread.context.get(),
+                version: thread.version.get(),
+            },
+        };
+        if let Some(recorder) = Recorder::active().filter(|_| !is_paused()) {
+            range.told = true;
+            tell_as(Api::Module, recorder, Kind::RangeBegin, path, around);
+        }
+        thread.version.set(0);
+        let Ok(mut open) = thread.open.try_borrow_mut() else { return 0 };
+        open.push(range);
+        open.iter().filter(|range| range.domain == MODULES).count() - 1
+    })
+    .unwrap_or(0)
 }
 
 /// The forward of the module at `key` ends, and with it those inside it that an exception left open.
 pub(crate) fn leave_module(key: usize) {
-    let _ = THREAD.try_with(|thread| {
+    on_thread(|thread| {
         if let Some(range) = leave_innermost(thread, key) {
             return close_as(Api::Module, range);
         }
@@ -404,11 +392,7 @@ pub(crate) fn innermost_module() -> usize {
             _ => None,
         })
     };
-    THREAD
-        .try_with(|thread| thread.open.try_borrow().ok().and_then(|open| innermost(&open)))
-        .ok()
-        .flatten()
-        .unwrap_or(0)
+    on_thread(|thread| thread.open.try_borrow().ok().and_then(|open| innermost(&open))).flatten().unwrap_or(0)
 }
 
 fn training_may_begin(thread: &Thread) {
@@ -424,6 +408,21 @@ fn inherited_phase(thread: &Thread) -> TextId {
 }
 
 impl Thread {
+    pub(crate) const fn new() -> Thread {
+        Thread {
+            open: RefCell::new(Vec::new()),
+            base: Cell::new(Context { op: 0, module: 0, phase: 0, stack: 0, stream: 0, flags: 0 }),
+            context: Cell::new(0),
+            epoch: Cell::new(0),
+            version: Cell::new(0),
+            autograd: Cell::new(0),
+            bytes: Cell::new(0),
+            device: Cell::new(0),
+            known: RefCell::new(Cache::new()),
+            joined: RefCell::new(Cache::new()),
+        }
+    }
+
     fn is_autograd(&self) -> bool {
         if self.autograd.get() == 0 {
             self.autograd.set(if thread_name_starts_with(b"pt_autograd") { 2 } else { 1 });
@@ -434,7 +433,7 @@ impl Thread {
 
 /// Is this one of autograd's threads?
 pub(crate) fn is_autograd_thread() -> bool {
-    THREAD.try_with(Thread::is_autograd).unwrap_or(false)
+    on_thread(Thread::is_autograd).unwrap_or(false)
 }
 
 /// Something happened that only training does: what came before it was step -1.
@@ -485,7 +484,7 @@ pub(crate) fn start(name: &str, domain: usize, category: Option<&str>) -> u64 {
 }
 
 fn open(name: &str, domain: usize, category: Option<&str>, id: u64) {
-    let _ = THREAD.try_with(|thread| {
+    on_thread(|thread| {
         let role = role_of(name, category);
         let mut range =
             Open { role, name: text_id(name), id, phase: 0, domain, told: false, around: Around::default() };
@@ -512,12 +511,12 @@ fn open(name: &str, domain: usize, category: Option<&str>, id: u64) {
 pub(crate) fn depth(domain: usize) -> i32 {
     let of_domain = |range: &&Open| range.id == 0 && range.domain == domain;
     let count = |open: &Vec<Open>| open.iter().filter(of_domain).count() as i32;
-    THREAD.try_with(|thread| thread.open.try_borrow().map_or(0, |open| count(&open))).unwrap_or(0)
+    on_thread(|thread| thread.open.try_borrow().map_or(0, |open| count(&open))).unwrap_or(0)
 }
 
 /// The last push/pop range of `domain` closes.
 pub(crate) fn pop(domain: usize) {
-    let _ = THREAD.try_with(|thread| {
+    on_thread(|thread| {
         let closed = thread.open.try_borrow_mut().ok().and_then(|mut open| {
             let index = open.iter().rposition(|range| range.id == 0 && range.domain == domain)?;
             Some(open.remove(index))
@@ -536,7 +535,7 @@ pub(crate) fn end(id: u64) {
         Some(started.swap_remove(index))
     });
     let Some(range) = found else { return };
-    let _ = THREAD.try_with(|thread| {
+    on_thread(|thread| {
         let mine = thread.open.try_borrow_mut().ok().and_then(|mut open| {
             let index = open.iter().rposition(|range| range.id == id)?;
             Some(open.remove(index))
@@ -658,7 +657,7 @@ pub(crate) fn unlock_after_fork() {
 
 /// The child of a fork has the ranges of the thread that forked, and none of them in its own trace.
 pub(crate) fn untell_after_fork() {
-    let _ = THREAD.try_with(|thread| {
+    on_thread(|thread| {
         if let Ok(mut open) = thread.open.try_borrow_mut() {
             open.iter_mut().for_each(|range| range.told = false);
             STARTED.with(|started| started.clone_from(&open.iter().filter(|r| r.id != 0).copied().collect()));

@@ -3,25 +3,31 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-thread_local! {
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
+use memtrace_record::words::words;
+
+/// Is the calling thread inside a hook?
+#[inline(always)]
+fn inside<'a>() -> &'a Cell<bool> {
+    // SAFETY: the thread's own words, which last as long as the thread.
+    unsafe { &(*words()).inside }
 }
 
 /// The outermost hook of a thread: calls that the real function makes in turn belong to it.
 pub(crate) struct Outermost;
 
 impl Outermost {
-    /// `None` inside another hook of this thread, or when the thread's locals are gone.
+    /// `None` inside another hook of this thread.
     #[inline]
     pub(crate) fn enter() -> Option<Outermost> {
-        INSIDE.try_with(|inside| !inside.replace(true)).ok().filter(|outermost| *outermost).map(|_| Outermost)
+        // Not `then_some`: the one that is not wanted would be dropped, and end the outermost.
+        if inside().replace(true) { None } else { Some(Outermost) }
     }
 }
 
 impl Drop for Outermost {
     #[inline]
     fn drop(&mut self) {
-        let _ = INSIDE.try_with(|inside| inside.set(false));
+        inside().set(false);
     }
 }
 

@@ -20,4 +20,5 @@ mod real;
 mod requested;
 mod say;
 mod sequence;
+mod thread;
 mod torch;

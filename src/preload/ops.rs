@@ -4,7 +4,6 @@
 //! report asks, and then from small caches of the thread: a training loop runs the same ops again and
 //! again.
 
-use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -14,7 +13,7 @@ use memtrace_record::intern::{Context, ContextId, Frame, StackId, TextId};
 use memtrace_record::recorder::{STEP, context_id, stack_id, text_id};
 use memtrace_trace::{Api, Event, Kind};
 
-use crate::{context, python, sequence};
+use crate::{context, python, sequence, thread};
 
 /// Where a callback comes from: `at::RecordScope`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -87,19 +86,11 @@ struct Name {
     id: TextId,
 }
 
-struct Ops {
+pub(crate) struct Ops {
     running: Vec<Running>,
     names: Vec<Name>,
     stacks: Cache<(StackId, TextId), StackId>,
     contexts: Cache<Context, ContextId>,
-}
-
-thread_local! {
-    static OPS: RefCell<Ops> = const {
-        RefCell::new(Ops { running: Vec::new(), names: Vec::new(), stacks: Cache::new(), contexts: Cache::new() })
-    };
-    /// Are the ops that run now our own?
-    static OURS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// More than this deep something is wrong (an op that ended on another thread): start again.
@@ -120,17 +111,17 @@ pub(crate) fn set_rows(outermost: bool, all: bool) {
 
 /// Runs Python of ours: what ops it runs get no rows.
 pub(crate) fn unseen<R>(work: impl FnOnce() -> R) -> R {
-    let _ = OURS.try_with(|ours| ours.set(true));
+    thread::with(|own| own.ours.set(true));
     let result = work();
-    let _ = OURS.try_with(|ours| ours.set(false));
+    thread::with(|own| own.ours.set(false));
     result
 }
 
 /// An op begins on this thread.
 #[inline]
 pub(crate) fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
-    let _ = OPS.try_with(|ops| {
-        let Ok(mut ops) = ops.try_borrow_mut() else { return };
+    thread::with(|own| {
+        let Ok(mut ops) = own.ops.try_borrow_mut() else { return };
         if ops.running.len() >= DEEPEST {
             ops.running.clear();
         }
@@ -182,7 +173,7 @@ pub(crate) fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
             && ROWS.load(Ordering::Relaxed)
             && !context::is_paused()
             && Recorder::active().is_some()
-            && !OURS.try_with(Cell::get).unwrap_or(false)
+            && !own.ours.get()
         {
             op.start_ns = now_ns();
             op.bytes = context::counted().0;
@@ -194,15 +185,15 @@ pub(crate) fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
 /// The op that `enter` announced ends.
 #[inline]
 pub(crate) fn leave(record: *const c_void) {
-    let _ = OPS.try_with(|cell| {
-        let Ok(mut ops) = cell.try_borrow_mut() else { return };
+    thread::with(|own| {
+        let Ok(mut ops) = own.ops.try_borrow_mut() else { return };
         let Some(index) = ops.running.iter().rposition(|op| op.record == record) else { return };
         if ops.running[index].start_ns != 0 {
             // A row of an op is made while the op is still the innermost.
             ops.running.truncate(index + 1);
             drop(ops);
             tell();
-            let Ok(mut ops) = cell.try_borrow_mut() else { return };
+            let Ok(mut ops) = own.ops.try_borrow_mut() else { return };
             ops.running.truncate(index);
             return;
         }
@@ -222,13 +213,9 @@ fn tell() {
     }
     let (context, step) = context::current();
     let (bytes, device) = context::counted();
-    let Some((start_ns, before)) = OPS
-        .try_with(|ops| ops.try_borrow().ok()?.running.last().map(|op| (op.start_ns, op.bytes)))
-        .ok()
-        .flatten()
-    else {
-        return;
-    };
+    let innermost =
+        |own: &thread::Own| own.ops.try_borrow().ok()?.running.last().map(|op| (op.start_ns, op.bytes));
+    let Some((start_ns, before)) = thread::with(innermost).flatten() else { return };
     recorder.record(|clock_ns| Event {
         clock_ns,
         kind: Kind::Op as u8,
@@ -246,19 +233,22 @@ fn tell() {
 /// thread. `None` outside every op.
 #[inline]
 pub(crate) fn context(base: Context, epoch: u64) -> Option<ContextId> {
-    OPS.try_with(|ops| {
-        let mut ops = ops.try_borrow_mut().ok()?;
+    thread::with(|own| {
+        let mut ops = own.ops.try_borrow_mut().ok()?;
         let top = ops.running.last()?;
         if top.epoch == epoch && top.context != 0 {
             return Some(top.context);
         }
         Some(ops.resolve(base, epoch))
     })
-    .ok()
     .flatten()
 }
 
 impl Ops {
+    pub(crate) const fn new() -> Ops {
+        Ops { running: Vec::new(), names: Vec::new(), stacks: Cache::new(), contexts: Cache::new() }
+    }
+
     fn resolve(&mut self, base: Context, epoch: u64) -> ContextId {
         let mut stack = 0;
         for index in 0..self.running.len() {

@@ -8,7 +8,6 @@
 //!
 //! The slot is known by torch's version only; for others `pool` stays 0 and the meta row says so.
 
-use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -16,6 +15,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use memtrace_record::forklock::ForkLock;
 
 use crate::guard::shielded;
+use crate::thread;
 
 /// The slot of `beginAllocateToPool` in each minor version of torch 2 whose header was read
 /// (`c10/cuda/CUDACachingAllocator.h`).
@@ -53,20 +53,16 @@ static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 /// The ids of pools; their numbers are their places, from 1 on.
 static POOLS: ForkLock<Vec<(u64, u64)>> = ForkLock::new(Vec::new());
 
-thread_local! {
-    static POOL: Cell<u16> = const { Cell::new(0) };
-}
-
 /// The pool of the allocation that this thread is in; 0 for the default.
 #[inline]
 pub(crate) fn current() -> u16 {
-    POOL.try_with(Cell::get).unwrap_or(0)
+    thread::with(|own| own.pool.get()).unwrap_or(0)
 }
 
 /// As [`current`], for the last word about an allocation.
 #[inline]
 pub(crate) fn take() -> u16 {
-    POOL.try_with(|pool| pool.replace(0)).unwrap_or(0)
+    thread::with(|own| own.pool.replace(0)).unwrap_or(0)
 }
 
 /// Our function for the slot, which has `real` in it.
@@ -153,7 +149,7 @@ unsafe extern "C-unwind" fn invoke(data: *const [usize; 2], stream: usize) -> bo
     // SAFETY: the caller's own argument, passed on to torch's own function.
     let yes = unsafe { invoker(&raw const filter.inner.data, stream) };
     if yes {
-        let _ = POOL.try_with(|pool| pool.set(filter.pool));
+        thread::with(|own| own.pool.set(filter.pool));
     }
     yes
 }

@@ -5,13 +5,12 @@
 //! The object gets a copy of its vtable in which that slot is ours. Whoever calls `raw_alloc` goes past
 //! it, so those blocks have -1.
 
-use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::real::find_in_loaded;
-use crate::{pools, torch};
+use crate::{pools, thread, torch};
 
 /// `std::atomic<CUDAAllocator*> c10::cuda::CUDACachingAllocator::allocator`.
 const ALLOCATOR: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
@@ -32,14 +31,10 @@ static TRIED: AtomicBool = AtomicBool::new(false);
 /// A request was larger than its block: this is not the function that it was taken for.
 static WRONG: AtomicBool = AtomicBool::new(false);
 
-thread_local! {
-    static REQUESTED: Cell<i64> = const { Cell::new(-1) };
-}
-
 /// What the thread asked for, for the block of `block` bytes that is being reported; -1 when unknown.
 #[inline]
 pub(crate) fn of_block(block: i64) -> i64 {
-    let requested = REQUESTED.try_with(Cell::get).unwrap_or(-1);
+    let requested = thread::with(|own| own.requested.get()).unwrap_or(-1);
     if requested > block {
         WRONG.store(true, Ordering::Relaxed);
         return -1;
@@ -49,7 +44,7 @@ pub(crate) fn of_block(block: i64) -> i64 {
 
 /// Is the thread inside the allocator?
 pub(crate) fn is_inside() -> bool {
-    REQUESTED.try_with(Cell::get).unwrap_or(-1) >= 0
+    thread::with(|own| own.requested.get()).unwrap_or(-1) >= 0
 }
 
 /// Can it be said that this torch's allocator is not hooked, or not as it was taken for? A trace may begin
@@ -134,10 +129,10 @@ unsafe extern "C-unwind" fn allocate(result: *mut c_void, this: *mut c_void, siz
     struct Clear(i64);
     impl Drop for Clear {
         fn drop(&mut self) {
-            let _ = REQUESTED.try_with(|requested| requested.set(self.0));
+            thread::with(|own| own.requested.set(self.0));
         }
     }
-    let outer = REQUESTED.try_with(|requested| requested.replace(size as i64)).unwrap_or(-1);
+    let outer = thread::with(|own| own.requested.replace(size as i64)).unwrap_or(-1);
     let _clear = Clear(outer);
     let real = REAL_ALLOCATE.load(Ordering::Acquire);
     // SAFETY: the slot's own function, stored before ours was put there.

@@ -6,7 +6,6 @@
 //! `at::sequence_number::peek` gives, so its place is found by watching. The forward thread's id lies a
 //! fixed distance behind it (`RecordFunction::State` in ATen/record_function.h, 2.1 to 2.15).
 
-use std::cell::Cell;
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -15,7 +14,7 @@ use memtrace_record::intern::TextId;
 use memtrace_trace::schema::SCRIPT;
 
 use crate::real::find_in_loaded;
-use crate::{context, ops};
+use crate::{context, ops, thread};
 
 const TORCH: &str = "libtorch_cpu.so";
 const PEEK: &CStr = c"_ZN2at15sequence_number4peekEv";
@@ -65,10 +64,6 @@ fn place_of(thread: u64, number: u64) -> (&'static AtomicU64, u64) {
     (&MODULE_OF[index], key)
 }
 
-thread_local! {
-    static OWN: Cell<u64> = const { Cell::new(0) };
-}
-
 /// Finds the functions; before the callbacks are installed.
 pub(crate) fn install() {
     PEEK_FN.store(find_in_loaded(TORCH, PEEK), Ordering::Relaxed);
@@ -101,11 +96,11 @@ fn call(function: &AtomicPtr<c_void>) -> u64 {
 
 /// Torch's number of this thread.
 fn thread_id() -> u64 {
-    OWN.try_with(|own| {
-        if own.get() == 0 {
-            own.set(call(&THREAD_ID_FN));
+    thread::with(|own| {
+        if own.torch_id.get() == 0 {
+            own.torch_id.set(call(&THREAD_ID_FN));
         }
-        own.get()
+        own.torch_id.get()
     })
     .unwrap_or(0)
 }

@@ -1,6 +1,7 @@
 //! A thread's way to the writer: its current chunk, and what the writer may rely on.
 
-use std::cell::RefCell;
+use std::cell::{Cell, UnsafeCell};
+use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,6 +11,7 @@ use memtrace_trace::{Event, Kind};
 use crate::clock;
 use crate::journal::{ChunkWriter, Pool};
 use crate::recorder::Recorder;
+use crate::words::words;
 
 /// No event of this lane is under way.
 pub(crate) const IDLE: u64 = u64::MAX;
@@ -53,32 +55,88 @@ pub(crate) struct Lane {
     waited: bool,
 }
 
+/// A thread's lane; the thread's word points at it.
+struct Own {
+    recorder: &'static Recorder,
+    /// Is the thread in the middle of it? A signal handler that comes then must not touch it.
+    busy: Cell<bool>,
+    /// Does it end with the event that it was made for?
+    for_one_event: bool,
+    lane: UnsafeCell<Lane>,
+}
+
+/// Frees the thread's lane when the thread ends.
+struct Owner;
+
 thread_local! {
-    static LANE: RefCell<Option<Lane>> = const { RefCell::new(None) };
+    static OWNER: Owner = const { Owner };
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // SAFETY: the thread's own words.
+        let own = unsafe { (*words()).lane.replace(null_mut()) };
+        if !own.is_null() {
+            // SAFETY: `other_lane` made it with `Box::into_raw`, and the word that led to it is null now.
+            drop(unsafe { Box::from_raw(own.cast::<Own>()) });
+        }
+    }
 }
 
 /// Runs `work` on the calling thread's lane of `recorder`, made when there is none. A thread whose
 /// locals are gone (its other destructors may still free memory) gets a lane for this one event.
 #[inline(always)]
 pub(crate) fn with_lane<T>(recorder: &'static Recorder, work: impl FnOnce(&mut Lane) -> T) -> T {
-    let mut work = Some(work);
-    let done = LANE.try_with(|cell| {
-        let mut slot = cell.try_borrow_mut().ok()?;
-        match &mut *slot {
-            Some(lane) if std::ptr::eq(lane.recorder, recorder) => {}
-            stale => {
-                // A lane from before a fork: its chunks belong to the parent, so it is not dropped.
-                std::mem::forget(stale.take());
-                *stale = Some(Lane::new(recorder));
+    // SAFETY: the thread's own words; what the word points at lives until the thread's `Owner` is dropped.
+    let own = unsafe { (*words()).lane.get().cast::<Own>().as_ref() };
+    let own: *const Own = match own {
+        Some(own) if std::ptr::eq(own.recorder, recorder) && !own.busy.get() => own,
+        _ => other_lane(recorder),
+    };
+    // SAFETY: what the word points at, or what was made just now.
+    let (result, ends) = unsafe { ((*own).run(work), (*own).for_one_event) };
+    if ends {
+        // SAFETY: `other_lane` made it with `Box::into_raw` for this event alone.
+        drop(unsafe { Box::from_raw(own.cast_mut()) });
+    }
+    result
+}
+
+/// A lane for a thread that has none of this recorder: its own from now on, or one for one event when the
+/// thread is in the middle of its own, or its locals are gone.
+#[cold]
+#[inline(never)]
+fn other_lane(recorder: &'static Recorder) -> *const Own {
+    // SAFETY: the thread's own words.
+    let word = unsafe { &(*words()).lane };
+    // SAFETY: as in `with_lane`.
+    let before = unsafe { word.get().cast::<Own>().as_ref() };
+    let is_busy = before.is_some_and(|own| std::ptr::eq(own.recorder, recorder));
+    let for_one_event = is_busy || OWNER.try_with(|_| ()).is_err();
+    let lane = UnsafeCell::new(Lane::new(recorder));
+    let own = Box::into_raw(Box::new(Own { recorder, busy: Cell::new(false), for_one_event, lane }));
+    if !for_one_event {
+        // A lane from before a fork is not dropped: its chunks belong to the parent.
+        word.set(own.cast());
+    }
+    own
+}
+
+impl Own {
+    #[inline(always)]
+    fn run<T>(&self, work: impl FnOnce(&mut Lane) -> T) -> T {
+        /// A panic leaves the lane usable.
+        struct Free<'a>(&'a Cell<bool>);
+        impl Drop for Free<'_> {
+            #[inline(always)]
+            fn drop(&mut self) {
+                self.0.set(false);
             }
         }
-        let lane = slot.as_mut()?;
-        work.take().map(|work| work(lane))
-    });
-    match (done, work) {
-        (Ok(Some(value)), _) => value,
-        (_, Some(work)) => work(&mut Lane::new(recorder)),
-        (_, None) => unreachable!("work that ran gave its value"),
+        self.busy.set(true);
+        let _free = Free(&self.busy);
+        // SAFETY: only this thread has the lane, and `busy` says that nobody else is at it.
+        work(unsafe { &mut *self.lane.get() })
     }
 }
 

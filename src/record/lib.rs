@@ -23,6 +23,7 @@ mod output;
 pub mod recorder;
 mod slots;
 pub mod summary;
+pub mod words;
 mod writer_thread;
 
 pub use recorder::{Recorder, Session};

@@ -199,6 +199,7 @@ impl Recorder {
 
     /// The child of a fork: the parent's recorder, its thread and its chunks are not ours.
     pub fn forget_after_fork() {
+        clock::forget_after_fork();
         RECORDER.store(std::ptr::null_mut(), Ordering::Release);
         STATE.store(IDLE_STATE, Ordering::Release);
     }
@@ -275,9 +276,10 @@ impl Recorder {
     }
 
     /// Is the chunk pool so full that what can be missed should be?
+    #[inline]
     #[must_use]
     pub fn is_short(&self) -> bool {
-        self.pool.percent_free() < 25
+        self.pool.is_short()
     }
 
     pub(crate) fn pool(&'static self) -> &'static Pool {

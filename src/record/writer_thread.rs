@@ -12,7 +12,7 @@ use memtrace_trace::config::{Auto, Compression, Level};
 use memtrace_trace::writer::RowWriter;
 use memtrace_trace::{Event, Meta, Row, SCHEMA_VERSION};
 
-use crate::clock;
+use crate::clock::{self, Ruler};
 use crate::encoder::{Encoder, RowSink};
 use crate::holders::out_of_memory_lines;
 use crate::journal::names_path;
@@ -219,7 +219,9 @@ impl Writer {
         self.recorder.say_ready();
         let every = Duration::from_millis(self.recorder.session.settings.flush_ms);
         let mut next_flush = Instant::now() + every;
+        let mut ruler = Ruler::new();
         loop {
+            ruler.adjust();
             match self.recorder.commands().recv_timeout(LOOK.min(every)) {
                 Ok(Command::Finish) => return self.finish(),
                 Ok(Command::Flush(done)) => {

@@ -5,7 +5,6 @@
 //! sees the last of them done it hands the block out again, and tells nobody. So the last successful
 //! query is the end of the block.
 
-use std::cell::RefCell;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -17,6 +16,7 @@ use rustc_hash::FxHashMap;
 use super::NO_RUNTIME;
 use crate::callers::library_at;
 use crate::guard::shielded;
+use crate::thread;
 
 super::caller_hooks! {
     cudaEventRecord(event: *mut c_void, stream: *mut c_void) caller "rdx" => record, CUDA_EVENT_RECORD;
@@ -44,11 +44,6 @@ static EVENTS: AtomicUsize = AtomicUsize::new(0);
 /// Did the allocator ever record an event? Most programs have no `record_stream`, and reports ask often.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-thread_local! {
-    /// Events that the allocator recorded on this thread since its last report.
-    static RECORDED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-}
-
 /// A report of a free: do streams still use the block? Then its events are waited for.
 #[inline]
 pub(super) fn free_is_deferred(addr: u64, device: i8) -> bool {
@@ -57,8 +52,8 @@ pub(super) fn free_is_deferred(addr: u64, device: i8) -> bool {
 
 fn wait_for_recorded(addr: u64, device: i8) -> bool {
     let events =
-        RECORDED.try_with(|events| events.try_borrow_mut().map(|mut events| std::mem::take(&mut *events)));
-    let Ok(Ok(events)) = events else { return false };
+        thread::with(|own| own.recorded.try_borrow_mut().map(|mut events| std::mem::take(&mut *events)));
+    let Some(Ok(events)) = events else { return false };
     if events.is_empty() {
         return false;
     }
@@ -79,8 +74,8 @@ pub(super) fn forget_recorded() {
     if !ANY.load(Ordering::Relaxed) {
         return;
     }
-    let _ = RECORDED.try_with(|events| {
-        if let Ok(mut events) = events.try_borrow_mut() {
+    thread::with(|own| {
+        if let Ok(mut events) = own.recorded.try_borrow_mut() {
             events.clear();
         }
     });
@@ -89,8 +84,8 @@ pub(super) fn forget_recorded() {
 fn recorded(event: *mut c_void, caller: *const c_void) {
     if library_at(caller).is_torch_allocator {
         ANY.store(true, Ordering::Relaxed);
-        let _ = RECORDED.try_with(|events| {
-            if let Ok(mut events) = events.try_borrow_mut() {
+        thread::with(|own| {
+            if let Ok(mut events) = own.recorded.try_borrow_mut() {
                 // The library records other events too (`torch.Event`), on threads that free nothing.
                 if events.len() >= MOST_STREAMS {
                     events.clear();
