@@ -22,6 +22,7 @@ pub(crate) fn command() -> Command {
         .disable_help_subcommand(true)
         .infer_subcommands(true)
         .subcommand(run())
+        .subcommand(fit())
         .subcommands(REPORTS.iter().map(|report| of_report(*report)))
         .subcommand(doctor())
         .subcommand(help)
@@ -39,17 +40,7 @@ fn run() -> Command {
                 .value_hint(ValueHint::DirPath)
                 .help("Where the traces go [default: a new folder in memtrace-out]"),
         )
-        .arg(Arg::new("phantom").long("phantom").value_name("CARD").help(
-            "Run on a device that is not there: h100-80g, 8xa100-80g, mem=48g,cc=8.9; `list` shows all",
-        ))
-        .arg(
-            Arg::new("phantom-dynamic")
-                .long("phantom-dynamic")
-                .value_name("HOW")
-                .requires("phantom")
-                .value_parser(PossibleValuesParser::new(["full", "half", "empty"]))
-                .help("How much nonzero, unique and masks find on it: their size depends on values [default: full]"),
-        )
+        .args(phantom())
         .arg(
             Arg::new("quiet")
                 .short('q')
@@ -57,15 +48,72 @@ fn run() -> Command {
                 .action(ArgAction::SetTrue)
                 .help("No summary at the end"),
         )
-        .arg(
-            Arg::new("command")
-                .value_name("COMMAND")
-                .num_args(1..)
-                .trailing_var_arg(true)
-                .allow_hyphen_values(true)
-                .value_parser(value_parser!(std::ffi::OsString))
-                .help("The program and its arguments"),
+        .arg(program().help("The program and its arguments"))
+}
+
+/// The device that is not there.
+fn phantom() -> [Arg; 2] {
+    [
+        Arg::new("phantom").long("phantom").value_name("CARD").help(
+            "Run on a device that is not there: h100-80g, 8xa100-80g, mem=48g,cc=8.9; `run --phantom list` shows all",
+        ),
+        Arg::new("phantom-dynamic")
+            .long("phantom-dynamic")
+            .value_name("HOW")
+            .requires("phantom")
+            .value_parser(PossibleValuesParser::new(["full", "half", "empty"]))
+            .help("How much nonzero, unique and masks find on it: their size depends on values [default: full]"),
+    ]
+}
+
+/// What is to run.
+fn program() -> Arg {
+    Arg::new("command")
+        .value_name("COMMAND")
+        .num_args(1..)
+        .trailing_var_arg(true)
+        .allow_hyphen_values(true)
+        .value_parser(value_parser!(std::ffi::OsString))
+}
+
+fn fit() -> Command {
+    let number = |name: &'static str, help: &'static str| {
+        Arg::new(name)
+            .long(name)
+            .value_name("N")
+            .value_parser(value_parser!(u64).range(1..=1 << 40))
+            .conflicts_with("values")
+            .help(help)
+    };
+    Command::new("fit")
+        .about("The largest value with which a program fits, and what holds the memory there")
+        .after_help(
+            "Example:  memtrace fit --phantom h100-80g -- python train.py --batch {}\n\n\
+             The program runs once for each value tried, as short as it can be: a step or two show the peak. A value fits \
+             when it ends with status 0 and nothing ran out of memory. Exit status: 0, 1 when the program fails for another \
+             reason, 3 when not even the first value fits.",
         )
+        .arg(
+            Arg::new("out")
+                .short('o')
+                .long("out")
+                .value_name("DIR")
+                .value_parser(value_parser!(PathBuf))
+                .value_hint(ValueHint::DirPath)
+                .help("Where the traces at the two ends go [default: a new folder in memtrace-out]"),
+        )
+        .args(phantom())
+        .arg(number("min", "The first value [default: 1]"))
+        .arg(number("max", "The last value to try"))
+        .arg(number("multiple-of", "Only multiples of this"))
+        .arg(
+            Arg::new("values")
+                .long("values")
+                .value_name("LIST")
+                .help("These values and no others, each needing more than the one before: 512,1024,2048"),
+        )
+        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("The answer for programs"))
+        .arg(program().help("The program and its arguments, {} where the value goes"))
 }
 
 fn doctor() -> Command {

@@ -20,8 +20,8 @@ use memtrace_trace::units::Unit;
 use memtrace_trace::{EventName, Meta};
 use serde_json::{Value, json};
 
-use crate::launch::{HELLO, PHANTOM, Scratch, TRACER, library, preload_list, run_id};
 use crate::terminal;
+use crate::traced::{HELLO, PHANTOM, Scratch, TRACER, library, preload_list, run_id};
 
 /// What the Python runs.
 const PROBE: &str = include_str!("doctor.py");

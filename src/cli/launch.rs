@@ -7,63 +7,36 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use clap::ArgMatches;
 use memtrace_analysis::input::Input;
 use memtrace_analysis::options::Options;
 use memtrace_analysis::page::{Page, Side, Table};
 use memtrace_analysis::reports;
-use memtrace_cards::{CARD_VARIABLE, CARDS, Spec};
+use memtrace_cards::CARDS;
 
 use crate::args::DEFAULT_FOLDER;
+use crate::traced::{Phantom, Scratch, TRACER, run_id, traced};
 use crate::{leftover, signals, terminal};
-
-/// The library that traces.
-pub(crate) const TRACER: &str = "libmemtrace.so";
-/// The device that is not there.
-pub(crate) const PHANTOM: &str = "libmemtrace_phantom.so";
-/// Names the file that the library's constructor appends one byte to: that it was loaded at all.
-pub(crate) const HELLO: &str = "MEMTRACE_HELLO";
 
 /// Runs the program.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
-    let phantom = matches.get_one::<String>("phantom").map(String::as_str);
-    if phantom == Some("list") {
+    if matches.get_one::<String>("phantom").is_some_and(|card| card == "list") {
         return list_cards();
     }
     let command: Vec<&OsString> = matches.get_many("command").into_iter().flatten().collect();
-    let [program, arguments @ ..] = command.as_slice() else {
+    let Some(program) = command.first() else {
         bail!("what is to run? memtrace run -- python train.py");
     };
-    if let Some(card) = phantom {
-        Spec::parse(card).map_err(|error| anyhow!("--phantom {card}: {error}"))?;
-    }
+    let phantom = Phantom::wanted(matches)?;
     let run_id = run_id();
     let scratch = Scratch::new(&run_id)?;
-    let mut preload = vec![scratch.loadable(&library(TRACER)?)?];
-    if phantom.is_some() {
-        let library = library(PHANTOM)?;
-        preload.push(scratch.loadable(&library)?);
-        // Triton links what it compiles against the libcuda.so.1 of this folder.
-        symlink(&library, scratch.folder.join("libcuda.so.1")).context("cannot prepare for Triton")?;
-        symlink(&library, scratch.folder.join("libcuda.so")).context("cannot prepare for Triton")?;
-    }
     let out = Out::new(matches.get_one::<PathBuf>("out"))?;
-
-    let mut child = Command::new(program);
-    child.args(arguments);
-    child.env("LD_PRELOAD", preload_list(&preload, std::env::var_os("LD_PRELOAD").as_deref()));
-    child.env("MEMTRACE_OUT", &out.folder).env("MEMTRACE_RUN_ID", &run_id).env(HELLO, scratch.hello());
-    if let Some(card) = phantom {
-        child.env(CARD_VARIABLE, card).env("TRITON_LIBCUDA_PATH", &scratch.folder);
-        if let Some(how) = matches.get_one::<String>("phantom-dynamic") {
-            child.env("MEMTRACE_PHANTOM_DYNAMIC", how);
-        }
-    }
+    let mut child = traced(&scratch, &command, &out.folder, &run_id, phantom.as_ref())?;
     let passing = signals::Passing::start()?;
     let mut child = match child.spawn() {
         Ok(child) => child,
@@ -139,91 +112,17 @@ fn conclude(program: &OsStr, scratch: &Scratch, out: &Out, run_id: &str, quiet: 
     Ok(())
 }
 
-/// The same for every process of this launch, and for no other's.
-pub(crate) fn run_id() -> String {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    format!("{:x}-{:x}", now.as_nanos(), std::process::id())
-}
-
-/// The library of that name, beside this command or in the `lib` folder beside its own.
-pub(crate) fn library(name: &str) -> Result<PathBuf> {
-    let command = std::env::current_exe().context("cannot tell where this command is")?;
-    let beside = command.parent().unwrap_or(Path::new("/"));
-    let places =
-        [beside.join(name), beside.join("../lib").join(name), beside.join("../lib/memtrace").join(name)];
-    places.iter().find_map(|place| place.canonicalize().ok()).ok_or_else(|| {
-        anyhow!(
-            "{name} is not beside this command, in {}; build both with: cargo build --release",
-            beside.display()
-        )
-    })
-}
-
-/// The value of `LD_PRELOAD`: ours first, then what was there, once each.
-pub(crate) fn preload_list(ours: &[PathBuf], there: Option<&OsStr>) -> OsString {
-    let mut list: Vec<&[u8]> = ours.iter().map(|path| path.as_os_str().as_bytes()).collect();
-    // The loader takes spaces and colons alike.
-    let there = there.map(OsStr::as_bytes).unwrap_or_default().split(|byte| matches!(byte, b' ' | b':'));
-    for path in there.filter(|path| !path.is_empty()) {
-        if !list.contains(&path) {
-            list.push(path);
-        }
-    }
-    OsStr::from_bytes(&list.join(&b':')).to_owned()
-}
-
-/// A folder of our own for the time of the run, removed with it.
-pub(crate) struct Scratch {
-    pub(crate) folder: PathBuf,
-}
-
-impl Scratch {
-    pub(crate) fn new(run_id: &str) -> Result<Scratch> {
-        let folder = std::env::temp_dir().join(format!("memtrace-{run_id}"));
-        // `create_dir` fails on what is there already: nobody can have laid a link in our way.
-        fs::create_dir(&folder).with_context(|| folder.display().to_string())?;
-        fs::set_permissions(&folder, fs::Permissions::from_mode(0o700))?;
-        let scratch = Scratch { folder };
-        File::create_new(scratch.hello()).with_context(|| scratch.hello().display().to_string())?;
-        Ok(scratch)
-    }
-
-    pub(crate) fn hello(&self) -> PathBuf {
-        self.folder.join("hello")
-    }
-
-    /// A path to `library` that `LD_PRELOAD` can hold, which splits at spaces and colons.
-    pub(crate) fn loadable(&self, library: &Path) -> Result<PathBuf> {
-        let splits = |path: &Path| path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':'));
-        if !splits(library) {
-            return Ok(library.to_owned());
-        }
-        let link = self.folder.join(library.file_name().unwrap_or_default());
-        if splits(&link) {
-            bail!("LD_PRELOAD cannot name {}: a path with a space or a colon", library.display());
-        }
-        symlink(library, &link).with_context(|| link.display().to_string())?;
-        Ok(link)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        fs::remove_dir_all(&self.folder).ok();
-    }
-}
-
 /// Where the traces go.
-struct Out {
+pub(crate) struct Out {
     /// Absolute: the program may change its working directory.
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
     /// As the user would type it.
-    shown: PathBuf,
+    pub(crate) shown: PathBuf,
     made: bool,
 }
 
 impl Out {
-    fn new(wanted: Option<&PathBuf>) -> Result<Out> {
+    pub(crate) fn new(wanted: Option<&PathBuf>) -> Result<Out> {
         let (shown, made) = match wanted {
             Some(folder) => {
                 let made = !folder.exists();
@@ -237,7 +136,7 @@ impl Out {
     }
 
     /// A program without a GPU must leave nothing.
-    fn remove_if_empty(&self) {
+    pub(crate) fn remove_if_empty(&self) {
         if self.made && fs::remove_dir(&self.folder).is_ok() && self.shown.starts_with(DEFAULT_FOLDER) {
             fs::remove_dir(DEFAULT_FOLDER).ok();
         }
@@ -337,14 +236,6 @@ fn list_cards() -> Result<ExitCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ours_comes_first_and_nothing_is_lost_or_doubled() {
-        let ours = [PathBuf::from("/a/libmemtrace.so")];
-        let list = preload_list(&ours, Some(OsStr::new("/b/x.so /a/libmemtrace.so:/c/y.so")));
-        assert_eq!(list, "/a/libmemtrace.so:/b/x.so:/c/y.so");
-        assert_eq!(preload_list(&ours, None), "/a/libmemtrace.so");
-    }
 
     #[test]
     fn this_test_is_linked_dynamically_and_a_script_is_no_program() {

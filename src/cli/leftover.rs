@@ -7,6 +7,15 @@ use memtrace_record::leftover::{Repaired, repair};
 /// Finishes the traces of `input` whose processes left a journal behind and says so on stderr; true when
 /// there were any.
 pub(crate) fn finish(input: &Input) -> Result<bool> {
+    finish_and_say(input, |line| eprintln!("memtrace: {line}"))
+}
+
+/// The same without a word, where a killed process is no news.
+pub(crate) fn finish_quietly(input: &Input) -> Result<bool> {
+    finish_and_say(input, |_| {})
+}
+
+fn finish_and_say(input: &Input, say: impl Fn(String)) -> Result<bool> {
     let mut finished = false;
     for path in input.traces.iter().flat_map(|trace| trace.files()) {
         // A part that has nothing of its own goes when the one before it is finished.
@@ -20,12 +29,10 @@ pub(crate) fn finish(input: &Input) -> Result<bool> {
         match repair(path).with_context(|| format!("{name}: cannot finish what a killed process left"))? {
             Repaired::Finished { rows, .. } => {
                 finished = true;
-                eprintln!("memtrace: {name}: its process was killed; {rows} rows came from its journal");
+                say(format!("{name}: its process was killed; {rows} rows came from its journal"));
             }
             Repaired::NoJournal => {
-                eprintln!(
-                    "memtrace: {name}: its process was killed and its journal is gone: the end is missing"
-                );
+                say(format!("{name}: its process was killed and its journal is gone: the end is missing"));
             }
             Repaired::Complete | Repaired::Running => {}
         }

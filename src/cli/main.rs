@@ -1,17 +1,21 @@
 //! The command `memtrace`: launches a traced program, and answers questions about its trace.
 //!
 //! Exit status: 0; 1 when `check` found a problem, or `doctor` that tracing would not work; 2 for a request that makes no sense or a trace
-//! that cannot be read; 3 when a limit was broken; of `run`, the program's own.
+//! that cannot be read; 3 when a limit was broken, or nothing fits; of `run`, the program's own.
 #![forbid(unsafe_code)]
 
 mod args;
 mod doctor;
+mod fit;
+mod fit_page;
 mod help;
 mod launch;
 mod leftover;
 mod report;
+mod search;
 mod signals;
 mod terminal;
+mod traced;
 
 use std::process::ExitCode;
 
@@ -19,6 +23,7 @@ fn main() -> ExitCode {
     let matches = args::command().get_matches();
     let result = match matches.subcommand() {
         Some(("run", matches)) => launch::run(matches),
+        Some(("fit", matches)) => fit::run(matches),
         Some(("doctor", matches)) => doctor::run(matches),
         Some(("help", matches)) => help::run(matches),
         Some((name, matches)) => report::run(name, matches),

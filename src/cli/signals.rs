@@ -6,7 +6,7 @@
 
 use std::process::ExitStatus;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
@@ -19,9 +19,13 @@ use signal_hook::low_level::siginfo::Cause;
 const PASSED_ON: &[i32] =
     &[sig::SIGINT, sig::SIGTERM, sig::SIGHUP, sig::SIGQUIT, sig::SIGUSR1, sig::SIGUSR2, sig::SIGALRM];
 
+/// Those of them by which somebody asks a program to end.
+const ENDS: &[i32] = &[sig::SIGINT, sig::SIGTERM, sig::SIGHUP, sig::SIGQUIT];
+
 /// Passes signals on from when it is made.
 pub(crate) struct Passing {
     child: Arc<AtomicI32>,
+    asked_to_end: Arc<AtomicBool>,
     handle: signal_hook::iterator::Handle,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -35,8 +39,13 @@ impl Passing {
         let handle = signals.handle();
         let child = Arc::new(AtomicI32::new(0));
         let target = Arc::clone(&child);
+        let asked_to_end = Arc::new(AtomicBool::new(false));
+        let asked = Arc::clone(&asked_to_end);
         let thread = std::thread::spawn(move || {
             for origin in signals.forever() {
+                if ENDS.contains(&origin.signal) {
+                    asked.store(true, Ordering::Release);
+                }
                 // The terminal's signals come from the kernel and went to the whole group.
                 if matches!(origin.cause, Cause::Kernel) {
                     continue;
@@ -52,7 +61,7 @@ impl Passing {
                 }
             }
         });
-        Ok(Passing { child, handle, thread: Some(thread) })
+        Ok(Passing { child, asked_to_end, handle, thread: Some(thread) })
     }
 
     /// From now on they go to the process `pid`.
@@ -60,14 +69,15 @@ impl Passing {
         self.child.store(pid.cast_signed(), Ordering::Release);
     }
 
-    /// The child has ended: its process id may soon be another's.
-    pub(crate) fn stop(mut self) {
+    /// The child has ended: its process id may soon be another's. True when somebody asked us to end.
+    pub(crate) fn stop(mut self) -> bool {
         // Minus one is no process: see `Pid::from_raw`.
         self.child.store(-1, Ordering::Release);
         self.handle.close();
         if let Some(thread) = self.thread.take() {
             thread.join().ok();
         }
+        self.asked_to_end.load(Ordering::Acquire)
     }
 }
 

@@ -21,6 +21,7 @@ mod event;
 mod ffi;
 mod graph;
 mod kernel;
+mod loader;
 mod machine;
 mod meaning;
 mod memory;

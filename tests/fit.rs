@@ -1,0 +1,147 @@
+//! `memtrace fit` on the phantom device: with plain calls of the runtime, and with torch.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+struct Fit {
+    output: Output,
+    folder: TempDir,
+}
+
+impl Fit {
+    /// Searches in a folder of its own.
+    fn of(arguments: &[&str]) -> Fit {
+        let folder = TempDir::new().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+        for (name, _) in std::env::vars_os() {
+            let name = name.to_string_lossy();
+            if ["MEMTRACE_", "PYTORCH_", "CUDA_"].iter().any(|prefix| name.starts_with(prefix)) {
+                command.env_remove(name.as_ref());
+            }
+        }
+        command.args(["fit", "--phantom", "mem=1g,cc=8.0,context=0"]).args(arguments);
+        let output = command.current_dir(folder.path()).output().unwrap();
+        Fit { output, folder }
+    }
+
+    fn status(&self) -> i32 {
+        self.output.status.code().unwrap()
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.output.stdout).into_owned()
+    }
+
+    fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.output.stderr).into_owned()
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_slice(&self.output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", self.stderr()))
+    }
+
+    /// The folders of traces that it left.
+    fn left(&self) -> Vec<String> {
+        let Ok(entries) = std::fs::read_dir(self.folder.path().join("out")) else { return Vec::new() };
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+fn script(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts").join(name).to_str().unwrap().to_owned()
+}
+
+#[test]
+fn the_largest_number_that_fits_is_found_and_both_ends_are_kept() {
+    let calls = script("fit_calls.py");
+    let fit = Fit::of(&["--json", "-o", "out", "--", "python3", &calls, "{}"]);
+    let json = fit.json();
+    assert_eq!(
+        (fit.status(), json["fits"].as_str(), json["too_big"].as_str()),
+        (0, Some("1024"), Some("1025"))
+    );
+    assert_eq!(fit.left(), ["1024", "1025"]);
+    assert_eq!(json["phantom"], true);
+    assert_eq!(json["trials"][3]["peak_used_bytes"], 8 << 20);
+    assert!(json["trials"].as_array().unwrap().len() <= 21, "{json}");
+    assert_eq!(fit.stderr(), "", "no progress where there is no terminal");
+    // The next command works as it stands.
+    let next = json["next"].as_array().unwrap().last().unwrap().as_str().unwrap();
+    let words: Vec<&str> = next.split(' ').skip(1).collect();
+    let peak = Command::new(env!("CARGO_BIN_EXE_memtrace"))
+        .args(words)
+        .current_dir(fit.folder.path())
+        .output()
+        .unwrap();
+    assert!(peak.status.success() && String::from_utf8_lossy(&peak.stdout).contains("1.00 GiB"), "{peak:?}");
+
+    let fit = Fit::of(&["-o", "out", "--multiple-of", "100", "--", "python3", &calls, "{}"]);
+    let text = fit.text();
+    assert!(text.contains("1000 fits, 1100 does not") && text.contains("(phantom: "), "{text}");
+    let fit = Fit::of(&["--max", "50", "-o", "out", "--", "python3", &calls, "{}"]);
+    assert!(fit.text().contains("50 fits, the largest that was asked for"), "{}", fit.text());
+    let fit =
+        Fit::of(&["--json", "--values", "100, 900,1500,3000", "-o", "out", "--", "python3", &calls, "{}"]);
+    assert_eq!(fit.json()["fits"], "900");
+    assert_eq!(fit.left(), ["1500", "900"]);
+}
+
+#[test]
+fn what_fails_for_another_reason_is_shown_and_is_no_answer() {
+    let calls = script("fit_calls.py");
+    let fit = Fit::of(&["-o", "out", "--", "python3", &calls, "{}", "fails-at-8"]);
+    let text = fit.text();
+    assert_eq!(fit.status(), 1, "{text}");
+    assert!(text.contains("8: the program failed, and not for want of memory"), "{text}");
+    assert!(text.contains("status 1") && text.contains("the data set has 7 samples"), "{text}");
+    assert!(!text.contains("does not"), "{text}");
+    assert_eq!(fit.left(), ["4", "8"]);
+
+    let fit = Fit::of(&["-o", "out", "--min", "2000", "--", "python3", &calls, "{}"]);
+    assert_eq!(fit.status(), 3);
+    assert!(fit.text().contains("not even 2000 fits"), "{}", fit.text());
+    let fit = Fit::of(&["-o", "out", "--", "python3", &calls, "{}", "ignores"]);
+    assert_eq!(fit.status(), 1);
+    assert!(fit.text().contains("does the program use what stands for {}?"), "{}", fit.text());
+    let fit = Fit::of(&["-o", "out", "--", "python3", &calls, "{}", "nothing"]);
+    assert!(fit.text().contains("took no GPU memory"), "{}", fit.text());
+    let fit = Fit::of(&["-o", "out", "--", "python3", &calls, "12"]);
+    assert_eq!((fit.status(), fit.left().len()), (2, 0));
+    assert!(fit.stderr().contains("{} in its place"), "{}", fit.stderr());
+    let fit = Fit::of(&["-o", "out", "--", "/nowhere/python", "{}"]);
+    assert_eq!((fit.status(), fit.left().len()), (2, 0));
+}
+
+/// The python of an installed torch.
+fn python(version: &str) -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = set("MEMTRACE_CACHE")
+        .or_else(|| set("XDG_CACHE_HOME").map(|base| base.join("memtrace")))
+        .unwrap_or_else(|| set("HOME").unwrap().join(".cache/memtrace"));
+    let folder = cache.join(format!("torch-{version}"));
+    if folder.join(".complete").exists() {
+        return Some(folder.join("bin/python"));
+    }
+    assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "run scripts/torch-env {version}");
+    eprintln!("skipped: run scripts/torch-env {version}");
+    None
+}
+
+#[test]
+fn torch_that_runs_out_of_memory_does_not_fit_and_is_told_from_what_holds_it() {
+    let Some(python) = python("2.11.0") else { return };
+    let gpt = script("fit_gpt.py");
+    let fit = Fit::of(&["--values", "2,8,64", "-o", "out", "--", python.to_str().unwrap(), &gpt, "{}"]);
+    let text = fit.text();
+    assert_eq!(fit.status(), 0, "{text}{}", fit.stderr());
+    assert!(text.contains("8 fits, 64 does not"), "{text}");
+    assert!(text.contains("with 64 there was no room when it asked for 256.00 MiB by aten::"), "{text}");
+    assert!(text.contains("activation") && text.contains("next: memtrace oom out/64"), "{text}");
+}
