@@ -29,6 +29,7 @@ scripts! {
     sizes_that_depend_on_values_can_be_half: "phantom_dynamic.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "half";
     sizes_that_depend_on_values_can_be_nothing: "phantom_dynamic.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "empty";
     everything_that_pytorch_does_on_a_device_runs: "phantom_features.py" on "h100-80g";
+    what_people_train_with_runs: "phantom_zoo.py" on "h100-80g";
     expandable_segments_grow_in_place: "phantom_settings.py" on "a100-40g"
         with "PYTORCH_CUDA_ALLOC_CONF" = "expandable_segments:True";
     large_blocks_stay_whole: "phantom_settings.py" on "a100-40g" with "PYTORCH_CUDA_ALLOC_CONF" = "max_split_size_mb:100";

@@ -55,6 +55,8 @@ enum Meaning {
     EqualScalar(DataType),
     /// The same that tests its two inputs for equality.
     Equal,
+    /// The same that says whether both of two flags are set.
+    Both,
     /// The same over strides, with its places among the function's own values.
     EqualStrided,
     /// PyTorch's `reduce_kernel`: one struct, see [`reduction`].
@@ -149,6 +151,9 @@ impl Meaning {
         }
         if Self::equal(name) {
             return Some(Self::Equal);
+        }
+        if has(name, b"13BinaryFunctorI") && has(name, b"17BitwiseAndFunctorIbE") {
+            return Some(Self::Both);
         }
         if has(name, b"13AUnaryFunctorI") {
             return data_type(after(name, b"16CompareEqFunctorI")?).map(Self::EqualScalar);
@@ -285,6 +290,7 @@ pub(crate) fn launched(kernel: usize, arguments: usize, on: usize) {
         }
         Meaning::Elementwise
         | Meaning::Equal
+        | Meaning::Both
         | Meaning::Fill(_)
         | Meaning::Compare(_)
         | Meaning::EqualScalar(_)
@@ -314,8 +320,8 @@ fn elementwise(meaning: Meaning, count: usize, function: usize, places: Out<usiz
             let mut pattern = [0; 8];
             read_host(function, &mut pattern[..width]);
             set(to, &pattern[..width], count * width);
-            if width == 1 && pattern[0] == 1 && count <= ROWS {
-                FINISHED.store(true, Ordering::Relaxed);
+            if width == 1 && count <= ROWS {
+                filled(pattern[0]);
             }
         }
         Meaning::Fill(width) => forget(to, count.saturating_mul(width)),
@@ -331,6 +337,7 @@ fn elementwise(meaning: Meaning, count: usize, function: usize, places: Out<usiz
         }
         Meaning::CompareScalar(data_type) => compare_scalar(data_type, count, function, places),
         Meaning::EqualScalar(data_type) => equal_scalar(data_type, count, function, places),
+        Meaning::Both => both(count, places),
         Meaning::Equal => {
             forget(to, count);
             let different = places.at(1).get() != places.at(2).get();
@@ -346,9 +353,42 @@ const ROWS: usize = 1024;
 /// ask whether a value is zero.
 static FINISHED: AtomicBool = AtomicBool::new(false);
 
+/// What the last three such fills wrote, the newest in the lowest bit.
+static FILLS: AtomicUsize = AtomicUsize::new(0);
+
+/// A few flags were filled.
+fn filled(flag: u8) {
+    if flag == 1 {
+        FINISHED.store(true, Ordering::Relaxed);
+    }
+    let before = FILLS.load(Ordering::Relaxed);
+    FILLS.store((before << 1 | usize::from(flag)) & 0b111, Ordering::Relaxed);
+}
+
 /// Something of unknown effect runs.
 pub(crate) fn unknown() {
     FINISHED.store(false, Ordering::Relaxed);
+}
+
+/// Are two flags both set? Beam search asks so whether it may go on, of flags that no kernel computed,
+/// with work of unknown effect between the length limit's fill and the question. A step fills flags three
+/// times: with false to begin with, for the length limit, and with false before it looks for the end's
+/// token; so one unknown flag and another are both set unless one of the last three fills wrote true.
+fn both(count: usize, places: Out<usize>) {
+    let (Some(to), Some(left), Some(right)) = (places.get(), places.at(1).get(), places.at(2).get()) else {
+        return;
+    };
+    let known = small(count, 1).and_then(|size| read_known(left, size).zip(read_known(right, size)));
+    if let Some((left, right)) = known {
+        let truth: Vec<u8> = left.iter().zip(&right).map(|(left, right)| left & right).collect();
+        write_known(to, Some(&truth), count);
+        return;
+    }
+    forget(to, count);
+    if let (1, Some(device)) = (count, device_of(to)) {
+        let goes_on = FILLS.load(Ordering::Relaxed) == 0;
+        device.values().result(device.epoch(), to, u64::from(goes_on));
+    }
 }
 
 /// Tests for equality with a scalar. Loops that generate tokens ask so whether all sequences are
