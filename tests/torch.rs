@@ -43,6 +43,7 @@ on_every_torch![
     blocks_that_other_streams_hold_agree_with_torch_to_the_byte,
     graphs_and_pools_agree_with_torch_to_the_byte,
     settings_of_the_allocator_are_followed,
+    expandable_segments_agree_with_torch_to_the_byte,
     without_caching_the_trace_has_the_exact_request,
     a_doctored_trace_does_not_agree,
     ranges_give_phase_module_and_step,
@@ -83,6 +84,17 @@ fn settings_of_the_allocator_are_followed(torch: &Torch) {
         let run =
             torch.trace_with("truth_odd.py", &[], &[("PYTORCH_CUDA_ALLOC_CONF", conf)]).expect_success();
         torch.verify_file(&run.file(), &run.checkpoints);
+    }
+}
+
+fn expandable_segments_agree_with_torch_to_the_byte(torch: &Torch) {
+    for script in ["truth_gpt.py", "truth_odd.py"] {
+        let conf = [("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")];
+        let run = torch.trace_with(script, &[], &conf).expect_success();
+        torch.verify_file(&run.file(), &run.checkpoints);
+        torch.check(memtrace().arg("check").arg(run.file()));
+        let maps = run.rows().iter().filter(|row| row.event == "segment_map").count();
+        assert!(maps > 0, "{script}: no segment was mapped");
     }
 }
 

@@ -21,6 +21,20 @@ pub(crate) fn current_device() -> i8 {
     if status == 0 { i8::try_from(device).unwrap_or(0) } else { 0 }
 }
 
+// SAFETY: the signature is the one in cuda.h.
+static CU_CTX_GET_DEVICE: RealFn<unsafe extern "C" fn(*mut c_int) -> c_int> =
+    unsafe { RealFn::new(c"cuCtxGetDevice", "libcuda.so") };
+
+/// The device of the calling thread's context: for calls of the driver, in a process that may have no
+/// runtime. A read of thread-local state, too.
+pub(crate) fn current_driver_device() -> i8 {
+    let Some(real) = CU_CTX_GET_DEVICE.get() else { return 0 };
+    let mut device = 0;
+    // SAFETY: the place is valid for the answer.
+    let status = unsafe { real(&raw mut device) };
+    if status == 0 { i8::try_from(device).unwrap_or(0) } else { 0 }
+}
+
 /// Fills in what only a running CUDA can tell. On the writer thread: never in a hook, and through
 /// driver calls that need no context, so none is made.
 pub(crate) fn describe(meta: &mut Meta) {

@@ -18,10 +18,12 @@ mod io;
 mod learn;
 mod live;
 mod opening;
+mod physical;
 mod rows;
 mod seeds;
 
 pub use live::{Live, Oddities, OutOfMemory, Owner, Totals, What};
+use physical::Physical;
 use seeds::Seeds;
 
 /// The library that reports blocks.
@@ -42,6 +44,8 @@ pub trait RowSink {
 
 /// No address has this bit.
 const CPU_TENSOR: u64 = 1 << 63;
+/// Nor this one: a handle of physical memory is not an address.
+const PHYSICAL: u64 = 1 << 62;
 
 /// See the module.
 pub struct Encoder {
@@ -64,6 +68,7 @@ pub struct Encoder {
     regions: FxHashMap<u64, Live>,
     /// Blocks that were freed and are still in use by a stream, by address.
     deferred: FxHashMap<u64, Live>,
+    physical: Physical,
     devices: Vec<Totals>,
     pinned: i64,
     seeds: Seeds,
@@ -93,6 +98,7 @@ impl Encoder {
             blocks: FxHashMap::default(),
             regions: FxHashMap::default(),
             deferred: FxHashMap::default(),
+            physical: Physical::default(),
             devices: Vec::new(),
             pinned: 0,
             seeds: Seeds::default(),
@@ -111,6 +117,11 @@ impl Encoder {
         match event.kind() {
             Some(Kind::Block) => self.block(tid, event, sink),
             Some(Kind::OutOfMemory) => self.out_of_memory(tid, event, sink),
+            Some(Kind::DeviceAlloc | Kind::HostAlloc | Kind::DeviceFree)
+                if Encoder::is_of_virtual_memory(event) =>
+            {
+                self.virtual_memory(tid, event, sink)
+            }
             Some(Kind::DeviceAlloc | Kind::HostAlloc) => self.call_alloc(tid, event, sink),
             Some(Kind::DeviceFree | Kind::HostFree) => self.call_free(tid, event, sink),
             Some(Kind::RangeBegin) => self.named(EventName::RangeBegin, tid, event, sink),
@@ -168,7 +179,7 @@ impl Encoder {
         match live.what {
             What::Host => self.pinned += bytes,
             What::External => self.device(live.device).external += bytes,
-            What::Segment => self.device(live.device).reserved += bytes,
+            What::Segment | What::Mapped => self.device(live.device).reserved += bytes,
             What::Block => {
                 let totals = self.device(live.device);
                 totals.allocated += bytes;

@@ -137,6 +137,8 @@ pub struct Settings {
     pub nvtx: bool,
     /// `MEMTRACE_DLSYM`
     pub dlsym: bool,
+    /// `MEMTRACE_DRIVER`
+    pub driver: bool,
     /// `MEMTRACE_RUN_ID`
     pub run_id: String,
 }
@@ -310,8 +312,14 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_DLSYM",
         "1",
-        "0 leaves dlsym alone: runtime calls looked up with dlopen and dlsym go unseen",
+        "0 leaves dlsym alone: calls looked up with dlopen and dlsym go unseen, and with them most of the driver's",
         |s, v| flag(v).map(|on| s.dlsym = on)
+    ),
+    entry!(
+        "MEMTRACE_DRIVER",
+        "1",
+        "0 leaves the driver alone: what cuBLAS, cuDNN, NCCL and Triton take goes unseen, and the segments of expandable_segments",
+        |s, v| flag(v).map(|on| s.driver = on)
     ),
     entry!(
         "MEMTRACE_RUN_ID",
@@ -365,6 +373,7 @@ impl Settings {
             wrappers: false,
             nvtx: true,
             dlsym: true,
+            driver: true,
             run_id: String::new(),
         };
         let mut warnings = Vec::new();

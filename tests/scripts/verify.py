@@ -24,6 +24,7 @@ class Device:
         self.live = {}  # addr -> the alloc row
         self.pending = {}  # addr -> the alloc row, freed while a stream still used it
         self.segments = {}  # addr -> bytes
+        self.mapped = set()  # addresses of pieces of expandable segments
         self.totals = collections.Counter()  # allocated, active, reserved, requested
         self.peaks = collections.Counter()
         self.counts = collections.Counter()
@@ -38,7 +39,7 @@ class Verifier:
         """`conf` is the text of PYTORCH_CUDA_ALLOC_CONF."""
         divisions = re.search(r"roundup_power2_divisions:(\d+)", conf)
         self.divisions = int(divisions[1]) if divisions else 0
-        # torch counts no segments then, and the trace knows their sum alone.
+        # torch counts no segments then.
         self.expandable = "expandable_segments:True" in conf
         self.devices = collections.defaultdict(Device)
         self.differences = []
@@ -99,8 +100,11 @@ class Verifier:
                 state.move("active", -block["delta_bytes"])
                 state.move("requested", -block["requested_bytes"])
         elif event in ("segment_alloc", "segment_map"):
+            self.same("a segment is seen, not inferred", row["api"] == "reconciled", False, where)
             if row["status"] == 0:
                 state.segments[addr] = delta
+                if event == "segment_map":
+                    state.mapped.add(addr)
                 state.counts["segment_alloc"] += 1
             else:
                 self.same("delta_bytes of a failed call", delta, 0, where)
@@ -108,8 +112,8 @@ class Verifier:
             state.move("reserved", delta)
         elif event in ("segment_free", "segment_unmap"):
             held = state.segments.pop(addr, None)
-            if not self.expandable:
-                self.same("a freed segment was held", -delta, held, where)
+            state.mapped.discard(addr)
+            self.same("a freed segment was held", -delta, held, where)
             state.move("reserved", delta)
             state.counts["segment_free"] += 1
         elif event == "oom":
@@ -169,9 +173,8 @@ class Verifier:
             live = {addr: block["delta_bytes"] for addr, block in state.live.items()}
             told_live = {b[1]: b[2] for b in told["blocks"] if b[0] == index and b[4] == "active_allocated"}
             self.same("live blocks by address", Big(live), Big(told_live), where)
-            if not self.expandable:
-                told_segments = {s[1]: s[2] for s in told["segments"] if s[0] == index}
-                self.same("segments by address", Big(state.segments), Big(told_segments), where)
+            told_segments = {s[1]: s[2] for s in told["segments"] if s[0] == index}
+            self.same("segments by address", Big(joined(state)), Big(told_segments), where)
             if not self.unknown_requests:
                 asked = {addr: block["requested_bytes"] for addr, block in state.live.items()}
                 told_asked = {b[1]: b[3] for b in told["blocks"] if b[0] == index and b[4] == "active_allocated"}
@@ -192,6 +195,19 @@ class Verifier:
                 expected = (size, self.rounded(size)) if block["requested_bytes"] >= 0 else (-1, block["delta_bytes"])
                 self.same("requested and rounded bytes of a known request",
                           (block["requested_bytes"], block["rounded_bytes"]), expected, where)
+
+
+def joined(state):
+    """The segments, where pieces of an expandable one that touch are one."""
+    whole, last = {}, None
+    for addr, size in sorted(state.segments.items()):
+        if last is not None and addr in state.mapped and last in state.mapped and last_end == addr:
+            whole[start] += size
+        else:
+            start = addr
+            whole[start] = size
+        last, last_end = addr, addr + size
+    return whole
 
 
 class Big(dict):

@@ -1,22 +1,12 @@
 //! The CUDA runtime's calls that take and give back memory.
-//!
-//! An allocation is recorded after the call, when its outcome is known; a free is announced before it,
-//! so that nobody who is given the same address meanwhile stands before it in the trace.
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use memtrace_record::Recorder;
-use memtrace_record::clock::now_ns;
-use memtrace_trace::{Api, Event, Kind};
+use memtrace_trace::{Api, Kind};
 
 use super::NO_RUNTIME;
-use crate::callers::{Library, library_at};
-use crate::context;
+use super::calls::{Call, IpcHandle, Out, Taken, gives, mipmapped_elements, takes, written};
 use crate::device::current_device;
-use crate::guard::{Outermost, shielded};
-use crate::{init, pools, requested};
-
-type Out = *mut *mut c_void;
 
 /// `cudaExtent` and `cudaPitchedPtr`, as the runtime's headers lay them out.
 #[repr(C)]
@@ -42,9 +32,10 @@ struct ChannelFormat {
     kind: c_int,
 }
 
+// No function here is called as one of libc's: a debugger that looks for `malloc` would take it for that.
 super::caller_hooks! {
-    cudaMalloc(ptr: Out, size: usize) caller "rdx" => malloc, CUDA_MALLOC;
-    cudaFree(ptr: *mut c_void) caller "rsi" => free, CUDA_FREE;
+    cudaMalloc(ptr: Out, size: usize) caller "rdx" => cuda_malloc, CUDA_MALLOC;
+    cudaFree(ptr: *mut c_void) caller "rsi" => cuda_free, CUDA_FREE;
     cudaMallocAsync(ptr: Out, size: usize, stream: *mut c_void) caller "rcx" => malloc_async, CUDA_MALLOC_ASYNC;
     cudaMallocAsync_ptsz(ptr: Out, size: usize, stream: *mut c_void) caller "rcx" => malloc_async_ptsz, CUDA_MALLOC_ASYNC_PTSZ;
     cudaFreeAsync(ptr: *mut c_void, stream: *mut c_void) caller "rdx" => free_async, CUDA_FREE_ASYNC;
@@ -62,103 +53,16 @@ super::caller_hooks! {
     cudaFreeHost(ptr: *mut c_void) caller "rsi" => free_host, CUDA_FREE_HOST;
     cudaHostRegister(ptr: *mut c_void, size: usize, flags: c_uint) caller "rcx" => host_register, CUDA_HOST_REGISTER;
     cudaHostUnregister(ptr: *mut c_void) caller "rsi" => host_unregister, CUDA_HOST_UNREGISTER;
+    cudaMallocMipmappedArray(array: Out, format: *const ChannelFormat, extent: Extent, levels: c_uint, flags: c_uint) caller "r8" => malloc_mipmapped_array, CUDA_MALLOC_MIPMAPPED_ARRAY;
+    cudaFreeMipmappedArray(array: *mut c_void) caller "rsi" => free_mipmapped_array, CUDA_FREE_MIPMAPPED_ARRAY;
+    cudaIpcOpenMemHandle(ptr: Out, handle: IpcHandle, flags: c_uint) caller "rdx" => ipc_open, CUDA_IPC_OPEN;
+    cudaIpcCloseMemHandle(ptr: *mut c_void) caller "rsi" => ipc_close, CUDA_IPC_CLOSE;
+    cudaMemPoolImportPointer(ptr: Out, pool: *mut c_void, exported: *const c_void) caller "rcx" => import_pointer, CUDA_MEM_POOL_IMPORT_POINTER;
 }
 
-/// A call that takes memory: `call` runs it, `taken` reads address and bytes after a success.
-fn takes(
-    kind: Kind,
-    api: Api,
-    caller: *const c_void,
-    asked: usize,
-    call: impl FnOnce() -> c_int,
-    taken: impl FnOnce() -> (u64, usize),
-) -> c_int {
-    let Some(_outermost) = Outermost::enter() else { return call() };
-    // Before the clock: the first call of a process starts the recorder.
-    let recorder = shielded(init::recorder).flatten();
-    let before = now_ns();
-    let status = call();
-    shielded(|| {
-        let Some(recorder) = recorder else { return };
-        let (addr, bytes) = if status == 0 { taken() } else { (0, asked) };
-        let device = if kind == Kind::HostAlloc { Event::HOST } else { current_device() };
-        let event = call_event(kind, api, caller);
-        recorder.record(|clock_ns| Event {
-            clock_ns,
-            device,
-            status: code(status),
-            addr,
-            size: bytes as i64,
-            extra: clock_ns.saturating_sub(before) as i64,
-            ..event
-        });
-    });
-    status
-}
-
-/// A call that gives memory back.
-fn gives(
-    kind: Kind,
-    api: Api,
-    caller: *const c_void,
-    addr: *mut c_void,
-    call: impl FnOnce() -> c_int,
-) -> c_int {
-    // `cudaFree(0)` is how programs initialize the runtime.
-    if addr.is_null() {
-        return call();
-    }
-    let Some(_outermost) = Outermost::enter() else { return call() };
-    // What was never seen to be taken is not worth a trace of its own.
-    let announced = Recorder::active().and_then(|recorder| {
-        shielded(|| {
-            let event = call_event(kind, api, caller);
-            (recorder, Event { clock_ns: recorder.begin(), ..event })
-        })
-    });
-    let status = call();
-    if let Some((recorder, event)) = announced {
-        shielded(|| {
-            recorder.commit(Event {
-                device: if kind == Kind::HostFree { Event::HOST } else { Event::UNKNOWN_DEVICE },
-                status: code(status),
-                addr: addr as u64,
-                extra: now_ns().saturating_sub(event.clock_ns) as i64,
-                ..event
-            });
-        });
-    }
-    status
-}
-
-/// The part of a call's event that is known before its outcome.
-fn call_event(kind: Kind, api: Api, caller: *const c_void) -> Event {
-    let Library { name, is_torch_allocator } = library_at(caller);
-    let (context, step) = context::current();
-    Event {
-        kind: kind as u8,
-        api: api as u8,
-        flags: if is_torch_allocator || requested::is_inside() { Event::FROM_TORCH_ALLOCATOR } else { 0 },
-        reserved: u64::from(name),
-        source: if is_torch_allocator { pools::current() } else { 0 },
-        context,
-        step,
-        ..Event::default()
-    }
-}
-
-/// CUDA's codes are below 1000; one that is not is still an error.
-fn code(status: c_int) -> i16 {
-    i16::try_from(status).unwrap_or(i16::MAX)
-}
-
-/// What a successful call wrote through `out`.
-///
-/// # Safety
-/// The call that was given `out` succeeded.
-unsafe fn written<T: Copy>(out: *const T) -> Option<T> {
-    // SAFETY: CUDA fails on a null place and writes any other; the check costs nothing.
-    (!out.is_null()).then(|| unsafe { *out })
+/// A call of the runtime, whose device is the runtime's.
+fn call(kind: Kind, api: Api, caller: *const c_void) -> Call {
+    Call { kind, api, caller, device: current_device }
 }
 
 /// Calls of the form `f(ptr *, size, rest...)`.
@@ -167,21 +71,19 @@ macro_rules! simple_alloc {
         unsafe extern "C" fn $body(ptr: Out, size: usize, $($arg: $type,)* caller: *const c_void) -> c_int {
             let Some(real) = $real.get() else { return NO_RUNTIME };
             takes(
-                Kind::$kind,
-                Api::$api,
-                caller,
+                call(Kind::$kind, Api::$api, caller),
                 size,
                 // SAFETY: the caller's own arguments, passed on unchanged.
                 || unsafe { real(ptr, size, $($arg),*) },
                 // SAFETY: called after a success only.
-                || (unsafe { written(ptr) }.map_or(0, |address| address as u64), size),
+                || Taken::new(unsafe { written(ptr) }, size),
             )
         }
     )* };
 }
 
 simple_alloc! {
-    malloc = CUDA_MALLOC, DeviceAlloc, CudaMalloc();
+    cuda_malloc = CUDA_MALLOC, DeviceAlloc, CudaMalloc();
     malloc_async = CUDA_MALLOC_ASYNC, DeviceAlloc, CudaMallocAsync(stream: *mut c_void);
     malloc_async_ptsz = CUDA_MALLOC_ASYNC_PTSZ, DeviceAlloc, CudaMallocAsync(stream: *mut c_void);
     malloc_from_pool = CUDA_MALLOC_FROM_POOL, DeviceAlloc, CudaMallocFromPoolAsync(pool: *mut c_void, stream: *mut c_void);
@@ -197,18 +99,20 @@ macro_rules! simple_free {
         unsafe extern "C" fn $body(ptr: *mut c_void, $($arg: $type,)* caller: *const c_void) -> c_int {
             let Some(real) = $real.get() else { return NO_RUNTIME };
             // SAFETY: the caller's own arguments, passed on unchanged.
-            gives(Kind::$kind, Api::$api, caller, ptr, || unsafe { real(ptr, $($arg),*) })
+            gives(call(Kind::$kind, Api::$api, caller), ptr as u64, 0, || unsafe { real(ptr, $($arg),*) })
         }
     )* };
 }
 
 simple_free! {
-    free = CUDA_FREE, DeviceFree, CudaFree();
+    cuda_free = CUDA_FREE, DeviceFree, CudaFree();
     free_async = CUDA_FREE_ASYNC, DeviceFree, CudaFreeAsync(stream: *mut c_void);
     free_async_ptsz = CUDA_FREE_ASYNC_PTSZ, DeviceFree, CudaFreeAsync(stream: *mut c_void);
     free_array = CUDA_FREE_ARRAY, DeviceFree, CudaFreeArray();
     free_host = CUDA_FREE_HOST, HostFree, CudaFreeHost();
     host_unregister = CUDA_HOST_UNREGISTER, HostFree, CudaHostUnregister();
+    free_mipmapped_array = CUDA_FREE_MIPMAPPED_ARRAY, DeviceFree, CudaFreeMipmappedArray();
+    ipc_close = CUDA_IPC_CLOSE, DeviceFree, CudaIpcCloseMemHandle();
 }
 
 unsafe extern "C" fn malloc_pitch(
@@ -220,16 +124,14 @@ unsafe extern "C" fn malloc_pitch(
 ) -> c_int {
     let Some(real) = CUDA_MALLOC_PITCH.get() else { return NO_RUNTIME };
     takes(
-        Kind::DeviceAlloc,
-        Api::CudaMallocPitch,
-        caller,
+        call(Kind::DeviceAlloc, Api::CudaMallocPitch, caller),
         width.saturating_mul(height),
         // SAFETY: the caller's own arguments, passed on unchanged.
         || unsafe { real(ptr, pitch, width, height) },
         || {
             // SAFETY: called after a success only.
             let (address, pitch) = unsafe { (written(ptr), written(pitch)) };
-            (address.map_or(0, |address| address as u64), pitch.unwrap_or(width).saturating_mul(height))
+            Taken::new(address, pitch.unwrap_or(width).saturating_mul(height))
         },
     )
 }
@@ -238,16 +140,14 @@ unsafe extern "C" fn malloc_3d(ptr: *mut PitchedPtr, extent: Extent, caller: *co
     let Some(real) = CUDA_MALLOC_3D.get() else { return NO_RUNTIME };
     let rows = extent.height.saturating_mul(extent.depth);
     takes(
-        Kind::DeviceAlloc,
-        Api::CudaMalloc3D,
-        caller,
+        call(Kind::DeviceAlloc, Api::CudaMalloc3D, caller),
         extent.width.saturating_mul(rows),
         // SAFETY: the caller's own arguments, passed on unchanged.
         || unsafe { real(ptr, extent) },
         || {
             // SAFETY: called after a success only, so CUDA filled the struct in; null it would refuse.
             let pitched = unsafe { ptr.as_ref() };
-            pitched.map_or((0, 0), |p| (p.ptr as u64, p.pitch.saturating_mul(rows)))
+            pitched.map_or(Taken::default(), |p| Taken::new(Some(p.ptr), p.pitch.saturating_mul(rows)))
         },
     )
 }
@@ -271,14 +171,12 @@ unsafe extern "C" fn malloc_array(
     // SAFETY: the caller's own pointer.
     let bytes = unsafe { array_bytes(format, width.saturating_mul(height.max(1))) };
     takes(
-        Kind::DeviceAlloc,
-        Api::CudaMallocArray,
-        caller,
+        call(Kind::DeviceAlloc, Api::CudaMallocArray, caller),
         bytes,
         // SAFETY: the caller's own arguments, passed on unchanged.
         || unsafe { real(array, format, width, height, flags) },
         // SAFETY: called after a success only.
-        || (unsafe { written(array) }.map_or(0, |handle| handle as u64), bytes),
+        || Taken::new(unsafe { written(array) }, bytes),
     )
 }
 
@@ -294,14 +192,12 @@ unsafe extern "C" fn malloc_3d_array(
     // SAFETY: the caller's own pointer.
     let bytes = unsafe { array_bytes(format, elements) };
     takes(
-        Kind::DeviceAlloc,
-        Api::CudaMalloc3DArray,
-        caller,
+        call(Kind::DeviceAlloc, Api::CudaMalloc3DArray, caller),
         bytes,
         // SAFETY: the caller's own arguments, passed on unchanged.
         || unsafe { real(array, format, extent, flags) },
         // SAFETY: called after a success only.
-        || (unsafe { written(array) }.map_or(0, |handle| handle as u64), bytes),
+        || Taken::new(unsafe { written(array) }, bytes),
     )
 }
 
@@ -313,12 +209,63 @@ unsafe extern "C" fn host_register(
 ) -> c_int {
     let Some(real) = CUDA_HOST_REGISTER.get() else { return NO_RUNTIME };
     takes(
-        Kind::HostAlloc,
-        Api::CudaHostRegister,
-        caller,
+        call(Kind::HostAlloc, Api::CudaHostRegister, caller),
         size,
         // SAFETY: the caller's own arguments, passed on unchanged.
         || unsafe { real(ptr, size, flags) },
-        || (ptr as u64, size),
+        || Taken::new(Some(ptr), size),
+    )
+}
+
+unsafe extern "C" fn malloc_mipmapped_array(
+    array: Out,
+    format: *const ChannelFormat,
+    extent: Extent,
+    levels: c_uint,
+    flags: c_uint,
+    caller: *const c_void,
+) -> c_int {
+    let Some(real) = CUDA_MALLOC_MIPMAPPED_ARRAY.get() else { return NO_RUNTIME };
+    let elements = mipmapped_elements([extent.width, extent.height, extent.depth], levels);
+    // SAFETY: the caller's own pointer.
+    let bytes = unsafe { array_bytes(format, elements) };
+    takes(
+        call(Kind::DeviceAlloc, Api::CudaMallocMipmappedArray, caller),
+        bytes,
+        // SAFETY: the caller's own arguments, passed on unchanged.
+        || unsafe { real(array, format, extent, levels, flags) },
+        // SAFETY: called after a success only.
+        || Taken::new(unsafe { written(array) }, bytes),
+    )
+}
+
+/// Memory of another process costs this one nothing: the process that made it has its bytes.
+unsafe extern "C" fn ipc_open(ptr: Out, handle: IpcHandle, flags: c_uint, caller: *const c_void) -> c_int {
+    let Some(real) = CUDA_IPC_OPEN.get() else { return NO_RUNTIME };
+    takes(
+        call(Kind::DeviceAlloc, Api::CudaIpcOpenMemHandle, caller),
+        0,
+        // SAFETY: the caller's own arguments, passed on unchanged.
+        || unsafe { real(ptr, handle, flags) },
+        // SAFETY: called after a success only.
+        || Taken::new(unsafe { written(ptr) }, 0),
+    )
+}
+
+/// As [`ipc_open`], of a pool of another process.
+unsafe extern "C" fn import_pointer(
+    ptr: Out,
+    pool: *mut c_void,
+    exported: *const c_void,
+    caller: *const c_void,
+) -> c_int {
+    let Some(real) = CUDA_MEM_POOL_IMPORT_POINTER.get() else { return NO_RUNTIME };
+    takes(
+        call(Kind::DeviceAlloc, Api::CudaMemPoolImportPointer, caller),
+        0,
+        // SAFETY: the caller's own arguments, passed on unchanged.
+        || unsafe { real(ptr, pool, exported) },
+        // SAFETY: called after a success only.
+        || Taken::new(unsafe { written(ptr) }, 0),
     )
 }

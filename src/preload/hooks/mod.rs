@@ -1,7 +1,7 @@
 //! The functions that stand before the real ones, a file for each library that has them.
 
-/// Our function, and whether it leads to what the program itself found under its name.
-type Exported = (*mut std::ffi::c_void, fn(*mut std::ffi::c_void) -> bool);
+/// Gives our function for what the program itself found under a name; null to leave it alone.
+type StandIn = fn(*mut std::ffi::c_void) -> *mut std::ffi::c_void;
 
 /// Defines the exported function of each call of the runtime: it hands the return address, which a function of the
 /// usual kind cannot see, to `$body` as one more argument, in the register `$register` that the ABI
@@ -25,12 +25,14 @@ macro_rules! caller_hooks {
             }
         )*
 
-        /// The exported names, for `dlsym`: each with our function and with whether it leads to what the
-        /// program found.
-        pub(super) fn exported(name: &[u8]) -> Option<super::Exported> {
+        /// Our function for an exported name of the runtime. A second runtime in the process keeps its own
+        /// calls: ours lead to the first.
+        pub(super) fn exported(name: &[u8]) -> Option<super::StandIn> {
             match name {
-                $(_ if name == stringify!($name).as_bytes() =>
-                    Some(($name as *mut std::ffi::c_void, |found| $real.leads_to(found))),)*
+                $(_ if name == stringify!($name).as_bytes() => Some(|found| {
+                    let ours = $name as *mut std::ffi::c_void;
+                    if found != ours && $real.leads_to(found) { ours } else { std::ptr::null_mut() }
+                }),)*
                 _ => None,
             }
         }
@@ -40,9 +42,12 @@ macro_rules! caller_hooks {
 use caller_hooks;
 
 mod api;
+mod calls;
+mod cuda_driver;
 mod cuda_events;
 mod cuda_runtime;
 mod dlsym;
+mod entry_points;
 pub(crate) mod nvtx;
 mod process;
 pub(crate) mod torch_allocator;
@@ -51,10 +56,21 @@ mod torch_ops;
 /// `cudaErrorInitializationError`: what a program gets when there is no runtime behind the hook.
 const NO_RUNTIME: std::ffi::c_int = 3;
 
-/// Our function of this exact name that stands before the runtime's, with whether it leads to what the
-/// program found.
-fn exported(name: &[u8]) -> Option<Exported> {
-    cuda_runtime::exported(name).or_else(|| cuda_events::exported(name))
+/// Our function of this exact name, of the runtime's or of the driver's.
+fn exported(name: &[u8]) -> Option<StandIn> {
+    let settings = &crate::init::session()?.settings;
+    if !settings.dlsym {
+        return None;
+    }
+    if name.starts_with(b"cuda") {
+        cuda_runtime::exported(name)
+            .or_else(|| cuda_events::exported(name))
+            .or_else(|| entry_points::of_runtime(name).filter(|_| settings.driver))
+    } else if settings.driver {
+        entry_points::of_driver(name).or_else(|| cuda_driver::exported(name))
+    } else {
+        None
+    }
 }
 
 /// Before a fork: no lock may be held by a thread that the child does not have.

@@ -1,9 +1,9 @@
-//! The runtime's calls: segments, memory outside torch's allocator, pinned host memory; and blocks, where
+//! The calls of the runtime and of the driver: segments, memory outside torch's allocator, pinned host memory; and blocks, where
 //! torch's allocator makes no reports.
 
 use memtrace_trace::{Api, Category, Event, Kind};
 
-use super::{CPU_TENSOR, Encoder, Live, RowSink, What};
+use super::{CPU_TENSOR, Encoder, Live, PHYSICAL, RowSink, What};
 
 impl Encoder {
     pub(super) fn call_alloc<S: RowSink>(
@@ -12,8 +12,8 @@ impl Encoder {
         event: &Event,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let what = self.what_a_call_takes(event);
         self.statistics.call(event.api, event.extra, event.status != 0);
+        let what = self.what_a_call_takes(event);
         let given = event.status == 0 && event.addr != 0;
         let live = Live {
             alloc_id: if given { self.next_seq() } else { 0 },
@@ -57,7 +57,18 @@ impl Encoder {
         event: &Event,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let live = if event.status == 0 { self.regions.remove(&Encoder::key(event)) } else { None };
+        self.give_back(tid, Encoder::key(event), event, sink)
+    }
+
+    /// The region of a key goes.
+    pub(super) fn give_back<S: RowSink>(
+        &mut self,
+        tid: u32,
+        key: u64,
+        event: &Event,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let live = if event.status == 0 { self.regions.remove(&key) } else { None };
         // CPU tensors may be older than the trace.
         if live.is_none() && event.api == Api::CpuAllocator as u8 {
             return Ok(());
@@ -84,12 +95,21 @@ impl Encoder {
 
     /// The key of a region: a CPU tensor may be registered as pinned memory at its own address.
     pub(super) fn key(event: &Event) -> u64 {
-        if event.api == Api::CpuAllocator as u8 { event.addr | CPU_TENSOR } else { event.addr }
+        event.addr | Api::from_code(event.api).map_or(0, Encoder::key_bit)
+    }
+
+    /// What sets a call's keys apart from addresses.
+    pub(super) fn key_bit(api: Api) -> u64 {
+        match api {
+            Api::CpuAllocator => CPU_TENSOR,
+            Api::CuMemCreate | Api::CuMemImportFromShareableHandle => PHYSICAL,
+            _ => 0,
+        }
     }
 
     /// The address of a key.
     pub(super) fn address(key: u64) -> u64 {
-        key & !CPU_TENSOR
+        key & !(CPU_TENSOR | PHYSICAL)
     }
 
     /// What the memory of a runtime call is: by who called, and by whether torch's allocator reports.
@@ -97,6 +117,8 @@ impl Encoder {
         match event.kind() {
             Some(Kind::HostAlloc | Kind::HostFree) => What::Host,
             _ if event.flags & Event::FROM_TORCH_ALLOCATOR == 0 => What::External,
+            _ if event.api == Api::CuMemImportFromShareableHandle as u8 => What::External,
+            _ if Encoder::is_of_virtual_memory(event) => What::Mapped,
             _ if self.caching => What::Segment,
             _ => What::Block,
         }

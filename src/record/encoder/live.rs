@@ -51,6 +51,8 @@ pub enum What {
     Block,
     /// A segment of torch's allocator.
     Segment,
+    /// A piece of one of its expandable segments.
+    Mapped,
     /// Device memory of others.
     External,
     /// Pinned host memory.
@@ -62,6 +64,7 @@ impl What {
         match self {
             What::Block => (EventName::Alloc, EventName::Free),
             What::Segment => (EventName::SegmentAlloc, EventName::SegmentFree),
+            What::Mapped => (EventName::SegmentMap, EventName::SegmentUnmap),
             What::External => (EventName::ExtAlloc, EventName::ExtFree),
             What::Host => (EventName::HostAlloc, EventName::HostFree),
         }

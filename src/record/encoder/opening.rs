@@ -101,7 +101,7 @@ impl Encoder {
         for Piece { live, .. } in pieces {
             // A block of the allocator lies in a segment; one that a call gave is its own.
             let takes = match live.what {
-                What::Segment => true,
+                What::Segment | What::Mapped => true,
                 What::Block => live.api != Api::CachingAllocator as u8,
                 What::External | What::Host => false,
             };

@@ -4,7 +4,7 @@ use memtrace_trace::schema::NONE;
 use memtrace_trace::{Api, EventName, Row};
 use rustc_hash::FxHashMap;
 
-use super::{CPU_TENSOR, Encoder, Live, What};
+use super::{Encoder, Live, PHYSICAL, What};
 use crate::intern::Context;
 
 /// Numbers from here on are the encoder's own.
@@ -47,6 +47,7 @@ impl Encoder {
     pub fn seed(&mut self, row: &Row<'_>) {
         self.seq.set(row.seq);
         let Ok(device) = i8::try_from(row.device) else { return };
+        let api = Api::parse(row.api);
         if device >= 0 {
             let totals = self.device(device);
             (totals.allocated, totals.active) = (row.allocated_bytes, row.active_bytes);
@@ -63,6 +64,8 @@ impl Encoder {
             | EventName::FreeCompleted
             | EventName::Tag => What::Block,
             EventName::SegmentAlloc | EventName::SegmentFree => What::Segment,
+            // What made up a difference has no address.
+            EventName::SegmentMap | EventName::SegmentUnmap if row.alloc_id != 0 => What::Mapped,
             EventName::ExtAlloc | EventName::ExtFree => What::External,
             EventName::HostAlloc | EventName::HostFree => What::Host,
             EventName::Lost => {
@@ -74,8 +77,12 @@ impl Encoder {
         if what == What::External {
             self.device(device).external += row.delta_bytes;
         }
-        let cpu_tensor = if row.api == Api::CpuAllocator.name() { CPU_TENSOR } else { 0 };
-        let addr = row.addr as u64 | cpu_tensor;
+        let mut addr = row.addr as u64 | api.map_or(0, Encoder::key_bit);
+        // The last holder of physical memory may have let go of it by any of these calls.
+        let is_free = matches!(row.event, EventName::ExtFree | EventName::HostFree);
+        if is_free && matches!(api, Some(Api::CuMemRelease | Api::CuMemUnmap)) {
+            addr |= PHYSICAL;
+        }
         let is_report = row.api == Api::CachingAllocator.name()
             || (row.event == EventName::Tag && self.blocks.contains_key(&addr));
         self.caching |= is_report;
@@ -90,8 +97,13 @@ impl Encoder {
                     self.deferred.insert(addr, live);
                 }
             }
-            EventName::Free | EventName::SegmentFree | EventName::ExtFree | EventName::HostFree => {
+            EventName::Free
+            | EventName::SegmentFree
+            | EventName::SegmentUnmap
+            | EventName::ExtFree
+            | EventName::HostFree => {
                 self.regions.remove(&addr);
+                self.physical.forget(addr);
             }
             _ if row.alloc_id == 0 => {}
             _ => {
@@ -106,10 +118,11 @@ impl Encoder {
                     category: row.category,
                     step: row.step as i32,
                     what,
-                    api: Api::parse(row.api).map_or(0, |api| api as u8),
+                    api: api.map_or(0, |api| api as u8),
                     source: if is_report { 0 } else { self.seeds.text(row.source) },
                     pool: row.pool as u16,
                 };
+                self.physical.seed(addr, &live);
                 let map = if is_report { &mut self.blocks } else { &mut self.regions };
                 map.insert(addr, live);
             }

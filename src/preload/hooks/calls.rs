@@ -1,0 +1,156 @@
+//! What the hooks of all calls that take and give back memory share, whichever library has the call.
+//!
+//! An allocation is recorded after the call, when its outcome is known; a free is announced before it,
+//! so that nobody who is given the same address meanwhile stands before it in the trace.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use memtrace_record::Recorder;
+use memtrace_record::clock::now_ns;
+use memtrace_trace::{Api, Event, Kind};
+
+use crate::callers::{Library, library_at};
+use crate::context;
+use crate::guard::{Outermost, shielded};
+use crate::{init, pools, requested};
+
+/// Where a call writes the address that it gives.
+pub(super) type Out = *mut *mut c_void;
+
+/// A call, as far as it is known before it is made.
+#[derive(Clone, Copy)]
+pub(super) struct Call {
+    pub(super) kind: Kind,
+    pub(super) api: Api,
+    /// The address behind the call.
+    pub(super) caller: *const c_void,
+    /// What tells the thread's device.
+    pub(super) device: fn() -> i8,
+}
+
+/// What a successful call gave.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Taken {
+    /// Its address, or the handle that stands for it.
+    pub(super) addr: u64,
+    /// Its bytes.
+    pub(super) bytes: usize,
+    /// The device, when the call names it.
+    pub(super) device: Option<i8>,
+    /// The physical memory behind it, of a mapping.
+    pub(super) handle: u64,
+}
+
+impl Taken {
+    pub(super) fn new(addr: Option<*mut c_void>, bytes: usize) -> Taken {
+        Taken { addr: addr.map_or(0, |addr| addr as u64), bytes, ..Taken::default() }
+    }
+}
+
+/// A call that takes memory: `run` makes it, `taken` reads what it gave after a success.
+pub(super) fn takes(
+    call: Call,
+    asked: usize,
+    run: impl FnOnce() -> c_int,
+    taken: impl FnOnce() -> Taken,
+) -> c_int {
+    let Some(_outermost) = Outermost::enter() else { return run() };
+    // Before the clock: the first call of a process starts the recorder.
+    let recorder = shielded(init::recorder).flatten();
+    let before = now_ns();
+    let status = run();
+    shielded(|| {
+        let Some(recorder) = recorder else { return };
+        let taken = if status == 0 { taken() } else { Taken { bytes: asked, ..Taken::default() } };
+        let device = match taken.device {
+            Some(device) => device,
+            None if call.kind == Kind::HostAlloc => Event::HOST,
+            None => (call.device)(),
+        };
+        let event = event_of(call);
+        recorder.record(|clock_ns| Event {
+            clock_ns,
+            kind: if device == Event::HOST { Kind::HostAlloc } else { call.kind } as u8,
+            device,
+            status: code(status),
+            addr: taken.addr,
+            size: taken.bytes as i64,
+            allocated: taken.handle,
+            extra: clock_ns.saturating_sub(before) as i64,
+            ..event
+        });
+    });
+    status
+}
+
+/// A call that gives back `bytes` at `addr`, 0 for all that began there.
+pub(super) fn gives(call: Call, addr: u64, bytes: usize, run: impl FnOnce() -> c_int) -> c_int {
+    // `cudaFree(0)` is how programs initialize the runtime.
+    if addr == 0 {
+        return run();
+    }
+    let Some(_outermost) = Outermost::enter() else { return run() };
+    // What was never seen to be taken is not worth a trace of its own.
+    let announced = Recorder::active().and_then(|recorder| {
+        shielded(|| {
+            let event = event_of(call);
+            (recorder, Event { clock_ns: recorder.begin(), ..event })
+        })
+    });
+    let status = run();
+    if let Some((recorder, event)) = announced {
+        shielded(|| {
+            recorder.commit(Event {
+                device: if call.kind == Kind::HostFree { Event::HOST } else { Event::UNKNOWN_DEVICE },
+                status: code(status),
+                addr,
+                size: bytes as i64,
+                extra: now_ns().saturating_sub(event.clock_ns) as i64,
+                ..event
+            });
+        });
+    }
+    status
+}
+
+/// The part of a call's event that is known before its outcome.
+fn event_of(call: Call) -> Event {
+    let Library { name, is_torch_allocator } = library_at(call.caller);
+    let (context, step) = context::current();
+    Event {
+        kind: call.kind as u8,
+        api: call.api as u8,
+        flags: if is_torch_allocator || requested::is_inside() { Event::FROM_TORCH_ALLOCATOR } else { 0 },
+        reserved: u64::from(name),
+        source: if is_torch_allocator { pools::current() } else { 0 },
+        context,
+        step,
+        ..Event::default()
+    }
+}
+
+/// CUDA's codes are below 1000; one that is not is still an error.
+fn code(status: c_int) -> i16 {
+    i16::try_from(status).unwrap_or(i16::MAX)
+}
+
+/// What a successful call wrote through `out`.
+///
+/// # Safety
+/// The call that was given `out` succeeded.
+pub(super) unsafe fn written<T: Copy>(out: *const T) -> Option<T> {
+    // SAFETY: CUDA fails on a null place and writes any other; the check costs nothing.
+    (!out.is_null()).then(|| unsafe { *out })
+}
+
+/// `cudaIpcMemHandle_t` and `CUipcMemHandle`, which are passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct IpcHandle([u8; 64]);
+
+/// The elements of `levels` levels of a mipmapped array, each half as long every way as the one before.
+pub(super) fn mipmapped_elements(extent: [usize; 3], levels: c_uint) -> usize {
+    let sides = |level: c_uint| extent.map(|side| side.checked_shr(level).unwrap_or(0).max(1));
+    let of = |level| sides(level).into_iter().fold(1usize, usize::saturating_mul);
+    (0..levels.clamp(1, usize::BITS)).map(of).fold(0, usize::saturating_add)
+}

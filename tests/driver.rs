@@ -1,0 +1,222 @@
+//! Calls of the driver, however a program comes by them: a stand-in for `libcuda.so.1` gives each way an
+//! address of its own.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use memtrace_trace::schema::EventName;
+
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod common;
+use common::{Rec, Traced, compiled, library, untraced};
+
+const DRIVER: &str = "libcuda.so.1";
+
+/// A program that another test is running must not be built anew.
+fn driver() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| compiled("libcuda.c", DRIVER, &[])).clone()
+}
+
+/// A line of `driver.c`: event, api, status, address, requested, delta.
+fn told(row: &Rec) -> String {
+    let Rec { event, api, status, addr, requested, delta, .. } = row;
+    format!("{event} {api} {status} {addr} {requested} {delta}")
+}
+
+/// How a program comes by the driver: what `driver.c` is told, and how it is built.
+fn ways() -> Vec<(&'static str, PathBuf)> {
+    static WAYS: OnceLock<Vec<(&str, PathBuf)>> = OnceLock::new();
+    WAYS.get_or_init(build_ways).clone()
+}
+
+fn build_ways() -> Vec<(&'static str, PathBuf)> {
+    driver();
+    let alone = compiled("driver.c", "driver", &[]);
+    let linked = compiled("driver.c", "driver-linked", &["-DLINKED", DRIVER]);
+    compiled("runtime.c", "libcudart-of-driver.so.12", &[]);
+    let runtime =
+        compiled("driver.c", "driver-runtime", &["-Wl,--no-as-needed", "libcudart-of-driver.so.12"]);
+    let mut ways = vec![("linked", linked)];
+    ways.extend(["dlsym", "legacy", "per_thread", "recursive"].map(|how| (how, alone.clone())));
+    ways.extend(["runtime", "by_version"].map(|how| (how, runtime.clone())));
+    ways
+}
+
+#[test]
+fn every_call_of_the_driver_is_told_once_however_the_program_came_by_it() {
+    let library = driver();
+    for (how, program) in ways() {
+        let ran = Traced::new(&program, &[how, library.to_str().unwrap()]).run();
+        assert_eq!(ran.status(), 0, "{how}: {}", ran.stderr());
+        let trace = ran.trace();
+        let rows: Vec<String> = trace.rows.iter().map(told).collect();
+        let expected: Vec<String> = ran.stdout().lines().map(str::to_owned).collect();
+        assert_eq!(rows, expected, "{how}");
+        assert_eq!(trace.live(), 0, "{how}");
+        let name = program.file_name().unwrap().to_str().unwrap();
+        assert!(trace.rows.iter().all(|row| row.source == name), "{how}: {:?}", trace.rows);
+        // Each way has functions of its own, and each address shows which one was called.
+        let way = match how {
+            "linked" | "dlsym" => 1,
+            "per_thread" => 3,
+            _ => 2,
+        };
+        let device = trace.rows.iter().find(|row| row.api == "cuMemAllocAsync").unwrap();
+        assert_eq!(device.addr >> 44, way, "{how}");
+    }
+}
+
+#[test]
+fn the_driver_is_left_alone_when_told_so() {
+    let library = driver();
+    for (how, program) in ways() {
+        for variable in ["MEMTRACE_DRIVER", "MEMTRACE_DLSYM"] {
+            let arguments = [how, library.to_str().unwrap()];
+            let ran = Traced::new(&program, &arguments).env(variable, "0").run();
+            assert_eq!(ran.status(), 0, "{how}: {}", ran.stderr());
+            // Without dlsym what is linked is still seen.
+            if variable == "MEMTRACE_DRIVER" {
+                assert!(ran.files().is_empty(), "{how}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_runtime_within_a_library_is_seen_and_nothing_is_told_twice() {
+    let ran = Traced::new(&both(), &[]).run();
+    assert_eq!(ran.status(), 0, "{}", ran.stderr());
+    let trace = ran.trace();
+    let rows: Vec<_> =
+        trace.rows.iter().map(|row| (row.source.as_str(), row.api.as_str(), row.delta)).collect();
+    let library = "libworks.so.12";
+    let expected = [
+        ("both", "cudaMalloc", 1000),
+        (library, "cuMemAlloc", 3000),
+        (library, "cuMemAllocAsync", 4000),
+        (library, "cuMemAllocAsync", 5000),
+        (library, "cuMemHostAlloc", 6000),
+        (library, "cuMemFree", -3000),
+        (library, "cuMemFreeAsync", -4000),
+        (library, "cuMemFreeAsync", -5000),
+        (library, "cuMemFreeHost", -6000),
+        ("both", "cudaFree", -1000),
+    ];
+    assert_eq!(rows, expected);
+    assert_eq!(trace.of(EventName::HostAlloc).len(), 1);
+}
+
+/// A program with a runtime, and a library that has one of its own.
+fn both() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let build = || {
+        // The runtime, too.
+        ways();
+        compiled("runtime.c", "libworks.so.12", &["-DHIDDEN"]);
+        compiled("both.c", "both", &["libcudart-of-driver.so.12", "libworks.so.12"])
+    };
+    BUILT.get_or_init(build).clone()
+}
+
+/// Both orders of two preloaded libraries.
+fn orders(other: &Path) -> [String; 2] {
+    let (ours, other) = (library("libmemtrace.so"), other.display());
+    [format!("{}:{other}", ours.display()), format!("{other}:{}", ours.display())]
+}
+
+#[test]
+fn another_tool_before_or_after_us_sees_what_it_saw_without_us() {
+    let interposer = compiled("interposer.c", "libinterposer.so", &[]);
+    let path = driver();
+    for (how, program) in ways() {
+        let arguments = [how, path.to_str().unwrap()];
+        let mut alone = untraced(&program, &arguments);
+        let alone = alone.env("LD_PRELOAD", &interposer).env("INTERPOSER_TELLS", "1").output().unwrap();
+        assert!(alone.status.success(), "{how}");
+        for order in orders(&interposer) {
+            let ran = Traced::new(&program, &arguments)
+                .env("LD_PRELOAD", &order)
+                .env("INTERPOSER_TELLS", "1")
+                .run();
+            // Addresses of the program's own pages differ from run to run.
+            assert_eq!(ran.stdout().lines().count(), String::from_utf8_lossy(&alone.stdout).lines().count());
+            assert_eq!(ran.stderr(), String::from_utf8_lossy(&alone.stderr), "{how}, {order}");
+            // Before us it takes glibc's own dlsym, past ours: what the program looks up goes unseen.
+            let is_past_us =
+                order.ends_with("libmemtrace.so") && ["dlsym", "legacy", "per_thread"].contains(&how);
+            if is_past_us {
+                assert!(ran.files().is_empty(), "{how}, {order}");
+                continue;
+            }
+            let rows: Vec<String> = ran.trace().rows.iter().map(told).collect();
+            assert_eq!(rows.join("\n"), ran.stdout().trim_end(), "{how}, {order}");
+        }
+    }
+    for order in orders(&interposer) {
+        let ran = Traced::new(&both(), &[]).env("LD_PRELOAD", &order).env("INTERPOSER_TELLS", "1").run();
+        assert_eq!((ran.status(), ran.stderr().as_str()), (0, "interposer: 1\n"), "{order}");
+        let seen = if order.ends_with("libmemtrace.so") { 2 } else { 10 };
+        assert_eq!(ran.trace().rows.len(), seen, "{order}");
+    }
+}
+
+/// A Debian package's file that a test needs; with `CI=true` it must be there.
+fn installed(path: &str, package: &str) -> Option<PathBuf> {
+    let path = PathBuf::from(path);
+    if path.exists() {
+        return Some(path);
+    }
+    assert!(
+        std::env::var_os("CI").is_none_or(|ci| ci != "true"),
+        "{package} is not installed: scripts/test does it"
+    );
+    eprintln!("skipped: apt-get install {package}");
+    None
+}
+
+/// jemalloc looks functions up while it sets itself up, and must not be called back then.
+#[test]
+fn a_program_with_jemalloc_runs_and_is_traced() {
+    let Some(jemalloc) = installed("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "libjemalloc2") else {
+        return;
+    };
+    for order in orders(&jemalloc) {
+        let ran = Traced::new(&both(), &[]).env("LD_PRELOAD", &order).run();
+        assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""), "{order}");
+        assert_eq!(ran.trace().rows.len(), 10, "{order}");
+    }
+}
+
+/// A debugger calls functions of the program from nowhere: no code lies behind the call.
+#[test]
+fn a_debugger_may_call_dlsym_at_any_moment() {
+    let Some(gdb) = installed("/usr/bin/gdb", "gdb") else { return };
+    let both = both();
+    let preload = format!("set environment LD_PRELOAD {}", library("libmemtrace.so").display());
+    let out = tempfile::TempDir::new().unwrap();
+    let trace = format!("set environment MEMTRACE_OUT {}", out.path().display());
+    // The debugger puts its texts where the program's own malloc says.
+    let open = format!("print $driver = ((void *(*)(char *, int))dlopen)(\"{}\", 2)", driver().display());
+    let find = "print ((void *(*)(void *, char *))dlsym)($driver, \"cuMemAlloc_v2\") != 0";
+    let default = "print ((void *(*)(void *, char *))dlsym)(0, \"malloc\") != 0";
+    let mut command = untraced(&gdb, &["-nx", "-batch", "-ex", "set startup-with-shell off"]);
+    for step in [
+        &preload,
+        &trace,
+        "set breakpoint pending on",
+        "break library_works",
+        "run",
+        &open,
+        find,
+        default,
+        "continue",
+    ] {
+        command.args(["-ex", step]);
+    }
+    let output = command.arg(&both).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("$2 = 1") && said.contains("$3 = 1"), "{said}");
+    assert!(said.contains("exited normally"), "{said}");
+    assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 1);
+}

@@ -1,0 +1,12 @@
+/* A program with a runtime of its own beside a library with one: both make the same calls of the driver. */
+#include <stddef.h>
+
+int library_works(void);
+int cudaMalloc(void **out, size_t size);
+int cudaFree(void *address);
+
+int main(void) {
+    void *address;
+    if (cudaMalloc(&address, 1000) || library_works()) return 1;
+    return cudaFree(address);
+}
