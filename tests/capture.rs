@@ -171,6 +171,7 @@ fn every_end_of_a_program_leaves_a_complete_trace_and_its_own_exit() {
         ("threads that end early", 300, 300),
         ("thread-local destructors", 160, 160),
         ("exec that fails", 0, 1),
+        ("exec that fails late", 0, 1),
     ];
     for (how, taken, given) in ways {
         let alone = untraced(&ends, &[how]).output().unwrap();
@@ -180,6 +181,30 @@ fn every_end_of_a_program_leaves_a_complete_trace_and_its_own_exit() {
         assert_eq!(ran.stderr(), "", "{how}");
         let trace = ran.trace();
         assert_eq!((trace.taken(), trace.given()), (2 + taken, 1 + given), "{how}");
+    }
+}
+
+#[test]
+fn a_program_that_becomes_another_ends_its_trace() {
+    let ends = program("ends");
+    for how in ["exec", "execle", "execlp", "execv", "execvp", "execve", "execvpe", "fexecve"] {
+        let alone = untraced(&ends, &[how]).output().unwrap();
+        let ran = Traced::new(&ends, &[how]).run();
+        assert_eq!(
+            (ran.output.status, ran.stdout()),
+            (alone.status, String::from_utf8(alone.stdout).unwrap()),
+            "{how}"
+        );
+        assert!(ran.stdout().contains("another program"), "{how}: {}", ran.stdout());
+        assert_eq!(ran.stderr(), "", "{how}");
+        let trace = ran.trace();
+        assert_eq!((trace.taken(), trace.given()), (2, 1), "{how}");
+        assert!(trace.end.starts_with("exec "), "{how}: {}", trace.end);
+        let journal = format!("memtrace-{}-", trace.pid);
+        let left = fs::read_dir("/dev/shm").unwrap().flatten();
+        let left: Vec<_> =
+            left.filter(|file| file.file_name().to_string_lossy().starts_with(&journal)).collect();
+        assert!(left.is_empty(), "{how}: {left:?}");
     }
 }
 

@@ -66,6 +66,7 @@ fn load() {
         return;
     }
     warnings.iter().for_each(|warning| say(warning));
+    hooks::exec::install();
     // SAFETY: the three handlers take nothing and do no more than change atomics and our own locks.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child)) };
     // Handlers run last in, first out: this one is among the first, so the program's own come before it.

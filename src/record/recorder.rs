@@ -63,6 +63,10 @@ pub(crate) enum Command {
     Flush(Sender<()>),
     /// Look at the events now: an OOM wants its lines on stderr.
     Nudge,
+    /// The process is about to become another program: end the trace, answer, and wait.
+    Suspend(Sender<()>),
+    /// It did not: go on.
+    Resume,
     /// Write everything and end.
     Finish,
 }
@@ -239,25 +243,52 @@ impl Recorder {
     /// Writes everything and ends the trace; for the end of the process. In the child of a `vfork`,
     /// whose memory is its parent's, it does nothing.
     pub fn finish(&self) {
-        if std::process::id() != self.pid {
+        if !self.is_of_this_process() {
             return;
         }
         let Some(thread) = lock(&self.thread).take() else { return };
         if self.commands.0.send_timeout(Command::Finish, STALLED).is_err() {
             return;
         }
-        // As long as it gets on. A process that leaves from a signal handler may hold a lock that the
-        // writer thread needs: then the journal has the rest.
+        self.wait_until(|| thread.is_finished());
+    }
+
+    /// Waits as long as the writer thread gets on; false when it does not. A process that leaves from a
+    /// signal handler may hold a lock that the writer thread needs: then the journal has the rest.
+    fn wait_until(&self, is_done: impl Fn() -> bool) -> bool {
         let (mut progress, mut since) = (0, Instant::now());
-        while !thread.is_finished() {
+        while !is_done() {
             let now = self.progress.load(Ordering::Relaxed);
             if now != progress {
                 (progress, since) = (now, Instant::now());
             } else if since.elapsed() > STALLED {
-                return;
+                return false;
             }
             std::thread::sleep(Duration::from_micros(200));
         }
+        true
+    }
+
+    /// Is this the process that records, and not the child of a `vfork`, which borrows its memory?
+    #[must_use]
+    pub fn is_of_this_process(&self) -> bool {
+        std::process::id() == self.pid
+    }
+
+    /// Ends the trace for now: the process is about to become another program. [`Recorder::resume`] takes the
+    /// end back. False when the trace is not there, or its thread does not get on.
+    pub fn suspend(&self) -> bool {
+        if !self.is_of_this_process() || self.closed.load(Ordering::Acquire) {
+            return false;
+        }
+        let (done, answer) = bounded(1);
+        self.commands.0.send_timeout(Command::Suspend(done), STALLED).is_ok()
+            && self.wait_until(|| !answer.is_empty())
+    }
+
+    /// The process did not become another program.
+    pub fn resume(&self) {
+        let _ = self.commands.0.send_timeout(Command::Resume, STALLED);
     }
 
     /// Does somebody wait for the writer thread to end?

@@ -229,6 +229,12 @@ impl Writer {
                     let _ = done.send(());
                 }
                 Ok(Command::Nudge) => self.settle()?,
+                Ok(Command::Suspend(done)) => {
+                    if self.suspend(&done)? {
+                        return self.finish();
+                    }
+                }
+                Ok(Command::Resume) => {}
                 Err(RecvTimeoutError::Timeout) => self.advance()?,
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
@@ -262,6 +268,41 @@ impl Writer {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.flush()
+    }
+
+    /// Ends the trace until the process is another program, or is told that it stays what it is: then the end
+    /// is taken back. True when the process ends meanwhile in another way.
+    fn suspend(&mut self, done: &Sender<()>) -> io::Result<bool> {
+        self.settle()?;
+        // A part that is opened now would have no end.
+        self.finishing = true;
+        let place = self.encoder.place();
+        let length = self.sink.0.get_ref().stream_position()?;
+        self.encoder.end(clock::now_ns(), self.merge.dropped(), "exec", &mut self.sink)?;
+        self.flush()?;
+        // The journal has nothing more, and nobody will be there to remove it. Whoever is killed after an `exec`
+        // that failed loses what was not flushed.
+        self.recorder.pool().remove_file();
+        answer(done);
+        let mut waiting = 1;
+        while waiting > 0 {
+            match self.recorder.commands().recv() {
+                Ok(Command::Suspend(done)) => {
+                    waiting += 1;
+                    answer(&done);
+                }
+                Ok(Command::Resume) => waiting -= 1,
+                Ok(Command::Flush(done)) => answer(&done),
+                Ok(Command::Nudge) => {}
+                Ok(Command::Finish) | Err(_) => break,
+            }
+        }
+        let mut file = self.sink.0.get_ref();
+        file.set_len(length)?;
+        file.seek(io::SeekFrom::Start(length))?;
+        self.encoder.take_back(place);
+        self.finishing = waiting > 0;
+        Ok(self.finishing)
     }
 
     fn finish(&mut self) -> io::Result<()> {
@@ -438,8 +479,8 @@ fn answer_until_finish(recorder: &'static Recorder) {
     loop {
         match recorder.commands().recv_timeout(LOOK_FOR_OTHERS) {
             Ok(Command::Finish) | Err(RecvTimeoutError::Disconnected) => return,
-            Ok(Command::Flush(done)) => answer(&done),
-            Ok(Command::Nudge) => {}
+            Ok(Command::Flush(done) | Command::Suspend(done)) => answer(&done),
+            Ok(Command::Nudge | Command::Resume) => {}
             Err(RecvTimeoutError::Timeout) if is_alone() => return recorder.let_thread_go(),
             Err(RecvTimeoutError::Timeout) => {}
         }

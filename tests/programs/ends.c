@@ -1,10 +1,13 @@
 /* Allocates, and ends as argv[1] says; what ends it frees goes through destructors of every kind. */
 #define _GNU_SOURCE
 #include "cuda.h"
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static void *first, *second;
@@ -85,6 +88,26 @@ int main(int argc, char **argv) {
         return 3;
     }
     if (!strcmp(how, "exec")) execl("/bin/sh", "sh", "-c", "echo another program; exit 3", NULL);
+    if (!strcmp(how, "execle")) execle("/bin/sh", "sh", "-c", "echo $1$2$3$4$5$6 program $A; exit 3", "sh", "a", "n", "o", "t", "h", "er", NULL, (char *const[]){"A=of its own", NULL});
+    if (!strcmp(how, "execlp")) execlp("sh", "sh", "-c", "echo another program; exit 3", NULL);
+    char *const words[] = {"sh", "-c", "echo another program; exit 3", NULL};
+    if (!strcmp(how, "execv")) execv("/bin/sh", words);
+    if (!strcmp(how, "execvp")) execvp("sh", words);
+    if (!strcmp(how, "execve")) execve("/bin/sh", words, environ);
+    if (!strcmp(how, "execvpe")) execvpe("sh", words, environ);
+    if (!strcmp(how, "fexecve")) fexecve(open("/bin/sh", O_RDONLY | O_CLOEXEC), words, environ);
+    if (!strcmp(how, "exec that fails late")) {
+        /* It may be executed, and nothing can: not a program, and no script. */
+        char path[] = "/tmp/memtrace-test-XXXXXX";
+        int file = mkstemp(path);
+        if (fchmod(file, 0700) || write(file, "\177ELF", 4) != 4) return 7;
+        close(file);
+        execl(path, "no", NULL);
+        if (errno != ENOEXEC) return 8;
+        unlink(path);
+        cudaFree(second);
+        return 3;
+    }
     if (!strcmp(how, "exec that fails")) {
         execl("/no/such/program", "no", NULL);
         cudaFree(second);

@@ -48,6 +48,7 @@ mod cuda_events;
 mod cuda_runtime;
 mod dlsym;
 mod entry_points;
+pub(crate) mod exec;
 pub(crate) mod nvtx;
 mod process;
 pub(crate) mod torch_allocator;

@@ -6,6 +6,13 @@ use memtrace_trace::{Api, Event, EventName, Kind, Row};
 use super::{Encoder, LIBRARY, Live, Oddities, Owner, RowSink, TORCH_ALLOCATOR, Totals};
 use crate::intern::Context;
 
+/// A place between two rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    seq: i64,
+    told_lost: u64,
+}
+
 impl Encoder {
     /// Gives a row to the sink. Every row is made by [`Encoder::blank`] with the number that comes next;
     /// here that number is used up.
@@ -18,6 +25,17 @@ impl Encoder {
     /// The number of the next row.
     pub(super) fn next_seq(&self) -> i64 {
         self.seq.get() + 1
+    }
+
+    /// Where the file is now.
+    pub(crate) fn place(&self) -> Place {
+        Place { seq: self.seq.get(), told_lost: self.told_lost }
+    }
+
+    /// The rows since `place` are taken out of the file: those of an end that was none.
+    pub(crate) fn take_back(&mut self, place: Place) {
+        self.seq.set(place.seq);
+        self.told_lost = place.told_lost;
     }
 
     /// The meta row, the first of a file.
