@@ -56,6 +56,17 @@ fn the_readme_lists_every_command() {
     holds("commands", &table);
 }
 
+#[test]
+fn the_readme_lists_every_export() {
+    let mut table = String::from("| `--to` | what it is | opened by |\n| --- | --- | --- |\n");
+    for export in memtrace_analysis::exports::EXPORTS {
+        let open_with = export.open_with().replace("drop the file on ", "");
+        writeln!(table, "| `{}` | {} | {} |", export.name(), escaped(export.about()), escaped(&open_with))
+            .unwrap();
+    }
+    holds("exports", &table);
+}
+
 fn escaped(text: &str) -> String {
     text.replace('|', "\\|")
 }

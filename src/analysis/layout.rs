@@ -25,10 +25,25 @@ pub struct Layout {
     pub unplaced: i64,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Range {
-    bytes: i64,
-    expandable: bool,
+/// Where a segment ends, and what it is for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Range {
+    /// Its size, in bytes.
+    pub bytes: i64,
+    /// Mapped piece by piece.
+    pub expandable: bool,
+    /// The stream whose blocks lie in it.
+    pub stream: i64,
+    /// The allocator's private pool that it belongs to; 0 for the default.
+    pub pool: i64,
+}
+
+impl Range {
+    /// Does it serve requests of up to 1 MiB?
+    #[must_use]
+    pub fn is_small(&self) -> bool {
+        self.bytes == SMALL_SEGMENT && !self.expandable
+    }
 }
 
 /// One segment with what lies in it.
@@ -56,7 +71,7 @@ impl Segment {
     /// Does it serve requests of up to 1 MiB?
     #[must_use]
     pub fn is_small(&self) -> bool {
-        self.bytes == SMALL_SEGMENT && !self.expandable
+        Range { bytes: self.bytes, expandable: self.expandable, ..Range::default() }.is_small()
     }
 }
 
@@ -67,7 +82,8 @@ impl Layout {
             return;
         }
         let key = (row.device, row.addr);
-        let range = |expandable| Range { bytes: row.delta_bytes, expandable };
+        let (stream, pool) = (row.stream, row.pool);
+        let range = |expandable| Range { bytes: row.delta_bytes, expandable, stream, pool };
         match row.event {
             event if row.addr == 0 && is_segment(event) => self.unplaced += row.delta_bytes,
             EventName::SegmentAlloc => {
@@ -118,6 +134,30 @@ impl Layout {
         if cut < end {
             self.segments.insert((key.0, cut), Range { bytes: end - cut, ..range });
         }
+    }
+
+    /// The segments of a device by address.
+    pub fn ranges(&self, ordinal: i32) -> impl Iterator<Item = (i64, Range)> {
+        let of_device = (ordinal, i64::MIN)..=(ordinal, i64::MAX);
+        self.segments.range(of_device).map(|((_, addr), range)| (*addr, *range))
+    }
+
+    /// The last segment that begins before `end`, and where it ends.
+    fn before(&self, ordinal: i32, end: i64) -> Option<(i64, i64)> {
+        let (at, range) = self.segments.range((ordinal, i64::MIN)..(ordinal, end)).next_back()?;
+        Some((at.1, at.1.saturating_add(range.bytes)))
+    }
+
+    /// Does all from `from` to `to` lie in one segment?
+    #[must_use]
+    pub fn holds(&self, ordinal: i32, from: i64, to: i64) -> bool {
+        self.before(ordinal, from.saturating_add(1)).is_some_and(|(_, end)| to <= end)
+    }
+
+    /// Does anything from `from` to `to` lie in a segment?
+    #[must_use]
+    pub fn touches(&self, ordinal: i32, from: i64, to: i64) -> bool {
+        self.before(ordinal, to).is_some_and(|(_, end)| end > from)
     }
 
     /// The segments of a device with the live blocks of `replay` in them.

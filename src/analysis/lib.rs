@@ -8,9 +8,11 @@
 pub mod at;
 pub mod categories;
 pub mod error;
+pub mod exports;
 pub mod group;
 pub mod input;
 pub mod layout;
+pub mod op_calls;
 pub mod options;
 pub mod page;
 pub mod play;

@@ -1,6 +1,7 @@
 //! The command line. The reports come from their table; nothing here knows one by name.
 
 use clap::{Arg, ArgAction, Command, ValueHint, builder::PossibleValuesParser, value_parser};
+use memtrace_analysis::exports::EXPORTS;
 use memtrace_analysis::options::Flag;
 use memtrace_analysis::reports::{REPORTS, Report};
 use std::path::PathBuf;
@@ -24,6 +25,7 @@ pub(crate) fn command() -> Command {
         .subcommand(run())
         .subcommand(fit())
         .subcommands(REPORTS.iter().map(|report| of_report(*report)))
+        .subcommand(export())
         .subcommand(doctor())
         .subcommand(help)
 }
@@ -152,22 +154,63 @@ fn of_report(report: &'static dyn Report) -> Command {
     let many = report.inputs().len() > 1;
     let mut command = Command::new(report.name()).about(report.about());
     for name in report.inputs() {
-        command = command.arg(
-            Arg::new(*name)
-                .value_name(*name)
-                .value_parser(value_parser!(PathBuf))
-                .value_hint(ValueHint::AnyPath)
-                .required(many)
-                .help(if many {
-                    "A trace: a file, or the folder of a run".to_owned()
-                } else {
-                    format!(
-                        "A trace: a file, or the folder of a run [default: the newest in {DEFAULT_FOLDER}]"
-                    )
-                }),
-        );
+        command = command.arg(if many {
+            trace(name).required(true).help("A trace: a file, or the folder of a run")
+        } else {
+            trace(name)
+        });
     }
     command.args(report.flags().iter().map(of_flag)).args(shared())
+}
+
+/// A trace; the newest when none is named.
+fn trace(name: &'static str) -> Arg {
+    Arg::new(name)
+        .value_name(name)
+        .value_parser(value_parser!(PathBuf))
+        .value_hint(ValueHint::AnyPath)
+        .help(format!("A trace: a file, or the folder of a run [default: the newest in {DEFAULT_FOLDER}]"))
+}
+
+fn export() -> Command {
+    let mut list = String::from("Exports:\n");
+    let width = EXPORTS.iter().map(|export| export.name().len()).max().unwrap_or(0);
+    for export in EXPORTS {
+        list.push_str(&format!("  {:width$}  {}\n", export.name(), export.about()));
+    }
+    let to = Arg::new("to")
+        .long("to")
+        .short('t')
+        .value_name("EXPORT")
+        .required(true)
+        .hide_possible_values(true)
+        .value_parser(PossibleValuesParser::new(EXPORTS.iter().map(|export| export.name())))
+        .help("What to make of it; see below");
+    let mut flags: Vec<Arg> = Vec::new();
+    for flag in EXPORTS.iter().flat_map(|export| export.flags()) {
+        if flags.iter().all(|known| known.get_id() != flag.name) {
+            let of: Vec<&str> = EXPORTS
+                .iter()
+                .filter(|export| export.flags().iter().any(|own| own.name == flag.name))
+                .map(|export| export.name())
+                .collect();
+            flags.push(of_flag(flag).help(format!("{} ({})", flag.help, of.join(", "))));
+        }
+    }
+    Command::new("export")
+        .about("The trace as what other tools open: memory_viz, Perfetto, DuckDB, speedscope, pictures")
+        .after_help(list)
+        .arg(to)
+        .arg(trace("TRACE"))
+        .args(flags)
+        .args(shared().into_iter().map(|arg| match arg.get_id().as_str() {
+            "output" => {
+                arg.value_name("PATH").help(
+                    "Where it goes; - is standard output, and .gz packs it [default: TRACE.EXPORT here]",
+                )
+            }
+            _ => arg,
+        }))
 }
 
 fn of_flag(flag: &Flag) -> Arg {

@@ -6,6 +6,7 @@
 
 mod args;
 mod doctor;
+mod export;
 mod fit;
 mod fit_page;
 mod help;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
         Some(("run", matches)) => launch::run(matches),
         Some(("fit", matches)) => fit::run(matches),
         Some(("doctor", matches)) => doctor::run(matches),
+        Some(("export", matches)) => export::run(matches),
         Some(("help", matches)) => help::run(matches),
         Some((name, matches)) => report::run(name, matches),
         None => unreachable!("a subcommand is required"),

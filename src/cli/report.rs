@@ -7,9 +7,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, anyhow};
 use clap::ArgMatches;
 use memtrace_analysis::input::Input;
-use memtrace_analysis::options::{Options, parse_steps, parse_window};
+use memtrace_analysis::options::{Flag, Options, parse_steps, parse_window};
 use memtrace_analysis::replay::Window;
-use memtrace_analysis::reports::{self, Report, Verdict};
+use memtrace_analysis::reports::{self, Verdict};
 
 use crate::args::DEFAULT_FOLDER;
 use crate::{leftover, terminal};
@@ -18,20 +18,12 @@ use crate::{leftover, terminal};
 pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
     let report = reports::find(name).ok_or_else(|| anyhow!("no command {name}"))?;
     let output: Option<&PathBuf> = matches.get_one("output");
-    let options = options(report, matches, output.is_none())?;
+    let options = options(report.flags(), matches, output.is_none())?;
     let mut inputs = Vec::new();
     for name in report.inputs() {
-        let path = matches.get_one::<PathBuf>(name).cloned().unwrap_or_else(|| DEFAULT_FOLDER.into());
-        let mut input = Input::open(&path)?;
         // `check` tells what is there; everyone else reads what the process meant to write.
         let repair = report.name() != "check" || matches.get_flag("repair");
-        if repair && leftover::finish(&input)? {
-            input = Input::open(&path)?;
-        }
-        if let Some(rank) = matches.get_one::<i32>("rank") {
-            input.only_rank(*rank)?;
-        }
-        inputs.push(input);
+        inputs.push(input(name, matches, repair)?);
     }
     let progress = terminal::Progress::of(&inputs);
     let answer = report.run(&inputs, &options)?;
@@ -56,7 +48,21 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
     })
 }
 
-fn options(report: &dyn Report, matches: &ArgMatches, to_stdout: bool) -> Result<Options> {
+/// Opens the trace of the argument `name`, what a kill left of it finished first.
+pub(crate) fn input(name: &str, matches: &ArgMatches, repair: bool) -> Result<Input> {
+    let path = matches.get_one::<PathBuf>(name).cloned().unwrap_or_else(|| DEFAULT_FOLDER.into());
+    let mut input = Input::open(&path)?;
+    if repair && leftover::finish(&input)? {
+        input = Input::open(&path)?;
+    }
+    if let Some(rank) = matches.get_one::<i32>("rank") {
+        input.only_rank(*rank)?;
+    }
+    Ok(input)
+}
+
+/// The shared options, and those of `flags`.
+pub(crate) fn options(flags: &[Flag], matches: &ArgMatches, to_stdout: bool) -> Result<Options> {
     let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
     let mut window = Window::default();
     if let Some(range) = text("window") {
@@ -78,7 +84,7 @@ fn options(report: &dyn Report, matches: &ArgMatches, to_stdout: bool) -> Result
         options.paint = terminal::paints(text("color").unwrap_or("auto"), &stdout);
         options.width = terminal::width(&stdout);
     }
-    for flag in report.flags() {
+    for flag in flags {
         if flag.value.is_none() {
             if matches.get_flag(flag.name) {
                 options.values.insert(flag.name, String::new());

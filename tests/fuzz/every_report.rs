@@ -1,7 +1,8 @@
-//! Every report on one trace file: none may panic, whatever the file says.
+//! Every report and export on one trace file: none may panic, whatever the file says.
 
 use std::path::{Path, PathBuf};
 
+use memtrace_analysis::exports::{self, EXPORTS};
 use memtrace_analysis::input::Input;
 use memtrace_analysis::options::Options;
 use memtrace_analysis::reports::REPORTS;
@@ -32,5 +33,20 @@ pub fn run(bytes: &[u8]) {
                 assert!(answer.to_json(report.name()).is_object());
             }
         }
+    }
+    let place = path.with_extension("exports");
+    for export in EXPORTS {
+        let mut options = Options { lenient: true, ..Options::default() };
+        for flag in export.flags().iter().filter(|flag| !flag.default.is_empty()) {
+            options.values.insert(flag.name, flag.default.to_owned());
+        }
+        if export.name() == "plots" {
+            // Drawing takes a hundred times longer than all the rest.
+            options.values.insert("image", "svg".to_owned());
+        }
+        if let Ok(answer) = exports::run(*export, &input, &options, Some(&place.join(export.name()))) {
+            assert!(answer.to_json("export").is_object());
+        }
+        std::fs::remove_dir_all(&place).ok();
     }
 }

@@ -1,0 +1,179 @@
+//! `speedscope` and `collapsed`: the bytes that were live at the peak, as stacks of their owners:
+//! phase, the levels of the module path, op.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+use super::{Export, Job, Leaves};
+use crate::error::Result;
+use crate::page::{count, duration};
+use crate::play::{Played, play};
+use crate::record::Columns;
+use crate::replay::{Metric, Owner};
+use crate::texts::{Symbol, Texts};
+
+/// See the module.
+pub(super) struct Speedscope;
+/// See the module.
+pub(super) struct Collapsed;
+
+impl Export for Speedscope {
+    fn name(&self) -> &'static str {
+        "speedscope"
+    }
+
+    fn about(&self) -> &'static str {
+        "What was live at the peak, by phase, module and op, for speedscope.app"
+    }
+
+    fn leaves(&self, _: &crate::options::Options) -> Leaves {
+        Leaves::OneFile(".speedscope.json")
+    }
+
+    fn open_with(&self) -> &'static str {
+        "drop the file on https://www.speedscope.app and choose Left Heavy"
+    }
+
+    fn write(&self, job: &mut Job<'_>) -> Result<()> {
+        let mut places: BTreeMap<String, usize> = BTreeMap::new();
+        let mut frames: Vec<Value> = Vec::new();
+        let mut profiles = Vec::new();
+        let mut stacks = 0;
+        for profile in profiles_of(job)? {
+            let mut samples: Vec<Vec<usize>> = Vec::new();
+            let mut weights = Vec::new();
+            for (stack, bytes) in &profile.stacks {
+                let mut sample = Vec::new();
+                for frame in stack {
+                    let place = *places.entry(frame.clone()).or_insert_with(|| {
+                        frames.push(json!({ "name": frame }));
+                        frames.len() - 1
+                    });
+                    sample.push(place);
+                }
+                samples.push(sample);
+                weights.push(*bytes);
+            }
+            stacks += samples.len();
+            profiles.push(json!({
+                "type": "sampled",
+                "name": profile.title,
+                "unit": "bytes",
+                "startValue": 0,
+                "endValue": weights.iter().sum::<i64>(),
+                "samples": samples,
+                "weights": weights,
+            }));
+        }
+        let file = json!({
+            "$schema": "https://www.speedscope.app/file-format-schema.json",
+            "exporter": concat!("memtrace ", env!("CARGO_PKG_VERSION")),
+            "name": job.input.path.display().to_string(),
+            "activeProfileIndex": 0,
+            "shared": { "frames": frames },
+            "profiles": profiles,
+        });
+        let mut out = super::Out::create(job.place)?;
+        write!(out, "{file}").ok();
+        job.done(out, format!("{} stacks", count(stacks as u64)))
+    }
+}
+
+impl Export for Collapsed {
+    fn name(&self) -> &'static str {
+        "collapsed"
+    }
+
+    fn about(&self) -> &'static str {
+        "The same as collapsed stacks, a line each, for flamegraph.pl, inferno and others"
+    }
+
+    fn leaves(&self, _: &crate::options::Options) -> Leaves {
+        Leaves::OneFile(".collapsed.txt")
+    }
+
+    fn open_with(&self) -> &'static str {
+        "flamegraph.pl --countname bytes FILE > flame.svg"
+    }
+
+    fn write(&self, job: &mut Job<'_>) -> Result<()> {
+        let profiles = profiles_of(job)?;
+        let several = profiles.len() > 1;
+        let mut out = super::Out::create(job.place)?;
+        let mut stacks = 0;
+        for profile in &profiles {
+            let root = several.then(|| format!("rank {} device {}", profile.rank, profile.ordinal));
+            for (stack, bytes) in &profile.stacks {
+                // A semicolon parts the frames, and the last space the number.
+                let frames: Vec<String> =
+                    root.iter().chain(stack).map(|frame| frame.replace(';', ":")).collect();
+                writeln!(out, "{} {bytes}", frames.join(";")).ok();
+                stacks += 1;
+            }
+        }
+        job.done(out, format!("{} stacks", count(stacks)))
+    }
+}
+
+/// What was live at the peak of one device.
+struct Profile {
+    rank: i32,
+    ordinal: i32,
+    title: String,
+    /// The bytes of each stack, its outermost frame first.
+    stacks: BTreeMap<Vec<String>, i64>,
+}
+
+fn profiles_of(job: &mut Job<'_>) -> Result<Vec<Profile>> {
+    let mut profiles = Vec::new();
+    for trace in &job.input.traces {
+        let played = play(trace, Columns::of(&[]), job.options, Metric::Allocated, |_, _| {})?;
+        job.learn(trace, &played);
+        for device in played.gpus(job.options) {
+            let peak = device.peak(Metric::Allocated);
+            if peak.bytes > 0 {
+                let rank = trace.meta.rank;
+                let when = duration(peak.ts_ns);
+                let title = format!("rank {rank}, device {}: live at the peak, {when}", device.ordinal);
+                let stacks = stacks(&played, device.ordinal);
+                profiles.push(Profile { rank, ordinal: device.ordinal, title, stacks });
+            }
+        }
+    }
+    Ok(profiles)
+}
+
+fn stacks(played: &Played, ordinal: i32) -> BTreeMap<Vec<String>, i64> {
+    let mut owners: FxHashMap<Owner, i64> = FxHashMap::default();
+    for block in played.replay.at_peak(ordinal, false) {
+        *owners.entry(block.owner).or_default() += block.bytes;
+    }
+    let mut stacks: BTreeMap<Vec<String>, i64> = BTreeMap::new();
+    for (owner, bytes) in owners {
+        // Frames weigh what is there; a trace that contradicts itself has less than nothing.
+        *stacks.entry(stack(&owner, &played.texts)).or_default() += bytes;
+    }
+    stacks.retain(|_, bytes| *bytes > 0);
+    stacks
+}
+
+/// `forward`, `GPT`, `h`, `0`, `mlp`, `aten::mm`
+fn stack(owner: &Owner, texts: &Texts) -> Vec<String> {
+    let mut frames = Vec::new();
+    if owner.phase != Symbol::NONE {
+        frames.push(texts.get(owner.phase).to_string());
+    }
+    if owner.module != Symbol::NONE {
+        frames.extend(texts.get(owner.module).split('.').map(str::to_owned));
+    }
+    if owner.op != Symbol::NONE {
+        frames.push(texts.get(owner.op).to_string());
+    }
+    if frames.is_empty() {
+        frames.push("(unattributed)".to_owned());
+    }
+    frames
+}

@@ -1,0 +1,194 @@
+//! `memory-tracker`: the statistics that `torch.distributed._tools.memory_tracker.MemoryTracker` saves, so
+//! that its `load`, `summary` and `show_traces` work on a run that it did not watch. Ops are named and
+//! numbered as it does it (see [`crate::op_calls`]); its "MB" are 1024² bytes.
+//!
+//! A trace has more ops than memory has room for names: the rows are read once for each of the three
+//! series, and once before for where they begin.
+
+use std::io::{self, Write};
+
+use super::pickle::Pickle;
+use super::{Export, Job, Leaves, Out};
+use crate::error::{Error, Result};
+use crate::op_calls::{self, Call, MB, OpCalls};
+use crate::options::{Flag, Options};
+use crate::page::count;
+use crate::play::{Played, play};
+use crate::replay::{Metric, Totals};
+use crate::stream::TraceFile;
+use crate::texts::Texts;
+
+/// See the module.
+pub(super) struct MemoryTracker;
+
+const FORMAT: Flag = Flag {
+    name: "as",
+    value: Some("FORMAT"),
+    default: "pickle",
+    choices: &["pickle", "json"],
+    help: "What MemoryTracker.load reads, or the same as JSON",
+};
+
+/// The three series: what they are called, and the total of each.
+const SERIES: [(&str, fn(&Totals) -> i64); 3] = [
+    ("memories_allocated", |totals| totals.allocated),
+    ("memories_active", |totals| totals.active),
+    ("memories_reserved", |totals| totals.reserved),
+];
+
+impl Export for MemoryTracker {
+    fn name(&self) -> &'static str {
+        "memory-tracker"
+    }
+
+    fn about(&self) -> &'static str {
+        "The statistics that PyTorch's MemoryTracker saves and loads, or the same as JSON"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        &[FORMAT]
+    }
+
+    fn leaves(&self, options: &Options) -> Leaves {
+        Leaves::FileEach(if options.text(FORMAT.name) == "json" {
+            ".memory-tracker.json"
+        } else {
+            ".memory-tracker.pickle"
+        })
+    }
+
+    fn open_with(&self) -> &'static str {
+        "torch.distributed._tools.memory_tracker.MemoryTracker().load('FILE')"
+    }
+
+    fn write(&self, job: &mut Job<'_>) -> Result<()> {
+        let trace = job.trace()?;
+        let options = job.options;
+        // Under a dispatch mode the count begins anew: only the last beginning is of interest.
+        let (mut calls, mut first) = (OpCalls::new(options.device), 0);
+        let played = each(trace, options, &mut calls, |seq, call, _| {
+            if call.index == 0 {
+                first = seq;
+            }
+        })?;
+        job.learn(trace, &played);
+        if calls.count == 0 {
+            return Err(Error::usage(format!(
+                "{}: no op in it; trace with MEMTRACE_OPS=top or all",
+                trace.path.display()
+            )));
+        }
+        let run = Run { trace, options, first, calls };
+        let mut out = Out::create(job.place)?;
+        if options.text(FORMAT.name) == "json" {
+            run.json(&mut out)?
+        } else {
+            run.pickle(&mut out)?
+        }
+        job.done(out, format!("{} op calls", count(run.calls.count as u64)))
+    }
+}
+
+/// Visits the calls of ops, with the row's `seq`.
+fn each(
+    trace: &TraceFile,
+    options: &Options,
+    calls: &mut OpCalls,
+    mut visit: impl FnMut(i64, &Call, &Texts),
+) -> Result<Played> {
+    play(trace, op_calls::COLUMNS, options, Metric::Allocated, |row, replay| {
+        if replay.in_window()
+            && let Some(call) = calls.feed(row, replay)
+        {
+            visit(row.seq, &call, &replay.texts);
+        }
+    })
+}
+
+/// What is to be written.
+struct Run<'a> {
+    trace: &'a TraceFile,
+    options: &'a Options,
+    /// The `seq` of the first call that counts.
+    first: i64,
+    calls: OpCalls,
+}
+
+impl Run<'_> {
+    /// The calls that count, with their names.
+    fn each(&self, mut visit: impl FnMut(&Call, &str)) -> Result<()> {
+        each(self.trace, self.options, &mut OpCalls::new(self.options.device), |seq, call, texts| {
+            if seq >= self.first {
+                visit(call, &call.name(texts));
+            }
+        })?;
+        Ok(())
+    }
+
+    /// It keeps the last of each marker.
+    fn markers(&self) -> impl Iterator<Item = (&'static str, usize)> {
+        [("fw_start", self.calls.fw_start.last()), ("fw_bw_boundary", self.calls.fw_bw_boundary.last())]
+            .into_iter()
+            .filter_map(|(name, index)| Some((name, *index?)))
+    }
+
+    fn pickle(&self, out: &mut Out) -> Result<()> {
+        let path = out.path().to_owned();
+        let failed = |source: io::Error| memtrace_trace::Error::Io { path: path.clone(), source };
+        let mut pickle = Pickle::new(out).map_err(failed)?;
+        let mut top = pickle.dict().map_err(failed)?;
+        for (name, total) in SERIES {
+            pickle.key(&mut top, name).map_err(failed)?;
+            let mut series = pickle.dict().map_err(failed)?;
+            let mut failure = Ok(());
+            self.each(|call, name| {
+                let mut add = || {
+                    pickle.entry(&mut series)?;
+                    pickle.int(call.index as i64)?;
+                    pickle.text_once(name)?;
+                    pickle.float(total(&call.totals) as f64 / MB)?;
+                    pickle.pair()
+                };
+                if failure.is_ok() {
+                    failure = add();
+                }
+            })?;
+            failure.map_err(failed)?;
+            pickle.close(series).map_err(failed)?;
+        }
+        let mut rest = || {
+            pickle.key(&mut top, "markers")?;
+            let mut markers = pickle.dict()?;
+            for (name, index) in self.markers() {
+                pickle.key(&mut markers, name)?;
+                pickle.int(index as i64)?;
+            }
+            pickle.close(markers)?;
+            pickle.key(&mut top, "num_alloc_retries")?;
+            pickle.int(i64::try_from(self.calls.retries()).unwrap_or(i64::MAX))
+        };
+        rest().map_err(failed)?;
+        pickle.close(top).map_err(failed)?;
+        pickle.finish().map_err(failed)?;
+        Ok(())
+    }
+
+    /// `Out` keeps its failures to itself until it is closed.
+    fn json(&self, out: &mut Out) -> Result<()> {
+        out.write_all(b"{").ok();
+        for (name, total) in SERIES {
+            write!(out, "\"{name}\":{{").ok();
+            self.each(|call, name| {
+                let comma = if call.index > 0 { "," } else { "" };
+                let entry = serde_json::json!([name, total(&call.totals) as f64 / MB]);
+                write!(out, "{comma}\n\"{}\":{entry}", call.index).ok();
+            })?;
+            out.write_all(b"},\n").ok();
+        }
+        let markers: serde_json::Map<_, _> =
+            self.markers().map(|(name, index)| (name.to_owned(), index.into())).collect();
+        let markers = serde_json::Value::Object(markers);
+        writeln!(out, "\"markers\":{markers},\n\"num_alloc_retries\":{}}}", self.calls.retries()).ok();
+        Ok(())
+    }
+}

@@ -1,0 +1,287 @@
+//! The exports: one table, a file each. A trace as what other tools open.
+//!
+//! A new export is a file here and a line in [`EXPORTS`]; the command, its help, the README and the tests
+//! walk the table. An export reads with memory that does not grow with the trace, writes under another
+//! name until it is whole, and never over the trace that it reads.
+
+mod chrome;
+mod folded;
+mod memory_tracker;
+mod out;
+mod parquet;
+pub mod pickle;
+mod picture;
+mod plots;
+mod snapshot;
+mod thin;
+mod timeline;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use crate::error::{Error, Result};
+use crate::input::Input;
+use crate::options::{Flag, Options};
+use crate::page::{Cell, Page, Style};
+use crate::play::{Footer, Played, heading};
+use crate::replay::Metric;
+use crate::reports::Answer;
+use crate::stream::TraceFile;
+pub use out::{Out, STDOUT};
+
+/// What an export leaves behind, with the ending that its name gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaves {
+    /// One file for all processes.
+    OneFile(&'static str),
+    /// A file for each process.
+    FileEach(&'static str),
+    /// A folder.
+    Folder(&'static str),
+}
+
+/// One form that a trace can take.
+pub trait Export: Sync {
+    /// What the user types behind `--to`.
+    fn name(&self) -> &'static str;
+
+    /// One line for the help.
+    fn about(&self) -> &'static str;
+
+    /// The options that it has beside the shared ones. One that several exports have is the same in each.
+    fn flags(&self) -> &'static [Flag] {
+        &[]
+    }
+
+    /// What it leaves behind.
+    fn leaves(&self, options: &Options) -> Leaves;
+
+    /// How to look at it, in a line; `FILE` and `FOLDER` stand for what was written.
+    fn open_with(&self) -> &'static str;
+
+    /// Reads the traces of `job` and writes to its place.
+    ///
+    /// # Errors
+    /// When a trace cannot be read, the place cannot be written, or the request makes no sense.
+    fn write(&self, job: &mut Job<'_>) -> Result<()>;
+}
+
+/// Every export, in the order of the help.
+pub const EXPORTS: &[&dyn Export] = &[
+    &snapshot::Snapshot,
+    &chrome::Chrome,
+    &parquet::Parquet,
+    &folded::Speedscope,
+    &folded::Collapsed,
+    &timeline::Timeline,
+    &timeline::Raw,
+    &timeline::Html,
+    &memory_tracker::MemoryTracker,
+    &plots::Plots,
+];
+
+/// The option of exports that list events.
+const MAX_EVENTS: Flag = Flag {
+    name: "max-events",
+    value: Some("N"),
+    default: "100000",
+    choices: &[],
+    help: "How many events it may hold; 0 for all",
+};
+
+/// The most events, as [`MAX_EVENTS`] says it.
+fn max_events(options: &Options) -> Result<usize> {
+    Ok(match options.number(MAX_EVENTS.name)? {
+        Some(0) => usize::MAX,
+        Some(most) => most,
+        None => 100_000,
+    })
+}
+
+/// The export of that name.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static dyn Export> {
+    EXPORTS.iter().copied().find(|export| export.name() == name)
+}
+
+/// What an export works on, and what it tells of its work.
+pub struct Job<'a> {
+    /// The processes.
+    pub input: &'a Input,
+    /// What was asked for.
+    pub options: &'a Options,
+    /// The file or folder to write.
+    pub place: &'a Path,
+    /// How far it can be trusted.
+    pub footer: Footer,
+    /// What was written: the path, its size in bytes, and what is in it.
+    pub wrote: Vec<(PathBuf, u64, String)>,
+}
+
+impl<'a> Job<'a> {
+    /// The only process, of an export with a file for each.
+    fn trace(&self) -> Result<&'a TraceFile> {
+        let none = || Error::usage(format!("{}: no trace", self.input.path.display()));
+        self.input.traces.first().ok_or_else(none)
+    }
+
+    /// Takes in what was learned of a trace: how far it can be trusted.
+    fn learn(&mut self, trace: &TraceFile, played: &Played) {
+        let fullest = played.fullest(Metric::Allocated, self.options).map(|device| device.ordinal);
+        self.footer.add(trace, played, fullest);
+    }
+
+    /// Closes a file and notes what is in it.
+    fn done(&mut self, out: Out, what: impl Into<String>) -> Result<()> {
+        let path = out.path().to_owned();
+        let bytes = out.finish()?;
+        self.wrote.push((path, bytes, what.into()));
+        Ok(())
+    }
+}
+
+/// Exports `input` to `place`, or to a name made from that of the trace, in the folder that the command
+/// was started in.
+///
+/// # Errors
+/// As [`Export::write`]; and when the place is one of the traces, or is one place for several files.
+pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<&Path>) -> Result<Answer> {
+    let mut page = Page::new(options.paint, options.width);
+    if let Some(trace) = input.traces.first() {
+        heading(&mut page, input, &trace.meta);
+    }
+    page.gap();
+    let mut footer = Footer::new(input);
+    let mut wrote = Vec::new();
+    let mut folder = PathBuf::new();
+    for (input, place) in jobs(export.leaves(options), input, place)? {
+        spare_the_trace(&input, &place)?;
+        // The notes on the input stand there once already.
+        let mut job =
+            Job { input: &input, options, place: &place, footer: Footer::default(), wrote: Vec::new() };
+        export.write(&mut job)?;
+        footer.lost += job.footer.lost;
+        footer.unattributed.0 += job.footer.unattributed.0;
+        footer.unattributed.1 += job.footer.unattributed.1;
+        footer.notes.extend(job.footer.notes);
+        wrote.extend(job.wrote);
+        folder = place;
+    }
+    let mut files = Vec::new();
+    for (path, bytes, what) in &wrote {
+        page.line([
+            "wrote ".into(),
+            Cell::new(path.display().to_string(), Style::Strong),
+            Cell::new(format!("  {}: {what}", options.units.show(*bytes as i64)), Style::Faint),
+        ]);
+        files.push(json!({ "file": path.display().to_string(), "bytes": bytes, "holds": what }));
+    }
+    let file = wrote.first().map_or(&folder, |(path, ..)| path);
+    let open_with = export.open_with().replace("FILE", &file.display().to_string());
+    let open_with = open_with.replace("FOLDER", &folder.display().to_string());
+    page.line([Cell::new("open it: ", Style::Faint), Cell::new(open_with, Style::Command)]);
+    let mut json = Map::new();
+    json.insert("to".to_owned(), export.name().into());
+    json.insert("files".to_owned(), files.into());
+    Ok(Answer { page, json: Value::Object(json), footer, ..Answer::default() })
+}
+
+/// Which processes go where.
+fn jobs(leaves: Leaves, input: &Input, place: Option<&Path>) -> Result<Vec<(Input, PathBuf)>> {
+    let (Leaves::OneFile(ending) | Leaves::FileEach(ending) | Leaves::Folder(ending)) = leaves;
+    let stem = stem(&input.path);
+    let to_stdout = place.is_some_and(|place| place == Path::new(STDOUT));
+    let each = matches!(leaves, Leaves::FileEach(_)) && input.traces.len() != 1;
+    if to_stdout && (each || matches!(leaves, Leaves::Folder(_))) {
+        return Err(Error::usage(format!(
+            "-o -: this leaves several files; name a folder{}",
+            if each { ", or one process with --rank" } else { "" }
+        )));
+    }
+    // Into a folder that is there go files of our own names.
+    let folder = place.filter(|place| place.is_dir() || place.as_os_str().as_encoded_bytes().ends_with(b"/"));
+    let file = match (leaves, place, folder) {
+        (Leaves::Folder(_), Some(place), _) => place.to_owned(),
+        (_, _, Some(folder)) => folder.join(format!("{stem}{ending}")),
+        (_, Some(place), None) => place.to_owned(),
+        (_, None, _) => PathBuf::from(format!("{stem}{ending}")),
+    };
+    if !each {
+        return Ok(vec![(input.clone(), file)]);
+    }
+    let mut ranks: Vec<i32> = input.traces.iter().map(|trace| trace.meta.rank).collect();
+    ranks.dedup();
+    let unique = ranks.len() == input.traces.len();
+    let jobs = input.traces.iter().map(|trace| {
+        // Processes without a rank of their own are told apart as their traces are.
+        let label = if unique {
+            format!("r{}", trace.meta.rank)
+        } else {
+            trace.path.file_name().map_or_else(String::new, |_| self::stem(&trace.path))
+        };
+        let alone = Input { traces: vec![trace.clone()], notes: Vec::new(), ..input.clone() };
+        (alone, labelled(&file, &label, ending))
+    });
+    Ok(jobs.collect())
+}
+
+/// `run.snapshot.pickle` with the label `r1` is `run.r1.snapshot.pickle`.
+fn labelled(file: &Path, label: &str, ending: &str) -> PathBuf {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let named = match name.strip_suffix(ending) {
+        Some(stem) => format!("{stem}.{label}{ending}"),
+        None => match name.rsplit_once('.') {
+            Some((stem, ending)) => format!("{stem}.{label}.{ending}"),
+            None => format!("{name}.{label}"),
+        },
+    };
+    file.with_file_name(named)
+}
+
+/// What a trace is called without what says that it is one.
+fn stem(path: &Path) -> String {
+    let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let name = whole.file_name().map_or_else(|| "trace".into(), |name| name.to_string_lossy().into_owned());
+    let plain = name.strip_suffix(".gz").or(name.strip_suffix(".zst")).unwrap_or(&name);
+    plain.strip_suffix(".csv").unwrap_or(plain).to_owned()
+}
+
+/// An export never replaces what it reads.
+fn spare_the_trace(input: &Input, place: &Path) -> Result<()> {
+    let Ok(place) = place.canonicalize() else { return Ok(()) };
+    for file in input.traces.iter().flat_map(TraceFile::files) {
+        if file.canonicalize().is_ok_and(|file| file == place) {
+            return Err(Error::usage(format!(
+                "{} is the trace that is to be exported: name another file with -o",
+                file.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_stands_before_the_ending() {
+        let name = |file: &str| labelled(Path::new(file), "r1", ".snapshot.pickle").display().to_string();
+        assert_eq!(name("a/run.snapshot.pickle"), "a/run.r1.snapshot.pickle");
+        assert_eq!(name("a/mine.pickle"), "a/mine.r1.pickle");
+        assert_eq!(name("mine"), "mine.r1");
+    }
+
+    #[test]
+    fn a_flag_of_several_exports_is_one_flag() {
+        for (at, export) in EXPORTS.iter().enumerate() {
+            for flag in export.flags() {
+                let others = EXPORTS[at + 1..].iter().flat_map(|export| export.flags());
+                for other in others.filter(|other| other.name == flag.name) {
+                    assert_eq!((other.help, other.default), (flag.help, flag.default), "{}", flag.name);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! `parquet`: every row and column, a file for each process in a folder `rank=N`, so that DuckDB, Polars and
+//! Spark read a whole cluster's run in one line. The rank is in the path and not in the files, as these
+//! tools have it; the JSON of the meta row is also in each file's metadata, under `memtrace`.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use memtrace_trace::schema::{COLUMNS, Column, ColumnType};
+use parquet::basic::{Compression, Encoding, LogicalType, Repetition, Type as Physical, ZstdLevel};
+use parquet::column::writer::ColumnWriter;
+use parquet::data_type::ByteArray;
+use parquet::errors::ParquetError;
+use parquet::file::metadata::KeyValue;
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::types::{ColumnPath, Type};
+
+use super::{Export, Job, Leaves, Out};
+use crate::error::{Error, Result};
+use crate::options::Options;
+use crate::page::count;
+use crate::play::play;
+use crate::record::{Columns, Record};
+use crate::replay::Metric;
+use crate::stream::TraceFile;
+use crate::texts::{Symbol, Texts};
+
+/// See the module.
+pub(super) struct Parquet;
+
+/// The rows that are in memory at once, and what DuckDB gives a thread.
+const ROW_GROUP: usize = 122_880;
+
+/// What the folders are named by.
+const PARTITION: &str = "rank";
+
+impl Export for Parquet {
+    fn name(&self) -> &'static str {
+        "parquet"
+    }
+
+    fn about(&self) -> &'static str {
+        "Every row for DuckDB, Polars and Spark: zstd, partitioned by rank"
+    }
+
+    fn leaves(&self, _: &Options) -> Leaves {
+        Leaves::Folder(".parquet")
+    }
+
+    fn open_with(&self) -> &'static str {
+        "duckdb -c \"from read_parquet('FOLDER/**/*.parquet', hive_partitioning = true)\""
+    }
+
+    fn write(&self, job: &mut Job<'_>) -> Result<()> {
+        clear(job.place)?;
+        for trace in &job.input.traces {
+            let name = format!("{}.parquet", super::stem(&trace.path));
+            let path = job.place.join(format!("{PARTITION}={}", trace.meta.rank)).join(name);
+            self.file(job, trace, &path)?;
+        }
+        Ok(())
+    }
+}
+
+impl Parquet {
+    fn file(&self, job: &mut Job<'_>, trace: &TraceFile, path: &Path) -> Result<()> {
+        let failed = |error: ParquetError| -> Error {
+            memtrace_trace::Error::Io { path: path.to_owned(), source: std::io::Error::other(error) }.into()
+        };
+        let mut file = File::create(path, trace).map_err(failed)?;
+        let mut failure = None;
+        let played = play(trace, Columns::ALL, job.options, Metric::Allocated, |row, replay| {
+            let wanted = job.options.device.is_none_or(|only| only == row.device);
+            if failure.is_none() && wanted && replay.in_window() {
+                failure = file.add(row, &replay.texts).err();
+            }
+        })?;
+        job.learn(trace, &played);
+        if let Some(failure) = failure {
+            return Err(failed(failure));
+        }
+        let rows = file.rows;
+        let out = file.finish(&played.texts).map_err(failed)?;
+        job.done(out, format!("{} rows", count(rows)))
+    }
+}
+
+/// A folder that holds an earlier export is emptied of it; one that holds anything else is left alone.
+fn clear(folder: &Path) -> Result<()> {
+    let io = |source| Error::from(memtrace_trace::Error::Io { path: folder.to_owned(), source });
+    if !folder.exists() {
+        return Ok(());
+    }
+    let children = |folder: &Path| -> Result<Vec<PathBuf>> {
+        let entries = std::fs::read_dir(folder).map_err(io)?;
+        entries.map(|entry| entry.map(|entry| entry.path()).map_err(io)).collect()
+    };
+    let mut old = Vec::new();
+    for child in children(folder)? {
+        let name = child.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let files = if name.starts_with(&format!("{PARTITION}=")) && child.is_dir() {
+            children(&child)?
+        } else {
+            Vec::new()
+        };
+        let ours = |file: &PathBuf| file.extension().is_some_and(|ending| ending == "parquet");
+        if files.is_empty() || !files.iter().all(ours) {
+            return Err(Error::usage(format!(
+                "{} holds {name}, which is no earlier export: name a folder of its own with -o",
+                folder.display()
+            )));
+        }
+        old.extend(files);
+    }
+    for file in old {
+        std::fs::remove_file(file).map_err(io)?;
+    }
+    Ok(())
+}
+
+/// The value of a column.
+#[derive(Clone, Copy)]
+enum Get {
+    Int(fn(&Record) -> i64),
+    Text(fn(&Record) -> Symbol),
+    /// A word of a short list.
+    Word(fn(&Record) -> &'static str),
+}
+
+/// The columns of the file: those of the CSV but for the rank.
+const GET: &[(&str, Get)] = &[
+    ("seq", Get::Int(|row| row.seq)),
+    ("ts_ns", Get::Int(|row| row.ts_ns)),
+    ("pid", Get::Int(|row| row.pid.into())),
+    ("tid", Get::Int(|row| row.tid.into())),
+    ("device", Get::Int(|row| row.device.into())),
+    ("event", Get::Word(|row| row.event.as_str())),
+    ("status", Get::Int(|row| row.status.into())),
+    ("api", Get::Text(|row| row.api)),
+    ("source", Get::Text(|row| row.source)),
+    ("alloc_id", Get::Int(|row| row.alloc_id)),
+    ("addr", Get::Int(|row| row.addr)),
+    ("requested_bytes", Get::Int(|row| row.requested_bytes)),
+    ("rounded_bytes", Get::Int(|row| row.rounded_bytes)),
+    ("delta_bytes", Get::Int(|row| row.delta_bytes)),
+    ("allocated_bytes", Get::Int(|row| row.allocated_bytes)),
+    ("active_bytes", Get::Int(|row| row.active_bytes)),
+    ("reserved_bytes", Get::Int(|row| row.reserved_bytes)),
+    ("device_free_bytes", Get::Int(|row| row.device_free_bytes)),
+    ("op", Get::Text(|row| row.op)),
+    ("module", Get::Text(|row| row.module)),
+    ("phase", Get::Text(|row| row.phase)),
+    ("category", Get::Word(|row| row.category.as_str())),
+    ("step", Get::Int(|row| row.step)),
+    ("stream", Get::Int(|row| row.stream)),
+    ("pool", Get::Int(|row| row.pool)),
+    ("latency_ns", Get::Int(|row| row.latency_ns)),
+    ("stack_id", Get::Int(|row| row.stack_id)),
+    ("name", Get::Text(|row| row.name)),
+];
+
+/// Numbers that follow one another: differences take less than values.
+const RISING: &[&str] = &["seq", "ts_ns"];
+
+/// A file with the rows of its next group.
+struct File {
+    writer: SerializedFileWriter<Out>,
+    group: Vec<Record>,
+    rows: u64,
+    texts: Cache,
+}
+
+impl File {
+    fn create(path: &Path, trace: &TraceFile) -> std::result::Result<File, ParquetError> {
+        let out = Out::create(path).map_err(|error| ParquetError::General(error.to_string()))?;
+        let column = |column: &Column| {
+            let physical =
+                if column.kind == ColumnType::Int { Physical::INT64 } else { Physical::BYTE_ARRAY };
+            let logical = (column.kind == ColumnType::Text).then_some(LogicalType::String);
+            Type::primitive_type_builder(column.name, physical)
+                .with_repetition(Repetition::REQUIRED)
+                .with_logical_type(logical)
+                .build()
+                .map(Arc::new)
+        };
+        let columns = COLUMNS.iter().filter(|column| column.name != PARTITION);
+        let columns = columns.map(column).collect::<std::result::Result<Vec<_>, _>>()?;
+        let schema = Type::group_type_builder("memtrace").with_fields(columns).build()?;
+        let meta = serde_json::to_string(&trace.meta).unwrap_or_default();
+        let mut properties = WriterProperties::builder()
+            .set_compression(Compression::ZSTD(ZstdLevel::default()))
+            .set_created_by(concat!("memtrace ", env!("CARGO_PKG_VERSION")).to_owned())
+            .set_key_value_metadata(Some(vec![KeyValue::new("memtrace".to_owned(), meta)]));
+        for name in RISING {
+            let path = ColumnPath::from(*name);
+            properties = properties
+                .set_column_dictionary_enabled(path.clone(), false)
+                .set_column_encoding(path, Encoding::DELTA_BINARY_PACKED);
+        }
+        let writer = SerializedFileWriter::new(out, Arc::new(schema), Arc::new(properties.build()))?;
+        Ok(File { writer, group: Vec::new(), rows: 0, texts: Cache::default() })
+    }
+
+    fn add(&mut self, row: &Record, texts: &Texts) -> std::result::Result<(), ParquetError> {
+        self.group.push(*row);
+        self.rows += 1;
+        if self.group.len() == ROW_GROUP { self.flush(texts) } else { Ok(()) }
+    }
+
+    fn flush(&mut self, texts: &Texts) -> std::result::Result<(), ParquetError> {
+        if self.group.is_empty() {
+            return Ok(());
+        }
+        let mut group = self.writer.next_row_group()?;
+        let (mut numbers, mut words) = (Vec::new(), Vec::new());
+        for (_, get) in GET {
+            let Some(mut column) = group.next_column()? else { break };
+            match (column.untyped(), get) {
+                (ColumnWriter::Int64ColumnWriter(writer), Get::Int(get)) => {
+                    numbers.clear();
+                    numbers.extend(self.group.iter().map(get));
+                    writer.write_batch(&numbers, None, None)?;
+                }
+                (ColumnWriter::ByteArrayColumnWriter(writer), get) => {
+                    words.clear();
+                    words.extend(self.group.iter().map(|row| match get {
+                        Get::Int(_) => ByteArray::from(""),
+                        Get::Text(get) => self.texts.get(get(row), texts),
+                        Get::Word(get) => ByteArray::from(get(row)),
+                    }));
+                    writer.write_batch(&words, None, None)?;
+                }
+                _ => return Err(ParquetError::General("a column of another type".to_owned())),
+            }
+            column.close()?;
+        }
+        group.close()?;
+        self.group.clear();
+        Ok(())
+    }
+
+    fn finish(mut self, texts: &Texts) -> std::result::Result<Out, ParquetError> {
+        self.flush(texts)?;
+        self.writer.into_inner()
+    }
+}
+
+/// Each text once, shared by all rows that have it.
+#[derive(Default)]
+struct Cache(Vec<Option<ByteArray>>);
+
+impl Cache {
+    fn get(&mut self, symbol: Symbol, texts: &Texts) -> ByteArray {
+        let at = symbol.index();
+        if self.0.len() <= at {
+            self.0.resize(at + 1, None);
+        }
+        self.0[at].get_or_insert_with(|| ByteArray::from(&*texts.get(symbol))).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_columns_are_those_of_the_schema() {
+        let ours = GET.iter().map(|(name, get)| (*name, matches!(get, Get::Int(_))));
+        let schema = COLUMNS.iter().filter(|column| column.name != PARTITION);
+        let schema: Vec<_> = schema.map(|column| (column.name, column.kind == ColumnType::Int)).collect();
+        assert_eq!(ours.collect::<Vec<_>>(), schema);
+    }
+}

@@ -1,0 +1,255 @@
+//! `plots`: the four figures of PyTorch's `MemoryTracker`, with its marker lines, and the stacked timeline
+//! of `torch.profiler` with its eight colours and its title, as SVG and PNG.
+
+use std::io::Write;
+
+use super::picture::{Axis, COLUMNS, Figure, png};
+use super::thin::{Curve, Point};
+use super::{Export, Job, Leaves, Out};
+use crate::error::Result;
+use crate::op_calls::{self, MB, OpCalls};
+use crate::options::{Flag, Options};
+use crate::play::play;
+use crate::profile::{Category, Profile, Timeline};
+use crate::record::Columns;
+use crate::replay::{Metric, Totals};
+use crate::stream::TraceFile;
+
+/// See the module.
+pub(super) struct Plots;
+
+const IMAGE: Flag = Flag {
+    name: "image",
+    value: Some("FORMAT"),
+    default: "both",
+    choices: &["svg", "png", "both"],
+    help: "What pictures are stored as",
+};
+
+const GIB: f64 = 1_073_741_824.0;
+
+/// A run of many steps has more markers than a figure has room for; `MemoryTracker` draws the last of each.
+const MOST_MARKERS: usize = 24;
+
+/// The lines: what `MemoryTracker` calls them, their colour there, the file of their own figure, the total.
+type Line = (&'static str, &'static str, &'static str, fn(&Totals) -> i64);
+const LINES: [Line; 3] = [
+    ("allocated_memory", "#1f77b4", "allocated", |totals| totals.allocated),
+    ("active_memory", "#ff7f0e", "active", |totals| totals.active),
+    ("reserved_memory", "#2ca02c", "reserved", |totals| totals.reserved),
+];
+
+impl Export for Plots {
+    fn name(&self) -> &'static str {
+        "plots"
+    }
+
+    fn about(&self) -> &'static str {
+        "Pictures: MemoryTracker's four figures, and memory by the profiler's categories, as SVG and PNG"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        &[IMAGE]
+    }
+
+    fn leaves(&self, _: &Options) -> Leaves {
+        Leaves::Folder(".plots")
+    }
+
+    fn open_with(&self) -> &'static str {
+        "any viewer of pictures: FOLDER"
+    }
+
+    fn write(&self, job: &mut Job<'_>) -> Result<()> {
+        for trace in &job.input.traces {
+            let prefix = match job.input.traces.len() {
+                1 => String::new(),
+                _ => format!("{}.", super::stem(&trace.path)),
+            };
+            self.op_calls(job, trace, &prefix)?;
+            self.categories(job, trace, &prefix)?;
+        }
+        Ok(())
+    }
+}
+
+impl Plots {
+    /// `MemoryTracker`'s figures: all three totals over the calls of ops, then each alone.
+    fn op_calls(&self, job: &mut Job<'_>, trace: &TraceFile, prefix: &str) -> Result<()> {
+        let mut calls = OpCalls::new(job.options.device);
+        let curve = || Curve::new(COLUMNS);
+        let mut curves = [curve(), curve(), curve()];
+        let played = play(trace, op_calls::COLUMNS, job.options, Metric::Allocated, |row, replay| {
+            if !replay.in_window() {
+                return;
+            }
+            let Some(call) = calls.feed(row, replay) else { return };
+            for (curve, (.., total)) in curves.iter_mut().zip(LINES) {
+                if call.index == 0 {
+                    *curve = Curve::new(COLUMNS);
+                }
+                let value = total(&call.totals);
+                curve.add(Point { at: call.index as i64, low: value, high: value });
+            }
+        })?;
+        job.learn(trace, &played);
+        if calls.count == 0 {
+            job.footer.notes.push(
+                "no op in the trace, so no figure over op calls: trace with MEMTRACE_OPS=top or all"
+                    .to_owned(),
+            );
+            return Ok(());
+        }
+        let lines: Vec<Vec<(f64, f64)>> = curves
+            .iter()
+            .map(|curve| {
+                curve.points().iter().map(|point| (point.at as f64, point.low as f64 / MB)).collect()
+            })
+            .collect();
+        let title = title(trace);
+        let all = [0, 1, 2];
+        for (name, shown) in
+            [("memory", &all[..]), (LINES[0].2, &all[..1]), (LINES[1].2, &all[1..2]), (LINES[2].2, &all[2..])]
+        {
+            let values = || shown.iter().flat_map(|line| &lines[*line]).map(|point| point.1);
+            let (low, high) = (values().fold(f64::MAX, f64::min), values().fold(f64::MIN, f64::max));
+            let x = Axis { label: "# Operator Calls".to_owned(), range: (0.0, calls.count as f64) };
+            let room = (high - low) * 0.04;
+            let range = ((low - room).max(0.0), high + room);
+            let y = Axis { label: "Memory (MiB)".to_owned(), range };
+            let mut figure = Figure::new(std::slice::from_ref(&title), x, y);
+            // Active is allocated but for what a stream still holds: where it is above the other line it is
+            // seen, and elsewhere between its dashes.
+            for line in shown {
+                let (label, color, ..) = LINES[*line];
+                figure.line(&lines[*line], color, shown.len() > 1 && *line == 1, label);
+            }
+            for (label, color, at) in
+                [("fw_start", "black", &calls.fw_start), ("fw_bw_boundary", "red", &calls.fw_bw_boundary)]
+            {
+                let from = if at.len() > MOST_MARKERS { at.len() - 1 } else { 0 };
+                let at: Vec<f64> = at[from..].iter().map(|index| *index as f64).collect();
+                figure.markers(&at, color, label);
+            }
+            save(job, &format!("{prefix}{name}"), &figure)?;
+        }
+        Ok(())
+    }
+
+    /// The profiler's stacked timeline of each GPU.
+    fn categories(&self, job: &mut Job<'_>, trace: &TraceFile, prefix: &str) -> Result<()> {
+        let played = play(trace, Columns::of(&[]), job.options, Metric::Allocated, |_, _| {})?;
+        let devices: Vec<i32> = played.gpus(job.options).map(|device| device.ordinal).collect();
+        let profile = Profile::of(trace, job.options)?;
+        for device in &devices {
+            let timeline = profile.timeline(*device);
+            if timeline.times.is_empty() {
+                continue;
+            }
+            let name = match devices.len() {
+                1 => format!("{prefix}categories"),
+                _ => format!("{prefix}categories-gpu{device}"),
+            };
+            let figure = categories(&timeline, &maxima(trace, job.options, *device)?);
+            save(job, &name, &figure)?;
+        }
+        Ok(())
+    }
+}
+
+/// What was traced, above a figure.
+fn title(trace: &TraceFile) -> String {
+    let base = |word: &String| word.rsplit('/').next().unwrap_or(word).to_owned();
+    let words: Vec<String> = trace.meta.argv.iter().map(base).collect();
+    let words = words.join(" ");
+    let mut title: String = words.chars().take(80).collect();
+    if title.len() < words.len() {
+        title.push('…');
+    }
+    if trace.meta.world_size > 1 {
+        title.push_str(&format!("  rank {}", trace.meta.rank));
+    }
+    title
+}
+
+/// The profiler's title: the highest totals of a device.
+pub(super) fn maxima(trace: &TraceFile, options: &Options, device: i32) -> Result<Vec<String>> {
+    let played = play(trace, Columns::of(&[]), options, Metric::Allocated, |_, _| {})?;
+    let peak = |metric| played.replay.find(device).map_or(0, |device| device.peak(metric).bytes) as f64 / GIB;
+    Ok(vec![
+        format!("Max memory allocated: {:.2} GiB", peak(Metric::Allocated)),
+        format!("Max memory reserved: {:.2} GiB", peak(Metric::Reserved)),
+    ])
+}
+
+/// The stacked timeline. A column of the picture shows the row of its time at which most was allocated.
+pub(super) fn categories(timeline: &Timeline, title: &[String]) -> Figure {
+    let first = timeline.times.first().copied().unwrap_or(0);
+    let span = timeline.times.last().map_or(1, |last| last.saturating_sub(first)).max(1);
+    let mut columns: Vec<[i64; 8]> = vec![[0; 8]; COLUMNS];
+    let mut filled = 0;
+    let mut now = [0; 8];
+    for (time, row) in timeline.times.iter().zip(&timeline.sizes) {
+        let place = time.saturating_sub(first) as f64 / span as f64 * (COLUMNS - 1) as f64;
+        let place = (place as usize).min(COLUMNS - 1);
+        while filled <= place {
+            // Until something happens, it is as it was.
+            columns[filled] = now;
+            filled += 1;
+        }
+        now.copy_from_slice(&row[1..]);
+        if now.iter().sum::<i64>() > columns[place].iter().sum() {
+            columns[place] = now;
+        }
+    }
+    columns[filled..].fill(now);
+    let total = |column: &[i64; 8]| column.iter().sum::<i64>() as f64 / GIB;
+    let highest = columns.iter().map(total).fold(0.0, f64::max);
+    let milliseconds = span as f64 / 1e3;
+    let x = Axis { label: "Time (ms)".to_owned(), range: (0.0, milliseconds) };
+    let y = Axis { label: "Memory (GiB)".to_owned(), range: (0.0, highest * 1.03) };
+    let mut figure = Figure::new(title, x, y);
+    // Memory stays what it is until it changes: two points a change make the steps.
+    let at = |index: usize| index as f64 / COLUMNS as f64 * milliseconds;
+    let steps = |heights: &[f64]| -> Vec<(f64, f64)> {
+        let mut points = Vec::new();
+        let mut index = 0;
+        for same in heights.chunk_by(|a, b| a == b) {
+            points.push((at(index), same[0]));
+            index += same.len();
+            points.push((at(index), same[0]));
+        }
+        points
+    };
+    let mut base = vec![0.0; COLUMNS];
+    for category in Category::ALL {
+        let lower = steps(&base);
+        for (height, column) in base.iter_mut().zip(&columns) {
+            *height += column[category as usize] as f64 / GIB;
+        }
+        figure.area(&lower, &steps(&base), category.color(), category.name());
+    }
+    figure
+}
+
+/// Writes a figure in the formats asked for.
+fn save(job: &mut Job<'_>, name: &str, figure: &Figure) -> Result<()> {
+    let svg = figure.svg();
+    let image = job.options.text(IMAGE.name);
+    if image != "png" {
+        let mut out = Out::create(&job.place.join(format!("{name}.svg")))?;
+        out.write_all(svg.as_bytes()).ok();
+        job.done(out, "a figure")?;
+    }
+    if image != "svg" {
+        let path = job.place.join(format!("{name}.png"));
+        let bytes = png(&svg).map_err(|why| {
+            let source = std::io::Error::other(why);
+            memtrace_trace::Error::Io { path: path.clone(), source }
+        })?;
+        let mut out = Out::create(&path)?;
+        out.write_all(&bytes).ok();
+        job.done(out, "a figure")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,203 @@
+//! What is kept of more than a picture can show: the largest of many events, and the turns of a curve.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+
+/// The largest entries, at most so many.
+pub(super) struct Largest<T> {
+    most: usize,
+    entries: BinaryHeap<Reverse<Entry<T>>>,
+    /// How many were left out.
+    pub(super) dropped: u64,
+}
+
+struct Entry<T> {
+    weight: i64,
+    /// Of equal weight, the earlier goes first.
+    number: Reverse<i64>,
+    what: T,
+}
+
+impl<T> Entry<T> {
+    fn key(&self) -> (i64, Reverse<i64>) {
+        (self.weight, self.number)
+    }
+}
+
+impl<T> PartialEq for Entry<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl<T> Eq for Entry<T> {}
+
+impl<T> PartialOrd for Entry<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> Ord for Entry<T> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+impl<T> Largest<T> {
+    /// Keeps `most`.
+    pub(super) fn new(most: usize) -> Largest<T> {
+        Largest { most, entries: BinaryHeap::new(), dropped: 0 }
+    }
+
+    /// Takes an entry. Those of one `number` and `weight` are kept or dropped together, but for one.
+    pub(super) fn add(&mut self, weight: i64, number: i64, what: T) {
+        self.entries.push(Reverse(Entry { weight, number: Reverse(number), what }));
+        if self.entries.len() > self.most {
+            self.entries.pop();
+            self.dropped += 1;
+        }
+    }
+
+    /// What was kept, in no order.
+    pub(super) fn into_entries(self) -> impl Iterator<Item = T> {
+        self.entries.into_iter().map(|Reverse(entry)| entry.what)
+    }
+}
+
+/// A point of a curve with two lines: time, and what stands there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Point {
+    pub(super) at: i64,
+    pub(super) low: i64,
+    pub(super) high: i64,
+}
+
+/// A curve by its turns: of each stretch of equally many points, the first, the last, and those at which
+/// its lines are lowest and highest. While there are few points, each is kept.
+pub(super) struct Curve {
+    most: usize,
+    /// How many points one stretch has.
+    every: usize,
+    /// How many the last one has.
+    filled: usize,
+    stretches: Vec<Stretch>,
+}
+
+#[derive(Clone, Copy)]
+struct Stretch {
+    first: Point,
+    lowest: Point,
+    highest: Point,
+    highest_of_high: Point,
+    last: Point,
+}
+
+impl Stretch {
+    fn of(point: Point) -> Stretch {
+        Stretch { first: point, lowest: point, highest: point, highest_of_high: point, last: point }
+    }
+
+    fn join(&mut self, later: &Stretch) {
+        if later.lowest.low < self.lowest.low {
+            self.lowest = later.lowest;
+        }
+        if later.highest.low > self.highest.low {
+            self.highest = later.highest;
+        }
+        if later.highest_of_high.high > self.highest_of_high.high {
+            self.highest_of_high = later.highest_of_high;
+        }
+        self.last = later.last;
+    }
+}
+
+impl Curve {
+    /// At most `most` stretches.
+    pub(super) fn new(most: usize) -> Curve {
+        Curve { most: most.max(2), every: 1, filled: 0, stretches: Vec::new() }
+    }
+
+    /// The next point.
+    pub(super) fn add(&mut self, point: Point) {
+        match self.stretches.last_mut() {
+            Some(last) if self.filled < self.every => {
+                last.join(&Stretch::of(point));
+                self.filled += 1;
+            }
+            _ => {
+                if self.stretches.len() == self.most {
+                    let pairs = self.stretches.chunks(2).map(|pair| {
+                        let mut joined = pair[0];
+                        pair[1..].iter().for_each(|later| joined.join(later));
+                        joined
+                    });
+                    self.stretches = pairs.collect();
+                    self.every = self.every.saturating_mul(2);
+                }
+                self.stretches.push(Stretch::of(point));
+                self.filled = 1;
+            }
+        }
+    }
+
+    /// The points kept, in their order.
+    pub(super) fn points(&self) -> Vec<Point> {
+        let mut points = Vec::new();
+        for stretch in &self.stretches {
+            let Stretch { first, lowest, highest, highest_of_high, last } = *stretch;
+            let mut turns = [first, lowest, highest, highest_of_high, last];
+            turns[1..4].sort_by_key(|point| point.at);
+            for point in turns {
+                if points.last() != Some(&point) {
+                    points.push(point);
+                }
+            }
+        }
+        points
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(at: i64, low: i64, high: i64) -> Point {
+        Point { at, low, high }
+    }
+
+    #[test]
+    fn few_points_are_all_kept_and_of_many_the_peaks() {
+        let mut curve = Curve::new(100);
+        (0..100).for_each(|at| curve.add(point(at, at % 7, at % 5)));
+        assert_eq!(curve.points(), (0..100).map(|at| point(at, at % 7, at % 5)).collect::<Vec<_>>());
+        for at in 100..100_000 {
+            let (low, high) = match at {
+                777 => (1000, 0),
+                7_777 => (-1000, 0),
+                77_777 => (0, 2000),
+                _ => (at % 7, at % 5),
+            };
+            curve.add(point(at, low, high));
+        }
+        let points = curve.points();
+        assert!(points.len() <= 500, "{}", points.len());
+        for turn in [point(777, 1000, 0), point(7_777, -1000, 0), point(77_777, 0, 2000)] {
+            assert!(points.contains(&turn), "{turn:?}");
+        }
+        assert!(points.is_sorted_by_key(|point| point.at));
+        assert_eq!(points.last().unwrap().at, 99_999);
+    }
+
+    #[test]
+    fn the_largest_stay() {
+        let mut largest = Largest::new(3);
+        for (number, weight) in [5, 1, 9, 1, 7].into_iter().enumerate() {
+            largest.add(weight, number as i64, weight);
+        }
+        assert_eq!(largest.dropped, 2);
+        let mut kept: Vec<i64> = largest.into_entries().collect();
+        kept.sort_unstable();
+        assert_eq!(kept, [5, 7, 9]);
+    }
+}

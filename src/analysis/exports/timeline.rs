@@ -1,0 +1,123 @@
+//! `timeline`, `timeline-raw` and `timeline-html`: what `torch.profiler`'s `export_memory_timeline` writes,
+//! from [`crate::profile`]. The device is the one asked for, or the one with the highest peak.
+
+use std::io::Write;
+
+use super::plots::{categories, maxima};
+use super::{Export, Job, Leaves, Out};
+use crate::error::{Error, Result};
+use crate::options::Options;
+use crate::page::count;
+use crate::play::play;
+use crate::profile::Profile;
+use crate::record::Columns;
+use crate::replay::Metric;
+
+/// See the module.
+pub(super) struct Timeline;
+/// See the module.
+pub(super) struct Raw;
+/// See the module.
+pub(super) struct Html;
+
+impl Export for Timeline {
+    fn name(&self) -> &'static str {
+        "timeline"
+    }
+
+    fn about(&self) -> &'static str {
+        "torch.profiler's memory timeline: [times in µs, rows of bytes by its eight categories]"
+    }
+
+    fn leaves(&self, _: &Options) -> Leaves {
+        Leaves::FileEach(".timeline.json")
+    }
+
+    fn open_with(&self) -> &'static str {
+        "python -c \"import json; times, sizes = json.load(open('FILE'))\""
+    }
+
+    fn write(&self, job: &mut Job<'_>) -> Result<()> {
+        let (profile, device) = profile(job)?;
+        let timeline = profile.timeline(device);
+        let mut out = Out::create(job.place)?;
+        // `Out` keeps its failure to itself, here and below.
+        serde_json::to_writer(&mut out, &(&timeline.times, &timeline.sizes)).ok();
+        job.done(out, format!("device {device}, {} times", count(timeline.times.len() as u64)))
+    }
+}
+
+impl Export for Raw {
+    fn name(&self) -> &'static str {
+        "timeline-raw"
+    }
+
+    fn about(&self) -> &'static str {
+        "torch.profiler's raw memory timeline: [time in ns, action, bytes, category] for each event"
+    }
+
+    fn leaves(&self, _: &Options) -> Leaves {
+        Leaves::FileEach(".timeline-raw.json")
+    }
+
+    fn open_with(&self) -> &'static str {
+        "python -c \"import json; events = json.load(open('FILE'))\""
+    }
+
+    fn write(&self, job: &mut Job<'_>) -> Result<()> {
+        let (profile, device) = profile(job)?;
+        let rows = profile.raw(device);
+        let mut out = Out::create(job.place)?;
+        serde_json::to_writer(&mut out, &rows).ok();
+        job.done(out, format!("device {device}, {} events", count(rows.len() as u64)))
+    }
+}
+
+impl Export for Html {
+    fn name(&self) -> &'static str {
+        "timeline-html"
+    }
+
+    fn about(&self) -> &'static str {
+        "torch.profiler's memory timeline as a page with its picture"
+    }
+
+    fn leaves(&self, _: &Options) -> Leaves {
+        Leaves::FileEach(".timeline.html")
+    }
+
+    fn open_with(&self) -> &'static str {
+        "a browser: FILE"
+    }
+
+    fn write(&self, job: &mut Job<'_>) -> Result<()> {
+        let (profile, device) = profile(job)?;
+        let maxima = maxima(job.trace()?, job.options, device)?;
+        let picture = categories(&profile.timeline(device), &maxima);
+        let mut out = Out::create(job.place)?;
+        write!(
+            out,
+            "<!DOCTYPE html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"><title>GPU Memory Timeline HTML</title></head>\n<body>\n{}</body>\n</html>\n",
+            picture.svg()
+        )
+        .ok();
+        job.done(out, format!("device {device}"))
+    }
+}
+
+/// The profile of the job's process, and the device that it is about.
+fn profile(job: &mut Job<'_>) -> Result<(Profile, i32)> {
+    let trace = job.trace()?;
+    let played = play(trace, Columns::of(&[]), job.options, Metric::Allocated, |_, _| {})?;
+    job.learn(trace, &played);
+    let Some(device) = played.fullest(Metric::Allocated, job.options) else {
+        return Err(Error::usage(format!("{}: no GPU was used in it", trace.path.display())));
+    };
+    let profile = Profile::of(trace, job.options)?;
+    if !profile.has_io {
+        job.footer.notes.push(
+            "categories are those of the rows, and there is no INCREMENT_VERSION: MEMTRACE_OPS=io records what each op reads and writes".to_owned(),
+        );
+    }
+    Ok((profile, device.ordinal))
+}

@@ -1,0 +1,184 @@
+//! The calls of ops, as PyTorch's `MemoryTracker` counts and names them: an op's number among all, its
+//! number among those of its name, and the totals behind it. `top-ops` lists them, the exports draw them.
+
+use memtrace_trace::{Api, EventName};
+use rustc_hash::FxHashMap;
+
+use crate::record::{Columns, Record};
+use crate::replay::{Device, HOST, Replay, Totals};
+use crate::texts::{Symbol, Texts};
+
+/// What torch calls the frame in which a dispatch mode, such as `MemoryTracker`'s, sees an op. Of nested
+/// ops (`aten::linear`, `aten::addmm`) the one right inside it is the one that the mode was asked for.
+const DISPATCH_MODE: &str = "PythonDispatchMode";
+
+/// `MemoryTracker` says "MB" for 1024² bytes.
+pub const MB: f64 = 1_048_576.0;
+
+/// The columns that [`OpCalls`] needs beside the replay's.
+pub const COLUMNS: Columns = Columns::of(&["ts_ns", "device", "op", "module", "api", "name", "latency_ns"]);
+
+/// One op that ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// Its number among all; one with number 0 begins the count anew.
+    pub index: usize,
+    /// The op.
+    pub op: Symbol,
+    /// The module that it belongs to.
+    pub module: Symbol,
+    /// The phase that ran.
+    pub phase: Symbol,
+    /// The step that ran.
+    pub step: i64,
+    /// Its number among those of its name.
+    pub number: u64,
+    /// What it added to `allocated`, in bytes; the first has nothing to be compared with.
+    pub delta: Option<i64>,
+    /// The totals of its device when it ended.
+    pub totals: Totals,
+}
+
+impl Call {
+    /// The name that `MemoryTracker` gives: `{module}.forward.{op}_{n}`.
+    #[must_use]
+    pub fn name(&self, texts: &Texts) -> String {
+        let module =
+            if self.module == Symbol::NONE { String::new() } else { texts.get(self.module).to_string() };
+        // Paths start at the root's class, which `MemoryTracker` calls "".
+        let module = module.split_once('.').map_or("", |(_, path)| path);
+        format!("{module}.forward.{}_{}", texts.get(self.op), self.number)
+    }
+}
+
+/// The op row before.
+struct Child {
+    op: Symbol,
+    module: Symbol,
+    start_ns: i64,
+}
+
+/// Counts the calls of ops over the rows of a trace.
+pub struct OpCalls {
+    device: Option<i32>,
+    /// How many calls there were.
+    pub count: usize,
+    /// The number of the op that came next when the root module's forward began, each time.
+    pub fw_start: Vec<usize>,
+    /// The same when it ended.
+    pub fw_bw_boundary: Vec<usize>,
+    numbers: FxHashMap<Symbol, u64>,
+    before: Option<i64>,
+    /// The op row before: in a program under a dispatch mode, what the mode was asked for.
+    child: Child,
+    /// Only what a dispatch mode sees counts, since one was seen.
+    dispatched: bool,
+    /// Failed calls for a segment on a GPU, and requests given up on.
+    failed: u64,
+    ooms: u64,
+}
+
+impl OpCalls {
+    /// Counts the ops of `device`, or of each op's own.
+    #[must_use]
+    pub fn new(device: Option<i32>) -> OpCalls {
+        OpCalls {
+            device,
+            count: 0,
+            fw_start: Vec::new(),
+            fw_bw_boundary: Vec::new(),
+            numbers: FxHashMap::default(),
+            before: None,
+            child: Child { op: Symbol::NONE, module: Symbol::NONE, start_ns: i64::MIN },
+            dispatched: false,
+            failed: 0,
+            ooms: 0,
+        }
+    }
+
+    /// Each request that failed and then worked is a retry; one that was given up on failed twice.
+    #[must_use]
+    pub fn retries(&self) -> u64 {
+        self.failed.saturating_sub(self.ooms)
+    }
+
+    /// Takes the next row, behind the replay; the call that ended with it.
+    pub fn feed(&mut self, row: &Record, replay: &Replay) -> Option<Call> {
+        match row.event {
+            EventName::Op => return self.op(row, replay),
+            EventName::RangeBegin | EventName::RangeEnd => self.root(row, replay),
+            EventName::SegmentAlloc | EventName::SegmentMap if row.status != 0 => self.failed += 1,
+            EventName::Oom => self.ooms += 1,
+            _ => {}
+        }
+        None
+    }
+
+    /// From the first op of a dispatch mode on, as `MemoryTracker` counts from where it was started.
+    fn start_again(&mut self) {
+        self.dispatched = true;
+        self.numbers.clear();
+        self.before = None;
+        // The forward that is running began with this op.
+        let running = self.fw_start.len() > self.fw_bw_boundary.len();
+        self.fw_start = if running { vec![0] } else { Vec::new() };
+        self.fw_bw_boundary.clear();
+        self.count = 0;
+    }
+
+    /// The root module's forward begins or ends: `MemoryTracker`'s markers have the index of the next op.
+    fn root(&mut self, row: &Record, replay: &Replay) {
+        let is_root = replay.texts.get(row.api).as_ref() == Api::Module.name()
+            && !replay.texts.get(row.name).contains('.');
+        match row.event {
+            _ if !is_root => {}
+            EventName::RangeBegin => self.fw_start.push(self.count),
+            _ => self.fw_bw_boundary.push(self.count),
+        }
+    }
+
+    fn op(&mut self, row: &Record, replay: &Replay) -> Option<Call> {
+        let start_ns = row.ts_ns - row.latency_ns;
+        let child = std::mem::replace(&mut self.child, Child { op: row.op, module: row.module, start_ns });
+        // With a row for each outermost op only, the row before is no child of this one.
+        let has_child = child.start_ns >= start_ns;
+        let is_mode = (has_child || self.dispatched) && replay.texts.get(row.op).as_ref() == DISPATCH_MODE;
+        if is_mode && !self.dispatched {
+            self.start_again();
+        }
+        if self.dispatched && !is_mode {
+            return None;
+        }
+        let (op, module) = if is_mode && has_child { (child.op, child.module) } else { (row.op, row.module) };
+        // As `MemoryTracker`: it is everywhere and allocates nothing.
+        if is_mode && replay.texts.get(op).as_ref() == "aten::detach" {
+            return None;
+        }
+        // The op's device is the one it ran on; `MemoryTracker` looks at the current device only.
+        let wanted = self.device.or((row.device != HOST).then_some(row.device));
+        let totals = match wanted {
+            Some(ordinal) => replay.find(ordinal).map(|device| device.totals),
+            None => replay
+                .devices
+                .iter()
+                .find(|device| device.ordinal != HOST)
+                .map(|device: &Device| device.totals),
+        }
+        .unwrap_or_default();
+        let number = self.numbers.entry(op).or_default();
+        let delta = self.before.replace(totals.allocated).map(|before| totals.allocated - before);
+        let call = Call {
+            index: self.count,
+            op,
+            module,
+            phase: row.phase,
+            step: row.step,
+            number: *number,
+            delta,
+            totals,
+        };
+        *number += 1;
+        self.count += 1;
+        Some(call)
+    }
+}

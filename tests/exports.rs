@@ -1,0 +1,527 @@
+//! Each export on real traces: held against the trace itself here, and against the programs that read it
+//! (`tests/scripts/export_check.py`): PyTorch's own viewers, DuckDB and Polars, speedscope's schema.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use memtrace_analysis::exports::{self, EXPORTS};
+use memtrace_analysis::input::Input;
+use memtrace_analysis::options::Options;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const TORCHES: [&str; 2] = ["2.11.0", "2.6.0"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
+}
+
+fn fixtures() -> PathBuf {
+    root().join("tests/fixtures")
+}
+
+/// The names of the recorded traces.
+fn names() -> Vec<String> {
+    let entries = std::fs::read_dir(fixtures()).unwrap().map(|entry| entry.unwrap());
+    let mut names: Vec<String> = entries
+        .filter(|entry| entry.path().is_dir())
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+/// Exports a fixture into a folder; the files.
+fn export(to: &str, fixture: &str, place: &Path, values: &[(&'static str, &str)]) -> Vec<PathBuf> {
+    let export = exports::find(to).unwrap();
+    let mut options = Options::default();
+    for flag in export.flags() {
+        options.values.insert(flag.name, flag.default.to_owned());
+    }
+    options.values.extend(values.iter().map(|(name, value)| (*name, (*value).to_owned())));
+    let input = Input::open(&fixtures().join(fixture)).unwrap();
+    let answer = exports::run(export, &input, &options, Some(place)).unwrap();
+    let files = answer.json["files"].as_array().unwrap();
+    files.iter().map(|file| PathBuf::from(file["file"].as_str().unwrap())).collect()
+}
+
+/// The only file of an export.
+fn exported(to: &str, fixture: &str, place: &Path) -> PathBuf {
+    let files = export(to, fixture, place, &[]);
+    assert_eq!(files.len(), 1, "{files:?}");
+    files[0].clone()
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// The command, in a folder.
+fn memtrace(folder: &Path, arguments: &[&dyn AsRef<OsStr>]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("MEMTRACE_") {
+            command.env_remove(name);
+        }
+    }
+    command.current_dir(folder).args(arguments.iter().map(AsRef::as_ref)).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The answer of a report on a fixture.
+fn report(name: &str, fixture: &str, arguments: &[&str]) -> Value {
+    let folder = TempDir::new().unwrap();
+    let trace = fixtures().join(fixture);
+    let mut all: Vec<&dyn AsRef<OsStr>> = vec![&name, &trace, &"--json"];
+    all.extend(arguments.iter().map(|argument| argument as &dyn AsRef<OsStr>));
+    let output = memtrace(folder.path(), &all);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn every_export_of_every_trace_is_whole_and_told_of() {
+    for name in names() {
+        for export in EXPORTS {
+            let folder = TempDir::new().unwrap();
+            let files = self::export(export.name(), &name, &folder.path().join("made"), &[]);
+            assert!(!files.is_empty(), "{} of {name}", export.name());
+            for file in &files {
+                let size = std::fs::metadata(file).unwrap().len();
+                assert!(size > 0, "{} of {name}: {} is empty", export.name(), file.display());
+            }
+            let left =
+                Command::new("find").arg(folder.path()).args(["-name", ".*.partial"]).output().unwrap();
+            assert_eq!(text(&left.stdout), "", "{} of {name}", export.name());
+        }
+    }
+}
+
+#[test]
+fn the_command_says_what_it_wrote_and_how_to_open_it() {
+    let folder = TempDir::new().unwrap();
+    let trace = fixtures().join("gpt");
+    for export in EXPORTS {
+        let output = memtrace(folder.path(), &[&"export", &"--to", &export.name(), &trace]);
+        let told = text(&output.stdout);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let line = told.lines().find_map(|line| line.strip_prefix("wrote ")).unwrap();
+        let file = line.split(' ').next().unwrap();
+        assert!(file.starts_with("gpt.") && folder.path().join(file).exists(), "{told}");
+        assert!(told.contains("\nopen it: ") && told.contains("events lost"), "{told}");
+    }
+    let help = text(&memtrace(folder.path(), &[&"export", &"--help"]).stdout);
+    for export in EXPORTS {
+        assert!(help.contains(&format!("\n  {}  ", export.name())), "{help}");
+        assert!(help.contains(export.about()), "{help}");
+    }
+}
+
+#[test]
+fn nothing_that_is_not_an_earlier_export_is_replaced() {
+    let folder = TempDir::new().unwrap();
+    let trace = folder.path().join("host.r0.1.csv.gz");
+    std::fs::copy(fixtures().join("gpt/host.r0.1.csv.gz"), &trace).unwrap();
+    let before = std::fs::read(&trace).unwrap();
+    std::os::unix::fs::symlink(&trace, folder.path().join("link.gz")).unwrap();
+    for place in ["host.r0.1.csv.gz", "./host.r0.1.csv.gz", "link.gz"] {
+        let output = memtrace(folder.path(), &[&"export", &"--to", &"collapsed", &trace, &"-o", &place]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains("name another file with -o"), "{}", text(&output.stderr));
+    }
+    // Beside other things there is no place for a data set.
+    let output = memtrace(folder.path(), &[&"export", &"--to", &"parquet", &trace, &"-o", &"."]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("no earlier export"), "{}", text(&output.stderr));
+    assert_eq!(std::fs::read(&trace).unwrap(), before);
+    for _ in 0..2 {
+        let output = memtrace(folder.path(), &[&"export", &"--to", &"parquet", &trace, &"-o", &"set"]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn an_export_goes_to_stdout_or_into_a_packed_file() {
+    let folder = TempDir::new().unwrap();
+    let trace = fixtures().join("gpt");
+    let run = |place: &str| {
+        let output = memtrace(folder.path(), &[&"export", &"--to", &"collapsed", &trace, &"-o", &place]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        output.stdout
+    };
+    let piped = run("-");
+    run("deep/plain.txt");
+    run("packed.txt.gz");
+    assert_eq!(std::fs::read(folder.path().join("deep/plain.txt")).unwrap(), piped);
+    let mut unpacked = Vec::new();
+    let file = std::fs::File::open(folder.path().join("packed.txt.gz")).unwrap();
+    std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(file), &mut unpacked).unwrap();
+    assert_eq!(unpacked, piped);
+}
+
+#[test]
+fn ranks_have_files_of_their_own_where_a_file_is_one_process() {
+    let folder = TempDir::new().unwrap();
+    let files = export("snapshot", "sharded", &folder.path().join("run.snapshot.pickle"), &[]);
+    let names: Vec<_> = files.iter().map(|file| file.file_name().unwrap().to_str().unwrap()).collect();
+    let wanted: Vec<String> = (0..4).map(|rank| format!("run.r{rank}.snapshot.pickle")).collect();
+    assert_eq!(names, wanted);
+    let trace = fixtures().join("sharded");
+    let output = memtrace(folder.path(), &[&"export", &"--to", &"snapshot", &trace, &"-o", &"-"]);
+    assert!(text(&output.stderr).contains("--rank"), "{}", text(&output.stderr));
+    let output =
+        memtrace(folder.path(), &[&"export", &"--to", &"snapshot", &trace, &"-o", &"-", &"--rank", &"2"]);
+    assert_eq!(output.stdout, std::fs::read(&files[2]).unwrap());
+}
+
+#[test]
+fn an_option_of_another_export_is_refused() {
+    let folder = TempDir::new().unwrap();
+    let trace = fixtures().join("gpt");
+    let output = memtrace(folder.path(), &[&"export", &"--to", &"plots", &trace, &"--max-events", &"5"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("--max-events is no option of --to plots"));
+}
+
+#[test]
+fn stacks_sum_to_the_peak() {
+    for name in names() {
+        let folder = TempDir::new().unwrap();
+        let file = exported("collapsed", &name, &folder.path().join("a.txt"));
+        let peaks = report("summary", &name, &[]);
+        let peaks: i64 = peaks["processes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .flat_map(|process| process["devices"].as_array().unwrap())
+            .map(|device| device["peak_allocated"]["bytes"].as_i64().unwrap())
+            .sum();
+        let stacks = std::fs::read_to_string(file).unwrap();
+        let sum: i64 =
+            stacks.lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<i64>().unwrap()).sum();
+        assert_eq!(sum, peaks, "{name}");
+        let scoped = json(&exported("speedscope", &name, &folder.path().join("a.json")));
+        let profiles = scoped["profiles"].as_array().unwrap();
+        let ends: i64 = profiles.iter().map(|profile| profile["endValue"].as_i64().unwrap()).sum();
+        assert_eq!(ends, peaks, "{name}");
+    }
+    let folder = TempDir::new().unwrap();
+    let stacks = std::fs::read_to_string(exported("collapsed", "gpt", &folder.path().join("a.txt"))).unwrap();
+    assert!(
+        stacks.lines().any(|line| line.starts_with("forward;GPT;h;0;") && line.contains(";aten::")),
+        "{stacks}"
+    );
+}
+
+/// The events of a chrome trace by their kind.
+fn chrome(fixture: &str, values: &[(&'static str, &str)]) -> BTreeMap<String, Vec<Value>> {
+    let folder = TempDir::new().unwrap();
+    let files = export("chrome", fixture, &folder.path().join("a.json"), values);
+    let Value::Object(mut file) = json(&files[0]) else { panic!("not an object") };
+    let Value::Array(events) = file.remove("traceEvents").unwrap() else { panic!("not a list") };
+    let mut kinds: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    for event in events {
+        // What the format asks of every event.
+        assert!(event["pid"].is_i64() && event["name"].is_string(), "{event}");
+        assert!(event["ph"] == "M" || event["ts"].is_f64(), "{event}");
+        assert!(event["ph"] != "X" || event["dur"].as_f64().unwrap() >= 0.0, "{event}");
+        assert!(event["ph"] == "C" || event["tid"].is_i64(), "{event}");
+        kinds.entry(event["ph"].as_str().unwrap().to_owned()).or_default().push(event);
+    }
+    kinds
+}
+
+#[test]
+fn a_chrome_trace_nests_and_keeps_its_peaks() {
+    for name in names() {
+        let kinds = chrome(&name, &[]);
+        let unknown: Vec<_> = kinds.keys().filter(|kind| !"MCXibe".contains(kind.as_str())).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+        // Of two slices of a thread, one lies in the other, or behind it.
+        let mut threads: BTreeMap<(i64, i64), Vec<(i64, i64)>> = BTreeMap::new();
+        for slice in kinds.get("X").into_iter().flatten() {
+            let ns = |key: &str| (slice[key].as_f64().unwrap() * 1e3).round() as i64;
+            let thread = (slice["pid"].as_i64().unwrap(), slice["tid"].as_i64().unwrap());
+            threads.entry(thread).or_default().push((ns("ts"), ns("ts") + ns("dur")));
+        }
+        for ((pid, tid), mut slices) in threads {
+            slices.sort_by_key(|(start, end)| (*start, -*end));
+            let mut open: Vec<i64> = Vec::new();
+            for (start, end) in slices {
+                while open.last().is_some_and(|open| *open <= start) {
+                    open.pop();
+                }
+                assert!(open.last().is_none_or(|open| end <= *open), "{name}: {pid} {tid}: {start} {end}");
+                open.push(end);
+            }
+        }
+        let summary = report("summary", &name, &[]);
+        for (values, what) in [(&[][..], "all"), (&[("max-events", "20")][..], "few")] {
+            let kinds = chrome(&name, values);
+            for (pid, process) in summary["processes"].as_array().unwrap().iter().enumerate() {
+                for device in process["devices"].as_array().unwrap() {
+                    let counter = format!("GPU{} memory", device["device"]);
+                    for (line, peak) in [("allocated", "peak_allocated"), ("reserved", "peak_reserved")] {
+                        let points = kinds["C"].iter().filter(|event| {
+                            event["name"] == counter.as_str() && event["pid"].as_u64() == Some(pid as u64)
+                        });
+                        let highest = points.map(|event| event["args"][line].as_i64().unwrap()).max();
+                        assert_eq!(
+                            highest,
+                            device[peak]["bytes"].as_i64(),
+                            "{name}, {what}: {counter} {line}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn instants_are_the_blocks_and_the_largest_stay() {
+    let memory = |kinds: &BTreeMap<String, Vec<Value>>| -> Vec<i64> {
+        let instants = kinds["i"].iter().filter(|event| event["name"] == "[memory]");
+        instants.map(|event| event["args"]["Bytes"].as_i64().unwrap()).collect()
+    };
+    let all = memory(&chrome("gpt", &[]));
+    let stats = report("stats", "gpt", &[]);
+    let blocks = stats["processes"][0]["block_bytes"]["count"].as_u64().unwrap();
+    assert_eq!(all.iter().filter(|bytes| **bytes > 0).count() as u64, blocks);
+    let mut largest: Vec<i64> = all.iter().map(|bytes| bytes.abs()).collect();
+    largest.sort_unstable();
+    let mut few: Vec<i64> = memory(&chrome("gpt", &[("max-events", "50")])).iter().map(|b| b.abs()).collect();
+    few.sort_unstable();
+    assert_eq!(few, largest[largest.len() - 50..]);
+    let oom = chrome("oom-big", &[]);
+    assert!(oom["i"].iter().any(|event| event["name"] == "out of memory"));
+}
+
+#[test]
+fn the_timeline_has_the_profilers_rows_and_the_traces_totals() {
+    for name in ["gpt", "conv", "leaks"] {
+        let folder = TempDir::new().unwrap();
+        let timeline = json(&exported("timeline", name, &folder.path().join("a.json")));
+        let (times, rows) = (timeline[0].as_array().unwrap(), timeline[1].as_array().unwrap());
+        assert_eq!(times.len(), rows.len());
+        let total = |row: &Value| -> i64 {
+            let row = row.as_array().unwrap();
+            assert_eq!((row.len(), &row[0]), (9, &Value::from(0)));
+            row.iter().map(|bytes| bytes.as_i64().unwrap()).sum()
+        };
+        let raw = json(&exported("timeline-raw", name, &folder.path().join("b.json")));
+        let (mut now, mut highest) = (0, 0);
+        for event in raw.as_array().unwrap() {
+            let event: Vec<i64> = event.as_array().unwrap().iter().map(|n| n.as_i64().unwrap()).collect();
+            assert!((1..=4).contains(&event[1]) && (0..=7).contains(&event[3]), "{event:?}");
+            now += event[2];
+            highest = highest.max(now);
+        }
+        let summary = report("summary", name, &[]);
+        let peak = &summary["processes"][0]["devices"][0]["peak_allocated"]["bytes"];
+        assert_eq!(Value::from(highest), *peak, "{name}");
+        assert_eq!(total(rows.last().unwrap()), now, "{name}");
+        let page = std::fs::read_to_string(exported("timeline-html", name, &folder.path().join("c.html")));
+        let page = page.unwrap();
+        assert!(page.contains("<title>GPU Memory Timeline HTML</title>"));
+        let allocated = peak.as_f64().unwrap() / f64::from(1 << 30);
+        assert!(page.contains(&format!("Max memory allocated: {allocated:.2} GiB")));
+        for color in
+            ["darkgreen", "goldenrod", "black", "mediumpurple", "red", "mediumblue", "royalblue", "grey"]
+        {
+            assert!(page.contains(&format!(r#"fill="{color}""#)), "{color}");
+        }
+    }
+}
+
+#[test]
+fn figures_have_their_lines_markers_and_units() {
+    let folder = TempDir::new().unwrap();
+    let files = export("plots", "memory-tracker", folder.path(), &[]);
+    let names: Vec<_> = files.iter().map(|file| file.file_name().unwrap().to_str().unwrap()).collect();
+    let figures = ["memory", "allocated", "active", "reserved", "categories"];
+    let wanted: Vec<String> =
+        figures.iter().flat_map(|name| [format!("{name}.svg"), format!("{name}.png")]).collect();
+    assert_eq!(names, wanted);
+    let svg = |name: &str| std::fs::read_to_string(folder.path().join(format!("{name}.svg"))).unwrap();
+    let all = svg("memory");
+    for part in [
+        "# Operator Calls",
+        "Memory (MiB)",
+        "allocated_memory",
+        "active_memory",
+        "reserved_memory",
+        "fw_start",
+        "fw_bw_boundary",
+        r#"stroke="red""#,
+        r#"stroke="black""#,
+    ] {
+        assert!(all.contains(part), "{part}");
+    }
+    for (name, label) in [("allocated", "allocated_memory"), ("active", "active_memory")] {
+        let alone = svg(name);
+        assert!(alone.contains(label) && !alone.contains("reserved_memory"), "{name}");
+    }
+    assert!(svg("categories").contains("Time (ms)") && svg("categories").contains("Max memory reserved: "));
+    let few = export("plots", "gpt", &folder.path().join("few"), &[("image", "svg")]);
+    assert!(few.iter().all(|file| file.extension() == Some(OsStr::new("svg"))), "{few:?}");
+}
+
+// What reads the exports.
+
+/// The python of an installed torch.
+fn python(version: &str) -> Option<PathBuf> {
+    let folder = cache().join(format!("torch-{version}"));
+    if folder.join(".complete").exists() {
+        return Some(folder.join("bin/python"));
+    }
+    missing(&format!("torch {version} is not installed: run scripts/torch-env {version}"));
+    None
+}
+
+fn cache() -> PathBuf {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    set("MEMTRACE_CACHE").unwrap_or_else(|| {
+        let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
+        base.expect("HOME is set").join("memtrace")
+    })
+}
+
+/// What is not there skips its test, and with `CI=true` fails it.
+fn missing(why: &str) {
+    assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{why}");
+    eprintln!("skipped: {why}");
+}
+
+/// Has `tests/scripts/export_check.py` look at something.
+fn check(python: &Path, what: &str, arguments: &[&dyn AsRef<OsStr>]) -> String {
+    let mut command = Command::new(python);
+    command.arg(root().join("tests/scripts/export_check.py")).arg(what);
+    let output = command.args(arguments.iter().map(AsRef::as_ref)).output().unwrap();
+    assert!(output.status.success(), "{what}: {}{}", text(&output.stdout), text(&output.stderr));
+    let told = text(&output.stdout);
+    eprint!("{told}");
+    told
+}
+
+#[test]
+fn memory_viz_of_every_torch_takes_the_snapshot_of_every_trace() {
+    let folder = TempDir::new().unwrap();
+    let mut files = Vec::new();
+    for name in names() {
+        let place = folder.path().join(format!("{name}.pickle"));
+        files.extend(export("snapshot", &name, &place, &[]));
+        files.extend(export("snapshot", &name, &place.with_extension("few"), &[("max-events", "7")]));
+    }
+    for version in TORCHES {
+        let Some(python) = python(version) else { continue };
+        let files: Vec<&dyn AsRef<OsStr>> = files.iter().map(|file| file as &dyn AsRef<OsStr>).collect();
+        check(&python, "viz", &files);
+    }
+}
+
+#[test]
+fn memory_tracker_loads_its_statistics_and_they_are_its_own() {
+    let folder = TempDir::new().unwrap();
+    let pickle = exported("memory-tracker", "memory-tracker", &folder.path().join("a.pickle"));
+    let plain =
+        &export("memory-tracker", "memory-tracker", &folder.path().join("a.json"), &[("as", "json")])[0];
+    let watched = fixtures().join("memory-tracker/tracker.json");
+    for version in TORCHES {
+        let Some(python) = python(version) else { continue };
+        check(&python, "tracker", &[&pickle, plain, &watched]);
+    }
+}
+
+#[test]
+fn duckdb_and_polars_read_from_parquet_what_the_csv_has() {
+    let Some(python) = python("2.11.0") else { return };
+    for name in ["sharded", "gpt"] {
+        let folder = TempDir::new().unwrap();
+        let files = export("parquet", name, &folder.path().join("set"), &[]);
+        assert_eq!(files.len(), if name == "sharded" { 4 } else { 1 });
+        check(&python, "parquet", &[&folder.path().join("set"), &fixtures().join(name)]);
+    }
+}
+
+/// The query of the README over four ranks, as it stands there.
+#[test]
+fn the_query_of_the_readme_answers() {
+    let Some(python) = python("2.11.0") else { return };
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let (_, query) = readme.split_once("```sql\n").expect("a query");
+    let (query, _) = query.split_once("```").unwrap();
+    let folder = TempDir::new().unwrap();
+    export("parquet", "sharded", &folder.path().join("run.parquet"), &[]);
+    let told = check(&python, "query", &[&folder.path(), &query]);
+    let ranks = report("ranks", "sharded", &[]);
+    for rank in ranks["ranks"].as_array().unwrap() {
+        let line = format!("{}\t{}\t", rank["rank"], rank["peak_allocated_bytes"]);
+        assert!(told.lines().any(|told| told.starts_with(&line)), "{line:?} in {told}");
+    }
+}
+
+#[test]
+fn speedscopes_own_schema_holds_for_every_trace() {
+    let schema = cache().join("speedscope-1.25.0/file-format-schema.json");
+    if !schema.exists() {
+        return missing("speedscope's schema is not installed: run scripts/speedscope-schema");
+    }
+    let Some(python) = python("2.11.0") else { return };
+    let folder = TempDir::new().unwrap();
+    let files: Vec<PathBuf> = names()
+        .iter()
+        .map(|name| exported("speedscope", name, &folder.path().join(format!("{name}.json"))))
+        .collect();
+    let mut arguments: Vec<&dyn AsRef<OsStr>> = vec![&schema];
+    arguments.extend(files.iter().map(|file| file as &dyn AsRef<OsStr>));
+    check(&python, "schema", &arguments);
+}
+
+/// A run that writes down what torch says of it, and its trace.
+fn truth(version: &str, settings: &str) -> Option<TempDir> {
+    let python = python(version)?;
+    let folder = TempDir::new().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if ["MEMTRACE_", "PYTORCH_", "CUDA_", "NCCL_"].iter().any(|prefix| name.starts_with(prefix)) {
+            command.env_remove(name.as_ref());
+        }
+    }
+    command.args(["run", "-q", "--phantom", "l4", "-o"]).arg(folder.path().join("trace")).arg("--");
+    command.env("PYTORCH_CUDA_ALLOC_CONF", settings).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.arg(&python).arg(root().join("tests/scripts/export_truth.py")).arg(folder.path());
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    Some(folder)
+}
+
+#[test]
+fn the_end_of_a_run_is_torchs_own_snapshot_and_its_timeline_the_profilers() {
+    for version in TORCHES {
+        for settings in ["", "expandable_segments:True"] {
+            let Some(folder) = truth(version, settings) else { continue };
+            let python = python(version).unwrap();
+            let place = |name: &str| folder.path().join(name);
+            for to in ["snapshot", "timeline", "timeline-raw"] {
+                let mut arguments: Vec<&dyn AsRef<OsStr>> =
+                    vec![&"export", &"--to", &to, &"trace", &"-o", &to];
+                // The profiler watched this step.
+                if to != "snapshot" {
+                    arguments.extend([&"--step" as &dyn AsRef<OsStr>, &"2"]);
+                }
+                let output = memtrace(folder.path(), &arguments);
+                assert!(output.status.success(), "{to}: {}", text(&output.stderr));
+            }
+            check(&python, "viz", &[&place("snapshot")]);
+            check(&python, "snapshot", &[&place("snapshot"), &place("torch.pickle")]);
+            check(&python, "timeline", &[&place("timeline"), &place("timeline-raw"), &folder.path()]);
+        }
+    }
+}
