@@ -80,6 +80,7 @@ fn alone(threads: usize) -> (f64, f64) {
         rounding: Rounding::default(),
         caching: true,
         describe: |_| {},
+        conclude: String::new,
         say: |line| eprintln!("{line}"),
         settings,
     }));

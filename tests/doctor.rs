@@ -63,6 +63,16 @@ fn every_hook_sees_something_on_the_phantom_device() {
             assert!(found.iter().any(|line| line.0 == what), "{what} is not judged");
         }
         assert!(found.iter().any(|line| line.0 == "phantom" && line.2.contains("h100-80g")));
+        // The phantom's own table says how it answers what.
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let answers = |kind: &str, name: &str| {
+            json["phantom_answers"][kind].as_array().unwrap().iter().any(|answer| answer == name)
+        };
+        assert!(answers("real", "cudaMalloc") && answers("guess", "cudaFuncGetAttributes"));
+        assert!(answers("unsupported", "cuGetExportTable") && answers("passed", "nvrtc.*"));
+        assert!(answers("wanted", "cudaMalloc") && answers("success", "cublasSgemm_v2"), "{json:#}");
+        assert_eq!(json["phantom_answers"]["missing"], Value::Array(Vec::new()));
+        assert!(found.iter().any(|line| line.0 == "answers" && line.2.contains("nothing of the")));
     }
 }
 

@@ -29,6 +29,9 @@ scripts! {
     sizes_that_depend_on_values_can_be_half: "phantom_dynamic.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "half";
     sizes_that_depend_on_values_can_be_nothing: "phantom_dynamic.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "empty";
     everything_that_pytorch_does_on_a_device_runs: "phantom_features.py" on "h100-80g";
+    activations_and_states_are_what_formulas_say: "phantom_formulas.py" on "h100-80g";
+    workspaces_follow_the_capability: "phantom_formulas.py" on "rtx4090";
+    a_llama_of_seven_billion_parameters_trains_on_an_h200: "phantom_llama.py" on "h200";
     what_people_train_with_runs: "phantom_zoo.py" on "h100-80g";
     expandable_segments_grow_in_place: "phantom_settings.py" on "a100-40g"
         with "PYTORCH_CUDA_ALLOC_CONF" = "expandable_segments:True";

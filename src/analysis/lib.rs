@@ -15,6 +15,7 @@ pub mod layout;
 pub mod op_calls;
 pub mod options;
 pub mod page;
+pub mod phantom;
 pub mod play;
 pub mod profile;
 pub mod record;

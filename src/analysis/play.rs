@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::input::Input;
 use crate::options::Options;
 use crate::page::{Cell, Page, Style, count, percent, share};
+use crate::phantom::PhantomRun;
 use crate::record::{Columns, Record, Wanted};
 use crate::replay::{self, Device, HOST, Metric, Moment, Replay};
 use crate::stream::{Told, TraceFile};
@@ -187,6 +188,8 @@ pub struct Footer {
     pub lost: u64,
     /// Bytes at the peaks that nothing says the owner of, and all of them.
     pub unattributed: (i64, i64),
+    /// The runs on a device that is not there.
+    pub phantom: PhantomRun,
     /// What else the reader should know.
     pub notes: Vec<String>,
 }
@@ -195,7 +198,9 @@ impl Footer {
     /// The footer of a report on `input`.
     #[must_use]
     pub fn new(input: &Input) -> Footer {
-        Footer { notes: input.notes.clone(), ..Footer::default() }
+        let mut footer = Footer { notes: input.notes.clone(), ..Footer::default() };
+        footer.phantom.add(input);
+        footer
     }
 
     /// Takes in what was learned of one trace. `ordinal` is the device that the report is about.
@@ -246,6 +251,9 @@ impl Footer {
                 Style::Faint,
             ),
         ]);
+        if self.phantom.is_any() {
+            page.line([Cell::new(format!("note: {}", self.phantom.note()), Style::Faint)]);
+        }
         for note in &self.notes {
             page.line([Cell::new(format!("note: {note}"), Style::Faint)]);
         }

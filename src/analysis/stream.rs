@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, BufRead, Read};
+use std::io::{self, BufRead, Read, Seek, SeekFrom};
 use std::ops::{ControlFlow, Range};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use memtrace_trace::EventName;
 use memtrace_trace::meta::Meta;
+use memtrace_trace::schema::COLUMNS;
 
 use crate::error::Result;
 use crate::record::{Record, Wanted};
@@ -99,6 +101,46 @@ impl TraceFile {
     /// The files of all parts.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         std::iter::once(self).chain(&self.later).map(|part| part.path.as_path())
+    }
+
+    /// The text of the last row when that is the `end` row, which only a process that came to its end leaves.
+    #[must_use]
+    pub fn ending(&self) -> Option<String> {
+        let last = self.later.last().unwrap_or(self);
+        let tail = last.tail().ok()?;
+        let lines = tail.strip_suffix(b"\n")?;
+        let start = lines.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        let mut rows = csv::ReaderBuilder::new().has_headers(false).from_reader(&lines[start..]);
+        let row = rows.records().next()?.ok()?;
+        let column = |name: &str| COLUMNS.iter().position(|column| column.name == name);
+        let is_end = row.get(column("event")?)? == EventName::End.as_str();
+        is_end.then(|| row.get(column("name")?).map(str::to_owned))?
+    }
+
+    /// The last bytes of the file, more than any end row has.
+    fn tail(&self) -> io::Result<Vec<u8>> {
+        const ENOUGH: usize = 64 << 10;
+        let mut tail = Vec::new();
+        match open(&self.path)? {
+            Source::Plain(mut file) => {
+                let size = file.metadata()?.len();
+                file.seek(SeekFrom::Start(size.saturating_sub(ENOUGH as u64)))?;
+                file.read_to_end(&mut tail)?;
+            }
+            Source::Packed(mut bytes, _) => {
+                let mut part = vec![0; ENOUGH];
+                loop {
+                    let got = bytes.read(&mut part)?;
+                    if got == 0 {
+                        break;
+                    }
+                    tail.extend_from_slice(&part[..got]);
+                    let extra = tail.len().saturating_sub(ENOUGH);
+                    tail.drain(..extra);
+                }
+            }
+        }
+        Ok(tail)
     }
 
     /// Visits every row in the order of the file, the meta row first, with the `wanted` columns parsed,

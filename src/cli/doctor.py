@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import platform
+import struct
 import sys
 
 TOLD = {}
@@ -65,6 +66,53 @@ SYMBOLS = {
 }
 
 
+def of_phantom(function):
+    write = getattr(ctypes.CDLL(loaded("libmemtrace_phantom.so")[0]), function)
+    text = ctypes.create_string_buffer(write(None, ctypes.c_size_t(0)) + 1)
+    write(text, ctypes.c_size_t(len(text)))
+    return text.value.decode()
+
+
+FAMILIES = ("__cuda", "cuda", "cublas", "cudnn", "cusparse", "cusolver", "cufft", "curand", "nccl", "nvml")
+
+
+def undefined(path):
+    """The names of CUDA and its libraries that an ELF file leaves to others to define."""
+    with open(path, "rb") as file:
+        def at(place, size):
+            file.seek(place)
+            return file.read(size)
+        head = struct.unpack("<16xHHIQQQIHHHHHH", at(0, 64))
+        start, size, count = head[5], head[10], head[11]
+        sections = [struct.unpack("<IIQQQQIIQQ", at(start + i * size, 64)) for i in range(count)]
+        symbols = next((section for section in sections if section[1] == 11), None)  # SHT_DYNSYM
+        if symbols is None:
+            return set()
+        texts = at(*sections[symbols[6]][4:6])
+        names = set()
+        for name, _, _, section, _, _ in struct.iter_unpack("<IBBHQQ", at(*symbols[4:6])):
+            if section == 0 and name:
+                names.add(texts[name:texts.index(b"\0", name)].decode(errors="replace"))
+    return {name for name in names if name.startswith(FAMILIES) or (name[:2] == "cu" and name[2:3].isupper())}
+
+
+def answers():
+    """How the phantom answers each name, and what this torch wants that nobody answers."""
+    kinds = {}
+    for line in of_phantom("memtrace_phantom_answers").splitlines():
+        kind, name = line.split(" ", 1)
+        kinds.setdefault(kind, []).append(name)
+    wanted = set()
+    for path in mapped():
+        if os.path.basename(path).startswith(("libtorch_cuda", "libc10_cuda")):
+            wanted |= undefined(path)
+    known = {name for kind, names in kinds.items() if kind != "passed" for name in names}
+    passed = tuple(pattern[:-2] for pattern in kinds["passed"] if pattern.endswith(".*"))
+    kinds["missing"] = sorted(n for n in wanted - known - set(kinds["passed"]) if not n.startswith(passed))
+    kinds["wanted"] = sorted(wanted)
+    return kinds
+
+
 def train(torch):
     """A step of training whose trace is known: every hook has something to see."""
     model = torch.nn.Linear(1000, 10).cuda()
@@ -115,13 +163,9 @@ def main():
             return f"{number.value // 1000}.{number.value % 1000 // 10}"
         tell("driver", driver)
 
-        def phantom():
-            write = ctypes.CDLL(loaded("libmemtrace_phantom.so")[0]).memtrace_phantom_describe
-            text = ctypes.create_string_buffer(1 << 16)
-            write(text, ctypes.c_size_t(len(text)))
-            return json.loads(text.value)
         if loaded("libmemtrace_phantom.so"):
-            tell("phantom", phantom)
+            tell("phantom", lambda: json.loads(of_phantom("memtrace_phantom_describe")))
+            tell("answers", answers)
     if TOLD.get("preloaded"):
         tell("flushed", lambda: ctypes.CDLL(None).memtrace_flush())
 

@@ -62,6 +62,8 @@ struct Line {
 #[derive(Default)]
 struct Findings {
     lines: Vec<Line>,
+    /// How the phantom answers each name, by kind; null without one.
+    answers: Value,
 }
 
 impl Findings {
@@ -142,7 +144,11 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         let lines = found.lines.iter().map(|line| {
             json!({ "what": line.what, "state": line.state.word().0, "says": line.says, "todo": line.todo })
         });
-        writeln!(stdout, "{:#}", json!({ "works": works, "findings": lines.collect::<Vec<_>>() }))?;
+        writeln!(
+            stdout,
+            "{:#}",
+            json!({ "works": works, "findings": lines.collect::<Vec<_>>(), "phantom_answers": found.answers })
+        )?;
     } else {
         let mut page = Page::new(terminal::paints("auto", &stdout), None);
         let mut table = Table::new(&[("", Side::Left), ("", Side::Left), ("", Side::Left)]);
@@ -396,12 +402,43 @@ fn device(found: &mut Findings, answer: &Value, phantom: bool) {
             "",
         );
         if !guessed.is_empty() {
-            found.add("phantom", State::Note, format!("answered by a guess: {}", guessed.join(", ")), "");
+            found.add("phantom", State::Note, format!("guessed in this step: {}", guessed.join(", ")), "");
         }
         if !refused.is_empty() {
-            found.add("phantom", State::Note, format!("refused: {}", refused.join(", ")), "");
+            found.add("phantom", State::Note, format!("refused in this step: {}", refused.join(", ")), "");
         }
+        answers(found, &answer["answers"]);
+        found.answers = answer["answers"].clone();
     }
+}
+
+/// How the phantom answers what a program may ask, from its own table.
+fn answers(found: &mut Findings, answers: &Value) {
+    let names = |kind: &str| -> Vec<&str> {
+        answers[kind].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+    };
+    for (kind, means) in [
+        ("real", "names are answered as the real library would, as far as memory can tell"),
+        ("success", "do nothing and succeed: the device would have done the work"),
+        ("guess", "are answered by a guess"),
+        ("unsupported", "are refused, by name"),
+        ("passed", "are left to the real library"),
+    ] {
+        let all = names(kind);
+        let shown = if kind == "guess" { format!(": {}", all.join(", ")) } else { String::new() };
+        found.add("answers", State::Note, format!("{} {means}{shown}", all.len()), "");
+    }
+    let (missing, wanted) = (names("missing"), names("wanted").len());
+    found.check(
+        "answers",
+        missing.is_empty(),
+        format!("nothing of the {wanted} names that this torch wants is missing; --json lists all"),
+        (
+            State::Degraded,
+            &format!("missing of the {wanted} names that this torch wants: {}", missing.join(", ")),
+            "a program that calls one of them ends there; please report this version",
+        ),
+    );
 }
 
 /// With no device nothing can be tried: what the hooks need is there, or it is not.

@@ -50,7 +50,26 @@ impl Call {
     /// launch would cost more than the exact number is worth.
     #[inline]
     pub(crate) fn hit(&self) {
-        self.hits.store(self.hits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        let before = self.hits.load(Ordering::Relaxed);
+        self.hits.store(before.wrapping_add(1), Ordering::Relaxed);
+        if before == 0 {
+            self.first();
+        }
+    }
+
+    /// Names a call that is refused, once: the program may pass its status on without a word.
+    #[cold]
+    fn first(&self) {
+        use std::io::Write;
+        // What programs ask to find out whether it is there, and then do without.
+        let is_a_question = self.name == "cuGetExportTable" || self.name.starts_with("nvml");
+        if self.kind == Kind::Unsupported && !is_a_question {
+            let name = self.name;
+            let _ = writeln!(
+                std::io::stderr(),
+                "memtrace: the phantom device has no {name}: it fails with \"operation not supported\""
+            );
+        }
     }
 
     pub(crate) fn hits(&self) -> u32 {

@@ -144,7 +144,9 @@ pub(crate) fn write_known(to: usize, bytes: Option<&[u8]>, size: usize) -> Statu
 fn stopped(size: usize) -> Status {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
-        eprintln!(
+        use std::io::Write;
+        let _ = writeln!(
+            std::io::stderr(),
             "memtrace: the phantom device stopped a loop: the program read {} values that no kernel ever computed \
              (the last of {size} bytes) without any new input; it may wait for one that never comes. \
              The traceback of the CUDA error (launch timed out) names the read.",

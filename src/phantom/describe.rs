@@ -14,6 +14,9 @@ use crate::machine::machine;
 use crate::stream::waits;
 use crate::values::invented;
 
+/// Names that the real library answers: names, or their beginnings with `.*` behind.
+const PASSED_ON: &str = include_str!("passthrough.txt");
+
 /// Writes what fits, with its zero, and tells how long the whole text is.
 fn write(text: &str, out: Out<c_char>, capacity: usize) -> usize {
     if out.address() != 0 {
@@ -85,6 +88,8 @@ fn cards() -> String {
 fn answers() -> String {
     let mut lines: Vec<_> =
         answer::calls().map(|call| format!("{} {}\n", call.kind.word(), call.name)).collect();
+    let passed = PASSED_ON.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines.extend(passed.map(|pattern| format!("passed {pattern}\n")));
     lines.sort_unstable();
     lines.concat()
 }
@@ -104,7 +109,8 @@ pub(crate) extern "C" fn memtrace_phantom_cards(out: *mut c_char, capacity: usiz
     write(&cards(), Out::from_address(out as usize), capacity)
 }
 
-/// The same for the table of answered calls: a line for each, how it is answered and its name.
+/// The same for the table of answered calls: a line for each, how it is answered and its name, or a
+/// pattern of names that are left to the real library.
 // SAFETY: the name is ours alone.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn memtrace_phantom_answers(out: *mut c_char, capacity: usize) -> usize {

@@ -3,9 +3,10 @@
 //! Loading happens in every process that inherits `LD_PRELOAD`, most of which never see a GPU: it reads
 //! the settings and opens nothing. The recorder starts with the first event that is worth a trace.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use memtrace_record::{Recorder, Session};
 use memtrace_trace::Meta;
@@ -59,6 +60,7 @@ fn load() {
         },
         caching: allocator.caching && allocator.backend == "native",
         describe: device::describe,
+        conclude,
         say,
         settings,
     };
@@ -178,13 +180,24 @@ pub(crate) fn describe(meta: &mut Meta) {
     }
 }
 
+/// The phantom device's account of itself, once it was asked for the first time; null without one.
+static ACCOUNT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
 /// What the phantom device says of itself, when it is there.
 fn phantom() -> serde_json::Value {
     let found = crate::real::find_in_loaded("libmemtrace_phantom.so", c"memtrace_phantom_describe");
+    ACCOUNT.store(found, Ordering::Release);
+    account()
+}
+
+/// The same later, when nothing may be looked up any more: another thread may hold the loader's lock.
+fn account() -> serde_json::Value {
+    let found = ACCOUNT.load(Ordering::Acquire);
     if found.is_null() {
         return serde_json::Value::Null;
     }
-    // SAFETY: the function's type: it writes at most `length` bytes of JSON and gives their number.
+    // SAFETY: the function's type: it writes at most `length` bytes of JSON and gives their number. Its
+    // library was preloaded, so it stays.
     let write: unsafe extern "C" fn(*mut c_char, usize) -> usize = unsafe { std::mem::transmute(found) };
     let mut text = vec![0u8; 16 << 10];
     // SAFETY: the buffer is as long as is said.
@@ -192,6 +205,19 @@ fn phantom() -> serde_json::Value {
     text.truncate(length);
     let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
     serde_json::from_slice(&text[..end]).unwrap_or(serde_json::Value::Null)
+}
+
+/// What the end row says of a phantom run; empty on a real device.
+fn conclude() -> String {
+    let about = account();
+    let Some(reads) = about["invented_reads"].as_u64() else { return String::new() };
+    let names = |calls: &str| -> String {
+        let names = about[calls].as_object().into_iter().flatten().map(|(name, _)| name.as_str());
+        names.collect::<Vec<_>>().join(";")
+    };
+    let bytes = about["invented_bytes"].as_u64().unwrap_or(0);
+    let (guessed, refused) = (names("guessed_calls"), names("refused_calls"));
+    format!("invented_reads={reads} invented_bytes={bytes} guessed={guessed} refused={refused}")
 }
 
 /// The path of this library, as the loader knows it.

@@ -38,6 +38,8 @@ pub struct Session {
     pub caching: bool,
     /// Fills in what only a running CUDA can tell; called on the writer thread.
     pub describe: fn(&mut Meta),
+    /// What the last row says beside our own counts, in words; called on the writer thread at the end.
+    pub conclude: fn() -> String,
     /// Says a line on stderr, `memtrace: ` before it.
     pub say: fn(&str),
 }

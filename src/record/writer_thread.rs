@@ -315,7 +315,8 @@ impl Writer {
         }
         self.collect();
         self.encode(u64::MAX)?;
-        self.encoder.end(clock::now_ns(), self.merge.dropped(), "exit", &mut self.sink)?;
+        let how = format!("exit {}", (self.recorder.session.conclude)());
+        self.encoder.end(clock::now_ns(), self.merge.dropped(), how.trim_end(), &mut self.sink)?;
         self.flush()?;
         self.recorder.pool().remove_file();
         self.pack(self.path.clone());

@@ -49,6 +49,7 @@ impl Report for Diff {
         let limit = limit(options.text("fail-over"))?;
         let by = Key::from_options(options)?;
         let mut footer = Footer::default();
+        inputs.iter().for_each(|input| footer.phantom.add(input));
         let mut page = Page::new(options.paint, options.width);
         let before = Run::new(&inputs[0], options, by, &mut footer)?;
         let after = Run::new(&inputs[1], options, by, &mut footer)?;

@@ -120,6 +120,7 @@ impl Answer {
             "report": report,
             "lost_events": self.footer.lost,
             "unattributed_share": self.footer.unattributed_share(),
+            "phantom": self.footer.phantom.json(),
             "notes": self.footer.notes,
         });
         if let (Value::Object(all), Value::Object(own)) = (&mut all, &self.json) {
