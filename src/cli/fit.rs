@@ -7,10 +7,11 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{IsTerminal, Write};
+use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{ExitCode, Stdio};
+use std::process::{ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -158,8 +159,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         let value = plan.values.text(index);
         progress.trying(&value, trials.len() + 1);
         let trial = match attempt(&plan, &value, &out)? {
-            Attempt::Ran(trial) => trial,
-            Attempt::Interrupted(status) => {
+            ControlFlow::Continue(trial) => trial,
+            ControlFlow::Break(status) => {
                 progress.clear();
                 return Ok(signals::end_like(status));
             }
@@ -246,14 +247,8 @@ fn unchanged(trials: &[(usize, Trial)]) -> bool {
     peaks.len() == UNCHANGED && peaks.iter().all(|peak| *peak == peaks[0])
 }
 
-enum Attempt {
-    Ran(Trial),
-    /// Somebody ended the program, and us with it.
-    Interrupted(std::process::ExitStatus),
-}
-
-/// Runs the program with one value.
-fn attempt(plan: &Plan<'_>, value: &str, out: &Out) -> Result<Attempt> {
+/// Runs the program with one value; breaks off with its end when somebody ended it, and us with it.
+fn attempt(plan: &Plan<'_>, value: &str, out: &Out) -> Result<ControlFlow<ExitStatus, Trial>> {
     let name: String =
         value.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect();
     let folder = out.folder.join(&name);
@@ -286,7 +281,7 @@ fn attempt(plan: &Plan<'_>, value: &str, out: &Out) -> Result<Attempt> {
     if passing.stop() {
         fs::remove_dir_all(&folder).ok();
         out.remove_if_empty();
-        return Ok(Attempt::Interrupted(status));
+        return Ok(ControlFlow::Break(status));
     }
     let shown = out.shown.join(&name);
     let (taken, asked) = look(&folder, &run_id)?;
@@ -304,7 +299,7 @@ fn attempt(plan: &Plan<'_>, value: &str, out: &Out) -> Result<Attempt> {
             Outcome::Failed(ended, lines[lines.len().saturating_sub(TAIL_LINES)..].to_vec())
         }
     };
-    Ok(Attempt::Ran(Trial { value: value.to_owned(), outcome, took, folder: shown, taken }))
+    Ok(ControlFlow::Continue(Trial { value: value.to_owned(), outcome, took, folder: shown, taken }))
 }
 
 /// Device memory can run out past torch's allocator, which then reports nothing: in a library's own
