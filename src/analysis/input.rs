@@ -99,7 +99,7 @@ fn joined(mut files: Vec<TraceFile>) -> Vec<TraceFile> {
 }
 
 /// The traces in a folder, not in its folders.
-fn trace_files(folder: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn trace_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = children(folder)?;
     files.retain(|file| {
         let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -115,7 +115,7 @@ fn trace_files(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// The folder in `folder` with a trace in it that changed last.
-fn newest_run(folder: &Path) -> Result<Option<PathBuf>> {
+pub(crate) fn newest_run(folder: &Path) -> Result<Option<PathBuf>> {
     let mut newest = None;
     for child in children(folder)? {
         if child.is_dir() && !trace_files(&child)?.is_empty() {

@@ -7,9 +7,12 @@
 
 pub mod at;
 pub mod categories;
+pub mod curve;
 pub mod error;
 pub mod exports;
+pub mod follow;
 pub mod group;
+pub mod html;
 pub mod input;
 pub mod layout;
 pub mod op_calls;
@@ -23,6 +26,8 @@ pub mod replay;
 pub mod reports;
 mod rst;
 mod scan;
+pub mod series;
+mod stack;
 pub mod stream;
 #[doc(hidden)]
 pub mod testing;

@@ -16,7 +16,22 @@ pub enum Style {
     Alarm,
     /// A command to type.
     Command,
+    /// One of [`HUES`].
+    Hue(u8),
 }
+
+/// Colours that the colour-blind can tell apart, after Okabe and Ito: blue, orange, green, purple, sky
+/// blue, vermilion, yellow, grey. Numbers of the terminal's palette of 256.
+pub const HUES: [&str; 8] = [
+    "\x1b[38;5;32m",
+    "\x1b[38;5;214m",
+    "\x1b[38;5;35m",
+    "\x1b[38;5;175m",
+    "\x1b[38;5;117m",
+    "\x1b[38;5;166m",
+    "\x1b[38;5;185m",
+    "\x1b[38;5;245m",
+];
 
 impl Style {
     const fn code(self) -> &'static str {
@@ -26,6 +41,7 @@ impl Style {
             Style::Faint => "\x1b[2m",
             Style::Alarm => "\x1b[1;31m",
             Style::Command => "\x1b[36m",
+            Style::Hue(number) => HUES[number as usize % HUES.len()],
         }
     }
 }
@@ -99,6 +115,12 @@ impl Page {
     #[must_use]
     pub fn new(paint: bool, width: Option<usize>) -> Page {
         Page { text: String::new(), paint, width }
+    }
+
+    /// Are styles shown?
+    #[must_use]
+    pub fn paints(&self) -> bool {
+        self.paint
     }
 
     /// What was written so far.

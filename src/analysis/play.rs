@@ -58,6 +58,22 @@ pub fn play_until(
     run(trace, replay::COLUMNS.and(columns), options, replay, texts, stop, visit)
 }
 
+/// As [`play`], with the columns that `wanted` adds for each event.
+///
+/// # Errors
+/// When the trace cannot be read.
+pub fn play_rows(
+    trace: &TraceFile,
+    wanted: Wanted,
+    options: &Options,
+    tracked: Metric,
+    visit: impl FnMut(&Record, &Replay),
+) -> Result<Played> {
+    let texts = Texts::default();
+    let replay = Replay::new(&texts, options.window, tracked);
+    run(trace, wanted, options, replay, texts, |_| false, visit)
+}
+
 /// Replays every column of `trace` and holds each row against the sum of the deltas.
 ///
 /// # Errors

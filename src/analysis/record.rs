@@ -59,6 +59,13 @@ impl Wanted {
         self
     }
 
+    /// With these columns of one event too.
+    #[must_use]
+    pub const fn plus(mut self, event: EventName, more: Columns) -> Wanted {
+        self.0[event as usize] = self.0[event as usize].and(more);
+        self
+    }
+
     /// With these columns too, of every event.
     #[must_use]
     pub fn and(mut self, more: Columns) -> Wanted {

@@ -305,6 +305,8 @@ pub struct Replay {
     pub devices: Vec<Device>,
     /// The blocks that are live, by `alloc_id`.
     pub live: FxHashMap<i64, Block>,
+    /// The block that the row fed last gave back, with its last owner.
+    pub freed: Option<Block>,
     /// What was counted.
     pub counts: Counts,
     /// What does not fit.
@@ -343,6 +345,7 @@ impl Replay {
         Replay {
             devices: Vec::new(),
             live: FxHashMap::default(),
+            freed: None,
             counts: Counts::default(),
             problems: Problems::default(),
             seq: 0,
@@ -375,6 +378,7 @@ impl Replay {
             let last = self.seq;
             self.problems.example(|| format!("seq {} follows {last}", row.seq));
         }
+        self.freed = None;
         self.counts.rows += 1;
         self.counts.events[row.event as usize] += 1;
         self.counts.failed += u64::from(row.status != 0);
@@ -602,6 +606,7 @@ impl Replay {
             });
         }
         block.died = Some(Death { step: self.step, phase: self.phase });
+        self.freed = Some(block);
         let tracked = self.tracked;
         let device = self.device(block.device);
         device.live_blocks = device.live_blocks.saturating_sub(1);

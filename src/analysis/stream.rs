@@ -85,11 +85,15 @@ impl TraceFile {
         Ok(TraceFile { path: path.to_owned(), meta, size, progress, width, later })
     }
 
+    /// How many columns its header has.
+    pub(crate) fn width(&self) -> usize {
+        self.width
+    }
+
     /// Takes `part` as the next one of this trace; gives it back when it is not.
     pub(crate) fn join(&mut self, mut part: TraceFile) -> Option<TraceFile> {
         let last = self.later.last().map_or(&self.meta, |part| &part.meta);
-        let process = |meta: &Meta| (meta.start_unix_ns, meta.rank, meta.host.clone(), meta.journal.clone());
-        if process(last) != process(&part.meta) || part.meta.part < 2 || part.meta.part != last.part + 1 {
+        if !same_process(last, &part.meta) || part.meta.part < 2 || part.meta.part != last.part + 1 {
             return Some(part);
         }
         part.progress = Arc::clone(&self.progress);
@@ -261,6 +265,20 @@ impl TraceFile {
         }
         Ok(told)
     }
+}
+
+/// Do two parts come from one process?
+pub(crate) fn same_process(a: &Meta, b: &Meta) -> bool {
+    let process = |meta: &Meta| (meta.start_unix_ns, meta.rank, meta.host.clone(), meta.journal.clone());
+    process(a) == process(b)
+}
+
+/// The bytes of a file that may still grow, plain or compressed, with its header.
+pub(crate) fn bytes(path: &Path) -> io::Result<Box<dyn Read>> {
+    Ok(match open(path)? {
+        Source::Plain(file) => Box::new(file),
+        Source::Packed(bytes, _) => bytes,
+    })
 }
 
 /// The bytes of a trace.

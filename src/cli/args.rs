@@ -26,6 +26,8 @@ pub(crate) fn command() -> Command {
         .subcommand(fit())
         .subcommands(REPORTS.iter().map(|report| of_report(*report)))
         .subcommand(export())
+        .subcommand(live())
+        .subcommand(page())
         .subcommand(doctor())
         .subcommand(help)
 }
@@ -116,6 +118,67 @@ fn fit() -> Command {
         )
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("The answer for programs"))
         .arg(program().help("The program and its arguments, {} where the value goes"))
+}
+
+fn live() -> Command {
+    let mut command = Command::new("live")
+        .about("The running trace, refreshed: who holds how much, the step, how far it is to the end")
+        .arg(
+            Arg::new("trace")
+                .value_name("DIR")
+                .value_parser(value_parser!(PathBuf))
+                .value_hint(ValueHint::AnyPath)
+                .help(format!(
+                    "The folder of the run, there or not yet [default: the newest in {DEFAULT_FOLDER}]"
+                )),
+        )
+        .arg(
+            Arg::new("by")
+                .long("by")
+                .value_name("KEY")
+                .default_value("module")
+                .value_parser(PossibleValuesParser::new(["module", "category", "op", "phase", "step"]))
+                .help("What to group the live blocks by; the key b changes it"),
+        )
+        .arg(
+            Arg::new("interval")
+                .long("interval")
+                .value_name("SECONDS")
+                .default_value("1")
+                .value_parser(value_parser!(f64))
+                .help("How often to look"),
+        )
+        .arg(
+            Arg::new("once").long("once").action(ArgAction::SetTrue).help("One look, for scripts and pipes"),
+        );
+    for arg in shared() {
+        if matches!(arg.get_id().as_str(), "rank" | "units" | "color") {
+            command = command.arg(arg);
+        }
+    }
+    command
+}
+
+fn page() -> Command {
+    let trace =
+        |id: &'static str| Arg::new(id).value_parser(value_parser!(PathBuf)).value_hint(ValueHint::AnyPath);
+    Command::new("report")
+        .about("One HTML page to look around in: the curve, who holds what, segments, steps, ranks")
+        .arg(trace("trace").value_name("TRACE").num_args(0..=2).help(format!(
+            "A trace: a file, or the folder of a run; two are compared [default: the newest in {DEFAULT_FOLDER}]"
+        )))
+        .arg(
+            trace("against")
+                .long("against")
+                .value_name("TRACE")
+                .help("Another run to compare with: peak against peak, step against step"),
+        )
+        .args(shared().into_iter().filter(|arg| !matches!(arg.get_id().as_str(), "json" | "top" | "color")).map(
+            |arg| match arg.get_id().as_str() {
+                "output" => arg.help("The page's file [default: report.html]").value_hint(ValueHint::FilePath),
+                _ => arg,
+            },
+        ))
 }
 
 fn doctor() -> Command {

@@ -10,8 +10,10 @@ mod export;
 mod fit;
 mod fit_page;
 mod help;
+mod html;
 mod launch;
 mod leftover;
+mod live;
 mod report;
 mod search;
 mod signals;
@@ -27,6 +29,8 @@ fn main() -> ExitCode {
         Some(("fit", matches)) => fit::run(matches),
         Some(("doctor", matches)) => doctor::run(matches),
         Some(("export", matches)) => export::run(matches),
+        Some(("report", matches)) => html::run(matches),
+        Some(("live", matches)) => live::run(matches),
         Some(("help", matches)) => help::run(matches),
         Some((name, matches)) => report::run(name, matches),
         None => unreachable!("a subcommand is required"),

@@ -1,7 +1,7 @@
 //! Every command that reads a trace: the same way for each entry of the table.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
@@ -48,12 +48,18 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
     })
 }
 
-/// Opens the trace of the argument `name`, what a kill left of it finished first.
+/// Opens the trace of the argument `name`, as [`open`] does.
 pub(crate) fn input(name: &str, matches: &ArgMatches, repair: bool) -> Result<Input> {
-    let path = matches.get_one::<PathBuf>(name).cloned().unwrap_or_else(|| DEFAULT_FOLDER.into());
-    let mut input = Input::open(&path)?;
+    let path = matches.get_one::<PathBuf>(name).map_or(Path::new(DEFAULT_FOLDER), PathBuf::as_path);
+    open(path, matches, repair)
+}
+
+/// Opens the trace at `path`, of the rank that was asked for; with `repair`, what a kill left of it is finished
+/// first.
+pub(crate) fn open(path: &Path, matches: &ArgMatches, repair: bool) -> Result<Input> {
+    let mut input = Input::open(path)?;
     if repair && leftover::finish(&input)? {
-        input = Input::open(&path)?;
+        input = Input::open(path)?;
     }
     if let Some(rank) = matches.get_one::<i32>("rank") {
         input.only_rank(*rank)?;
@@ -63,7 +69,7 @@ pub(crate) fn input(name: &str, matches: &ArgMatches, repair: bool) -> Result<In
 
 /// The shared options, and those of `flags`.
 pub(crate) fn options(flags: &[Flag], matches: &ArgMatches, to_stdout: bool) -> Result<Options> {
-    let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
+    let text = |name: &str| matches.try_get_one::<String>(name).ok().flatten().map(String::as_str);
     let mut window = Window::default();
     if let Some(range) = text("window") {
         (window.from_ns, window.to_ns) = parse_window(range)?;
@@ -73,7 +79,8 @@ pub(crate) fn options(flags: &[Flag], matches: &ArgMatches, to_stdout: bool) -> 
     }
     let mut options = Options {
         device: matches.get_one("device").copied(),
-        top: matches.get_one("top").copied(),
+        // The page has no lists.
+        top: matches.try_get_one("top").ok().flatten().copied(),
         units: text("units").unwrap_or("auto").parse().map_err(|why: String| anyhow!(why))?,
         window,
         lenient: matches.get_flag("lenient"),

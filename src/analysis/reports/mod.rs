@@ -15,6 +15,7 @@ mod ranks;
 mod snapshot;
 mod stats;
 mod summary;
+mod timeline;
 mod top_ops;
 
 use serde_json::{Value, json};
@@ -64,6 +65,7 @@ pub const REPORTS: &[&dyn Report] = &[
     &diff::Diff,
     &budget::Budget,
     &ranks::Ranks,
+    &timeline::Timeline,
     &check::Check,
 ];
 

@@ -1,0 +1,368 @@
+//! A curve of memory in characters: an area of eighths of a cell, axes with units, phases and steps
+//! below. Colour tells more on a terminal; without it, letters do.
+
+use memtrace_trace::units::Unit;
+
+use crate::page::{Cell, Page, Style};
+use crate::series::Grid;
+
+/// What to draw.
+pub struct Curve<'a> {
+    /// Two pieces make a column.
+    pub grid: Grid,
+    /// The highest total of each piece, in bytes.
+    pub high: &'a [i64],
+    /// The highest reserved memory of each piece.
+    pub reserved: Option<&'a [i64]>,
+    /// What the total is called.
+    pub total_name: &'a str,
+    /// What the total is made of, from the bottom; may be empty.
+    pub bands: Vec<Band>,
+    /// When each phase begins, and its name; empty for none.
+    pub phases: Vec<(i64, String)>,
+    /// When each step begins, and its number.
+    pub steps: Vec<(i64, i64)>,
+    /// Where to put the mark of the peak.
+    pub peak_ns: Option<i64>,
+    /// When memory ran out.
+    pub ooms: Vec<i64>,
+    /// How bytes are shown.
+    pub units: Unit,
+}
+
+/// A part of the total.
+pub struct Band {
+    /// Its name; the first letter that is free stands for it.
+    pub name: String,
+    /// Its place in [`crate::page::HUES`].
+    pub hue: u8,
+    /// Its bytes at each piece's highest moment.
+    pub bytes: Vec<i64>,
+}
+
+const BLUE: Style = Style::Hue(0);
+const VERMILION: Style = Style::Hue(5);
+const EIGHTHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+impl Curve<'_> {
+    /// The columns that the axis takes on the left.
+    pub const MARGIN: usize = 13;
+
+    fn columns(&self) -> usize {
+        self.grid.buckets.div_ceil(2)
+    }
+
+    /// The highest of a column's pieces, and which of them it is.
+    fn highest(values: &[i64], column: usize) -> (usize, i64) {
+        let first = column * 2;
+        let last = (first + 1).min(values.len().saturating_sub(1));
+        let first = first.min(last);
+        if values.get(last) > values.get(first) { (last, values[last]) } else { (first, values[first]) }
+    }
+
+    fn column(&self, ts_ns: i64) -> usize {
+        self.grid.index(ts_ns) / 2
+    }
+
+    /// Adds it to a page, `height` lines high without what is above and below.
+    pub fn print(&self, page: &mut Page, height: usize) {
+        let columns = self.columns();
+        let highest = |values: &[i64]| values.iter().copied().max().unwrap_or(0);
+        let most = highest(self.high).max(self.reserved.map_or(0, highest)).max(1);
+        let letters = letters(self.bands.iter().map(|band| band.name.as_str()));
+        self.marks(page, columns);
+        for row in (0..height).rev() {
+            // The bytes at the line's lower and upper edge.
+            let (low, step) = (most as f64 * row as f64 / height as f64, most as f64 / height as f64);
+            let label = match row {
+                _ if row + 1 == height => self.units.show(most).to_string(),
+                _ if row == height / 2 && height > 4 => self.units.show((low + step) as i64).to_string(),
+                _ => String::new(),
+            };
+            let tick = if label.is_empty() { "│" } else { "┤" };
+            let mut cells = vec![Cell::new(format!("{label:>11} {tick}"), Style::Faint)];
+            let mut run = Run::default();
+            for column in 0..columns {
+                let (piece, value) = Self::highest(self.high, column);
+                let eighths = ((value as f64 - low) / step * 8.0).round().clamp(0.0, 8.0) as usize;
+                let reserved = self.reserved.map_or(0, |reserved| Self::highest(reserved, column).1);
+                let here = reserved as f64 > low && reserved as f64 <= low + step * 1.0001;
+                let (c, style) = if eighths == 0 && here {
+                    ('─', VERMILION)
+                } else if eighths == 0 {
+                    (' ', Style::Plain)
+                } else if self.bands.is_empty() {
+                    (EIGHTHS[eighths], BLUE)
+                } else {
+                    let place = self.band(piece, value, low + step * (eighths as f64 / 16.0));
+                    let c = if page.paints() { EIGHTHS[eighths] } else { letters[place] };
+                    (c, Style::Hue(self.bands[place].hue))
+                };
+                run.push(&mut cells, c, style);
+            }
+            run.end(&mut cells);
+            page.line(cells);
+        }
+        self.time(page, columns);
+        self.below(page, columns);
+        self.legend(page, &letters);
+    }
+
+    /// The band that lies at a height of a piece.
+    fn band(&self, piece: usize, value: i64, at: f64) -> usize {
+        let sum: i64 = self.bands.iter().filter_map(|band| band.bytes.get(piece)).sum();
+        // Blocks of no category that is drawn make the total a little higher than the bands.
+        let scale = if sum > 0 { value as f64 / sum as f64 } else { 0.0 };
+        let mut top = 0.0;
+        for (place, band) in self.bands.iter().enumerate() {
+            top += band.bytes.get(piece).copied().unwrap_or(0) as f64 * scale;
+            if at < top {
+                return place;
+            }
+        }
+        self.bands.len() - 1
+    }
+
+    /// The marks of the peak and of each OOM, above the curve.
+    fn marks(&self, page: &mut Page, columns: usize) {
+        let mut line: Vec<(char, Style)> = vec![(' ', Style::Plain); columns];
+        let mut write = |column: usize, text: &str, style: Style| {
+            let text: Vec<char> = text.chars().collect();
+            let from = column.min(columns.saturating_sub(text.len()));
+            // The mark itself stays over its column.
+            let text: Vec<char> = if from < column && column < columns {
+                text[1..].iter().copied().chain([text[0]]).collect()
+            } else {
+                text
+            };
+            let from = if from < column { (column + 1).saturating_sub(text.len()) } else { from };
+            if line[from..].iter().take(text.len()).all(|(c, _)| *c == ' ') {
+                for (place, c) in line[from..].iter_mut().zip(text) {
+                    *place = (c, style);
+                }
+            }
+        };
+        if let Some(peak) = self.peak_ns.filter(|peak| self.grid.has(*peak)) {
+            write(self.column(peak), "▼ peak", Style::Strong);
+        }
+        for oom in &self.ooms {
+            write(self.column(*oom), "✖ OOM", Style::Alarm);
+        }
+        let mut cells = vec![Cell::from(" ".repeat(Self::MARGIN))];
+        let mut run = Run::default();
+        for (c, style) in line {
+            run.push(&mut cells, c, style);
+        }
+        run.end(&mut cells);
+        page.line(cells);
+    }
+
+    /// The axis of time.
+    fn time(&self, page: &mut Page, columns: usize) {
+        let mut axis = vec!['─'; columns];
+        let mut text = vec![' '; columns + 12];
+        let (start, end) =
+            (self.grid.start_ns, self.grid.start_ns + self.grid.width_ns * self.grid.buckets as i64);
+        let step = round_step((end - start) / (columns as i64 / 16).max(1));
+        let digits = (9 - (step.max(1) as f64).log10().floor() as usize).min(9);
+        let mut at = start - start.rem_euclid(step);
+        while at <= end {
+            if at >= start && self.grid.has(at) {
+                let column = self.column(at);
+                axis[column] = '┴';
+                let label = format!("{:.digits$} s", at as f64 / 1e9);
+                for (place, c) in text[column..].iter_mut().zip(label.chars()) {
+                    *place = c;
+                }
+            }
+            at += step;
+        }
+        let line: String = axis.into_iter().collect();
+        page.line([Cell::new(format!("{:>11} ┼{line}", "0"), Style::Faint)]);
+        let labels: String = text.into_iter().take(columns).collect();
+        page.line([Cell::new(format!("{}{labels}", " ".repeat(Self::MARGIN)), Style::Faint)]);
+    }
+
+    /// The bands of phases and steps.
+    fn below(&self, page: &mut Page, columns: usize) {
+        if self.phases.iter().any(|(_, name)| !name.is_empty()) {
+            let names = self.phase_names();
+            let letters = capitals(&names);
+            let mut cells = vec![Cell::new(format!("{:>11}  ", "phase"), Style::Faint)];
+            let mut run = Run::default();
+            for column in 0..columns {
+                let end = self.grid.start_ns + self.grid.width_ns * (column as i64 * 2 + 2);
+                let at = self.phases.partition_point(|(ts, _)| *ts < end);
+                let name = at.checked_sub(1).map_or("", |at| self.phases[at].1.as_str());
+                let place = names.iter().position(|known| known == name);
+                let (c, style) = match place {
+                    None => (' ', Style::Plain),
+                    Some(place) if page.paints() => ('▀', hue(&names[place], place)),
+                    Some(place) => (letters[place], Style::Plain),
+                };
+                run.push(&mut cells, c, style);
+            }
+            run.end(&mut cells);
+            page.line(cells);
+        }
+        if !self.steps.is_empty() {
+            let mut line = vec![' '; columns];
+            let mut free = 0;
+            for (ts, number) in self.steps.iter().filter(|(ts, _)| self.grid.has(*ts)) {
+                let column = self.column(*ts);
+                let text = format!("╎{number}");
+                if column < free || column + text.chars().count() > columns {
+                    continue;
+                }
+                free = column + text.chars().count() + 1;
+                for (place, c) in line[column..].iter_mut().zip(text.chars()) {
+                    *place = c;
+                }
+            }
+            let line: String = line.into_iter().collect();
+            page.line([Cell::new(format!("{:>11}  {line}", "step"), Style::Faint)]);
+        }
+    }
+
+    /// The names of the phases, in the order in which they come.
+    fn phase_names(&self) -> Vec<String> {
+        let mut names: Vec<String> = Vec::new();
+        for (_, name) in &self.phases {
+            if !name.is_empty() && !names.contains(name) && names.len() < 20 {
+                names.push(name.clone());
+            }
+        }
+        names
+    }
+
+    fn legend(&self, page: &mut Page, letters_of_bands: &[char]) {
+        let paints = page.paints();
+        let mut cells = vec![Cell::from(" ".repeat(Self::MARGIN))];
+        let mut entry = |sign: char, style: Style, name: &str| {
+            cells.push(Cell::new(sign.to_string(), style));
+            cells.push(Cell::from(format!(" {name}   ")));
+        };
+        if self.bands.is_empty() {
+            entry('█', BLUE, self.total_name);
+        }
+        for (band, letter) in self.bands.iter().zip(letters_of_bands) {
+            entry(if paints { '█' } else { *letter }, Style::Hue(band.hue), &band.name);
+        }
+        if self.reserved.is_some() {
+            entry('─', VERMILION, "reserved");
+        }
+        let names = self.phase_names();
+        let letters = capitals(&names);
+        for (place, (name, letter)) in names.iter().zip(&letters).enumerate() {
+            entry(
+                if paints { '▀' } else { *letter },
+                if paints { hue(name, place) } else { Style::Plain },
+                name,
+            );
+        }
+        page.line(cells);
+    }
+}
+
+/// The colour of a phase: those of training keep theirs.
+fn hue(name: &str, place: usize) -> Style {
+    Style::Hue(match name {
+        "forward" => 4,
+        "backward" => 1,
+        "optimizer" | "optimizer.step" => 3,
+        _ => [7, 6, 2][place % 3],
+    })
+}
+
+/// Letters of phases: capitals, since the small ones stand for what the total is made of.
+fn capitals(names: &[String]) -> Vec<char> {
+    let names: Vec<String> = names.iter().map(|name| name.to_uppercase()).collect();
+    letters(names.iter().map(String::as_str))
+}
+
+/// A letter for each name: the first of its own that no other has.
+fn letters<'a>(names: impl Iterator<Item = &'a str>) -> Vec<char> {
+    let mut taken = Vec::new();
+    for name in names {
+        let own = name.chars().filter(char::is_ascii_alphanumeric);
+        let free = own.chain('A'..='Z').find(|c| !taken.contains(c));
+        taken.push(free.unwrap_or('?'));
+    }
+    taken
+}
+
+/// The next round number of ns at or above `about`: 1, 2 or 5 times a power of ten.
+fn round_step(about: i64) -> i64 {
+    let mut power: i64 = 1;
+    while power <= about / 10 {
+        power *= 10;
+    }
+    [1, 2, 5, 10].iter().map(|lead| lead * power).find(|step| *step >= about).unwrap_or(power * 10)
+}
+
+/// Characters of one style, put together into one piece of a line.
+#[derive(Default)]
+struct Run {
+    text: String,
+    style: Style,
+}
+
+impl Run {
+    fn push(&mut self, cells: &mut Vec<Cell>, c: char, style: Style) {
+        if style != self.style {
+            self.end(cells);
+            self.style = style;
+        }
+        self.text.push(c);
+    }
+
+    fn end(&mut self, cells: &mut Vec<Cell>) {
+        if !self.text.is_empty() {
+            cells.push(Cell::new(std::mem::take(&mut self.text), self.style));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn curve<'a>(high: &'a [i64]) -> Curve<'a> {
+        Curve {
+            grid: Grid { start_ns: 0, width_ns: 100_000_000, buckets: high.len() },
+            high,
+            reserved: None,
+            total_name: "allocated",
+            bands: Vec::new(),
+            phases: vec![(0, "forward".to_owned()), (500_000_000, "backward".to_owned())],
+            steps: vec![(0, 0), (600_000_000, 1)],
+            peak_ns: Some(450_000_000),
+            ooms: Vec::new(),
+            units: Unit::Auto,
+        }
+    }
+
+    #[test]
+    fn a_curve_has_its_axes_its_phases_and_its_peak() {
+        let high: Vec<i64> = (0..20).map(|n| if n == 4 { 4096 } else { n * 128 }).collect();
+        let mut page = Page::new(false, None);
+        curve(&high).print(&mut page, 4);
+        let expected = ["               ▼ peak", "   4.00 KiB ┤  █"];
+        let lines: Vec<&str> = page.text().lines().collect();
+        assert_eq!(lines[0], expected[0]);
+        assert_eq!(lines[1], expected[1]);
+        assert_eq!(lines[2].chars().nth(15), Some('█'), "{}", page.text());
+        assert!(lines[5].starts_with("          0 ┼"), "{}", page.text());
+        assert!(page.text().contains("phase  FFBBBBBBBB"), "{}", page.text());
+        assert!(page.text().contains("step  ╎0 ╎1"), "{}", page.text());
+        assert!(page.text().contains("F forward   B backward"), "{}", page.text());
+        assert!(!page.text().contains('\x1b'));
+    }
+
+    #[test]
+    fn letters_differ() {
+        assert_eq!(letters(["activation", "autograd", "a"].into_iter()), ['a', 'u', 'A']);
+        assert_eq!(round_step(3), 5);
+        assert_eq!(round_step(120_000_000), 200_000_000);
+    }
+}

@@ -1,0 +1,279 @@
+//! The trace of a run that is not over: what was written since the last look, and the state after it.
+//!
+//! A trace may not be there yet, grow in the middle of a line, go on in another part, be compressed
+//! behind our back, and end; a look never waits for any of that.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use memtrace_trace::EventName;
+use memtrace_trace::meta::Meta;
+use rustc_hash::FxHashSet;
+
+use crate::error::Result;
+use crate::input::{newest_run, trace_files};
+use crate::record::{Columns, Wanted};
+use crate::replay::{self, HOST, Metric, Replay, Window};
+use crate::scan::{Chunk, Scanner};
+use crate::series::Growing;
+use crate::stream::{self, TraceFile, same_process};
+use crate::texts::Texts;
+
+/// How much is read at a time.
+const BLOCK: usize = 1 << 20;
+
+/// A run that is looked at again and again.
+pub struct Follower {
+    path: PathBuf,
+    /// Its processes, by rank, then by start.
+    pub processes: Vec<Process>,
+    /// Files that need no second opening.
+    known: FxHashSet<PathBuf>,
+}
+
+/// One process of the run.
+pub struct Process {
+    /// What its first row says.
+    pub meta: Meta,
+    /// The file that is read now.
+    pub path: PathBuf,
+    /// The state after the last look.
+    pub replay: Replay,
+    /// Its texts.
+    pub texts: Texts,
+    /// The totals so far of each device that was used: its ordinal, allocated and reserved.
+    pub history: Vec<(i32, Growing, Growing)>,
+    /// Lines that were not rows.
+    pub skipped: u64,
+    /// Its `end` row is there.
+    pub ended: bool,
+    reading: Reading,
+    /// The parts that follow the one that is read, by number.
+    later: Vec<TraceFile>,
+    part: u32,
+}
+
+/// A part on its way.
+struct Reading {
+    source: Box<dyn Read>,
+    scanner: Scanner,
+    /// The start of a line whose end is not there yet.
+    rest: Vec<u8>,
+    /// Lines to pass over: the header, and what only says again what was said.
+    again: u64,
+}
+
+impl Reading {
+    fn open(part: &TraceFile, texts: &Texts, again: u64) -> std::io::Result<Reading> {
+        let wanted: Wanted = replay::COLUMNS.and(Columns::of(&["ts_ns"]));
+        Ok(Reading {
+            source: stream::bytes(&part.path)?,
+            scanner: Scanner::new(wanted, part.width(), true, texts.clone()),
+            rest: Vec::new(),
+            again: again + 1,
+        })
+    }
+}
+
+impl Follower {
+    /// Follows the run at `path`: a file, or a folder, which need not be there yet.
+    #[must_use]
+    pub fn new(path: &Path) -> Follower {
+        Follower { path: path.to_owned(), processes: Vec::new(), known: FxHashSet::default() }
+    }
+
+    /// Reads what is new; how many rows that was.
+    pub fn look(&mut self) -> u64 {
+        for file in self.files() {
+            // A file whose first row is not written yet is tried again at the next look.
+            if !self.known.contains(&file)
+                && let Ok(part) = TraceFile::open(&file)
+            {
+                self.welcome(part);
+                self.known.insert(file);
+            }
+        }
+        self.processes.iter_mut().map(Process::look).sum()
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        if self.path.is_file() {
+            return vec![self.path.clone()];
+        }
+        let files = trace_files(&self.path).unwrap_or_default();
+        if files.is_empty()
+            && let Ok(Some(newest)) = newest_run(&self.path)
+        {
+            return trace_files(&newest).unwrap_or_default();
+        }
+        files
+    }
+
+    /// Takes a part that was found: of a known process, or of a new one.
+    fn welcome(&mut self, part: TraceFile) {
+        let number = part.meta.part.max(1);
+        if let Some(known) = self.processes.iter_mut().find(|known| same_process(&known.meta, &part.meta)) {
+            if number > known.part && known.later.iter().all(|later| later.meta.part != number) {
+                known.later.push(part);
+                known.later.sort_by_key(|part| part.meta.part);
+            } else if number < known.part && known.replay.counts.rows == 0 {
+                // The folder lists part 10 before part 2: begin with the earliest.
+                if let Ok(earlier) = Process::new(part) {
+                    let mut old = std::mem::replace(known, earlier);
+                    if let Ok(again) = TraceFile::open(&old.path) {
+                        old.later.push(again);
+                    }
+                    known.later.append(&mut old.later);
+                    known.later.sort_by_key(|part| part.meta.part);
+                }
+            }
+            return;
+        }
+        // Another run in the same folder: the newest counts.
+        if let Some(first) = self.processes.first()
+            && first.meta.run_id != part.meta.run_id
+        {
+            if first.meta.start_unix_ns > part.meta.start_unix_ns {
+                return;
+            }
+            self.processes.clear();
+        }
+        if let Ok(process) = Process::new(part) {
+            self.processes.push(process);
+            self.processes.sort_by_key(|process| (process.meta.rank, process.meta.start_unix_ns));
+        }
+    }
+}
+
+impl Process {
+    fn new(part: TraceFile) -> Result<Process> {
+        let texts = Texts::default();
+        let io = |source| memtrace_trace::Error::Io { path: part.path.clone(), source };
+        // Whichever part comes first, its opening rows are what was live before it.
+        let reading = Reading::open(&part, &texts, 0).map_err(io)?;
+        let metric = Metric::Allocated;
+        Ok(Process {
+            part: part.meta.part.max(1),
+            replay: Replay::new(&texts, Window::default(), metric),
+            meta: part.meta,
+            path: part.path,
+            texts,
+            history: Vec::new(),
+            skipped: 0,
+            ended: false,
+            reading,
+            later: Vec::new(),
+        })
+    }
+
+    /// The device with the most reserved memory now, or whatever was seen first.
+    #[must_use]
+    pub fn device(&self) -> Option<&replay::Device> {
+        let gpus = self.replay.devices.iter().filter(|device| device.ordinal != HOST);
+        gpus.max_by_key(|device| (device.peak(Metric::Used).bytes, -device.ordinal))
+    }
+
+    /// Reads on to the end of what is there; how many rows that was.
+    fn look(&mut self) -> u64 {
+        let mut rows = 0;
+        loop {
+            let got = self.read_block();
+            rows += got.unwrap_or(0);
+            if got.is_some() {
+                continue;
+            }
+            // This part is at its end; it stays so once there is another.
+            let Some(next) = self.later.first() else { return rows };
+            let follows = next.meta.part == self.part + 1;
+            let again = if follows { next.meta.opening_rows.saturating_add(1) } else { 0 };
+            let Ok(reading) = Reading::open(next, &self.texts, again) else { return rows };
+            let next = self.later.remove(0);
+            if !follows {
+                // A part is missing: this one says what is live, so begin anew with it.
+                self.replay = Replay::new(&self.texts, Window::default(), Metric::Allocated);
+            }
+            (self.reading, self.part, self.path) = (reading, next.meta.part, next.path);
+        }
+    }
+
+    /// The next piece of the part; `None` when there is nothing new.
+    fn read_block(&mut self) -> Option<u64> {
+        let reading = &mut self.reading;
+        let old = reading.rest.len();
+        // A file that cannot be read any more has nothing new to say.
+        let got = reading.source.by_ref().take(BLOCK as u64).read_to_end(&mut reading.rest).ok()?;
+        if got == 0 {
+            return None;
+        }
+        let Some(end) = reading.rest[old..].iter().rposition(|byte| *byte == b'\n') else { return Some(0) };
+        let mut chunk = Chunk::default();
+        let mut lines = &reading.rest[..old + end + 1];
+        while reading.again > 0 {
+            let Some(end) = lines.iter().position(|byte| *byte == b'\n') else { break };
+            lines = &lines[end + 1..];
+            reading.again -= 1;
+        }
+        reading.scanner.scan(lines, &mut chunk);
+        reading.rest.drain(..=old + end);
+        self.skipped += chunk.skipped;
+        for row in &chunk.records {
+            self.replay.feed(row);
+            self.ended = row.event == EventName::End;
+            if row.device == HOST {
+                continue;
+            }
+            let Some(device) = self.replay.find(row.device) else { continue };
+            let at = match self.history.iter().position(|known| known.0 == row.device) {
+                Some(at) => at,
+                None => {
+                    self.history.push((row.device, Growing::default(), Growing::default()));
+                    self.history.len() - 1
+                }
+            };
+            let (_, allocated, reserved) = &mut self.history[at];
+            allocated.set(self.replay.ts_ns, device.totals.allocated);
+            reserved.set(self.replay.ts_ns, device.totals.get(Metric::Used));
+        }
+        Some(chunk.records.len() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use memtrace_trace::schema::Row;
+
+    use super::*;
+    use crate::testing::TraceBuilder;
+
+    #[test]
+    fn a_trace_is_followed_from_before_its_birth_to_its_end() {
+        let folder = std::env::temp_dir().join(format!("memtrace-follow-{}", std::process::id()));
+        std::fs::remove_dir_all(&folder).ok();
+        let mut follower = Follower::new(&folder);
+        assert_eq!(follower.look(), 0);
+        std::fs::create_dir(&folder).unwrap();
+        assert_eq!(follower.look(), 0);
+        let mut trace = TraceBuilder::default();
+        let block = trace.alloc(4096, Row { step: 3, ..Row::default() });
+        trace.alloc(512, Row::default());
+        trace.free(block, 4096, Row::default());
+        let bytes = trace.finish();
+        let mut file = std::fs::File::create(folder.join("host.r0.1.csv")).unwrap();
+        let mut rows = 0;
+        // Cut anywhere, also within the header, a line or a number.
+        for piece in bytes.chunks(37) {
+            file.write_all(piece).unwrap();
+            rows += follower.look();
+        }
+        assert_eq!(rows, 5);
+        let process = &follower.processes[0];
+        assert!(process.ended);
+        assert_eq!(process.skipped, 0);
+        let device = process.device().unwrap();
+        assert_eq!((device.totals.allocated, device.peak(Metric::Allocated).bytes), (512, 4608));
+        assert_eq!(follower.look(), 0);
+        std::fs::remove_dir_all(&folder).ok();
+    }
+}

@@ -1,0 +1,33 @@
+//! What was live at a moment, by each key, as `memtrace peak` lists it.
+
+use serde_json::{Value, json};
+
+use crate::group::{KEYS, Key, sorted};
+use crate::options::Options;
+use crate::replay::Block;
+use crate::texts::Texts;
+
+/// How many lines of each list the page gets; the rest is one more.
+const MOST: usize = 200;
+
+/// The blocks by module, op, category, phase and step: `[key, bytes, blocks]`, largest first.
+pub(super) fn json(blocks: &[Block], texts: &Texts) -> Value {
+    let mut all = serde_json::Map::new();
+    for name in KEYS {
+        let mut options = Options::default();
+        options.values.insert("by", (*name).to_owned());
+        // No depth is given, so none can be wrong.
+        let Ok(key) = Key::from_options(&options) else { continue };
+        let groups = sorted(key.groups(blocks, texts));
+        let (first, rest) = groups.split_at(groups.len().min(MOST));
+        let mut lines: Vec<Value> =
+            first.iter().map(|(name, group)| json!([name, group.bytes, group.blocks])).collect();
+        if !rest.is_empty() {
+            let bytes: i64 = rest.iter().map(|(_, group)| group.bytes).sum();
+            let count: u64 = rest.iter().map(|(_, group)| group.blocks).sum();
+            lines.push(json!([format!("({} more)", rest.len()), bytes, count]));
+        }
+        all.insert((*name).to_owned(), lines.into());
+    }
+    Value::Object(all)
+}

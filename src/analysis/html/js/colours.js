@@ -1,0 +1,53 @@
+// Colours that the colour-blind can tell apart, after Okabe and Ito, for light and dark.
+
+const CATEGORY = {
+  parameter: "#0072B2",
+  buffer: "#7DB9DE",
+  gradient: "#D55E00",
+  activation: "#009E73",
+  temporary: "#E69F00",
+  optimizer_state: "#CC79A7",
+  input: "#56B4E9",
+  autograd_detail: "#8A6D9B",
+  other: "#8F8B66",
+  "(unattributed)": "#9AA0A6",
+};
+
+const MODULES = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8F8B66", "#4B6A9B", "#C8B400", "#6FBF9F", "#A65B83", "#9FCBEA", "#9AA0A6"];
+
+const LINES = { allocated: "#0072B2", reserved: "#D55E00" };
+
+const categoryColour = (name) => CATEGORY[name.replace(" *", "")] ?? "#9AA0A6";
+const moduleColour = (place, name) => (name === "(other)" ? "#9AA0A6" : MODULES[place % 12]);
+const lineColour = (name) => LINES[name] ?? (name.startsWith("device") ? "#8A6D9B" : "#8F8B66");
+
+const OTHER_PHASES = ["#8F8B66", "#4B6A9B", "#C8B400", "#6FBF9F", "#A65B83"];
+
+/** Colours of phases: the three of training keep theirs. */
+function phaseColour(name) {
+  const known = { forward: "#56B4E9", backward: "#E69F00", optimizer: "#CC79A7", "optimizer.step": "#CC79A7", "(none)": "transparent", "(unattributed)": "transparent", eval: "#009E73", dataloader: "#8F8B66", zero_grad: "#D55E00" };
+  if (name in known) return known[name];
+  let hash = 0;
+  for (const c of name) hash = (hash * 31 + c.charCodeAt(0)) >>> 0;
+  return OTHER_PHASES[hash % OTHER_PHASES.length];
+}
+
+/** The page's own colours, as the style sheet has them for the theme in use. */
+function ink() {
+  const style = getComputedStyle(document.documentElement);
+  const get = (name) => style.getPropertyValue(name).trim();
+  return { text: get("--text"), quiet: get("--quiet"), line: get("--line"), faint: get("--faint"), panel: get("--panel"), alarm: get("--alarm"), accent: get("--accent") };
+}
+
+/** `colour` with an opacity. */
+function faded(colour, opacity) {
+  const n = parseInt(colour.slice(1), 16);
+  return `rgba(${n >> 16},${(n >> 8) & 255},${n & 255},${opacity})`;
+}
+
+/** Black or white, whichever is read better on `colour`. */
+function readable(colour) {
+  const n = parseInt(colour.slice(1), 16);
+  const light = 0.2126 * ((n >> 16) / 255) ** 2.2 + 0.7152 * (((n >> 8) & 255) / 255) ** 2.2 + 0.0722 * ((n & 255) / 255) ** 2.2;
+  return light > 0.22 ? "#10151c" : "#ffffff";
+}

@@ -1,0 +1,78 @@
+// Bytes, times and counts as the command prints them.
+
+const UNITS = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
+
+function bytes(value) {
+  for (const [name, size] of UNITS) if (Math.abs(value) >= size) return `${(value / size).toFixed(2)} ${name}`;
+  return `${value} B`;
+}
+
+function signedBytes(value) {
+  return value > 0 ? "+" + bytes(value) : value < 0 ? "−" + bytes(-value) : "0";
+}
+
+function duration(ns) {
+  const size = Math.abs(ns);
+  if (size < 1e3) return `${ns} ns`;
+  if (size < 1e6) return `${(ns / 1e3).toFixed(1)} µs`;
+  if (size < 1e9) return `${(ns / 1e6).toFixed(1)} ms`;
+  if (size < 120e9) return `${(ns / 1e9).toFixed(2)} s`;
+  if (size < 3600e9) return `${Math.floor(ns / 60e9)} min ${pad(Math.floor(ns / 1e9) % 60)} s`;
+  return `${Math.floor(ns / 3600e9)} h ${pad(Math.floor(ns / 60e9) % 60)} min`;
+}
+
+const pad = (value) => String(value).padStart(2, "0");
+const count = (value) => Math.round(value).toLocaleString("en-US");
+const percent = (share) => `${(share * 100).toFixed(1)} %`;
+const shown = (text) => (text === "(none)" ? "–" : text);
+
+/** A moment with as many digits as tell it from its neighbours `width` ns away. */
+function moment(ns, width) {
+  if (Math.abs(ns) >= 120e9 && width >= 1e8) return duration(ns);
+  const digits = Math.max(0, Math.min(9, Math.ceil(-Math.log10(width / 1e9))));
+  return `${(ns / 1e9).toFixed(digits)} s`;
+}
+
+/** Round steps of about `about` in the units of `scale`. */
+function roundStep(about) {
+  const power = 10 ** Math.floor(Math.log10(about));
+  const lead = about / power;
+  return (lead <= 1 ? 1 : lead <= 2 ? 2 : lead <= 5 ? 5 : 10) * power;
+}
+
+/** Marks of an axis of bytes from 0 to `most`: values and texts in one unit. */
+function byteTicks(most, ticks) {
+  const [name, size] = UNITS.find(([, size]) => most >= size) ?? ["B", 1];
+  const step = Math.max(roundStep(most / size / ticks), size === 1 ? 1 : 0);
+  const digits = Math.max(0, -Math.floor(Math.log10(step)));
+  const marks = [];
+  for (let value = 0; value * size <= most * 1.0001; value += step) marks.push({ at: value * size, text: `${value.toFixed(digits)}` });
+  return { marks, unit: name };
+}
+
+/** Marks of an axis of time. */
+function timeTicks(from, to, ticks) {
+  const span = to - from;
+  const [unit, size] = span >= 600e9 ? ["min", 60e9] : span >= 2e9 ? ["s", 1e9] : span >= 2e6 ? ["ms", 1e6] : span >= 2e3 ? ["µs", 1e3] : ["ns", 1];
+  const step = Math.max(roundStep(span / size / ticks), unit === "ns" ? 1 : 0);
+  const digits = Math.max(0, -Math.floor(Math.log10(step)));
+  const marks = [];
+  for (let i = Math.ceil(from / size / step); i * step * size <= to; i++) {
+    const value = i * step;
+    marks.push({ at: value * size, text: value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }) });
+  }
+  return { marks, unit };
+}
+
+/** A new element with a class and a text. A trace's words become text, never markup. */
+function element(tag, name, text) {
+  const made = document.createElement(tag);
+  if (name) made.className = name;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+/** A word as a shell takes it. */
+function quoted(word) {
+  return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
+}

@@ -1,0 +1,78 @@
+// From the data to the page.
+
+function choose(place) {
+  state.track = place;
+  const t = track();
+  [state.from, state.to] = t.home;
+  [state.at, state.more] = [t.peak.ts_ns, 1];
+  hiddenLines.clear();
+  oomShown = -1;
+  $("tracks").value = String(place);
+  drawAll();
+}
+
+async function main() {
+  page = await load();
+  page.about.runs.forEach((run, i) => run.tracks.forEach((about) => tracks.push(new Track(about, page, i))));
+  if (!tracks.length) {
+    $("headline").textContent = "No GPU memory was used.";
+    for (const section of document.querySelectorAll("section")) section.hidden = true;
+    const run = page.about.runs[0];
+    $("footer").append(...[run?.path ?? "", ...(run?.notes ?? [])].map((text) => element("p", "", text)));
+    return;
+  }
+  readHash();
+  for (const [i, t] of tracks.entries()) {
+    const one = element("option", "", (page.about.runs.length > 1 ? "AB"[t.run] + ": " : "") + t.label);
+    one.value = String(i);
+    $("tracks").append(one);
+  }
+  $("tracks").hidden = tracks.length < 2;
+  $("tracks").value = String(state.track);
+  $("tracks").onchange = (event) => choose(Number(event.target.value));
+  for (const [name, tree] of Object.entries(TREES)) {
+    const one = element("option", "", tree.text);
+    one.value = name;
+    $("tree").append(one);
+  }
+  $("tree").value = state.tree;
+  $("tree").onchange = (event) => { state.tree = event.target.value; zoomedInto = []; draw("live"); };
+  $("search").value = state.search;
+  $("search").oninput = (event) => search(event.target.value);
+  $("to-peak").onclick = () => jump(track().peak.ts_ns);
+  $("to-oom").onclick = jumpToOom;
+  $("zoom-in").onclick = () => zoom(0.6, (state.from + state.to) / 2);
+  $("zoom-out").onclick = () => zoom(1 / 0.6, (state.from + state.to) / 2);
+  $("fit").onclick = () => setView(track().start_ns, track().end_ns);
+  $("theme").onclick = switchTheme;
+  $("help").onclick = () => $("keys").showModal();
+  $("more").onclick = () => { state.more *= 4; draw("live"); };
+  listenToCurve();
+  listenToKeys();
+  listenToSegments();
+  applyTheme();
+  addEventListener("hashchange", () => {
+    readHash();
+    $("tracks").value = String(state.track);
+    $("search").value = state.search;
+    $("tree").value = state.tree;
+    applyTheme();
+    drawAll();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { applyTheme(); drawAll(); });
+  let seen = 0;
+  new ResizeObserver(() => { if (seen !== document.body.clientWidth) { seen = document.body.clientWidth; drawAll(); } }).observe(document.body);
+  // Print is on white paper and as wide as the paper.
+  addEventListener("beforeprint", () => { document.documentElement.dataset.theme = "light"; for (const name of Object.keys(painters)) painters[name](); });
+  addEventListener("afterprint", () => { applyTheme(); drawAll(); });
+  drawAll();
+}
+
+/** For tests and for the curious: `memtrace.frames` are the milliseconds that drawing took. */
+globalThis.memtrace = { state, frames, get tracks() { return tracks; }, liveAt: (ts) => liveAt(track(), ts), ready: null };
+globalThis.memtrace.ready = main().catch((error) => {
+  const it = $("problem");
+  it.hidden = false;
+  it.textContent = `This page could not be shown: ${error.message}`;
+  throw error;
+});

@@ -1,0 +1,126 @@
+// What is looked at, kept in the address; and when to draw.
+
+const state = { track: 0, from: 0, to: 1, at: null, mode: "lines", search: "", by: "module", tree: "module", sort: "bytes", down: true, more: 1, weigh: "bytes", theme: "" };
+let page = null; // what load() gave
+let tracks = [];
+
+const track = () => tracks[state.track];
+
+/** The words of the address: `#at=1819...&view=from:to`, times in ns. */
+function writeHash() {
+  const t = track();
+  const words = new URLSearchParams();
+  if (state.track !== firstTrack()) words.set("track", state.track);
+  if (state.from !== t.home[0] || state.to !== t.home[1]) words.set("view", `${Math.round(state.from)}:${Math.round(state.to)}`);
+  if (state.at !== null) words.set("at", Math.round(state.at));
+  if (state.mode !== "lines") words.set("show", state.mode);
+  if (state.search) words.set("search", state.search);
+  if (state.by !== "module") words.set("by", state.by);
+  if (state.tree !== "module") words.set("tree", state.tree);
+  if (state.sort !== "bytes" || !state.down) words.set("sort", (state.down ? "" : "-") + state.sort);
+  if (state.theme) words.set("theme", state.theme);
+  const hash = "#" + words;
+  if (hash !== location.hash && !(hash === "#" && !location.hash)) history.replaceState(null, "", hash === "#" ? location.pathname + location.search : hash);
+}
+
+/** Takes over what the address says; what makes no sense is left out. */
+function readHash() {
+  const words = new URLSearchParams(location.hash.slice(1));
+  const number = (text) => (text !== null && text !== "" && Number.isFinite(Number(text)) ? Number(text) : null);
+  const chosen = number(words.get("track"));
+  state.track = chosen !== null && tracks[chosen] ? chosen : firstTrack();
+  const t = track();
+  const [from, to] = (words.get("view") ?? "").split(":").map(number);
+  const sound = from !== null && to !== null && from !== undefined && to !== undefined && to > from;
+  [state.from, state.to] = sound ? clampView(from, to) : t.home;
+  const at = number(words.get("at"));
+  state.at = at === null ? t.peak.ts_ns : Math.max(t.start_ns, Math.min(t.end_ns, at));
+  const one = (name, all, otherwise) => (all.includes(words.get(name)) ? words.get(name) : otherwise);
+  state.mode = one("show", ["lines", "category", "module"], "lines");
+  state.search = words.get("search") ?? "";
+  state.by = one("by", TABLES, "module");
+  state.tree = one("tree", Object.keys(TREES), "module");
+  const sort = words.get("sort") ?? "bytes";
+  state.down = !sort.startsWith("-");
+  state.sort = sort.replace(/^-/, "");
+  state.theme = one("theme", ["light", "dark"], "");
+}
+
+/** The track with the highest peak of the first run. */
+function firstTrack() {
+  let best = 0;
+  tracks.forEach((t, i) => {
+    if (t.run === 0 && t.peak.bytes > tracks[best].peak.bytes) best = i;
+  });
+  return best;
+}
+
+/** A view no wider than the trace and no narrower than a few ns, within it. */
+function clampView(from, to) {
+  const t = track();
+  const span = Math.max(Math.min(to - from, t.end_ns - t.start_ns), Math.min(16, t.end_ns - t.start_ns));
+  from = Math.max(t.start_ns, Math.min(from, t.end_ns - span));
+  return [from, from + span];
+}
+
+function setView(from, to) {
+  [state.from, state.to] = clampView(from, to);
+  draw("curve");
+}
+
+function pin(at) {
+  const t = track();
+  state.at = Math.max(t.start_ns, Math.min(t.end_ns, at));
+  state.more = 1;
+  draw("curve", "live", "segments");
+}
+
+/** Does a name match what is searched for? Everything does when nothing is. */
+const matches = (...names) => !state.search || names.some((name) => name.toLowerCase().includes(state.search.toLowerCase()));
+
+const painters = {};
+const waiting = new Set();
+/** How long each frame's script took, ms, the newest 2,000: for the tests. */
+const frames = [];
+
+/** Draws parts of the page at the next frame, each once. */
+function draw(...parts) {
+  if (!waiting.size) requestAnimationFrame(paint);
+  for (const part of parts) waiting.add(part);
+}
+
+let hashTimer = 0;
+function paint() {
+  const start = performance.now();
+  const parts = [...waiting];
+  waiting.clear();
+  for (const part of parts) painters[part]();
+  // Browsers refuse an address that changes at every frame.
+  clearTimeout(hashTimer);
+  hashTimer = setTimeout(writeHash, 150);
+  frames.push(performance.now() - start);
+  if (frames.length > 2000) frames.shift();
+}
+
+function drawAll() {
+  draw(...Object.keys(painters));
+}
+
+/** A canvas of `height` CSS pixels as sharp as the screen is, cleared. */
+function canvas(id, height) {
+  const it = $(id), ratio = window.devicePixelRatio || 1, width = it.clientWidth;
+  const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (it.width !== w || it.height !== h) {
+    it.width = w;
+    it.height = h;
+    it.style.height = `${height}px`;
+  }
+  const c = it.getContext("2d");
+  c.setTransform(ratio, 0, 0, ratio, 0, 0);
+  c.clearRect(0, 0, width, height);
+  c.font = FONT;
+  c.lineJoin = "round";
+  return { c, width, height, it };
+}
+
+const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif';

@@ -1,0 +1,131 @@
+//! The parts of a model that a stacked curve can show: the tree of modules, cut where the bytes are.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+
+use crate::texts::{Symbol, Texts};
+
+/// How many parts are told apart; the rest is one more.
+const MOST: usize = 12;
+
+/// What stands for every other module.
+pub(super) const REST: &str = "(other)";
+
+/// A cut through the tree of modules.
+pub(super) struct Cut {
+    /// The parts, largest first, and [`REST`] as the last.
+    pub(super) names: Vec<String>,
+    /// Modules and whether those below them belong to the part too.
+    parts: BTreeMap<String, (usize, bool)>,
+    known: FxHashMap<Symbol, usize>,
+}
+
+impl Cut {
+    /// Opens the part with the most bytes again and again, while there are few. `bytes` is what each
+    /// module has at the peak.
+    pub(super) fn new(bytes: &[(String, i64)]) -> Cut {
+        // Path, with all below or alone, and its bytes.
+        let mut parts: Vec<(String, bool, i64)> = Vec::new();
+        for (path, held) in bytes {
+            let root = path.split('.').next().unwrap_or(path);
+            match parts.iter().position(|(part, ..)| part == root) {
+                Some(known) => parts[known].2 += held,
+                None if parts.len() < MOST => parts.push((root.to_owned(), true, *held)),
+                None => {}
+            }
+        }
+        loop {
+            parts.sort_by(|a, b| b.2.cmp(&a.2).then_with(|| a.0.cmp(&b.0)));
+            let opened = parts.iter().position(|(path, whole, _)| {
+                *whole
+                    && children(path, bytes).is_some_and(|children| parts.len() + children.len() <= MOST + 1)
+            });
+            let Some(opened) = opened else { break };
+            let (path, ..) = parts.remove(opened);
+            let children = children(&path, bytes).unwrap_or_default();
+            parts.extend(children);
+        }
+        let mut names: Vec<String> = Vec::new();
+        let mut places = BTreeMap::new();
+        for (path, whole, _) in parts {
+            places.insert(path.clone(), (names.len(), whole));
+            names.push(path);
+        }
+        names.push(REST.to_owned());
+        Cut { names, parts: places, known: FxHashMap::default() }
+    }
+
+    /// The part that a module belongs to.
+    pub(super) fn place(&mut self, module: Symbol, texts: &Texts) -> usize {
+        if let Some(place) = self.known.get(&module) {
+            return *place;
+        }
+        let place = self.find(&crate::play::shown(texts, module));
+        self.known.insert(module, place);
+        place
+    }
+
+    fn find(&self, path: &str) -> usize {
+        let mut upper = path;
+        loop {
+            if let Some((place, whole)) = self.parts.get(upper)
+                && (*whole || upper == path)
+            {
+                return *place;
+            }
+            match upper.rsplit_once('.') {
+                Some((shorter, _)) => upper = shorter,
+                None => return self.names.len() - 1,
+            }
+        }
+    }
+}
+
+/// The parts that `path` falls into: itself alone when it holds bytes, and its children with all below
+/// them. `None` when there is nothing below it.
+fn children(path: &str, bytes: &[(String, i64)]) -> Option<Vec<(String, bool, i64)>> {
+    let mut own = 0;
+    let mut below: BTreeMap<String, i64> = BTreeMap::new();
+    for (module, held) in bytes {
+        if module == path {
+            own += held;
+        } else if let Some(rest) = module.strip_prefix(path).and_then(|rest| rest.strip_prefix('.')) {
+            let name = rest.split('.').next().unwrap_or(rest);
+            *below.entry(format!("{path}.{name}")).or_default() += held;
+        }
+    }
+    if below.is_empty() {
+        return None;
+    }
+    let mut parts: Vec<_> = below.into_iter().map(|(name, held)| (name, true, held)).collect();
+    if own > 0 {
+        parts.push((path.to_owned(), false, own));
+    }
+    Some(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_is_cut_where_the_bytes_are() {
+        let bytes: Vec<(String, i64)> =
+            [("GPT", 5), ("GPT.h.0.mlp", 50), ("GPT.h.1.mlp", 40), ("GPT.head", 30)]
+                .map(|(path, held)| (path.to_owned(), held))
+                .into();
+        let cut = Cut::new(&bytes);
+        assert_eq!(cut.names, ["GPT.h.0.mlp", "GPT.h.1.mlp", "GPT.head", "GPT", REST]);
+        assert_eq!(cut.find("GPT.h.1.mlp.fc"), 1);
+        assert_eq!(cut.find("GPT"), 3);
+        assert_eq!(cut.find("GPT.other"), 4);
+        assert_eq!(cut.find("(unattributed)"), 4);
+    }
+
+    #[test]
+    fn a_wide_level_stays_whole() {
+        let bytes: Vec<(String, i64)> = (0..40).map(|n| (format!("Net.layer.{n}"), 1)).collect();
+        assert_eq!(Cut::new(&bytes).names, ["Net.layer", REST]);
+    }
+}

@@ -1,0 +1,26 @@
+//! The names that a page shows, each once.
+
+use rustc_hash::FxHashMap;
+
+use crate::play::shown;
+use crate::texts::{Symbol, Texts};
+
+/// The table of one page.
+#[derive(Default)]
+pub(super) struct Strings {
+    places: FxHashMap<String, i64>,
+    /// In the order of their places.
+    pub(super) names: Vec<String>,
+}
+
+impl Strings {
+    /// The place of a symbol's text, as reports show it.
+    pub(super) fn of(&mut self, symbol: Symbol, texts: &Texts) -> i64 {
+        let name = shown(texts, symbol);
+        let next = self.names.len() as i64;
+        *self.places.entry(name).or_insert_with_key(|name| {
+            self.names.push(name.clone());
+            next
+        })
+    }
+}

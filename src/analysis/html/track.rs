@@ -1,0 +1,335 @@
+//! One device of one process, as the page shows it: what the second reading of its trace collects.
+
+use memtrace_trace::{Category, EventName};
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+use super::blocks::Keeper;
+use super::modules::Cut;
+use super::pack::Pack;
+use super::strings::Strings;
+use crate::group::category;
+use crate::play::Played;
+use crate::record::Record;
+use crate::replay::{Kind, Metric, Replay};
+use crate::series::{Course, Grid, Series};
+use crate::stack::Stack;
+use crate::texts::Symbol;
+
+/// A piece of the stacked curve is this many of the lines'.
+const STACK: usize = 8;
+/// Rows kept whole on each side of the peak and of the OOM.
+const AROUND: i64 = 8192;
+/// OOMs, failed calls and changes of segments kept, of each.
+const MOST_MARKS: usize = 20_000;
+/// Failed calls and OOMs that get a pin.
+const MOST_PINS: usize = 500;
+
+/// What a track is told before the second reading.
+pub(super) struct Plan {
+    pub(super) ordinal: i32,
+    pub(super) metric: Metric,
+    pub(super) grid: Grid,
+    /// The device's memory in bytes; 0 when unknown.
+    pub(super) capacity: i64,
+    /// The rows of the peak and of the last OOM, by `seq`.
+    pub(super) moments: Vec<i64>,
+    pub(super) last_oom: i64,
+    /// When the peak was.
+    pub(super) peak_ns: i64,
+    pub(super) cut: Cut,
+    pub(super) keeper: Keeper,
+}
+
+/// A moment in detail: every row around the peak and the OOM.
+#[derive(Default)]
+struct Detail {
+    ts_ns: Vec<i64>,
+    allocated: Vec<i64>,
+    reserved: Vec<i64>,
+}
+
+/// See the module.
+pub(super) struct Track {
+    plan: Plan,
+    allocated: Series,
+    reserved: Series,
+    used: Series,
+    sampled: Option<Series>,
+    course: Course,
+    stack: Stack,
+    detail: Detail,
+    /// Lifetimes by power of two of ns, sizes by power of two of bytes: how many, and their bytes.
+    lifetimes: Vec<(u64, i64)>,
+    sizes: Vec<(u64, i64)>,
+    ooms: Vec<Record>,
+    failed: Vec<Record>,
+    segments: Vec<(i64, i64, i64, bool)>,
+    segments_left_out: u64,
+    /// What was live at the last OOM, grouped.
+    pub(super) at_oom: Option<Value>,
+}
+
+impl Track {
+    pub(super) fn new(plan: Plan) -> Track {
+        let grid = plan.grid;
+        let stacked =
+            Grid { width_ns: grid.width_ns * STACK as i64, buckets: grid.buckets.div_ceil(STACK), ..grid };
+        let owners = Category::ALL.len() + plan.cut.names.len();
+        Track {
+            allocated: Series::new(grid),
+            reserved: Series::new(grid),
+            used: Series::new(grid),
+            sampled: None,
+            course: Course::new(grid),
+            stack: Stack::new(stacked, owners),
+            detail: Detail::default(),
+            lifetimes: vec![(0, 0); 64],
+            sizes: vec![(0, 0); 64],
+            ooms: Vec::new(),
+            failed: Vec::new(),
+            segments: Vec::new(),
+            segments_left_out: 0,
+            at_oom: None,
+            plan,
+        }
+    }
+
+    pub(super) fn ordinal(&self) -> i32 {
+        self.plan.ordinal
+    }
+
+    /// What ran at a row, whatever its device.
+    pub(super) fn course(&mut self, row: &Record, replay: &Replay) {
+        let total = replay.find(self.plan.ordinal).map_or(0, |d| d.totals.get(self.plan.metric));
+        self.course.feed(row, replay, total);
+    }
+
+    /// A row of this device, which the replay has taken.
+    pub(super) fn feed(&mut self, row: &Record, replay: &Replay) {
+        let ts = replay.ts_ns;
+        match row.event {
+            EventName::Alloc | EventName::Live | EventName::ExtAlloc => self.alloc(row, replay),
+            EventName::Free | EventName::ExtFree => self.free(row, replay),
+            EventName::Tag => self.tag(row, replay),
+            EventName::Oom if self.plan.grid.has(ts) && self.ooms.len() < MOST_PINS => {
+                self.ooms.push(Record { ts_ns: ts, ..*row });
+            }
+            _ => {}
+        }
+        if is_segment(row.event) && row.status == 0 && row.delta_bytes != 0 {
+            if self.segments.len() < MOST_MARKS {
+                let expandable = matches!(row.event, EventName::SegmentMap | EventName::SegmentUnmap);
+                self.segments.push((ts, row.addr, row.delta_bytes, expandable));
+            } else {
+                self.segments_left_out += 1;
+            }
+        }
+        if row.status != 0
+            && row.event != EventName::Oom
+            && self.plan.grid.has(ts)
+            && self.failed.len() < MOST_PINS
+        {
+            self.failed.push(Record { ts_ns: ts, ..*row });
+        }
+        if row.device_free_bytes >= 0 && self.plan.capacity > 0 {
+            let grid = self.plan.grid;
+            let used = self.plan.capacity - row.device_free_bytes;
+            self.sampled.get_or_insert_with(|| Series::new(grid)).set(ts, used);
+        }
+        let Some(device) = replay.find(self.plan.ordinal) else { return };
+        let totals = device.totals;
+        self.allocated.set(ts, totals.allocated);
+        self.reserved.set(ts, totals.reserved);
+        self.used.set(ts, totals.get(Metric::Used));
+        let near = |moment: &i64| *moment > 0 && (row.seq - moment).abs() <= AROUND;
+        if self.plan.moments.iter().any(near) && self.plan.grid.has(ts) {
+            self.detail.ts_ns.push(ts);
+            self.detail.allocated.push(totals.get(self.plan.metric));
+            self.detail.reserved.push(totals.reserved);
+        }
+        if row.seq == self.plan.last_oom {
+            let live = replay.live_on(self.plan.ordinal, false);
+            self.plan.keeper.want(&live);
+            self.at_oom = Some(super::groups::json(&live, &replay.texts));
+        }
+    }
+
+    fn counts(&self, kind: Kind) -> bool {
+        kind == Kind::Torch || kind == Kind::Outside && self.plan.metric == Metric::Used
+    }
+
+    fn alloc(&mut self, row: &Record, replay: &Replay) {
+        let kind = if row.event == EventName::ExtAlloc { Kind::Outside } else { Kind::Torch };
+        if row.alloc_id == 0 || !self.counts(kind) {
+            return;
+        }
+        let at = row.delta_bytes.max(1).ilog2() as usize;
+        self.sizes[at].0 += 1;
+        self.sizes[at].1 += row.delta_bytes;
+        let category = self.plan.keeper.inferred(row.alloc_id).unwrap_or(row.category);
+        self.add(row, replay, category, row.module, row.delta_bytes);
+    }
+
+    fn free(&mut self, row: &Record, replay: &Replay) {
+        let Some(block) = replay.freed.filter(|block| self.counts(block.kind)) else { return };
+        let age = (replay.ts_ns - block.born_ns).max(1).ilog2() as usize;
+        self.lifetimes[age].0 += 1;
+        self.lifetimes[age].1 += block.bytes;
+        let category = self.plan.keeper.inferred(block.id).unwrap_or(block.owner.category);
+        self.add(row, replay, category, block.owner.module, -block.bytes);
+        self.plan.keeper.take(&block, Some(replay.ts_ns));
+    }
+
+    fn owners(&mut self, replay: &Replay, category: Category, module: Symbol) -> [usize; 2] {
+        [category as usize, Category::ALL.len() + self.plan.cut.place(module, &replay.texts)]
+    }
+
+    fn add(&mut self, row: &Record, replay: &Replay, category: Category, module: Symbol, delta: i64) {
+        let owners = self.owners(replay, category, module);
+        let total = replay.find(row.device).map_or(0, |device| device.totals.get(self.plan.metric));
+        self.stack.add(replay.ts_ns, row.seq, &owners, delta, total);
+    }
+
+    fn tag(&mut self, row: &Record, replay: &Replay) {
+        if replay.live.contains_key(&row.alloc_id) {
+            let owners = self.owners(replay, row.category, row.module);
+            self.stack.correct(replay.ts_ns, row.seq, row.alloc_id, &owners, row.delta_bytes);
+        }
+    }
+
+    /// What the page needs of this track, its columns in `pack`.
+    pub(super) fn finish(mut self, played: &Played, pack: &mut Pack, strings: &mut Strings) -> Value {
+        for block in played.replay.live.values() {
+            if block.device == self.plan.ordinal && self.counts(block.kind) {
+                self.plan.keeper.take(block, None);
+            }
+        }
+        let allocated = self.allocated.finish();
+        let reserved = self.reserved.finish();
+        let used = self.used.finish();
+        let mut series = vec![line("allocated", &allocated, pack), line("reserved", &reserved, pack)];
+        if used.high != reserved.high {
+            series.push(line("torch and other libraries", &used, pack));
+        }
+        if let Some(sampled) = self.sampled.take() {
+            series.push(line("device used (sampled)", &sampled.finish(), pack));
+        }
+        let steps = &self.course.steps.steps;
+        let text = |symbol: Symbol, strings: &mut Strings| strings.of(symbol, &played.texts);
+        let phases: Vec<(i64, i64)> =
+            self.course.phases.starts.iter().map(|(ts, phase)| (*ts, text(*phase, strings))).collect();
+        let grid = self.plan.grid;
+        let whole = (grid.start_ns, grid.start_ns + grid.width_ns * grid.buckets as i64);
+        let home = self.course.steps.home(whole, self.plan.peak_ns);
+        let blocks = blocks(&mut self.plan.keeper, played, pack, strings);
+        let owners = self.stack.finish();
+        let (categories, modules) = owners.split_at(Category::ALL.len());
+        let names = Category::ALL.iter().map(|name| category(*name).to_owned());
+        json!({
+            "device": self.plan.ordinal,
+            "metric": self.plan.metric.name(),
+            "start_ns": self.plan.grid.start_ns,
+            "width_ns": self.plan.grid.width_ns,
+            "buckets": self.plan.grid.buckets,
+            "stack_each": STACK,
+            "home_ns": home,
+            "series": series,
+            "by_category": stacked(names, categories, pack),
+            "by_module": stacked(self.plan.cut.names.iter().cloned(), modules, pack),
+            "phases": {
+                "ts": pack.column(phases.iter().map(|phase| phase.0)),
+                "name": pack.column(phases.iter().map(|phase| phase.1)),
+            },
+            "steps": {
+                "first": pack.column(steps.iter().map(|step| step.numbers.0)),
+                "last": pack.column(steps.iter().map(|step| step.numbers.1)),
+                "from": pack.column(steps.iter().map(|step| step.time_ns.0)),
+                "to": pack.column(steps.iter().map(|step| step.time_ns.1)),
+                "high": pack.column(steps.iter().map(|step| step.high)),
+                "high_ts": pack.column(steps.iter().map(|step| step.high_ns)),
+            },
+            "detail": {
+                "ts": pack.column(self.detail.ts_ns.iter().copied()),
+                "allocated": pack.column(self.detail.allocated.iter().copied()),
+                "reserved": pack.column(self.detail.reserved.iter().copied()),
+            },
+            "segments": {
+                "ts": pack.column(self.segments.iter().map(|segment| segment.0)),
+                "addr": pack.column(self.segments.iter().map(|segment| segment.1)),
+                "bytes": pack.column(self.segments.iter().map(|segment| segment.2)),
+                "expandable": pack.column(self.segments.iter().map(|segment| i64::from(segment.3))),
+                "left_out": self.segments_left_out,
+            },
+            "blocks": blocks,
+            "lifetimes": spread(&self.lifetimes),
+            "sizes": spread(&self.sizes),
+            "ooms": self.ooms.iter().map(|row| pin(row, played)).collect::<Vec<_>>(),
+            "failed": self.failed.iter().map(|row| pin(row, played)).collect::<Vec<_>>(),
+            "at_oom": self.at_oom,
+        })
+    }
+}
+
+fn line(name: &str, series: &Series, pack: &mut Pack) -> Value {
+    // The height of a piece is small where little happens.
+    let heights = series.high.iter().zip(&series.low).map(|(high, low)| high - low);
+    json!({ "name": name, "high": pack.column(series.high.iter().copied()), "height": pack.column(heights) })
+}
+
+fn stacked(names: impl Iterator<Item = String>, owners: &[Vec<i64>], pack: &mut Pack) -> Value {
+    let bands = names.zip(owners).filter(|(_, bytes)| bytes.iter().any(|bytes| *bytes != 0));
+    let bands: Vec<Value> = bands
+        .map(|(name, bytes)| json!({ "name": name, "bytes": pack.column(bytes.iter().copied()) }))
+        .collect();
+    Value::Array(bands)
+}
+
+/// The bins that hold something: the power of two, how many, and their bytes.
+fn spread(bins: &[(u64, i64)]) -> Vec<(usize, u64, i64)> {
+    let bins = bins.iter().enumerate().filter(|(_, bin)| bin.0 > 0);
+    bins.map(|(power, (count, bytes))| (power, *count, *bytes)).collect()
+}
+
+fn pin(row: &Record, played: &Played) -> Value {
+    let text = |symbol| played.texts.get(symbol).to_string();
+    json!({
+        "ts_ns": row.ts_ns, "seq": row.seq, "event": row.event.as_str(), "status": row.status,
+        "requested_bytes": row.requested_bytes, "bytes": row.delta_bytes,
+        "step": row.step, "phase": text(row.phase), "module": text(row.module), "op": text(row.op),
+    })
+}
+
+fn blocks(keeper: &mut Keeper, played: &Played, pack: &mut Pack, strings: &mut Strings) -> Value {
+    keeper.kept.sort_by_key(|kept| kept.block.id);
+    let kept = &keeper.kept;
+    let mut symbol = FxHashMap::default();
+    let mut text = |of: Symbol| *symbol.entry(of).or_insert_with(|| strings.of(of, &played.texts));
+    let names: Vec<[i64; 3]> = kept
+        .iter()
+        .map(|kept| [kept.block.owner.module, kept.block.owner.op, kept.block.owner.phase].map(&mut text))
+        .collect();
+    let mut column = |get: &dyn Fn(&super::blocks::Kept) -> i64| pack.column(kept.iter().map(get));
+    let mut all = json!({
+        "id": column(&|kept| kept.block.id),
+        "born": column(&|kept| kept.block.born_ns),
+        "age": column(&|kept| kept.died_ns.map_or(-1, |died| died - kept.block.born_ns)),
+        "bytes": column(&|kept| kept.block.bytes),
+        "requested": column(&|kept| kept.block.requested),
+        "addr": column(&|kept| kept.block.addr),
+        "stream": column(&|kept| kept.block.stream),
+        "pool": column(&|kept| kept.block.pool),
+        "step": column(&|kept| kept.block.owner.step),
+        "category": column(&|kept| kept.block.owner.category as i64),
+        "inferred": column(&|kept| i64::from(kept.block.inferred)),
+    });
+    for (place, name) in ["module", "op", "phase"].into_iter().enumerate() {
+        all[name] = pack.column(names.iter().map(|names| names[place]));
+    }
+    all
+}
+
+fn is_segment(event: EventName) -> bool {
+    use EventName::{SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap};
+    matches!(event, SegmentAlloc | SegmentFree | SegmentMap | SegmentUnmap)
+}

@@ -1,0 +1,300 @@
+//! `memtrace timeline`: the curve of memory in the terminal, with phases and steps below it.
+
+use memtrace_trace::{Category, EventName};
+use serde_json::{Value, json};
+
+use super::{Answer, Report, next};
+use crate::curve::{Band, Curve};
+use crate::error::{Error, Result};
+use crate::group::category;
+use crate::input::Input;
+use crate::options::{Flag, Options};
+use crate::page::{Cell, Page, Style, duration};
+use crate::play::{Footer, Played, heading, play, play_rows};
+use crate::record::Columns;
+use crate::replay::{self, Metric, Window};
+use crate::series::{Course, Grid, Series};
+use crate::stack::Stack;
+use crate::stream::TraceFile;
+use crate::texts::Symbol;
+
+/// See the module.
+pub(super) struct Timeline;
+
+const WIDTH: Flag = Flag {
+    name: "width",
+    value: Some("COLUMNS"),
+    default: "",
+    choices: &[],
+    help: "How wide [default: the terminal, or 100]",
+};
+const HEIGHT: Flag =
+    Flag { name: "height", value: Some("LINES"), default: "16", choices: &[], help: "How high the curve is" };
+const BY: Flag = Flag {
+    name: "by",
+    value: Some("WHAT"),
+    default: "total",
+    choices: &["total", "category"],
+    help: "The totals, or what they are made of",
+};
+const ALL: Flag = Flag {
+    name: "all",
+    value: None,
+    default: "",
+    choices: &[],
+    help: "From the first row to the last, also when the steps are a small part of it",
+};
+
+impl Report for Timeline {
+    fn name(&self) -> &'static str {
+        "timeline"
+    }
+
+    fn about(&self) -> &'static str {
+        "The curve of memory in the terminal, with phases, steps and the peak"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        &[BY, WIDTH, HEIGHT, ALL]
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let width = options.number(WIDTH.name)?.or(options.width).unwrap_or(100).clamp(30, 400);
+        let height = options.number(HEIGHT.name)?.unwrap_or(16).clamp(3, 200);
+        let mut footer = Footer::new(input);
+        let mut best: Option<(i64, &TraceFile, First)> = None;
+        for trace in &input.traces {
+            let first = First::read(trace, options)?;
+            footer.add(trace, &first.played, Some(first.ordinal));
+            let peak = first.peak();
+            if best.as_ref().is_none_or(|(highest, ..)| peak > *highest) {
+                best = Some((peak, trace, first));
+            }
+        }
+        let (_, trace, first) =
+            best.ok_or_else(|| Error::usage(format!("{}: no trace", input.path.display())))?;
+        let mut page = Page::new(options.paint, options.width);
+        heading(&mut page, input, &trace.meta);
+        if first.peak() == 0 {
+            page.plain("No memory tracked.");
+            return Ok(Answer { page, json: json!({ "buckets": 0 }), footer, ..Answer::default() });
+        }
+        let whole = first.time_ns;
+        let shown = if options.is_set(ALL.name) || options.window != Window::default() {
+            whole
+        } else {
+            first.course.steps.home(whole, first.moment().ts_ns)
+        };
+        let grid = Grid::new(shown.0, shown.1, (width - Curve::MARGIN) * 2);
+        let drawn = Drawn::read(trace, options, &first, grid)?;
+        if input.traces.len() > 1 {
+            page.plain(format!(
+                "rank {}, the highest of {}; --rank shows another",
+                trace.meta.rank,
+                input.traces.len()
+            ));
+        }
+        drawn.print(&mut page, &first, height, options);
+        if shown != whole {
+            page.line([Cell::new(
+                format!(
+                    "the steps, {} of {}; --all shows the rest",
+                    duration(shown.1 - shown.0),
+                    duration(whole.1 - whole.0)
+                ),
+                Style::Faint,
+            )]);
+        }
+        let other = if options.text(BY.name) == "category" { "" } else { "--by category" };
+        let hints = vec![next("timeline", input, other), next("report", input, "-o report.html")];
+        Ok(Answer { page, json: drawn.json(trace, &first), footer, next: hints, ..Answer::default() })
+    }
+}
+
+/// What the first reading tells: which device, and when.
+struct First {
+    played: Played,
+    metric: Metric,
+    ordinal: i32,
+    time_ns: (i64, i64),
+    course: Course,
+}
+
+impl First {
+    fn read(trace: &TraceFile, options: &Options) -> Result<First> {
+        let first = First::read_for(trace, options, Metric::Allocated)?;
+        // A program without torch: everything that it holds is outside torch's allocator.
+        if first.peak() == 0 { First::read_for(trace, options, Metric::Used) } else { Ok(first) }
+    }
+
+    fn read_for(trace: &TraceFile, options: &Options, metric: Metric) -> Result<First> {
+        let mut course = Course::new(Grid::new(0, i64::MAX / 4, 1));
+        let mut time: Option<(i64, i64)> = None;
+        let played = play(trace, Columns::of(&[]), options, metric, |row, replay| {
+            if replay.in_window() {
+                time = Some((time.map_or(replay.ts_ns, |time| time.0), replay.ts_ns));
+                course.feed(row, replay, 0);
+            }
+        })?;
+        let ordinal = played.fullest(metric, options).map_or(0, |device| device.ordinal);
+        Ok(First { played, metric, ordinal, time_ns: time.unwrap_or((0, 0)), course })
+    }
+
+    fn moment(&self) -> replay::Moment {
+        self.played.replay.find(self.ordinal).map(|device| *device.peak(self.metric)).unwrap_or_default()
+    }
+
+    fn peak(&self) -> i64 {
+        self.moment().bytes
+    }
+}
+
+/// What the second reading collects.
+struct Drawn {
+    grid: Grid,
+    total: Series,
+    reserved: Series,
+    course: Course,
+    by_category: Vec<Vec<i64>>,
+    ooms: Vec<i64>,
+    played: Played,
+}
+
+impl Drawn {
+    fn read(trace: &TraceFile, options: &Options, first: &First, grid: Grid) -> Result<Drawn> {
+        let (mut total, mut reserved) = (Series::new(grid), Series::new(grid));
+        let mut course = Course::new(grid);
+        let mut stack = Stack::new(grid, Category::ALL.len());
+        let mut ooms = Vec::new();
+        let inferred: rustc_hash::FxHashMap<i64, Category> = first
+            .played
+            .replay
+            .at_peak(first.ordinal, false)
+            .into_iter()
+            .filter(|block| block.inferred)
+            .map(|block| (block.id, block.owner.category))
+            .collect();
+        let wanted = replay::COLUMNS.and(Columns::of(&["ts_ns"]));
+        let played = play_rows(trace, wanted, options, first.metric, |row, replay| {
+            let Some(device) = replay.find(first.ordinal) else { return };
+            let value = device.totals.get(first.metric);
+            course.feed(row, replay, value);
+            if row.device != first.ordinal {
+                return;
+            }
+            let ts = replay.ts_ns;
+            total.set(ts, value);
+            reserved.set(ts, device.totals.reserved);
+            let known = |id| inferred.get(&id).copied();
+            let counts = |outside: bool| !outside || first.metric == Metric::Used;
+            match row.event {
+                EventName::Alloc | EventName::Live | EventName::ExtAlloc
+                    if counts(row.event == EventName::ExtAlloc) =>
+                {
+                    let category = known(row.alloc_id).unwrap_or(row.category);
+                    stack.add(ts, row.seq, &[category as usize], row.delta_bytes, value);
+                }
+                EventName::Free | EventName::ExtFree if counts(row.event == EventName::ExtFree) => {
+                    if let Some(block) = &replay.freed {
+                        let category = known(block.id).unwrap_or(block.owner.category);
+                        stack.add(ts, row.seq, &[category as usize], -block.bytes, value);
+                    }
+                }
+                EventName::Tag if replay.live.contains_key(&row.alloc_id) => {
+                    stack.correct(ts, row.seq, row.alloc_id, &[row.category as usize], row.delta_bytes);
+                }
+                EventName::Oom if grid.has(ts) => ooms.push(ts),
+                _ => {}
+            }
+        })?;
+        let (total, reserved) = (total.finish(), reserved.finish());
+        Ok(Drawn { grid, total, reserved, course, by_category: stack.finish(), ooms, played })
+    }
+
+    fn name(&self, phase: Symbol) -> String {
+        if phase == Symbol::NONE { String::new() } else { self.played.texts.get(phase).to_string() }
+    }
+
+    fn print(&self, page: &mut Page, first: &First, height: usize, options: &Options) {
+        let peak = first.moment();
+        let mut when = format!(" at {}", duration(peak.ts_ns));
+        if peak.owner.step >= 0 {
+            when.push_str(&format!(", step {}", peak.owner.step));
+        }
+        if peak.owner.phase != Symbol::NONE {
+            when.push_str(&format!(", {}", first.played.texts.get(peak.owner.phase)));
+        }
+        page.line([
+            format!("device {}: peak of {} memory ", first.ordinal, first.metric.name()).into(),
+            Cell::new(options.units.show(peak.bytes).to_string(), Style::Strong),
+            when.into(),
+        ]);
+        let mut bands = Vec::new();
+        if options.text(BY.name) == "category" {
+            for (index, bytes) in self.by_category.iter().enumerate() {
+                if bytes.iter().any(|bytes| *bytes > 0) {
+                    let name = category(Category::ALL[index]);
+                    bands.push(Band { name: name.to_owned(), hue: index as u8, bytes: bytes.clone() });
+                }
+            }
+        }
+        let phases = self.course.phases.starts.iter().map(|(ts, phase)| (*ts, self.name(*phase))).collect();
+        let curve = Curve {
+            grid: self.grid,
+            high: &self.total.high,
+            reserved: Some(&self.reserved.high),
+            total_name: first.metric.name(),
+            bands,
+            phases,
+            steps: self.course.steps.steps.iter().map(|step| (step.time_ns.0, step.numbers.0)).collect(),
+            peak_ns: Some(peak.ts_ns),
+            ooms: self.ooms.clone(),
+            units: options.units,
+        };
+        curve.print(page, height);
+    }
+
+    fn json(&self, trace: &TraceFile, first: &First) -> Value {
+        let categories: serde_json::Map<String, Value> = Category::ALL
+            .iter()
+            .zip(&self.by_category)
+            .filter(|(_, bytes)| bytes.iter().any(|bytes| *bytes != 0))
+            .map(|(name, bytes)| (category(*name).to_owned(), json!(bytes)))
+            .collect();
+        let phases: Vec<Value> = self
+            .course
+            .phases
+            .starts
+            .iter()
+            .map(|(ts, phase)| json!({ "ts_ns": ts, "phase": &*self.played.texts.get(*phase) }))
+            .collect();
+        let steps: Vec<Value> = self
+            .course
+            .steps
+            .steps
+            .iter()
+            .map(|step| {
+                json!({ "step": step.numbers.0, "last_step": step.numbers.1, "from_ns": step.time_ns.0,
+                        "to_ns": step.time_ns.1, "peak_bytes": step.high, "peak_ts_ns": step.high_ns })
+            })
+            .collect();
+        json!({
+            "file": trace.path.display().to_string(),
+            "rank": trace.meta.rank,
+            "device": first.ordinal,
+            "of": first.metric.name(),
+            "peak": first.played.moment(&first.moment()),
+            "start_ns": self.grid.start_ns,
+            "width_ns": self.grid.width_ns,
+            "buckets": self.grid.buckets,
+            "low_bytes": self.total.low,
+            "high_bytes": self.total.high,
+            "reserved_high_bytes": self.reserved.high,
+            "by_category_bytes": categories,
+            "phases": phases,
+            "steps": steps,
+            "ooms_ns": self.ooms,
+        })
+    }
+}

@@ -1,0 +1,364 @@
+//! A total over time in equal pieces of it, each with its lowest and highest value: however few the
+//! pieces, no peak is lost. What the report page and the curve in the terminal are drawn from.
+
+use memtrace_trace::EventName;
+
+use crate::record::Record;
+use crate::replay::Replay;
+use crate::texts::Symbol;
+
+/// Equal pieces of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Where the first one begins, ns since the trace's start.
+    pub start_ns: i64,
+    /// How long each is, ns.
+    pub width_ns: i64,
+    /// How many there are.
+    pub buckets: usize,
+}
+
+impl Grid {
+    /// At most `most` pieces from `start_ns` up to and with `end_ns`.
+    #[must_use]
+    pub fn new(start_ns: i64, end_ns: i64, most: usize) -> Grid {
+        let span = end_ns.saturating_sub(start_ns).max(0).saturating_add(1);
+        let most = i64::try_from(most.max(1)).unwrap_or(i64::MAX);
+        let width_ns = span.saturating_add(most - 1) / most;
+        let buckets = usize::try_from((span + width_ns - 1) / width_ns).unwrap_or(1);
+        Grid { start_ns, width_ns, buckets }
+    }
+
+    /// The piece that a time falls into; those outside go to the first and the last.
+    #[must_use]
+    pub fn index(&self, ts_ns: i64) -> usize {
+        let place = (ts_ns.saturating_sub(self.start_ns)).max(0) / self.width_ns;
+        usize::try_from(place).unwrap_or(usize::MAX).min(self.buckets - 1)
+    }
+
+    /// Is the time on the grid?
+    #[must_use]
+    pub fn has(&self, ts_ns: i64) -> bool {
+        ts_ns >= self.start_ns && ts_ns - self.start_ns < self.width_ns * self.buckets as i64
+    }
+}
+
+/// One total on a [`Grid`].
+#[derive(Clone, Debug)]
+pub struct Series {
+    grid: Grid,
+    /// The lowest value of each piece.
+    pub low: Vec<i64>,
+    /// The highest value of each piece.
+    pub high: Vec<i64>,
+    last: i64,
+}
+
+impl Series {
+    /// Zero from the start.
+    #[must_use]
+    pub fn new(grid: Grid) -> Series {
+        let values = || Vec::with_capacity(grid.buckets);
+        Series { grid, low: values(), high: values(), last: 0 }
+    }
+
+    /// The total is `value` from `ts_ns` on. Times do not fall; what is before the grid sets the value
+    /// that it begins with, and what is behind it is left out.
+    pub fn set(&mut self, ts_ns: i64, value: i64) {
+        if self.grid.has(ts_ns) {
+            self.fill(self.grid.index(ts_ns) + 1);
+            if let (Some(low), Some(high)) = (self.low.last_mut(), self.high.last_mut()) {
+                *low = value.min(*low);
+                *high = value.max(*high);
+            }
+        } else if ts_ns >= self.grid.start_ns {
+            return;
+        }
+        self.last = value;
+    }
+
+    /// Pieces in which nothing happened keep the value before them.
+    fn fill(&mut self, buckets: usize) {
+        if self.low.len() < buckets {
+            self.low.resize(buckets, self.last);
+            self.high.resize(buckets, self.last);
+        }
+    }
+
+    /// Up to the end of the grid.
+    #[must_use]
+    pub fn finish(mut self) -> Series {
+        self.fill(self.grid.buckets);
+        self
+    }
+
+    /// Is it the same value all along?
+    #[must_use]
+    pub fn is_zero(&self) -> bool {
+        self.last == 0 && self.high.iter().chain(&self.low).all(|value| *value == 0)
+    }
+}
+
+/// A total of a run that is not over: pieces of time that double when they become too many.
+#[derive(Clone, Debug)]
+pub struct Growing {
+    /// The pieces so far.
+    pub grid: Grid,
+    /// The highest value of each piece.
+    pub high: Vec<i64>,
+    last: i64,
+}
+
+impl Growing {
+    /// At most this many pieces.
+    pub const MOST: usize = 2048;
+
+    /// The total is `value` from `ts_ns` on; times do not fall.
+    pub fn set(&mut self, ts_ns: i64, value: i64) {
+        loop {
+            let place = usize::try_from(ts_ns.max(0) / self.grid.width_ns).unwrap_or(usize::MAX);
+            if place < Growing::MOST {
+                if self.high.len() <= place {
+                    self.high.resize(place + 1, self.last);
+                }
+                self.high[place] = self.high[place].max(value);
+                self.grid.buckets = self.high.len();
+                self.last = value;
+                return;
+            }
+            self.grid.width_ns *= 2;
+            self.high = self.high.chunks(2).map(|pair| pair[0].max(pair[pair.len() - 1])).collect();
+        }
+    }
+
+    /// The highest values on at most `pieces` pieces up to `end_ns`.
+    #[must_use]
+    pub fn shown(&self, end_ns: i64, pieces: usize) -> (Grid, Vec<i64>) {
+        let grid = Grid::new(0, end_ns.max(1), pieces);
+        let mut high = vec![0; grid.buckets];
+        for (place, value) in high.iter_mut().enumerate() {
+            let from = place as i64 * grid.width_ns / self.grid.width_ns;
+            let to = ((place as i64 + 1) * grid.width_ns - 1) / self.grid.width_ns;
+            let last = self.high.len().saturating_sub(1);
+            let (from, to) = ((from as usize).min(last), (to as usize).min(last));
+            *value = self.high.get(from..=to).and_then(|part| part.iter().max()).copied().unwrap_or(0);
+            if place as i64 * grid.width_ns / self.grid.width_ns > last as i64 {
+                *value = self.last;
+            }
+        }
+        (grid, high)
+    }
+}
+
+impl Default for Growing {
+    fn default() -> Self {
+        Growing { grid: Grid { start_ns: 0, width_ns: 1_000_000, buckets: 0 }, high: Vec::new(), last: 0 }
+    }
+}
+
+/// What ran when: the phase or the step, as the starts of what differs from what was before. No two
+/// starts lie in one piece of the grid, so however often it changes, this is bounded.
+#[derive(Clone, Debug)]
+pub struct Bands<T> {
+    grid: Grid,
+    /// When each begins, ns, and what it is.
+    pub starts: Vec<(i64, T)>,
+}
+
+impl<T: Copy + PartialEq> Bands<T> {
+    /// Nothing yet.
+    #[must_use]
+    pub fn new(grid: Grid) -> Bands<T> {
+        Bands { grid, starts: Vec::new() }
+    }
+
+    /// From `ts_ns` on it is `what`.
+    pub fn set(&mut self, ts_ns: i64, what: T) {
+        let ts_ns = ts_ns.max(self.grid.start_ns);
+        if !self.grid.has(ts_ns) || self.starts.last().is_some_and(|(_, last)| *last == what) {
+            return;
+        }
+        match self.starts.last_mut() {
+            Some((start, last)) if self.grid.index(*start) == self.grid.index(ts_ns) => *last = what,
+            _ => self.starts.push((ts_ns, what)),
+        }
+    }
+}
+
+/// One training step: when it was, and how high memory went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Its number, and the last one's when short steps were put together.
+    pub numbers: (i64, i64),
+    /// From and to, ns.
+    pub time_ns: (i64, i64),
+    /// The highest total, in bytes.
+    pub high: i64,
+    /// When that was, ns.
+    pub high_ns: i64,
+}
+
+/// The steps of a run, at most [`Steps::MOST`]: beyond that, neighbours are put together.
+#[derive(Clone, Debug, Default)]
+pub struct Steps {
+    /// In the order of time.
+    pub steps: Vec<Step>,
+    /// How many steps one entry stands for.
+    together: i64,
+}
+
+/// What ran when: the phases and the steps.
+#[derive(Clone, Debug)]
+pub struct Course {
+    /// The phases.
+    pub phases: Bands<Symbol>,
+    /// The steps.
+    pub steps: Steps,
+}
+
+impl Course {
+    /// Nothing yet.
+    #[must_use]
+    pub fn new(grid: Grid) -> Course {
+        Course { phases: Bands::new(grid), steps: Steps::default() }
+    }
+
+    /// Takes a row after the replay did; `total` is the one whose peak in each step counts.
+    pub fn feed(&mut self, row: &Record, replay: &Replay, total: i64) {
+        // Such rows carry what their block has; and what a process gives back at its end is of no step.
+        use EventName::{End, ExtFree, Free, FreeCompleted, HostFree, Live, SegmentFree, SegmentUnmap, Tag};
+        let silent = matches!(
+            row.event,
+            Free | FreeCompleted | Tag | Live | ExtFree | HostFree | SegmentFree | SegmentUnmap | End
+        );
+        if !silent && self.phases.grid.has(replay.ts_ns) {
+            self.phases.set(replay.ts_ns, replay.phase);
+            self.steps.set(replay.ts_ns, replay.step, total);
+        }
+    }
+}
+
+impl Steps {
+    /// What to look at first: `whole`, or the steps when they are a small part of it and hold the peak.
+    #[must_use]
+    pub fn home(&self, whole: (i64, i64), peak_ns: i64) -> (i64, i64) {
+        let (Some(first), Some(last)) = (self.steps.first(), self.steps.last()) else { return whole };
+        let (from, to) = (first.time_ns.0, last.time_ns.1);
+        let few = self.steps.len() > 1 && to > from && (to - from) < (whole.1 - whole.0) / 5 * 3;
+        if !few || !(from..=to).contains(&peak_ns) {
+            return whole;
+        }
+        let margin = (to - from) / 16;
+        ((from - margin).max(whole.0), (to + margin).min(whole.1))
+    }
+
+    /// How many entries there can be.
+    pub const MOST: usize = 8192;
+
+    /// At `ts_ns`, step `step` ran (negative: none) and the total was `value`.
+    pub fn set(&mut self, ts_ns: i64, step: i64, value: i64) {
+        if step < 0 {
+            return;
+        }
+        let together = self.together.max(1);
+        if let Some(last) = self.steps.last_mut() {
+            if (last.numbers.0..=last.numbers.1).contains(&step) {
+                last.time_ns.1 = last.time_ns.1.max(ts_ns);
+            } else if step > last.numbers.1 && step - last.numbers.0 < together {
+                last.numbers.1 = step;
+                last.time_ns.1 = ts_ns;
+            } else {
+                last.time_ns.1 = ts_ns;
+                self.open(ts_ns, step, value);
+                return;
+            }
+            if value > last.high {
+                (last.high, last.high_ns) = (value, ts_ns);
+            }
+        } else {
+            self.open(ts_ns, step, value);
+        }
+    }
+
+    fn open(&mut self, ts_ns: i64, step: i64, value: i64) {
+        if self.steps.len() == Steps::MOST {
+            self.together = self.together.max(1) * 2;
+            let pairs = self.steps.chunks(2).map(|pair| {
+                let (first, second) = (pair[0], pair[pair.len() - 1]);
+                let higher = if second.high > first.high { second } else { first };
+                Step {
+                    numbers: (first.numbers.0, second.numbers.1),
+                    time_ns: (first.time_ns.0, second.time_ns.1),
+                    ..higher
+                }
+            });
+            self.steps = pairs.collect();
+        }
+        self.steps.push(Step { numbers: (step, step), time_ns: (ts_ns, ts_ns), high: value, high_ns: ts_ns });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_peak_is_lost_however_few_the_pieces() {
+        let grid = Grid::new(0, 99, 4);
+        assert_eq!((grid.width_ns, grid.buckets), (25, 4));
+        let mut series = Series::new(grid);
+        series.set(-5, 7);
+        series.set(26, 100);
+        series.set(27, 3);
+        series.set(80, 5);
+        series.set(200, 900);
+        let series = series.finish();
+        assert_eq!(series.low, [7, 3, 3, 3]);
+        assert_eq!(series.high, [7, 100, 3, 5]);
+    }
+
+    #[test]
+    fn a_grid_covers_the_shortest_and_the_longest_trace() {
+        assert_eq!(Grid::new(5, 5, 1000), Grid { start_ns: 5, width_ns: 1, buckets: 1 });
+        let week = Grid::new(0, 604_800_000_000_000, 131_072);
+        assert!(week.buckets <= 131_072 && week.has(604_800_000_000_000));
+        assert_eq!(week.index(604_800_000_000_000), week.buckets - 1);
+    }
+
+    #[test]
+    fn steps_are_put_together_when_there_are_many() {
+        let mut steps = Steps::default();
+        for step in 0..20_000 {
+            steps.set(step * 10, step, step);
+        }
+        assert!(steps.steps.len() <= Steps::MOST);
+        assert_eq!(steps.steps[0].numbers, (0, 3));
+        let last = steps.steps.last().unwrap();
+        assert_eq!((last.numbers.1, last.high), (19_999, 19_999));
+        for pair in steps.steps.windows(2) {
+            assert_eq!(pair[0].numbers.1 + 1, pair[1].numbers.0);
+        }
+    }
+
+    #[test]
+    fn a_growing_run_keeps_its_peaks() {
+        let mut growing = Growing::default();
+        for second in 0..7200 {
+            growing.set(second * 1_000_000_000, if second == 1234 { 99 } else { 5 });
+        }
+        assert!(growing.high.len() <= Growing::MOST);
+        let (grid, high) = growing.shown(7_200_000_000_000, 100);
+        assert!(grid.buckets <= 100);
+        assert_eq!(high[17], 99);
+        assert_eq!(high.iter().filter(|value| **value == 5).count(), high.len() - 1);
+    }
+
+    #[test]
+    fn bands_change_at_most_once_a_piece() {
+        let mut bands = Bands::new(Grid::new(0, 99, 10));
+        for (ts, what) in [(0, 'a'), (3, 'b'), (12, 'b'), (25, 'c'), (26, 'd'), (200, 'e')] {
+            bands.set(ts, what);
+        }
+        assert_eq!(bands.starts, [(0, 'b'), (25, 'd')]);
+    }
+}

@@ -1,0 +1,142 @@
+//! Who held the memory, over time: for each piece of time, the bytes of each owner at the moment in it
+//! at which the total was highest, so that the bands add up to the curve's peaks.
+//!
+//! A block counts under its eventual owner from its birth on, as in every report: a `tag` row moves its
+//! bytes in all pieces since then.
+
+use crate::series::Grid;
+
+/// The bytes of `owners` owners on a grid.
+pub(crate) struct Stack {
+    grid: Grid,
+    owners: usize,
+    /// Now.
+    current: Vec<i64>,
+    /// At each piece's highest moment, a row of `owners` values each.
+    at_high: Vec<i64>,
+    /// The total at each piece's highest moment, and the `seq` of the row that made it.
+    high: Vec<(i64, i64)>,
+    total: i64,
+    /// What later rows moved between owners: differences from a piece to the next.
+    moved: Vec<i64>,
+}
+
+impl Stack {
+    pub(crate) fn new(grid: Grid, owners: usize) -> Stack {
+        Stack {
+            grid,
+            owners,
+            current: vec![0; owners],
+            at_high: Vec::with_capacity(grid.buckets * owners),
+            high: Vec::with_capacity(grid.buckets),
+            total: 0,
+            moved: vec![0; (grid.buckets + 1) * owners],
+        }
+    }
+
+    /// Opens the pieces up to the one of `ts_ns`, before the row `seq` is taken.
+    fn advance(&mut self, ts_ns: i64, seq: i64) {
+        if !self.grid.has(ts_ns) {
+            return;
+        }
+        let wanted = self.grid.index(ts_ns) + 1;
+        while self.high.len() < wanted {
+            self.high.push((self.total, seq - 1));
+            self.at_high.extend_from_slice(&self.current);
+        }
+    }
+
+    /// Adds `delta` to each of `owners` at the row `seq`, after which the total is `total`.
+    pub(crate) fn add(&mut self, ts_ns: i64, seq: i64, owners: &[usize], delta: i64, total: i64) {
+        if ts_ns > self.grid.start_ns && !self.grid.has(ts_ns) {
+            return;
+        }
+        self.advance(ts_ns, seq);
+        for owner in owners {
+            self.current[*owner] += delta;
+        }
+        self.total = total;
+        if let Some(high) = self.high.last_mut()
+            && total > high.0
+        {
+            *high = (total, seq);
+            let start = self.at_high.len() - self.owners;
+            self.at_high[start..].copy_from_slice(&self.current);
+        }
+    }
+
+    /// Adds `delta` to `owners` since the birth of the block, whose allocation was the row `born`.
+    pub(crate) fn correct(&mut self, ts_ns: i64, seq: i64, born: i64, owners: &[usize], delta: i64) {
+        if ts_ns > self.grid.start_ns && !self.grid.has(ts_ns) {
+            return;
+        }
+        self.advance(ts_ns, seq);
+        // The highest moments are in the order of the rows.
+        let first = self.high.partition_point(|(_, at)| *at < born);
+        let last = self.high.len();
+        for owner in owners {
+            self.current[*owner] += delta;
+            if first < last {
+                // The piece that is still open may yet take a new state: it is corrected in place.
+                self.moved[first * self.owners + owner] += delta;
+                self.moved[(last - 1) * self.owners + owner] -= delta;
+                self.at_high[(last - 1) * self.owners + owner] += delta;
+            }
+        }
+    }
+
+    /// The bytes of each owner, piece after piece.
+    pub(crate) fn finish(mut self) -> Vec<Vec<i64>> {
+        while self.high.len() < self.grid.buckets {
+            self.high.push((self.total, 0));
+            self.at_high.extend_from_slice(&self.current);
+        }
+        let mut all = vec![Vec::with_capacity(self.grid.buckets); self.owners];
+        for (owner, values) in all.iter_mut().enumerate() {
+            let mut moved = 0;
+            for bucket in 0..self.grid.buckets {
+                moved += self.moved[bucket * self.owners + owner];
+                values.push(self.at_high[bucket * self.owners + owner] + moved);
+            }
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_piece_shows_its_highest_moment() {
+        let mut stack = Stack::new(Grid::new(0, 39, 4), 2);
+        stack.add(1, 1, &[0], 10, 10);
+        stack.add(2, 2, &[1], 5, 15);
+        stack.add(3, 3, &[0], -10, 5);
+        stack.add(35, 4, &[0], 1, 6);
+        assert_eq!(stack.finish(), [[10, 0, 0, 1], [5, 5, 5, 5]]);
+    }
+
+    #[test]
+    fn a_tag_moves_a_block_since_its_birth() {
+        let mut stack = Stack::new(Grid::new(0, 39, 4), 2);
+        stack.add(1, 1, &[0], 10, 10);
+        stack.add(11, 2, &[0], 7, 17);
+        stack.add(21, 3, &[0], 3, 20);
+        // The block of row 2 turns out to be owner 1's.
+        stack.correct(22, 4, 2, &[0], -7);
+        stack.correct(22, 5, 2, &[1], 7);
+        stack.add(23, 6, &[0], 1, 21);
+        assert_eq!(stack.finish(), [[10, 10, 14, 14], [0, 7, 7, 7]]);
+    }
+
+    #[test]
+    fn what_was_there_before_the_window_is_in_its_first_piece() {
+        let mut stack = Stack::new(Grid::new(100, 139, 2), 1);
+        stack.add(1, 1, &[0], 10, 10);
+        stack.correct(2, 2, 1, &[0], 2);
+        stack.add(110, 3, &[0], -4, 8);
+        stack.add(500, 4, &[0], 50, 58);
+        assert_eq!(stack.finish(), [[12, 8]]);
+    }
+}

@@ -1,0 +1,48 @@
+//! `memtrace report`: the page, written to a file.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::ArgMatches;
+use memtrace_analysis::html::Report;
+
+use crate::args::DEFAULT_FOLDER;
+use crate::{report, terminal};
+
+/// Writes the page of one run, or of two.
+pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
+    let mut paths: Vec<PathBuf> = matches.get_many("trace").into_iter().flatten().cloned().collect();
+    if paths.is_empty() {
+        paths.push(DEFAULT_FOLDER.into());
+    }
+    paths.extend(matches.get_one::<PathBuf>("against").cloned());
+    if paths.len() > 2 {
+        bail!("a page shows one run, or compares two: {} were given", paths.len());
+    }
+    let options = report::options(&[], matches, false)?;
+    let inputs = paths.iter().map(|path| report::open(path, matches, true)).collect::<Result<Vec<_>>>()?;
+    let output = matches.get_one::<PathBuf>("output").map_or(Path::new("report.html"), PathBuf::as_path);
+    let progress = terminal::Progress::of(&inputs);
+    let page = Report::of(&inputs, &options)?;
+    drop(progress);
+    if output == Path::new("-") {
+        let mut stdout = std::io::stdout().lock();
+        page.write(&mut stdout)?;
+        stdout.flush()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let name = output.display();
+    let write = || -> std::io::Result<u64> {
+        let mut file = BufWriter::new(File::create(output)?);
+        page.write(&mut file)?;
+        file.flush()?;
+        file.get_ref().metadata().map(|data| data.len())
+    };
+    let size = write().with_context(|| name.to_string())?;
+    println!("{}", page.headline());
+    println!("{name}: {:.2} MB, opens in any browser", size as f64 / 1e6);
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,420 @@
+//! One look at a running trace, in lines.
+
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use memtrace_analysis::curve::Curve;
+use memtrace_analysis::follow::{Follower, Process};
+use memtrace_analysis::group::{Group, Key};
+use memtrace_analysis::options::Options;
+use memtrace_analysis::page::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use memtrace_analysis::replay::{HOST, Metric};
+use memtrace_trace::units::Unit;
+
+use super::KEYS;
+
+/// What holders can be sorted by.
+pub(super) const SORTS: [&str; 4] = ["bytes", "growth", "blocks", "name"];
+
+/// What was chosen with keys.
+pub(super) struct Choice {
+    /// A place in [`KEYS`].
+    pub(super) by: usize,
+    /// A place in [`SORTS`].
+    pub(super) sort: usize,
+    /// Only this rank; else the fullest.
+    pub(super) rank: Option<i32>,
+    pub(super) paused: bool,
+    pub(super) help: bool,
+    pub(super) interval: Duration,
+}
+
+/// How a look is shown.
+pub(super) struct View<'a> {
+    pub(super) path: &'a Path,
+    pub(super) units: Unit,
+    pub(super) paint: bool,
+    pub(super) choice: Choice,
+    /// Earlier holders, for growth: when they were taken, by which key, of which rank.
+    pub(super) before: Option<Before>,
+}
+
+pub(super) struct Before {
+    at: Instant,
+    by: usize,
+    rank: i32,
+    rows: u64,
+    groups: Vec<(String, Group)>,
+    /// What came since the look before.
+    growth: Vec<(String, i64)>,
+    rows_a_second: f64,
+}
+
+impl View<'_> {
+    /// The process that is shown: the one chosen, or the fullest.
+    fn process<'f>(&self, follower: &'f Follower) -> Option<&'f Process> {
+        let chosen =
+            self.choice.rank.and_then(|rank| follower.processes.iter().find(|p| p.meta.rank == rank));
+        chosen.or_else(|| {
+            let used = |p: &Process| p.device().map_or(0, |device| device.totals.get(Metric::Used));
+            follower.processes.iter().max_by_key(|p| (used(p), -p.meta.rank))
+        })
+    }
+
+    pub(super) fn next_rank(&mut self, follower: &Follower) {
+        let ranks: Vec<i32> = follower.processes.iter().map(|process| process.meta.rank).collect();
+        let place = self.choice.rank.and_then(|rank| ranks.iter().position(|known| *known == rank));
+        self.choice.rank = match place {
+            None => ranks.first().copied(),
+            // Behind the last comes the fullest again.
+            Some(place) => ranks.get(place + 1).copied(),
+        };
+    }
+
+    /// Keeps the holders, so that the next look can tell what grew.
+    pub(super) fn remember(&mut self, follower: &Follower) {
+        let Some(process) = self.process(follower) else { return };
+        let (by, rank, rows) = (self.choice.by, process.meta.rank, process.replay.counts.rows);
+        let groups = groups(process, by);
+        let now = Instant::now();
+        let mut growth = Vec::new();
+        let mut rows_a_second = 0.0;
+        if let Some(before) = self.before.as_ref().filter(|before| before.by == by && before.rank == rank) {
+            let seconds = now.duration_since(before.at).as_secs_f64().max(1e-3);
+            rows_a_second = rows.saturating_sub(before.rows) as f64 / seconds;
+            for (name, group) in &groups {
+                let old = before.groups.iter().find(|(known, _)| known == name).map_or(0, |(_, g)| g.bytes);
+                growth.push((name.clone(), group.bytes - old));
+            }
+        }
+        self.before = Some(Before { at: now, by, rank, rows, groups, growth, rows_a_second });
+    }
+
+    /// The whole screen, at most `height` lines.
+    pub(super) fn lines(&self, follower: &Follower, width: usize, height: usize) -> Vec<String> {
+        let mut page = Page::new(self.paint, Some(width));
+        if self.choice.help {
+            help(&mut page);
+            return cut(&page, height);
+        }
+        let Some(process) = self.process(follower) else {
+            page.line([
+                Cell::new("memtrace live", Style::Strong),
+                format!("  waiting for a trace in {}", self.path.display()).into(),
+            ]);
+            page.gap();
+            page.line([
+                "start one with  ".into(),
+                Cell::new(
+                    format!("memtrace run -o {} -- python train.py", self.path.display()),
+                    Style::Command,
+                ),
+            ]);
+            keys(&mut page, &self.choice);
+            return cut(&page, height);
+        };
+        self.heading(&mut page, process);
+        if follower.processes.len() > 1 {
+            self.ranks(&mut page, follower, process, height / 4);
+        }
+        self.totals(&mut page, process);
+        let used = page.text().lines().count();
+        // The curve gets a third of what is left, the holders the rest.
+        let curve = (height.saturating_sub(used) / 3).clamp(0, 14);
+        if curve >= 6 {
+            self.curve(&mut page, process, width, curve - 4);
+        }
+        if curve >= 6 {
+            page.gap();
+        }
+        let used = page.text().lines().count();
+        self.holders(&mut page, process, height.saturating_sub(used + 4).max(1));
+        page.gap();
+        keys(&mut page, &self.choice);
+        cut(&page, height)
+    }
+
+    fn heading(&self, page: &mut Page, process: &Process) {
+        let meta = &process.meta;
+        let words: Vec<&str> =
+            meta.argv.iter().take(8).map(|word| word.rsplit('/').next().unwrap_or(word)).collect();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i64);
+        let mut state = if process.ended {
+            format!("ended after {}", duration(process.replay.ts_ns))
+        } else {
+            format!("running for {}", duration((now - meta.start_unix_ns).max(process.replay.ts_ns)))
+        };
+        let silent = now - meta.start_unix_ns - process.replay.ts_ns;
+        if !process.ended && silent > 10_000_000_000 {
+            state = format!("no new row for {}: it waits, or was killed", duration(silent));
+        }
+        let mut cells = vec![
+            Cell::new(words.join(" "), Style::Strong),
+            Cell::new(format!("  {state}"), if process.ended { Style::Alarm } else { Style::Plain }),
+        ];
+        if self.choice.paused {
+            cells.push(Cell::new("  PAUSED", Style::Alarm));
+        }
+        page.line(cells);
+        let gpu = meta.devices.first().map_or("", |device| device.name.as_str());
+        let mut about = format!("{gpu}  {} events", count(process.replay.counts.rows));
+        if let Some(before) = self.before.as_ref().filter(|before| before.rows_a_second > 0.0) {
+            about.push_str(&format!(", {} a second", count(before.rows_a_second as u64)));
+        }
+        let mut cells = vec![Cell::new(about, Style::Faint)];
+        if !meta.phantom.is_null() {
+            cells.push(Cell::new("  phantom: a device that is not there", Style::Alarm));
+        }
+        if process.replay.counts.lost > 0 {
+            cells.push(Cell::new(
+                format!("  {} events lost", count(process.replay.counts.lost)),
+                Style::Alarm,
+            ));
+        }
+        page.line(cells);
+    }
+
+    fn ranks(&self, page: &mut Page, follower: &Follower, shown: &Process, most: usize) {
+        let mut table = Table::new(&[
+            ("rank", Side::Right),
+            ("allocated", Side::Right),
+            ("reserved", Side::Right),
+            ("peak", Side::Right),
+            ("step", Side::Right),
+            ("", Side::Left),
+        ]);
+        for process in follower.processes.iter().take(most.max(2)) {
+            let device = process.device();
+            let bytes = |value: Option<i64>| self.units.show(value.unwrap_or(0)).to_string();
+            let own = std::ptr::eq(process, shown);
+            table.row([
+                Cell::new(process.meta.rank.to_string(), if own { Style::Strong } else { Style::Plain }),
+                bytes(device.map(|device| device.totals.allocated)).into(),
+                bytes(device.map(|device| device.totals.reserved)).into(),
+                bytes(device.map(|device| device.peak(Metric::Allocated).bytes)).into(),
+                process.replay.last_step.to_string().into(),
+                if own {
+                    "◂ shown below"
+                } else if process.ended {
+                    "ended"
+                } else {
+                    ""
+                }
+                .into(),
+            ]);
+        }
+        page.gap();
+        page.table(&table);
+        let rest = follower.processes.len().saturating_sub(most.max(2));
+        if rest > 0 {
+            page.line([Cell::new(format!("{rest} more ranks"), Style::Faint)]);
+        }
+        page.gap();
+    }
+
+    fn totals(&self, page: &mut Page, process: &Process) {
+        let Some(device) = process.device() else {
+            page.plain("no GPU memory yet");
+            return;
+        };
+        let replay = &process.replay;
+        let phase = process.texts.get(replay.phase);
+        // Rows at the end of a process are of no step.
+        let step = match (replay.step, replay.last_step) {
+            (step, _) if step >= 0 => format!("step {step}"),
+            (_, last) if last >= 0 => format!("last step {last}"),
+            _ => "before the first step".to_owned(),
+        };
+        page.line([
+            format!("rank {}, GPU {}: ", process.meta.rank, device.ordinal).into(),
+            Cell::new(step, Style::Strong),
+            if phase.as_ref() == "(none)" { String::new() } else { format!(", {phase}") }.into(),
+        ]);
+        let card = process.meta.devices.iter().find(|card| card.ordinal == device.ordinal);
+        let capacity = card.map_or(0, |card| card.total_bytes);
+        let used = device.totals.get(Metric::Used);
+        let whole = if capacity > 0 { capacity } else { device.peak(Metric::Used).bytes.max(1) };
+        let mut table = Table::new(&[
+            ("", Side::Left),
+            ("", Side::Right),
+            ("", Side::Left),
+            ("", Side::Right),
+            ("", Side::Left),
+        ]);
+        for (name, value, metric, hue) in [
+            ("allocated", device.totals.allocated, Metric::Allocated, 0),
+            ("reserved", device.totals.reserved, Metric::Reserved, 5),
+            ("device used", used, Metric::Used, 7),
+        ] {
+            if metric == Metric::Used && used == device.totals.reserved {
+                continue;
+            }
+            let peak = device.peak(metric);
+            let mut when = format!("peak {}", self.units.show(peak.bytes));
+            if peak.owner.step >= 0 {
+                when.push_str(&format!(", step {}", peak.owner.step));
+            }
+            let part = share(value, whole);
+            table.row([
+                name.into(),
+                Cell::new(self.units.show(value).to_string(), Style::Strong),
+                Cell::new(format!("{:<24}", bar(part, 24)), Style::Hue(hue)),
+                percent(part).into(),
+                Cell::new(when, Style::Faint),
+            ]);
+        }
+        page.table(&table);
+        if capacity > 0 {
+            let left = capacity - used;
+            let near = left < capacity / 10;
+            page.line([
+                Cell::new(self.units.show(left).to_string(), if near { Style::Alarm } else { Style::Strong }),
+                format!(" to the {} of the device", self.units.show(capacity)).into(),
+            ]);
+        }
+        let ooms = replay.counts.of(memtrace_trace::EventName::Oom);
+        if ooms > 0 {
+            let text =
+                format!("ran out of memory {} times: memtrace oom {}", count(ooms), self.path.display());
+            page.line([Cell::new(text, Style::Alarm)]);
+        }
+        if let Some(host) = replay.find(HOST).filter(|host| host.totals.allocated > 0) {
+            page.line([Cell::new(
+                format!("pinned host memory {}", self.units.show(host.totals.allocated)),
+                Style::Faint,
+            )]);
+        }
+    }
+
+    fn curve(&self, page: &mut Page, process: &Process, width: usize, height: usize) {
+        let Some(device) = process.device() else { return };
+        let Some((_, allocated, reserved)) = process.history.iter().find(|known| known.0 == device.ordinal)
+        else {
+            return;
+        };
+        let pieces = (width.clamp(40, 200) - Curve::MARGIN - 2) * 2;
+        let end = process.replay.ts_ns;
+        let ((grid, high), (_, reserved)) = (allocated.shown(end, pieces), reserved.shown(end, pieces));
+        Curve {
+            grid,
+            high: &high,
+            reserved: Some(&reserved),
+            total_name: "allocated",
+            bands: Vec::new(),
+            phases: Vec::new(),
+            steps: Vec::new(),
+            peak_ns: Some(device.peak(Metric::Allocated).ts_ns),
+            ooms: Vec::new(),
+            units: self.units,
+        }
+        .print(page, height);
+    }
+
+    fn holders(&self, page: &mut Page, process: &Process, room: usize) {
+        let by = self.choice.by;
+        let mut groups = groups(process, by);
+        let total: i64 = groups.iter().map(|(_, group)| group.bytes).sum();
+        let known = self.before.as_ref().filter(|b| b.by == by && b.rank == process.meta.rank);
+        let growth = |name: &str| {
+            known.and_then(|before| before.growth.iter().find(|(n, _)| n == name)).map_or(0, |(_, by)| *by)
+        };
+        match SORTS[self.choice.sort] {
+            "growth" => groups.sort_by_key(|(name, group)| (-growth(name), -group.bytes, name.clone())),
+            "blocks" => groups.sort_by_key(|(name, group)| (u64::MAX - group.blocks, name.clone())),
+            "name" => groups.sort_by(|a, b| a.0.cmp(&b.0)),
+            _ => {}
+        }
+        let mut table = Table::new(&[
+            ("bytes", Side::Right),
+            ("share", Side::Right),
+            ("", Side::Left),
+            ("change", Side::Right),
+            ("blocks", Side::Right),
+            (KEYS[by], Side::Left),
+        ]);
+        let room = room.saturating_sub(1).max(1);
+        let shown = if groups.len() > room { room.saturating_sub(1) } else { groups.len() };
+        for (name, group) in groups.iter().take(shown) {
+            let grown = growth(name);
+            let change = match grown {
+                0 => String::new(),
+                grown if grown > 0 => format!("+{}", self.units.show(grown)),
+                grown => format!("-{}", self.units.show(-grown)),
+            };
+            table.row([
+                Cell::new(self.units.show(group.bytes).to_string(), Style::Strong),
+                percent(share(group.bytes, total)).into(),
+                Cell::new(format!("{:<12}", bar(share(group.bytes, total), 12)), Style::Hue(0)),
+                Cell::new(change, Style::Faint),
+                count(group.blocks).into(),
+                name.as_str().into(),
+            ]);
+        }
+        page.table(&table);
+        if groups.len() > shown {
+            let bytes = groups[shown..].iter().map(|(_, group)| group.bytes).sum();
+            page.line([Cell::new(
+                format!("{} more, {}", groups.len() - shown, self.units.show(bytes)),
+                Style::Faint,
+            )]);
+        }
+    }
+}
+
+/// What is live now, by a key, largest first.
+fn groups(process: &Process, by: usize) -> Vec<(String, Group)> {
+    let Some(device) = process.device() else { return Vec::new() };
+    let blocks = process.replay.live_on(device.ordinal, false);
+    let mut options = Options::default();
+    options.values.insert("by", KEYS[by].to_owned());
+    // No depth is given, so none can be wrong.
+    let Ok(key) = Key::from_options(&options) else { return Vec::new() };
+    memtrace_analysis::group::sorted(key.groups(&blocks, &process.texts))
+}
+
+fn keys(page: &mut Page, choice: &Choice) {
+    let mut cells = Vec::new();
+    for (key, what) in [
+        ("q", "quit".to_owned()),
+        ("space", if choice.paused { "go on" } else { "pause" }.to_owned()),
+        ("b", format!("by {}", KEYS[choice.by])),
+        ("s", format!("sort: {}", SORTS[choice.sort])),
+        ("r", choice.rank.map_or("fullest rank".to_owned(), |rank| format!("rank {rank}"))),
+        ("+ -", format!("every {:.1} s", choice.interval.as_secs_f64())),
+        ("h", "help".to_owned()),
+    ] {
+        cells.push(Cell::new(key, Style::Strong));
+        cells.push(Cell::new(format!(" {what}   "), Style::Faint));
+    }
+    page.line(cells);
+}
+
+fn help(page: &mut Page) {
+    page.line([Cell::new("memtrace live", Style::Strong), "  the keys".into()]);
+    page.gap();
+    let mut table = Table::new(&[("", Side::Left), ("", Side::Left)]);
+    for (key, what) in [
+        ("q, Esc", "leave; the traced program goes on"),
+        ("space", "pause, and go on"),
+        ("b", "the next way to group: module, category, op, phase, step"),
+        ("m c o p t", "by module, category, op, phase, step"),
+        ("s  < >", "sort by bytes, growth, blocks, name"),
+        ("r", "the next rank; behind the last, the fullest"),
+        ("+ -", "refresh more often, less often"),
+        ("h ?", "this page; any key leaves it"),
+    ] {
+        table.row([Cell::new(key, Style::Strong), what.into()]);
+    }
+    page.table(&table);
+}
+
+fn cut(page: &Page, height: usize) -> Vec<String> {
+    let mut lines: Vec<String> = page.text().lines().map(str::to_owned).collect();
+    if lines.len() > height {
+        // The keys stay in sight.
+        let keys = lines.pop().unwrap_or_default();
+        lines.truncate(height - 1);
+        lines.push(keys);
+    }
+    lines
+}
