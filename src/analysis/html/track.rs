@@ -210,7 +210,7 @@ impl Track {
         let used = self.used.finish();
         let mut series = vec![line("allocated", &allocated, pack), line("reserved", &reserved, pack)];
         if used.high != reserved.high {
-            series.push(line("torch and other libraries", &used, pack));
+            series.push(line("device used", &used, pack));
         }
         if let Some(sampled) = self.sampled.take() {
             series.push(line("device used (sampled)", &sampled.finish(), pack));

@@ -61,7 +61,7 @@ class Track {
 
   /** The line whose peak this is about. */
   get total() {
-    return this.metric === "allocated" ? this.lines[0] : this.lines.find((line) => line.name.startsWith("torch and")) ?? this.lines[1];
+    return this.metric === "allocated" ? this.lines[0] : (this.lines.find((line) => line.name === "device used") ?? this.lines[1]);
   }
 
   stack(by) {

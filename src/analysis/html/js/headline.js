@@ -64,7 +64,7 @@ painters.headline = () => {
   const when = (m) => [m.step >= 0 ? `step ${m.step}` : "", shown(m.phase)].filter((word) => word && word !== "–").join(", ");
   fact("allocated, peak", bytes(t.peak_allocated.bytes), `${duration(t.peak_allocated.ts_ns)} ${when(t.peak_allocated)}`);
   fact("reserved, peak", bytes(t.peak_reserved.bytes), `${duration(t.peak_reserved.ts_ns)} ${when(t.peak_reserved)}`);
-  if (t.peak_used.bytes !== t.peak_reserved.bytes) fact("with other libraries", bytes(t.peak_used.bytes), `${duration(t.peak_used.ts_ns)} ${when(t.peak_used)}`);
+  if (t.peak_used.bytes !== t.peak_reserved.bytes) fact("device used, peak", bytes(t.peak_used.bytes), `${duration(t.peak_used.ts_ns)} ${when(t.peak_used)}`);
   const top = t.at_peak.module[0];
   if (top) fact("largest module at the peak", top[0], `${bytes(top[1])}, ${percent(top[1] / sum)}`);
   const op = peak.op;

@@ -41,6 +41,9 @@ function momentAt(t, x, width) {
   return t.start_ns + (best + 0.5) * t.width_ns;
 }
 
+/** The part that is being chosen with Shift, in pixels. */
+let selected = null;
+
 function listenToCurve() {
   const it = $("curve");
   const pointers = new Map();
@@ -78,7 +81,7 @@ function listenToCurve() {
     if (!drag.moved) return;
     $("tip").hidden = true;
     if (drag.select) {
-      drag.until = at;
+      selected = [drag.x, at];
       draw("curve");
       return;
     }
@@ -94,6 +97,7 @@ function listenToCurve() {
       setView(from, to);
     }
     drag = null;
+    if (selected) { selected = null; draw("curve"); }
   };
   it.addEventListener("pointerup", up);
   it.addEventListener("pointercancel", up);

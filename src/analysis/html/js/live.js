@@ -80,6 +80,7 @@ function paintIcicle(t, at) {
   const { path } = TREES[state.tree];
   for (const block of at.live) {
     let node = tree;
+    const found = matches(block.module, block.op, block.phase, block.category);
     node.bytes += block.bytes;
     node.blocks++;
     for (const name of path(block)) {
@@ -87,6 +88,7 @@ function paintIcicle(t, at) {
       if (!next) node.below.set(name, (next = { name, bytes: 0, below: new Map(), blocks: 0, mix: new Map() }));
       next.bytes += block.bytes;
       next.blocks++;
+      next.found ||= found;
       next.mix.set(block.category, (next.mix.get(block.category) ?? 0) + block.bytes);
       node = next;
     }
@@ -118,7 +120,7 @@ function paintIcicle(t, at) {
   it.append(crumbs);
   const width = it.clientWidth, drawn = element("div", "levels");
   let depth = 0;
-  const paint = (node, left, level, names, found) => {
+  const paint = (node, left, level, names) => {
     let x = left;
     for (const child of [...node.below.values()].sort((a, b) => b.bytes - a.bytes)) {
       const w = (child.bytes / root.bytes) * width;
@@ -127,8 +129,7 @@ function paintIcicle(t, at) {
       const full = way.join(" › ");
       // Colour is for the category alone: a level that mixes them is grey.
       const colour = child.mix.size === 1 ? categoryColour([...child.mix.keys()][0]) : null;
-      const hit = found || !state.search || matches(child.name);
-      const box = element("button", "cell" + (hit ? "" : " dim"));
+      const box = element("button", "cell" + (child.found || !state.search ? "" : " dim"));
       box.type = "button";
       box.tabIndex = w > 40 ? 0 : -1;
       box.style.cssText = `left:${x}px;top:${level * 24}px;width:${Math.max(1, w - 1)}px` + (colour ? `;background:${colour};color:${readable(colour)}` : "");
@@ -137,11 +138,11 @@ function paintIcicle(t, at) {
       box.onclick = () => { zoomedInto = [...trail, ...way]; draw("live"); };
       drawn.append(box);
       depth = Math.max(depth, level + 1);
-      if (child.below.size) paint(child, x, level + 1, way, hit && state.search !== "" && matches(child.name));
+      if (child.below.size) paint(child, x, level + 1, way);
       x += w;
     }
   };
-  paint(root, 0, 0, [], state.search !== "" && trail.some((name) => matches(name)));
+  paint(root, 0, 0, []);
   drawn.style.height = `${Math.max(1, depth) * 24}px`;
   it.append(drawn);
   it.setAttribute("aria-label", `What is live, by ${TREES[state.tree].text}: ` + [...tree.below.values()].sort((a, b) => b.bytes - a.bytes).slice(0, 5).map((node) => `${node.name} ${bytes(node.bytes)}`).join(", "));

@@ -98,6 +98,10 @@ painters.curve = () => {
   c.restore();
   paintTime(c, bottom, width, colours);
   paintPins(c, t, y, bottom, width, colours);
+  if (selected) {
+    c.fillStyle = faded(LINES.allocated, 0.2);
+    c.fillRect(Math.min(...selected), PLOT.top, Math.abs(selected[0] - selected[1]), high);
+  }
   paintOverview(t, drawn, colours);
   sayCurve(t, it);
   sayFiner(t, pixels);

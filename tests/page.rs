@@ -1,0 +1,382 @@
+//! The report page in a real browser, and the views of a terminal in a real terminal.
+//!
+//! `tests/scripts/page_check.py` drives headless Chromium; `scripts/browser-env` installs what both need. With
+//! `CI=true` a missing install fails the tests, else they are skipped aloud.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use memtrace_analysis::testing::TraceBuilder;
+use memtrace_trace::meta::{Device, Meta};
+use memtrace_trace::schema::{Category, EventName, Row};
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn memtrace() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+    command.env_remove("NO_COLOR").env_remove("LD_PRELOAD");
+    command
+}
+
+fn run(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success(), "{command:?}\n{stdout}\n{stderr}");
+    stdout.into_owned()
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// The python that has playwright; `None` when it is not installed and need not be.
+fn browser() -> Option<PathBuf> {
+    let cache = std::env::var_os("MEMTRACE_CACHE").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache/memtrace")))?;
+    let python = cache.join("browser/bin/python");
+    if python.exists() && Path::new("/usr/bin/chromium").exists() {
+        return Some(python);
+    }
+    assert!(
+        std::env::var_os("CI").is_none_or(|ci| ci != "true"),
+        "no browser: scripts/browser-env installs it"
+    );
+    eprintln!("skipped: no browser; scripts/browser-env installs it");
+    None
+}
+
+/// Writes the page of `traces` and opens it with a check.
+struct Page {
+    folder: TempDir,
+    python: PathBuf,
+}
+
+impl Page {
+    fn of(traces: &[&Path], more: &[&str]) -> Option<Page> {
+        let python = browser()?;
+        let folder = TempDir::new().unwrap();
+        let page = folder.path().join("report.html");
+        run(memtrace().arg("report").args(traces).args(more).arg("-o").arg(&page));
+        let size = page.metadata().unwrap().len();
+        assert!(size < 5_000_000, "{size} bytes");
+        Some(Page { folder, python })
+    }
+
+    /// The JSON answer of another command, in a file beside the page.
+    fn answer(&self, name: &str, arguments: &[&str], traces: &[&Path]) -> String {
+        let json = run(memtrace().args(arguments).args(traces).args(["--json", "--top", "1000"]));
+        let file = self.folder.path().join(name);
+        std::fs::write(&file, json).unwrap();
+        file.display().to_string()
+    }
+
+    fn check(&self, name: &str, arguments: &[&str]) -> String {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/page_check.py");
+        let page = self.folder.path().join("report.html");
+        let said = run(Command::new(&self.python).arg(script).arg(name).arg(page).args(arguments));
+        print!("{said}");
+        said
+    }
+}
+
+#[test]
+fn the_page_says_of_the_peak_what_peak_says() {
+    for name in ["gpt", "conv", "oom-fragments"] {
+        let trace = fixture(name);
+        let Some(page) = Page::of(&[&trace], &[]) else { return };
+        let answers: Vec<String> = ["module", "category", "op", "phase", "step"]
+            .iter()
+            .map(|by| page.answer(&format!("{by}.json"), &["peak", "--by", by], &[&trace]))
+            .collect();
+        page.check("peak", &answers.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn wheel_drag_click_keys_and_search_do_what_they_say() {
+    if let Some(page) = Page::of(&[&fixture("gpt")], &[]) {
+        page.check("use", &[]);
+    }
+}
+
+#[test]
+fn the_page_goes_to_the_oom() {
+    for name in ["oom-fragments", "oom-big", "oom-outside"] {
+        let trace = fixture(name);
+        let Some(page) = Page::of(&[&trace], &[]) else { return };
+        let answer = page.answer("oom.json", &["oom"], &[&trace]);
+        page.check("oom", &[&answer]);
+    }
+}
+
+#[test]
+fn two_runs_are_compared() {
+    let (before, after) = (fixture("gpt"), fixture("conv"));
+    let Some(page) = Page::of(&[&before, &after], &[]) else { return };
+    let answer = page.answer("diff.json", &["diff", "--by", "module"], &[&before, &after]);
+    page.check("compare", &[&answer]);
+    let other = Page::of(&[&before], &["--against", after.to_str().unwrap()]).unwrap();
+    other.check("compare", &[&answer]);
+}
+
+#[test]
+fn ranks_stand_side_by_side() {
+    if let Some(page) = Page::of(&[&fixture("sharded")], &[]) {
+        page.check("ranks", &["4"]);
+    }
+}
+
+#[test]
+fn names_that_are_markup_stay_text() {
+    let names = ["</script><script>owned=1</script>", "<img src=x onerror=owned=1>", "<!--{script}-->"];
+    let argv = names.map(str::to_owned).to_vec();
+    let gpu = Device { ordinal: 0, name: names[1].to_owned(), total_bytes: 1 << 30 };
+    let mut trace = TraceBuilder::new(Meta { world_size: 1, argv, devices: vec![gpu], ..Meta::default() });
+    for (step, name) in names.iter().enumerate() {
+        let row = Row { module: name, op: name, phase: name, step: step as i64, ..Row::default() };
+        trace.alloc(1 << 20, Row { category: Category::Activation, ..row });
+    }
+    let row = Row { device: 0, event: EventName::Oom, module: names[0], op: names[1], ..Row::default() };
+    trace.change(Row { requested_bytes: 1 << 40, status: 2, ..row }, [0; 3]);
+    let folder = TempDir::new().unwrap();
+    // The name of the folder is in the title.
+    let path = folder.path().join("<b>x<!--{style}-->");
+    std::fs::create_dir(&path).unwrap();
+    std::fs::write(path.join("host.r0.1.csv"), trace.finish()).unwrap();
+    if let Some(page) = Page::of(&[&path], &[]) {
+        page.check("hostile", &[]);
+    }
+}
+
+#[test]
+fn a_run_without_gpu_memory_says_so() {
+    let folder = TempDir::new().unwrap();
+    std::fs::write(folder.path().join("host.r0.1.csv"), TraceBuilder::default().finish()).unwrap();
+    if let Some(page) = Page::of(&[folder.path()], &[]) {
+        page.check("empty", &[]);
+    }
+}
+
+/// Writes a training run of about `rows` rows: each step keeps what its layers make until backward.
+fn training(path: &Path, rows: i64) {
+    let devices = vec![Device { ordinal: 0, name: "Made up".to_owned(), total_bytes: 16 << 30 }];
+    let mut trace = TraceBuilder::new(Meta { world_size: 1, devices, ..Meta::default() });
+    trace.segment(4 << 30);
+    let modules: Vec<String> =
+        (0..96).map(|n| format!("GPT.h.{}.{}", n / 4, ["ln", "attn", "fc", "out"][n % 4])).collect();
+    let (mut row_count, mut step, mut state) = (0, 0, 1_u64);
+    while row_count < rows {
+        let mut kept = Vec::new();
+        for module in &modules {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let bytes = ((state >> 40) as i64 % 4096 + 1) * 512;
+            let row = Row { module, op: "aten::mm", phase: "forward", step, ..Row::default() };
+            let row = Row { category: Category::Activation, ..row };
+            kept.push((row, bytes, trace.alloc(bytes, row)));
+        }
+        for (row, bytes, id) in kept.into_iter().rev() {
+            let own = Row { phase: "backward", category: Category::Temporary, ..row };
+            let gradient = trace.alloc(bytes, own);
+            trace.free(id, bytes, row);
+            trace.free(gradient, bytes, own);
+        }
+        row_count += modules.len() as i64 * 4;
+        step += 1;
+    }
+    std::fs::write(path, trace.finish()).unwrap();
+}
+
+#[test]
+fn the_page_of_many_events_is_small_exact_and_scrolls() {
+    // `scripts/page-bench` does the same with ten million.
+    let folder = TempDir::new().unwrap();
+    let trace = folder.path().join("host.r0.1.csv");
+    training(&trace, 400_000);
+    let Some(page) = Page::of(&[&trace], &[]) else { return };
+    let answers: Vec<String> = ["module", "category"]
+        .iter()
+        .map(|by| page.answer(&format!("{by}.json"), &["peak", "--by", by], &[&trace]))
+        .collect();
+    page.check("peak", &answers.iter().map(String::as_str).collect::<Vec<_>>());
+    page.check("smooth", &["50"]);
+    // The command that the page prints knows more: its page has pieces of a shorter time.
+    let said = page.check("finer", &[]);
+    let words: Vec<&str> = said.split_whitespace().skip(1).collect();
+    let finer = folder.path().join("finer.html");
+    run(memtrace().args(words).arg("-o").arg(&finer));
+    assert!(finer.metadata().unwrap().len() > 0);
+}
+
+#[test]
+fn the_curve_in_the_terminal_shows_the_peak_phases_and_steps() {
+    let trace = fixture("gpt");
+    let text = run(memtrace().args(["timeline", "--width", "90", "--height", "10"]).arg(&trace));
+    assert!(!text.contains('\x1b'), "colour is for terminals");
+    for part in
+        ["▼ peak", "138.00 MiB ┤", "phase  ", "step  ", "F forward", "B backward", "█ allocated", "╎1"]
+    {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+    let painted = run(memtrace().args(["timeline", "--color", "always", "--by", "category"]).arg(&trace));
+    assert!(painted.contains("\x1b[38;5;"));
+    let json: Value =
+        serde_json::from_str(&run(memtrace().args(["timeline", "--json"]).arg(&trace))).unwrap();
+    let peak: Value = serde_json::from_str(&run(memtrace().args(["peak", "--json"]).arg(&trace))).unwrap();
+    let highest = |name: &str| json[name].as_array().unwrap().iter().filter_map(Value::as_i64).max();
+    assert_eq!(highest("high_bytes"), peak["peak"]["bytes"].as_i64());
+    // What the total is made of adds up to it, in the piece of the peak too.
+    let at = (peak["peak"]["ts_ns"].as_i64().unwrap() - json["start_ns"].as_i64().unwrap())
+        / json["width_ns"].as_i64().unwrap();
+    let parts: i64 = json["by_category_bytes"]
+        .as_object()
+        .unwrap()
+        .values()
+        .map(|bytes| bytes[at as usize].as_i64().unwrap())
+        .sum();
+    assert_eq!(Some(parts), peak["peak"]["bytes"].as_i64());
+}
+
+/// A terminal of our own: tmux with its own server, which no other test or user shares.
+struct Terminal {
+    socket: String,
+}
+
+impl Terminal {
+    fn open(columns: u32, lines: u32, command: &str) -> Option<Terminal> {
+        if Command::new("tmux").arg("-V").stdout(Stdio::null()).status().is_err() {
+            assert!(
+                std::env::var_os("CI").is_none_or(|ci| ci != "true"),
+                "no tmux: scripts/browser-env installs it"
+            );
+            eprintln!("skipped: no tmux");
+            return None;
+        }
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let terminal = Terminal { socket: format!("memtrace-test-{}-{number}", std::process::id()) };
+        let (columns, lines) = (columns.to_string(), lines.to_string());
+        // The shell stays, so that what is left on the screen can be seen.
+        let command = format!("{command}; echo LEFT WITH $?; exec sleep 600");
+        run(terminal.tmux(&["new-session", "-d", "-x", &columns, "-y", &lines, &command]));
+        Some(terminal)
+    }
+
+    fn tmux(&self, arguments: &[&str]) -> Command {
+        let mut tmux = Command::new("tmux");
+        tmux.args(["-f", "/dev/null", "-L", &self.socket]).args(arguments);
+        tmux.env("LC_ALL", "C.UTF-8").env("TERM", "xterm-256color").env_remove("TMUX").env_remove("NO_COLOR");
+        tmux
+    }
+
+    fn keys(&self, keys: &str) {
+        run(self.tmux(&["send-keys"]).arg(keys));
+    }
+
+    /// Waits until the screen has `part`; gives the screen.
+    fn wait(&self, part: &str) -> String {
+        let start = Instant::now();
+        loop {
+            let screen = run(&mut self.tmux(&["capture-pane", "-p"]));
+            if screen.contains(part) {
+                return screen;
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "waiting for {part:?}:\n{screen}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        self.tmux(&["kill-server"]).output().ok();
+    }
+}
+
+/// The bytes of a run that is cut into pieces as it is written.
+fn pieces() -> Vec<u8> {
+    let devices = vec![Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 80 << 20 }];
+    let argv = vec!["python".to_owned(), "train.py".to_owned()];
+    let mut trace = TraceBuilder::new(Meta { world_size: 1, devices, argv, ..Meta::default() });
+    trace.segment(40 << 20);
+    for step in 0..10 {
+        let row = Row { step, module: "Net.fc", op: "aten::mm", phase: "forward", ..Row::default() };
+        trace.alloc(2 << 20, Row { category: Category::Activation, ..row });
+        let scratch = trace.alloc(1 << 20, Row { module: "Net.tmp", ..row });
+        trace.free(scratch, 1 << 20, row);
+    }
+    trace.finish()
+}
+
+#[test]
+fn live_follows_a_run_from_before_its_start_to_its_end() {
+    let folder = TempDir::new().unwrap();
+    let out = folder.path().join("out");
+    let command = format!("{} live {} --interval 0.1", env!("CARGO_BIN_EXE_memtrace"), out.display());
+    let Some(terminal) = Terminal::open(110, 40, &command) else { return };
+    terminal.wait("waiting for a trace");
+    std::fs::create_dir(&out).unwrap();
+    let bytes = pieces();
+    let (first, rest) = bytes.split_at(bytes.len() / 2);
+    // The first half ends in the middle of a line.
+    let file = out.join("host.r0.1.csv");
+    std::fs::write(&file, first).unwrap();
+    let screen = terminal.wait("Net.fc");
+    for part in
+        ["train.py", "Test GPU", "allocated", "reserved", "40.00 MiB to the 80.00 MiB", "by module", "q quit"]
+    {
+        assert!(screen.contains(part), "{part}\n{screen}");
+    }
+    assert!(!screen.contains("step 9"), "{screen}");
+    terminal.keys("c");
+    terminal.wait("activation");
+    terminal.keys("Space");
+    terminal.wait("PAUSED");
+    // While it is paused, nothing changes.
+    std::fs::OpenOptions::new()
+        .append(true)
+        .open(&file)
+        .and_then(|mut file| std::io::Write::write_all(&mut file, rest))
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(!terminal.wait("PAUSED").contains("ended"));
+    terminal.keys("Space");
+    let screen = terminal.wait("ended after");
+    assert!(screen.contains("last step 9"), "{screen}");
+    assert!(screen.contains("20.00 MiB"), "{screen}");
+    terminal.keys("h");
+    terminal.wait("pause, and go on");
+    terminal.keys("x");
+    terminal.keys("s");
+    terminal.wait("sort: growth");
+    // The traced program's terminal is given back as it was.
+    terminal.keys("q");
+    let screen = terminal.wait("LEFT WITH 0");
+    assert!(!screen.contains("Net.fc"), "{screen}");
+}
+
+#[test]
+fn live_once_is_for_scripts() {
+    let text = run(memtrace().args(["live", "--once", "--by", "category"]).arg(fixture("sharded")));
+    assert!(!text.contains('\x1b'), "{text}");
+    for part in ["◂ shown below", "allocated", "to the 79.11 GiB of the device", "activation", "last step 2"]
+    {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    let nowhere = memtrace().args(["live", "--once", "/nowhere"]).output().unwrap();
+    assert_eq!(nowhere.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&nowhere.stderr).contains("no trace yet"));
+}
+
+#[test]
+fn the_curve_in_a_terminal_is_as_wide_as_it_and_in_colour() {
+    let command = format!("{} timeline {}", env!("CARGO_BIN_EXE_memtrace"), fixture("gpt").display());
+    let Some(terminal) = Terminal::open(80, 40, &command) else { return };
+    let screen = terminal.wait("LEFT WITH 0");
+    let axis = screen.lines().find(|line| line.contains('┼')).unwrap();
+    assert!((70..=80).contains(&axis.trim_end().chars().count()), "{axis}");
+    assert!(screen.contains("▀ forward"), "{screen}");
+    let painted = run(&mut terminal.tmux(&["capture-pane", "-p", "-e"]));
+    assert!(painted.contains("\x1b[38;5;32m"), "{painted}");
+}
