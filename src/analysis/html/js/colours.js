@@ -19,7 +19,10 @@ const LINES = { allocated: "#0072B2", reserved: "#D55E00" };
 
 const categoryColour = (name) => CATEGORY[name.replace(" *", "")] ?? "#9AA0A6";
 const moduleColour = (place, name) => (name === "(other)" ? "#9AA0A6" : MODULES[place % 12]);
-const lineColour = (name) => LINES[name] ?? (name.startsWith("device") ? "#8A6D9B" : "#8F8B66");
+/** The same two, bright enough for thin lines on dark. */
+const DARK_LINES = { allocated: "#56A9E8", reserved: "#F0884A" };
+
+const lineColour = (name) => (isDark() ? DARK_LINES : LINES)[name] ?? (name.startsWith("device") ? "#8A6D9B" : "#8F8B66");
 
 const OTHER_PHASES = ["#8F8B66", "#4B6A9B", "#C8B400", "#6FBF9F", "#A65B83"];
 

@@ -109,8 +109,41 @@ painters.curve = () => {
 
 const hiddenLines = new Set();
 
+/** The left edge of a pixel column, on a pixel of the screen, so that columns meet without a seam. */
+function edge(x) {
+  const ratio = window.devicePixelRatio || 1;
+  return Math.round((PLOT.left + x) * ratio) / ratio;
+}
+
+/** Does a line go up and down so much that its outline has more corners than a renderer can take? Columns of
+ * rectangles look the same then, and are cheap. */
+function isRough(low, high, y) {
+  let travelled = 0;
+  for (let x = 0; x < high.length; x++) travelled += y(low[x]) - y(high[x]);
+  return travelled > high.length * 5;
+}
+
+function paintRough(c, one, y, bottom, colour, filled) {
+  const pixels = one.high.length;
+  for (const [style, area] of [[faded(colour, 0.16), true], [colour, false]]) {
+    if (area && !filled) continue;
+    c.fillStyle = style;
+    for (let x = 0; x < pixels; x++) {
+      // A column reaches to where the one before it ended.
+      const from = Math.min(y(one.high[x]), x ? y(one.low[x - 1]) : Infinity), to = Math.max(y(one.low[x]), x ? y(one.high[x - 1]) : -Infinity);
+      const top = edge(x), w = edge(x + 1) - top;
+      if (area) c.fillRect(top, from, w, bottom - from);
+      else c.fillRect(top, from - 0.6, w, Math.max(1.4, to - from + 1));
+    }
+  }
+}
+
 function paintLine(c, t, one, detail, name, y, bottom, colour, filled, width) {
   const pixels = one.high.length;
+  if (!detail && isRough(one.low, one.high, y)) {
+    paintRough(c, one, y, bottom, colour, filled);
+    return;
+  }
   const upper = new Path2D();
   if (detail) {
     const { ts } = t.detail, values = t.detail[name];
@@ -142,7 +175,7 @@ function paintLine(c, t, one, detail, name, y, bottom, colour, filled, width) {
   }
   c.strokeStyle = colour;
   c.lineWidth = filled ? 1.6 : 1.3;
-  if (name === "reserved" || !filled) c.setLineDash(lineColour(one.line.name) === LINES.reserved ? [] : [4, 3]);
+  if (name === "reserved" || !filled) c.setLineDash(one.line.name === "reserved" ? [] : [4, 3]);
   c.stroke(upper);
   c.setLineDash([]);
 }
@@ -165,17 +198,27 @@ function paintStack(c, t, y, bottom, pixels, line) {
   const base = new Float64Array(pixels).fill(bottom);
   for (const [index, band] of bands.entries()) {
     const colour = state.mode === "category" ? categoryColour(band.name) : moduleColour(index, band.name);
-    const area = new Path2D(), upper = new Float64Array(pixels);
+    const upper = new Float64Array(pixels);
+    let travelled = 0;
     for (let x = 0; x < pixels; x++) {
       upper[x] = base[x] - (bottom - y(band.bytes[at[x]] * shrink[x]));
-      if (x === 0) area.moveTo(PLOT.left, upper[x]);
-      area.lineTo(PLOT.left + x + 0.5, upper[x]);
+      if (x) travelled += Math.abs(upper[x] - upper[x - 1]);
     }
-    area.lineTo(PLOT.left + pixels, upper[pixels - 1]);
-    area.lineTo(PLOT.left + pixels, base[pixels - 1]);
-    for (let x = pixels - 1; x >= 0; x--) area.lineTo(PLOT.left + x + 0.5, base[x]);
     c.fillStyle = matches(band.name) && !hiddenLines.has(band.name) ? faded(colour, 0.9) : faded(colour, 0.13);
-    c.fill(area);
+    if (travelled > pixels * 2) {
+      for (let x = 0; x < pixels; x++) {
+        const left = edge(x);
+        if (base[x] - upper[x] > 0.05) c.fillRect(left, upper[x], edge(x + 1) - left, base[x] - upper[x]);
+      }
+    } else {
+      const area = new Path2D();
+      area.moveTo(PLOT.left, upper[0]);
+      for (let x = 0; x < pixels; x++) area.lineTo(PLOT.left + x + 0.5, upper[x]);
+      area.lineTo(PLOT.left + pixels, upper[pixels - 1]);
+      area.lineTo(PLOT.left + pixels, base[pixels - 1]);
+      for (let x = pixels - 1; x >= 0; x--) area.lineTo(PLOT.left + x + 0.5, base[x]);
+      c.fill(area);
+    }
     base.set(upper);
   }
 }
@@ -265,7 +308,7 @@ function paintBands(c, t, bottom, width, colours) {
       c.font = FONT.replace("12px", "10px");
       c.fillText(text, left + 4, bottom + STEP + 7);
       c.font = FONT;
-      labelled = right;
+      labelled = left + c.measureText(text).width;
     }
   }
 }
@@ -319,8 +362,11 @@ function paintPins(c, t, y, bottom, width, colours) {
     c.globalAlpha = 1;
     const text = pin.kind === "peak" ? `peak ${bytes(t.peak.bytes)}` : pin.text;
     const w = c.measureText(text).width + 12;
-    const left = Math.max(PLOT.left, Math.min(width - w - 2, x - w / 2));
-    if (taken.some(([from, to]) => left < to + 3 && left + w > from - 3)) continue;
+    // Over its line, else beside the labels that are there; a retry that finds no place has its line alone.
+    const free = (left) => left >= PLOT.left && left + w <= width - 2 && !taken.some(([from, to]) => left < to + 3 && left + w > from - 3);
+    const beside = taken.flatMap(([from, to]) => [to + 4, from - w - 4]).sort((a, b) => Math.abs(a + w / 2 - x) - Math.abs(b + w / 2 - x));
+    const left = [Math.max(PLOT.left, Math.min(width - w - 2, x - w / 2)), ...beside].find(free);
+    if (left === undefined || Math.abs(left + w / 2 - x) > 140) continue;
     taken.push([left, left + w]);
     c.fillStyle = colour;
     c.beginPath();
@@ -371,11 +417,10 @@ function paintOverview(t, drawn, colours) {
   }
   const most = t.peak.bytes * 1.05 || 1;
   c.fillStyle = faded(LINES.allocated, 0.35);
-  c.beginPath();
-  c.moveTo(PLOT.left, height);
-  overviewImage.forEach((value, x) => c.lineTo(PLOT.left + x + 0.5, height - (value / most) * (height - 4)));
-  c.lineTo(PLOT.left + pixels, height);
-  c.fill();
+  overviewImage.forEach((value, x) => {
+    const left = edge(x), top = (value / most) * (height - 4);
+    c.fillRect(left, height - top, edge(x + 1) - left, top);
+  });
   const span = t.end_ns - t.start_ns, x = (ts) => PLOT.left + ((ts - t.start_ns) / span) * pixels;
   c.fillStyle = colours.panel;
   c.globalAlpha = 0.72;
