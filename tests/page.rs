@@ -259,7 +259,7 @@ impl Terminal {
         let (columns, lines) = (columns.to_string(), lines.to_string());
         // The shell stays, so that what is left on the screen can be seen.
         let command = format!("{command}; echo LEFT WITH $?; exec sleep 600");
-        run(terminal.tmux(&["new-session", "-d", "-x", &columns, "-y", &lines, &command]));
+        run(&mut terminal.tmux(&["new-session", "-d", "-x", &columns, "-y", &lines, &command]));
         Some(terminal)
     }
 

@@ -1,6 +1,6 @@
 //! The parts of a model that a stacked curve can show: the tree of modules, cut where the bytes are.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::FxHashMap;
 
@@ -8,6 +8,8 @@ use crate::texts::{Symbol, Texts};
 
 /// How many parts are told apart; the rest is one more.
 const MOST: usize = 12;
+/// A level with more numbered children than this is shown by what they have in common: `h.*.mlp`.
+const MOST_LAYERS: usize = 8;
 
 /// What stands for every other module.
 pub(super) const REST: &str = "(other)";
@@ -19,12 +21,20 @@ pub(super) struct Cut {
     /// Modules and whether those below them belong to the part too.
     parts: BTreeMap<String, (usize, bool)>,
     known: FxHashMap<Symbol, usize>,
+    /// The levels whose numbers are one: `GPT.h`.
+    layers: BTreeSet<String>,
 }
 
 impl Cut {
     /// Opens the part with the most bytes again and again, while there are few. `bytes` is what each
     /// module has at the peak.
     pub(super) fn new(bytes: &[(String, i64)]) -> Cut {
+        let layers = layers(bytes);
+        let mut joined: BTreeMap<String, i64> = BTreeMap::new();
+        for (path, held) in bytes {
+            *joined.entry(starred(path, &layers)).or_default() += held;
+        }
+        let bytes: &[(String, i64)] = &joined.into_iter().collect::<Vec<_>>();
         // Path, with all below or alone, and its bytes.
         let mut parts: Vec<(String, bool, i64)> = Vec::new();
         for (path, held) in bytes {
@@ -53,7 +63,7 @@ impl Cut {
             names.push(path);
         }
         names.push(REST.to_owned());
-        Cut { names, parts: places, known: FxHashMap::default() }
+        Cut { names, parts: places, known: FxHashMap::default(), layers }
     }
 
     /// The part that a module belongs to.
@@ -61,7 +71,7 @@ impl Cut {
         if let Some(place) = self.known.get(&module) {
             return *place;
         }
-        let place = self.find(&crate::play::shown(texts, module));
+        let place = self.find(&starred(&crate::play::shown(texts, module), &self.layers));
         self.known.insert(module, place);
         place
     }
@@ -80,6 +90,50 @@ impl Cut {
             }
         }
     }
+}
+
+fn is_number(name: &str) -> bool {
+    name.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// The levels with many numbered children, by paths whose upper levels are starred already.
+fn layers(bytes: &[(String, i64)]) -> BTreeSet<String> {
+    let mut layers = BTreeSet::new();
+    loop {
+        let mut numbers: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+        for (path, _) in bytes {
+            let mut upper = String::new();
+            for name in path.split('.') {
+                if is_number(name) && !layers.contains(&upper) {
+                    numbers.entry(upper.clone()).or_default().insert(name);
+                }
+                let name = if is_number(name) && layers.contains(&upper) { "*" } else { name };
+                push(&mut upper, name);
+            }
+        }
+        let before = layers.len();
+        layers.extend(numbers.into_iter().filter(|(_, all)| all.len() > MOST_LAYERS).map(|(upper, _)| upper));
+        if layers.len() == before {
+            return layers;
+        }
+    }
+}
+
+/// `path` with a star for each number of `layers`.
+fn starred(path: &str, layers: &BTreeSet<String>) -> String {
+    let mut whole = String::new();
+    for name in path.split('.') {
+        let name = if is_number(name) && layers.contains(&whole) { "*" } else { name };
+        push(&mut whole, name);
+    }
+    whole
+}
+
+fn push(path: &mut String, name: &str) {
+    if !path.is_empty() {
+        path.push('.');
+    }
+    path.push_str(name);
 }
 
 /// The parts that `path` falls into: itself alone when it holds bytes, and its children with all below
@@ -124,8 +178,19 @@ mod tests {
     }
 
     #[test]
+    fn many_layers_are_shown_by_what_they_have_in_common() {
+        let bytes: Vec<(String, i64)> = (0..48)
+            .flat_map(|n| [(format!("GPT.h.{n}.attn"), 3), (format!("GPT.h.{n}.mlp"), 4)])
+            .chain([("GPT.head".to_owned(), 9)])
+            .collect();
+        let cut = Cut::new(&bytes);
+        assert_eq!(cut.names, ["GPT.h.*.mlp", "GPT.h.*.attn", "GPT.head", REST]);
+        assert_eq!(cut.find(&starred("GPT.h.47.mlp.fc", &cut.layers)), 0);
+    }
+
+    #[test]
     fn a_wide_level_stays_whole() {
-        let bytes: Vec<(String, i64)> = (0..40).map(|n| (format!("Net.layer.{n}"), 1)).collect();
+        let bytes: Vec<(String, i64)> = (0..40).map(|n| (format!("Net.layer.x{n}"), 1)).collect();
         assert_eq!(Cut::new(&bytes).names, ["Net.layer", REST]);
     }
 }
