@@ -218,7 +218,9 @@ fn the_curve_in_the_terminal_shows_the_peak_phases_and_steps() {
     {
         assert!(text.contains(part), "{part}\n{text}");
     }
-    assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+    let curve: Vec<&str> = text.lines().filter(|line| line.contains(['│', '┤', '┼'])).collect();
+    assert_eq!(curve.len(), 11, "{text}");
+    assert!(curve.iter().all(|line| line.chars().count() <= 90), "{text}");
     let painted = run(memtrace().args(["timeline", "--color", "always", "--by", "category"]).arg(&trace));
     assert!(painted.contains("\x1b[38;5;"));
     let json: Value =

@@ -3,8 +3,14 @@
 const UNITS = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
 
 function bytes(value) {
-  for (const [name, size] of UNITS) if (Math.abs(value) >= size) return `${(value / size).toFixed(2)} ${name}`;
+  for (const [name, size] of UNITS) if (Math.abs(value) >= size) return `${hundredths((value * 100) / size)} ${name}`;
   return `${value} B`;
+}
+
+/** Two digits, a half to the even one: as the command rounds, and `toFixed` does not. */
+function hundredths(value) {
+  const below = Math.floor(value), half = value - below === 0.5;
+  return ((half ? below + (below & 1) : Math.round(value)) / 100).toFixed(2);
 }
 
 function signedBytes(value) {
