@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
+use memtrace_analysis::exports;
 use memtrace_analysis::input::Input;
 use memtrace_analysis::options::Options;
 use memtrace_analysis::reports;
@@ -152,6 +153,15 @@ fn extreme_numbers_overflow_nothing() {
     let more = String::from_utf8(bytes).unwrap().replace(&LARGE.to_string(), &i64::MAX.to_string());
     let error = summary(&write(&folder, "b.csv", more.as_bytes()), false).unwrap_err();
     assert!(error.contains("expected an integer"), "{error}");
+    for export in exports::EXPORTS {
+        let mut options = Options::default();
+        for flag in export.flags() {
+            options.values.insert(flag.name, flag.default.to_owned());
+        }
+        let place = folder.path().join("exports").join(export.name());
+        let answer = exports::run(*export, &Input::open(&path).unwrap(), &options, Some(&place));
+        assert!(answer.is_err() || place.exists(), "{}", export.name());
+    }
     for report in reports::REPORTS {
         let inputs = vec![Input::open(&path).unwrap(); report.inputs().len()];
         let mut options = Options::default();

@@ -63,7 +63,7 @@ impl Export for Speedscope {
                 "name": profile.title,
                 "unit": "bytes",
                 "startValue": 0,
-                "endValue": weights.iter().sum::<i64>(),
+                "endValue": weights.iter().fold(0, |sum: i64, weight| sum.saturating_add(*weight)),
                 "samples": samples,
                 "weights": weights,
             }));
@@ -149,13 +149,15 @@ fn profiles_of(job: &mut Job<'_>) -> Result<Vec<Profile>> {
 fn stacks(played: &Played, ordinal: i32) -> BTreeMap<Vec<String>, i64> {
     let mut owners: FxHashMap<Owner, i64> = FxHashMap::default();
     for block in played.replay.at_peak(ordinal, false) {
-        *owners.entry(block.owner).or_default() += block.bytes;
+        let sum = owners.entry(block.owner).or_default();
+        *sum = sum.saturating_add(block.bytes);
     }
     let mut stacks: BTreeMap<Vec<String>, i64> = BTreeMap::new();
     for (owner, bytes) in owners {
-        // Frames weigh what is there; a trace that contradicts itself has less than nothing.
-        *stacks.entry(stack(&owner, &played.texts)).or_default() += bytes;
+        let sum = stacks.entry(stack(&owner, &played.texts)).or_default();
+        *sum = sum.saturating_add(bytes);
     }
+    // Frames weigh what is there; a trace that contradicts itself has less than nothing.
     stacks.retain(|_, bytes| *bytes > 0);
     stacks
 }

@@ -64,7 +64,8 @@ impl Figure {
         }
         let widened = |axis: Axis| {
             let (from, to) = axis.range;
-            Axis { range: (from, if to > from { to } else { from + 1.0 }), ..axis }
+            // Where all values are one, there is still an axis.
+            Axis { range: (from, if to > from { to } else { from + from.abs().max(1.0) }), ..axis }
         };
         Figure { x: widened(x), y: widened(y), head, body: String::new(), legend: Vec::new() }
     }

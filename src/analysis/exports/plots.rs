@@ -186,6 +186,7 @@ pub(super) fn maxima(trace: &TraceFile, options: &Options, device: i32) -> Resul
 pub(super) fn categories(timeline: &Timeline, title: &[String]) -> Figure {
     let first = timeline.times.first().copied().unwrap_or(0);
     let span = timeline.times.last().map_or(1, |last| last.saturating_sub(first)).max(1);
+    let total = |column: &[i64; 8]| column.iter().map(|bytes| *bytes as f64 / GIB).sum::<f64>();
     let mut columns: Vec<[i64; 8]> = vec![[0; 8]; COLUMNS];
     let mut filled = 0;
     let mut now = [0; 8];
@@ -198,12 +199,11 @@ pub(super) fn categories(timeline: &Timeline, title: &[String]) -> Figure {
             filled += 1;
         }
         now.copy_from_slice(&row[1..]);
-        if now.iter().sum::<i64>() > columns[place].iter().sum() {
+        if total(&now) > total(&columns[place]) {
             columns[place] = now;
         }
     }
     columns[filled..].fill(now);
-    let total = |column: &[i64; 8]| column.iter().sum::<i64>() as f64 / GIB;
     let highest = columns.iter().map(total).fold(0.0, f64::max);
     let milliseconds = span as f64 / 1e3;
     let x = Axis { label: "Time (ms)".to_owned(), range: (0.0, milliseconds) };

@@ -95,9 +95,14 @@ impl Export for Snapshot {
         }
         let what = format!("{} entries, {} segments", count(entries as u64), count(segments.len() as u64));
         let mut out = Out::create(job.place)?;
+        let mut categories: FxHashMap<i64, Category> = FxHashMap::default();
+        // Later rows of a block know more of it.
+        categories.extend(state.entries.iter().filter_map(|entry| entry.block));
+        categories.extend(played.replay.live.values().map(|block| (block.id, block.owner.category)));
         let mut writer = Writer {
             pickle: Pickle::new(&mut out).map_err(io_error)?,
             texts: &played.texts,
+            categories,
             frames: FxHashMap::default(),
         };
         writer.snapshot(&state, &segments, trace).map_err(io_error)?;
@@ -136,8 +141,8 @@ struct Entry {
     stream: i64,
     ts_ns: i64,
     owner: Owner,
-    /// Of blocks.
-    category: Option<Category>,
+    /// Of blocks: the `alloc_id`, and the category that the row has.
+    block: Option<(i64, Category)>,
 }
 
 /// A block that is in use.
@@ -242,24 +247,24 @@ impl State {
             }
             _ => row.stream,
         };
-        let mut entry = |action, addr, size, category| {
+        let mut entry = |action, addr, size, block| {
             if inside {
                 if self.entries.len() == self.most {
                     self.entries.pop_front();
                     self.dropped += 1;
                 }
                 let (device, ts_ns, owner) = (row.device, row.ts_ns, Owner::of(row));
-                self.entries.push_back(Entry { action, device, addr, size, stream, ts_ns, owner, category });
+                self.entries.push_back(Entry { action, device, addr, size, stream, ts_ns, owner, block });
             }
         };
-        let category = Some(row.category);
+        let block = Some((row.alloc_id, row.category));
         match row.event {
             EventName::Alloc | EventName::Live => {
-                entry("alloc", row.addr, size, category);
+                entry("alloc", row.addr, size, block);
                 self.place(row);
             }
             EventName::Free => {
-                entry("free_requested", row.addr, size, category);
+                entry("free_requested", row.addr, size, block);
                 // A block that no stream holds leaves `active` with its free.
                 if row.delta_bytes != 0 && before.active == row.active_bytes {
                     let active = Active {
@@ -273,12 +278,12 @@ impl State {
                     };
                     self.pending.insert(row.alloc_id, (row.device, active));
                 } else {
-                    entry("free_completed", row.addr, size, category);
+                    entry("free_completed", row.addr, size, block);
                 }
             }
             EventName::FreeCompleted => {
                 self.pending.remove(&row.alloc_id);
-                entry("free_completed", row.addr, size, category);
+                entry("free_completed", row.addr, size, block);
             }
             EventName::Oom => {
                 entry("oom", row.device_free_bytes.max(0), row.rounded_bytes, None);
@@ -362,7 +367,7 @@ impl State {
             for (from, to) in self.strays.get(&device).into_iter().flatten() {
                 // What was there once may be under a segment of today.
                 if !self.layout.touches(device, *from, *to) {
-                    ranges.insert(*from, Range { bytes: to - from, ..Range::default() });
+                    ranges.insert(*from, Range { bytes: to.saturating_sub(*from), ..Range::default() });
                 }
             }
             let mut blocks = active.remove(&device).unwrap_or_default();
@@ -391,6 +396,8 @@ impl State {
 struct Writer<'a> {
     pickle: Pickle<&'a mut Out>,
     texts: &'a Texts,
+    /// What each block turned out to be for: a parameter is known as one only when it is there.
+    categories: FxHashMap<i64, Category>,
     /// The list of frames of each owner.
     frames: FxHashMap<Owner, Memo>,
 }
@@ -551,7 +558,8 @@ impl Writer<'_> {
         }
         self.pickle.key(&mut dict, "frames")?;
         self.frames(entry.owner)?;
-        if let Some(category) = entry.category {
+        if let Some((id, category)) = entry.block {
+            let category = self.categories.get(&id).copied().unwrap_or(category);
             self.pickle.key(&mut dict, "category")?;
             self.pickle.text(if category == Category::None { UNKNOWN } else { category.as_str() })?;
         }
