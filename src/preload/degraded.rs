@@ -8,7 +8,7 @@ use memtrace_trace::Meta;
 use memtrace_trace::config::Settings;
 
 use crate::real::{find_in_loaded, loaded_libraries};
-use crate::{pools, requested, torch};
+use crate::{io, pools, python, requested, torch};
 
 /// The oldest and the newest minor version of torch 2 that was tried.
 const TRIED: (u32, u32) = (1, 15);
@@ -55,6 +55,16 @@ pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
     let has_ops = NEEDED_FOR_OPS.iter().all(|symbol| !find_in_loaded("libtorch_cpu.so", symbol).is_null());
     if settings.ops.callbacks() && !has_ops {
         meta.degraded.push(format!("{torch}: no ops, and no phases from them"));
+    }
+    if settings.ops.io() && has_ops {
+        match io::learn::state() {
+            io::learn::State::Known => {}
+            io::learn::State::Failed => meta.degraded.push(format!("{torch}: {}", io::learn::LOST)),
+            io::learn::State::Waiting if !python::is_there() => {
+                meta.degraded.push(format!("no Python to learn torch's layout with: {}", io::learn::LOST));
+            }
+            io::learn::State::Waiting => {}
+        }
     }
     if meta.allocator.caching && meta.allocator.backend == "native" && requested::is_missing() {
         meta.degraded.push(format!("{torch}: requested sizes are unknown"));

@@ -11,9 +11,10 @@ import sys
 import weakref
 
 
-def install(torch, native, keep_wrappers):
+def install(torch, native, keep_wrappers, wants_modules, unit):
     enter, leave, adopt_path, forget_path = native["enter"], native["leave"], native["adopt"], native["forget"]
     number, tag, innermost, backwards = native["number"], native["tag"], native["innermost"], native["backwards"]
+    learn, learned, measured = native["learn"], native["learned"], native["measured"]
     # By their full names: torch.optim deletes the attribute of its own submodule.
     modules, optimizers = sys.modules["torch.nn.modules.module"], sys.modules["torch.optim.optimizer"]
     Tensor, Parameter, Module, Optimizer = torch.Tensor, torch.nn.Parameter, modules.Module, optimizers.Optimizer
@@ -49,7 +50,7 @@ def install(torch, native, keep_wrappers):
     # ---- paths
 
     def forget(key):
-        for table in (paths, tops, refs, scans):
+        for table in (paths, tops, refs, scans, weighed):
             table.pop(key, None)
         forget_path(key)
 
@@ -157,14 +158,14 @@ def install(torch, native, keep_wrappers):
     PARAMETER, BUFFER, GRADIENT, STATE, INPUT = 0, 1, 2, 5, 6
     sparse = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
-    def storages(tensor):
-        """The addresses of a tensor's memory; wrapper subclasses (DTensor) and sparse ones have more than one."""
+    def pieces(tensor):
+        """The tensors that have a tensor's memory; wrapper subclasses (DTensor) and sparse ones have more than one."""
         kind = type(tensor)
         if kind is Tensor or kind is Parameter or not hasattr(tensor, "__tensor_flatten__"):
             if not tensor.is_cuda or kind.__name__ == "FakeTensor":
                 return ()
             if tensor.layout is torch.strided:
-                return (tensor.untyped_storage().data_ptr(),)
+                return (tensor,)
             if tensor.layout not in sparse:
                 return ()
             with quiet_ops():
@@ -174,9 +175,13 @@ def install(torch, native, keep_wrappers):
                     parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
                 else:
                     parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-            return [pointer for part in parts for pointer in storages(part)]
+            return [piece for part in parts for piece in pieces(part)]
         parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-        return [pointer for part in parts if part is not tensor for pointer in storages(part)]
+        return [piece for part in parts if part is not tensor for piece in pieces(part)]
+
+    def storages(tensor):
+        """The addresses of a tensor's memory."""
+        return [piece.untyped_storage().data_ptr() for piece in pieces(tensor)]
 
     def tell(tensor, category, path, name, seen):
         """Of tensors that share a storage, the first has it."""
@@ -240,6 +245,42 @@ def install(torch, native, keep_wrappers):
             for item in value.values():
                 tell_inputs(item, seen, deeper - 1)
 
+    # ---- the memory of modules, when io records are asked for
+
+    PARAMETERS, BUFFERS, INPUTS, OUTPUTS = 0, 1, 2, 3
+    leaves = getattr(sys.modules.get("torch.utils._pytree"), "tree_leaves", None)
+    weighed = {}  # id(module) -> its memory when it was told last, by kind and device
+
+    def weigh(tensors):
+        """The bytes by device as they are and rounded, each storage as often as it comes: MemTracker's rule."""
+        sums = {}
+        for tensor in tensors:
+            for piece in pieces(tensor):
+                size = piece.untyped_storage().nbytes()
+                bytes_, rounded = sums.get(piece.device.index, (0, 0))
+                sums[piece.device.index] = (bytes_ + size, rounded + -(-size // unit) * unit)
+        return sums
+
+    def measure(kind, tensors):
+        for device, (bytes_, rounded) in weigh(tensors).items():
+            measured(kind, device, bytes_, rounded)
+
+    def tensors_in(value):
+        if isinstance(value, Tensor):
+            return (value,)
+        return [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)] if leaves is not None else ()
+
+    def measure_given(module, args):
+        """Of a call that begins: what it is given; of the module itself when that has changed."""
+        with quiet():
+            own = (weigh(module.parameters()), weigh(module.buffers()))
+            if weighed.get(id(module)) != own:
+                weighed[id(module)] = own
+                for kind, sums in enumerate(own):
+                    for device, (bytes_, rounded) in sums.items():
+                        measured(kind, device, bytes_, rounded)
+            measure(INPUTS, tensors_in(args))
+
     def keywords():
         """What the module that is called now was given by name: global hooks are not told."""
         frame = sys._getframe(2)
@@ -293,10 +334,21 @@ def install(torch, native, keep_wrappers):
                     root_called(module, args, keywords())
             except Exception:
                 pass
+        if unit:
+            try:
+                measure_given(module, args)
+            except Exception:
+                pass
 
     def after_forward(module, args, output):
         if compiling():
             return
+        if unit:
+            try:
+                with quiet():
+                    measure(OUTPUTS, tensors_in(output))
+            except Exception:
+                pass
         leave(module)
 
     def before_step(optimizer, args, kwargs):
@@ -372,8 +424,29 @@ def install(torch, native, keep_wrappers):
         except Exception:
             pass
 
+    def make_storages():
+        """Ops on tensors that are known: src/preload/io.rs learns from them where torch keeps things."""
+        try:
+            with quiet(), quiet_ops(), torch.inference_mode(False), torch.no_grad():
+                a, b = torch.zeros(7, device="cpu"), torch.zeros(11, device="cpu")
+                for tensor in (a, b):
+                    storage = tensor.untyped_storage()
+                    learn(tensor._cdata, storage._cdata, storage.data_ptr(), storage.nbytes())
+                b.resize_(7)
+                a.add_(b)
+                a.view(7)
+                torch.add(a, b, out=torch.zeros(7, device="cpu"))
+                torch.cat([a, b])
+        except Exception:
+            pass
+        learned()
+
     if not compiling():
         make_nodes()
+        if unit:
+            make_storages()
+    if not wants_modules:
+        return (lambda: None,) * 2
     # All of them are found first, so that nothing is half installed.
     before, after = optimizers.register_optimizer_step_pre_hook, optimizers.register_optimizer_step_post_hook
     handles = [modules.register_module_forward_pre_hook(before_forward)]
@@ -407,7 +480,7 @@ def ready():
     return torch
 
 
-def start(native, keep_wrappers):
+def start(native, keep_wrappers, wants_modules, unit):
     """What libmemtrace calls later; nothing while it is too early."""
     torch = ready()
-    return install(torch, native, keep_wrappers) if torch is not None else ()
+    return install(torch, native, keep_wrappers, wants_modules, unit) if torch is not None else ()

@@ -13,6 +13,7 @@ mod device;
 mod guard;
 mod hooks;
 mod init;
+mod io;
 mod ops;
 mod pools;
 mod python;

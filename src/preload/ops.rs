@@ -182,9 +182,33 @@ pub(crate) fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
     });
 }
 
+/// What only `MEMTRACE_OPS=io` knows of an op that ends.
+#[derive(Clone, Copy)]
+pub(crate) struct Ending {
+    /// What the op is.
+    pub(crate) api: Api,
+    /// Its overload; 0 for none.
+    pub(crate) overload: TextId,
+}
+
+impl Default for Ending {
+    fn default() -> Self {
+        Ending { api: Api::RecordFunction, overload: 0 }
+    }
+}
+
+/// How many ops this thread is in, and whether the innermost gets a row; `None` outside every op.
+pub(crate) fn innermost() -> Option<(usize, bool)> {
+    thread::with(|own| {
+        let ops = own.ops.try_borrow().ok()?;
+        Some((ops.running.len(), ops.running.last()?.start_ns != 0))
+    })
+    .flatten()
+}
+
 /// The op that `enter` announced ends.
 #[inline]
-pub(crate) fn leave(record: *const c_void) {
+pub(crate) fn leave(record: *const c_void, ending: Ending) {
     thread::with(|own| {
         let Ok(mut ops) = own.ops.try_borrow_mut() else { return };
         let Some(index) = ops.running.iter().rposition(|op| op.record == record) else { return };
@@ -192,7 +216,7 @@ pub(crate) fn leave(record: *const c_void) {
             // A row of an op is made while the op is still the innermost.
             ops.running.truncate(index + 1);
             drop(ops);
-            tell();
+            tell(ending);
             let Ok(mut ops) = own.ops.try_borrow_mut() else { return };
             ops.running.truncate(index);
             return;
@@ -205,7 +229,7 @@ pub(crate) fn leave(record: *const c_void) {
 }
 
 /// The row of the innermost op, which ends now.
-fn tell() {
+fn tell(ending: Ending) {
     let Some(recorder) = Recorder::active() else { return };
     if recorder.is_short() {
         recorder.drop_op();
@@ -219,9 +243,10 @@ fn tell() {
     recorder.record(|clock_ns| Event {
         clock_ns,
         kind: Kind::Op as u8,
-        api: Api::RecordFunction as u8,
+        api: ending.api as u8,
         device,
         size: bytes - before,
+        reserved: u64::from(ending.overload),
         context,
         step,
         extra: clock_ns.saturating_sub(start_ns) as i64,

@@ -14,13 +14,14 @@ use memtrace_record::Recorder;
 use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
 use memtrace_trace::config::Level;
+use memtrace_trace::rounding::MIN_BLOCK;
 use memtrace_trace::{Api, Event, Kind};
 use rustc_hash::FxHashMap;
 
 use crate::guard::shielded;
 use crate::real::real_dlsym;
 use crate::say::say;
-use crate::{context, init, ops, sequence};
+use crate::{context, init, io, ops, sequence};
 
 const SOURCE: &str = concat!(include_str!("hooks.py"), "\0");
 
@@ -45,7 +46,7 @@ unsafe impl Sync for Method {}
 const FASTCALL: c_int = 0x80;
 
 /// What `hooks.py` calls.
-static METHODS: [Method; 8] = [
+static METHODS: [Method; 11] = [
     method(c"enter", enter),
     method(c"leave", leave),
     method(c"adopt", adopt),
@@ -54,6 +55,9 @@ static METHODS: [Method; 8] = [
     method(c"tag", tag),
     method(c"innermost", innermost),
     method(c"backwards", backwards),
+    method(c"learn", learn),
+    method(c"learned", learned),
+    method(c"measured", measured),
 ];
 
 const fn method(name: &'static CStr, function: Function) -> Method {
@@ -101,7 +105,8 @@ static TOLD: AtomicBool = AtomicBool::new(false);
 /// Has Python run our hooks as soon as it can. Called from hooks, on any thread, with or without the GIL:
 /// adding a pending call needs neither the GIL nor an interpreter that is at rest.
 pub(crate) fn schedule() {
-    if STATE.load(Ordering::Relaxed) != 0 || !init::session().is_some_and(|s| s.settings.modules) {
+    let wanted = |session: &memtrace_record::Session| session.settings.modules || session.settings.ops.io();
+    if STATE.load(Ordering::Relaxed) != 0 || !init::session().is_some_and(wanted) {
         return;
     }
     if symbol_of_pending().is_null() {
@@ -198,7 +203,9 @@ unsafe extern "C" fn pending(_: *mut c_void) -> c_int {
     let outcome = shielded(|| ops::unseen(run));
     match outcome {
         Some(Outcome::Installed) => {
-            sequence::modules_are_known();
+            if init::session().is_some_and(|session| session.settings.modules) {
+                sequence::modules_are_known();
+            }
             context::recorder_started();
             STATE.store(2, Ordering::Release);
         }
@@ -246,13 +253,21 @@ fn run() -> Outcome {
         release(function);
     }
     python!(PyDict_SetItemString(globals, c"native".as_ptr(), natives) as SetItem);
-    let wrappers = init::session().is_some_and(|session| session.settings.wrappers);
-    let wrappers = integer(i64::from(wrappers));
-    python!(PyDict_SetItemString(globals, c"wrappers".as_ptr(), wrappers) as SetItem);
-    release(wrappers);
+    let asked = init::session().map(|session| (&session.settings, session.rounding.caching));
+    let numbers = [
+        (c"wrappers", asked.is_some_and(|(settings, _)| settings.wrappers).into()),
+        (c"modules", asked.is_some_and(|(settings, _)| settings.modules).into()),
+        // What the allocator rounds up to, when the memory of modules is asked for.
+        (c"unit", asked.map_or(0, |(settings, caching)| io_unit(settings.ops.io(), caching))),
+    ];
+    for (name, number) in numbers {
+        let number = integer(number);
+        python!(PyDict_SetItemString(globals, name.as_ptr(), number) as SetItem);
+        release(number);
+    }
     release(natives);
     let mut outcome = Outcome::Failed;
-    let call = c"installed = start(native, bool(wrappers))";
+    let call = c"installed = start(native, bool(wrappers), bool(modules), unit)";
     for (source, name) in [(SOURCE.as_ptr().cast(), c"<memtrace>"), (call.as_ptr(), c"<memtrace start>")] {
         let code = python!(Py_CompileString(source, name.as_ptr(), FILE_INPUT) as Compile);
         let result = if code.is_null() {
@@ -286,6 +301,20 @@ fn run() -> Outcome {
     }
     release(globals);
     outcome
+}
+
+/// The multiple that the memory of modules is rounded up to; 0 when nobody asks for it.
+fn io_unit(wanted: bool, caching: bool) -> i64 {
+    match (wanted, caching) {
+        (false, _) => 0,
+        (true, true) => MIN_BLOCK as i64,
+        (true, false) => 1,
+    }
+}
+
+/// Is there an interpreter in this process?
+pub(crate) fn is_there() -> bool {
+    !symbol_of_pending().is_null()
 }
 
 /// Drops the error that our code raised, shown first when the log is at debug.
@@ -446,6 +475,43 @@ unsafe extern "C" fn number(_: Object, args: *const Object, count: isize) -> Obj
 /// `innermost() -> key`: of the module that is open on this thread, 0 for none.
 unsafe extern "C" fn innermost(_: Object, _: *const Object, _: isize) -> Object {
     integer(shielded(context::innermost_module).unwrap_or(0) as i64)
+}
+
+/// `learn(tensor, storage, data, bytes)`: where a tensor is, for io records.
+unsafe extern "C" fn learn(_: Object, args: *const Object, count: isize) -> Object {
+    // SAFETY: as in `enter`.
+    let at = |index| unsafe { size(args, count, index) };
+    let known = io::learn::Known { tensor: at(0), storage: at(1), data: at(2), bytes: at(3) };
+    shielded(|| io::learn::tensor(known));
+    integer(0)
+}
+
+/// `learned() -> bool`: the ops that io records are learned from have run.
+unsafe extern "C" fn learned(_: Object, _: *const Object, _: isize) -> Object {
+    let learned = shielded(io::learn::finish).unwrap_or(false);
+    let says = |session: &memtrace_record::Session| session.settings.log >= Level::Warn;
+    if !learned && init::session().is_some_and(says) {
+        say(io::learn::LOST);
+    }
+    integer(i64::from(learned))
+}
+
+/// `measured(kind, device, bytes, rounded)`: the memory of the module that is open. `kind` is 0 for its
+/// parameters, 1 for its buffers, 2 for what its call was given and 3 for what it returned.
+unsafe extern "C" fn measured(_: Object, args: *const Object, count: isize) -> Object {
+    // SAFETY: as in `enter`.
+    let at = |index| unsafe { size(args, count, index) };
+    let (kind, device, bytes, rounded) = (at(0), at(1), at(2), at(3));
+    shielded(|| {
+        let api = match kind {
+            0 => Api::ModuleParameters,
+            1 => Api::ModuleBuffers,
+            2 => Api::ModuleInputs,
+            _ => Api::ModuleOutputs,
+        };
+        io::module_memory(api, device as i8, bytes as i64, rounded as u64);
+    });
+    integer(0)
 }
 
 /// `tag(pointer, category, path, name)`: what the block at `pointer` is for; texts by their numbers.

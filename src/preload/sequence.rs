@@ -73,6 +73,14 @@ pub(crate) fn install() {
     }
 }
 
+/// The word of a `RecordFunction` that is the number, once it is known.
+pub(crate) fn place() -> Option<usize> {
+    match PLACE.load(Ordering::Relaxed) {
+        0 | NOWHERE => None,
+        place => Some(place),
+    }
+}
+
 /// Module paths are known from now on.
 pub(crate) fn modules_are_known() {
     MODULES.store(true, Ordering::Release);

@@ -53,6 +53,8 @@ pub enum Ops {
     Top,
     /// And a row for each op inside another.
     All,
+    /// And the storages that ops read and write, and the memory of module calls.
+    Io,
 }
 
 impl Ops {
@@ -71,7 +73,13 @@ impl Ops {
     /// Do all ops get a row?
     #[must_use]
     pub fn all(self) -> bool {
-        self == Ops::All
+        matches!(self, Ops::All | Ops::Io)
+    }
+
+    /// Are the storages told that ops read and write?
+    #[must_use]
+    pub fn io(self) -> bool {
+        self == Ops::Io
     }
 }
 
@@ -284,13 +292,14 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_OPS",
         "top",
-        "torch's ops: off, top (each allocation's op, a row per outermost op), all (a row per op)",
+        "torch's ops: off, top (each allocation's op, a row per outermost op), all (a row per op), io (and rows for what ops read and write, and for the memory of modules)",
         |s, v| {
             s.ops = match v.to_ascii_lowercase().as_str() {
                 "off" | "0" => Ops::Off,
                 "top" | "1" | "on" => Ops::Top,
                 "all" => Ops::All,
-                _ => return Err("expected off, top or all".to_owned()),
+                "io" => Ops::Io,
+                _ => return Err("expected off, top, all or io".to_owned()),
             };
             Ok(())
         }

@@ -176,6 +176,8 @@ pub struct Block {
     pub id: i64,
     /// Its CUDA ordinal; -1 for a CPU tensor.
     pub device: i32,
+    /// Its address.
+    pub addr: i64,
     /// Its size in bytes, as the allocator gave it.
     pub bytes: i64,
     /// When it was allocated, ns; `None` for one that was there before.

@@ -29,7 +29,7 @@ pub(super) struct Reading {
 /// Reads the trace once.
 pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<Reading> {
     let mut reader = Reader::default();
-    let columns = Columns::of(&["ts_ns", "tid", "api", "alloc_id", "op", "latency_ns", "category"]);
+    let columns = Columns::of(&["ts_ns", "tid", "api", "alloc_id", "addr", "op", "latency_ns", "category"]);
     play(trace, columns, options, Metric::Allocated, |row, replay| {
         if replay.in_window() {
             reader.feed(row, replay);
@@ -90,10 +90,17 @@ impl Reader {
                 let mut before: Vec<_> =
                     replay.live.values().filter(|block| block.kind != Kind::Outside).collect();
                 before.sort_by_key(|block| block.id);
-                for block in before {
-                    if block.id != row.alloc_id {
-                        self.add(block.id, block.device, block.bytes, None, block.owner.category);
-                    }
+                for block in before.into_iter().filter(|block| block.id != row.alloc_id) {
+                    let (addr, told) = (block.addr, block.owner.category);
+                    // What lives from step to step and has a use that is no birth's was tagged.
+                    let birth = matches!(told, Told::None | Told::Activation | Told::Temporary);
+                    let place = self.add(Block {
+                        addr,
+                        told,
+                        tagged: !birth,
+                        ..block_of(block.id, block.device, block.bytes)
+                    });
+                    self.reading.has_tags |= self.reading.blocks[place as usize].tagged;
                 }
                 Words::new(&replay.texts)
             }
@@ -102,13 +109,12 @@ impl Reader {
         self.words = Some(words);
     }
 
-    fn add(&mut self, id: i64, device: i32, bytes: i64, born_ns: Option<i64>, told: Told) -> u32 {
+    fn add(&mut self, block: Block) -> u32 {
         let place = self.reading.blocks.len() as u32;
-        let block = Block { id, device, bytes, born_ns, died_ns: None, told, tagged: false };
-        self.reading.blocks.push(block);
-        if id != 0 {
-            self.live.insert(id, place);
+        if block.id != 0 {
+            self.live.insert(block.id, place);
         }
+        self.reading.blocks.push(block);
         place
     }
 
@@ -121,11 +127,19 @@ impl Reader {
             EventName::HostAlloc | EventName::HostFree if row.api != words.cpu_allocator => {}
             EventName::Alloc | EventName::HostAlloc if row.alloc_id != 0 => {
                 let device = if row.event == EventName::Alloc { row.device } else { HOST };
-                let place = self.add(row.alloc_id, device, row.delta_bytes, Some(row.ts_ns), row.category);
+                let born_ns = Some(row.ts_ns);
+                let (addr, told) = (row.addr, row.category);
+                let place = self.add(Block {
+                    addr,
+                    told,
+                    born_ns,
+                    ..block_of(row.alloc_id, device, row.delta_bytes)
+                });
                 self.did(row, place, Did::Made);
             }
             EventName::Live if row.alloc_id != 0 && !self.live.contains_key(&row.alloc_id) => {
-                self.add(row.alloc_id, row.device, row.delta_bytes, None, row.category);
+                let (addr, told) = (row.addr, row.category);
+                self.add(Block { addr, told, ..block_of(row.alloc_id, row.device, row.delta_bytes) });
             }
             EventName::Free | EventName::HostFree => self.free(row),
             EventName::Tag if row.delta_bytes > 0 => {
@@ -163,9 +177,18 @@ impl Reader {
         let place = match self.live.remove(&row.alloc_id) {
             Some(place) => place,
             // Its allocation is not in the trace: it was there before.
-            None => self.add(0, row.device, -row.delta_bytes, None, row.category),
+            None => {
+                let (addr, told) = (row.addr, row.category);
+                self.add(Block { addr, told, ..block_of(0, row.device, -row.delta_bytes) })
+            }
         };
         self.reading.blocks[place as usize].died_ns = Some(row.ts_ns);
         self.did(row, place, Did::Dropped);
     }
+}
+
+/// A block that was there before, of which nothing more is known.
+fn block_of(id: i64, device: i32, bytes: i64) -> Block {
+    let told = Told::None;
+    Block { id, device, addr: 0, bytes, born_ns: None, died_ns: None, told, tagged: false }
 }

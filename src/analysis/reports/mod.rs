@@ -3,6 +3,7 @@
 //! A new report is a file here and a line in [`REPORTS`]; the command, its help and the tests walk the
 //! table.
 
+mod actions;
 mod budget;
 mod check;
 mod diff;
@@ -62,6 +63,7 @@ pub const REPORTS: &[&dyn Report] = &[
     &frag::Frag,
     &leaks::Leaks,
     &stats::Stats,
+    &actions::Actions,
     &diff::Diff,
     &budget::Budget,
     &ranks::Ranks,

@@ -8,9 +8,9 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::guard::shielded;
-use crate::ops::{self, NameOf, Scope};
+use crate::ops::{self, Ending, NameOf, Scope};
 use crate::real::{RealFn, find_in_loaded};
-use crate::{init, python, sequence};
+use crate::{init, io, python, sequence};
 
 const TORCH: &str = "libtorch_cpu.so";
 const ADD: &CStr = c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE";
@@ -66,15 +66,21 @@ fn install() {
     ops::set_rows(session.settings.ops.rows(), session.settings.ops.all());
     // SAFETY: the type of at::addGlobalCallback in ATen/record_function.h, 2.1 to 2.15.
     let add: unsafe extern "C" fn(Callback) -> u64 = unsafe { std::mem::transmute(add) };
-    for (scope, start) in [(0, start_function as Start), (1, start_backward), (7, start_user)] {
+    let scopes: [(usize, Start); 3] = if io::is_wanted() {
+        [(0, start_function_io), (1, start_backward_io), (7, start_user)]
+    } else {
+        [(0, start_function), (1, start_backward), (7, start_user)]
+    };
+    let needs_inputs = u8::from(io::is_wanted());
+    for (scope, start) in scopes {
         let mut scopes = [0; 10];
         scopes[scope] = 1;
         let callback = Callback {
             start,
-            end,
+            end: if io::is_wanted() { end_io } else { end },
             probability: 1.0,
             scopes,
-            needs_inputs: 0,
+            needs_inputs,
             needs_outputs: 0,
             needs_ids: 0,
         };
@@ -109,6 +115,31 @@ unsafe extern "C" fn start_user(context: *mut *mut c_void, record: *const c_void
     unsafe { start(Scope::User, context, record) }
 }
 
+/// As `start`, and tells what the op is given.
+unsafe fn start_io(scope: Scope, context: *mut *mut c_void, record: *const c_void) -> *mut *mut c_void {
+    // SAFETY: torch's own arguments.
+    let context = unsafe { start(scope, context, record) };
+    let name_of = NAME_OF.load(Ordering::Relaxed);
+    // SAFETY: as in `start`.
+    let name_of = unsafe { std::mem::transmute::<*mut c_void, NameOf>(name_of) };
+    shielded(|| io::enter(scope, record, name_of));
+    context
+}
+
+unsafe extern "C" fn start_function_io(context: *mut *mut c_void, record: *const c_void) -> *mut *mut c_void {
+    // SAFETY: torch's own arguments.
+    unsafe { start_io(Scope::Function, context, record) }
+}
+
+unsafe extern "C" fn start_backward_io(context: *mut *mut c_void, record: *const c_void) -> *mut *mut c_void {
+    // SAFETY: torch's own arguments.
+    unsafe { start_io(Scope::Backward, context, record) }
+}
+
 unsafe extern "C" fn end(record: *const c_void, _context: *mut c_void) {
-    shielded(|| ops::leave(record));
+    shielded(|| ops::leave(record, Ending::default()));
+}
+
+unsafe extern "C" fn end_io(record: *const c_void, _context: *mut c_void) {
+    shielded(|| ops::leave(record, io::leave(record)));
 }

@@ -1,0 +1,189 @@
+//! `memtrace actions`: what `torch.profiler`'s memory profile says of a run: each block is there before,
+//! created, changed in place or destroyed, in the profiler's categories.
+
+use serde_json::{Value, json};
+
+use super::{Answer, Report, next};
+use crate::error::Result;
+use crate::input::Input;
+use crate::options::{Flag, Options};
+use crate::page::{Cell, Page, Side, Style, Table, count};
+use crate::play::{Footer, heading, play};
+use crate::profile::{Action, Category, Profile};
+use crate::record::Columns;
+use crate::replay::{HOST, Metric};
+
+/// See the module.
+pub(super) struct Actions;
+
+impl Report for Actions {
+    fn name(&self) -> &'static str {
+        "actions"
+    }
+
+    fn about(&self) -> &'static str {
+        "Blocks created, changed in place and destroyed, by torch.profiler's categories"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        &[Flag {
+            name: "each",
+            value: None,
+            default: "",
+            choices: &[],
+            help: "With --json: every action by itself, in the profiler's order",
+        }]
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let mut page = Page::new(options.paint, options.width);
+        let mut footer = Footer::new(input);
+        let mut json = Vec::new();
+        for (index, trace) in input.traces.iter().enumerate() {
+            let played = play(trace, Columns::of(&[]), options, Metric::Allocated, |_, _| {})?;
+            footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            let profile = Profile::of(trace, options)?;
+            for note in profile.notes() {
+                if !footer.notes.contains(&note) {
+                    footer.notes.push(note);
+                }
+            }
+            if index == 0 {
+                heading(&mut page, input, &trace.meta);
+            }
+            let mut devices = Vec::new();
+            for device in profile.devices() {
+                if options.device.is_some_and(|only| only != device) {
+                    continue;
+                }
+                page.gap();
+                let rank = if input.traces.len() > 1 {
+                    format!("rank {}, ", trace.meta.rank)
+                } else {
+                    String::new()
+                };
+                page.plain(format!("{rank}{}", name_of(device)));
+                let sums = Sums::of(&profile, device);
+                sums.print(&mut page, options);
+                let mut value = sums.json(device);
+                if options.is_set("each") {
+                    value["actions"] = each(&profile, device);
+                }
+                devices.push(value);
+            }
+            json.push(json!({
+                "file": trace.path.display().to_string(),
+                "rank": trace.meta.rank,
+                "has_io": profile.has_io,
+                "devices": devices,
+            }));
+        }
+        let hints = vec![next("peak", input, "--by category"), next("top-ops", input, "")];
+        Ok(Answer { page, json: json!({ "processes": json }), footer, next: hints, ..Answer::default() })
+    }
+}
+
+fn name_of(device: i32) -> String {
+    if device == HOST { "CPU tensors".to_owned() } else { format!("device {device}") }
+}
+
+/// How often, and of how many bytes.
+type Sum = (u64, i64);
+
+/// Of one device, by the categories' numbers.
+#[derive(Default)]
+struct Sums {
+    /// By the actions' order.
+    actions: [[Sum; 4]; 8],
+    /// The most bytes that a category had.
+    highest: [i64; 8],
+    /// Was any of a category's inferred?
+    inferred: [bool; 8],
+}
+
+impl Sums {
+    fn of(profile: &Profile, device: i32) -> Sums {
+        let mut sums = Sums::default();
+        for change in profile.actions(device) {
+            let category = change.category as usize;
+            let (times, bytes) = &mut sums.actions[category][change.action as usize - 1];
+            *times += 1;
+            *bytes += profile.block(change).bytes;
+            sums.inferred[category] |= change.inferred;
+        }
+        for size in profile.timeline(device).sizes {
+            for (highest, bytes) in sums.highest.iter_mut().zip(&size[1..]) {
+                *highest = (*highest).max(*bytes);
+            }
+        }
+        sums
+    }
+
+    fn print(&self, page: &mut Page, options: &Options) {
+        let mut table = Table::new(&[
+            ("most at once", Side::Right),
+            ("there before", Side::Right),
+            ("created", Side::Right),
+            ("changed in place", Side::Right),
+            ("destroyed", Side::Right),
+            ("category", Side::Left),
+        ]);
+        for category in Category::ALL {
+            let at = category as usize;
+            if self.actions[at].iter().all(|(times, _)| *times == 0) && self.highest[at] == 0 {
+                continue;
+            }
+            let show = |action: Action| match self.actions[at][action as usize - 1] {
+                (0, _) => "-".to_owned(),
+                (times, bytes) => format!("{} ({})", count(times), options.units.show(bytes)),
+            };
+            table.row([
+                Cell::new(options.units.show(self.highest[at]).to_string(), Style::Strong),
+                show(Action::Preexisting).into(),
+                show(Action::Create).into(),
+                show(Action::IncrementVersion).into(),
+                show(Action::Destroy).into(),
+                format!("{}{}", category.name(), if self.inferred[at] { " *" } else { "" }).into(),
+            ]);
+        }
+        page.table(&table);
+    }
+
+    fn json(&self, device: i32) -> Value {
+        let categories: serde_json::Map<String, Value> = Category::ALL
+            .into_iter()
+            .map(|category| {
+                let at = category as usize;
+                let mut value = json!({ "highest_bytes": self.highest[at], "inferred": self.inferred[at] });
+                for action in Action::ALL {
+                    let (times, bytes) = self.actions[at][action as usize - 1];
+                    value[action.name()] = json!({ "count": times, "bytes": bytes });
+                }
+                (category.name().to_owned(), value)
+            })
+            .collect();
+        json!({ "device": device, "categories": categories })
+    }
+}
+
+fn each(profile: &Profile, device: i32) -> Value {
+    let all: Vec<Value> = profile
+        .actions(device)
+        .map(|change| {
+            let block = profile.block(change);
+            json!({
+                "ts_ns": change.time_ns,
+                "action": change.action.name(),
+                "alloc_id": block.id,
+                "addr": block.addr,
+                "bytes": block.bytes,
+                "version": change.version,
+                "category": change.category.name(),
+                "category_after": change.after.name(),
+                "inferred": change.inferred,
+            })
+        })
+        .collect();
+    all.into()
+}

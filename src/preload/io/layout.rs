@@ -1,0 +1,205 @@
+//! Where torch's objects keep what io records need: the inputs of a `RecordFunction`, the storage of a
+//! `TensorImpl`, the memory of a `StorageImpl`, the mutability of an argument in a `FunctionSchema`.
+//!
+//! No symbol gives these, so their places are learned from known objects ([`super::learn`]) before anything
+//! is read by them. The order of the fields is that of ATen/record_function.h, ATen/core/ivalue.h,
+//! ATen/core/function_schema.h, c10/core/TensorImpl.h and c10/core/StorageImpl.h, 2.1 to 2.15.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::OnceLock;
+
+use memtrace_trace::Api;
+
+/// An `IValue`: its payload, then its tag.
+const IVALUE: usize = 16;
+/// A `ListImpl` begins with a vector of `IValue`s behind the counts of an `intrusive_ptr_target`.
+pub(super) const LIST: usize = 16;
+/// An `Argument` behind its name: two types, `N`, a default, then the alias.
+pub(super) const ALIAS: usize = 64;
+/// Is it an `out=`? Behind the alias.
+pub(super) const IS_OUT: usize = 73;
+/// The rest of an `Argument`.
+pub(super) const ARGUMENT: usize = 80;
+/// `AliasInfo::isWrite_`, behind two sets and a vector.
+pub(super) const IS_WRITE: usize = 136;
+/// The device of a `DataPtr`, behind the pointer, its context and its deleter.
+pub(super) const DEVICE: usize = 24;
+/// More inputs, or members of a list, than this is no list.
+pub(super) const MOST: usize = 1 << 16;
+
+/// `c10::DeviceType::CPU`.
+pub(super) const CPU: u8 = 0;
+/// `c10::DeviceType::CUDA`.
+pub(super) const CUDA: u8 = 1;
+
+/// The places that differ between torches. Words of a record count from its sequence number, the others
+/// are offsets in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    /// The word of a `RecordFunction` that is the sequence number.
+    pub(super) number: usize,
+    /// The length of a `std::string`: torch was built with the old or with the new kind.
+    pub(super) string: usize,
+    /// The tag of a tensor and that of a list.
+    pub(super) tags: (u32, u32),
+    /// `TensorImpl::storage_`.
+    pub(super) storage: usize,
+    /// `StorageImpl::data_ptr_`.
+    pub(super) data: usize,
+    /// `StorageImpl::size_bytes_`.
+    pub(super) bytes: usize,
+}
+
+/// Set once, when everything was found and checked.
+pub(super) static LAYOUT: OnceLock<Layout> = OnceLock::new();
+
+/// Reads a `T` at `address`.
+///
+/// # Safety
+/// The address is of a live object of torch's, at least `offset` and a `T` long.
+unsafe fn at<T: Copy>(address: usize, offset: usize) -> T {
+    // SAFETY: by the contract; fields may be packed closer than `T` wants.
+    unsafe { ((address + offset) as *const T).read_unaligned() }
+}
+
+/// Is it the address of an object at all?
+fn is_object(address: usize) -> bool {
+    address > 0xFFFF && address.is_multiple_of(8)
+}
+
+/// What a storage's memory is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memory {
+    pub(super) addr: u64,
+    pub(super) bytes: i64,
+    /// Its `c10::DeviceType` and index.
+    pub(super) device: (u8, i8),
+}
+
+impl Layout {
+    /// The `FunctionSchema` of an op, by its address; `None` for what has only a name. The descriptor is a
+    /// `variant<string, reference>` before the number, its index in the last word.
+    ///
+    /// # Safety
+    /// `record` is a live `RecordFunction`.
+    pub(super) unsafe fn schema(&self, record: *const c_void) -> Option<usize> {
+        // SAFETY: both words are of the record, before its number.
+        let (index, schema) = unsafe {
+            let number = record as usize + self.number * 8;
+            (at::<u8>(number - 8, 0), at::<usize>(number - 8 - self.string, 0))
+        };
+        (index == 1 && is_object(schema)).then_some(schema)
+    }
+
+    /// How a schema uses its arguments.
+    ///
+    /// # Safety
+    /// `schema` is from [`Layout::schema`].
+    pub(super) unsafe fn uses(&self, schema: usize) -> Vec<Api> {
+        // SAFETY: the vector of arguments follows two strings; its arguments are as long as was learned,
+        // and an alias is an `AliasInfo`.
+        unsafe {
+            let (begin, end): (usize, usize) = (at(schema, 2 * self.string), at(schema, 2 * self.string + 8));
+            let length = self.string + ARGUMENT;
+            let count = end.saturating_sub(begin) / length;
+            if !is_object(begin) || count > MOST {
+                return Vec::new();
+            }
+            (0..count)
+                .map(|index| {
+                    let argument = begin + index * length + self.string;
+                    let alias: usize = at(argument, ALIAS);
+                    if !is_object(alias) || at::<u8>(alias, IS_WRITE) == 0 {
+                        Api::Read
+                    } else if at::<u8>(argument, IS_OUT) != 0 {
+                        Api::Write
+                    } else {
+                        Api::ReadWrite
+                    }
+                })
+                .collect()
+        }
+    }
+
+    /// The name of a schema's overload, which lives as long as the schema.
+    ///
+    /// # Safety
+    /// `schema` is from [`Layout::schema`].
+    pub(super) unsafe fn overload<'a>(&self, schema: usize) -> &'a [u8] {
+        // SAFETY: the second string of the schema; both kinds of string begin with a pointer to characters
+        // that end in 0.
+        unsafe {
+            let text: usize = at(schema, self.string);
+            if text < 0x10000 { b"" } else { CStr::from_ptr(text as *const c_char).to_bytes() }
+        }
+    }
+
+    /// Visits the tensors among the inputs of an op that starts: the place of the argument, and the
+    /// `TensorImpl`'s address.
+    ///
+    /// # Safety
+    /// `record` is a live `RecordFunction` whose start callbacks run.
+    pub(super) unsafe fn tensors(&self, record: *const c_void, mut visit: impl FnMut(usize, usize)) {
+        // SAFETY: the inputs are an `ArrayRef` behind the number.
+        let (inputs, count): (usize, usize) = unsafe {
+            let number = record as usize + self.number * 8;
+            (at(number, 8), at(number, 16))
+        };
+        if !is_object(inputs) || count > MOST {
+            return;
+        }
+        for index in 0..count {
+            // SAFETY: the inputs are `count` values, alive while the start callbacks run.
+            let (payload, tag) = unsafe { self.value(inputs + index * IVALUE) };
+            if tag == self.tags.0 {
+                visit(index, payload);
+            } else if tag == self.tags.1 && is_object(payload) {
+                // SAFETY: the tag says that it is a list.
+                let (begin, end): (usize, usize) = unsafe { (at(payload, LIST), at(payload, LIST + 8)) };
+                let members = end.saturating_sub(begin) / IVALUE;
+                if !is_object(begin) || members > MOST {
+                    continue;
+                }
+                for member in 0..members {
+                    // SAFETY: a value of the list.
+                    let (payload, tag) = unsafe { self.value(begin + member * IVALUE) };
+                    if tag == self.tags.0 {
+                        visit(index, payload);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The payload and the tag of an `IValue`.
+    ///
+    /// # Safety
+    /// One is at `address`.
+    unsafe fn value(&self, address: usize) -> (usize, u32) {
+        // SAFETY: by the contract.
+        unsafe { (at(address, 0), at(address, 8)) }
+    }
+
+    /// The memory of a tensor's storage. `None` for a tensor that is undefined or has no storage (sparse,
+    /// opaque), and for a storage without memory (meta, fake, wrapper subclasses).
+    ///
+    /// # Safety
+    /// `tensor` is the address of a live `TensorImpl`.
+    pub(super) unsafe fn memory(&self, tensor: usize) -> Option<Memory> {
+        if !is_object(tensor) {
+            return None;
+        }
+        // SAFETY: a `TensorImpl`, whatever it is a subclass of, has a storage, which may be null.
+        let storage: usize = unsafe { at(tensor, self.storage) };
+        if !is_object(storage) {
+            return None;
+        }
+        // SAFETY: a live `StorageImpl`, held by the tensor.
+        let (addr, bytes, device): (u64, i64, (u8, i8)) = unsafe {
+            let device = (at(storage, self.data + DEVICE), at(storage, self.data + DEVICE + 1));
+            (at(storage, self.data), at(storage, self.bytes), device)
+        };
+        // A symbolic size is a pointer with its upper bits set.
+        (addr != 0).then_some(Memory { addr, bytes: bytes.max(0), device })
+    }
+}
