@@ -21,7 +21,8 @@ class Net(nn.Module):
 
     def forward(self, x):
         x = self.head(self.act(self.norm(self.up(x))))
-        return self.again(torch.tanh(self.again(x)))
+        # The backward of a power makes tensors that no one else sees.
+        return self.again(self.again(x) ** 3)
 
 
 torch.manual_seed(0)
