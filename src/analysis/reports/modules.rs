@@ -28,6 +28,10 @@ use crate::replay::{HOST, Metric, Replay};
 use crate::rst;
 use crate::texts::Symbol;
 
+mod memory;
+
+use memory::{CallMemory, Memories};
+
 /// See the module.
 pub(super) struct Modules;
 
@@ -85,7 +89,7 @@ impl Report for Modules {
         for (index, trace) in input.traces.iter().enumerate() {
             let mut tracker = Tracker::new(depth, calls, options);
             let columns =
-                Columns::of(&["name", "tid", "api", "module", "category", "ts_ns", "rounded_bytes"]);
+                Columns::of(&["name", "tid", "device", "api", "module", "category", "ts_ns", "rounded_bytes"]);
             let played =
                 play(trace, columns, options, Metric::Allocated, |row, replay| tracker.feed(row, replay))?;
             footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
@@ -227,6 +231,7 @@ struct Call {
     local_peak: BTreeMap<i32, i64>,
     at_peak: Snapshot,
     before: i64,
+    memory: CallMemory,
 }
 
 struct Tracker {
@@ -240,6 +245,7 @@ struct Tracker {
     ranges: FxHashMap<i32, Vec<(Symbol, Option<Call>)>>,
     backward: Vec<Call>,
     modules: FxHashMap<String, Stats>,
+    memories: Memories,
     unmatched: u64,
 }
 
@@ -255,6 +261,7 @@ impl Tracker {
             ranges: FxHashMap::default(),
             backward: Vec::new(),
             modules: FxHashMap::default(),
+            memories: Memories::default(),
             unmatched: 0,
         }
     }
@@ -271,6 +278,12 @@ impl Tracker {
                 EventName::RangeEnd => self.end(row),
                 // The state before a call is that before its first row.
                 EventName::Free | EventName::Tag => {}
+                EventName::Io => {
+                    let open = self.ranges.entry(row.tid).or_default();
+                    if let Some((_, Some(call))) = open.last_mut() {
+                        self.memories.in_call(&mut call.memory, row, &replay.texts);
+                    }
+                }
                 _ => self.follow_backward(row, replay),
             }
         }
@@ -280,6 +293,7 @@ impl Tracker {
             let bytes = &mut types[type_of(row.category)];
             let change = if self.rounded { rounded(row) } else { row.delta_bytes };
             *bytes = bytes.wrapping_add(change);
+            self.memories.block(row, rounded(row), &replay.texts);
         }
         if !replay.in_window() {
             return;
@@ -331,10 +345,14 @@ impl Tracker {
             local_peak: self.now.iter().map(|(device, types)| (*device, total(types))).collect(),
             at_peak: self.now.clone(),
             before: highest(&self.now),
+            memory: CallMemory::default(),
         }
     }
 
     fn leave(&mut self, call: Call) {
+        if call.after == State::PostForward {
+            self.memories.called(&call.path, &call.memory, self.keep);
+        }
         let stats = self.modules.entry(call.path).or_default();
         if call.after == State::PostForward {
             stats.retained = stats.retained.max(highest(&self.now) - call.before);
@@ -420,6 +438,9 @@ impl Tracker {
             page.plain("No module calls in this trace: mark them with ranges, such as torch.cuda.nvtx.range(\"module:Net.layer\").");
             return;
         }
+        if options.is_set("table") {
+            self.print_memories(page, options.units);
+        }
         if options.is_set("full") || options.is_set("table") {
             for (path, stats) in self.sorted() {
                 page.plain(format!("Module:  {path}"));
@@ -439,6 +460,10 @@ impl Tracker {
             ("retained", Side::Right),
             ("peak backward", Side::Right),
             ("recomputed", Side::Right),
+            ("parameters", Side::Right),
+            ("buffers", Side::Right),
+            ("inputs", Side::Right),
+            ("outputs", Side::Right),
             ("module", Side::Left),
         ]);
         let sorted = self.sorted();
@@ -448,6 +473,9 @@ impl Tracker {
                 stats.of(state).map_or_else(|| "-".to_owned(), |s| options.units.show(s.highest).to_string())
             };
             let calls = |state| stats.of(state).map_or(0, |series| series.calls);
+            let [parameters, buffers, inputs, outputs] = self.memories.of(path).columns().map(|bytes| {
+                bytes.map_or_else(|| "-".to_owned(), |bytes| options.units.show(bytes).to_string())
+            });
             table.row([
                 count(calls(State::PreForward)).into(),
                 most(State::PreForward).into(),
@@ -455,6 +483,10 @@ impl Tracker {
                 options.units.show(stats.retained).to_string().into(),
                 most(State::PeakBackward).into(),
                 count(calls(State::PreForwardAc)).into(),
+                parameters.into(),
+                buffers.into(),
+                inputs.into(),
+                outputs.into(),
                 path.as_str().into(),
             ]);
         }
@@ -463,9 +495,30 @@ impl Tracker {
             page.line([Cell::new(format!("{} more; --top N", sorted.len() - top), Style::Faint)]);
         }
         page.plain("the device's memory, the highest over all calls; --full shows each call by category");
+        if !self.memories.has_io {
+            page.plain(memory::NO_IO);
+        }
         if self.modules.values().all(|stats| stats.of(State::PreBackward).is_none()) {
             page.plain("no row in backward belongs to a module in this trace, so backward has no states");
         }
+    }
+
+    /// What each module has, and what its calls are given and return, as a table.
+    fn print_memories(&self, page: &mut Page, units: Unit) {
+        let heads = ["Module", "Parameter", "Buffer", "Input", "Output"];
+        let row = |path: &String| {
+            let columns = self.memories.of(path).columns();
+            let cells = columns.map(|bytes| bytes.map_or_else(|| "-".to_owned(), |bytes| value(bytes, units)));
+            std::iter::once(path.clone()).chain(cells).collect()
+        };
+        let rows: Vec<Vec<String>> = self.sorted().into_iter().map(|(path, _)| row(path)).collect();
+        for line in rst::table(&heads, &rows) {
+            page.plain(line);
+        }
+        if !self.memories.has_io {
+            page.plain(memory::NO_IO);
+        }
+        page.gap();
     }
 
     fn json(&self) -> Value {
@@ -481,12 +534,14 @@ impl Tracker {
                         (series.state.name().to_owned(), kept.into())
                     })
                     .collect();
-                json!({
+                let mut module = json!({
                     "module": path,
                     "calls": stats.of(State::PreForward).map_or(0, |series| series.calls),
                     "retained_bytes": stats.retained,
                     "states": states,
-                })
+                });
+                self.memories.of(path).add_to(&mut module);
+                module
             })
             .collect();
         modules.into()

@@ -1,0 +1,146 @@
+//! What a module has and what its calls are given and return: `MemTracker`'s `parameter_mem`, `buffer_mem`,
+//! `input_mem` and `output_mem`, rounded as the allocator does.
+//!
+//! With io records (`MEMTRACE_OPS=io`) all four are as `MemTracker` counts them: a storage as often as it
+//! comes. Without them, parameters and buffers are the sums of the blocks that tags give to a module and
+//! those below it; there a tied weight counts once, for the module that has it first.
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::{Api, Category, EventName};
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+use crate::record::Record;
+use crate::texts::{Symbol, Texts};
+
+/// Of one module, in bytes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Memory {
+    /// Parameters and buffers, of this module and all below it, on each device.
+    own: [BTreeMap<i32, i64>; 2],
+    /// Of each call that is kept.
+    given: Vec<i64>,
+    returned: Vec<i64>,
+    /// The most over all calls.
+    most: [i64; 2],
+    /// The calls' memory is known.
+    has_calls: bool,
+    /// Tagged blocks, now and at most: parameters, buffers.
+    tagged: [(i64, i64); 2],
+}
+
+impl Memory {
+    /// Its parameters or its buffers: as io records have it, else as tags do.
+    fn own(&self, which: usize) -> i64 {
+        if self.has_calls { self.own[which].values().sum() } else { self.tagged[which].1 }
+    }
+
+    /// The most that a call was given or returned; `None` when nothing tells.
+    fn most(&self, which: usize) -> Option<i64> {
+        self.has_calls.then_some(self.most[which])
+    }
+
+    /// Parameters, buffers, inputs and outputs, for a table.
+    pub(super) fn columns(&self) -> [Option<i64>; 4] {
+        [Some(self.own(0)), Some(self.own(1)), self.most(0), self.most(1)]
+    }
+
+    /// Adds its fields to a module's JSON: calls one by one, null when nothing tells.
+    pub(super) fn add_to(&self, value: &mut Value) {
+        let calls = |bytes: &Vec<i64>| if self.has_calls { json!(bytes) } else { Value::Null };
+        value["parameter_bytes"] = self.own(0).into();
+        value["buffer_bytes"] = self.own(1).into();
+        value["input_bytes"] = calls(&self.given);
+        value["output_bytes"] = calls(&self.returned);
+    }
+
+    fn add_call(&mut self, call: &CallMemory, keep: usize) {
+        self.has_calls = true;
+        let of_call = [(&mut self.given, call.given), (&mut self.returned, call.returned)];
+        for ((all, bytes), most) in of_call.into_iter().zip(&mut self.most) {
+            if all.len() < keep {
+                all.push(bytes);
+            }
+            *most = (*most).max(bytes);
+        }
+    }
+}
+
+/// What the rows of one call say.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CallMemory {
+    given: i64,
+    returned: i64,
+    own: Vec<(usize, i32, i64)>,
+}
+
+/// Of all modules.
+#[derive(Default)]
+pub(super) struct Memories {
+    by_path: FxHashMap<String, Memory>,
+    words: Option<[Symbol; 4]>,
+    /// Has the trace io records of modules?
+    pub(super) has_io: bool,
+}
+
+impl Memories {
+    /// An io row inside a call: what it says of the call's memory.
+    pub(super) fn in_call(&mut self, call: &mut CallMemory, row: &Record, texts: &Texts) {
+        let words = *self.words.get_or_insert_with(|| {
+            [Api::ModuleParameters, Api::ModuleBuffers, Api::ModuleInputs, Api::ModuleOutputs]
+                .map(|api| texts.intern(api.name()))
+        });
+        let Some(which) = words.iter().position(|word| *word == row.api) else { return };
+        self.has_io = true;
+        match which {
+            2 => call.given += row.rounded_bytes,
+            3 => call.returned += row.rounded_bytes,
+            _ => call.own.push((which, row.device, row.rounded_bytes)),
+        }
+    }
+
+    /// A call ended.
+    pub(super) fn called(&mut self, path: &str, call: &CallMemory, keep: usize) {
+        if !self.has_io {
+            return;
+        }
+        let memory = self.by_path.entry(path.to_owned()).or_default();
+        for (which, device, bytes) in &call.own {
+            memory.own[*which].insert(*device, *bytes);
+        }
+        memory.add_call(call, keep);
+    }
+
+    /// A row about a block: what it tells of parameters and buffers.
+    pub(super) fn block(&mut self, row: &Record, rounded: i64, texts: &Texts) {
+        let which = match row.category {
+            Category::Parameter => 0,
+            Category::Buffer => 1,
+            _ => return,
+        };
+        if !matches!(row.event, EventName::Tag | EventName::Free | EventName::Live) {
+            return;
+        }
+        let module = texts.get(row.module);
+        let ends = module.match_indices('.').map(|(end, _)| end).chain([module.len()]);
+        for path in ends.map(|end| &module[..end]) {
+            if !self.by_path.contains_key(path) {
+                self.by_path.insert(path.to_owned(), Memory::default());
+            }
+            if let Some(memory) = self.by_path.get_mut(path) {
+                let (now, most) = &mut memory.tagged[which];
+                *now += rounded;
+                *most = (*most).max(*now);
+            }
+        }
+    }
+
+    /// Of the module at `path`.
+    pub(super) fn of(&self, path: &str) -> Memory {
+        self.by_path.get(path).cloned().unwrap_or_default()
+    }
+}
+
+/// Said where the calls' memory is not known.
+pub(super) const NO_IO: &str = "inputs and outputs of calls are not in this trace (MEMTRACE_OPS=io records them); parameters and buffers are those that tags name, a tied weight with the module that has it first";

@@ -1,0 +1,52 @@
+"""The memory of modules by MemTracker, beside the trace: module_memory.py
+
+As JSON, by module: [parameters, buffers, the last call's inputs, its outputs], in bytes.
+"""
+
+import json
+
+import torch
+from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
+
+
+class Mixer(nn.Module):
+    """Takes a tuple, of which two are one storage, and returns views."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.register_buffer("scale", torch.ones(300))
+
+    def forward(self, pair, extra):
+        first, second = pair
+        x = self.linear(first + second)
+        return {"whole": x, "part": x[:2]}, extra
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(100, 40)
+        self.mixer = Mixer(40)
+        self.norm = nn.BatchNorm1d(40)
+        self.head = nn.Linear(40, 100, bias=False)
+        self.head.weight = self.tokens.weight  # tied
+
+    def forward(self, x):
+        x = self.tokens(x)
+        results, _ = self.mixer((x, x.view(-1, 40)), x)
+        return self.head(self.norm(results["whole"]))
+
+
+torch.manual_seed(0)
+model = Net().cuda()
+x = torch.arange(100, device="cuda")
+tracker = MemTracker()
+tracker.track_external(model, x)
+with tracker:
+    model(x).sum().backward()
+print(json.dumps({
+    stats.mod_fqn: [stats.parameter_mem, stats.buffer_mem, stats.input_mem, stats.output_mem]
+    for stats in tracker.memory_tracking.values()
+}))
