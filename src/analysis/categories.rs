@@ -2,10 +2,11 @@
 //!
 //! The traced process types a block when it is born; what it cannot know then (that a block is a
 //! parameter, or a gradient) comes as a `tag` row when the Python part ran. In a trace without one,
-//! phase and lifetime tell it, by the rules of [`RULE`], and reports mark what was inferred with `*`.
+//! phase and lifetime tell it, by the rules of [`RULE`], and reports mark what was inferred with `*`. When
+//! it has io records, the flow of data between ops tells more ([`crate::profile`]).
 
 use memtrace_trace::Category;
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::replay::{Block, Replay};
 use crate::texts::Symbol;
@@ -46,6 +47,16 @@ pub fn infer(blocks: &mut [Block], replay: &Replay) {
     for block in blocks.iter_mut().filter(|block| fits(block) && outlived_backward(block, replay)) {
         block.owner.category = Category::Gradient;
         block.inferred = true;
+    }
+}
+
+/// Gives the blocks of one moment the categories that the flow of data between ops told.
+pub fn from_flow(blocks: &mut [Block], flow: &FxHashMap<i64, Category>) {
+    for block in blocks {
+        if let Some(category) = flow.get(&block.id) {
+            block.inferred = block.owner.category != *category;
+            block.owner.category = *category;
+        }
     }
 }
 

@@ -25,6 +25,10 @@ pub struct Call {
     pub index: usize,
     /// The op.
     pub op: Symbol,
+    /// As it is numbered: the op, or without its namespace and with its overload when that is known.
+    pub called: Symbol,
+    /// The module that was entered last.
+    pub entered: Symbol,
     /// The module that it belongs to.
     pub module: Symbol,
     /// The phase that ran.
@@ -40,20 +44,23 @@ pub struct Call {
 }
 
 impl Call {
-    /// The name that `MemoryTracker` gives: `{module}.forward.{op}_{n}`.
+    /// The name that `MemoryTracker` gives: `{module}.forward.{op}_{n}`, with the module that was entered last,
+    /// also behind it and in backward. The op is `mm.default` when the trace has the overloads of
+    /// `MEMTRACE_OPS=io`, else `aten::mm` stands for each of them.
     #[must_use]
     pub fn name(&self, texts: &Texts) -> String {
         let module =
-            if self.module == Symbol::NONE { String::new() } else { texts.get(self.module).to_string() };
+            if self.entered == Symbol::NONE { String::new() } else { texts.get(self.entered).to_string() };
         // Paths start at the root's class, which `MemoryTracker` calls "".
         let module = module.split_once('.').map_or("", |(_, path)| path);
-        format!("{module}.forward.{}_{}", texts.get(self.op), self.number)
+        format!("{module}.forward.{}_{}", texts.get(self.called), self.number)
     }
 }
 
 /// The op row before.
 struct Child {
     op: Symbol,
+    overload: Symbol,
     module: Symbol,
     start_ns: i64,
 }
@@ -68,6 +75,10 @@ pub struct OpCalls {
     /// The same when it ended.
     pub fw_bw_boundary: Vec<usize>,
     numbers: FxHashMap<Symbol, u64>,
+    /// How an op and its overload are called.
+    called: FxHashMap<(Symbol, Symbol), Symbol>,
+    /// The module that was entered last.
+    entered: Symbol,
     before: Option<i64>,
     /// The op row before: in a program under a dispatch mode, what the mode was asked for.
     child: Child,
@@ -88,8 +99,15 @@ impl OpCalls {
             fw_start: Vec::new(),
             fw_bw_boundary: Vec::new(),
             numbers: FxHashMap::default(),
+            called: FxHashMap::default(),
+            entered: Symbol::NONE,
             before: None,
-            child: Child { op: Symbol::NONE, module: Symbol::NONE, start_ns: i64::MIN },
+            child: Child {
+                op: Symbol::NONE,
+                overload: Symbol::NONE,
+                module: Symbol::NONE,
+                start_ns: i64::MIN,
+            },
             dispatched: false,
             failed: 0,
             ooms: 0,
@@ -106,7 +124,7 @@ impl OpCalls {
     pub fn feed(&mut self, row: &Record, replay: &Replay) -> Option<Call> {
         match row.event {
             EventName::Op => return self.op(row, replay),
-            EventName::RangeBegin | EventName::RangeEnd => self.root(row, replay),
+            EventName::RangeBegin | EventName::RangeEnd => self.module(row, replay),
             EventName::SegmentAlloc | EventName::SegmentMap if row.status != 0 => self.failed += 1,
             EventName::Oom => self.ooms += 1,
             _ => {}
@@ -126,20 +144,29 @@ impl OpCalls {
         self.count = 0;
     }
 
-    /// The root module's forward begins or ends: `MemoryTracker`'s markers have the index of the next op.
-    fn root(&mut self, row: &Record, replay: &Replay) {
-        let is_root = replay.texts.get(row.api).as_ref() == Api::Module.name()
-            && !replay.texts.get(row.name).contains('.');
-        match row.event {
-            _ if !is_root => {}
-            EventName::RangeBegin => self.fw_start.push(self.count),
-            _ => self.fw_bw_boundary.push(self.count),
+    /// A module's forward begins or ends. Of the root module, `MemoryTracker`'s markers have the index of the
+    /// next op.
+    fn module(&mut self, row: &Record, replay: &Replay) {
+        if replay.texts.get(row.api).as_ref() != Api::Module.name() {
+            return;
+        }
+        let is_root = !replay.texts.get(row.name).contains('.');
+        if row.event == EventName::RangeBegin {
+            self.entered = row.name;
+            if is_root {
+                self.fw_start.push(self.count);
+            }
+        } else if is_root {
+            self.fw_bw_boundary.push(self.count);
         }
     }
 
     fn op(&mut self, row: &Record, replay: &Replay) -> Option<Call> {
         let start_ns = row.ts_ns - row.latency_ns;
-        let child = std::mem::replace(&mut self.child, Child { op: row.op, module: row.module, start_ns });
+        let child = std::mem::replace(
+            &mut self.child,
+            Child { op: row.op, overload: row.name, module: row.module, start_ns },
+        );
         // With a row for each outermost op only, the row before is no child of this one.
         let has_child = child.start_ns >= start_ns;
         let is_mode = (has_child || self.dispatched) && replay.texts.get(row.op).as_ref() == DISPATCH_MODE;
@@ -149,7 +176,11 @@ impl OpCalls {
         if self.dispatched && !is_mode {
             return None;
         }
-        let (op, module) = if is_mode && has_child { (child.op, child.module) } else { (row.op, row.module) };
+        let (op, overload, module) = if is_mode && has_child {
+            (child.op, child.overload, child.module)
+        } else {
+            (row.op, row.name, row.module)
+        };
         // As `MemoryTracker`: it is everywhere and allocates nothing.
         if is_mode && replay.texts.get(op).as_ref() == "aten::detach" {
             return None;
@@ -165,11 +196,22 @@ impl OpCalls {
                 .map(|device: &Device| device.totals),
         }
         .unwrap_or_default();
-        let number = self.numbers.entry(op).or_default();
+        let called = *self.called.entry((op, overload)).or_insert_with(|| {
+            if overload == Symbol::NONE {
+                return op;
+            }
+            // `OpOverload.__name__` in torch/_ops.py.
+            let name = replay.texts.get(op);
+            let name = name.rsplit_once("::").map_or(&*name, |(_, name)| name);
+            replay.texts.intern(&format!("{name}.{}", replay.texts.get(overload)))
+        });
+        let number = self.numbers.entry(called).or_default();
         let delta = self.before.replace(totals.allocated).map(|before| totals.allocated - before);
         let call = Call {
             index: self.count,
             op,
+            called,
+            entered: self.entered,
             module,
             phase: row.phase,
             step: row.step,

@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use memtrace_trace::config::Ops;
 use memtrace_trace::meta::Meta;
 use serde_json::{Value, json};
 
@@ -11,8 +12,9 @@ use crate::input::Input;
 use crate::options::Options;
 use crate::page::{Cell, Page, Style, count, percent, share};
 use crate::phantom::PhantomRun;
+use crate::profile::{self, Profile};
 use crate::record::{Columns, Record, Wanted};
-use crate::replay::{self, Device, HOST, Metric, Moment, Replay};
+use crate::replay::{self, Device, HOST, Metric, Moment, Replay, Window};
 use crate::stream::{Told, TraceFile};
 use crate::texts::{Symbol, Texts};
 
@@ -54,11 +56,16 @@ pub fn play_until(
     visit: impl FnMut(&Record, &Replay),
 ) -> Result<Played> {
     let texts = Texts::default();
-    let replay = Replay::new(&texts, options.window, tracked);
+    let mut replay = Replay::new(&texts, options.window, tracked);
+    if trace.meta.ops == Ops::Io.name() && !trace.meta.modules {
+        // No tags: the whole trace tells what its blocks are for, whatever part of it is looked at.
+        let whole = Options { window: Window::default(), ..options.clone() };
+        replay.flow = Profile::of(trace, &whole)?.told();
+    }
     run(trace, replay::COLUMNS.and(columns), options, replay, texts, stop, visit)
 }
 
-/// As [`play`], with the columns that `wanted` adds for each event.
+/// As [`play`], with the columns that `wanted` has for each event, and the categories of the rows alone.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -245,7 +252,8 @@ impl Footer {
 
     /// Says how categories were inferred, where they were: for reports that show them.
     pub fn note_inference(&mut self, played: &Played) {
-        let rule = categories::RULE.to_owned();
+        let by_flow = !played.replay.flow.is_empty();
+        let rule = if by_flow { profile::RULE } else { categories::RULE }.to_owned();
         if played.replay.infers() && !self.notes.contains(&rule) {
             self.notes.push(rule);
         }

@@ -329,6 +329,9 @@ pub struct Replay {
     pub phases: Phases,
     /// The texts of the rows' symbols.
     pub texts: Texts,
+    /// What the flow of data between ops says that blocks are for, by `alloc_id`: of a trace that has io
+    /// records and no tags.
+    pub flow: FxHashMap<i64, Category>,
     window: Window,
     inside: bool,
     tracked: Metric,
@@ -357,6 +360,7 @@ impl Replay {
             first_forward: None,
             phases: Phases { forward: texts.intern("forward"), backward: texts.intern("backward") },
             texts: texts.clone(),
+            flow: FxHashMap::default(),
             window,
             inside: window == Window::default(),
             tracked,
@@ -639,7 +643,9 @@ impl Replay {
 
     /// The blocks with the categories that inference gives them, where it does.
     fn typed(&self, mut blocks: Vec<Block>) -> Vec<Block> {
-        if self.infers() {
+        if self.infers() && !self.flow.is_empty() {
+            categories::from_flow(&mut blocks, &self.flow);
+        } else if self.infers() {
             categories::infer(&mut blocks, self);
         }
         blocks

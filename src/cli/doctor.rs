@@ -520,6 +520,18 @@ fn captured(found: &mut Findings, seen: &Seen, answer: &Value) {
         show(seen.with_op, "have an op"),
         (State::Degraded, "ops are not seen", "see MEMTRACE_OPS; please report this version"),
     );
+    if seen.meta.ops == "io" {
+        found.check(
+            "io",
+            seen.of(EventName::Io) > 0,
+            format!("{} reads, writes and module calls", seen.of(EventName::Io)),
+            (
+                State::Degraded,
+                "what ops read and write is not seen",
+                "ops have the rows of MEMTRACE_OPS=all; please report this version",
+            ),
+        );
+    }
     found.check(
         "modules",
         fine(seen.with_module),

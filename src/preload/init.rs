@@ -170,6 +170,8 @@ pub(crate) fn describe(meta: &mut Meta) {
         meta.degraded.push(format!("allocator backend {backend}: it reports nothing, so blocks are the runtime's own calls and reserved is what they hold"));
     }
     if let Some(session) = session() {
+        meta.ops = session.settings.ops.name().to_owned();
+        meta.modules = session.settings.modules;
         degraded::describe(meta, &session.settings);
     }
     if meta.journal.is_empty() {

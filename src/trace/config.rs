@@ -76,6 +76,17 @@ impl Ops {
         matches!(self, Ops::All | Ops::Io)
     }
 
+    /// As the variable says it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Ops::Off => "off",
+            Ops::Top => "top",
+            Ops::All => "all",
+            Ops::Io => "io",
+        }
+    }
+
     /// Are the storages told that ops read and write?
     #[must_use]
     pub fn io(self) -> bool {

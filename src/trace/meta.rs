@@ -37,6 +37,10 @@ pub struct Meta {
     pub opening_rows: u64,
     /// What the phantom device says of itself; null on a real one.
     pub phantom: serde_json::Value,
+    /// What was asked of torch's ops, as `MEMTRACE_OPS` says it; empty in older traces.
+    pub ops: String,
+    /// Were modules and tags asked for (`MEMTRACE_MODULES`)? False in older traces too.
+    pub modules: bool,
     /// What could not be captured in this process, in plain words.
     pub degraded: Vec<String>,
 }

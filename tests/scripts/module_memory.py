@@ -4,6 +4,7 @@ As JSON, by module: [parameters, buffers, the last call's inputs, its outputs], 
 """
 
 import json
+import time
 
 import torch
 from torch import nn
@@ -50,3 +51,5 @@ print(json.dumps({
     stats.mod_fqn: [stats.parameter_mem, stats.buffer_mem, stats.input_mem, stats.output_mem]
     for stats in tracker.memory_tracking.values()
 }))
+# Autograd's thread still lets go of the tracker's hooks; a Python that ends meanwhile aborts, traced or not.
+time.sleep(0.5)

@@ -17,6 +17,7 @@ pub mod timeline;
 pub use timeline::{Raw, Timeline};
 
 use memtrace_trace::Category as Told;
+use rustc_hash::FxHashMap;
 
 use crate::error::Result;
 use crate::options::Options;
@@ -232,6 +233,19 @@ impl Profile {
     pub fn devices(&self) -> Vec<i32> {
         let all: std::collections::BTreeSet<i32> = self.blocks.iter().map(|block| block.device).collect();
         all.into_iter().collect()
+    }
+
+    /// What each block is for in the end, by `alloc_id`, where that is known.
+    #[must_use]
+    pub fn told(&self) -> FxHashMap<i64, Told> {
+        let mut told = FxHashMap::default();
+        // By time, so the last word on a block stays; its end may be outside of what was read.
+        for change in &self.changes {
+            if change.after != Category::Unknown {
+                told.insert(self.block(change).id, change.after.told());
+            }
+        }
+        told
     }
 
     /// What a reader should know: what is missing, and what was inferred.

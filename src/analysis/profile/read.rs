@@ -9,9 +9,9 @@ use super::Block;
 use super::flow::{Builder, Deed, Did, Node};
 use crate::error::Result;
 use crate::options::Options;
-use crate::play::play;
+use crate::play::play_rows;
 use crate::record::{Columns, Record};
-use crate::replay::{HOST, Kind, Metric, Replay};
+use crate::replay::{self, HOST, Kind, Metric, Replay};
 use crate::stream::TraceFile;
 use crate::texts::{Symbol, Texts};
 
@@ -30,7 +30,7 @@ pub(super) struct Reading {
 pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<Reading> {
     let mut reader = Reader::default();
     let columns = Columns::of(&["ts_ns", "tid", "api", "alloc_id", "addr", "op", "latency_ns", "category"]);
-    play(trace, columns, options, Metric::Allocated, |row, replay| {
+    play_rows(trace, replay::COLUMNS.and(columns), options, Metric::Allocated, |row, replay| {
         if replay.in_window() {
             reader.feed(row, replay);
         }
@@ -166,7 +166,7 @@ impl Reader {
                 if backward || row.api == words.operator {
                     self.reading.has_io = true;
                     let accumulates = backward && row.op == words.accumulate_grad;
-                    self.flow.ended(row.tid, row.ts_ns - row.latency_ns, backward, accumulates);
+                    self.flow.ended(row.tid, row.ts_ns.wrapping_sub(row.latency_ns), backward, accumulates);
                 }
             }
             _ => {}

@@ -73,7 +73,10 @@ impl Profile {
             }
             let Some(size) = timeline.sizes.last_mut() else { continue };
             let bytes = self.block(change).bytes;
-            let mut update = |category: Category, bytes: i64| size[category as usize + 1] += bytes;
+            let mut update = |category: Category, bytes: i64| {
+                let size = &mut size[category as usize + 1];
+                *size = size.wrapping_add(bytes);
+            };
             match change.action {
                 Action::Preexisting | Action::Create => update(change.category, bytes),
                 Action::Destroy => update(change.category, -bytes),

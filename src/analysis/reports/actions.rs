@@ -109,7 +109,7 @@ impl Sums {
             let category = change.category as usize;
             let (times, bytes) = &mut sums.actions[category][change.action as usize - 1];
             *times += 1;
-            *bytes += profile.block(change).bytes;
+            *bytes = bytes.wrapping_add(profile.block(change).bytes);
             sums.inferred[category] |= change.inferred;
         }
         for size in profile.timeline(device).sizes {

@@ -88,8 +88,16 @@ impl Report for Modules {
         let calls = options.number("calls")?.unwrap_or(100);
         for (index, trace) in input.traces.iter().enumerate() {
             let mut tracker = Tracker::new(depth, calls, options);
-            let columns =
-                Columns::of(&["name", "tid", "device", "api", "module", "category", "ts_ns", "rounded_bytes"]);
+            let columns = Columns::of(&[
+                "name",
+                "tid",
+                "device",
+                "api",
+                "module",
+                "category",
+                "ts_ns",
+                "rounded_bytes",
+            ]);
             let played =
                 play(trace, columns, options, Metric::Allocated, |row, replay| tracker.feed(row, replay))?;
             footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
@@ -508,7 +516,8 @@ impl Tracker {
         let heads = ["Module", "Parameter", "Buffer", "Input", "Output"];
         let row = |path: &String| {
             let columns = self.memories.of(path).columns();
-            let cells = columns.map(|bytes| bytes.map_or_else(|| "-".to_owned(), |bytes| value(bytes, units)));
+            let cells =
+                columns.map(|bytes| bytes.map_or_else(|| "-".to_owned(), |bytes| value(bytes, units)));
             std::iter::once(path.clone()).chain(cells).collect()
         };
         let rows: Vec<Vec<String>> = self.sorted().into_iter().map(|(path, _)| row(path)).collect();

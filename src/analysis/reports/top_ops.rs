@@ -4,9 +4,8 @@
 //! end and the end of the op before, as in `MemoryTracker`; the first op has none. Without them, the
 //! allocations themselves are added up by the op that made them, and the page says so.
 //!
-//! Held against `MemoryTracker` in the same process: the series is the same to the byte. Names differ
-//! in two ways: it knows the overload (`mm.default`), and it names the module that was entered last,
-//! also in backward, where we name the one that the op belongs to.
+//! Held against `MemoryTracker` in the same process: the series is the same to the byte, and so are the
+//! names with the overloads of `MEMTRACE_OPS=io` ([`Call::name`]).
 
 use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;

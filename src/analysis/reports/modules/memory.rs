@@ -33,7 +33,11 @@ pub(super) struct Memory {
 impl Memory {
     /// Its parameters or its buffers: as io records have it, else as tags do.
     fn own(&self, which: usize) -> i64 {
-        if self.has_calls { self.own[which].values().sum() } else { self.tagged[which].1 }
+        if self.has_calls {
+            self.own[which].values().fold(0, |sum: i64, bytes| sum.wrapping_add(*bytes))
+        } else {
+            self.tagged[which].1
+        }
     }
 
     /// The most that a call was given or returned; `None` when nothing tells.
@@ -94,8 +98,8 @@ impl Memories {
         let Some(which) = words.iter().position(|word| *word == row.api) else { return };
         self.has_io = true;
         match which {
-            2 => call.given += row.rounded_bytes,
-            3 => call.returned += row.rounded_bytes,
+            2 => call.given = call.given.wrapping_add(row.rounded_bytes),
+            3 => call.returned = call.returned.wrapping_add(row.rounded_bytes),
             _ => call.own.push((which, row.device, row.rounded_bytes)),
         }
     }
@@ -130,7 +134,7 @@ impl Memories {
             }
             if let Some(memory) = self.by_path.get_mut(path) {
                 let (now, most) = &mut memory.tagged[which];
-                *now += rounded;
+                *now = now.wrapping_add(rounded);
                 *most = (*most).max(*now);
             }
         }
