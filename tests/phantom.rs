@@ -32,6 +32,7 @@ scripts! {
     activations_and_states_are_what_formulas_say: "phantom_formulas.py" on "h100-80g";
     workspaces_follow_the_capability: "phantom_formulas.py" on "rtx4090";
     a_llama_of_seven_billion_parameters_trains_on_an_h200: "phantom_llama.py" on "h200";
+    a_card_runs_what_was_compiled_for_an_older_one: "phantom_cards.py" on "l40s";
     what_people_train_with_runs: "phantom_zoo.py" on "h100-80g";
     expandable_segments_grow_in_place: "phantom_settings.py" on "a100-40g"
         with "PYTORCH_CUDA_ALLOC_CONF" = "expandable_segments:True";

@@ -215,20 +215,27 @@ fn list_cards() -> Result<ExitCode> {
     let mut table = Table::new(&[
         ("card", Side::Left),
         ("memory", Side::Right),
+        ("free at start", Side::Right),
         ("capability", Side::Right),
+        ("SMs", Side::Right),
         ("name", Side::Left),
     ]);
     for card in CARDS {
         table.row([
             card.id.into(),
             format!("{:.2} GiB", card.memory_mib as f64 / 1024.0).into(),
+            format!("{:.2} GiB", (card.memory_mib - card.context_mib) as f64 / 1024.0).into(),
             format!("{}.{}", card.cc.0, card.cc.1).into(),
+            card.sms.to_string().into(),
             card.name.into(),
         ]);
     }
     page.table(&table);
     page.gap();
     page.plain("several: 8xh100-80g    another size: h100-80g,mem=40g    any other card: mem=48g,cc=8.9");
+    page.plain(
+        "the context takes the rest before the first allocation: a round guess; yours: h100-80g,context=600m",
+    );
     stdout.write_all(page.text().as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }

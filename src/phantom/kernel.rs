@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::answer::answers;
 use crate::device::limits;
+use crate::fatbin;
 use crate::ffi::{Dim3, INVALID_VALUE, OK, Out, Status, Text, Word};
 use crate::machine::{current, fail, lock, machine};
 use crate::meaning;
@@ -113,9 +114,8 @@ pub(crate) struct FunctionAttributes {
     others: [c_int; 23],
 }
 
-fn function_attributes() -> FunctionAttributes {
-    let (major, minor) = machine().spec.cc;
-    let version = (major * 10 + minor) as c_int;
+fn function_attributes(kernel: usize) -> FunctionAttributes {
+    let version = fatbin::version(kernel) as c_int;
     FunctionAttributes {
         shared: 0,
         constant: 0,
@@ -132,7 +132,7 @@ fn function_attributes() -> FunctionAttributes {
 
 /// One `CU_FUNC_ATTRIBUTE`.
 pub(crate) fn function_attribute(attribute: c_int) -> c_int {
-    let all = function_attributes();
+    let all = function_attributes(0);
     match attribute {
         0 => all.most_threads,
         4 => all.registers,
@@ -179,13 +179,11 @@ pub(crate) fn global(key: &[u8], size: usize) -> usize {
 pub(crate) const GLOBAL: usize = 64 << 10;
 
 answers! {
-    Real fn __cudaRegisterFatBinary(_binary: Word) -> usize {
-        static PLACE: [usize; 4] = [0; 4];
-        PLACE.as_ptr() as usize
-    }
+    Real fn __cudaRegisterFatBinary(binary: Word) -> usize { fatbin::register(binary) }
     Real fn __cudaRegisterFatBinaryEnd(_handle: Word) -> () {}
     Real fn __cudaUnregisterFatBinary(_handle: Word) -> () {}
-    Real fn __cudaRegisterFunction(_handle: Word, host: Word, _device: Word, name: Text) -> () {
+    Real fn __cudaRegisterFunction(handle: Word, host: Word, _device: Word, name: Text) -> () {
+        fatbin::register_kernel(handle, host, name.bytes());
         meaning::register(host, name.bytes());
     }
     Real fn __cudaRegisterVar(_handle: Word, _host: Word, _device: Word, _name: Text) -> () {}
@@ -221,7 +219,9 @@ answers! {
             None => fail(INVALID_VALUE),
         }
     }
-    Guess fn cudaFuncGetAttributes(out: Out<FunctionAttributes>, _function: Word) { out.give(function_attributes()) }
+    Guess fn cudaFuncGetAttributes(out: Out<FunctionAttributes>, function: Word) {
+        out.give(function_attributes(function))
+    }
     Success fn cudaFuncSetAttribute(_function: Word, _attribute: c_int, _value: c_int) { OK }
     Success fn cudaFuncSetCacheConfig(_function: Word, _mode: c_int) { OK }
     Success fn cudaFuncSetSharedMemConfig(_function: Word, _mode: c_int) { OK }

@@ -18,6 +18,7 @@ mod describe;
 mod device;
 mod driver;
 mod event;
+mod fatbin;
 mod ffi;
 mod graph;
 mod kernel;
