@@ -81,6 +81,7 @@ fn alone(threads: usize) -> (f64, f64) {
         caching: true,
         describe: |_| {},
         conclude: String::new,
+        sample: |_| Vec::new(),
         say: |line| eprintln!("{line}"),
         settings,
     }));

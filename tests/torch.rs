@@ -44,6 +44,10 @@ on_every_torch![
     graphs_and_pools_agree_with_torch_to_the_byte,
     settings_of_the_allocator_are_followed,
     expandable_segments_agree_with_torch_to_the_byte,
+    a_pool_of_the_driver_agrees_with_torchs_own_statistics,
+    an_allocator_of_the_programs_own_gives_blocks,
+    a_pool_with_an_allocator_of_its_own_agrees_with_torch_to_the_byte,
+    the_ledger_adds_up_to_what_the_device_says,
     without_caching_the_trace_has_the_exact_request,
     a_doctored_trace_does_not_agree,
     ranges_give_phase_module_and_step,
@@ -96,6 +100,100 @@ fn expandable_segments_agree_with_torch_to_the_byte(torch: &Torch) {
         let maps = run.rows().iter().filter(|row| row.event == "segment_map").count();
         assert!(maps > 0, "{script}: no segment was mapped");
     }
+}
+
+/// What torch says of its pool is what the look at the device beside it says, and the blocks are those that
+/// the script holds.
+fn a_pool_of_the_driver_agrees_with_torchs_own_statistics(torch: &Torch) {
+    let conf = [("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")];
+    let run = torch.trace_with("async_backend.py", &[], &conf).expect_success();
+    torch.check(memtrace().arg("check").arg(run.file()));
+    let (mut live, mut pool, mut points) = (0, String::new(), Vec::new());
+    for row in run.rows() {
+        match row.event.as_str() {
+            "alloc" | "free" => live += row.delta_bytes,
+            "sample" if row.name.starts_with("pool_reserved") => pool = row.name.clone(),
+            "mark" if row.name.starts_with("point") => points.push(format!("{pool} {live}")),
+            _ => {}
+        }
+    }
+    let told: Vec<String> = text(&run.output.stdout)
+        .lines()
+        .map(|line| {
+            let [reserved, used, held] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
+            format!("pool_reserved={reserved} pool_used={used} {held}")
+        })
+        .collect();
+    assert_eq!(told.len(), 12);
+    assert_eq!(points, told);
+}
+
+fn an_allocator_of_the_programs_own_gives_blocks(torch: &Torch) {
+    let run = torch.trace("pluggable.py", &["current"]).expect_success();
+    torch.check(memtrace().arg("check").arg(run.file()));
+    let rows = run.rows();
+    let blocks: Vec<&Rec> = rows.iter().filter(|row| row.event == "alloc" || row.event == "free").collect();
+    let sizes: Vec<i64> =
+        blocks.iter().filter(|row| row.delta_bytes > 0).map(|row| row.delta_bytes).collect();
+    assert_eq!(sizes, (1..=20).map(|i| 1000 * i).collect::<Vec<_>>());
+    assert!(blocks.iter().all(|row| row.op.starts_with("aten::empty") || row.delta_bytes < 0), "{blocks:?}");
+    assert!(rows.iter().all(|row| row.event != "ext_alloc" && row.event != "segment_alloc"));
+    // What it counted itself, when ten of them were gone.
+    let after_ten: i64 = blocks.iter().take(30).map(|row| row.delta_bytes).sum();
+    assert_eq!(text(&run.output.stdout), format!("{after_ten} 20010\n"));
+    assert_eq!(blocks.iter().map(|row| row.delta_bytes).sum::<i64>(), 0);
+}
+
+fn a_pool_with_an_allocator_of_its_own_agrees_with_torch_to_the_byte(torch: &Torch) {
+    let run = torch.trace("pluggable.py", &["pool"]).expect_success();
+    torch.verify_file(&run.file(), &run.checkpoints);
+    let rows = run.rows();
+    let mine: i64 = rows
+        .iter()
+        .filter(|row| row.event == "segment_alloc" && row.source == "libmine.so")
+        .map(|row| row.delta_bytes)
+        .sum();
+    assert!(text(&run.output.stdout).starts_with(&format!("{mine} ")), "{mine}");
+}
+
+fn the_ledger_adds_up_to_what_the_device_says(torch: &Torch) {
+    const GIB: i64 = 1 << 30;
+    let out = TempDir::new().unwrap();
+    let mut command = torch.traced_command_on("h100-80g,others=2g", out.path());
+    let output = command.arg(scripts().join("whole_device.py")).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let told: Vec<i64> =
+        text(&output.stdout).lines().next().unwrap().split(' ').map(|n| n.parse().unwrap()).collect();
+    let [total, free, allocated, reserved] = told[..] else { panic!("{told:?}") };
+    let mark = read(&traces(out.path())[0]).into_iter().find(|row| row.name == "counted").unwrap();
+    let at = format!("{}ns", mark.ts_ns);
+    let answer = memtrace().arg("ledger").arg(out.path()).args(["--json", "--at", &at]).output().unwrap();
+    let answer: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
+    let device = &answer["devices"][0];
+    assert_eq!(device["total_bytes"], total);
+    assert_eq!(device["used_bytes"], total - free, "{device:#}");
+    let rows = device["rows"].as_array().unwrap();
+    let of = |group: &str| -> i64 {
+        rows.iter().filter(|row| row["group"] == group).map(|row| row["bytes"].as_i64().unwrap()).sum()
+    };
+    let held = |name: &str| {
+        rows.iter().find(|row| row["held_by"] == name).map_or(0, |row| row["bytes"].as_i64().unwrap())
+    };
+    assert_eq!(
+        (of("torch"), of("torch") + of("cache") - held("the driver's pool: cached and free")),
+        (allocated, reserved)
+    );
+    assert_eq!(of("others"), 2 * GIB);
+    assert_eq!(of("library"), (300 + 40 + 10 + 64) << 20);
+    assert_eq!(held("the driver's pool: cached and free"), 22 << 20);
+    // The card's own figure for a context, and what the driver rounds up to pages of 2 MiB.
+    assert_eq!((of("context"), of("unexplained")), (520 << 20, 0), "{device:#}");
+    for category in ["parameter", "gradient"] {
+        assert_eq!(held(&format!("torch: {category}")), (2048 * 2048 + 2048) * 4, "{device:#}");
+    }
+    // As people see it.
+    let shown = memtrace().arg("ledger").arg(out.path()).output().unwrap();
+    assert!(text(&shown.stdout).contains("other processes"), "{}", text(&shown.stdout));
 }
 
 fn without_caching_the_trace_has_the_exact_request(torch: &Torch) {
@@ -531,10 +629,12 @@ impl Run {
 /// The columns of a row that the tests look at.
 #[derive(Clone, Debug, Deserialize)]
 struct Rec {
+    ts_ns: i64,
     rank: i64,
     tid: i64,
     device: i64,
     event: String,
+    source: String,
     addr: i64,
     requested_bytes: i64,
     delta_bytes: i64,

@@ -32,7 +32,7 @@ pub const FLAG: Flag = Flag {
     value: Some("MOMENT"),
     default: "",
     choices: &[],
-    help: "peak, reserved-peak, oom, end, step:N (its end) or a time such as 1.5s",
+    help: "peak, reserved-peak, used-peak, oom, end, step:N (its end) or a time such as 1.5s",
 };
 
 impl FromStr for At {
@@ -41,6 +41,7 @@ impl FromStr for At {
     fn from_str(text: &str) -> Result<At> {
         match text {
             "peak" => return Ok(At::Peak(Metric::Allocated)),
+            "used-peak" => return Ok(At::Peak(Metric::Used)),
             "reserved-peak" => return Ok(At::Peak(Metric::Reserved)),
             "end" => return Ok(At::End),
             "oom" => return Ok(At::Oom),
@@ -48,7 +49,7 @@ impl FromStr for At {
         }
         let bad = || {
             Error::usage(format!(
-                "--at {text}: expected peak, reserved-peak, oom, end, step:N or a time such as 1.5s"
+                "--at {text}: expected peak, reserved-peak, used-peak, oom, end, step:N or a time such as 1.5s"
             ))
         };
         if let Some(step) = text.strip_prefix("step:") {
@@ -104,6 +105,8 @@ pub fn play_to(
     let waits = matches!(at, At::Peak(Metric::Reserved | Metric::Used));
     let mut there = !waits;
     let stop = |row: &Record| {
+        // What others take has no block to wait for.
+        there |= row.seq == last && !matches!(row.event, EventName::SegmentAlloc | EventName::SegmentMap);
         let past = row.seq > last;
         let over = past && there;
         there |= past && matches!(row.event, EventName::Alloc | EventName::Oom);

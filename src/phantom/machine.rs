@@ -49,7 +49,7 @@ impl Device {
             clock: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
             stream: Stream::new(index, 0, 0),
-            vram: Mutex::new(Vram::new(index, spec.memory - spec.context)),
+            vram: Mutex::new(Vram::new(index, spec.memory - spec.context - spec.others)),
             values: Mutex::default(),
             pool: Mutex::new(Pool::new(index)),
         }

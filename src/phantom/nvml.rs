@@ -35,22 +35,38 @@ pub(crate) struct Process {
     instances: [u32; 2],
 }
 
+/// What this process has, its context too.
+fn own(device: &Device) -> u64 {
+    device.vram().usage().0 + machine().spec.context
+}
+
 /// Total, free and used bytes.
 fn memory(device: &Device) -> [u64; 3] {
     let spec = &machine().spec;
-    let (used, _) = device.vram().usage();
-    let taken = used + spec.context;
+    let taken = own(device) + spec.others;
     [spec.memory, spec.memory - taken, taken]
 }
 
+/// Another process's number: that of the first process of a machine, which uses no device.
+const OTHER: u32 = 1;
+
 fn processes(handle: usize, count: Out<u32>, list: Out<Process>) -> Status {
     let Some(device) = device(handle) else { return INVALID };
-    let room = count.get().unwrap_or(0);
-    count.put(1);
-    if room < 1 {
+    let entry = |pid, used| Process { pid, used, instances: [u32::MAX; 2] };
+    let mut all = vec![entry(std::process::id(), own(device))];
+    let others = machine().spec.others;
+    if others > 0 {
+        all.push(entry(OTHER, others));
+    }
+    let room = count.get().unwrap_or(0) as usize;
+    count.put(all.len() as u32);
+    if room < all.len() {
         return TOO_SMALL;
     }
-    list.give(Process { pid: std::process::id(), used: memory(device)[2], instances: [u32::MAX; 2] })
+    for (index, process) in all.into_iter().enumerate() {
+        list.at(index).put(process);
+    }
+    OK
 }
 
 fn at_bus(id: &str) -> Option<usize> {
@@ -90,6 +106,12 @@ answers! {
     }
     Real fn nvmlDeviceGetMemoryInfo(handle: Word, out: Out<[u64; 3]>) {
         device(handle).map_or(INVALID, |device| out.give(memory(device)))
+    }
+    /// A window as large as the memory, as on data-centre cards, and the little that a process maps of it.
+    Guess fn nvmlDeviceGetBAR1MemoryInfo(handle: Word, out: Out<[u64; 3]>) {
+        let Some(_) = device(handle) else { return INVALID };
+        let (total, used) = (machine().spec.memory.next_power_of_two(), 2 << 20);
+        out.give([total, total - used, used])
     }
     Real fn nvmlDeviceGetComputeRunningProcesses(handle: Word, count: Out<u32>, list: Out<Process>) {
         processes(handle, count, list)

@@ -15,7 +15,7 @@ use memtrace_trace::meta::{Allocator, redact};
 use memtrace_trace::rounding::{Rounding, caching_enabled};
 
 use crate::say::say;
-use crate::{context, degraded, device, hooks};
+use crate::{context, degraded, device, hooks, nvml};
 
 static SESSION: OnceLock<Session> = OnceLock::new();
 
@@ -61,6 +61,7 @@ fn load() {
         caching: allocator.caching && allocator.backend == "native",
         describe: device::describe,
         conclude,
+        sample: nvml::sample,
         say,
         settings,
     };

@@ -14,6 +14,7 @@ mod guard;
 mod hooks;
 mod init;
 mod io;
+mod nvml;
 mod ops;
 mod pools;
 mod python;

@@ -4,6 +4,9 @@
 //! the vtable in every version from 2.1 on (`c10/core/Allocator.h`: two destructors, then `allocate`).
 //! The object gets a copy of its vtable in which that slot is ours. Whoever calls `raw_alloc` goes past
 //! it, so those blocks have -1.
+//!
+//! A program may put another allocator in its place (`change_current_allocator`), which reports nothing: what
+//! it takes while it allocates is then the block itself.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
@@ -23,9 +26,18 @@ const WORDS: usize = 2 + 126;
 /// `DataPtr allocate(size_t)`: the result goes through a pointer that is returned.
 type Allocate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, usize) -> *mut c_void;
 
-static REAL_ALLOCATE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-/// The object whose vtable is ours.
-static HOOKED: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+/// More allocators than one process has: the first one, and those that were put in its place.
+const MOST_OBJECTS: usize = 4;
+
+/// What is behind our function in the vtable of each object.
+static REAL_ALLOCATE: [AtomicPtr<c_void>; MOST_OBJECTS] =
+    [const { AtomicPtr::new(null_mut()) }; MOST_OBJECTS];
+/// The objects whose vtable is ours.
+static HOOKED: [AtomicPtr<c_void>; MOST_OBJECTS] = [const { AtomicPtr::new(null_mut()) }; MOST_OBJECTS];
+/// Our function for each.
+const OURS: [Allocate; MOST_OBJECTS] = [allocate::<0>, allocate::<1>, allocate::<2>, allocate::<3>];
+/// Of each: is it not one of torch's own, which report their blocks?
+static REPORTS_NOTHING: [AtomicBool; MOST_OBJECTS] = [const { AtomicBool::new(false) }; MOST_OBJECTS];
 /// Was it tried?
 static TRIED: AtomicBool = AtomicBool::new(false);
 /// A request was larger than its block: this is not the function that it was taken for.
@@ -47,10 +59,15 @@ pub(crate) fn is_inside() -> bool {
     thread::with(|own| own.requested.get()).unwrap_or(-1) >= 0
 }
 
+/// Is it inside one that reports nothing, so that its calls are the blocks?
+pub(crate) fn is_inside_unreported() -> bool {
+    thread::with(|own| own.unreported.get()).unwrap_or(false)
+}
+
 /// Can it be said that this torch's allocator is not hooked, or not as it was taken for? A trace may begin
 /// before torch calls CUDA, which is when it is hooked.
 pub(crate) fn is_missing() -> bool {
-    let tried = TRIED.load(Ordering::Relaxed) && HOOKED.load(Ordering::Acquire).is_null();
+    let tried = TRIED.load(Ordering::Relaxed) && HOOKED[0].load(Ordering::Acquire).is_null();
     tried || WRONG.load(Ordering::Relaxed) || find_in_loaded("libc10_cuda.so", ALLOCATOR).is_null()
 }
 
@@ -63,9 +80,13 @@ pub(crate) fn install() {
     }
     // SAFETY: the exported atomic pointer of libc10_cuda, which stays loaded.
     let object = unsafe { *place };
-    // One object only: `REAL_ALLOCATE` is one function. An allocator that the program puts in its place
-    // later (`change_current_allocator`) reports nothing, and the first one may still be called.
-    if object.is_null() || !HOOKED.load(Ordering::Acquire).is_null() {
+    if object.is_null() {
+        return;
+    }
+    // The first one may still be called when another has its place.
+    let mut hooked = HOOKED.iter().map(|place| place.load(Ordering::Acquire));
+    let Some(index) = hooked.position(|known| known.is_null() || known == object) else { return };
+    if HOOKED[index].load(Ordering::Acquire) == object {
         return;
     }
     // SAFETY: a C++ object with virtual functions begins with the address of its vtable.
@@ -74,18 +95,21 @@ pub(crate) fn install() {
     let begin = unsafe { vtable.sub(2) };
     let words = readable_words(begin).min(WORDS);
     let is_first =
-        || HOOKED.compare_exchange(null_mut(), object, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        || HOOKED[index].compare_exchange(null_mut(), object, Ordering::AcqRel, Ordering::Acquire).is_ok();
     if words < 2 + ALLOCATE + 1 || !is_first() {
         return;
     }
+    let is_torchs = library_of(vtable.cast()).is_some_and(|library| library.starts_with("libc10_cuda.so"));
+    REPORTS_NOTHING[index].store(!is_torchs, Ordering::Release);
     let mut copy = vec![null_mut(); WORDS].into_boxed_slice();
     for (index, word) in copy.iter_mut().take(words).enumerate() {
         // SAFETY: `readable_words` found this many in the mapping.
         *word = unsafe { *begin.add(index) };
     }
-    REAL_ALLOCATE.store(copy[2 + ALLOCATE], Ordering::Release);
-    copy[2 + ALLOCATE] = allocate as *mut c_void;
-    if let Some(slot) = torch::version().and_then(|version| pools::slot(torch::numbers(&version)?))
+    REAL_ALLOCATE[index].store(copy[2 + ALLOCATE], Ordering::Release);
+    copy[2 + ALLOCATE] = OURS[index] as *mut c_void;
+    if is_torchs
+        && let Some(slot) = torch::version().and_then(|version| pools::slot(torch::numbers(&version)?))
         && 2 + slot < words
     {
         copy[2 + slot] = pools::hook(copy[2 + slot]);
@@ -95,6 +119,19 @@ pub(crate) fn install() {
     // half a pointer, and the old table stays valid for whoever read it before.
     unsafe { object.cast::<AtomicPtr<*mut c_void>>().as_ref() }
         .inspect(|first| first.store(copy[2..].as_mut_ptr(), Ordering::Release));
+}
+
+/// The file name of the library that `address` lies in.
+fn library_of(address: *const c_void) -> Option<String> {
+    // SAFETY: all zero is a value of this plain struct.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: it takes any address, and `info` is a place for the answer.
+    if unsafe { libc::dladdr(address, &raw mut info) } == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader's name of a loaded library.
+    let path = unsafe { CStr::from_ptr(info.dli_fname) }.to_string_lossy().into_owned();
+    path.rsplit('/').next().map(str::to_owned)
 }
 
 /// How many words are readable from `address` on: to the end of the loaded segment that holds it.
@@ -124,17 +161,23 @@ fn readable_words(address: *const *mut c_void) -> usize {
     search.words
 }
 
-unsafe extern "C-unwind" fn allocate(result: *mut c_void, this: *mut c_void, size: usize) -> *mut c_void {
+unsafe extern "C-unwind" fn allocate<const INDEX: usize>(
+    result: *mut c_void,
+    this: *mut c_void,
+    size: usize,
+) -> *mut c_void {
     /// An OOM leaves by an exception.
-    struct Clear(i64);
+    struct Clear((i64, bool));
     impl Drop for Clear {
         fn drop(&mut self) {
-            thread::with(|own| own.requested.set(self.0));
+            thread::with(|own| (own.requested.set(self.0.0), own.unreported.set(self.0.1)));
         }
     }
-    let outer = thread::with(|own| own.requested.replace(size as i64)).unwrap_or(-1);
-    let _clear = Clear(outer);
-    let real = REAL_ALLOCATE.load(Ordering::Acquire);
+    let reports_nothing = REPORTS_NOTHING[INDEX].load(Ordering::Relaxed);
+    let outer =
+        thread::with(|own| (own.requested.replace(size as i64), own.unreported.replace(reports_nothing)));
+    let _clear = Clear(outer.unwrap_or((-1, false)));
+    let real = REAL_ALLOCATE[INDEX].load(Ordering::Acquire);
     // SAFETY: the slot's own function, stored before ours was put there.
     let real = unsafe { std::mem::transmute::<*mut c_void, Allocate>(real) };
     // SAFETY: the caller's own arguments, passed on unchanged.

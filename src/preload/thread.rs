@@ -20,6 +20,8 @@ pub(crate) struct Own {
     pub(crate) ours: Cell<bool>,
     /// What the thread asks torch's allocator for; -1 when it does not.
     pub(crate) requested: Cell<i64>,
+    /// Is the thread inside an allocator that reports nothing?
+    pub(crate) unreported: Cell<bool>,
     /// The private pool of the allocation that the thread is in; 0 for the default.
     pub(crate) pool: Cell<u16>,
     /// Torch's number of the thread; 0 until it is asked.
@@ -35,6 +37,7 @@ thread_local! {
             ops: RefCell::new(ops::Ops::new()),
             ours: Cell::new(false),
             requested: Cell::new(-1),
+            unreported: Cell::new(false),
             pool: Cell::new(0),
             torch_id: Cell::new(0),
             recorded: RefCell::new(Vec::new()),

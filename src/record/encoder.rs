@@ -5,8 +5,10 @@
 
 use std::cell::Cell;
 
+use memtrace_trace::ledger::{Accounted, Rest};
 use memtrace_trace::rounding::Rounding;
-use memtrace_trace::{Category, Event, EventName, Kind, Row};
+use memtrace_trace::sample::Sample;
+use memtrace_trace::{Api, Category, Event, EventName, Kind, Row};
 use rustc_hash::FxHashMap;
 
 use crate::intern::{Context, Frame};
@@ -69,6 +71,10 @@ pub struct Encoder {
     /// Blocks that were freed and are still in use by a stream, by address.
     deferred: FxHashMap<u64, Live>,
     physical: Physical,
+    /// What the last looks told, by device.
+    samples: FxHashMap<i8, Sample>,
+    /// What they showed beyond what was accounted for then.
+    rests: FxHashMap<i8, Rest>,
     devices: Vec<Totals>,
     pinned: i64,
     seeds: Seeds,
@@ -99,6 +105,8 @@ impl Encoder {
             regions: FxHashMap::default(),
             deferred: FxHashMap::default(),
             physical: Physical::default(),
+            samples: FxHashMap::default(),
+            rests: FxHashMap::default(),
             devices: Vec::new(),
             pinned: 0,
             seeds: Seeds::default(),
@@ -130,6 +138,7 @@ impl Encoder {
             Some(Kind::FreeCompleted) => self.free_completed(tid, event, sink),
             Some(Kind::Op) => self.op(tid, event, sink),
             Some(Kind::Tag) => self.tag(tid, event, sink),
+            Some(Kind::Sample | Kind::SamplePools) => self.sample(tid, event, sink),
             Some(Kind::Io) => self.io(tid, event, sink),
             Some(Kind::Lost) => self.lost(event.clock_ns, tid, event.size.max(0) as u64, sink),
             _ => Ok(()),
@@ -155,6 +164,27 @@ impl Encoder {
                 Totals { allocated: self.pinned, active: self.pinned, reserved: self.pinned, external: 0 }
             }
         }
+    }
+
+    /// What is known of a device beside what was traced.
+    #[must_use]
+    pub fn sampled(&self, device: i8) -> Sample {
+        self.samples.get(&device).copied().unwrap_or_default()
+    }
+
+    /// What the calls account for on a device, and what the last look at it showed beyond that.
+    #[must_use]
+    pub fn ledger(&self, device: i8) -> (Accounted, Rest) {
+        let totals = self.totals(device);
+        let is_managed = |api| [Api::CudaMallocManaged as u8, Api::CuMemAllocManaged as u8].contains(&api);
+        let managed: i64 = self
+            .regions
+            .values()
+            .filter(|live| live.device == device && live.what == What::External && is_managed(live.api))
+            .map(|live| live.bytes)
+            .sum();
+        let accounted = Accounted { reserved: totals.reserved, outside: totals.external - managed };
+        (accounted, self.rests.get(&device).copied().unwrap_or_default())
     }
 
     /// Every device that was used, with its totals.

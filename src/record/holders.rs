@@ -26,7 +26,10 @@ pub fn out_of_memory_lines(encoder: &Encoder, oom: &OutOfMemory, meta: &Meta, tr
     }
     let mut second = format!("torch holds {} allocated in {} reserved", show(allocated), show(reserved));
     if external > 0 {
-        second += &format!(", others {}", show(external));
+        second += &format!(", libraries {}", show(external));
+    }
+    for (name, bytes) in encoder.ledger(oom.device).1.parts() {
+        second += &format!(", {name} {}", show(bytes));
     }
     if size > 0 {
         second += &format!(", of {} on the device", show(size));
@@ -47,7 +50,7 @@ pub fn out_of_memory_lines(encoder: &Encoder, oom: &OutOfMemory, meta: &Meta, tr
         let rest: i64 = holders[NAMED..].iter().map(|(_, bytes)| bytes).sum();
         lines.push(format!("  and {} more owners with {}", holders.len() - NAMED, show(rest)));
     }
-    lines.push(format!("next: memtrace oom {}", trace.display()));
+    lines.push(format!("next: memtrace oom {0}, memtrace ledger --at oom {0}", trace.display()));
     lines
 }
 
@@ -113,6 +116,6 @@ mod tests {
         assert_eq!(lines[2], "for: (unattributed) 4.50 KiB");
         assert!(lines[3].trim_start().starts_with("GPT.h.0") && lines[3].contains("88.9 %"), "{}", lines[3]);
         assert!(lines[4].contains("(unattributed)"));
-        assert_eq!(lines.last().unwrap(), "next: memtrace oom t.csv");
+        assert_eq!(lines.last().unwrap(), "next: memtrace oom t.csv, memtrace ledger --at oom t.csv");
     }
 }

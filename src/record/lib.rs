@@ -21,6 +21,7 @@ pub mod leftover;
 mod merge;
 mod output;
 pub mod recorder;
+mod sampling;
 mod slots;
 pub mod summary;
 pub mod words;

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use memtrace_trace::config::{Settings, fill};
 use memtrace_trace::rounding::Rounding;
-use memtrace_trace::{Event, Kind, Meta};
+use memtrace_trace::sample::Sample;
+use memtrace_trace::{Api, Event, Kind, Meta};
 
 use crate::clock;
 use crate::intern::{Context, ContextId, Frame, StackId, TextId, with_tables};
@@ -21,6 +22,9 @@ use crate::journal::{Pool, Run};
 use crate::lane::{IDLE, LaneShared, NO_CHUNK, with_lane};
 use crate::slots::text_events;
 use crate::writer_thread;
+
+/// What is known of each of some devices now, and who told it.
+pub type Look = fn(&[i8]) -> Vec<(i8, Api, Sample)>;
 
 /// What the recorder must know of the process; made once, at load.
 pub struct Session {
@@ -40,6 +44,8 @@ pub struct Session {
     pub describe: fn(&mut Meta),
     /// What the last row says beside our own counts, in words; called on the writer thread at the end.
     pub conclude: fn() -> String,
+    /// Looks at devices, CUDA ordinals; called on the writer thread.
+    pub sample: Look,
     /// Says a line on stderr, `memtrace: ` before it.
     pub say: fn(&str),
 }

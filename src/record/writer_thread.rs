@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
 use memtrace_trace::config::{Auto, Compression, Level};
+use memtrace_trace::units::Unit;
 use memtrace_trace::writer::RowWriter;
 use memtrace_trace::{Event, Meta, Row, SCHEMA_VERSION};
 
@@ -20,6 +21,7 @@ use crate::leftover::{self, write_stacks};
 use crate::merge::Merge;
 use crate::output;
 use crate::recorder::{Command, Recorder};
+use crate::sampling::Sampler;
 use crate::slots::bytes_of;
 
 /// How long the end waits for events that threads are in the middle of.
@@ -120,6 +122,7 @@ struct Writer {
     /// `<name>.stacks.csv`, made with the first stack.
     stacks: Option<csv::Writer<File>>,
     names: Names,
+    sampler: Sampler,
     /// The part that is written now, and the first one.
     path: PathBuf,
     first: PathBuf,
@@ -199,6 +202,7 @@ impl Writer {
             sink: Sink(RowWriter::new(file)),
             stacks: None,
             names: Names::new(recorder.pool().path()),
+            sampler: Sampler::new(session.settings.sample_ms),
             first: path.clone(),
             path,
             opened: Instant::now(),
@@ -225,6 +229,9 @@ impl Writer {
             match self.recorder.commands().recv_timeout(LOOK.min(every)) {
                 Ok(Command::Finish) => return self.finish(),
                 Ok(Command::Flush(done)) => {
+                    // The devices of what was recorded before are known then.
+                    self.advance()?;
+                    self.sampler.look(self.recorder, &self.encoder);
                     self.settle()?;
                     let _ = done.send(());
                 }
@@ -235,7 +242,10 @@ impl Writer {
                     }
                 }
                 Ok(Command::Resume) => {}
-                Err(RecvTimeoutError::Timeout) => self.advance()?,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.advance()?;
+                    self.sampler.look_when_due(self.recorder, &self.encoder);
+                }
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
             if Instant::now() >= next_flush {
@@ -456,6 +466,27 @@ impl Writer {
         write_stacks(writer, is_new, &mut self.encoder).map(|_| ())
     }
 
+    /// What each device held at the last look, and for whom.
+    fn ledger_lines(&self) -> Vec<String> {
+        let show = |bytes| Unit::Auto.show(bytes);
+        let line = |device: usize| {
+            let (accounted, rest) = self.encoder.ledger(device as i8);
+            let sample = self.encoder.sampled(device as i8);
+            let used = accounted.reserved + accounted.outside + rest.total();
+            let mut line =
+                format!("GPU {device} at the end: {} of {} used: ", show(used), show(sample.total?));
+            line += &format!("torch {}", show(accounted.reserved));
+            if accounted.outside > 0 {
+                line += &format!(", libraries {}", show(accounted.outside));
+            }
+            for (name, bytes) in rest.parts() {
+                line += &format!(", {name} {}", show(bytes));
+            }
+            Some(line)
+        };
+        self.encoder.devices().filter_map(|(device, _)| line(device)).collect()
+    }
+
     fn say_summary(&self) {
         use std::io::IsTerminal;
         let session = self.recorder.session;
@@ -466,6 +497,9 @@ impl Writer {
         };
         if wanted {
             (session.say)(&format!("{} rows in {}", self.encoder.rows(), self.first.display()));
+            for line in self.ledger_lines() {
+                (session.say)(&format!("  {line}"));
+            }
             for line in self.encoder.statistics.lines() {
                 (session.say)(&format!("  {line}"));
             }

@@ -158,6 +158,8 @@ pub struct Settings {
     pub dlsym: bool,
     /// `MEMTRACE_DRIVER`
     pub driver: bool,
+    /// `MEMTRACE_SAMPLE_MS`; 0 for never
+    pub sample_ms: u64,
     /// `MEMTRACE_RUN_ID`
     pub run_id: String,
 }
@@ -342,6 +344,18 @@ const TABLE: &[Entry] = &[
         |s, v| flag(v).map(|on| s.driver = on)
     ),
     entry!(
+        "MEMTRACE_SAMPLE_MS",
+        "1000",
+        "how often NVML, or the driver, is asked what the device holds, ms, 10 or more; 0 for never",
+        |s, v| {
+            s.sample_ms = match v.parse() {
+                Ok(ms @ (0 | 10..)) => ms,
+                _ => return Err("expected 0, or ms from 10 on".to_owned()),
+            };
+            Ok(())
+        }
+    ),
+    entry!(
         "MEMTRACE_RUN_ID",
         "",
         "the same for every process of one launch; memtrace run sets it",
@@ -394,6 +408,7 @@ impl Settings {
             nvtx: true,
             dlsym: true,
             driver: true,
+            sample_ms: 0,
             run_id: String::new(),
         };
         let mut warnings = Vec::new();

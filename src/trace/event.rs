@@ -49,6 +49,12 @@ pub enum Kind {
     /// An op uses a storage: `addr`, `size` is the storage's bytes, `api` how. Or a module's call has memory:
     /// `size` is its bytes, `reserved` the same rounded, `api` which.
     Io = 17,
+    /// A look at `device`, in bytes, -1 for unknown: `addr` is its memory, `size` what is free, `allocated` what
+    /// this process has, `reserved` what others have, `extra` what of BAR1 is in use.
+    Sample = 18,
+    /// As `Sample`: `size` is what the memory pool holds, `allocated` what of it is given out, `reserved` what
+    /// CUDA graphs hold.
+    SamplePools = 19,
 }
 
 const KINDS: &[Kind] = &[
@@ -70,6 +76,8 @@ const KINDS: &[Kind] = &[
     Kind::DefineStack,
     Kind::Tag,
     Kind::Io,
+    Kind::Sample,
+    Kind::SamplePools,
 ];
 
 /// One event: a cache line.
@@ -117,6 +125,8 @@ impl Event {
 
     /// Flag of a call: torch's caching allocator made it. `reserved` names the calling library.
     pub const FROM_TORCH_ALLOCATOR: u8 = 1;
+    /// Flag of a call: an allocator made it that reports nothing, so the call is the block.
+    pub const UNREPORTED: u8 = 4;
     /// Flag of a block's free: streams still use the block; [`Kind::FreeCompleted`] follows.
     pub const DEFERRED: u8 = 2;
 

@@ -9,6 +9,7 @@ mod check;
 mod diff;
 mod frag;
 mod leaks;
+mod ledger;
 mod modules;
 mod oom;
 mod peak;
@@ -57,6 +58,7 @@ pub const REPORTS: &[&dyn Report] = &[
     &summary::Summary,
     &peak::Peak,
     &oom::Oom,
+    &ledger::Ledger,
     &modules::Modules,
     &snapshot::Snapshot,
     &top_ops::TopOps,

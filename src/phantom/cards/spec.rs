@@ -23,6 +23,8 @@ pub struct Spec {
     pub sms: u32,
     /// Bytes taken before the first allocation.
     pub context: u64,
+    /// Bytes that other processes have on each device.
+    pub others: u64,
     /// How many such devices there are.
     pub count: u32,
 }
@@ -61,13 +63,13 @@ impl fmt::Display for SpecError {
             }
             Self::LateCard(word) => write!(f, "the card `{word}` must come first: `{word},mem=40g`"),
             Self::UnknownKey(key) => {
-                write!(f, "`{key}=` is not known; the keys are mem, cc, sms, name, context, count")
+                write!(f, "`{key}=` is not known; the keys are mem, cc, sms, name, context, others, count")
             }
             Self::BadValue { key, value, expected } => {
                 write!(f, "`{key}={value}` is not right: {expected}")
             }
             Self::NothingFree => {
-                write!(f, "the context takes the whole memory: raise mem= or lower context=")
+                write!(f, "the context takes the whole memory: raise mem= or lower context= and others=")
             }
         }
     }
@@ -92,6 +94,7 @@ impl Spec {
             cc: card.cc,
             sms: card.sms,
             context: card.context_mib * MIB,
+            others: 0,
             count: 1,
         }
     }
@@ -121,7 +124,7 @@ impl Spec {
             };
             spec.set(key.trim(), value.trim())?;
         }
-        if spec.context >= spec.memory {
+        if spec.context.saturating_add(spec.others) >= spec.memory {
             return Err(SpecError::NothingFree);
         }
         Ok(spec)
@@ -155,6 +158,9 @@ impl Spec {
             }
             "context" => {
                 self.context = size(value).ok_or_else(|| bad("context", "a size such as 500m or 0"))?;
+            }
+            "others" => {
+                self.others = size(value).ok_or_else(|| bad("others", "a size such as 500m or 0"))?;
             }
             "cc" => {
                 let pair = value.split_once('.').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));

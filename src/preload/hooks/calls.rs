@@ -120,7 +120,8 @@ fn event_of(call: Call) -> Event {
     Event {
         kind: call.kind as u8,
         api: call.api as u8,
-        flags: if is_torch_allocator || requested::is_inside() { Event::FROM_TORCH_ALLOCATOR } else { 0 },
+        flags: (if is_torch_allocator || requested::is_inside() { Event::FROM_TORCH_ALLOCATOR } else { 0 })
+            | (if requested::is_inside_unreported() { Event::UNREPORTED } else { 0 }),
         reserved: u64::from(name),
         source: if is_torch_allocator { pools::current() } else { 0 },
         context,

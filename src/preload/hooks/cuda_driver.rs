@@ -161,7 +161,7 @@ driver_hooks! {
     cuMemImportFromShareableHandle as b"cuMemImportFromShareableHandle" from 10020 (handle: Out, shared: Word, kind: c_uint) caller "rcx" => import, IMPORT;
     cuMemMap as b"cuMemMap" from 10020 (ptr: Word, size: usize, offset: usize, handle: Word, flags: c_ulonglong) caller "r9" => map, MAP;
     cuMemUnmap as b"cuMemUnmap" from 10020 (ptr: Word, size: usize) caller "rdx" => unmap, UNMAP;
-    cuIpcOpenMemHandle_v2 as b"cuIpcOpenMemHandle" from 11000 (ptr: Out, handle: IpcHandle, flags: c_uint) caller "rdx" => ipc_open, IPC_OPEN;
+    cuIpcOpenMemHandle_v2 as b"cuIpcOpenMemHandle" from 4010 (ptr: Out, handle: IpcHandle, flags: c_uint) caller "rdx" => ipc_open, IPC_OPEN;
     cuIpcCloseMemHandle as b"cuIpcCloseMemHandle" from 4010 (ptr: Word) caller "rsi" => ipc_close, IPC_CLOSE;
     cuMemPoolImportPointer as b"cuMemPoolImportPointer" from 11020 (ptr: Out, pool: Word, exported: *const c_void) caller "rcx" => import_pointer, IMPORT_POINTER;
 }

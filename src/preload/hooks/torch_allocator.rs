@@ -50,6 +50,27 @@ pub(super) fn install() {
     }
 }
 
+/// `void changeCurrentAllocator(const std::shared_ptr<CUDAAllocator> &)`: the argument is passed by its address.
+type Change = unsafe extern "C-unwind" fn(*const c_void);
+
+// SAFETY: the signature is the one in torch/csrc/cuda/CUDAPluggableAllocator.h, 2.6 to 2.15.
+static CHANGE_ALLOCATOR: RealFn<Change> = unsafe {
+    RealFn::new(
+        c"_ZN5torch4cuda22CUDAPluggableAllocator22changeCurrentAllocatorERKSt10shared_ptrIN3c104cuda20CUDACachingAllocator13CUDAAllocatorEE",
+        "libtorch_cuda.so",
+    )
+};
+
+/// The program puts an allocator of its own in the place of torch's.
+#[unsafe(export_name = "_ZN5torch4cuda22CUDAPluggableAllocator22changeCurrentAllocatorERKSt10shared_ptrIN3c104cuda20CUDACachingAllocator13CUDAAllocatorEE")]
+unsafe extern "C-unwind" fn change_current_allocator(allocator: *const c_void) {
+    if let Some(real) = CHANGE_ALLOCATOR.get() {
+        // SAFETY: the caller's own argument, passed on unchanged.
+        unsafe { real(allocator) };
+        shielded(requested::install);
+    }
+}
+
 /// The number of the thread's current stream on `device`; 0 for the default one.
 #[inline]
 fn current_stream(device: i8) -> i64 {

@@ -117,6 +117,7 @@ impl Encoder {
         match event.kind() {
             Some(Kind::HostAlloc | Kind::HostFree) => What::Host,
             _ if event.flags & Event::FROM_TORCH_ALLOCATOR == 0 => What::External,
+            _ if event.flags & Event::UNREPORTED != 0 => What::Block,
             _ if event.api == Api::CuMemImportFromShareableHandle as u8 => What::External,
             _ if Encoder::is_of_virtual_memory(event) => What::Mapped,
             _ if self.caching => What::Segment,

@@ -1,10 +1,12 @@
 //! The rows themselves: what each has, and its number.
 
+use memtrace_trace::ledger::Rest;
 use memtrace_trace::schema::NONE;
 use memtrace_trace::{Api, Event, EventName, Kind, Row};
 
 use super::{Encoder, LIBRARY, Live, Oddities, Owner, RowSink, TORCH_ALLOCATOR, Totals};
 use crate::intern::Context;
+use crate::sampling::sample_of;
 
 /// A place between two rows.
 #[derive(Clone, Copy)]
@@ -103,6 +105,26 @@ impl Encoder {
     ) -> Result<(), S::Error> {
         let base = self.base(tid, event, Event::HOST, event.context);
         self.emit(&Row { event: what, source: LIBRARY, name: self.text(event.extra as u32), ..base }, sink)
+    }
+
+    /// A look at a device.
+    pub(super) fn sample<S: RowSink>(
+        &mut self,
+        tid: u32,
+        event: &Event,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let sample = sample_of(event);
+        let known = self.samples.entry(event.device).or_default();
+        *known = known.updated(sample);
+        let known = *known;
+        let rest = Rest::of(&known, self.ledger(event.device).0);
+        self.rests.insert(event.device, rest);
+        let base = self.base(tid, event, event.device, 0);
+        let device_free_bytes = sample.free.unwrap_or(-1);
+        let name = sample.to_string();
+        let row = Row { event: EventName::Sample, source: LIBRARY, device_free_bytes, name: &name, ..base };
+        self.emit(&row, sink)
     }
 
     pub(super) fn lost<S: RowSink>(

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""What the hooks of dlsym and cuGetProcAddress cost a program that looks symbols up, and a torch that is imported.
+
+    benches/lookups.py [PYTHON...]      each PYTHON has torch; needs gcc and cargo build --release
+
+Ratios of one run, the smallest of several rounds, traced against untraced; MEMTRACE_ENABLED=0 shows what the
+preload itself costs.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARY = ROOT / "target" / "release" / "libmemtrace.so"
+PHANTOM = ROOT / "target" / "release" / "libmemtrace_phantom.so"
+ROUNDS = 7
+WAYS = {"untraced": None, "MEMTRACE_ENABLED=0": "0", "traced": "1"}
+
+
+def environment(enabled, folder):
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MEMTRACE_")}
+    preload = [str(PHANTOM)] if enabled is None else [str(LIBRARY), str(PHANTOM)]
+    return env | {"LD_PRELOAD": ":".join(preload), "MEMTRACE_PHANTOM": "h100-80g",
+                  "MEMTRACE_ENABLED": enabled or "1", "MEMTRACE_OUT": folder}
+
+
+def lookups(folder):
+    programs = ROOT / "tests" / "programs"
+    driver, program = f"{folder}/libcuda.so.1", f"{folder}/lookups"
+    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", driver, programs / "libcuda.c"], check=True)
+    subprocess.run(["gcc", "-O1", "-o", program, programs / "lookups.c", "-ldl"], check=True)
+    best = {}
+    for _ in range(ROUNDS):
+        for way, enabled in WAYS.items():
+            env = environment(enabled, folder)
+            env["LD_PRELOAD"] = "" if enabled is None else str(LIBRARY)
+            done = subprocess.run([program, driver, "200000"], env=env, check=True, capture_output=True, text=True)
+            for line in done.stdout.splitlines():
+                name, ns = line.split()
+                best[way, name] = min(best.get((way, name), 1e9), float(ns))
+    print(f"{'a look-up of':24}" + "".join(f"{way:>24}" for way in WAYS))
+    names = {"libc": "libc's qsort, dlsym", "driver": "cuMemAlloc_v2, dlsym", "driver_other": "cuInit, dlsym",
+             "entry_point": "cuGetProcAddress"}
+    for name, shown in names.items():
+        base = best["untraced", name]
+        cells = (f"{best[way, name]:7.1f} ns {best[way, name] / base:5.2f} x" for way in WAYS)
+        print(f"{shown:24}" + "".join(f"{cell:>24}" for cell in cells))
+
+
+def imports(python, folder):
+    best = {}
+    for _ in range(ROUNDS):
+        for way, enabled in WAYS.items():
+            start = time.monotonic()
+            subprocess.run([python, "-c", "import torch"], env=environment(enabled, folder), check=True)
+            best[way] = min(best.get(way, 1e9), time.monotonic() - start)
+    base = best["untraced"]
+    cells = (f"{best[way]:8.3f} s {best[way] / base:5.2f} x" for way in WAYS)
+    print(f"{'import torch':24}" + "".join(f"{cell:>24}" for cell in cells) + f"   {python}")
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        lookups(folder)
+        for python in sys.argv[1:]:
+            imports(python, folder)
+
+
+if __name__ == "__main__":
+    main()

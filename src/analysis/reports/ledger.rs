@@ -1,0 +1,346 @@
+//! `memtrace ledger`: what the device holds, row by row, and what can be done about each.
+
+use memtrace_trace::EventName;
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+use super::{Answer, Report, next};
+use crate::at::{self, At, play_to};
+use crate::error::Result;
+use crate::group::{Key, sorted};
+use crate::input::Input;
+use crate::layout::{self, Layout};
+use crate::options::{Flag, Options};
+use crate::page::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use crate::play::{Footer, Played, heading};
+use crate::record::{Columns, Record};
+use crate::replay::{Kind, Replay};
+use crate::stream::TraceFile;
+use crate::texts::Symbol;
+
+mod advice;
+mod looks;
+
+use looks::{Look, Looks, is_managed};
+
+/// See the module.
+pub(super) struct Ledger;
+
+const COLUMNS: Columns = layout::COLUMNS.and(Columns::of(&["api", "source", "name"]));
+
+impl Report for Ledger {
+    fn name(&self) -> &'static str {
+        "ledger"
+    }
+
+    fn about(&self) -> &'static str {
+        "What nvidia-smi shows, explained: torch, its cache, each library, the context, others"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        const {
+            &[Flag {
+                default: "used-peak",
+                help: "used-peak, peak, reserved-peak, oom, end, step:N (its end) or a time such as 1.5s",
+                ..at::FLAG
+            }]
+        }
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let at: At = options.text(at::FLAG.name).parse()?;
+        let mut page = Page::new(options.paint, options.width);
+        let mut footer = Footer::new(input);
+        let mut json = Vec::new();
+        for trace in &input.traces {
+            let looks = Looks::of(trace, options)?;
+            let mut layout = Layout::default();
+            let mut callers = FxHashMap::default();
+            let played = play_to(trace, at, COLUMNS, options, |row, replay| {
+                layout.feed(row);
+                remember_caller(&mut callers, row, replay);
+            })?;
+            let Some(played) = played else { continue };
+            footer.lost += played.replay.counts.lost;
+            footer.note_inference(&played);
+            let devices: Vec<i32> = played.gpus(options).map(|device| device.ordinal).collect();
+            for ordinal in devices {
+                let state = State::new(trace, &played, &layout, &callers, &looks, ordinal);
+                if state.lines.is_empty() {
+                    continue;
+                }
+                if json.is_empty() {
+                    heading(&mut page, input, &trace.meta);
+                }
+                page.gap();
+                state.print(&mut page, trace, options);
+                json.push(state.json(trace));
+                footer.add_share(&played, ordinal);
+                for note in &state.notes {
+                    if !footer.notes.contains(note) {
+                        footer.notes.push(note.clone());
+                    }
+                }
+            }
+        }
+        if json.is_empty() {
+            page.plain("No memory tracked.");
+        }
+        let hints = vec![next("peak", input, "--of used"), next("frag", input, "")];
+        Ok(Answer { page, json: json!({ "devices": json }), footer, next: hints, ..Answer::default() })
+    }
+}
+
+/// Who made the call that gave a block outside torch's allocator, and which call.
+type Callers = FxHashMap<i64, (Symbol, Symbol)>;
+
+fn remember_caller(callers: &mut Callers, row: &Record, replay: &Replay) {
+    match row.event {
+        EventName::ExtAlloc if row.alloc_id != 0 => {
+            callers.insert(row.alloc_id, (row.source, row.api));
+        }
+        EventName::ExtFree if !replay.live.contains_key(&row.alloc_id) => {
+            callers.remove(&row.alloc_id);
+        }
+        _ => {}
+    }
+}
+
+/// One line of the ledger.
+struct Line {
+    /// The kind of holder: `torch`, `cache`, `library`, `context`, `others`, `unexplained`.
+    group: &'static str,
+    what: String,
+    bytes: i64,
+    /// How many blocks; 0 where that means nothing.
+    blocks: u64,
+    advice: String,
+}
+
+/// Where the bytes of one device are.
+struct State {
+    ordinal: i32,
+    ts_ns: i64,
+    /// The device's memory; 0 when unknown.
+    total: i64,
+    /// All lines together.
+    used: i64,
+    lines: Vec<Line>,
+    look: Option<Look>,
+    notes: Vec<String>,
+}
+
+impl State {
+    fn new(
+        trace: &TraceFile,
+        played: &Played,
+        layout: &Layout,
+        callers: &Callers,
+        looks: &Looks,
+        ordinal: i32,
+    ) -> State {
+        let ts_ns = played.replay.ts_ns;
+        let look = looks.near(ordinal, ts_ns);
+        let card = trace.meta.devices.iter().find(|card| card.ordinal == ordinal);
+        let mut state = State {
+            ordinal,
+            ts_ns,
+            total: look.and_then(|look| look.sample.total).or(card.map(|card| card.total_bytes)).unwrap_or(0),
+            used: 0,
+            lines: Vec::new(),
+            look,
+            notes: Vec::new(),
+        };
+        state.torch(trace, played, layout);
+        state.libraries(played, callers);
+        if !state.lines.is_empty() {
+            state.rest(trace);
+        }
+        state.used = state.lines.iter().map(|line| line.bytes).sum();
+        state
+    }
+
+    fn line(&mut self, group: &'static str, what: impl Into<String>, bytes: i64, blocks: u64, advice: &str) {
+        if bytes > 0 {
+            self.lines.push(Line { group, what: what.into(), bytes, blocks, advice: advice.to_owned() });
+        }
+    }
+
+    /// What torch's allocator holds: its blocks by category, and what of its segments is in no block.
+    fn torch(&mut self, trace: &TraceFile, played: &Played, layout: &Layout) {
+        let totals = played.replay.find(self.ordinal).map(|device| device.totals).unwrap_or_default();
+        let live = played.replay.live_on(self.ordinal, false);
+        let mut rounding = 0;
+        let asked: Vec<_> = live
+            .iter()
+            .map(|block| {
+                let asked = if block.requested < 0 { block.bytes } else { block.requested.min(block.bytes) };
+                rounding += block.bytes - asked;
+                let mut block = *block;
+                block.bytes = asked;
+                block
+            })
+            .collect();
+        for (name, group) in sorted(Key::CATEGORY.groups(&asked, &played.texts)) {
+            self.line("torch", format!("torch: {name}"), group.bytes, group.blocks, advice::category(&name));
+        }
+        self.line("torch", "torch: rounding and splitting", rounding, 0, advice::ROUNDING);
+        let pending = (totals.active - totals.allocated).max(0);
+        self.line("torch", "torch: freed, still in use by a stream", pending, 0, advice::PENDING);
+        let (mut holes, mut empty, mut pinned) = (0, 0, 0);
+        for segment in layout.segments(&played.replay, self.ordinal) {
+            if segment.blocks.is_empty() {
+                empty += segment.bytes;
+            } else {
+                holes += segment.free();
+                pinned += u64::from(!segment.holes.is_empty());
+            }
+        }
+        // What a stream still uses is no hole that could be filled.
+        let cached = (totals.reserved - totals.allocated - pending).max(0);
+        let holes = (holes - pending).clamp(0, cached);
+        let empty = empty.min(cached - holes);
+        self.line("cache", "torch: fragmentation, holes beside live blocks", holes, pinned, advice::HOLES);
+        self.line("cache", "torch: cached and free", empty, 0, advice::CACHED);
+        self.line("cache", "torch: cached, place unknown", cached - holes - empty, 0, advice::CACHED);
+        let backend = &trace.meta.allocator.backend;
+        if backend != "native" {
+            self.notes
+                .push(format!("allocator backend {backend}: what its pool holds is as of the last look"));
+        }
+    }
+
+    /// What others than torch's allocator took, by library.
+    fn libraries(&mut self, played: &Played, callers: &Callers) {
+        let mut holders: FxHashMap<String, (i64, u64)> = FxHashMap::default();
+        let mut managed = 0;
+        let here =
+            |block: &&crate::replay::Block| block.kind == Kind::Outside && block.device == self.ordinal;
+        for block in played.replay.live.values().filter(here) {
+            let (source, api) = callers.get(&block.id).copied().unwrap_or_default();
+            if is_managed(&played.texts.get(api)) {
+                managed += block.bytes;
+                continue;
+            }
+            let holder = holders.entry(advice::library(&played.texts.get(source))).or_default();
+            holder.0 += block.bytes;
+            holder.1 += 1;
+        }
+        let mut holders: Vec<_> = holders.into_iter().collect();
+        holders.sort_by(|a, b| (b.1.0, &a.0).cmp(&(a.1.0, &b.0)));
+        for (name, (bytes, blocks)) in holders {
+            let advice = advice::of_library(&name);
+            self.line("library", name, bytes, blocks, advice);
+        }
+        if managed > 0 {
+            self.notes.push(format!(
+                "{} of managed memory lie where they were touched last: what of it is on the device is in context and modules",
+                memtrace_trace::units::Unit::Auto.show(managed)
+            ));
+        }
+    }
+
+    /// What no call tells.
+    fn rest(&mut self, trace: &TraceFile) {
+        let Some(look) = self.look else {
+            let context = trace.meta.phantom["context_bytes"].as_i64().unwrap_or(0);
+            self.line("context", "context and modules (assumed)", context, 0, advice::CONTEXT);
+            self.notes.push(
+                "nobody looked at the device (MEMTRACE_SAMPLE_MS=0, or no NVML and no driver): the context and other processes are not known"
+                    .to_owned(),
+            );
+            return;
+        };
+        let rest = look.rest;
+        let pool =
+            if trace.meta.allocator.backend == "native" { "the driver's pool" } else { "torch's pool" };
+        self.line("cache", format!("{pool}: cached and free"), rest.pool, 0, advice::POOL);
+        self.line("library", "CUDA graphs' own memory", rest.graphs, 0, advice::GRAPHS);
+        self.line("context", "context and modules", rest.context.unwrap_or(0), 0, advice::CONTEXT);
+        self.line("others", "other processes", rest.others.unwrap_or(0), 0, advice::OTHERS);
+        let group = if rest.context.is_some() && rest.others.is_some() { "unexplained" } else { "others" };
+        let advice = if group == "others" { advice::UNKNOWN_PROCESS } else { advice::UNEXPLAINED };
+        self.line(group, rest.unexplained_name(), rest.unexplained.unwrap_or(0), 0, advice);
+        if rest.context.is_none() {
+            self.notes.push(
+                "which process of the device this one is cannot be told (a PID namespace, or no NVML): see the last row"
+                    .to_owned(),
+            );
+        }
+    }
+
+    fn print(&self, page: &mut Page, trace: &TraceFile, options: &Options) {
+        let units = options.units;
+        let mut first = format!(" used on device {}", self.ordinal);
+        if self.total > 0 {
+            first += &format!(" of {} ({})", units.show(self.total), percent(share(self.used, self.total)));
+        }
+        let rank = trace.meta.rank;
+        page.line([
+            format!("rank {rank}, at {}: ", duration(self.ts_ns)).into(),
+            Cell::new(units.show(self.used).to_string(), Style::Strong),
+            first.into(),
+        ]);
+        let mut table = Table::new(&[
+            ("bytes", Side::Right),
+            ("share", Side::Right),
+            ("", Side::Left),
+            ("blocks", Side::Right),
+            ("held by", Side::Left),
+            ("what can be done", Side::Left),
+        ]);
+        for line in &self.lines {
+            table.row([
+                Cell::new(units.show(line.bytes).to_string(), Style::Strong),
+                percent(share(line.bytes, self.used)).into(),
+                bar(share(line.bytes, self.used), 12).into(),
+                if line.blocks > 0 { count(line.blocks).into() } else { "".into() },
+                line.what.as_str().into(),
+                Cell::new(line.advice.as_str(), Style::Faint),
+            ]);
+        }
+        page.table(&table);
+        if let Some(look) = self.look {
+            let away = look.ts_ns - self.ts_ns;
+            let when = match away {
+                0 => "at that moment".to_owned(),
+                away if away > 0 => format!("{} later", duration(away)),
+                away => format!("{} earlier", duration(-away)),
+            };
+            page.line([Cell::new(
+                format!("what no call tells: by a look at the device {when}"),
+                Style::Faint,
+            )]);
+        }
+    }
+
+    fn json(&self, trace: &TraceFile) -> Value {
+        let rows: Vec<Value> = self
+            .lines
+            .iter()
+            .map(|line| {
+                json!({
+                    "group": line.group,
+                    "held_by": line.what,
+                    "bytes": line.bytes,
+                    "blocks": line.blocks,
+                    "advice": line.advice,
+                })
+            })
+            .collect();
+        json!({
+            "file": trace.path.display().to_string(),
+            "rank": trace.meta.rank,
+            "device": self.ordinal,
+            "ts_ns": self.ts_ns,
+            "total_bytes": self.total,
+            "used_bytes": self.used,
+            "looked_ts_ns": self.look.map_or(-1, |look| look.ts_ns),
+            "looked_used_bytes": self.look.and_then(|look| look.sample.used()).unwrap_or(-1),
+            "looked_process_bytes": self.look.and_then(|look| look.sample.process).unwrap_or(-1),
+            "looked_bar1_bytes": self.look.and_then(|look| look.sample.bar1).unwrap_or(-1),
+            "rows": rows,
+        })
+    }
+}

@@ -1,0 +1,76 @@
+//! What can be done about each holder, and what libraries are called.
+
+pub(super) const ROUNDING: &str = "odd sizes: pad shapes, or roundup_power2_divisions off";
+pub(super) const PENDING: &str = "record_stream holds it: fewer side streams, or wait for them sooner";
+pub(super) const HOLES: &str =
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; memtrace frag names what pins it";
+pub(super) const CACHED: &str = "torch.cuda.empty_cache() gives it to others; torch itself uses it again";
+pub(super) const POOL: &str = "cudaMemPoolTrimTo, or a lower release threshold";
+pub(super) const GRAPHS: &str = "torch.cuda.graph_pool_handle() to share one pool, fewer captured shapes";
+pub(super) const CONTEXT: &str =
+    "CUDA_MODULE_LOADING=LAZY, fewer extensions; each process pays it once a GPU";
+pub(super) const OTHERS: &str = "nvidia-smi names them: end them, or another GPU by CUDA_VISIBLE_DEVICES";
+pub(super) const UNKNOWN_PROCESS: &str = "outside the container, or with --pid=host, each is told apart";
+pub(super) const UNEXPLAINED: &str =
+    "the driver's own, ECC, a display; more than 1 GiB: a process that was killed?";
+
+/// How libraries' files begin, what people call them, and what can be done.
+const LIBRARIES: &[(&str, &str, &str)] = &[
+    ("libcublas", "cuBLAS", "CUBLAS_WORKSPACE_CONFIG=:4096:2 makes its workspaces smaller"),
+    ("libcudnn", "cuDNN", "torch.backends.cudnn.benchmark = False; fewer shapes"),
+    ("libnccl", "NCCL", "fewer communicators; NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS"),
+    ("libcufft", "cuFFT", "torch.backends.cuda.cufft_plan_cache.max_size"),
+    ("libcusolver", "cuSOLVER", "torch.backends.cuda.preferred_linalg_library"),
+    ("libcusparse", "cuSPARSE", ""),
+    ("libcurand", "cuRAND", ""),
+    ("libnvshmem", "NVSHMEM", "NVSHMEM_SYMMETRIC_SIZE"),
+    ("libnpp", "NPP", ""),
+    ("libcupti", "CUPTI", "no profiler in production runs"),
+    ("libtriton", "Triton", ""),
+    ("cuda_utils", "Triton", ""),
+    ("__triton", "Triton", ""),
+    ("libtorch", "torch, outside its allocator", "symmetric memory and NCCL registration take it"),
+    ("libc10", "torch, outside its allocator", ""),
+    ("libcudart", "the CUDA runtime", ""),
+    ("cupy", "CuPy", "cupy.get_default_memory_pool().free_all_blocks()"),
+];
+
+const OTHER_LIBRARY: &str = "memtrace peak --of used shows when it was taken";
+
+/// What people call the library of this file.
+pub(super) fn library(file: &str) -> String {
+    let known = LIBRARIES.iter().find(|(prefix, _, _)| file.starts_with(prefix));
+    known.map_or_else(|| file.to_owned(), |(_, name, _)| (*name).to_owned())
+}
+
+/// What can be done about a library's memory.
+pub(super) fn of_library(name: &str) -> &'static str {
+    let known = LIBRARIES.iter().find(|(_, known, advice)| *known == name && !advice.is_empty());
+    known.map_or(OTHER_LIBRARY, |(_, _, advice)| advice)
+}
+
+/// What can be done about torch's blocks of a category.
+pub(super) fn category(name: &str) -> &'static str {
+    match name.trim_end_matches('*').trim() {
+        "parameter" => "a smaller type (bf16), sharding (FSDP)",
+        "gradient" => "zero_grad(set_to_none=True), gradients in the backward's own type",
+        "optimizer_state" => "8-bit or sharded optimizer state",
+        "activation" => "activation checkpointing, a smaller batch",
+        "temporary" => "smaller chunks of the largest op: memtrace peak --by op",
+        "input" => "a smaller batch, fewer prefetched batches",
+        _ => "memtrace peak --by module names it",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_called_what_people_call_them() {
+        assert_eq!(library("libcublasLt.so.12"), "cuBLAS");
+        assert_eq!(library("libcudnn_graph.so.9"), "cuDNN");
+        assert_eq!(library("libmine.so"), "libmine.so");
+        assert_eq!(of_library("libmine.so"), OTHER_LIBRARY);
+    }
+}

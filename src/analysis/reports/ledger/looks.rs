@@ -1,0 +1,73 @@
+//! The `sample` rows of a trace: what each look at a device showed beyond what the calls accounted for then.
+
+use memtrace_trace::EventName;
+use memtrace_trace::ledger::{Accounted, Rest};
+use memtrace_trace::sample::Sample;
+use rustc_hash::FxHashMap;
+
+use crate::error::Result;
+use crate::options::Options;
+use crate::play::play;
+use crate::record::Columns;
+use crate::replay::Metric;
+use crate::stream::TraceFile;
+
+/// A look at a device.
+#[derive(Clone, Copy)]
+pub(super) struct Look {
+    pub(super) ts_ns: i64,
+    pub(super) sample: Sample,
+    pub(super) rest: Rest,
+}
+
+/// Every look of a trace, by device.
+pub(super) struct Looks(FxHashMap<i32, Vec<Look>>);
+
+/// Is it a call whose memory lies on the host or on the device, as it is used?
+pub(super) fn is_managed(api: &str) -> bool {
+    matches!(api, "cudaMallocManaged" | "cuMemAllocManaged")
+}
+
+impl Looks {
+    /// Reads them all: the one nearest to a moment may come after it.
+    pub(super) fn of(trace: &TraceFile, options: &Options) -> Result<Looks> {
+        let mut looks: FxHashMap<i32, Vec<Look>> = FxHashMap::default();
+        // By alloc_id: the device and the bytes.
+        let mut managed: FxHashMap<i64, (i32, i64)> = FxHashMap::default();
+        let columns = Columns::of(&["api", "name"]);
+        play(trace, columns, options, Metric::Used, |row, replay| match row.event {
+            EventName::ExtAlloc if is_managed(&replay.texts.get(row.api)) => {
+                managed.insert(row.alloc_id, (row.device, row.delta_bytes));
+            }
+            EventName::ExtFree => {
+                managed.remove(&row.alloc_id);
+            }
+            EventName::Sample => {
+                let totals = replay.find(row.device).map(|device| device.totals).unwrap_or_default();
+                let elsewhere: i64 = managed
+                    .values()
+                    .filter(|(device, _)| *device == row.device)
+                    .map(|(_, bytes)| bytes)
+                    .sum();
+                let accounted = Accounted { reserved: totals.reserved, outside: totals.outside - elsewhere };
+                let sample = Sample::parse(&replay.texts.get(row.name));
+                let looks = looks.entry(row.device).or_default();
+                match looks.last_mut() {
+                    // Pools and graphs have a row of their own, right behind.
+                    Some(last) if sample.total.is_none() => {
+                        last.sample = last.sample.updated(sample);
+                        last.rest = Rest::of(&last.sample, accounted);
+                    }
+                    _ => looks.push(Look { ts_ns: row.ts_ns, sample, rest: Rest::of(&sample, accounted) }),
+                }
+            }
+            _ => {}
+        })?;
+        Ok(Looks(looks))
+    }
+
+    /// The look that is nearest to a moment.
+    pub(super) fn near(&self, device: i32, ts_ns: i64) -> Option<Look> {
+        self.0.get(&device)?.iter().min_by_key(|look| (look.ts_ns - ts_ns).abs()).copied()
+    }
+}

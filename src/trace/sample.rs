@@ -1,0 +1,96 @@
+//! What a look at a device told: the values of a `sample` row.
+//!
+//! They stand in the row's `name` as `key=value`, in bytes; what nobody could tell is not there. What is free
+//! is in `device_free_bytes` too.
+
+use std::fmt;
+
+/// A device as the driver or NVML sees it, in bytes; `None` is unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// The device's memory.
+    pub total: Option<i64>,
+    /// What nobody has.
+    pub free: Option<i64>,
+    /// What this process has, its context and code too.
+    pub process: Option<i64>,
+    /// What other processes have.
+    pub others: Option<i64>,
+    /// The part of BAR1, through which the host sees device memory, that is in use.
+    pub bar1: Option<i64>,
+    /// What the device's current memory pool holds (`cudaMallocAsync`).
+    pub pool_reserved: Option<i64>,
+    /// What of it is given out.
+    pub pool_used: Option<i64>,
+    /// What is held for memory nodes of CUDA graphs.
+    pub graphs: Option<i64>,
+}
+
+/// The names, in the order of [`Sample::values`].
+const KEYS: [&str; 8] =
+    ["total", "free", "process", "others", "bar1", "pool_reserved", "pool_used", "graphs"];
+
+impl Sample {
+    fn values(&self) -> [Option<i64>; 8] {
+        let Sample { total, free, process, others, bar1, pool_reserved, pool_used, graphs } = *self;
+        [total, free, process, others, bar1, pool_reserved, pool_used, graphs]
+    }
+
+    /// Reads the text of a `sample` row; what is not a value of a known name is passed over.
+    #[must_use]
+    pub fn parse(text: &str) -> Sample {
+        let value = |key: &str| {
+            text.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('=')?.parse().ok())
+        };
+        let [total, free, process, others, bar1, pool_reserved, pool_used, graphs] = KEYS.map(value);
+        Sample { total, free, process, others, bar1, pool_reserved, pool_used, graphs }
+    }
+
+    /// What of the device is in use.
+    #[must_use]
+    pub fn used(&self) -> Option<i64> {
+        Some(self.total? - self.free?)
+    }
+
+    /// This one, with what `later` knows beside or anew.
+    #[must_use]
+    pub fn updated(self, later: Sample) -> Sample {
+        Sample {
+            total: later.total.or(self.total),
+            free: later.free.or(self.free),
+            process: later.process.or(self.process),
+            others: later.others.or(self.others),
+            bar1: later.bar1.or(self.bar1),
+            pool_reserved: later.pool_reserved.or(self.pool_reserved),
+            pool_used: later.pool_used.or(self.pool_used),
+            graphs: later.graphs.or(self.graphs),
+        }
+    }
+}
+
+impl fmt::Display for Sample {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut between = "";
+        for (key, value) in KEYS.iter().zip(self.values()) {
+            if let Some(value) = value {
+                write!(f, "{between}{key}={value}")?;
+                between = " ";
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_read_as_it_was_written() {
+        let sample = Sample { total: Some(100), free: Some(40), others: Some(0), ..Sample::default() };
+        assert_eq!(sample.to_string(), "total=100 free=40 others=0");
+        assert_eq!(Sample::parse(&sample.to_string()), sample);
+        assert_eq!(Sample::parse("more=1 free=x total=7"), Sample { total: Some(7), ..Sample::default() });
+        assert_eq!(sample.used(), Some(60));
+    }
+}
