@@ -230,7 +230,7 @@ impl Writer {
                 Ok(Command::Finish) => return self.finish(),
                 Ok(Command::Flush(done)) => {
                     // The devices of what was recorded before are known then.
-                    self.advance()?;
+                    self.settle()?;
                     self.sampler.look(self.recorder, &self.encoder);
                     self.settle()?;
                     let _ = done.send(());
