@@ -36,11 +36,15 @@ impl Sample {
         [total, free, process, others, bar1, pool_reserved, pool_used, graphs]
     }
 
-    /// Reads the text of a `sample` row; what is not a value of a known name is passed over.
+    /// Reads the text of a `sample` row; what is not a value of a known name, or larger than any device, is
+    /// passed over.
     #[must_use]
     pub fn parse(text: &str) -> Sample {
         let value = |key: &str| {
-            text.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('=')?.parse().ok())
+            let parsed = text
+                .split(' ')
+                .find_map(|word| word.strip_prefix(key)?.strip_prefix('=')?.parse::<i64>().ok());
+            parsed.filter(|bytes| (0..1 << 56).contains(bytes))
         };
         let [total, free, process, others, bar1, pool_reserved, pool_used, graphs] = KEYS.map(value);
         Sample { total, free, process, others, bar1, pool_reserved, pool_used, graphs }

@@ -68,6 +68,6 @@ impl Looks {
 
     /// The look that is nearest to a moment.
     pub(super) fn near(&self, device: i32, ts_ns: i64) -> Option<Look> {
-        self.0.get(&device)?.iter().min_by_key(|look| (look.ts_ns - ts_ns).abs()).copied()
+        self.0.get(&device)?.iter().min_by_key(|look| look.ts_ns.abs_diff(ts_ns)).copied()
     }
 }
