@@ -319,6 +319,31 @@ fn injected_ranges_of_every_kind_mean_what_the_rules_say() {
 }
 
 #[test]
+fn a_phase_ends_with_its_thread_and_stays_behind_at_a_fork() {
+    let include = format!("-I{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("include").display());
+    runtime();
+    let ran = Traced::new(&compiled("phases.c", "phases", &[&include, RUNTIME]), &[]).run();
+    assert_eq!(ran.status(), 0, "{}", ran.stderr());
+    let mut phases: Vec<(i64, String)> = Vec::new();
+    for file in ran.files() {
+        let rows = Trace::read(&file).rows;
+        phases.extend(rows.into_iter().filter(|row| row.delta > 0).map(|row| (row.delta, row.phase)));
+    }
+    phases.sort_unstable();
+    let expected = [(101, NONE), (102, "optimizer"), (103, NONE)];
+    assert_eq!(phases, expected.map(|(bytes, phase)| (bytes, phase.to_owned())));
+}
+
+#[test]
+fn a_child_that_dropped_the_preload_leaves_no_trace_of_ranges_alone() {
+    let ranges = program("ranges");
+    let command = format!("unset LD_PRELOAD; {}", ranges.display());
+    let ran = Traced::new(Path::new("/bin/sh"), &["-c", &command]).run();
+    assert_eq!(ran.status(), 0, "{}", ran.stderr());
+    assert!(ran.files().is_empty(), "{:?}", ran.files());
+}
+
+#[test]
 fn a_tool_that_was_there_first_gets_every_call_and_its_numbers_are_the_programs() {
     let ranges = program("ranges");
     let tool = compiled("tool.c", "libtool.so", &[]);

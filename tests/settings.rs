@@ -215,6 +215,41 @@ fn a_process_killed_in_a_later_part_loses_nothing() {
 }
 
 #[test]
+fn a_process_of_another_container_is_not_taken_for_a_dead_one() {
+    use std::process::Stdio;
+    let folder = tempfile::TempDir::new().unwrap();
+    // Ids of processes of its own, and the same folder of journals.
+    let mut container =
+        common::untraced(Path::new("unshare"), &["--map-root-user", "--pid", "--fork", "env"]);
+    container.arg(format!("LD_PRELOAD={}", common::library("libmemtrace.so").display()));
+    container.arg(program()).args(["wait", "10"]).env("MEMTRACE_OUT", folder.path());
+    // Nothing is written while the test moves the trace.
+    container.env("MEMTRACE_FLUSH_MS", "60000");
+    let mut child = container.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut ready = [0; 6];
+    child.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
+    assert_eq!(&ready, b"ready\n");
+    let traces = || std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let trace = traces().find(|path| path.extension().is_some_and(|extension| extension == "csv")).unwrap();
+    let before = std::fs::read(&trace).unwrap();
+    let journal = Reader::open(&trace).unwrap().meta().journal.clone();
+    assert!(Path::new(&journal).exists(), "{journal}");
+    memtrace(&["check", "--repair"], folder.path());
+    assert_eq!(std::fs::read(&trace).unwrap(), before);
+    // Another process looks for journals that nobody can want, and this one's trace has another place.
+    let moved = tempfile::TempDir::new_in(folder.path()).unwrap();
+    let elsewhere = moved.path().join("trace.csv");
+    std::fs::rename(&trace, &elsewhere).unwrap();
+    traced_by_others();
+    assert!(Path::new(&journal).exists(), "{journal}");
+    std::fs::rename(&elsewhere, &trace).unwrap();
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+    common::Trace::read(&trace);
+    assert!(!Path::new(&journal).exists(), "{journal}");
+}
+
+#[test]
 fn a_part_ends_when_its_time_is_over() {
     let ran = traced("slow", "10").env("MEMTRACE_ROTATE_SECS", "1").run();
     let parts = parts(&ran);

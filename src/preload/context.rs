@@ -41,6 +41,8 @@ struct Open {
     phase: u64,
     /// The NVTX domain: a pop closes the last range of its own.
     domain: usize,
+    /// Of a start/end range: is the thread that started it gone?
+    is_left: bool,
     /// Is there a `range_begin` row? Ranges that opened before the trace did get theirs late.
     told: bool,
     /// Of a module: what held around it, to return to.
@@ -92,6 +94,23 @@ fn on_thread<R>(work: impl FnOnce(&Thread) -> R) -> Option<R> {
     thread::with(|own| work(&own.context))
 }
 
+impl Drop for Thread {
+    /// A thread that ends inside its ranges: nobody can pop them any more. Those that have a number may still be
+    /// ended, by another thread, to which it is all the same whether this one is there.
+    fn drop(&mut self) {
+        for range in self.open.get_mut().drain(..) {
+            if range.id == 0 && range.phase != 0 {
+                change_phases(|phases| phases.retain(|(id, _)| *id != range.phase));
+            } else if range.id != 0 {
+                ENDED.with(|ended| ended.retain(|id| *id != range.id));
+                STARTED.with(|started| {
+                    started.iter_mut().filter(|s| s.id == range.id).for_each(|s| s.is_left = true);
+                });
+            }
+        }
+    }
+}
+
 /// The phases that are open in the process, the last on top.
 static PHASES: ForkLock<Vec<(u64, TextId)>> = ForkLock::new(Vec::new());
 /// The phase on top.
@@ -99,8 +118,9 @@ static PHASE: AtomicU32 = AtomicU32::new(0);
 /// Grows with every change of what a thread's context depends on beyond the thread: the phase, the
 /// start of the recorder, the end of a range by another thread.
 static VERSION: AtomicU64 = AtomicU64::new(1);
-/// Numbers start/end ranges and phases.
-static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+/// Numbers start/end ranges and phases. A tool that was there first numbers from 1 on, and the program has its
+/// numbers: none may be one of ours.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1 << 62);
 /// Start/end ranges that are open, whoever started them: any thread may end one.
 static STARTED: ForkLock<Vec<Open>> = ForkLock::new(Vec::new());
 /// Start/end ranges that a thread other than their own ended, which still has them on its stack.
@@ -319,6 +339,7 @@ pub(crate) fn enter_module(path: TextId, key: usize) -> usize {
             id: 0,
             phase: 0,
             domain: MODULES,
+            is_left: false,
             told: false,
             around: Around {
                 base: thread.base.get(),
@@ -486,8 +507,16 @@ pub(crate) fn start(name: &str, domain: usize, category: Option<&str>) -> u64 {
 fn open(name: &str, domain: usize, category: Option<&str>, id: u64) {
     on_thread(|thread| {
         let role = role_of(name, category);
-        let mut range =
-            Open { role, name: text_id(name), id, phase: 0, domain, told: false, around: Around::default() };
+        let mut range = Open {
+            role,
+            name: text_id(name),
+            id,
+            phase: 0,
+            domain,
+            is_left: false,
+            told: false,
+            around: Around::default(),
+        };
         if let Role::Phase(text) = role {
             range.phase = NEXT_ID.fetch_add(1, Ordering::Relaxed);
             change_phases(|phases| phases.push((range.phase, text)));
@@ -542,7 +571,7 @@ pub(crate) fn end(id: u64) {
         });
         if mine.is_some() {
             thread.version.set(0);
-        } else {
+        } else if !range.is_left {
             ENDED.with(|ended| ended.push(id));
             VERSION.fetch_add(1, Ordering::AcqRel);
         }
@@ -661,6 +690,9 @@ pub(crate) fn untell_after_fork() {
         if let Ok(mut open) = thread.open.try_borrow_mut() {
             open.iter_mut().for_each(|range| range.told = false);
             STARTED.with(|started| started.clone_from(&open.iter().filter(|r| r.id != 0).copied().collect()));
+            ENDED.with(Vec::clear);
+            // The other threads' phases are nobody's here.
+            change_phases(|phases| phases.retain(|(id, _)| open.iter().any(|range| range.phase == *id)));
         }
         thread.version.set(0);
     });

@@ -14,6 +14,7 @@ use memtrace_trace::config::{Level, Settings};
 use memtrace_trace::meta::{Allocator, redact};
 use memtrace_trace::rounding::{Rounding, caching_enabled};
 
+use crate::real::real_dlsym;
 use crate::say::say;
 use crate::{context, degraded, device, hooks, nvml};
 
@@ -40,7 +41,7 @@ pub(crate) fn recorder() -> Option<&'static Recorder> {
 fn load() {
     hello();
     let (mut settings, mut warnings) = Settings::from_env();
-    if !settings.enabled {
+    if !settings.enabled || !comes_first() {
         return;
     }
     let here = std::env::current_dir().unwrap_or_default();
@@ -78,6 +79,15 @@ fn load() {
     if nvtx {
         hooks::nvtx::announce();
     }
+}
+
+/// Are this library's functions those that the program calls? A child that dropped `LD_PRELOAD` and kept
+/// `NVTX_INJECTION64_PATH` loads the library as well, and would have a trace of ranges with no memory.
+fn comes_first() -> bool {
+    // SAFETY: RTLD_DEFAULT and a name that ends in 0.
+    let found =
+        real_dlsym().map(|dlsym| unsafe { dlsym(libc::RTLD_DEFAULT, c"memtrace_is_traced".as_ptr()) });
+    found == Some(hooks::api::memtrace_is_traced as *mut std::ffi::c_void)
 }
 
 extern "C" fn at_exit() {

@@ -114,6 +114,8 @@ pub struct Pool {
     memory: MmapRaw,
     chunks: usize,
     path: Option<PathBuf>,
+    /// Open as long as the process lives, which is how long it has the lock.
+    _lock: Option<File>,
     /// The part of the trace that is being written.
     part: AtomicU64,
     short: AtomicBool,
@@ -131,14 +133,15 @@ impl Pool {
         let chunks = (bytes / CHUNK_BYTES).max(8);
         let length = (chunks + 1) * CHUNK_BYTES;
         let on_file = folders.iter().find_map(|folder| map_file(&folder.join(name), length).ok());
-        let (memory, path) = match on_file {
-            Some((memory, path)) => (memory, Some(path)),
-            None => (anonymous(length)?, None),
+        let (memory, path, lock) = match on_file {
+            Some((memory, path, file)) => (memory, Some(path), Some(file)),
+            None => (anonymous(length)?, None, None),
         };
         let pool = Pool {
             memory,
             chunks,
             path,
+            _lock: lock,
             part: AtomicU64::new(1),
             short: AtomicBool::new(false),
             free: bounded(chunks),
@@ -268,7 +271,6 @@ impl Pool {
     fn start(&self, run: Run) {
         // SAFETY: the mapping is at least a chunk long, page aligned, and no one else has it yet.
         let header = unsafe { &mut *self.memory.as_mut_ptr().cast::<JournalHeader>() };
-        header.magic = MAGIC;
         header.pid = AtomicU32::new(run.pid);
         header.rank = AtomicU32::new(run.rank);
         header.chunks = AtomicU64::new(self.chunks as u64);
@@ -276,6 +278,9 @@ impl Pool {
         header.process_start = AtomicU64::new(run.process_start);
         header.power2_divisions = AtomicU64::new(run.power2_divisions);
         header.rules = AtomicU64::new(run.rules);
+        // Last: who looks meanwhile sees no journal yet.
+        std::sync::atomic::fence(Ordering::Release);
+        header.magic = MAGIC;
         for chunk in 0..self.chunks {
             let _ = self.free.0.try_send(chunk as u32);
         }
@@ -316,7 +321,7 @@ fn prefetch(slot: *const Event) {
     }
 }
 
-fn map_file(path: &Path, length: usize) -> io::Result<(MmapRaw, PathBuf)> {
+fn map_file(path: &Path, length: usize) -> io::Result<(MmapRaw, PathBuf, File)> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -326,13 +331,46 @@ fn map_file(path: &Path, length: usize) -> io::Result<(MmapRaw, PathBuf)> {
         .open(path)?;
     let mapped =
         reserve(&file, length).and_then(|()| MmapOptions::new().len(length).populate().map_raw(&file));
+    // Before there is anything in it that could be taken for a journal.
+    let _ = lock(&file);
     match mapped {
-        Ok(memory) => Ok((memory, path.to_owned())),
+        Ok(memory) => Ok((memory, path.to_owned(), file)),
         Err(error) => {
             let _ = std::fs::remove_file(path);
             Err(error)
         }
     }
+}
+
+/// A lock on a whole file, of the kind that belongs to a process: a child has none, however it was made, and the
+/// end of the process, or an `exec`, gives it back.
+fn whole_file() -> libc::flock {
+    libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    }
+}
+
+/// Says that the process which writes this journal is there.
+fn lock(file: &File) -> io::Result<()> {
+    // SAFETY: the descriptor is open, and the lock is described.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &whole_file()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Does another process say that it writes this journal? Containers may share `/dev/shm` and have process ids of
+/// their own, so that an id says nothing. This process must not ask of its own journal: closing any descriptor
+/// of a file gives its locks back.
+pub(crate) fn is_locked(file: &File) -> bool {
+    let mut lock = whole_file();
+    // SAFETY: the descriptor is open, and there is a place for the answer.
+    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
+    asked == 0 && lock.l_type != libc::F_UNLCK as libc::c_short
 }
 
 /// Takes the room on the file system now: a store into a hole of a full tmpfs would be SIGBUS.

@@ -14,7 +14,7 @@ use memtrace_trace::writer::RowWriter;
 use memtrace_trace::{Event, EventName, Row};
 
 use crate::encoder::{Encoder, RowSink};
-use crate::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, layout, names_path};
+use crate::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, is_locked, layout, names_path};
 use crate::output::{self, create_private};
 use crate::slots::{event_of, text_slots};
 
@@ -64,9 +64,10 @@ pub fn process_start(pid: u32) -> Option<u64> {
     if is_gone { None } else { fields.get(19)?.parse().ok() }
 }
 
-/// Is the process that writes the trace of this journal still there?
-fn is_running(run: &Run) -> bool {
-    process_start(run.pid).is_some_and(|start| start == run.process_start)
+/// Is the process that writes the trace of this journal still there? It has a lock on it, which tells of processes
+/// of other containers too, and an id, which tells of those that closed every file.
+fn is_running(journal: &File, run: &Run) -> bool {
+    is_locked(journal) || process_start(run.pid).is_some_and(|start| start == run.process_start)
 }
 
 /// Finishes the trace at `csv` from what its process left behind, and removes the journal.
@@ -75,14 +76,16 @@ fn is_running(run: &Run) -> bool {
 /// When the trace cannot be read or written; the journal stays then.
 pub fn repair(csv: &Path) -> io::Result<Repaired> {
     let Some((journal_path, part)) = journal_of(csv)? else { return Ok(Repaired::Complete) };
-    let bytes = match fs::read(&journal_path) {
-        Ok(bytes) => bytes,
+    let mut left = match File::open(&journal_path) {
+        Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Repaired::NoJournal),
         Err(error) => return Err(error),
     };
+    let mut bytes = Vec::new();
+    left.read_to_end(&mut bytes)?;
     let journal = Journal::read(&bytes)
         .ok_or_else(|| io::Error::other(format!("{}: not a journal", journal_path.display())))?;
-    if is_running(&journal.run) {
+    if is_running(&left, &journal.run) {
         return Ok(Repaired::Running);
     }
     if journal.part != part {
@@ -126,14 +129,16 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
     Ok(Repaired::Finished { rows: sink.rows, cut: whole.saturating_sub(csv_len) })
 }
 
-/// Removes journals in `folder` that nobody can want: of processes that are gone and whose traces were
+/// Removes journals beside `own` that nobody can want: of processes that are gone and whose traces were
 /// deleted. The others wait for `memtrace check --repair`.
-pub(crate) fn sweep(folder: &Path) {
+pub(crate) fn sweep(own: &Path) {
+    let Some(folder) = own.parent() else { return };
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         if name.starts_with("memtrace-")
             && name.ends_with(".journal")
+            && entry.path() != own
             && is_orphan(&entry.path()).unwrap_or(false)
         {
             let _ = fs::remove_file(names_path(&entry.path()));
@@ -146,8 +151,9 @@ fn is_orphan(journal: &Path) -> Option<bool> {
     use std::os::unix::ffi::OsStrExt;
     let mut header = Vec::new();
     // Another user's cannot be opened.
-    File::open(journal).ok()?.take(CHUNK_BYTES as u64).read_to_end(&mut header).ok()?;
-    if !header.starts_with(&MAGIC) || is_running(&run_of(&header)) {
+    let file = File::open(journal).ok()?;
+    (&file).take(CHUNK_BYTES as u64).read_to_end(&mut header).ok()?;
+    if !header.starts_with(&MAGIC) || is_running(&file, &run_of(&header)) {
         return None;
     }
     let length = word(&header, layout::TRACE_LEN) as usize;

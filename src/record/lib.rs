@@ -24,6 +24,8 @@ pub mod recorder;
 mod sampling;
 mod slots;
 pub mod summary;
+#[doc(hidden)]
+pub mod testing;
 pub mod words;
 mod writer_thread;
 

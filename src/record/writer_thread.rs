@@ -176,8 +176,8 @@ impl Writer {
             format!("{}: {error}; set MEMTRACE_OUT to a folder that can be written", session.out.display())
         })?;
         recorder.pool().set_trace(&path);
-        if let Some(folder) = recorder.pool().path().and_then(Path::parent) {
-            leftover::sweep(folder);
+        if let Some(journal) = recorder.pool().path() {
+            leftover::sweep(journal);
         }
         let pid = std::process::id();
         let mut meta = Meta {

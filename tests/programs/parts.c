@@ -61,6 +61,12 @@ int main(int argc, char **argv) {
         memtrace_flush();
         memtrace_mark("behind");
     }
+    if (!strcmp(argv[1], "wait")) {
+        memtrace_flush();
+        printf("ready\n");
+        fflush(stdout);
+        getchar();
+    }
     printf("%ld %ld\n", taken, given);
     fflush(stdout);
     if (!strcmp(argv[1], "kill")) raise(SIGKILL);

@@ -37,7 +37,7 @@ fn traced<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
 
 /// Is the program traced?
 #[unsafe(no_mangle)]
-extern "C" fn memtrace_is_traced() -> c_int {
+pub(crate) extern "C" fn memtrace_is_traced() -> c_int {
     traced(0, || 1)
 }
 

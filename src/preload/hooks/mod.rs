@@ -41,7 +41,7 @@ macro_rules! caller_hooks {
 
 use caller_hooks;
 
-mod api;
+pub(crate) mod api;
 mod calls;
 mod cuda_driver;
 mod cuda_events;

@@ -1,0 +1,152 @@
+//! The journal of a killed process: `memtrace check --repair` finishes its trace, whatever stands in it, and
+//! what comes out is a whole trace.
+#![no_main]
+
+mod every_report;
+
+use std::fs;
+
+use libfuzzer_sys::fuzz_target;
+use memtrace_record::journal::{Run, names_path};
+use memtrace_record::leftover::{Repaired, repair};
+use memtrace_record::testing::{Checkpoints, Left, bytes, event, journal};
+use memtrace_trace::reader::Reader;
+use memtrace_trace::schema::{EventName, Row};
+use memtrace_trace::writer::RowWriter;
+use memtrace_trace::{Event, Meta, SCHEMA_VERSION};
+
+/// What the input says, from its begin on; 0 when it has said all.
+struct Words<'a>(&'a [u8]);
+
+impl Words<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        *first
+    }
+
+    /// Mostly small, now and then anything.
+    fn number(&mut self) -> u64 {
+        match self.byte() {
+            small @ 0..=199 => u64::from(small),
+            200..=230 => u64::from(self.byte()) << (self.byte() % 64),
+            _ => u64::from_le_bytes(std::array::from_fn(|_| self.byte())),
+        }
+    }
+
+    fn event(&mut self) -> Event {
+        let raw = self.byte();
+        if raw > 250 {
+            return event(&std::array::from_fn::<u8, 64, _>(|_| self.byte()));
+        }
+        Event {
+            clock_ns: self.number(),
+            kind: raw % 24,
+            api: self.byte() % 40,
+            device: self.byte() as i8 % 4 - 1,
+            flags: self.byte(),
+            status: i16::from(self.byte() / 128),
+            source: u16::from(self.byte() % 4),
+            addr: self.number(),
+            size: self.number() as i64,
+            allocated: self.number(),
+            reserved: self.number(),
+            context: self.number() as u32,
+            step: self.number() as i32,
+            extra: self.number() as i64,
+        }
+    }
+}
+
+/// The trace as far as it was written: a meta row that names the journal, and some rows.
+fn trace(words: &mut Words<'_>, left: &str) -> Vec<u8> {
+    let meta = Meta {
+        schema: SCHEMA_VERSION.to_owned(),
+        journal: left.to_owned(),
+        part: u32::from(words.byte() % 3),
+        ..Meta::default()
+    };
+    let json = serde_json::to_string(&meta).unwrap();
+    let mut writer = RowWriter::new(Vec::new());
+    writer.write(&Row { seq: 1, event: EventName::Meta, name: &json, ..Row::default() }).unwrap();
+    for seq in 2..2 + i64::from(words.byte() % 6) {
+        let event = EventName::ALL[usize::from(words.byte()) % EventName::ALL.len()];
+        let row = Row {
+            seq,
+            event,
+            device: i32::from(words.byte() % 4) - 1,
+            alloc_id: words.number() as i64,
+            addr: words.number() as i64,
+            delta_bytes: words.number() as i64,
+            allocated_bytes: words.number() as i64,
+            active_bytes: words.number() as i64,
+            reserved_bytes: words.number() as i64,
+            op: "aten::mm",
+            ..Row::default()
+        };
+        writer.write(&row).unwrap();
+    }
+    writer.flush().unwrap();
+    let mut file = writer.get_ref().clone();
+    // Killed in the middle of a row.
+    let torn = usize::from(words.byte() % 32);
+    file.truncate(file.len() - torn.min(file.len() / 4));
+    file
+}
+
+fuzz_target!(|input: &[u8]| {
+    let csv = every_report::place();
+    let left = csv.with_extension("journal");
+    let mut words = Words(input);
+    let file = trace(&mut words, &left.display().to_string());
+    fs::write(&csv, &file).unwrap();
+    let mut lengths = |all: usize| match words.byte() {
+        0..=199 => all as u64,
+        _ => words.number(),
+    };
+    let csv_lengths = [lengths(file.len()), lengths(file.len())];
+    let (count, parts) = (u64::from(words.byte() % 4), [u64::from(words.byte() % 3), u64::from(words.byte() % 3)]);
+    let names: Vec<u8> = (0..words.byte() % 8).flat_map(|_| bytes(&words.event())).collect();
+    let names_lengths = [words.number() * 64, words.number() * 64];
+    let at = Checkpoints { count, parts, csv: csv_lengths, names: names_lengths };
+    let mut chunks = Vec::new();
+    for _ in 0..words.byte() % 4 {
+        let owner = [u32::from(words.byte()), u32::from(words.byte() % 3), u32::from(words.byte() % 3)];
+        let (in_use, consumed) = (words.byte() < 230, [words.number() as u32, words.number() as u32]);
+        let slots: Vec<Event> = (0..words.byte() % 64).map(|_| words.event()).collect();
+        let committed = if words.byte() < 200 { slots.len() as u32 } else { words.number() as u32 };
+        chunks.push(Left { owner, in_use, committed, consumed, slots });
+    }
+    // No process has this id.
+    let run = Run {
+        pid: u32::MAX,
+        rank: u32::from(words.byte()),
+        start_ns: words.number(),
+        process_start: 1,
+        power2_divisions: words.number(),
+        rules: u64::from(words.byte() % 4),
+    };
+    let mut whole = journal(&run, &at, &chunks);
+    if words.byte() > 240 {
+        // A journal on a disk that was full, or is something else.
+        whole.truncate(words.number() as usize * 61);
+    }
+    fs::write(&left, &whole).unwrap();
+    fs::write(names_path(&left), &names).unwrap();
+    let before = fs::read(&csv).unwrap();
+    let outcome = repair(&csv);
+    if let Ok(Repaired::Finished { .. }) = outcome {
+        let mut reader = Reader::open(&csv).unwrap();
+        let mut last = (0, EventName::Meta);
+        while let Some(row) = reader.next_row().expect("a row that cannot be read again") {
+            assert_eq!(row.seq, last.0 + 1);
+            last = (row.seq, row.event);
+        }
+        assert_eq!(last.1, EventName::End);
+        assert!(matches!(repair(&csv), Ok(Repaired::Complete)));
+        assert!(!left.exists());
+        every_report::run(&fs::read(&csv).unwrap());
+    } else {
+        assert_eq!(fs::read(&csv).unwrap(), before, "touched: {outcome:?}");
+    }
+});
