@@ -84,9 +84,11 @@ fn load() {
 /// Are this library's functions those that the program calls? A child that dropped `LD_PRELOAD` and kept
 /// `NVTX_INJECTION64_PATH` loads the library as well, and would have a trace of ranges with no memory.
 fn comes_first() -> bool {
-    // SAFETY: RTLD_DEFAULT and a name that ends in 0.
-    let found =
-        real_dlsym().map(|dlsym| unsafe { dlsym(libc::RTLD_DEFAULT, c"memtrace_is_traced".as_ptr()) });
+    // The program's own scope, with what is preloaded: RTLD_DEFAULT would look from here, where this library is.
+    // SAFETY: null is the program; nothing is loaded, and what is open stays so.
+    let program = unsafe { libc::dlopen(std::ptr::null(), libc::RTLD_LAZY) };
+    // SAFETY: an open handle and a name that ends in 0.
+    let found = real_dlsym().map(|dlsym| unsafe { dlsym(program, c"memtrace_is_traced".as_ptr()) });
     found == Some(hooks::api::memtrace_is_traced as *mut std::ffi::c_void)
 }
 

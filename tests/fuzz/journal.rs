@@ -2,9 +2,8 @@
 //! what comes out is a whole trace.
 #![no_main]
 
-mod every_report;
-
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use libfuzzer_sys::fuzz_target;
 use memtrace_record::journal::{Run, names_path};
@@ -94,8 +93,15 @@ fn trace(words: &mut Words<'_>, left: &str) -> Vec<u8> {
     file
 }
 
+/// A file of this process, in memory where there is such a place.
+fn place() -> PathBuf {
+    let shm = Path::new("/dev/shm");
+    let folder = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
+    folder.join(format!("memtrace-fuzz-{}.csv", std::process::id()))
+}
+
 fuzz_target!(|input: &[u8]| {
-    let csv = every_report::place();
+    let csv = place();
     let left = csv.with_extension("journal");
     let mut words = Words(input);
     let file = trace(&mut words, &left.display().to_string());
@@ -145,7 +151,6 @@ fuzz_target!(|input: &[u8]| {
         assert_eq!(last.1, EventName::End);
         assert!(matches!(repair(&csv), Ok(Repaired::Complete)));
         assert!(!left.exists());
-        every_report::run(&fs::read(&csv).unwrap());
     } else {
         assert_eq!(fs::read(&csv).unwrap(), before, "touched: {outcome:?}");
     }
