@@ -113,7 +113,7 @@ fuzz_target!(|input: &[u8]| {
     let csv_lengths = [lengths(file.len()), lengths(file.len())];
     let (count, parts) = (u64::from(words.byte() % 4), [u64::from(words.byte() % 3), u64::from(words.byte() % 3)]);
     let names: Vec<u8> = (0..words.byte() % 8).flat_map(|_| bytes(&words.event())).collect();
-    let names_lengths = [words.number() * 64, words.number() * 64];
+    let names_lengths = [words.number().wrapping_mul(64), words.number().wrapping_mul(64)];
     let at = Checkpoints { count, parts, csv: csv_lengths, names: names_lengths };
     let mut chunks = Vec::new();
     for _ in 0..words.byte() % 4 {
@@ -135,7 +135,7 @@ fuzz_target!(|input: &[u8]| {
     let mut whole = journal(&run, &at, &chunks);
     if words.byte() > 240 {
         // A journal on a disk that was full, or is something else.
-        whole.truncate(words.number() as usize * 61);
+        whole.truncate((words.number() as usize).wrapping_mul(61));
     }
     fs::write(&left, &whole).unwrap();
     fs::write(names_path(&left), &names).unwrap();
