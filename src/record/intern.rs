@@ -54,8 +54,10 @@ impl Context {
 
 /// How many contexts and stacks are numbered, and how many bytes of texts: a program that gives each of its
 /// batches a range of its own would fill the memory with them. What comes later is told in less detail.
-const MOST: usize = if cfg!(test) { 1 << 10 } else { 1 << 20 };
+pub(crate) const MOST: usize = if cfg!(test) { 1 << 10 } else { 1 << 20 };
 const MOST_TEXT: usize = if cfg!(test) { 64 << 10 } else { 64 << 20 };
+/// More texts than these bytes can be, of the length that names have.
+pub(crate) const MOST_TEXTS: usize = MOST_TEXT / 8;
 /// The text of what has no number any more.
 const TOO_MANY: &str = "(too many names)";
 

@@ -5,7 +5,17 @@ use memtrace_trace::{Event, Kind};
 
 use super::Encoder;
 use super::seeds::SEEDED;
-use crate::intern::{Context, Frame, StackId};
+use crate::intern::{Context, Frame, MOST, MOST_TEXTS, StackId};
+
+/// Where what `id` stands for belongs; what lies before it is `unknown` so far. None for a number that no process
+/// gives: a damaged journal may say any.
+fn place<T: Clone>(table: &mut Vec<T>, id: u32, most: usize, unknown: T) -> Option<&mut T> {
+    let index = (id as usize).checked_sub(1).filter(|index| *index < most)?;
+    if table.len() <= index {
+        table.resize(index + 1, unknown);
+    }
+    table.get_mut(index)
+}
 
 impl Encoder {
     /// Learns what `definition` says; `slots` are the bytes behind it.
@@ -27,22 +37,14 @@ impl Encoder {
 
     /// Learns the text of a number.
     pub fn define_text(&mut self, id: u32, text: &str) {
-        let index = id as usize;
-        if self.texts.len() < index {
-            self.texts.resize(index, NONE.to_owned());
-        }
-        if let Some(place) = index.checked_sub(1).and_then(|index| self.texts.get_mut(index)) {
+        if let Some(place) = place(&mut self.texts, id, MOST_TEXTS, NONE.to_owned()) {
             *place = safe_text(text);
         }
     }
 
     /// Learns the context of a number, from the fields of its event.
     pub fn define_context(&mut self, id: u32, event: &Event) {
-        let index = id as usize;
-        if self.contexts.len() < index {
-            self.contexts.resize(index, Context::default());
-        }
-        if let Some(place) = index.checked_sub(1).and_then(|index| self.contexts.get_mut(index)) {
+        if let Some(place) = place(&mut self.contexts, id, MOST, Context::default()) {
             *place = Context {
                 op: event.size as u32,
                 module: event.allocated as u32,
@@ -56,11 +58,7 @@ impl Encoder {
 
     /// Learns the stack of a number.
     fn define_stack(&mut self, id: StackId, frame: Frame) {
-        let index = id as usize;
-        if self.stacks.len() < index {
-            self.stacks.resize(index, Frame::default());
-        }
-        if let Some(place) = index.checked_sub(1).and_then(|index| self.stacks.get_mut(index)) {
+        if let Some(place) = place(&mut self.stacks, id, MOST, Frame::default()) {
             *place = frame;
         }
     }
