@@ -197,7 +197,9 @@ function search(text) {
 }
 
 function isDark() {
-  return state.theme ? state.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  // Print is light whatever was chosen: the document says what holds.
+  const { theme } = document.documentElement.dataset;
+  return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
 function applyTheme() {
