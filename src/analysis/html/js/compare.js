@@ -16,21 +16,22 @@ painters.compare = () => {
   for (const [t, colour, letter] of [[a, "#0072B2", "A"], [b, "#D55E00", "B"]]) {
     const swatch = element("i");
     swatch.style.background = colour;
-    names.append(swatch, `${letter}: ${page.about.runs[t.run].path}   `);
+    names.append(swatch, `${letter}: ${page.about.runs[t.run].path}\u2003`);
   }
   it.append(names);
   const drawn = element("canvas");
   drawn.id = "both";
   drawn.setAttribute("role", "img");
   it.append(drawn);
-  const longest = Math.max(a.end_ns - a.start_ns, b.end_ns - b.start_ns), ticks = timeTicks(0, longest, 7);
+  // From where each page would open: what comes before the first step takes as long as it likes.
+  const longest = Math.max(...[a, b].map(({ home }) => home[1] - home[0])), ticks = timeTicks(0, longest, 7);
   const most = Math.max(a.peak.bytes, b.peak.bytes) * 1.06;
-  const plot = chart("both", 240, most, byteTicks, ticks.marks.map((mark) => ({ at: mark.at / longest, text: mark.text })), `${ticks.unit} since the start`, "");
+  const plot = chart("both", 240, most, byteTicks, ticks.marks.map((mark) => ({ at: mark.at / longest, text: mark.text })), `${ticks.unit} since ${a.home[0] > a.start_ns ? "the steps began" : "the start"}`, "");
   plot.it.setAttribute("aria-label", `Both curves. ${says.textContent}`);
   const pixels = Math.floor(plot.right - plot.left);
   for (const [t, colour] of [[a, "#0072B2"], [b, "#D55E00"]]) {
-    const { high } = columnsOf(t, t.total, t.start_ns, t.start_ns + longest, pixels);
-    const end = ((t.end_ns - t.start_ns) / longest) * pixels;
+    const { high } = columnsOf(t, t.total, t.home[0], t.home[0] + longest, pixels);
+    const end = ((t.home[1] - t.home[0]) / longest) * pixels;
     plot.c.strokeStyle = colour;
     plot.c.lineWidth = 1.5;
     plot.c.beginPath();

@@ -132,7 +132,8 @@ function paintIcicle(t, at) {
       const box = element("button", "cell" + (child.found || !state.search ? "" : " dim"));
       box.type = "button";
       box.tabIndex = w > 40 ? 0 : -1;
-      box.style.cssText = `left:${x}px;top:${level * 24}px;width:${Math.max(1, w - 1)}px` + (colour ? `;background:${colour};color:${readable(colour)}` : "");
+      // Padding would widen a narrow one over its neighbours.
+      box.style.cssText = `left:${x}px;top:${level * 24}px;width:${Math.max(1, w - 1)}px;padding:0 ${w > 34 ? 5 : 0}px` + (colour ? `;background:${colour};color:${readable(colour)}` : "");
       if (w > 34) box.textContent = w > 150 ? `${child.name}  ${bytes(child.bytes)}` : child.name;
       box.title = `${full}\n${bytes(child.bytes)}, ${percent(child.bytes / tree.bytes)}${child.blocks ? `, ${count(child.blocks)} blocks` : ""}`;
       box.onclick = () => { zoomedInto = [...trail, ...way]; draw("live"); };

@@ -10,7 +10,7 @@ painters.ranks = () => {
   it.append(element("p", "quiet", `Peaks from ${bytes(least.peak.bytes)} (${least.label}) to ${bytes(top.peak.bytes)} (${top.label}): a skew of ${bytes(top.peak.bytes - least.peak.bytes)}, ${percent((top.peak.bytes - least.peak.bytes) / (top.peak.bytes || 1))}. A click shows the rank above.`));
   const list = element("div", "rank-list");
   it.append(list);
-  const from = Math.min(...own.map((t) => t.start_ns)), to = Math.max(...own.map((t) => t.end_ns));
+  const from = Math.min(...own.map((t) => t.home[0])), to = Math.max(...own.map((t) => t.home[1]));
   for (const [i, t] of tracks.entries()) {
     if (t.run !== 0) continue;
     const row = element("button", "rank" + (i === state.track ? " chosen" : ""));
@@ -32,7 +32,7 @@ painters.ranks = () => {
     c.beginPath();
     c.moveTo(0, height);
     high.forEach((value, x) => { if (from + (x / width) * (to - from) <= t.end_ns) c.lineTo(x, height - (value / (most || 1)) * (height - 2)); });
-    c.lineTo(((t.end_ns - from) / (to - from)) * width, height);
+    c.lineTo(Math.min(1, (t.end_ns - from) / (to - from)) * width, height);
     c.fill();
     c.fillStyle = "#D55E00";
     c.fillRect(((t.peak.ts_ns - from) / (to - from)) * width - 1, 0, 2, height);
