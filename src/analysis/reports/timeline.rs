@@ -131,7 +131,8 @@ impl First {
     fn read_for(trace: &TraceFile, options: &Options, metric: Metric) -> Result<First> {
         let mut course = Course::new(Grid::new(0, i64::MAX / 4, 1));
         let mut time: Option<(i64, i64)> = None;
-        let played = play(trace, Columns::of(&[]), options, metric, |row, replay| {
+        // An op's row tells the step before any memory does: its time counts.
+        let played = play(trace, Columns::of(&["ts_ns"]), options, metric, |row, replay| {
             if replay.in_window() {
                 time = Some((time.map_or(replay.ts_ns, |time| time.0), replay.ts_ns));
                 course.feed(row, replay, 0);
