@@ -97,7 +97,7 @@ impl Report {
                 if whole && number == 0 || headline.is_empty() {
                     headline = first.headline(trace, options);
                 }
-                let others = (BUCKETS / tracks.max(1)).max(FEWEST_BUCKETS).min(BUCKETS / 4);
+                let others = (BUCKETS / tracks.max(1)).clamp(FEWEST_BUCKETS, BUCKETS / 4);
                 let kept = (blocks::MOST / tracks.max(1)).max(500);
                 let size = |ordinal| {
                     let whole =
