@@ -91,12 +91,6 @@ def objects():
     everyone = [None] * world
     dist.all_gather_object(everyone, {"rank": rank, "text": "x" * (10 * rank + 1)})
     assert [entry["rank"] for entry in everyone] == list(range(world)), everyone
-    told = [{"epoch": 3, "name": "run"}, [1, 2]] if rank == 0 else [None, None]
-    dist.broadcast_object_list(told, src=0)
-    assert told == [{"epoch": 3, "name": "run"}, [1, 2]], told
-    mine = [None]
-    dist.scatter_object_list(mine, [f"rank {other}" for other in range(world)] if rank == 0 else None, src=0)
-    assert mine == [f"rank {rank}"], mine
     number = torch.tensor([rank + 1], device="cuda")
     dist.all_reduce(number)
     assert number.item() == world * (world + 1) // 2, number
