@@ -134,6 +134,11 @@ pub fn block_category(block: &Block) -> &'static str {
     match block.owner.category {
         Category::Parameter if block.inferred => "parameter *",
         Category::Gradient if block.inferred => "gradient *",
+        Category::OptimizerState if block.inferred => "optimizer_state *",
+        Category::Input if block.inferred => "input *",
+        Category::Activation if block.inferred => "activation *",
+        Category::Temporary if block.inferred => "temporary *",
+        Category::AutogradDetail if block.inferred => "autograd_detail *",
         other => category(other),
     }
 }

@@ -140,6 +140,9 @@ impl OpCalls {
         // The forward that is running began with this op.
         let running = self.fw_start.len() > self.fw_bw_boundary.len();
         self.fw_start = if running { vec![0] } else { Vec::new() };
+        if !running {
+            self.entered = Symbol::NONE;
+        }
         self.fw_bw_boundary.clear();
         self.count = 0;
     }
