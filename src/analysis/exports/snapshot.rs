@@ -197,8 +197,8 @@ struct State {
     only: Option<i32>,
     entries: VecDeque<Entry>,
     dropped: u64,
-    /// Blocks that were freed and are still in use, by `alloc_id`.
-    pending: FxHashMap<i64, (i32, Active)>,
+    /// Blocks that were freed and are still in use, by device and address.
+    pending: BTreeMap<(i32, i64), Active>,
     /// What each device's totals were before the row.
     before: FxHashMap<i32, Totals>,
     /// Each segment, or piece of an expandable one, by device and address: who took it, and the stream
@@ -219,7 +219,7 @@ impl State {
             only,
             entries: VecDeque::new(),
             dropped: 0,
-            pending: FxHashMap::default(),
+            pending: BTreeMap::new(),
             before: FxHashMap::default(),
             takers: FxHashMap::default(),
             fresh: Vec::new(),
@@ -232,8 +232,9 @@ impl State {
             return;
         }
         self.layout.feed(row);
-        if row.event == EventName::Alloc && !self.fresh.is_empty() {
+        if row.event == EventName::Alloc {
             self.name_streams(row);
+            self.complete(row, replay.in_window());
         }
         let now = replay.find(row.device).map(|device| device.totals).unwrap_or_default();
         let before = self.before.insert(row.device, now).unwrap_or_default();
@@ -247,24 +248,17 @@ impl State {
             }
             _ => row.stream,
         };
-        let mut entry = |action, addr, size, block| {
-            if inside {
-                if self.entries.len() == self.most {
-                    self.entries.pop_front();
-                    self.dropped += 1;
-                }
-                let (device, ts_ns, owner) = (row.device, row.ts_ns, Owner::of(row));
-                self.entries.push_back(Entry { action, device, addr, size, stream, ts_ns, owner, block });
-            }
-        };
+        let (device, ts_ns, owner) = (row.device, row.ts_ns, Owner::of(row));
+        let new =
+            |action, addr, size, block| Entry { action, device, addr, size, stream, ts_ns, owner, block };
         let block = Some((row.alloc_id, row.category));
         match row.event {
             EventName::Alloc | EventName::Live => {
-                entry("alloc", row.addr, size, block);
+                self.push(inside, new("alloc", row.addr, size, block));
                 self.place(row);
             }
             EventName::Free => {
-                entry("free_requested", row.addr, size, block);
+                self.push(inside, new("free_requested", row.addr, size, block));
                 // A block that no stream holds leaves `active` with its free.
                 if row.delta_bytes != 0 && before.active == row.active_bytes {
                     let active = Active {
@@ -276,22 +270,23 @@ impl State {
                         pending: true,
                         owner: Owner::of(row),
                     };
-                    self.pending.insert(row.alloc_id, (row.device, active));
+                    self.pending.insert(key, active);
                 } else {
-                    entry("free_completed", row.addr, size, block);
+                    self.push(inside, new("free_completed", row.addr, size, block));
                 }
             }
             EventName::FreeCompleted => {
-                self.pending.remove(&row.alloc_id);
-                entry("free_completed", row.addr, size, block);
+                if self.pending.remove(&key).is_some() {
+                    self.push(inside, new("free_completed", row.addr, size, block));
+                }
             }
             EventName::Oom => {
-                entry("oom", row.device_free_bytes.max(0), row.rounded_bytes, None);
+                self.push(inside, new("oom", row.device_free_bytes.max(0), row.rounded_bytes, None));
             }
             _ if row.status != 0 || row.addr == 0 => {}
             EventName::SegmentAlloc | EventName::SegmentMap => {
                 let action = if row.event == EventName::SegmentMap { "segment_map" } else { "segment_alloc" };
-                entry(action, row.addr, row.delta_bytes, None);
+                self.push(inside, new(action, row.addr, row.delta_bytes, None));
                 self.takers.insert(key, Taker { owner: Owner::of(row), stream });
                 if self.fresh.len() == MOST_FRESH {
                     self.fresh.remove(0);
@@ -301,10 +296,38 @@ impl State {
             EventName::SegmentFree | EventName::SegmentUnmap => {
                 let action =
                     if row.event == EventName::SegmentUnmap { "segment_unmap" } else { "segment_free" };
-                entry(action, row.addr, -row.delta_bytes, None);
+                self.push(inside, new(action, row.addr, -row.delta_bytes, None));
                 self.takers.remove(&key);
             }
             _ => {}
+        }
+    }
+
+    /// Takes the next entry, when it is in the window.
+    fn push(&mut self, inside: bool, entry: Entry) {
+        if !inside {
+            return;
+        }
+        if self.entries.len() == self.most {
+            self.entries.pop_front();
+            self.dropped += 1;
+        }
+        self.entries.push_back(entry);
+    }
+
+    /// What is handed out again is in use by no stream, whether or not a row said so.
+    fn complete(&mut self, row: &Record, inside: bool) {
+        let end = row.addr.saturating_add(row.delta_bytes.max(1));
+        let over = self.pending.range((row.device, i64::MIN)..(row.device, end)).rev();
+        let over = over.take_while(|(_, block)| block.addr.saturating_add(block.bytes) > row.addr);
+        let over: Vec<(i32, i64)> = over.map(|(key, _)| *key).collect();
+        for key in over.into_iter().rev() {
+            let Some(block) = self.pending.remove(&key) else { continue };
+            let Active { addr, stream, owner, .. } = block;
+            let (action, device, size) = ("free_completed", row.device, block.wanted());
+            // Its own rows say what it was for.
+            let block = None;
+            self.push(inside, Entry { action, device, addr, size, stream, ts_ns: row.ts_ns, owner, block });
         }
     }
 
@@ -354,7 +377,7 @@ impl State {
         for block in replay.live.values().filter(|block| block.kind == Kind::Torch && block.device != HOST) {
             active.entry(block.device).or_default().push(Active::of(block));
         }
-        for (device, block) in self.pending.values() {
+        for ((device, _), block) in &self.pending {
             active.entry(*device).or_default().push(*block);
         }
         let devices: Vec<i32> = replay.devices.iter().map(|device| device.ordinal).collect();
