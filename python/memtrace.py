@@ -15,7 +15,8 @@ import contextlib
 import ctypes
 
 __all__ = ["flush", "is_paused", "is_traced", "mark", "module", "op", "pause", "paused", "phase", "range",
-           "resume", "step"]
+           "resume", "step",
+           "track_external"]
 
 
 def _library():
@@ -42,6 +43,16 @@ def _library():
 
 
 _LIBRARY = _library()
+
+
+def _tracker():
+    """The library's function that needs the GIL; None when it is not there."""
+    try:
+        function = ctypes.PyDLL(None).memtrace_python_track
+    except (AttributeError, OSError):
+        return None
+    function.restype, function.argtypes = None, [ctypes.py_object]
+    return function
 
 
 def _text(name):
@@ -121,6 +132,26 @@ def paused():
     finally:
         if not before:
             resume()
+
+
+def track_external(*external):
+    """Registers tensors, modules and optimizers, in whatever tuples, lists and dicts: a tensor's memory is of the
+    category `other`, a module's parameters, buffers and gradients and an optimizer's state are what they are, also
+    before anybody called them. The rules and the error are those of `MemTracker.track_external`.
+
+    Raises TypeError for what is none of these, traced or not."""
+    # Not at the top: who uses the rest of this file needs no torch.
+    import torch
+    from torch.utils._pytree import tree_flatten
+
+    leaves = [leaf for leaf in tree_flatten(external)[0] if leaf is not None]
+    for leaf in leaves:
+        if not isinstance(leaf, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)):
+            raise TypeError(f"Object of type {type(leaf)} is not supported for tracking. "
+                            "Only stateful objects like modules, optimizers, and tensors are supported.")
+    tracker = _tracker() if is_traced() else None
+    if tracker is not None:
+        tracker((tuple(leaves),))
 
 
 def flush():

@@ -5,24 +5,28 @@
 //! skips its tests and says so, and fails them with `CI=true`.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
-use tempfile::TempDir;
-
-const CARD: &str = "h100-80g";
+const CASES: &str = "owner_cases.py";
+const FRAMEWORKS: &str = "owner_frameworks.py";
+/// `accelerate launch` of one process.
+const ACCELERATE: &[&str] = &[
+    "-m",
+    "accelerate.commands.launch",
+    "--num_processes=1",
+    "--num_machines=1",
+    "--mixed_precision=bf16",
+    "--dynamo_backend=no",
+];
+/// `torchrun` of two ranks.
+const TORCHRUN: &[&str] = &["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"];
 const SMALL_WORKSPACES: &[(&str, &str)] =
     &[("CUBLAS_WORKSPACE_CONFIG", ":16:8"), ("CUBLASLT_WORKSPACE_SIZE", "0")];
 
-macro_rules! on_every_torch {
-    ($($name:ident),* $(,)?) => {
-        mod torch_2_11_0 {
-            $(#[test] fn $name() { super::Torch::run("2.11.0", super::$name); })*
-        }
-        mod torch_2_6_0 {
-            $(#[test] fn $name() { super::Torch::run("2.6.0", super::$name); })*
-        }
-    };
-}
+#[path = "common/torch.rs"]
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod harness;
+use harness::{CARD, Run, Torch, on_every_torch, scripts, text};
 
 on_every_torch![
     eight_models_own_every_byte_and_agree_with_torch_per_module,
@@ -30,6 +34,9 @@ on_every_torch![
     wrappers_are_stripped_or_kept_and_compiled_models_keep_their_graphs,
     a_model_that_dies_while_loading_shows_its_parameters,
     isolated_spawned_and_bare_interpreters_have_modules_too,
+    frameworks_train_as_without_us_and_keep_their_owners,
+    launchers_notebooks_and_servers_of_forks_have_modules_too,
+    what_is_registered_is_other_and_errors_are_those_of_mem_tracker,
     modules_can_be_left_alone,
     category_totals_are_those_of_mem_tracker,
 ];
@@ -37,15 +44,15 @@ on_every_torch![
 fn eight_models_own_every_byte_and_agree_with_torch_per_module(torch: &Torch) {
     let models = ["gpt", "resnet", "llama", "bert", "lstm", "tied", "gan", "unet"];
     // Workspaces of libraries would outweigh models of this size, and hide what they leave open.
-    let run = torch.trace("owner_models.py", &models, SMALL_WORKSPACES);
+    let run = torch.trace_with("owner_models.py", &models, SMALL_WORKSPACES);
     assert!(run.output.status.success(), "{}", text(&run.output.stderr));
     let told = text(&run.output.stdout);
     assert_eq!(told.lines().count(), models.len(), "{told}");
     for line in told.lines() {
         let (model, pid) = line.split_once(' ').unwrap();
-        let told = run.folder.path().join(format!("{model}.jsonl"));
+        let told = run.folder().join(format!("{model}.jsonl"));
         eprint!("{model}: ");
-        torch.check("owner_check.py", &[&run.trace_of(pid), &told]);
+        check(torch, "owner_check.py", &[&trace_of(&run, pid), &told]);
     }
 }
 
@@ -68,36 +75,64 @@ fn hard_cases_keep_their_owners_and_print_what_they_print_without_us(torch: &Tor
         "modes",
         "odd_modules",
     ];
-    torch.same_with_and_without(&cases, &[]);
+    same_with_and_without(torch, CASES, &cases, &[("MEMTRACE_STACKS", "python")]);
 }
 
 fn wrappers_are_stripped_or_kept_and_compiled_models_keep_their_graphs(torch: &Torch) {
-    torch.same_with_and_without(&["compiled", "distributed"], &[]);
-    let run = torch.trace("owner_cases.py", &["distributed"], &[("MEMTRACE_WRAPPERS", "1")]);
-    torch.check("owner_expected.py", &[run.folder.path()]);
+    same_with_and_without(torch, CASES, &["compiled", "distributed"], &[]);
+    let run = torch.trace_with("owner_cases.py", &["distributed"], &[("MEMTRACE_WRAPPERS", "1")]);
+    check(torch, "owner_expected.py", &[run.folder()]);
 }
 
 fn a_model_that_dies_while_loading_shows_its_parameters(torch: &Torch) {
-    let run = torch.same_with_and_without(&["alone", "loading"], &[]);
+    let run = same_with_and_without(torch, CASES, &["alone", "loading"], &[]);
     assert_eq!(run.output.status.code(), Some(1));
-    assert!(text(&run.output.stderr).contains("OutOfMemoryError"));
+    let said = text(&run.output.stderr);
+    assert!(said.contains("OutOfMemoryError"));
+    // Our own lines name what the model holds, too.
+    let ours: Vec<&str> = said.lines().filter(|line| line.starts_with("memtrace:")).collect();
+    assert!(ours.iter().any(|line| line.contains("for: parameter")), "{ours:?}");
+    assert!(ours.iter().any(|line| line.contains("Sequential.")), "{ours:?}");
 }
 
 fn isolated_spawned_and_bare_interpreters_have_modules_too(torch: &Torch) {
     for options in [&["-I"][..], &["-S", "-E"], &["-W", "error"]] {
-        let run = torch.traced(options, "owner_cases.py", &["alone", "plain"], &[]);
+        let run = torch.trace_on(CARD, options, "owner_cases.py", &["alone", "plain"], &[]);
         assert_eq!(text(&run.output.stdout), "plain\n", "{options:?}: {}", text(&run.output.stderr));
-        torch.check("owner_expected.py", &[run.folder.path()]);
+        check(torch, "owner_expected.py", &[run.folder()]);
     }
-    let run = torch.trace("owner_cases.py", &["spawn"], &[]);
+    let run = torch.trace("owner_cases.py", &["spawn"]);
     assert_eq!(text(&run.output.stdout), "plain\n", "{}", text(&run.output.stderr));
-    torch.check("owner_expected.py", &[run.folder.path()]);
+    check(torch, "owner_expected.py", &[run.folder()]);
+}
+
+fn frameworks_train_as_without_us_and_keep_their_owners(torch: &Torch) {
+    same_with_and_without(
+        torch,
+        FRAMEWORKS,
+        &["fsdp1", "peft", "lightning"],
+        &[("MEMTRACE_STACKS", "python")],
+    );
+}
+
+fn launchers_notebooks_and_servers_of_forks_have_modules_too(torch: &Torch) {
+    same_when_launched(torch, CARD, ACCELERATE, FRAMEWORKS, &["alone", "accelerated"], &[]);
+    same_when_launched(torch, "2xh100-80g", TORCHRUN, FRAMEWORKS, &["alone", "ranks"], &[]);
+    for how in ["notebook", "forkserver"] {
+        let run = torch.trace_with(FRAMEWORKS, &[how], &[("MEMTRACE_STACKS", "python")]).expect_success();
+        assert_eq!(text(&run.output.stdout).trim(), "a cell ran");
+        check(torch, "owner_expected.py", &[run.folder()]);
+    }
+}
+
+fn what_is_registered_is_other_and_errors_are_those_of_mem_tracker(torch: &Torch) {
+    same_with_and_without(torch, CASES, &["registered"], &[]);
 }
 
 fn modules_can_be_left_alone(torch: &Torch) {
-    let run = torch.trace("owner_cases.py", &["alone", "plain"], &[("MEMTRACE_MODULES", "0")]);
+    let run = torch.trace_with("owner_cases.py", &["alone", "plain"], &[("MEMTRACE_MODULES", "0")]);
     assert_eq!(text(&run.output.stdout), "plain\n", "{}", text(&run.output.stderr));
-    let mut reader = csv::Reader::from_path(run.only_trace()).unwrap();
+    let mut reader = csv::Reader::from_path(run.file()).unwrap();
     let columns = reader.headers().unwrap().clone();
     let column = |name| columns.iter().position(|column| column == name).unwrap();
     let (event, module) = (column("event"), column("module"));
@@ -109,161 +144,54 @@ fn modules_can_be_left_alone(torch: &Torch) {
 
 fn category_totals_are_those_of_mem_tracker(torch: &Torch) {
     // Workspaces are allocated below torch's ops, where MemTracker sees nothing.
-    let run = torch.trace("owner_tracker.py", &[], SMALL_WORKSPACES);
+    let run = torch.trace_with("owner_tracker.py", &[], SMALL_WORKSPACES);
     assert!(run.output.status.success(), "{}", text(&run.output.stderr));
-    torch.check("owner_tracker_check.py", &[&run.only_trace(), &run.folder.path().join("tracker.jsonl")]);
+    check(torch, "owner_tracker_check.py", &[&run.file(), &run.folder().join("tracker.jsonl")]);
 }
 
-/// One installed torch.
-struct Torch {
-    python: PathBuf,
+/// Runs cases of `script` with and without memtrace: they print the same and fail alike, and their blocks have the
+/// owners that they expect.
+fn same_with_and_without(torch: &Torch, script: &str, cases: &[&str], variables: &[(&str, &str)]) -> Run {
+    same_when_launched(torch, CARD, &[], script, cases, variables)
 }
 
-impl Torch {
-    /// Runs a test on an installed torch.
-    fn run(version: &str, test: fn(&Torch)) {
-        let folder = cache().join(format!("torch-{version}"));
-        if folder.join(".complete").exists() {
-            return test(&Torch { python: folder.join("bin/python") });
-        }
-        let why = format!("torch {version} is not installed: run scripts/torch-env {version}");
-        assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{why}");
-        eprintln!("skipped: {why}");
-    }
-
-    /// A script of tests/scripts under memtrace on the phantom device.
-    fn trace(&self, script: &str, args: &[&str], variables: &[(&str, &str)]) -> Run {
-        self.traced(&[], script, args, variables)
-    }
-
-    /// The same with options for python.
-    fn traced(&self, options: &[&str], script: &str, args: &[&str], variables: &[(&str, &str)]) -> Run {
-        let folder = TempDir::new().unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
-        command.args(["run", "--quiet", "--phantom", CARD, "-o"]).arg(folder.path().join("trace")).arg("--");
-        command.arg(&self.python).args(options);
-        if options.contains(&"-S") {
-            // No site, so no installed packages: the script finds them by hand.
-            command.args(["-c", BARE]).arg(self.packages());
-        }
-        self.finish(command, script, args, variables, folder)
-    }
-
-    /// A script on the phantom device alone.
-    fn untraced(&self, script: &str, args: &[&str], variables: &[(&str, &str)]) -> Run {
-        let mut command = Command::new(&self.python);
-        let phantom = Path::new(env!("CARGO_BIN_EXE_memtrace")).with_file_name("libmemtrace_phantom.so");
-        assert!(phantom.exists(), "{} is missing: cargo build first", phantom.display());
-        command.env("LD_PRELOAD", phantom);
-        self.finish(command, script, args, variables, TempDir::new().unwrap())
-    }
-
-    fn finish(
-        &self,
-        mut command: Command,
-        script: &str,
-        args: &[&str],
-        variables: &[(&str, &str)],
-        folder: TempDir,
-    ) -> Run {
-        for (name, _) in std::env::vars_os() {
-            let name = name.to_string_lossy().into_owned();
-            if name.starts_with("MEMTRACE_") && name != "MEMTRACE_CACHE" {
-                command.env_remove(name);
-            }
-        }
-        command.env("PYTHONDONTWRITEBYTECODE", "1").env("MEMTRACE_PHANTOM", CARD);
-        command.env("OWNER_OUT", folder.path()).envs(variables.iter().copied());
-        let output = command.arg(scripts().join(script)).args(args).output().unwrap();
-        Run { output, folder }
-    }
-
-    /// Runs cases of `owner_cases.py` with and without memtrace: they print the same and fail alike, and
-    /// their blocks have the owners that they expect.
-    fn same_with_and_without(&self, cases: &[&str], variables: &[(&str, &str)]) -> Run {
-        let untraced = self.untraced("owner_cases.py", cases, variables).output;
-        let run = self.trace("owner_cases.py", cases, variables);
-        assert_eq!(text(&run.output.stdout), text(&untraced.stdout));
-        assert_eq!(said(&run.output), said(&untraced));
-        assert_eq!(run.output.status.code(), untraced.status.code());
-        self.check("owner_expected.py", &[run.folder.path()]);
-        run
-    }
-
-    /// Runs a script that holds what another left against what it should be.
-    fn check(&self, script: &str, args: &[&Path]) {
-        let mut command = Command::new(&self.python);
-        command.env("PYTHONDONTWRITEBYTECODE", "1").arg(scripts().join(script)).args(args);
-        let output = command.output().unwrap();
-        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
-        assert!(output.status.success(), "{command:?}: {}\n{stdout}\n{stderr}", output.status);
-        eprintln!("{}", stdout.trim_end());
-    }
-
-    /// Where its packages are.
-    fn packages(&self) -> PathBuf {
-        let lib = self.python.parent().and_then(Path::parent).unwrap().join("lib");
-        let mut versions = std::fs::read_dir(lib).unwrap().map(|entry| entry.unwrap().path());
-        versions.find(|path| path.join("site-packages").exists()).unwrap().join("site-packages")
-    }
+/// The same on a card, with options for python.
+fn same_when_launched(
+    torch: &Torch,
+    card: &str,
+    options: &[&str],
+    script: &str,
+    cases: &[&str],
+    variables: &[(&str, &str)],
+) -> Run {
+    let untraced = torch.untraced_on(card, options, script, cases, variables).output;
+    let run = torch.trace_on(card, options, script, cases, variables);
+    let (ours, theirs) = (text(&run.output.stderr), text(&untraced.stderr));
+    assert_eq!(text(&run.output.stdout), text(&untraced.stdout), "{ours}\n{theirs}");
+    assert_eq!(said(&run.output), said(&untraced));
+    assert_eq!(run.output.status.code(), untraced.status.code(), "{ours}");
+    check(torch, "owner_expected.py", &[run.folder()]);
+    run
 }
 
-/// Runs the script that its arguments name, with packages from the first.
-const BARE: &str = "import sys, os, runpy; packages, script = sys.argv[1:3]; sys.argv = sys.argv[2:]; \
-                    sys.path += [packages, os.path.dirname(script)]; runpy.run_path(script, run_name='__main__')";
-
-/// What a script left.
-struct Run {
-    output: Output,
-    folder: TempDir,
+/// Runs a script that holds what another left against what it should be.
+fn check(torch: &Torch, script: &str, args: &[&Path]) {
+    torch.check(torch.command().arg(scripts().join(script)).args(args));
 }
 
-impl Run {
-    fn traces(&self) -> Vec<PathBuf> {
-        let files = std::fs::read_dir(self.folder.path().join("trace")).unwrap();
-        let mut files: Vec<PathBuf> = files.map(|entry| entry.unwrap().path()).collect();
-        files.retain(|file| {
-            let name = file.file_name().unwrap().to_string_lossy().into_owned();
-            name.ends_with(".csv") && !name.ends_with(".stacks.csv")
-        });
-        files
-    }
-
-    fn only_trace(&self) -> PathBuf {
-        let files = self.traces();
-        assert_eq!(files.len(), 1, "{files:?}\n{}", text(&self.output.stderr));
-        files.into_iter().next().unwrap()
-    }
-
-    /// The trace of a process.
-    fn trace_of(&self, pid: &str) -> PathBuf {
-        let ending = format!(".{pid}.csv");
-        let mut files = self.traces().into_iter();
-        files.find(|file| file.to_string_lossy().ends_with(&ending)).unwrap()
-    }
+/// The trace of a process.
+fn trace_of(run: &Run, pid: &str) -> PathBuf {
+    let ending = format!(".{pid}.csv");
+    let mut files = run.files().into_iter();
+    files.find(|file| file.to_string_lossy().ends_with(&ending)).unwrap()
 }
 
 /// What a program said on stderr, without our own lines and those that name what differs in each run.
 fn said(output: &Output) -> Vec<String> {
     let lines = text(&output.stderr);
-    let differs =
-        |line: &&str| line.starts_with("memtrace:") || line.contains("/tmp/") || line.contains("[rank0]");
+    let differs = |line: &&str| {
+        ["memtrace:", "W1", "["].iter().any(|start| line.starts_with(start))
+            || ["/tmp/", "[rank0]", "IPKernelApp"].iter().any(|word| line.contains(word))
+    };
     lines.lines().filter(|line| !differs(line)).map(str::to_owned).collect()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn scripts() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts")
-}
-
-/// Where scripts/torch-env installs.
-fn cache() -> PathBuf {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("MEMTRACE_CACHE").unwrap_or_else(|| {
-        let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
-        base.expect("HOME is set").join("memtrace")
-    })
 }

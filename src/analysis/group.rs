@@ -1,16 +1,21 @@
 //! Live blocks by owner.
 
+use std::sync::Arc;
+
 use memtrace_trace::Category;
 use rustc_hash::FxHashMap;
 
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::play::shown;
+use crate::record::Columns;
 use crate::replay::{Block, Owner};
+use crate::stacks::Stacks;
+use crate::stream::TraceFile;
 use crate::texts::Texts;
 
 /// What blocks can be grouped by.
-pub const KEYS: &[&str] = &["module", "op", "category", "phase", "step", "size"];
+pub const KEYS: &[&str] = &["module", "op", "category", "phase", "step", "size", "line", "stack"];
 
 /// The option that chooses one.
 pub const BY: Flag = Flag {
@@ -31,11 +36,13 @@ pub const DEPTH: Flag = Flag {
 };
 
 /// How blocks are grouped.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Key {
     /// One of [`KEYS`].
     pub name: &'static str,
     depth: Option<usize>,
+    /// What the stacks of blocks are, when they are asked for.
+    stacks: Option<Arc<Stacks>>,
 }
 
 /// The blocks of one key.
@@ -49,9 +56,9 @@ pub struct Group {
 
 impl Key {
     /// By module, whole paths.
-    pub const MODULE: Key = Key { name: "module", depth: None };
+    pub const MODULE: Key = Key { name: "module", depth: None, stacks: None };
     /// By category.
-    pub const CATEGORY: Key = Key { name: "category", depth: None };
+    pub const CATEGORY: Key = Key { name: "category", depth: None, stacks: None };
 
     /// What [`BY`] and [`DEPTH`] were given.
     ///
@@ -60,7 +67,30 @@ impl Key {
     pub fn from_options(options: &Options) -> Result<Key> {
         let wanted = options.text(BY.name);
         let name = KEYS.iter().find(|key| **key == wanted).unwrap_or(&KEYS[0]);
-        Ok(Key { name, depth: options.number(DEPTH.name)? })
+        Ok(Key { name, depth: options.number(DEPTH.name)?, stacks: None })
+    }
+
+    /// The columns that it needs beside those of a replay.
+    #[must_use]
+    pub fn columns(&self) -> Columns {
+        Columns::of(if self.needs_stacks() { &["stack_id"] } else { &[] })
+    }
+
+    /// The same key, for the blocks of `trace`.
+    #[must_use]
+    pub fn on(&self, trace: &TraceFile) -> Key {
+        let stacks = self.needs_stacks().then(|| Arc::new(Stacks::read(trace)));
+        Key { stacks, ..self.clone() }
+    }
+
+    /// Are there lines of Python?
+    #[must_use]
+    pub fn has_lines(&self) -> bool {
+        self.stacks.as_deref().is_some_and(Stacks::has_lines)
+    }
+
+    fn needs_stacks(&self) -> bool {
+        matches!(self.name, "line" | "stack")
     }
 
     /// What a block is listed under.
@@ -68,9 +98,19 @@ impl Key {
     pub fn of(&self, block: &Block, texts: &Texts) -> String {
         match self.name {
             "size" => format!("{} B", block.bytes),
+            "line" | "stack" => self.of_stack(block.stack),
             "category" => block_category(block).to_owned(),
             _ => self.of_owner(&block.owner, texts),
         }
+    }
+
+    fn of_stack(&self, id: i64) -> String {
+        let stacks = self.stacks.as_deref();
+        let text = match self.name {
+            "line" => stacks.and_then(|stacks| stacks.lines(id).first().map(|line| (*line).to_owned())),
+            _ => stacks.and_then(|stacks| stacks.show(id)),
+        };
+        text.unwrap_or_else(|| "(unattributed)".to_owned())
     }
 
     /// What an owner is listed under.
@@ -98,8 +138,12 @@ impl Key {
         // First by what is cheap to hash: a trace has far fewer owners than blocks.
         let mut owners: FxHashMap<(Owner, bool, i64), (Block, Group)> = FxHashMap::default();
         for block in blocks {
-            let size = if self.name == "size" { block.bytes } else { 0 };
-            let key = (block.owner, block.inferred, size);
+            let more = match self.name {
+                "size" => block.bytes,
+                "line" | "stack" => block.stack,
+                _ => 0,
+            };
+            let key = (block.owner, block.inferred, more);
             let (_, group) = owners.entry(key).or_insert((*block, Group::default()));
             group.bytes += block.bytes;
             group.blocks += 1;

@@ -28,6 +28,7 @@ mod rst;
 mod scan;
 pub mod series;
 mod stack;
+pub mod stacks;
 pub mod stream;
 #[doc(hidden)]
 pub mod testing;

@@ -104,6 +104,8 @@ pub struct Block {
     pub stream: i64,
     /// The allocator's private pool that it lies in; 0 for the default.
     pub pool: i64,
+    /// The stack of its allocation; 0 for none, or unless the reading asks for the column.
+    pub stack: i64,
     /// Whose it is, as far as the rows so far tell.
     pub owner: Owner,
     /// Whose it was at the peak numbered `then.1`, when a later row changed it.
@@ -567,6 +569,7 @@ impl Replay {
                 addr: row.addr,
                 stream: row.stream,
                 pool: row.pool,
+                stack: row.stack_id,
                 owner: Owner::of(row),
                 then: None,
                 died: None,

@@ -12,7 +12,8 @@ use memtrace_trace::ranges::{Meaning, meaning};
 use memtrace_trace::{Api, Event, Kind};
 
 use crate::ops::Cache;
-use crate::{init, ops, sequence, thread};
+use crate::real::find_in_loaded;
+use crate::{frames, init, ops, sequence, thread};
 
 /// What an open range means, its text numbered.
 #[derive(Clone, Copy)]
@@ -161,7 +162,11 @@ pub(crate) fn of_report(stream: i64, bytes: i64, device: i8) -> (ContextId, i32)
     with_thread(|thread| {
         thread.bytes.set(thread.bytes.get() + bytes);
         thread.device.set(device);
-        context_on(thread, stream)
+        let context = context_on(thread, stream);
+        if context == thread.context.get() && frames::are_known() && bytes > 0 {
+            return ops::context_outside(thread.base.get()).unwrap_or(context);
+        }
+        context
     })
 }
 
@@ -290,7 +295,8 @@ fn join(path: TextId, level: TextId) -> TextId {
     text_id(&with_tables(|tables| format!("{}.{}", tables.text_of(path), tables.text_of(level))))
 }
 
-fn forward() -> TextId {
+/// The number of the phase `forward`.
+pub(crate) fn forward() -> TextId {
     static ID: AtomicU32 = AtomicU32::new(0);
     ops::numbered(&ID, "forward")
 }
@@ -305,6 +311,18 @@ fn init_phase() -> TextId {
 /// meanwhile (the loss) belongs to the forward. 0 for none.
 static LOSS: AtomicU32 = AtomicU32::new(0);
 
+/// Does autograd record what this thread does (`c10::GradMode::is_enabled`)? Without it no backward follows.
+fn records_a_graph() -> bool {
+    static FOUND: OnceLock<usize> = OnceLock::new();
+    let found =
+        *FOUND.get_or_init(|| find_in_loaded("libc10.so", c"_ZN3c108GradMode10is_enabledEv") as usize);
+    if found == 0 {
+        return true;
+    }
+    // SAFETY: the function's type in c10/core/GradMode.h, 2.1 to 2.15; it reads thread-local state.
+    unsafe { std::mem::transmute::<usize, unsafe extern "C" fn() -> bool>(found)() }
+}
+
 fn thread_id() -> u32 {
     // SAFETY: takes nothing and cannot fail.
     unsafe { libc::gettid() as u32 }
@@ -317,6 +335,12 @@ pub(crate) fn forward_is_over() {
         LOSS.store(0, Ordering::Relaxed);
         VERSION.fetch_add(1, Ordering::AcqRel);
     }
+}
+
+/// Is this thread in the forward of a module?
+pub(crate) fn is_in_module() -> bool {
+    current();
+    thread::with(|own| own.context.base.get().flags & Context::IN_MODULE != 0).unwrap_or(false)
 }
 
 /// The module path that holds on this thread now.
@@ -372,7 +396,8 @@ pub(crate) fn leave_module(key: usize) {
             while let Some(inner) = open.iter().skip(index).rposition(|range| range.domain == MODULES) {
                 closed.push(open.remove(index + inner));
             }
-            if !thread.is_autograd() && !open.iter().any(|range| range.domain == MODULES) {
+            let is_over = !open.iter().any(|range| range.domain == MODULES);
+            if is_over && !thread.is_autograd() && records_a_graph() {
                 LOSS.store(thread_id(), Ordering::Relaxed);
             }
         }

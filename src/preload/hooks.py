@@ -8,7 +8,9 @@
 
 import gc
 import sys
+import time
 import weakref
+from _thread import get_ident
 
 
 def install(torch, native, keep_wrappers, wants_modules, unit):
@@ -20,14 +22,16 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
     Tensor, Parameter, Module, Optimizer = torch.Tensor, torch.nn.Parameter, modules.Module, optimizers.Optimizer
     # Modes that the program put up must not see our reads.
     quiet, quiet_ops = torch._C.DisableTorchFunction, torch._C._DisableTorchDispatch
-    compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
-    if compiling is None:
-        compiling = torch._dynamo.is_compiling if hasattr(torch, "_dynamo") else lambda: False
+    compiling = is_compiling(torch)
 
-    WRAPPERS = frozenset(("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "OptimizedModule"))
+    # The class of a wrapper, and the part of it that is the model. PEFT's two are one in the other.
+    WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod",
+                "FullyShardedDataParallel": "_fsdp_wrapped_module", "PeftModel": "base_model", "BaseTuner": "model"}
+    # Names that nobody else gives, left out wherever they stand in a path.
     PARTS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
     if keep_wrappers:
-        WRAPPERS = PARTS = frozenset()
+        WRAPPERS, PARTS = {}, frozenset()
+    wraps = {}  # class -> the part that is the model; None for what wraps nothing
 
     paths = {}  # id(module) -> its path
     tops = {}  # id(module) -> id of the root that gave it the path
@@ -40,6 +44,8 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
     names = {}  # (name of a parameter, kind of its state) -> number
     left = {"searches": 8, "rescues": 4}
     told = [-1]  # how many backward functions had run when gradients were told last
+    callers = {}  # id(root) -> the thread that called it last: only that one may look at its gradients
+    main = get_ident()  # this runs on the main thread
 
     def numbered(text):
         found = numbers.get(text)
@@ -50,7 +56,7 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
     # ---- paths
 
     def forget(key):
-        for table in (paths, tops, refs, scans, weighed):
+        for table in (paths, tops, refs, scans, callers, weighed):
             table.pop(key, None)
         forget_path(key)
 
@@ -69,17 +75,26 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
             name = name[4:]
         return name
 
+    def part_of(module):
+        kind = type(module)
+        if kind not in wraps:
+            names = [WRAPPERS[base.__name__] for base in kind.__mro__ if base.__name__ in WRAPPERS]
+            wraps[kind] = names[0] if names else None
+        return wraps[kind]
+
     def unwrapped(module):
-        while type(module).__name__ in WRAPPERS:
-            inside = vars(module).get("_modules", {})
-            inner = next((inside[part] for part in PARTS if inside.get(part) is not None), None)
+        """The model in a wrapper, and the names of the parts that lead to it."""
+        parts = []
+        while part_of(module) is not None:
+            inner = vars(module).get("_modules", {}).get(part_of(module))
             if inner is None:
                 break
+            parts.append(part_of(module))
             module = inner
-        return module
+        return module, parts
 
     def root_name(root):
-        inner = unwrapped(root)
+        inner, _ = unwrapped(root)
         known = paths.get(id(inner))
         if known is not None and "." not in known:
             return known
@@ -100,18 +115,28 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
 
     def adopt_tree(root, path):
         inside = {id(module) for module in root.modules()}
+        wrapper = ".".join(unwrapped(root)[1])
         for name, module in root.named_modules():
+            if wrapper and (name == wrapper or name.startswith(wrapper + ".") or wrapper.startswith(name + ".")):
+                name = name[len(wrapper) + 1:]
             # What was a root by itself before, with all that it has, belongs to its root from now on; what
             # another root has keeps the path that it has there.
             known = tops.get(id(module))
             if known is None or known in inside:
                 adopt(module, below(path, name), id(root))
 
+    LONGEST = 0.5  # seconds
+    MOST = 20_000_000  # objects, whose list alone would take longer
+
     def living(kinds):
-        """Every object of these kinds that the garbage collector knows. Objects are not asked anything:
-        proxies would do something."""
-        is_one = {}
-        for thing in gc.get_objects():
+        """The objects of these kinds that the garbage collector knows, as many as can be looked at in LONGEST.
+        Objects are not asked anything: proxies would do something."""
+        if sys.getallocatedblocks() > MOST:
+            return
+        is_one, until = {}, time.monotonic() + LONGEST
+        for count, thing in enumerate(gc.get_objects()):
+            if count % 4096 == 0 and time.monotonic() > until:
+                return
             kind = type(thing)
             found = is_one.get(kind)
             if found is None:
@@ -155,7 +180,7 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
 
     # ---- tensors
 
-    PARAMETER, BUFFER, GRADIENT, STATE, INPUT = 0, 1, 2, 5, 6
+    PARAMETER, BUFFER, GRADIENT, STATE, INPUT, OTHER = 0, 1, 2, 5, 6, 8
     sparse = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
     def pieces(tensor):
@@ -223,13 +248,15 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
                     tell(buffer, BUFFER, path, numbered(name), seen)
 
     def tell_gradients():
-        """Of every parameter that is known."""
-        seen = set()
+        """Of every parameter that is known and of no model that another thread trains: a backward of it may run."""
+        seen, here = set(), get_ident()
         told[0] = backwards()
-        for key, (ref, path, name, _) in list(owners.items()):
+        for key, (ref, path, name, root) in list(owners.items()):
             parameter = ref()
             if parameter is None:
                 owners.pop(key, None)
+                continue
+            if callers.get(root, main) != here:
                 continue
             gradient = gradient_of(parameter)
             if gradient is not None:
@@ -293,9 +320,13 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
         return {}
 
     def root_called(root, args, kwargs):
-        key = id(root)
+        key, here = id(root), get_ident()
         calls = scans[key] = scans.get(key, 0) + 1
+        callers[tops.get(key, key)] = here
         with quiet():
+            # On other threads nobody calls when a backward is over.
+            if here != main and told[0] != backwards():
+                tell_gradients()
             # Parameters rarely move once training runs.
             if calls <= 3 or calls % 50 == 0:
                 top = refs[tops[key]]() if tops.get(key) in refs else None
@@ -393,6 +424,24 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
         except Exception:
             pass
 
+    def track(leaves):
+        """What the program registers with `memtrace.track_external`, by MemTracker's rules."""
+        try:
+            with quiet():
+                seen = set()
+                for leaf in leaves:
+                    if isinstance(leaf, Tensor):
+                        tell(leaf, OTHER, 0, 0, seen)
+                    elif isinstance(leaf, Module):
+                        if id(leaf) not in paths:
+                            root = root_of(leaf)
+                            adopt_tree(root, root_name(root))
+                        scan(leaf)
+                    elif isinstance(leaf, Optimizer):
+                        tell_states(leaf)
+        except Exception:
+            pass
+
     def out_of_memory():
         """Memory ran out: what models hold is told now, also of those that were never called."""
         left["rescues"] -= 1
@@ -414,16 +463,6 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
         except Exception:
             pass
 
-    def make_nodes():
-        """Makes nodes of autograd's graph: src/preload/sequence.rs learns from them where their numbers are."""
-        try:
-            with quiet(), quiet_ops(), torch.inference_mode(False), torch.enable_grad():
-                node = torch.zeros(1, device="cpu", requires_grad=True)
-                for _ in range(20):
-                    node = node.neg()
-        except Exception:
-            pass
-
     def make_storages():
         """Ops on tensors that are known: src/preload/io.rs learns from them where torch keeps things."""
         try:
@@ -441,12 +480,10 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
             pass
         learned()
 
-    if not compiling():
-        make_nodes()
-        if unit:
-            make_storages()
+    if unit and not compiling():
+        make_storages()
     if not wants_modules:
-        return (lambda: None,) * 2
+        return (None,)
     # All of them are found first, so that nothing is half installed.
     before, after = optimizers.register_optimizer_step_pre_hook, optimizers.register_optimizer_step_post_hook
     handles = [modules.register_module_forward_pre_hook(before_forward)]
@@ -466,7 +503,29 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
         modules._has_any_global_hook = has_any_global_hook
     before(before_step)
     after(after_step)
-    return after_backward, out_of_memory
+    return after_backward, out_of_memory, track
+
+
+def make_nodes(torch):
+    """Makes nodes of autograd's graph: src/preload/sequence.rs learns from them where their numbers are."""
+    quiet, quiet_ops = torch._C.DisableTorchFunction, torch._C._DisableTorchDispatch
+    try:
+        if is_compiling(torch)():
+            return
+        with quiet(), quiet_ops(), torch.inference_mode(False), torch.enable_grad():
+            node = torch.zeros(1, device="cpu", requires_grad=True)
+            for _ in range(20):
+                node = node.neg()
+    except Exception:
+        pass
+
+
+def is_compiling(torch):
+    """The function that says whether dynamo is tracing."""
+    found = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+    if found is None:
+        found = torch._dynamo.is_compiling if hasattr(torch, "_dynamo") else lambda: False
+    return found
 
 
 def ready():
@@ -480,7 +539,39 @@ def ready():
     return torch
 
 
-def start(native, keep_wrappers, wants_modules, unit):
+def learn_frames(learn):
+    """Tells src/preload/frames.rs of frames that are known: each is at another place of its code."""
+    known = sys.implementation.name == "cpython" and (3, 9) <= sys.version_info[:2] <= (3, 14)
+
+    def inner():
+        if not known:
+            return learn()
+        frame = sys._getframe()
+        code, callers = frame.f_code, []
+        for _ in range(3):
+            frame = frame.f_back
+            callers += (id(frame.f_code), frame.f_lasti, frame.f_lineno)
+        first = sys._getframe(1).f_code
+        # The attribute whose object the code itself holds; the other one is made when it is asked for.
+        lines = first.co_linetable if sys.version_info >= (3, 10) else first.co_lnotab
+        learn(id(code), type(code).__basicsize__, id(first.co_filename), id(first.co_name), id(lines), *callers)
+
+    def middle():
+        somewhere = [known, known]
+        somewhere.append(inner())
+
+    def outer():
+        middle()
+
+    outer()
+
+
+def start(native, keep_wrappers, wants_modules, unit, stacks):
     """What libmemtrace calls later; nothing while it is too early."""
     torch = ready()
-    return install(torch, native, keep_wrappers, wants_modules, unit) if torch is not None else ()
+    if torch is None:
+        return ()
+    if stacks:
+        learn_frames(native["learn_frames"])
+    make_nodes(torch)
+    return install(torch, native, keep_wrappers, wants_modules, unit)

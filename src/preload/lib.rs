@@ -10,6 +10,7 @@ mod callers;
 mod context;
 mod degraded;
 mod device;
+mod frames;
 mod guard;
 mod hooks;
 mod init;

@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use memtrace_record::Recorder;
 use memtrace_record::clock::now_ns;
-use memtrace_record::intern::{Context, ContextId, Frame, StackId, TextId};
+use memtrace_record::intern::{Context, ContextId, Frame, FrameKind, StackId, TextId};
 use memtrace_record::recorder::{STEP, context_id, stack_id, text_id};
 use memtrace_trace::{Api, Event, Kind};
 
-use crate::{context, python, sequence, thread};
+use crate::sequence::Origin;
+use crate::{context, frames, python, sequence, thread};
 
 /// Where a callback comes from: `at::RecordScope`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,14 +37,17 @@ struct Running {
     scope: Scope,
     /// The phase that this op or one around it implies; 0 for none.
     phase: TextId,
-    /// The module whose forward made the backward function that runs; 0 for none.
-    module: TextId,
+    /// Who made the backward function that runs.
+    origin: Origin,
     /// 0 until a report asks.
     name: TextId,
     stack: StackId,
+    /// What `stack` stands in: the module, and lines of Python.
+    root: StackId,
     context: ContextId,
-    /// The thread's epoch that `context` belongs to.
+    /// The thread's epoch that `context` belongs to, and its lines of Python.
     epoch: u64,
+    python: StackId,
     /// Is it inside an op that is more than a user scope?
     inside: bool,
     /// Will it get a row at its end?
@@ -89,7 +93,11 @@ struct Name {
 pub(crate) struct Ops {
     running: Vec<Running>,
     names: Vec<Name>,
-    stacks: Cache<(StackId, TextId), StackId>,
+    stacks: Cache<Frame, StackId>,
+    /// The lines of Python around the ops that run, and what they were read from: the innermost frame, and what
+    /// they stand in.
+    lines: StackId,
+    walked: Option<((usize, usize), StackId)>,
     contexts: Cache<Context, ContextId>,
 }
 
@@ -132,23 +140,28 @@ pub(crate) fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
             name_of,
             scope,
             phase: around.map_or(0, |op| op.phase),
-            module: around.map_or(0, |op| op.module),
+            origin: around.map_or(Origin::default(), |op| op.origin),
             name: 0,
             stack: 0,
+            root: 0,
             context: 0,
             epoch: 0,
+            python: 0,
             inside,
             outermost: !inside && scope != Scope::User,
             start_ns: 0,
             bytes: 0,
         };
+        if !inside {
+            ops.walked = None;
+        }
         match scope {
             Scope::Backward => {
-                op.module = sequence::module_of(record).unwrap_or(op.module);
+                op.origin = sequence::origin_of(record).unwrap_or(op.origin);
                 op.phase = if op.phase == 0 { backward() } else { op.phase };
                 context::training_began();
                 context::forward_is_over();
-                python::backward_runs();
+                python::backward_runs(sequence::is_of_main(record));
             }
             Scope::User => {
                 op.name = name(&mut ops.names, &op);
@@ -158,9 +171,10 @@ pub(crate) fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
                     python::another_backward_follows();
                 }
             }
-            Scope::Function if op.phase == 0 || op.module != 0 => {
-                // Inside a backward function too: a recomputation, or a double backward's graph.
-                sequence::remember(record);
+            Scope::Function if op.phase == 0 || op.origin.module != 0 || context::is_in_module() => {
+                // Inside a backward function too: a recomputation, or a double backward's graph. And in the step
+                // of an optimizer that calls a closure.
+                sequence::remember(record, || ops.python(op.origin.python));
             }
             Scope::Function => {}
         }
@@ -218,13 +232,10 @@ pub(crate) fn leave(record: *const c_void, ending: Ending) {
             drop(ops);
             tell(ending);
             let Ok(mut ops) = own.ops.try_borrow_mut() else { return };
-            ops.running.truncate(index);
+            ops.end_from(index);
             return;
         }
-        if ops.running[index].scope == Scope::User {
-            count_step(ops.running[index].name);
-        }
-        ops.running.truncate(index);
+        ops.end_from(index);
     });
 }
 
@@ -261,50 +272,119 @@ pub(crate) fn context(base: Context, epoch: u64) -> Option<ContextId> {
     thread::with(|own| {
         let mut ops = own.ops.try_borrow_mut().ok()?;
         let top = ops.running.last()?;
-        if top.epoch == epoch && top.context != 0 {
-            return Some(top.context);
+        let (origin, known) = (top.origin.python, (top.epoch == epoch && top.context != 0, top.python));
+        let python = if frames::are_known() { ops.python(origin) } else { 0 };
+        if known == (true, python) {
+            return ops.running.last().map(|top| top.context);
         }
-        Some(ops.resolve(base, epoch))
+        Some(ops.resolve(base, epoch, python))
+    })
+    .flatten()
+}
+
+/// The context of an allocation outside every op: what `base` says, and the lines of Python.
+pub(crate) fn context_outside(base: Context) -> Option<ContextId> {
+    thread::with(|own| {
+        let mut ops = own.ops.try_borrow_mut().ok()?;
+        let python = frames::current(0);
+        Some(context_id(Context { stack: ops.module_in(python, base.module), ..base }))
     })
     .flatten()
 }
 
 impl Ops {
     pub(crate) const fn new() -> Ops {
-        Ops { running: Vec::new(), names: Vec::new(), stacks: Cache::new(), contexts: Cache::new() }
+        Ops {
+            running: Vec::new(),
+            names: Vec::new(),
+            stacks: Cache::new(),
+            lines: 0,
+            walked: None,
+            contexts: Cache::new(),
+        }
     }
 
-    fn resolve(&mut self, base: Context, epoch: u64) -> ContextId {
-        let mut stack = 0;
+    /// The op at `index` has ended, and with it what is inside.
+    fn end_from(&mut self, index: usize) {
+        let Some(op) = self.running.get(index) else { return };
+        let (scope, name, origin) = (op.scope, op.name, op.origin);
+        self.running.truncate(index);
+        match scope {
+            Scope::User => count_step(name),
+            Scope::Backward => {
+                // What the engine then does with the gradients (sums over what was broadcast, casts) belongs to
+                // the same forward.
+                let around = self.running.last_mut().filter(|around| around.scope == Scope::Function);
+                if let Some(around) = around {
+                    (around.origin, around.context, around.root) = (origin, 0, 0);
+                }
+            }
+            Scope::Function => {}
+        }
+    }
+
+    /// The lines of Python that run on this thread, or those that made the backward function that runs.
+    fn python(&mut self, origin: StackId) -> StackId {
+        if origin != 0 && !context::is_autograd_thread() {
+            // Below the op there is the call of `backward()` alone.
+            return origin;
+        }
+        // While one outermost op runs, a frame can only be on top of those that were there.
+        let key = (frames::innermost(), origin);
+        if self.walked != Some(key) {
+            (self.walked, self.lines) = (Some(key), frames::current(origin));
+        }
+        self.lines
+    }
+
+    /// The number of a frame.
+    fn stacked(&mut self, frame: Frame) -> StackId {
+        let place = frame.parent as usize * 31 + frame.text as usize;
+        self.stacks.get(place, &frame, || stack_id(frame))
+    }
+
+    fn resolve(&mut self, base: Context, epoch: u64, python: StackId) -> ContextId {
+        let Some(top) = self.running.last() else { return 0 };
+        let mut context = base;
+        if context.module == 0 {
+            context.module = if top.origin.module != 0 { top.origin.module } else { sequence::outside() };
+        }
+        let root = self.module_in(python, context.module);
+        let mut stack = root;
         for index in 0..self.running.len() {
-            if self.running[index].stack == 0 {
+            if self.running[index].stack == 0 || self.running[index].root != root {
                 let name = name(&mut self.names, &self.running[index]);
-                let key = (stack, name);
-                let place = stack as usize * 31 + name as usize;
-                let id = self.stacks.get(place, &key, || stack_id(Frame { parent: stack, op: name }));
+                let id = self.stacked(Frame::op(stack, name));
                 let op = &mut self.running[index];
-                (op.name, op.stack) = (name, id);
+                (op.name, op.stack, op.root) = (name, id, root);
             }
             stack = self.running[index].stack;
         }
         let Some(top) = self.running.last_mut() else { return 0 };
-        let mut context = base;
         // What the user marked wins.
         if context.op == 0 {
             context.op = top.name;
         }
-        if top.phase != 0 && (context.phase == 0 || context.flags & Context::INFERRED_PHASE != 0) {
+        // A closure that an optimizer calls runs forwards inside its step, and their loss.
+        let in_forward = context.flags & Context::IN_MODULE != 0 || context.phase == context::forward();
+        let is_inferred = context.phase == 0 || context.flags & Context::INFERRED_PHASE != 0;
+        if top.phase != 0 && is_inferred && (top.phase == backward() || !in_forward) {
             context.phase = top.phase;
-        }
-        if context.module == 0 {
-            context.module = if top.module != 0 { top.module } else { sequence::outside() };
         }
         context.stack = stack;
         let place =
             (stack as usize) * 31 + base.module as usize * 7 + context.phase as usize + base.stream as usize;
         let id = self.contexts.get(place, &context, || context_id(context));
-        (top.context, top.epoch) = (id, epoch);
+        (top.context, top.epoch, top.python) = (id, epoch, python);
         id
+    }
+
+    /// The stack of a module that lines of Python called.
+    fn module_in(&mut self, python: StackId, module: TextId) -> StackId {
+        if module == 0 {
+            return python;
+        }
+        self.stacked(Frame { parent: python, text: module, kind: FrameKind::Module })
     }
 }
 

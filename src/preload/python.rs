@@ -13,11 +13,12 @@ use std::sync::{Mutex, PoisonError};
 use memtrace_record::Recorder;
 use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
-use memtrace_trace::config::Level;
+use memtrace_trace::config::{Level, Stacks};
 use memtrace_trace::rounding::MIN_BLOCK;
 use memtrace_trace::{Api, Event, Kind};
 use rustc_hash::FxHashMap;
 
+use crate::frames::{self, Known, Told};
 use crate::guard::shielded;
 use crate::real::real_dlsym;
 use crate::say::say;
@@ -46,7 +47,7 @@ unsafe impl Sync for Method {}
 const FASTCALL: c_int = 0x80;
 
 /// What `hooks.py` calls.
-static METHODS: [Method; 11] = [
+static METHODS: [Method; 12] = [
     method(c"enter", enter),
     method(c"leave", leave),
     method(c"adopt", adopt),
@@ -58,6 +59,7 @@ static METHODS: [Method; 11] = [
     method(c"learn", learn),
     method(c"learned", learned),
     method(c"measured", measured),
+    method(c"learn_frames", learn_frames),
 ];
 
 const fn method(name: &'static CStr, function: Function) -> Method {
@@ -67,9 +69,11 @@ const fn method(name: &'static CStr, function: Function) -> Method {
 /// The numbers of the paths of module objects, by their address. Only who holds the GIL takes the lock.
 static PATHS: Mutex<Option<FxHashMap<usize, TextId>>> = Mutex::new(None);
 
-/// What `hooks.py` gave us to call: when a backward is over, and when memory ran out.
+/// What `hooks.py` gave us to call: when a backward is over, when memory ran out.
 static AFTER_BACKWARD: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static AFTER_OUT_OF_MEMORY: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+/// And when the program registers something.
+static TRACK: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 /// Backward functions that ran.
 static BACKWARDS: AtomicU64 = AtomicU64::new(0);
 /// Gradients are to be told when the backward that begins is over.
@@ -92,7 +96,7 @@ macro_rules! python {
 }
 
 /// A symbol of the interpreter, which is in the global scope: the program itself, or its libpython.
-fn symbol(name: &CStr) -> *mut c_void {
+pub(crate) fn symbol(name: &CStr) -> *mut c_void {
     // SAFETY: RTLD_DEFAULT and a name that ends in 0.
     real_dlsym().map_or(null_mut(), |dlsym| unsafe { dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })
 }
@@ -105,7 +109,10 @@ static TOLD: AtomicBool = AtomicBool::new(false);
 /// Has Python run our hooks as soon as it can. Called from hooks, on any thread, with or without the GIL:
 /// adding a pending call needs neither the GIL nor an interpreter that is at rest.
 pub(crate) fn schedule() {
-    let wanted = |session: &memtrace_record::Session| session.settings.modules || session.settings.ops.io();
+    let wanted = |session: &memtrace_record::Session| {
+        let settings = &session.settings;
+        settings.modules || settings.ops.io() || settings.stacks == Stacks::Python
+    };
     if STATE.load(Ordering::Relaxed) != 0 || !init::session().is_some_and(wanted) {
         return;
     }
@@ -141,12 +148,14 @@ fn call_soon(function: Pending) -> bool {
     unsafe { add(function, null_mut()) == 0 }
 }
 
-/// A backward function begins, on any thread. The main thread waits for the backward and runs nothing
-/// else: what it is asked to call now it calls when the backward is over.
+/// A backward function begins, on any thread; `of_main`: of an op that the main thread ran. Then the main thread
+/// waits for the backward and runs nothing else: what it is asked to call now it calls when the backward is over.
+/// It does not wait for a backward of another thread, whose gradients are told by that thread.
 #[inline]
-pub(crate) fn backward_runs() {
+pub(crate) fn backward_runs(of_main: bool) {
     BACKWARDS.fetch_add(1, Ordering::Relaxed);
-    if GRADIENTS_WANTED.load(Ordering::Relaxed)
+    if of_main
+        && GRADIENTS_WANTED.load(Ordering::Relaxed)
         && !AFTER_BACKWARD.load(Ordering::Relaxed).is_null()
         && GRADIENTS_WANTED.swap(false, Ordering::Relaxed)
         && !call_soon(after_backward)
@@ -171,22 +180,29 @@ pub(crate) fn out_of_memory() {
 }
 
 unsafe extern "C" fn after_backward(_: *mut c_void) -> c_int {
-    shielded(|| call(&AFTER_BACKWARD)).unwrap_or(0)
+    shielded(|| call(&AFTER_BACKWARD, null_mut())).unwrap_or(0)
 }
 
 unsafe extern "C" fn after_out_of_memory(_: *mut c_void) -> c_int {
-    shielded(|| call(&AFTER_OUT_OF_MEMORY)).unwrap_or(0)
+    shielded(|| call(&AFTER_OUT_OF_MEMORY, null_mut())).unwrap_or(0)
+}
+
+/// `memtrace.track_external` of `python/memtrace.py`, which calls it with the GIL: `arguments` is a tuple whose one
+/// item is the tuple of what is registered. It raises nothing of its own.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memtrace_python_track(arguments: *mut c_void) {
+    shielded(|| call(&TRACK, arguments));
 }
 
 /// Calls what `hooks.py` gave us. It lets nothing out but what is the program's own (a KeyboardInterrupt
 /// that came meanwhile), and then -1 raises that.
-fn call(function: &AtomicPtr<c_void>) -> c_int {
+fn call(function: &AtomicPtr<c_void>, arguments: Object) -> c_int {
     type Call = unsafe extern "C" fn(Object, Object) -> Object;
     let function = function.load(Ordering::Acquire);
     if function.is_null() {
         return 0;
     }
-    let result = ops::unseen(|| python!(PyObject_CallObject(function, null_mut()) as Call));
+    let result = ops::unseen(|| python!(PyObject_CallObject(function, arguments) as Call));
     release(result);
     if result.is_null() { -1 } else { 0 }
 }
@@ -206,6 +222,7 @@ unsafe extern "C" fn pending(_: *mut c_void) -> c_int {
             if init::session().is_some_and(|session| session.settings.modules) {
                 sequence::modules_are_known();
             }
+            sequence::this_is_main();
             context::recorder_started();
             STATE.store(2, Ordering::Release);
         }
@@ -257,6 +274,7 @@ fn run() -> Outcome {
     let numbers = [
         (c"wrappers", asked.is_some_and(|(settings, _)| settings.wrappers).into()),
         (c"modules", asked.is_some_and(|(settings, _)| settings.modules).into()),
+        (c"stacks", asked.is_some_and(|(settings, _)| settings.stacks == Stacks::Python).into()),
         // What the allocator rounds up to, when the memory of modules is asked for.
         (c"unit", asked.map_or(0, |(settings, caching)| io_unit(settings.ops.io(), caching))),
     ];
@@ -267,7 +285,7 @@ fn run() -> Outcome {
     }
     release(natives);
     let mut outcome = Outcome::Failed;
-    let call = c"installed = start(native, bool(wrappers), bool(modules), unit)";
+    let call = c"installed = start(native, bool(wrappers), bool(modules), unit, bool(stacks))";
     for (source, name) in [(SOURCE.as_ptr().cast(), c"<memtrace>"), (call.as_ptr(), c"<memtrace start>")] {
         let code = python!(Py_CompileString(source, name.as_ptr(), FILE_INPUT) as Compile);
         let result = if code.is_null() {
@@ -288,15 +306,15 @@ fn run() -> Outcome {
     type Size = unsafe extern "C" fn(Object) -> isize;
     let installed = python!(PyDict_GetItemString(globals, c"installed".as_ptr()) as GetItem);
     if !installed.is_null() {
-        outcome = Outcome::TooEarly;
-        if python!(PyTuple_Size(installed) as Size) == 2 {
-            for (index, place) in [&AFTER_BACKWARD, &AFTER_OUT_OF_MEMORY].into_iter().enumerate() {
+        let functions = python!(PyTuple_Size(installed) as Size);
+        outcome = if functions == 0 { Outcome::TooEarly } else { Outcome::Installed };
+        if functions == 3 {
+            for (index, place) in [&AFTER_BACKWARD, &AFTER_OUT_OF_MEMORY, &TRACK].into_iter().enumerate() {
                 let function = python!(PyTuple_GetItem(installed, index as isize) as GetAt);
                 // Kept for as long as the process lives.
                 python!(Py_IncRef(function) as unsafe extern "C" fn(Object));
                 place.store(function, Ordering::Release);
             }
-            outcome = Outcome::Installed;
         }
     }
     release(globals);
@@ -463,6 +481,32 @@ unsafe extern "C" fn forget(_: Object, args: *const Object, count: isize) -> Obj
 /// `backwards() -> int`: how many backward functions ran.
 unsafe extern "C" fn backwards(_: Object, _: *const Object, _: isize) -> Object {
     integer(BACKWARDS.load(Ordering::Relaxed) as i64)
+}
+
+/// `learn_frames(code, size, filename, name, lines, [code, byte, line]...)`: frames that are known; see
+/// [`crate::frames`]. Nothing when they can't be told.
+unsafe extern "C" fn learn_frames(_: Object, args: *const Object, count: isize) -> Object {
+    // SAFETY: as in `enter`.
+    let numbers: Vec<usize> = (0..count).map(|index| unsafe { size(args, count, index) }).collect();
+    let learned = shielded(|| {
+        let [code, code_size, filename, name, lines, callers @ ..] = &numbers[..] else { return false };
+        let callers = callers.chunks_exact(3);
+        let callers = callers.map(|caller| Known { code: caller[0], byte: caller[1], line: caller[2] });
+        frames::learn(&Told {
+            code: *code,
+            code_size: *code_size,
+            filename: *filename,
+            name: *name,
+            lines: *lines,
+            callers: callers.collect(),
+        })
+    });
+    if learned != Some(true) && init::session().is_some_and(|session| session.settings.log >= Level::Warn) {
+        say(
+            "MEMTRACE_STACKS=python: this interpreter's frames could not be read (CPython 3.9 to 3.14 is known); stacks hold ops and modules alone",
+        );
+    }
+    integer(0)
 }
 
 /// `number(path) -> int`.

@@ -135,7 +135,7 @@ fn library_of(address: *const c_void) -> Option<String> {
 }
 
 /// How many words are readable from `address` on: to the end of the loaded segment that holds it.
-fn readable_words(address: *const *mut c_void) -> usize {
+pub(crate) fn readable_words(address: *const *mut c_void) -> usize {
     struct Search {
         address: usize,
         words: usize,

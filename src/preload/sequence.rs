@@ -10,11 +10,11 @@ use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use memtrace_record::intern::TextId;
+use memtrace_record::intern::{StackId, TextId};
 use memtrace_trace::schema::SCRIPT;
 
 use crate::real::find_in_loaded;
-use crate::{context, ops, thread};
+use crate::{context, frames, ops, thread};
 
 const TORCH: &str = "libtorch_cpu.so";
 const PEEK: &CStr = c"_ZN2at15sequence_number4peekEv";
@@ -50,18 +50,20 @@ static LAST: AtomicU64 = AtomicU64::new(0);
 /// The modules of the last numbers of all threads; 0 is empty. Not by thread: a program may start one for
 /// every forward (`DataParallel` does), and torch never gives the id of one to another.
 static MODULE_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
+/// The same for the stacks of Python, which are there only when they are asked for.
+static PYTHON_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 /// Nodes of all graphs that are alive at once; older ones are forgotten. A thread's numbers follow each
 /// other, so those of one thread are this far apart before two of them meet.
 const PLACES: usize = 1 << 19;
 
 /// The place of a number of a thread, and what is in it for this number: the upper half of an entry, whose
 /// lower half is the module.
-fn place_of(thread: u64, number: u64) -> (&'static AtomicU64, u64) {
+fn place_of(thread: u64, number: u64) -> (usize, u64) {
     // Threads begin anywhere in the table, far from each other.
     let first = thread.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
     let index = first.wrapping_add(number) as usize % PLACES;
     let key = (thread & 0xFFFF) << 16 | (number / PLACES as u64) & 0xFFFF;
-    (&MODULE_OF[index], key)
+    (index, key)
 }
 
 /// Finds the functions; before the callbacks are installed.
@@ -120,13 +122,14 @@ fn word(record: *const c_void, index: usize) -> u64 {
     unsafe { record.cast::<u64>().add(index).read() }
 }
 
-/// An op begins on this thread: what node it may make belongs to the module that it runs in.
+/// An op begins on this thread: what node it may make belongs to the module that it runs in, and to the lines of
+/// `python` that call it.
 #[inline]
-pub(crate) fn remember(record: *const c_void) {
+pub(crate) fn remember(record: *const c_void, python: impl FnOnce() -> StackId) {
     match PLACE.load(Ordering::Relaxed) {
         NOWHERE => {}
         0 => watch(record),
-        _ if !MODULES.load(Ordering::Relaxed) => {}
+        _ if !MODULES.load(Ordering::Relaxed) && !frames::are_known() => {}
         place => {
             let number = word(record, place);
             if (number as i64) < 0 {
@@ -137,21 +140,54 @@ pub(crate) fn remember(record: *const c_void) {
                 module => module,
             };
             let (place, key) = place_of(thread_id(), number);
-            place.store(key << 32 | u64::from(module), Ordering::Relaxed);
+            MODULE_OF[place].store(key << 32 | u64::from(module), Ordering::Relaxed);
+            if frames::are_known() {
+                PYTHON_OF[place].store(key << 32 | u64::from(python()), Ordering::Relaxed);
+            }
         }
     }
 }
 
-/// The module whose forward made the backward function of this record.
-pub(crate) fn module_of(record: *const c_void) -> Option<TextId> {
+/// Who made a node of autograd's graph.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// The module whose forward did; 0 for none.
+    pub(crate) module: TextId,
+    /// The lines of Python that called the op; 0 for none.
+    pub(crate) python: StackId,
+}
+
+/// Who made the backward function of this record, when that is known.
+pub(crate) fn origin_of(record: *const c_void) -> Option<Origin> {
     let place = PLACE.load(Ordering::Relaxed);
     if place == 0 || place == NOWHERE {
         return None;
     }
     let (number, thread) = (word(record, place), word(record, place + TO_THREAD));
     let (place, key) = place_of(thread, number);
-    let entry = place.load(Ordering::Relaxed);
-    ((number as i64) >= 0 && entry != 0 && entry >> 32 == key).then_some(entry as TextId)
+    let of = |table: &[AtomicU64; PLACES]| {
+        let entry = table[place].load(Ordering::Relaxed);
+        (entry != 0 && entry >> 32 == key).then_some(entry as u32)
+    };
+    if (number as i64) < 0 {
+        return None;
+    }
+    let python = if frames::are_known() { of(&PYTHON_OF) } else { None };
+    of(&MODULE_OF).map(|module| Origin { module, python: python.unwrap_or(0) })
+}
+
+/// Torch's number of the thread that runs the interpreter's pending calls; 0 while it is unknown.
+static MAIN: AtomicU64 = AtomicU64::new(0);
+
+/// This thread runs pending calls.
+pub(crate) fn this_is_main() {
+    MAIN.store(thread_id(), Ordering::Relaxed);
+}
+
+/// Did the main thread run the op whose backward function this is? Yes where the number's place is unknown.
+pub(crate) fn is_of_main(record: *const c_void) -> bool {
+    let (place, main) = (PLACE.load(Ordering::Relaxed), MAIN.load(Ordering::Relaxed));
+    place == 0 || place == NOWHERE || main == 0 || word(record, place + TO_THREAD) == main
 }
 
 /// Looks for the number's place: the word that again and again is the number that comes next.

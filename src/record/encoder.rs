@@ -24,6 +24,7 @@ mod physical;
 mod rows;
 mod seeds;
 
+pub use learn::Stack;
 pub use live::{Live, Oddities, OutOfMemory, Owner, Totals, What};
 use physical::Physical;
 use seeds::Seeds;

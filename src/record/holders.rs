@@ -1,6 +1,7 @@
 //! Who holds the memory: the lines that the traced process says at an OOM.
 
 use std::path::Path;
+use std::time::Instant;
 
 use memtrace_trace::Meta;
 use memtrace_trace::schema::{NONE, SCRIPT};
@@ -12,11 +13,37 @@ use crate::encoder::{Encoder, Live, OutOfMemory, Owner, Totals, What};
 /// How many holders are named.
 const NAMED: usize = 5;
 
+/// An OOM and what was live then. It is told a moment later: what models hold is tagged right after it.
+pub struct Shortage {
+    oom: OutOfMemory,
+    totals: Totals,
+    live: Vec<Live>,
+    /// When it was encoded.
+    pub since: Instant,
+}
+
+impl Shortage {
+    /// What `encoder` knows now.
+    #[must_use]
+    pub fn new(encoder: &Encoder, oom: OutOfMemory) -> Shortage {
+        let of_device = |live: &&Live| live.device == oom.device && live.what == What::Block;
+        let live = encoder.live().filter(of_device).copied().collect();
+        Shortage { oom, totals: encoder.totals(oom.device), live, since: Instant::now() }
+    }
+
+    /// What was live, as it is known now.
+    fn known(&self, encoder: &Encoder) -> Vec<Live> {
+        let now: FxHashMap<i64, &Live> = encoder.live().map(|live| (live.alloc_id, live)).collect();
+        self.live.iter().map(|live| *now.get(&live.alloc_id).copied().unwrap_or(live)).collect()
+    }
+}
+
 /// What to say at an OOM: what was asked and by whom, what was there, who holds it, what to do next.
 #[must_use]
-pub fn out_of_memory_lines(encoder: &Encoder, oom: &OutOfMemory, meta: &Meta, trace: &Path) -> Vec<String> {
+pub fn out_of_memory_lines(encoder: &Encoder, shortage: &Shortage, meta: &Meta, trace: &Path) -> Vec<String> {
     let show = |bytes| Unit::Auto.show(bytes);
-    let Totals { allocated, reserved, external, .. } = encoder.totals(oom.device);
+    let (oom, live) = (&shortage.oom, &shortage.known(encoder));
+    let Totals { allocated, reserved, external, .. } = shortage.totals;
     let device = i32::from(oom.device);
     let size = meta.devices.iter().find(|d| d.ordinal == device).map_or(0, |d| d.total_bytes);
     let mut first = format!("out of memory on GPU {device}: {} were asked for", show(oom.bytes));
@@ -35,12 +62,12 @@ pub fn out_of_memory_lines(encoder: &Encoder, oom: &OutOfMemory, meta: &Meta, tr
         second += &format!(", of {} on the device", show(size));
     }
     let mut lines = vec![first, second];
-    let categories: Vec<String> = by(encoder, oom.device, |live| live.category.as_str().to_owned())
+    let categories: Vec<String> = by(live, |live| live.category.as_str().to_owned())
         .iter()
         .map(|(name, bytes)| format!("{name} {}", show(*bytes)))
         .collect();
     lines.push(format!("for: {}", categories.join(", ")));
-    let holders = by(encoder, oom.device, |live| label(encoder.owner(live.context)));
+    let holders = by(live, |live| label(encoder.owner(live.context)));
     let width = holders.iter().take(NAMED).map(|(name, _)| name.len()).max().unwrap_or(0);
     for (name, bytes) in holders.iter().take(NAMED) {
         let share = *bytes as f64 * 100.0 / allocated.max(1) as f64;
@@ -54,10 +81,10 @@ pub fn out_of_memory_lines(encoder: &Encoder, oom: &OutOfMemory, meta: &Meta, tr
     lines
 }
 
-/// The live bytes of a device by what `name` makes of a block, largest first.
-fn by(encoder: &Encoder, device: i8, name: impl Fn(&Live) -> String) -> Vec<(String, i64)> {
+/// The live bytes by what `name` makes of a block, largest first.
+fn by(live: &[Live], name: impl Fn(&Live) -> String) -> Vec<(String, i64)> {
     let mut owners: FxHashMap<String, i64> = FxHashMap::default();
-    for live in encoder.live().filter(|live| live.device == device && live.what == What::Block) {
+    for live in live {
         *owners.entry(name(live)).or_default() += live.bytes;
     }
     let mut owners: Vec<_> = owners
@@ -111,11 +138,21 @@ mod tests {
             let Ok(()) = encoder.encode(1, event, &mut Nowhere);
         }
         let oom = OutOfMemory { device: 0, bytes: 1 << 30, context: 0 };
-        let lines = out_of_memory_lines(&encoder, &oom, &Meta::default(), Path::new("t.csv"));
+        let shortage = Shortage::new(&encoder, oom);
+        // Tagged, and freed, before it is told.
+        encoder.define_text(2, "GPT.head");
+        let after = [
+            Event { kind: Kind::Tag as u8, addr: 1, size: 0, extra: 2, ..Event::default() },
+            Event { addr: 2, size: -4096, allocated: 512, context: 1, ..block },
+        ];
+        for event in &after {
+            let Ok(()) = encoder.encode(1, event, &mut Nowhere);
+        }
+        let lines = out_of_memory_lines(&encoder, &shortage, &Meta::default(), Path::new("t.csv"));
         assert!(lines[0].contains("1.00 GiB"), "{}", lines[0]);
-        assert_eq!(lines[2], "for: (unattributed) 4.50 KiB");
+        assert_eq!(lines[2], "for: (unattributed) 4.00 KiB, parameter 512 B");
         assert!(lines[3].trim_start().starts_with("GPT.h.0") && lines[3].contains("88.9 %"), "{}", lines[3]);
-        assert!(lines[4].contains("(unattributed)"));
+        assert!(lines[4].contains("GPT.head"));
         assert_eq!(lines.last().unwrap(), "next: memtrace oom t.csv, memtrace ledger --at oom t.csv");
     }
 }

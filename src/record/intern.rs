@@ -17,13 +17,57 @@ pub type ContextId = u32;
 /// The number of a stack; 0 is "no stack".
 pub type StackId = u32;
 
-/// A stack: an op inside another stack.
+/// What a frame of a stack is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum FrameKind {
+    /// An op.
+    #[default]
+    Op,
+    /// A module's path; what is around it is Python.
+    Module,
+    /// A line of Python: `file:line function`.
+    Python,
+}
+
+impl FrameKind {
+    /// The kind of a stored number.
+    #[must_use]
+    pub fn of(number: u8) -> FrameKind {
+        [FrameKind::Op, FrameKind::Module, FrameKind::Python]
+            .into_iter()
+            .find(|kind| *kind as u8 == number)
+            .unwrap_or_default()
+    }
+
+    /// As the file of stacks has it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            FrameKind::Op => "op",
+            FrameKind::Module => "module",
+            FrameKind::Python => "python",
+        }
+    }
+}
+
+/// A stack: an op, a module or a line of Python inside another stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Frame {
     /// What is around it.
     pub parent: StackId,
-    /// The op.
-    pub op: TextId,
+    /// What it says.
+    pub text: TextId,
+    /// What it is.
+    pub kind: FrameKind,
+}
+
+impl Frame {
+    /// An op inside `parent`.
+    #[must_use]
+    pub fn op(parent: StackId, text: TextId) -> Frame {
+        Frame { parent, text, kind: FrameKind::Op }
+    }
 }
 
 /// Who owns what is allocated now, as far as the thread knows.
@@ -199,13 +243,13 @@ mod tests {
         let mut tables = Tables::default();
         for number in 0..MOST as u32 {
             assert!(tables.context(Context { phase: 1, module: number, ..Context::default() }).1);
-            assert!(tables.stack(Frame { parent: 0, op: number }).1);
+            assert!(tables.stack(Frame::op(0, number)).1);
         }
         // What was numbered keeps its number, and the rest has one that says less.
         assert_eq!(tables.context(Context { phase: 1, module: 7, ..Context::default() }), (8, false));
         assert_eq!(tables.context(Context { phase: 1, module: u32::MAX, ..Context::default() }), (1, false));
         assert_eq!(tables.context(Context { phase: 2, module: u32::MAX, ..Context::default() }), (0, false));
-        assert_eq!(tables.stack(Frame { parent: 3, op: u32::MAX }), (3, false));
+        assert_eq!(tables.stack(Frame::op(3, u32::MAX)), (3, false));
         let long = "x".repeat(MAX_TEXT - 8);
         let last = (0..100).map(|number| tables.text(&format!("{long}{number}")).0).last();
         assert_eq!(tables.text_of(last.unwrap_or(0)), TOO_MANY);

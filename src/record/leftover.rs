@@ -13,7 +13,8 @@ use memtrace_trace::rounding::Rounding;
 use memtrace_trace::writer::RowWriter;
 use memtrace_trace::{Event, EventName, Row};
 
-use crate::encoder::{Encoder, RowSink};
+use crate::encoder::{Encoder, RowSink, Stack};
+use crate::intern::FrameKind;
 use crate::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, is_locked, layout, names_path};
 use crate::output::{self, create_private};
 use crate::slots::{event_of, text_slots};
@@ -384,11 +385,14 @@ pub(crate) fn write_stacks<W: Write>(
 ) -> io::Result<usize> {
     let stacks = encoder.new_stacks();
     if with_header {
-        writer.write_record(["stack_id", "parent_id", "depth", "frame", "stack"])?;
+        writer.write_record(["stack_id", "parent_id", "depth", "frame", "stack", "kind"])?;
     }
-    for (id, parent, ops) in &stacks {
-        let (depth, frame) = (ops.len().to_string(), ops.last().copied().unwrap_or_default());
-        writer.write_record([&id.to_string(), &parent.to_string(), &depth, frame, &ops.join(" / ")])?;
+    for Stack { id, parent, kind, frames } in &stacks {
+        let (depth, frame) = (frames.len().to_string(), frames.last().copied().unwrap_or_default());
+        let (id, parent) = (id.to_string(), parent.to_string());
+        // No row of a trace ends in a line of Python: those that lie in many stacks are not spelled out.
+        let whole = if *kind == FrameKind::Python { frame.to_owned() } else { frames.join(" / ") };
+        writer.write_record([&id, &parent, &depth, frame, &whole, kind.as_str()])?;
     }
     writer.flush()?;
     Ok(stacks.len())

@@ -390,7 +390,8 @@ impl Recorder {
             kind: Kind::DefineStack as u8,
             addr: u64::from(id),
             size: i64::from(frame.parent),
-            extra: i64::from(frame.op),
+            extra: i64::from(frame.text),
+            flags: frame.kind as u8,
             ..Event::default()
         };
         self.define(&[event]);

@@ -15,7 +15,7 @@ use memtrace_trace::{Event, Meta, Row, SCHEMA_VERSION};
 
 use crate::clock::{self, Ruler};
 use crate::encoder::{Encoder, RowSink};
-use crate::holders::out_of_memory_lines;
+use crate::holders::{Shortage, out_of_memory_lines};
 use crate::journal::names_path;
 use crate::leftover::{self, write_stacks};
 use crate::merge::Merge;
@@ -33,6 +33,8 @@ const LOOK: Duration = Duration::from_millis(20);
 const LOOK_FOR_OTHERS: Duration = Duration::from_millis(500);
 /// Events that are encoded between two flushes when there are many.
 const PART: usize = 16 << 10;
+/// How long after an OOM the tags of what models hold may take.
+const TAGS: Duration = Duration::from_millis(150);
 /// OOMs whose holders are told; a script that looks for its batch size makes many.
 const TOLD_OOMS: u32 = 3;
 
@@ -49,6 +51,20 @@ pub(crate) fn spawn(recorder: &'static Recorder) -> io::Result<JoinHandle<()>> {
             }
         }
     })
+}
+
+fn say_shortage(
+    recorder: &Recorder,
+    encoder: &Encoder,
+    shortage: Option<Shortage>,
+    meta: &Meta,
+    trace: &Path,
+) {
+    if let Some(shortage) = shortage {
+        for line in out_of_memory_lines(encoder, &shortage, meta, trace) {
+            (recorder.session.say)(&line);
+        }
+    }
 }
 
 fn start_thread(
@@ -134,6 +150,8 @@ struct Writer {
     packer: Option<JoinHandle<()>>,
     meta: Meta,
     ooms_told: u32,
+    /// The last OOM, when it was not told yet.
+    shortage: Option<Shortage>,
     /// The end was asked for: nobody asks again.
     finishing: bool,
 }
@@ -211,6 +229,7 @@ impl Writer {
             packer: None,
             meta,
             ooms_told: 0,
+            shortage: None,
             finishing: false,
         })
     }
@@ -248,6 +267,7 @@ impl Writer {
                 }
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
+            self.tell_shortage();
             if Instant::now() >= next_flush {
                 self.flush()?;
                 next_flush = Instant::now() + every;
@@ -325,6 +345,7 @@ impl Writer {
         }
         self.collect();
         self.encode(u64::MAX)?;
+        self.tell_shortage();
         let how = format!("exit {}", (self.recorder.session.conclude)());
         self.encoder.end(clock::now_ns(), self.merge.dropped(), how.trim_end(), &mut self.sink)?;
         self.flush()?;
@@ -423,7 +444,7 @@ impl Writer {
     /// True when there is more.
     fn encode_part(&mut self, watermark: u64) -> io::Result<bool> {
         self.recorder.got_on();
-        let Writer { merge, encoder, sink, recorder, meta, path, ooms_told, .. } = self;
+        let Writer { merge, encoder, sink, recorder, meta, path, ooms_told, shortage, .. } = self;
         merge.drain(watermark, PART, &mut |tid, event| {
             encoder.encode(tid, event, sink)?;
             if let Some(oom) = encoder.take_oom()
@@ -431,12 +452,20 @@ impl Writer {
                 && recorder.session.settings.log >= Level::Warn
             {
                 *ooms_told += 1;
-                for line in out_of_memory_lines(encoder, &oom, meta, path) {
-                    (recorder.session.say)(&line);
-                }
+                let earlier = shortage.replace(Shortage::new(encoder, oom));
+                say_shortage(recorder, encoder, earlier, meta, path);
             }
             Ok::<(), io::Error>(())
         })
+    }
+
+    /// Tells of the OOM when the tags after it had the time to arrive, or at the end.
+    fn tell_shortage(&mut self) {
+        let waits = |shortage: &Shortage| !self.finishing && shortage.since.elapsed() < TAGS;
+        if !self.shortage.as_ref().is_some_and(waits) {
+            let Writer { recorder, encoder, shortage, meta, path, .. } = self;
+            say_shortage(recorder, encoder, shortage.take(), meta, path);
+        }
     }
 
     /// Whole lines go to the file, and their chunks back to the pool.

@@ -94,6 +94,15 @@ impl Ops {
     }
 }
 
+/// What `stack_id` holds beside ops and the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stacks {
+    /// Nothing more.
+    Ops,
+    /// The lines of Python that made the call.
+    Python,
+}
+
 /// How a finished part of a trace is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
@@ -152,6 +161,8 @@ pub struct Settings {
     pub modules: bool,
     /// `MEMTRACE_WRAPPERS`
     pub wrappers: bool,
+    /// `MEMTRACE_STACKS`
+    pub stacks: Stacks,
     /// `MEMTRACE_NVTX`
     pub nvtx: bool,
     /// `MEMTRACE_DLSYM`
@@ -329,6 +340,19 @@ const TABLE: &[Entry] = &[
         "1 keeps the names of wrappers (DDP, FSDP, compiled) in module paths",
         |s, v| flag(v).map(|on| s.wrappers = on)
     ),
+    entry!(
+        "MEMTRACE_STACKS",
+        "ops",
+        "what `stack_id` holds: ops (op stack and module), or python (and the lines of Python that made the call)",
+        |s, v| {
+            s.stacks = match v.to_ascii_lowercase().as_str() {
+                "ops" | "off" | "0" => Stacks::Ops,
+                "python" | "on" | "1" => Stacks::Python,
+                _ => return Err("expected ops or python".to_owned()),
+            };
+            Ok(())
+        }
+    ),
     entry!("MEMTRACE_NVTX", "1", "0 leaves NVTX alone: no injection, no ranges", |s, v| flag(v)
         .map(|on| s.nvtx = on)),
     entry!(
@@ -405,6 +429,7 @@ impl Settings {
             ops: Ops::Top,
             modules: true,
             wrappers: false,
+            stacks: Stacks::Ops,
             nvtx: true,
             dlsym: true,
             driver: true,

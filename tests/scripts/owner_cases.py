@@ -74,7 +74,7 @@ def exception():
     model.inner[1] = nn.Identity()
     model(x())
     block(104)
-    expect(102, module="Outer.inner.0", phase="forward")
+    expect(102, module="Outer.inner.0", phase="forward", callers=["block", "forward", "forward", "exception"])
     expect(103, module="(script)")
     expect(101, module="Outer", phase="forward")
     expect(104, module="(script)")
@@ -142,7 +142,7 @@ def recomputed(reentrant):
     model.count, model.inner[0].count = 154, 155
     y.sum().backward()
     expect(152, module="Outer.inner.0", phase="forward", category="activation")
-    expect(155, module="Outer.inner.0", phase="backward", category="activation")
+    expect(155, module="Outer.inner.0", phase="backward", category="activation", callers=["block", "forward"])
     if reentrant:
         expect(154, module="Outer", phase="backward", category="activation")
     print(model.inner[0].linear.weight.grad.shape)
@@ -178,7 +178,8 @@ def custom_function():
     model = nn.Sequential(nn.Linear(16, 16), Squares()).cuda()
     model(x()).sum().backward()
     expect(161, module="Sequential.1", phase="forward")
-    expect(162, module="Sequential.1", phase="backward", category="temporary")
+    expect(162, module="Sequential.1", phase="backward", category="temporary",
+           callers=["block", "backward", "forward", "custom_function"])
 
 
 def wide(features):
@@ -193,7 +194,7 @@ def double_backward():
     torch.cuda.nvtx.mark("second")
     gradient.pow(2).sum().backward()
     # tanh' of 173 * 16 floats: blocks of 173 * 16 * 4 bytes rounded up.
-    expect(22, backward_of="Sequential.1", after="second")
+    expect(22, backward_of="Sequential.1", after="second", callers=["double_backward"])
 
 
 def accumulation():
@@ -266,7 +267,7 @@ def threads():
     for worker in workers:
         worker.join()
     for count in (191, 192):
-        expect(count, phase="backward", sibling=count + 10)
+        expect(count, phase="backward", sibling=count + 10, callers=["block", "backward", "forward", "work"])
         expect(count + 10, phase="forward")
 
 
@@ -290,6 +291,33 @@ class Squares16(nn.Module):
 
     def forward(self, y):
         return Takes16.apply(y, self.count)
+
+
+def registered():
+    """`memtrace.track_external`: MemTracker's rules, and its words for what cannot be tracked."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python"))
+    import memtrace
+
+    model = nn.Sequential(nn.Linear(224, 224, bias=False)).cuda()  # never called
+    torch.cuda.synchronize()
+    memtrace.track_external({"table": [block(221), None], "more": (block(222),)}, model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    optimizer.step()
+    memtrace.track_external(optimizer)
+    expect(221, category="other", module="(script)")
+    expect(222, category="other")
+    expect(392, category="parameter", module="Sequential.0", some=True)
+    expect(392, category="gradient", module="Sequential.0", some=True)
+    expect(392, category="optimizer_state", module="Sequential.0", some=True)
+    for what in ([block(223), "text"], 7, {"a": {3}}):
+        for track in (memtrace.track_external, MemTracker().track_external):
+            try:
+                track(what)
+            except TypeError as error:
+                print(error)
 
 
 def modes():

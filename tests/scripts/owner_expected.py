@@ -1,24 +1,46 @@
 """Holds the blocks of a trace against the owners that `owner_cases.py` expects.
 
 owner_expected.py FOLDER: holds `CASE.PID.json` and, below `trace`, `*.PID.csv`. A block is known by its size;
-the last of a size counts, or, with `some`, any one. Its category is the one that it had at its end.
+the last of a size counts, or, with `some`, any one. Its category is the one that it had at its end; `callers` are
+the functions of `owner_cases.py` in its stack, innermost first, as many as are given; only a trace that has lines
+of Python is asked for them.
 """
 
+import csv
 import json
+import re
 import sys
 from pathlib import Path
 
 from owner_check import rows
 
 
+def stacks(path):
+    """By `stack_id`, the functions of `owner_cases.py`, innermost first; empty when no stack has lines of Python."""
+    file = path.with_suffix(".stacks.csv")
+    if not file.exists():
+        return {}
+    with open(file, newline="", encoding="utf-8") as lines:
+        frames = {int(row["stack_id"]): row for row in csv.DictReader(lines)}
+    if all(frame["kind"] != "python" for frame in frames.values()):
+        return {}
+    callers = {0: []}
+    for number in sorted(frames):  # what is around a stack has a smaller number
+        line = re.search(r"owner_cases\.py:\d+ (.*)", frames[number]["frame"])
+        around = callers[int(frames[number]["parent_id"])]
+        callers[number] = [line[1], *around] if line and frames[number]["kind"] == "python" else around
+    return callers
+
+
 def blocks(path):
     """Of each block its first row, what it was known as at its end, and the last mark before it."""
-    found, mark = {}, ""
+    found, mark, callers = {}, "", stacks(path)
     for row in rows(path):
         if row["event"] == "mark":
             mark = row["name"]
         elif row["event"] == "alloc":
-            found[row["alloc_id"]] = {**row, "mark": mark, "eventual": row["category"], "owner": row["module"]}
+            found[row["alloc_id"]] = {**row, "mark": mark, "eventual": row["category"], "owner": row["module"],
+                                      "callers": callers.get(int(row["stack_id"])) if callers else None}
         elif row["event"] == "tag" and row["delta_bytes"] > 0 and row["alloc_id"] in found:
             found[row["alloc_id"]].update(eventual=row["category"], owner=row["module"], phase=row["phase"])
     return list(found.values())
@@ -36,6 +58,8 @@ def differs(block, wanted, others):
             pairs.append((name, block["phase"], value))
         elif name == "backward_of":
             pairs += [("module", block["owner"], value), ("phase", block["phase"], "backward")]
+        elif name == "callers" and block["callers"] is not None:
+            pairs.append((name, block["callers"][:len(value)], value))
         elif name == "after":
             pairs.append(("mark", block["mark"], value))
         elif name == "sibling":

@@ -11,7 +11,6 @@ use crate::input::Input;
 use crate::options::{Flag, Options};
 use crate::page::{Cell, Page, Side, Style, Table, percent, share};
 use crate::play::{Footer, Played, heading, play};
-use crate::record::Columns;
 use crate::replay::{Device, HOST, Metric};
 use crate::stream::TraceFile;
 
@@ -51,15 +50,15 @@ impl Report for Diff {
         let mut footer = Footer::default();
         inputs.iter().for_each(|input| footer.phantom.add(input));
         let mut page = Page::new(options.paint, options.width);
-        let before = Run::new(&inputs[0], options, by, &mut footer)?;
-        let after = Run::new(&inputs[1], options, by, &mut footer)?;
+        let before = Run::new(&inputs[0], options, &by, &mut footer)?;
+        let after = Run::new(&inputs[1], options, &by, &mut footer)?;
         heading(&mut page, &inputs[0], &before.trace.meta);
         heading(&mut page, &inputs[1], &after.trace.meta);
         page.gap();
         totals(&mut page, &before, &after, options);
         page.gap();
         let changes = changes(&before, &after);
-        owners(&mut page, &changes, by, options);
+        owners(&mut page, &changes, &by, options);
         steps(&mut page, &before, &after, options);
         let (old, new) = (before.peak(Metric::Allocated), after.peak(Metric::Allocated));
         let broken = limit.is_some_and(|limit| match limit {
@@ -121,11 +120,11 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(input: &'a Input, options: &Options, by: Key, footer: &mut Footer) -> Result<Self> {
+    fn new(input: &'a Input, options: &Options, by: &Key, footer: &mut Footer) -> Result<Self> {
         let mut best: Option<Run<'a>> = None;
         for trace in &input.traces {
             let mut steps: BTreeMap<i64, i64> = BTreeMap::new();
-            let played = play(trace, Columns::of(&[]), options, Metric::Allocated, |row, replay| {
+            let played = play(trace, by.columns(), options, Metric::Allocated, |row, replay| {
                 if row.device != HOST && replay.in_window() {
                     let highest = steps.entry(replay.step).or_default();
                     *highest = row.allocated_bytes.max(*highest);
@@ -133,7 +132,7 @@ impl<'a> Run<'a> {
             })?;
             let Some(device) = played.fullest(Metric::Allocated, options).cloned() else { continue };
             footer.add(trace, &played, Some(device.ordinal));
-            let groups = by.groups(&played.replay.at_peak(device.ordinal, false), &played.texts);
+            let groups = by.on(trace).groups(&played.replay.at_peak(device.ordinal, false), &played.texts);
             let new = Run { trace, played, device, groups, steps };
             if best.as_ref().is_none_or(|best| new.peak(Metric::Allocated) > best.peak(Metric::Allocated)) {
                 best = Some(new);
@@ -211,7 +210,7 @@ fn changes(before: &Run<'_>, after: &Run<'_>) -> Vec<(String, Group, Group)> {
     all
 }
 
-fn owners(page: &mut Page, changes: &[(String, Group, Group)], by: Key, options: &Options) {
+fn owners(page: &mut Page, changes: &[(String, Group, Group)], by: &Key, options: &Options) {
     let changed: Vec<_> = changes.iter().filter(|(_, old, new)| old != new).collect();
     if changed.is_empty() {
         page.plain(format!("no {} differs at the peak", by.name));

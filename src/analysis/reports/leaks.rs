@@ -20,6 +20,7 @@ use crate::page::{Cell, Page, Side, Style, Table, count};
 use crate::play::{Footer, Played, heading, play, play_until, shown};
 use crate::record::Columns;
 use crate::replay::{HOST, Kind, Metric};
+use crate::stacks::Stacks;
 use crate::stream::TraceFile;
 use crate::texts::Symbol;
 
@@ -57,13 +58,14 @@ impl Report for Leaks {
             let last = whole.replay.last_step.min(options.window.to_step);
             let before_last = play_until(
                 trace,
-                Columns::of(&[]),
+                Columns::of(&["stack_id"]),
                 options,
                 Metric::Allocated,
                 |row| last > 0 && row.step >= last,
                 |_, _| {},
             )?;
-            let found = Found::new(&before_last, &whole, levels, last, options);
+            let stacks = Stacks::read(trace);
+            let found = Found::new(&before_last, &whole, &stacks, levels, last, options);
             if index == 0 {
                 heading(&mut page, input, &trace.meta);
             }
@@ -132,6 +134,8 @@ fn fit(points: &[(f64, f64)]) -> Line {
 }
 
 struct Leak {
+    /// The line of Python that allocates it.
+    code: Option<String>,
     op: String,
     module: String,
     category: &'static str,
@@ -154,9 +158,17 @@ struct Found {
 }
 
 impl Found {
-    fn new(before_last: &Played, whole: &Played, levels: Levels, last: i64, options: &Options) -> Found {
-        type Owner = (Symbol, Symbol, Symbol, Category);
-        let mut owners: FxHashMap<Owner, BTreeMap<i64, (u64, i64)>> = FxHashMap::default();
+    fn new(
+        before_last: &Played,
+        whole: &Played,
+        stacks: &Stacks,
+        levels: Levels,
+        last: i64,
+        options: &Options,
+    ) -> Found {
+        type Owner<'a> = (Symbol, Symbol, Symbol, Category, Option<&'a str>);
+        let mut owners: FxHashMap<Owner<'_>, BTreeMap<i64, (u64, i64)>> = FxHashMap::default();
+        let mut lines: FxHashMap<i64, Option<&str>> = FxHashMap::default();
         let window = options.window;
         for block in before_last.replay.live.values() {
             let step = block.owner.step;
@@ -165,7 +177,9 @@ impl Found {
             {
                 continue;
             }
-            let owner = (block.owner.op, block.owner.module, block.owner.phase, block.owner.category);
+            let line =
+                *lines.entry(block.stack).or_insert_with(|| stacks.lines(block.stack).first().copied());
+            let owner = (block.owner.op, block.owner.module, block.owner.phase, block.owner.category, line);
             let (blocks, bytes) = owners.entry(owner).or_default().entry(step).or_default();
             *blocks += 1;
             *bytes += block.bytes;
@@ -173,7 +187,7 @@ impl Found {
         let texts = &before_last.texts;
         let mut leaks: Vec<Leak> = owners
             .into_iter()
-            .filter_map(|((op, module, phase, kind), steps)| {
+            .filter_map(|((op, module, phase, kind, line), steps)| {
                 let (first, newest) = (*steps.keys().next()?, *steps.keys().next_back()?);
                 // Survivors of the step before the last alone, or of a few odd steps, are no growth.
                 let span = (newest - first + 1) as usize;
@@ -188,6 +202,7 @@ impl Found {
                     })
                     .collect();
                 Some(Leak {
+                    code: line.map(str::to_owned),
                     op: shown(texts, op),
                     module: shown(texts, module),
                     category: category(kind),
@@ -253,6 +268,7 @@ impl Found {
                 ("op", Side::Left),
                 ("module", Side::Left),
             ]);
+            let with_lines = self.leaks.iter().any(|leak| leak.code.is_some());
             for leak in self.leaks.iter().take(options.top.unwrap_or(10)) {
                 table.row([
                     Cell::new(units.show(leak.line.slope.round() as i64).to_string(), Style::Strong),
@@ -267,6 +283,14 @@ impl Found {
                 ]);
             }
             page.table(&table);
+            if with_lines {
+                page.gap();
+            }
+            for leak in self.leaks.iter().take(options.top.unwrap_or(10)) {
+                if let Some(line) = &leak.code {
+                    page.plain(format!("  {} a step: {line}", units.show(leak.line.slope.round() as i64)));
+                }
+            }
         }
         page.gap();
         page.plain(format!(
@@ -285,7 +309,7 @@ impl Found {
             .iter()
             .map(|leak| {
                 json!({
-                    "op": leak.op, "module": leak.module, "category": leak.category, "phase": leak.phase,
+                    "line": leak.code, "op": leak.op, "module": leak.module, "category": leak.category, "phase": leak.phase,
                     "bytes_per_step": leak.line.slope, "r2": leak.line.r2, "bytes": leak.bytes,
                     "blocks": leak.blocks, "steps": leak.steps, "first_step": leak.first, "last_step": leak.last,
                 })

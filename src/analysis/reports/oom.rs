@@ -18,10 +18,14 @@ use crate::page::{Cell, Page, Side, Style, Table, bar, count, duration, percent,
 use crate::play::{Footer, Played, dash, heading, step};
 use crate::record::{Columns, Record};
 use crate::replay::Block;
+use crate::stacks::Stacks;
 use crate::stream::TraceFile;
 
 /// See the module.
 pub(super) struct Oom;
+
+/// How many lines of Python of the request are shown.
+const LINES: usize = 5;
 
 /// What a CUDA context and the libraries' own code and workspaces take at most, as far as no call
 /// shows it: memory beyond this that nobody in the trace holds is another's.
@@ -44,7 +48,7 @@ impl Report for Oom {
         for trace in &input.traces {
             let mut layout = Layout::default();
             let mut seen = Seen::default();
-            let columns = layout::COLUMNS.and(Columns::of(&["device_free_bytes"]));
+            let columns = layout::COLUMNS.and(Columns::of(&["device_free_bytes", "stack_id"]));
             let played = play_to(trace, At::Oom, columns, options, |row, _| {
                 layout.feed(row);
                 seen.feed(row);
@@ -138,6 +142,8 @@ struct Case<'a> {
     holes: Vec<i64>,
     largest_hole: i64,
     owner: String,
+    /// The lines of Python that asked, innermost first, the program's own.
+    lines: Vec<String>,
 }
 
 impl<'a> Case<'a> {
@@ -179,6 +185,7 @@ impl<'a> Case<'a> {
                 dash(&played.texts, row.phase),
                 step(row.step)
             ),
+            lines: Stacks::read(trace).lines(row.stack_id).into_iter().map(str::to_owned).collect(),
         };
         case.why = case.judge(seen.failed_of_oom);
         case
@@ -267,6 +274,9 @@ impl<'a> Case<'a> {
         let mut first = format!(" at {}", duration(self.row.ts_ns));
         let _ = write!(first, ", rank {}, device {}: {}", self.trace.meta.rank, self.row.device, self.owner);
         page.line([Cell::new("out of memory", Style::Alarm), first.into()]);
+        for line in self.lines.iter().take(LINES) {
+            page.plain(format!("  {line}"));
+        }
         if self.ooms > 1 {
             page.plain(format!("the last of {}", count(self.ooms)));
         }
@@ -325,6 +335,7 @@ impl<'a> Case<'a> {
             "module": &*played.texts.get(self.row.module),
             "phase": &*played.texts.get(self.row.phase),
             "step": self.row.step,
+            "lines": self.lines,
             "allocated_bytes": self.allocated,
             "reserved_bytes": self.reserved,
             "cached_bytes": self.cached(),

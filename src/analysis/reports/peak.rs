@@ -9,7 +9,6 @@ use crate::input::Input;
 use crate::options::{Flag, Options};
 use crate::page::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
 use crate::play::{Footer, Played, heading, play};
-use crate::record::Columns;
 use crate::replay::Metric;
 use crate::stream::TraceFile;
 
@@ -49,13 +48,14 @@ impl Report for Peak {
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
         let mut metric = if options.text("of") == "used" { Metric::Used } else { Metric::Allocated };
-        let mut best = fullest(input, options, metric)?;
+        let by = Key::from_options(options)?;
+        let mut best = fullest(input, options, metric, &by)?;
         if best.peak == 0 && metric == Metric::Allocated {
             // A program without torch: everything that it holds is outside torch's allocator.
             metric = Metric::Used;
-            best = fullest(input, options, metric)?;
+            best = fullest(input, options, metric, &by)?;
         }
-        answer(input, options, metric, best)
+        answer(input, options, metric, &by, best)
     }
 }
 
@@ -68,11 +68,11 @@ struct Best<'a> {
     footer: Footer,
 }
 
-fn fullest<'a>(input: &'a Input, options: &Options, metric: Metric) -> Result<Best<'a>> {
+fn fullest<'a>(input: &'a Input, options: &Options, metric: Metric, by: &Key) -> Result<Best<'a>> {
     let mut best: Option<Best<'a>> = None;
     let mut footer = Footer::new(input);
     for trace in &input.traces {
-        let played = play(trace, Columns::of(&[]), options, metric, |_, _| {})?;
+        let played = play(trace, by.columns(), options, metric, |_, _| {})?;
         let device = played.fullest(metric, options);
         let (ordinal, peak) = device.map_or((0, 0), |device| (device.ordinal, device.peak(metric).bytes));
         footer.add(trace, &played, Some(ordinal));
@@ -85,9 +85,9 @@ fn fullest<'a>(input: &'a Input, options: &Options, metric: Metric) -> Result<Be
     Ok(best)
 }
 
-fn answer(input: &Input, options: &Options, metric: Metric, best: Best<'_>) -> Result<Answer> {
+fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best<'_>) -> Result<Answer> {
     let Best { trace, played, ordinal, mut footer, .. } = best;
-    let by = Key::from_options(options)?;
+    let by = by.on(trace);
     let mut page = Page::new(options.paint, options.width);
     heading(&mut page, input, &trace.meta);
     let Some(device) = played.replay.find(ordinal) else {
@@ -106,6 +106,9 @@ fn answer(input: &Input, options: &Options, metric: Metric, best: Best<'_>) -> R
         groups.insert("(cached by torch)".to_owned(), Group { bytes: peak.bytes - listed, blocks: 0 });
     }
     let groups = sorted(groups);
+    if matches!(by.name, "line" | "stack") && !by.has_lines() {
+        footer.notes.push("no lines of Python in this trace: MEMTRACE_STACKS=python records them".to_owned());
+    }
     // Here the share is that of what the reader asked for.
     let nobody = groups.iter().find(|(name, _)| name == "(unattributed)").map_or(0, |(_, group)| group.bytes);
     footer.unattributed = (nobody, peak.bytes);

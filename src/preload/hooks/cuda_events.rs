@@ -5,7 +5,7 @@
 //! sees the last of them done it hands the block out again, and tells nobody. So the last successful
 //! query is the end of the block.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use memtrace_record::Recorder;
@@ -16,6 +16,8 @@ use rustc_hash::FxHashMap;
 use super::NO_RUNTIME;
 use crate::callers::library_at;
 use crate::guard::shielded;
+use crate::real::find_in_loaded;
+use crate::requested::readable_words;
 use crate::thread;
 
 super::caller_hooks! {
@@ -82,11 +84,10 @@ pub(super) fn forget_recorded() {
 }
 
 fn recorded(event: *mut c_void, caller: *const c_void) {
-    if library_at(caller).is_torch_allocator {
+    if library_at(caller).is_torch_allocator && !is_of_device_guard(caller) {
         ANY.store(true, Ordering::Relaxed);
         thread::with(|own| {
             if let Ok(mut events) = own.recorded.try_borrow_mut() {
-                // The library records other events too (`torch.Event`), on threads that free nothing.
                 if events.len() >= MOST_STREAMS {
                     events.clear();
                 }
@@ -122,6 +123,58 @@ fn done(event: *mut c_void, caller: *const c_void) {
             ..Event::default()
         });
     }
+}
+
+/// `c10::impl::device_guard_impl_registry`: an object for each type of device.
+const GUARDS: &CStr = c"_ZN3c104impl26device_guard_impl_registryE";
+/// CUDA's place in it (`c10/core/DeviceType.h`).
+const CUDA: usize = 1;
+/// More virtual functions than a guard has; behind its table lies other data of the library.
+const GUARD_FUNCTIONS: usize = 32;
+
+unsafe extern "C" {
+    /// The start of the function that the code before `pc` belongs to; null when nobody knows. libgcc's.
+    fn _Unwind_FindEnclosingFunction(pc: *const c_void) -> *const c_void;
+}
+
+/// Does the call come from torch's device guard? It lives in the allocator's library and records the events of
+/// `torch.Event` and of autograd's streams, which belong to no block. Call sites are few, and each is asked once.
+fn is_of_device_guard(caller: *const c_void) -> bool {
+    /// Call sites: an even number for one of the allocator, an odd one for one of the guard.
+    static KNOWN: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
+    // The lowest bit says what it is: of two call sites, which are no byte apart, none is another's.
+    let site = (caller as usize) << 1;
+    for known in &KNOWN {
+        match known.load(Ordering::Relaxed) {
+            0 => {
+                let answer = usize::from(asks_device_guard(caller));
+                let _ = known.compare_exchange(0, site | answer, Ordering::Relaxed, Ordering::Relaxed);
+                return answer == 1;
+            }
+            told if told & !1 == site => return told & 1 == 1,
+            _ => {}
+        }
+    }
+    asks_device_guard(caller)
+}
+
+fn asks_device_guard(caller: *const c_void) -> bool {
+    let registry = find_in_loaded("libc10.so", GUARDS).cast::<*const *const *const c_void>();
+    // SAFETY: an address of code, which is only compared with tables.
+    let function = unsafe { _Unwind_FindEnclosingFunction(caller) };
+    if registry.is_null() || function.is_null() {
+        return false;
+    }
+    // SAFETY: the registry has a place for each type of device, null for one without a guard.
+    let guard = unsafe { *registry.add(CUDA) };
+    if guard.is_null() {
+        return false;
+    }
+    // SAFETY: a C++ object with virtual functions begins with the address of their table.
+    let table = unsafe { *guard };
+    let words = readable_words(table.cast()).min(GUARD_FUNCTIONS);
+    // SAFETY: this many words are readable.
+    (0..words).any(|index| unsafe { *table.add(index) } == function)
 }
 
 unsafe extern "C" fn record(event: *mut c_void, stream: *mut c_void, caller: *const c_void) -> c_int {

@@ -5,7 +5,7 @@ use memtrace_trace::{Event, Kind};
 
 use super::Encoder;
 use super::seeds::SEEDED;
-use crate::intern::{Context, Frame, MOST, MOST_TEXTS, StackId};
+use crate::intern::{Context, Frame, FrameKind, MOST, MOST_TEXTS, StackId};
 
 /// Where what `id` stands for belongs; what lies before it is `unknown` so far. None for a number that no process
 /// gives: a damaged journal may say any.
@@ -15,6 +15,18 @@ fn place<T: Clone>(table: &mut Vec<T>, id: u32, most: usize, unknown: T) -> Opti
         table.resize(index + 1, unknown);
     }
     table.get_mut(index)
+}
+
+/// A stack as the file of stacks has it.
+pub struct Stack<'a> {
+    /// Its number.
+    pub id: StackId,
+    /// The number of what is around it; 0 for nothing.
+    pub parent: StackId,
+    /// What its innermost frame is.
+    pub kind: FrameKind,
+    /// The texts of its frames, outermost first.
+    pub frames: Vec<&'a str>,
 }
 
 impl Encoder {
@@ -28,7 +40,11 @@ impl Encoder {
             }
             Some(Kind::DefineContext) => self.define_context(id, definition),
             Some(Kind::DefineStack) => {
-                let frame = Frame { parent: definition.size as StackId, op: definition.extra as u32 };
+                let frame = Frame {
+                    parent: definition.size as StackId,
+                    text: definition.extra as u32,
+                    kind: FrameKind::of(definition.flags),
+                };
                 self.define_stack(id, frame);
             }
             _ => {}
@@ -74,21 +90,21 @@ impl Encoder {
         self.stacks_told = count.min(self.stacks.len());
     }
 
-    /// Stacks learned since the last call: number, what is around it, and the ops outermost first.
-    pub fn new_stacks(&mut self) -> Vec<(StackId, StackId, Vec<&str>)> {
+    /// Stacks learned since the last call.
+    pub fn new_stacks(&mut self) -> Vec<Stack<'_>> {
         let first = std::mem::replace(&mut self.stacks_told, self.stacks.len());
         let ids = first as StackId + 1..self.stacks.len() as StackId + 1;
         ids.map(|id| {
-            let mut ops = Vec::new();
+            let mut frames = Vec::new();
             let mut next = id;
             // A stack's parent has a smaller number, so this ends.
             while let Some(frame) = (next as usize).checked_sub(1).and_then(|index| self.stacks.get(index)) {
-                ops.push(self.text(frame.op));
+                frames.push(self.text(frame.text));
                 next = if frame.parent < next { frame.parent } else { 0 };
             }
-            ops.reverse();
-            let parent = self.stacks[id as usize - 1].parent;
-            (id, parent, ops)
+            frames.reverse();
+            let Frame { parent, kind, .. } = self.stacks[id as usize - 1];
+            Stack { id, parent, kind, frames }
         })
         .collect()
     }

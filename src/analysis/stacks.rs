@@ -1,0 +1,164 @@
+//! The stacks beside a trace: what `stack_id` stands for.
+
+use std::fs::File;
+
+use rustc_hash::FxHashMap;
+
+use crate::stream::TraceFile;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// An op.
+    Op,
+    /// A module's path.
+    Module,
+    /// A line of Python, `file:line function`.
+    Python,
+}
+
+/// A frame of a stack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    parent: i64,
+    /// What it is.
+    pub kind: Kind,
+    /// What it says.
+    pub text: String,
+}
+
+/// Every stack of a trace; none when the file beside it is missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stacks {
+    frames: FxHashMap<i64, Frame>,
+}
+
+/// How many frames of a stack a report spells out.
+const SHOWN: usize = 4;
+
+impl Stacks {
+    /// Reads the stacks of all parts of `trace`; a file that is missing or cut short tells what it has.
+    #[must_use]
+    pub fn read(trace: &TraceFile) -> Stacks {
+        let mut stacks = Stacks::default();
+        for part in trace.files() {
+            // A compressed part is `NAME.csv.zst`; its stacks are not compressed.
+            let name = part.to_string_lossy();
+            let stem = name.rsplit_once(".csv").map_or(&*name, |(stem, _)| stem);
+            let Ok(file) = File::open(format!("{stem}.stacks.csv")) else { continue };
+            stacks.add(csv::Reader::from_reader(file));
+        }
+        stacks
+    }
+
+    fn add<R: std::io::Read>(&mut self, mut reader: csv::Reader<R>) {
+        let Ok(header) = reader.headers().cloned() else { return };
+        let column = |name| header.iter().position(|column| column == name);
+        let (Some(id), Some(parent), Some(frame)) =
+            (column("stack_id"), column("parent_id"), column("frame"))
+        else {
+            return;
+        };
+        let kind = column("kind");
+        for row in reader.records().map_while(Result::ok) {
+            let number = |index: usize| row.get(index).and_then(|value| value.parse::<i64>().ok());
+            let (Some(id), Some(parent)) = (number(id), number(parent)) else { continue };
+            let kind = match kind.and_then(|kind| row.get(kind)) {
+                Some("module") => Kind::Module,
+                Some("python") => Kind::Python,
+                _ => Kind::Op,
+            };
+            let text = row.get(frame).unwrap_or_default().to_owned();
+            self.frames.insert(id, Frame { parent, kind, text });
+        }
+    }
+
+    /// The frames of a stack, innermost first.
+    pub fn of(&self, id: i64) -> impl Iterator<Item = &Frame> {
+        // A stack's parent has a smaller number, so this ends.
+        let around = |frame: &Frame, id: i64| (frame.parent < id).then_some(frame.parent);
+        let first = self.frames.get(&id).map(|frame| (frame, id));
+        std::iter::successors(first, move |(frame, id)| {
+            let parent = around(frame, *id)?;
+            self.frames.get(&parent).map(|frame| (frame, parent))
+        })
+        .map(|(frame, _)| frame)
+    }
+
+    /// Is there any line of Python?
+    #[must_use]
+    pub fn has_lines(&self) -> bool {
+        self.frames.values().any(|frame| frame.kind == Kind::Python)
+    }
+
+    /// The lines of Python of a stack that are the program's own, innermost first; those of libraries when there
+    /// are no others.
+    #[must_use]
+    pub fn lines(&self, id: i64) -> Vec<&str> {
+        let all: Vec<&str> =
+            self.of(id).filter(|frame| frame.kind == Kind::Python).map(|frame| &*frame.text).collect();
+        let own: Vec<&str> = all.iter().copied().filter(|line| !is_of_library(line)).collect();
+        if own.is_empty() { all } else { own }
+    }
+
+    /// A stack on one line, innermost first: the op and the program's own lines, or the ops and the module.
+    #[must_use]
+    pub fn show(&self, id: i64) -> Option<String> {
+        let mut parts: Vec<&str> = self.lines(id);
+        parts.truncate(SHOWN);
+        let op = self.of(id).find(|frame| frame.kind == Kind::Op).map(|frame| &*frame.text);
+        if parts.is_empty() {
+            parts = self.of(id).map(|frame| &*frame.text).collect();
+        } else if let Some(op) = op {
+            parts.insert(0, op);
+        }
+        (!parts.is_empty()).then(|| parts.join(" < "))
+    }
+}
+
+/// Is this line of an installed library, of Python's own, or of no file?
+fn is_of_library(line: &str) -> bool {
+    let inside = ["/site-packages/", "/dist-packages/", "/lib/python3"];
+    line.starts_with('<') || inside.iter().any(|folder| line.contains(folder))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "stack_id,parent_id,depth,frame,stack,kind\n\
+        1,0,1,/home/me/train.py:9 <module>,x,python\n\
+        2,1,2,/usr/lib/python3.11/site-packages/torch/nn/modules/linear.py:125 forward,x,python\n\
+        3,2,3,GPT.h.0,x,module\n\
+        4,3,4,aten::linear,x,op\n\
+        5,4,5,aten::addmm,x,op\n\
+        6,0,1,(script),x,module\n\
+        7,6,2,aten::empty,x,op\n";
+
+    fn stacks() -> Stacks {
+        let mut stacks = Stacks::default();
+        stacks.add(csv::Reader::from_reader(FILE.as_bytes()));
+        stacks
+    }
+
+    #[test]
+    fn a_stack_is_told_by_the_lines_of_the_program_or_by_its_ops() {
+        let stacks = stacks();
+        assert_eq!(stacks.of(5).count(), 5);
+        assert_eq!(stacks.lines(5), ["/home/me/train.py:9 <module>"]);
+        assert_eq!(stacks.show(5).as_deref(), Some("aten::addmm < /home/me/train.py:9 <module>"));
+        assert_eq!(stacks.show(7).as_deref(), Some("aten::empty < (script)"));
+        assert_eq!(stacks.show(0), None);
+        assert_eq!(stacks.show(99), None);
+    }
+
+    #[test]
+    fn a_file_that_goes_in_circles_ends() {
+        let mut stacks = Stacks::default();
+        stacks.add(csv::Reader::from_reader(
+            "stack_id,parent_id,depth,frame,stack\n1,2,1,a,a\n2,1,1,b,b\nx,y\n".as_bytes(),
+        ));
+        assert_eq!(stacks.of(2).count(), 2);
+        assert_eq!(stacks.show(2).as_deref(), Some("b < a"));
+    }
+}

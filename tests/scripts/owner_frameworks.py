@@ -1,0 +1,182 @@
+"""Owners under the frameworks that people train with: as `owner_cases.py`, whose checks it shares.
+
+owner_frameworks.py CASE...: each in a forked child.
+owner_frameworks.py alone CASE: in this process, for launchers (`torchrun`, `accelerate launch`).
+owner_frameworks.py notebook: in the kernel of a notebook.
+owner_frameworks.py fork|spawn|forkserver: in a child of `multiprocessing`.
+"""
+
+import os
+import sys
+import warnings
+
+import torch
+from torch import nn
+
+import owner_cases
+from owner_cases import Outer, Takes, expect, x
+
+warnings.simplefilter("ignore")
+
+
+def one_rank():
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getpid() % 20000), RANK="0", WORLD_SIZE="1")
+    torch.cuda.set_device(0)
+    torch.distributed.init_process_group("nccl")
+
+
+def train(model, features, steps=2):
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    for _ in range(steps):
+        model(x(4, features)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def fsdp1():
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    one_rank()
+    model = Outer(311, Takes(312, 160)).cuda()
+    model.inner[0] = FullyShardedDataParallel(model.inner[0], use_orig_params=True)
+    train(FullyShardedDataParallel(model, use_orig_params=True), 160)
+    expect(311, module="Outer", phase="forward")
+    expect(312, module="Outer.inner.0", phase="forward")
+    torch.distributed.destroy_process_group()
+    print("trained")
+
+
+def peft():
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(Outer(321, Takes(322, 160)), LoraConfig(r=16, target_modules=["linear"])).cuda()
+    train(model, 160)
+    base = "PeftModel.base_model.model" if os.environ.get("MEMTRACE_WRAPPERS") == "1" else "Outer"
+    expect(321, module=base, phase="forward")
+    expect(322, module=f"{base}.inner.0", phase="forward")
+    linear = f"{base}.inner.0.linear"
+    expect(200, module=f"{linear}.base_layer", category="parameter", some=True)
+    expect(20, module=f"{linear}.lora_A.default", category="parameter", some=True)
+    expect(20, module=f"{linear}.lora_A.default", category="optimizer_state", some=True)
+    print(sorted(name for name, p in model.named_parameters() if p.requires_grad))
+
+
+def lightning():
+    import logging
+
+    import lightning
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+    class Lit(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Outer(331, Takes(332, 160))
+
+        def training_step(self, batch, _):
+            return self.net(batch).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters())
+
+    trainer = lightning.Trainer(max_steps=3, accelerator="gpu", devices=1, logger=False, enable_progress_bar=False,
+                                enable_checkpointing=False, enable_model_summary=False)
+    trainer.fit(Lit(), torch.utils.data.DataLoader(torch.ones(12, 160), batch_size=4))
+    expect(331, module="Lit.net", phase="forward")
+    expect(332, module="Lit.net.inner.0", phase="forward")
+    expect(200, module="Lit.net.inner.0.linear", category="parameter", some=True)
+    expect(200, module="Lit.net.inner.0.linear", category="gradient", some=True)
+    expect(200, module="Lit.net.inner.0.linear", category="optimizer_state", some=True)
+    print("steps", trainer.global_step)
+
+
+def accelerated():
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(mixed_precision="bf16")
+    model = Outer(341, Takes(342, 160))
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    for _ in range(2):
+        accelerator.backward(model(x(4, 160)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    expect(341, module="Outer", phase="forward")
+    expect(342, module="Outer.inner.0", phase="forward")
+    expect(200, module="Outer.inner.0.linear", category="parameter", some=True)
+    expect(200, module="Outer.inner.0.linear", category="optimizer_state", some=True)
+    print(accelerator.state.distributed_type, accelerator.mixed_precision)
+
+
+def ranks():
+    """What `torchrun` starts."""
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("nccl")
+    model = nn.parallel.DistributedDataParallel(Outer(351, Takes(352, 160)).cuda())
+    train(model, 160)
+    expect(351, module="Outer", phase="forward")
+    expect(352, module="Outer.inner.0", phase="forward")
+    expect(200, module="Outer.inner.0.linear", category="parameter", some=True)
+    torch.distributed.destroy_process_group()
+
+
+def cell():
+    model = Outer(361, Takes(362, 160)).cuda()
+    train(model, 160)
+    expect(361, module="Outer", phase="forward")
+    expect(362, module="Outer.inner.0", phase="forward", callers=["block", "forward", "forward"])
+    print("a cell ran")
+
+
+def notebook():
+    """Two cells, in a kernel of this python."""
+    import nbformat
+    from jupyter_client.manager import KernelManager
+    from nbclient import NotebookClient
+
+    cells = [f"import sys; sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r})",
+             "import owner_frameworks; owner_frameworks.run('cell')"]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    manager = KernelManager()
+    manager.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    NotebookClient(book, km=manager, timeout=300).execute()
+    for cell in book.cells:
+        for output in cell.outputs:
+            print(output.get("text", output))
+
+
+def run(case):
+    owner_cases.expected.clear()
+    globals()[case]()
+    owner_cases.write(case)
+
+
+def in_child():
+    run("cell")
+
+
+if __name__ == "__main__":
+    how = sys.argv[1]
+    if how == "alone":
+        run(sys.argv[2])
+    elif how == "notebook":
+        notebook()
+    elif how in ("fork", "spawn", "forkserver"):
+        import multiprocessing
+
+        child = multiprocessing.get_context(how).Process(target=in_child)
+        child.start()
+        child.join()
+        sys.exit(child.exitcode)
+    else:
+        for case in sys.argv[1:]:
+            sys.stdout.flush()
+            child = os.fork()
+            if child == 0:
+                print("==", case)
+                run(case)
+                sys.stdout.flush()
+                # Libraries leave threads that a normal end of a forked child would wait for.
+                sys.exit(0)
+            status = os.waitpid(child, 0)[1]
+            if status:
+                print(f"{case}: status {status}")
