@@ -335,6 +335,16 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
             tell_inputs(args, seen)
             tell_inputs(kwargs, seen)
 
+    def tell_gradients_of(optimizer):
+        """Of the parameters that it is about to step: on whatever thread, they are complete."""
+        seen = set()
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                owner = owners.get(id(parameter))
+                gradient = gradient_of(parameter)
+                if gradient is not None and owner is not None and owner[0]() is parameter:
+                    tell(gradient, GRADIENT, owner[1], numbered(owner[2]), seen)
+
     def tell_states(optimizer):
         seen = set()
         for parameter, values in optimizer.state.items():
@@ -395,9 +405,9 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
                             # Not part of a module that was called: it has no path.
                             if id(parameter) not in owners or owners[id(parameter)][0]() is not parameter:
                                 owners[id(parameter)] = (weakref.ref(parameter), 0, "", 0)
-                    tell_gradients()
+                    tell_gradients_of(optimizer)
                 elif told[0] != backwards():
-                    tell_gradients()
+                    tell_gradients_of(optimizer)
         except Exception:
             pass
 
