@@ -641,7 +641,7 @@ impl Replay {
     /// Does the trace leave categories to inference: has it blocks, and no tag?
     #[must_use]
     pub fn infers(&self) -> bool {
-        self.counts.of(EventName::Tag) == 0 && self.first_forward.is_some()
+        self.counts.of(EventName::Tag) == 0 && (self.first_forward.is_some() || !self.flow.is_empty())
     }
 
     /// The blocks with the categories that inference gives them, where it does.

@@ -545,7 +545,6 @@ refuse! {
     cuDeviceGetByPCIBusId,
     cuDeviceGetDevResource,
     cuDeviceGetExecAffinitySupport,
-    cuDeviceGetGraphMemAttribute,
     cuDeviceGetHostAtomicCapabilities,
     cuDeviceGetLuid,
     cuDeviceGetNvSciSyncAttributes,

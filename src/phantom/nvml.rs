@@ -107,8 +107,9 @@ answers! {
     Real fn nvmlDeviceGetMemoryInfo(handle: Word, out: Out<[u64; 3]>) {
         device(handle).map_or(INVALID, |device| out.give(memory(device)))
     }
-    /// A window as large as the memory, as on data-centre cards, and the little that a process maps of it.
-    Guess fn nvmlDeviceGetBAR1MemoryInfo(handle: Word, out: Out<[u64; 3]>) {
+    /// A window as large as the memory, as on data-centre cards, and the little that a process maps of it. No
+    /// amount of memory follows from it, and the tracer's own samples ask it in every run: not told as a guess.
+    Real fn nvmlDeviceGetBAR1MemoryInfo(handle: Word, out: Out<[u64; 3]>) {
         let Some(_) = device(handle) else { return INVALID };
         let (total, used) = (machine().spec.memory.next_power_of_two(), 2 << 20);
         out.give([total, total - used, used])

@@ -208,13 +208,14 @@ fn read_frames(layout: &Layout, mut frame: *const usize, walk: &mut Vec<Line>) {
         // SAFETY: a running frame holds its code, or `None`: an object, whose second word is its type.
         if code != 0 && unsafe { *object.add(1) } == layout.code_type {
             let byte = match layout.instruction {
-                // SAFETY: as above.
                 Instruction::Address { word, first } => {
+                    // SAFETY: a word of the frame, as above.
                     unsafe { *frame.add(word) }.wrapping_sub(code + first) as i32
                 }
-                // SAFETY: as above.
                 Instruction::Number { byte, step } => {
-                    step * unsafe { frame.byte_add(byte).cast::<i32>().read() }
+                    // SAFETY: half a word of the frame, as above.
+                    let number = unsafe { frame.byte_add(byte).cast::<i32>().read() };
+                    step * number
                 }
             };
             // SAFETY: words of a code object, as was learned.

@@ -6,6 +6,7 @@
 # wrong in here costs what it would have told, never the program: `Exception` ends where it arose, and what
 # is more than that (KeyboardInterrupt) is the program's.
 
+import atexit
 import gc
 import sys
 import time
@@ -46,6 +47,11 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
     told = [-1]  # how many backward functions had run when gradients were told last
     callers = {}  # id(root) -> the thread that called it last: only that one may look at its gradients
     main = get_ident()  # this runs on the main thread
+
+    # Autograd's thread may still wait for the interpreter, to let go of a callback that Python queued (FSDP,
+    # MemTracker), when the program ends right after a backward: pthread_exit in a C++ destructor then aborts
+    # the process. That happens without us, but our hooks shift when; so whoever waits gets a last turn.
+    atexit.register(time.sleep, 0.002)
 
     def numbered(text):
         found = numbers.get(text)

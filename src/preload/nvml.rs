@@ -353,10 +353,10 @@ unsafe fn ask_pools(ordinal: c_int, sample: &mut Sample) -> Option<()> {
     const USED: c_int = 7;
     const GRAPHS: c_int = 2;
     let mut value = 0;
-    // SAFETY: the type of cuda.h, and the place is valid for the answer.
-    if let Some(graphs) = unsafe { driver::<GraphAttribute>(c"cuDeviceGetGraphMemAttribute") }
-        && unsafe { graphs(ordinal, GRAPHS, &raw mut value) } == 0
-    {
+    // SAFETY: the type of cuda.h.
+    let graphs = unsafe { driver::<GraphAttribute>(c"cuDeviceGetGraphMemAttribute") };
+    // SAFETY: the driver's own function, and the place is valid for the answer.
+    if graphs.is_some_and(|graphs| unsafe { graphs(ordinal, GRAPHS, &raw mut value) } == 0) {
         sample.graphs = bytes(value).filter(|bytes| *bytes > 0);
     }
     // SAFETY: the types of cuda.h.

@@ -51,5 +51,6 @@ print(json.dumps({
     stats.mod_fqn: [stats.parameter_mem, stats.buffer_mem, stats.input_mem, stats.output_mem]
     for stats in tracker.memory_tracking.values()
 }))
-# Autograd's thread still lets go of the tracker's hooks; a Python that ends meanwhile aborts, traced or not.
+# Autograd's thread still lets go of the tracker's callbacks; a Python that ends meanwhile aborts, traced or
+# not (one run in ten of the untraced script did).
 time.sleep(0.5)

@@ -67,6 +67,7 @@ else:
     tracker.stop()
     print(json.dumps({
         "allocated": {str(k): v for k, v in tracker.memories_allocated.items()},
-        "retries": tracker._num_alloc_retries,
+        # torch 2.6 calls it after CUDA.
+        "retries": tracker._num_alloc_retries if hasattr(tracker, "_num_alloc_retries") else tracker._num_cuda_retries,
         "markers": tracker._markers,
     }))

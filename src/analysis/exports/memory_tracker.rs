@@ -29,8 +29,10 @@ const FORMAT: Flag = Flag {
     help: "What MemoryTracker.load reads, or the same as JSON",
 };
 
-/// The three series: what they are called, and the total of each.
-const SERIES: [(&str, fn(&Totals) -> i64); 3] = [
+/// What a series is called, and the total that it follows.
+type Series = (&'static str, fn(&Totals) -> i64);
+
+const SERIES: [Series; 3] = [
     ("memories_allocated", |totals| totals.allocated),
     ("memories_active", |totals| totals.active),
     ("memories_reserved", |totals| totals.reserved),

@@ -276,7 +276,8 @@ impl State {
                 }
             }
             EventName::FreeCompleted => {
-                if self.pending.remove(&key).is_some() {
+                let pending = self.pending.remove(&key);
+                if pending.is_some() {
                     self.push(inside, new("free_completed", row.addr, size, block));
                 }
             }
