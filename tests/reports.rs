@@ -85,7 +85,9 @@ fn every_report_answers_on_every_trace_and_names_a_command_that_exists() {
             assert!(!answer.next.is_empty(), "{}", report.name());
             for next in &answer.next {
                 let command = next.split(' ').nth(1).unwrap();
-                assert!(reports::find(command).is_some(), "{}: {next}", report.name());
+                // The page is a command of its own.
+                let known = command == "report" || reports::find(command).is_some();
+                assert!(known, "{}: {next}", report.name());
             }
             assert!(text.contains("events lost"), "{text}");
             // All of them were recorded on the phantom device, and every report says so.

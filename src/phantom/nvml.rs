@@ -14,9 +14,15 @@ const UNSUPPORTED: Status = 3;
 /// `NVML_ERROR_INSUFFICIENT_SIZE`.
 const TOO_SMALL: Status = 7;
 
-/// Handles are an index and one, so that none is null.
+/// The index of a handle: one less, so that none is null. NVML knows the devices that
+/// `CUDA_VISIBLE_DEVICES` hides as well; the visible ones come first.
+fn index(handle: usize) -> Option<usize> {
+    handle.checked_sub(1).filter(|&index| index < machine().spec.count as usize)
+}
+
+/// The device of a handle, when it is a visible one.
 fn device(handle: usize) -> Option<&'static Device> {
-    machine().devices.get(handle.checked_sub(1)?)
+    machine().devices.get(index(handle)?)
 }
 
 fn by(found: Option<usize>, out: Out<usize>) -> Status {
@@ -84,9 +90,9 @@ answers! {
     Real fn nvmlSystemGetCudaDriverVersion(out: Out<c_int>) { out.give(driver_version()) }
     Real fn nvmlSystemGetCudaDriverVersion_v2(out: Out<c_int>) { out.give(driver_version()) }
     Real fn nvmlSystemGetDriverVersion(out: Out<c_char>, capacity: u32) { out.text("580.00", capacity as usize); OK }
-    Real fn nvmlDeviceGetCount_v2(out: Out<u32>) { out.give(machine().devices.len() as u32) }
-    Real fn nvmlDeviceGetHandleByIndex_v2(index: u32, out: Out<usize>) {
-        by(Some(index as usize).filter(|&index| index < machine().devices.len()), out)
+    Real fn nvmlDeviceGetCount_v2(out: Out<u32>) { out.give(machine().spec.count) }
+    Real fn nvmlDeviceGetHandleByIndex_v2(number: u32, out: Out<usize>) {
+        by(index(number as usize + 1), out)
     }
     Real fn nvmlDeviceGetHandleByPciBusId_v2(id: Text, out: Out<usize>) { by(at_bus(id.str()), out) }
     Real fn nvmlDeviceGetHandleByUUID(uuid: Text, out: Out<usize>) {
@@ -94,15 +100,15 @@ answers! {
     }
     Real fn nvmlDeviceGetName(handle: Word, out: Out<c_char>, capacity: u32) {
         out.text(&machine().spec.name, capacity as usize);
-        if device(handle).is_some() { OK } else { INVALID }
+        if index(handle).is_some() { OK } else { INVALID }
     }
     Real fn nvmlDeviceGetUUID(handle: Word, out: Out<c_char>, capacity: u32) {
-        let Some(device) = device(handle) else { return INVALID };
-        out.text(&uuid_text(device.index), capacity as usize);
+        let Some(index) = index(handle) else { return INVALID };
+        out.text(&uuid_text(index), capacity as usize);
         OK
     }
     Real fn nvmlDeviceGetIndex(handle: Word, out: Out<u32>) {
-        device(handle).map_or(INVALID, |device| out.give(device.index as u32))
+        index(handle).map_or(INVALID, |index| out.give(index as u32))
     }
     Real fn nvmlDeviceGetMemoryInfo(handle: Word, out: Out<[u64; 3]>) {
         device(handle).map_or(INVALID, |device| out.give(memory(device)))
@@ -127,7 +133,7 @@ answers! {
         let (a, b) = machine().spec.cc;
         major.put(a as c_int);
         minor.put(b as c_int);
-        if device(handle).is_some() { OK } else { INVALID }
+        if index(handle).is_some() { OK } else { INVALID }
     }
     Real fn nvmlDeviceGetP2PStatus(_from: Word, _to: Word, _kind: c_int, out: Out<c_int>) { out.give(0) }
     Unsupported fn nvmlDeviceGetNvLinkRemoteDeviceType(_handle: Word, _link: u32, _out: Word) { UNSUPPORTED }
