@@ -78,6 +78,8 @@ pub fn play_to(
     let last = match at {
         At::End => return play(trace, columns, options, tracked, visit).map(Some),
         At::Time(ns) => {
+            // A replay needs no time of a free or an op; whoever stops at one does.
+            let columns = columns.and(Columns::of(&["ts_ns"]));
             return play_until(trace, columns, options, tracked, |row| row.ts_ns > ns, visit).map(Some);
         }
         At::Step(step) => {
