@@ -1,11 +1,15 @@
 //! Each export on real traces: held against the trace itself here, and against the programs that read it
 //! (`tests/scripts/export_check.py`): PyTorch's own viewers, DuckDB and Polars, speedscope's schema.
 
+#[path = "common/installed.rs"]
+mod installed;
+
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use installed::{cache, python};
 use memtrace_analysis::exports::{self, EXPORTS};
 use memtrace_analysis::input::Input;
 use memtrace_analysis::options::Options;
@@ -373,24 +377,6 @@ fn figures_have_their_lines_markers_and_units() {
 }
 
 // What reads the exports.
-
-/// The python of an installed torch.
-fn python(version: &str) -> Option<PathBuf> {
-    let folder = cache().join(format!("torch-{version}"));
-    if folder.join(".complete").exists() {
-        return Some(folder.join("bin/python"));
-    }
-    missing(&format!("torch {version} is not installed: run scripts/torch-env {version}"));
-    None
-}
-
-fn cache() -> PathBuf {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("MEMTRACE_CACHE").unwrap_or_else(|| {
-        let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
-        base.expect("HOME is set").join("memtrace")
-    })
-}
 
 /// What is not there skips its test, and with `CI=true` fails it.
 fn missing(why: &str) {

@@ -1,8 +1,12 @@
 //! `memtrace fit` on the phantom device: with plain calls of the runtime, and with torch.
 
-use std::path::{Path, PathBuf};
+#[path = "common/installed.rs"]
+mod installed;
+
+use std::path::Path;
 use std::process::{Command, Output};
 
+use installed::python;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -117,21 +121,6 @@ fn what_fails_for_another_reason_is_shown_and_is_no_answer() {
     assert!(fit.stderr().contains("{} in its place"), "{}", fit.stderr());
     let fit = Fit::of(&["-o", "out", "--", "/nowhere/python", "{}"]);
     assert_eq!((fit.status(), fit.left().len()), (2, 0));
-}
-
-/// The python of an installed torch.
-fn python(version: &str) -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = set("MEMTRACE_CACHE")
-        .or_else(|| set("XDG_CACHE_HOME").map(|base| base.join("memtrace")))
-        .unwrap_or_else(|| set("HOME").unwrap().join(".cache/memtrace"));
-    let folder = cache.join(format!("torch-{version}"));
-    if folder.join(".complete").exists() {
-        return Some(folder.join("bin/python"));
-    }
-    assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "run scripts/torch-env {version}");
-    eprintln!("skipped: run scripts/torch-env {version}");
-    None
 }
 
 #[test]

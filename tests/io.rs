@@ -4,9 +4,13 @@
 //! Each test runs once for every torch of [`on_every_torch`]; one that `scripts/torch-env` has not installed
 //! skips its tests and says so, and fails them with `CI=true`.
 
+#[path = "common/installed.rs"]
+mod installed;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use installed::python;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -135,13 +139,9 @@ struct Torch {
 
 impl Torch {
     fn run(version: &str, test: fn(&Torch)) {
-        let folder = cache().join(format!("torch-{version}"));
-        if folder.join(".complete").exists() {
-            return test(&Torch { version: version.to_owned(), python: folder.join("bin/python") });
+        if let Some(python) = python(version) {
+            test(&Torch { version: version.to_owned(), python });
         }
-        let why = format!("torch {version} is not installed: run scripts/torch-env {version}");
-        assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{why}");
-        eprintln!("skipped: {why}");
     }
 
     /// A script of tests/scripts with `MEMTRACE_OPS=io`, unless `variables` say otherwise.
@@ -238,13 +238,4 @@ fn text(bytes: &[u8]) -> String {
 
 fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts")
-}
-
-/// Where scripts/torch-env installs.
-fn cache() -> PathBuf {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("MEMTRACE_CACHE").unwrap_or_else(|| {
-        let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
-        base.expect("HOME is set").join("memtrace")
-    })
 }

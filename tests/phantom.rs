@@ -3,10 +3,14 @@
 //! Each script of the table runs on every torch of [`TORCHES`] and asserts what must hold. A torch
 //! that `scripts/torch-env` has not installed skips its tests and says so; with `CI=true` it fails them.
 
+#[path = "common/installed.rs"]
+mod installed;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use installed::python;
 const TORCHES: [&str; 2] = ["2.11.0", "2.6.0"];
 
 /// One test per script and torch: its name, the script, the card, and what else the environment has.
@@ -74,23 +78,6 @@ fn on_phantom(program: &Path, card: &str, environment: &[(&str, &str)]) -> Comma
     command.env("LD_PRELOAD", library()).env("MEMTRACE_PHANTOM", card).env("PYTHONDONTWRITEBYTECODE", "1");
     command.envs(environment.iter().copied());
     command
-}
-
-/// The python of an installed torch.
-fn python(version: &str) -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = set("MEMTRACE_CACHE").unwrap_or_else(|| {
-        let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
-        base.expect("HOME is set").join("memtrace")
-    });
-    let folder = cache.join(format!("torch-{version}"));
-    if folder.join(".complete").exists() {
-        return Some(folder.join("bin/python"));
-    }
-    let why = format!("torch {version} is not installed: run scripts/torch-env {version}");
-    assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{why}");
-    eprintln!("skipped: {why}");
-    None
 }
 
 /// The library under test, beside the command, where `cargo build` leaves it.

@@ -1,29 +1,18 @@
 //! `memtrace run --phantom` as its users run it: the tracer and the device that is not there together.
 
+#[path = "common/installed.rs"]
+mod installed;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use installed::python;
 use memtrace_trace::reader::Reader;
 use memtrace_trace::schema::EventName;
 use serde_json::Value;
 use tempfile::TempDir;
 
 const TORCHES: [&str; 2] = ["2.11.0", "2.6.0"];
-
-/// The python of an installed torch.
-fn python(version: &str) -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = set("MEMTRACE_CACHE")
-        .or_else(|| set("XDG_CACHE_HOME").map(|base| base.join("memtrace")))
-        .unwrap_or_else(|| set("HOME").unwrap().join(".cache/memtrace"));
-    let folder = cache.join(format!("torch-{version}"));
-    if folder.join(".complete").exists() {
-        return Some(folder.join("bin/python"));
-    }
-    assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "run scripts/torch-env {version}");
-    eprintln!("skipped: run scripts/torch-env {version}");
-    None
-}
 
 fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts").join(name)

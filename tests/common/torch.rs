@@ -1,5 +1,8 @@
 //! One installed torch, and the scripts of tests/scripts that run on it: what the tests that need torch share.
 
+#[path = "installed.rs"]
+mod installed;
+
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -46,13 +49,9 @@ pub(crate) struct Torch {
 impl Torch {
     /// Runs a test on an installed torch.
     pub(crate) fn run(version: &str, test: fn(&Torch)) {
-        let folder = cache().join(format!("torch-{version}"));
-        if folder.join(".complete").exists() {
-            return test(&Torch { python: folder.join("bin/python") });
+        if let Some(python) = installed::python(version) {
+            test(&Torch { python });
         }
-        let why = format!("torch {version} is not installed: run scripts/torch-env {version}");
-        assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{why}");
-        eprintln!("skipped: {why}");
     }
 
     /// This python, with nothing of ours in its environment.
@@ -280,15 +279,6 @@ pub(crate) fn built(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_memtrace")).with_file_name(name);
     assert!(path.exists(), "{} is missing: cargo build first, as scripts/test does", path.display());
     path
-}
-
-/// Where scripts/torch-env installs.
-pub(crate) fn cache() -> PathBuf {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("MEMTRACE_CACHE").unwrap_or_else(|| {
-        let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
-        base.expect("HOME is set").join("memtrace")
-    })
 }
 
 /// Runs the script that its arguments name, with packages from the first.
