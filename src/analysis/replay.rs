@@ -392,10 +392,13 @@ impl Replay {
             self.last_step = self.last_step.max(row.step);
             self.first_step.get_or_insert(row.step);
         }
-        // The row of a free has its block's step, which may be long ago.
+        // The row of a free has its block's step, which may be long ago; the writer thread's own rows have none.
         if !matches!(
             row.event,
-            EventName::Free
+            EventName::Sample
+                | EventName::Lost
+                | EventName::Meta
+                | EventName::Free
                 | EventName::FreeCompleted
                 | EventName::Tag
                 | EventName::Live

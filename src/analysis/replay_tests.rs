@@ -147,6 +147,22 @@ fn what_the_rows_contradict_is_counted_once() {
     assert_eq!(problems.examples.len(), 3);
 }
 
+/// A look at the device may come between a backward and the tags of its gradients, and is of no step.
+#[test]
+fn a_window_of_steps_goes_on_behind_rows_that_are_of_no_step() {
+    for event in [EventName::Sample, EventName::Lost, EventName::Meta] {
+        let mut trace = TraceBuilder::default();
+        trace.segment(2 << 20);
+        let block = trace.alloc(512, step(3));
+        trace.raw(Row { event, ..step(-1) });
+        trace.tag(block, 512, step(3), Row { category: Category::Gradient, ..step(3) });
+        let only = Window { from_step: 3, to_step: 3, ..Window::default() };
+        let (replay, _) = replay(&trace.unfinished(), only, Metric::Allocated);
+        assert!(replay.in_window(), "{event}");
+        assert_eq!(replay.at_peak(0, false)[0].owner.category, Category::Gradient);
+    }
+}
+
 #[test]
 fn a_window_opens_at_the_level_that_it_finds() {
     let mut trace = TraceBuilder::default();
