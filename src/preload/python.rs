@@ -172,10 +172,14 @@ pub(crate) fn another_backward_follows() {
     }
 }
 
-/// Memory ran out: a model that dies while it is loaded shows its parameters.
-pub(crate) fn out_of_memory() {
+/// Memory ran out: a model that dies while it is loaded shows its parameters. Called before `recorder` is told,
+/// whose lines wait for that.
+pub(crate) fn out_of_memory(recorder: &Recorder) {
     if !AFTER_OUT_OF_MEMORY.load(Ordering::Relaxed).is_null() {
-        call_soon(after_out_of_memory);
+        recorder.tags_follow();
+        if !call_soon(after_out_of_memory) {
+            recorder.tags_came();
+        }
     }
 }
 
@@ -184,7 +188,14 @@ unsafe extern "C" fn after_backward(_: *mut c_void) -> c_int {
 }
 
 unsafe extern "C" fn after_out_of_memory(_: *mut c_void) -> c_int {
-    shielded(|| call(&AFTER_OUT_OF_MEMORY, null_mut())).unwrap_or(0)
+    shielded(|| {
+        let result = call(&AFTER_OUT_OF_MEMORY, null_mut());
+        if let Some(recorder) = Recorder::active() {
+            recorder.tags_came();
+        }
+        result
+    })
+    .unwrap_or(0)
 }
 
 /// `memtrace.track_external` of `python/memtrace.py`, which calls it with the GIL: `arguments` is a tuple whose one

@@ -96,6 +96,8 @@ pub struct Recorder {
     ready: (Sender<()>, Receiver<()>),
     /// Grows while the writer thread gets on.
     progress: AtomicU64,
+    /// How many times what models hold is about to be tagged, after an OOM.
+    tags_due: AtomicU32,
     /// No more events: the trace is finished, or cannot be written.
     closed: AtomicBool,
 }
@@ -205,6 +207,7 @@ impl Recorder {
             thread: Mutex::new(None),
             ready: bounded(1),
             progress: AtomicU64::new(0),
+            tags_due: AtomicU32::new(0),
             closed: AtomicBool::new(false),
         })
     }
@@ -340,6 +343,22 @@ impl Recorder {
 
     pub(crate) fn got_on(&self) {
         self.progress.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What models hold is tagged soon: the lines of an OOM wait for it. Said before the OOM is recorded.
+    pub fn tags_follow(&self) {
+        self.tags_due.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// What [`Recorder::tags_follow`] announced is recorded, or does not come.
+    pub fn tags_came(&self) {
+        let less = |due: u32| due.checked_sub(1);
+        let _ = self.tags_due.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less);
+        self.nudge();
+    }
+
+    pub(crate) fn are_tags_due(&self) -> bool {
+        self.tags_due.load(Ordering::Acquire) > 0
     }
 
     pub(crate) fn say_ready(&self) {

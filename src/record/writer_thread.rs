@@ -33,8 +33,9 @@ const LOOK: Duration = Duration::from_millis(20);
 const LOOK_FOR_OTHERS: Duration = Duration::from_millis(500);
 /// Events that are encoded between two flushes when there are many.
 const PART: usize = 16 << 10;
-/// How long after an OOM the tags of what models hold may take.
-const TAGS: Duration = Duration::from_millis(150);
+/// How long after an OOM its lines wait for the tags of what models hold: Python's main thread tells them, and
+/// it may be in a long call.
+const TAGS: Duration = Duration::from_secs(3);
 /// OOMs whose holders are told; a script that looks for its batch size makes many.
 const TOLD_OOMS: u32 = 3;
 
@@ -245,6 +246,8 @@ impl Writer {
         let mut ruler = Ruler::new();
         loop {
             ruler.adjust();
+            // Asked before the look: what was tagged by then is seen by it.
+            let tags_due = self.recorder.are_tags_due();
             match self.recorder.commands().recv_timeout(LOOK.min(every)) {
                 Ok(Command::Finish) => return self.finish(),
                 Ok(Command::Flush(done)) => {
@@ -267,7 +270,7 @@ impl Writer {
                 }
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
-            self.tell_shortage();
+            self.tell_shortage(tags_due);
             if Instant::now() >= next_flush {
                 self.flush()?;
                 next_flush = Instant::now() + every;
@@ -345,7 +348,7 @@ impl Writer {
         }
         self.collect();
         self.encode(u64::MAX)?;
-        self.tell_shortage();
+        self.tell_shortage(false);
         let how = format!("exit {}", (self.recorder.session.conclude)());
         self.encoder.end(clock::now_ns(), self.merge.dropped(), how.trim_end(), &mut self.sink)?;
         self.flush()?;
@@ -459,9 +462,9 @@ impl Writer {
         })
     }
 
-    /// Tells of the OOM when the tags after it had the time to arrive, or at the end.
-    fn tell_shortage(&mut self) {
-        let waits = |shortage: &Shortage| !self.finishing && shortage.since.elapsed() < TAGS;
+    /// Tells of the OOM once what models hold is tagged, or at the end.
+    fn tell_shortage(&mut self, tags_due: bool) {
+        let waits = |shortage: &Shortage| tags_due && shortage.since.elapsed() < TAGS;
         if !self.shortage.as_ref().is_some_and(waits) {
             let Writer { recorder, encoder, shortage, meta, path, .. } = self;
             say_shortage(recorder, encoder, shortage.take(), meta, path);

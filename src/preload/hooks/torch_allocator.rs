@@ -187,6 +187,7 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
     if let Some(ordinal) = cuda_ordinal(device) {
         shielded(|| {
             let Some(recorder) = init::recorder() else { return };
+            python::out_of_memory(recorder);
             let (context, step) = context::current();
             let source = pools::take();
             recorder.record(|clock_ns| Event {
@@ -204,7 +205,6 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
                 ..Event::default()
             });
             recorder.nudge();
-            python::out_of_memory();
         });
     }
     if let Some(real) = OUT_OF_MEMORY.get() {
