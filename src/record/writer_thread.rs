@@ -246,8 +246,8 @@ impl Writer {
         let mut ruler = Ruler::new();
         loop {
             ruler.adjust();
-            // Asked before the look: what was tagged by then is seen by it.
-            let tags_due = self.recorder.are_tags_due();
+            // Of an OOM that an earlier look saw; what was tagged by now is seen by the next one.
+            let is_told = self.shortage.is_some() && !self.recorder.are_tags_due();
             match self.recorder.commands().recv_timeout(LOOK.min(every)) {
                 Ok(Command::Finish) => return self.finish(),
                 Ok(Command::Flush(done)) => {
@@ -270,7 +270,7 @@ impl Writer {
                 }
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
-            self.tell_shortage(tags_due);
+            self.tell_shortage(is_told);
             if Instant::now() >= next_flush {
                 self.flush()?;
                 next_flush = Instant::now() + every;
@@ -348,7 +348,7 @@ impl Writer {
         }
         self.collect();
         self.encode(u64::MAX)?;
-        self.tell_shortage(false);
+        self.tell_shortage(true);
         let how = format!("exit {}", (self.recorder.session.conclude)());
         self.encoder.end(clock::now_ns(), self.merge.dropped(), how.trim_end(), &mut self.sink)?;
         self.flush()?;
@@ -462,9 +462,9 @@ impl Writer {
         })
     }
 
-    /// Tells of the OOM once what models hold is tagged, or at the end.
-    fn tell_shortage(&mut self, tags_due: bool) {
-        let waits = |shortage: &Shortage| tags_due && shortage.since.elapsed() < TAGS;
+    /// Tells of the OOM once what models hold is told, or at the end.
+    fn tell_shortage(&mut self, is_told: bool) {
+        let waits = |shortage: &Shortage| !is_told && shortage.since.elapsed() < TAGS;
         if !self.shortage.as_ref().is_some_and(waits) {
             let Writer { recorder, encoder, shortage, meta, path, .. } = self;
             say_shortage(recorder, encoder, shortage.take(), meta, path);
