@@ -410,6 +410,36 @@ fn ranges_of_the_legacy_library_mean_the_same_and_return_what_it_returns() {
 }
 
 #[test]
+fn domains_of_the_legacy_library_have_their_own_stacks_categories_and_strings() {
+    runtime();
+    // With a tool behind it the library gives handles and numbers of ranges; with none it gives nothing.
+    for (library, define) in [("libnvToolsExt.so.1", "-DTOOL"), ("libnvToolsBare.so.1", "-DBARE")] {
+        compiled("nvtools.c", library, &[define]);
+        let program = format!("domains{define}");
+        let program = compiled("legacy_domains.c", &program, &[define, library, RUNTIME]);
+        let alone = untraced(&program, &[]).output().unwrap();
+        let ran = Traced::new(&program, &[]).run();
+        assert_eq!(ran.status(), 0, "{}", ran.stderr());
+        match define {
+            "-DTOOL" => assert_eq!(ran.stdout(), String::from_utf8(alone.stdout).unwrap()),
+            // Handles by which two strings are told apart.
+            _ => assert!(!ran.stdout().contains("none"), "{}", ran.stdout()),
+        }
+        let trace = ran.trace();
+        let owner = |bytes| owner(&trace, bytes);
+        assert_eq!(owner(301), (NONE, NONE, "fused", -1), "{define}");
+        assert_eq!(owner(302), ("forward", "encoder", "fused", -1));
+        assert_eq!(owner(303), ("forward", "encoder", NONE, -1));
+        assert_eq!(owner(304), ("warm up", "encoder.layer.0", NONE, -1));
+        assert_eq!(owner(305), ("forward", "encoder", NONE, -1));
+        assert_eq!(owner(306), (NONE, NONE, NONE, -1));
+        let marks: Vec<&str> = trace.of(EventName::Mark).iter().map(|row| row.name.as_str()).collect();
+        assert_eq!(marks, ["layer.0", "fused"]);
+        the_ranges_pair(&trace, 5);
+    }
+}
+
+#[test]
 fn what_a_small_buffer_loses_is_counted_and_told() {
     let traced = Traced::new(&program("flood"), &["8", "40000"]).env("MEMTRACE_BUFFER", "1m");
     let ran = traced.run();

@@ -9,7 +9,7 @@
 
 use std::ffi::{CStr, CString, OsString, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use memtrace_record::forklock::ForkLock;
 use memtrace_record::recorder::text_id;
@@ -17,8 +17,9 @@ use memtrace_trace::ranges::{LIBRARY, LIBRARY_DOMAINS};
 use rustc_hash::FxHashMap;
 
 use crate::guard::shielded;
-use crate::real::{RealFn, c_name};
 use crate::{callers, context, init};
+
+mod legacy;
 
 const VARIABLE: &str = "NVTX_INJECTION64_PATH";
 /// Names the tool that was there before us to the processes that this one starts.
@@ -95,6 +96,7 @@ fn modules() -> [Module; 2] {
     core2[4] = Some(domain_push as Slot);
     core2[5] = Some(domain_pop as Slot);
     core2[8] = Some(domain_name_category as Slot);
+    core2[9] = Some(domain_name_category_w as Slot);
     core2[10] = Some(domain_register as Slot);
     core2[11] = Some(domain_register_w as Slot);
     core2[12] = Some(domain_create as Slot);
@@ -109,7 +111,7 @@ unsafe extern "C" fn InitializeInjectionNvtx2(get: GetExportTable) -> c_int {
         return 0;
     }
     if callers::library_at(get as *const c_void).name == text_id("libnvToolsExt.so.1") {
-        LEGACY_INJECTED.store(true, Ordering::Release);
+        legacy::injected();
     }
     // SAFETY: NVTX's own function and its table, by the contract of the injection.
     shielded(|| unsafe { inject(get) }).unwrap_or(0)
@@ -370,12 +372,29 @@ unsafe extern "C" fn mark_ex(attributes: *const Attributes) {
     next!(NEXT_CORE[1](attributes) as unsafe extern "C" fn(*const Attributes));
 }
 
-unsafe extern "C" fn domain_push(domain: usize, attributes: *const Attributes) -> c_int {
+/// # Safety
+/// `attributes` is null or what the program gave to NVTX.
+unsafe fn domain_pushed(domain: usize, attributes: *const Attributes) {
     shielded(|| {
-        // SAFETY: the program's own attributes.
+        // SAFETY: by the contract.
         let (name, category) = unsafe { read(domain, attributes) };
         context::push(&name, domain, category.as_deref());
     });
+}
+
+/// As [`started`].
+///
+/// # Safety
+/// `attributes` is null or what the program gave to NVTX.
+unsafe fn domain_started(domain: usize, attributes: *const Attributes, theirs: Option<u64>) -> u64 {
+    // SAFETY: by the contract.
+    let (name, category) = shielded(|| unsafe { read(domain, attributes) }).unwrap_or_default();
+    started(&name, domain, category.as_deref(), theirs)
+}
+
+unsafe extern "C" fn domain_push(domain: usize, attributes: *const Attributes) -> c_int {
+    // SAFETY: the program's own attributes.
+    unsafe { domain_pushed(domain, attributes) };
     next!(NEXT_CORE2[4](domain, attributes) as unsafe extern "C" fn(usize, *const Attributes) -> c_int)
         .unwrap_or(NO_TRACKING)
 }
@@ -389,8 +408,7 @@ unsafe extern "C" fn domain_start(domain: usize, attributes: *const Attributes) 
     let theirs =
         next!(NEXT_CORE2[2](domain, attributes) as unsafe extern "C" fn(usize, *const Attributes) -> u64);
     // SAFETY: the program's own attributes.
-    let (name, category) = shielded(|| unsafe { read(domain, attributes) }).unwrap_or_default();
-    started(&name, domain, category.as_deref(), theirs)
+    unsafe { domain_started(domain, attributes, theirs) }
 }
 
 unsafe extern "C" fn domain_end(domain: usize, id: u64) {
@@ -404,13 +422,23 @@ unsafe extern "C" fn domain_mark(domain: usize, attributes: *const Attributes) {
     next!(NEXT_CORE2[1](domain, attributes) as unsafe extern "C" fn(usize, *const Attributes));
 }
 
-unsafe extern "C" fn domain_name_category(domain: usize, category: u32, name: *const c_char) {
+fn category_named(domain: usize, category: u32, name: impl FnOnce() -> String) {
     shielded(|| {
-        // SAFETY: the program's own string.
-        let text = unsafe { ascii(name) };
-        with_names(|names| names.categories.insert((domain, category), text));
+        let name = name();
+        with_names(|names| names.categories.insert((domain, category), name));
     });
+}
+
+unsafe extern "C" fn domain_name_category(domain: usize, category: u32, name: *const c_char) {
+    // SAFETY: the program's own string.
+    category_named(domain, category, || unsafe { ascii(name) });
     next!(NEXT_CORE2[8](domain, category, name) as unsafe extern "C" fn(usize, u32, *const c_char));
+}
+
+unsafe extern "C" fn domain_name_category_w(domain: usize, category: u32, name: *const u32) {
+    // SAFETY: the program's own string.
+    category_named(domain, category, || unsafe { wide(name) });
+    next!(NEXT_CORE2[9](domain, category, name) as unsafe extern "C" fn(usize, u32, *const u32));
 }
 
 /// A handle for the program: the earlier tool's, or a number of our own that no pointer can equal.
@@ -459,76 +487,6 @@ unsafe extern "C" fn domain_create_w(name: *const u32) -> usize {
     let theirs = next!(NEXT_CORE2[13](name) as unsafe extern "C" fn(*const u32) -> usize);
     // SAFETY: the program's own string.
     created(unsafe { wide(name) }, theirs)
-}
-
-/// Is the injection in the legacy library?
-static LEGACY_INJECTED: AtomicBool = AtomicBool::new(false);
-
-/// The symbols of the legacy `libnvToolsExt.so.1`, which torch 2.1 and old C programs link. The real
-/// function runs first: a tool behind it gets its call, and its result is the program's. The library of
-/// CUDA 12 asks for the injection itself, at its first call; then the injection tells of the call, and
-/// the symbol only passes it on.
-macro_rules! legacy {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty, $real:ident, else $without:expr => |$answer:ident| $then:expr;)*) => { $(
-        static $real: RealFn<unsafe extern "C" fn($($type),*) -> $result> =
-            // SAFETY: the signature is the one in nvToolsExt.h.
-            unsafe { RealFn::new(c_name(concat!(stringify!($name), "\0")), "libnvToolsExt.so") };
-
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-            // SAFETY: the program's own arguments, passed on unchanged.
-            let $answer = $real.get().map_or($without, |real| unsafe { real($($arg),*) });
-            let told = LEGACY_INJECTED.load(Ordering::Acquire);
-            if !told && init::session().is_some_and(|session| session.settings.nvtx) { $then } else { $answer }
-        }
-    )* };
-}
-
-legacy! {
-    nvtxRangePushA(text: *const c_char) -> c_int, LEGACY_PUSH_A, else NO_TRACKING => |answer| {
-        // SAFETY: the program's own string.
-        shielded(|| context::push(&unsafe { ascii(text) }, DEFAULT, None));
-        answer
-    };
-    nvtxRangePushW(text: *const u32) -> c_int, LEGACY_PUSH_W, else NO_TRACKING => |answer| {
-        // SAFETY: the program's own string.
-        shielded(|| context::push(&unsafe { wide(text) }, DEFAULT, None));
-        answer
-    };
-    nvtxRangePushEx(attributes: *const Attributes) -> c_int, LEGACY_PUSH_EX, else NO_TRACKING => |answer| {
-        // SAFETY: the program's own attributes.
-        shielded(|| context::push(&unsafe { read(DEFAULT, attributes) }.0, DEFAULT, None));
-        answer
-    };
-    nvtxRangePop() -> c_int, LEGACY_POP, else NO_TRACKING => |answer| {
-        shielded(|| context::pop(DEFAULT));
-        answer
-    };
-    nvtxRangeStartA(text: *const c_char) -> u64, LEGACY_START_A, else 0 => |answer| {
-        // SAFETY: the program's own string.
-        started(&unsafe { ascii(text) }, DEFAULT, None, (answer != 0).then_some(answer))
-    };
-    nvtxRangeStartW(text: *const u32) -> u64, LEGACY_START_W, else 0 => |answer| {
-        // SAFETY: the program's own string.
-        started(&unsafe { wide(text) }, DEFAULT, None, (answer != 0).then_some(answer))
-    };
-    nvtxRangeStartEx(attributes: *const Attributes) -> u64, LEGACY_START_EX, else 0 => |answer| {
-        // SAFETY: the program's own attributes.
-        started(&unsafe { read(DEFAULT, attributes) }.0, DEFAULT, None, (answer != 0).then_some(answer))
-    };
-    nvtxRangeEnd(id: u64) -> (), LEGACY_END, else () => |_answer| ended(id);
-    nvtxMarkA(text: *const c_char) -> (), LEGACY_MARK_A, else () => |_answer| {
-        // SAFETY: the program's own string.
-        shielded(|| context::mark(&unsafe { ascii(text) }));
-    };
-    nvtxMarkW(text: *const u32) -> (), LEGACY_MARK_W, else () => |_answer| {
-        // SAFETY: the program's own string.
-        shielded(|| context::mark(&unsafe { wide(text) }));
-    };
-    nvtxMarkEx(attributes: *const Attributes) -> (), LEGACY_MARK_EX, else () => |_answer| {
-        // SAFETY: the program's own attributes.
-        shielded(|| context::mark(&unsafe { read(DEFAULT, attributes) }.0));
-    };
 }
 
 /// Before a fork; see [`ForkLock`].

@@ -1,0 +1,63 @@
+/* Ranges in domains, through the legacy library, an allocation in each. Prints what the library returned. */
+#include "cuda.h"
+#include "nvtx.h"
+#include <stdio.h>
+
+uintptr_t nvtxDomainCreateA(const char *), nvtxDomainCreateW(const wchar_t *);
+uintptr_t nvtxDomainRegisterStringA(uintptr_t, const char *), nvtxDomainRegisterStringW(uintptr_t, const wchar_t *);
+void nvtxDomainNameCategoryA(uintptr_t, uint32_t, const char *), nvtxDomainNameCategoryW(uintptr_t, uint32_t, const wchar_t *);
+int nvtxDomainRangePushEx(uintptr_t, const nvtx_attributes *), nvtxDomainRangePop(uintptr_t);
+uint64_t nvtxDomainRangeStartEx(uintptr_t, const nvtx_attributes *);
+void nvtxDomainRangeEnd(uintptr_t, uint64_t), nvtxDomainMarkEx(uintptr_t, const nvtx_attributes *);
+int nvtxRangePushA(const char *), nvtxRangePop(void);
+
+static void allocate(size_t size) {
+    void *address;
+    cudaMalloc(&address, size);
+}
+
+/* A handle; a library with no tool behind it gives none, and we do. */
+static void told(uintptr_t handle) {
+    static uintptr_t last;
+    printf("%lu%s\n", handle, handle && handle != last ? "" : " none");
+    last = handle;
+}
+
+int main(void) {
+    (void)nvtx_initialize;
+    uintptr_t own = nvtxDomainCreateA("memtrace"), other = nvtxDomainCreateW(L"another");
+    told(own);
+    told(other);
+    nvtxDomainNameCategoryA(own, 1, "op");
+    nvtxDomainNameCategoryW(own, 2, L"phase");
+    nvtxDomainNameCategoryA(other, 1, "op");
+    uintptr_t fused = nvtxDomainRegisterStringA(own, "fused"), warm = nvtxDomainRegisterStringW(own, L"warm up");
+    told(fused);
+    told(warm);
+    nvtx_attributes op = nvtx_message(REGISTERED, (void *)fused, 1);
+    nvtx_attributes phase = nvtx_message(REGISTERED, (void *)warm, 2);
+    nvtx_attributes encoder = nvtx_message(WIDE, L"encoder", 1), layer = nvtx_message(ASCII, "layer.0", 0);
+
+    printf("%d\n", nvtxDomainRangePushEx(own, &op));
+    allocate(301);
+    /* Each domain has a stack of its own; a category of another domain says nothing. */
+    printf("%d\n", nvtxDomainRangePushEx(other, &encoder));
+    printf("%d\n", nvtxRangePushA("forward"));
+    allocate(302);
+    printf("%d\n", nvtxDomainRangePop(own));
+    allocate(303);
+    uint64_t warming = nvtxDomainRangeStartEx(own, &phase);
+    printf("%lu\n", warming);
+    /* The domain with no handle is the one of plain push and pop. */
+    printf("%d\n", nvtxDomainRangePushEx(0, &layer));
+    allocate(304);
+    printf("%d\n", nvtxRangePop());
+    nvtxDomainRangeEnd(own, warming);
+    allocate(305);
+    printf("%d\n", nvtxRangePop());
+    printf("%d\n", nvtxDomainRangePop(other));
+    allocate(306);
+    nvtxDomainMarkEx(other, &layer);
+    nvtxDomainMarkEx(own, &op);
+    return 0;
+}
