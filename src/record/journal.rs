@@ -168,6 +168,12 @@ impl Pool {
         self.short.store(self.percent_free() < SHORT_PERCENT, Ordering::Relaxed);
     }
 
+    /// How many chunks there are.
+    #[must_use]
+    pub fn chunks(&self) -> usize {
+        self.chunks
+    }
+
     /// How many chunks are free, in percent.
     #[must_use]
     pub fn percent_free(&self) -> usize {

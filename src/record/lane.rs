@@ -10,23 +10,25 @@ use memtrace_trace::{Event, Kind};
 
 use crate::clock;
 use crate::journal::{ChunkWriter, Pool};
-use crate::recorder::Recorder;
+use crate::recorder::{Loose, Recorder};
 use crate::words::words;
 
 /// No event of this lane is under way.
 pub(crate) const IDLE: u64 = u64::MAX;
 /// No chunk is being filled.
 pub(crate) const NO_CHUNK: u32 = u32::MAX;
-/// How long a hook waits for a free chunk before it drops its event.
-const PATIENCE: Duration = Duration::from_millis(10);
+/// How long a hook waits for a free chunk before it leaves its event to the recorder, or drops it.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(10);
 
 /// What the writer thread sees of a lane.
 #[repr(align(64))]
 pub(crate) struct LaneShared {
     pub(crate) id: u32,
-    /// A lower bound for the clock of the event that is under way, [`IDLE`] when there is none: the
+    /// A lower bound for the clock of the event that is being recorded, [`IDLE`] when there is none: the
     /// writer emits nothing later than that.
     pub(crate) pending: AtomicU64,
+    /// The same of an event that was announced, whose call may take long.
+    pub(crate) announced: AtomicU64,
     /// The chunk being filled.
     pub(crate) chunk: AtomicU32,
     /// How many events the thread counted, dropped ones included.
@@ -159,8 +161,7 @@ impl Lane {
     /// Records one event with the clock read here; `make` gets it.
     #[inline(always)]
     pub(crate) fn record(&mut self, make: impl FnOnce(u64) -> Event) {
-        let outer = self.shared.pending.load(Ordering::Relaxed);
-        self.shared.pending.store(outer.min(self.last), Ordering::Relaxed);
+        self.shared.pending.store(self.last, Ordering::Relaxed);
         let now = clock::now_ns();
         self.last = now;
         self.count();
@@ -169,15 +170,15 @@ impl Lane {
             Some(chunk) if chunk.room() > 0 && self.untold == 0 => chunk.push(make(now)),
             _ => self.push_slowly(make(now)),
         }
-        self.shared.pending.store(outer, Ordering::Release);
+        self.shared.pending.store(IDLE, Ordering::Release);
     }
 
     /// Announces an event whose clock is now and whose outcome is not known yet; [`Lane::commit`]
     /// ends it. Gives the clock.
     pub(crate) fn begin(&mut self) -> u64 {
-        self.shared.pending.store(self.last, Ordering::Relaxed);
+        self.shared.announced.store(self.last, Ordering::Relaxed);
         let now = clock::now_ns();
-        self.shared.pending.store(now, Ordering::Release);
+        self.shared.announced.store(now, Ordering::Release);
         now
     }
 
@@ -185,7 +186,7 @@ impl Lane {
     pub(crate) fn commit(&mut self, event: Event) {
         self.last = self.last.max(event.clock_ns);
         self.push(event);
-        self.shared.pending.store(IDLE, Ordering::Release);
+        self.shared.announced.store(IDLE, Ordering::Release);
     }
 
     /// Counts an op that is left out on purpose; the next chunk tells of it.
@@ -227,8 +228,11 @@ impl Lane {
     #[cold]
     fn push_slowly(&mut self, event: Event) {
         if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < 2) && !self.next_chunk() {
-            self.untold += 1;
-            self.count_dropped();
+            let loose = Loose { lane: self.shared.id, tid: self.tid, event };
+            if !self.recorder.keep_loose(loose) {
+                self.untold += 1;
+                self.count_dropped();
+            }
             return;
         }
         if let Some(chunk) = &mut self.chunk {
@@ -281,6 +285,7 @@ impl Drop for Lane {
             chunk.finish();
         }
         self.shared.pending.store(IDLE, Ordering::Release);
+        self.shared.announced.store(IDLE, Ordering::Release);
         self.shared.closed.store(true, Ordering::Release);
     }
 }

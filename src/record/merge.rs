@@ -7,21 +7,22 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_trace::{Event, Kind};
 use rustc_hash::FxHashMap;
 
 use crate::clock;
-use crate::journal::ChunkReader;
-use crate::lane::{LaneShared, NO_CHUNK};
-use crate::recorder::Recorder;
+use crate::journal::{ChunkReader, Pool};
+use crate::lane::{IDLE, LaneShared, NO_CHUNK};
+use crate::recorder::{Loose, MOST_LOOSE, Recorder};
 use crate::slots::{bytes_of, text_slots};
 
 /// A store reaches the other cores within this time, so a lane that looked idle after it has nothing
 /// older to say. (The lane does not pay for a fence; x86 drains a store buffer in well under 1 us.)
 const SLACK_NS: u64 = 1_000_000;
-/// With fewer free chunks than this, in percent, an announced event no longer holds the others back.
+/// With fewer free chunks than this, in percent, and as many full ones, an announced event no longer holds the
+/// others back.
 const SHORT_PERCENT: usize = 10;
 
 /// A chunk that is full or being filled.
@@ -41,7 +42,10 @@ struct Source {
     next_index: u32,
     /// The next slot of the front part.
     slot: usize,
+    /// Events that found no chunk, in the order of the lane.
+    loose: VecDeque<Event>,
     head: Option<Event>,
+    head_is_loose: bool,
     /// The clock of the last event given; a lane's clocks never fall.
     last_ns: u64,
     /// Read to the end, to be recycled.
@@ -64,7 +68,7 @@ impl Merge {
         define: &mut impl FnMut(&Event, &[u8]),
     ) -> u64 {
         let now = clock::now_ns().saturating_sub(SLACK_NS);
-        let mut watermark = now;
+        let (mut watermark, mut announced) = (now, now);
         for shared in recorder.lanes().drain(..) {
             self.sources.insert(shared.id, Source::new(shared));
         }
@@ -73,6 +77,7 @@ impl Merge {
         let mut filling = Vec::new();
         for source in self.sources.values() {
             watermark = watermark.min(source.shared.pending.load(Ordering::Acquire));
+            announced = announced.min(source.shared.announced.load(Ordering::Acquire));
             let chunk = source.shared.chunk.load(Ordering::Acquire);
             if chunk != NO_CHUNK {
                 filling.push((source.shared.id, recorder.pool().reader(chunk)));
@@ -83,12 +88,12 @@ impl Merge {
         full.sort_by_key(|chunk| (chunk.lane(), chunk.index()));
         for chunk in full {
             // A lane that registered after the look above waits in the recorder with its chunks' turn.
-            let source = self.sources.entry(chunk.lane());
-            let source = source.or_insert_with(|| {
-                let shared = recorder.take_lane(chunk.lane());
-                Source::new(shared.expect("a chunk's lane is registered before the chunk"))
-            });
-            source.add(chunk, true);
+            self.source(chunk.lane(), recorder).add(chunk, true);
+        }
+        for Loose { lane, tid, event } in recorder.take_loose() {
+            let source = self.source(lane, recorder);
+            source.tid = tid;
+            source.loose.push_back(event);
         }
         for (lane, chunk) in filling {
             if let Some(source) = self.sources.get_mut(&lane)
@@ -106,7 +111,14 @@ impl Merge {
         for source in self.sources.values_mut() {
             source.look(define);
         }
-        if recorder.pool().percent_free() < SHORT_PERCENT { now } else { watermark }
+        if self.is_held_up(recorder.pool()) { watermark } else { watermark.min(announced) }
+    }
+
+    fn source(&mut self, lane: u32, recorder: &'static Recorder) -> &mut Source {
+        self.sources.entry(lane).or_insert_with(|| {
+            let shared = recorder.take_lane(lane);
+            Source::new(shared.expect("a lane is registered before it has events"))
+        })
     }
 
     /// Gives `emit` the events up to `watermark`, oldest first, with their threads, but not many more
@@ -172,7 +184,8 @@ impl Merge {
         let gone = &mut self.dropped_by_the_gone;
         self.sources.retain(|_, source| {
             let closed = source.shared.closed.load(Ordering::Acquire);
-            let over = closed && source.parts.is_empty() && recorder.pool().full().is_empty();
+            let is_empty = source.parts.is_empty() && source.loose.is_empty();
+            let over = closed && is_empty && recorder.pool().full().is_empty() && !recorder.has_loose();
             if over {
                 *gone += source.shared.dropped.load(Ordering::Relaxed);
             }
@@ -189,7 +202,19 @@ impl Merge {
 
     /// Is an event announced and not ended, or recorded and not given?
     pub(crate) fn is_busy(&self) -> bool {
-        self.sources.values().any(|source| source.shared.pending.load(Ordering::Acquire) != crate::lane::IDLE)
+        let is_idle = |of: &AtomicU64| of.load(Ordering::Acquire) == IDLE;
+        self.sources
+            .values()
+            .any(|Source { shared, .. }| !is_idle(&shared.pending) || !is_idle(&shared.announced))
+    }
+
+    /// Is the pool short, and not because so many threads have a chunk, but because full ones wait for an event
+    /// that was announced?
+    fn is_held_up(&self, pool: &Pool) -> bool {
+        let full = || self.sources.values().flat_map(|source| &source.parts).filter(|part| part.full).count();
+        let loose = || self.sources.values().map(|source| source.loose.len()).sum::<usize>();
+        pool.percent_free() < SHORT_PERCENT
+            && (full() * 100 >= SHORT_PERCENT * pool.chunks() || loose() * 2 > MOST_LOOSE)
     }
 }
 
@@ -219,7 +244,9 @@ impl Source {
             parts: VecDeque::new(),
             next_index: 0,
             slot: 0,
+            loose: VecDeque::new(),
             head: None,
+            head_is_loose: false,
             last_ns: 0,
             done: Vec::new(),
         }
@@ -259,7 +286,24 @@ impl Source {
 
     /// The oldest event not given yet.
     fn peek(&mut self) -> Option<Event> {
-        while self.head.is_none() {
+        if self.head.is_none() {
+            let placed = self.placed();
+            let loose = self.loose.front().copied();
+            self.head_is_loose =
+                loose.is_some_and(|loose| placed.is_none_or(|placed| loose.clock_ns < placed.clock_ns));
+            let mut event = if self.head_is_loose { loose } else { placed }?;
+            // An announced event has the clock of its beginning; what the thread recorded meanwhile stands
+            // before it in the lane.
+            event.clock_ns = event.clock_ns.max(self.last_ns);
+            self.last_ns = event.clock_ns;
+            self.head = Some(event);
+        }
+        self.head
+    }
+
+    /// The oldest event of the chunks.
+    fn placed(&mut self) -> Option<Event> {
+        loop {
             let part = self.parts.front()?;
             if self.slot >= part.seen {
                 if !part.full {
@@ -269,24 +313,21 @@ impl Source {
                 self.slot = 0;
                 continue;
             }
-            let mut event = part.chunk.event(self.slot);
+            let event = part.chunk.event(self.slot);
             match event.kind() {
                 _ if event.is_definition() => self.slot += 1 + text_slots(&event),
                 None | Some(Kind::Pad) => self.slot += 1,
-                Some(_) => {
-                    // An announced event has the clock of its beginning; what the thread recorded
-                    // meanwhile stands before it in the lane.
-                    event.clock_ns = event.clock_ns.max(self.last_ns);
-                    self.last_ns = event.clock_ns;
-                    self.head = Some(event);
-                }
+                Some(_) => return Some(event),
             }
         }
-        self.head
     }
 
     fn next(&mut self) {
         self.head = None;
-        self.slot += 1;
+        if self.head_is_loose {
+            self.loose.pop_front();
+        } else {
+            self.slot += 1;
+        }
     }
 }

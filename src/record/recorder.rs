@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use memtrace_trace::{Api, Event, Kind, Meta};
 use crate::clock;
 use crate::intern::{Context, ContextId, Frame, StackId, TextId, with_tables};
 use crate::journal::{Pool, Run};
-use crate::lane::{IDLE, LaneShared, NO_CHUNK, with_lane};
+use crate::lane::{IDLE, LaneShared, NO_CHUNK, PATIENCE, with_lane};
 use crate::slots::text_events;
 use crate::writer_thread;
 
@@ -67,8 +67,8 @@ impl Session {
 
 /// What the writer thread is asked to do.
 pub(crate) enum Command {
-    /// Bring the trace up to date now, and answer.
-    Flush(Sender<()>),
+    /// Bring the trace up to date now, and say whether it is.
+    Flush(Sender<bool>),
     /// Look at the events now: an OOM wants its lines on stderr.
     Nudge,
     /// The process is about to become another program: end the trace, answer, and wait.
@@ -78,6 +78,16 @@ pub(crate) enum Command {
     /// Write everything and end.
     Finish,
 }
+
+/// An event that found no chunk: more threads record at once than there are chunks, or the writer fell behind.
+pub(crate) struct Loose {
+    pub(crate) lane: u32,
+    pub(crate) tid: u32,
+    pub(crate) event: Event,
+}
+
+/// How many of them wait at most: 4 MiB.
+pub(crate) const MOST_LOOSE: usize = 32 << 10;
 
 /// The recorder of a process.
 pub struct Recorder {
@@ -90,6 +100,8 @@ pub struct Recorder {
     next_lane: AtomicU32,
     /// Definitions that found no chunk, each with the slots behind it.
     kept: Mutex<Vec<Vec<Event>>>,
+    /// Events that found no chunk.
+    loose: Mutex<Vec<Loose>>,
     commands: (Sender<Command>, Receiver<Command>),
     thread: Mutex<Option<JoinHandle<()>>>,
     /// The writer thread says here that the trace exists, or that it cannot.
@@ -203,6 +215,7 @@ impl Recorder {
             lanes: Mutex::new(Vec::new()),
             next_lane: AtomicU32::new(0),
             kept: Mutex::new(Vec::new()),
+            loose: Mutex::new(Vec::new()),
             commands: bounded(64),
             thread: Mutex::new(None),
             ready: bounded(1),
@@ -244,11 +257,12 @@ impl Recorder {
         let _ = self.commands.0.try_send(Command::Nudge);
     }
 
-    /// Waits until what was recorded so far is in the file, up to `patience`.
+    /// Waits until what was recorded so far is in the file, up to `patience`; false when it is not. A thread
+    /// that is in the middle of a call that gives memory back holds up what came after the call's beginning.
     pub fn flush(&self, patience: Duration) -> bool {
         let (done, answer) = bounded(1);
         self.commands.0.send_timeout(Command::Flush(done), patience).is_ok()
-            && answer.recv_timeout(patience).is_ok()
+            && answer.recv_timeout(patience) == Ok(true)
     }
 
     /// Writes everything and ends the trace; for the end of the process. In the child of a `vfork`,
@@ -341,6 +355,31 @@ impl Recorder {
         std::mem::take(&mut *lock(&self.kept))
     }
 
+    /// Keeps an event that found no chunk, for the writer thread; a kill loses it. False when there are too many,
+    /// or when a signal handler comes while its own thread is at it.
+    pub(crate) fn keep_loose(&self, event: Loose) -> bool {
+        let since = Instant::now();
+        loop {
+            match self.loose.try_lock() {
+                Ok(mut loose) if loose.len() < MOST_LOOSE => {
+                    loose.push(event);
+                    return true;
+                }
+                Ok(_) | Err(TryLockError::Poisoned(_)) => return false,
+                Err(TryLockError::WouldBlock) if since.elapsed() > PATIENCE => return false,
+                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            }
+        }
+    }
+
+    pub(crate) fn take_loose(&self) -> Vec<Loose> {
+        std::mem::take(&mut *lock(&self.loose))
+    }
+
+    pub(crate) fn has_loose(&self) -> bool {
+        !lock(&self.loose).is_empty()
+    }
+
     pub(crate) fn got_on(&self) {
         self.progress.fetch_add(1, Ordering::Relaxed);
     }
@@ -384,6 +423,7 @@ impl Recorder {
         let lane = Arc::new(LaneShared {
             id: self.next_lane.fetch_add(1, Ordering::Relaxed),
             pending: AtomicU64::new(IDLE),
+            announced: AtomicU64::new(IDLE),
             chunk: AtomicU32::new(NO_CHUNK),
             counted: AtomicU64::new(0),
             dropped: AtomicU64::new(0),

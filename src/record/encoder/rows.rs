@@ -135,7 +135,7 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         self.told_lost += events;
-        let name = format!("{events} events dropped: the writer fell behind");
+        let name = format!("{events} events dropped: the buffer was full; MEMTRACE_BUFFER makes it larger");
         let (event, requested_bytes) = (EventName::Lost, events as i64);
         self.emit(&Row { event, tid: tid as i32, requested_bytes, name: &name, ..self.blank(clock_ns) }, sink)
     }
