@@ -76,7 +76,8 @@ MEMTRACE_LIBRARY(void, step, (int64_t step)) {
 }
 
 /* Waits until everything recorded so far is in the file, 10 s at most; 0 when it is, or when there is
- * no trace. */
+ * no trace. -1 when a thread has been in the middle of one cudaFree for a second: what was recorded since that call
+ * began is not in the file yet. */
 MEMTRACE_LIBRARY(int, flush, (void)) {
     return memtrace_library_flush ? memtrace_library_flush() : 0;
 }

@@ -155,5 +155,6 @@ def track_external(*external):
 
 
 def flush():
-    """Waits until everything recorded so far is in the file; False when that took too long."""
+    """Waits until everything recorded so far is in the file; False when that took too long, or when a thread has
+    been in the middle of one cudaFree for a second."""
     return _LIBRARY is None or _LIBRARY.memtrace_flush() == 0

@@ -209,6 +209,59 @@ fn a_program_that_becomes_another_ends_its_trace() {
 }
 
 #[test]
+fn a_kill_after_an_exec_that_failed_leaves_what_was_flushed() {
+    let ran = Traced::new(&program("ends"), &["exec that fails late", "kill"]).run();
+    assert_eq!(ran.status(), 128 + 9, "{}", ran.stderr());
+    let mut reader = memtrace_trace::reader::Reader::open(&ran.files()[0]).unwrap();
+    let mut deltas = Vec::new();
+    while let Some(row) = reader.next_row().unwrap() {
+        assert_ne!(row.event, EventName::End, "the end before the exec was taken back");
+        deltas.push(row.delta_bytes);
+    }
+    assert_eq!(deltas, [0, 1000, 2000, -1000, 3000]);
+}
+
+#[test]
+fn the_first_row_tells_of_the_devices_of_a_program_whose_first_call_starts_cuda() {
+    compiled("lazy.c", "liblazy.so", &[]);
+    let ran = Traced::new(&compiled("lazy.c", "lazy", &["-DMAIN", "liblazy.so"]), &[]).run();
+    assert_eq!(ran.status(), 0, "{}", ran.stderr());
+    assert_eq!(ran.trace().taking(1000).device, 1);
+    let mut reader = memtrace_trace::reader::Reader::open(&ran.files()[0]).unwrap();
+    let meta: memtrace_trace::Meta = serde_json::from_str(reader.next_row().unwrap().unwrap().name).unwrap();
+    let devices: Vec<_> = meta
+        .devices
+        .iter()
+        .map(|device| (device.ordinal, device.name.as_str(), device.total_bytes))
+        .collect();
+    assert_eq!(devices, [(0, "First", 1 << 30), (1, "Second", 2 << 30)]);
+}
+
+#[test]
+fn a_flush_behind_a_free_that_does_not_return_says_so_and_returns() {
+    let include = format!("-I{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("include").display());
+    runtime();
+    let ran = Traced::new(&compiled("blocked.c", "blocked", &[&include, RUNTIME]), &[]).run();
+    assert_eq!(ran.numbers(), [0, -1, 0], "{}", ran.stderr());
+    let trace = ran.trace();
+    let deltas: Vec<i64> = trace.rows.iter().map(|row| row.delta).collect();
+    assert_eq!(deltas, [1000, -1000, 2000], "the free began before the second allocation");
+}
+
+#[test]
+fn more_threads_than_the_buffer_has_room_for_lose_nothing() {
+    for (threads, buffer) in [("1200", "16m"), ("300", "1m")] {
+        let ran = Traced::new(&program("crowd"), &[threads, "5"]).env("MEMTRACE_BUFFER", buffer).run();
+        assert_eq!(ran.status(), 0, "{threads}: {}", ran.stderr());
+        let trace = ran.trace();
+        assert_eq!(trace.rows.len() as i64, ran.numbers()[0]);
+        assert_eq!(trace.live(), 0);
+        let seen: BTreeSet<i32> = trace.rows.iter().map(|row| row.tid).collect();
+        assert_eq!(seen.len().to_string(), threads);
+    }
+}
+
+#[test]
 fn children_of_every_kind_leave_their_parents_trace_whole() {
     let children = program("children");
     // The number of traces: a child that allocates has its own.

@@ -26,6 +26,8 @@ use crate::slots::bytes_of;
 
 /// How long the end waits for events that threads are in the middle of.
 const LAST_EVENTS: Duration = Duration::from_millis(100);
+/// How long a flush does.
+const FLUSHED_EVENTS: Duration = Duration::from_secs(1);
 /// How often the chunks are looked at. Nobody wakes this thread for a full chunk: that would cost the
 /// hook a system call, and in this time the fastest program fills a small part of the pool.
 const LOOK: Duration = Duration::from_millis(20);
@@ -155,6 +157,8 @@ struct Writer {
     shortage: Option<Shortage>,
     /// The end was asked for: nobody asks again.
     finishing: bool,
+    /// What is not in the file yet, no journal has: see [`Writer::suspend`].
+    without_journal: bool,
 }
 
 impl Writer {
@@ -232,6 +236,7 @@ impl Writer {
             ooms_told: 0,
             shortage: None,
             finishing: false,
+            without_journal: false,
         })
     }
 
@@ -252,12 +257,12 @@ impl Writer {
                 Ok(Command::Finish) => return self.finish(),
                 Ok(Command::Flush(done)) => {
                     // The devices of what was recorded before are known then.
-                    self.settle()?;
+                    let all = self.settle(FLUSHED_EVENTS)?;
                     self.sampler.look(self.recorder, &self.encoder);
-                    self.settle()?;
-                    let _ = done.send(());
+                    self.settle(if all { FLUSHED_EVENTS } else { Duration::ZERO })?;
+                    let _ = done.send(all);
                 }
-                Ok(Command::Nudge) => self.settle()?,
+                Ok(Command::Nudge) => drop(self.settle(LAST_EVENTS)?),
                 Ok(Command::Suspend(done)) => {
                     if self.suspend(&done)? {
                         return self.finish();
@@ -271,7 +276,7 @@ impl Writer {
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
             self.tell_shortage(is_told);
-            if Instant::now() >= next_flush {
+            if self.without_journal || Instant::now() >= next_flush {
                 self.flush()?;
                 next_flush = Instant::now() + every;
                 if is_alone() {
@@ -288,25 +293,27 @@ impl Writer {
         self.encode(watermark)
     }
 
-    /// Encodes everything recorded before now and flushes it.
-    fn settle(&mut self) -> io::Result<()> {
+    /// Encodes everything recorded before now and flushes it; false when a thread was in the middle of something
+    /// for all of `patience`.
+    fn settle(&mut self, patience: Duration) -> io::Result<bool> {
         let now = clock::now_ns();
-        let patience = Instant::now() + LAST_EVENTS;
-        loop {
+        let patience = Instant::now() + patience;
+        let all = loop {
             let watermark = self.collect();
             self.encode(watermark)?;
             if watermark >= now || Instant::now() > patience {
-                break;
+                break watermark >= now;
             }
             std::thread::sleep(Duration::from_millis(1));
-        }
-        self.flush()
+        };
+        self.flush()?;
+        Ok(all)
     }
 
     /// Ends the trace until the process is another program, or is told that it stays what it is: then the end
     /// is taken back. True when the process ends meanwhile in another way.
     fn suspend(&mut self, done: &Sender<()>) -> io::Result<bool> {
-        self.settle()?;
+        self.settle(LAST_EVENTS)?;
         // A part that is opened now would have no end.
         self.finishing = true;
         let place = self.encoder.place();
@@ -314,8 +321,9 @@ impl Writer {
         self.encoder.end(clock::now_ns(), self.merge.dropped(), "exec", &mut self.sink)?;
         self.flush()?;
         // The journal has nothing more, and nobody will be there to remove it. Whoever is killed after an `exec`
-        // that failed loses what was not flushed.
+        // that failed loses what was not flushed, so from then on everything is, as soon as it is seen.
         self.recorder.pool().remove_file();
+        self.without_journal = true;
         answer(done);
         let mut waiting = 1;
         while waiting > 0 {
@@ -325,7 +333,8 @@ impl Writer {
                     answer(&done);
                 }
                 Ok(Command::Resume) => waiting -= 1,
-                Ok(Command::Flush(done)) => answer(&done),
+                // What the program recorded since is in no file, and will be when it goes on.
+                Ok(Command::Flush(done)) => drop(done.send(false)),
                 Ok(Command::Nudge) => {}
                 Ok(Command::Finish) | Err(_) => break,
             }
@@ -546,7 +555,9 @@ fn answer_until_finish(recorder: &'static Recorder) {
     loop {
         match recorder.commands().recv_timeout(LOOK_FOR_OTHERS) {
             Ok(Command::Finish) | Err(RecvTimeoutError::Disconnected) => return,
-            Ok(Command::Flush(done) | Command::Suspend(done)) => answer(&done),
+            Ok(Command::Suspend(done)) => answer(&done),
+            // There is no trace that lacks anything.
+            Ok(Command::Flush(done)) => drop(done.send(true)),
             Ok(Command::Nudge | Command::Resume) => {}
             Err(RecvTimeoutError::Timeout) if is_alone() => return recorder.let_thread_go(),
             Err(RecvTimeoutError::Timeout) => {}

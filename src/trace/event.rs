@@ -15,7 +15,8 @@ pub enum Kind {
     Block = 1,
     /// `c10::reportOutOfMemoryToProfiler`: `size` is the rounded request.
     OutOfMemory = 2,
-    /// A call that takes device memory returned: `status`, `extra` is its latency in ns.
+    /// A call that takes device memory returned: `status`, `extra` is its latency in ns, `size` what it gave,
+    /// `allocated` what it was asked for (0 for the same; of a mapping, the physical memory).
     DeviceAlloc = 3,
     /// A call that gives device memory back: `clock_ns` is from before the call.
     DeviceFree = 4,

@@ -10,12 +10,12 @@ static size_t pitch;
 #define TELL(event, api, status, at, requested, delta) \
     printf("%s %s %d %lu %ld %ld\n", event, api, status, (uintptr_t)(at), (long)(requested), (long)(delta))
 
-/* A call that takes `bytes`, made three times: it works, it fails, it has nowhere to write. */
+/* A call that takes `bytes` for the `asked` ones, made three times: it works, it fails, it has nowhere to write. */
 #define TAKES(event, api, bytes, good, nowhere)                                   \
     do {                                                                          \
         void *untouched = (void *)0x1234;                                         \
         int status = good;                                                        \
-        TELL(event, api, status, address, bytes, status ? 0 : (long)(bytes));     \
+        TELL(event, api, status, address, asked, status ? 0 : (long)(bytes));     \
         void *kept = address;                                                     \
         address = untouched;                                                      \
         fake_fail_next(2);                                                        \
@@ -34,7 +34,7 @@ static size_t pitch;
         int status = call;                                               \
         TELL(event, api, status, address, -1, 0);                        \
         status = call;                                                   \
-        TELL(event, api, status, address, bytes, -(long)(bytes));        \
+        TELL(event, api, status, address, asked, -(long)(bytes));        \
         (void)(nothing);                                                 \
     } while (0)
 
@@ -71,7 +71,7 @@ int main(void) {
     cudaExtent extent = {100, 7, 3};
     volume.ptr = address;
     status = cudaMalloc3D(&volume, extent);
-    TELL("ext_alloc", "cudaMalloc3D", status, volume.ptr, 10752, 10752);
+    TELL("ext_alloc", "cudaMalloc3D", status, volume.ptr, asked, 10752);
     if (volume.pitch != 512 || volume.xsize != 100 || volume.ysize != 7) return 8;
     TELL("ext_alloc", "cudaMalloc3D", cudaMalloc3D(NULL, extent), 0, asked, 0);
     address = volume.ptr;
@@ -96,6 +96,7 @@ int main(void) {
     TELL("host_alloc", "cudaHostRegister", cudaHostRegister(page, 8192, 0), page, 8192, 8192);
     TELL("host_alloc", "cudaHostRegister", cudaHostRegister(NULL, 8192, 0), 0, 8192, 0);
     address = page;
+    asked = 8192;
     GIVES("host_free", "cudaHostUnregister", 8192, cudaHostUnregister(address), 0);
 
     /* An allocation of nothing gives a null address: there is nothing to free. */

@@ -31,5 +31,8 @@ cudaError_t cudaHostUnregister(void *address);
 
 /* The next call of this thread fails with this code. */
 void fake_fail_next(int code);
+/* cudaFree does not return until it is told to; how many calls of it wait. */
+void fake_block_frees(int yes);
+int fake_waiting(void);
 /* How many calls reached the runtime. */
 long fake_calls(void);

@@ -3,6 +3,7 @@
 #include "cuda.h"
 #include <pthread.h>
 #include <stdint.h>
+#include <unistd.h>
 
 enum { INVALID = 1, NO_MEMORY = 2, MANY = 1 << 16 };
 
@@ -14,6 +15,10 @@ static uintptr_t next = 0x7f0000000000;
 static _Thread_local int device, failing;
 static long calls;
 
+static int blocks, waiting;
+
+void fake_block_frees(int yes) { __atomic_store_n(&blocks, yes, __ATOMIC_RELEASE); }
+int fake_waiting(void) { return __atomic_load_n(&waiting, __ATOMIC_ACQUIRE); }
 void fake_fail_next(int code) { failing = code; }
 long fake_calls(void) { return __atomic_load_n(&calls, __ATOMIC_RELAXED); }
 
@@ -76,7 +81,12 @@ static cudaError_t give(void *address) {
 cudaError_t cudaGetDevice(int *out) { *out = device; return 0; }
 cudaError_t cudaSetDevice(int ordinal) { device = ordinal; return 0; }
 cudaError_t cudaMalloc(void **out, size_t size) { return take(out, size); }
-cudaError_t cudaFree(void *address) { return give(address); }
+cudaError_t cudaFree(void *address) {
+    __atomic_add_fetch(&waiting, 1, __ATOMIC_RELEASE);
+    while (__atomic_load_n(&blocks, __ATOMIC_ACQUIRE)) usleep(1000);
+    __atomic_sub_fetch(&waiting, 1, __ATOMIC_RELEASE);
+    return give(address);
+}
 cudaError_t cudaMallocAsync(void **out, size_t size, void *stream) { (void)stream; return take(out, size); }
 cudaError_t cudaFreeAsync(void *address, void *stream) { (void)stream; return give(address); }
 cudaError_t cudaMallocAsync_ptsz(void **out, size_t size, void *stream) { (void)stream; return take(out, size); }

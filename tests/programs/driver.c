@@ -72,8 +72,11 @@ int main(int argc, char **argv) {
     GIVES("ext_free", "cuMemFree", 1000, free_(address));
     TAKES("ext_alloc", "cuMemAllocManaged", 1000, GET("cuMemAllocManaged", cuMemAllocManaged)(&address, (size_t)1000, 1u));
     GIVES("ext_free", "cuMemFree", 1000, free_(address));
-    TAKES("ext_alloc", "cuMemAllocPitch", 3584, GET("cuMemAllocPitch", cuMemAllocPitch_v2)(&address, &pitch, (size_t)100, (size_t)7, 4u));
-    GIVES("ext_free", "cuMemFree", 3584, free_(address));
+    /* A row of 100 bytes takes 512. */
+    int pitched = GET("cuMemAllocPitch", cuMemAllocPitch_v2)(&address, &pitch, (size_t)100, (size_t)7, 4u);
+    TELL("ext_alloc", "cuMemAllocPitch", pitched, address, 700, 3584);
+    pitched = free_(address);
+    TELL("ext_free", "cuMemFree", pitched, address, 700, -3584);
     TAKES("ext_alloc", "cuMemAllocAsync", 1000, GET("cuMemAllocAsync", cuMemAllocAsync)(&address, (size_t)1000, stream));
     GIVES("ext_free", "cuMemFreeAsync", 1000, free_async(address, stream));
     TAKES("ext_alloc", "cuMemAllocFromPoolAsync", 1000, GET("cuMemAllocFromPoolAsync", cuMemAllocFromPoolAsync)(&address, (size_t)1000, pool, stream));

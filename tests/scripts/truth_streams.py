@@ -53,4 +53,11 @@ checkpoint("emptied")
 with torch.cuda.stream(other):
     kept = empty(4 * MIB)
 checkpoint("other")
+# Out of memory on a stream on which the thread did not allocate last.
+small = empty(7)
+try:
+    with torch.cuda.stream(other):
+        empty(1 << 45)
+except torch.cuda.OutOfMemoryError:
+    checkpoint("out of memory", oom_stream=other.cuda_stream)
 print("done", torch.cuda.max_memory_allocated())

@@ -24,6 +24,8 @@ class Device:
         self.live = {}  # addr -> the alloc row
         self.pending = {}  # addr -> the alloc row, freed while a stream still used it
         self.segments = {}  # addr -> bytes
+        self.segment_streams = {}  # addr -> the stream that asked for it
+        self.oom_stream = None
         self.mapped = set()  # addresses of pieces of expandable segments
         self.totals = collections.Counter()  # allocated, active, reserved, requested
         self.peaks = collections.Counter()
@@ -103,6 +105,7 @@ class Verifier:
             self.same("a segment is seen, not inferred", row["api"] == "reconciled", False, where)
             if row["status"] == 0:
                 state.segments[addr] = delta
+                state.segment_streams[addr] = row["stream"]
                 if event == "segment_map":
                     state.mapped.add(addr)
                 state.counts["segment_alloc"] += 1
@@ -112,12 +115,14 @@ class Verifier:
             state.move("reserved", delta)
         elif event in ("segment_free", "segment_unmap"):
             held = state.segments.pop(addr, None)
+            self.same("a freed segment was its stream's", row["stream"], state.segment_streams.pop(addr, None), where)
             state.mapped.discard(addr)
             self.same("a freed segment was held", -delta, held, where)
             state.move("reserved", delta)
             state.counts["segment_free"] += 1
         elif event == "oom":
             state.counts["oom"] += 1
+            state.oom_stream = row["stream"]
         elif event == "tag":
             self.tags[row["alloc_id"]] += delta
         for total in ("allocated", "active", "reserved"):
@@ -132,6 +137,13 @@ class Verifier:
         return max(512, -(-size // step) * step)
 
     # ---- the trace against torch
+
+    def streams_agree(self, index, ours, theirs, where):
+        """Each stream of torch is one of ours."""
+        known = self.streams.setdefault((index, "ours", ours), theirs)
+        self.same("a stream of the trace is one stream of torch", known, theirs, where)
+        known = self.streams.setdefault((index, "torch's", theirs), ours)
+        self.same("a stream of torch is one stream of the trace", known, ours, where)
 
     def pools_agree(self, index, state, told, where):
         """Each pool of torch is one of ours, and holds the same blocks."""
@@ -181,11 +193,12 @@ class Verifier:
                 self.same("requested bytes by address", Big(asked), Big(told_asked), where)
             for device, addr, _, _, told_state, stream in told["blocks"]:
                 if device == index and told_state == "active_allocated" and addr in state.live:
-                    ours = state.live[addr]["stream"]
-                    known = self.streams.setdefault((index, "ours", ours), stream)
-                    self.same("a stream of the trace is one stream of torch", known, stream, where)
-                    known = self.streams.setdefault((index, "torch's", stream), ours)
-                    self.same("a stream of torch is one stream of the trace", known, ours, where)
+                    self.streams_agree(index, state.live[addr]["stream"], stream, where)
+            for device, addr, _, stream, _ in told["segments"]:
+                if device == index and addr in state.segment_streams:
+                    self.streams_agree(index, state.segment_streams[addr], stream, where)
+            if "oom_stream" in told:
+                self.streams_agree(index, state.oom_stream, told["oom_stream"], where)
             self.pools_agree(index, state, told, where)
             for addr, size in told.get("requested", {}).items():
                 block = state.live.get(int(addr))

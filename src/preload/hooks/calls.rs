@@ -9,6 +9,7 @@ use memtrace_record::Recorder;
 use memtrace_record::clock::now_ns;
 use memtrace_trace::{Api, Event, Kind};
 
+use super::torch_allocator::current_stream;
 use crate::callers::{Library, library_at};
 use crate::context;
 use crate::guard::{Outermost, shielded};
@@ -55,19 +56,20 @@ pub(super) fn takes(
     taken: impl FnOnce() -> Taken,
 ) -> c_int {
     let Some(_outermost) = Outermost::enter() else { return run() };
-    // Before the clock: the first call of a process starts the recorder.
-    let recorder = shielded(init::recorder).flatten();
+    let recorder = Recorder::active();
     let before = now_ns();
     let status = run();
+    // The first call of a process starts CUDA, and then the recorder, whose first row tells of CUDA's devices.
+    let after = recorder.is_none().then(now_ns);
     shielded(|| {
-        let Some(recorder) = recorder else { return };
+        let Some(recorder) = recorder.or_else(init::recorder) else { return };
         let taken = if status == 0 { taken() } else { Taken { bytes: asked, ..Taken::default() } };
         let device = match taken.device {
             Some(device) => device,
             None if call.kind == Kind::HostAlloc => Event::HOST,
             None => (call.device)(),
         };
-        let event = event_of(call);
+        let event = event_of(call, Some(device));
         recorder.record(|clock_ns| Event {
             clock_ns,
             kind: if device == Event::HOST { Kind::HostAlloc } else { call.kind } as u8,
@@ -75,8 +77,9 @@ pub(super) fn takes(
             status: code(status),
             addr: taken.addr,
             size: taken.bytes as i64,
-            allocated: taken.handle,
-            extra: clock_ns.saturating_sub(before) as i64,
+            // What a mapping was asked for is what it gives.
+            allocated: if taken.handle == 0 { asked as u64 } else { taken.handle },
+            extra: after.unwrap_or(clock_ns).saturating_sub(before) as i64,
             ..event
         });
     });
@@ -93,7 +96,7 @@ pub(super) fn gives(call: Call, addr: u64, bytes: usize, run: impl FnOnce() -> c
     // What was never seen to be taken is not worth a trace of its own.
     let announced = Recorder::active().and_then(|recorder| {
         shielded(|| {
-            let event = event_of(call);
+            let event = event_of(call, None);
             (recorder, Event { clock_ns: recorder.begin(), ..event })
         })
     });
@@ -113,14 +116,21 @@ pub(super) fn gives(call: Call, addr: u64, bytes: usize, run: impl FnOnce() -> c
     status
 }
 
-/// The part of a call's event that is known before its outcome.
-fn event_of(call: Call) -> Event {
+/// The part of a call's event that does not depend on its outcome. `device` is where it took memory; what gives
+/// memory back repeats the stream of the call that took it.
+fn event_of(call: Call, device: Option<i8>) -> Event {
     let Library { name, is_torch_allocator } = library_at(call.caller);
-    let (context, step) = context::current();
+    let is_torchs = is_torch_allocator || requested::is_inside();
+    // With its caching off, torch's allocator may be called before there are streams.
+    let has_streams = is_torchs && init::session().is_some_and(|session| session.rounding.caching);
+    let (context, step) = match device {
+        Some(device @ 0..) if has_streams => context::current_on(current_stream(device)),
+        _ => context::current(),
+    };
     Event {
         kind: call.kind as u8,
         api: call.api as u8,
-        flags: (if is_torch_allocator || requested::is_inside() { Event::FROM_TORCH_ALLOCATOR } else { 0 })
+        flags: (if is_torchs { Event::FROM_TORCH_ALLOCATOR } else { 0 })
             | (if requested::is_inside_unreported() { Event::UNREPORTED } else { 0 }),
         reserved: u64::from(name),
         source: if is_torch_allocator { pools::current() } else { 0 },

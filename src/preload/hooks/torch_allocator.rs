@@ -73,13 +73,14 @@ unsafe extern "C-unwind" fn change_current_allocator(allocator: *const c_void) {
 
 /// The number of the thread's current stream on `device`; 0 for the default one.
 #[inline]
-fn current_stream(device: i8) -> i64 {
+pub(super) fn current_stream(device: i8) -> i64 {
     let found = CURRENT_STREAM_FN.load(Ordering::Relaxed);
     if found.is_null() {
         return 0;
     }
     // SAFETY: the function's type in c10/cuda/CUDAStream.h, 2.1 to 2.15: two words are returned in
-    // registers. The allocator that is reporting has streams, so they are set up.
+    // registers. The allocator that reports, or that asks for a segment, has asked for the stream just before, so
+    // streams are set up.
     let current: unsafe extern "C" fn(i8) -> Stream = unsafe { std::mem::transmute(found) };
     // SAFETY: as above; the device is the allocator's own.
     unsafe { current(device) }.id
@@ -188,7 +189,7 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
         shielded(|| {
             let Some(recorder) = init::recorder() else { return };
             python::out_of_memory(recorder);
-            let (context, step) = context::current();
+            let (context, step) = context::current_on(current_stream(ordinal));
             let source = pools::take();
             recorder.record(|clock_ns| Event {
                 clock_ns,

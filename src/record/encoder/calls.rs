@@ -5,6 +5,15 @@ use memtrace_trace::{Api, Category, Event, Kind};
 
 use super::{CPU_TENSOR, Encoder, Live, PHYSICAL, RowSink, What};
 
+/// What a call was asked for: less than it gives, where rows of a picture are padded.
+fn asked(event: &Event) -> i64 {
+    match event.allocated {
+        asked @ 1.. if event.api != Api::CuMemMap as u8 => asked as i64,
+        // A mapping has its physical memory there; calls that ask for what they give need not say so.
+        _ => event.size,
+    }
+}
+
 impl Encoder {
     pub(super) fn call_alloc<S: RowSink>(
         &mut self,
@@ -18,7 +27,7 @@ impl Encoder {
         let live = Live {
             alloc_id: if given { self.next_seq() } else { 0 },
             device: event.device,
-            requested: event.size,
+            requested: asked(event),
             rounded: event.size,
             bytes: if given { event.size } else { 0 },
             context: event.context,
