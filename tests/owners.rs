@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 const CASES: &str = "owner_cases.py";
+const MODELS: [&str; 8] = ["gpt", "resnet", "llama", "bert", "lstm", "tied", "gan", "unet"];
 const FRAMEWORKS: &str = "owner_frameworks.py";
 /// `accelerate launch` of one process.
 const ACCELERATE: &[&str] = &[
@@ -26,7 +27,7 @@ const SMALL_WORKSPACES: &[(&str, &str)] =
 #[path = "common/torch.rs"]
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod harness;
-use harness::{CARD, Run, Torch, on_every_torch, scripts, text};
+use harness::{CARD, Run, Torch, memtrace, on_every_torch, scripts, text};
 
 on_every_torch![
     eight_models_own_every_byte_and_agree_with_torch_per_module,
@@ -42,12 +43,11 @@ on_every_torch![
 ];
 
 fn eight_models_own_every_byte_and_agree_with_torch_per_module(torch: &Torch) {
-    let models = ["gpt", "resnet", "llama", "bert", "lstm", "tied", "gan", "unet"];
     // Workspaces of libraries would outweigh models of this size, and hide what they leave open.
-    let run = torch.trace_with("owner_models.py", &models, SMALL_WORKSPACES);
+    let run = torch.trace_with("owner_models.py", &MODELS, SMALL_WORKSPACES);
     assert!(run.output.status.success(), "{}", text(&run.output.stderr));
     let told = text(&run.output.stdout);
-    assert_eq!(told.lines().count(), models.len(), "{told}");
+    assert_eq!(told.lines().count(), MODELS.len(), "{told}");
     for line in told.lines() {
         let (model, pid) = line.split_once(' ').unwrap();
         let told = run.folder().join(format!("{model}.jsonl"));
@@ -113,12 +113,14 @@ fn frameworks_train_as_without_us_and_keep_their_owners(torch: &Torch) {
         &["fsdp1", "peft", "lightning"],
         &[("MEMTRACE_STACKS", "python")],
     );
+    let run = torch.trace_with(FRAMEWORKS, &["peft"], &[("MEMTRACE_WRAPPERS", "1")]);
+    check(torch, "owner_expected.py", &[run.folder()]);
 }
 
 fn launchers_notebooks_and_servers_of_forks_have_modules_too(torch: &Torch) {
     same_when_launched(torch, CARD, ACCELERATE, FRAMEWORKS, &["alone", "accelerated"], &[]);
     same_when_launched(torch, "2xh100-80g", TORCHRUN, FRAMEWORKS, &["alone", "ranks"], &[]);
-    for how in ["notebook", "forkserver"] {
+    for how in ["notebook", "forkserver", "fork"] {
         let run = torch.trace_with(FRAMEWORKS, &[how], &[("MEMTRACE_STACKS", "python")]).expect_success();
         assert_eq!(text(&run.output.stdout).trim(), "a cell ran");
         check(torch, "owner_expected.py", &[run.folder()]);
@@ -143,10 +145,31 @@ fn modules_can_be_left_alone(torch: &Torch) {
 }
 
 fn category_totals_are_those_of_mem_tracker(torch: &Torch) {
+    let cases = [
+        "checkpoint_free",
+        "checkpoint_reentrant",
+        "accumulation",
+        "two_optimizers",
+        "optimizer_in_backward",
+        "double_backward",
+    ];
     // Workspaces are allocated below torch's ops, where MemTracker sees nothing.
-    let run = torch.trace_with("owner_tracker.py", &[], SMALL_WORKSPACES);
+    let run = torch.trace_with("owner_tracker.py", &[&cases[..], &MODELS].concat(), SMALL_WORKSPACES);
     assert!(run.output.status.success(), "{}", text(&run.output.stderr));
-    check(torch, "owner_tracker_check.py", &[&run.file(), &run.folder().join("tracker.jsonl")]);
+    let told = text(&run.output.stdout);
+    assert_eq!(told.lines().count(), cases.len() + MODELS.len(), "{told}");
+    for line in told.lines() {
+        let (name, pid) = line.split_once(' ').unwrap();
+        let (trace, report) = (trace_of(&run, pid), run.folder().join(format!("{name}.json")));
+        let modules = memtrace().args(["modules", "--json", "--depth=9"]).arg(&trace).output().unwrap();
+        std::fs::write(&report, modules.stdout).unwrap();
+        eprint!("{name}: ");
+        check(
+            torch,
+            "owner_tracker_check.py",
+            &[&trace, &run.folder().join(format!("{name}.jsonl")), &report],
+        );
+    }
 }
 
 /// Runs cases of `script` with and without memtrace: they print the same and fail alike, and their blocks have the

@@ -443,8 +443,8 @@ fn with_paths<R>(work: impl FnOnce(&mut FxHashMap<usize, TextId>) -> R) -> R {
     work(PATHS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }
 
-/// `enter(module)`: its forward begins. 0: inside that of another; 1: it is the outermost; 2: nobody
-/// knows it, and nothing was done.
+/// `enter(module)`: its forward begins. 0: inside that of another, or again, for a backward that recomputes it, whose
+/// thread is no caller of the model; 1: it is the outermost; 2: nobody knows it, and nothing was done.
 ///
 /// # Safety
 /// Called by Python, which holds the GIL and passes `count` arguments.
@@ -453,7 +453,7 @@ unsafe extern "C" fn enter(_: Object, args: *const Object, count: isize) -> Obje
     let module = unsafe { identity(args, count, 0) };
     let how = shielded(|| {
         let Some(path) = with_paths(|paths| paths.get(&module).copied()) else { return 2 };
-        if context::enter_module(path, module) > 0 {
+        if context::enter_module(path, module) > 0 || context::is_autograd_thread() {
             return 0;
         }
         another_backward_follows();

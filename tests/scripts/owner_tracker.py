@@ -1,44 +1,72 @@
 """MemTracker, in the same process and on the same steps: what it says at every boundary of a module.
 
-Each of its snapshots leaves the mark `tracker:N` and, in `$OWNER_OUT/tracker.jsonl`, its totals by category.
+owner_tracker.py NAME...: cases of this file and models of `owner_models.py`, each in a forked child, whose pid is
+printed. Each snapshot of MemTracker leaves the mark `tracker:N` and, in `$OWNER_OUT/NAME.jsonl`, its totals by
+category.
 """
 
 import itertools
 import json
 import os
+import sys
+import warnings
 
 import torch
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-numbers = itertools.count()
-file = open(os.path.join(os.environ["OWNER_OUT"], "tracker.jsonl"), "w")
+import owner_models
 
 
 class Tracker(MemTracker):
-    def say(self, label):
-        number = next(numbers)
+    """A MemTracker of these models and optimizers, as long as its process lives. Said at a label: what it knows."""
+
+    def __init__(self, name, models, optimizers):
+        super().__init__()
+        self.numbers = itertools.count()
+        self.file = open(os.path.join(os.environ["OWNER_OUT"], f"{name}.jsonl"), "w")
+        self.track_external(*models, *optimizers)
+        self.__enter__()
+
+    def __call__(self, label):
+        number = next(self.numbers)
         torch.cuda.nvtx.mark(f"tracker:{number}")
-        snapshot = self.get_tracker_snapshot().get(torch.device("cuda", 0), {})
-        totals = {getattr(kind, "value", str(kind)): size for kind, size in snapshot.items()}
-        file.write(json.dumps({"number": number, "label": label, "totals": totals}) + "\n")
+        line = {"number": number, "label": label, "in_backward": self._mod_tracker.is_bw, "totals": self.totals("current")}
+        self.file.write(json.dumps(line) + "\n")
+
+    def totals(self, when):
+        snapshot = self.get_tracker_snapshot(when).get(torch.device("cuda", 0), {})
+        return {getattr(kind, "value", str(kind)): size for kind, size in snapshot.items()}
+
+    def finish(self):
+        # What no tensor holds and torch lets go of here is a library's workspace.
+        torch.cuda.nvtx.mark("workspaces:begin")
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.nvtx.mark("workspaces:end")
+        self.__exit__(None, None, None)
+        self.file.write(json.dumps({"peak": self.totals("peak")["Total"]}) + "\n")
+        self.file.close()
 
     def _pre_fw_hook(self, module, inputs):
+        # It refuses to see a root again, and to forget a module whose backward is to come: each call is a first.
+        if not self._mod_tracker.is_bw:
+            self.memory_tracking.pop(module, None)
         super()._pre_fw_hook(module, inputs)
-        self.say(f"before forward of {self._mod_tracker.get_known_fqn(module)}")
+        self(f"before forward of {self._mod_tracker.get_known_fqn(module)}")
 
     def _post_fw_hook(self, module, inputs, outputs):
         super()._post_fw_hook(module, inputs, outputs)
-        self.say(f"after forward of {self._mod_tracker.get_known_fqn(module)}")
+        self(f"after forward of {self._mod_tracker.get_known_fqn(module)}")
 
     def _pre_bw_hook(self, module, args):
         super()._pre_bw_hook(module, args)
-        self.say("before backward of a module")
+        self("before backward of a module")
 
     def _post_bw_hook(self, module, args):
         super()._post_bw_hook(module, args)
-        self.say("after backward of a module")
+        self("after backward of a module")
 
 
 class Block(nn.Module):
@@ -49,45 +77,137 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x):
-        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+        return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
 class Net(nn.Module):
-    def __init__(self, width=64):
+    def __init__(self, recompute=None, width=64):
         super().__init__()
         self.tokens = nn.Embedding(300, width)
         self.first = Block(width)
-        self.again = Block(width)  # recomputed in backward
+        self.again = Block(width)
         self.norm = nn.BatchNorm1d(width)
         self.head = nn.Linear(width, 300)
+        self.recompute = recompute or (lambda block, x: block(x))
 
     def forward(self, x):
-        x = self.first(self.tokens(x))
-        x = checkpoint(self.again, x, use_reentrant=False)
+        x = self.recompute(self.again, self.first(self.tokens(x)))
         return self.head(self.norm(x.flatten(0, 1)))
 
 
-torch.manual_seed(0)
-torch.cuda.init()
-model = Net().cuda()
-optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-tracker = Tracker()
-tracker.track_external(model, optimizer)
-with tracker:
+def loss_of(model):
+    x = torch.randint(300, (4, 32), device="cuda")
+    return F.cross_entropy(model(x), x.flatten())
+
+
+def net(name, *, recompute=None, optimizers=lambda p: [torch.optim.AdamW(p, foreach=False)], backwards=1):
+    model = Net(recompute).cuda()
+    optimizers = optimizers(list(model.parameters()))
+    tracker = owner_models.Checkpoints(name, [model], optimizers)
     for _ in range(3):
-        x = torch.randint(300, (4, 32), device="cuda")
-        loss = torch.nn.functional.cross_entropy(model(x), x.flatten())
-        tracker.say("loss")
+        for _ in range(backwards):
+            loss = loss_of(model)
+            tracker("loss")
+            loss.backward()
+            tracker("backward")
+        for optimizer in optimizers:
+            optimizer.step()
+            tracker("step")
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        del loss
+        tracker("zero_grad")
+
+
+def checkpoint_free(name):
+    net(name, recompute=lambda block, x: checkpoint(block, x, use_reentrant=False))
+
+
+def checkpoint_reentrant(name):
+    net(name, recompute=lambda block, x: checkpoint(block, x, use_reentrant=True))
+
+
+def accumulation(name):
+    net(name, backwards=3, optimizers=lambda p: [torch.optim.SGD(p, lr=0.1, momentum=0.9)])
+
+
+def two_optimizers(name):
+    """Muon for the matrices and AdamW for the rest."""
+    muon = getattr(torch.optim, "Muon", torch.optim.Adagrad)
+
+    def optimizers(parameters):
+        matrices = [p for p in parameters if p.dim() == 2]
+        return [muon(matrices), torch.optim.AdamW([p for p in parameters if p.dim() != 2])]
+
+    net(name, optimizers=optimizers)
+
+
+def optimizer_in_backward(name):
+    model = Net().cuda()
+    optimizers = {p: torch.optim.AdamW([p], foreach=False) for p in model.parameters()}
+    tracker = owner_models.Checkpoints(name, [model], optimizers.values())
+
+    def step(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(3):
+        loss = loss_of(model)
+        tracker("loss")
         loss.backward()
-        tracker.say("backward")
+        del loss
+        tracker("backward")
+
+
+def double_backward(name):
+    """A penalty on the gradient that the input has."""
+    model = nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 1)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    tracker = owner_models.Checkpoints(name, [model], [optimizer])
+    for _ in range(3):
+        # MemTracker's hooks refuse a leaf as what a gradient is asked of.
+        x = torch.randn(32, 64, device="cuda", requires_grad=True) * 1
+        out = model(x)
+        (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        tracker("gradient")
+        loss = out.mean() + (gradient.pow(2).sum(1) - 1).pow(2).mean()
+        del gradient
+        tracker("loss")
+        loss.backward()
+        tracker("backward")
         optimizer.step()
-        tracker.say("step")
         optimizer.zero_grad()
-        del loss, x
-        tracker.say("zero_grad")
-        tracker.reset_mod_stats()
-# What no tensor holds and torch lets go of here is a library's workspace.
-torch.cuda.nvtx.mark("workspaces:begin")
-torch._C._cuda_clearCublasWorkspaces()
-torch.cuda.nvtx.mark("workspaces:end")
-file.close()
+        del x, out, loss
+        tracker("zero_grad")
+
+
+def run(name):
+    # The models of owner_models.py say where they are to their `Checkpoints`.
+    trackers = []
+
+    def follow(*args):
+        trackers.append(Tracker(*args))
+        return trackers[0]
+
+    owner_models.Checkpoints = follow
+    torch.manual_seed(0)
+    case = globals().get(name)
+    case(name) if case else getattr(owner_models, name)()
+    trackers[0].finish()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    if "llama" in sys.argv:
+        import transformers.modeling_utils  # once, not in every child
+    for name in sys.argv[1:]:
+        child = os.fork()
+        if child == 0:
+            run(name)
+            sys.stdout.flush()
+            sys.exit(0)
+        status = os.waitpid(child, 0)[1]
+        print(name, child, flush=True)
+        assert status == 0, name
