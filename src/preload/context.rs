@@ -13,7 +13,7 @@ use memtrace_trace::{Api, Event, Kind};
 
 use crate::ops::Cache;
 use crate::real::find_in_loaded;
-use crate::{frames, init, ops, sequence, thread};
+use crate::{frames, init, ops, sequence, sharded, thread};
 
 /// What an open range means, its text numbered.
 #[derive(Clone, Copy)]
@@ -695,6 +695,7 @@ fn role_of_step(meaning: Meaning<'_>) {
 
 /// Before a fork: no lock may be held by a thread that the child does not have.
 pub(crate) fn lock_for_fork() {
+    sharded::lock_for_fork();
     PHASES.lock_for_fork();
     ENDED.lock_for_fork();
     STARTED.lock_for_fork();
@@ -707,6 +708,7 @@ pub(crate) fn unlock_after_fork() {
     STARTED.unlock_after_fork();
     ENDED.unlock_after_fork();
     PHASES.unlock_after_fork();
+    sharded::unlock_after_fork();
 }
 
 /// The child of a fork has the ranges of the thread that forked, and none of them in its own trace.

@@ -23,5 +23,6 @@ mod real;
 mod requested;
 mod say;
 mod sequence;
+mod sharded;
 mod thread;
 mod torch;

@@ -14,7 +14,7 @@ use memtrace_record::recorder::{STEP, context_id, stack_id, text_id};
 use memtrace_trace::{Api, Event, Kind};
 
 use crate::sequence::Origin;
-use crate::{context, frames, python, sequence, thread};
+use crate::{context, frames, python, sequence, sharded, thread};
 
 /// Where a callback comes from: `at::RecordScope`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,6 +39,8 @@ struct Running {
     phase: TextId,
     /// Who made the backward function that runs.
     origin: Origin,
+    /// It, or one around it, gathers parameters that FSDP holds in shards: whose, 0 where that is not known.
+    gathers: Option<TextId>,
     /// 0 until a report asks.
     name: TextId,
     stack: StackId,
@@ -141,6 +143,7 @@ pub(crate) fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
             scope,
             phase: around.map_or(0, |op| op.phase),
             origin: around.map_or(Origin::default(), |op| op.origin),
+            gathers: around.and_then(|op| op.gathers),
             name: 0,
             stack: 0,
             root: 0,
@@ -165,6 +168,10 @@ pub(crate) fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
             }
             Scope::User => {
                 op.name = name(&mut ops.names, &op);
+                op.gathers = match sharded::gathered_in(op.name) {
+                    Some(0) | None if op.gathers.is_some() => op.gathers,
+                    found => found,
+                };
                 if let Some(phase) = user_phase(op.name) {
                     op.phase = phase;
                     context::forward_is_over();
@@ -346,6 +353,10 @@ impl Ops {
     fn resolve(&mut self, base: Context, epoch: u64, python: StackId) -> ContextId {
         let Some(top) = self.running.last() else { return 0 };
         let mut context = base;
+        if let Some(whose) = top.gathers {
+            context.flags |= Context::GATHERED;
+            context.module = if whose == 0 { context.module } else { whose };
+        }
         if context.module == 0 {
             context.module = if top.origin.module != 0 { top.origin.module } else { sequence::outside() };
         }

@@ -225,6 +225,9 @@ impl Encoder {
     /// What memory is for as far as the moment of its allocation tells: see "What memory is for".
     pub(super) fn category_at_birth(&self, context: u32) -> Category {
         let context = self.context(context);
+        if context.flags & Context::GATHERED != 0 {
+            return Category::Parameter;
+        }
         match self.text(context.phase) {
             "optimizer" | "optimizer.step" => Category::OptimizerState,
             "backward" if context.flags & Context::RECOMPUTED == 0 => Category::Temporary,

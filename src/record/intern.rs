@@ -94,6 +94,8 @@ impl Context {
     pub const IN_MODULE: u8 = 2;
     /// Nobody said the phase: it follows from where the thread is.
     pub const INFERRED_PHASE: u8 = 4;
+    /// Parameters that FSDP gathers for a forward or a backward.
+    pub const GATHERED: u8 = 8;
 }
 
 /// How many contexts and stacks are numbered, and how many bytes of texts: a program that gives each of its

@@ -204,6 +204,9 @@ def accumulation():
         model(torch.ones(4, 128, device="cuda")).sum().backward()
     optimizer.step()
     expect(128, module="Sequential.0", category="gradient", phase="backward", some=True)
+    # The workspaces of cuBLAS, 32 MiB on this card, belong to what needed them first, on each thread.
+    expect(65536, module="Sequential.0", category="activation", phase="forward", some=True)
+    expect(65536, module="Sequential.0", category="temporary", phase="backward", some=True)
     print(model[0].weight.grad.sum().shape)
 
 
@@ -451,7 +454,11 @@ def distributed():
     expect(303, module=base)
     expect(304, module=f"{base}.inner.0")
     expect(288, module=f"{base}.inner.0.linear", category="parameter", some=True)
+    expect(290, module=f"{base}.inner.0.linear", category="gradient", phase="backward", some=True)
     expect(288, module=f"{base}.inner.0.linear", category="optimizer_state", some=True)
+    # What FSDP gathers is parameters, of the module that it gathers them for.
+    for phase in ("forward", "backward"):
+        expect(288, module=f"{base}.inner.0", category="parameter", phase=phase, some=True)
     torch.distributed.destroy_process_group()
     print("done")
 

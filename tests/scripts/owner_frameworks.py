@@ -107,6 +107,10 @@ def accelerated():
     print(accelerator.state.distributed_type, accelerator.mixed_precision)
 
 
+class Halves(Outer):
+    """What FSDP shares out among two ranks."""
+
+
 def ranks():
     """What `torchrun` starts."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -116,6 +120,18 @@ def ranks():
     expect(351, module="Outer", phase="forward")
     expect(352, module="Outer.inner.0", phase="forward")
     expect(200, module="Outer.inner.0.linear", category="parameter", some=True)
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:
+        from torch.distributed._composable.fsdp import fully_shard
+    model = Halves(353, Takes(354, 192), Takes(355, 192)).cuda()
+    for part in (*model.inner, model):
+        fully_shard(part)
+    train(model, 192)
+    for index in (0, 1):
+        expect(144, module=f"Halves.inner.{index}.linear", category="parameter", some=True)
+        for phase in ("forward", "backward"):
+            expect(288, module=f"Halves.inner.{index}", category="parameter", phase=phase, some=True)
     torch.distributed.destroy_process_group()
 
 
