@@ -1,10 +1,11 @@
 //! The preloaded library under small C programs: a stand-in for the CUDA runtime hands out addresses, a
 //! program does one thing, and its trace is read back.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use memtrace_trace::schema::{EventName, NONE};
 
@@ -574,4 +575,76 @@ fn a_bad_setting_is_told_with_the_default_that_is_taken() {
     let quiet =
         Traced::new(&program("nothing"), &[]).env("MEMTRACE_BUFFER", "lots").env("MEMTRACE_LOG", "off");
     assert_eq!(quiet.run().stderr(), "");
+}
+
+/// The interpreters of this machine by version: those on the path, and pyenv's. `MEMTRACE_STACKS=python` knows 3.9
+/// to 3.14.
+fn pythons() -> BTreeMap<(u32, u32), PathBuf> {
+    let mut candidates: Vec<PathBuf> = (9..=14).map(|minor| format!("python3.{minor}").into()).collect();
+    candidates.push("python3".into());
+    let versions = std::env::var_os("PYENV_ROOT").map(|root| Path::new(&root).join("versions"));
+    if let Some(folders) = versions.and_then(|versions| fs::read_dir(versions).ok()) {
+        candidates.extend(folders.map(|folder| folder.unwrap().path().join("bin/python3")));
+    }
+    let told = "import sys; print(*sys.version_info[:2], sys.executable)";
+    let mut found = BTreeMap::new();
+    for candidate in candidates {
+        let Ok(output) = Command::new(candidate).args(["-c", told]).output() else { continue };
+        let line = String::from_utf8(output.stdout).unwrap();
+        let [major, minor, path] = line.trim().splitn(3, ' ').collect::<Vec<_>>()[..] else { continue };
+        found.insert((major.parse().unwrap(), minor.parse().unwrap()), path.into());
+    }
+    found.retain(|version, _| ((3, 9)..=(3, 14)).contains(version));
+    found
+}
+
+#[test]
+fn modules_and_lines_of_python_are_had_in_every_interpreter() {
+    torch_program("trains");
+    let torch = compiled("c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/any_python.py");
+    let pythons = pythons();
+    assert!(!pythons.is_empty());
+    eprintln!("{:?}", pythons.keys());
+    for (version, python) in pythons {
+        let ran = Traced::new(&python, &[script.to_str().unwrap(), torch.to_str().unwrap()])
+            .env("MEMTRACE_STACKS", "python")
+            .run();
+        assert_eq!(ran.status(), 0, "{version:?}: {}", ran.stderr());
+        let [trace, stacks] = &ran.files()[..] else { panic!("{version:?}: {:?}", ran.files()) };
+        let told = lines_of_blocks(trace, &lines_of_stacks(stacks));
+        // The first block came before the hooks.
+        let expected: Vec<String> = ran.stdout().lines().map(str::to_owned).collect();
+        assert_eq!(told[1..], expected, "{version:?}");
+    }
+}
+
+/// Of each block its module and the lines of `any_python.py` that took it, outermost first.
+fn lines_of_blocks(trace: &Path, stacks: &BTreeMap<i64, Vec<String>>) -> Vec<String> {
+    let mut reader = memtrace_trace::reader::Reader::open(trace).unwrap();
+    let mut told = Vec::new();
+    while let Some(row) = reader.next_row().unwrap() {
+        if row.event == EventName::Alloc {
+            let lines = stacks.get(&row.stack_id).cloned().unwrap_or_default();
+            told.push([vec![row.module.to_owned()], lines].concat().join("|"));
+        }
+    }
+    told
+}
+
+/// The lines of `any_python.py` in each stack: `file:line function` without the file, and of `block`, where each
+/// block is taken, without the line.
+fn lines_of_stacks(stacks: &Path) -> BTreeMap<i64, Vec<String>> {
+    let mut found: BTreeMap<i64, Vec<String>> = BTreeMap::from([(0, Vec::new())]);
+    for row in csv::Reader::from_path(stacks).unwrap().records().map(Result::unwrap) {
+        let [id, parent] = [0, 1].map(|column| row[column].parse::<i64>().unwrap());
+        // What is around a stack has a smaller number.
+        let mut lines = found[&parent].clone();
+        if let Some((_, line)) = row[3].split_once("any_python.py:") {
+            let (_, function) = line.split_once(' ').unwrap();
+            lines.push(if function == "block" { function } else { line }.to_owned());
+        }
+        found.insert(id, lines);
+    }
+    found
 }

@@ -145,6 +145,58 @@ fn what_was_live_at_the_peak_is_what_pandas_joins() {
     }
 }
 
+/// A trace whose every third block has lost its owner, and how many of the bytes at the peak are of such blocks.
+fn with_strangers(from: &Path, to: &Path) -> (i64, i64) {
+    let file = std::fs::File::open(from).unwrap();
+    let mut reader = csv::Reader::from_reader(flate2::read::MultiGzDecoder::new(file));
+    let columns = reader.headers().unwrap().clone();
+    let mut writer = csv::Writer::from_path(to).unwrap();
+    writer.write_record(&columns).unwrap();
+    let at = |name: &str| columns.iter().position(|column| column == name).unwrap();
+    let number = |row: &csv::StringRecord, name: &str| row[at(name)].parse::<i64>().unwrap();
+    let mut live: BTreeMap<i64, i64> = BTreeMap::new();
+    let (mut peak, mut shares) = (-1, (0, 0));
+    for row in reader.records().map(Result::unwrap) {
+        let (block, delta) = (number(&row, "alloc_id"), number(&row, "delta_bytes"));
+        let is_stranger = block % 3 == 0 && ["alloc", "free", "tag"].contains(&&row[at("event")]);
+        let written = row.iter().enumerate().map(|(index, text)| {
+            let owns = ["op", "module", "phase", "category"].iter().any(|name| index == at(name));
+            if is_stranger && owns { "(none)" } else { text }
+        });
+        writer.write_record(written).unwrap();
+        match &row[at("event")] {
+            "alloc" => drop(live.insert(block, delta)),
+            "free" => drop(live.remove(&block)),
+            _ => {}
+        }
+        if number(&row, "device") == 0 && number(&row, "allocated_bytes") > peak {
+            peak = number(&row, "allocated_bytes");
+            let strangers = live.iter().filter(|(block, _)| *block % 3 == 0).map(|(_, bytes)| bytes).sum();
+            shares = (strangers, live.values().sum());
+        }
+    }
+    shares
+}
+
+#[test]
+fn the_footer_has_the_share_of_the_peak_that_nobody_owns() {
+    let folder = tempfile::TempDir::new().unwrap();
+    for name in ["gpt", "conv", "sharded"] {
+        let from = fixtures().join(name).join("host.r0.1.csv.gz");
+        let to = folder.path().join(format!("{name}.csv"));
+        let (strangers, all) = with_strangers(&from, &to);
+        assert!(strangers > 0 && strangers < all, "{name}: {strangers} of {all}");
+        for report in ["summary", "peak"] {
+            let report = reports::find(report).unwrap();
+            let found = report.run(&[Input::open(&to).unwrap()], &options(&[("by", "module")])).unwrap();
+            let footer = &found.footer;
+            assert_eq!(footer.unattributed, (strangers, all), "{name}");
+            let line = format!("{:.1} % of the peak unattributed", 100.0 * strangers as f64 / all as f64);
+            assert!(found.text().contains(&line), "{name}: {line}: {}", found.text());
+        }
+    }
+}
+
 #[test]
 fn the_ops_that_added_most_are_memory_trackers() {
     for (name, expected) in expected().as_object().unwrap() {
