@@ -69,7 +69,7 @@ pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
     if meta.allocator.caching && meta.allocator.backend == "native" && requested::is_missing() {
         meta.degraded.push(format!("{torch}: requested sizes are unknown"));
     }
-    if numbers.and_then(pools::slot).is_none() {
+    if !pools::are_known() {
         meta.degraded.push(format!("{torch}: private pools are not told apart: pool is 0"));
     }
 }

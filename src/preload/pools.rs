@@ -6,30 +6,107 @@
 //! (`beginAllocateToPool`, a slot of the allocator's vtable), put a filter of ours around it, and
 //! remember which one said yes last.
 //!
-//! The slot is known by torch's version only; for others `pool` stays 0 and the meta row says so.
+//! Up to torch 2.1 there is no filter: a stream belongs to a pool from `beginAllocateStreamToPool` to
+//! `endAllocateStreamToPool`, and what a thread allocates while that is its current stream lies in the pool.
+//!
+//! Which slot it is differs from version to version, and is read off torch itself: its pluggable allocator
+//! is of the same class, and has both its vtable and these functions exported. Where it has not, `pool` stays 0
+//! and the meta row says so.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use memtrace_record::forklock::ForkLock;
 
 use crate::guard::shielded;
+use crate::hooks::torch_allocator::current_stream;
+use crate::real::find_in_loaded;
+use crate::requested::readable_words;
 use crate::thread;
 
-/// The slot of `beginAllocateToPool` in each minor version of torch 2 whose header was read
-/// (`c10/cuda/CUDACachingAllocator.h`).
-const SLOTS: &[(u32, usize)] = &[(6, 23), (11, 26), (15, 26)];
+/// The vtable of `torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator`, and the libraries that may have it.
+const TABLE: &CStr = c"_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
+const LIBRARIES: [&str; 2] = ["libtorch_cuda.so", "libtorch_python.so"];
+/// More functions than the class has.
+const FUNCTIONS: usize = 96;
 
-/// The slot in torch `version`.
-pub(crate) fn slot(version: (u32, u32)) -> Option<usize> {
-    let (major, minor) = version;
-    SLOTS.iter().find(|(of, _)| major == 2 && *of == minor).map(|(_, slot)| *slot)
+/// A virtual function that we stand before.
+struct Hook {
+    /// Its name in the pluggable allocator.
+    name: &'static CStr,
+    real: &'static AtomicPtr<c_void>,
+    ours: fn() -> *mut c_void,
+}
+
+static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static REAL_BEGIN_STREAM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static REAL_END_STREAM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
+static HOOKS: &[Hook] = &[
+    // The device became one byte, which is passed alike.
+    Hook {
+        name: c"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator19beginAllocateToPoolEaSt4pairIyyESt8functionIFbP11CUstream_stEE",
+        real: &REAL,
+        ours: || begin as *mut c_void,
+    },
+    Hook {
+        name: c"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator19beginAllocateToPoolEiSt4pairIyyESt8functionIFbP11CUstream_stEE",
+        real: &REAL,
+        ours: || begin as *mut c_void,
+    },
+    Hook {
+        name: c"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator25beginAllocateStreamToPoolEiP11CUstream_stSt4pairIyyE",
+        real: &REAL_BEGIN_STREAM,
+        ours: || begin_stream as *mut c_void,
+    },
+    Hook {
+        name: c"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator23endAllocateStreamToPoolEiP11CUstream_st",
+        real: &REAL_END_STREAM,
+        ours: || end_stream as *mut c_void,
+    },
+];
+
+/// Those that this torch has, with their slots.
+fn found() -> Vec<(usize, &'static Hook)> {
+    let places = LIBRARIES.map(|library| (library, find_in_loaded(library, TABLE).cast::<*mut c_void>()));
+    let Some((library, table)) = places.into_iter().find(|(_, table)| !table.is_null()) else {
+        return Vec::new();
+    };
+    // Before its first function a vtable has its offset and type.
+    let words = readable_words(table).min(2 + FUNCTIONS);
+    // SAFETY: `readable_words` found this many in the mapping, which stays.
+    let functions: Vec<*mut c_void> = (2..words).map(|index| unsafe { *table.add(index) }).collect();
+    let slot = |hook: &'static Hook| {
+        let function = find_in_loaded(library, hook.name);
+        let slot = functions.iter().position(|of| *of == function).filter(|_| !function.is_null())?;
+        Some((slot, hook))
+    };
+    HOOKS.iter().filter_map(slot).collect()
+}
+
+/// Can this torch's pools be told apart?
+pub(crate) fn are_known() -> bool {
+    !found().is_empty()
+}
+
+/// Puts our functions among those of an allocator's vtable.
+pub(crate) fn hook(functions: &mut [*mut c_void]) {
+    for (slot, hook) in found() {
+        if let Some(place) = functions.get_mut(slot).filter(|place| !place.is_null()) {
+            hook.real.store(*place, Ordering::Release);
+            *place = (hook.ours)();
+        }
+    }
 }
 
 /// `void beginAllocateToPool(DeviceIndex, MempoolId_t, std::function<bool(cudaStream_t)>)`: the id is two
 /// words in registers, the function is passed by its address.
 type Begin = unsafe extern "C-unwind" fn(*mut c_void, usize, u64, u64, *mut Function);
+/// `void beginAllocateStreamToPool(int, cudaStream_t, MempoolId_t)`.
+type BeginStream = unsafe extern "C-unwind" fn(*mut c_void, usize, usize, u64, u64);
+/// `void endAllocateStreamToPool(int, cudaStream_t)`.
+type EndStream = unsafe extern "C-unwind" fn(*mut c_void, usize, usize);
 
 /// libstdc++'s `std::function`, the same since GCC 4.9.
 #[repr(C)]
@@ -49,26 +126,81 @@ struct Filter {
     pool: u16,
 }
 
-static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 /// The ids of pools; their numbers are their places, from 1 on.
 static POOLS: ForkLock<Vec<(u64, u64)>> = ForkLock::new(Vec::new());
 
-/// The pool of the allocation that this thread is in; 0 for the default.
+/// A stream that belongs to a pool.
+struct Stream {
+    device: i8,
+    /// As CUDA has it, and as torch numbers it.
+    handle: usize,
+    id: i64,
+    pool: u16,
+}
+
+static STREAMS: ForkLock<Vec<Stream>> = ForkLock::new(Vec::new());
+/// How many there are: none, but while a graph is captured by an old torch.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// The pool of the allocation that this thread is in, on `device` and its current stream there; 0 for the default.
 #[inline]
-pub(crate) fn current() -> u16 {
-    thread::with(|own| own.pool.get()).unwrap_or(0)
+pub(crate) fn current(device: i8, stream: i64) -> u16 {
+    let pool = thread::with(|own| own.pool.get()).unwrap_or(0);
+    if pool == 0 { of_stream(device, stream) } else { pool }
 }
 
 /// As [`current`], for the last word about an allocation.
 #[inline]
-pub(crate) fn take() -> u16 {
-    thread::with(|own| own.pool.replace(0)).unwrap_or(0)
+pub(crate) fn take(device: i8, stream: i64) -> u16 {
+    let pool = current(device, stream);
+    thread::with(|own| own.pool.set(0));
+    pool
 }
 
-/// Our function for the slot, which has `real` in it.
-pub(crate) fn hook(real: *mut c_void) -> *mut c_void {
-    REAL.store(real, Ordering::Release);
-    begin as *mut c_void
+#[inline]
+fn of_stream(device: i8, stream: i64) -> u16 {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return 0;
+    }
+    let is_it = |of: &&Stream| of.device == device && of.id == stream;
+    STREAMS.with(|streams| streams.iter().find(is_it).map_or(0, |of| of.pool))
+}
+
+unsafe extern "C-unwind" fn begin_stream(
+    this: *mut c_void,
+    device: usize,
+    stream: usize,
+    high: u64,
+    low: u64,
+) {
+    shielded(|| {
+        // Who begins has made it the current stream of its thread.
+        let id = current_stream(device as i8);
+        let of = Stream { device: device as i8, handle: stream, id, pool: number(high, low) };
+        STREAMS.with(|streams| {
+            streams.push(of);
+            COUNT.store(streams.len(), Ordering::Relaxed);
+        });
+    });
+    let real = REAL_BEGIN_STREAM.load(Ordering::Acquire);
+    // SAFETY: the slot's own function, stored before ours was put there.
+    let real = unsafe { std::mem::transmute::<*mut c_void, BeginStream>(real) };
+    // SAFETY: the caller's own arguments, passed on unchanged.
+    unsafe { real(this, device, stream, high, low) }
+}
+
+unsafe extern "C-unwind" fn end_stream(this: *mut c_void, device: usize, stream: usize) {
+    shielded(|| {
+        STREAMS.with(|streams| {
+            streams.retain(|of| of.device != device as i8 || of.handle != stream);
+            COUNT.store(streams.len(), Ordering::Relaxed);
+        });
+    });
+    let real = REAL_END_STREAM.load(Ordering::Acquire);
+    // SAFETY: the slot's own function, stored before ours was put there.
+    let real = unsafe { std::mem::transmute::<*mut c_void, EndStream>(real) };
+    // SAFETY: the caller's own arguments, passed on unchanged.
+    unsafe { real(this, device, stream) }
 }
 
 unsafe extern "C-unwind" fn begin(
@@ -157,9 +289,11 @@ unsafe extern "C-unwind" fn invoke(data: *const [usize; 2], stream: usize) -> bo
 /// Before a fork; see [`ForkLock`].
 pub(crate) fn lock_for_fork() {
     POOLS.lock_for_fork();
+    STREAMS.lock_for_fork();
 }
 
 /// After a fork, on both sides.
 pub(crate) fn unlock_after_fork() {
+    STREAMS.unlock_after_fork();
     POOLS.unlock_after_fork();
 }

@@ -13,7 +13,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::real::find_in_loaded;
-use crate::{pools, thread, torch};
+use crate::{pools, thread};
 
 /// `std::atomic<CUDAAllocator*> c10::cuda::CUDACachingAllocator::allocator`.
 const ALLOCATOR: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
@@ -108,11 +108,8 @@ pub(crate) fn install() {
     }
     REAL_ALLOCATE[index].store(copy[2 + ALLOCATE], Ordering::Release);
     copy[2 + ALLOCATE] = OURS[index] as *mut c_void;
-    if is_torchs
-        && let Some(slot) = torch::version().and_then(|version| pools::slot(torch::numbers(&version)?))
-        && 2 + slot < words
-    {
-        copy[2 + slot] = pools::hook(copy[2 + slot]);
+    if is_torchs {
+        pools::hook(&mut copy[2..words]);
     }
     let copy = Box::leak(copy);
     // SAFETY: the object's own first word. No one is in the middle of a call through it that could see

@@ -123,17 +123,18 @@ fn event_of(call: Call, device: Option<i8>) -> Event {
     let is_torchs = is_torch_allocator || requested::is_inside();
     // With its caching off, torch's allocator may be called before there are streams.
     let has_streams = is_torchs && init::session().is_some_and(|session| session.rounding.caching);
-    let (context, step) = match device {
-        Some(device @ 0..) if has_streams => context::current_on(current_stream(device)),
-        _ => context::current(),
-    };
+    let at =
+        device.filter(|device| has_streams && *device >= 0).map(|device| (device, current_stream(device)));
+    let (context, step) = at.map_or_else(context::current, |(_, stream)| context::current_on(stream));
     Event {
         kind: call.kind as u8,
         api: call.api as u8,
         flags: (if is_torchs { Event::FROM_TORCH_ALLOCATOR } else { 0 })
             | (if requested::is_inside_unreported() { Event::UNREPORTED } else { 0 }),
         reserved: u64::from(name),
-        source: if is_torch_allocator { pools::current() } else { 0 },
+        source: at
+            .filter(|_| is_torch_allocator)
+            .map_or(0, |(device, stream)| pools::current(device, stream)),
         context,
         step,
         ..Event::default()

@@ -73,7 +73,7 @@ unsafe extern "C-unwind" fn change_current_allocator(allocator: *const c_void) {
 
 /// The number of the thread's current stream on `device`; 0 for the default one.
 #[inline]
-pub(super) fn current_stream(device: i8) -> i64 {
+pub(crate) fn current_stream(device: i8) -> i64 {
     let found = CURRENT_STREAM_FN.load(Ordering::Relaxed);
     if found.is_null() {
         return 0;
@@ -144,11 +144,12 @@ unsafe extern "C-unwind" fn report_memory_usage(
     if let Some(ordinal) = cuda_ordinal(device) {
         shielded(|| {
             let Some(recorder) = init::recorder() else { return };
-            let (context, step) = context::of_report(current_stream(ordinal), size, ordinal);
+            let stream = current_stream(ordinal);
+            let (context, step) = context::of_report(stream, size, ordinal);
             let (mut extra, mut source, mut flags) = (-1, 0, 0);
             if size >= 0 {
                 extra = requested::of_block(size);
-                source = pools::take();
+                source = pools::take(ordinal, stream);
                 cuda_events::forget_recorded();
             } else if cuda_events::free_is_deferred(ptr as u64, ordinal) {
                 flags = Event::DEFERRED;
@@ -189,8 +190,9 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
         shielded(|| {
             let Some(recorder) = init::recorder() else { return };
             python::out_of_memory(recorder);
-            let (context, step) = context::current_on(current_stream(ordinal));
-            let source = pools::take();
+            let stream = current_stream(ordinal);
+            let (context, step) = context::current_on(stream);
+            let source = pools::take(ordinal, stream);
             recorder.record(|clock_ns| Event {
                 clock_ns,
                 source,
