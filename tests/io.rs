@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use installed::python;
+use memtrace_trace::schema::EventName;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -33,6 +34,7 @@ on_every_torch![
     the_memory_of_modules_is_that_of_mem_tracker,
     the_names_of_ops_are_those_of_memory_tracker,
     odd_tensors_are_read_past_and_the_program_says_what_it_says_without_us,
+    a_torch_that_cannot_be_learned_is_said_in_one_line_and_the_trace_goes_on,
 ];
 
 fn actions_and_categories_are_those_of_the_profiler(torch: &Torch) {
@@ -129,6 +131,28 @@ fn odd_tensors_are_read_past_and_the_program_says_what_it_says_without_us(torch:
     assert_eq!(text(&run.output.stdout), text(&untraced.stdout));
     assert_eq!(run.output.status.code(), untraced.status.code());
     torch.check("odd_tensors_check.py", &[&run.only_trace()]);
+}
+
+fn a_torch_that_cannot_be_learned_is_said_in_one_line_and_the_trace_goes_on(torch: &Torch) {
+    let run = torch.trace("io_unknown.py", &[], &[]);
+    assert_eq!(text(&run.output.stdout), text(&torch.untraced("io_unknown.py", &[]).stdout));
+    assert_eq!(
+        text(&run.output.stderr),
+        "memtrace: MEMTRACE_OPS=io could not learn torch's layout: what ops read and write has no rows, ops have \
+         those of MEMTRACE_OPS=all\n"
+    );
+    run.report("check", &[]);
+    let mut reader = memtrace_trace::reader::Reader::open(&run.only_trace()).unwrap();
+    let (mut ops, mut io, mut live) = (0, 0, 0);
+    while let Some(row) = reader.next_row().unwrap() {
+        ops += i64::from(row.event == EventName::Op);
+        io += i64::from(row.event == EventName::Io && !row.api.starts_with("module_"));
+        live += if matches!(row.event, EventName::Alloc | EventName::Free) { row.delta_bytes } else { 0 };
+    }
+    assert!(ops > 1000, "{ops}");
+    assert_eq!(io, 0);
+    // What torch says of its own memory, after all of it.
+    assert!(live >= text(&run.output.stdout).trim().parse().unwrap(), "{live}");
 }
 
 /// One installed torch.

@@ -29,7 +29,7 @@ pub(crate) enum State {
 static STATE: AtomicU8 = AtomicU8::new(State::Waiting as u8);
 
 /// What is lost when it fails.
-pub(crate) const LOST: &str = "MEMTRACE_OPS=io could not learn torch's layout: there are no io rows, ops have the rows of MEMTRACE_OPS=all";
+pub(crate) const LOST: &str = "MEMTRACE_OPS=io could not learn torch's layout: what ops read and write has no rows, ops have those of MEMTRACE_OPS=all";
 
 /// How far it is.
 pub(crate) fn state() -> State {

@@ -1,0 +1,24 @@
+"""A torch that keeps the size of a storage where nobody looks for it: io records cannot be learned there. What the
+tensors say of themselves is wrong while memtrace looks, which comes to the same."""
+
+import torch
+
+real = torch.Tensor.untyped_storage
+
+
+class Elsewhere:
+    def __init__(self, storage):
+        self._cdata, self.data_ptr, self.nbytes = storage._cdata, storage.data_ptr, lambda: 3 << 40
+
+
+torch.Tensor.untyped_storage = lambda tensor: Elsewhere(real(tensor))
+first = torch.zeros(1000, device="cuda")
+for _ in range(1000):
+    # The interpreter gets to what waits for it.
+    first.add_(1)
+torch.Tensor.untyped_storage = real
+
+net = torch.nn.Linear(64, 64, device="cuda")
+for _ in range(2):
+    net(torch.randn(8, 64, device="cuda")).sum().backward()
+print(torch.cuda.memory_allocated())
