@@ -3,11 +3,15 @@
 
     benches/lookups.py [PYTHON...]      each PYTHON has torch; needs gcc and cargo build --release
 
-Ratios of one run, the smallest of several rounds, traced against untraced; MEMTRACE_ENABLED=0 shows what the
-preload itself costs.
+Look-ups: ratios of one run, the smallest of several rounds, traced against untraced. Imports: each round runs every way
+once, in turn, and its ratio is that round's own, so that a slow moment of the machine falls on all of them; the median of
+the rounds, and the middle half of them, of the clock and of the CPU. "untraced again" is the same as untraced: it shows
+what the rounds cannot tell apart. MEMTRACE_ENABLED=0 shows what the preload itself costs.
 """
 
 import os
+import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "target" / "release" / "libmemtrace.so"
 PHANTOM = ROOT / "target" / "release" / "libmemtrace_phantom.so"
 ROUNDS = 7
+IMPORTS = 31
 WAYS = {"untraced": None, "MEMTRACE_ENABLED=0": "0", "traced": "1"}
 
 
@@ -52,15 +57,25 @@ def lookups(folder):
 
 
 def imports(python, folder):
-    best = {}
-    for _ in range(ROUNDS):
-        for way, enabled in WAYS.items():
-            start = time.monotonic()
+    ways = [("untraced", None), ("untraced again", None), *list(WAYS.items())[1:]]
+    taken = {way: [] for way, _ in ways}
+    for number in range(IMPORTS):
+        # Whoever comes first finds a colder machine: everybody in turn.
+        for way, enabled in ways[number % len(ways):] + ways[:number % len(ways)]:
+            before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
             subprocess.run([python, "-c", "import torch"], env=environment(enabled, folder), check=True)
-            best[way] = min(best.get(way, 1e9), time.monotonic() - start)
-    base = best["untraced"]
-    cells = (f"{best[way]:8.3f} s {best[way] / base:5.2f} x" for way in WAYS)
-    print(f"{'import torch':24}" + "".join(f"{cell:>24}" for cell in cells) + f"   {python}")
+            wall, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            taken[way].append((wall, cpu))
+    print(f"import torch, {IMPORTS} rounds, {python}")
+    for way, runs in taken.items():
+        cells = []
+        for kind in range(2):
+            ratios = [run[kind] / base[kind] for run, base in zip(runs, taken["untraced"])]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            seconds = statistics.median(run[kind] for run in runs)
+            cells.append(f"{seconds:8.3f} s {middle:6.3f} x ({low:.3f} to {high:.3f})")
+        print(f"{way:24}clock {cells[0]}   CPU {cells[1]}", flush=True)
 
 
 def main():
