@@ -21,4 +21,4 @@ torch.Tensor.untyped_storage = real
 net = torch.nn.Linear(64, 64, device="cuda")
 for _ in range(2):
     net(torch.randn(8, 64, device="cuda")).sum().backward()
-print(torch.cuda.memory_allocated())
+print(torch.cuda.max_memory_allocated())
