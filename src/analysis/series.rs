@@ -214,13 +214,15 @@ pub struct Course {
     pub phases: Bands<Symbol>,
     /// The steps.
     pub steps: Steps,
+    /// The last out-of-memory error.
+    oom_ns: Option<i64>,
 }
 
 impl Course {
     /// Nothing yet.
     #[must_use]
     pub fn new(grid: Grid) -> Course {
-        Course { phases: Bands::new(grid), steps: Steps::default() }
+        Course { phases: Bands::new(grid), steps: Steps::default(), oom_ns: None }
     }
 
     /// Takes a row after the replay did; `total` is the one whose peak in each step counts.
@@ -234,24 +236,32 @@ impl Course {
         if !silent && self.phases.grid.has(replay.ts_ns) {
             self.phases.set(replay.ts_ns, replay.phase);
             self.steps.set(replay.ts_ns, replay.step, total);
+            if row.event == EventName::Oom {
+                self.oom_ns = Some(replay.ts_ns);
+            }
         }
     }
-}
 
-impl Steps {
     /// What to look at first: `whole`, or the steps when they are a small part of it and hold the peak.
     #[must_use]
     pub fn home(&self, whole: (i64, i64), peak_ns: i64) -> (i64, i64) {
-        let (Some(first), Some(last)) = (self.steps.first(), self.steps.last()) else { return whole };
-        let (from, to) = (first.time_ns.0, last.time_ns.1);
-        let few = self.steps.len() > 1 && to > from && (to - from) < (whole.1 - whole.0) / 5 * 3;
+        let steps = &self.steps.steps;
+        let (Some(first), Some(last)) = (steps.first(), steps.last()) else { return whole };
+        let (from, end) = (first.time_ns.0, last.time_ns.1);
+        // Out of memory in its first step: all that led there, and not the way out, which takes longer.
+        let oom_ns = self.oom_ns.filter(|oom| steps.len() == 1 && (from..=end).contains(oom));
+        let to = oom_ns.unwrap_or(end);
+        let few =
+            (steps.len() > 1 || oom_ns.is_some()) && to > from && (to - from) < (whole.1 - whole.0) / 5 * 3;
         if !few || !(from..=to).contains(&peak_ns) {
             return whole;
         }
         let margin = (to - from) / 16;
         ((from - margin).max(whole.0), (to + margin).min(whole.1))
     }
+}
 
+impl Steps {
     /// How many entries there can be.
     pub const MOST: usize = 8192;
 

@@ -241,6 +241,9 @@ fn export() -> Command {
     for export in EXPORTS {
         list.push_str(&format!("  {:width$}  {}\n", export.name(), export.about()));
     }
+    list.push_str(
+        "\nThose of the timeline and the plots, like `memtrace actions`, hold every block of the trace: some 60 MB\nof memory for a million rows. The memory of the others does not grow with the trace.\n",
+    );
     let to = Arg::new("to")
         .long("to")
         .short('t')

@@ -241,13 +241,16 @@ def parquet(folder, csvs):
     print(len(read), "rows read alike by polars and duckdb")
 
 
-def query(folder, text):
+def query(folder, sql, frames):
     import os
 
     import duckdb
+    import polars
 
     os.chdir(folder)
-    for row in duckdb.sql(text).fetchall():
+    answers = duckdb.sql(sql).fetchall(), eval(frames, {"polars": polars}).rows()
+    assert answers[0] == answers[1], answers
+    for row in answers[0] + answers[1]:
         print(*row, sep="\t")
 
 

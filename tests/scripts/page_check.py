@@ -215,7 +215,19 @@ def use(path):
         it.page.click("#table th button:has-text('lived')")
         it.rest()
         assert ages() != down or len(set(down)) == 1
-        # The icicle opens and closes.
+        # The icicle is one stop of Tab, in which the arrows walk; each cell says whose it is and how much.
+        assert it.page.evaluate("[...document.querySelectorAll('#icicle .cell')].filter((cell) => cell.tabIndex === 0).length") == 1
+        label = lambda: it.page.evaluate("document.activeElement.getAttribute('aria-label')")
+        view = it.state()["from"]
+        it.page.focus("#icicle .cell >> nth=0")
+        above = label()
+        assert re.search(r": \d+\.\d\d [KMG]iB, \d", above), above
+        it.page.keyboard.press("ArrowDown")
+        below = label()
+        assert below.startswith(above.split(": ")[0] + " › "), (above, below)
+        it.page.keyboard.press("ArrowUp")
+        assert label() == above and it.state()["from"] == view
+        # It opens and closes.
         it.page.click("#icicle .cell >> nth=0")
         it.rest()
         assert it.page.evaluate("document.querySelectorAll('.crumbs button').length") > 1

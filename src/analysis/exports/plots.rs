@@ -9,8 +9,8 @@ use super::{Export, Job, Leaves, Out};
 use crate::error::Result;
 use crate::op_calls::{self, MB, OpCalls};
 use crate::options::{Flag, Options};
-use crate::play::play;
-use crate::profile::{Category, Profile, Timeline};
+use crate::play::{Played, play};
+use crate::profile::{Category, Profile};
 use crate::record::Columns;
 use crate::replay::{Metric, Totals};
 use crate::stream::TraceFile;
@@ -142,15 +142,14 @@ impl Plots {
         let devices: Vec<i32> = played.gpus(job.options).map(|device| device.ordinal).collect();
         let profile = Profile::of(trace, job.options)?;
         for device in &devices {
-            let timeline = profile.timeline(*device);
-            if timeline.times.is_empty() {
+            if profile.actions(*device).next().is_none() {
                 continue;
             }
             let name = match devices.len() {
                 1 => format!("{prefix}categories"),
                 _ => format!("{prefix}categories-gpu{device}"),
             };
-            let figure = categories(&timeline, &maxima(trace, job.options, *device)?);
+            let figure = categories(&profile, *device, &maxima(&played, *device));
             save(job, &name, &figure)?;
         }
         Ok(())
@@ -173,24 +172,24 @@ fn title(trace: &TraceFile) -> String {
 }
 
 /// The profiler's title: the highest totals of a device.
-pub(super) fn maxima(trace: &TraceFile, options: &Options, device: i32) -> Result<Vec<String>> {
-    let played = play(trace, Columns::of(&[]), options, Metric::Allocated, |_, _| {})?;
+pub(super) fn maxima(played: &Played, device: i32) -> Vec<String> {
     let peak = |metric| played.replay.find(device).map_or(0, |device| device.peak(metric).bytes) as f64 / GIB;
-    Ok(vec![
+    vec![
         format!("Max memory allocated: {:.2} GiB", peak(Metric::Allocated)),
         format!("Max memory reserved: {:.2} GiB", peak(Metric::Reserved)),
-    ])
+    ]
 }
 
 /// The stacked timeline. A column of the picture shows the row of its time at which most was allocated.
-pub(super) fn categories(timeline: &Timeline, title: &[String]) -> Figure {
-    let first = timeline.times.first().copied().unwrap_or(0);
-    let span = timeline.times.last().map_or(1, |last| last.saturating_sub(first)).max(1);
+pub(super) fn categories(profile: &Profile, device: i32, title: &[String]) -> Figure {
+    let times = || profile.timeline(device).map(|(time, _)| time);
+    let first = times().next().unwrap_or(0);
+    let span = times().last().map_or(1, |last| last.saturating_sub(first)).max(1);
     let total = |column: &[i64; 8]| column.iter().map(|bytes| *bytes as f64 / GIB).sum::<f64>();
     let mut columns: Vec<[i64; 8]> = vec![[0; 8]; COLUMNS];
     let mut filled = 0;
     let mut now = [0; 8];
-    for (time, row) in timeline.times.iter().zip(&timeline.sizes) {
+    for (time, row) in profile.timeline(device) {
         let place = time.saturating_sub(first) as f64 / span as f64 * (COLUMNS - 1) as f64;
         let place = (place as usize).min(COLUMNS - 1);
         while filled <= place {

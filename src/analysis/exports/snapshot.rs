@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 
+use memtrace_trace::meta::Meta;
 use memtrace_trace::rounding::SMALL_SIZE;
 use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
@@ -66,7 +67,7 @@ impl Export for Snapshot {
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
         let trace = job.trace()?;
-        let mut state = State::new(max_events(job.options)?, job.options.device);
+        let mut state = State::new(max_events(job.options)?, job.options.device, &trace.meta);
         let window = job.options.window;
         // The snapshot is that of the window's end.
         let stop = |row: &Record| {
@@ -195,6 +196,8 @@ struct State {
     /// The most entries.
     most: usize,
     only: Option<i32>,
+    /// The memory of each device, by ordinal.
+    capacities: Vec<(i32, i64)>,
     entries: VecDeque<Entry>,
     dropped: u64,
     /// Blocks that were freed and are still in use, by device and address.
@@ -212,11 +215,12 @@ struct State {
 }
 
 impl State {
-    fn new(most: usize, only: Option<i32>) -> State {
+    fn new(most: usize, only: Option<i32>, meta: &Meta) -> State {
         State {
             layout: Layout::default(),
             most,
             only,
+            capacities: meta.devices.iter().map(|card| (card.ordinal, card.total_bytes)).collect(),
             entries: VecDeque::new(),
             dropped: 0,
             pending: BTreeMap::new(),
@@ -282,7 +286,11 @@ impl State {
                 }
             }
             EventName::Oom => {
-                self.push(inside, new("oom", row.device_free_bytes.max(0), row.rounded_bytes, None));
+                // The viewer wants a number: where no row told it, what none accounts for.
+                let capacity = self.capacities.iter().find(|(device, _)| *device == row.device);
+                let most = capacity.map_or(0, |(_, bytes)| bytes - now.reserved - now.outside).max(0);
+                let free = if row.device_free_bytes >= 0 { row.device_free_bytes } else { most };
+                self.push(inside, new("oom", free, row.rounded_bytes, None));
             }
             _ if row.status != 0 || row.addr == 0 => {}
             EventName::SegmentAlloc | EventName::SegmentMap => {

@@ -8,7 +8,7 @@ use super::{Export, Job, Leaves, Out};
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::page::count;
-use crate::play::play;
+use crate::play::{Played, play};
 use crate::profile::Profile;
 use crate::record::Columns;
 use crate::replay::Metric;
@@ -38,12 +38,15 @@ impl Export for Timeline {
     }
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
-        let (profile, device) = profile(job)?;
-        let timeline = profile.timeline(device);
+        let Profiled { profile, device, .. } = Profiled::of(job)?;
         let mut out = Out::create(job.place)?;
         // `Out` keeps its failure to itself, here and below.
-        serde_json::to_writer(&mut out, &(&timeline.times, &timeline.sizes)).ok();
-        job.done(out, format!("device {device}, {} times", count(timeline.times.len() as u64)))
+        out.write_all(b"[").ok();
+        let times = list(&mut out, profile.timeline(device).map(|(time, _)| time));
+        out.write_all(b",").ok();
+        list(&mut out, profile.timeline(device).map(|(_, sizes)| sizes));
+        out.write_all(b"]").ok();
+        job.done(out, format!("device {device}, {} times", count(times)))
     }
 }
 
@@ -65,11 +68,10 @@ impl Export for Raw {
     }
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
-        let (profile, device) = profile(job)?;
-        let rows = profile.raw(device);
+        let Profiled { profile, device, .. } = Profiled::of(job)?;
         let mut out = Out::create(job.place)?;
-        serde_json::to_writer(&mut out, &rows).ok();
-        job.done(out, format!("device {device}, {} events", count(rows.len() as u64)))
+        let events = list(&mut out, profile.raw(device));
+        job.done(out, format!("device {device}, {} events", count(events)))
     }
 }
 
@@ -91,9 +93,8 @@ impl Export for Html {
     }
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
-        let (profile, device) = profile(job)?;
-        let maxima = maxima(job.trace()?, job.options, device)?;
-        let picture = categories(&profile.timeline(device), &maxima);
+        let Profiled { profile, device, played } = Profiled::of(job)?;
+        let picture = categories(&profile, device, &maxima(&played, device));
         let mut out = Out::create(job.place)?;
         write!(
             out,
@@ -105,19 +106,42 @@ impl Export for Html {
     }
 }
 
+/// Writes a list, one entry behind the other; how many there were.
+fn list<T: serde::Serialize>(out: &mut Out, entries: impl Iterator<Item = T>) -> u64 {
+    let mut written = 0;
+    out.write_all(b"[").ok();
+    for entry in entries {
+        if written > 0 {
+            out.write_all(b",").ok();
+        }
+        serde_json::to_writer(&mut *out, &entry).ok();
+        written += 1;
+    }
+    out.write_all(b"]").ok();
+    written
+}
+
 /// The profile of the job's process, and the device that it is about.
-fn profile(job: &mut Job<'_>) -> Result<(Profile, i32)> {
-    let trace = job.trace()?;
-    let played = play(trace, Columns::of(&[]), job.options, Metric::Allocated, |_, _| {})?;
-    job.learn(trace, &played);
-    let Some(device) = played.fullest(Metric::Allocated, job.options) else {
-        return Err(Error::usage(format!("{}: no GPU was used in it", trace.path.display())));
-    };
-    let profile = Profile::of(trace, job.options)?;
-    if !profile.has_io {
-        job.footer.notes.push(
+struct Profiled {
+    profile: Profile,
+    device: i32,
+    played: Played,
+}
+
+impl Profiled {
+    fn of(job: &mut Job<'_>) -> Result<Profiled> {
+        let trace = job.trace()?;
+        let played = play(trace, Columns::of(&[]), job.options, Metric::Allocated, |_, _| {})?;
+        job.learn(trace, &played);
+        let Some(device) = played.fullest(Metric::Allocated, job.options).map(|device| device.ordinal) else {
+            return Err(Error::usage(format!("{}: no GPU was used in it", trace.path.display())));
+        };
+        let profile = Profile::of(trace, job.options)?;
+        if !profile.has_io {
+            job.footer.notes.push(
             "categories are those of the rows, and there is no INCREMENT_VERSION: MEMTRACE_OPS=io records what each op reads and writes".to_owned(),
         );
+        }
+        Ok(Profiled { profile, device, played })
     }
-    Ok((profile, device.ordinal))
 }

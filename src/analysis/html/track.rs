@@ -221,7 +221,7 @@ impl Track {
             self.course.phases.starts.iter().map(|(ts, phase)| (*ts, text(*phase, strings))).collect();
         let grid = self.plan.grid;
         let whole = (grid.start_ns, grid.start_ns + grid.width_ns * grid.buckets as i64);
-        let home = self.course.steps.home(whole, self.plan.peak_ns);
+        let home = self.course.home(whole, self.plan.peak_ns);
         let blocks = blocks(&mut self.plan.keeper, played, pack, strings);
         let owners = self.stack.finish();
         let (categories, modules) = owners.split_at(Category::ALL.len());

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use memtrace_trace::schema::Row;
 use memtrace_trace::{Category as Told, EventName};
 
-use super::{Action, Category, Profile};
+use super::{Action, Category, Profile, Raw};
 use crate::options::Options;
 use crate::stream::TraceFile;
 use crate::testing::TraceBuilder;
@@ -64,10 +64,10 @@ fn without_io_records_blocks_have_the_category_of_their_last_row() {
             (Action::Destroy, 1, 0, Category::Activation, Category::Activation),
         ]
     );
-    let timeline = profile.timeline(0);
-    assert_eq!(timeline.sizes[1], [0, 4 * KIB, 0, 0, 0, KIB, 0, 0, 0]);
-    assert_eq!(timeline.sizes[2], [0, 4 * KIB, 0, 0, 0, 0, 0, 0, 0]);
-    assert_eq!(profile.raw(0)[2].1, 4);
+    let timeline: Vec<(i64, [i64; 9])> = profile.timeline(0).collect();
+    assert_eq!(timeline[1].1, [0, 4 * KIB, 0, 0, 0, KIB, 0, 0, 0]);
+    assert_eq!(timeline[2].1, [0, 4 * KIB, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(profile.raw(0).nth(2).unwrap().1, 4);
 }
 
 #[test]
@@ -75,13 +75,13 @@ fn what_a_free_alone_tells_of_was_there_before() {
     let mut trace = TraceBuilder::default();
     trace.free(7, 2 * KIB, Row::default());
     let profile = profile_of(trace, "before");
-    let raw = profile.raw(0);
+    let raw: Vec<Raw> = profile.raw(0).collect();
     assert_eq!((raw[0].0, raw[0].1, raw[0].2), (-1, 1, 2 * KIB));
     assert_eq!((raw[1].1, raw[1].2), (4, -2 * KIB));
     // It stands at the first time of all, in a row of its own.
-    let timeline = profile.timeline(0);
-    assert_eq!(timeline.times[0], timeline.times[1]);
-    assert_eq!(timeline.sizes, [[0, 0, 0, 0, 0, 0, 0, 0, 2 * KIB], [0; 9]]);
+    let timeline: Vec<(i64, [i64; 9])> = profile.timeline(0).collect();
+    assert_eq!(timeline[0].0, timeline[1].0);
+    assert_eq!([timeline[0].1, timeline[1].1], [[0, 0, 0, 0, 0, 0, 0, 0, 2 * KIB], [0; 9]]);
 }
 
 /// One step of SGD on `y = relu(x * w)`, as rows would tell it, with no tag at all.

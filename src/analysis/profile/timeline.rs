@@ -5,14 +5,12 @@ use super::read::Reading;
 use super::{Action, Category, Change, Profile};
 use crate::stream::TraceFile;
 
-/// The coalesced timeline of one device: what `export_memory_timeline` writes as `[times, sizes]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Timeline {
-    /// Wall-clock µs, rising.
-    pub times: Vec<i64>,
-    /// Bytes at each time: a leading 0, then the eight categories by their number.
-    pub sizes: Vec<[i64; 9]>,
-}
+/// The time of what was there before.
+const BEFORE: i64 = -1;
+
+/// A row of the coalesced timeline: wall-clock µs, then what stands in its row there: a leading 0, and the
+/// bytes of the eight categories by their number.
+pub type Row = (i64, [i64; 9]);
 
 /// One entry of the raw timeline, what `export_memory_timeline_raw` writes: wall-clock ns (-1 for what was
 /// there before), the number of the action, signed bytes, the number of the category.
@@ -60,60 +58,54 @@ pub(super) fn profile(trace: &TraceFile, reading: Reading, categories: &Categori
 }
 
 impl Profile {
-    /// The timeline of a device.
-    #[must_use]
-    pub fn timeline(&self, device: i32) -> Timeline {
-        const BEFORE: i64 = -1;
-        let mut timeline = Timeline::default();
-        for change in self.actions(device) {
-            let time = if change.time_ns < 0 { BEFORE } else { self.micros(change.time_ns) };
-            if timeline.times.last() != Some(&time) {
-                timeline.times.push(time);
-                timeline.sizes.push(timeline.sizes.last().copied().unwrap_or_default());
-            }
-            let Some(size) = timeline.sizes.last_mut() else { continue };
-            let bytes = self.block(change).bytes;
-            let mut update = |category: Category, bytes: i64| {
-                let size = &mut size[category as usize + 1];
-                *size = size.wrapping_add(bytes);
-            };
-            match change.action {
-                Action::Preexisting | Action::Create => update(change.category, bytes),
-                Action::Destroy => update(change.category, -bytes),
-                Action::IncrementVersion => {
-                    update(change.category, -bytes);
-                    update(change.after, bytes);
+    /// The timeline of a device, what `export_memory_timeline` writes as `[times, sizes]`; times rise.
+    pub fn timeline(&self, device: i32) -> impl Iterator<Item = Row> {
+        let time = |change: &Change| match change.time_ns {
+            ..0 => BEFORE,
+            time_ns => self.micros(time_ns),
+        };
+        // What was there before stands at the first time of all, in a row of its own.
+        let first = self.actions(device).map(time).find(|time| *time != BEFORE).unwrap_or(BEFORE);
+        let mut changes = self.actions(device).peekable();
+        let mut sizes = [0; 9];
+        std::iter::from_fn(move || {
+            let now = time(changes.peek()?);
+            while let Some(change) = changes.next_if(|change| time(change) == now) {
+                let bytes = self.block(change).bytes;
+                let mut update = |category: Category, bytes: i64| {
+                    let size: &mut i64 = &mut sizes[category as usize + 1];
+                    *size = size.wrapping_add(bytes);
+                };
+                match change.action {
+                    Action::Preexisting | Action::Create => update(change.category, bytes),
+                    Action::Destroy => update(change.category, -bytes),
+                    Action::IncrementVersion => {
+                        update(change.category, -bytes);
+                        update(change.after, bytes);
+                    }
                 }
             }
-        }
-        // What was there before stands at the first time of all, in a row of its own.
-        if let [before @ BEFORE, first, ..] = timeline.times.as_mut_slice() {
-            *before = *first;
-        }
-        timeline
+            Some((if now == BEFORE { first } else { now }, sizes))
+        })
     }
 
     /// The raw timeline of a device; a new version has two entries, the old one leaves and the new one
     /// comes.
-    #[must_use]
-    pub fn raw(&self, device: i32) -> Vec<Raw> {
-        let mut rows = Vec::new();
-        for change in self.actions(device) {
+    pub fn raw(&self, device: i32) -> impl Iterator<Item = Raw> {
+        self.actions(device).flat_map(|change| {
             let time =
                 if change.time_ns < 0 { -1 } else { self.start_unix_ns.saturating_add(change.time_ns) };
-            let (bytes, action) = (self.block(change).bytes, change.action as u8);
-            match change.action {
-                Action::Preexisting | Action::Create => {
-                    rows.push((time, action, bytes, change.category as u8))
-                }
-                Action::Destroy => rows.push((time, action, -bytes, change.category as u8)),
+            let bytes = self.block(change).bytes;
+            let entry = |bytes, category| (time, change.action as u8, bytes, category as u8);
+            let (gone, come) = match change.action {
+                Action::Preexisting | Action::Create => (None, Some(entry(bytes, change.category))),
+                Action::Destroy => (Some(entry(-bytes, change.category)), None),
                 Action::IncrementVersion => {
-                    rows.push((time, action, -bytes, change.category as u8));
-                    rows.push((time, action, bytes, change.after as u8));
+                    (Some(entry(-bytes, change.category)), Some(entry(bytes, change.after)))
                 }
-            }
-        }
-        rows
+            };
+            gone.into_iter().chain(come)
+        })
     }
 
     fn micros(&self, time_ns: i64) -> i64 {

@@ -112,8 +112,8 @@ impl Sums {
             *bytes = bytes.wrapping_add(profile.block(change).bytes);
             sums.inferred[category] |= change.inferred;
         }
-        for size in profile.timeline(device).sizes {
-            for (highest, bytes) in sums.highest.iter_mut().zip(&size[1..]) {
+        for (_, sizes) in profile.timeline(device) {
+            for (highest, bytes) in sums.highest.iter_mut().zip(&sizes[1..]) {
                 *highest = (*highest).max(*bytes);
             }
         }

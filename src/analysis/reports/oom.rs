@@ -17,7 +17,7 @@ use crate::options::Options;
 use crate::page::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
 use crate::play::{Footer, Played, dash, heading, step};
 use crate::record::{Columns, Record};
-use crate::replay::Block;
+use crate::replay::{Block, Replay};
 use crate::stacks::Stacks;
 use crate::stream::TraceFile;
 
@@ -49,9 +49,9 @@ impl Report for Oom {
             let mut layout = Layout::default();
             let mut seen = Seen::default();
             let columns = layout::COLUMNS.and(Columns::of(&["device_free_bytes", "stack_id"]));
-            let played = play_to(trace, At::Oom, columns, options, |row, _| {
+            let played = play_to(trace, At::Oom, columns, options, |row, replay| {
                 layout.feed(row);
-                seen.feed(row);
+                seen.feed(row, replay, trace);
             })?;
             let (Some(played), Some(row)) = (played, seen.oom) else { continue };
             let case = Case::new(trace, &played, &layout, &row, &seen);
@@ -87,14 +87,18 @@ struct Seen {
     /// Failed calls since the last one that worked: those of this request.
     failed: u64,
     failed_of_oom: u64,
-    /// What a failed call or a sample said was free.
-    free: i64,
+    /// By device, what a sample found taken that no row accounts for.
+    foreign: Vec<(i32, i64)>,
 }
 
 impl Seen {
-    fn feed(&mut self, row: &Record) {
-        if row.device_free_bytes >= 0 {
-            self.free = row.device_free_bytes;
+    fn feed(&mut self, row: &Record, replay: &Replay, trace: &TraceFile) {
+        let capacity = capacity(trace, row.device);
+        if row.device_free_bytes >= 0 && capacity > 0 {
+            let totals = replay.find(row.device).map(|device| device.totals).unwrap_or_default();
+            let foreign = (capacity - totals.reserved - totals.outside - row.device_free_bytes).max(0);
+            self.foreign.retain(|(device, _)| *device != row.device);
+            self.foreign.push((row.device, foreign));
         }
         match row.event {
             EventName::Oom => {
@@ -135,8 +139,8 @@ struct Case<'a> {
     outside: i64,
     /// Memory that no row accounts for.
     unknown: i64,
-    /// Free on the device; -1 when unknown.
-    device_free: i64,
+    /// Free on the device; `None` when nothing in the trace told it.
+    device_free: Option<i64>,
     /// The segment that the request needs.
     segment: i64,
     holes: Vec<i64>,
@@ -149,21 +153,18 @@ struct Case<'a> {
 impl<'a> Case<'a> {
     fn new(trace: &'a TraceFile, played: &Played, layout: &Layout, row: &Record, seen: &Seen) -> Self {
         let totals = played.replay.find(row.device).map(|device| device.totals).unwrap_or_default();
-        let card = trace.meta.devices.iter().find(|card| card.ordinal == row.device);
-        let capacity = card.map_or(0, |card| card.total_bytes);
+        let capacity = capacity(trace, row.device);
         let request = row.rounded_bytes.max(row.requested_bytes);
         let segments = layout.segments(&played.replay, row.device);
         let small = request <= SMALL_SIZE as i64;
         let mut holes: Vec<i64> =
             segments.iter().filter(|s| s.is_small() == small).flat_map(|s| s.holes.clone()).collect();
         holes.sort_unstable_by_key(|hole| -hole);
-        let told = if row.device_free_bytes >= 0 { row.device_free_bytes } else { seen.free };
-        let unknown = match told {
-            0 => 0,
-            free => (capacity - totals.reserved - totals.outside - free).max(0),
-        };
-        let device_free =
-            if capacity == 0 { -1 } else { (capacity - totals.reserved - totals.outside - unknown).max(0) };
+        let left = (capacity - totals.reserved - totals.outside).max(0);
+        // The sample is older than the request, so its free bytes are not today's; what others held is.
+        let foreign = seen.foreign.iter().find(|(device, _)| *device == row.device);
+        let unknown = foreign.map_or(0, |(_, bytes)| *bytes.min(&left));
+        let device_free = foreign.map(|_| left - unknown);
         let mut case = Case {
             row: *row,
             trace,
@@ -196,6 +197,17 @@ impl<'a> Case<'a> {
         (self.reserved - self.allocated).max(0)
     }
 
+    /// What may be free on the device: as it was told, or else all that the trace knows no owner of.
+    fn room(&self) -> i64 {
+        self.device_free.unwrap_or((self.capacity - self.reserved - self.outside).max(0))
+    }
+
+    /// [`Case::room`] in words.
+    fn room_text(&self, units: Unit) -> String {
+        let most = if self.device_free.is_none() { "at most " } else { "" };
+        format!("{most}{}", units.show(self.room()))
+    }
+
     fn request(&self) -> i64 {
         self.row.rounded_bytes.max(self.row.requested_bytes)
     }
@@ -206,14 +218,14 @@ impl<'a> Case<'a> {
             return Why::TooBig;
         }
         // No call failed, and there was room: a limit of torch's own (`set_per_process_memory_fraction`).
-        if failed_calls == 0 && self.device_free >= self.segment {
+        if failed_calls == 0 && self.capacity > 0 && self.room() >= self.segment {
             return Why::Limited;
         }
-        if self.cached() + self.device_free.max(0) >= request && self.largest_hole < request {
+        if self.cached() + self.room() >= request && self.largest_hole < request {
             return Why::Fragmented;
         }
         let foreign = self.outside + (self.unknown - CONTEXT).max(0);
-        if foreign > 0 && self.device_free.max(0) + self.cached() + foreign >= request {
+        if foreign > 0 && self.room() + self.cached() + foreign >= request {
             return Why::Outside;
         }
         Why::TooBig
@@ -239,7 +251,7 @@ impl<'a> Case<'a> {
                 format!(
                     "{} are free in torch's cache and {} on the device, but the largest piece has {} and {request} are needed",
                     units.show(self.cached()),
-                    units.show(self.device_free.max(0)),
+                    self.room_text(units),
                     units.show(self.largest_hole)
                 ),
                 vec![
@@ -260,10 +272,7 @@ impl<'a> Case<'a> {
             ),
             Why::Limited => (
                 "a limit",
-                format!(
-                    "{} are free on the device; torch was told to leave them",
-                    units.show(self.device_free.max(0))
-                ),
+                format!("{} are free on the device; torch was told to leave them", self.room_text(units)),
                 vec!["raise torch.cuda.set_per_process_memory_fraction, or take it out"],
             ),
         }
@@ -310,8 +319,17 @@ impl<'a> Case<'a> {
         if self.unknown > 0 {
             line(self.unknown, "taken by nobody in the trace: the CUDA context, other processes".to_owned());
         }
-        if self.capacity > 0 {
-            line(self.device_free, format!("free on the device, of {}", units.show(self.capacity)));
+        match self.device_free {
+            Some(free) => line(free, format!("free on the device, of {}", units.show(self.capacity))),
+            None if self.capacity > 0 => {
+                let most = format!(
+                    "free on the device: {} of {}; no sample told it",
+                    self.room_text(units),
+                    units.show(self.capacity)
+                );
+                table.row([Cell::new("unknown", Style::Strong), most.into()]);
+            }
+            None => {}
         }
         page.table(&table);
     }
@@ -347,6 +365,11 @@ impl<'a> Case<'a> {
             "capacity_bytes": self.capacity,
         })
     }
+}
+
+/// The memory of a device; 0 when unknown.
+fn capacity(trace: &TraceFile, device: i32) -> i64 {
+    trace.meta.devices.iter().find(|card| card.ordinal == device).map_or(0, |card| card.total_bytes)
 }
 
 /// Who held the memory then: by category, and the ten largest modules.

@@ -84,7 +84,7 @@ impl Report for Timeline {
         let shown = if options.is_set(ALL.name) || options.window != Window::default() {
             whole
         } else {
-            first.course.steps.home(whole, first.moment().ts_ns)
+            first.course.home(whole, first.moment().ts_ns)
         };
         let grid = Grid::new(shown.0, shown.1, (width - Curve::MARGIN) * 2);
         let drawn = Drawn::read(trace, options, &first, grid)?;

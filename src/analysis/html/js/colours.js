@@ -1,4 +1,5 @@
-// Colours that the colour-blind can tell apart, after Okabe and Ito, for light and dark.
+// Colours that the colour-blind can tell apart, after Okabe and Ito, for light and dark. Their pink is paler here:
+// beside their green, with which it is stacked, it is told apart by its lightness too.
 
 const CATEGORY = {
   parameter: "#0072B2",
@@ -6,7 +7,7 @@ const CATEGORY = {
   gradient: "#D55E00",
   activation: "#009E73",
   temporary: "#E69F00",
-  optimizer_state: "#CC79A7",
+  optimizer_state: "#E3A5C7",
   input: "#56B4E9",
   autograd_detail: "#8A6D9B",
   other: "#8F8B66",

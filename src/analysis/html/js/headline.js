@@ -69,7 +69,8 @@ painters.headline = () => {
   if (top) fact("largest module at the peak", top[0], `${bytes(top[1])}, ${percent(top[1] / sum)}`);
   const op = peak.op;
   if (op && op !== "(none)") fact("op at the peak", op, "");
-  fact("ran", duration(t.duration_ns), `${count(t.steps.length ? t.steps.last[t.steps.length - 1] - t.steps.first[0] + 1 : 0)} steps, ${count(t.rows)} events`);
+  const steps = t.steps.length ? t.steps.last[t.steps.length - 1] - t.steps.first[0] + 1 : 0;
+  fact("ran", duration(t.duration_ns), `${count(steps)} ${steps === 1 ? "step" : "steps"}, ${count(t.rows)} events`);
   document.title = `${bytes(peak.bytes)} peak, ${words}`;
 };
 

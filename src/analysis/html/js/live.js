@@ -106,7 +106,7 @@ function paintIcicle(t, at) {
     root = next;
   }
   zoomedInto = trail;
-  const it = $("icicle");
+  const it = $("icicle"), focused = it.contains(document.activeElement);
   it.replaceChildren();
   const crumbs = element("div", "crumbs");
   const crumb = (text, depth) => {
@@ -118,7 +118,7 @@ function paintIcicle(t, at) {
   crumb(`everything ${bytes(tree.bytes)}`, 0);
   trail.forEach((name, i) => crumb(name, i + 1));
   it.append(crumbs);
-  const width = it.clientWidth, drawn = element("div", "levels");
+  const width = it.clientWidth, drawn = element("div", "levels"), cells = [];
   let depth = 0;
   const paint = (node, left, level, names) => {
     let x = left;
@@ -131,11 +131,15 @@ function paintIcicle(t, at) {
       const colour = child.mix.size === 1 ? categoryColour([...child.mix.keys()][0]) : null;
       const box = element("button", "cell" + (child.found || !state.search ? "" : " dim"));
       box.type = "button";
-      box.tabIndex = w > 40 ? 0 : -1;
+      // One stop for Tab; the arrows go on from there.
+      box.tabIndex = cells.length ? -1 : 0;
+      cells.push({ box, x, w, level });
       // Padding would widen a narrow one over its neighbours.
       box.style.cssText = `left:${x}px;top:${level * 24}px;width:${Math.max(1, w - 1)}px;padding:0 ${w > 34 ? 5 : 0}px` + (colour ? `;background:${colour};color:${readable(colour)}` : "");
       if (w > 34) box.textContent = w > 150 ? `${child.name}  ${bytes(child.bytes)}` : child.name;
-      box.title = `${full}\n${bytes(child.bytes)}, ${percent(child.bytes / tree.bytes)}${child.blocks ? `, ${count(child.blocks)} blocks` : ""}`;
+      const says = `${bytes(child.bytes)}, ${percent(child.bytes / tree.bytes)}${child.blocks ? `, ${count(child.blocks)} ${child.blocks === 1 ? "block" : "blocks"}` : ""}`;
+      box.title = `${full}\n${says}`;
+      box.setAttribute("aria-label", `${full}: ${says}`);
       box.onclick = () => { zoomedInto = [...trail, ...way]; draw("live"); };
       drawn.append(box);
       depth = Math.max(depth, level + 1);
@@ -145,8 +149,27 @@ function paintIcicle(t, at) {
   };
   paint(root, 0, 0, []);
   drawn.style.height = `${Math.max(1, depth) * 24}px`;
+  drawn.onkeydown = (event) => {
+    const from = cells.find((cell) => cell.box === event.target), next = from && neighbour(cells, from, event.key);
+    if (next === undefined) return;
+    event.preventDefault();
+    event.stopPropagation();
+    next?.box.focus();
+  };
   it.append(drawn);
+  if (focused) cells[0]?.box.focus();
   it.setAttribute("aria-label", `What is live, by ${TREES[state.tree].text}: ` + [...tree.below.values()].sort((a, b) => b.bytes - a.bytes).slice(0, 5).map((node) => `${node.name} ${bytes(node.bytes)}`).join(", "));
+}
+
+/** The cell that an arrow leads to: beside, below what holds it, above; `null` at an edge, `undefined` for other keys. */
+function neighbour(cells, from, key) {
+  const level = { ArrowLeft: 0, ArrowRight: 0, ArrowUp: -1, ArrowDown: 1 }[key];
+  if (level === undefined) return undefined;
+  const row = cells.filter((cell) => cell.level === from.level + level);
+  if (key === "ArrowLeft") return row.findLast((cell) => cell.x < from.x) ?? null;
+  if (key === "ArrowRight") return row.find((cell) => cell.x > from.x) ?? null;
+  if (key === "ArrowUp") return row.findLast((cell) => cell.x <= from.x + 0.5) ?? null;
+  return row.find((cell) => cell.x + cell.w > from.x + 0.5 && cell.x < from.x + from.w - 0.5) ?? null;
 }
 
 const COLUMNS = {

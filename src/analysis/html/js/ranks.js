@@ -37,4 +37,7 @@ painters.ranks = () => {
     c.fillStyle = "#D55E00";
     c.fillRect(((t.peak.ts_ns - from) / (to - from)) * width - 1, 0, 2, height);
   }
+  const axis = element("div", "rank-axis");
+  axis.append(element("span", "", moment(from, to - from)), element("span", "", "the peak is orange-red; times since the start of each process"), element("span", "", moment(to, to - from)));
+  list.append(axis);
 };
