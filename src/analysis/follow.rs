@@ -19,6 +19,9 @@ use crate::series::Growing;
 use crate::stream::{self, TraceFile, same_process};
 use crate::texts::Texts;
 
+/// What the `end` row of a part says that another one follows.
+const ROTATED: &str = "rotated";
+
 /// How much is read at a time.
 const BLOCK: usize = 1 << 20;
 
@@ -65,7 +68,8 @@ struct Reading {
 
 impl Reading {
     fn open(part: &TraceFile, texts: &Texts, again: u64) -> std::io::Result<Reading> {
-        let wanted: Wanted = replay::COLUMNS.and(Columns::of(&["ts_ns"]));
+        let wanted: Wanted =
+            replay::COLUMNS.and(Columns::of(&["ts_ns"])).plus(EventName::End, Columns::of(&["name"]));
         Ok(Reading {
             source: stream::bytes(&part.path)?,
             scanner: Scanner::new(wanted, part.width(), true, texts.clone()),
@@ -84,6 +88,14 @@ impl Follower {
 
     /// Reads what is new; how many rows that was.
     pub fn look(&mut self) -> u64 {
+        let rows = self.read(false);
+        // A part that was compressed between the listing of the folder and its opening is there again in
+        // the next listing, under its new name; one that is not there then is lost.
+        if self.processes.iter().any(Process::is_at_gap) { rows + self.read(true) } else { rows }
+    }
+
+    /// One listing, and what is new in it.
+    fn read(&mut self, over_gaps: bool) -> u64 {
         for file in self.files() {
             // A file whose first row is not written yet is tried again at the next look.
             if !self.known.contains(&file)
@@ -93,7 +105,7 @@ impl Follower {
                 self.known.insert(file);
             }
         }
-        self.processes.iter_mut().map(Process::look).sum()
+        self.processes.iter_mut().map(|process| process.look(over_gaps)).sum()
     }
 
     fn files(&self) -> Vec<PathBuf> {
@@ -175,8 +187,13 @@ impl Process {
         gpus.max_by_key(|device| (device.peak(Metric::Used).bytes, -device.ordinal))
     }
 
-    /// Reads on to the end of what is there; how many rows that was.
-    fn look(&mut self) -> u64 {
+    /// Is the part behind this one not there, and a later one is?
+    fn is_at_gap(&self) -> bool {
+        self.later.first().is_some_and(|next| next.meta.part != self.part + 1)
+    }
+
+    /// Reads on to the end of what is there, or to a part that is missing; how many rows that was.
+    fn look(&mut self, over_gaps: bool) -> u64 {
         let mut rows = 0;
         loop {
             let got = self.read_block();
@@ -186,7 +203,10 @@ impl Process {
             }
             // This part is at its end; it stays so once there is another.
             let Some(next) = self.later.first() else { return rows };
-            let follows = next.meta.part == self.part + 1;
+            let follows = !self.is_at_gap();
+            if !follows && !over_gaps {
+                return rows;
+            }
             let again = if follows { next.meta.opening_rows.saturating_add(1) } else { 0 };
             let Ok(reading) = Reading::open(next, &self.texts, again) else { return rows };
             let next = self.later.remove(0);
@@ -195,8 +215,6 @@ impl Process {
                 self.replay = Replay::new(&self.texts, Window::default(), Metric::Allocated);
             }
             (self.reading, self.part, self.path) = (reading, next.meta.part, next.path);
-            // The end of a part was not that of the process.
-            self.ended = false;
         }
     }
 
@@ -222,7 +240,7 @@ impl Process {
         self.skipped += chunk.skipped;
         for row in &chunk.records {
             self.replay.feed(row);
-            self.ended = row.event == EventName::End;
+            self.ended = row.event == EventName::End && &*self.texts.get(row.name) != ROTATED;
             if row.device == HOST {
                 continue;
             }
@@ -289,7 +307,10 @@ mod tests {
             trace.alloc(512 * i64::from(number - 1), Row::default());
         }
         trace.alloc(512, Row::default());
-        if ends { trace.finish() } else { trace.unfinished() }
+        if ends {
+            trace.raw(Row { event: EventName::End, api: "memtrace", name: "rotated", ..Row::default() });
+        }
+        trace.unfinished()
     }
 
     #[test]
@@ -308,7 +329,7 @@ mod tests {
         packed(1, &part(1, true));
         let mut follower = Follower::new(&folder);
         follower.look();
-        assert!(follower.processes[0].ended);
+        assert!(!follower.processes[0].ended);
         // The second part is found, and compressed before it is opened; the third is being written.
         std::fs::write(place(2), part(2, true)).unwrap();
         follower.welcome(TraceFile::open(&place(2)).unwrap());
@@ -320,6 +341,16 @@ mod tests {
         assert_eq!((follower.processes.len(), process.path.clone()), (1, place(3)));
         assert!(!process.ended && process.later.is_empty());
         assert_eq!(process.device().unwrap().totals.allocated, 3 * 512);
+        // A part that one listing missed is waited for, and one that is lost is not.
+        std::fs::write(place(5), part(5, false)).unwrap();
+        follower.welcome(TraceFile::open(&place(5)).unwrap());
+        assert_eq!(follower.processes[0].look(false), 0);
+        packed(4, &part(4, true));
+        follower.look();
+        assert_eq!((follower.processes[0].part, follower.processes[0].replay.counts.rows), (5, 9));
+        std::fs::write(place(7), part(7, false)).unwrap();
+        follower.look();
+        assert_eq!(follower.processes[0].part, 7);
         std::fs::remove_dir_all(&folder).ok();
     }
 }
