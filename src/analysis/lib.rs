@@ -3,7 +3,7 @@
 //! A trace is read as a stream of records ([`stream`]), which one engine turns into live memory over
 //! time ([`replay`]); each report is a small file on top of that, in one table ([`reports::REPORTS`])
 //! that the command, its help and its tests walk. Nothing here prints or parses arguments.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod at;
 pub mod categories;

@@ -39,6 +39,18 @@ impl Columns {
     pub const fn has(self, index: usize) -> bool {
         self.0 >> index & 1 == 1
     }
+
+    /// Has it one of `others`?
+    #[must_use]
+    pub const fn has_any(self, others: Columns) -> bool {
+        self.0 & others.0 != 0
+    }
+
+    /// Has it all of `others`?
+    #[must_use]
+    pub const fn has_all(self, others: Columns) -> bool {
+        self.0 & others.0 == others.0
+    }
 }
 
 /// The columns that a reading asks for, by event: an op row needs less than an allocation.

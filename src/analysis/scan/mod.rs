@@ -1,0 +1,380 @@
+//! Bytes into records: a scan by byte masks that parses only the columns asked for.
+//!
+//! Sixty-four bytes at a time become one bit mask of commas and line ends, so that the cost of a
+//! column which nobody asked for is one bit. A row with a quote takes a slower way.
+
+use memtrace_trace::schema::COLUMNS;
+use memtrace_trace::{Category, EventName};
+use rustc_hash::FxHashMap;
+
+use crate::record::{Columns, Record, Wanted};
+use crate::texts::{Symbol, Texts};
+use cpu::{Cpu, Work};
+use number::{digit_within, int, int_within};
+use owners::Owners;
+use stops::Stops;
+
+#[expect(unsafe_code, reason = "what the processor is asked for is not in safe Rust")]
+mod cpu;
+mod number;
+mod owners;
+mod stops;
+
+/// How much is looked over for commas before its rows are read: both stay in a core's nearest cache.
+const STRIP: usize = 16 << 10;
+
+/// No id, address or time is larger: their differences stay within 64 bits.
+const MOST: u64 = 1 << 62;
+/// No memory is larger (64 PiB): the sums over it stay within 64 bits.
+const MOST_BYTES: u64 = 1 << 56;
+
+/// Columns that few readings ask for: one question instead of fourteen.
+const RARE: Columns = Columns::of(&[
+    "rank",
+    "pid",
+    "tid",
+    "api",
+    "source",
+    "addr",
+    "requested_bytes",
+    "rounded_bytes",
+    "device_free_bytes",
+    "stream",
+    "pool",
+    "latency_ns",
+    "stack_id",
+    "name",
+]);
+/// Columns whose numbers mostly have one digit.
+const ONE_DIGIT: Columns = Columns::of(&["device", "status", "stream", "pool"]);
+/// Columns that stand together and are read together.
+const OWNER: Columns = Columns::of(&["op", "module", "phase", "category"]);
+
+/// What is wrong with a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    /// The line in the block, counted from 0.
+    pub(crate) line: u64,
+    /// What was expected and what stood there.
+    pub(crate) what: String,
+}
+
+/// What came out of one block of whole lines.
+#[derive(Default)]
+pub(crate) struct Chunk {
+    /// The rows, in order.
+    pub(crate) records: Vec<Record>,
+    /// How many lines there were, the empty ones too.
+    pub(crate) lines: u64,
+    /// The first line that was not a row. Unless the scan is lenient, nothing behind it was read.
+    pub(crate) fault: Option<Fault>,
+    /// How many lines were not rows.
+    pub(crate) skipped: u64,
+}
+
+/// Parses blocks; keeps the texts that it saw, so that the shared table is seldom asked.
+pub(crate) struct Scanner {
+    wanted: Wanted,
+    width: usize,
+    lenient: bool,
+    texts: Texts,
+    known: FxHashMap<Box<[u8]>, Symbol>,
+    /// Per column, the text of the row before: most rows repeat it.
+    last: [(Vec<u8>, Symbol); COLUMNS.len()],
+    owners: Owners,
+    stops: Stops,
+}
+
+impl Scanner {
+    /// Rows must have `width` fields, of which those `wanted` are parsed.
+    pub(crate) fn new(wanted: Wanted, width: usize, lenient: bool, texts: Texts) -> Self {
+        Scanner {
+            wanted,
+            width,
+            lenient,
+            texts,
+            known: FxHashMap::default(),
+            last: std::array::from_fn(|_| (Vec::new(), Symbol::NONE)),
+            owners: Owners::default(),
+            stops: Stops::default(),
+        }
+    }
+
+    /// Parses `block`, whole lines but for the last, whose line end may be missing. A block is smaller
+    /// than 4 GiB.
+    pub(crate) fn scan(&mut self, block: &[u8], chunk: &mut Chunk) {
+        cpu::run(Block { scanner: self, block, chunk });
+    }
+
+    /// Takes one line; false when the scan must stop at it.
+    #[inline(always)]
+    fn line(&mut self, cpu: impl Cpu, block: &[u8], line: &Line<'_>, chunk: &mut Chunk) -> bool {
+        let number = chunk.lines;
+        chunk.lines += 1;
+        let (start, end) = (line.start, line.end());
+        if start == end {
+            return true;
+        }
+        // In its place at once: a record is three cache lines.
+        chunk.records.push(Record::default());
+        let Some(record) = chunk.records.last_mut() else { return false };
+        let parsed = if line.quotes && block[start..end].contains(&b'"') {
+            self.quoted(&block[start..end], record)
+        } else if let (true, Some(first)) = (line.stops.len() == self.width, line.stops.first_chunk()) {
+            self.fields(record, &Plain { cpu, block, start, stops: first, width: self.width })
+        } else {
+            Err(wrong_width(self.width, line.stops.len()))
+        };
+        let Err(what) = parsed else { return true };
+        chunk.records.pop();
+        chunk.skipped += 1;
+        chunk.fault.get_or_insert(Fault { line: number, what });
+        self.lenient
+    }
+
+    /// A row with quotes.
+    #[cold]
+    fn quoted(&mut self, line: &[u8], record: &mut Record) -> Result<(), String> {
+        let mut reader =
+            csv::ReaderBuilder::new().has_headers(false).buffer_capacity(line.len()).from_reader(line);
+        let mut row = csv::ByteRecord::new();
+        reader.read_byte_record(&mut row).map_err(|error| error.to_string())?;
+        if row.len() != self.width {
+            return Err(wrong_width(self.width, row.len()));
+        }
+        self.fields(record, &row)
+    }
+
+    #[inline(always)]
+    fn fields(&mut self, record: &mut Record, row: &impl Fields) -> Result<(), String> {
+        let field = |index| row.text(index);
+        record.event = event(field(6)).ok_or_else(|| bad(6, "an event", field(6)))?;
+        let columns = self.wanted.of(record.event);
+        // The places are those of the schema; a test holds them to it.
+        macro_rules! ints {
+            ($most:expr; $($index:literal $name:ident,)*) => {
+                $(if columns.has($index) {
+                    let number = row.int($index, $most).and_then(|n| n.try_into().ok());
+                    let Some(number) = number else { return Err(no_integer($index, row)) };
+                    record.$name = number;
+                })*
+            };
+        }
+        macro_rules! texts {
+            ($($index:literal $name:ident,)*) => {
+                $(if columns.has($index) {
+                    record.$name = self.text($index, field($index))?;
+                })*
+            };
+        }
+        ints! { MOST; 0 seq, 1 ts_ns, 5 device, 7 status, 10 alloc_id, 23 step, }
+        ints! { MOST_BYTES; 14 delta_bytes, 15 allocated_bytes, 16 active_bytes, 17 reserved_bytes, }
+        if columns.has_any(RARE) {
+            ints! { MOST; 2 rank, 3 pid, 4 tid, 11 addr, 24 stream, 25 pool, 26 latency_ns, 27 stack_id, }
+            ints! { MOST_BYTES; 12 requested_bytes, 13 rounded_bytes, 18 device_free_bytes, }
+            texts! { 8 api, 9 source, 28 name, }
+        }
+        if columns.has_all(OWNER) && self.owners.find(row.texts(19, 22), record) {
+            return Ok(());
+        }
+        texts! { 19 op, 20 module, 21 phase, }
+        if columns.has(22) {
+            record.category = category(field(22)).ok_or_else(|| bad(22, "a category", field(22)))?;
+        }
+        if columns.has_all(OWNER) {
+            self.owners.add(row.texts(19, 22), record);
+        }
+        Ok(())
+    }
+
+    fn text(&mut self, column: usize, bytes: &[u8]) -> Result<Symbol, String> {
+        let (last, symbol) = &mut self.last[column];
+        if last == bytes {
+            return Ok(*symbol);
+        }
+        let found = match self.known.get(bytes) {
+            Some(symbol) => *symbol,
+            None => {
+                let text = std::str::from_utf8(bytes).map_err(|_| bad(column, "UTF-8", bytes))?;
+                if text.is_empty() {
+                    return Err(bad(column, "a text", bytes));
+                }
+                let symbol = self.texts.intern(text);
+                if symbol != Symbol::REST {
+                    self.known.insert(bytes.into(), symbol);
+                }
+                symbol
+            }
+        };
+        last.clear();
+        last.extend_from_slice(bytes);
+        *symbol = found;
+        Ok(found)
+    }
+}
+
+/// A block of lines, to be scanned.
+struct Block<'a> {
+    scanner: &'a mut Scanner,
+    block: &'a [u8],
+    chunk: &'a mut Chunk,
+}
+
+impl Work for Block<'_> {
+    #[inline(always)]
+    fn on(self, cpu: impl Cpu) {
+        let Block { scanner, block, chunk } = self;
+        let mut stops = std::mem::take(&mut scanner.stops);
+        stops.clear();
+        let (mut read, mut start) = (0, 0);
+        'block: while read < block.len() {
+            let to = block.len().min(read + STRIP);
+            stops.next(cpu, block, read, to);
+            read = to;
+            if to == block.len() && block.last() != Some(&b'\n') {
+                stops.end(to);
+            }
+            let mut done = 0;
+            for last in &stops.lines {
+                let next = *last as usize + 1;
+                let line = Line { start, stops: &stops.places()[done..next], quotes: stops.quotes };
+                start = line.end() + 1;
+                if !scanner.line(cpu, block, &line, chunk) {
+                    break 'block;
+                }
+                done = next;
+            }
+            if done > 0 {
+                stops.forget(done, &block[start.min(to)..to]);
+            }
+        }
+        scanner.stops = stops;
+    }
+}
+
+/// A line of a block.
+struct Line<'a> {
+    start: usize,
+    /// Where its fields end.
+    stops: &'a [u32],
+    /// It may have quotes.
+    quotes: bool,
+}
+
+impl Line<'_> {
+    #[inline(always)]
+    fn end(&self) -> usize {
+        self.stops.last().map_or(self.start, |end| *end as usize)
+    }
+}
+
+/// The fields of one row.
+trait Fields {
+    /// The bytes of the field at `index`.
+    fn text(&self, index: usize) -> &[u8];
+
+    /// The bytes of the fields from `first` to `last` and what is between them; `None` when they are not
+    /// together.
+    #[inline(always)]
+    fn texts(&self, first: usize, last: usize) -> Option<&[u8]> {
+        let _ = (first, last);
+        None
+    }
+
+    /// The integer of the field at `index`, if it is no further from 0 than `most`.
+    #[inline(always)]
+    fn int(&self, index: usize, most: u64) -> Option<i64> {
+        int(self.text(index), most)
+    }
+}
+
+/// A row without quotes, which begins at `start` and whose fields end at `stops`.
+struct Plain<'a, C> {
+    cpu: C,
+    block: &'a [u8],
+    start: usize,
+    stops: &'a [u32; COLUMNS.len()],
+    width: usize,
+}
+
+impl<C> Plain<'_, C> {
+    /// Where the field at `index` begins and ends.
+    #[inline(always)]
+    fn span(&self, index: usize) -> (usize, usize) {
+        let from = if index == 0 { self.start } else { self.stops[index - 1] as usize + 1 };
+        (from, self.stops[index] as usize)
+    }
+}
+
+impl<C: Cpu> Fields for Plain<'_, C> {
+    #[inline(always)]
+    fn text(&self, index: usize) -> &[u8] {
+        let (from, mut to) = self.span(index);
+        // A file that went through Windows has CR before LF.
+        if index + 1 == self.width && to > from && self.block[to - 1] == b'\r' {
+            to -= 1;
+        }
+        &self.block[from..to]
+    }
+
+    #[inline(always)]
+    fn texts(&self, first: usize, last: usize) -> Option<&[u8]> {
+        Some(&self.block[self.span(first).0..self.span(last).1])
+    }
+
+    #[inline(always)]
+    fn int(&self, index: usize, most: u64) -> Option<i64> {
+        let (from, to) = self.span(index);
+        if ONE_DIGIT.has(index) {
+            return digit_within(self.block, from, to, most);
+        }
+        int_within(self.cpu, self.block, from, to, most)
+    }
+}
+
+impl Fields for csv::ByteRecord {
+    fn text(&self, index: usize) -> &[u8] {
+        self.get(index).unwrap_or_default()
+    }
+}
+
+fn wrong_width(expected: usize, found: usize) -> String {
+    format!("expected {expected} columns, found {found}: the line is cut off or damaged")
+}
+
+#[cold]
+#[inline(never)]
+fn no_integer(column: usize, row: &impl Fields) -> String {
+    bad(column, "an integer", row.text(column))
+}
+
+#[cold]
+fn bad(column: usize, expected: &str, found: &[u8]) -> String {
+    let name = COLUMNS.get(column).map_or("?", |column| column.name);
+    let shown = String::from_utf8_lossy(&found[..found.len().min(80)]);
+    format!("column {name}: expected {expected}, found {shown:?}")
+}
+
+/// The event of its word; the frequent ones first.
+fn event(bytes: &[u8]) -> Option<EventName> {
+    match bytes {
+        b"alloc" => Some(EventName::Alloc),
+        b"free" => Some(EventName::Free),
+        b"op" => Some(EventName::Op),
+        b"io" => Some(EventName::Io),
+        _ => std::str::from_utf8(bytes).ok().and_then(EventName::parse),
+    }
+}
+
+/// The category of its word.
+fn category(bytes: &[u8]) -> Option<Category> {
+    match bytes {
+        b"activation" => Some(Category::Activation),
+        b"(none)" => Some(Category::None),
+        b"temporary" => Some(Category::Temporary),
+        _ => std::str::from_utf8(bytes).ok().and_then(Category::parse),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+//! Decimal integers.
+
+use super::cpu::Cpu;
+
+/// The integer `block[from..to]`, if it is no further from 0 than `most`, which has more than sixteen
+/// digits. It is read sixteen bytes at once up to its end, over what stands before it, so that no step
+/// depends on how many digits there are.
+#[inline(always)]
+pub(super) fn int_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize, most: u64) -> Option<i64> {
+    let negative = block.get(from) == Some(&b'-');
+    let digits = to - from - usize::from(negative);
+    // A first field may have too little before it; more digits than sixteen are rare.
+    let Some(sixteen) = block[..to].last_chunk::<16>() else { return int(&block[from..to], most) };
+    if digits.wrapping_sub(1) >= 16 {
+        return int(&block[from..to], most);
+    }
+    match cpu.digits(sixteen, digits) {
+        Some(number) => Some(if negative { -number } else { number }),
+        None => int(&block[from..to], most),
+    }
+}
+
+/// The integer `block[from..to]`, which mostly is one digit.
+#[inline(always)]
+pub(super) fn digit_within(block: &[u8], from: usize, to: usize, most: u64) -> Option<i64> {
+    let digit = block.get(from).map_or(0, |digit| digit.wrapping_sub(b'0'));
+    if to == from + 1 && digit <= 9 {
+        return Some(i64::from(digit));
+    }
+    int(&block[from..to], most)
+}
+
+/// A decimal integer that is no further from 0 than `most`.
+#[cold]
+#[inline(never)]
+pub(super) fn int(bytes: &[u8], most: u64) -> Option<i64> {
+    // Rust's own parser takes a plus sign.
+    let number: i64 = std::str::from_utf8(bytes).ok().filter(|text| !text.starts_with('+'))?.parse().ok()?;
+    (number.unsigned_abs() <= most).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scan::cpu::{self, Work};
+
+    /// What the numbers of a block are.
+    struct Numbers<'a>(&'a [u8], usize, usize, &'a mut Vec<Option<i64>>);
+
+    impl Work for Numbers<'_> {
+        #[inline(always)]
+        fn on(self, cpu: impl Cpu) {
+            let Numbers(block, from, to, found) = self;
+            found.push(int_within(cpu, block, from, to, MOST));
+        }
+    }
+
+    const MOST: u64 = u64::MAX;
+
+    /// The integer `block[from..to]`, by every way there is.
+    fn all(block: &[u8], from: usize, to: usize) -> Option<i64> {
+        let mut found = vec![int(&block[from..to], MOST), digit_within(block, from, to, MOST)];
+        Numbers(block, from, to, &mut found).on(cpu::Plain);
+        cpu::run(Numbers(block, from, to, &mut found));
+        assert!(found.iter().all(|number| *number == found[0]), "{found:?}");
+        found[0]
+    }
+
+    #[test]
+    fn integers_are_read_to_the_last_that_fits() {
+        assert_eq!(all(b"0", 0, 1), Some(0));
+        assert_eq!(all(b"-1", 0, 2), Some(-1));
+        for number in [i64::MIN, i64::MAX] {
+            let text = number.to_string();
+            assert_eq!(all(text.as_bytes(), 0, text.len()), Some(number));
+        }
+        for bad in [&b""[..], b"-", b"+1", b"1.0", b" 1", b"9223372036854775808", b"1e3", b"--1", b":", b"/"]
+        {
+            for before in ["", ",", "1234567890123456,"] {
+                let block = [before.as_bytes(), bad, b",77777777"].concat();
+                assert_eq!(all(&block, before.len(), before.len() + bad.len()), None, "{bad:?}");
+            }
+        }
+        assert_eq!(int(b"-6", 5), None);
+    }
+
+    #[test]
+    fn integers_are_read_whatever_stands_around_them() {
+        let mut number = 0_i64;
+        for digit in (1..=9).chain([0, 9, 9, 9, 1, 2, 3, 4, 5]) {
+            number = number * 10 + digit;
+            for number in [number, -number] {
+                for before in ["", "9", "9,", "99999999,", "9999999999999999999,", "-------------------,"] {
+                    let block = format!("{before}{number},99999999");
+                    let to = before.len() + number.to_string().len();
+                    assert_eq!(all(block.as_bytes(), before.len(), to), Some(number), "{block}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Where the fields and lines of a block end.
+
+use super::cpu::Cpu;
+
+/// The places in a strip of a block, and of the line that began before it.
+#[derive(Default)]
+pub(super) struct Stops {
+    /// Every comma and line end, from the block's start; what is behind `count` means nothing.
+    places: Vec<u32>,
+    count: usize,
+    /// For each line that ends in the strip, the place of its end in `places`.
+    pub(super) lines: Vec<u32>,
+    /// There may be a quote.
+    pub(super) quotes: bool,
+}
+
+impl Stops {
+    /// Starts a block.
+    pub(super) fn clear(&mut self) {
+        (self.count, self.quotes) = (0, false);
+        self.lines.clear();
+    }
+
+    /// Every comma and line end.
+    #[inline(always)]
+    pub(super) fn places(&self) -> &[u32] {
+        &self.places[..self.count]
+    }
+
+    /// Forgets the first `done` places, those of the lines before the `unfinished` one.
+    #[inline(always)]
+    pub(super) fn forget(&mut self, done: usize, unfinished: &[u8]) {
+        self.places.copy_within(done..self.count, 0);
+        self.count -= done;
+        self.quotes = self.quotes && unfinished.contains(&b'"');
+    }
+
+    /// Adds the places in `block[from..to]`, and tells the lines that end there.
+    #[inline(always)]
+    pub(super) fn next(&mut self, cpu: impl Cpu, block: &[u8], from: usize, to: usize) {
+        self.lines.clear();
+        // Room for the stops of every byte, and for what is written for nothing.
+        let most = self.count + (to - from) + 2 * 64;
+        if self.places.len() < most {
+            self.places.resize(most, 0);
+        }
+        let mut count = self.count;
+        let places = self.places.as_mut_slice();
+        let (words, rest) = block[from..to].as_chunks::<64>();
+        // A space is none of what is looked for.
+        let mut last = [b' '; 64];
+        last[..rest.len()].copy_from_slice(rest);
+        let last = (!rest.is_empty()).then_some(&last);
+        let mut base = from as u32;
+        for word in words.iter().chain(last) {
+            let masks = cpu.masks(word);
+            let Some(places) = places[count..].first_chunk_mut::<64>() else { return };
+            cpu.places(masks.stops, base, places);
+            let mut lines = masks.lines;
+            while lines != 0 {
+                let before = masks.stops & (lines & lines.wrapping_neg()).wrapping_sub(1);
+                self.lines.push(count as u32 + before.count_ones());
+                lines &= lines - 1;
+            }
+            self.quotes |= masks.quotes;
+            count += masks.stops.count_ones() as usize;
+            base += 64;
+        }
+        self.count = count;
+    }
+
+    /// Ends the last line, which has no line end, with the block.
+    pub(super) fn end(&mut self, at: usize) {
+        self.lines.push(self.count as u32);
+        self.places.truncate(self.count);
+        self.places.push(at as u32);
+        self.count += 1;
+    }
+}

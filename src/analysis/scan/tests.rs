@@ -1,0 +1,314 @@
+//! A scan gives what the rows say, whatever the processor and whatever the bytes.
+
+use super::*;
+use memtrace_trace::schema::Row;
+use memtrace_trace::writer::RowWriter;
+
+fn scan(block: &[u8], columns: Columns, lenient: bool) -> (Chunk, Texts) {
+    let texts = Texts::default();
+    let mut chunk = Chunk::default();
+    Scanner::new(Wanted::all_events(columns), COLUMNS.len(), lenient, texts.clone()).scan(block, &mut chunk);
+    (chunk, texts)
+}
+
+/// The lines of `rows`, without the header.
+fn lines(rows: &[Row<'_>]) -> Vec<u8> {
+    let mut writer = RowWriter::new(Vec::new());
+    for row in rows {
+        writer.write(row).unwrap();
+    }
+    writer.flush().unwrap();
+    let all = writer.get_ref();
+    let header = all.iter().position(|byte| *byte == b'\n').unwrap();
+    all[header + 1..].to_vec()
+}
+
+/// A row in which every column has a value of its own.
+const FULL: Row<'_> = Row {
+    seq: 1,
+    ts_ns: 2,
+    rank: 3,
+    pid: 4,
+    tid: 5,
+    device: 6,
+    event: EventName::Alloc,
+    status: 8,
+    api: "caching_allocator",
+    source: "libc10_cuda.so",
+    alloc_id: 11,
+    addr: 12,
+    requested_bytes: 13,
+    rounded_bytes: 14,
+    delta_bytes: -15,
+    allocated_bytes: 16,
+    active_bytes: 17,
+    reserved_bytes: 18,
+    device_free_bytes: 19,
+    op: "aten::mm",
+    module: "GPT.h.0",
+    phase: "forward",
+    category: Category::Activation,
+    step: 24,
+    stream: 25,
+    pool: 26,
+    latency_ns: 27,
+    stack_id: 28,
+    name: "a, \"b\" and c",
+};
+
+#[test]
+fn a_record_has_every_value_of_its_row() {
+    let (chunk, texts) = scan(&lines(&[FULL, Row { name: "plain", ..FULL }]), Columns::ALL, false);
+    assert_eq!(chunk.fault, None);
+    for (record, name) in chunk.records.iter().zip(["a, \"b\" and c", "plain"]) {
+        let text = |symbol| texts.get(symbol);
+        let (api, source) = (text(record.api), text(record.source));
+        let (op, module, phase, found) =
+            (text(record.op), text(record.module), text(record.phase), text(record.name));
+        let back = Row {
+            seq: record.seq,
+            ts_ns: record.ts_ns,
+            rank: record.rank,
+            pid: record.pid,
+            tid: record.tid,
+            device: record.device,
+            event: record.event,
+            status: record.status,
+            api: &api,
+            source: &source,
+            alloc_id: record.alloc_id,
+            addr: record.addr,
+            requested_bytes: record.requested_bytes,
+            rounded_bytes: record.rounded_bytes,
+            delta_bytes: record.delta_bytes,
+            allocated_bytes: record.allocated_bytes,
+            active_bytes: record.active_bytes,
+            reserved_bytes: record.reserved_bytes,
+            device_free_bytes: record.device_free_bytes,
+            op: &op,
+            module: &module,
+            phase: &phase,
+            category: record.category,
+            step: record.step,
+            stream: record.stream,
+            pool: record.pool,
+            latency_ns: record.latency_ns,
+            stack_id: record.stack_id,
+            name: &found,
+        };
+        assert_eq!(back, Row { name, ..FULL });
+    }
+    assert_eq!(chunk.records.len(), 2);
+}
+
+#[test]
+fn only_the_columns_asked_for_are_parsed() {
+    let text = String::from_utf8(lines(&[FULL])).unwrap().replace("-15", "many");
+    let (chunk, _) = scan(text.as_bytes(), Columns::of(&["seq", "op"]), false);
+    assert_eq!((chunk.records[0].seq, chunk.records[0].delta_bytes), (1, 0));
+    let (chunk, _) = scan(text.as_bytes(), Columns::of(&["delta_bytes"]), false);
+    let fault = chunk.fault.unwrap();
+    assert_eq!(fault.what, "column delta_bytes: expected an integer, found \"many\"");
+}
+
+#[test]
+fn a_fault_stops_a_strict_scan_and_is_counted_by_a_lenient_one() {
+    let mut block = lines(&[FULL; 3]);
+    block.extend(b"1,2,3\n\n");
+    block.extend(lines(&[FULL]));
+    block.extend(b"1,2");
+    let (strict, _) = scan(&block, Columns::ALL, false);
+    assert_eq!((strict.records.len(), strict.skipped), (3, 1));
+    assert_eq!(strict.fault.unwrap().line, 3);
+    let (lenient, _) = scan(&block, Columns::ALL, true);
+    assert_eq!((lenient.records.len(), lenient.skipped, lenient.lines), (4, 2, 7));
+}
+
+#[test]
+fn carriage_returns_and_a_missing_last_line_end_are_read_over() {
+    let text = String::from_utf8(lines(&[Row { name: "n", ..FULL }; 2])).unwrap();
+    let windows = text.replace('\n', "\r\n");
+    let (chunk, texts) = scan(windows.trim_end().as_bytes(), Columns::ALL, false);
+    assert_eq!(chunk.fault, None);
+    assert_eq!(chunk.records.len(), 2);
+    assert_eq!(&*texts.get(chunk.records[0].name), "n");
+}
+
+/// Every way to scan that there is here.
+const WAYS: &[fn(Block<'_>)] = &[
+    |block| block.on(cpu::Plain),
+    #[cfg(target_arch = "x86_64")]
+    |block| match cpu::x86::Avx2::here() {
+        Some(cpu) => cpu.run(block),
+        None => block.on(cpu::Plain),
+    },
+    |block| cpu::run(block),
+];
+
+/// What the csv crate and Rust's own numbers make of the lines of a block.
+fn judge(scanner: &mut Scanner, block: &[u8]) -> Chunk {
+    let mut chunk = Chunk::default();
+    let lines = block.strip_suffix(b"\n").unwrap_or(block);
+    for line in lines.split(|byte| *byte == b'\n').filter(|_| !block.is_empty()) {
+        let number = chunk.lines;
+        chunk.lines += 1;
+        if line.is_empty() {
+            continue;
+        }
+        let mut record = Record::default();
+        match scanner.quoted(line, &mut record) {
+            Ok(()) => chunk.records.push(record),
+            Err(what) => {
+                chunk.skipped += 1;
+                chunk.fault.get_or_insert(Fault { line: number, what });
+                if !scanner.lenient {
+                    break;
+                }
+            }
+        }
+    }
+    chunk
+}
+
+/// The same numbers in every run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self, below: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as usize % below
+    }
+
+    fn of<T: Copy>(&mut self, some: &[T]) -> T {
+        some[self.next(some.len())]
+    }
+
+    /// A number of any length, mostly one that a trace may have.
+    fn number(&mut self) -> i64 {
+        let number = (self.0 >> (1 + self.next(63))).cast_signed();
+        match self.next(20) {
+            0 => -number,
+            1 => self.of(&[i64::MIN, i64::MAX, 1 << 62, (1 << 62) + 1, 1 << 56, (1 << 56) + 1, 1 << 31]),
+            _ => number >> 8,
+        }
+    }
+
+    fn text(&mut self) -> &'static str {
+        self.of(&["(none)", "aten::mm", "GPT.h.0.mlp", "forward", "a, \"b\"", "é", "x", "alloc", "-", "1"])
+    }
+}
+
+/// Rows with anything in them, some of them damaged.
+fn hostile(random: &mut Random) -> Vec<u8> {
+    let mut block = Vec::new();
+    for _ in 0..random.next(40) {
+        let small = |random: &mut Random| random.number() as i32 >> 16;
+        let row = Row {
+            seq: random.number(),
+            ts_ns: random.number(),
+            rank: small(random),
+            pid: small(random),
+            tid: small(random),
+            device: random.number() as i32,
+            event: random.of(EventName::ALL),
+            status: small(random),
+            api: random.text(),
+            source: random.text(),
+            alloc_id: random.number(),
+            addr: random.number(),
+            requested_bytes: random.number(),
+            rounded_bytes: random.number(),
+            delta_bytes: random.number() >> 8,
+            allocated_bytes: random.number() >> 8,
+            active_bytes: random.number() >> 8,
+            reserved_bytes: random.number() >> 8,
+            device_free_bytes: random.number(),
+            op: random.text(),
+            module: random.text(),
+            phase: random.text(),
+            category: random.of(Category::ALL),
+            step: random.number(),
+            stream: random.number(),
+            pool: random.number(),
+            latency_ns: random.number(),
+            stack_id: random.number(),
+            name: random.text(),
+        };
+        let from = block.len();
+        block.extend(lines(&[row]));
+        for _ in 0..[0, 0, 0, 1, 3][random.next(5)] {
+            let at = from + random.next(block.len() - from);
+            block[at] = random.of(b",,\n\"-+ 09:/a\xff");
+        }
+    }
+    match random.next(10) {
+        0 => block.extend([b','; 200]),
+        1 => block.extend([b'\n'; 200]),
+        2 => block.truncate(random.next(block.len() + 1)),
+        _ => {}
+    }
+    block
+}
+
+#[test]
+fn every_processor_reads_what_the_csv_crate_reads() {
+    let mut random = Random(0x2545_F491_4F6C_DD1D);
+    let (mut rows, mut faults) = (0, 0);
+    for round in 0..1000 {
+        let block = hostile(&mut random);
+        let wanted = match random.next(4) {
+            0 => Wanted::all_events(Columns::ALL),
+            1 => Wanted::all_events(Columns::of(&[])),
+            _ => crate::replay::COLUMNS,
+        };
+        let lenient = random.next(4) > 0;
+        let scanner = || Scanner::new(wanted, COLUMNS.len(), lenient, Texts::default());
+        let expected = judge(&mut scanner(), &block);
+        for (way, scan) in WAYS.iter().enumerate() {
+            let (mut scanner, mut chunk) = (scanner(), Chunk::default());
+            scan(Block { scanner: &mut scanner, block: &block, chunk: &mut chunk });
+            let told = |chunk: &Chunk| (chunk.lines, chunk.skipped, chunk.fault.clone());
+            assert_eq!(told(&chunk), told(&expected), "round {round}, way {way}");
+            assert!(chunk.records == expected.records, "round {round}, way {way}");
+        }
+        rows += expected.records.len();
+        faults += usize::from(expected.fault.is_some());
+    }
+    // Both were there to be told apart.
+    assert!(rows > 5000 && faults > 250, "{rows} rows, {faults} faults");
+}
+
+#[test]
+fn strips_and_lines_may_end_anywhere() {
+    let row = lines(&[FULL]);
+    for before in [0, 1, STRIP - 300, STRIP - 64, STRIP - 1, STRIP, 3 * STRIP + 17] {
+        // A line that is no row and longer than a strip, then rows.
+        let mut block = vec![b'x'; before];
+        block.push(b'\n');
+        for _ in 0..200 {
+            block.extend(&row);
+        }
+        for scan in WAYS {
+            let (texts, mut chunk) = (Texts::default(), Chunk::default());
+            let wanted = Wanted::all_events(Columns::ALL);
+            let mut scanner = Scanner::new(wanted, COLUMNS.len(), true, texts);
+            scan(Block { scanner: &mut scanner, block: &block, chunk: &mut chunk });
+            assert_eq!((chunk.records.len(), chunk.skipped), (200, u64::from(before > 0)));
+            assert!(chunk.records.iter().all(|record| *record == chunk.records[0]));
+        }
+    }
+}
+
+#[test]
+fn a_quote_before_the_end_of_a_strip_is_not_forgotten() {
+    let row = String::from_utf8(lines(&[Row { name: "plain", ..FULL }])).unwrap();
+    let quoted = row.replacen("1,", "\"1\",", 1);
+    for gap in 1..8 {
+        let block = format!("{}\n{quoted}{row}", "x".repeat(STRIP - 1 - gap));
+        let (chunk, _) = scan(block.as_bytes(), Columns::ALL, true);
+        assert_eq!((chunk.records.len(), chunk.skipped), (2, 1), "{gap}: {:?}", chunk.fault);
+        assert_eq!(chunk.records[0], chunk.records[1]);
+    }
+}
