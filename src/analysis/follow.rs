@@ -58,7 +58,7 @@ pub struct Process {
 
 /// A part on its way.
 struct Reading {
-    source: Box<dyn Read>,
+    source: Box<dyn Read + Send>,
     scanner: Scanner,
     /// The start of a line whose end is not there yet.
     rest: Vec<u8>,

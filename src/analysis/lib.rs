@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 pub mod at;
+mod belt;
 pub mod categories;
 pub mod curve;
 pub mod error;

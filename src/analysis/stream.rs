@@ -1,29 +1,28 @@
 //! A trace file as a stream of records: bounded memory, and a core for each block in flight.
 //!
-//! The calling thread hands blocks of whole lines to scanning threads, takes the records back in the
-//! order of the file and visits them. No more than a few blocks are in flight.
+//! Blocks of whole lines are scanned on all cores; the calling thread visits their records in the order of
+//! the file. No more than a few blocks are in flight.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufRead, Read, Seek, SeekFrom};
 use std::ops::{ControlFlow, Range};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use memtrace_trace::EventName;
 use memtrace_trace::meta::Meta;
 use memtrace_trace::schema::COLUMNS;
 
+use crate::belt::in_order;
 use crate::error::Result;
 use crate::record::{Record, Wanted};
 use crate::scan::{Chunk, Scanner};
 use crate::texts::Texts;
 
-/// The bytes of one block; with its records it fits a core's cache.
-const BLOCK: usize = 256 << 10;
+/// The bytes of one block; those on the way, with their records, fit a core's cache.
+const BLOCK: usize = 128 << 10;
 /// How much is read behind a block for the end of its last line.
 const TAIL: usize = 4 << 10;
 /// A line longer than this is not a row of any trace.
@@ -67,7 +66,7 @@ impl TraceFile {
     pub fn open(path: &Path) -> Result<TraceFile> {
         let io = |source| memtrace_trace::Error::Io { path: path.to_owned(), source };
         let size = std::fs::metadata(path).map_err(io)?.len();
-        let source: Box<dyn Read> = match open(path).map_err(io)? {
+        let source: Box<dyn Read + Send> = match open(path).map_err(io)? {
             Source::Plain(file) => Box::new(file),
             Source::Packed(bytes, _) => bytes,
         };
@@ -219,49 +218,27 @@ impl TraceFile {
             line += chunk.lines;
             Ok(ControlFlow::Continue(()))
         };
-        let scanner = || Scanner::new(wanted, self.width, lenient, texts.clone());
         let mut blocks = Blocks::open(&self.path).map_err(io)?;
-        let workers = std::thread::available_parallelism().map_or(1, usize::from).min(8);
-        if workers == 1 || self.size <= 4 * BLOCK as u64 {
-            let mut scanner = scanner();
-            let mut job = Job::default();
-            while blocks.next(&mut job).map_err(io)? {
-                job.run(&mut scanner);
-                if take(&mut job)?.is_break() {
-                    break;
-                }
-            }
-        } else {
-            let (jobs, queue) = channel::<(Job, Sender<Job>)>();
-            let queue = Mutex::new(queue);
-            std::thread::scope(|scope| -> Result<()> {
-                // Dropped when this closure returns, which ends the workers.
-                let jobs = jobs;
-                for _ in 0..workers {
-                    scope.spawn(|| work(&queue, scanner()));
-                }
-                let mut in_flight: VecDeque<Receiver<Job>> = VecDeque::new();
-                let mut spare: Vec<Job> = Vec::new();
-                let mut more = true;
-                loop {
-                    while more && in_flight.len() < workers * 3 {
-                        let mut job = spare.pop().unwrap_or_default();
-                        more = blocks.next(&mut job).map_err(io)?;
-                        if more {
-                            let (done, receiver) = channel();
-                            jobs.send((job, done)).ok();
-                            in_flight.push_back(receiver);
-                        }
-                    }
-                    let Some(job) = in_flight.pop_front() else { return Ok(()) };
-                    // A worker ends only when `jobs` does.
-                    let Ok(mut job) = job.recv() else { return Ok(()) };
-                    if take(&mut job)?.is_break() {
-                        return Ok(());
-                    }
-                    spare.push(job);
-                }
-            })?;
+        let mut failed = false;
+        let next = move |job: &mut Job| {
+            // What was read before counts before the error does.
+            let more = !failed && blocks.next(job).unwrap_or_else(|error| job.fail(error));
+            failed = job.error.is_some();
+            more
+        };
+        let worker = || {
+            let mut scanner = Scanner::new(wanted, self.width, lenient, texts.clone());
+            move |job: &mut Job| job.run(&mut scanner)
+        };
+        let take = |job: &mut Job| match take(job) {
+            Ok(ControlFlow::Continue(())) => ControlFlow::Continue(()),
+            Ok(ControlFlow::Break(())) => ControlFlow::Break(Ok(())),
+            Err(error) => ControlFlow::Break(Err(error)),
+        };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from).min(8);
+        let threads = if self.size <= 4 * BLOCK as u64 { 1 } else { cores };
+        if let ControlFlow::Break(result) = in_order(threads, next, worker, take) {
+            result?;
         }
         Ok(told)
     }
@@ -274,7 +251,7 @@ pub(crate) fn same_process(a: &Meta, b: &Meta) -> bool {
 }
 
 /// The bytes of a file that may still grow, plain or compressed, with its header.
-pub(crate) fn bytes(path: &Path) -> io::Result<Box<dyn Read>> {
+pub(crate) fn bytes(path: &Path) -> io::Result<Box<dyn Read + Send>> {
     Ok(match open(path)? {
         Source::Plain(file) => Box::new(file),
         Source::Packed(bytes, _) => bytes,
@@ -285,7 +262,7 @@ pub(crate) fn bytes(path: &Path) -> io::Result<Box<dyn Read>> {
 enum Source {
     Plain(File),
     /// With the count of the bytes that were taken from the file.
-    Packed(Box<dyn Read>, Arc<AtomicU64>),
+    Packed(Box<dyn Read + Send>, Arc<AtomicU64>),
 }
 
 /// Counts what is read through it.
@@ -320,7 +297,7 @@ fn open(path: &Path) -> io::Result<Source> {
     }
     let count = Arc::new(AtomicU64::new(0));
     let source = io::BufReader::with_capacity(BLOCK, Counted { file, count: Arc::clone(&count) });
-    let bytes: Box<dyn Read> = if zstd {
+    let bytes: Box<dyn Read + Send> = if zstd {
         Box::new(Frames { source: Some(source), decoder: None })
     } else {
         Box::new(flate2::bufread::MultiGzDecoder::new(source))
@@ -385,6 +362,13 @@ struct Place {
 }
 
 impl Job {
+    /// Says that it could not be read.
+    fn fail(&mut self, error: io::Error) -> bool {
+        (self.error, self.place, self.header) = (Some(error), None, false);
+        self.bytes.clear();
+        true
+    }
+
     fn run(&mut self, scanner: &mut Scanner) {
         self.chunk.records.clear();
         self.chunk.lines = 0;
@@ -454,21 +438,12 @@ impl Place {
     }
 }
 
-fn work(queue: &Mutex<Receiver<(Job, Sender<Job>)>>, mut scanner: Scanner) {
-    loop {
-        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok((mut job, done)) = next else { return };
-        job.run(&mut scanner);
-        done.send(job).ok();
-    }
-}
-
 /// The blocks of a trace file, in order.
 enum Blocks {
     /// A plain file: whoever scans a block reads it, so that it is in that core's cache.
     Plain { file: Arc<File>, at: u64, size: u64, cut: bool },
     /// A compressed one: it can only be read from its start.
-    Packed { lines: Lines<Box<dyn Read>>, taken: Arc<AtomicU64>, told: u64 },
+    Packed { lines: Lines<Box<dyn Read + Send>>, taken: Arc<AtomicU64>, told: u64 },
 }
 
 impl Blocks {
