@@ -16,6 +16,7 @@ pub mod group;
 pub mod html;
 pub mod input;
 pub mod layout;
+pub mod live;
 pub mod op_calls;
 pub mod options;
 pub mod page;

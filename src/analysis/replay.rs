@@ -9,6 +9,7 @@ use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 
 use crate::categories::{self, Death, Phases};
+use crate::live::Live;
 use crate::record::{Columns, Record, Wanted};
 use crate::texts::{Symbol, Texts};
 
@@ -306,7 +307,7 @@ pub struct Replay {
     /// The devices seen so far, the host too, by ordinal.
     pub devices: Vec<Device>,
     /// The blocks that are live, by `alloc_id`.
-    pub live: FxHashMap<i64, Block>,
+    pub live: Live,
     /// The block that the row fed last gave back, with its last owner.
     pub freed: Option<Block>,
     /// What was counted.
@@ -340,6 +341,8 @@ pub struct Replay {
     /// Whether every row's totals are held against the sums; that needs every column.
     checks: bool,
     caching_allocator: Symbol,
+    /// Where the device of the row before is.
+    latest: usize,
 }
 
 impl Replay {
@@ -349,7 +352,7 @@ impl Replay {
     pub fn new(texts: &Texts, window: Window, tracked: Metric) -> Replay {
         Replay {
             devices: Vec::new(),
-            live: FxHashMap::default(),
+            live: Live::default(),
             freed: None,
             counts: Counts::default(),
             problems: Problems::default(),
@@ -368,6 +371,7 @@ impl Replay {
             tracked,
             checks: false,
             caching_allocator: texts.intern("caching_allocator"),
+            latest: 0,
         }
     }
 
@@ -452,15 +456,25 @@ impl Replay {
     }
 
     /// The device of that ordinal, new or known.
+    #[inline]
     fn device(&mut self, ordinal: i32) -> &mut Device {
-        let at = match self.devices.binary_search_by_key(&ordinal, |device| device.ordinal) {
+        // Most rows are about the device of the row before.
+        if self.devices.get(self.latest).is_none_or(|device| device.ordinal != ordinal) {
+            self.latest = self.place(ordinal);
+        }
+        &mut self.devices[self.latest]
+    }
+
+    /// Where that device is.
+    #[cold]
+    fn place(&mut self, ordinal: i32) -> usize {
+        match self.devices.binary_search_by_key(&ordinal, |device| device.ordinal) {
             Ok(at) => at,
             Err(at) => {
                 self.devices.insert(at, Device { ordinal, ..Device::default() });
                 at
             }
-        };
-        &mut self.devices[at]
+        }
     }
 
     /// The device of that ordinal, if a row named it.
@@ -578,7 +592,7 @@ impl Replay {
                 died: None,
                 inferred: false,
             };
-            if self.live.insert(row.alloc_id, block).is_some() {
+            if self.live.insert(block) {
                 self.problems.double_allocs += 1;
                 self.problems
                     .example(|| format!("seq {}: alloc_id {} was live already", row.seq, row.alloc_id));
@@ -592,36 +606,41 @@ impl Replay {
     fn free(&mut self, row: &Record, kind: Kind) {
         if row.alloc_id != 0 {
             self.sum(row, kind);
-            match self.live.remove(&row.alloc_id) {
-                Some(block) => self.gone(row, block),
-                None => {
-                    self.problems.unmatched_frees += 1;
-                    self.problems.example(|| {
-                        format!("seq {}: frees alloc_id {}, which is not live", row.seq, row.alloc_id)
-                    });
-                }
+            self.freed = self.live.remove(row.alloc_id);
+            if self.freed.is_some() {
+                self.gone(row);
+            } else {
+                self.problems.unmatched_frees += 1;
+                self.problems.example(|| {
+                    format!("seq {}: frees alloc_id {}, which is not live", row.seq, row.alloc_id)
+                });
             }
         }
         self.totals(row);
     }
 
-    fn gone(&mut self, row: &Record, mut block: Block) {
-        if block.bytes != -row.delta_bytes {
+    /// What the row gave back is no longer live.
+    fn gone(&mut self, row: &Record) {
+        // Where it is: a block is too large to be moved about.
+        let Some(block) = &mut self.freed else { return };
+        block.died = Some(Death { step: self.step, phase: self.phase });
+        let (id, device, bytes) = (block.id, block.device, block.bytes);
+        if bytes != -row.delta_bytes {
             self.problems.wrong_sizes += 1;
             self.problems.example(|| {
                 format!(
-                    "seq {}: frees {} bytes of alloc_id {}, which has {}",
-                    row.seq, -row.delta_bytes, row.alloc_id, block.bytes
+                    "seq {}: frees {} bytes of alloc_id {}, which has {bytes}",
+                    row.seq, -row.delta_bytes, row.alloc_id
                 )
             });
         }
-        block.died = Some(Death { step: self.step, phase: self.phase });
-        self.freed = Some(block);
         let tracked = self.tracked;
-        let device = self.device(block.device);
+        let device = self.device(device);
         device.live_blocks = device.live_blocks.saturating_sub(1);
-        if block.id <= device.peak(tracked).seq {
-            device.gone.push(block);
+        if id <= device.peak(tracked).seq
+            && let Some(block) = self.freed
+        {
+            self.device(block.device).gone.push(block);
         }
     }
 
@@ -634,7 +653,7 @@ impl Replay {
         }
         let tracked = self.tracked;
         let peak = self.find(row.device).map_or(0, |device| device.peak(tracked).seq);
-        let Some(block) = self.live.get_mut(&row.alloc_id) else { return };
+        let Some(block) = self.live.get_mut(row.alloc_id) else { return };
         if block.id <= peak && block.then.is_none_or(|(_, at)| at != peak) {
             block.then = Some((block.owner, peak));
         }

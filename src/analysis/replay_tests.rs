@@ -57,7 +57,7 @@ fn the_peak_is_the_first_moment_at_which_the_total_was_highest() {
     let mut ids: Vec<i64> = replay.at_peak(0, false).iter().map(|block| block.id).collect();
     ids.sort_unstable();
     assert_eq!(ids, [a, b]);
-    assert_eq!(replay.live.keys().copied().collect::<Vec<_>>(), [c]);
+    assert_eq!(replay.live.values().map(|block| block.id).collect::<Vec<_>>(), [c]);
 }
 
 #[test]

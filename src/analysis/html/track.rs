@@ -192,7 +192,7 @@ impl Track {
     }
 
     fn tag(&mut self, row: &Record, replay: &Replay) {
-        if replay.live.contains_key(&row.alloc_id) {
+        if replay.live.contains(row.alloc_id) {
             let owners = self.owners(replay, row.category, row.module);
             self.stack.correct(replay.ts_ns, row.seq, row.alloc_id, &owners, row.delta_bytes);
         }

@@ -100,7 +100,7 @@ fn remember_caller(callers: &mut Callers, row: &Record, replay: &Replay) {
         EventName::ExtAlloc if row.alloc_id != 0 => {
             callers.insert(row.alloc_id, (row.source, row.api));
         }
-        EventName::ExtFree if !replay.live.contains_key(&row.alloc_id) => {
+        EventName::ExtFree if !replay.live.contains(row.alloc_id) => {
             callers.remove(&row.alloc_id);
         }
         _ => {}
