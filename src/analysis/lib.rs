@@ -2,7 +2,8 @@
 //!
 //! A trace is read as a stream of records ([`stream`]), which one engine turns into live memory over
 //! time ([`replay`]); each report is a small file on top of that, in one table ([`reports::REPORTS`])
-//! that the command, its help and its tests walk. Nothing here prints or parses arguments.
+//! that the command, its help and its tests walk. Nothing here prints or parses arguments. What is unsafe is
+//! in one file, `scan/cpu.rs`, which asks the processor for what safe Rust has no words for.
 #![deny(unsafe_code)]
 
 pub mod at;
