@@ -19,8 +19,8 @@ use crate::series::Growing;
 use crate::stream::{self, TraceFile, same_process};
 use crate::texts::Texts;
 
-/// What the `end` row of a part says that another one follows.
-const ROTATED: &str = "rotated";
+/// What the text of a part's `end` row begins with when another part follows.
+const ROTATED: &str = "rotated ";
 
 /// How much is read at a time.
 const BLOCK: usize = 1 << 20;
@@ -240,7 +240,7 @@ impl Process {
         self.skipped += chunk.skipped;
         for row in &chunk.records {
             self.replay.feed(row);
-            self.ended = row.event == EventName::End && &*self.texts.get(row.name) != ROTATED;
+            self.ended = row.event == EventName::End && !self.texts.get(row.name).starts_with(ROTATED);
             if row.device == HOST {
                 continue;
             }
@@ -308,7 +308,12 @@ mod tests {
         }
         trace.alloc(512, Row::default());
         if ends {
-            trace.raw(Row { event: EventName::End, api: "memtrace", name: "rotated", ..Row::default() });
+            trace.raw(Row {
+                event: EventName::End,
+                api: "memtrace",
+                name: "rotated lost=0",
+                ..Row::default()
+            });
         }
         trace.unfinished()
     }
