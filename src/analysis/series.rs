@@ -227,11 +227,23 @@ impl Course {
 
     /// Takes a row after the replay did; `total` is the one whose peak in each step counts.
     pub fn feed(&mut self, row: &Record, replay: &Replay, total: i64) {
-        // Such rows carry what their block has; and what a process gives back at its end is of no step.
-        use EventName::{End, ExtFree, Free, FreeCompleted, HostFree, Live, SegmentFree, SegmentUnmap, Tag};
+        // Such rows carry what their block has, or are the writer thread's; and what a process gives back at
+        // its end is of no step.
+        use EventName::{
+            End, ExtFree, Free, FreeCompleted, HostFree, Live, Lost, Sample, SegmentFree, SegmentUnmap, Tag,
+        };
         let silent = matches!(
             row.event,
-            Free | FreeCompleted | Tag | Live | ExtFree | HostFree | SegmentFree | SegmentUnmap | End
+            Free | FreeCompleted
+                | Tag
+                | Live
+                | ExtFree
+                | HostFree
+                | SegmentFree
+                | SegmentUnmap
+                | Sample
+                | Lost
+                | End
         );
         if !silent && self.phases.grid.has(replay.ts_ns) {
             self.phases.set(replay.ts_ns, replay.phase);
@@ -370,5 +382,20 @@ mod tests {
             bands.set(ts, what);
         }
         assert_eq!(bands.starts, [(0, 'b'), (25, 'd')]);
+    }
+
+    #[test]
+    fn what_the_writer_thread_says_is_of_no_step() {
+        use crate::replay::{Metric, Window};
+        let texts = crate::texts::Texts::default();
+        let mut replay = Replay::new(&texts, Window::default(), Metric::Allocated);
+        let mut course = Course::new(Grid::new(0, 1000, 10));
+        let rows = [(10, EventName::Alloc, 0), (20, EventName::Alloc, 0), (900, EventName::Sample, -1)];
+        for (ts_ns, event, step) in rows {
+            let row = Record { ts_ns, event, step, ..Record::default() };
+            replay.feed(&row);
+            course.feed(&row, &replay, 1);
+        }
+        assert_eq!(course.steps.steps[0].time_ns, (10, 20));
     }
 }
