@@ -169,7 +169,8 @@ impl Layout {
             .filter(|block| block.device == ordinal && block.kind == Kind::Torch)
             .copied()
             .collect();
-        blocks.sort_by_key(|block| block.addr);
+        // Where a free was lost two blocks have one address: what is told must not depend on the table.
+        blocks.sort_by_key(|block| (block.addr, block.id));
         let mut blocks = blocks.into_iter().peekable();
         let mut segments = Vec::new();
         for ((_, addr), range) in self.segments.range((ordinal, i64::MIN)..=(ordinal, i64::MAX)) {
