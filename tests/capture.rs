@@ -604,7 +604,7 @@ fn modules_and_lines_of_python_are_had_in_every_interpreter() {
     let torch = compiled("c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/any_python.py");
     let pythons = pythons();
-    assert!(!pythons.is_empty());
+    let mut last = None;
     eprintln!("{:?}", pythons.keys());
     for (version, python) in pythons {
         let ran = Traced::new(&python, &[script.to_str().unwrap(), torch.to_str().unwrap()])
@@ -616,8 +616,48 @@ fn modules_and_lines_of_python_are_had_in_every_interpreter() {
         // The first block came before the hooks.
         let expected: Vec<String> = ran.stdout().lines().map(str::to_owned).collect();
         assert_eq!(told[1..], expected, "{version:?}");
+        last = Some((ran, python, expected));
+    }
+    let (ran, python, expected) = last.unwrap();
+    exports_have_lines(&python, &ran.files()[0], &expected);
+}
+
+/// What `any_python.py` printed, as memory_viz's entries and flame graphs have it.
+fn exports_have_lines(python: &Path, trace: &Path, expected: &[String]) {
+    let folder = tempfile::TempDir::new().unwrap();
+    let [pickle, flames] = ["snapshot", "collapsed"].map(|export| {
+        let to = folder.path().join(export);
+        let mut command = untraced(Path::new(env!("CARGO_BIN_EXE_memtrace")), &["export", "--to", export]);
+        let output = command.arg("-o").arg(&to).arg(trace).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        to
+    });
+    let output = Command::new(python).args(["-c", ENTRIES]).arg(pickle).output().unwrap();
+    let entries = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(entries.lines().collect::<Vec<_>>(), expected, "{}", String::from_utf8_lossy(&output.stderr));
+    let flames = fs::read_to_string(flames).unwrap();
+    // The last word of a line is its bytes.
+    let stacks = flames.lines().map(|line| line.rsplit_once(' ').unwrap().0.split(';'));
+    let stacks: Vec<String> = stacks.map(|frames| lines_in(frames).join("|")).collect();
+    for line in expected {
+        let (module, lines) = line.split_once('|').unwrap();
+        let path = module.replace("(none)", "forward").replace('.', ";");
+        let is_it = |(flame, found): (&str, &String)| found == lines && flame.contains(&path);
+        assert!(flames.lines().zip(&stacks).any(is_it), "{line}: {flames}");
     }
 }
+
+/// Prints the module and the lines of `any_python.py`, outermost first, of each entry that has some.
+const ENTRIES: &str = r#"
+import pickle, sys
+(entries,) = pickle.load(open(sys.argv[1], "rb"))["device_traces"]
+for entry in entries:
+    frames = entry["frames"]
+    lines = ["%d %s" % (f["line"], f["name"]) for f in frames if f["filename"].endswith("any_python.py")]
+    module = next((f["name"] for f in frames if f["filename"] == "module"), "(none)")
+    if lines and entry["action"] == "alloc":
+        print(module, *reversed(lines[1:]), lines[0].split()[1], sep="|")
+"#;
 
 /// Of each block its module and the lines of `any_python.py` that took it, outermost first.
 fn lines_of_blocks(trace: &Path, stacks: &BTreeMap<i64, Vec<String>>) -> Vec<String> {
@@ -639,12 +679,18 @@ fn lines_of_stacks(stacks: &Path) -> BTreeMap<i64, Vec<String>> {
     for row in csv::Reader::from_path(stacks).unwrap().records().map(Result::unwrap) {
         let [id, parent] = [0, 1].map(|column| row[column].parse::<i64>().unwrap());
         // What is around a stack has a smaller number.
-        let mut lines = found[&parent].clone();
-        if let Some((_, line)) = row[3].split_once("any_python.py:") {
-            let (_, function) = line.split_once(' ').unwrap();
-            lines.push(if function == "block" { function } else { line }.to_owned());
-        }
+        let lines = [found[&parent].clone(), lines_in([&row[3]].into_iter())].concat();
         found.insert(id, lines);
     }
     found
+}
+
+/// The lines of `any_python.py` among frames.
+fn lines_in<'a>(frames: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let line_of = |frame: &'a str| {
+        let (_, line) = frame.split_once("any_python.py:")?;
+        let (_, function) = line.split_once(' ')?;
+        Some(if function == "block" { function } else { line }.to_owned())
+    };
+    frames.filter_map(line_of).collect()
 }

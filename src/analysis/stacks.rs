@@ -91,6 +91,11 @@ impl Stacks {
         self.frames.values().any(|frame| frame.kind == Kind::Python)
     }
 
+    /// Every line of Python of a stack, innermost first: its file, its number, its function.
+    pub fn calls(&self, id: i64) -> impl Iterator<Item = (&str, i64, &str)> {
+        self.of(id).filter(|frame| frame.kind == Kind::Python).map(|frame| call_of(&frame.text))
+    }
+
     /// The lines of Python of a stack that are the program's own, innermost first; those of libraries when there
     /// are no others.
     #[must_use]
@@ -114,6 +119,14 @@ impl Stacks {
         }
         (!parts.is_empty()).then(|| parts.join(" < "))
     }
+}
+
+/// The parts of `file:line function`.
+fn call_of(text: &str) -> (&str, i64, &str) {
+    let (place, function) = text.rsplit_once(' ').unwrap_or((text, ""));
+    let numbered = place.rsplit_once(':').and_then(|(file, line)| Some((file, line.parse().ok()?)));
+    let (file, line) = numbered.unwrap_or((place, 0));
+    (file, line, function)
 }
 
 /// Is this line of an installed library, of Python's own, or of no file?
@@ -149,6 +162,10 @@ mod tests {
         assert_eq!(stacks.show(5).as_deref(), Some("aten::addmm < /home/me/train.py:9 <module>"));
         assert_eq!(stacks.show(7).as_deref(), Some("aten::empty < (script)"));
         assert_eq!(stacks.show(0), None);
+        let calls: Vec<_> = stacks.calls(5).collect();
+        let library = "/usr/lib/python3.11/site-packages/torch/nn/modules/linear.py";
+        assert_eq!(calls, [(library, 125, "forward"), ("/home/me/train.py", 9, "<module>")]);
+        assert_eq!(call_of("text"), ("text", 0, ""));
         assert_eq!(stacks.show(99), None);
     }
 

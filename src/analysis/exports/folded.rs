@@ -1,5 +1,5 @@
 //! `speedscope` and `collapsed`: the bytes that were live at the peak, as stacks of their owners:
-//! phase, the levels of the module path, op.
+//! phase, the levels of the module path, the program's own lines of Python where the trace has them, op.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -13,6 +13,7 @@ use crate::page::{count, duration};
 use crate::play::{Played, play};
 use crate::record::Columns;
 use crate::replay::{Metric, Owner};
+use crate::stacks::Stacks;
 use crate::texts::{Symbol, Texts};
 
 /// See the module.
@@ -130,7 +131,9 @@ struct Profile {
 fn profiles_of(job: &mut Job<'_>) -> Result<Vec<Profile>> {
     let mut profiles = Vec::new();
     for trace in &job.input.traces {
-        let played = play(trace, Columns::of(&[]), job.options, Metric::Allocated, |_, _| {})?;
+        let lines = Stacks::read(trace);
+        let columns = if lines.has_lines() { Columns::of(&["stack_id"]) } else { Columns::of(&[]) };
+        let played = play(trace, columns, job.options, Metric::Allocated, |_, _| {})?;
         job.learn(trace, &played);
         for device in played.gpus(job.options) {
             let peak = device.peak(Metric::Allocated);
@@ -138,7 +141,7 @@ fn profiles_of(job: &mut Job<'_>) -> Result<Vec<Profile>> {
                 let rank = trace.meta.rank;
                 let when = duration(peak.ts_ns);
                 let title = format!("rank {rank}, device {}: live at the peak, {when}", device.ordinal);
-                let stacks = stacks(&played, device.ordinal);
+                let stacks = stacks(&played, &lines, device.ordinal);
                 profiles.push(Profile { rank, ordinal: device.ordinal, title, stacks });
             }
         }
@@ -146,15 +149,15 @@ fn profiles_of(job: &mut Job<'_>) -> Result<Vec<Profile>> {
     Ok(profiles)
 }
 
-fn stacks(played: &Played, ordinal: i32) -> BTreeMap<Vec<String>, i64> {
-    let mut owners: FxHashMap<Owner, i64> = FxHashMap::default();
+fn stacks(played: &Played, lines: &Stacks, ordinal: i32) -> BTreeMap<Vec<String>, i64> {
+    let mut owners: FxHashMap<(Owner, i64), i64> = FxHashMap::default();
     for block in played.replay.at_peak(ordinal, false) {
-        let sum = owners.entry(block.owner).or_default();
+        let sum = owners.entry((block.owner, block.stack)).or_default();
         *sum = sum.saturating_add(block.bytes);
     }
     let mut stacks: BTreeMap<Vec<String>, i64> = BTreeMap::new();
-    for (owner, bytes) in owners {
-        let sum = stacks.entry(stack(&owner, &played.texts)).or_default();
+    for ((owner, id), bytes) in owners {
+        let sum = stacks.entry(stack(&owner, &played.texts, &lines.lines(id))).or_default();
         *sum = sum.saturating_add(bytes);
     }
     // Frames weigh what is there; a trace that contradicts itself has less than nothing.
@@ -162,8 +165,8 @@ fn stacks(played: &Played, ordinal: i32) -> BTreeMap<Vec<String>, i64> {
     stacks
 }
 
-/// `forward`, `GPT`, `h`, `0`, `mlp`, `aten::mm`
-fn stack(owner: &Owner, texts: &Texts) -> Vec<String> {
+/// `forward`, `GPT`, `h`, `0`, `mlp`, `train.py:9 <module>`, `aten::mm`
+fn stack(owner: &Owner, texts: &Texts, lines: &[&str]) -> Vec<String> {
     let mut frames = Vec::new();
     if owner.phase != Symbol::NONE {
         frames.push(texts.get(owner.phase).to_string());
@@ -171,6 +174,7 @@ fn stack(owner: &Owner, texts: &Texts) -> Vec<String> {
     if owner.module != Symbol::NONE {
         frames.extend(texts.get(owner.module).split('.').map(str::to_owned));
     }
+    frames.extend(lines.iter().rev().map(|line| (*line).to_owned()));
     if owner.op != Symbol::NONE {
         frames.push(texts.get(owner.op).to_string());
     }

@@ -21,6 +21,7 @@ use crate::page::count;
 use crate::play::play_until;
 use crate::record::{Columns, Record};
 use crate::replay::{Block, HOST, Kind, Metric, Replay, Totals};
+use crate::stacks::Stacks;
 use crate::stream::TraceFile;
 use crate::texts::{Symbol, Texts};
 
@@ -68,12 +69,14 @@ impl Export for Snapshot {
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
         let trace = job.trace()?;
         let mut state = State::new(max_events(job.options)?, job.options.device, &trace.meta);
+        let stacks = Stacks::read(trace);
+        let columns = if stacks.has_lines() { COLUMNS.and(Columns::of(&["stack_id"])) } else { COLUMNS };
         let window = job.options.window;
         // The snapshot is that of the window's end.
         let stop = |row: &Record| {
             row.ts_ns > window.to_ns || row.event != EventName::End && row.step > window.to_step
         };
-        let played = play_until(trace, COLUMNS, job.options, Metric::Allocated, stop, |row, replay| {
+        let played = play_until(trace, columns, job.options, Metric::Allocated, stop, |row, replay| {
             state.feed(row, replay)
         })?;
         job.learn(trace, &played);
@@ -103,8 +106,10 @@ impl Export for Snapshot {
         let mut writer = Writer {
             pickle: Pickle::new(&mut out).map_err(io_error)?,
             texts: &played.texts,
+            stacks: &stacks,
             categories,
             frames: FxHashMap::default(),
+            lines: FxHashMap::default(),
         };
         writer.snapshot(&state, &segments, trace).map_err(io_error)?;
         writer.pickle.finish().map_err(io_error)?;
@@ -117,18 +122,19 @@ fn io_error(source: io::Error) -> crate::Error {
     memtrace_trace::Error::Io { path: "snapshot".into(), source }.into()
 }
 
-/// Whose an entry or block is: op, module, phase, step.
+/// Whose an entry or block is: op, module, phase, step, and the lines of Python where the trace has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Owner {
     op: Symbol,
     module: Symbol,
     phase: Symbol,
     step: i64,
+    stack: i64,
 }
 
 impl Owner {
     fn of(row: &Record) -> Owner {
-        Owner { op: row.op, module: row.module, phase: row.phase, step: row.step }
+        Owner { op: row.op, module: row.module, phase: row.phase, step: row.step, stack: row.stack_id }
     }
 }
 
@@ -169,7 +175,13 @@ impl Active {
             stream: block.stream,
             pool: block.pool,
             pending: false,
-            owner: Owner { op: owner.op, module: owner.module, phase: owner.phase, step: owner.step },
+            owner: Owner {
+                op: owner.op,
+                module: owner.module,
+                phase: owner.phase,
+                step: owner.step,
+                stack: block.stack,
+            },
         }
     }
 }
@@ -428,10 +440,13 @@ impl State {
 struct Writer<'a> {
     pickle: Pickle<&'a mut Out>,
     texts: &'a Texts,
+    stacks: &'a Stacks,
     /// What each block turned out to be for: a parameter is known as one only when it is there.
     categories: FxHashMap<i64, Category>,
     /// The list of frames of each owner.
     frames: FxHashMap<Owner, Memo>,
+    /// Each line of Python, which many stacks share.
+    lines: FxHashMap<(&'a str, i64, &'a str), Memo>,
 }
 
 impl Writer<'_> {
@@ -616,7 +631,8 @@ impl Writer<'_> {
         self.pickle.close(dict)
     }
 
-    /// The owner as frames, the innermost first: the op, each level of the module, the phase, the step.
+    /// The owner as frames, the innermost first: the op, the lines of Python, each level of the module, the phase,
+    /// the step.
     fn frames(&mut self, owner: Owner) -> io::Result<()> {
         if let Some(memo) = self.frames.get(&owner) {
             return self.pickle.recall(*memo);
@@ -626,7 +642,22 @@ impl Writer<'_> {
         let text = |symbol| if symbol == Symbol::NONE { None } else { Some(texts.get(symbol)) };
         let (op, module, phase) = (text(owner.op), text(owner.module), text(owner.phase));
         let mut frames: Vec<(&str, i64, &str)> = Vec::new();
-        frames.extend(op.as_deref().map(|op| ("op", 0, op)));
+        if let Some(op) = op.as_deref() {
+            self.pickle.entry(&mut list)?;
+            self.frame("op", 0, op)?;
+        }
+        let mut is_empty = op.is_none();
+        for line in self.stacks.calls(owner.stack) {
+            is_empty = false;
+            self.pickle.entry(&mut list)?;
+            if let Some(memo) = self.lines.get(&line) {
+                self.pickle.recall(*memo)?;
+            } else {
+                self.frame(line.0, line.1, line.2)?;
+                let memo = self.pickle.remember()?;
+                self.lines.insert(line, memo);
+            }
+        }
         let mut rest = module.as_deref();
         while let Some(path) = rest.filter(|_| frames.len() < MOST_FRAMES) {
             frames.push(("module", 0, path));
@@ -636,24 +667,28 @@ impl Writer<'_> {
         if owner.step >= 0 {
             frames.push(("step", owner.step, "step"));
         }
-        if frames.is_empty() {
+        if is_empty && frames.is_empty() {
             frames.push(("memtrace", 0, "(unattributed)"));
         }
         for (filename, line, name) in frames {
             self.pickle.entry(&mut list)?;
-            let mut frame = self.pickle.dict()?;
-            self.pickle.key(&mut frame, "name")?;
-            self.pickle.text(name)?;
-            self.pickle.key(&mut frame, "filename")?;
-            self.pickle.text(filename)?;
-            self.pickle.key(&mut frame, "line")?;
-            self.pickle.int(line)?;
-            self.pickle.close(frame)?;
+            self.frame(filename, line, name)?;
         }
         self.pickle.close(list)?;
         let memo = self.pickle.remember()?;
         self.frames.insert(owner, memo);
         Ok(())
+    }
+
+    fn frame(&mut self, filename: &str, line: i64, name: &str) -> io::Result<()> {
+        let mut frame = self.pickle.dict()?;
+        self.pickle.key(&mut frame, "name")?;
+        self.pickle.text(name)?;
+        self.pickle.key(&mut frame, "filename")?;
+        self.pickle.text(filename)?;
+        self.pickle.key(&mut frame, "line")?;
+        self.pickle.int(line)?;
+        self.pickle.close(frame)
     }
 }
 
