@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "target" / "release" / "libmemtrace.so"
 PHANTOM = ROOT / "target" / "release" / "libmemtrace_phantom.so"
 ROUNDS = 7
-IMPORTS = 31
+IMPORTS = 21
 WAYS = {"untraced": None, "MEMTRACE_ENABLED=0": "0", "traced": "1"}
 
 

@@ -59,7 +59,12 @@ fn blocks_that_other_streams_hold_agree_with_torch_to_the_byte(torch: &Torch) {
 }
 
 fn graphs_and_pools_agree_with_torch_to_the_byte(torch: &Torch) {
-    torch.verify("truth_graph.py");
+    let run = torch.trace("truth_graph.py", &[]).expect_success();
+    torch.verify_file(&run.file(), &run.checkpoints);
+    torch.check(memtrace().arg("check").arg(run.file()));
+    // Else the checkpoints would not be held against them.
+    let meta = run.rows().into_iter().find(|row| row.event == "meta").unwrap();
+    assert!(!meta.name.contains("pools are not told apart"), "{}", meta.name);
 }
 
 fn settings_of_the_allocator_are_followed(torch: &Torch) {
@@ -125,6 +130,10 @@ fn an_allocator_of_the_programs_own_gives_blocks(torch: &Torch) {
 
 fn a_pool_with_an_allocator_of_its_own_agrees_with_torch_to_the_byte(torch: &Torch) {
     let run = torch.trace("pluggable.py", &["pool"]).expect_success();
+    // As in torch 2.1, which `scripts/test-matrix` has.
+    if text(&run.output.stdout) == "no MemPool\n" {
+        return;
+    }
     torch.verify_file(&run.file(), &run.checkpoints);
     let rows = run.rows();
     let mine: i64 = rows

@@ -33,6 +33,9 @@ long calls(void) { return given * 1000 + taken; }
 """
 
 how = sys.argv[1] if len(sys.argv) > 1 else "current"
+if how == "pool" and not hasattr(torch.cuda, "MemPool"):
+    print("no MemPool")
+    sys.exit()
 with tempfile.TemporaryDirectory() as folder:
     source, library = Path(folder) / "mine.c", Path(folder) / "libmine.so"
     source.write_text(SOURCE)
