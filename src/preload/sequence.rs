@@ -3,8 +3,8 @@
 //! Every op that makes a node of autograd's graph has a number, counted per thread, and so has the
 //! backward function of that node: (forward thread, number) names both. The number is a field of torch's
 //! `RecordFunction` that has no symbol, but while an op starts it equals what the exported
-//! `at::sequence_number::peek` gives, so its place is found by watching. The forward thread's id lies a
-//! fixed distance behind it (`RecordFunction::State` in ATen/record_function.h, 2.1 to 2.15).
+//! `at::sequence_number::peek` gives, so its place is found by watching. The forward thread's id lies one of
+//! two distances behind it (`RecordFunction` in ATen/record_function.h, 2.1 to 2.15).
 
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
@@ -33,8 +33,15 @@ static PLACE: AtomicUsize = AtomicUsize::new(0);
 const NOWHERE: usize = usize::MAX;
 /// Words of a `RecordFunction` that are looked at: it is longer than that in every version.
 const WORDS: usize = 32;
-/// From the number to the forward thread's id, in words.
-const TO_THREAD: usize = 13;
+/// From the number to the forward thread's id, in words: the inputs and the outputs are between them, and in
+/// later versions the inputs by name, a `std::unordered_map` behind the inputs.
+const TO_THREAD: usize = 6;
+const TO_THREAD_WITH_NAMES: usize = 13;
+const TO_NAMES: usize = 3;
+/// From the beginning of the map to the place that it points at while it is empty.
+const TO_BUCKET: usize = 6;
+/// Which of them it is in this torch; 0 before the first backward function.
+static DISTANCE: AtomicUsize = AtomicUsize::new(0);
 /// How many ops a word must have agreed with. `hooks.py` runs twice as many when it is installed, so that
 /// the place is known before the first forward.
 const ENOUGH: u32 = 8;
@@ -118,7 +125,7 @@ fn thread_id() -> u64 {
 /// A word of a `RecordFunction`.
 fn word(record: *const c_void, index: usize) -> u64 {
     // SAFETY: the record is alive, it begins with its words, and `index` is within its length (`WORDS`,
-    // and `TO_THREAD` behind a word that was found to be the number).
+    // and `TO_THREAD_WITH_NAMES` behind a word that was found to be the number).
     unsafe { record.cast::<u64>().add(index).read() }
 }
 
@@ -148,6 +155,19 @@ pub(crate) fn remember(record: *const c_void, python: impl FnOnce() -> StackId) 
     }
 }
 
+/// The forward thread of a backward function, whose number is at `place`.
+fn forward_thread(record: *const c_void, place: usize) -> u64 {
+    let mut distance = DISTANCE.load(Ordering::Relaxed);
+    if distance == 0 {
+        // A backward function has no inputs by name: the map is empty, and points into itself.
+        let names = place + TO_NAMES;
+        let is_empty_map = word(record, names) == record as u64 + 8 * (names + TO_BUCKET) as u64;
+        distance = if is_empty_map { TO_THREAD_WITH_NAMES } else { TO_THREAD };
+        DISTANCE.store(distance, Ordering::Relaxed);
+    }
+    word(record, place + distance)
+}
+
 /// Who made a node of autograd's graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Origin {
@@ -163,7 +183,7 @@ pub(crate) fn origin_of(record: *const c_void) -> Option<Origin> {
     if place == 0 || place == NOWHERE {
         return None;
     }
-    let (number, thread) = (word(record, place), word(record, place + TO_THREAD));
+    let (number, thread) = (word(record, place), forward_thread(record, place));
     let (place, key) = place_of(thread, number);
     let of = |table: &[AtomicU64; PLACES]| {
         let entry = table[place].load(Ordering::Relaxed);
@@ -187,7 +207,7 @@ pub(crate) fn this_is_main() {
 /// Did the main thread run the op whose backward function this is? Yes where the number's place is unknown.
 pub(crate) fn is_of_main(record: *const c_void) -> bool {
     let (place, main) = (PLACE.load(Ordering::Relaxed), MAIN.load(Ordering::Relaxed));
-    place == 0 || place == NOWHERE || main == 0 || word(record, place + TO_THREAD) == main
+    place == 0 || place == NOWHERE || main == 0 || forward_thread(record, place) == main
 }
 
 /// Looks for the number's place: the word that again and again is the number that comes next.
