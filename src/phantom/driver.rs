@@ -211,8 +211,6 @@ answers! {
     Real fn cuCtxGetCacheConfig(out: Out<c_int>) { out.give(0) }
     Success fn cuCtxSetCacheConfig(_mode: c_int) { OK }
     Success fn cuCtxResetPersistingL2Cache() { OK }
-    /// No node of a graph allocates here.
-    Real fn cuDeviceGetGraphMemAttribute(_device: c_int, _attribute: c_int, out: Out<u64>) { out.give(0) }
     Success fn cuProfilerStart() { OK }
     Success fn cuProfilerStop() { OK }
     /// Undocumented tables through which a static runtime reaches into the driver; without them it

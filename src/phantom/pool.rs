@@ -227,4 +227,11 @@ answers! {
     Real fn cuMemPoolTrimTo(pool: Word, keep: usize) { trim_to(pool, keep) }
     Success fn cudaMemPoolSetAccess(_pool: Word, _list: Word, _count: usize) { OK }
     Success fn cuMemPoolSetAccess(_pool: Word, _list: Word, _count: usize) { OK }
+    /// No node of a graph allocates here: what is taken while a graph is captured comes from the pool too.
+    Real fn cudaDeviceGetGraphMemAttribute(_device: i32, _attribute: i32, out: Out<u64>) { out.give(0) }
+    Real fn cuDeviceGetGraphMemAttribute(_device: i32, _attribute: i32, out: Out<u64>) { out.give(0) }
+    Success fn cudaDeviceSetGraphMemAttribute(_device: i32, _attribute: i32, _value: Word) { OK }
+    Success fn cuDeviceSetGraphMemAttribute(_device: i32, _attribute: i32, _value: Word) { OK }
+    Success fn cudaDeviceGraphMemTrim(_device: i32) { OK }
+    Success fn cuDeviceGraphMemTrim(_device: i32) { OK }
 }
