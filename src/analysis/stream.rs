@@ -21,8 +21,8 @@ use crate::record::{Record, Wanted};
 use crate::scan::{Chunk, Scanner};
 use crate::texts::Texts;
 
-/// The bytes of one block; those on the way, with their records, fit a core's cache.
-const BLOCK: usize = 128 << 10;
+/// The bytes of one block: with its records it fits a core's cache, and handing it over costs little beside it.
+const BLOCK: usize = 256 << 10;
 /// How much is read behind a block for the end of its last line.
 const TAIL: usize = 4 << 10;
 /// A line longer than this is not a row of any trace.
