@@ -152,9 +152,8 @@ pub(crate) fn current(device: i8, stream: i64) -> u16 {
 /// As [`current`], for the last word about an allocation.
 #[inline]
 pub(crate) fn take(device: i8, stream: i64) -> u16 {
-    let pool = current(device, stream);
-    thread::with(|own| own.pool.set(0));
-    pool
+    let pool = thread::with(|own| own.pool.replace(0)).unwrap_or(0);
+    if pool == 0 { of_stream(device, stream) } else { pool }
 }
 
 #[inline]
