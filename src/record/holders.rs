@@ -45,7 +45,7 @@ pub fn out_of_memory_lines(encoder: &Encoder, shortage: &Shortage, meta: &Meta, 
     let (oom, live) = (&shortage.oom, &shortage.known(encoder));
     let Totals { allocated, reserved, external, .. } = shortage.totals;
     let device = i32::from(oom.device);
-    let size = meta.devices.iter().find(|d| d.ordinal == device).map_or(0, |d| d.total_bytes);
+    let size = meta.total_bytes(device);
     let mut first = format!("out of memory on GPU {device}: {} were asked for", show(oom.bytes));
     let asker = label(encoder.owner(oom.context));
     if asker != NONE {

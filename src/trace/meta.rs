@@ -57,6 +57,14 @@ pub struct Device {
     pub total_bytes: i64,
 }
 
+impl Meta {
+    /// The memory of a device in bytes; 0 when unknown.
+    #[must_use]
+    pub fn total_bytes(&self, ordinal: i32) -> i64 {
+        self.devices.iter().find(|device| device.ordinal == ordinal).map_or(0, |device| device.total_bytes)
+    }
+}
+
 /// How torch's allocator is set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

@@ -208,8 +208,7 @@ struct State {
     /// The most entries.
     most: usize,
     only: Option<i32>,
-    /// The memory of each device, by ordinal.
-    capacities: Vec<(i32, i64)>,
+    meta: Meta,
     entries: VecDeque<Entry>,
     dropped: u64,
     /// Blocks that were freed and are still in use, by device and address.
@@ -232,7 +231,7 @@ impl State {
             layout: Layout::default(),
             most,
             only,
-            capacities: meta.devices.iter().map(|card| (card.ordinal, card.total_bytes)).collect(),
+            meta: meta.clone(),
             entries: VecDeque::new(),
             dropped: 0,
             pending: BTreeMap::new(),
@@ -299,8 +298,7 @@ impl State {
             }
             EventName::Oom => {
                 // The viewer wants a number: where no row told it, what none accounts for.
-                let capacity = self.capacities.iter().find(|(device, _)| *device == row.device);
-                let most = capacity.map_or(0, |(_, bytes)| bytes - now.reserved - now.outside).max(0);
+                let most = (self.meta.total_bytes(row.device) - now.reserved - now.outside).max(0);
                 let free = if row.device_free_bytes >= 0 { row.device_free_bytes } else { most };
                 self.push(inside, new("oom", free, row.rounded_bytes, None));
             }

@@ -93,7 +93,7 @@ struct Seen {
 
 impl Seen {
     fn feed(&mut self, row: &Record, replay: &Replay, trace: &TraceFile) {
-        let capacity = capacity(trace, row.device);
+        let capacity = trace.meta.total_bytes(row.device);
         if row.device_free_bytes >= 0 && capacity > 0 {
             let totals = replay.find(row.device).map(|device| device.totals).unwrap_or_default();
             let foreign = (capacity - totals.reserved - totals.outside - row.device_free_bytes).max(0);
@@ -153,7 +153,7 @@ struct Case<'a> {
 impl<'a> Case<'a> {
     fn new(trace: &'a TraceFile, played: &Played, layout: &Layout, row: &Record, seen: &Seen) -> Self {
         let totals = played.replay.find(row.device).map(|device| device.totals).unwrap_or_default();
-        let capacity = capacity(trace, row.device);
+        let capacity = trace.meta.total_bytes(row.device);
         let request = row.rounded_bytes.max(row.requested_bytes);
         let segments = layout.segments(&played.replay, row.device);
         let small = request <= SMALL_SIZE as i64;
@@ -365,11 +365,6 @@ impl<'a> Case<'a> {
             "capacity_bytes": self.capacity,
         })
     }
-}
-
-/// The memory of a device; 0 when unknown.
-fn capacity(trace: &TraceFile, device: i32) -> i64 {
-    trace.meta.devices.iter().find(|card| card.ordinal == device).map_or(0, |card| card.total_bytes)
 }
 
 /// Who held the memory then: by category, and the ten largest modules.

@@ -230,8 +230,7 @@ impl View<'_> {
             Cell::new(step, Style::Strong),
             if phase.as_ref() == "(none)" { String::new() } else { format!(", {phase}") }.into(),
         ]);
-        let card = process.meta.devices.iter().find(|card| card.ordinal == device.ordinal);
-        let capacity = card.map_or(0, |card| card.total_bytes);
+        let capacity = process.meta.total_bytes(device.ordinal);
         let used = device.totals.get(Metric::Used);
         let whole = if capacity > 0 { capacity } else { device.peak(Metric::Used).bytes.max(1) };
         let mut table = Table::new(&[
