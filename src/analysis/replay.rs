@@ -345,6 +345,13 @@ pub struct Replay {
     latest: usize,
 }
 
+/// Does a row of this event say which step and phase the program is in? That of a free has its block's, which may
+/// be long ago; the writer thread's own rows have none.
+pub(crate) fn tells_step(event: EventName) -> bool {
+    use EventName::{ExtFree, Free, FreeCompleted, HostFree, Live, Lost, Meta, Sample, Tag};
+    !matches!(event, Free | FreeCompleted | ExtFree | HostFree | Tag | Live | Sample | Lost | Meta)
+}
+
 impl Replay {
     /// Nothing yet. Peaks are looked for in `window`; what was live at a device's peak of `tracked` can
     /// be asked for at the end. `texts` is the table of the rows to come.
@@ -396,19 +403,7 @@ impl Replay {
             self.last_step = self.last_step.max(row.step);
             self.first_step.get_or_insert(row.step);
         }
-        // The row of a free has its block's step, which may be long ago; the writer thread's own rows have none.
-        if !matches!(
-            row.event,
-            EventName::Sample
-                | EventName::Lost
-                | EventName::Meta
-                | EventName::Free
-                | EventName::FreeCompleted
-                | EventName::Tag
-                | EventName::Live
-                | EventName::ExtFree
-                | EventName::HostFree
-        ) {
+        if tells_step(row.event) {
             self.step = row.step;
             self.phase = row.phase;
             if row.phase == self.phases.forward && self.first_forward.is_none() {

@@ -4,7 +4,7 @@
 use memtrace_trace::EventName;
 
 use crate::record::Record;
-use crate::replay::Replay;
+use crate::replay::{Replay, tells_step};
 use crate::texts::Symbol;
 
 /// Equal pieces of time.
@@ -227,24 +227,9 @@ impl Course {
 
     /// Takes a row after the replay did; `total` is the one whose peak in each step counts.
     pub fn feed(&mut self, row: &Record, replay: &Replay, total: i64) {
-        // Such rows carry what their block has, or are the writer thread's; and what a process gives back at
-        // its end is of no step.
-        use EventName::{
-            End, ExtFree, Free, FreeCompleted, HostFree, Live, Lost, Sample, SegmentFree, SegmentUnmap, Tag,
-        };
-        let silent = matches!(
-            row.event,
-            Free | FreeCompleted
-                | Tag
-                | Live
-                | ExtFree
-                | HostFree
-                | SegmentFree
-                | SegmentUnmap
-                | Sample
-                | Lost
-                | End
-        );
+        // What a process gives back at its end is of no step.
+        let silent = !tells_step(row.event)
+            || matches!(row.event, EventName::SegmentFree | EventName::SegmentUnmap | EventName::End);
         if !silent && self.phases.grid.has(replay.ts_ns) {
             self.phases.set(replay.ts_ns, replay.phase);
             self.steps.set(replay.ts_ns, replay.step, total);
