@@ -145,15 +145,18 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// The pool of the allocation that this thread is in, on `device` and its current stream there; 0 for the default.
 #[inline]
 pub(crate) fn current(device: i8, stream: i64) -> u16 {
-    let pool = thread::with(|own| own.pool.get()).unwrap_or(0);
-    if pool == 0 { of_stream(device, stream) } else { pool }
+    of_filter_or_stream(thread::with(|own| own.pool.get()), device, stream)
 }
 
 /// As [`current`], for the last word about an allocation.
 #[inline]
 pub(crate) fn take(device: i8, stream: i64) -> u16 {
-    let pool = thread::with(|own| own.pool.replace(0)).unwrap_or(0);
-    if pool == 0 { of_stream(device, stream) } else { pool }
+    of_filter_or_stream(thread::with(|own| own.pool.replace(0)), device, stream)
+}
+
+#[inline]
+fn of_filter_or_stream(filtered: Option<u16>, device: i8, stream: i64) -> u16 {
+    filtered.filter(|pool| *pool != 0).unwrap_or_else(|| of_stream(device, stream))
 }
 
 #[inline]
