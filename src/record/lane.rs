@@ -10,7 +10,8 @@ use memtrace_trace::{Event, Kind};
 
 use crate::clock;
 use crate::journal::{ChunkWriter, Pool};
-use crate::recorder::{Loose, Recorder};
+use crate::loose::Loose;
+use crate::recorder::Recorder;
 use crate::words::words;
 
 /// No event of this lane is under way.
@@ -229,7 +230,7 @@ impl Lane {
     fn push_slowly(&mut self, event: Event) {
         if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < 2) && !self.next_chunk() {
             let loose = Loose { lane: self.shared.id, tid: self.tid, event };
-            if !self.recorder.keep_loose(loose) {
+            if !self.recorder.loose.keep(loose) {
                 self.untold += 1;
                 self.count_dropped();
             }

@@ -18,6 +18,7 @@ pub mod intern;
 pub mod journal;
 mod lane;
 pub mod leftover;
+mod loose;
 mod merge;
 mod output;
 pub mod recorder;

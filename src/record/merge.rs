@@ -15,7 +15,8 @@ use rustc_hash::FxHashMap;
 use crate::clock;
 use crate::journal::{ChunkReader, Pool};
 use crate::lane::{IDLE, LaneShared, NO_CHUNK};
-use crate::recorder::{Loose, MOST_LOOSE, Recorder};
+use crate::loose::{Loose, MOST_LOOSE};
+use crate::recorder::Recorder;
 use crate::slots::{bytes_of, text_slots};
 
 /// A store reaches the other cores within this time, so a lane that looked idle after it has nothing
@@ -90,7 +91,7 @@ impl Merge {
             // A lane that registered after the look above waits in the recorder with its chunks' turn.
             self.source(chunk.lane(), recorder).add(chunk, true);
         }
-        for Loose { lane, tid, event } in recorder.take_loose() {
+        for Loose { lane, tid, event } in recorder.loose.take() {
             let source = self.source(lane, recorder);
             source.tid = tid;
             source.loose.push_back(event);
@@ -185,7 +186,7 @@ impl Merge {
         self.sources.retain(|_, source| {
             let closed = source.shared.closed.load(Ordering::Acquire);
             let is_empty = source.parts.is_empty() && source.loose.is_empty();
-            let over = closed && is_empty && recorder.pool().full().is_empty() && !recorder.has_loose();
+            let over = closed && is_empty && recorder.pool().full().is_empty() && recorder.loose.is_empty();
             if over {
                 *gone += source.shared.dropped.load(Ordering::Relaxed);
             }

@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,8 @@ use memtrace_trace::{Api, Event, Kind, Meta};
 use crate::clock;
 use crate::intern::{Context, ContextId, Frame, StackId, TextId, with_tables};
 use crate::journal::{Pool, Run};
-use crate::lane::{IDLE, LaneShared, NO_CHUNK, PATIENCE, with_lane};
+use crate::lane::{IDLE, LaneShared, NO_CHUNK, with_lane};
+use crate::loose::LooseEvents;
 use crate::slots::text_events;
 use crate::writer_thread;
 
@@ -79,16 +80,6 @@ pub(crate) enum Command {
     Finish,
 }
 
-/// An event that found no chunk: more threads record at once than there are chunks, or the writer fell behind.
-pub(crate) struct Loose {
-    pub(crate) lane: u32,
-    pub(crate) tid: u32,
-    pub(crate) event: Event,
-}
-
-/// How many of them wait at most: 4 MiB.
-pub(crate) const MOST_LOOSE: usize = 32 << 10;
-
 /// The recorder of a process.
 pub struct Recorder {
     pub(crate) session: &'static Session,
@@ -100,8 +91,7 @@ pub struct Recorder {
     next_lane: AtomicU32,
     /// Definitions that found no chunk, each with the slots behind it.
     kept: Mutex<Vec<Vec<Event>>>,
-    /// Events that found no chunk.
-    loose: Mutex<Vec<Loose>>,
+    pub(crate) loose: LooseEvents,
     commands: (Sender<Command>, Receiver<Command>),
     thread: Mutex<Option<JoinHandle<()>>>,
     /// The writer thread says here that the trace exists, or that it cannot.
@@ -215,7 +205,7 @@ impl Recorder {
             lanes: Mutex::new(Vec::new()),
             next_lane: AtomicU32::new(0),
             kept: Mutex::new(Vec::new()),
-            loose: Mutex::new(Vec::new()),
+            loose: LooseEvents::new(),
             commands: bounded(64),
             thread: Mutex::new(None),
             ready: bounded(1),
@@ -353,31 +343,6 @@ impl Recorder {
 
     pub(crate) fn kept_definitions(&self) -> Vec<Vec<Event>> {
         std::mem::take(&mut *lock(&self.kept))
-    }
-
-    /// Keeps an event that found no chunk, for the writer thread; a kill loses it. False when there are too many,
-    /// or when a signal handler comes while its own thread is at it.
-    pub(crate) fn keep_loose(&self, event: Loose) -> bool {
-        let since = Instant::now();
-        loop {
-            match self.loose.try_lock() {
-                Ok(mut loose) if loose.len() < MOST_LOOSE => {
-                    loose.push(event);
-                    return true;
-                }
-                Ok(_) | Err(TryLockError::Poisoned(_)) => return false,
-                Err(TryLockError::WouldBlock) if since.elapsed() > PATIENCE => return false,
-                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
-            }
-        }
-    }
-
-    pub(crate) fn take_loose(&self) -> Vec<Loose> {
-        std::mem::take(&mut *lock(&self.loose))
-    }
-
-    pub(crate) fn has_loose(&self) -> bool {
-        !lock(&self.loose).is_empty()
     }
 
     pub(crate) fn got_on(&self) {

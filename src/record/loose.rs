@@ -1,0 +1,115 @@
+//! Events that found no chunk: more threads record at once than there are chunks, or the writer fell behind.
+//!
+//! A stack without a lock: a thread that held one and was not running would make the others wait, and with
+//! a thousand of them on two cores it is not running for longer than a hook may wait. A kill loses what is here.
+
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+use memtrace_trace::Event;
+
+/// How many wait at most: 4 MiB.
+pub(crate) const MOST_LOOSE: usize = 32 << 10;
+
+/// An event, and who recorded it.
+pub(crate) struct Loose {
+    pub(crate) lane: u32,
+    pub(crate) tid: u32,
+    pub(crate) event: Event,
+}
+
+struct Node {
+    loose: Loose,
+    below: *mut Node,
+}
+
+/// The events that wait for the writer thread.
+pub(crate) struct LooseEvents {
+    top: AtomicPtr<Node>,
+    count: AtomicUsize,
+}
+
+impl LooseEvents {
+    pub(crate) const fn new() -> LooseEvents {
+        LooseEvents { top: AtomicPtr::new(null_mut()), count: AtomicUsize::new(0) }
+    }
+
+    /// Keeps an event; false when there are too many.
+    pub(crate) fn keep(&self, loose: Loose) -> bool {
+        if self.count.fetch_add(1, Ordering::Relaxed) >= MOST_LOOSE {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+            return false;
+        }
+        let node = Box::into_raw(Box::new(Node { loose, below: null_mut() }));
+        let push = |top: *mut Node| {
+            // SAFETY: made above, and nobody else's until the stack has it.
+            unsafe { (*node).below = top };
+            Some(node)
+        };
+        // Never fails: `push` always has a new top.
+        let _ = self.top.fetch_update(Ordering::AcqRel, Ordering::Acquire, push);
+        true
+    }
+
+    /// Takes all, oldest first.
+    pub(crate) fn take(&self) -> Vec<Loose> {
+        let mut taken = Vec::new();
+        let mut next = self.top.swap(null_mut(), Ordering::AcqRel);
+        while !next.is_null() {
+            // SAFETY: `keep` made it with `Box::into_raw`, and the swap made it ours alone.
+            let node = unsafe { Box::from_raw(next) };
+            next = node.below;
+            taken.push(node.loose);
+        }
+        self.count.fetch_sub(taken.len(), Ordering::Relaxed);
+        taken.reverse();
+        taken
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.top.load(Ordering::Acquire).is_null()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loose(lane: u32, clock_ns: u64) -> Loose {
+        Loose { lane, tid: lane, event: Event { clock_ns, ..Event::default() } }
+    }
+
+    #[test]
+    fn what_threads_keep_at_once_is_all_taken_in_the_order_of_each() {
+        let events = LooseEvents::new();
+        let mut taken = Vec::new();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|lane| {
+                    let events = &events;
+                    scope.spawn(move || (0..2000).all(|clock| events.keep(loose(lane, clock))))
+                })
+                .collect();
+            while threads.iter().any(|thread| !thread.is_finished()) {
+                taken.append(&mut events.take());
+            }
+            assert!(threads.into_iter().all(|thread| thread.join().unwrap()));
+        });
+        taken.append(&mut events.take());
+        assert!(events.is_empty());
+        for lane in 0..8 {
+            let clocks = taken.iter().filter(|loose| loose.lane == lane).map(|loose| loose.event.clock_ns);
+            assert!(clocks.eq(0..2000), "{lane}");
+        }
+    }
+
+    #[test]
+    fn there_is_an_end_to_how_many_wait_and_room_again_when_they_were_taken() {
+        let events = LooseEvents::new();
+        assert!((0..MOST_LOOSE as u64).all(|clock| events.keep(loose(0, clock))));
+        assert!(!events.keep(loose(0, 0)));
+        assert_eq!(events.take().len(), MOST_LOOSE);
+        assert!(events.keep(loose(0, 0)));
+        events.take();
+    }
+}
