@@ -153,21 +153,22 @@ pub(crate) fn current() -> (ContextId, i32) {
 /// As [`current`], with `stream` as the current stream.
 #[inline]
 pub(crate) fn current_on(stream: i64) -> (ContextId, i32) {
-    with_thread(|thread| context_on(thread, stream))
+    with_step(thread::with(|own| context_on(own, stream)))
 }
 
 /// As [`current_on`], for the report of a block: counts its bytes as the thread's.
 #[inline]
 pub(crate) fn of_report(stream: i64, bytes: i64, device: i8) -> (ContextId, i32) {
-    with_thread(|thread| {
+    with_step(thread::with(|own| {
+        let thread = &own.context;
         thread.bytes.set(thread.bytes.get() + bytes);
         thread.device.set(device);
-        let context = context_on(thread, stream);
-        if context == thread.context.get() && frames::are_known() && bytes > 0 {
+        let context = context_on(own, stream);
+        if frames::are_known() && bytes > 0 && context == thread.context.get() {
             return ops::context_outside(thread.base.get()).unwrap_or(context);
         }
         context
-    })
+    }))
 }
 
 /// The bytes that this thread's reports added, and the device of the last one.
@@ -176,17 +177,18 @@ pub(crate) fn counted() -> (i64, i8) {
 }
 
 #[inline]
-fn with_thread(context: impl FnOnce(&Thread) -> ContextId) -> (ContextId, i32) {
-    (on_thread(context).unwrap_or(0), STEP.load(Ordering::Relaxed))
+fn with_step(context: Option<ContextId>) -> (ContextId, i32) {
+    (context.unwrap_or(0), STEP.load(Ordering::Relaxed))
 }
 
 #[inline]
-fn context_on(thread: &Thread, stream: i64) -> ContextId {
+fn context_on(own: &thread::Own, stream: i64) -> ContextId {
+    let thread = &own.context;
     let version = VERSION.load(Ordering::Acquire);
     if thread.version.get() != version || thread.base.get().stream != stream {
         refresh(thread, version, stream);
     }
-    ops::context(thread.base.get(), thread.epoch.get()).unwrap_or(thread.context.get())
+    ops::context(&own.ops, &thread.base, thread.epoch.get()).unwrap_or(thread.context.get())
 }
 
 /// The recorder has started: threads tell of the ranges that they opened before.
@@ -209,6 +211,7 @@ pub(crate) fn pause(paused: bool) {
 }
 
 #[cold]
+#[inline(never)]
 fn refresh(thread: &Thread, version: u64, stream: i64) {
     let base = thread.open.try_borrow_mut().map(|mut open| {
         drop_ended(&mut open);

@@ -4,6 +4,7 @@
 //! report asks, and then from small caches of the thread: a training loop runs the same ops again and
 //! again.
 
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -272,21 +273,16 @@ fn tell(ending: Ending) {
     });
 }
 
-/// The context of an allocation now: the innermost op over `base`, which belongs to `epoch` of this
+/// The context of an allocation now: the innermost of `ops` over `base`, which belongs to `epoch` of this
 /// thread. `None` outside every op.
 #[inline]
-pub(crate) fn context(base: Context, epoch: u64) -> Option<ContextId> {
-    thread::with(|own| {
-        let mut ops = own.ops.try_borrow_mut().ok()?;
-        let top = ops.running.last()?;
-        let (origin, known) = (top.origin.python, (top.epoch == epoch && top.context != 0, top.python));
-        let python = if frames::are_known() { ops.python(origin) } else { 0 };
-        if known == (true, python) {
-            return ops.running.last().map(|top| top.context);
-        }
-        Some(ops.resolve(base, epoch, python))
-    })
-    .flatten()
+pub(crate) fn context(ops: &RefCell<Ops>, base: &Cell<Context>, epoch: u64) -> Option<ContextId> {
+    let mut ops = ops.try_borrow_mut().ok()?;
+    let top = ops.running.last()?;
+    if top.epoch == epoch && top.context != 0 && top.python == 0 && !frames::are_known() {
+        return Some(top.context);
+    }
+    Some(ops.looked_up(base.get(), epoch))
 }
 
 /// The context of an allocation outside every op: what `base` says, and the lines of Python.
@@ -348,6 +344,18 @@ impl Ops {
     fn stacked(&mut self, frame: Frame) -> StackId {
         let place = frame.parent as usize * 31 + frame.text as usize;
         self.stacks.get(place, &frame, || stack_id(frame))
+    }
+
+    /// The context of the innermost op over `base`.
+    #[inline(never)]
+    fn looked_up(&mut self, base: Context, epoch: u64) -> ContextId {
+        let origin = self.running.last().map_or(0, |top| top.origin.python);
+        let python = if frames::are_known() { self.python(origin) } else { 0 };
+        let is_it = |top: &&Running| top.epoch == epoch && top.context != 0 && top.python == python;
+        match self.running.last().filter(is_it) {
+            Some(top) => top.context,
+            None => self.resolve(base, epoch, python),
+        }
     }
 
     fn resolve(&mut self, base: Context, epoch: u64, python: StackId) -> ContextId {
