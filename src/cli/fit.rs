@@ -344,14 +344,13 @@ fn look(folder: &Path, run_id: &str) -> Result<(Taken, Option<String>)> {
         taken.phantom |= process["phantom"] == true;
         for device in process["devices"].as_array().into_iter().flatten() {
             let used = number(&device["peak_used"]["bytes"]);
-            let card =
-                trace.meta.devices.iter().find(|card| i64::from(card.ordinal) == number(&device["device"]));
+            let ordinal = i32::try_from(number(&device["device"])).unwrap_or(-1);
             if used >= taken.used {
                 taken.used = used;
                 taken.allocated = number(&device["peak_allocated"]["bytes"]);
                 taken.reserved = number(&device["peak_reserved"]["bytes"]);
-                taken.capacity = card.map_or(0, |card| card.total_bytes);
-                taken.device = card.map_or(String::new(), |card| card.name.clone());
+                taken.capacity = trace.meta.total_bytes(ordinal);
+                taken.device = trace.meta.device(ordinal).map_or(String::new(), |card| card.name.clone());
                 let held = device["at_peak_by_category_bytes"].as_object();
                 taken.held =
                     held.into_iter().flatten().map(|(name, bytes)| (name.clone(), number(bytes))).collect();

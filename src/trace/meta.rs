@@ -58,10 +58,16 @@ pub struct Device {
 }
 
 impl Meta {
+    /// What is known of a device.
+    #[must_use]
+    pub fn device(&self, ordinal: i32) -> Option<&Device> {
+        self.devices.iter().find(|device| device.ordinal == ordinal)
+    }
+
     /// The memory of a device in bytes; 0 when unknown.
     #[must_use]
     pub fn total_bytes(&self, ordinal: i32) -> i64 {
-        self.devices.iter().find(|device| device.ordinal == ordinal).map_or(0, |device| device.total_bytes)
+        self.device(ordinal).map_or(0, |device| device.total_bytes)
     }
 }
 

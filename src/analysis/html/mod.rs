@@ -257,10 +257,9 @@ impl First {
         let Some(device) = self.played.replay.find(ordinal) else { return String::new() };
         let peak = device.peak(metric);
         let mut line = format!("Peak {}", options.units.show(peak.bytes));
-        if let Some(card) =
-            trace.meta.devices.iter().find(|card| card.ordinal == ordinal && card.total_bytes > 0)
-        {
-            line.push_str(&format!(" of {}", options.units.show(card.total_bytes)));
+        let capacity = trace.meta.total_bytes(ordinal);
+        if capacity > 0 {
+            line.push_str(&format!(" of {}", options.units.show(capacity)));
         }
         if peak.owner.step >= 0 {
             line.push_str(&format!(", step {}", peak.owner.step));
@@ -304,8 +303,6 @@ impl First {
             let none = Sizes::default();
             let sizes = self.sizes.iter().find(|sizes| sizes.0 == ordinal).map_or(&none, |(_, sizes)| sizes);
             let oom = self.ooms.iter().find(|oom| oom.0 == ordinal).map_or(0, |(_, seq)| *seq);
-            let card = trace.meta.devices.iter().find(|card| card.ordinal == ordinal);
-            let capacity = card.map_or(0, |card| card.total_bytes);
             about.push(json!({
                 "rank": trace.meta.rank,
                 "world_size": trace.meta.world_size,
@@ -316,8 +313,8 @@ impl First {
                 "start_unix_ns": trace.meta.start_unix_ns,
                 "allocator": trace.meta.allocator.conf,
                 "phantom": !trace.meta.phantom.is_null(),
-                "gpu": card.map_or("", |card| card.name.as_str()),
-                "capacity": capacity,
+                "gpu": trace.meta.device(ordinal).map_or("", |card| card.name.as_str()),
+                "capacity": trace.meta.total_bytes(ordinal),
                 "peak_allocated": self.played.moment(device.peak(Metric::Allocated)),
                 "peak_reserved": self.played.moment(device.peak(Metric::Reserved)),
                 "peak_used": self.played.moment(device.peak(Metric::Used)),
@@ -338,7 +335,7 @@ impl First {
                 ordinal,
                 metric,
                 grid: Grid::new(self.time_ns.0, self.time_ns.1, buckets),
-                capacity,
+                capacity: trace.meta.total_bytes(ordinal),
                 moments: vec![device.peak(metric).seq, oom],
                 last_oom: oom,
                 peak_ns: device.peak(metric).ts_ns,

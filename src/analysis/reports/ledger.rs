@@ -142,11 +142,10 @@ impl State {
     ) -> State {
         let ts_ns = played.replay.ts_ns;
         let look = looks.near(ordinal, ts_ns);
-        let card = trace.meta.devices.iter().find(|card| card.ordinal == ordinal);
         let mut state = State {
             ordinal,
             ts_ns,
-            total: look.and_then(|look| look.sample.total).or(card.map(|card| card.total_bytes)).unwrap_or(0),
+            total: look.and_then(|look| look.sample.total).unwrap_or_else(|| trace.meta.total_bytes(ordinal)),
             used: 0,
             lines: Vec::new(),
             look,

@@ -164,14 +164,10 @@ fn peaks(page: &mut Page, played: &Played, device: &Device, options: &Options) {
 }
 
 fn capacity(page: &mut Page, trace: &TraceFile, device: &Device, options: &Options) {
-    let card = trace.meta.devices.iter().find(|card| card.ordinal == device.ordinal && card.total_bytes > 0);
-    if let Some(card) = card {
+    let capacity = trace.meta.total_bytes(device.ordinal);
+    if capacity > 0 {
         let used = device.peak(Metric::Used).bytes;
-        page.plain(format!(
-            "{} of {} used",
-            percent(share(used, card.total_bytes)),
-            options.units.show(card.total_bytes)
-        ));
+        page.plain(format!("{} of {} used", percent(share(used, capacity)), options.units.show(capacity)));
     }
 }
 
