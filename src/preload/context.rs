@@ -13,6 +13,7 @@ use memtrace_trace::{Api, Event, Kind};
 
 use crate::ops::Cache;
 use crate::real::find_in_loaded;
+use crate::thread::Own;
 use crate::{frames, init, ops, sequence, sharded, thread};
 
 /// What an open range means, its text numbered.
@@ -156,19 +157,17 @@ pub(crate) fn current_on(stream: i64) -> (ContextId, i32) {
     with_step(thread::with(|own| context_on(own, stream)))
 }
 
-/// As [`current_on`], for the report of a block: counts its bytes as the thread's.
+/// As [`current_on`], for the report of a block on the thread that `own` is of: counts its bytes as the thread's.
 #[inline]
-pub(crate) fn of_report(stream: i64, bytes: i64, device: i8) -> (ContextId, i32) {
-    with_step(thread::with(|own| {
-        let thread = &own.context;
-        thread.bytes.set(thread.bytes.get() + bytes);
-        thread.device.set(device);
-        let context = context_on(own, stream);
-        if frames::are_known() && bytes > 0 && context == thread.context.get() {
-            return ops::context_outside(thread.base.get()).unwrap_or(context);
-        }
-        context
-    }))
+pub(crate) fn of_report(own: &Own, stream: i64, bytes: i64, device: i8) -> (ContextId, i32) {
+    let thread = &own.context;
+    thread.bytes.set(thread.bytes.get() + bytes);
+    thread.device.set(device);
+    let mut context = context_on(own, stream);
+    if frames::are_known() && bytes > 0 && context == thread.context.get() {
+        context = ops::context_outside(thread.base.get()).unwrap_or(context);
+    }
+    with_step(Some(context))
 }
 
 /// The bytes that this thread's reports added, and the device of the last one.
@@ -182,7 +181,7 @@ fn with_step(context: Option<ContextId>) -> (ContextId, i32) {
 }
 
 #[inline]
-fn context_on(own: &thread::Own, stream: i64) -> ContextId {
+fn context_on(own: &Own, stream: i64) -> ContextId {
     let thread = &own.context;
     let version = VERSION.load(Ordering::Acquire);
     if thread.version.get() != version || thread.base.get().stream != stream {

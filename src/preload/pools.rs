@@ -23,7 +23,7 @@ use crate::guard::shielded;
 use crate::hooks::torch_allocator::current_stream;
 use crate::real::find_in_loaded;
 use crate::requested::readable_words;
-use crate::thread;
+use crate::thread::{self, Own};
 
 /// The vtable of `torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator`, and the libraries that may have it.
 const TABLE: &CStr = c"_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
@@ -145,18 +145,18 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// The pool of the allocation that this thread is in, on `device` and its current stream there; 0 for the default.
 #[inline]
 pub(crate) fn current(device: i8, stream: i64) -> u16 {
-    of_filter_or_stream(thread::with(|own| own.pool.get()), device, stream)
+    of_filter_or_stream(thread::with(|own| own.pool.get()).unwrap_or(0), device, stream)
 }
 
-/// As [`current`], for the last word about an allocation.
+/// As [`current`], for the last word about an allocation of the thread that `own` is of.
 #[inline]
-pub(crate) fn take(device: i8, stream: i64) -> u16 {
-    of_filter_or_stream(thread::with(|own| own.pool.replace(0)), device, stream)
+pub(crate) fn take(own: &Own, device: i8, stream: i64) -> u16 {
+    of_filter_or_stream(own.pool.replace(0), device, stream)
 }
 
 #[inline]
-fn of_filter_or_stream(filtered: Option<u16>, device: i8, stream: i64) -> u16 {
-    filtered.filter(|pool| *pool != 0).unwrap_or_else(|| of_stream(device, stream))
+fn of_filter_or_stream(filtered: u16, device: i8, stream: i64) -> u16 {
+    if filtered == 0 { of_stream(device, stream) } else { filtered }
 }
 
 #[inline]

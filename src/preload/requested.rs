@@ -13,6 +13,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::real::find_in_loaded;
+use crate::thread::Own;
 use crate::{pools, thread};
 
 /// `std::atomic<CUDAAllocator*> c10::cuda::CUDACachingAllocator::allocator`.
@@ -45,8 +46,8 @@ static WRONG: AtomicBool = AtomicBool::new(false);
 
 /// What the thread asked for, for the block of `block` bytes that is being reported; -1 when unknown.
 #[inline]
-pub(crate) fn of_block(block: i64) -> i64 {
-    let requested = thread::with(|own| own.requested.get()).unwrap_or(-1);
+pub(crate) fn of_block(own: &Own, block: i64) -> i64 {
+    let requested = own.requested.get();
     if requested > block {
         WRONG.store(true, Ordering::Relaxed);
         return -1;

@@ -15,7 +15,8 @@ use memtrace_trace::{Api, Event, Kind};
 use super::cuda_events;
 use crate::guard::shielded;
 use crate::real::{RealFn, find_in_loaded};
-use crate::{context, init, pools, python, requested};
+use crate::thread::Own;
+use crate::{context, init, pools, python, requested, thread};
 
 type Report = unsafe extern "C-unwind" fn(*mut c_void, i64, usize, usize, u64);
 type OutOfMemory = unsafe extern "C-unwind" fn(i64, usize, usize, u64);
@@ -145,11 +146,17 @@ unsafe extern "C-unwind" fn report_memory_usage(
         shielded(|| {
             let Some(recorder) = init::recorder() else { return };
             let stream = current_stream(ordinal);
-            let (context, step) = context::of_report(stream, size, ordinal);
             let (mut extra, mut source, mut flags) = (-1, 0, 0);
+            let owner = thread::with(|own| {
+                if size >= 0 {
+                    extra = requested::of_block(own, size);
+                    source = pools::take(own, ordinal, stream);
+                }
+                context::of_report(own, stream, size, ordinal)
+            });
+            // A thread that is ending owns nothing any more.
+            let (context, step) = owner.unwrap_or_else(context::current);
             if size >= 0 {
-                extra = requested::of_block(size);
-                source = pools::take(ordinal, stream);
                 cuda_events::forget_recorded();
             } else if cuda_events::free_is_deferred(ptr as u64, ordinal) {
                 flags = Event::DEFERRED;
@@ -192,7 +199,8 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
             python::out_of_memory(recorder);
             let stream = current_stream(ordinal);
             let (context, step) = context::current_on(stream);
-            let source = pools::take(ordinal, stream);
+            let asked = |own: &Own| (requested::of_block(own, size), pools::take(own, ordinal, stream));
+            let (extra, source) = thread::with(asked).unwrap_or((-1, 0));
             recorder.record(|clock_ns| Event {
                 clock_ns,
                 source,
@@ -204,7 +212,7 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
                 reserved: reserved as u64,
                 context,
                 step,
-                extra: requested::of_block(size),
+                extra,
                 ..Event::default()
             });
             recorder.nudge();
