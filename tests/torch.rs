@@ -37,6 +37,7 @@ on_every_torch![and_of_the_matrix:
     pandas_polars_and_duckdb_read_the_same_typed_columns,
     children_trace_into_their_own_files_or_leave_none,
     ranks_of_torchrun_have_traces_of_their_own,
+    tensors_of_another_process_have_rows_and_no_bytes,
     a_killed_process_leaves_every_event_behind,
     faults_around_the_trace_cost_the_trace_and_never_the_program,
     a_trace_is_never_written_over_what_is_not_ours,
@@ -402,6 +403,34 @@ fn ranks_of_torchrun_have_traces_of_their_own(torch: &Torch) {
         assert_eq!(taken[0].delta_bytes, 512 * (rank as i64 + 1));
         assert!(rows[0].name.contains(r#""world_size":2"#), "{}", rows[0].name);
     }
+}
+
+fn tensors_of_another_process_have_rows_and_no_bytes(torch: &Torch) {
+    let run = torch.trace("ipc_tensors.py", &[]).expect_success();
+    torch.check(memtrace().arg("check").arg(run.dir()));
+    let told: Vec<i64> =
+        text(&run.output.stdout).split_whitespace().map(|word| word.parse().unwrap()).collect();
+    let [allocated, reserved, kept, kept_reserved] = told[..] else { panic!("{told:?}") };
+    let mut seen = Vec::new();
+    for file in run.files() {
+        let rows = read(&file);
+        let opened: Vec<&Rec> =
+            rows.iter().filter(|row| row.event == "ext_alloc" && row.source == "libc10_cuda.so").collect();
+        assert!(opened.iter().all(|row| (row.delta_bytes, row.requested_bytes) == (0, 0)), "{opened:?}");
+        // What the process took itself, at its most: torch's own figures there.
+        let most = |events: [&str; 2]| {
+            let own = rows.iter().filter(|row| events.contains(&row.event.as_str()));
+            let totals = own.scan(0, |total, row| {
+                *total += row.delta_bytes;
+                Some(*total)
+            });
+            totals.max().unwrap()
+        };
+        seen.push((opened.len(), most(["alloc", "free"]), most(["segment_alloc", "segment_free"])));
+    }
+    seen.sort_unstable();
+    // The one who sent two tensors got one back.
+    assert_eq!(seen, [(1, kept, kept_reserved), (2, allocated, reserved)]);
 }
 
 fn a_killed_process_leaves_every_event_behind(torch: &Torch) {

@@ -81,6 +81,7 @@ impl Call {
 pub(crate) const TABLES: &[&[&Call]] = &[
     crate::device::TABLE,
     crate::memory::TABLE,
+    crate::ipc::TABLE,
     crate::copy::TABLE,
     crate::pool::TABLE,
     crate::stream::TABLE,

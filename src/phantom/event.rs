@@ -24,14 +24,15 @@ struct Event {
 }
 
 /// `cudaEventDisableTiming`.
-const NO_TIMING: u32 = 2;
+pub(crate) const NO_TIMING: u32 = 2;
 
 fn event(handle: usize) -> Option<&'static Event> {
     // SAFETY: by the C contract a handle is null or came from `create` below, and those are leaked.
     unsafe { (handle as *const Event).as_ref() }
 }
 
-fn create(out: Out<usize>, flags: u32) -> Status {
+/// Makes an event.
+pub(crate) fn create(out: Out<usize>, flags: u32) -> Status {
     if out.address() == 0 {
         return fail(INVALID_VALUE);
     }

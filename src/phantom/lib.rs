@@ -21,6 +21,7 @@ mod event;
 mod fatbin;
 mod ffi;
 mod graph;
+mod ipc;
 mod kernel;
 mod loader;
 mod machine;

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 
 use crate::answer::answers;
 use crate::ffi::{INVALID_VALUE, NOT_SUPPORTED, OK, OUT_OF_MEMORY, Out, Status, Word};
+use crate::graph_memory;
 use crate::machine::{current, current_index, device, fail, lock, machine};
 use crate::pool;
 use crate::space::Space;
@@ -227,12 +228,6 @@ answers! {
         OK
     }
     Real fn cudaPointerGetAttributes(out: Out<PointerAttributes>, address: Word) { out.give(attributes(address)) }
-    /// Another process has no way into this one's pretended memory.
-    Unsupported fn cudaIpcGetMemHandle(_handle: Word, _address: Word) { fail(NOT_SUPPORTED) }
-    Unsupported fn cudaIpcOpenMemHandle(_out: Word, _flags: u32) { fail(NOT_SUPPORTED) }
-    Unsupported fn cudaIpcCloseMemHandle(_address: Word) { fail(NOT_SUPPORTED) }
-    Unsupported fn cudaIpcGetEventHandle(_handle: Word, _event: Word) { fail(NOT_SUPPORTED) }
-    Unsupported fn cudaIpcOpenEventHandle(_out: Word) { fail(NOT_SUPPORTED) }
     Real fn cuMemAlloc_v2(out: Out<usize>, size: usize) { allocate(out, size, Use::Plain) }
     Real fn cuMemFree_v2(address: Word) { free(address) }
     Guess fn cuMemAllocManaged(out: Out<usize>, size: usize, _flags: Word) { allocate(out, size, Use::Managed) }

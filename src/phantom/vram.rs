@@ -45,6 +45,10 @@ pub(crate) enum Use {
     Managed,
     /// A kernel's global variable, part of what the context takes.
     Global,
+    /// What a graph takes when it is launched: an address alone, charged apart.
+    Graph,
+    /// Another process's: an address alone, charged there.
+    Imported,
 }
 
 /// A live block.

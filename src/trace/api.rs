@@ -176,6 +176,19 @@ impl Api {
 
     /// The call of an event's byte; `None` for a byte that no version wrote.
     #[must_use]
+    /// Does it open memory that another process has?
+    #[must_use]
+    pub fn is_import(self) -> bool {
+        matches!(
+            self,
+            Api::CudaIpcOpenMemHandle
+                | Api::CuIpcOpenMemHandle
+                | Api::CudaMemPoolImportPointer
+                | Api::CuMemPoolImportPointer
+                | Api::CuMemImportFromShareableHandle
+        )
+    }
+
     pub fn from_code(code: u8) -> Option<Api> {
         NAMES.get(usize::from(code)).map(|(api, _)| *api)
     }

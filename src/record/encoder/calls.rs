@@ -127,7 +127,8 @@ impl Encoder {
             Some(Kind::HostAlloc | Kind::HostFree) => What::Host,
             _ if event.flags & Event::FROM_TORCH_ALLOCATOR == 0 => What::External,
             _ if event.flags & Event::UNREPORTED != 0 => What::Block,
-            _ if event.api == Api::CuMemImportFromShareableHandle as u8 => What::External,
+            // Torch's allocator opens what another process sent: that is in no segment of its own.
+            _ if Api::from_code(event.api).is_some_and(Api::is_import) => What::External,
             _ if Encoder::is_of_virtual_memory(event) => What::Mapped,
             _ if self.caching => What::Segment,
             _ => What::Block,
