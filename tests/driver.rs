@@ -8,7 +8,7 @@ use memtrace_trace::schema::EventName;
 
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod common;
-use common::{Rec, Traced, compiled, library, untraced};
+use common::{Ran, Rec, Traced, compiled, library, untraced};
 
 const DRIVER: &str = "libcuda.so.1";
 
@@ -117,6 +117,89 @@ fn both() -> PathBuf {
         compiled("both.c", "both", &["libcudart-of-driver.so.12", "libworks.so.12"])
     };
     BUILT.get_or_init(build).clone()
+}
+
+/// A program under both libraries, as `memtrace run --phantom` has them.
+fn on_phantom(program: &Path) -> Ran {
+    let [ours, _] = orders(&library("libmemtrace_phantom.so"));
+    Traced::new(program, &[]).env("LD_PRELOAD", ours).env("MEMTRACE_PHANTOM", "a10").run()
+}
+
+/// NVIDIA's own runtime does not start on the phantom driver (see its README); one that asks for the documented calls
+/// alone does.
+#[test]
+fn a_runtime_within_a_library_works_on_the_phantom_driver() {
+    let ran = on_phantom(&both());
+    assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
+    let trace = ran.trace();
+    let source = |row: &&Rec| row.event != EventName::Sample && row.source == "libworks.so.12";
+    let rows: Vec<_> = trace.rows.iter().filter(source).map(|row| (row.api.as_str(), row.delta)).collect();
+    let taken = [
+        ("cuMemAlloc", 3000),
+        ("cuMemAllocAsync", 4000),
+        ("cuMemAllocAsync", 5000),
+        ("cuMemHostAlloc", 6000),
+    ];
+    assert_eq!(rows[..4], taken);
+    assert_eq!((rows.len(), trace.live()), (8, 0));
+    // The program's own runtime is the phantom's, whose call is told once.
+    let of_program: Vec<_> =
+        trace.of(EventName::ExtAlloc).into_iter().filter(|row| row.source == "both").collect();
+    assert_eq!((of_program.len(), of_program[0].delta), (1, 1000));
+}
+
+/// A graph takes its memory when it is launched: its rows take none, and a look at the device tells what graphs hold.
+#[test]
+fn what_graphs_take_is_in_the_looks_alone_and_counted_once() {
+    let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
+    let phantom = library("libmemtrace_phantom.so");
+    let ran = on_phantom(&compiled("graphs.c", "graphs", &[&include, phantom.to_str().unwrap()]));
+    assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
+    let trace = ran.trace();
+    let (looks, calls): (Vec<&Rec>, Vec<&Rec>) =
+        trace.rows.iter().partition(|row| row.event == EventName::Sample);
+    let rows: Vec<String> = calls.iter().map(|row| told(row)).collect();
+    assert_eq!(rows, ran.stdout().lines().collect::<Vec<_>>());
+    let mut held: Vec<&str> = looks.iter().filter_map(|row| row.name.split("graphs=").nth(1)).collect();
+    // A slow run is looked at more often.
+    held.dedup();
+    // With none left that is told too, and then nothing is counted.
+    assert_eq!(held[..2], ["8388608", "0"], "{looks:?}");
+    assert_eq!(trace.live(), 0);
+}
+
+/// Each way in which a machine tells who has a device's memory, or does not: an instance of it (MIG), a server for
+/// many (MPS), a device known by its bus, figures that are not given, no NVML.
+#[test]
+fn whose_memory_it_is_is_told_as_far_as_the_machine_tells() {
+    const GIB: i64 = 1 << 30;
+    let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
+    compiled("cudart.c", "libcudart.so.12", &[]);
+    let program = compiled("looks.c", "looks", &[&include, "libcudart.so.12"]);
+    let preload = format!(
+        "{}:{}",
+        library("libmemtrace.so").display(),
+        compiled("nvml.c", "libfake-nvml.so", &[]).display()
+    );
+    let (total, free) = (80 * GIB, 71 * GIB);
+    for (machine, api, expected) in [
+        ("plain", "nvml", format!("total={total} free={free} process={} others={}", 3 * GIB, 5 * GIB)),
+        ("bus", "nvml", format!("total={total} free={free} process={} others={}", 3 * GIB, 5 * GIB)),
+        ("mig", "nvml", format!("total={} free={GIB} process={} others={}", 10 * GIB, 3 * GIB, 5 * GIB)),
+        ("mps", "nvml", format!("total={total} free={free} process={} others={}", 2 * GIB, 6 * GIB)),
+        ("unknown", "nvml", format!("total={total} free={free}")),
+        ("none", "cuMemGetInfo", format!("total={total} free={}", 70 * GIB)),
+    ] {
+        let ran = Traced::new(&program, &[]).env("LD_PRELOAD", &preload).env("FAKE_NVML", machine).run();
+        assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""), "{machine}");
+        let trace = ran.trace();
+        let looks = trace.of(EventName::Sample);
+        let told: Vec<_> = looks.iter().map(|row| (row.api.as_str(), row.name.as_str())).collect();
+        assert!(
+            !told.is_empty() && told.iter().all(|look| *look == (api, expected.as_str())),
+            "{machine}: {told:?}"
+        );
+    }
 }
 
 /// Both orders of two preloaded libraries.

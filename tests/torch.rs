@@ -111,6 +111,21 @@ fn a_pool_of_the_driver_agrees_with_torchs_own_statistics(torch: &Torch) {
         .collect();
     assert_eq!(told.len(), 12);
     assert_eq!(points, told);
+    // What a captured call takes is no block's: the graph has it, and torch's statistics do not know of it.
+    let rows = run.rows();
+    let captured: Vec<(i64, i64)> = rows
+        .iter()
+        .filter(|row| row.event == "alloc" && row.requested_bytes >= 3 << 20 && row.delta_bytes == 0)
+        .map(|row| (row.requested_bytes, row.delta_bytes))
+        .collect();
+    assert_eq!(captured, [(5 << 20, 0), (3 << 20, 0)]);
+    let looks: Vec<&str> = rows
+        .iter()
+        .skip_while(|row| row.name != "captured")
+        .filter(|row| row.event == "sample")
+        .filter_map(|row| row.name.split("graphs=").nth(1))
+        .collect();
+    assert_eq!(looks.first(), Some(&"8388608"), "{looks:?}");
 }
 
 fn an_allocator_of_the_programs_own_gives_blocks(torch: &Torch) {
@@ -173,7 +188,8 @@ fn the_ledger_adds_up_to_what_the_device_says(torch: &Torch) {
         (allocated, reserved)
     );
     assert_eq!(of("others"), 2 * GIB);
-    assert_eq!(of("library"), (300 + 40 + 10 + 64) << 20);
+    assert_eq!(of("library"), (300 + 40 + 10 + 64 + 8) << 20);
+    assert_eq!(held("CUDA graphs' own memory"), 8 << 20);
     assert_eq!(held("the driver's pool: cached and free"), 22 << 20);
     // The card's own figure for a context, and what the driver rounds up to pages of 2 MiB.
     assert_eq!((of("context"), of("unexplained")), (520 << 20, 0), "{device:#}");

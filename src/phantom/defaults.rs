@@ -579,8 +579,6 @@ refuse! {
     cuGraphAddHostNode,
     cuGraphAddKernelNode,
     cuGraphAddKernelNode_v2,
-    cuGraphAddMemAllocNode,
-    cuGraphAddMemFreeNode,
     cuGraphAddMemcpyNode,
     cuGraphAddMemsetNode,
     cuGraphAddNode,

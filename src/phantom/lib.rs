@@ -21,6 +21,7 @@ mod event;
 mod fatbin;
 mod ffi;
 mod graph;
+mod graph_memory;
 mod ipc;
 mod kernel;
 mod loader;

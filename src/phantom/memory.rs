@@ -44,6 +44,9 @@ pub(crate) fn free(address: usize) -> Status {
     if pool::owns(device, address) {
         return pool::free(device, address);
     }
+    if graph_memory::owns(address) {
+        return graph_memory::free(address);
+    }
     // Freeing waits for the device, so every event recorded on it has passed.
     stream::synchronize_device(device);
     let freed = device.vram().free(address);

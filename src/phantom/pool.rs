@@ -8,8 +8,10 @@ use std::collections::BTreeMap;
 
 use crate::answer::answers;
 use crate::ffi::{INVALID_VALUE, OK, OUT_OF_MEMORY, Out, Status, Word, opaque_handle};
+use crate::graph;
 use crate::machine::{Device, current, device, fail};
 use crate::space::Space;
+use crate::stream::stream;
 use crate::vram::Use;
 
 /// The step in which a pool grows.
@@ -141,9 +143,22 @@ fn allocate(out: Out<usize>, size: usize, device: &Device) -> Status {
     }
 }
 
-fn free_async(address: usize) -> Status {
-    // Also what `cudaMalloc` gave may be freed this way.
-    crate::memory::free(address)
+/// On a stream: while it is captured, the allocation becomes a node of the graph.
+fn allocate_on(out: Out<usize>, size: usize, device: &'static Device, on: usize) -> Status {
+    match stream(on).capturing() {
+        Some(capture) if size > 0 && out.address() != 0 => {
+            graph::capture_allocation(capture, device, out, size)
+        }
+        _ => allocate(out, size, device),
+    }
+}
+
+fn free_async(address: usize, on: usize) -> Status {
+    match stream(on).capturing() {
+        Some(capture) if address != 0 => graph::capture_free(capture, address),
+        // Also what `cudaMalloc` gave may be freed this way.
+        _ => crate::memory::free(address),
+    }
 }
 
 /// The device whose pool has that handle.
@@ -198,16 +213,16 @@ fn trim_to(handle: usize, keep: usize) -> Status {
 }
 
 answers! {
-    Guess fn cudaMallocAsync(out: Out<usize>, size: usize, _stream: Word) { allocate(out, size, current()) }
-    Guess fn cudaMallocFromPoolAsync(out: Out<usize>, size: usize, pool: Word, _stream: Word) {
-        allocate(out, size, of_handle(pool))
+    Guess fn cudaMallocAsync(out: Out<usize>, size: usize, on: Word) { allocate_on(out, size, current(), on) }
+    Guess fn cudaMallocFromPoolAsync(out: Out<usize>, size: usize, pool: Word, on: Word) {
+        allocate_on(out, size, of_handle(pool), on)
     }
-    Guess fn cudaFreeAsync(address: Word, _stream: Word) { free_async(address) }
-    Guess fn cuMemAllocAsync(out: Out<usize>, size: usize, _stream: Word) { allocate(out, size, current()) }
-    Guess fn cuMemAllocFromPoolAsync(out: Out<usize>, size: usize, pool: Word, _stream: Word) {
-        allocate(out, size, of_handle(pool))
+    Guess fn cudaFreeAsync(address: Word, on: Word) { free_async(address, on) }
+    Guess fn cuMemAllocAsync(out: Out<usize>, size: usize, on: Word) { allocate_on(out, size, current(), on) }
+    Guess fn cuMemAllocFromPoolAsync(out: Out<usize>, size: usize, pool: Word, on: Word) {
+        allocate_on(out, size, of_handle(pool), on)
     }
-    Guess fn cuMemFreeAsync(address: Word, _stream: Word) { free_async(address) }
+    Guess fn cuMemFreeAsync(address: Word, on: Word) { free_async(address, on) }
     Real fn cudaDeviceGetDefaultMemPool(out: Out<usize>, index: i32) { default_of(out, index) }
     Real fn cudaDeviceGetMemPool(out: Out<usize>, index: i32) { default_of(out, index) }
     Success fn cudaDeviceSetMemPool(_index: i32, _pool: Word) { OK }
@@ -227,11 +242,4 @@ answers! {
     Real fn cuMemPoolTrimTo(pool: Word, keep: usize) { trim_to(pool, keep) }
     Success fn cudaMemPoolSetAccess(_pool: Word, _list: Word, _count: usize) { OK }
     Success fn cuMemPoolSetAccess(_pool: Word, _list: Word, _count: usize) { OK }
-    /// No node of a graph allocates here: what is taken while a graph is captured comes from the pool too.
-    Real fn cudaDeviceGetGraphMemAttribute(_device: i32, _attribute: i32, out: Out<u64>) { out.give(0) }
-    Real fn cuDeviceGetGraphMemAttribute(_device: i32, _attribute: i32, out: Out<u64>) { out.give(0) }
-    Success fn cudaDeviceSetGraphMemAttribute(_device: i32, _attribute: i32, _value: Word) { OK }
-    Success fn cuDeviceSetGraphMemAttribute(_device: i32, _attribute: i32, _value: Word) { OK }
-    Success fn cudaDeviceGraphMemTrim(_device: i32) { OK }
-    Success fn cuDeviceGraphMemTrim(_device: i32) { OK }
 }

@@ -345,6 +345,18 @@ unsafe fn ask_memory(ordinal: c_int, sample: &mut Sample) -> Option<()> {
     Some(())
 }
 
+static GRAPHS_HELD: AtomicBool = AtomicBool::new(false);
+static POOL_HELD: AtomicBool = AtomicBool::new(false);
+
+/// What is held, when something was ever: most programs have no pool and no such graph, and a look that tells of none
+/// costs no row. Once there was some, nothing left is news.
+fn once_held(held: &AtomicBool, value: u64) -> Option<i64> {
+    if value > 0 {
+        held.store(true, Ordering::Relaxed);
+    }
+    bytes(value).filter(|_| held.load(Ordering::Relaxed))
+}
+
 /// # Safety
 /// The device has its context.
 unsafe fn ask_pools(ordinal: c_int, sample: &mut Sample) -> Option<()> {
@@ -357,7 +369,7 @@ unsafe fn ask_pools(ordinal: c_int, sample: &mut Sample) -> Option<()> {
     let graphs = unsafe { driver::<GraphAttribute>(c"cuDeviceGetGraphMemAttribute") };
     // SAFETY: the driver's own function, and the place is valid for the answer.
     if graphs.is_some_and(|graphs| unsafe { graphs(ordinal, GRAPHS, &raw mut value) } == 0) {
-        sample.graphs = bytes(value).filter(|bytes| *bytes > 0);
+        sample.graphs = once_held(&GRAPHS_HELD, value);
     }
     // SAFETY: the types of cuda.h.
     let (pool_of, attribute) = unsafe {
@@ -369,9 +381,9 @@ unsafe fn ask_pools(ordinal: c_int, sample: &mut Sample) -> Option<()> {
         if pool_of(&raw mut pool, ordinal) != 0 {
             return None;
         }
-        if attribute(pool, RESERVED, &raw mut value) == 0 && value > 0 {
-            sample.pool_reserved = bytes(value);
-            if attribute(pool, USED, &raw mut value) == 0 {
+        if attribute(pool, RESERVED, &raw mut value) == 0 {
+            sample.pool_reserved = once_held(&POOL_HELD, value);
+            if sample.pool_reserved.is_some() && attribute(pool, USED, &raw mut value) == 0 {
                 sample.pool_used = bytes(value);
             }
         }

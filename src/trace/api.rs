@@ -88,6 +88,10 @@ pub enum Api {
     CuMemPoolImportPointer = 64,
     Nvml = 65,
     CuMemGetInfo = 66,
+    CudaGraphAddMemAllocNode = 67,
+    CudaGraphAddMemFreeNode = 68,
+    CuGraphAddMemAllocNode = 69,
+    CuGraphAddMemFreeNode = 70,
 }
 
 /// Every call, with the text of its column.
@@ -159,6 +163,10 @@ const NAMES: &[(Api, &str)] = &[
     (Api::CuMemPoolImportPointer, "cuMemPoolImportPointer"),
     (Api::Nvml, "nvml"),
     (Api::CuMemGetInfo, "cuMemGetInfo"),
+    (Api::CudaGraphAddMemAllocNode, "cudaGraphAddMemAllocNode"),
+    (Api::CudaGraphAddMemFreeNode, "cudaGraphAddMemFreeNode"),
+    (Api::CuGraphAddMemAllocNode, "cuGraphAddMemAllocNode"),
+    (Api::CuGraphAddMemFreeNode, "cuGraphAddMemFreeNode"),
 ];
 
 impl Api {
@@ -168,14 +176,6 @@ impl Api {
         NAMES[self as usize].1
     }
 
-    /// The call of a text of the column `api`.
-    #[must_use]
-    pub fn parse(name: &str) -> Option<Api> {
-        NAMES.iter().find(|(_, text)| *text == name).map(|(api, _)| *api)
-    }
-
-    /// The call of an event's byte; `None` for a byte that no version wrote.
-    #[must_use]
     /// Does it open memory that another process has?
     #[must_use]
     pub fn is_import(self) -> bool {
@@ -189,6 +189,14 @@ impl Api {
         )
     }
 
+    /// The call of a text of the column `api`.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Api> {
+        NAMES.iter().find(|(_, text)| *text == name).map(|(api, _)| *api)
+    }
+
+    /// The call of an event's byte; `None` for a byte that no version wrote.
+    #[must_use]
     pub fn from_code(code: u8) -> Option<Api> {
         NAMES.get(usize::from(code)).map(|(api, _)| *api)
     }

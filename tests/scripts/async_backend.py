@@ -25,3 +25,16 @@ for point in range(12):
     stats = torch.cuda.memory_stats()
     print(stats["reserved_bytes.all.current"], stats["allocated_bytes.all.current"],
           sum(tensor.numel() for tensor in held), flush=True)
+
+# A capture: what it keeps and what it gives back are nodes of the graph, which has their memory from its launch on.
+side = torch.cuda.Stream()
+side.wait_stream(torch.cuda.current_stream())
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph, stream=side):
+    kept = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
+    gone = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+    del gone
+memtrace.mark("captured")
+graph.replay()
+graph.replay()
+memtrace.flush()

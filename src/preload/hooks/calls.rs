@@ -13,6 +13,7 @@ use super::torch_allocator::current_stream;
 use crate::callers::{Library, library_at};
 use crate::context;
 use crate::guard::{Outermost, shielded};
+use crate::real::RealFn;
 use crate::{init, pools, requested};
 
 /// Where a call writes the address that it gives.
@@ -46,6 +47,28 @@ impl Taken {
     pub(super) fn new(addr: Option<*mut c_void>, bytes: usize) -> Taken {
         Taken { addr: addr.map_or(0, |addr| addr as u64), bytes, ..Taken::default() }
     }
+
+    /// What an allocation on `stream` gave. One that is captured gives an address and no memory: the graph takes that
+    /// when it is launched, and the looks at the device tell what all graphs hold.
+    pub(super) fn on(stream: *mut c_void, addr: Option<*mut c_void>, bytes: usize) -> Taken {
+        Taken::new(addr, if is_captured(stream) { 0 } else { bytes })
+    }
+}
+
+// SAFETY: the signature is the one in cuda.h.
+static IS_CAPTURING: RealFn<unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int> =
+    unsafe { RealFn::new(c"cuStreamIsCapturing", "libcuda.so") };
+
+/// What is done on the stream becomes part of a CUDA graph. The driver is asked, whose failures the runtime's
+/// `cudaGetLastError` does not see.
+fn is_captured(stream: *mut c_void) -> bool {
+    // The default stream cannot be captured.
+    if stream.is_null() {
+        return false;
+    }
+    let mut captured = 0;
+    // SAFETY: the stream has just been good for a call of the caller's, and the place is valid for the answer.
+    IS_CAPTURING.get().is_some_and(|ask| unsafe { ask(stream, &raw mut captured) } == 0 && captured != 0)
 }
 
 /// A call that takes memory: `run` makes it, `taken` reads what it gave after a success.
@@ -144,6 +167,40 @@ fn event_of(call: Call, device: Option<i8>) -> Event {
 /// CUDA's codes are below 1000; one that is not is still an error.
 fn code(status: c_int) -> i16 {
     i16::try_from(status).unwrap_or(i16::MAX)
+}
+
+/// A node of a CUDA graph that allocates, as far as `CUDA_MEM_ALLOC_NODE_PARAMS` and `cudaMemAllocNodeParams` agree.
+#[repr(C)]
+pub(super) struct AllocationNode {
+    kind: c_int,
+    handles: c_int,
+    /// 1 is a device.
+    location: c_int,
+    id: c_int,
+    rest: [u64; 11],
+    size: usize,
+    address: *mut c_void,
+}
+
+impl AllocationNode {
+    /// What the node will take, when it is launched.
+    ///
+    /// # Safety
+    /// `node` is null or the caller's own, valid by CUDA's contract.
+    pub(super) unsafe fn asked(node: *const AllocationNode) -> usize {
+        // SAFETY: by the contract.
+        unsafe { node.as_ref() }.map_or(0, |node| node.size)
+    }
+
+    /// What making it gave: an address and no memory.
+    ///
+    /// # Safety
+    /// The call that made the node succeeded.
+    pub(super) unsafe fn taken(node: *const AllocationNode) -> Taken {
+        // SAFETY: a call that succeeded has read the node and written its address.
+        let Some(node) = (unsafe { node.as_ref() }) else { return Taken::default() };
+        Taken { device: i8::try_from(node.id).ok(), ..Taken::new(Some(node.address), 0) }
+    }
 }
 
 /// What a successful call wrote through `out`.

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use memtrace_trace::{Api, Event, Kind};
 
 use super::NO_RUNTIME;
-use super::calls::{self, Call, IpcHandle, Out, Taken, mipmapped_elements, written};
+use super::calls::{self, AllocationNode, Call, IpcHandle, Out, Taken, mipmapped_elements, written};
 use crate::device::current_driver_device;
 use crate::init;
 use crate::real::{RealFn, c_name};
@@ -164,6 +164,8 @@ driver_hooks! {
     cuIpcOpenMemHandle_v2 as b"cuIpcOpenMemHandle" from 4010 (ptr: Out, handle: IpcHandle, flags: c_uint) caller "rdx" => ipc_open, IPC_OPEN;
     cuIpcCloseMemHandle as b"cuIpcCloseMemHandle" from 4010 (ptr: Word) caller "rsi" => ipc_close, IPC_CLOSE;
     cuMemPoolImportPointer as b"cuMemPoolImportPointer" from 11020 (ptr: Out, pool: Word, exported: *const c_void) caller "rcx" => import_pointer, IMPORT_POINTER;
+    cuGraphAddMemAllocNode as b"cuGraphAddMemAllocNode" from 11040 (out: Out, graph: Word, after: *const c_void, count: usize, node: *mut AllocationNode) caller "r9" => alloc_node, ALLOC_NODE;
+    cuGraphAddMemFreeNode as b"cuGraphAddMemFreeNode" from 11040 (out: Out, graph: Word, after: *const c_void, count: usize, ptr: Word) caller "r9" => free_node, FREE_NODE;
 }
 
 /// `CUDA_ARRAY_DESCRIPTOR_v2`.
@@ -228,12 +230,32 @@ macro_rules! simple_alloc {
 simple_alloc! {
     mem_alloc = ALLOC, DeviceAlloc, CuMemAlloc();
     alloc_managed = ALLOC_MANAGED, DeviceAlloc, CuMemAllocManaged(flags: c_uint);
-    alloc_async = ALLOC_ASYNC, DeviceAlloc, CuMemAllocAsync(stream: Word);
-    alloc_async_ptsz = ALLOC_ASYNC_PTSZ, DeviceAlloc, CuMemAllocAsync(stream: Word);
-    alloc_from_pool = ALLOC_FROM_POOL, DeviceAlloc, CuMemAllocFromPoolAsync(pool: Word, stream: Word);
-    alloc_from_pool_ptsz = ALLOC_FROM_POOL_PTSZ, DeviceAlloc, CuMemAllocFromPoolAsync(pool: Word, stream: Word);
     host_alloc = HOST_ALLOC, HostAlloc, CuMemHostAlloc(flags: c_uint);
     alloc_host = ALLOC_HOST, HostAlloc, CuMemAllocHost();
+}
+
+/// Calls of the form `f(ptr *, size, rest..., stream)`.
+macro_rules! stream_alloc {
+    ($($body:ident = $real:ident, $api:ident ($($arg:ident),*);)*) => { $(
+        unsafe extern "C" fn $body<const WAY: usize>(ptr: Out, size: usize, $($arg: Word,)* stream: Word, caller: *const c_void) -> c_int {
+            let Some(real) = $real.get(WAY) else { return NO_RUNTIME };
+            takes(
+                call(Kind::DeviceAlloc, Api::$api, caller),
+                size,
+                // SAFETY: the caller's own arguments, passed on unchanged.
+                || unsafe { real(ptr, size, $($arg,)* stream) },
+                // SAFETY: called after a success only.
+                || Taken::on(stream, unsafe { written(ptr) }, size),
+            )
+        }
+    )* };
+}
+
+stream_alloc! {
+    alloc_async = ALLOC_ASYNC, CuMemAllocAsync();
+    alloc_async_ptsz = ALLOC_ASYNC_PTSZ, CuMemAllocAsync();
+    alloc_from_pool = ALLOC_FROM_POOL, CuMemAllocFromPoolAsync(pool);
+    alloc_from_pool_ptsz = ALLOC_FROM_POOL_PTSZ, CuMemAllocFromPoolAsync(pool);
 }
 
 /// Calls of the form `f(ptr, rest...)`, with the bytes that it gives back, 0 for all that is there.
@@ -484,4 +506,42 @@ unsafe extern "C" fn import_pointer<const WAY: usize>(
         // SAFETY: called after a success only.
         || Taken::new(unsafe { written(ptr) }, 0),
     )
+}
+
+/// A node of a graph: see [`Taken::on`].
+unsafe extern "C" fn alloc_node<const WAY: usize>(
+    out: Out,
+    graph: Word,
+    after: *const c_void,
+    count: usize,
+    node: *mut AllocationNode,
+    caller: *const c_void,
+) -> c_int {
+    let Some(real) = ALLOC_NODE.get(WAY) else { return NO_RUNTIME };
+    takes(
+        call(Kind::DeviceAlloc, Api::CuGraphAddMemAllocNode, caller),
+        // SAFETY: the caller's own pointer.
+        unsafe { AllocationNode::asked(node) },
+        // SAFETY: the caller's own arguments, passed on unchanged.
+        || unsafe { real(out, graph, after, count, node) },
+        // SAFETY: called after a success only.
+        || unsafe { AllocationNode::taken(node) },
+    )
+}
+
+unsafe extern "C" fn free_node<const WAY: usize>(
+    out: Out,
+    graph: Word,
+    after: *const c_void,
+    count: usize,
+    ptr: Word,
+    caller: *const c_void,
+) -> c_int {
+    let Some(real) = FREE_NODE.get(WAY) else { return NO_RUNTIME };
+    // SAFETY: the caller's own arguments, passed on unchanged.
+    let run = || unsafe { real(out, graph, after, count, ptr) };
+    if !is_on() {
+        return run();
+    }
+    calls::gives(call(Kind::DeviceFree, Api::CuGraphAddMemFreeNode, caller), ptr as u64, 0, run)
 }

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use memtrace_trace::{Api, Kind};
 
 use super::NO_RUNTIME;
-use super::calls::{Call, IpcHandle, Out, Taken, gives, mipmapped_elements, takes, written};
+use super::calls::{AllocationNode, Call, IpcHandle, Out, Taken, gives, mipmapped_elements, takes, written};
 use crate::device::current_device;
 
 /// `cudaExtent` and `cudaPitchedPtr`, as the runtime's headers lay them out.
@@ -58,6 +58,8 @@ super::caller_hooks! {
     cudaIpcOpenMemHandle(ptr: Out, handle: IpcHandle, flags: c_uint) caller "rdx" => ipc_open, CUDA_IPC_OPEN;
     cudaIpcCloseMemHandle(ptr: *mut c_void) caller "rsi" => ipc_close, CUDA_IPC_CLOSE;
     cudaMemPoolImportPointer(ptr: Out, pool: *mut c_void, exported: *const c_void) caller "rcx" => import_pointer, CUDA_MEM_POOL_IMPORT_POINTER;
+    cudaGraphAddMemAllocNode(out: Out, graph: *mut c_void, after: *const c_void, count: usize, node: *mut AllocationNode) caller "r9" => alloc_node, CUDA_ALLOC_NODE;
+    cudaGraphAddMemFreeNode(out: Out, graph: *mut c_void, after: *const c_void, count: usize, ptr: *mut c_void) caller "r9" => free_node, CUDA_FREE_NODE;
 }
 
 /// A call of the runtime, whose device is the runtime's.
@@ -84,13 +86,33 @@ macro_rules! simple_alloc {
 
 simple_alloc! {
     cuda_malloc = CUDA_MALLOC, DeviceAlloc, CudaMalloc();
-    malloc_async = CUDA_MALLOC_ASYNC, DeviceAlloc, CudaMallocAsync(stream: *mut c_void);
-    malloc_async_ptsz = CUDA_MALLOC_ASYNC_PTSZ, DeviceAlloc, CudaMallocAsync(stream: *mut c_void);
-    malloc_from_pool = CUDA_MALLOC_FROM_POOL, DeviceAlloc, CudaMallocFromPoolAsync(pool: *mut c_void, stream: *mut c_void);
-    malloc_from_pool_ptsz = CUDA_MALLOC_FROM_POOL_PTSZ, DeviceAlloc, CudaMallocFromPoolAsync(pool: *mut c_void, stream: *mut c_void);
     malloc_managed = CUDA_MALLOC_MANAGED, DeviceAlloc, CudaMallocManaged(flags: c_uint);
     host_alloc = CUDA_HOST_ALLOC, HostAlloc, CudaHostAlloc(flags: c_uint);
     malloc_host = CUDA_MALLOC_HOST, HostAlloc, CudaMallocHost();
+}
+
+/// Calls of the form `f(ptr *, size, rest..., stream)`.
+macro_rules! stream_alloc {
+    ($($body:ident = $real:ident, $api:ident ($($arg:ident),*);)*) => { $(
+        unsafe extern "C" fn $body(ptr: Out, size: usize, $($arg: *mut c_void,)* stream: *mut c_void, caller: *const c_void) -> c_int {
+            let Some(real) = $real.get() else { return NO_RUNTIME };
+            takes(
+                call(Kind::DeviceAlloc, Api::$api, caller),
+                size,
+                // SAFETY: the caller's own arguments, passed on unchanged.
+                || unsafe { real(ptr, size, $($arg,)* stream) },
+                // SAFETY: called after a success only.
+                || Taken::on(stream, unsafe { written(ptr) }, size),
+            )
+        }
+    )* };
+}
+
+stream_alloc! {
+    malloc_async = CUDA_MALLOC_ASYNC, CudaMallocAsync();
+    malloc_async_ptsz = CUDA_MALLOC_ASYNC_PTSZ, CudaMallocAsync();
+    malloc_from_pool = CUDA_MALLOC_FROM_POOL, CudaMallocFromPoolAsync(pool);
+    malloc_from_pool_ptsz = CUDA_MALLOC_FROM_POOL_PTSZ, CudaMallocFromPoolAsync(pool);
 }
 
 /// Calls of the form `f(ptr, rest...)`.
@@ -268,4 +290,39 @@ unsafe extern "C" fn import_pointer(
         // SAFETY: called after a success only.
         || Taken::new(unsafe { written(ptr) }, 0),
     )
+}
+
+/// A node of a graph: see [`Taken::on`].
+unsafe extern "C" fn alloc_node(
+    out: Out,
+    graph: *mut c_void,
+    after: *const c_void,
+    count: usize,
+    node: *mut AllocationNode,
+    caller: *const c_void,
+) -> c_int {
+    let Some(real) = CUDA_ALLOC_NODE.get() else { return NO_RUNTIME };
+    takes(
+        call(Kind::DeviceAlloc, Api::CudaGraphAddMemAllocNode, caller),
+        // SAFETY: the caller's own pointer.
+        unsafe { AllocationNode::asked(node) },
+        // SAFETY: the caller's own arguments, passed on unchanged.
+        || unsafe { real(out, graph, after, count, node) },
+        // SAFETY: called after a success only.
+        || unsafe { AllocationNode::taken(node) },
+    )
+}
+
+unsafe extern "C" fn free_node(
+    out: Out,
+    graph: *mut c_void,
+    after: *const c_void,
+    count: usize,
+    ptr: *mut c_void,
+    caller: *const c_void,
+) -> c_int {
+    let Some(real) = CUDA_FREE_NODE.get() else { return NO_RUNTIME };
+    let call = call(Kind::DeviceFree, Api::CudaGraphAddMemFreeNode, caller);
+    // SAFETY: the caller's own arguments, passed on unchanged.
+    gives(call, ptr as u64, 0, || unsafe { real(out, graph, after, count, ptr) })
 }

@@ -46,9 +46,10 @@ impl Encoder {
             if what == What::Block {
                 self.statistics.block(live.bytes);
             }
-            // An address that is given out again was freed in a way that nobody saw.
+            // An address that is given out again was freed in a way that nobody saw; one without memory of its own
+            // (another process's, a graph's) may go with what it belongs to.
             if let Some(missed) = self.regions.insert(Encoder::key(event), live) {
-                self.oddities.missed_frees += 1;
+                self.oddities.missed_frees += u64::from(missed.bytes > 0);
                 self.change(&missed, -missed.bytes);
                 self.freed(tid, event, &missed, sink)?;
                 self.regions.insert(Encoder::key(event), Live { alloc_id: self.next_seq(), ..live });
