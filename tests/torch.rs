@@ -418,6 +418,18 @@ fn ranks_of_torchrun_have_traces_of_their_own(torch: &Torch) {
         assert_eq!((taken[0].device, taken[0].rank), (rank as i64, rank as i64));
         assert_eq!(taken[0].delta_bytes, 512 * (rank as i64 + 1));
         assert!(rows[0].name.contains(r#""world_size":2"#), "{}", rows[0].name);
+        // NCCL's own: a ring of 24 channels, each with 10 and 2 MiB, until it is destroyed.
+        let nccl: Vec<&Rec> = rows.iter().filter(|row| row.source == "libnccl.so.2").collect();
+        let taken: Vec<i64> = nccl.iter().map(|row| row.delta_bytes).filter(|bytes| *bytes > 0).collect();
+        assert_eq!((taken.len(), taken.iter().sum::<i64>()), (48, 288 << 20));
+        assert_eq!(nccl.iter().map(|row| row.delta_bytes).sum::<i64>(), 0);
+        let mark = rows.iter().find(|row| row.name == "connected").unwrap();
+        let at = format!("{}ns", mark.ts_ns);
+        let answer = memtrace().arg("ledger").arg(file).args(["--json", "--at", &at]).output().unwrap();
+        let answer: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
+        let lines = answer["devices"][0]["rows"].as_array().unwrap();
+        let line = lines.iter().find(|row| row["held_by"] == "NCCL").unwrap();
+        assert_eq!((line["bytes"].as_i64(), line["blocks"].as_i64()), (Some(288 << 20), Some(48)));
     }
 }
 

@@ -24,6 +24,7 @@ mod graph;
 mod graph_memory;
 mod ipc;
 mod kernel;
+mod libraries;
 mod loader;
 mod machine;
 mod meaning;

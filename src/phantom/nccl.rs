@@ -2,19 +2,20 @@
 //!
 //! Small data of known value is really exchanged with the other ranks ([`peers`](crate::peers));
 //! of anything else only the bookkeeping is done, and nobody waits. Where the others cannot be
-//! reached (other hosts, or several ranks in one process) a rank goes by its own data. NCCL's own
-//! buffers, some hundred MiB on a real card, are not counted.
+//! reached (other hosts, or several ranks in one process) a rank goes by its own data. The buffers of
+//! a communicator's ring are taken at its first operation ([`libraries`](crate::libraries)).
 
 use std::cell::{Cell, RefCell};
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use crate::answer::answers;
 use crate::copy::{read_prefix, write_known};
 use crate::ffi::{OK, Out, Status, Word, leak, opaque_handle};
-use crate::machine::current;
+use crate::libraries::{Taken, ring_of_nccl};
+use crate::machine::{current, lock};
 use crate::memory;
 use crate::peers::{Contribution, Peers};
 use crate::reduce::{reduce, width};
@@ -31,7 +32,11 @@ struct Comm {
     peers: OnceLock<Option<Peers>>,
     /// How many communicators were made from it.
     children: AtomicU64,
+    /// Its own memory; `None` before the first operation.
+    buffers: Mutex<Option<Taken>>,
 }
+
+const LIBRARY: &CStr = c"libnccl.so.2";
 
 /// `ncclInvalidArgument`, `ncclUnhandledCudaError`.
 const INVALID: Status = 4;
@@ -53,8 +58,8 @@ fn create(out: Out<usize>, ranks: usize, rank: usize, name: Option<u64>) -> Stat
     if ranks < 1 || rank >= ranks {
         return INVALID;
     }
-    let (peers, children) = (OnceLock::new(), AtomicU64::new(0));
-    out.give(leak(Comm { ranks, rank, device: current().index, name, peers, children }))
+    let (peers, children, buffers) = (OnceLock::new(), AtomicU64::new(0), Mutex::new(None));
+    out.give(leak(Comm { ranks, rank, device: current().index, name, peers, children, buffers }))
 }
 
 fn create_by_id(out: Out<usize>, ranks: c_int, rank: c_int, id: UniqueId) -> Status {
@@ -87,6 +92,26 @@ fn unique_id(out: Out<UniqueId>) -> Status {
 }
 
 impl Comm {
+    /// Takes the buffers of its ring, once. Alone it needs none.
+    fn connect(&self) -> Status {
+        let mut buffers = lock(&self.buffers);
+        if self.ranks > 1 && buffers.is_none() {
+            match Taken::new(LIBRARY, self.device, &ring_of_nccl()) {
+                Ok(taken) => *buffers = Some(taken),
+                Err(status) => return status,
+            }
+        }
+        OK
+    }
+
+    /// Gives them back.
+    fn disconnect(&self) {
+        let buffers = lock(&self.buffers).take();
+        if let Some(buffers) = buffers {
+            buffers.give(LIBRARY);
+        }
+    }
+
     fn peers(&self) -> Option<&Peers> {
         let attach = || {
             let name = self.name.filter(|_| self.ranks > 1)?;
@@ -161,6 +186,10 @@ struct Operation {
 impl Operation {
     fn run(&self) -> Status {
         let Some(comm) = comm(self.handle) else { return INVALID };
+        let connected = comm.connect();
+        if connected != OK {
+            return connected;
+        }
         let one = self.count.saturating_mul(width(self.data_type));
         let (gives, gets) = match self.action {
             Action::AllGather => (one, one.saturating_mul(comm.ranks)),
@@ -272,6 +301,13 @@ fn group_end() -> Status {
     statuses.into_iter().map(done).find(|&status| status != OK).unwrap_or(OK)
 }
 
+fn destroy(handle: usize) -> Status {
+    if let Some(comm) = comm(handle) {
+        comm.disconnect();
+    }
+    OK
+}
+
 fn peer(rank: c_int) -> usize {
     usize::try_from(rank).unwrap_or(0)
 }
@@ -313,8 +349,8 @@ answers! {
     }
     Real fn ncclCommGetAsyncError(_handle: Word, out: Out<c_int>) { out.give(OK) }
     Success fn ncclCommFinalize(_handle: Word) { OK }
-    Success fn ncclCommDestroy(_handle: Word) { OK }
-    Success fn ncclCommAbort(_handle: Word) { OK }
+    Real fn ncclCommDestroy(handle: Word) { destroy(handle) }
+    Real fn ncclCommAbort(handle: Word) { destroy(handle) }
     Success fn ncclCommRegister(_handle: Word, _address: Word, _size: usize, out: Out<usize>) { out.give(opaque_handle()) }
     Success fn ncclCommDeregister(_handle: Word, _registration: Word) { OK }
     Success fn ncclCommWindowRegister(_handle: Word, _address: Word, _size: usize, out: Out<usize>, _flags: c_int) {

@@ -1,11 +1,13 @@
 //! Which library made a call, by its return address.
 
-use std::ffi::{CStr, c_int, c_void};
-use std::ptr::null_mut;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
+
+use crate::real::RealFn;
 
 /// A library, as a call's event names it.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +16,29 @@ pub(crate) struct Library {
     pub(crate) name: TextId,
     /// Is it the home of torch's caching allocator?
     pub(crate) is_torch_allocator: bool,
+    /// Is it the phantom device, which makes calls in the name of libraries that it stands for?
+    is_phantom: bool,
+}
+
+// SAFETY: the type is the one in the phantom device's `libraries.rs`.
+static STANDS_FOR: RealFn<unsafe extern "C" fn() -> *const c_char> =
+    unsafe { RealFn::new(c"memtrace_phantom_stands_for", "libmemtrace_phantom.so") };
+
+impl Library {
+    /// This one, or the one that it stands for in the thread's call.
+    fn named(self) -> Library {
+        if !self.is_phantom {
+            return self;
+        }
+        // SAFETY: it takes nothing.
+        let name = STANDS_FOR.get().map_or(null(), |ask| unsafe { ask() });
+        if name.is_null() {
+            return self;
+        }
+        // SAFETY: not null, so one of the phantom device's own C strings, which are constants.
+        let name = unsafe { CStr::from_ptr(name) };
+        Library { name: text_id(&name.to_string_lossy()), ..self }
+    }
 }
 
 struct Range {
@@ -36,7 +61,7 @@ static RANGES: AtomicPtr<Ranges> = AtomicPtr::new(null_mut());
 pub(crate) fn library_at(address: *const c_void) -> Library {
     let address = address as usize;
     if let Some(library) = look_up(address) {
-        return library;
+        return library.named();
     }
     let version = loader_version();
     // SAFETY: null or a table that is never freed nor changed.
@@ -47,7 +72,8 @@ pub(crate) fn library_at(address: *const c_void) -> Library {
         // The old table may be in use by another thread: it stays, some hundred bytes a library.
         RANGES.store(fresh, Ordering::Release);
     }
-    look_up(address).unwrap_or_else(|| Library { name: text_id("(unknown)"), is_torch_allocator: false })
+    let unknown = || Library { name: text_id("(unknown)"), is_torch_allocator: false, is_phantom: false };
+    look_up(address).map_or_else(unknown, Library::named)
 }
 
 fn look_up(address: usize) -> Option<Library> {
@@ -104,7 +130,9 @@ fn loaded_code() -> Vec<Range> {
             let file = path.rsplit('/').next().unwrap_or_default();
             let name = if file.is_empty() { program_name() } else { file.to_owned() };
             let is_torch_allocator = name.starts_with("libc10_cuda.so");
-            Range { start, end, library: Library { name: text_id(&name), is_torch_allocator } }
+            let is_phantom = name.starts_with("libmemtrace_phantom.so");
+            let library = Library { name: text_id(&name), is_torch_allocator, is_phantom };
+            Range { start, end, library }
         })
         .collect();
     ranges.sort_by_key(|range| range.start);

@@ -27,6 +27,8 @@ pub struct Spec {
     pub others: u64,
     /// How many such devices there are.
     pub count: u32,
+    /// Channels of each NCCL communicator.
+    pub channels: u32,
 }
 
 /// Why a request was refused. Its text names the part that is wrong and what would be right.
@@ -63,7 +65,10 @@ impl fmt::Display for SpecError {
             }
             Self::LateCard(word) => write!(f, "the card `{word}` must come first: `{word},mem=40g`"),
             Self::UnknownKey(key) => {
-                write!(f, "`{key}=` is not known; the keys are mem, cc, sms, name, context, others, count")
+                write!(
+                    f,
+                    "`{key}=` is not known; the keys are mem, cc, sms, name, context, others, count, channels"
+                )
             }
             Self::BadValue { key, value, expected } => {
                 write!(f, "`{key}={value}` is not right: {expected}")
@@ -96,6 +101,7 @@ impl Spec {
             context: card.context_mib * MIB,
             others: 0,
             count: 1,
+            channels: card.nccl_channels(),
         }
     }
 
@@ -176,6 +182,11 @@ impl Spec {
                 let count = value.parse().ok().filter(|n| (1..=MOST_DEVICES).contains(n));
                 self.count = count.ok_or_else(|| bad("count", "a number of devices, from 1 to 32"))?;
             }
+            "channels" => {
+                let channels = value.parse().ok().filter(|n| (0..=64).contains(n));
+                self.channels =
+                    channels.ok_or_else(|| bad("channels", "a number of channels, from 0 to 64"))?;
+            }
             "name" => {
                 if value.is_empty() || value.len() > 200 || value.chars().any(char::is_control) {
                     return Err(bad("name", "a text of 1 to 200 bytes without a comma"));
@@ -240,6 +251,7 @@ mod tests {
         let spec = Spec::parse("mem=48GiB, cc=8.9, sms=142, name=My card, count=2").unwrap();
         assert_eq!((spec.memory, spec.cc, spec.sms, spec.count), (48 << 30, (8, 9), 142, 2));
         assert_eq!(spec.name, "My card");
+        assert_eq!((spec.channels, Spec::parse("rtx4090,channels=4").unwrap().channels), (24, 4));
     }
 
     #[test]
@@ -270,6 +282,7 @@ mod tests {
             ("mem=48g,t4", "come first"),
             ("t4,context=20g", "the whole memory"),
             ("t4,name=", "1 to 200"),
+            ("t4,channels=65", "from 0 to 64"),
         ] {
             let error = Spec::parse(text).expect_err(text).to_string();
             assert!(error.contains(part), "{text}: {error}");

@@ -142,7 +142,7 @@ pub(super) fn gives(call: Call, addr: u64, bytes: usize, run: impl FnOnce() -> c
 /// The part of a call's event that does not depend on its outcome. `device` is where it took memory; what gives
 /// memory back repeats the stream of the call that took it.
 fn event_of(call: Call, device: Option<i8>) -> Event {
-    let Library { name, is_torch_allocator } = library_at(call.caller);
+    let Library { name, is_torch_allocator, .. } = library_at(call.caller);
     let is_torchs = is_torch_allocator || requested::is_inside();
     // With its caching off, torch's allocator may be called before there are streams.
     let has_streams = is_torchs && init::session().is_some_and(|session| session.rounding.caching);
