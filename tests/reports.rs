@@ -148,8 +148,9 @@ fn what_was_live_at_the_peak_is_what_pandas_joins() {
     }
 }
 
-/// A trace whose every third block has lost its owner, and how many of the bytes at the peak are of such blocks.
-fn with_strangers(from: &Path, to: &Path) -> (i64, i64) {
+/// A trace whose every third block has lost its owner, and how many of the bytes are of such blocks, at the peak and
+/// of all that were ever given.
+fn with_strangers(from: &Path, to: &Path) -> [(i64, i64); 2] {
     let file = std::fs::File::open(from).unwrap();
     let mut reader = csv::Reader::from_reader(flate2::read::MultiGzDecoder::new(file));
     let columns = reader.headers().unwrap().clone();
@@ -158,7 +159,7 @@ fn with_strangers(from: &Path, to: &Path) -> (i64, i64) {
     let at = |name: &str| columns.iter().position(|column| column == name).unwrap();
     let number = |row: &csv::StringRecord, name: &str| row[at(name)].parse::<i64>().unwrap();
     let mut live: BTreeMap<i64, i64> = BTreeMap::new();
-    let (mut peak, mut shares) = (-1, (0, 0));
+    let (mut peak, mut shares, mut ever) = (-1, (0, 0), (0, 0));
     for row in reader.records().map(Result::unwrap) {
         let (block, delta) = (number(&row, "alloc_id"), number(&row, "delta_bytes"));
         let is_stranger = block % 3 == 0 && ["alloc", "free", "tag"].contains(&&row[at("event")]);
@@ -168,7 +169,10 @@ fn with_strangers(from: &Path, to: &Path) -> (i64, i64) {
         });
         writer.write_record(written).unwrap();
         match &row[at("event")] {
-            "alloc" => drop(live.insert(block, delta)),
+            "alloc" => {
+                live.insert(block, delta);
+                ever = (ever.0 + if is_stranger { delta } else { 0 }, ever.1 + delta);
+            }
             "free" => drop(live.remove(&block)),
             _ => {}
         }
@@ -178,23 +182,42 @@ fn with_strangers(from: &Path, to: &Path) -> (i64, i64) {
             shares = (strangers, live.values().sum());
         }
     }
-    shares
+    [shares, ever]
 }
 
 #[test]
-fn the_footer_has_the_share_of_the_peak_that_nobody_owns() {
+fn the_footer_has_the_share_of_all_bytes_that_pandas_finds_no_owner_of() {
+    for (name, expected) in expected().as_object().unwrap() {
+        let mut input = Input::open(&fixtures().join(name)).unwrap();
+        input.only_rank(0).unwrap();
+        let options = options(&[]);
+        for report in ["summary", "stats", "check"] {
+            let found = reports::find(report).unwrap().run(std::slice::from_ref(&input), &options).unwrap();
+            let (nobody, all) = found.footer.unattributed_ever;
+            assert_eq!(json!([nobody, all]), expected["ever"], "{report} on {name}");
+        }
+    }
+}
+
+#[test]
+fn the_footer_has_the_shares_that_nobody_owns() {
     let folder = tempfile::TempDir::new().unwrap();
     for name in ["gpt", "conv", "sharded"] {
         let from = fixtures().join(name).join("host.r0.1.csv.gz");
         let to = folder.path().join(format!("{name}.csv"));
-        let (strangers, all) = with_strangers(&from, &to);
-        assert!(strangers > 0 && strangers < all, "{name}: {strangers} of {all}");
+        let shares = with_strangers(&from, &to);
+        let percent = shares.map(|(strangers, all)| {
+            assert!(strangers > 0 && strangers < all, "{name}: {strangers} of {all}");
+            format!("{:.1} %", 100.0 * strangers as f64 / all as f64)
+        });
+        assert_ne!(percent[0], percent[1], "{name}");
         for report in ["summary", "peak"] {
             let report = reports::find(report).unwrap();
             let found = report.run(&[Input::open(&to).unwrap()], &options(&[("by", "module")])).unwrap();
             let footer = &found.footer;
-            assert_eq!(footer.unattributed, (strangers, all), "{name}");
-            let line = format!("{:.1} % of the peak unattributed", 100.0 * strangers as f64 / all as f64);
+            assert_eq!([footer.unattributed, footer.unattributed_ever], shares, "{name}");
+            let line =
+                format!("{} of the peak unattributed, {} of all bytes allocated", percent[0], percent[1]);
             assert!(found.text().contains(&line), "{name}: {line}: {}", found.text());
         }
     }

@@ -211,6 +211,8 @@ pub struct Footer {
     pub lost: u64,
     /// Bytes at the peaks that nothing says the owner of, and all of them.
     pub unattributed: (i64, i64),
+    /// The same of all bytes that blocks were given in the part that was looked at, whenever.
+    pub unattributed_ever: (i64, i64),
     /// The runs on a device that is not there.
     pub phantom: PhantomRun,
     /// What else the reader should know.
@@ -245,9 +247,15 @@ impl Footer {
 
     /// Takes in whose a device's peak was: all of a report that does not read to the end.
     pub fn add_share(&mut self, played: &Played, ordinal: i32) {
-        let (nobody, all) = played.unattributed(ordinal);
-        self.unattributed.0 += nobody;
-        self.unattributed.1 += all;
+        let (peak, ever) = (played.unattributed(ordinal), played.replay.given(ordinal));
+        self.add_bytes(peak, ever);
+    }
+
+    /// Takes in bytes that nobody owns, and all of them: at a peak, and ever.
+    pub fn add_bytes(&mut self, peak: (i64, i64), ever: (i64, i64)) {
+        for (sum, more) in [(&mut self.unattributed, peak), (&mut self.unattributed_ever, ever)] {
+            *sum = (sum.0.saturating_add(more.0), sum.1.saturating_add(more.1));
+        }
     }
 
     /// Says how categories were inferred, where they were: for reports that show them.
@@ -265,13 +273,23 @@ impl Footer {
         share(self.unattributed.0, self.unattributed.1)
     }
 
+    /// The share of all bytes ever handed out that has no owner, from 0 to 1.
+    #[must_use]
+    pub fn unattributed_share_ever(&self) -> f64 {
+        share(self.unattributed_ever.0, self.unattributed_ever.1)
+    }
+
     /// Adds the footer's lines to a page.
     pub fn print(&self, page: &mut Page) {
         let lost = format!("{} events lost", count(self.lost));
         page.line([
             Cell::new(lost, if self.lost > 0 { Style::Alarm } else { Style::Faint }),
             Cell::new(
-                format!(", {} of the peak unattributed", percent(self.unattributed_share())),
+                format!(
+                    ", {} of the peak unattributed, {} of all bytes allocated",
+                    percent(self.unattributed_share()),
+                    percent(self.unattributed_share_ever())
+                ),
                 Style::Faint,
             ),
         ]);

@@ -115,6 +115,8 @@ pub struct Block {
     pub died: Option<Death>,
     /// Its category was inferred.
     pub inferred: bool,
+    /// It was handed out in the window: it counts in [`Device::given`].
+    given: bool,
 }
 
 /// One of the totals that has a peak.
@@ -211,11 +213,23 @@ pub struct Device {
     pub peaks: [Moment; 4],
     /// How many blocks are live.
     pub live_blocks: u64,
+    /// The bytes of all blocks that were handed out in the window, live or gone.
+    given: i64,
+    /// Of those of them that are gone, the bytes that nobody owned at the end.
+    strange: Strange,
     /// Blocks that were live at the peak of the tracked metric and are gone now. No more bytes than
     /// the peak had, so this stays as small as what is live.
     gone: Vec<Block>,
     /// How far the totals are from the sums: allocated, reserved.
     drift: (i64, i64),
+}
+
+/// Bytes that no row says the owner of.
+#[derive(Clone, Copy, Debug, Default)]
+struct Strange {
+    all: i64,
+    /// Of these, what inference has a category for.
+    inferred: i64,
 }
 
 impl Device {
@@ -586,13 +600,16 @@ impl Replay {
                 then: None,
                 died: None,
                 inferred: false,
+                given: self.inside && row.event != EventName::Live && self.is_of(kind, row.device),
             };
             if self.live.insert(block) {
                 self.problems.double_allocs += 1;
                 self.problems
                     .example(|| format!("seq {}: alloc_id {} was live already", row.seq, row.alloc_id));
             } else {
-                self.device(row.device).live_blocks += 1;
+                let device = self.device(row.device);
+                device.live_blocks += 1;
+                device.given = device.given.wrapping_add(if block.given { block.bytes } else { 0 });
             }
         }
         self.totals(row);
@@ -629,6 +646,7 @@ impl Replay {
                 )
             });
         }
+        let stranger = (block.given && block.owner.is_nobody()).then_some(*block);
         let tracked = self.tracked;
         let device = self.device(device);
         device.live_blocks = device.live_blocks.saturating_sub(1);
@@ -637,6 +655,32 @@ impl Replay {
         {
             self.device(block.device).gone.push(block);
         }
+        if let Some(block) = stranger {
+            self.strange(block);
+        }
+    }
+
+    /// A block is gone that nobody owned. Whether the trace has tags, and so infers nothing, is not known yet.
+    #[cold]
+    fn strange(&mut self, mut block: Block) {
+        self.type_by_inference(std::slice::from_mut(&mut block));
+        let strange = &mut self.device(block.device).strange;
+        strange.all = strange.all.wrapping_add(block.bytes);
+        if !block.owner.is_nobody() {
+            strange.inferred = strange.inferred.wrapping_add(block.bytes);
+        }
+    }
+
+    /// The bytes that a device's blocks had in all when they were handed out in the window: those that nobody owned
+    /// when they went back, or at the end, and all of them.
+    #[must_use]
+    pub fn given(&self, ordinal: i32) -> (i64, i64) {
+        let Some(device) = self.find(ordinal) else { return (0, 0) };
+        let blocks = self.live.values().filter(|block| block.device == ordinal && block.given);
+        let live = self.typed(blocks.filter(|block| block.owner.is_nobody()).copied().collect());
+        let live = live.iter().filter(|block| block.owner.is_nobody()).map(|block| block.bytes);
+        let inferred = if self.infers() { device.strange.inferred } else { 0 };
+        (live.fold(device.strange.all.wrapping_sub(inferred), i64::wrapping_add), device.given)
     }
 
     /// The row that takes bytes out of the old owner comes first; the one that gives them to the new
@@ -663,12 +707,28 @@ impl Replay {
 
     /// The blocks with the categories that inference gives them, where it does.
     fn typed(&self, mut blocks: Vec<Block>) -> Vec<Block> {
-        if self.infers() && !self.flow.is_empty() {
-            categories::from_flow(&mut blocks, &self.flow);
-        } else if self.infers() {
-            categories::infer(&mut blocks, self);
+        if self.infers() {
+            self.type_by_inference(&mut blocks);
         }
         blocks
+    }
+
+    /// Gives blocks the categories that inference has for them.
+    fn type_by_inference(&self, blocks: &mut [Block]) {
+        if self.flow.is_empty() {
+            categories::infer(blocks, self);
+        } else {
+            categories::from_flow(blocks, &self.flow);
+        }
+    }
+
+    /// Does a block of this kind count among those of that device?
+    fn is_of(&self, kind: Kind, ordinal: i32) -> bool {
+        match kind {
+            Kind::Torch => true,
+            Kind::Outside => self.tracked == Metric::Used,
+            Kind::Host => ordinal == HOST,
+        }
     }
 
     /// What is live on a device now: torch's blocks, or pinned memory on the host. With `as_of`, nothing
@@ -686,17 +746,12 @@ impl Replay {
     pub fn at_peak(&self, ordinal: i32, as_of: bool) -> Vec<Block> {
         let Some(device) = self.find(ordinal) else { return Vec::new() };
         let peak = device.peak(self.tracked).seq;
-        let counts = |block: &Block| match block.kind {
-            Kind::Torch => true,
-            Kind::Outside => self.tracked == Metric::Used,
-            Kind::Host => ordinal == HOST,
-        };
         let blocks = self
             .live
             .values()
             .filter(|block| block.device == ordinal && block.id <= peak)
             .chain(&device.gone)
-            .filter(|block| counts(block))
+            .filter(|block| self.is_of(block.kind, ordinal))
             .map(|block| match block.then {
                 Some((owner, at)) if as_of && at == peak => Block { owner, ..*block },
                 _ => *block,

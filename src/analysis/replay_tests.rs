@@ -84,6 +84,39 @@ fn a_block_at_the_peak_has_its_last_owner_or_the_one_it_had_then() {
 }
 
 #[test]
+fn all_bytes_ever_given_are_of_the_owner_that_each_block_had_last() {
+    let mut trace = TraceBuilder::default();
+    trace.segment(2 << 20);
+    let named = Row { op: "aten::mm", module: "GPT", phase: "forward", ..step(0) };
+    let [claimed, stranger, born_named] =
+        [(512, step(0)), (1024, step(0)), (2048, named)].map(|(bytes, row)| trace.alloc(bytes, row));
+    trace.tag(claimed, 512, step(0), Row { category: Category::Parameter, ..step(0) });
+    trace.free(claimed, 512, step(0));
+    trace.free(stranger, 1024, step(0));
+    trace.alloc(4096, step(1));
+    trace.free(born_named, 2048, step(0));
+    let trace = trace.finish();
+    assert_eq!(allocated(&trace).given(0), (1024 + 4096, 512 + 1024 + 2048 + 4096));
+    let window = Window { from_step: 1, ..Window::default() };
+    assert_eq!(replay(&trace, window, Metric::Allocated).0.given(0), (4096, 4096));
+}
+
+#[test]
+fn what_inference_has_a_category_for_is_nobodys_no_more_once_it_is_gone() {
+    let mut trace = TraceBuilder::default();
+    trace.segment(2 << 20);
+    let parameter = trace.alloc(512, step(0));
+    let batch = trace.alloc(1024, step(0));
+    trace.alloc(2048, Row { phase: "forward", ..step(0) });
+    trace.free(batch, 1024, step(0));
+    trace.alloc(4096, Row { phase: "forward", op: "aten::mm", ..step(2) });
+    trace.free(parameter, 512, step(0));
+    let replay = allocated(&trace.finish());
+    assert!(replay.infers());
+    assert_eq!(replay.given(0), (1024 + 2048, 512 + 1024 + 2048 + 4096));
+}
+
+#[test]
 fn memory_outside_torch_counts_as_used_and_never_as_allocated() {
     let mut trace = TraceBuilder::default();
     trace.segment(2 << 20);

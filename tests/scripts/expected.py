@@ -87,6 +87,15 @@ def leaks(rows):
     return sorted(found, key=lambda leak: -leak["slope"])
 
 
+def ever(rows):
+    """The bytes of all blocks: those that nothing says the owner of by the row that told it last, and all."""
+    told = gpu(rows)[lambda r: r.event.isin(["alloc", "tag"]) & (r.alloc_id != 0) & (r.delta_bytes > 0)]
+    born = told[told.event == "alloc"].set_index("alloc_id").delta_bytes
+    last = told.groupby("alloc_id")[["op", "module", "category"]].last()
+    nobody = last[(last == "(none)").all(axis=1)].index
+    return [int(born[born.index.isin(nobody)].sum()), int(born.sum())]
+
+
 def segments(rows, seq):
     rows = rows[rows.seq <= seq]
     alive = {}
@@ -221,6 +230,7 @@ def one(rows):
         "peak_reserved": peak(device, "reserved_bytes")["bytes"],
         "peak_used": int(used(device).max()),
         "live": {column: by(live, column) for column in ["module", "op", "phase", "category", "step"]},
+        "ever": ever(rows),
         "at_end": by(end, "category"),
         "top_ops": top_ops(rows),
         "leaks": leaks(rows),

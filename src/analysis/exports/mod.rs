@@ -162,8 +162,7 @@ pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<
             Job { input: &input, options, place: &place, footer: Footer::default(), wrote: Vec::new() };
         export.write(&mut job)?;
         footer.lost += job.footer.lost;
-        footer.unattributed.0 += job.footer.unattributed.0;
-        footer.unattributed.1 += job.footer.unattributed.1;
+        footer.add_bytes(job.footer.unattributed, job.footer.unattributed_ever);
         footer.notes.extend(job.footer.notes);
         wrote.extend(job.wrote);
         folder = place;

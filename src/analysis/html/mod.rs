@@ -110,6 +110,7 @@ impl Report {
                 "path": run.path.display().to_string(),
                 "lost": footer.lost,
                 "unattributed_share": footer.unattributed_share(),
+                "unattributed_share_ever": footer.unattributed_share_ever(),
                 "notes": footer.notes,
                 "tracks": json,
             }));

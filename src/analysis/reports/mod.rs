@@ -126,6 +126,7 @@ impl Answer {
             "report": report,
             "lost_events": self.footer.lost,
             "unattributed_share": self.footer.unattributed_share(),
+            "unattributed_share_ever": self.footer.unattributed_share_ever(),
             "phantom": self.footer.phantom.json(),
             "notes": self.footer.notes,
         });

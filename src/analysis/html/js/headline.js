@@ -81,7 +81,7 @@ painters.footer = () => {
   const foot = $("footer"), t = track(), run = page.about.runs[t.run];
   foot.replaceChildren();
   const line = (text, alarm) => foot.append(element("p", alarm ? "alarm" : "", text));
-  line(`${count(run.lost)} events lost, ${percent(run.unattributed_share)} of the peak unattributed`, run.lost > 0);
+  line(`${count(run.lost)} events lost, ${percent(run.unattributed_share)} of the peak unattributed, ${percent(run.unattributed_share_ever)} of all bytes allocated`, run.lost > 0);
   if (t.phantom) line("A phantom run: PyTorch's own allocator on a device that was not there. Allocated is PyTorch's arithmetic; reserved is an estimate.");
   const kept = t.blocks.length;
   line(kept < t.allocations
