@@ -646,7 +646,7 @@ impl Replay {
                 )
             });
         }
-        let stranger = (block.given && block.owner.is_nobody()).then_some(*block);
+        let stranger = block.given && block.owner.is_nobody();
         let tracked = self.tracked;
         let device = self.device(device);
         device.live_blocks = device.live_blocks.saturating_sub(1);
@@ -655,7 +655,7 @@ impl Replay {
         {
             self.device(block.device).gone.push(block);
         }
-        if let Some(block) = stranger {
+        if stranger && let Some(block) = self.freed {
             self.strange(block);
         }
     }
