@@ -38,7 +38,7 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
     tops = {}  # id(module) -> id of the root that gave it the path
     refs = {}  # id(module) -> a weak reference: an id may be another's later
     roots = {}  # root name -> weak reference of the module that has it
-    owners = {}  # id(parameter) -> (weak reference, number of the path, its name, id of the root)
+    owners = {}  # id(parameter) -> (weak reference, number of the path, its name, id of the root, the name's number)
     scans = {}  # id(root) -> how often it was called
     states = {}  # id(optimizer) -> (weak reference, steps, entries)
     numbers = {"": 0}  # text -> its number
@@ -195,7 +195,7 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
         if kind is Tensor or kind is Parameter or not hasattr(tensor, "__tensor_flatten__"):
             if not tensor.is_cuda or kind.__name__ == "FakeTensor":
                 return ()
-            if tensor.layout is torch.strided:
+            if tensor.layout is strided:
                 return (tensor,)
             if tensor.layout not in sparse:
                 return ()
@@ -210,14 +210,20 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
         parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
         return [piece for part in parts if part is not tensor for piece in pieces(part)]
 
-    def storages(tensor):
-        """The addresses of a tensor's memory."""
-        return [piece.untyped_storage().data_ptr() for piece in pieces(tensor)]
+    strided = torch.strided
 
     def tell(tensor, category, path, name, seen):
         """Of tensors that share a storage, the first has it."""
         try:
-            for pointer in storages(tensor):
+            kind = type(tensor)
+            if (kind is Tensor or kind is Parameter) and tensor.layout is strided:
+                # What nearly all are: this runs for each gradient of each step.
+                parts = (tensor,) if tensor.is_cuda else ()
+            else:
+                parts = pieces(tensor)
+            for piece in parts:
+                # Where the storage begins; to ask it makes an object.
+                pointer = piece.untyped_storage().data_ptr() if piece.storage_offset() else piece.data_ptr()
                 if pointer and pointer not in seen:
                     seen.add(pointer)
                     tag(pointer, category, path, name)
@@ -243,12 +249,11 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
                 owner = owners.get(id(parameter))
                 # A parameter that another root has too stays that one's.
                 if owner is None or owner[0]() is not parameter or owner[3] in inside or owner[3] in (top, 0):
-                    owner = owners[id(parameter)] = (weakref.ref(parameter), path, name, top)
-                _, path_of_it, name, _ = owner
-                tell(parameter, PARAMETER, path_of_it, numbered(name), seen)
+                    owner = owners[id(parameter)] = (weakref.ref(parameter), path, name, top, numbered(name))
+                tell(parameter, PARAMETER, owner[1], owner[4], seen)
                 gradient = gradient_of(parameter)
                 if gradient is not None:
-                    tell(gradient, GRADIENT, path_of_it, numbered(name), seen)
+                    tell(gradient, GRADIENT, owner[1], owner[4], seen)
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     tell(buffer, BUFFER, path, numbered(name), seen)
@@ -257,16 +262,14 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
         """Of every parameter that is known and of no model that another thread trains: a backward of it may run."""
         seen, here = set(), get_ident()
         told[0] = backwards()
-        for key, (ref, path, name, root) in list(owners.items()):
+        for key, (ref, path, _, root, name) in list(owners.items()):
             parameter = ref()
             if parameter is None:
                 owners.pop(key, None)
-                continue
-            if callers.get(root, main) != here:
-                continue
-            gradient = gradient_of(parameter)
-            if gradient is not None:
-                tell(gradient, GRADIENT, path, numbered(name), seen)
+            elif callers.get(root, main) == here and parameter.is_leaf:
+                gradient = parameter.grad
+                if gradient is not None:
+                    tell(gradient, GRADIENT, path, name, seen)
 
     def tell_inputs(value, seen, deeper=3):
         if isinstance(value, Tensor):
@@ -349,7 +352,7 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
                 owner = owners.get(id(parameter))
                 gradient = gradient_of(parameter)
                 if gradient is not None and owner is not None and owner[0]() is parameter:
-                    tell(gradient, GRADIENT, owner[1], numbered(owner[2]), seen)
+                    tell(gradient, GRADIENT, owner[1], owner[4], seen)
 
     def tell_states(optimizer):
         seen = set()
@@ -410,7 +413,7 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
                         for parameter in group["params"]:
                             # Not part of a module that was called: it has no path.
                             if id(parameter) not in owners or owners[id(parameter)][0]() is not parameter:
-                                owners[id(parameter)] = (weakref.ref(parameter), 0, "", 0)
+                                owners[id(parameter)] = (weakref.ref(parameter), 0, "", 0, 0)
                     tell_gradients_of(optimizer)
                 elif told[0] != backwards():
                     tell_gradients_of(optimizer)
