@@ -62,6 +62,7 @@ fn hard_cases_keep_their_owners_and_print_what_they_print_without_us(torch: &Tor
         "outside_root",
         "shared",
         "roots",
+        "uncalled",
         "late",
         "checkpoint_reentrant",
         "checkpoint_free",

@@ -43,6 +43,7 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
     states = {}  # id(optimizer) -> (weak reference, steps, entries)
     numbers = {"": 0}  # text -> its number
     names = {}  # (name of a parameter, kind of its state) -> number
+    uncalled = []  # weak references of models that were there at the last search and had not been called
     left = {"searches": 8, "rescues": 4}
     told = [-1]  # how many backward functions had run when gradients were told last
     callers = {}  # id(root) -> the thread that called it last: only that one may look at its gradients
@@ -135,20 +136,22 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
     MOST = 20_000_000  # objects, whose list alone would take longer
 
     def living(kinds):
-        """The objects of these kinds that the garbage collector knows, as many as can be looked at in LONGEST.
-        Objects are not asked anything: proxies would do something."""
+        """The objects of these kinds that the garbage collector knows, as many as can be looked at in LONGEST, and
+        whether these are all. Objects are not asked anything: proxies would do something."""
+        met = []
         if sys.getallocatedblocks() > MOST:
-            return
+            return met, False
         is_one, until = {}, time.thread_time() + LONGEST
         for count, thing in enumerate(gc.get_objects()):
             if count % 4096 == 0 and time.thread_time() > until:
-                return
+                return met, False
             kind = type(thing)
             found = is_one.get(kind)
             if found is None:
                 found = is_one[kind] = issubclass(kind, kinds)
             if found:
-                yield thing
+                met.append(thing)
+        return met, True
 
     def children(module):
         return [child for child in vars(module).get("_modules", {}).values() if child is not None]
@@ -159,14 +162,31 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
             return module
         left["searches"] -= 1
         parents = {}
-        for other in living(Module):
+        others, are_all = living(Module)
+        for other in others:
             for child in children(other):
                 parents.setdefault(id(child), other)
+        if are_all:
+            uncalled[:] = [weakref.ref(other) for other in others if id(other) not in parents and id(other) not in refs]
         climbed = {id(module)}
         while id(module) in parents and id(parents[id(module)]) not in climbed:
             module = parents[id(module)]
             climbed.add(id(module))
         return module
+
+    def adopt_uncalled():
+        """A model that was there when another was first called, and that nobody has called by that one's third call,
+        has paths too: the copy that keeps the mean of the weights (EMA) is only ever written to."""
+        found, uncalled[:] = [ref() for ref in uncalled], []
+        for root in found:
+            try:
+                if root is None or any(id(module) in paths for module in root.modules()):
+                    continue
+                if any(parameter.is_cuda and owner_of(parameter) is None for parameter in root.parameters()):
+                    adopt_tree(root, root_name(root))
+                    scan(root)
+            except Exception:
+                pass  # one that was never made whole
 
     def adopt_new(module):
         parent = innermost()
@@ -230,6 +250,11 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
         except Exception:
             pass  # no storage: meta, functional, not initialized
 
+    def owner_of(parameter):
+        """Its entry in `owners`: an id may have been another's."""
+        owner = owners.get(id(parameter))
+        return owner if owner is not None and owner[0]() is parameter else None
+
     def gradient_of(parameter):
         # Asking a tensor that is no leaf warns.
         return parameter.grad if parameter.is_leaf else None
@@ -246,9 +271,9 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
                 if parameter is None or id(parameter) in met:
                     continue
                 met.add(id(parameter))
-                owner = owners.get(id(parameter))
+                owner = owner_of(parameter)
                 # A parameter that another root has too stays that one's.
-                if owner is None or owner[0]() is not parameter or owner[3] in inside or owner[3] in (top, 0):
+                if owner is None or owner[3] in inside or owner[3] in (top, 0):
                     owner = owners[id(parameter)] = (weakref.ref(parameter), path, name, top, numbered(name))
                 tell(parameter, PARAMETER, owner[1], owner[4], seen)
                 gradient = gradient_of(parameter)
@@ -340,6 +365,8 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
             if calls <= 3 or calls % 50 == 0:
                 top = refs[tops[key]]() if tops.get(key) in refs else None
                 scan(top if top is not None else root)
+            if calls == 3 and here == main:
+                adopt_uncalled()
             seen = set()
             tell_inputs(args, seen)
             tell_inputs(kwargs, seen)
@@ -349,9 +376,9 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
         seen = set()
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                owner = owners.get(id(parameter))
+                owner = owner_of(parameter)
                 gradient = gradient_of(parameter)
-                if gradient is not None and owner is not None and owner[0]() is parameter:
+                if gradient is not None and owner is not None:
                     tell(gradient, GRADIENT, owner[1], owner[4], seen)
 
     def tell_states(optimizer):
@@ -359,9 +386,8 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
         for parameter, values in optimizer.state.items():
             if not isinstance(parameter, Tensor) or not isinstance(values, dict):
                 continue
-            owner = owners.get(id(parameter))
-            known = owner is not None and owner[0]() is parameter
-            path, name = (owner[1], owner[2]) if known else (0, "")
+            owner = owner_of(parameter)
+            path, name = (owner[1], owner[2]) if owner is not None else (0, "")
             for kind, value in values.items():
                 if isinstance(value, Tensor):
                     text = (name, kind)
@@ -412,7 +438,7 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
                     for group in optimizer.param_groups:
                         for parameter in group["params"]:
                             # Not part of a module that was called: it has no path.
-                            if id(parameter) not in owners or owners[id(parameter)][0]() is not parameter:
+                            if owner_of(parameter) is None:
                                 owners[id(parameter)] = (weakref.ref(parameter), 0, "", 0, 0)
                     tell_gradients_of(optimizer)
                 elif told[0] != backwards():
@@ -469,7 +495,7 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
         try:
             with quiet():
                 found, optimizers = [], []
-                for thing in living((Module, Optimizer)):
+                for thing in living((Module, Optimizer))[0]:
                     (found if issubclass(type(thing), Module) else optimizers).append(thing)
                 held = {id(child) for module in found for child in children(module)}
                 for root in found:

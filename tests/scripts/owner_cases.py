@@ -4,6 +4,7 @@ owner_cases.py CASE...: each in a forked child. Blocks of a size of their own (`
 made at known places; what their owner must be is written down for tests/owners.rs.
 """
 
+import copy
 import json
 import os
 import sys
@@ -115,6 +116,35 @@ def roots():
     expect(131, module="Takes")
     expect(132, module="Takes#2")
     expect(133, module="Takes#2")
+
+
+class Weighs(nn.Module):
+    """Has a parameter and a buffer of sizes of their own."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(count * 128))
+        self.register_buffer("scale", torch.zeros((count + 1) * 128))
+
+    def forward(self, x):
+        return x * self.weight.sum()
+
+
+def uncalled():
+    """Copies that keep the mean of the weights and are not called have paths; what holds another's has none."""
+    model, other = (nn.Sequential(Weighs(count), Takes(count + 2)).cuda() for count in (421, 425))
+    mean, averaged = copy.deepcopy(model), torch.optim.swa_utils.AveragedModel(other)
+    holder = nn.ParameterList([model[0].weight])
+    for _ in range(3):
+        other(model(x()))
+    # The last block of a size is the copy's.
+    expect(421, module="Sequential#3.0", category="parameter")
+    expect(422, module="Sequential#3.0", category="buffer")
+    expect(425, module="AveragedModel.0", category="parameter")
+    expect(426, module="AveragedModel.0", category="buffer")
+    nn.Sequential(Takes(429)).cuda()(x())
+    expect(429, module="Sequential#4.0")
+    kept.extend((mean, averaged, holder))
 
 
 def late():
