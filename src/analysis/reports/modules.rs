@@ -3,7 +3,7 @@
 //! A module call is a range whose name is a level of the module path. A forward call inside backward
 //! is a recomputation (activation checkpointing). Backward has no ranges: a module is in backward
 //! from the first row in the backward phase that belongs to it or to one below it, up to the next
-//! that does not. Peaks follow `MemTracker`'s strict rule; where the trace has `op` rows,
+//! that does not; an op outside of all modules that took no memory (the accumulation of a gradient) is not asked. Peaks follow `MemTracker`'s strict rule; where the trace has `op` rows,
 //! `--op-boundary` looks only where an op ended, as `MemTracker` does, which misses what an op takes
 //! and gives back inside.
 
@@ -385,6 +385,10 @@ impl Tracker {
         if !in_backward && self.backward.is_empty() || in_backward && row.module == Symbol::NONE {
             return;
         }
+        // A parameter's accumulation is of no module and comes between a module's own. Were there memory, blocks told.
+        if in_backward && row.event == EventName::Op && row.module == Symbol::SCRIPT {
+            return;
+        }
         // A recomputed forward has ranges of its own.
         let recomputes = self.ranges.get(&row.tid).is_some_and(|open| {
             open.iter().flat_map(|(_, call)| call).any(|call| call.after == State::PostForwardAc)
@@ -735,6 +739,32 @@ mod tests {
         assert_eq!(modules[1]["retained_bytes"], 2 * KIB);
         let peak = &modules[1]["states"]["Peak-Forward"][1]["cuda:0"];
         assert_eq!((&peak["Parameter"], &peak["Activation"]), (&json!(8 * KIB), &json!(9 * KIB)));
+    }
+
+    #[test]
+    fn what_accumulates_a_gradient_does_not_end_the_backward_of_its_module() {
+        let mut trace = TraceBuilder::default();
+        trace.alloc(8 * KIB, Row::default());
+        let forward = Row { module: "Net.fc", phase: "forward", step: 0, ..Row::default() };
+        for name in ["Net", "Net.fc"] {
+            trace.raw(Row { event: EventName::RangeBegin, name, api: "module", ..forward });
+        }
+        for name in ["Net.fc", "Net"] {
+            trace.raw(Row { event: EventName::RangeEnd, name, api: "module", ..forward });
+        }
+        let backward = Row { phase: "backward", ..forward };
+        let outside = Row { module: "(script)", ..backward };
+        let op = |row| Row { event: EventName::Op, device: 0, ..row };
+        trace.alloc(KIB, backward);
+        trace.change(op(outside), [0; 3]);
+        trace.change(op(backward), [0; 3]);
+        // What the script took ends it.
+        trace.alloc(2 * KIB, outside);
+        trace.change(op(outside), [0; 3]);
+        trace.alloc(4 * KIB, backward);
+        let (modules, _) = answer(trace, &[]);
+        assert_eq!(totals(&modules, 1, "Pre-Backward"), [8, 11]);
+        assert_eq!(totals(&modules, 1, "Post-Backward"), [9, 15]);
     }
 
     #[test]
