@@ -9,7 +9,7 @@ use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 
 use crate::categories::{self, Death, Phases};
-use crate::live::Live;
+use crate::live::{Left, Live};
 use crate::record::{Columns, Record, Wanted};
 use crate::texts::{Symbol, Texts};
 
@@ -322,8 +322,8 @@ pub struct Replay {
     pub devices: Vec<Device>,
     /// The blocks that are live, by `alloc_id`.
     pub live: Live,
-    /// The block that the row fed last gave back, with its last owner.
-    pub freed: Option<Block>,
+    /// What the row fed last gave back.
+    freed: Option<Left>,
     /// What was counted.
     pub counts: Counts,
     /// What does not fit.
@@ -456,6 +456,12 @@ impl Replay {
         }
         self.seq = row.seq;
         self.problems.unfinished = row.event != EventName::End;
+    }
+
+    /// The block that the row fed last gave back, with its last owner.
+    #[must_use]
+    pub fn freed(&self) -> Option<&Block> {
+        self.live.left(self.freed?)
     }
 
     /// Is the row fed last in the window?
@@ -618,9 +624,9 @@ impl Replay {
     fn free(&mut self, row: &Record, kind: Kind) {
         if row.alloc_id != 0 {
             self.sum(row, kind);
-            self.freed = self.live.remove(row.alloc_id);
-            if self.freed.is_some() {
-                self.gone(row);
+            self.freed = self.live.remove(row.alloc_id, Death { step: self.step, phase: self.phase });
+            if let Some(left) = self.freed {
+                self.gone(row, left);
             } else {
                 self.problems.unmatched_frees += 1;
                 self.problems.example(|| {
@@ -632,11 +638,10 @@ impl Replay {
     }
 
     /// What the row gave back is no longer live.
-    fn gone(&mut self, row: &Record) {
-        // Where it is: a block is too large to be moved about.
-        let Some(block) = &mut self.freed else { return };
-        block.died = Some(Death { step: self.step, phase: self.phase });
+    fn gone(&mut self, row: &Record, left: Left) {
+        let Some(block) = self.live.left(left) else { return };
         let (id, device, bytes) = (block.id, block.device, block.bytes);
+        let stranger = block.given && block.owner.is_nobody();
         if bytes != -row.delta_bytes {
             self.problems.wrong_sizes += 1;
             self.problems.example(|| {
@@ -646,16 +651,15 @@ impl Replay {
                 )
             });
         }
-        let stranger = block.given && block.owner.is_nobody();
         let tracked = self.tracked;
         let device = self.device(device);
         device.live_blocks = device.live_blocks.saturating_sub(1);
         if id <= device.peak(tracked).seq
-            && let Some(block) = self.freed
+            && let Some(block) = self.live.left(left).copied()
         {
             self.device(block.device).gone.push(block);
         }
-        if stranger && let Some(block) = self.freed {
+        if stranger && let Some(block) = self.live.left(left).copied() {
             self.strange(block);
         }
     }

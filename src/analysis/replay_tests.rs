@@ -39,6 +39,27 @@ fn step(step: i64) -> Row<'static> {
 }
 
 #[test]
+fn what_a_row_gave_back_can_be_asked_for_until_the_next_row() {
+    let given_back = |more: bool| {
+        let mut trace = TraceBuilder::default();
+        let a = trace.alloc(512, Row { op: "aten::mm", ..step(3) });
+        let b = trace.alloc(1024, step(3));
+        trace.free(a, 512, step(3));
+        if more {
+            trace.alloc(2048, step(4));
+        }
+        (allocated(&trace.unfinished()), a, b)
+    };
+    let (replay, a, b) = given_back(false);
+    let block = replay.freed().unwrap();
+    assert_eq!((block.id, block.bytes, block.owner.step), (a, 512, 3));
+    assert!(block.died.is_some());
+    assert_eq!(replay.live.values().map(|block| block.id).collect::<Vec<_>>(), [b]);
+    assert!(!replay.live.contains(a));
+    assert!(given_back(true).0.freed().is_none());
+}
+
+#[test]
 fn the_peak_is_the_first_moment_at_which_the_total_was_highest() {
     let mut trace = TraceBuilder::default();
     trace.segment(2 << 20);

@@ -172,13 +172,13 @@ impl Track {
     }
 
     fn free(&mut self, row: &Record, replay: &Replay) {
-        let Some(block) = replay.freed.filter(|block| self.counts(block.kind)) else { return };
+        let Some(block) = replay.freed().filter(|block| self.counts(block.kind)) else { return };
         let age = (replay.ts_ns - block.born_ns).max(1).ilog2() as usize;
         self.lifetimes[age].0 += 1;
         self.lifetimes[age].1 += block.bytes;
         let category = self.plan.keeper.inferred(block.id).unwrap_or(block.owner.category);
         self.add(row, replay, category, block.owner.module, -block.bytes);
-        self.plan.keeper.take(&block, Some(replay.ts_ns));
+        self.plan.keeper.take(block, Some(replay.ts_ns));
     }
 
     fn owners(&mut self, replay: &Replay, category: Category, module: Symbol) -> [usize; 2] {

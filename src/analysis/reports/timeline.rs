@@ -197,7 +197,7 @@ impl Drawn {
                     stack.add(ts, row.seq, &[category as usize], row.delta_bytes, value);
                 }
                 EventName::Free | EventName::ExtFree if counts(row.event == EventName::ExtFree) => {
-                    if let Some(block) = &replay.freed {
+                    if let Some(block) = replay.freed() {
                         let category = known(block.id).unwrap_or(block.owner.category);
                         stack.add(ts, row.seq, &[category as usize], -block.bytes, value);
                     }
