@@ -235,7 +235,7 @@ impl Work for Block<'_> {
                 stops.end(to);
             }
             let mut done = 0;
-            for last in &stops.lines {
+            for last in stops.lines() {
                 let next = *last as usize + 1;
                 let line = Line { start, stops: &stops.places()[done..next], quotes: stops.quotes };
                 start = line.end() + 1;

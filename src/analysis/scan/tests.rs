@@ -302,6 +302,20 @@ fn strips_and_lines_may_end_anywhere() {
 }
 
 #[test]
+fn every_byte_may_be_a_line_end() {
+    for ends in [1, 63, 64, 65, STRIP, STRIP + 1, 2 * STRIP + 65] {
+        let block = [vec![b'\n'; ends], lines(&[FULL, FULL])].concat();
+        for scan in WAYS {
+            let (texts, mut chunk) = (Texts::default(), Chunk::default());
+            let mut scanner = Scanner::new(Wanted::all_events(Columns::ALL), COLUMNS.len(), false, texts);
+            scan(Block { scanner: &mut scanner, block: &block, chunk: &mut chunk });
+            assert_eq!((chunk.records.len(), chunk.lines), (2, ends as u64 + 2), "{:?}", chunk.fault);
+            assert_eq!(chunk.records[0], chunk.records[1]);
+        }
+    }
+}
+
+#[test]
 fn a_quote_before_the_end_of_a_strip_is_not_forgotten() {
     let row = String::from_utf8(lines(&[Row { name: "plain", ..FULL }])).unwrap();
     let quoted = row.replacen("1,", "\"1\",", 1);
