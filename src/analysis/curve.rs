@@ -164,7 +164,8 @@ impl Curve<'_> {
         let (start, end) =
             (self.grid.start_ns, self.grid.start_ns + self.grid.width_ns * self.grid.buckets as i64);
         let step = round_step((end - start) / (columns as i64 / 16).max(1));
-        let digits = (9 - (step.max(1) as f64).log10().floor() as usize).min(9);
+        // Ten seconds or more from one to the next need none.
+        let digits = 9_usize.saturating_sub((step.max(1) as f64).log10().floor() as usize);
         let mut at = start - start.rem_euclid(step);
         while at <= end {
             if at >= start && self.grid.has(at) {
@@ -357,6 +358,16 @@ mod tests {
         assert!(page.text().contains("step  ╎0 ╎1"), "{}", page.text());
         assert!(page.text().contains("F forward   B backward"), "{}", page.text());
         assert!(!page.text().contains('\x1b'));
+    }
+
+    #[test]
+    fn the_seconds_of_a_long_run_are_whole() {
+        let high = [1; 100];
+        let grid = Grid { start_ns: 0, width_ns: 10_000_000_000, buckets: high.len() };
+        let mut page = Page::new(false, None);
+        Curve { grid, ..curve(&high) }.print(&mut page, 4);
+        assert!(page.text().contains("0 s"), "{}", page.text());
+        assert!(page.text().contains(" 500 s"), "{}", page.text());
     }
 
     #[test]
