@@ -121,8 +121,41 @@ fn both() -> PathBuf {
 
 /// A program under both libraries, as `memtrace run --phantom` has them.
 fn on_phantom(program: &Path) -> Ran {
+    of_phantom(program, &[]).run()
+}
+
+fn of_phantom(program: &Path, args: &[&str]) -> Traced {
     let [ours, _] = orders(&library("libmemtrace_phantom.so"));
-    Traced::new(program, &[]).env("LD_PRELOAD", ours).env("MEMTRACE_PHANTOM", "a10").run()
+    Traced::new(program, args).env("LD_PRELOAD", ours).env("MEMTRACE_PHANTOM", "a10")
+}
+
+/// The program is this test, started by itself.
+#[test]
+fn a_program_of_cudarc_is_told_once() {
+    const INSIDE: &str = "DRIVER_TEST_INSIDE";
+    if std::env::var_os(INSIDE).is_some() {
+        return uses_cudarc();
+    }
+    let program = std::env::current_exe().unwrap();
+    let ran = of_phantom(&program, &["a_program_of_cudarc_is_told_once", "--exact"]).env(INSIDE, "1").run();
+    assert_eq!(ran.status(), 0, "{}{}", ran.stdout(), ran.stderr());
+    let trace = ran.trace();
+    let name = program.file_name().unwrap().to_str().unwrap();
+    let rows = trace.rows.iter().filter(|row| row.source == name);
+    let rows: Vec<_> = rows.map(|row| (row.api.as_str(), row.delta)).collect();
+    let taken = [("cuMemAllocAsync", 4 << 20), ("cuMemAllocAsync", 3 << 20)];
+    let given = [("cuMemFreeAsync", -4 << 20), ("cuMemFreeAsync", -3 << 20)];
+    assert_eq!(rows, [taken, given].concat());
+}
+
+fn uses_cudarc() {
+    let context = cudarc::driver::CudaContext::new(0).unwrap();
+    let (default, other) = (context.default_stream(), context.new_stream().unwrap());
+    let first = default.alloc_zeros::<f32>(1 << 20).unwrap();
+    let second = other.alloc_zeros::<u8>(3 << 20).unwrap();
+    drop(first);
+    drop(second);
+    default.synchronize().unwrap();
 }
 
 /// NVIDIA's own runtime does not start on the phantom driver (see its README); one that asks for the documented calls
