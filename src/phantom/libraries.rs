@@ -7,7 +7,7 @@
 //! card and not here: what is taken here is the least. How many channels there are hangs on the machine's links
 //! ([`Card::nccl_channels`](memtrace_cards::Card::nccl_channels)) and is settable.
 //!
-//! cuBLAS, cuDNN, cuFFT, cuSOLVER and cuSPARSE take nothing here: no source says what their handles do.
+//! cuBLAS, cuDNN, cuFFT, cuSOLVER and cuSPARSE take nothing here: we found no source that says what their handles do.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};

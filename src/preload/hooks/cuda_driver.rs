@@ -210,9 +210,9 @@ fn takes(call: Call, asked: usize, run: impl FnOnce() -> c_int, taken: impl FnOn
     if is_on() { calls::takes(call, asked, run, taken) } else { run() }
 }
 
-/// Calls of the form `f(ptr *, size, rest...)`.
+/// Calls of the form `f(ptr *, size, rest...)`, and the stream that they are on.
 macro_rules! simple_alloc {
-    ($($body:ident = $real:ident, $kind:ident, $api:ident ($($arg:ident: $type:ty),*);)*) => { $(
+    ($($body:ident = $real:ident, $kind:ident, $api:ident ($($arg:ident: $type:ty),*) $(on $stream:ident)?;)*) => { $(
         unsafe extern "C" fn $body<const WAY: usize>(ptr: Out, size: usize, $($arg: $type,)* caller: *const c_void) -> c_int {
             let Some(real) = $real.get(WAY) else { return NO_RUNTIME };
             takes(
@@ -221,7 +221,7 @@ macro_rules! simple_alloc {
                 // SAFETY: the caller's own arguments, passed on unchanged.
                 || unsafe { real(ptr, size, $($arg),*) },
                 // SAFETY: called after a success only.
-                || Taken::new(unsafe { written(ptr) }, size),
+                || Taken::on([$($stream,)? null_mut()][0], unsafe { written(ptr) }, size),
             )
         }
     )* };
@@ -230,32 +230,12 @@ macro_rules! simple_alloc {
 simple_alloc! {
     mem_alloc = ALLOC, DeviceAlloc, CuMemAlloc();
     alloc_managed = ALLOC_MANAGED, DeviceAlloc, CuMemAllocManaged(flags: c_uint);
+    alloc_async = ALLOC_ASYNC, DeviceAlloc, CuMemAllocAsync(stream: Word) on stream;
+    alloc_async_ptsz = ALLOC_ASYNC_PTSZ, DeviceAlloc, CuMemAllocAsync(stream: Word) on stream;
+    alloc_from_pool = ALLOC_FROM_POOL, DeviceAlloc, CuMemAllocFromPoolAsync(pool: Word, stream: Word) on stream;
+    alloc_from_pool_ptsz = ALLOC_FROM_POOL_PTSZ, DeviceAlloc, CuMemAllocFromPoolAsync(pool: Word, stream: Word) on stream;
     host_alloc = HOST_ALLOC, HostAlloc, CuMemHostAlloc(flags: c_uint);
     alloc_host = ALLOC_HOST, HostAlloc, CuMemAllocHost();
-}
-
-/// Calls of the form `f(ptr *, size, rest..., stream)`.
-macro_rules! stream_alloc {
-    ($($body:ident = $real:ident, $api:ident ($($arg:ident),*);)*) => { $(
-        unsafe extern "C" fn $body<const WAY: usize>(ptr: Out, size: usize, $($arg: Word,)* stream: Word, caller: *const c_void) -> c_int {
-            let Some(real) = $real.get(WAY) else { return NO_RUNTIME };
-            takes(
-                call(Kind::DeviceAlloc, Api::$api, caller),
-                size,
-                // SAFETY: the caller's own arguments, passed on unchanged.
-                || unsafe { real(ptr, size, $($arg,)* stream) },
-                // SAFETY: called after a success only.
-                || Taken::on(stream, unsafe { written(ptr) }, size),
-            )
-        }
-    )* };
-}
-
-stream_alloc! {
-    alloc_async = ALLOC_ASYNC, CuMemAllocAsync();
-    alloc_async_ptsz = ALLOC_ASYNC_PTSZ, CuMemAllocAsync();
-    alloc_from_pool = ALLOC_FROM_POOL, CuMemAllocFromPoolAsync(pool);
-    alloc_from_pool_ptsz = ALLOC_FROM_POOL_PTSZ, CuMemAllocFromPoolAsync(pool);
 }
 
 /// Calls of the form `f(ptr, rest...)`, with the bytes that it gives back, 0 for all that is there.

@@ -1,6 +1,7 @@
 //! The CUDA runtime's calls that take and give back memory.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::null_mut;
 
 use memtrace_trace::{Api, Kind};
 
@@ -67,9 +68,9 @@ fn call(kind: Kind, api: Api, caller: *const c_void) -> Call {
     Call { kind, api, caller, device: current_device }
 }
 
-/// Calls of the form `f(ptr *, size, rest...)`.
+/// Calls of the form `f(ptr *, size, rest...)`, and the stream that they are on.
 macro_rules! simple_alloc {
-    ($($body:ident = $real:ident, $kind:ident, $api:ident ($($arg:ident: $type:ty),*);)*) => { $(
+    ($($body:ident = $real:ident, $kind:ident, $api:ident ($($arg:ident: $type:ty),*) $(on $stream:ident)?;)*) => { $(
         unsafe extern "C" fn $body(ptr: Out, size: usize, $($arg: $type,)* caller: *const c_void) -> c_int {
             let Some(real) = $real.get() else { return NO_RUNTIME };
             takes(
@@ -78,7 +79,7 @@ macro_rules! simple_alloc {
                 // SAFETY: the caller's own arguments, passed on unchanged.
                 || unsafe { real(ptr, size, $($arg),*) },
                 // SAFETY: called after a success only.
-                || Taken::new(unsafe { written(ptr) }, size),
+                || Taken::on([$($stream,)? null_mut()][0], unsafe { written(ptr) }, size),
             )
         }
     )* };
@@ -86,33 +87,13 @@ macro_rules! simple_alloc {
 
 simple_alloc! {
     cuda_malloc = CUDA_MALLOC, DeviceAlloc, CudaMalloc();
+    malloc_async = CUDA_MALLOC_ASYNC, DeviceAlloc, CudaMallocAsync(stream: *mut c_void) on stream;
+    malloc_async_ptsz = CUDA_MALLOC_ASYNC_PTSZ, DeviceAlloc, CudaMallocAsync(stream: *mut c_void) on stream;
+    malloc_from_pool = CUDA_MALLOC_FROM_POOL, DeviceAlloc, CudaMallocFromPoolAsync(pool: *mut c_void, stream: *mut c_void) on stream;
+    malloc_from_pool_ptsz = CUDA_MALLOC_FROM_POOL_PTSZ, DeviceAlloc, CudaMallocFromPoolAsync(pool: *mut c_void, stream: *mut c_void) on stream;
     malloc_managed = CUDA_MALLOC_MANAGED, DeviceAlloc, CudaMallocManaged(flags: c_uint);
     host_alloc = CUDA_HOST_ALLOC, HostAlloc, CudaHostAlloc(flags: c_uint);
     malloc_host = CUDA_MALLOC_HOST, HostAlloc, CudaMallocHost();
-}
-
-/// Calls of the form `f(ptr *, size, rest..., stream)`.
-macro_rules! stream_alloc {
-    ($($body:ident = $real:ident, $api:ident ($($arg:ident),*);)*) => { $(
-        unsafe extern "C" fn $body(ptr: Out, size: usize, $($arg: *mut c_void,)* stream: *mut c_void, caller: *const c_void) -> c_int {
-            let Some(real) = $real.get() else { return NO_RUNTIME };
-            takes(
-                call(Kind::DeviceAlloc, Api::$api, caller),
-                size,
-                // SAFETY: the caller's own arguments, passed on unchanged.
-                || unsafe { real(ptr, size, $($arg,)* stream) },
-                // SAFETY: called after a success only.
-                || Taken::on(stream, unsafe { written(ptr) }, size),
-            )
-        }
-    )* };
-}
-
-stream_alloc! {
-    malloc_async = CUDA_MALLOC_ASYNC, CudaMallocAsync();
-    malloc_async_ptsz = CUDA_MALLOC_ASYNC_PTSZ, CudaMallocAsync();
-    malloc_from_pool = CUDA_MALLOC_FROM_POOL, CudaMallocFromPoolAsync(pool);
-    malloc_from_pool_ptsz = CUDA_MALLOC_FROM_POOL_PTSZ, CudaMallocFromPoolAsync(pool);
 }
 
 /// Calls of the form `f(ptr, rest...)`.
