@@ -11,7 +11,7 @@ use memtrace_record::recorder::{Recorder, STEP, context_id, text_id};
 use memtrace_trace::ranges::{Meaning, meaning};
 use memtrace_trace::{Api, Event, Kind};
 
-use crate::ops::Cache;
+use crate::cache::Cache;
 use crate::real::find_in_loaded;
 use crate::thread::Own;
 use crate::{frames, init, ops, sequence, sharded, thread};
@@ -158,11 +158,15 @@ pub(crate) fn current_on(stream: i64) -> (ContextId, i32) {
 }
 
 /// As [`current_on`], for the report of a block on the thread that `own` is of: counts its bytes as the thread's.
+/// A block that is given back has the owner that it was given to, so the op that does it is not looked up.
 #[inline]
 pub(crate) fn of_report(own: &Own, stream: i64, bytes: i64, device: i8) -> (ContextId, i32) {
     let thread = &own.context;
     thread.bytes.set(thread.bytes.get() + bytes);
     thread.device.set(device);
+    if bytes < 0 {
+        return with_step(Some(thread.context.get()));
+    }
     let mut context = context_on(own, stream);
     if frames::are_known() && bytes > 0 && context == thread.context.get() {
         context = ops::context_outside(thread.base.get()).unwrap_or(context);
@@ -170,9 +174,16 @@ pub(crate) fn of_report(own: &Own, stream: i64, bytes: i64, device: i8) -> (Cont
     with_step(Some(context))
 }
 
-/// The bytes that this thread's reports added, and the device of the last one.
-pub(crate) fn counted() -> (i64, i8) {
-    on_thread(|thread| (thread.bytes.get(), thread.device.get())).unwrap_or_default()
+/// As [`current`], for the op that ends on the thread that `own` is of.
+#[inline]
+pub(crate) fn of_op(own: &Own) -> (ContextId, i32) {
+    with_step(Some(context_on(own, own.context.base.get().stream)))
+}
+
+/// The bytes that the thread's reports added, and the device of the last one.
+#[inline]
+pub(crate) fn counted(own: &Own) -> (i64, i8) {
+    (own.context.bytes.get(), own.context.device.get())
 }
 
 #[inline]
@@ -180,13 +191,25 @@ fn with_step(context: Option<ContextId>) -> (ContextId, i32) {
     (context.unwrap_or(0), STEP.load(Ordering::Relaxed))
 }
 
+/// What holds on the thread that `own` is of, before any op.
 #[inline]
-fn context_on(own: &Own, stream: i64) -> ContextId {
-    let thread = &own.context;
+pub(crate) fn base(own: &Own) -> Context {
+    up_to_date(&own.context, own.context.base.get().stream);
+    own.context.base.get()
+}
+
+#[inline]
+fn up_to_date(thread: &Thread, stream: i64) {
     let version = VERSION.load(Ordering::Acquire);
     if thread.version.get() != version || thread.base.get().stream != stream {
         refresh(thread, version, stream);
     }
+}
+
+#[inline]
+fn context_on(own: &Own, stream: i64) -> ContextId {
+    let thread = &own.context;
+    up_to_date(thread, stream);
     ops::context(&own.ops, &thread.base, thread.epoch.get()).unwrap_or(thread.context.get())
 }
 
@@ -229,9 +252,8 @@ fn refresh(thread: &Thread, version: u64, stream: i64) {
     });
     let base = base.unwrap_or_default();
     thread.base.set(base);
-    let place = base.module as usize * 7 + base.phase as usize + base.stream as usize;
     let known = thread.known.try_borrow_mut();
-    let context = known.map(|mut known| known.get(place, &base, || context_id(base)));
+    let context = known.map(|mut known| known.get(&base, || context_id(base)));
     thread.context.set(context.unwrap_or_else(|_| context_id(base)));
     thread.epoch.set(thread.epoch.get() + 1);
     thread.version.set(version);
@@ -246,11 +268,8 @@ fn base_of(open: &[Open], inherited: TextId, thread: &Thread) -> Context {
             return path | level;
         }
         let joined = thread.joined.try_borrow_mut();
-        let place = path as usize * 31 + level as usize;
-        joined.map_or_else(
-            |_| join(path, level),
-            |mut joined| joined.get(place, &(path, level), || join(path, level)),
-        )
+        joined
+            .map_or_else(|_| join(path, level), |mut joined| joined.get(&(path, level), || join(path, level)))
     };
     let mut context = Context { phase: inherited, ..Context::default() };
     let mut whole = false;
@@ -339,16 +358,9 @@ pub(crate) fn forward_is_over() {
     }
 }
 
-/// Is this thread in the forward of a module?
-pub(crate) fn is_in_module() -> bool {
-    current();
-    thread::with(|own| own.context.base.get().flags & Context::IN_MODULE != 0).unwrap_or(false)
-}
-
 /// The module path that holds on this thread now.
 pub(crate) fn module() -> TextId {
-    current();
-    on_thread(|thread| thread.base.get().module).unwrap_or(0)
+    thread::with(|own| base(own).module).unwrap_or(0)
 }
 
 /// The NVTX domain of ranges that are modules: none, so no pop of the program closes one.
@@ -471,7 +483,8 @@ impl Thread {
         }
     }
 
-    fn is_autograd(&self) -> bool {
+    #[inline]
+    pub(crate) fn is_autograd(&self) -> bool {
         if self.autograd.get() == 0 {
             self.autograd.set(if thread_name_starts_with(b"pt_autograd") { 2 } else { 1 });
         }

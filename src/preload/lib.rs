@@ -6,6 +6,7 @@
 //!
 //! State lives as long as the process: settings are read once, at load, and a fork starts afresh.
 
+mod cache;
 mod callers;
 mod context;
 mod degraded;

@@ -14,7 +14,9 @@ use memtrace_record::intern::{Context, ContextId, Frame, FrameKind, StackId, Tex
 use memtrace_record::recorder::{STEP, context_id, stack_id, text_id};
 use memtrace_trace::{Api, Event, Kind};
 
+use crate::cache::Cache;
 use crate::sequence::Origin;
+use crate::thread::Own;
 use crate::{context, frames, python, sequence, sharded, thread};
 
 /// Where a callback comes from: `at::RecordScope`.
@@ -60,42 +62,9 @@ struct Running {
     bytes: i64,
 }
 
-/// Remembers what was numbered; a power of two of entries, each overwritten by the next of its place.
-pub(crate) struct Cache<K, V> {
-    entries: Vec<(K, V)>,
-}
-
-const CACHE: usize = 512;
-
-impl<K: PartialEq + Clone + Default, V: Copy + Default> Cache<K, V> {
-    pub(crate) const fn new() -> Self {
-        Cache { entries: Vec::new() }
-    }
-
-    /// What was numbered for `key`, which belongs at `place`, or what `make` numbers now.
-    pub(crate) fn get(&mut self, place: usize, key: &K, make: impl FnOnce() -> V) -> V {
-        if self.entries.is_empty() {
-            self.entries.resize(CACHE, Default::default());
-        }
-        let entry = &mut self.entries[place % CACHE];
-        if entry.0 != *key {
-            *entry = (key.clone(), make());
-        }
-        entry.1
-    }
-}
-
-/// A name by the address of its characters: an op's name has one for ever, others are compared.
-#[derive(Clone, Default)]
-struct Name {
-    address: usize,
-    text: Box<[u8]>,
-    id: TextId,
-}
-
 pub(crate) struct Ops {
     running: Vec<Running>,
-    names: Vec<Name>,
+    names: Cache<Vec<u8>, TextId>,
     stacks: Cache<Frame, StackId>,
     /// The lines of Python around the ops that run, and what they were read from: the innermost frame, and what
     /// they stand in.
@@ -179,14 +148,19 @@ pub(crate) fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
                     python::another_backward_follows();
                 }
             }
-            Scope::Function if op.phase == 0 || op.origin.module != 0 || context::is_in_module() => {
-                // Inside a backward function too: a recomputation, or a double backward's graph. And in the step
-                // of an optimizer that calls a closure.
-                sequence::remember(record, || ops.python(op.origin.python));
+            Scope::Function => {
+                if let Some(number) = sequence::number_of(own, record) {
+                    let base = context::base(own);
+                    // Inside a backward function too: a recomputation, or a double backward's graph. And in the
+                    // step of an optimizer that calls a closure.
+                    if op.phase == 0 || op.origin.module != 0 || base.flags & Context::IN_MODULE != 0 {
+                        let python = || ops.python(op.origin.python);
+                        sequence::remember(own, number, base.module, python);
+                    }
+                }
             }
-            Scope::Function => {}
         }
-        if op.outermost && context::is_autograd_thread() && op.phase == 0 {
+        if op.outermost && op.phase == 0 && own.context.is_autograd() {
             // `autograd::engine::evaluate_function: ...`: the thread does nothing else.
             op.phase = backward();
             context::training_began();
@@ -198,7 +172,7 @@ pub(crate) fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
             && !own.ours.get()
         {
             op.start_ns = now_ns();
-            op.bytes = context::counted().0;
+            op.bytes = context::counted(own).0;
         }
         ops.running.push(op);
     });
@@ -234,11 +208,12 @@ pub(crate) fn leave(record: *const c_void, ending: Ending) {
     thread::with(|own| {
         let Ok(mut ops) = own.ops.try_borrow_mut() else { return };
         let Some(index) = ops.running.iter().rposition(|op| op.record == record) else { return };
-        if ops.running[index].start_ns != 0 {
+        let Running { start_ns, bytes, .. } = ops.running[index];
+        if start_ns != 0 {
             // A row of an op is made while the op is still the innermost.
             ops.running.truncate(index + 1);
             drop(ops);
-            tell(ending);
+            tell(own, start_ns, bytes, ending);
             let Ok(mut ops) = own.ops.try_borrow_mut() else { return };
             ops.end_from(index);
             return;
@@ -247,18 +222,15 @@ pub(crate) fn leave(record: *const c_void, ending: Ending) {
     });
 }
 
-/// The row of the innermost op, which ends now.
-fn tell(ending: Ending) {
+/// The row of the innermost op, which ends now; it began at `start_ns`, when `before` bytes were counted.
+fn tell(own: &Own, start_ns: u64, before: i64, ending: Ending) {
     let Some(recorder) = Recorder::active() else { return };
     if recorder.is_short() {
         recorder.drop_op();
         return;
     }
-    let (context, step) = context::current();
-    let (bytes, device) = context::counted();
-    let innermost =
-        |own: &thread::Own| own.ops.try_borrow().ok()?.running.last().map(|op| (op.start_ns, op.bytes));
-    let Some((start_ns, before)) = thread::with(innermost).flatten() else { return };
+    let (context, step) = context::of_op(own);
+    let (bytes, device) = context::counted(own);
     recorder.record(|clock_ns| Event {
         clock_ns,
         kind: Kind::Op as u8,
@@ -299,7 +271,7 @@ impl Ops {
     pub(crate) const fn new() -> Ops {
         Ops {
             running: Vec::new(),
-            names: Vec::new(),
+            names: Cache::new(),
             stacks: Cache::new(),
             lines: 0,
             walked: None,
@@ -342,8 +314,7 @@ impl Ops {
 
     /// The number of a frame.
     fn stacked(&mut self, frame: Frame) -> StackId {
-        let place = frame.parent as usize * 31 + frame.text as usize;
-        self.stacks.get(place, &frame, || stack_id(frame))
+        self.stacks.get(&frame, || stack_id(frame))
     }
 
     /// The context of the innermost op over `base`.
@@ -391,9 +362,7 @@ impl Ops {
             context.phase = top.phase;
         }
         context.stack = stack;
-        let place =
-            (stack as usize) * 31 + base.module as usize * 7 + context.phase as usize + base.stream as usize;
-        let id = self.contexts.get(place, &context, || context_id(context));
+        let id = self.contexts.get(&context, || context_id(context));
         (top.context, top.epoch, top.python) = (id, epoch, python);
         id
     }
@@ -408,7 +377,7 @@ impl Ops {
 }
 
 /// The number of an op's name.
-fn name(names: &mut Vec<Name>, op: &Running) -> TextId {
+fn name(names: &mut Cache<Vec<u8>, TextId>, op: &Running) -> TextId {
     if op.name != 0 {
         return op.name;
     }
@@ -417,17 +386,9 @@ fn name(names: &mut Vec<Name>, op: &Running) -> TextId {
     if text.is_null() {
         return 0;
     }
-    // SAFETY: a C string that lives as long as the record.
+    // SAFETY: a C string that lives as long as the record. Another may have its place later.
     let text = unsafe { CStr::from_ptr(text) }.to_bytes();
-    if names.is_empty() {
-        names.resize(CACHE, Name::default());
-    }
-    let address = text.as_ptr() as usize;
-    let entry = &mut names[(address >> 4) % CACHE];
-    if entry.address != address || *entry.text != *text {
-        *entry = Name { address, text: text.into(), id: text_id(&String::from_utf8_lossy(text)) };
-    }
-    entry.id
+    names.get(text, || text_id(&String::from_utf8_lossy(text)))
 }
 
 /// The number of the phase `backward`.

@@ -578,7 +578,7 @@ unsafe extern "C" fn tag(_: Object, args: *const Object, count: isize) -> Object
     shielded(|| {
         // What is not in the trace has no owner to tell of.
         let Some(recorder) = Recorder::active() else { return };
-        let (context, step) = context::current();
+        // The block's context and step are those of its allocation.
         recorder.record(|clock_ns| Event {
             clock_ns,
             kind: Kind::Tag as u8,
@@ -586,8 +586,6 @@ unsafe extern "C" fn tag(_: Object, args: *const Object, count: isize) -> Object
             addr: addr as u64,
             size: category as i64,
             reserved: name as u64,
-            context,
-            step,
             extra: path as i64,
             ..Event::default()
         });

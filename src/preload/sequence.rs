@@ -14,7 +14,8 @@ use memtrace_record::intern::{StackId, TextId};
 use memtrace_trace::schema::SCRIPT;
 
 use crate::real::find_in_loaded;
-use crate::{context, frames, ops, thread};
+use crate::thread::Own;
+use crate::{frames, ops, thread};
 
 const TORCH: &str = "libtorch_cpu.so";
 const PEEK: &CStr = c"_ZN2at15sequence_number4peekEv";
@@ -111,15 +112,12 @@ fn call(function: &AtomicPtr<c_void>) -> u64 {
     unsafe { std::mem::transmute::<*mut c_void, Peek>(found)() }
 }
 
-/// Torch's number of this thread.
-fn thread_id() -> u64 {
-    thread::with(|own| {
-        if own.torch_id.get() == 0 {
-            own.torch_id.set(call(&THREAD_ID_FN));
-        }
-        own.torch_id.get()
-    })
-    .unwrap_or(0)
+/// Torch's number of the thread that `own` is of.
+fn thread_id(own: &Own) -> u64 {
+    if own.torch_id.get() == 0 {
+        own.torch_id.set(call(&THREAD_ID_FN));
+    }
+    own.torch_id.get()
 }
 
 /// A word of a `RecordFunction`.
@@ -129,29 +127,30 @@ fn word(record: *const c_void, index: usize) -> u64 {
     unsafe { record.cast::<u64>().add(index).read() }
 }
 
-/// An op begins on this thread: what node it may make belongs to the module that it runs in, and to the lines of
-/// `python` that call it.
+/// The number of the node that an op which begins may make; `None` for an op that makes none, and where the numbers
+/// or the modules are not known.
 #[inline]
-pub(crate) fn remember(record: *const c_void, python: impl FnOnce() -> StackId) {
+pub(crate) fn number_of(own: &Own, record: *const c_void) -> Option<u64> {
     match PLACE.load(Ordering::Relaxed) {
-        NOWHERE => {}
-        0 => watch(record),
-        _ if !MODULES.load(Ordering::Relaxed) && !frames::are_known() => {}
-        place => {
-            let number = word(record, place);
-            if (number as i64) < 0 {
-                return;
-            }
-            let module = match context::module() {
-                0 => outside(),
-                module => module,
-            };
-            let (place, key) = place_of(thread_id(), number);
-            MODULE_OF[place].store(key << 32 | u64::from(module), Ordering::Relaxed);
-            if frames::are_known() {
-                PYTHON_OF[place].store(key << 32 | u64::from(python()), Ordering::Relaxed);
-            }
+        NOWHERE => None,
+        0 => {
+            watch(own, record);
+            None
         }
+        _ if !MODULES.load(Ordering::Relaxed) && !frames::are_known() => None,
+        place => Some(word(record, place)).filter(|number| (*number as i64) >= 0),
+    }
+}
+
+/// The node of this number of the thread belongs to the module (0 for none), and to the lines of `python` that call
+/// the op.
+#[inline]
+pub(crate) fn remember(own: &Own, number: u64, module: TextId, python: impl FnOnce() -> StackId) {
+    let module = if module == 0 { outside() } else { module };
+    let (place, key) = place_of(thread_id(own), number);
+    MODULE_OF[place].store(key << 32 | u64::from(module), Ordering::Relaxed);
+    if frames::are_known() {
+        PYTHON_OF[place].store(key << 32 | u64::from(python()), Ordering::Relaxed);
     }
 }
 
@@ -201,7 +200,7 @@ static MAIN: AtomicU64 = AtomicU64::new(0);
 
 /// This thread runs pending calls.
 pub(crate) fn this_is_main() {
-    MAIN.store(thread_id(), Ordering::Relaxed);
+    thread::with(|own| MAIN.store(thread_id(own), Ordering::Relaxed));
 }
 
 /// Did the main thread run the op whose backward function this is? Yes where the number's place is unknown.
@@ -212,10 +211,10 @@ pub(crate) fn is_of_main(record: *const c_void) -> bool {
 
 /// Looks for the number's place: the word that again and again is the number that comes next.
 #[cold]
-fn watch(record: *const c_void) {
-    let own = thread_id();
-    let watcher = WATCHER.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed);
-    if watcher.is_err_and(|watcher| watcher != own) {
+fn watch(own: &Own, record: *const c_void) {
+    let here = thread_id(own);
+    let watcher = WATCHER.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed);
+    if watcher.is_err_and(|watcher| watcher != here) {
         return;
     }
     if WATCHED.fetch_add(1, Ordering::Relaxed) > TOO_MANY {
