@@ -3,10 +3,15 @@
 compare.py MEMTRACE TRACE [ROUNDS]
 
 Each runs in a process of its own, once to warm the page cache and then ROUNDS times (3); the best
-counts. The others answer the same two questions: the highest `allocated_bytes` and `reserved_bytes`
-with their rows and the rows by event; and the bytes live at that peak by module, which needs no join
-(`groupby` over a prefix of the rows). pandas reads with its defaults; polars and DuckDB in their best
-form, which reads only the columns of the question.
+counts. Every one answers all that memtrace prints: of `summary` the peaks of allocated, active, reserved
+and used memory with their rows, what was live at the peak by category, the end, the events by name,
+failed calls, lost events, steps and the shares that nobody owns; of `peak` what was live by module, in
+bytes and blocks, with the peak's row. The answers are held against memtrace's `--json`, and the first
+that differs ends it. pandas reads with its defaults; polars and DuckDB in the best form found, which
+reads only the columns of the question.
+
+The trace is one as `cargo bench --bench analysis -- generate FILE ROWS` makes it: of one GPU, with steps,
+and without tags; the others' programs rely on that, and on categories that the rows say themselves.
 """
 
 import json
@@ -14,71 +19,41 @@ import os
 import subprocess
 import sys
 import time
-
-SUMMARY_COLUMNS = ["seq", "ts_ns", "event", "step", "phase", "module", "op", "allocated_bytes", "reserved_bytes"]
-PEAK_COLUMNS = ["seq", "event", "module", "delta_bytes", "allocated_bytes"]
+from pathlib import Path
 
 PROGRAMS = {
-    "pandas, default": {
-        "summary": """
-import pandas as pd
-t = pd.read_csv(path)
-a, r = t.loc[t.allocated_bytes.idxmax()], t.loc[t.reserved_bytes.idxmax()]
-print(a.allocated_bytes, a.seq, r.reserved_bytes, t.event.value_counts().to_dict())
-""",
-        "peak": """
-import pandas as pd
-t = pd.read_csv(path)
-at = t.seq[t.allocated_bytes.idxmax()]
-b = t[(t.seq <= at) & t.event.isin(["alloc", "free", "tag", "live"])]
-print(b.groupby("module").delta_bytes.sum().nlargest(20).to_dict())
-""",
-    },
-    "polars, eager": {
-        "summary": """
-import polars as pl
-t = pl.read_csv(path)
-a, r = t.row(t["allocated_bytes"].arg_max(), named=True), t.row(t["reserved_bytes"].arg_max(), named=True)
-print(a["allocated_bytes"], a["seq"], r["reserved_bytes"], t["event"].value_counts())
-""",
-        "peak": """
-import polars as pl
-t = pl.read_csv(path)
-at = t["seq"][t["allocated_bytes"].arg_max()]
-b = t.filter((pl.col("seq") <= at) & pl.col("event").is_in(["alloc", "free", "tag", "live"]))
-print(b.group_by("module").agg(pl.col("delta_bytes").sum()).sort("delta_bytes", descending=True).head(20))
-""",
-    },
-    "polars, projected": {
-        "summary": f"""
-import polars as pl
-t = pl.scan_csv(path).select({SUMMARY_COLUMNS}).collect(engine="streaming")
-a, r = t.row(t["allocated_bytes"].arg_max(), named=True), t.row(t["reserved_bytes"].arg_max(), named=True)
-print(a["allocated_bytes"], a["seq"], r["reserved_bytes"], t["event"].value_counts())
-""",
-        "peak": f"""
-import polars as pl
-t = pl.scan_csv(path).select({PEAK_COLUMNS}).collect(engine="streaming")
-at = t["seq"][t["allocated_bytes"].arg_max()]
-b = t.filter((pl.col("seq") <= at) & pl.col("event").is_in(["alloc", "free", "tag", "live"]))
-print(b.group_by("module").agg(pl.col("delta_bytes").sum()).sort("delta_bytes", descending=True).head(20))
-""",
-    },
-    "DuckDB": {
-        "summary": """
-import duckdb
-print(duckdb.sql(f"select max(allocated_bytes), arg_max(seq, allocated_bytes), arg_max(step, allocated_bytes), "
-                 f"arg_max(op, allocated_bytes), arg_max(module, allocated_bytes), max(reserved_bytes), "
-                 f"arg_max(seq, reserved_bytes), count(*) from '{path}'").fetchall())
-""",
-        "peak": """
-import duckdb
-duckdb.sql(f"create temp table t as select seq, event, module, delta_bytes, allocated_bytes from '{path}'")
-print(duckdb.sql("select module, sum(delta_bytes) b from t where seq <= (select arg_min(seq, -allocated_bytes) from t) "
-                 "and event in ('alloc', 'free', 'tag', 'live') group by module order by b desc limit 20").fetchall())
-""",
-    },
+    "pandas, default": ["ask_pandas.py"],
+    "polars, eager": ["ask_polars.py", "eager"],
+    "polars, projected": ["ask_polars.py", "projected"],
+    "DuckDB": ["ask_duckdb.py"],
 }
+SUMMARY = ["lost_events", "unattributed_share", "unattributed_share_ever"]
+PEAK = ["peak", "live_bytes", "lost_events", "unattributed_share_ever"]
+PROCESS = ["pinned_peak_bytes", "rows", "events", "failed_calls", "steps", "duration_ns", "complete"]
+DEVICE = ["peak_allocated", "peak_active", "peak_reserved", "peak_used", "at_peak_by_category_bytes"]
+DEVICE += ["at_end_allocated_bytes", "at_end_reserved_bytes"]
+
+
+def figures(question, answer):
+    """Those of memtrace's `--json`, as the others print them."""
+    # What memtrace shows as nobody's is (none) in the rows.
+    column = lambda groups: {name.replace("(unattributed)", "(none)"): value for name, value in groups.items()}
+    if question == "peak":
+        groups = {group["key"]: {name: group[name] for name in ["bytes", "blocks"]} for group in answer["groups"]}
+        return {name: answer[name] for name in PEAK} | {"groups": column(groups)}
+    [process] = answer["processes"]
+    [device] = process["devices"]
+    places = [(SUMMARY, answer), (PROCESS, process), (DEVICE, device)]
+    found = {name: place[name] for names, place in places for name in names}
+    return found | {"at_peak_by_category_bytes": column(device["at_peak_by_category_bytes"])}
+
+
+def differences(name, expected, found):
+    """Every figure that is not the same, by its path."""
+    if not (isinstance(expected, dict) and isinstance(found, dict)):
+        return [] if expected == found else [f"{name}: memtrace says {expected}, not {found}"]
+    keys = sorted(expected.keys() | found.keys())
+    return [text for key in keys for text in differences(f"{name}/{key}", expected.get(key), found.get(key))]
 
 
 def run(command):
@@ -89,32 +64,32 @@ def run(command):
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - start
     if status:
-        sys.exit(f"{command[0]} failed: {error.decode()}")
-    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, output
+        sys.exit(f"{' '.join(command)} failed: {error.decode()}")
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, json.loads(output)
 
 
 def main():
     memtrace, trace, *rest = sys.argv[1:]
     rounds = int(rest[0]) if rest else 3
-    ways = {
-        "memtrace": {
-            "summary": [memtrace, "summary", trace, "--json"],
-            "peak": [memtrace, "peak", trace, "--by", "module", "--json"],
-        }
-    }
-    for name, programs in PROGRAMS.items():
-        ways[name] = {
-            question: [sys.executable, "-c", f"path = {trace!r}\n{program}"] for question, program in programs.items()
-        }
+    programs = Path(__file__).parent / "compare"
+    own = {"summary": ["summary"], "peak": ["peak", "--by", "module"]}
     size = os.path.getsize(trace)
     print(f"{trace}: {size / 1e9:.2f} GB, {os.cpu_count()} cores, best of {rounds}\n")
     results = {}
-    for question in ["summary", "peak"]:
+    for question, words in own.items():
+        ways = {"memtrace": [memtrace, *words, trace, "--json"]}
+        for name, (program, *form) in PROGRAMS.items():
+            ways[name] = [sys.executable, str(programs / program), *form, question, trace]
         print(f"{question:20} {'wall':>8} {'cpu':>8} {'memory':>10} {'of memtrace':>12}")
-        base = None
-        for name, commands in ways.items():
-            run(commands[question])
-            seconds, cpu, mib, _ = min(run(commands[question]) for _ in range(rounds))
+        expected = base = None
+        for name, command in ways.items():
+            runs = [run(command) for _ in range(rounds + 1)][1:]
+            for *_, answer in runs:
+                expected = expected or figures(question, answer)
+                found = figures(question, answer) if name == "memtrace" else answer
+                if wrong := differences(question, expected, found):
+                    sys.exit(f"{name} has another answer:\n" + "\n".join(wrong))
+            seconds, cpu, mib, _ = min(runs, key=lambda run: run[0])
             base = base or seconds
             results[f"{question}/{name}"] = {"seconds": seconds, "cpu_seconds": cpu, "mib": mib}
             print(f"{name:20} {seconds:7.2f}s {cpu:7.2f}s {mib:7.0f}MiB {seconds / base:11.1f}x", flush=True)
