@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use crate::record::{Columns, Record, Wanted};
 use crate::texts::{Symbol, Texts};
 use cpu::{Cpu, Work};
-use number::{digit_within, int, int_within};
+use number::{digit_within, int, int_within, natural_within};
 use owners::Owners;
 use stops::Stops;
 
@@ -47,6 +47,19 @@ const RARE: Columns = Columns::of(&[
 ]);
 /// Columns whose numbers mostly have one digit.
 const ONE_DIGIT: Columns = Columns::of(&["device", "status", "stream", "pool"]);
+/// Columns whose numbers mostly are not below 0.
+const NATURAL: Columns = Columns::of(&[
+    "seq",
+    "ts_ns",
+    "alloc_id",
+    "addr",
+    "rounded_bytes",
+    "allocated_bytes",
+    "active_bytes",
+    "reserved_bytes",
+    "latency_ns",
+    "stack_id",
+]);
 /// Columns that stand together and are read together.
 const OWNER: Columns = Columns::of(&["op", "module", "phase", "category"]);
 
@@ -327,6 +340,9 @@ impl<C: Cpu> Fields for Plain<'_, C> {
         let (from, to) = self.span(index);
         if ONE_DIGIT.has(index) {
             return digit_within(self.block, from, to, most);
+        }
+        if NATURAL.has(index) {
+            return natural_within(self.cpu, self.block, from, to, most);
         }
         int_within(self.cpu, self.block, from, to, most)
     }

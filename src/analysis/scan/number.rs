@@ -3,21 +3,36 @@
 use super::cpu::Cpu;
 
 /// The integer `block[from..to]`, if it is no further from 0 than `most`, which has more than sixteen
-/// digits. It is read sixteen bytes at once up to its end, over what stands before it, so that no step
-/// depends on how many digits there are.
+/// digits.
 #[inline(always)]
 pub(super) fn int_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize, most: u64) -> Option<i64> {
     let negative = block.get(from) == Some(&b'-');
-    let digits = to - from - usize::from(negative);
-    // A first field may have too little before it; more digits than sixteen are rare.
-    let Some(sixteen) = block[..to].last_chunk::<16>() else { return int(&block[from..to], most) };
-    if digits.wrapping_sub(1) >= 16 {
-        return int(&block[from..to], most);
-    }
-    match cpu.digits(sixteen, digits) {
+    match digits_within(cpu, block, from + usize::from(negative), to) {
         Some(number) => Some(if negative { -number } else { number }),
         None => int(&block[from..to], most),
     }
+}
+
+/// As [`int_within`], of an integer that mostly is not below 0.
+#[inline(always)]
+pub(super) fn natural_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize, most: u64) -> Option<i64> {
+    match digits_within(cpu, block, from, to) {
+        Some(number) => Some(number),
+        None => int(&block[from..to], most),
+    }
+}
+
+/// The number `block[from..to]`, if it is 1 to 16 digits that can be read at once: sixteen bytes up to its
+/// end, over what stands before it, so that no step depends on how many digits there are.
+#[inline(always)]
+fn digits_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize) -> Option<i64> {
+    let digits = to - from;
+    // A first field may have too little before it; more digits than sixteen are rare.
+    let sixteen = block[..to].last_chunk::<16>()?;
+    if digits.wrapping_sub(1) >= 16 {
+        return None;
+    }
+    cpu.digits(sixteen, digits)
 }
 
 /// The integer `block[from..to]`, which mostly is one digit.
@@ -52,6 +67,7 @@ mod tests {
         fn on(self, cpu: impl Cpu) {
             let Numbers(block, from, to, found) = self;
             found.push(int_within(cpu, block, from, to, MOST));
+            found.push(natural_within(cpu, block, from, to, MOST));
         }
     }
 
