@@ -184,41 +184,43 @@ impl Line<'_> {
             self.put([b'-'], 1);
         }
         let number = number.unsigned_abs();
-        let (above, low) = (number / NINE_DIGITS, number % NINE_DIGITS);
-        if above == 0 {
-            self.first_digits(low);
-        } else {
-            let (high, middle) = (above / NINE_DIGITS, above % NINE_DIGITS);
-            if high == 0 {
-                self.first_digits(middle);
-            } else {
-                self.first_digits(high);
-                self.put(ascii(digits(middle)), 8);
-            }
-            self.put(ascii(digits(low)), 8);
+        if number < NINE_DIGITS {
+            let digits = digits(number);
+            let zeros = digits.trailing_zeros() / 8;
+            // Behind eight digits at most.
+            let comma = u128::from(b',') << (64 - 8 * zeros);
+            let text = u128::from(ascii(digits) >> (8 * zeros)) | comma;
+            return self.put(text.to_le_bytes(), 9 - zeros as usize);
         }
+        let (above, low) = (number / NINE_DIGITS, number % NINE_DIGITS);
+        if above < NINE_DIGITS {
+            let digits = digits(above);
+            let zeros = digits.trailing_zeros() / 8;
+            let text = u128::from(ascii(digits)) | u128::from(ascii(self::digits(low))) << 64;
+            self.put((text >> (8 * zeros)).to_le_bytes(), 16 - zeros as usize);
+            return self.put([b','], 1);
+        }
+        // What stands before the last sixteen digits, without the comma that ends a number.
+        self.int((above / NINE_DIGITS).cast_signed());
+        self.at -= 1;
+        self.put(ascii(digits(above % NINE_DIGITS)).to_le_bytes(), 8);
+        self.put(ascii(digits(low)).to_le_bytes(), 8);
         self.put([b','], 1);
-    }
-
-    /// A number of up to eight digits that is not 0.
-    #[inline(always)]
-    fn first_digits(&mut self, number: u64) {
-        let digits = digits(number);
-        let zeros = digits.trailing_zeros() / 8;
-        self.put((u64::from_le_bytes(ascii(digits)) >> (8 * zeros)).to_le_bytes(), 8 - zeros as usize);
     }
 
     fn text(&mut self, text: &str) {
         let from = text.as_bytes();
         let to = &mut self.bytes[self.at..self.at + from.len()];
-        let special = match from.len() {
-            0 => None,
-            ..4 => copy::<1>(from, to),
-            ..8 => copy::<4>(from, to),
-            ..16 => copy::<8>(from, to),
-            _ => copy::<16>(from, to),
+        let plain = match from.len() {
+            0 => false,
+            1..4 => from.iter().zip(to).fold(true, |plain, (from, to)| {
+                *to = *from;
+                plain & is_plain(u64::from(*from) | u64::from_le_bytes([b'x'; 8]) << 8)
+            }),
+            4..8 => copy::<4>(from, to, |part| is_plain(u64::from(u32::from_le_bytes(*part)) << 32 | X4)),
+            _ => copy::<8>(from, to, |part| is_plain(u64::from_le_bytes(*part))),
         };
-        if special == Some(false) {
+        if plain || !from.is_empty() && !from.iter().any(|byte| b",\"\n\r".contains(byte)) {
             self.at += from.len();
         } else {
             self.quoted(from);
@@ -247,40 +249,49 @@ impl Line<'_> {
     }
 }
 
-/// Copies `from`, which has `N` bytes at least, and tells whether it has a byte that wants quotes. The last `N` are
-/// copied whatever was copied before them, so that no byte is taken by itself.
+/// Copies `from`, which has `N` bytes at least, and tells whether all its parts are plain. The last `N` are copied
+/// whatever was copied before them, so that no byte is taken by itself.
 #[inline(always)]
-fn copy<const N: usize>(from: &[u8], to: &mut [u8]) -> Option<bool> {
-    let is_special = |bytes: &[u8; N]| {
-        let special = |byte: u8| byte == b',' || byte == b'"' || byte == b'\n' || byte == b'\r';
-        // Without a way out half-way the compiler looks at all of them at once.
-        bytes.iter().fold(false, |found, byte| found | special(*byte))
-    };
-    let mut found = false;
+fn copy<const N: usize>(from: &[u8], to: &mut [u8], is_plain: impl Fn(&[u8; N]) -> bool) -> bool {
+    let mut plain = true;
     for (from, to) in from.as_chunks::<N>().0.iter().zip(to.as_chunks_mut::<N>().0) {
-        found |= is_special(from);
+        plain &= is_plain(from);
         *to = *from;
     }
-    let last = from.last_chunk::<N>()?;
-    *to.last_chunk_mut::<N>()? = *last;
-    Some(found | is_special(last))
+    let (Some(from), Some(to)) = (from.last_chunk::<N>(), to.last_chunk_mut::<N>()) else { return false };
+    *to = *from;
+    plain & is_plain(from)
+}
+
+/// Four bytes that want no quotes.
+const X4: u64 = 0x7878_7878;
+
+/// Do eight bytes want no quotes for sure? Those below `#` do (quotes and line ends) or are rare (spaces), and so do
+/// commas. (The tests of bytes in a word are those of Sean Anderson's Bit Twiddling Hacks.)
+#[inline(always)]
+fn is_plain(bytes: u64) -> bool {
+    const ONES: u64 = u64::from_le_bytes([1; 8]);
+    const TOP: u64 = u64::from_le_bytes([0x80; 8]);
+    const COMMAS: u64 = u64::from_le_bytes([b','; 8]);
+    let below = |bytes: u64, byte: u8| bytes.wrapping_sub(ONES * byte as u64) & !bytes;
+    (below(bytes, b'#') | below(bytes ^ COMMAS, 1)) & TOP == 0
 }
 
 /// The eight digits of a number below 10^8, the first in the lowest byte: halves, then pairs, then single ones, each
 /// by one multiplication that divides all of them at once.
 #[inline(always)]
 fn digits(number: u64) -> u64 {
-    let fours = number / 10_000 | (number % 10_000) << 32;
+    let fours = (number / 10_000) | (number % 10_000) << 32;
     let hundreds = (fours * 10_486) >> 20 & 0x0000_007F_0000_007F;
     let pairs = hundreds | (fours - 100 * hundreds) << 16;
     let tens = (pairs * 103) >> 10 & 0x000F_000F_000F_000F;
     tens | (pairs - 10 * tens) << 8
 }
 
-/// Digits as text.
+/// Digits as text, the first in the lowest byte.
 #[inline(always)]
-fn ascii(digits: u64) -> [u8; 8] {
-    (digits | u64::from_le_bytes([b'0'; 8])).to_le_bytes()
+fn ascii(digits: u64) -> u64 {
+    digits | u64::from_le_bytes([b'0'; 8])
 }
 
 #[cfg(test)]
