@@ -235,3 +235,50 @@ fn a_window_opens_at_the_level_that_it_finds() {
     assert_eq!(late.find(0).unwrap().peak(Metric::Allocated).bytes, 1024);
     assert_eq!(late.at_peak(0, false).iter().map(|block| block.id).collect::<Vec<_>>(), [b]);
 }
+
+#[test]
+fn a_live_block_is_found_however_old_it_is() {
+    let owner = Moment::default().owner;
+    let block = |id, bytes| Block {
+        kind: Kind::Torch,
+        device: 0,
+        id,
+        born_ns: 0,
+        bytes,
+        requested: -1,
+        rounded: 0,
+        addr: 0,
+        stream: 0,
+        pool: 0,
+        stack: 0,
+        owner,
+        then: None,
+        died: None,
+        inferred: false,
+        given: false,
+    };
+    let death = Death { step: 0, phase: Symbol::NONE };
+    let (mut live, mut expected) = (Live::default(), FxHashMap::default());
+    let (mut state, mut freed) = (0x9E37_79B9_u64, 0);
+    for round in 0..200_000 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let random = (state >> 33).cast_signed();
+        // Mostly the number of a row, as the ids of a trace are, now and then any.
+        let id = if random % 8 > 0 { round } else { random / 8 % (1 << 17) - 1000 };
+        if random % 3 == 0 {
+            let id = if random % 2 == 0 { id } else { round - random / 2 % 50 };
+            let left = live.remove(id, death);
+            let found = left.and_then(|left| live.left(left)).map(|block| (block.id, block.bytes));
+            assert_eq!(found, expected.remove(&id).map(|bytes| (id, bytes)), "round {round}");
+            freed += i32::from(found.is_some());
+        } else {
+            let known = live.insert(block(id, round));
+            assert_eq!(known, expected.insert(id, round).is_some(), "round {round}");
+        }
+        assert_eq!(live.contains(id), expected.contains_key(&id), "round {round}");
+        assert_eq!(live.get_mut(id).map(|block| block.bytes), expected.get(&id).copied(), "round {round}");
+    }
+    assert!(freed > 20_000 && expected.len() > 50_000, "{freed} freed, {} live", expected.len());
+    assert_eq!(live.values().count(), expected.len());
+    assert!(live.values().all(|block| expected.get(&block.id) == Some(&block.bytes)));
+}
