@@ -148,7 +148,7 @@ pub(crate) fn set_phases(words: Vec<String>) {
 /// The context and the step for an event that this thread records now.
 #[inline]
 pub(crate) fn current() -> (ContextId, i32) {
-    current_on(on_thread(|thread| thread.base.get().stream).unwrap_or(0))
+    thread::with(of_op).unwrap_or_else(|| with_step(None))
 }
 
 /// As [`current`], with `stream` as the current stream.
@@ -165,6 +165,7 @@ pub(crate) fn of_report(own: &Own, stream: i64, bytes: i64, device: i8) -> (Cont
     thread.bytes.set(thread.bytes.get() + bytes);
     thread.device.set(device);
     if bytes < 0 {
+        up_to_date(thread, stream);
         return with_step(Some(thread.context.get()));
     }
     let mut context = context_on(own, stream);
