@@ -16,26 +16,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 from train_gpt import GPT
 
-recorder, steps, pace = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-WARM_UP = 3
-
-torch.manual_seed(0)
-torch.set_num_threads(1)
-with torch.device("cuda"):
-    model = GPT(vocabulary=8192, context=256, width=256, heads=4, layers=6)
-optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-tokens = torch.randint(8192, (4, 256)).cuda()
-
-if recorder.startswith("history"):
-    stacks = {"context": "all", "stacks": "python"} if recorder == "history-stacks" else {"context": None}
-    torch.cuda.memory._record_memory_history(max_entries=10_000_000, **stacks)
-profiler = None
-if recorder == "profiler":
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    profiler = torch.profiler.profile(activities=activities, profile_memory=True, with_stack=False)
-    profiler.start()
-
-
 
 class Callback(ctypes.Structure):
     """at::RecordFunctionCallback, of ATen/record_function.h."""
@@ -60,8 +40,27 @@ def listen():
     return code
 
 
-if recorder == "callbacks":
-    kept = listen()
+recorder, steps, pace = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+WARM_UP = 3
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+with torch.device("cuda"):
+    model = GPT(vocabulary=8192, context=256, width=256, heads=4, layers=6)
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+tokens = torch.randint(8192, (4, 256)).cuda()
+
+if recorder.startswith("history"):
+    stacks = {"context": "all", "stacks": "python"} if recorder == "history-stacks" else {"context": None}
+    torch.cuda.memory._record_memory_history(max_entries=10_000_000, **stacks)
+profiler = None
+if recorder == "profiler":
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    profiler = torch.profiler.profile(activities=activities, profile_memory=True, with_stack=False)
+    profiler.start()
+
+# The code must stay as long as torch calls it.
+code = listen() if recorder == "callbacks" else None
 
 operand = torch.ones(512, 512)
 seconds, cpu = [], []
