@@ -62,6 +62,8 @@ pub struct Encoder {
     seq: Cell<i64>,
     texts: Vec<String>,
     contexts: Vec<Context>,
+    /// Counts what `texts` and `contexts` learned; see [`Encoder::owner_number`].
+    learned: u32,
     stacks: Vec<Frame>,
     /// How many of `stacks` were given out by [`Encoder::new_stacks`].
     stacks_told: usize,
@@ -100,6 +102,7 @@ impl Encoder {
             seq: Cell::new(0),
             texts: Vec::new(),
             contexts: Vec::new(),
+            learned: 0,
             stacks: Vec::new(),
             stacks_told: 0,
             blocks: FxHashMap::default(),
@@ -197,6 +200,11 @@ impl Encoder {
     #[must_use]
     pub fn rows(&self) -> i64 {
         self.seq.get()
+    }
+
+    /// [`Row::owner`] of a context: what was told of it may be told otherwise only when something was learned.
+    fn owner_number(&self, context: u32) -> u64 {
+        u64::from(self.learned) << 32 | u64::from(context)
     }
 
     /// The texts of a context.

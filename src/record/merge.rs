@@ -157,11 +157,11 @@ impl Merge {
             let source = &mut sources[index];
             let tid = source.tid;
             while let Some(event) = source.peek() {
-                emit(tid, &event)?;
+                emit(tid, event)?;
                 source.next();
                 given += 1;
                 // At a tie one event, then look again: the totals tell which is next.
-                let go_on = |event: Event| event.clock_ns < second && event.clock_ns <= watermark;
+                let go_on = |event: &Event| event.clock_ns < second && event.clock_ns <= watermark;
                 if given >= most || !source.peek().is_some_and(go_on) {
                     break;
                 }
@@ -286,20 +286,30 @@ impl Source {
     }
 
     /// The oldest event not given yet.
-    fn peek(&mut self) -> Option<Event> {
+    #[inline]
+    fn peek(&mut self) -> Option<&Event> {
         if self.head.is_none() {
-            let placed = self.placed();
-            let loose = self.loose.front().copied();
-            self.head_is_loose =
-                loose.is_some_and(|loose| placed.is_none_or(|placed| loose.clock_ns < placed.clock_ns));
-            let mut event = if self.head_is_loose { loose } else { placed }?;
+            self.find_head();
+        }
+        self.head.as_ref()
+    }
+
+    fn find_head(&mut self) {
+        self.head = self.placed();
+        if let Some(loose) = self.loose.front() {
+            self.head_is_loose = self.head.is_none_or(|placed| loose.clock_ns < placed.clock_ns);
+            if self.head_is_loose {
+                self.head = Some(*loose);
+            }
+        } else {
+            self.head_is_loose = false;
+        }
+        if let Some(head) = &mut self.head {
             // An announced event has the clock of its beginning; what the thread recorded meanwhile stands
             // before it in the lane.
-            event.clock_ns = event.clock_ns.max(self.last_ns);
-            self.last_ns = event.clock_ns;
-            self.head = Some(event);
+            head.clock_ns = head.clock_ns.max(self.last_ns);
+            self.last_ns = head.clock_ns;
         }
-        self.head
     }
 
     /// The oldest event of the chunks.

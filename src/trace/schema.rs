@@ -226,6 +226,10 @@ impl EventName {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "COLUMNS documents each field")]
 pub struct Row<'a> {
+    /// No column: rows of one writer that have the same number here have the same op, module and phase. 0 says
+    /// nothing.
+    #[serde(skip)]
+    pub owner: u64,
     pub seq: i64,
     pub ts_ns: i64,
     pub rank: i32,
@@ -260,6 +264,7 @@ pub struct Row<'a> {
 impl Default for Row<'_> {
     fn default() -> Self {
         Row {
+            owner: 0,
             seq: 0,
             ts_ns: 0,
             rank: 0,

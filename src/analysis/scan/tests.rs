@@ -25,6 +25,7 @@ fn lines(rows: &[Row<'_>]) -> Vec<u8> {
 
 /// A row in which every column has a value of its own.
 const FULL: Row<'_> = Row {
+    owner: 0,
     seq: 1,
     ts_ns: 2,
     rank: 3,
@@ -66,6 +67,7 @@ fn a_record_has_every_value_of_its_row() {
         let (op, module, phase, found) =
             (text(record.op), text(record.module), text(record.phase), text(record.name));
         let back = Row {
+            owner: 0,
             seq: record.seq,
             ts_ns: record.ts_ns,
             rank: record.rank,
@@ -206,6 +208,7 @@ fn hostile(random: &mut Random) -> Vec<u8> {
     for _ in 0..random.next(40) {
         let small = |random: &mut Random| random.number() as i32 >> 16;
         let row = Row {
+            owner: 0,
             seq: random.number(),
             ts_ns: random.number(),
             rank: small(random),

@@ -55,6 +55,7 @@ impl Encoder {
     pub fn define_text(&mut self, id: u32, text: &str) {
         if let Some(place) = place(&mut self.texts, id, MOST_TEXTS, NONE.to_owned()) {
             *place = safe_text(text);
+            self.learned = self.learned.wrapping_add(1);
         }
     }
 
@@ -69,6 +70,7 @@ impl Encoder {
                 stream: event.clock_ns as i64,
                 flags: event.flags,
             };
+            self.learned = self.learned.wrapping_add(1);
         }
     }
 

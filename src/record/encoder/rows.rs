@@ -4,7 +4,7 @@ use memtrace_trace::ledger::Rest;
 use memtrace_trace::schema::NONE;
 use memtrace_trace::{Api, Event, EventName, Kind, Row};
 
-use super::{Encoder, LIBRARY, Live, Oddities, Owner, RowSink, TORCH_ALLOCATOR, Totals};
+use super::{Encoder, LIBRARY, Live, Oddities, RowSink, TORCH_ALLOCATOR, Totals};
 use crate::intern::Context;
 use crate::sampling::sample_of;
 
@@ -159,8 +159,8 @@ impl Encoder {
 
     /// What every row of an event has.
     pub(super) fn base(&self, tid: u32, event: &Event, device: i8, context: u32) -> Row<'_> {
-        let Owner { op, module, phase } = self.owner(context);
-        let Context { stack, stream, .. } = self.context(context);
+        let (number, context) = (self.owner_number(context), self.context(context));
+        let Context { stack, stream, op, module, phase, .. } = context;
         let Totals { allocated, active, reserved, .. } = self.totals(device);
         Row {
             stack_id: i64::from(stack),
@@ -173,9 +173,10 @@ impl Encoder {
             allocated_bytes: allocated,
             active_bytes: active,
             reserved_bytes: reserved,
-            op,
-            module,
-            phase,
+            owner: number,
+            op: self.text(op),
+            module: self.text(module),
+            phase: self.text(phase),
             step: i64::from(event.step),
             ..self.blank(event.clock_ns)
         }
