@@ -141,6 +141,7 @@ impl Encoder {
     }
 
     /// A row about what is live, its owner as it was when it was given out.
+    #[inline(always)]
     pub(super) fn of_live<'a>(&'a self, tid: u32, event: &Event, live: &Live) -> Row<'a> {
         let is_call = event.kind() != Some(Kind::Block);
         Row {
@@ -158,6 +159,7 @@ impl Encoder {
     }
 
     /// What every row of an event has.
+    #[inline(always)]
     pub(super) fn base(&self, tid: u32, event: &Event, device: i8, context: u32) -> Row<'_> {
         let (number, context) = (self.owner_number(context), self.context(context));
         let Context { stack, stream, op, module, phase, .. } = context;
@@ -183,6 +185,7 @@ impl Encoder {
     }
 
     /// A row of our own: no thread, no memory.
+    #[inline(always)]
     pub(super) fn blank(&self, clock_ns: u64) -> Row<'static> {
         Row {
             seq: self.next_seq(),
