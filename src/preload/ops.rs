@@ -64,6 +64,8 @@ struct Running {
 
 pub(crate) struct Ops {
     running: Vec<Running>,
+    /// The module that made the last backward function of this thread; 0 where that is not known.
+    near: TextId,
     names: Cache<Vec<u8>, TextId>,
     stacks: Cache<Frame, StackId>,
     /// The lines of Python around the ops that run, and what they were read from: the innermost frame, and what
@@ -130,7 +132,12 @@ pub(crate) fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
         }
         match scope {
             Scope::Backward => {
-                op.origin = sequence::origin_of(record).unwrap_or(op.origin);
+                match sequence::origin_of(record) {
+                    Some(origin) => (op.origin, ops.near) = (origin, origin.module),
+                    None if sequence::is_numbered(record) => ops.near = 0,
+                    // It adds to a gradient, of the model of those around it.
+                    None => {}
+                }
                 op.phase = if op.phase == 0 { backward() } else { op.phase };
                 context::training_began();
                 context::forward_is_over();
@@ -138,7 +145,7 @@ pub(crate) fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
             }
             Scope::User => {
                 op.name = name(&mut ops.names, &op);
-                op.gathers = match sharded::gathered_in(op.name) {
+                op.gathers = match sharded::gathered_in(op.name, ops.near) {
                     Some(0) | None if op.gathers.is_some() => op.gathers,
                     found => found,
                 };
@@ -271,6 +278,7 @@ impl Ops {
     pub(crate) const fn new() -> Ops {
         Ops {
             running: Vec::new(),
+            near: 0,
             names: Cache::new(),
             stacks: Cache::new(),
             lines: 0,

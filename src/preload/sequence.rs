@@ -178,10 +178,7 @@ pub(crate) struct Origin {
 
 /// Who made the backward function of this record, when that is known.
 pub(crate) fn origin_of(record: *const c_void) -> Option<Origin> {
-    let place = PLACE.load(Ordering::Relaxed);
-    if place == 0 || place == NOWHERE {
-        return None;
-    }
+    let place = self::place()?;
     let (number, thread) = (word(record, place), forward_thread(record, place));
     let (place, key) = place_of(thread, number);
     let of = |table: &[AtomicU64; PLACES]| {
@@ -193,6 +190,11 @@ pub(crate) fn origin_of(record: *const c_void) -> Option<Origin> {
     }
     let python = if frames::are_known() { of(&PYTHON_OF) } else { None };
     of(&MODULE_OF).map(|module| Origin { module, python: python.unwrap_or(0) })
+}
+
+/// Has the backward function of this record a number? One that adds to a gradient has none.
+pub(crate) fn is_numbered(record: *const c_void) -> bool {
+    place().is_some_and(|place| (word(record, place) as i64) >= 0)
 }
 
 /// Torch's number of the thread that runs the interpreter's pending calls; 0 while it is unknown.

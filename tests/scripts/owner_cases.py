@@ -489,6 +489,24 @@ def distributed():
     # What FSDP gathers is parameters, of the module that it gathers them for.
     for phase in ("forward", "backward"):
         expect(288, module=f"{base}.inner.0", category="parameter", phase=phase, some=True)
+
+    class Critic(Outer):
+        def forward(self, y):
+            return super().forward(y) * 2
+
+    # A second model whose modules have the names of the first's.
+    critic = Critic(305, Takes(306, 224)).cuda()
+    fully_shard(critic.inner[0])
+    fully_shard(critic)
+    for _ in range(2):
+        first, second = model(x(4, 192)).sum(), critic(x(4, 224)).sum()
+        second.backward()
+        first.backward()
+        critic.zero_grad()
+        model.zero_grad()
+    base = "FSDPCritic" if keep else "Critic"
+    for phase in ("forward", "backward"):
+        expect(392, module=f"{base}.inner.0", category="parameter", phase=phase, some=True)
     torch.distributed.destroy_process_group()
     print("done")
 
