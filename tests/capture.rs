@@ -606,20 +606,22 @@ fn modules_and_lines_of_python_are_had_in_every_interpreter() {
     let pythons = pythons();
     let mut last = None;
     eprintln!("{:?}", pythons.keys());
-    for (version, python) in pythons {
-        let ran = Traced::new(&python, &[script.to_str().unwrap(), torch.to_str().unwrap()])
-            .env("MEMTRACE_STACKS", "python")
-            .run();
-        assert_eq!(ran.status(), 0, "{version:?}: {}", ran.stderr());
-        let [trace, stacks] = &ran.files()[..] else { panic!("{version:?}: {:?}", ran.files()) };
-        let told = lines_of_blocks(trace, &lines_of_stacks(stacks));
-        // The first block came before the hooks.
-        let expected: Vec<String> = ran.stdout().lines().map(str::to_owned).collect();
-        assert_eq!(told[1..], expected, "{version:?}");
-        last = Some((ran, python, expected));
+    for (version, python) in &pythons {
+        for how in ["hooks", "calls"] {
+            let ran = Traced::new(python, &[script.to_str().unwrap(), torch.to_str().unwrap(), how])
+                .env("MEMTRACE_STACKS", "python")
+                .run();
+            assert_eq!(ran.status(), 0, "{version:?} {how}: {}", ran.stderr());
+            let [trace, stacks] = &ran.files()[..] else { panic!("{version:?} {how}: {:?}", ran.files()) };
+            let told = lines_of_blocks(trace, &lines_of_stacks(stacks));
+            // The first block came before the hooks.
+            let expected: Vec<String> = ran.stdout().lines().map(str::to_owned).collect();
+            assert_eq!(told[1..], expected, "{version:?} {how}");
+            last = Some((ran, python, expected));
+        }
     }
     let (ran, python, expected) = last.unwrap();
-    exports_have_lines(&python, &ran.files()[0], &expected);
+    exports_have_lines(python, &ran.files()[0], &expected);
 }
 
 /// What `any_python.py` printed, as memory_viz's entries and flame graphs have it.

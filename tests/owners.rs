@@ -80,7 +80,7 @@ fn hard_cases_keep_their_owners_and_print_what_they_print_without_us(torch: &Tor
 }
 
 fn wrappers_are_stripped_or_kept_and_compiled_models_keep_their_graphs(torch: &Torch) {
-    same_with_and_without(torch, CASES, &["compiled", "distributed"], &[]);
+    same_with_and_without(torch, CASES, &["compiled", "somebody_elses_calls", "distributed"], &[]);
     let run = torch.trace_with("owner_cases.py", &["distributed"], &[("MEMTRACE_WRAPPERS", "1")]);
     check(torch, "owner_expected.py", &[run.folder()]);
 }

@@ -393,9 +393,18 @@ pub(crate) fn enter_module(path: TextId, key: usize) -> usize {
         thread.version.set(0);
         let Ok(mut open) = thread.open.try_borrow_mut() else { return 0 };
         open.push(range);
-        open.iter().filter(|range| range.domain == MODULES).count() - 1
+        count_modules(&open) - 1
     })
     .unwrap_or(0)
+}
+
+fn count_modules(open: &[Open]) -> usize {
+    open.iter().filter(|range| range.domain == MODULES).count()
+}
+
+/// How many modules are open on this thread.
+pub(crate) fn open_modules() -> usize {
+    on_thread(|thread| thread.open.try_borrow().map_or(0, |open| count_modules(&open))).unwrap_or(0)
 }
 
 /// The forward of the module at `key` ends, and with it those inside it that an exception left open.

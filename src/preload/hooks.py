@@ -2,7 +2,7 @@
 # and lives in a namespace of its own; nothing is imported that torch has not imported, nothing is printed,
 # and no object of the program is changed. `native` has the functions of src/preload/python.rs.
 #
-# Every hook asks first whether dynamo is tracing: a hook that does anything then breaks the graph. What goes
+# Every hook asks first whether dynamo is tracing: one that does anything then breaks the graph. What goes
 # wrong in here costs what it would have told, never the program: `Exception` ends where it arose, and what
 # is more than that (KeyboardInterrupt) is the program's.
 
@@ -17,7 +17,7 @@ from _thread import get_ident
 def install(torch, native, keep_wrappers, wants_modules, unit):
     enter, leave, adopt_path, forget_path = native["enter"], native["leave"], native["adopt"], native["forget"]
     number, tag, innermost, backwards = native["number"], native["tag"], native["innermost"], native["backwards"]
-    learn, learned, measured = native["learn"], native["learned"], native["measured"]
+    learn, learned, measured, hear = native["learn"], native["learned"], native["measured"], native["hear"]
     # By their full names: torch.optim deletes the attribute of its own submodule.
     modules, optimizers = sys.modules["torch.nn.modules.module"], sys.modules["torch.optim.optimizer"]
     Tensor, Parameter, Module, Optimizer = torch.Tensor, torch.nn.Parameter, modules.Module, optimizers.Optimizer
@@ -342,17 +342,6 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
                         measured(kind, device, bytes_, rounded)
             measure(INPUTS, tensors_in(args))
 
-    def keywords():
-        """What the module that is called now was given by name: global hooks are not told."""
-        frame = sys._getframe(2)
-        for _ in range(3):
-            if frame is None:
-                break
-            if frame.f_code.co_filename == modules.__file__ and "kwargs" in frame.f_locals:
-                return frame.f_locals["kwargs"]
-            frame = frame.f_back
-        return {}
-
     def root_called(root, args, kwargs):
         key, here = id(root), get_ident()
         calls = scans[key] = scans.get(key, 0) + 1
@@ -397,7 +386,7 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
 
     # ---- what torch calls
 
-    def before_forward(module, args):
+    def before_forward(module, /, *args, **kwargs):
         if compiling():
             return
         how = enter(module)
@@ -407,7 +396,7 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
                     adopt_new(module)
                     how = enter(module)
                 if how == 1:
-                    root_called(module, args, keywords())
+                    root_called(module, args, kwargs)
             except Exception:
                 pass
         if unit:
@@ -416,16 +405,12 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
             except Exception:
                 pass
 
-    def after_forward(module, args, output):
-        if compiling():
-            return
-        if unit:
-            try:
-                with quiet():
-                    measure(OUTPUTS, tensors_in(output))
-            except Exception:
-                pass
-        leave(module)
+    def measure_result(module, output):
+        try:
+            with quiet():
+                measure(OUTPUTS, tensors_in(output))
+        except Exception:
+            pass
 
     def before_step(optimizer, args, kwargs):
         if compiling():
@@ -459,6 +444,35 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
                     tell_states(optimizer)
         except Exception:
             pass
+
+    def hook_globally():
+        """Where calls of modules can't be heard of from C (src/preload/calls.rs). It costs more, and what a model is
+        given by name is not told."""
+        def before(module, args):
+            before_forward(module, *args)
+
+        def after(module, args, output):
+            if compiling():
+                return
+            if unit:
+                measure_result(module, output)
+            leave(module)
+
+        handles = [modules.register_module_forward_pre_hook(before)]
+        try:
+            handles.append(modules.register_module_forward_hook(after, always_call=True))
+        except TypeError:
+            handles.append(modules.register_module_forward_hook(after))
+        ours = {handle.id for handle in handles}
+        kinds = ("backward_pre_hooks", "backward_hooks", "forward_pre_hooks", "forward_hooks")
+        tables = [getattr(modules, "_global_" + kind) for kind in kinds if hasattr(modules, "_global_" + kind)]
+
+        def has_any_global_hook():
+            """torch.compile asks this and warns of global hooks; it is not to warn of ours."""
+            return any(key not in ours for table in tables for key in table)
+
+        if hasattr(modules, "_has_any_global_hook"):
+            modules._has_any_global_hook = has_any_global_hook
 
     # ---- what libmemtrace calls, on the main thread
 
@@ -531,21 +545,11 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
         return (None,)
     # All of them are found first, so that nothing is half installed.
     before, after = optimizers.register_optimizer_step_pre_hook, optimizers.register_optimizer_step_post_hook
-    handles = [modules.register_module_forward_pre_hook(before_forward)]
-    try:
-        handles.append(modules.register_module_forward_hook(after_forward, always_call=True))
-    except TypeError:
-        handles.append(modules.register_module_forward_hook(after_forward))
-    ours = {handle.id for handle in handles}
-    kinds = ("backward_pre_hooks", "backward_hooks", "forward_pre_hooks", "forward_hooks")
-    tables = [getattr(modules, "_global_" + kind) for kind in kinds if hasattr(modules, "_global_" + kind)]
-
-    def has_any_global_hook():
-        """torch.compile asks this and warns of global hooks; it is not to warn of ours."""
-        return any(key not in ours for table in tables for key in table)
-
-    if hasattr(modules, "_has_any_global_hook"):
-        modules._has_any_global_hook = has_any_global_hook
+    call, kind = vars(Module).get("_call_impl"), type(install)
+    dynamo = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    result, watch = measure_result if unit else None, getattr(dynamo, "set_eval_frame", None)
+    if type(call) is not kind or not hear(call, kind.__basicsize__, before_forward, result, watch):
+        hook_globally()
     before(before_step)
     after(after_step)
     return after_backward, out_of_memory, track

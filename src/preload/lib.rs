@@ -8,6 +8,7 @@
 
 mod cache;
 mod callers;
+mod calls;
 mod context;
 mod degraded;
 mod device;

@@ -4,30 +4,28 @@
 //! between two instructions, compiles `hooks.py` and runs it in a namespace of its own. Its hooks call the
 //! functions below, which are C functions to Python. All of Python's API that is used is looked up by name
 //! and part of its stable ABI, so one library serves 3.9 to 3.14; a program without Python has none of it.
+//! What [`crate::calls`] has beyond that it can do without.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use memtrace_record::Recorder;
-use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
 use memtrace_trace::config::{Level, Stacks};
 use memtrace_trace::rounding::MIN_BLOCK;
 use memtrace_trace::{Api, Event, Kind};
-use rustc_hash::FxHashMap;
 
 use crate::frames::{self, Known, Told};
 use crate::guard::shielded;
 use crate::real::real_dlsym;
 use crate::say::say;
-use crate::{context, init, io, ops, sequence};
+use crate::{calls, context, init, io, ops, sequence};
 
 const SOURCE: &str = concat!(include_str!("hooks.py"), "\0");
 
 /// A `PyObject *`.
-type Object = *mut c_void;
+pub(crate) type Object = *mut c_void;
 /// `PyCFunctionFast`: self, arguments, their number.
 type Function = unsafe extern "C" fn(Object, *const Object, isize) -> Object;
 
@@ -47,11 +45,12 @@ unsafe impl Sync for Method {}
 const FASTCALL: c_int = 0x80;
 
 /// What `hooks.py` calls.
-static METHODS: [Method; 12] = [
-    method(c"enter", enter),
-    method(c"leave", leave),
-    method(c"adopt", adopt),
-    method(c"forget", forget),
+static METHODS: [Method; 13] = [
+    method(c"enter", calls::enter),
+    method(c"leave", calls::leave),
+    method(c"adopt", calls::adopt),
+    method(c"forget", calls::forget),
+    method(c"hear", calls::hear),
     method(c"number", number),
     method(c"tag", tag),
     method(c"innermost", innermost),
@@ -66,9 +65,6 @@ const fn method(name: &'static CStr, function: Function) -> Method {
     Method { name: name.as_ptr(), function, flags: FASTCALL, doc: std::ptr::null() }
 }
 
-/// The numbers of the paths of module objects, by their address. Only who holds the GIL takes the lock.
-static PATHS: Mutex<Option<FxHashMap<usize, TextId>>> = Mutex::new(None);
-
 /// What `hooks.py` gave us to call: when a backward is over, when memory ran out.
 static AFTER_BACKWARD: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static AFTER_OUT_OF_MEMORY: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
@@ -82,18 +78,17 @@ static GRADIENTS_WANTED: AtomicBool = AtomicBool::new(true);
 /// Looks functions of Python up and calls them: `python!(name(args) as type)`.
 macro_rules! python {
     ($name:ident($($arg:expr),*) as $type:ty) => {{
-        let found = symbol(match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-            Ok(name) => name,
-            Err(_) => c"",
-        });
+        let name = std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes());
+        let found = $crate::python::symbol(name.unwrap_or_default());
         if found.is_null() {
             return Default::default();
         }
         // SAFETY: the function's type in Python's headers; the GIL is held (see `pending`, and the
         // functions that Python calls).
-        unsafe { std::mem::transmute::<*mut c_void, $type>(found)($($arg),*) }
+        unsafe { std::mem::transmute::<*mut std::ffi::c_void, $type>(found)($($arg),*) }
     }};
 }
+pub(crate) use python;
 
 /// A symbol of the interpreter, which is in the global scope: the program itself, or its libpython.
 pub(crate) fn symbol(name: &CStr) -> *mut c_void {
@@ -355,14 +350,17 @@ fn forget_error() {
     python!(PyErr_Clear() as unsafe extern "C" fn());
 }
 
-fn release(object: Object) {
-    if !object.is_null() {
-        python!(Py_DecRef(object) as unsafe extern "C" fn(Object));
+pub(crate) fn release(object: Object) {
+    let found = symbol_of_release();
+    if object.is_null() || found.is_null() {
+        return;
     }
+    // SAFETY: the type of Py_DecRef; the GIL is held.
+    unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Object)>(found)(object) }
 }
 
 /// A number for Python. Null, which raises, only when there is no memory.
-fn integer(value: i64) -> Object {
+pub(crate) fn integer(value: i64) -> Object {
     let found = symbol_of_long();
     if found.is_null() {
         return null_mut();
@@ -374,20 +372,22 @@ fn integer(value: i64) -> Object {
 /// The functions that every call of a hook needs are looked up once.
 macro_rules! cached {
     ($function:ident, $name:literal) => {
-        fn $function() -> *mut c_void {
-            static FOUND: std::sync::atomic::AtomicPtr<c_void> =
-                std::sync::atomic::AtomicPtr::new(null_mut());
-            let mut found = FOUND.load(Ordering::Relaxed);
+        fn $function() -> *mut std::ffi::c_void {
+            static FOUND: std::sync::atomic::AtomicPtr<std::ffi::c_void> =
+                std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
+            let mut found = FOUND.load(std::sync::atomic::Ordering::Relaxed);
             if found.is_null() {
-                found = symbol($name);
-                FOUND.store(found, Ordering::Relaxed);
+                found = $crate::python::symbol($name);
+                FOUND.store(found, std::sync::atomic::Ordering::Relaxed);
             }
             found
         }
     };
 }
+pub(crate) use cached;
 cached!(symbol_of_pending, c"Py_AddPendingCall");
 cached!(symbol_of_initialized, c"Py_IsInitialized");
+cached!(symbol_of_release, c"Py_DecRef");
 cached!(symbol_of_long, c"PyLong_FromLong");
 cached!(symbol_of_size, c"PyLong_AsSize_t");
 cached!(symbol_of_text, c"PyUnicode_AsUTF8AndSize");
@@ -395,8 +395,8 @@ cached!(symbol_of_text, c"PyUnicode_AsUTF8AndSize");
 /// The `index`th argument as a number; 0 for one that is none.
 ///
 /// # Safety
-/// As [`enter`].
-unsafe fn size(args: *const Object, count: isize, index: isize) -> usize {
+/// As [`calls::enter`].
+pub(crate) unsafe fn size(args: *const Object, count: isize, index: isize) -> usize {
     let found = symbol_of_size();
     if index >= count || found.is_null() {
         return 0;
@@ -411,8 +411,8 @@ unsafe fn size(args: *const Object, count: isize, index: isize) -> usize {
 /// The `index`th argument as a text; empty for one that is none.
 ///
 /// # Safety
-/// As [`enter`]; the text lives as long as the argument.
-unsafe fn text<'a>(args: *const Object, count: isize, index: isize) -> &'a str {
+/// As [`calls::enter`]; the text lives as long as the argument.
+pub(crate) unsafe fn text<'a>(args: *const Object, count: isize, index: isize) -> &'a str {
     let found = symbol_of_text();
     if index >= count || found.is_null() {
         return "";
@@ -433,60 +433,10 @@ unsafe fn text<'a>(args: *const Object, count: isize, index: isize) -> &'a str {
 /// The address of the `index`th argument, which is its `id`; 0 for none.
 ///
 /// # Safety
-/// As [`enter`].
-unsafe fn identity(args: *const Object, count: isize, index: isize) -> usize {
+/// As [`calls::enter`].
+pub(crate) unsafe fn identity(args: *const Object, count: isize, index: isize) -> usize {
     // SAFETY: the argument is there.
     if index < count { unsafe { *args.offset(index) as usize } } else { 0 }
-}
-
-fn with_paths<R>(work: impl FnOnce(&mut FxHashMap<usize, TextId>) -> R) -> R {
-    work(PATHS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
-}
-
-/// `enter(module)`: its forward begins. 0: inside that of another, or again, for a backward that recomputes it, whose
-/// thread is no caller of the model; 1: it is the outermost; 2: nobody knows it, and nothing was done.
-///
-/// # Safety
-/// Called by Python, which holds the GIL and passes `count` arguments.
-unsafe extern "C" fn enter(_: Object, args: *const Object, count: isize) -> Object {
-    // SAFETY: by the contract.
-    let module = unsafe { identity(args, count, 0) };
-    let how = shielded(|| {
-        let Some(path) = with_paths(|paths| paths.get(&module).copied()) else { return 2 };
-        if context::enter_module(path, module) > 0 || context::is_autograd_thread() {
-            return 0;
-        }
-        another_backward_follows();
-        1
-    });
-    integer(how.unwrap_or(0))
-}
-
-/// `leave(module)`: it ends.
-unsafe extern "C" fn leave(_: Object, args: *const Object, count: isize) -> Object {
-    // SAFETY: as in `enter`.
-    let module = unsafe { identity(args, count, 0) };
-    shielded(|| context::leave_module(module));
-    integer(0)
-}
-
-/// `adopt(module, path)`: its path is known.
-unsafe extern "C" fn adopt(_: Object, args: *const Object, count: isize) -> Object {
-    // SAFETY: as in `enter`.
-    let (module, path) = unsafe { (identity(args, count, 0), text(args, count, 1)) };
-    shielded(|| {
-        let path = text_id(path);
-        with_paths(|paths| paths.insert(module, path));
-    });
-    integer(0)
-}
-
-/// `forget(id)`: the module is gone.
-unsafe extern "C" fn forget(_: Object, args: *const Object, count: isize) -> Object {
-    // SAFETY: as in `enter`.
-    let module = unsafe { size(args, count, 0) };
-    shielded(|| with_paths(|paths| paths.remove(&module)));
-    integer(0)
 }
 
 /// `backwards() -> int`: how many backward functions ran.
@@ -497,7 +447,7 @@ unsafe extern "C" fn backwards(_: Object, _: *const Object, _: isize) -> Object 
 /// `learn_frames(code, size, filename, name, lines, [code, byte, line]...)`: frames that are known; see
 /// [`crate::frames`]. Nothing when they can't be told.
 unsafe extern "C" fn learn_frames(_: Object, args: *const Object, count: isize) -> Object {
-    // SAFETY: as in `enter`.
+    // SAFETY: as in `calls::enter`.
     let numbers: Vec<usize> = (0..count).map(|index| unsafe { size(args, count, index) }).collect();
     let learned = shielded(|| {
         let [code, code_size, filename, name, lines, callers @ ..] = &numbers[..] else { return false };
@@ -522,7 +472,7 @@ unsafe extern "C" fn learn_frames(_: Object, args: *const Object, count: isize) 
 
 /// `number(path) -> int`.
 unsafe extern "C" fn number(_: Object, args: *const Object, count: isize) -> Object {
-    // SAFETY: as in `enter`.
+    // SAFETY: as in `calls::enter`.
     let path = unsafe { text(args, count, 0) };
     integer(i64::from(shielded(|| text_id(path)).unwrap_or(0)))
 }
@@ -534,7 +484,7 @@ unsafe extern "C" fn innermost(_: Object, _: *const Object, _: isize) -> Object 
 
 /// `learn(tensor, storage, data, bytes)`: where a tensor is, for io records.
 unsafe extern "C" fn learn(_: Object, args: *const Object, count: isize) -> Object {
-    // SAFETY: as in `enter`.
+    // SAFETY: as in `calls::enter`.
     let at = |index| unsafe { size(args, count, index) };
     let known = io::learn::Known { tensor: at(0), storage: at(1), data: at(2), bytes: at(3) };
     shielded(|| io::learn::tensor(known));
@@ -554,7 +504,7 @@ unsafe extern "C" fn learned(_: Object, _: *const Object, _: isize) -> Object {
 /// `measured(kind, device, bytes, rounded)`: the memory of the module that is open. `kind` is 0 for its
 /// parameters, 1 for its buffers, 2 for what its call was given and 3 for what it returned.
 unsafe extern "C" fn measured(_: Object, args: *const Object, count: isize) -> Object {
-    // SAFETY: as in `enter`.
+    // SAFETY: as in `calls::enter`.
     let at = |index| unsafe { size(args, count, index) };
     let (kind, device, bytes, rounded) = (at(0), at(1), at(2), at(3));
     shielded(|| {
@@ -571,9 +521,9 @@ unsafe extern "C" fn measured(_: Object, args: *const Object, count: isize) -> O
 
 /// `tag(pointer, category, path, name)`: what the block at `pointer` is for; texts by their numbers.
 unsafe extern "C" fn tag(_: Object, args: *const Object, count: isize) -> Object {
-    // SAFETY: as in `enter`.
+    // SAFETY: as in `calls::enter`.
     let (addr, category) = unsafe { (size(args, count, 0), size(args, count, 1)) };
-    // SAFETY: as in `enter`.
+    // SAFETY: as in `calls::enter`.
     let (path, name) = unsafe { (size(args, count, 2), size(args, count, 3)) };
     shielded(|| {
         // What is not in the trace has no owner to tell of.

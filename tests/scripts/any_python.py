@@ -1,12 +1,15 @@
-"""Modules and lines of Python, in any interpreter: any_python.py LIBC10_CUDA.
+"""Modules and lines of Python, in any interpreter: any_python.py LIBC10_CUDA calls|hooks.
 
 There is no torch: a stand-in has what src/preload/hooks.py asks of it, and blocks come from the stand-in for torch's
-allocator. Prints, of each block, the module that took it and the lines that were there, outermost first.
+allocator. Prints, of each block, the module that took it and the lines that were there, outermost first. With `hooks`
+calls of modules can't be heard of from C.
 """
 
 import ctypes
+import functools
 import sys
 import threading
+import time
 import types
 import weakref
 
@@ -52,14 +55,24 @@ class Module:
     def buffers(self):
         return iter(())
 
-    def __call__(self, *args):
+    # As torch has them.
+    def _wrapped_call_impl(self, *args, **kwargs):
+        return self._call_impl(*args, **kwargs)
+
+    def _call_impl(self, *args, **kwargs):
         for hook in Module.before:
             hook(self, args)
         try:
-            return self.forward(*args)
+            return self.forward(*args, **kwargs)
         finally:
             for hook in Module.after:
                 hook(self, args, None)
+
+    __call__ = _wrapped_call_impl
+
+
+if sys.argv[2] == "hooks":
+    Module._call_impl = functools.partialmethod(Module._call_impl)
 
 
 def register(hooks):
@@ -78,7 +91,17 @@ def stand_in(name, **members):
 
 
 layouts = {name: object() for name in ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")}
-compiler = types.SimpleNamespace(is_compiling=lambda: False)
+interrupts = []
+
+
+def is_scripting():
+    if interrupts:
+        raise interrupts.pop()
+    return False
+
+
+# One that asks another, as torch's does: near the end of the stack it fails where a module's forward does not.
+compiler = types.SimpleNamespace(is_compiling=lambda: is_scripting())
 stand_in("torch", Tensor=Tensor, nn=types.SimpleNamespace(Parameter=Parameter), _C=Library, compiler=compiler, **layouts)
 stand_in("torch.nn.modules.module", Module=Module, register_module_forward_pre_hook=register(Module.before),
          register_module_forward_hook=register(Module.after))
@@ -114,9 +137,94 @@ class Net(Module):
         self._modules["inner"](deeper)
 
 
+class Part(Module):
+    def forward(self, takes):
+        if takes:
+            block("Every.part")
+
+
+class Above(Module):
+    """Has a call of its own."""
+
+    def __call__(self, takes):
+        return super().__call__(takes)
+
+    def forward(self, takes):
+        if takes:
+            block("Every.above")
+
+
+class Raises(Module):
+    def forward(self, error):
+        raise error
+
+
+class Endless(Module):
+    def forward(self):
+        self()
+
+
+class Shallow(Module):
+    def forward(self):
+        return None
+
+
+def reach():
+    """How deep a module can be called that nobody called before."""
+
+    def deep(further):
+        return deep(further - 1) if further else Shallow()()
+
+    further = sys.getrecursionlimit() - 100
+    while True:
+        try:
+            deep(further)
+        except RecursionError:
+            return further
+        further += 1
+
+
+class Every(Module):
+    """Calls its parts in every way that there is."""
+
+    def forward(self, takes):
+        part = self._modules["part"]
+        part(takes)
+        part(takes=takes)
+        part(*(takes,))
+        part.__call__(takes)
+        Module.__call__(part, takes)
+        functools.partial(part, takes)()
+        functools.partial(Module.__call__, part)(takes)
+        self._modules["above"](takes)
+        for name, error in (("raises", KeyError()), ("raises", KeyboardInterrupt()), ("endless", RecursionError())):
+            try:
+                self._modules[name](*([error] if name == "raises" else []))
+            except type(error):
+                if takes:
+                    block("Every")
+
+
+every = Every(part=Part(), above=Above(), raises=Raises(), endless=Endless())
+for _ in range(100):
+    every(False)  # by now the interpreter has made up its mind how each of these calls is done
+reached = reach()
 library.torch_allocate(512)  # from here on the hooks are there
 for _ in range(100):
     pass
+assert bool(Module.before) == (sys.argv[2] == "hooks")
+every(True)
+if not Module.before:
+    # What is raised in a hook is the program's own, or nobody hears of it.
+    assert reach() == reached
+    interrupts.append(KeyError())
+    Shallow()()
+    interrupts.append(KeyboardInterrupt())
+    try:
+        Shallow()()
+    except KeyboardInterrupt:
+        block("(none)")
+    assert not interrupts
 net = Net(inner=Inner())
 for deeper in (0, 2):
     net(deeper)
@@ -125,3 +233,24 @@ thread = threading.Thread(target=lambda: net(1))
 thread.start()
 thread.join()
 eval(compile("net(0)\n", __file__, "exec"))
+
+
+class Waits(Module):
+    def forward(self):
+        while True:
+            time.sleep(0.0001)
+
+
+class Late:
+    """Goes when Python ends, and lets go of the interpreter meanwhile."""
+
+    def __init__(self, sleep=time.sleep):
+        self.sleep = sleep
+
+    def __del__(self):
+        self.sleep(0.01)
+
+
+late = Late()
+# Python unwinds the daemon from within the module.
+threading.Thread(target=Waits(), daemon=True).start()

@@ -5,10 +5,13 @@ made at known places; what their owner must be is written down for tests/owners.
 """
 
 import copy
+import ctypes
 import json
+import mmap
 import os
 import sys
 import threading
+import traceback
 import warnings
 
 import torch
@@ -18,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 expected = []
 kept = []
+by_hooks = False
 
 
 def block(count):
@@ -71,10 +75,15 @@ def exception():
         model(x())
     except ValueError as error:
         print("caught", error)
+        if not by_hooks:
+            print([frame.name for frame in traceback.extract_tb(error.__traceback__)])
     block(103)
     model.inner[1] = nn.Identity()
     model(x())
     block(104)
+    if not by_hooks:
+        # Torch's short way of a module call is the one that is taken.
+        print("hooks", len(torch.nn.modules.module._global_forward_hooks))
     expect(102, module="Outer.inner.0", phase="forward", callers=["block", "forward", "forward", "exception"])
     expect(103, module="(script)")
     expect(101, module="Outer", phase="forward")
@@ -82,10 +91,13 @@ def exception():
 
 
 def outside_root():
-    """A part that is called without the model that it belongs to."""
+    """A part that is called without the model that it belongs to; its hooks are part of it."""
     model = Outer(111, Takes(112), Takes(113)).cuda()
+    model.inner[1].register_forward_pre_hook(lambda *_: kept.append(block(114)))
+    model.inner[1].register_forward_hook(lambda *_: kept.append(block(115)))
     model.inner[1](x())
-    expect(113, module="Outer.inner.1")
+    for count in (113, 114, 115):
+        expect(count, module="Outer.inner.1")
     model.inner(x())
     expect(112, module="Outer.inner.0")
     model(x())
@@ -445,6 +457,38 @@ def compiled():
     whole = torch.compile(nn.Sequential(nn.Linear(16, 16), nn.GELU()).cuda(), backend="aot_eager", fullgraph=True)
     print(whole(x()).shape)
     expect(2, module="Outer.inner.0", category="parameter", some=True)
+    if by_hooks:
+        return
+
+    class InPlace(Outer):
+        def forward(self, y):
+            return self.inner(y)
+
+    # The call that dynamo watches is the model's own, and nothing of ours is compiled.
+    counters.clear()
+    model = InPlace(1, nn.Linear(128, 339, bias=False), nn.ReLU()).cuda()
+    model.compile(backend=counter)
+    for rows in (4, 4, 5):
+        model(x(rows, 128)).sum().backward()
+    print("graphs", counter.frame_count, dict(counters["frames"]), dict(counters["stats"]))
+    expect(339, module="InPlace.inner.0", category="parameter", some=True)
+
+
+def somebody_elses_calls():
+    """The same when `_call_impl` is already called in a way of somebody else's: here, through a jump of x86-64."""
+    global by_hooks, jump
+    by_hooks = True
+    call = nn.Module._call_impl
+    words = (ctypes.c_size_t * (type(call).__basicsize__ // 8)).from_address(id(call))
+    usual = ctypes.cast(ctypes.pythonapi._PyFunction_Vectorcall, ctypes.c_void_p).value
+    jump = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    jump.write(b"\x48\xb8" + usual.to_bytes(8, "little") + b"\xff\xe0")
+    words[list(words).index(usual)] = ctypes.addressof(ctypes.c_char.from_buffer(jump))
+    exception()
+    checkpoint_free()
+    compiled()
+    if "libmemtrace.so" in os.environ["LD_PRELOAD"]:
+        assert torch.nn.modules.module._global_forward_hooks
 
 
 def distributed():
