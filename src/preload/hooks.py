@@ -18,6 +18,7 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
     enter, leave, adopt_path, forget_path = native["enter"], native["leave"], native["adopt"], native["forget"]
     number, tag, innermost, backwards = native["number"], native["tag"], native["innermost"], native["backwards"]
     learn, learned, measured, hear = native["learn"], native["learned"], native["measured"], native["hear"]
+    gradients = native["gradients"]
     # By their full names: torch.optim deletes the attribute of its own submodule.
     modules, optimizers = sys.modules["torch.nn.modules.module"], sys.modules["torch.optim.optimizer"]
     Tensor, Parameter, Module, Optimizer = torch.Tensor, torch.nn.Parameter, modules.Module, optimizers.Optimizer
@@ -43,7 +44,6 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
     states = {}  # id(optimizer) -> (weak reference, steps, entries)
     numbers = {"": 0}  # text -> its number
     names = {}  # (name of a parameter, kind of its state) -> number
-    uncalled = []  # weak references of models that were there at the last search and had not been called
     left = {"searches": 8, "rescues": 4}
     told = [-1]  # how many backward functions had run when gradients were told last
     callers = {}  # id(root) -> the thread that called it last: only that one may look at its gradients
@@ -162,25 +162,30 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
             return module
         left["searches"] -= 1
         parents = {}
-        others, are_all = living(Module)
-        for other in others:
+        for other in living(Module)[0]:
             for child in children(other):
                 parents.setdefault(id(child), other)
-        if are_all:
-            uncalled[:] = [weakref.ref(other) for other in others if id(other) not in parents and id(other) not in refs]
         climbed = {id(module)}
         while id(module) in parents and id(parents[id(module)]) not in climbed:
             module = parents[id(module)]
             climbed.add(id(module))
         return module
 
+    def is_time_to_look(calls):
+        """Of a root's calls the third, the hundredth, the thousandth, and so on: to look at all objects takes as long
+        as one or two."""
+        return calls == 3 or calls >= 100 and str(calls).strip("0") == "1"
+
     def adopt_uncalled():
-        """A model that was there when another was first called, and that nobody has called by that one's third call,
-        has paths too: the copy that keeps the mean of the weights (EMA) is only ever written to."""
-        found, uncalled[:] = [ref() for ref in uncalled], []
-        for root in found:
+        """A model that is there and that nobody calls has paths too: the copy that keeps the mean of the weights (EMA)
+        is only ever written to."""
+        others, are_all = living(Module)
+        if not are_all:
+            return
+        inside = {id(child) for other in others for child in children(other)}
+        for root in others:
             try:
-                if root is None or any(id(module) in paths for module in root.modules()):
+                if id(root) in inside or any(id(module) in paths for module in root.modules()):
                     continue
                 if any(parameter.is_cuda and owner_of(parameter) is None for parameter in root.parameters()):
                     adopt_tree(root, root_name(root))
@@ -285,16 +290,17 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
 
     def tell_gradients():
         """Of every parameter that is known and of no model that another thread trains: a backward of it may run."""
-        seen, here = set(), get_ident()
+        here = get_ident()
         told[0] = backwards()
-        for key, (ref, path, _, root, name) in list(owners.items()):
+        here_owned = [item for item in owners.items() if callers.get(item[1][3], main) == here]
+        seen = set()
+        for index in gradients(here_owned, Tensor, strided, GRADIENT):
+            key, (ref, path, _, _, name) = here_owned[index]
             parameter = ref()
             if parameter is None:
                 owners.pop(key, None)
-            elif callers.get(root, main) == here and parameter.is_leaf:
-                gradient = parameter.grad
-                if gradient is not None:
-                    tell(gradient, GRADIENT, path, name, seen)
+            elif parameter.is_leaf and parameter.grad is not None:
+                tell(parameter.grad, GRADIENT, path, name, seen)
 
     def tell_inputs(value, seen, deeper=3):
         if isinstance(value, Tensor):
@@ -354,7 +360,7 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
             if calls <= 3 or calls % 50 == 0:
                 top = refs[tops[key]]() if tops.get(key) in refs else None
                 scan(top if top is not None else root)
-            if calls == 3 and here == main:
+            if here == main and is_time_to_look(calls):
                 adopt_uncalled()
             seen = set()
             tell_inputs(args, seen)

@@ -13,6 +13,7 @@ mod context;
 mod degraded;
 mod device;
 mod frames;
+mod gradients;
 mod guard;
 mod hooks;
 mod init;

@@ -17,6 +17,7 @@ use memtrace_trace::rounding::MIN_BLOCK;
 use memtrace_trace::{Api, Event, Kind};
 
 use crate::frames::{self, Known, Told};
+use crate::gradients::gradients;
 use crate::guard::shielded;
 use crate::real::real_dlsym;
 use crate::say::say;
@@ -45,7 +46,7 @@ unsafe impl Sync for Method {}
 const FASTCALL: c_int = 0x80;
 
 /// What `hooks.py` calls.
-static METHODS: [Method; 13] = [
+static METHODS: [Method; 14] = [
     method(c"enter", calls::enter),
     method(c"leave", calls::leave),
     method(c"adopt", calls::adopt),
@@ -53,6 +54,7 @@ static METHODS: [Method; 13] = [
     method(c"hear", calls::hear),
     method(c"number", number),
     method(c"tag", tag),
+    method(c"gradients", gradients),
     method(c"innermost", innermost),
     method(c"backwards", backwards),
     method(c"learn", learn),
@@ -525,20 +527,23 @@ unsafe extern "C" fn tag(_: Object, args: *const Object, count: isize) -> Object
     let (addr, category) = unsafe { (size(args, count, 0), size(args, count, 1)) };
     // SAFETY: as in `calls::enter`.
     let (path, name) = unsafe { (size(args, count, 2), size(args, count, 3)) };
-    shielded(|| {
-        // What is not in the trace has no owner to tell of.
-        let Some(recorder) = Recorder::active() else { return };
-        // The block's context and step are those of its allocation.
-        recorder.record(|clock_ns| Event {
-            clock_ns,
-            kind: Kind::Tag as u8,
-            api: Api::Python as u8,
-            addr: addr as u64,
-            size: category as i64,
-            reserved: name as u64,
-            extra: path as i64,
-            ..Event::default()
-        });
-    });
+    shielded(|| tell(addr, category, path, name));
     integer(0)
+}
+
+/// As [`tag`].
+pub(crate) fn tell(addr: usize, category: usize, path: usize, name: usize) {
+    // What is not in the trace has no owner to tell of.
+    let Some(recorder) = Recorder::active() else { return };
+    // The block's context and step are those of its allocation.
+    recorder.record(|clock_ns| Event {
+        clock_ns,
+        kind: Kind::Tag as u8,
+        api: Api::Python as u8,
+        addr: addr as u64,
+        size: category as i64,
+        reserved: name as u64,
+        extra: path as i64,
+        ..Event::default()
+    });
 }

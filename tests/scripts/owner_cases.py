@@ -154,9 +154,14 @@ def uncalled():
     expect(422, module="Sequential#3.0", category="buffer")
     expect(425, module="AveragedModel.0", category="parameter")
     expect(426, module="AveragedModel.0", category="buffer")
+    # One that comes later has by the hundredth call.
+    later = copy.deepcopy(nn.Sequential(Weighs(431)).cuda())
+    for _ in range(97):
+        model(x())
+    expect(431, module="Sequential#4.0", category="parameter")
     nn.Sequential(Takes(429)).cuda()(x())
-    expect(429, module="Sequential#4.0")
-    kept.extend((mean, averaged, holder))
+    expect(429, module="Sequential#5.0")
+    kept.extend((mean, averaged, holder, later))
 
 
 def late():
