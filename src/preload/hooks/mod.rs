@@ -53,6 +53,7 @@ pub(crate) mod nvtx;
 mod process;
 pub(crate) mod torch_allocator;
 mod torch_ops;
+mod torch_state;
 
 /// `cudaErrorInitializationError`: what a program gets when there is no runtime behind the hook.
 const NO_RUNTIME: std::ffi::c_int = 3;

@@ -50,6 +50,12 @@ unsafe extern "C" fn cudaGetDeviceCount(count: *mut c_int) -> c_int {
     GET_DEVICE_COUNT.get().map_or(super::NO_RUNTIME, |real| unsafe { real(count) })
 }
 
+/// Are our callbacks among torch's?
+#[inline]
+pub(super) fn are_installed() -> bool {
+    INSTALLED.load(Ordering::Relaxed)
+}
+
 fn install() {
     let Some(session) = init::session() else { return };
     super::torch_allocator::install();
