@@ -75,6 +75,7 @@ fn hard_cases_keep_their_owners_and_print_what_they_print_without_us(torch: &Tor
         "threads",
         "modes",
         "odd_modules",
+        "profilers",
     ];
     same_with_and_without(torch, CASES, &cases, &[("MEMTRACE_STACKS", "python")]);
 }

@@ -164,6 +164,39 @@ def uncalled():
     kept.extend((mean, averaged, holder, later))
 
 
+def profilers():
+    """torch's profilers hear what they hear without us, on every thread: those of all threads, and those of one that
+    autograd's threads take over."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).cuda()
+
+    def train():
+        model(x(4, 8)).sum().backward()
+
+    def told(events):
+        names = [(str(event.thread), event.name) for event in events]
+        return sorted((name, names.count(name)) for name in set(names) if "cuda" not in name[1].lower())
+
+    train()
+    for _ in range(2):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            train()
+        print("all", told(profile.events()))
+        train()
+    kinds, switch = torch._C._profiler, getattr(torch._C._autograd, "_enable_record_function", None)
+    options = kinds.ProfilerConfig(kinds.ProfilerState.CPU, *[False] * 5, kinds._ExperimentalConfig())
+    for on in (True, False, True):
+        torch.autograd._enable_profiler_legacy(options)
+        if switch is not None:
+            switch(on)
+        train()
+        if switch is not None:
+            switch(True)
+        train()
+        threads = torch.autograd._disable_profiler_legacy()
+        print("one", sorted(sorted(event.name() for event in thread if event.kind() == "push") for thread in threads))
+        train()
+
+
 def late():
     """Modules that come after the first call: added to the tree, made in a forward, of no tree."""
     model = Outer(141, Takes(142)).cuda()
