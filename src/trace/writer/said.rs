@@ -43,7 +43,7 @@ impl One {
         let digit = self.length.wrapping_sub(2);
         if last >= 0
             && last.checked_add(1) == Some(number)
-            && let Some(digit @ b'0'..b'9') = self.text.get_mut(digit)
+            && let Some(digit @ b'0'..=b'8') = self.text.get_mut(digit)
         {
             *digit += 1;
             self.numbers = [number];
