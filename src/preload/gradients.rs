@@ -42,6 +42,17 @@ unsafe impl Send for Python {}
 // SAFETY: as above.
 unsafe impl Sync for Python {}
 
+/// A function of Python's API.
+///
+/// # Safety
+/// `F` is its type.
+unsafe fn function<F: Copy>(name: &CStr) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    let found = symbol(name);
+    // SAFETY: an address, and by the contract that of such a function.
+    (!found.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) })
+}
+
 impl Python {
     fn get() -> Option<&'static Python> {
         static FOUND: OnceLock<Option<Python>> = OnceLock::new();
@@ -49,35 +60,31 @@ impl Python {
     }
 
     fn find() -> Option<Python> {
-        fn found(name: &CStr) -> Option<*mut c_void> {
-            Some(symbol(name)).filter(|found| !found.is_null())
-        }
         type Intern = unsafe extern "C" fn(*const c_char) -> Object;
-        let intern = found(c"PyUnicode_InternFromString")?;
-        // SAFETY: the type in Python's headers, as of all that follow; the GIL is held.
-        let intern = unsafe { std::mem::transmute::<*mut c_void, Intern>(intern) };
+        // SAFETY: the type in Python's headers.
+        let intern: Intern = unsafe { function(c"PyUnicode_InternFromString")? };
         let named = |name: &CStr| {
-            // SAFETY: a text that ends in 0.
+            // SAFETY: a text that ends in 0; the GIL is held.
             Some(unsafe { intern(name.as_ptr()) }).filter(|object| !object.is_null())
         };
         // SAFETY: the types in Python's headers.
         unsafe {
             Some(Python {
-                list_size: std::mem::transmute(found(c"PyList_Size")?),
-                list_item: std::mem::transmute(found(c"PyList_GetItem")?),
-                list_new: std::mem::transmute(found(c"PyList_New")?),
-                list_append: std::mem::transmute(found(c"PyList_Append")?),
-                tuple_item: std::mem::transmute(found(c"PyTuple_GetItem")?),
-                call: std::mem::transmute(found(c"PyObject_CallFunctionObjArgs")?),
-                call_method: std::mem::transmute(found(c"PyObject_CallMethodObjArgs")?),
-                attribute: std::mem::transmute(found(c"PyObject_GetAttr")?),
-                kind: std::mem::transmute(found(c"PyObject_Type")?),
-                is_true: std::mem::transmute(found(c"PyObject_IsTrue")?),
-                number: std::mem::transmute(found(c"PyLong_AsSize_t")?),
-                raised: std::mem::transmute(found(c"PyErr_Occurred")?),
-                clear: std::mem::transmute(found(c"PyErr_Clear")?),
-                release: std::mem::transmute(found(c"Py_DecRef")?),
-                none: found(c"_Py_NoneStruct")?,
+                list_size: function(c"PyList_Size")?,
+                list_item: function(c"PyList_GetItem")?,
+                list_new: function(c"PyList_New")?,
+                list_append: function(c"PyList_Append")?,
+                tuple_item: function(c"PyTuple_GetItem")?,
+                call: function(c"PyObject_CallFunctionObjArgs")?,
+                call_method: function(c"PyObject_CallMethodObjArgs")?,
+                attribute: function(c"PyObject_GetAttr")?,
+                kind: function(c"PyObject_Type")?,
+                is_true: function(c"PyObject_IsTrue")?,
+                number: function(c"PyLong_AsSize_t")?,
+                raised: function(c"PyErr_Occurred")?,
+                clear: function(c"PyErr_Clear")?,
+                release: function(c"Py_DecRef")?,
+                none: Some(symbol(c"_Py_NoneStruct")).filter(|none| !none.is_null())?,
                 is_leaf: named(c"is_leaf")?,
                 grad: named(c"grad")?,
                 is_cuda: named(c"is_cuda")?,
