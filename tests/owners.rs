@@ -216,7 +216,7 @@ fn said(output: &Output) -> Vec<String> {
     let lines = text(&output.stderr);
     let differs = |line: &&str| {
         ["memtrace:", "W1", "["].iter().any(|start| line.starts_with(start))
-            || ["/tmp/", "[rank0]", "IPKernelApp"].iter().any(|word| line.contains(word))
+            || ["/tmp/", "[rank0]", "IPKernelApp", "init.cpp:"].iter().any(|word| line.contains(word))
     };
     lines.lines().filter(|line| !differs(line)).map(str::to_owned).collect()
 }
