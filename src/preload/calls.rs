@@ -25,7 +25,8 @@ use rustc_hash::FxHashMap;
 use crate::context;
 use crate::guard::shielded;
 use crate::python::{
-    Object, another_backward_follows, cached, identity, integer, python, release, size, symbol, text,
+    Object, another_backward_follows, cached, function_named, identity, integer, python, release, size,
+    symbol, text,
 };
 
 /// The numbers of the paths of module objects, by their address. Only who holds the GIL takes the lock.
@@ -272,13 +273,12 @@ impl Field {
 /// Both are functions written in Python; the object of one has `bytes` bytes.
 unsafe fn field_of(function: Object, bytes: usize, plain: Object) -> Option<Field> {
     type Get = unsafe extern "C" fn(Object) -> *mut c_void;
-    let (get, set) = (symbol(c"PyVectorcall_Function"), symbol(c"PyFunction_SetVectorcall"));
-    let (usual, field) = if !get.is_null() && !set.is_null() {
-        // SAFETY: the types of these functions; the GIL is held.
-        let (get, set) = unsafe {
-            (std::mem::transmute::<*mut c_void, Get>(get), std::mem::transmute::<*mut c_void, Set>(set))
-        };
-        // SAFETY: as above.
+    // SAFETY: the types of these functions.
+    let (get, set) = unsafe {
+        (function_named::<Get>(c"PyVectorcall_Function"), function_named::<Set>(c"PyFunction_SetVectorcall"))
+    };
+    let (usual, field) = if let (Some(get), Some(set)) = (get, set) {
+        // SAFETY: two functions; the GIL is held.
         let (usual, is) = unsafe { (get(plain), get(function)) };
         (usual, (usual == is).then_some(Field::By(set)))
     } else {

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use rustc_hash::{FxBuildHasher, FxHashSet};
 
 use crate::guard::shielded;
-use crate::python::{Object, integer, symbol, tell};
+use crate::python::{Object, function_named, integer, symbol, tell};
 
 /// What is used of Python's API (all of it is in its stable ABI), and the names of what tensors are asked.
 struct Python {
@@ -42,17 +42,6 @@ unsafe impl Send for Python {}
 // SAFETY: as above.
 unsafe impl Sync for Python {}
 
-/// A function of Python's API.
-///
-/// # Safety
-/// `F` is its type.
-unsafe fn function<F: Copy>(name: &CStr) -> Option<F> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    let found = symbol(name);
-    // SAFETY: an address, and by the contract that of such a function.
-    (!found.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) })
-}
-
 impl Python {
     fn get() -> Option<&'static Python> {
         static FOUND: OnceLock<Option<Python>> = OnceLock::new();
@@ -62,7 +51,7 @@ impl Python {
     fn find() -> Option<Python> {
         type Intern = unsafe extern "C" fn(*const c_char) -> Object;
         // SAFETY: the type in Python's headers.
-        let intern: Intern = unsafe { function(c"PyUnicode_InternFromString")? };
+        let intern: Intern = unsafe { function_named(c"PyUnicode_InternFromString")? };
         let named = |name: &CStr| {
             // SAFETY: a text that ends in 0; the GIL is held.
             Some(unsafe { intern(name.as_ptr()) }).filter(|object| !object.is_null())
@@ -70,20 +59,20 @@ impl Python {
         // SAFETY: the types in Python's headers.
         unsafe {
             Some(Python {
-                list_size: function(c"PyList_Size")?,
-                list_item: function(c"PyList_GetItem")?,
-                list_new: function(c"PyList_New")?,
-                list_append: function(c"PyList_Append")?,
-                tuple_item: function(c"PyTuple_GetItem")?,
-                call: function(c"PyObject_CallFunctionObjArgs")?,
-                call_method: function(c"PyObject_CallMethodObjArgs")?,
-                attribute: function(c"PyObject_GetAttr")?,
-                kind: function(c"PyObject_Type")?,
-                is_true: function(c"PyObject_IsTrue")?,
-                number: function(c"PyLong_AsSize_t")?,
-                raised: function(c"PyErr_Occurred")?,
-                clear: function(c"PyErr_Clear")?,
-                release: function(c"Py_DecRef")?,
+                list_size: function_named(c"PyList_Size")?,
+                list_item: function_named(c"PyList_GetItem")?,
+                list_new: function_named(c"PyList_New")?,
+                list_append: function_named(c"PyList_Append")?,
+                tuple_item: function_named(c"PyTuple_GetItem")?,
+                call: function_named(c"PyObject_CallFunctionObjArgs")?,
+                call_method: function_named(c"PyObject_CallMethodObjArgs")?,
+                attribute: function_named(c"PyObject_GetAttr")?,
+                kind: function_named(c"PyObject_Type")?,
+                is_true: function_named(c"PyObject_IsTrue")?,
+                number: function_named(c"PyLong_AsSize_t")?,
+                raised: function_named(c"PyErr_Occurred")?,
+                clear: function_named(c"PyErr_Clear")?,
+                release: function_named(c"Py_DecRef")?,
                 none: Some(symbol(c"_Py_NoneStruct")).filter(|none| !none.is_null())?,
                 is_leaf: named(c"is_leaf")?,
                 grad: named(c"grad")?,

@@ -299,8 +299,10 @@ def install(torch, native, keep_wrappers, wants_modules, unit):
             parameter = ref()
             if parameter is None:
                 owners.pop(key, None)
-            elif parameter.is_leaf and parameter.grad is not None:
-                tell(parameter.grad, GRADIENT, path, name, seen)
+                continue
+            gradient = gradient_of(parameter)
+            if gradient is not None:
+                tell(gradient, GRADIENT, path, name, seen)
 
     def tell_inputs(value, seen, deeper=3):
         if isinstance(value, Tensor):

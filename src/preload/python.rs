@@ -98,6 +98,17 @@ pub(crate) fn symbol(name: &CStr) -> *mut c_void {
     real_dlsym().map_or(null_mut(), |dlsym| unsafe { dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })
 }
 
+/// A function of Python's API.
+///
+/// # Safety
+/// `F` is its type.
+pub(crate) unsafe fn function_named<F: Copy>(name: &CStr) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    let found = symbol(name);
+    // SAFETY: an address, and by the contract that of such a function.
+    (!found.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) })
+}
+
 /// 0: to be tried; 1: a pending call waits; 2: done or given up.
 static STATE: AtomicU8 = AtomicU8::new(0);
 /// Was the reason for giving up told?

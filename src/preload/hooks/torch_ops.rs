@@ -69,6 +69,7 @@ fn install() {
     }
     NAME_OF.store(name, Ordering::Release);
     sequence::install();
+    super::torch_state::install();
     ops::set_rows(session.settings.ops.rows(), session.settings.ops.all());
     // SAFETY: the type of at::addGlobalCallback in ATen/record_function.h, 2.1 to 2.15.
     let add: unsafe extern "C" fn(Callback) -> u64 = unsafe { std::mem::transmute(add) };

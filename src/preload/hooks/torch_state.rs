@@ -34,6 +34,11 @@ static SET: RealFn<unsafe extern "C-unwind" fn(*const State)> =
 static GET: RealFn<unsafe extern "C-unwind" fn() -> *const State> =
     unsafe { RealFn::new(c"_ZN2at24get_record_function_tls_Ev", "libtorch") };
 
+/// Finds both; at torch's first call to CUDA, as what reports need.
+pub(super) fn install() {
+    let _ = (SET.get(), GET.get());
+}
+
 #[unsafe(export_name = "_ZN2at24set_record_function_tls_ERKNS_17RecordFunctionTLSE")]
 unsafe extern "C-unwind" fn set_state(state: *const State) {
     if torch_ops::are_installed()

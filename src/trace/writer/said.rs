@@ -102,8 +102,9 @@ pub(super) fn category(category: Category) -> &'static Word {
 
 /// How many owners are remembered: each number has one place.
 const OWNERS: usize = 1024;
-/// The longest text of an owner that is.
-const OWNER: usize = 112;
+/// The longest text of an owner that is, in two pieces: most have no second one.
+const FIRST: usize = 64;
+const REST: usize = 48;
 
 /// The text of an owner: its op, module and phase.
 #[derive(Clone, Copy)]
@@ -111,7 +112,8 @@ struct Owner {
     /// [`Row::owner`]; 0 for an empty place.
     number: u64,
     length: usize,
-    text: [u8; OWNER],
+    first: [u8; FIRST],
+    rest: [u8; REST],
 }
 
 /// Owners that were said.
@@ -123,12 +125,10 @@ impl Owners {
     #[inline(always)]
     pub(super) fn write(&mut self, line: &mut Line<'_>, row: &Row<'_>) {
         match self.0.get(row.owner as usize % OWNERS) {
-            Some(Owner { number, length, text }) if *number == row.owner && row.owner != 0 => {
-                let (first, rest) = text.split_first_chunk::<64>().expect("it is longer");
-                line.put(first, (*length).min(64));
-                if *length > 64 {
-                    let rest: &[u8; OWNER - 64] = rest.first_chunk().expect("what is behind the first");
-                    line.put(rest, *length - 64);
+            Some(owner) if owner.number == row.owner && row.owner != 0 => {
+                line.put(&owner.first, owner.length.min(FIRST));
+                if owner.length > FIRST {
+                    line.put(&owner.rest, owner.length - FIRST);
                 }
             }
             _ => self.learn(line, row),
@@ -140,10 +140,14 @@ impl Owners {
         let from = line.at();
         [row.op, row.module, row.phase].into_iter().for_each(|text| line.text(text));
         let length = line.at() - from;
-        if row.owner != 0 && length <= OWNER {
-            self.0.resize(OWNERS, Owner { number: 0, length: 0, text: [0; OWNER] });
-            self.0[row.owner as usize % OWNERS] =
-                Owner { number: row.owner, length, text: line.written(from) };
+        if row.owner != 0 && length <= FIRST + REST {
+            self.0.resize(OWNERS, Owner { number: 0, length: 0, first: [0; FIRST], rest: [0; REST] });
+            self.0[row.owner as usize % OWNERS] = Owner {
+                number: row.owner,
+                length,
+                first: line.written(from),
+                rest: line.written(from + FIRST),
+            };
         }
     }
 }
