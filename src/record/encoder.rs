@@ -210,7 +210,10 @@ impl Encoder {
     /// The texts of a context.
     #[must_use]
     pub fn owner(&self, context: u32) -> Owner<'_> {
-        let Context { op, module, phase, .. } = self.context(context);
+        self.owner_in(self.context(context))
+    }
+
+    fn owner_in(&self, Context { op, module, phase, .. }: Context) -> Owner<'_> {
         Owner { op: self.text(op), module: self.text(module), phase: self.text(phase) }
     }
 

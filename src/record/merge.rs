@@ -295,15 +295,11 @@ impl Source {
     }
 
     fn find_head(&mut self) {
-        self.head = self.placed();
-        if let Some(loose) = self.loose.front() {
-            self.head_is_loose = self.head.is_none_or(|placed| loose.clock_ns < placed.clock_ns);
-            if self.head_is_loose {
-                self.head = Some(*loose);
-            }
-        } else {
-            self.head_is_loose = false;
-        }
+        let placed = self.placed();
+        let is_older = |loose: &&Event| placed.is_none_or(|placed| loose.clock_ns < placed.clock_ns);
+        let loose = self.loose.front().filter(is_older).copied();
+        self.head_is_loose = loose.is_some();
+        self.head = loose.or(placed);
         if let Some(head) = &mut self.head {
             // An announced event has the clock of its beginning; what the thread recorded meanwhile stands
             // before it in the lane.

@@ -4,7 +4,7 @@ use memtrace_trace::ledger::Rest;
 use memtrace_trace::schema::NONE;
 use memtrace_trace::{Api, Event, EventName, Kind, Row};
 
-use super::{Encoder, LIBRARY, Live, Oddities, RowSink, TORCH_ALLOCATOR, Totals};
+use super::{Encoder, LIBRARY, Live, Oddities, Owner, RowSink, TORCH_ALLOCATOR, Totals};
 use crate::intern::Context;
 use crate::sampling::sample_of;
 
@@ -162,7 +162,8 @@ impl Encoder {
     #[inline(always)]
     pub(super) fn base(&self, tid: u32, event: &Event, device: i8, context: u32) -> Row<'_> {
         let (number, context) = (self.owner_number(context), self.context(context));
-        let Context { stack, stream, op, module, phase, .. } = context;
+        let Owner { op, module, phase } = self.owner_in(context);
+        let Context { stack, stream, .. } = context;
         let Totals { allocated, active, reserved, .. } = self.totals(device);
         Row {
             stack_id: i64::from(stack),
@@ -176,9 +177,9 @@ impl Encoder {
             active_bytes: active,
             reserved_bytes: reserved,
             owner: number,
-            op: self.text(op),
-            module: self.text(module),
-            phase: self.text(phase),
+            op,
+            module,
+            phase,
             step: i64::from(event.step),
             ..self.blank(event.clock_ns)
         }
