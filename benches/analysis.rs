@@ -16,9 +16,9 @@ use memtrace_analysis::replay;
 use memtrace_analysis::reports;
 use memtrace_analysis::stream::TraceFile;
 use memtrace_analysis::texts::Texts;
+use memtrace_trace::csv::RowWriter;
 use memtrace_trace::meta::{Device, Meta};
-use memtrace_trace::schema::{Category, EventName, Row};
-use memtrace_trace::writer::RowWriter;
+use memtrace_trace::{Category, EventName, Row};
 
 const LAYERS: i64 = 48;
 const PARTS: [&str; 4] = ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"];

@@ -16,8 +16,8 @@ use memtrace_record::clock::system_ns;
 use memtrace_record::encoder::{Encoder, RowSink};
 use memtrace_record::{Recorder, Session};
 use memtrace_trace::config::Settings;
+use memtrace_trace::csv::RowWriter;
 use memtrace_trace::rounding::Rounding;
-use memtrace_trace::writer::RowWriter;
 use memtrace_trace::{Api, Event, Kind, Row};
 
 /// Set in the processes that the benchmark starts.

@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use memtrace_trace::schema::{EventName, NONE};
+use memtrace_trace::EventName;
+use memtrace_trace::text::NONE;
 
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod common;

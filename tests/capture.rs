@@ -7,7 +7,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use memtrace_trace::schema::{EventName, NONE};
+use memtrace_trace::EventName;
+use memtrace_trace::text::NONE;
 
 mod common;
 use common::{Rec, Trace, Traced, compiled, untraced};
@@ -213,7 +214,7 @@ fn a_program_that_becomes_another_ends_its_trace() {
 fn a_kill_after_an_exec_that_failed_leaves_what_was_flushed() {
     let ran = Traced::new(&program("ends"), &["exec that fails late", "kill"]).run();
     assert_eq!(ran.status(), 128 + 9, "{}", ran.stderr());
-    let mut reader = memtrace_trace::reader::Reader::open(&ran.files()[0]).unwrap();
+    let mut reader = memtrace_trace::csv::RowReader::open(&ran.files()[0]).unwrap();
     let mut deltas = Vec::new();
     while let Some(row) = reader.next_row().unwrap() {
         assert_ne!(row.event, EventName::End, "the end before the exec was taken back");
@@ -228,7 +229,7 @@ fn the_first_row_tells_of_the_devices_of_a_program_whose_first_call_starts_cuda(
     let ran = Traced::new(&compiled("lazy.c", "lazy", &["-DMAIN", "liblazy.so"]), &[]).run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     assert_eq!(ran.trace().taking(1000).device, 1);
-    let mut reader = memtrace_trace::reader::Reader::open(&ran.files()[0]).unwrap();
+    let mut reader = memtrace_trace::csv::RowReader::open(&ran.files()[0]).unwrap();
     let meta: memtrace_trace::Meta = serde_json::from_str(reader.next_row().unwrap().unwrap().name).unwrap();
     let devices: Vec<_> = meta
         .devices
@@ -663,7 +664,7 @@ for entry in entries:
 
 /// Of each block its module and the lines of `any_python.py` that took it, outermost first.
 fn lines_of_blocks(trace: &Path, stacks: &BTreeMap<i64, Vec<String>>) -> Vec<String> {
-    let mut reader = memtrace_trace::reader::Reader::open(trace).unwrap();
+    let mut reader = memtrace_trace::csv::RowReader::open(trace).unwrap();
     let mut told = Vec::new();
     while let Some(row) = reader.next_row().unwrap() {
         if row.event == EventName::Alloc {

@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use memtrace_analysis::testing::TraceBuilder;
 use memtrace_trace::meta::{Device, Meta};
-use memtrace_trace::schema::{Category, EventName, Row};
+use memtrace_trace::{Category, EventName, Row};
 
 fn memtrace(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
@@ -156,7 +156,7 @@ fn help_knows_every_variable_and_every_column() {
         assert!(variables.contains(variable.name), "{}", variable.name);
     }
     let columns = stdout(&output(&["help", "columns"]));
-    for column in memtrace_trace::schema::COLUMNS {
+    for column in memtrace_trace::columns::COLUMNS {
         assert!(columns.contains(column.name), "{}", column.name);
     }
     let help = stdout(&output(&["--help"]));

@@ -7,8 +7,9 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
 
+use memtrace_trace::EventName;
+use memtrace_trace::columns::{COLUMNS, ColumnType};
 use memtrace_trace::config;
-use memtrace_trace::schema::{COLUMNS, ColumnType, EventName};
 
 #[test]
 fn the_readme_lists_every_column() {

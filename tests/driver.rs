@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use memtrace_trace::schema::EventName;
+use memtrace_trace::EventName;
 
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod common;

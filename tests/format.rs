@@ -8,7 +8,7 @@ use memtrace_analysis::input::Input;
 use memtrace_analysis::options::Options;
 use memtrace_analysis::reports;
 use memtrace_analysis::testing::TraceBuilder;
-use memtrace_trace::schema::Row;
+use memtrace_trace::Row;
 
 /// A trace of many rows, more than a block holds.
 fn long() -> Vec<u8> {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use installed::python;
-use memtrace_trace::schema::EventName;
+use memtrace_trace::EventName;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -142,7 +142,7 @@ fn a_torch_that_cannot_be_learned_is_said_in_one_line_and_the_trace_goes_on(torc
          those of MEMTRACE_OPS=all\n"
     );
     run.report("check", &[]);
-    let mut reader = memtrace_trace::reader::Reader::open(&run.only_trace()).unwrap();
+    let mut reader = memtrace_trace::csv::RowReader::open(&run.only_trace()).unwrap();
     let (mut ops, mut io, mut peak) = (0, 0, 0);
     while let Some(row) = reader.next_row().unwrap() {
         ops += i64::from(row.event == EventName::Op);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use memtrace_analysis::testing::TraceBuilder;
 use memtrace_trace::meta::{Device, Meta};
-use memtrace_trace::schema::{Category, EventName, Row};
+use memtrace_trace::{Category, EventName, Row};
 use serde_json::Value;
 use tempfile::TempDir;
 

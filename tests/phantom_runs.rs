@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use installed::python;
-use memtrace_trace::reader::Reader;
-use memtrace_trace::schema::EventName;
+use memtrace_trace::EventName;
+use memtrace_trace::csv::RowReader;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -47,7 +47,7 @@ fn sizes(folder: &Path) -> String {
         file.to_str().unwrap().ends_with(".csv") && !file.to_str().unwrap().ends_with(".stacks.csv")
     });
     assert_eq!(files.len(), 1, "{files:?}");
-    let mut reader = Reader::open(&files[0]).unwrap();
+    let mut reader = RowReader::open(&files[0]).unwrap();
     let mut lines = String::new();
     while let Some(row) = reader.next_row().unwrap() {
         let memory =

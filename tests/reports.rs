@@ -13,7 +13,7 @@ use memtrace_analysis::options::Options;
 use memtrace_analysis::reports::{self, Answer, Verdict};
 use memtrace_analysis::testing::TraceBuilder;
 use memtrace_trace::meta::{Device, Meta};
-use memtrace_trace::schema::{EventName, Row};
+use memtrace_trace::{EventName, Row};
 use serde_json::{Value, json};
 
 fn fixtures() -> PathBuf {

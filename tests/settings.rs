@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use memtrace_trace::Meta;
-use memtrace_trace::reader::Reader;
-use memtrace_trace::schema::{EventName, Row};
+use memtrace_trace::csv::RowReader;
+use memtrace_trace::{EventName, Row};
 
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod common;
@@ -85,7 +85,7 @@ fn take(live: &mut Live, row: &Row<'_>) {
 /// Reads a part by itself.
 fn part(path: &Path) -> Part {
     let bytes = bytes(path);
-    let mut reader = Reader::new(path, bytes.as_slice()).unwrap();
+    let mut reader = RowReader::new(path, bytes.as_slice()).unwrap();
     let meta = reader.meta().clone();
     let (mut rows, mut live, mut sum, mut first_seq, mut seq) = (Vec::new(), Live::new(), (0, 0), 0, 0);
     let mut index = 0;
@@ -232,7 +232,7 @@ fn a_process_of_another_container_is_not_taken_for_a_dead_one() {
     let traces = || std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
     let trace = traces().find(|path| path.extension().is_some_and(|extension| extension == "csv")).unwrap();
     let before = std::fs::read(&trace).unwrap();
-    let journal = Reader::open(&trace).unwrap().meta().journal.clone();
+    let journal = RowReader::open(&trace).unwrap().meta().journal.clone();
     assert!(Path::new(&journal).exists(), "{journal}");
     // It is not complete, which is what the check says; it must not be made so.
     let mut check = Command::new(env!("CARGO_BIN_EXE_memtrace"));
@@ -299,7 +299,7 @@ fn lines_go_to_a_file_with_their_time_and_process() {
 fn the_meta_row_names_what_this_torch_lacks() {
     let ran = traced("exit", "10").run();
     let file = &ran.files()[0];
-    let degraded = Reader::open(file).unwrap().meta().degraded.clone();
+    let degraded = RowReader::open(file).unwrap().meta().degraded.clone();
     // The stand-ins for torch's libraries report blocks and OOMs, and have nothing else.
     let expected = ["this torch: no streams: stream is 0", "this torch: requested sizes are unknown"];
     for what in expected {

@@ -264,7 +264,7 @@ impl Process {
 mod tests {
     use std::io::Write;
 
-    use memtrace_trace::schema::Row;
+    use memtrace_trace::Row;
 
     use super::*;
     use crate::testing::TraceBuilder;

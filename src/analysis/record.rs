@@ -1,6 +1,6 @@
 //! A row as the analysis sees it: numbers, and symbols for texts.
 
-use memtrace_trace::schema::COLUMNS;
+use memtrace_trace::columns::COLUMNS;
 use memtrace_trace::{Category, EventName};
 
 use crate::texts::Symbol;
@@ -122,7 +122,7 @@ const fn same(a: &[u8], b: &[u8]) -> bool {
 
 /// One row; the fields are the schema's columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "memtrace_trace::schema::COLUMNS documents each field")]
+#[expect(missing_docs, reason = "memtrace_trace::columns::COLUMNS documents each field")]
 pub struct Record {
     pub seq: i64,
     pub ts_ns: i64,

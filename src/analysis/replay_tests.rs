@@ -1,7 +1,7 @@
 //! What a replay must get right, on traces of a few rows.
 
 use memtrace_trace::Category;
-use memtrace_trace::schema::{EventName, Row};
+use memtrace_trace::{EventName, Row};
 
 use super::*;
 use crate::scan::{Chunk, Scanner};
@@ -11,7 +11,7 @@ fn replay(trace: &[u8], window: Window, tracked: Metric) -> (Replay, Texts) {
     let texts = Texts::default();
     let header = trace.iter().position(|byte| *byte == b'\n').unwrap();
     let mut chunk = Chunk::default();
-    let width = memtrace_trace::schema::COLUMNS.len();
+    let width = memtrace_trace::columns::COLUMNS.len();
     Scanner::new(Wanted::all_events(Columns::ALL), width, false, texts.clone())
         .scan(&trace[header + 1..], &mut chunk);
     assert_eq!(chunk.fault, None);

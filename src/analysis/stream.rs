@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_trace::EventName;
+use memtrace_trace::columns::COLUMNS;
 use memtrace_trace::meta::Meta;
-use memtrace_trace::schema::COLUMNS;
 
 use crate::belt::in_order;
 use crate::error::Result;
@@ -77,7 +77,7 @@ impl TraceFile {
         while newlines(&head) < 2 && blocks.next(&mut block).map_err(io)? {
             head.extend_from_slice(&block);
         }
-        let meta = memtrace_trace::reader::Reader::new(path, head.as_slice())?.meta().clone();
+        let meta = memtrace_trace::csv::RowReader::new(path, head.as_slice())?.meta().clone();
         let width =
             head.split(|byte| *byte == b'\n').next().map_or(0, |line| line.split(|b| *b == b',').count());
         let (progress, later) = (Arc::default(), Vec::new());

@@ -1,8 +1,8 @@
 //! Small traces made in a test, through the contract's own writer.
 
+use memtrace_trace::csv::RowWriter;
 use memtrace_trace::meta::Meta;
-use memtrace_trace::schema::{EventName, Row};
-use memtrace_trace::writer::RowWriter;
+use memtrace_trace::{EventName, Row};
 
 /// Builds the bytes of a trace row by row: numbers the rows and keeps the totals of each device, so
 /// that a test says only what it is about.

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use memtrace_trace::schema::{NONE, SCRIPT};
+use memtrace_trace::text::{NONE, SCRIPT};
 
 /// A text of the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

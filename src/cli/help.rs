@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::ArgMatches;
 use memtrace_analysis::page::{Cell, Page, Side, Style, Table};
+use memtrace_trace::columns::{COLUMNS, ColumnType};
 use memtrace_trace::config;
-use memtrace_trace::schema::{COLUMNS, ColumnType};
 
 use crate::{args, terminal};
 

@@ -11,7 +11,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use memtrace_record::intern::{StackId, TextId};
-use memtrace_trace::schema::SCRIPT;
+use memtrace_trace::text::SCRIPT;
 
 use crate::real::find_in_loaded;
 use crate::thread::Own;

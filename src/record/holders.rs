@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use memtrace_trace::Meta;
-use memtrace_trace::schema::{NONE, SCRIPT};
+use memtrace_trace::text::{NONE, SCRIPT};
 use memtrace_trace::units::Unit;
 use rustc_hash::FxHashMap;
 

@@ -4,7 +4,7 @@
 //! into the lane of the thread that made it ([`crate::recorder`]), so the events of a process that was
 //! killed can be read without its memory.
 
-use memtrace_trace::schema::MAX_TEXT;
+use memtrace_trace::text::MAX_TEXT;
 use rustc_hash::FxHashMap;
 
 use crate::forklock::ForkLock;

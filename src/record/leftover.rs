@@ -8,9 +8,9 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use memtrace_trace::reader::Reader;
+use memtrace_trace::csv::RowReader;
+use memtrace_trace::csv::RowWriter;
 use memtrace_trace::rounding::Rounding;
-use memtrace_trace::writer::RowWriter;
 use memtrace_trace::{Event, EventName, Row};
 
 use crate::encoder::{Encoder, RowSink, Stack};
@@ -103,7 +103,7 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
     journal.define(&names_path(&journal_path), &mut encoder);
     encoder.stacks_are_told(last_stack(csv)?);
     let prefix = File::open(csv)?.take(csv_len);
-    let mut reader = Reader::new(csv, prefix).map_err(io::Error::other)?;
+    let mut reader = RowReader::new(csv, prefix).map_err(io::Error::other)?;
     while let Some(row) = reader.next_row().map_err(io::Error::other)? {
         encoder.seed(&row);
     }
@@ -199,7 +199,7 @@ fn csv_of_part(csv: &Path, part: u64) -> PathBuf {
 
 /// The journal of a trace that has no end, and the trace's part; `None` when it is complete.
 fn journal_of(csv: &Path) -> io::Result<Option<(PathBuf, u64)>> {
-    let reader = Reader::open(csv).map_err(io::Error::other)?;
+    let reader = RowReader::open(csv).map_err(io::Error::other)?;
     let journal = PathBuf::from(&reader.meta().journal);
     if journal.as_os_str().is_empty() || ends_with_end_row(csv)? {
         return Ok(None);

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
 use memtrace_trace::config::{Auto, Compression, Level};
+use memtrace_trace::csv::RowWriter;
 use memtrace_trace::units::Unit;
-use memtrace_trace::writer::RowWriter;
 use memtrace_trace::{Event, Meta, Row, SCHEMA_VERSION};
 
 use crate::clock::{self, Ruler};

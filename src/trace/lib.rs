@@ -6,21 +6,26 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod category;
+pub mod columns;
 pub mod config;
+pub mod csv;
 pub mod error;
 pub mod event;
+pub mod event_name;
 pub mod ledger;
 pub mod meta;
 pub mod ranges;
-pub mod reader;
 pub mod rounding;
 pub mod sample;
-pub mod schema;
+pub mod text;
+mod text_enum;
 pub mod units;
-pub mod writer;
 
 pub use api::Api;
+pub use category::Category;
+pub use columns::{Row, SCHEMA_VERSION};
 pub use error::{Error, Result};
 pub use event::{Event, Kind};
+pub use event_name::EventName;
 pub use meta::Meta;
-pub use schema::{Category, EventName, Row, SCHEMA_VERSION};

@@ -7,8 +7,8 @@ use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
 
 use memtrace_trace::Api;
-use memtrace_trace::reader::Reader;
-use memtrace_trace::schema::{EventName, Row};
+use memtrace_trace::csv::RowReader;
+use memtrace_trace::{EventName, Row};
 use tempfile::TempDir;
 
 /// A library of ours. `cargo test` builds it among the dependencies, where it is never stale.
@@ -212,7 +212,7 @@ impl Trace {
 
     /// Reads a complete trace that may have lost events.
     pub(crate) fn read_lossy(path: &Path) -> Trace {
-        let mut reader = Reader::open(path).unwrap();
+        let mut reader = RowReader::open(path).unwrap();
         let mut rows = Vec::new();
         let mut pid = 0;
         while let Some(row) = reader.next_row().unwrap() {

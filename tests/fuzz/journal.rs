@@ -9,9 +9,9 @@ use libfuzzer_sys::fuzz_target;
 use memtrace_record::journal::{Run, names_path};
 use memtrace_record::leftover::{Repaired, repair};
 use memtrace_record::testing::{Checkpoints, Left, bytes, event, journal};
-use memtrace_trace::reader::Reader;
-use memtrace_trace::schema::{EventName, Row};
-use memtrace_trace::writer::RowWriter;
+use memtrace_trace::csv::RowReader;
+use memtrace_trace::{EventName, Row};
+use memtrace_trace::csv::RowWriter;
 use memtrace_trace::{Event, Meta, SCHEMA_VERSION};
 
 /// What the input says, from its begin on; 0 when it has said all.
@@ -142,7 +142,7 @@ fuzz_target!(|input: &[u8]| {
     let before = fs::read(&csv).unwrap();
     let outcome = repair(&csv);
     if let Ok(Repaired::Finished { .. }) = outcome {
-        let mut reader = Reader::open(&csv).unwrap();
+        let mut reader = RowReader::open(&csv).unwrap();
         let mut last = (0, EventName::Meta);
         while let Some(row) = reader.next_row().expect("a row that cannot be read again") {
             assert_eq!(row.seq, last.0 + 1);

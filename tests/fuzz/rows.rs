@@ -5,7 +5,7 @@ mod every_report;
 
 use libfuzzer_sys::fuzz_target;
 use memtrace_analysis::testing::TraceBuilder;
-use memtrace_trace::schema::{Category, EventName, Row};
+use memtrace_trace::{Category, EventName, Row};
 
 const NAMES: &[&str] = &[
     "(none)", "forward", "backward", "optimizer", "Net", "Net.h.0", "Net.h.1.mlp", "module:Net.h.0", "step:3",

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memtrace_trace::schema::{COLUMNS, Column, ColumnType};
+use memtrace_trace::columns::{COLUMNS, Column, ColumnType};
 use parquet::basic::{Compression, Encoding, LogicalType, Repetition, Type as Physical, ZstdLevel};
 use parquet::column::writer::ColumnWriter;
 use parquet::data_type::ByteArray;

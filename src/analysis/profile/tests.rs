@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-use memtrace_trace::schema::Row;
+use memtrace_trace::Row;
 use memtrace_trace::{Category as Told, EventName};
 
 use super::{Action, Category, Profile, Raw};

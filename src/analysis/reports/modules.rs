@@ -659,7 +659,7 @@ mod tests {
 
     use crate::testing::TraceBuilder;
     use memtrace_trace::Category;
-    use memtrace_trace::schema::Row;
+    use memtrace_trace::Row;
 
     const KIB: i64 = 1024;
 

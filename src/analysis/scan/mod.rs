@@ -3,22 +3,22 @@
 //! Sixty-four bytes at a time become one bit mask of commas and line ends, so that the cost of a
 //! column which nobody asked for is one bit. A row with a quote takes a slower way.
 
-use memtrace_trace::schema::COLUMNS;
+use memtrace_trace::columns::COLUMNS;
 use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 
 use crate::record::{Columns, Record, Wanted};
 use crate::texts::{Symbol, Texts};
 use cpu::{Cpu, Work};
+use delimiters::Delimiters;
 use number::{digit_within, int, int_within, natural_within};
 use owners::Owners;
-use stops::Stops;
 
 #[expect(unsafe_code, reason = "what the processor is asked for is not in safe Rust")]
 mod cpu;
+mod delimiters;
 mod number;
 mod owners;
-mod stops;
 
 /// How much is looked over for commas before its rows are read: both stay in a core's nearest cache.
 const STRIP: usize = 16 << 10;
@@ -95,7 +95,7 @@ pub(crate) struct Scanner {
     /// Per column, the text of the row before: most rows repeat it.
     last: [(Vec<u8>, Symbol); COLUMNS.len()],
     owners: Owners,
-    stops: Stops,
+    stops: Delimiters,
 }
 
 impl Scanner {
@@ -109,7 +109,7 @@ impl Scanner {
             known: FxHashMap::default(),
             last: std::array::from_fn(|_| (Vec::new(), Symbol::NONE)),
             owners: Owners::default(),
-            stops: Stops::default(),
+            stops: Delimiters::default(),
         }
     }
 

@@ -1,8 +1,8 @@
 //! A scan gives what the rows say, whatever the processor and whatever the bytes.
 
 use super::*;
-use memtrace_trace::schema::Row;
-use memtrace_trace::writer::RowWriter;
+use memtrace_trace::Row;
+use memtrace_trace::csv::RowWriter;
 
 fn scan(block: &[u8], columns: Columns, lenient: bool) -> (Chunk, Texts) {
     let texts = Texts::default();

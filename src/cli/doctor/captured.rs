@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Result;
-use memtrace_trace::reader::Reader;
+use memtrace_trace::csv::RowReader;
 use memtrace_trace::{EventName, Meta};
 use serde_json::Value;
 
@@ -26,7 +26,7 @@ pub(super) struct Seen {
 
 impl Seen {
     pub(super) fn read(path: &Path) -> Result<Seen> {
-        let mut reader = Reader::open(path)?;
+        let mut reader = RowReader::open(path)?;
         let mut seen = Seen { meta: reader.meta().clone(), ..Seen::default() };
         while let Some(row) = reader.next_row()? {
             *seen.events.entry(row.event.as_str()).or_default() += 1;

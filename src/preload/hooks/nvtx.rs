@@ -230,7 +230,7 @@ unsafe fn wide(text: *const u32) -> String {
     if text.is_null() {
         return out;
     }
-    for index in 0..memtrace_trace::schema::MAX_TEXT {
+    for index in 0..memtrace_trace::text::MAX_TEXT {
         // SAFETY: by the contract; the loop ends at the 0.
         match unsafe { *text.add(index) } {
             0 => break,

@@ -1,6 +1,6 @@
 //! What numbers stand for: texts, contexts and stacks, as the journal's definitions tell.
 
-use memtrace_trace::schema::{NONE, safe_text};
+use memtrace_trace::text::{NONE, safe_text};
 use memtrace_trace::{Event, Kind};
 
 use super::Encoder;

@@ -1,7 +1,7 @@
 //! The rows themselves: what each has, and its number.
 
 use memtrace_trace::ledger::Rest;
-use memtrace_trace::schema::NONE;
+use memtrace_trace::text::NONE;
 use memtrace_trace::{Api, Event, EventName, Kind, Row};
 
 use super::{Encoder, LIBRARY, Live, Oddities, Owner, RowSink, TORCH_ALLOCATOR, Totals};

@@ -1,6 +1,6 @@
 //! A trace that is continued: what its rows say, taken in by an encoder that did not write them.
 
-use memtrace_trace::schema::NONE;
+use memtrace_trace::text::NONE;
 use memtrace_trace::{Api, EventName, Row};
 use rustc_hash::FxHashMap;
 

@@ -1,4 +1,4 @@
-use memtrace_trace::schema::NONE;
+use memtrace_trace::text::NONE;
 
 use super::*;
 

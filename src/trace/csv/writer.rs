@@ -6,13 +6,10 @@
 
 use std::io::{self, Write};
 
-use crate::schema::{COLUMNS, NONE, Row};
-
-mod line;
-mod said;
-
-use line::{FIELD, Line};
-use said::{Said, Word};
+use super::field_cache::{self, FieldCache, Word};
+use super::line::{FIELD, Line};
+use crate::columns::{COLUMNS, Row};
+use crate::text::NONE;
 
 /// Bytes that are collected before the sink gets them: whole rows, always.
 const BUFFER: usize = 256 << 10;
@@ -24,13 +21,19 @@ pub struct RowWriter<W: Write> {
     buffer: Vec<u8>,
     filled: usize,
     header: bool,
-    said: Said,
+    cache: FieldCache,
 }
 
 impl<W: Write> RowWriter<W> {
     /// Rows go to `sink`, buffered; see [`RowWriter::flush`].
     pub fn new(sink: W) -> Self {
-        RowWriter { sink, buffer: vec![0; BUFFER + 4096], filled: 0, header: true, said: Said::default() }
+        RowWriter {
+            sink,
+            buffer: vec![0; BUFFER + 4096],
+            filled: 0,
+            header: true,
+            cache: FieldCache::default(),
+        }
     }
 
     /// As [`RowWriter::new`], behind rows that `sink` has already.
@@ -49,9 +52,9 @@ impl<W: Write> RowWriter<W> {
             self.filled = line.end();
         }
         let Row { api, source, op, module, phase, name, .. } = row;
-        let (mut line, said) =
+        let (mut line, cache) =
             self.line([api, source, op, module, phase, name].into_iter().map(|text| text.len()).sum());
-        append(&mut line, said, row);
+        append(&mut line, cache, row);
         self.filled = line.end();
         if self.filled >= BUFFER { self.pass_on() } else { Ok(()) }
     }
@@ -71,13 +74,13 @@ impl<W: Write> RowWriter<W> {
     }
 
     /// The next line, which has texts of so many bytes beside its other fields, and what the ones before said.
-    fn line(&mut self, texts: usize) -> (Line<'_>, &mut Said) {
+    fn line(&mut self, texts: usize) -> (Line<'_>, &mut FieldCache) {
         // Each byte may be a quote, which becomes two.
         let most = self.filled + 2 * texts + COLUMNS.len() * FIELD;
         if self.buffer.len() < most {
             self.buffer.resize(most, 0);
         }
-        (Line::new(&mut self.buffer, self.filled), &mut self.said)
+        (Line::new(&mut self.buffer, self.filled), &mut self.cache)
     }
 
     fn pass_on(&mut self) -> io::Result<()> {
@@ -89,7 +92,7 @@ impl<W: Write> RowWriter<W> {
 }
 
 /// The fields of a row, in the order of [`COLUMNS`]; a missing one is an error of the compiler.
-fn append(line: &mut Line<'_>, said: &mut Said, row: &Row<'_>) {
+fn append(line: &mut Line<'_>, cache: &mut FieldCache, row: &Row<'_>) {
     let Row {
         owner: _,
         seq,
@@ -122,42 +125,42 @@ fn append(line: &mut Line<'_>, said: &mut Said, row: &Row<'_>) {
         stack_id,
         name,
     } = *row;
-    line.next(seq, &mut said.seq);
-    line.tall(ts_ns, &mut said.ts_ns);
-    line.again([rank, pid, tid, device].map(i64::from), &mut said.place);
-    line.word(said::event(event));
+    line.next(seq, &mut cache.seq);
+    line.int_shared_prefix(ts_ns, &mut cache.ts_ns);
+    line.again([rank, pid, tid, device].map(i64::from), &mut cache.place);
+    line.word(field_cache::event(event));
     line.int(i64::from(status));
     line.text(api);
     line.text(source);
     if alloc_id == seq {
-        line.again([seq], &mut said.seq);
+        line.again([seq], &mut cache.seq);
     } else {
         line.int(alloc_id);
     }
-    line.tall(addr, &mut said.addr);
-    line.int_again(requested_bytes, &mut said.bytes);
-    line.int_again(rounded_bytes, &mut said.bytes);
+    line.int_shared_prefix(addr, &mut cache.addr);
+    line.int_again(requested_bytes, &mut cache.bytes);
+    line.int_again(rounded_bytes, &mut cache.bytes);
     match delta_bytes.checked_neg() {
         Some(freed @ 1..) => {
             line.put(b"-", 1);
-            line.int_again(freed, &mut said.bytes);
+            line.int_again(freed, &mut cache.bytes);
         }
-        _ => line.int_again(delta_bytes, &mut said.bytes),
+        _ => line.int_again(delta_bytes, &mut cache.bytes),
     }
     let totals = [allocated_bytes, active_bytes, reserved_bytes, device_free_bytes];
-    if said.totals.numbers == totals {
-        line.again(totals, &mut said.totals);
+    if cache.totals.numbers == totals {
+        line.again(totals, &mut cache.totals);
     } else {
         let from = line.at();
-        line.int_again(allocated_bytes, &mut said.allocated);
-        line.int_again(active_bytes, &mut said.allocated);
-        line.int_again(reserved_bytes, &mut said.reserved);
+        line.int_again(allocated_bytes, &mut cache.allocated);
+        line.int_again(active_bytes, &mut cache.allocated);
+        line.int_again(reserved_bytes, &mut cache.reserved);
         line.int(device_free_bytes);
-        said.totals.keep(totals, line.written(from), line.at() - from);
+        cache.totals.keep(totals, line.written(from), line.at() - from);
     }
-    said.owners.write(line, row);
-    line.word(said::category(category));
-    line.again([step, stream, pool], &mut said.step);
+    cache.owners.write(line, row);
+    line.word(field_cache::category(category));
+    line.again([step, stream, pool], &mut cache.step);
     line.int(latency_ns);
     line.int(stack_id);
     if name == NONE { line.word(&const { Word::of(NONE) }) } else { line.text(name) }
@@ -166,7 +169,7 @@ fn append(line: &mut Line<'_>, said: &mut Said, row: &Row<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schema::{Category, EventName};
+    use crate::{Category, EventName};
 
     #[test]
     fn texts_of_every_length_are_quoted_where_they_must_be() {

@@ -4,12 +4,13 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use crate::EventName;
+use crate::columns::{COLUMNS, Row, SCHEMA_VERSION};
 use crate::error::{Error, Result};
 use crate::meta::Meta;
-use crate::schema::{COLUMNS, EventName, Row, SCHEMA_VERSION};
 
 /// Reads a trace row by row in bounded memory.
-pub struct Reader<R> {
+pub struct RowReader<R> {
     path: PathBuf,
     csv: csv::Reader<R>,
     record: csv::StringRecord,
@@ -17,25 +18,25 @@ pub struct Reader<R> {
     first: bool,
 }
 
-impl Reader<File> {
+impl RowReader<File> {
     /// Opens the trace at `path` and reads its header and meta row.
     ///
     /// # Errors
     /// When the file cannot be read or is not a trace of a schema that this version knows.
     pub fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;
-        Reader::new(path, file)
+        RowReader::new(path, file)
     }
 }
 
-impl<R: Read> Reader<R> {
+impl<R: Read> RowReader<R> {
     /// Reads a trace from `source`; `path` is for messages.
     ///
     /// # Errors
-    /// As [`Reader::open`].
+    /// As [`RowReader::open`].
     pub fn new(path: &Path, source: R) -> Result<Self> {
         let csv = csv::ReaderBuilder::new().buffer_capacity(1 << 20).flexible(false).from_reader(source);
-        let mut reader = Reader {
+        let mut reader = RowReader {
             path: path.to_owned(),
             csv,
             record: csv::StringRecord::new(),
@@ -150,8 +151,8 @@ impl<R: Read> Reader<R> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::RowWriter;
     use super::*;
-    use crate::writer::RowWriter;
 
     fn trace(rows: &[Row<'_>]) -> Vec<u8> {
         let meta = Meta { schema: SCHEMA_VERSION.to_owned(), ..Meta::default() };
@@ -165,8 +166,8 @@ mod tests {
         writer.get_ref().clone()
     }
 
-    fn open(bytes: &[u8]) -> Result<Reader<&[u8]>> {
-        Reader::new(Path::new("t.csv"), bytes)
+    fn open(bytes: &[u8]) -> Result<RowReader<&[u8]>> {
+        RowReader::new(Path::new("t.csv"), bytes)
     }
 
     #[test]

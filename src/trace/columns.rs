@@ -5,14 +5,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::text::NONE;
+use crate::{Category, EventName};
+
 /// The schema that this version writes, as it stands in the meta row.
 pub const SCHEMA_VERSION: &str = "memtrace/1";
-
-/// The text of a text column that has nothing to say.
-pub const NONE: &str = "(none)";
-
-/// The module of what an op allocates outside every module.
-pub const SCRIPT: &str = "(script)";
 
 /// The type of a column, as a loader sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,126 +99,6 @@ pub const COLUMNS: &[Column] = &[
     ),
 ];
 
-/// An enum whose values are words of a text column.
-macro_rules! words {
-    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-        pub enum $name {
-            $($(#[$vdoc])* #[serde(rename = $text)] $variant,)*
-        }
-
-        impl $name {
-            /// Every value, in a fixed order.
-            pub const ALL: &'static [$name] = &[$($name::$variant),*];
-
-            /// The word in the file.
-            #[must_use]
-            pub const fn as_str(self) -> &'static str {
-                match self { $($name::$variant => $text),* }
-            }
-
-            /// The value of a word; `None` for a word that this schema does not have.
-            #[must_use]
-            pub fn parse(word: &str) -> Option<Self> {
-                match word { $($text => Some($name::$variant),)* _ => None }
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.pad(self.as_str())
-            }
-        }
-    };
-}
-
-words! {
-    /// The column `event`.
-    EventName {
-        /// The caching allocator handed out a block.
-        Alloc = "alloc",
-        /// A block went back to the allocator.
-        Free = "free",
-        /// The last stream that used a freed block is done with it.
-        FreeCompleted = "free_completed",
-        /// The allocator took a segment from CUDA.
-        SegmentAlloc = "segment_alloc",
-        /// The allocator gave a segment back.
-        SegmentFree = "segment_free",
-        /// Memory was mapped into an expandable segment.
-        SegmentMap = "segment_map",
-        /// Memory was unmapped from an expandable segment.
-        SegmentUnmap = "segment_unmap",
-        /// The allocator gave up on a request.
-        Oom = "oom",
-        /// Device memory outside torch's allocator.
-        ExtAlloc = "ext_alloc",
-        /// The same, given back.
-        ExtFree = "ext_free",
-        /// Pinned host memory.
-        HostAlloc = "host_alloc",
-        /// The same, given back.
-        HostFree = "host_free",
-        /// An outermost op ended.
-        Op = "op",
-        /// A storage that an op reads or writes, or the memory of a module's call.
-        Io = "io",
-        /// A range opened.
-        RangeBegin = "range_begin",
-        /// A range closed.
-        RangeEnd = "range_end",
-        /// A mark.
-        Mark = "mark",
-        /// A block's owner or category is now known; in pairs, out of the old and into the new.
-        Tag = "tag",
-        /// What the device shows.
-        Sample = "sample",
-        /// A block that was live when this part of a rotated trace began.
-        Live = "live",
-        /// Events were dropped: `name` says how many and why.
-        Lost = "lost",
-        /// The first row: `name` holds JSON.
-        Meta = "meta",
-        /// The last row of a complete trace.
-        End = "end",
-    }
-}
-
-words! {
-    /// The column `category`: what memory is for.
-    Category {
-        /// A parameter of a module.
-        Parameter = "parameter",
-        /// A buffer of a module.
-        Buffer = "buffer",
-        /// A parameter's gradient.
-        Gradient = "gradient",
-        /// Made in a forward pass.
-        Activation = "activation",
-        /// Made in a backward pass.
-        Temporary = "temporary",
-        /// Held by an optimizer.
-        OptimizerState = "optimizer_state",
-        /// Given to the model.
-        Input = "input",
-        /// Made by autograd for itself.
-        AutogradDetail = "autograd_detail",
-        /// Registered by the user.
-        Other = "other",
-        /// Not known.
-        None = "(none)",
-    }
-}
-
-impl EventName {
-    /// Do the deltas of this event sum to live memory by owner (`groupby` over a prefix of the file)?
-    #[must_use]
-    pub const fn is_block(self) -> bool {
-        matches!(self, EventName::Alloc | EventName::Free | EventName::Tag | EventName::Live)
-    }
-}
-
 /// One data row. Integers are bytes, ns or ids as [`COLUMNS`] says; text borrows from the record.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "COLUMNS documents each field")]
@@ -298,35 +175,6 @@ impl Default for Row<'_> {
     }
 }
 
-/// The longest text of a column, in bytes; longer ones are cut.
-pub const MAX_TEXT: usize = 4096;
-
-/// What pandas takes for a missing value (`pandas._libs.parsers.STR_NA_VALUES`).
-const MISSING: &[&str] = &[
-    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A",
-    "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
-];
-
-/// A text as it may stand in the file: cut to [`MAX_TEXT`], one line, and quoted when a loader would
-/// take it for a missing value, a number or a truth value.
-#[must_use]
-pub fn safe_text(text: &str) -> String {
-    let mut end = text.len().min(MAX_TEXT);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    let line: String = text[..end].chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    let bare = line.trim();
-    if bare.is_empty() {
-        return NONE.to_owned();
-    }
-    let misread = MISSING.contains(&bare)
-        || bare.parse::<f64>().is_ok()
-        || bare.eq_ignore_ascii_case("true")
-        || bare.eq_ignore_ascii_case("false");
-    if misread { format!("'{bare}'") } else { bare.to_owned() }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -342,27 +190,5 @@ mod tests {
             let is_int = field.parse::<i64>().is_ok();
             assert_eq!(is_int, column.kind == ColumnType::Int, "{}", column.name);
         }
-    }
-
-    #[test]
-    fn no_text_can_be_misread_by_a_loader() {
-        assert_eq!(safe_text("NA"), "'NA'");
-        assert_eq!(safe_text(" 12 "), "'12'");
-        assert_eq!(safe_text("1e5"), "'1e5'");
-        assert_eq!(safe_text("inf"), "'inf'");
-        assert_eq!(safe_text("True"), "'True'");
-        assert_eq!(safe_text("\n"), NONE);
-        assert_eq!(safe_text("a\nb"), "a b");
-        assert_eq!(safe_text("GPT.h.0"), "GPT.h.0");
-        assert!(safe_text(&"é".repeat(5000)).len() <= MAX_TEXT);
-    }
-
-    #[test]
-    fn words_round_trip() {
-        for event in EventName::ALL {
-            assert_eq!(EventName::parse(event.as_str()), Some(*event));
-        }
-        assert_eq!(EventName::parse("alloca"), None);
-        assert_eq!(Category::parse("(none)"), Some(Category::None));
     }
 }

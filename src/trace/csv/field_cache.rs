@@ -2,7 +2,7 @@
 //! costs a fraction of making it.
 
 use super::line::Line;
-use crate::schema::{Category, EventName, Row};
+use crate::{Category, EventName, Row};
 
 /// `N` numbers that stand side by side, as they were said last. `TEXT` is no less than the 21 bytes that a number
 /// with its comma may have, and what registers copy.
@@ -154,7 +154,7 @@ impl Owners {
 
 /// All that is remembered of the lines before.
 #[derive(Default)]
-pub(super) struct Said {
+pub(super) struct FieldCache {
     pub(super) seq: One,
     /// All digits but the last eight.
     pub(super) ts_ns: One,

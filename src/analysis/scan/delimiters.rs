@@ -4,7 +4,7 @@ use super::cpu::Cpu;
 
 /// The places in a strip of a block, and of the line that began before it.
 #[derive(Default)]
-pub(super) struct Stops {
+pub(super) struct Delimiters {
     /// Every comma and line end, from the block's start; what is behind `count` means nothing.
     places: Vec<u32>,
     count: usize,
@@ -16,7 +16,7 @@ pub(super) struct Stops {
     pub(super) quotes: bool,
 }
 
-impl Stops {
+impl Delimiters {
     /// Starts a block.
     pub(super) fn clear(&mut self) {
         (self.count, self.ended, self.quotes) = (0, 0, false);
@@ -28,7 +28,7 @@ impl Stops {
         &self.places[..self.count]
     }
 
-    /// For each line that ends in the strip, the place of its end in [`Stops::places`].
+    /// For each line that ends in the strip, the place of its end in [`Delimiters::places`].
     #[inline(always)]
     pub(super) fn lines(&self) -> &[u32] {
         &self.ends[..self.ended]

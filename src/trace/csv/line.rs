@@ -1,6 +1,6 @@
 //! One line of a CSV: its fields, written one behind the other.
 
-use super::said::{Numbers, One, Word};
+use super::field_cache::{Numbers, One, Word};
 
 /// More than a field takes beside the bytes of its text: a number has twenty bytes and a comma, and what is
 /// written behind it for nothing; a word of the schema's own (an event, a category) has fewer.
@@ -91,7 +91,7 @@ impl<'a> Line<'a> {
 
     /// A number whose digits before the last eight were said last, as a rule: a time, an address.
     #[inline(always)]
-    pub(super) fn tall(&mut self, number: i64, above: &mut One) {
+    pub(super) fn int_shared_prefix(&mut self, number: i64, above: &mut One) {
         if number < NINE_DIGITS.cast_signed() {
             return self.int(number);
         }
@@ -270,7 +270,7 @@ mod tests {
         let ways: [fn(&mut Line<'_>, i64, &mut One); 3] = [
             |line, number, said| line.int_again(number, said),
             |line, number, said| line.next(number, said),
-            |line, number, said| line.tall(number, said),
+            |line, number, said| line.int_shared_prefix(number, said),
         ];
         for how in ways {
             let said = std::cell::RefCell::new(One::default());

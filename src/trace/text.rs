@@ -1,0 +1,54 @@
+//! The texts of text columns: the placeholders, and which texts may stand in the file.
+
+/// The text of a text column that has nothing to say.
+pub const NONE: &str = "(none)";
+
+/// The module of what an op allocates outside every module.
+pub const SCRIPT: &str = "(script)";
+
+/// The longest text of a column, in bytes; longer ones are cut.
+pub const MAX_TEXT: usize = 4096;
+
+/// What pandas takes for a missing value (`pandas._libs.parsers.STR_NA_VALUES`).
+const MISSING: &[&str] = &[
+    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A",
+    "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
+];
+
+/// A text as it may stand in the file: cut to [`MAX_TEXT`], one line, and quoted when a loader would
+/// take it for a missing value, a number or a truth value.
+#[must_use]
+pub fn safe_text(text: &str) -> String {
+    let mut end = text.len().min(MAX_TEXT);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let line: String = text[..end].chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let bare = line.trim();
+    if bare.is_empty() {
+        return NONE.to_owned();
+    }
+    let misread = MISSING.contains(&bare)
+        || bare.parse::<f64>().is_ok()
+        || bare.eq_ignore_ascii_case("true")
+        || bare.eq_ignore_ascii_case("false");
+    if misread { format!("'{bare}'") } else { bare.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_text_can_be_misread_by_a_loader() {
+        assert_eq!(safe_text("NA"), "'NA'");
+        assert_eq!(safe_text(" 12 "), "'12'");
+        assert_eq!(safe_text("1e5"), "'1e5'");
+        assert_eq!(safe_text("inf"), "'inf'");
+        assert_eq!(safe_text("True"), "'True'");
+        assert_eq!(safe_text("\n"), NONE);
+        assert_eq!(safe_text("a\nb"), "a b");
+        assert_eq!(safe_text("GPT.h.0"), "GPT.h.0");
+        assert!(safe_text(&"é".repeat(5000)).len() <= MAX_TEXT);
+    }
+}
