@@ -2,30 +2,14 @@
 //!
 //! A hook passes its arguments on unchanged, returns what the real function returned, and stores one
 //! event; everything else is the work of [`memtrace_record`]. The rules that all hooks keep are in
-//! [`guard`]; the real functions behind them in [`real`]; who owns what is allocated in [`context`].
+//! [`runtime::guard`]; the real functions behind them in [`ffi::symbols`]; who owns what is allocated in [`attribution`].
 //!
 //! State lives as long as the process: settings are read once, at load, and a fork starts afresh.
 
-mod cache;
-mod callers;
-mod calls;
-mod context;
-mod degraded;
-mod device;
-mod frames;
-mod gradients;
-mod guard;
+mod attribution;
+mod capabilities;
+mod ffi;
 mod hooks;
-mod init;
-mod io;
-mod nvml;
-mod ops;
-mod pools;
+mod lifecycle;
 mod python;
-mod real;
-mod requested;
-mod say;
-mod sequence;
-mod sharded;
-mod thread;
-mod torch;
+mod runtime;

@@ -1,6 +1,6 @@
 """Modules and lines of Python, in any interpreter: any_python.py LIBC10_CUDA calls|hooks.
 
-There is no torch: a stand-in has what src/preload/hooks.py asks of it, and blocks come from the stand-in for torch's
+There is no torch: a stand-in has what src/preload/python/tracer.py asks of it, and blocks come from the stand-in for torch's
 allocator. Prints, of each block, the module that took it and the lines that were there, outermost first. With `hooks`
 calls of modules can't be heard of from C.
 """

@@ -11,9 +11,10 @@ use super::{
     Attributes, DEFAULT, NO_TRACKING, ascii, category_named, created, domain_pushed, domain_started, ended,
     read, registered, started, wide,
 };
-use crate::guard::shielded;
-use crate::real::{RealFn, c_name};
-use crate::{context, init};
+use crate::attribution::context;
+use crate::ffi::symbols::{RealFn, c_name};
+use crate::runtime::guard::shielded;
+use crate::runtime::session;
 
 /// Is the injection in the legacy library?
 static INJECTED: AtomicBool = AtomicBool::new(false);
@@ -40,7 +41,7 @@ macro_rules! legacy {
             // SAFETY: the program's own arguments, passed on unchanged.
             let $answer = $real.get().map_or($without, |real| unsafe { real($($arg),*) });
             let told = INJECTED.load(Ordering::Acquire);
-            if !told && init::session().is_some_and(|session| session.settings.nvtx) { $then } else { $answer }
+            if !told && session::session().is_some_and(|session| session.settings.nvtx) { $then } else { $answer }
         }
     )* };
 }

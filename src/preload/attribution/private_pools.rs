@@ -1,0 +1,301 @@
+//! The private pool that a block lies in: those of CUDA graphs and of `torch.cuda.MemPool`.
+//!
+//! Whoever wants a pool gives the allocator a filter, a `std::function` that says of a stream whether
+//! its allocations belong to the pool; the allocator asks it at each allocation, on the allocating thread,
+//! just before it reports the block. We stand before the function that takes the filter
+//! (`beginAllocateToPool`, a slot of the allocator's vtable), put a filter of ours around it, and
+//! remember which one said yes last.
+//!
+//! Up to torch 2.1 there is no filter: a stream belongs to a pool from `beginAllocateStreamToPool` to
+//! `endAllocateStreamToPool`, and what a thread allocates while that is its current stream lies in the pool.
+//!
+//! Which slot it is differs from version to version, and is read off torch itself: its pluggable allocator
+//! is of the same class, and has both its vtable and these functions exported. Where it has not, `pool` stays 0
+//! and the meta row says so.
+
+use std::ffi::{CStr, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+use memtrace_record::forklock::ForkLock;
+
+use crate::attribution::requested_sizes::readable_words;
+use crate::ffi::symbols::find_in_loaded;
+use crate::hooks::torch::allocator::current_stream;
+use crate::runtime::guard::shielded;
+use crate::runtime::thread::{self, Own};
+
+/// The vtable of `torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator`, and the libraries that may have it.
+const TABLE: &CStr = c"_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
+const LIBRARIES: [&str; 2] = ["libtorch_cuda.so", "libtorch_python.so"];
+/// More functions than the class has.
+const FUNCTIONS: usize = 96;
+
+/// A virtual function that we stand before.
+struct Hook {
+    /// Its name in the pluggable allocator.
+    name: &'static CStr,
+    real: &'static AtomicPtr<c_void>,
+    ours: fn() -> *mut c_void,
+}
+
+static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static REAL_BEGIN_STREAM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static REAL_END_STREAM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
+static HOOKS: &[Hook] = &[
+    // The device became one byte, which is passed alike.
+    Hook {
+        name: c"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator19beginAllocateToPoolEaSt4pairIyyESt8functionIFbP11CUstream_stEE",
+        real: &REAL,
+        ours: || begin as *mut c_void,
+    },
+    Hook {
+        name: c"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator19beginAllocateToPoolEiSt4pairIyyESt8functionIFbP11CUstream_stEE",
+        real: &REAL,
+        ours: || begin as *mut c_void,
+    },
+    Hook {
+        name: c"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator25beginAllocateStreamToPoolEiP11CUstream_stSt4pairIyyE",
+        real: &REAL_BEGIN_STREAM,
+        ours: || begin_stream as *mut c_void,
+    },
+    Hook {
+        name: c"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator23endAllocateStreamToPoolEiP11CUstream_st",
+        real: &REAL_END_STREAM,
+        ours: || end_stream as *mut c_void,
+    },
+];
+
+/// Those that this torch has, with their slots.
+fn found() -> Vec<(usize, &'static Hook)> {
+    let places = LIBRARIES.map(|library| (library, find_in_loaded(library, TABLE).cast::<*mut c_void>()));
+    let Some((library, table)) = places.into_iter().find(|(_, table)| !table.is_null()) else {
+        return Vec::new();
+    };
+    // Before its first function a vtable has its offset and type.
+    let words = readable_words(table).min(2 + FUNCTIONS);
+    // SAFETY: `readable_words` found this many in the mapping, which stays.
+    let functions: Vec<*mut c_void> = (2..words).map(|index| unsafe { *table.add(index) }).collect();
+    let slot = |hook: &'static Hook| {
+        let function = find_in_loaded(library, hook.name);
+        let slot = functions.iter().position(|of| *of == function).filter(|_| !function.is_null())?;
+        Some((slot, hook))
+    };
+    HOOKS.iter().filter_map(slot).collect()
+}
+
+/// Can this torch's pools be told apart?
+pub(crate) fn are_known() -> bool {
+    !found().is_empty()
+}
+
+/// Puts our functions among those of an allocator's vtable.
+pub(crate) fn hook(functions: &mut [*mut c_void]) {
+    for (slot, hook) in found() {
+        if let Some(place) = functions.get_mut(slot).filter(|place| !place.is_null()) {
+            hook.real.store(*place, Ordering::Release);
+            *place = (hook.ours)();
+        }
+    }
+}
+
+/// `void beginAllocateToPool(DeviceIndex, MempoolId_t, std::function<bool(cudaStream_t)>)`: the id is two
+/// words in registers, the function is passed by its address.
+type Begin = unsafe extern "C-unwind" fn(*mut c_void, usize, u64, u64, *mut Function);
+/// `void beginAllocateStreamToPool(int, cudaStream_t, MempoolId_t)`.
+type BeginStream = unsafe extern "C-unwind" fn(*mut c_void, usize, usize, u64, u64);
+/// `void endAllocateStreamToPool(int, cudaStream_t)`.
+type EndStream = unsafe extern "C-unwind" fn(*mut c_void, usize, usize);
+
+/// libstdc++'s `std::function`, the same since GCC 4.9.
+#[repr(C)]
+struct Function {
+    data: [usize; 2],
+    manager: Option<Manager>,
+    invoker: Option<Invoker>,
+}
+
+type Manager = unsafe extern "C-unwind" fn(*mut [usize; 2], *const [usize; 2], u32) -> bool;
+/// The argument is a reference to the stream; only handed on.
+type Invoker = unsafe extern "C-unwind" fn(*const [usize; 2], usize) -> bool;
+
+/// A filter of torch's, and the pool that it is for.
+struct Filter {
+    inner: Function,
+    pool: u16,
+}
+
+/// The ids of pools; their numbers are their places, from 1 on.
+static POOLS: ForkLock<Vec<(u64, u64)>> = ForkLock::new(Vec::new());
+
+/// A stream that belongs to a pool.
+struct Stream {
+    device: i8,
+    /// As CUDA has it, and as torch numbers it.
+    handle: usize,
+    id: i64,
+    pool: u16,
+}
+
+static STREAMS: ForkLock<Vec<Stream>> = ForkLock::new(Vec::new());
+/// How many there are: none, but while a graph is captured by an old torch.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// The pool of the allocation that this thread is in, on `device` and its current stream there; 0 for the default.
+#[inline]
+pub(crate) fn current(device: i8, stream: i64) -> u16 {
+    of_filter_or_stream(thread::with(|own| own.pool.get()).unwrap_or(0), device, stream)
+}
+
+/// As [`current`], for the last word about an allocation of the thread that `own` is of.
+#[inline]
+pub(crate) fn take(own: &Own, device: i8, stream: i64) -> u16 {
+    of_filter_or_stream(own.pool.replace(0), device, stream)
+}
+
+#[inline]
+fn of_filter_or_stream(filtered: u16, device: i8, stream: i64) -> u16 {
+    if filtered == 0 { of_stream(device, stream) } else { filtered }
+}
+
+#[inline]
+fn of_stream(device: i8, stream: i64) -> u16 {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return 0;
+    }
+    let is_it = |of: &&Stream| of.device == device && of.id == stream;
+    STREAMS.with(|streams| streams.iter().find(is_it).map_or(0, |of| of.pool))
+}
+
+unsafe extern "C-unwind" fn begin_stream(
+    this: *mut c_void,
+    device: usize,
+    stream: usize,
+    high: u64,
+    low: u64,
+) {
+    shielded(|| {
+        // Who begins has made it the current stream of its thread.
+        let id = current_stream(device as i8);
+        let of = Stream { device: device as i8, handle: stream, id, pool: number(high, low) };
+        STREAMS.with(|streams| {
+            streams.push(of);
+            COUNT.store(streams.len(), Ordering::Relaxed);
+        });
+    });
+    let real = REAL_BEGIN_STREAM.load(Ordering::Acquire);
+    // SAFETY: the slot's own function, stored before ours was put there.
+    let real = unsafe { std::mem::transmute::<*mut c_void, BeginStream>(real) };
+    // SAFETY: the caller's own arguments, passed on unchanged.
+    unsafe { real(this, device, stream, high, low) }
+}
+
+unsafe extern "C-unwind" fn end_stream(this: *mut c_void, device: usize, stream: usize) {
+    shielded(|| {
+        STREAMS.with(|streams| {
+            streams.retain(|of| of.device != device as i8 || of.handle != stream);
+            COUNT.store(streams.len(), Ordering::Relaxed);
+        });
+    });
+    let real = REAL_END_STREAM.load(Ordering::Acquire);
+    // SAFETY: the slot's own function, stored before ours was put there.
+    let real = unsafe { std::mem::transmute::<*mut c_void, EndStream>(real) };
+    // SAFETY: the caller's own arguments, passed on unchanged.
+    unsafe { real(this, device, stream) }
+}
+
+unsafe extern "C-unwind" fn begin(
+    this: *mut c_void,
+    device: usize,
+    high: u64,
+    low: u64,
+    filter: *mut Function,
+) {
+    shielded(|| {
+        // SAFETY: the caller's own function object, alive during the call; the address is checked.
+        let Some(filter) = (unsafe { filter.as_mut() }) else { return };
+        if filter.manager.is_none() || filter.invoker.is_none() {
+            return;
+        }
+        let own = Function { data: [0; 2], manager: Some(manage), invoker: Some(invoke) };
+        let inner = std::mem::replace(filter, own);
+        filter.data[0] = Box::into_raw(Box::new(Filter { inner, pool: number(high, low) })) as usize;
+    });
+    let real = REAL.load(Ordering::Acquire);
+    // SAFETY: the slot's own function, stored before ours was put there.
+    let real = unsafe { std::mem::transmute::<*mut c_void, Begin>(real) };
+    // SAFETY: the caller's own arguments; the filter answers as before.
+    unsafe { real(this, device, high, low, filter) }
+}
+
+/// The number of a pool; 0 when there are more than a row can tell apart.
+fn number(high: u64, low: u64) -> u16 {
+    POOLS.with(|pools| {
+        let known = pools.iter().position(|id| *id == (high, low));
+        let place = known.unwrap_or_else(|| {
+            pools.push((high, low));
+            pools.len() - 1
+        });
+        u16::try_from(place + 1).unwrap_or(0)
+    })
+}
+
+/// What `std::function` does with what it holds: `std::_Manager_operation`.
+unsafe extern "C-unwind" fn manage(to: *mut [usize; 2], from: *const [usize; 2], operation: u32) -> bool {
+    const GET_POINTER: u32 = 1;
+    const CLONE: u32 = 2;
+    const DESTROY: u32 = 3;
+    match operation {
+        // SAFETY: both places are a function object's, and `from` holds what `begin` or a clone put there.
+        GET_POINTER => unsafe { (*to)[0] = (*from)[0] },
+        CLONE => {
+            // SAFETY: as above; the filter lives until it is destroyed.
+            let old = unsafe { &*((*from)[0] as *const Filter) };
+            let mut inner = Function { data: old.inner.data, ..old.inner };
+            if let Some(manager) = old.inner.manager {
+                // SAFETY: the same operation on what torch's own function holds.
+                unsafe { manager(&raw mut inner.data, &raw const old.inner.data, operation) };
+            }
+            // SAFETY: as above.
+            unsafe { (*to)[0] = Box::into_raw(Box::new(Filter { inner, pool: old.pool })) as usize };
+        }
+        DESTROY => {
+            // SAFETY: as above; a function object destroys what it holds once.
+            let mut filter = unsafe { Box::from_raw((*to)[0] as *mut Filter) };
+            let data = &raw mut filter.inner.data;
+            if let Some(manager) = filter.inner.manager {
+                // SAFETY: the same operation on what torch's own function holds.
+                unsafe { manager(data, data, operation) };
+            }
+        }
+        // The type of what it holds: none that anybody could ask for.
+        // SAFETY: as above.
+        _ => unsafe { (*to)[0] = 0 },
+    }
+    false
+}
+
+unsafe extern "C-unwind" fn invoke(data: *const [usize; 2], stream: usize) -> bool {
+    // SAFETY: the function object holds what `begin` or a clone put there.
+    let filter = unsafe { &*((*data)[0] as *const Filter) };
+    let Some(invoker) = filter.inner.invoker else { return false };
+    // SAFETY: the caller's own argument, passed on to torch's own function.
+    let yes = unsafe { invoker(&raw const filter.inner.data, stream) };
+    if yes {
+        thread::with(|own| own.pool.set(filter.pool));
+    }
+    yes
+}
+
+/// Before a fork; see [`ForkLock`].
+pub(crate) fn lock_for_fork() {
+    POOLS.lock_for_fork();
+    STREAMS.lock_for_fork();
+}
+
+/// After a fork, on both sides.
+pub(crate) fn unlock_after_fork() {
+    STREAMS.unlock_after_fork();
+    POOLS.unlock_after_fork();
+}

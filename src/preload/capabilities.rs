@@ -1,0 +1,79 @@
+//! What cannot be captured of this process's torch, in plain words for the meta row.
+//!
+//! Asked on the writer thread when the trace begins: the libraries are loaded then.
+
+use std::ffi::CStr;
+
+use memtrace_trace::Meta;
+use memtrace_trace::config::Settings;
+
+use crate::attribution::private_pools;
+use crate::attribution::requested_sizes;
+use crate::ffi::symbols::{find_in_loaded, loaded_libraries};
+use crate::ffi::torch_version;
+use crate::python::injection;
+use crate::python::op_io;
+
+/// The oldest and the newest minor version of torch 2 that was tried.
+const TRIED: (u32, u32) = (1, 15);
+
+/// A function that a hook needs, and what is lost without it.
+const NEEDED: &[(&str, &CStr, &str)] = &[
+    (
+        "libc10.so",
+        c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",
+        "no report of blocks: the trace has the runtime's calls alone",
+    ),
+    ("libc10.so", c"_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE", "no report of OOMs"),
+    ("libc10_cuda.so", c"_ZN3c104cuda20getCurrentCUDAStreamEa", "no streams: stream is 0"),
+];
+
+/// What torch's ops need.
+const NEEDED_FOR_OPS: &[&CStr] =
+    &[c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE", c"_ZNK2at14RecordFunction4nameEv"];
+
+/// Adds torch's version and what degrades.
+pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
+    if loaded_libraries("libc10.so").is_empty() {
+        return;
+    }
+    let version = torch_version::version();
+    if let Some(version) = &version {
+        meta.versions.insert("torch".to_owned(), version.clone());
+    }
+    let numbers = version.as_deref().and_then(torch_version::numbers);
+    let torch = version.map_or("this torch".to_owned(), |version| format!("torch {version}"));
+    if let Some((major, minor)) = numbers
+        && (major != 2 || !(TRIED.0..=TRIED.1).contains(&minor))
+    {
+        meta.degraded.push(format!("{torch} was never tried: 2.{} to 2.{} were", TRIED.0, TRIED.1));
+    }
+    if loaded_libraries("libc10_cuda.so").is_empty() {
+        return;
+    }
+    for (library, symbol, lost) in NEEDED {
+        if find_in_loaded(library, symbol).is_null() {
+            meta.degraded.push(format!("{torch}: {lost}"));
+        }
+    }
+    let has_ops = NEEDED_FOR_OPS.iter().all(|symbol| !find_in_loaded("libtorch_cpu.so", symbol).is_null());
+    if settings.ops.callbacks() && !has_ops {
+        meta.degraded.push(format!("{torch}: no ops, and no phases from them"));
+    }
+    if settings.ops.io() && has_ops {
+        match op_io::learn::state() {
+            op_io::learn::State::Known => {}
+            op_io::learn::State::Failed => meta.degraded.push(format!("{torch}: {}", op_io::learn::LOST)),
+            op_io::learn::State::Waiting if !injection::is_there() => {
+                meta.degraded.push(format!("no Python to learn torch's layout with: {}", op_io::learn::LOST));
+            }
+            op_io::learn::State::Waiting => {}
+        }
+    }
+    if meta.allocator.caching && meta.allocator.backend == "native" && requested_sizes::is_missing() {
+        meta.degraded.push(format!("{torch}: requested sizes are unknown"));
+    }
+    if !private_pools::are_known() {
+        meta.degraded.push(format!("{torch}: private pools are not told apart: pool is 0"));
+    }
+}

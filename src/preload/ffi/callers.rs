@@ -1,0 +1,147 @@
+//! Which library made a call, by its return address.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use memtrace_record::intern::TextId;
+use memtrace_record::recorder::text_id;
+
+use crate::ffi::symbols::RealFn;
+
+/// A library, as a call's event names it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Library {
+    /// Its file name.
+    pub(crate) name: TextId,
+    /// Is it the home of torch's caching allocator?
+    pub(crate) is_torch_allocator: bool,
+    /// Is it the phantom device, which makes calls in the name of libraries that it stands for?
+    is_phantom: bool,
+}
+
+// SAFETY: the type is the one in the phantom device's `libraries.rs`.
+static STANDS_FOR: RealFn<unsafe extern "C" fn() -> *const c_char> =
+    unsafe { RealFn::new(c"memtrace_phantom_stands_for", "libmemtrace_phantom.so") };
+
+impl Library {
+    /// This one, or the one that it stands for in the thread's call.
+    fn named(self) -> Library {
+        if !self.is_phantom {
+            return self;
+        }
+        // SAFETY: it takes nothing.
+        let name = STANDS_FOR.get().map_or(null(), |ask| unsafe { ask() });
+        if name.is_null() {
+            return self;
+        }
+        // SAFETY: not null, so one of the phantom device's own C strings, which are constants.
+        let name = unsafe { CStr::from_ptr(name) };
+        Library { name: text_id(&name.to_string_lossy()), ..self }
+    }
+}
+
+struct Range {
+    start: usize,
+    end: usize,
+    library: Library,
+}
+
+struct Ranges {
+    /// What the loader counted when they were read: libraries that it loaded and unloaded.
+    version: (u64, u64),
+    ranges: Vec<Range>,
+}
+
+/// The code of every loaded library, sorted. Replaced as a whole and never freed: it changes only when
+/// a call comes from a library that was loaded since.
+static RANGES: AtomicPtr<Ranges> = AtomicPtr::new(null_mut());
+
+/// The library that the code at `address` belongs to; generated code belongs to `(unknown)`.
+pub(crate) fn library_at(address: *const c_void) -> Library {
+    let address = address as usize;
+    if let Some(library) = look_up(address) {
+        return library.named();
+    }
+    let version = loader_version();
+    // SAFETY: null or a table that is never freed nor changed.
+    let known = unsafe { RANGES.load(Ordering::Acquire).as_ref() };
+    // Generated code is in no library: it must not make a table at each of its calls.
+    if known.is_none_or(|known| known.version != version) {
+        let fresh = Box::into_raw(Box::new(Ranges { version, ranges: loaded_code() }));
+        // The old table may be in use by another thread: it stays, some hundred bytes a library.
+        RANGES.store(fresh, Ordering::Release);
+    }
+    let unknown = || Library { name: text_id("(unknown)"), is_torch_allocator: false, is_phantom: false };
+    look_up(address).map_or_else(unknown, Library::named)
+}
+
+fn look_up(address: usize) -> Option<Library> {
+    // SAFETY: null or a table that is never freed nor changed.
+    let ranges = &unsafe { RANGES.load(Ordering::Acquire).as_ref() }?.ranges;
+    let index = ranges.partition_point(|range| range.end <= address);
+    ranges.get(index).filter(|range| range.start <= address).map(|range| range.library)
+}
+
+/// How many libraries the loader has loaded and unloaded.
+fn loader_version() -> (u64, u64) {
+    unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
+        // SAFETY: `data` is the pair below, and `info` is valid during the call.
+        let (version, info) = unsafe { (&mut *data.cast::<(u64, u64)>(), &*info) };
+        *version = (info.dlpi_adds, info.dlpi_subs);
+        1
+    }
+    let mut version = (0, 0);
+    // SAFETY: `first` has the type that is asked for and the pair outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut version).cast()) };
+    version
+}
+
+/// The executable segments of everything loaded. `dl_iterate_phdr` takes a lock that the loader holds
+/// only while it links, not while a constructor runs (`dladdr` takes that one), so a hook cannot wait
+/// for a thread that waits for the hook.
+fn loaded_code() -> Vec<Range> {
+    type Found = Vec<(usize, usize, String)>;
+    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
+        // SAFETY: `data` is the list below, and `info` is valid during the call.
+        let (found, info) = unsafe { (&mut *data.cast::<Found>(), &*info) };
+        let name = if info.dlpi_name.is_null() {
+            String::new()
+        } else {
+            // SAFETY: the loader's name of the object, a C string that outlives the call.
+            unsafe { CStr::from_ptr(info.dlpi_name) }.to_string_lossy().into_owned()
+        };
+        for index in 0..usize::from(info.dlpi_phnum) {
+            // SAFETY: the object has `dlpi_phnum` program headers.
+            let header = unsafe { &*info.dlpi_phdr.add(index) };
+            if header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0 {
+                let start = info.dlpi_addr as usize + header.p_vaddr as usize;
+                found.push((start, start + header.p_memsz as usize, name.clone()));
+            }
+        }
+        0
+    }
+    let mut found = Found::new();
+    // SAFETY: `visit` has the type that is asked for and the list outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut found).cast()) };
+    let mut ranges: Vec<Range> = found
+        .into_iter()
+        .map(|(start, end, path)| {
+            let file = path.rsplit('/').next().unwrap_or_default();
+            let name = if file.is_empty() { program_name() } else { file.to_owned() };
+            let is_torch_allocator = name.starts_with("libc10_cuda.so");
+            let is_phantom = name.starts_with("libmemtrace_phantom.so");
+            let library = Library { name: text_id(&name), is_torch_allocator, is_phantom };
+            Range { start, end, library }
+        })
+        .collect();
+    ranges.sort_by_key(|range| range.start);
+    ranges
+}
+
+fn program_name() -> String {
+    let path = std::env::current_exe().ok();
+    let name =
+        path.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned());
+    name.unwrap_or_else(|| "(program)".to_owned())
+}

@@ -1,0 +1,213 @@
+//! Functions of the driver that are asked for by name: `cuGetProcAddress`, and the runtime's calls that stand
+//! for it. What they give is replaced where it is a call of [`super::driver`].
+//!
+//! Every runtime, linked into a program or loaded beside it, finds `cuGetProcAddress` with `dlsym` and
+//! everything else with that.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ptr::null_mut;
+
+use super::driver::{self, DriverFn};
+use super::{NO_RUNTIME, StandIn};
+use crate::ffi::symbols::RealFn;
+use crate::runtime::guard::shielded;
+use crate::runtime::session;
+
+/// Where a function's address is written.
+type Place = *mut *mut c_void;
+type Get = unsafe extern "C" fn(*const c_char, Place, c_int, c_ulonglong) -> c_int;
+type GetV2 = unsafe extern "C" fn(*const c_char, Place, c_int, c_ulonglong, *mut c_int) -> c_int;
+type OfRuntime = unsafe extern "C" fn(*const c_char, Place, c_ulonglong, *mut c_int) -> c_int;
+type ByVersion = unsafe extern "C" fn(*const c_char, Place, c_uint, c_ulonglong, *mut c_int) -> c_int;
+
+// SAFETY: the signature is the one in cuda.h, before CUDA 12.
+static GET: DriverFn<Get> = unsafe { DriverFn::new(c"cuGetProcAddress") };
+// SAFETY: the signature is the one in cuda.h.
+static GET_V2: DriverFn<GetV2> = unsafe { DriverFn::new(c"cuGetProcAddress_v2") };
+// SAFETY: the signature is the one in cuda_runtime_api.h.
+static OF_RUNTIME: RealFn<OfRuntime> = unsafe { RealFn::new(c"cudaGetDriverEntryPoint", "libcudart.so") };
+// SAFETY: as above.
+static OF_RUNTIME_PTSZ: RealFn<OfRuntime> =
+    unsafe { RealFn::new(c"cudaGetDriverEntryPoint_ptsz", "libcudart.so") };
+// SAFETY: as above.
+static BY_VERSION: RealFn<ByVersion> =
+    unsafe { RealFn::new(c"cudaGetDriverEntryPointByVersion", "libcudart.so") };
+// SAFETY: as above.
+static BY_VERSION_PTSZ: RealFn<ByVersion> =
+    unsafe { RealFn::new(c"cudaGetDriverEntryPointByVersion_ptsz", "libcudart.so") };
+
+/// The version in which `cuGetProcAddress` got its fifth argument.
+const V2_SINCE: c_int = 12000;
+/// No runtime that can ask is older: what it asks for without a version is at least this new.
+const RUNTIME_SINCE: c_int = 11030;
+
+fn get_proc_address(found: *mut c_void) -> *mut c_void {
+    GET.stand_in(
+        found,
+        [
+            cuGetProcAddress as *mut c_void,
+            get::<1> as *mut c_void,
+            get::<2> as *mut c_void,
+            get::<3> as *mut c_void,
+            get::<4> as *mut c_void,
+        ],
+    )
+}
+
+fn get_proc_address_v2(found: *mut c_void) -> *mut c_void {
+    GET_V2.stand_in(
+        found,
+        [
+            cuGetProcAddress_v2 as *mut c_void,
+            get_v2::<1> as *mut c_void,
+            get_v2::<2> as *mut c_void,
+            get_v2::<3> as *mut c_void,
+            get_v2::<4> as *mut c_void,
+        ],
+    )
+}
+
+/// Our function for an exported name of the driver.
+pub(super) fn of_driver(name: &[u8]) -> Option<StandIn> {
+    match name {
+        b"cuGetProcAddress" => Some(get_proc_address),
+        b"cuGetProcAddress_v2" => Some(get_proc_address_v2),
+        _ => None,
+    }
+}
+
+/// Our function for an exported name of the runtime.
+pub(super) fn of_runtime(name: &[u8]) -> Option<StandIn> {
+    fn if_leads<F: Copy>(real: &RealFn<F>, ours: *mut c_void, found: *mut c_void) -> *mut c_void {
+        if found != ours && real.leads_to(found) { ours } else { null_mut() }
+    }
+    match name {
+        b"cudaGetDriverEntryPoint" => {
+            Some(|found| if_leads(&OF_RUNTIME, cudaGetDriverEntryPoint as *mut c_void, found))
+        }
+        b"cudaGetDriverEntryPoint_ptsz" => {
+            Some(|found| if_leads(&OF_RUNTIME_PTSZ, cudaGetDriverEntryPoint_ptsz as *mut c_void, found))
+        }
+        b"cudaGetDriverEntryPointByVersion" => {
+            Some(|found| if_leads(&BY_VERSION, cudaGetDriverEntryPointByVersion as *mut c_void, found))
+        }
+        b"cudaGetDriverEntryPointByVersion_ptsz" => Some(|found| {
+            if_leads(&BY_VERSION_PTSZ, cudaGetDriverEntryPointByVersion_ptsz as *mut c_void, found)
+        }),
+        _ => None,
+    }
+}
+
+/// Puts ours where the driver put the address of one of the functions that we stand before.
+///
+/// # Safety
+/// The call that was given both succeeded, so `name` is a C string, and `place` null or written.
+unsafe fn replace(name: *const c_char, place: Place, version: c_int) {
+    shielded(|| {
+        if name.is_null() || !session::session().is_some_and(|session| session.settings.driver) {
+            return;
+        }
+        // SAFETY: by the contract above.
+        let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+        let stand_in: StandIn = match name {
+            b"cuGetProcAddress" if version < V2_SINCE => get_proc_address,
+            b"cuGetProcAddress" => get_proc_address_v2,
+            _ => match driver::by_base_name(name, version) {
+                Some(stand_in) => stand_in,
+                None => return,
+            },
+        };
+        // SAFETY: by the contract above.
+        let Some(place) = (unsafe { place.as_mut() }).filter(|place| !place.is_null()) else { return };
+        let ours = stand_in(*place);
+        if !ours.is_null() {
+            *place = ours;
+        }
+    });
+}
+
+unsafe extern "C" fn get<const WAY: usize>(
+    name: *const c_char,
+    place: Place,
+    version: c_int,
+    flags: c_ulonglong,
+) -> c_int {
+    let Some(real) = GET.get(WAY) else { return NO_RUNTIME };
+    // SAFETY: the caller's own arguments, passed on unchanged.
+    let status = unsafe { real(name, place, version, flags) };
+    if status == 0 {
+        // SAFETY: it succeeded.
+        unsafe { replace(name, place, version) };
+    }
+    status
+}
+
+unsafe extern "C" fn get_v2<const WAY: usize>(
+    name: *const c_char,
+    place: Place,
+    version: c_int,
+    flags: c_ulonglong,
+    found: *mut c_int,
+) -> c_int {
+    let Some(real) = GET_V2.get(WAY) else { return NO_RUNTIME };
+    // SAFETY: the caller's own arguments, passed on unchanged.
+    let status = unsafe { real(name, place, version, flags, found) };
+    if status == 0 {
+        // SAFETY: it succeeded.
+        unsafe { replace(name, place, version) };
+    }
+    status
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGetProcAddress(
+    name: *const c_char,
+    place: Place,
+    version: c_int,
+    flags: c_ulonglong,
+) -> c_int {
+    // SAFETY: the caller's own arguments, passed on unchanged.
+    unsafe { get::<0>(name, place, version, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGetProcAddress_v2(
+    name: *const c_char,
+    place: Place,
+    version: c_int,
+    flags: c_ulonglong,
+    found: *mut c_int,
+) -> c_int {
+    // SAFETY: the caller's own arguments, passed on unchanged.
+    unsafe { get_v2::<0>(name, place, version, flags, found) }
+}
+
+/// Defines a call of the runtime that gives functions of the driver; `$version` is what it asks for.
+macro_rules! of_runtime {
+    ($($name:ident($($arg:ident: $type:ty),*) version $version:expr => $real:ident;)*) => { $(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            name: *const c_char,
+            place: Place,
+            $($arg: $type,)*
+            flags: c_ulonglong,
+            found: *mut c_int,
+        ) -> c_int {
+            let Some(real) = $real.get() else { return NO_RUNTIME };
+            // SAFETY: the caller's own arguments, passed on unchanged.
+            let status = unsafe { real(name, place, $($arg,)* flags, found) };
+            if status == 0 {
+                // SAFETY: it succeeded.
+                unsafe { replace(name, place, $version) };
+            }
+            status
+        }
+    )* };
+}
+
+of_runtime! {
+    cudaGetDriverEntryPoint() version RUNTIME_SINCE => OF_RUNTIME;
+    cudaGetDriverEntryPoint_ptsz() version RUNTIME_SINCE => OF_RUNTIME_PTSZ;
+    cudaGetDriverEntryPointByVersion(version: c_uint) version version as c_int => BY_VERSION;
+    cudaGetDriverEntryPointByVersion_ptsz(version: c_uint) version version as c_int => BY_VERSION_PTSZ;
+}

@@ -1,0 +1,42 @@
+//! Ways out of a process that run no destructor.
+
+use std::ffi::c_int;
+
+use crate::ffi::symbols::RealFn;
+use crate::lifecycle;
+use crate::runtime::guard::shielded;
+
+type Exit = unsafe extern "C" fn(c_int) -> !;
+
+// SAFETY: the signature is the one in unistd.h.
+static EXIT_NOW: RealFn<Exit> = unsafe { RealFn::new(c"_exit", "libc.so") };
+// SAFETY: the signature is the one in stdlib.h.
+static EXIT_NOW_C99: RealFn<Exit> = unsafe { RealFn::new(c"_Exit", "libc.so") };
+// SAFETY: the signature is the one in stdlib.h.
+static QUICK_EXIT: RealFn<Exit> = unsafe { RealFn::new(c"quick_exit", "libc.so") };
+
+/// Writes the trace, then leaves by `real`. The child of a `vfork` borrows its parent's memory: there
+/// the recorder is the parent's and stays untouched ([`lifecycle::finish`] compares the process ids).
+fn leave(real: &RealFn<Exit>, status: c_int) -> ! {
+    shielded(lifecycle::finish);
+    match real.get() {
+        // SAFETY: the caller's own argument.
+        Some(real) => unsafe { real(status) },
+        None => std::process::abort(),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn _exit(status: c_int) -> ! {
+    leave(&EXIT_NOW, status)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn _Exit(status: c_int) -> ! {
+    leave(&EXIT_NOW_C99, status)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn quick_exit(status: c_int) -> ! {
+    leave(&QUICK_EXIT, status)
+}

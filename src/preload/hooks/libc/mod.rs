@@ -1,0 +1,5 @@
+//! Functions of libc: look-ups, `exec`, and the ways out of a process.
+
+mod dlsym;
+pub(crate) mod exec;
+mod exit;

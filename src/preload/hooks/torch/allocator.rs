@@ -1,0 +1,231 @@
+//! The caching allocator's reports: every block that it hands out or takes back, and every OOM.
+//!
+//! They come on the allocating thread, under the allocator's mutex, always for CUDA and for the CPU
+//! only while a profiler asks. `c10::Device` is two bytes in one register whose upper bits are garbage.
+
+use std::ffi::{CStr, c_void};
+use std::ptr::null_mut;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use memtrace_record::intern::TextId;
+use memtrace_record::recorder::text_id;
+use memtrace_trace::{Api, Event, Kind};
+
+use crate::attribution::context;
+use crate::attribution::private_pools;
+use crate::attribution::requested_sizes;
+use crate::ffi::symbols::{RealFn, find_in_loaded};
+use crate::hooks::cuda::events;
+use crate::python::injection;
+use crate::runtime::guard::shielded;
+use crate::runtime::session;
+use crate::runtime::thread;
+use crate::runtime::thread::Own;
+
+type Report = unsafe extern "C-unwind" fn(*mut c_void, i64, usize, usize, u64);
+type OutOfMemory = unsafe extern "C-unwind" fn(i64, usize, usize, u64);
+
+// SAFETY: the signature is c10::reportMemoryUsageToProfiler's in c10/core/Allocator.h, 2.1 to 2.15.
+static REPORT: RealFn<Report> =
+    unsafe { RealFn::new(c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE", "libc10.so") };
+
+// SAFETY: the signature is c10::reportOutOfMemoryToProfiler's in c10/core/Allocator.h, 2.1 to 2.15.
+static OUT_OF_MEMORY: RealFn<OutOfMemory> =
+    unsafe { RealFn::new(c"_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE", "libc10.so") };
+
+/// `c10::cuda::CUDAStream`: a device, and the number of the stream.
+#[repr(C)]
+struct Stream {
+    device: u64,
+    id: i64,
+}
+
+/// `CUDAStream c10::cuda::getCurrentCUDAStream(DeviceIndex)`: a read of thread-local state, no lock.
+const CURRENT_STREAM: &CStr = c"_ZN3c104cuda20getCurrentCUDAStreamEa";
+static CURRENT_STREAM_FN: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
+/// Finds what reports need; at torch's first call to CUDA.
+pub(super) fn install() {
+    requested_sizes::install();
+    // Now and not in the first report, which comes under the allocator's mutex: the look-up takes a lock of
+    // the loader, which a thread may hold whose constructor waits for that mutex.
+    let _ = (REPORT.get(), OUT_OF_MEMORY.get());
+    if CURRENT_STREAM_FN.load(Ordering::Relaxed).is_null() {
+        CURRENT_STREAM_FN.store(find_in_loaded("libc10_cuda.so", CURRENT_STREAM), Ordering::Relaxed);
+    }
+}
+
+/// `void changeCurrentAllocator(const std::shared_ptr<CUDAAllocator> &)`: the argument is passed by its address.
+type Change = unsafe extern "C-unwind" fn(*const c_void);
+
+// SAFETY: the signature is the one in torch/csrc/cuda/CUDAPluggableAllocator.h, 2.6 to 2.15.
+static CHANGE_ALLOCATOR: RealFn<Change> = unsafe {
+    RealFn::new(
+        c"_ZN5torch4cuda22CUDAPluggableAllocator22changeCurrentAllocatorERKSt10shared_ptrIN3c104cuda20CUDACachingAllocator13CUDAAllocatorEE",
+        "libtorch_cuda.so",
+    )
+};
+
+/// The program puts an allocator of its own in the place of torch's.
+#[unsafe(export_name = "_ZN5torch4cuda22CUDAPluggableAllocator22changeCurrentAllocatorERKSt10shared_ptrIN3c104cuda20CUDACachingAllocator13CUDAAllocatorEE")]
+unsafe extern "C-unwind" fn change_current_allocator(allocator: *const c_void) {
+    if let Some(real) = CHANGE_ALLOCATOR.get() {
+        // SAFETY: the caller's own argument, passed on unchanged.
+        unsafe { real(allocator) };
+        shielded(requested_sizes::install);
+    }
+}
+
+/// The number of the thread's current stream on `device`; 0 for the default one.
+#[inline]
+pub(crate) fn current_stream(device: i8) -> i64 {
+    let found = CURRENT_STREAM_FN.load(Ordering::Relaxed);
+    if found.is_null() {
+        return 0;
+    }
+    // SAFETY: the function's type in c10/cuda/CUDAStream.h, 2.1 to 2.15: two words are returned in
+    // registers. The allocator that reports, or that asks for a segment, has asked for the stream just before, so
+    // streams are set up.
+    let current: unsafe extern "C" fn(i8) -> Stream = unsafe { std::mem::transmute(found) };
+    // SAFETY: as above; the device is the allocator's own.
+    unsafe { current(device) }.id
+}
+
+// SAFETY: the signature is c10::memoryProfilingEnabled's in c10/core/Allocator.h, 2.1 to 2.15.
+static PROFILING_ENABLED: RealFn<unsafe extern "C-unwind" fn() -> bool> =
+    unsafe { RealFn::new(c"_ZN3c1022memoryProfilingEnabledEv", "libc10.so") };
+
+/// torch's allocator of CPU tensors asks this before it reports; CUDA's does not.
+#[unsafe(export_name = "_ZN3c1022memoryProfilingEnabledEv")]
+unsafe extern "C-unwind" fn memory_profiling_enabled() -> bool {
+    // SAFETY: it takes nothing and reads thread-local state.
+    wants_host_tensors() || PROFILING_ENABLED.get().is_some_and(|real| unsafe { real() })
+}
+
+fn wants_host_tensors() -> bool {
+    session::session().is_some_and(|session| session.settings.host_tensors)
+}
+
+/// A report about a CPU tensor.
+fn host_tensor(addr: u64, size: i64) {
+    static LIBRARY: OnceLock<TextId> = OnceLock::new();
+    let Some(recorder) = session::recorder() else { return };
+    let (context, step) = context::current();
+    let library = *LIBRARY.get_or_init(|| text_id("libc10.so"));
+    recorder.record(|clock_ns| Event {
+        clock_ns,
+        kind: if size >= 0 { Kind::HostAlloc } else { Kind::HostFree } as u8,
+        api: Api::CpuAllocator as u8,
+        device: Event::HOST,
+        addr,
+        size: size.abs(),
+        reserved: u64::from(library),
+        context,
+        step,
+        ..Event::default()
+    });
+}
+
+/// Is it a CPU?
+fn is_cpu(device: u64) -> bool {
+    device.to_le_bytes()[0] == 0
+}
+
+/// The CUDA ordinal of a `c10::Device`; `None` for another type of device.
+fn cuda_ordinal(device: u64) -> Option<i8> {
+    const CUDA: u8 = 1;
+    let [kind, index, ..] = device.to_le_bytes();
+    (kind == CUDA).then_some(index as i8)
+}
+
+#[unsafe(export_name = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE")]
+unsafe extern "C-unwind" fn report_memory_usage(
+    ptr: *mut c_void,
+    size: i64,
+    allocated: usize,
+    reserved: usize,
+    device: u64,
+) {
+    if let Some(ordinal) = cuda_ordinal(device) {
+        shielded(|| {
+            let Some(recorder) = session::recorder() else { return };
+            let stream = current_stream(ordinal);
+            let (mut extra, mut source, mut flags) = (-1, 0, 0);
+            let owner = thread::with(|own| {
+                if size >= 0 {
+                    extra = requested_sizes::of_block(own, size);
+                    source = private_pools::take(own, ordinal, stream);
+                }
+                context::of_report(own, stream, size, ordinal)
+            });
+            // A thread that is ending owns nothing any more.
+            let (context, step) = owner.unwrap_or_else(context::current);
+            if size >= 0 {
+                events::forget_recorded();
+            } else if events::free_is_deferred(ptr as u64, ordinal) {
+                flags = Event::DEFERRED;
+            }
+            if injection::is_wanted() {
+                injection::schedule();
+            }
+            // Made once, where it is stored: a copy through the stack would cost more than the clock.
+            recorder.record(|clock_ns| Event {
+                clock_ns,
+                kind: Kind::Block as u8,
+                api: Api::CachingAllocator as u8,
+                device: ordinal,
+                flags,
+                source,
+                addr: ptr as u64,
+                size,
+                allocated: allocated as u64,
+                reserved: reserved as u64,
+                context,
+                step,
+                extra,
+                ..Event::default()
+            });
+        });
+    } else if is_cpu(device) && wants_host_tensors() {
+        shielded(|| host_tensor(ptr as u64, size));
+    }
+    if let Some(real) = REPORT.get() {
+        // SAFETY: the caller's own arguments, passed on unchanged.
+        unsafe { real(ptr, size, allocated, reserved, device) }
+    }
+}
+
+#[unsafe(export_name = "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE")]
+unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, reserved: usize, device: u64) {
+    if let Some(ordinal) = cuda_ordinal(device) {
+        shielded(|| {
+            let Some(recorder) = session::recorder() else { return };
+            injection::out_of_memory(recorder);
+            let stream = current_stream(ordinal);
+            let (context, step) = context::current_on(stream);
+            let asked =
+                |own: &Own| (requested_sizes::of_block(own, size), private_pools::take(own, ordinal, stream));
+            let (extra, source) = thread::with(asked).unwrap_or((-1, 0));
+            recorder.record(|clock_ns| Event {
+                clock_ns,
+                source,
+                kind: Kind::OutOfMemory as u8,
+                api: Api::CachingAllocator as u8,
+                device: ordinal,
+                size,
+                allocated: allocated as u64,
+                reserved: reserved as u64,
+                context,
+                step,
+                extra,
+                ..Event::default()
+            });
+            recorder.nudge();
+        });
+    }
+    if let Some(real) = OUT_OF_MEMORY.get() {
+        // SAFETY: the caller's own arguments, passed on unchanged.
+        unsafe { real(size, allocated, reserved, device) }
+    }
+}
