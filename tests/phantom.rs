@@ -153,7 +153,7 @@ fn of_cuda(name: &str) -> bool {
 
 /// The names left to the real libraries: a list of patterns that are names or end in `.*`.
 fn left_to_the_real_library(name: &str) -> bool {
-    let list = include_str!("../src/phantom/passthrough.txt");
+    let list = include_str!("../src/phantom/table/passthrough.txt");
     list.lines()
         .map(str::trim)
         .filter(|line| !line.is_empty() && !line.starts_with('#'))
@@ -185,7 +185,7 @@ fn every_cuda_name_that_torch_wants_has_an_answer() {
         assert!(wanted > 500, "torch {version}: only {wanted} names: the look into its libraries went wrong");
         assert!(
             missing.is_empty(),
-            "torch {version}: run src/phantom/generate.py, or answer by hand: {missing:#?}"
+            "torch {version}: run src/phantom/table/generate.py, or answer by hand: {missing:#?}"
         );
     }
 }

@@ -1,0 +1,10 @@
+//! The libraries above CUDA: cuBLAS, cuDNN, NCCL and NVML.
+
+pub(crate) mod cublas;
+pub(crate) mod cudnn;
+pub(crate) mod cudnn_conv;
+pub(crate) mod nccl;
+pub(crate) mod nccl_buffers;
+pub(crate) mod nvml;
+pub(crate) mod rank_mailbox;
+pub(crate) mod rnn;
