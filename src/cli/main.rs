@@ -5,36 +5,19 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod doctor;
-mod export;
-mod fit;
-mod fit_page;
-mod help;
-mod html;
-mod launch;
-mod leftover;
-mod live;
-mod report;
-mod search;
+mod child_env;
+mod commands;
+mod load_failure;
+mod out_folder;
+mod recovery;
 mod signals;
 mod terminal;
-mod traced;
+mod trace_input;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let matches = args::command().get_matches();
-    let result = match matches.subcommand() {
-        Some(("run", matches)) => launch::run(matches),
-        Some(("fit", matches)) => fit::run(matches),
-        Some(("doctor", matches)) => doctor::run(matches),
-        Some(("export", matches)) => export::run(matches),
-        Some(("report", matches)) => html::run(matches),
-        Some(("live", matches)) => live::run(matches),
-        Some(("help", matches)) => help::run(matches),
-        Some((name, matches)) => report::run(name, matches),
-        None => unreachable!("a subcommand is required"),
-    };
+    let result = commands::run(&commands::command().get_matches());
     match result {
         Ok(code) => code,
         // The reader has seen enough: `memtrace peak out | head`.

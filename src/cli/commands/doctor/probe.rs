@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 use memtrace_cards::CARD_VARIABLE;
 use serde_json::Value;
 
-use super::captured::{Seen, captured};
 use super::findings::{Findings, State};
 use super::torch::{device, symbols, torch};
-use crate::traced::{HELLO, PHANTOM, Scratch, library, preload_list, run_id};
+use super::trace_check::{Seen, captured};
+use crate::child_env::{HELLO, PHANTOM, Scratch, library, preload_list, run_id};
 
 /// What the Python runs.
 const PROBE: &str = include_str!("probe.py");

@@ -6,11 +6,35 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use clap::ArgMatches;
+use clap::{Arg, ArgMatches, Command, ValueHint, value_parser};
 use memtrace_analysis::html::Report;
 
-use crate::args::DEFAULT_FOLDER;
-use crate::{report, terminal};
+use crate::args::{self, DEFAULT_FOLDER};
+use crate::terminal;
+use crate::trace_input;
+
+/// The arguments of `memtrace report`.
+pub(crate) fn command() -> Command {
+    let trace =
+        |id: &'static str| Arg::new(id).value_parser(value_parser!(PathBuf)).value_hint(ValueHint::AnyPath);
+    Command::new("report")
+        .about("One HTML page to look around in: the curve, who holds what, segments, steps, ranks")
+        .arg(trace("trace").value_name("TRACE").num_args(0..=2).help(format!(
+            "A trace: a file, or the folder of a run; two are compared [default: the newest in {DEFAULT_FOLDER}]"
+        )))
+        .arg(
+            trace("against")
+                .long("against")
+                .value_name("TRACE")
+                .help("Another run to compare with: peak against peak, step against step"),
+        )
+        .args(args::shared_args().into_iter().filter(|arg| !matches!(arg.get_id().as_str(), "json" | "top" | "color")).map(
+            |arg| match arg.get_id().as_str() {
+                "output" => arg.help("The page's file [default: report.html]").value_hint(ValueHint::FilePath),
+                _ => arg,
+            },
+        ))
+}
 
 /// Writes the page of one run, or of two.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
@@ -22,8 +46,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     if paths.len() > 2 {
         bail!("a page shows one run, or compares two: {} were given", paths.len());
     }
-    let options = report::options(&[], matches, false)?;
-    let inputs = paths.iter().map(|path| report::open(path, matches, true)).collect::<Result<Vec<_>>>()?;
+    let options = args::options(&[], matches, false)?;
+    let inputs =
+        paths.iter().map(|path| trace_input::open(path, matches, true)).collect::<Result<Vec<_>>>()?;
     let output = matches.get_one::<PathBuf>("output").map_or(Path::new("report.html"), PathBuf::as_path);
     let progress = terminal::Progress::of(&inputs);
     let page = Report::of(&inputs, &options)?;

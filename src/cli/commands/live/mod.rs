@@ -10,18 +10,59 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
-use clap::ArgMatches;
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers};
 use memtrace_analysis::follow::Follower;
 use memtrace_trace::units::Unit;
 
-use crate::args::DEFAULT_FOLDER;
+use crate::args::{self, DEFAULT_FOLDER};
 use crate::terminal;
 use screen::Screen;
 use view::{Choice, SORTS, View};
 
 /// What one can choose while it runs.
 const KEYS: &[&str] = &["module", "category", "op", "phase", "step"];
+
+/// The arguments of `memtrace live`.
+pub(crate) fn command() -> Command {
+    let mut command = Command::new("live")
+        .about("The running trace, refreshed: who holds how much, the step, how far it is to the end")
+        .arg(
+            Arg::new("trace")
+                .value_name("DIR")
+                .value_parser(value_parser!(PathBuf))
+                .value_hint(ValueHint::AnyPath)
+                .help(format!(
+                    "The folder of the run, there or not yet [default: the newest in {DEFAULT_FOLDER}]"
+                )),
+        )
+        .arg(
+            Arg::new("by")
+                .long("by")
+                .value_name("KEY")
+                .default_value("module")
+                .value_parser(PossibleValuesParser::new(["module", "category", "op", "phase", "step"]))
+                .help("What to group the live blocks by; the key b changes it"),
+        )
+        .arg(
+            Arg::new("interval")
+                .long("interval")
+                .value_name("SECONDS")
+                .default_value("1")
+                .value_parser(value_parser!(f64))
+                .help("How often to look"),
+        )
+        .arg(
+            Arg::new("once").long("once").action(ArgAction::SetTrue).help("One look, for scripts and pipes"),
+        );
+    for arg in args::shared_args() {
+        if matches!(arg.get_id().as_str(), "rank" | "units" | "color") {
+            command = command.arg(arg);
+        }
+    }
+    command
+}
 
 /// Follows a run until it is left with `q`, or shows it once.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {

@@ -4,24 +4,40 @@
 //! stderr only, and only before the program starts or after it has ended.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
-use std::io::{self, IsTerminal, Read, Write};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use clap::ArgMatches;
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use memtrace_analysis::input::Input;
 use memtrace_analysis::options::Options;
 use memtrace_analysis::page::{Page, Side, Table};
 use memtrace_analysis::reports;
 use memtrace_cards::CARDS;
 
-use crate::args::DEFAULT_FOLDER;
-use crate::traced::{Phantom, Scratch, TRACER, run_id, traced};
-use crate::{leftover, signals, terminal};
+use crate::args::{self};
+use crate::child_env::{Phantom, Scratch, TRACER, run_id, traced};
+use crate::load_failure;
+use crate::out_folder::OutFolder;
+use crate::{recovery, signals, terminal};
+
+/// The arguments of `memtrace run`.
+pub(crate) fn command() -> Command {
+    Command::new("run")
+        .about("Run a program, trace it, and show the summary")
+        .arg(args::out_arg("Where the traces go [default: a new folder in memtrace-out]"))
+        .args(args::phantom_args())
+        .arg(
+            Arg::new("quiet")
+                .short('q')
+                .long("quiet")
+                .action(ArgAction::SetTrue)
+                .help("No summary at the end"),
+        )
+        .arg(args::program_arg().help("The program and its arguments"))
+}
 
 /// Runs the program.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
@@ -35,7 +51,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let phantom = Phantom::wanted(matches)?;
     let run_id = run_id();
     let scratch = Scratch::new(&run_id)?;
-    let out = Out::new(matches.get_one::<PathBuf>("out"))?;
+    let out = OutFolder::new(matches.get_one::<PathBuf>("out"))?;
     let mut child = traced(&scratch, &command, &out.folder, &run_id, phantom.as_ref())?;
     let passing = signals::Passing::start()?;
     let mut child = match child.spawn() {
@@ -60,7 +76,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
 }
 
 /// Says what came out, or why nothing did.
-fn conclude(program: &OsStr, scratch: &Scratch, out: &Out, run_id: &str, quiet: bool) -> Result<()> {
+fn conclude(program: &OsStr, scratch: &Scratch, out: &OutFolder, run_id: &str, quiet: bool) -> Result<()> {
     let loaded = fs::metadata(scratch.hello()).is_ok_and(|file| file.len() > 0);
     let open = || {
         Input::open(&out.folder).map(|mut input| {
@@ -71,7 +87,7 @@ fn conclude(program: &OsStr, scratch: &Scratch, out: &Out, run_id: &str, quiet: 
     let traces = open();
     let input = match traces {
         Ok(input) if !input.traces.is_empty() => {
-            if leftover::finish(&input)? {
+            if recovery::finish(&input)? {
                 open()?
             } else {
                 input
@@ -90,7 +106,10 @@ fn conclude(program: &OsStr, scratch: &Scratch, out: &Out, run_id: &str, quiet: 
             return Ok(());
         }
         _ => {
-            eprintln!("memtrace: no trace: {TRACER} was not loaded into the program: {}", why_not(program));
+            eprintln!(
+                "memtrace: no trace: {TRACER} was not loaded into the program: {}",
+                load_failure::why_not(program)
+            );
             return Ok(());
         }
     };
@@ -110,103 +129,6 @@ fn conclude(program: &OsStr, scratch: &Scratch, out: &Out, run_id: &str, quiet: 
     // Nobody reads it any more when this fails.
     stderr.lock().write_all(text.as_bytes()).ok();
     Ok(())
-}
-
-/// Where the traces go.
-pub(crate) struct Out {
-    /// Absolute: the program may change its working directory.
-    pub(crate) folder: PathBuf,
-    /// As the user would type it.
-    pub(crate) shown: PathBuf,
-    made: bool,
-}
-
-impl Out {
-    pub(crate) fn new(wanted: Option<&PathBuf>) -> Result<Out> {
-        let (shown, made) = match wanted {
-            Some(folder) => {
-                let made = !folder.exists();
-                fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-                (folder.clone(), made)
-            }
-            None => (new_folder()?, true),
-        };
-        let folder = shown.canonicalize().with_context(|| shown.display().to_string())?;
-        Ok(Out { folder, shown, made })
-    }
-
-    /// A program without a GPU must leave nothing.
-    pub(crate) fn remove_if_empty(&self) {
-        if self.made && fs::remove_dir(&self.folder).is_ok() && self.shown.starts_with(DEFAULT_FOLDER) {
-            fs::remove_dir(DEFAULT_FOLDER).ok();
-        }
-    }
-}
-
-/// `memtrace-out/<date>-<time>`, with a number behind it when it is taken.
-fn new_folder() -> Result<PathBuf> {
-    let now = jiff::Zoned::now().strftime("%Y%m%d-%H%M%S").to_string();
-    fs::create_dir_all(DEFAULT_FOLDER).context(DEFAULT_FOLDER)?;
-    for number in 1.. {
-        let name = if number == 1 { now.clone() } else { format!("{now}-{number}") };
-        let folder = Path::new(DEFAULT_FOLDER).join(name);
-        match fs::create_dir(&folder) {
-            Ok(()) => return Ok(folder),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error).with_context(|| folder.display().to_string()),
-        }
-    }
-    unreachable!("there is no last number")
-}
-
-/// Why the loader may have passed over the library, as far as the program's file tells.
-fn why_not(program: &OsStr) -> String {
-    let Some(path) = find_program(program) else {
-        return "it ended before it could be".to_owned();
-    };
-    let shown = path.display();
-    if fs::metadata(&path).is_ok_and(|file| file.permissions().mode() & 0o6000 != 0) {
-        return format!(
-            "{shown} is set-user-id, for which the loader ignores LD_PRELOAD; run the program itself"
-        );
-    }
-    match is_static(&path) {
-        Some(true) => format!("{shown} is statically linked; start the program that uses the GPU itself"),
-        _ => format!(
-            "{shown} or what it starts drops LD_PRELOAD from the environment; start the program itself, as in: memtrace run -- python train.py"
-        ),
-    }
-}
-
-/// The file that the shell would run.
-fn find_program(program: &OsStr) -> Option<PathBuf> {
-    if program.as_bytes().contains(&b'/') {
-        return Path::new(program).canonicalize().ok();
-    }
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).find_map(|folder| folder.join(program).canonicalize().ok())
-}
-
-/// Does this ELF file name no loader? `None` for what is no 64-bit ELF file, a script for one.
-fn is_static(path: &Path) -> Option<bool> {
-    let mut head = Vec::new();
-    File::open(path).ok()?.take(4096).read_to_end(&mut head).ok()?;
-    if !head.starts_with(b"\x7fELF\x02\x01") {
-        return None;
-    }
-    let number = |at: usize, bytes: usize| -> Option<usize> {
-        let field = head.get(at..at + bytes)?;
-        Some(field.iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte)))
-    };
-    // e_phoff, e_phentsize and e_phnum of the header; p_type of each program header.
-    const PT_INTERP: usize = 3;
-    let (start, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
-    for index in 0..count {
-        if number(start.checked_add(index * size)?, 4)? == PT_INTERP {
-            return Some(false);
-        }
-    }
-    Some(true)
 }
 
 fn list_cards() -> Result<ExitCode> {
@@ -238,15 +160,4 @@ fn list_cards() -> Result<ExitCode> {
     );
     stdout.write_all(page.text().as_bytes())?;
     Ok(ExitCode::SUCCESS)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn this_test_is_linked_dynamically_and_a_script_is_no_program() {
-        assert_eq!(is_static(&std::env::current_exe().unwrap()), Some(false));
-        assert_eq!(is_static(Path::new("Cargo.toml")), None);
-    }
 }

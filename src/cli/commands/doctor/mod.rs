@@ -9,23 +9,49 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow};
-use clap::ArgMatches;
+use clap::{Arg, ArgMatches, Command, value_parser};
 use memtrace_analysis::page::{Cell, Page, Side, Style, Table};
 use memtrace_cards::Spec;
 use memtrace_trace::config::Settings;
 use serde_json::json;
 
+use crate::args;
+use crate::child_env::{TRACER, library};
 use crate::terminal;
-use crate::traced::{TRACER, library};
 use findings::{Findings, State};
-use machine::{out_folder, system};
+use host::{out_folder, system};
 use probe::probe;
 
-mod captured;
 mod findings;
-mod machine;
+mod host;
 mod probe;
 mod torch;
+mod trace_check;
+
+/// The arguments of `memtrace doctor`.
+pub(crate) fn command() -> Command {
+    Command::new("doctor")
+        .about("Would programs of this Python be traced here, and what of them would be seen?")
+        .arg(args::json_arg())
+        .arg(args::out_arg("Where traces would go [default: MEMTRACE_OUT, or memtrace-out]"))
+        .arg(
+            Arg::new("phantom")
+                .long("phantom")
+                .value_name("CARD")
+                .num_args(0..=1)
+                .require_equals(true)
+                .default_missing_value("h100-80g")
+                .help("Try it on a device that is not there: --phantom, --phantom=a100-80g"),
+        )
+        .arg(
+            Arg::new("command")
+                .value_name("PYTHON")
+                .num_args(1..)
+                .last(true)
+                .value_parser(value_parser!(std::ffi::OsString))
+                .help("The Python, and what comes before a script [default: python3]"),
+        )
+}
 
 /// Looks, and says what it found.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {

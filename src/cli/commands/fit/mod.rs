@@ -4,30 +4,29 @@
 //! program ends with status 0 and no request ran out of memory. What fails for another reason is no
 //! answer: it ends the search and is shown.
 
+mod answer;
+mod bisect;
+mod trial;
+
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs::{self};
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
-use std::process::{ExitCode, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
-use clap::ArgMatches;
-use memtrace_analysis::input::Input;
-use memtrace_analysis::options::Options;
+use anyhow::{Result, bail};
+use clap::{Arg, ArgMatches, Command, value_parser};
 use memtrace_analysis::page::duration;
-use memtrace_analysis::reports;
 use memtrace_trace::units::Unit;
-use serde_json::Value;
 
-use crate::fit_page;
-use crate::launch::Out;
-use crate::search::Search;
-use crate::traced::{Phantom, Scratch, run_id, traced};
-use crate::{leftover, signals};
+use crate::args;
+use crate::child_env::Phantom;
+use crate::out_folder::OutFolder;
+use crate::signals;
+use bisect::Search;
+use trial::{Outcome, Taken, Trial, attempt};
 
 /// What stands for the value.
 const PLACE: &[u8] = b"{}";
@@ -35,50 +34,6 @@ const PLACE: &[u8] = b"{}";
 const LARGEST: usize = 1 << 20;
 /// So many doublings that leave the peak as it is, and the value has nothing to do with memory.
 const UNCHANGED: usize = 5;
-/// The end of what a failed program said.
-const TAIL_LINES: usize = 12;
-
-/// How a run with one value ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// Status 0, and no request ran out of memory.
-    Fits,
-    /// It ran out of memory; the text says what was asked and by whom, as far as it is known.
-    TooBig(String),
-    /// It failed for another reason: how it ended, and the last that it said.
-    Failed(String, Vec<String>),
-}
-
-/// A run with one value.
-pub(crate) struct Trial {
-    pub(crate) value: String,
-    pub(crate) outcome: Outcome,
-    pub(crate) took: Duration,
-    /// The folder of its traces.
-    pub(crate) folder: PathBuf,
-    /// What the fullest device took; zeros when there is no trace.
-    pub(crate) taken: Taken,
-}
-
-/// The peaks of the fullest device of the fullest process.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Taken {
-    pub(crate) allocated: i64,
-    pub(crate) reserved: i64,
-    pub(crate) used: i64,
-    /// The device's memory; 0 when unknown.
-    pub(crate) capacity: i64,
-    /// Its name.
-    pub(crate) device: String,
-    /// Is it one that is not there?
-    pub(crate) phantom: bool,
-    /// Calls that failed and were tried again after the allocator's cache was emptied.
-    pub(crate) retries: i64,
-    /// Processes with a trace.
-    pub(crate) processes: usize,
-    /// Bytes by category at the peak of allocated memory, largest first.
-    pub(crate) held: Vec<(String, i64)>,
-}
 
 /// The values to try.
 enum Values {
@@ -147,10 +102,45 @@ fn placed(word: &OsStr, value: &str) -> OsString {
     OsString::from_vec(text)
 }
 
+/// The arguments of `memtrace fit`.
+pub(crate) fn command() -> Command {
+    let number = |name: &'static str, help: &'static str| {
+        Arg::new(name)
+            .long(name)
+            .value_name("N")
+            .value_parser(value_parser!(u64).range(1..=1 << 40))
+            .conflicts_with("values")
+            .help(help)
+    };
+    Command::new("fit")
+        .about("The largest value with which a program fits, and what holds the memory there")
+        .after_help(
+            "Example:  memtrace fit --phantom h100-80g -- python train.py --batch {}\n\n\
+             The program runs once for each value tried, as short as it can be: a step or two show the peak. A value fits \
+             when it ends with status 0 and nothing ran out of memory. Exit status: 0, 1 when the program fails for another \
+             reason, 3 when not even the first value fits.",
+        )
+        .arg(
+            args::out_arg("Where the traces at the two ends go [default: a new folder in memtrace-out]"),
+        )
+        .args(args::phantom_args())
+        .arg(number("min", "The first value [default: 1]"))
+        .arg(number("max", "The last value to try"))
+        .arg(number("multiple-of", "Only multiples of this"))
+        .arg(
+            Arg::new("values")
+                .long("values")
+                .value_name("LIST")
+                .help("These values and no others, each needing more than the one before: 512,1024,2048"),
+        )
+        .arg(args::json_arg())
+        .arg(args::program_arg().help("The program and its arguments, {} where the value goes"))
+}
+
 /// Searches.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let plan = Plan::of(matches)?;
-    let out = Out::new(matches.get_one::<PathBuf>("out"))?;
+    let out = OutFolder::new(matches.get_one::<PathBuf>("out"))?;
     let mut search = Search::new(plan.last);
     let mut trials: Vec<(usize, Trial)> = Vec::new();
     let progress = Progress { on: std::io::stderr().is_terminal() };
@@ -200,7 +190,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let find = |wanted: Option<usize>| {
         trials.iter().find(|(index, _)| Some(*index) == wanted).map(|(_, trial)| trial)
     };
-    let answer = fit_page::Answer {
+    let answer = answer::Answer {
         command: plan.words.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
         fits: find(search.fits),
         too_big: find(search.too_big),
@@ -247,131 +237,6 @@ fn unchanged(trials: &[(usize, Trial)]) -> bool {
     peaks.len() == UNCHANGED && peaks.iter().all(|peak| *peak == peaks[0])
 }
 
-/// Runs the program with one value; breaks off with its end when somebody ended it, and us with it.
-fn attempt(plan: &Plan<'_>, value: &str, out: &Out) -> Result<ControlFlow<ExitStatus, Trial>> {
-    let name: String =
-        value.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect();
-    let folder = out.folder.join(&name);
-    if folder.exists() {
-        bail!("{} is there already; name another folder with -o", folder.display());
-    }
-    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    let run_id = run_id();
-    let scratch = Scratch::new(&run_id)?;
-    let command = plan.command(value);
-    let mut child = traced(&scratch, &command, &folder, &run_id, plan.phantom.as_ref())?;
-    let said = |name: &str| -> Result<File> {
-        let path = folder.join(name);
-        File::create_new(&path).with_context(|| path.display().to_string())
-    };
-    child.stdin(Stdio::null()).stdout(said("stdout.txt")?).stderr(said("stderr.txt")?);
-    let passing = signals::Passing::start()?;
-    let started = Instant::now();
-    let mut child = match child.spawn() {
-        Ok(child) => child,
-        Err(error) => {
-            fs::remove_dir_all(&folder).ok();
-            out.remove_if_empty();
-            bail!("cannot run {}: {error}", Path::new(&command[0]).display());
-        }
-    };
-    passing.to(child.id());
-    let status = child.wait().context("cannot wait for the program")?;
-    let took = started.elapsed();
-    if passing.stop() {
-        fs::remove_dir_all(&folder).ok();
-        out.remove_if_empty();
-        return Ok(ControlFlow::Break(status));
-    }
-    let shown = out.shown.join(&name);
-    let (taken, asked) = look(&folder, &run_id)?;
-    let text = fs::read_to_string(folder.join("stderr.txt")).unwrap_or_default();
-    let outcome = match (asked, status.success()) {
-        (Some(asked), _) => Outcome::TooBig(asked),
-        (None, true) => Outcome::Fits,
-        (None, false) if says_out_of_memory(&text) => Outcome::TooBig(String::new()),
-        (None, false) => {
-            let ended = match status.signal() {
-                Some(signal) => format!("signal {signal}"),
-                None => format!("status {}", status.code().unwrap_or(1)),
-            };
-            let lines: Vec<String> = text.lines().map(str::to_owned).collect();
-            Outcome::Failed(ended, lines[lines.len().saturating_sub(TAIL_LINES)..].to_vec())
-        }
-    };
-    Ok(ControlFlow::Continue(Trial { value: value.to_owned(), outcome, took, folder: shown, taken }))
-}
-
-/// Device memory can run out past torch's allocator, which then reports nothing: in a library's own
-/// allocation, or with the backend of the driver.
-fn says_out_of_memory(text: &str) -> bool {
-    [
-        "CUDA out of memory",
-        "CUDA error: out of memory",
-        "OutOfMemoryError",
-        "CUBLAS_STATUS_ALLOC_FAILED",
-        "CUDNN_STATUS_ALLOC_FAILED",
-    ]
-    .iter()
-    .any(|words| text.contains(words))
-}
-
-/// What a run took, and what the request that ran out of memory asked for, if one did.
-fn look(folder: &Path, run_id: &str) -> Result<(Taken, Option<String>)> {
-    let open = || {
-        Input::open(folder).map(|mut input| {
-            input.only_run(run_id);
-            input
-        })
-    };
-    let Ok(mut input) = open() else { return Ok((Taken::default(), None)) };
-    if leftover::finish_quietly(&input)? {
-        input = open()?;
-    }
-    let inputs = [input];
-    let ask = |name: &str| -> Result<Value> {
-        let report = reports::find(name).with_context(|| format!("no report {name}"))?;
-        Ok(report.run(&inputs, &Options::default())?.to_json(name))
-    };
-    let summary = ask("summary")?;
-    let number = |value: &Value| value.as_i64().unwrap_or(0);
-    let mut taken = Taken::default();
-    let mut ran_out = false;
-    for (process, trace) in summary["processes"].as_array().into_iter().flatten().zip(&inputs[0].traces) {
-        taken.processes += 1;
-        ran_out |= number(&process["events"]["oom"]) > 0;
-        taken.retries += number(&process["failed_calls"]);
-        taken.phantom |= process["phantom"] == true;
-        for device in process["devices"].as_array().into_iter().flatten() {
-            let used = number(&device["peak_used"]["bytes"]);
-            let ordinal = i32::try_from(number(&device["device"])).unwrap_or(-1);
-            if used >= taken.used {
-                taken.used = used;
-                taken.allocated = number(&device["peak_allocated"]["bytes"]);
-                taken.reserved = number(&device["peak_reserved"]["bytes"]);
-                taken.capacity = trace.meta.total_bytes(ordinal);
-                taken.device = trace.meta.device(ordinal).map_or(String::new(), |card| card.name.clone());
-                let held = device["at_peak_by_category_bytes"].as_object();
-                taken.held =
-                    held.into_iter().flatten().map(|(name, bytes)| (name.clone(), number(bytes))).collect();
-                taken.held.sort_by_key(|(_, bytes)| -bytes);
-            }
-        }
-    }
-    if !ran_out {
-        return Ok((taken, None));
-    }
-    let oom = &ask("oom")?["ooms"][0];
-    let bytes = number(&oom["requested_bytes"]).max(number(&oom["rounded_bytes"]));
-    let mut asked = format!("asked for {}", Unit::Auto.show(bytes));
-    for (before, name) in [("by", "op"), ("in", "module"), ("in", "phase")] {
-        if let Some(text) = oom[name].as_str().filter(|text| !text.is_empty() && *text != "(none)") {
-            asked.push_str(&format!(" {before} {text}"));
-        }
-    }
-    Ok((taken, Some(asked)))
-}
-
 /// Lines on stderr as the search goes on, on a terminal.
 struct Progress {
     on: bool,
@@ -394,7 +259,7 @@ impl Progress {
         if self.on {
             let took = duration(trial.took.as_nanos() as i64);
             let peak = Unit::Auto.show(trial.taken.allocated);
-            let how = fit_page::word(&trial.outcome);
+            let how = trial::outcome_word(&trial.outcome);
             eprintln!("\r\x1b[K{}: {how}, peak {peak}, {took}", trial.value);
         }
     }

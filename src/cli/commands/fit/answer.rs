@@ -4,7 +4,7 @@ use memtrace_analysis::page::{Cell, Page, Side, Style, Table, duration, percent,
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
-use crate::fit::{Outcome, Taken, Trial};
+use super::trial::{Outcome, Taken, Trial, outcome_word};
 use crate::terminal;
 
 /// The end of a search.
@@ -21,15 +21,6 @@ pub(crate) struct Answer<'a> {
     pub(crate) asked_for_more: bool,
     /// Why the search has no answer.
     pub(crate) stopped: Option<String>,
-}
-
-/// An outcome in a word.
-pub(crate) fn word(outcome: &Outcome) -> &'static str {
-    match outcome {
-        Outcome::Fits => "fits",
-        Outcome::TooBig(_) => "out of memory",
-        Outcome::Failed(..) => "failed",
-    }
 }
 
 fn show(bytes: i64) -> String {
@@ -114,7 +105,7 @@ impl Answer<'_> {
             let style = if trial.outcome == Outcome::Fits { Style::Plain } else { Style::Alarm };
             table.row([
                 Cell::new(trial.value.clone(), Style::Strong),
-                Cell::new(word(&trial.outcome), style),
+                Cell::new(outcome_word(&trial.outcome), style),
                 show(taken.allocated).into(),
                 show(taken.reserved).into(),
                 percent(share(taken.used, taken.capacity)).into(),
@@ -240,7 +231,7 @@ fn of_trial(trial: &Trial) -> Value {
     };
     json!({
         "value": trial.value,
-        "outcome": word(&trial.outcome),
+        "outcome": outcome_word(&trial.outcome),
         "asked": asked,
         "ended": ended,
         "stderr_tail": tail,

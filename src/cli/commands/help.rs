@@ -4,19 +4,26 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use clap::ArgMatches;
+use clap::{Arg, ArgMatches, Command};
 use memtrace_analysis::page::{Cell, Page, Side, Style, Table};
 use memtrace_trace::columns::{COLUMNS, ColumnType};
 use memtrace_trace::config;
 
-use crate::{args, terminal};
+use crate::terminal;
+
+/// The arguments of `memtrace help`.
+pub(crate) fn command() -> Command {
+    Command::new("help")
+        .about("What the variables and the columns mean, or the help of a command")
+        .arg(Arg::new("topic").value_name("variables|columns|COMMAND"))
+}
 
 /// Prints what was asked for.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let mut stdout = std::io::stdout().lock();
     let mut page = Page::new(terminal::paints("auto", &stdout), None);
     match matches.get_one::<String>("topic").map(String::as_str) {
-        None => args::command().print_long_help()?,
+        None => super::command().print_long_help()?,
         Some("variables") => {
             let mut table =
                 Table::new(&[("variable", Side::Left), ("default", Side::Left), ("", Side::Left)]);
@@ -35,7 +42,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
             page.table(&table);
         }
         Some(name) => {
-            let mut command = args::command();
+            let mut command = super::command();
             let Some(command) = command.find_subcommand_mut(name) else {
                 bail!(
                     "no help on {name:?}: there are variables, columns, and the commands of `memtrace --help`"

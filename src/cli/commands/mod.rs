@@ -1,0 +1,61 @@
+//! The commands, one file or folder each: its arguments, and the function that runs it.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{ArgMatches, Command};
+use memtrace_analysis::reports::REPORTS;
+
+mod doctor;
+mod export;
+mod fit;
+mod help;
+mod live;
+mod page;
+mod reports;
+mod run;
+
+/// The whole command.
+pub(crate) fn command() -> Command {
+    Command::new("memtrace")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Where the GPU memory of a PyTorch run goes, with no change to the script")
+        .after_help("Start with:  memtrace run -- python train.py")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .disable_help_subcommand(true)
+        .infer_subcommands(true)
+        .subcommand(run::command())
+        .subcommand(fit::command())
+        .subcommands(REPORTS.iter().map(|report| reports::command(*report)))
+        .subcommand(export::command())
+        .subcommand(live::command())
+        .subcommand(page::command())
+        .subcommand(doctor::command())
+        .subcommand(help::command())
+}
+
+/// Runs the command that was chosen.
+pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
+    match matches.subcommand() {
+        Some(("run", matches)) => run::run(matches),
+        Some(("fit", matches)) => fit::run(matches),
+        Some(("doctor", matches)) => doctor::run(matches),
+        Some(("export", matches)) => export::run(matches),
+        Some(("report", matches)) => page::run(matches),
+        Some(("live", matches)) => live::run(matches),
+        Some(("help", matches)) => help::run(matches),
+        Some((name, matches)) => reports::run(name, matches),
+        None => unreachable!("clap requires a subcommand"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        command().debug_assert();
+    }
+}

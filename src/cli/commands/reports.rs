@@ -1,0 +1,61 @@
+//! Every command that reads a trace: the same way for each entry of the table.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, anyhow};
+use clap::{ArgMatches, Command};
+use memtrace_analysis::reports::{self, Report, Verdict};
+
+use crate::args::{self};
+use crate::terminal;
+use crate::trace_input;
+
+/// The arguments of one report.
+pub(crate) fn command(report: &'static dyn Report) -> Command {
+    let many = report.inputs().len() > 1;
+    let mut command = Command::new(report.name()).about(report.about());
+    for name in report.inputs() {
+        command = command.arg(if many {
+            args::trace_arg(name).required(true).help("A trace: a file, or the folder of a run")
+        } else {
+            args::trace_arg(name)
+        });
+    }
+    command.args(report.flags().iter().map(args::flag_arg)).args(args::shared_args())
+}
+
+/// Answers the question called `name`.
+pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
+    let report = reports::find(name).ok_or_else(|| anyhow!("no command {name}"))?;
+    let output: Option<&PathBuf> = matches.get_one("output");
+    let options = args::options(report.flags(), matches, output.is_none())?;
+    let mut inputs = Vec::new();
+    for name in report.inputs() {
+        // `check` tells what is there; everyone else reads what the process meant to write.
+        let repair = report.name() != "check" || matches.get_flag("repair");
+        inputs.push(trace_input::input(name, matches, repair)?);
+    }
+    let progress = terminal::Progress::of(&inputs);
+    let answer = report.run(&inputs, &options)?;
+    drop(progress);
+    let text = if matches.get_flag("json") {
+        format!("{:#}\n", answer.to_json(report.name()))
+    } else {
+        answer.text()
+    };
+    match output {
+        Some(path) => std::fs::write(path, text).with_context(|| path.display().to_string())?,
+        None => {
+            let mut stdout = std::io::stdout().lock();
+            stdout.write_all(text.as_bytes())?;
+            stdout.flush()?;
+        }
+    }
+    Ok(match answer.verdict {
+        Verdict::Fine => ExitCode::SUCCESS,
+        Verdict::Problem => ExitCode::from(1),
+        Verdict::OverLimit => ExitCode::from(3),
+    })
+}
