@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 
 use installed::{cache, python};
 use memtrace_analysis::exports::{self, EXPORTS};
-use memtrace_analysis::input::Input;
+use memtrace_analysis::read::input::Input;
 use memtrace_analysis::options::Options;
 use serde_json::Value;
 use tempfile::TempDir;

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use memtrace_analysis::exports;
-use memtrace_analysis::input::Input;
+use memtrace_analysis::read::input::Input;
 use memtrace_analysis::options::Options;
 use memtrace_analysis::reports;
 use memtrace_analysis::testing::TraceBuilder;

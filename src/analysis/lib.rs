@@ -1,40 +1,28 @@
-//! From file to replayed state to answers.
+//! Reads traces and answers questions about them.
 //!
-//! A trace is read as a stream of records ([`stream`]), which one engine turns into live memory over
-//! time ([`replay`]); each report is a small file on top of that, in one table ([`reports::REPORTS`])
-//! that the command, its help and its tests walk. Nothing here prints or parses arguments. What is unsafe is
-//! in one file, `scan/cpu.rs`, which asks the processor for what safe Rust has no words for.
+//! The rooms, each of which imports only from those above it:
+//!
+//! - [`read`]: the files of a run, as a stream of records.
+//! - [`state`]: records replayed into live memory over time.
+//! - [`profile`]: the roles of blocks, inferred from the flow of data between ops.
+//! - [`render`]: text for a terminal.
+//! - [`reports`], [`exports`] and [`html`]: the answers. Each report and each export is one file and one line of
+//!   a table ([`reports::REPORTS`], [`exports::EXPORTS`]) that the command, its help and its tests walk.
+//!
+//! Nothing here prints or parses arguments. The only unsafe code is in `read/scan/cpu.rs`, for instructions
+//! that safe Rust has no names for.
 #![deny(unsafe_code)]
 
-pub mod at;
-mod belt;
-pub mod categories;
-pub mod curve;
 pub mod error;
 pub mod exports;
-pub mod follow;
-pub mod group;
 pub mod html;
-pub mod input;
-pub mod layout;
-pub mod live;
-pub mod op_calls;
 pub mod options;
-pub mod page;
-pub mod phantom;
-pub mod play;
 pub mod profile;
-pub mod record;
-pub mod replay;
+pub mod read;
+pub mod render;
 pub mod reports;
-mod rst;
-mod scan;
-pub mod series;
-mod stack;
-pub mod stacks;
-pub mod stream;
+pub mod state;
 #[doc(hidden)]
 pub mod testing;
-pub mod texts;
 
 pub use error::{Error, Result};

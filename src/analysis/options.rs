@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use memtrace_trace::units::Unit;
 
 use crate::error::{Error, Result};
-use crate::replay::Window;
+use crate::state::replay::Window;
 
 /// An option that one report has beside the shared ones.
 #[derive(Clone, Copy, Debug)]

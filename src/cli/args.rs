@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, ValueHint, value_parser};
 use memtrace_analysis::options::{Flag, Options, parse_steps, parse_window};
-use memtrace_analysis::replay::Window;
+use memtrace_analysis::state::replay::Window;
 
 use crate::terminal;
 

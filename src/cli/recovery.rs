@@ -1,7 +1,7 @@
 //! Traces of processes that were killed: finished from their journals before anything reads them.
 
 use anyhow::{Context, Result};
-use memtrace_analysis::input::Input;
+use memtrace_analysis::read::input::Input;
 use memtrace_record::leftover::{Repaired, repair};
 
 /// Finishes the traces of `input` whose processes left a journal behind and says so on stderr; true when

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use memtrace_analysis::input::Input;
+use memtrace_analysis::read::input::Input;
 
 /// May text on a stream be painted? `--color` says so, else `NO_COLOR`, else whether it is a terminal.
 pub(crate) fn paints(choice: &str, stream: &impl IsTerminal) -> bool {

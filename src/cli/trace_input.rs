@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::ArgMatches;
-use memtrace_analysis::input::Input;
+use memtrace_analysis::read::input::Input;
 
 use crate::args::DEFAULT_FOLDER;
 use crate::recovery;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use memtrace_analysis::exports::{self, EXPORTS};
-use memtrace_analysis::input::Input;
+use memtrace_analysis::read::input::Input;
 use memtrace_analysis::options::Options;
 use memtrace_analysis::reports::REPORTS;
 

@@ -14,12 +14,12 @@ use super::thin::{Curve, Largest, Point};
 use super::{Export, Job, Leaves, MAX_EVENTS, Out, max_events};
 use crate::error::Result;
 use crate::options::{Flag, Options};
-use crate::page::count;
-use crate::play::play;
-use crate::record::{Columns, Record};
-use crate::replay::{HOST, Metric, Replay};
-use crate::stream::TraceFile;
-use crate::texts::{Symbol, Texts};
+use crate::render::text::count;
+use crate::state::replay_trace::play;
+use crate::read::record::{Columns, Record};
+use crate::state::replay::{HOST, Metric, Replay};
+use crate::read::stream::TraceFile;
+use crate::read::symbols::{Symbol, Texts};
 
 /// See the module.
 pub(super) struct Chrome;

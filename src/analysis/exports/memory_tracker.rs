@@ -1,6 +1,6 @@
 //! `memory-tracker`: the statistics that `torch.distributed._tools.memory_tracker.MemoryTracker` saves, so
 //! that its `load`, `summary` and `show_traces` work on a run that it did not watch. Ops are named and
-//! numbered as it does it (see [`crate::op_calls`]); its "MB" are 1024² bytes.
+//! numbered as it does it (see [`crate::state::op_calls`]); its "MB" are 1024² bytes.
 //!
 //! A trace has more ops than memory has room for names: the rows are read once for each of the three
 //! series, and once before for where they begin.
@@ -10,13 +10,13 @@ use std::io::{self, Write};
 use super::pickle::Pickle;
 use super::{Export, Job, Leaves, Out};
 use crate::error::{Error, Result};
-use crate::op_calls::{self, Call, MB, OpCalls};
+use crate::state::op_calls::{self, Call, MB, OpCalls};
 use crate::options::{Flag, Options};
-use crate::page::count;
-use crate::play::{Played, play};
-use crate::replay::{Metric, Totals};
-use crate::stream::TraceFile;
-use crate::texts::Texts;
+use crate::render::text::count;
+use crate::state::replay_trace::{Played, play};
+use crate::state::replay::{Metric, Totals};
+use crate::read::stream::TraceFile;
+use crate::read::symbols::Texts;
 
 /// See the module.
 pub(super) struct MemoryTracker;

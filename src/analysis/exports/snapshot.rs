@@ -15,15 +15,15 @@ use rustc_hash::FxHashMap;
 use super::pickle::{Memo, Pickle};
 use super::{Export, Job, Leaves, MAX_EVENTS, Out, max_events};
 use crate::error::Result;
-use crate::layout::{Layout, Range};
+use crate::state::layout::{Layout, Range};
 use crate::options::{Flag, Options};
-use crate::page::count;
-use crate::play::play_until;
-use crate::record::{Columns, Record};
-use crate::replay::{Block, HOST, Kind, Metric, Replay, Totals};
-use crate::stacks::Stacks;
-use crate::stream::TraceFile;
-use crate::texts::{Symbol, Texts};
+use crate::render::text::count;
+use crate::state::replay_trace::play_until;
+use crate::read::record::{Columns, Record};
+use crate::state::replay::{Block, HOST, Kind, Metric, Replay, Totals};
+use crate::state::stacks::Stacks;
+use crate::read::stream::TraceFile;
+use crate::read::symbols::{Symbol, Texts};
 
 /// See the module.
 pub(super) struct Snapshot;

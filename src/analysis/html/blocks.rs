@@ -3,7 +3,7 @@
 use memtrace_trace::Category;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::replay::Block;
+use crate::state::replay::Block;
 
 /// How many allocations a page keeps.
 pub(super) const MOST: usize = 15_000;

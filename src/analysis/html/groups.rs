@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::group::{KEYS, Key, sorted};
+use crate::state::group::{KEYS, Key, sorted};
 use crate::options::Options;
-use crate::replay::Block;
-use crate::texts::Texts;
+use crate::state::replay::Block;
+use crate::read::symbols::Texts;
 
 /// How many lines of each list the page gets; the rest is one more.
 const MOST: usize = 200;

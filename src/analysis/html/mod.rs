@@ -18,14 +18,14 @@ use memtrace_trace::EventName;
 use serde_json::{Value, json};
 
 use crate::error::Result;
-use crate::group::Key;
-use crate::input::Input;
+use crate::state::group::Key;
+use crate::read::input::Input;
 use crate::options::Options;
-use crate::play::{Footer, Played, play, play_rows};
-use crate::record::Columns;
-use crate::replay::{self, HOST, Metric};
-use crate::series::Grid;
-use crate::stream::TraceFile;
+use crate::state::replay_trace::{Footer, Played, play, play_rows};
+use crate::read::record::Columns;
+use crate::state::replay::{self, HOST, Metric};
+use crate::state::series::Grid;
+use crate::read::stream::TraceFile;
 use blocks::{Keeper, Sizes};
 use modules::Cut;
 use pack::Pack;
@@ -118,7 +118,7 @@ impl Report {
         let about = json!({
             "memtrace": env!("CARGO_PKG_VERSION"),
             "strings": strings.names,
-            "categories": memtrace_trace::Category::ALL.iter().map(|c| crate::group::category(*c)).collect::<Vec<_>>(),
+            "categories": memtrace_trace::Category::ALL.iter().map(|c| crate::state::group::category(*c)).collect::<Vec<_>>(),
             "runs": all,
         });
         let title = runs.first().map_or(String::new(), |run| run.path.display().to_string());
@@ -266,12 +266,12 @@ impl First {
             line.push_str(&format!(", step {}", peak.owner.step));
         }
         for symbol in [peak.owner.phase, peak.owner.module] {
-            if symbol != crate::texts::Symbol::NONE {
+            if symbol != crate::read::symbols::Symbol::NONE {
                 line.push_str(&format!(", {}", self.played.texts.get(symbol)));
             }
         }
         let blocks = self.played.replay.at_peak(ordinal, false);
-        let groups = crate::group::sorted(Key::CATEGORY.groups(&blocks, &self.played.texts));
+        let groups = crate::state::group::sorted(Key::CATEGORY.groups(&blocks, &self.played.texts));
         let holders: Vec<String> = groups
             .iter()
             .take(3)
@@ -299,7 +299,7 @@ impl First {
             let Some(device) = self.played.replay.find(ordinal) else { continue };
             let at_peak = self.played.replay.at_peak(ordinal, false);
             let (buckets, most) = size(ordinal);
-            let modules = crate::group::sorted(Key::MODULE.groups(&at_peak, &self.played.texts));
+            let modules = crate::state::group::sorted(Key::MODULE.groups(&at_peak, &self.played.texts));
             let modules: Vec<_> = modules.into_iter().map(|(name, group)| (name, group.bytes)).collect();
             let none = Sizes::default();
             let sizes = self.sizes.iter().find(|sizes| sizes.0 == ordinal).map_or(&none, |(_, sizes)| sizes);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::FxHashMap;
 
-use crate::texts::{Symbol, Texts};
+use crate::read::symbols::{Symbol, Texts};
 
 /// How many parts are told apart; the rest is one more.
 const MOST: usize = 12;
@@ -71,7 +71,7 @@ impl Cut {
         if let Some(place) = self.known.get(&module) {
             return *place;
         }
-        let place = self.find(&starred(&crate::play::shown(texts, module), &self.layers));
+        let place = self.find(&starred(&crate::state::replay_trace::shown(texts, module), &self.layers));
         self.known.insert(module, place);
         place
     }

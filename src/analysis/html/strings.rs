@@ -2,8 +2,8 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::play::shown;
-use crate::texts::{Symbol, Texts};
+use crate::state::replay_trace::shown;
+use crate::read::symbols::{Symbol, Texts};
 
 /// The table of one page.
 #[derive(Default)]

@@ -21,7 +21,7 @@ use rustc_hash::FxHashMap;
 
 use crate::error::Result;
 use crate::options::Options;
-use crate::stream::TraceFile;
+use crate::read::stream::TraceFile;
 
 /// The profiler's categories, in the order of its export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -5,7 +5,7 @@ use memtrace_trace::{Category as Told, EventName};
 
 use super::{Action, Category, Profile, Raw};
 use crate::options::Options;
-use crate::stream::TraceFile;
+use crate::read::stream::TraceFile;
 use crate::testing::TraceBuilder;
 
 const KIB: i64 = 1024;

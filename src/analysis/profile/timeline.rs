@@ -3,7 +3,7 @@
 use super::passes::Categories;
 use super::read::Reading;
 use super::{Action, Category, Change, Profile};
-use crate::stream::TraceFile;
+use crate::read::stream::TraceFile;
 
 /// The time of what was there before.
 const BEFORE: i64 = -1;

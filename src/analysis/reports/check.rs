@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 
 use super::{Answer, Report, Verdict, next};
 use crate::error::Result;
-use crate::input::Input;
+use crate::read::input::Input;
 use crate::options::{Flag, Options};
-use crate::page::{Cell, Page, Style, count};
-use crate::play::{Footer, Played, check, heading};
-use crate::replay::Metric;
+use crate::render::text::{Cell, Page, Style, count};
+use crate::state::replay_trace::{Footer, Played, check, heading};
+use crate::state::replay::Metric;
 
 /// See the module.
 pub(super) struct Check;

@@ -3,16 +3,16 @@
 use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
-use crate::at::{self, At, play_to};
+use crate::state::moment::{self, At, play_to};
 use crate::error::Result;
-use crate::group::category;
-use crate::input::Input;
-use crate::layout::{self, Layout, Segment};
+use crate::state::group::category;
+use crate::read::input::Input;
+use crate::state::layout::{self, Layout, Segment};
 use crate::options::{Flag, Options};
-use crate::page::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
-use crate::play::{Footer, Played, dash, heading, step};
-use crate::replay::{Block, Metric};
-use crate::stream::TraceFile;
+use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use crate::state::replay_trace::{Footer, Played, dash, heading, step};
+use crate::state::replay::{Block, Metric};
+use crate::read::stream::TraceFile;
 
 /// See the module.
 pub(super) struct Frag;
@@ -27,12 +27,12 @@ impl Report for Frag {
     }
 
     fn flags(&self) -> &'static [Flag] {
-        &[Flag { default: "reserved-peak", ..at::FLAG }]
+        &[Flag { default: "reserved-peak", ..moment::FLAG }]
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let at: At = options.text(at::FLAG.name).parse()?;
+        let at: At = options.text(moment::FLAG.name).parse()?;
         let mut page = Page::new(options.paint, options.width);
         let mut footer = Footer::new(input);
         let mut json = Vec::new();

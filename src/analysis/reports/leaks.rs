@@ -13,16 +13,16 @@ use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
 use crate::error::Result;
-use crate::group::category;
-use crate::input::Input;
+use crate::state::group::category;
+use crate::read::input::Input;
 use crate::options::Options;
-use crate::page::{Cell, Page, Side, Style, Table, count};
-use crate::play::{Footer, Played, heading, play, play_until, shown};
-use crate::record::Columns;
-use crate::replay::{HOST, Kind, Metric};
-use crate::stacks::Stacks;
-use crate::stream::TraceFile;
-use crate::texts::Symbol;
+use crate::render::text::{Cell, Page, Side, Style, Table, count};
+use crate::state::replay_trace::{Footer, Played, heading, play, play_until, shown};
+use crate::read::record::Columns;
+use crate::state::replay::{HOST, Kind, Metric};
+use crate::state::stacks::Stacks;
+use crate::read::stream::TraceFile;
+use crate::read::symbols::Symbol;
 
 /// See the module.
 pub(super) struct Leaks;

@@ -5,18 +5,18 @@ use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
-use crate::at::{self, At, play_to};
+use crate::state::moment::{self, At, play_to};
 use crate::error::Result;
-use crate::group::{Key, sorted};
-use crate::input::Input;
-use crate::layout::{self, Layout};
+use crate::state::group::{Key, sorted};
+use crate::read::input::Input;
+use crate::state::layout::{self, Layout};
 use crate::options::{Flag, Options};
-use crate::page::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
-use crate::play::{Footer, Played, heading};
-use crate::record::{Columns, Record};
-use crate::replay::{Kind, Replay};
-use crate::stream::TraceFile;
-use crate::texts::Symbol;
+use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use crate::state::replay_trace::{Footer, Played, heading};
+use crate::read::record::{Columns, Record};
+use crate::state::replay::{Kind, Replay};
+use crate::read::stream::TraceFile;
+use crate::read::symbols::Symbol;
 
 mod advice;
 mod looks;
@@ -42,14 +42,14 @@ impl Report for Ledger {
             &[Flag {
                 default: "used-peak",
                 help: "used-peak, peak, reserved-peak, oom, end, step:N (its end) or a time such as 1.5s",
-                ..at::FLAG
+                ..moment::FLAG
             }]
         }
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let at: At = options.text(at::FLAG.name).parse()?;
+        let at: At = options.text(moment::FLAG.name).parse()?;
         let mut page = Page::new(options.paint, options.width);
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
@@ -215,7 +215,7 @@ impl State {
         let mut holders: FxHashMap<String, (i64, u64)> = FxHashMap::default();
         let mut managed = 0;
         let here =
-            |block: &&crate::replay::Block| block.kind == Kind::Outside && block.device == self.ordinal;
+            |block: &&crate::state::replay::Block| block.kind == Kind::Outside && block.device == self.ordinal;
         for block in played.replay.live.values().filter(here) {
             let (source, api) = callers.get(&block.id).copied().unwrap_or_default();
             if is_managed(&played.texts.get(api)) {

@@ -23,10 +23,10 @@ mod top_ops;
 use serde_json::{Value, json};
 
 use crate::error::Result;
-use crate::input::Input;
+use crate::read::input::Input;
 use crate::options::{Flag, Options};
-use crate::page::{Cell, Page, Style};
-use crate::play::Footer;
+use crate::render::text::{Cell, Page, Style};
+use crate::state::replay_trace::Footer;
 
 /// One question, answered.
 pub trait Report: Sync {

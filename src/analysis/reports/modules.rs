@@ -18,15 +18,15 @@ use serde_json::{Value, json};
 use super::snapshot::{ROUNDED, TYPES, Types, rounds_to_nothing, type_of, value};
 use super::{Answer, Report, next};
 use crate::error::Result;
-use crate::group;
-use crate::input::Input;
+use crate::state::group;
+use crate::read::input::Input;
 use crate::options::{Flag, Options};
-use crate::page::{Cell, Page, Side, Style, Table, count};
-use crate::play::{Footer, heading, play};
-use crate::record::{Columns, Record};
-use crate::replay::{HOST, Metric, Replay};
-use crate::rst;
-use crate::texts::Symbol;
+use crate::render::text::{Cell, Page, Side, Style, Table, count};
+use crate::state::replay_trace::{Footer, heading, play};
+use crate::read::record::{Columns, Record};
+use crate::state::replay::{HOST, Metric, Replay};
+use crate::render::rst;
+use crate::read::symbols::Symbol;
 
 mod memory;
 

@@ -4,13 +4,13 @@ use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
 use crate::error::{Error, Result};
-use crate::group::{self, Group, Key, sorted};
-use crate::input::Input;
+use crate::state::group::{self, Group, Key, sorted};
+use crate::read::input::Input;
 use crate::options::{Flag, Options};
-use crate::page::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
-use crate::play::{Footer, Played, heading, play};
-use crate::replay::Metric;
-use crate::stream::TraceFile;
+use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use crate::state::replay_trace::{Footer, Played, heading, play};
+use crate::state::replay::Metric;
+use crate::read::stream::TraceFile;
 
 /// See the module.
 pub(super) struct Peak;
@@ -118,7 +118,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
         when.push_str(&format!(", step {}", peak.owner.step));
     }
     for symbol in [peak.owner.phase, peak.owner.module, peak.owner.op] {
-        if symbol != crate::texts::Symbol::NONE {
+        if symbol != crate::read::symbols::Symbol::NONE {
             when.push_str(&format!(", {}", played.texts.get(symbol)));
         }
     }

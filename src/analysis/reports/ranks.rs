@@ -7,14 +7,14 @@ use memtrace_trace::EventName;
 
 use super::{Answer, Report, next};
 use crate::error::Result;
-use crate::input::Input;
+use crate::read::input::Input;
 use crate::options::Options;
-use crate::page::{Cell, Page, Side, Style, Table, bar, count, percent, share};
-use crate::play::{Footer, Played, heading, play, shown, step};
-use crate::record::Columns;
-use crate::replay::Metric;
-use crate::stream::TraceFile;
-use crate::texts::Symbol;
+use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, percent, share};
+use crate::state::replay_trace::{Footer, Played, heading, play, shown, step};
+use crate::read::record::Columns;
+use crate::state::replay::Metric;
+use crate::read::stream::TraceFile;
+use crate::read::symbols::Symbol;
 
 /// See the module.
 pub(super) struct Ranks;

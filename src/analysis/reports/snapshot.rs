@@ -5,15 +5,15 @@ use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
-use crate::at::{self, At, play_to};
+use crate::state::moment::{self, At, play_to};
 use crate::error::{Error, Result};
-use crate::input::Input;
+use crate::read::input::Input;
 use crate::options::{Flag, Options};
-use crate::page::Page;
-use crate::play::{Footer, Played, heading, play};
-use crate::record::Columns;
-use crate::replay::{Block, HOST, Metric};
-use crate::rst;
+use crate::render::text::Page;
+use crate::state::replay_trace::{Footer, Played, heading, play};
+use crate::read::record::Columns;
+use crate::state::replay::{Block, HOST, Metric};
+use crate::render::rst;
 
 /// See the module.
 pub(super) struct Snapshot;
@@ -64,7 +64,7 @@ impl Report for Snapshot {
                 choices: &[],
                 help: "current (the end, or --at) or peak",
             },
-            at::FLAG,
+            moment::FLAG,
             Flag { name: "table", value: None, default: "", choices: &[], help: "A reStructuredText table" },
             ROUNDED,
             Flag {
@@ -92,7 +92,7 @@ impl Report for Snapshot {
                 heading(&mut page, input, &trace.meta);
                 page.gap();
             }
-            let at = options.text(at::FLAG.name);
+            let at = options.text(moment::FLAG.name);
             let found = if at.is_empty() && kind == "peak" {
                 at_peaks(
                     &play(trace, Columns::of(&["rounded_bytes"]), options, Metric::Allocated, |_, _| {})?,

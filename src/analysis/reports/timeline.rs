@@ -4,19 +4,19 @@ use memtrace_trace::{Category, EventName};
 use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
-use crate::curve::{Band, Curve};
+use crate::render::curve::{Band, Curve};
 use crate::error::{Error, Result};
-use crate::group::category;
-use crate::input::Input;
+use crate::state::group::category;
+use crate::read::input::Input;
 use crate::options::{Flag, Options};
-use crate::page::{Cell, Page, Style, duration};
-use crate::play::{Footer, Played, heading, play, play_rows};
-use crate::record::Columns;
-use crate::replay::{self, Metric, Window};
-use crate::series::{Course, Grid, Series};
-use crate::stack::Stack;
-use crate::stream::TraceFile;
-use crate::texts::Symbol;
+use crate::render::text::{Cell, Page, Style, duration};
+use crate::state::replay_trace::{Footer, Played, heading, play, play_rows};
+use crate::read::record::Columns;
+use crate::state::replay::{self, Metric, Window};
+use crate::state::series::{Course, Grid, Series};
+use crate::state::stacked_series::Stack;
+use crate::read::stream::TraceFile;
+use crate::read::symbols::Symbol;
 
 /// See the module.
 pub(super) struct Timeline;

@@ -13,15 +13,15 @@ use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
 use crate::error::Result;
-use crate::input::Input;
-use crate::op_calls::{self, Call, MB, OpCalls};
+use crate::read::input::Input;
+use crate::state::op_calls::{self, Call, MB, OpCalls};
 use crate::options::{Flag, Options};
-use crate::page::{Cell, Page, Side, Style, Table, count};
-use crate::play::{Footer, Played, heading, play, shown, step};
-use crate::record::Record;
-use crate::replay::{Metric, Replay, Totals};
-use crate::stream::TraceFile;
-use crate::texts::{Symbol, Texts};
+use crate::render::text::{Cell, Page, Side, Style, Table, count};
+use crate::state::replay_trace::{Footer, Played, heading, play, shown, step};
+use crate::read::record::Record;
+use crate::state::replay::{Metric, Replay, Totals};
+use crate::read::stream::TraceFile;
+use crate::read::symbols::{Symbol, Texts};
 
 /// See the module.
 pub(super) struct TopOps;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::{Arg, ArgMatches, Command};
-use memtrace_analysis::page::{Cell, Page, Side, Style, Table};
+use memtrace_analysis::render::text::{Cell, Page, Side, Style, Table};
 use memtrace_trace::columns::{COLUMNS, ColumnType};
 use memtrace_trace::config;
 

@@ -7,10 +7,10 @@ use rustc_hash::FxHashMap;
 
 use crate::error::Result;
 use crate::options::Options;
-use crate::play::play;
-use crate::record::Columns;
-use crate::replay::Metric;
-use crate::stream::TraceFile;
+use crate::state::replay_trace::play;
+use crate::read::record::Columns;
+use crate::state::replay::Metric;
+use crate::read::stream::TraceFile;
 
 /// A look at a device.
 #[derive(Clone, Copy)]

@@ -11,8 +11,8 @@ use memtrace_trace::{Api, Category, EventName};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use crate::record::Record;
-use crate::texts::{Symbol, Texts};
+use crate::read::record::Record;
+use crate::read::symbols::{Symbol, Texts};
 
 /// Of one module, in bytes.
 #[derive(Clone, Debug, Default)]

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, anyhow};
 use clap::{Arg, ArgMatches, Command, value_parser};
-use memtrace_analysis::page::{Cell, Page, Side, Style, Table};
+use memtrace_analysis::render::text::{Cell, Page, Side, Style, Table};
 use memtrace_cards::Spec;
 use memtrace_trace::config::Settings;
 use serde_json::json;

@@ -1,6 +1,6 @@
 //! What `memtrace fit` found, for people and for programs.
 
-use memtrace_analysis::page::{Cell, Page, Side, Style, Table, duration, percent, share};
+use memtrace_analysis::render::text::{Cell, Page, Side, Style, Table, duration, percent, share};
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 

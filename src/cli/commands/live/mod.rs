@@ -13,7 +13,7 @@ use anyhow::{Result, anyhow, bail};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers};
-use memtrace_analysis::follow::Follower;
+use memtrace_analysis::state::tail::Follower;
 use memtrace_trace::units::Unit;
 
 use crate::args::{self, DEFAULT_FOLDER};

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use memtrace_analysis::curve::Curve;
-use memtrace_analysis::follow::{Follower, Process};
-use memtrace_analysis::group::{Group, Key};
+use memtrace_analysis::render::curve::Curve;
+use memtrace_analysis::state::tail::{Follower, Process};
+use memtrace_analysis::state::group::{Group, Key};
 use memtrace_analysis::options::Options;
-use memtrace_analysis::page::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
-use memtrace_analysis::replay::{HOST, Metric};
+use memtrace_analysis::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use memtrace_analysis::state::replay::{HOST, Metric};
 use memtrace_trace::units::Unit;
 
 use super::KEYS;
@@ -368,7 +368,7 @@ fn groups(process: &Process, by: usize) -> Vec<(String, Group)> {
     options.values.insert("by", KEYS[by].to_owned());
     // No depth is given, so none can be wrong.
     let Ok(key) = Key::from_options(&options) else { return Vec::new() };
-    memtrace_analysis::group::sorted(key.groups(&blocks, &process.texts))
+    memtrace_analysis::state::group::sorted(key.groups(&blocks, &process.texts))
 }
 
 fn keys(page: &mut Page, choice: &Choice) {

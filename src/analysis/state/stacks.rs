@@ -4,7 +4,7 @@ use std::fs::File;
 
 use rustc_hash::FxHashMap;
 
-use crate::stream::TraceFile;
+use crate::read::stream::TraceFile;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

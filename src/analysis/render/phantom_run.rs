@@ -8,8 +8,8 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use crate::input::Input;
-use crate::page::count;
+use crate::read::input::Input;
+use crate::render::text::count;
 
 /// So many names are shown; the JSON has all.
 const SHOWN: usize = 4;

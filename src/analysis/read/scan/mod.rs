@@ -7,8 +7,8 @@ use memtrace_trace::columns::COLUMNS;
 use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 
-use crate::record::{Columns, Record, Wanted};
-use crate::texts::{Symbol, Texts};
+use crate::read::record::{Columns, Record, Wanted};
+use crate::read::symbols::{Symbol, Texts};
 use cpu::{Cpu, Work};
 use delimiters::Delimiters;
 use number::{digit_within, int, int_within, natural_within};

@@ -264,7 +264,7 @@ fn every_processor_reads_what_the_csv_crate_reads() {
         let wanted = match random.next(4) {
             0 => Wanted::all_events(Columns::ALL),
             1 => Wanted::all_events(Columns::of(&[])),
-            _ => crate::replay::COLUMNS,
+            _ => crate::state::replay::COLUMNS,
         };
         let lenient = random.next(4) > 0;
         let scanner = || Scanner::new(wanted, COLUMNS.len(), lenient, Texts::default());

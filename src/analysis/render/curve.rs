@@ -3,8 +3,8 @@
 
 use memtrace_trace::units::Unit;
 
-use crate::page::{Cell, Page, Style};
-use crate::series::Grid;
+use crate::render::text::{Cell, Page, Style};
+use crate::state::series::Grid;
 
 /// What to draw.
 pub struct Curve<'a> {
@@ -34,7 +34,7 @@ pub struct Curve<'a> {
 pub struct Band {
     /// Its name; the first letter that is free stands for it.
     pub name: String,
-    /// Its place in [`crate::page::HUES`].
+    /// Its place in [`crate::render::text::HUES`].
     pub hue: u8,
     /// Its bytes at each piece's highest moment.
     pub bytes: Vec<i64>,

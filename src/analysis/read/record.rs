@@ -3,7 +3,7 @@
 use memtrace_trace::columns::COLUMNS;
 use memtrace_trace::{Category, EventName};
 
-use crate::texts::Symbol;
+use crate::read::symbols::Symbol;
 
 /// A set of columns. A reader parses only these; the others keep their defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -57,7 +57,7 @@ pub(super) fn int(bytes: &[u8], most: u64) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scan::cpu::{self, Work};
+    use crate::read::scan::cpu::{self, Work};
 
     /// What the numbers of a block are.
     struct Numbers<'a>(&'a [u8], usize, usize, &'a mut Vec<Option<i64>>);

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use memtrace_trace::EventName;
 
-use crate::record::{Columns, Record};
-use crate::replay::{Block, Kind, Replay};
+use crate::read::record::{Columns, Record};
+use crate::state::replay::{Block, Kind, Replay};
 
 /// The columns that a layout needs beside the replay's.
 pub const COLUMNS: Columns = Columns::of(&["addr", "stream", "pool", "requested_bytes", "rounded_bytes"]);

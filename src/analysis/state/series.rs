@@ -3,9 +3,9 @@
 
 use memtrace_trace::EventName;
 
-use crate::record::Record;
-use crate::replay::{Replay, tells_step};
-use crate::texts::Symbol;
+use crate::read::record::Record;
+use crate::state::replay::{Replay, tells_step};
+use crate::read::symbols::Symbol;
 
 /// Equal pieces of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -371,8 +371,8 @@ mod tests {
 
     #[test]
     fn what_the_writer_thread_says_is_of_no_step() {
-        use crate::replay::{Metric, Window};
-        let texts = crate::texts::Texts::default();
+        use crate::state::replay::{Metric, Window};
+        let texts = crate::read::symbols::Texts::default();
         let mut replay = Replay::new(&texts, Window::default(), Metric::Allocated);
         let mut course = Course::new(Grid::new(0, 1000, 10));
         let rows = [(10, EventName::Alloc, 0), (20, EventName::Alloc, 0), (900, EventName::Sample, -1)];

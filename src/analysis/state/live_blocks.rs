@@ -6,8 +6,8 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::categories::Death;
-use crate::replay::Block;
+use crate::state::categories::Death;
+use crate::state::replay::Block;
 
 /// How many places are kept by the last bits of an id: a power of two.
 const RECENT: usize = 1 << 14;

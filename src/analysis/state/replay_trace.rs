@@ -6,17 +6,17 @@ use memtrace_trace::config::Ops;
 use memtrace_trace::meta::Meta;
 use serde_json::{Value, json};
 
-use crate::categories;
+use crate::state::categories;
 use crate::error::Result;
-use crate::input::Input;
+use crate::read::input::Input;
 use crate::options::Options;
-use crate::page::{Cell, Page, Style, count, percent, share};
-use crate::phantom::PhantomRun;
+use crate::render::text::{Cell, Page, Style, count, percent, share};
+use crate::render::phantom_run::PhantomRun;
 use crate::profile::{self, Profile};
-use crate::record::{Columns, Record, Wanted};
-use crate::replay::{self, Device, HOST, Metric, Moment, Replay, Window};
-use crate::stream::{Told, TraceFile};
-use crate::texts::{Symbol, Texts};
+use crate::read::record::{Columns, Record, Wanted};
+use crate::state::replay::{self, Device, HOST, Metric, Moment, Replay, Window};
+use crate::read::stream::{Told, TraceFile};
+use crate::read::symbols::{Symbol, Texts};
 
 /// A trace, replayed to its end.
 pub struct Played {

@@ -126,11 +126,11 @@ pub(super) mod x86 {
 
     /// A processor that has AVX2, and what came with it: proof that its functions may be called.
     #[derive(Clone, Copy)]
-    pub(in crate::scan) struct Avx2(());
+    pub(in crate::read::scan) struct Avx2(());
 
     impl Avx2 {
         /// Is this such a processor?
-        pub(in crate::scan) fn here() -> Option<Avx2> {
+        pub(in crate::read::scan) fn here() -> Option<Avx2> {
             let has = is_x86_feature_detected!("avx2")
                 && is_x86_feature_detected!("bmi1")
                 && is_x86_feature_detected!("bmi2")
@@ -139,7 +139,7 @@ pub(super) mod x86 {
             has.then_some(Avx2(()))
         }
 
-        pub(in crate::scan) fn run(self, work: impl Work) {
+        pub(in crate::read::scan) fn run(self, work: impl Work) {
             #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
             fn compiled_for_it(cpu: Avx2, work: impl Work) {
                 work.on(cpu);
@@ -151,11 +151,11 @@ pub(super) mod x86 {
 
     /// A processor that can pack bytes by a mask too.
     #[derive(Clone, Copy)]
-    pub(in crate::scan) struct Avx512(Avx2);
+    pub(in crate::read::scan) struct Avx512(Avx2);
 
     impl Avx512 {
         /// Is this such a processor?
-        pub(in crate::scan) fn here() -> Option<Avx512> {
+        pub(in crate::read::scan) fn here() -> Option<Avx512> {
             let has = is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512vl")
@@ -163,7 +163,7 @@ pub(super) mod x86 {
             Avx2::here().filter(|_| has).map(Avx512)
         }
 
-        pub(in crate::scan) fn run(self, work: impl Work) {
+        pub(in crate::read::scan) fn run(self, work: impl Work) {
             #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi2")]
             #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
             fn compiled_for_it(cpu: Avx512, work: impl Work) {

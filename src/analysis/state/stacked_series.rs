@@ -4,7 +4,7 @@
 //! A block counts under its eventual owner from its birth on, as in every report: a `tag` row moves its
 //! bytes in all pieces since then.
 
-use crate::series::Grid;
+use crate::state::series::Grid;
 
 /// The bytes of `owners` owners on a grid.
 pub(crate) struct Stack {

@@ -4,9 +4,9 @@
 use memtrace_trace::{Api, EventName};
 use rustc_hash::FxHashMap;
 
-use crate::record::{Columns, Record};
-use crate::replay::{Device, HOST, Replay, Totals};
-use crate::texts::{Symbol, Texts};
+use crate::read::record::{Columns, Record};
+use crate::state::replay::{Device, HOST, Replay, Totals};
+use crate::read::symbols::{Symbol, Texts};
 
 /// What torch calls the frame in which a dispatch mode, such as `MemoryTracker`'s, sees an op. Of nested
 /// ops (`aten::linear`, `aten::addmm`) the one right inside it is the one that the mode was asked for.

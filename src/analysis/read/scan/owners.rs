@@ -8,8 +8,8 @@ use std::sync::Arc;
 use memtrace_trace::Category;
 use rustc_hash::FxHashMap;
 
-use crate::record::Record;
-use crate::texts::Symbol;
+use crate::read::record::Record;
+use crate::read::symbols::Symbol;
 
 /// More bytes than this are not remembered: memory stays bounded whatever the rows say.
 const MOST_BYTES: usize = 4 << 20;

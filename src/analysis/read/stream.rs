@@ -15,11 +15,11 @@ use memtrace_trace::EventName;
 use memtrace_trace::columns::COLUMNS;
 use memtrace_trace::meta::Meta;
 
-use crate::belt::in_order;
+use crate::read::ordered_pool::in_order;
 use crate::error::Result;
-use crate::record::{Record, Wanted};
-use crate::scan::{Chunk, Scanner};
-use crate::texts::Texts;
+use crate::read::record::{Record, Wanted};
+use crate::read::scan::{Chunk, Scanner};
+use crate::read::symbols::Texts;
 
 /// The bytes of one block: with its records it fits a core's cache, and handing it over costs little beside it.
 const BLOCK: usize = 256 << 10;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use memtrace_trace::Error as TraceError;
 
 use crate::error::{Error, Result};
-use crate::stream::TraceFile;
+use crate::read::stream::TraceFile;
 
 /// The traces of one run, a process each.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use memtrace_trace::Category;
 use memtrace_trace::{EventName, Row};
 
 use super::*;
-use crate::scan::{Chunk, Scanner};
+use crate::read::scan::{Chunk, Scanner};
 use crate::testing::TraceBuilder;
 
 fn replay(trace: &[u8], window: Window, tracked: Metric) -> (Replay, Texts) {

@@ -1,0 +1,6 @@
+//! From numbers to text for a terminal: styled lines, tables and curves.
+
+pub mod curve;
+pub mod phantom_run;
+pub(crate) mod rst;
+pub mod text;

@@ -1,0 +1,14 @@
+//! From records to memory over time: the replay, and views of its state.
+
+pub mod categories;
+pub mod group;
+pub mod layout;
+pub mod live_blocks;
+pub mod moment;
+pub mod op_calls;
+pub mod replay;
+pub mod replay_trace;
+pub mod series;
+pub(crate) mod stacked_series;
+pub mod stacks;
+pub mod tail;
