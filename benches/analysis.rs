@@ -9,13 +9,13 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use memtrace_analysis::read::input::Input;
 use memtrace_analysis::options::Options;
+use memtrace_analysis::read::input::Input;
 use memtrace_analysis::read::record::{Columns, Wanted};
-use memtrace_analysis::state::replay;
-use memtrace_analysis::reports;
 use memtrace_analysis::read::stream::TraceFile;
 use memtrace_analysis::read::symbols::Texts;
+use memtrace_analysis::reports;
+use memtrace_analysis::state::replay;
 use memtrace_trace::csv::RowWriter;
 use memtrace_trace::meta::{Device, Meta};
 use memtrace_trace::{Category, EventName, Row};

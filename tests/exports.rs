@@ -11,8 +11,8 @@ use std::process::{Command, Output};
 
 use installed::{cache, python};
 use memtrace_analysis::exports::{self, EXPORTS};
-use memtrace_analysis::read::input::Input;
 use memtrace_analysis::options::Options;
+use memtrace_analysis::read::input::Input;
 use serde_json::Value;
 use tempfile::TempDir;
 

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::path::Path;
 
 use memtrace_analysis::exports;
-use memtrace_analysis::read::input::Input;
 use memtrace_analysis::options::Options;
+use memtrace_analysis::read::input::Input;
 use memtrace_analysis::reports;
 use memtrace_analysis::testing::TraceBuilder;
 use memtrace_trace::Row;

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use memtrace_analysis::read::input::Input;
 use memtrace_analysis::options::Options;
+use memtrace_analysis::read::input::Input;
 use memtrace_analysis::reports::{self, Answer, Verdict};
 use memtrace_analysis::testing::TraceBuilder;
 use memtrace_trace::meta::{Device, Meta};

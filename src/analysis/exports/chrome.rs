@@ -14,12 +14,12 @@ use super::thin::{Curve, Largest, Point};
 use super::{Export, Job, Leaves, MAX_EVENTS, Out, max_events};
 use crate::error::Result;
 use crate::options::{Flag, Options};
-use crate::render::text::count;
-use crate::state::replay_trace::play;
 use crate::read::record::{Columns, Record};
-use crate::state::replay::{HOST, Metric, Replay};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, Texts};
+use crate::render::text::count;
+use crate::state::replay::{HOST, Metric, Replay};
+use crate::state::replay_trace::play;
 
 /// See the module.
 pub(super) struct Chrome;

@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 
 use super::{Export, Job, Leaves};
 use crate::error::Result;
-use crate::render::text::{count, duration};
-use crate::state::replay_trace::{Played, play};
 use crate::read::record::Columns;
-use crate::state::replay::{Metric, Owner};
-use crate::state::stacks::Stacks;
 use crate::read::symbols::{Symbol, Texts};
+use crate::render::text::{count, duration};
+use crate::state::replay::{Metric, Owner};
+use crate::state::replay_trace::{Played, play};
+use crate::state::stacks::Stacks;
 
 /// See the module.
 pub(super) struct Speedscope;

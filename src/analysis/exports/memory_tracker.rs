@@ -10,13 +10,13 @@ use std::io::{self, Write};
 use super::pickle::Pickle;
 use super::{Export, Job, Leaves, Out};
 use crate::error::{Error, Result};
-use crate::state::op_calls::{self, Call, MB, OpCalls};
 use crate::options::{Flag, Options};
-use crate::render::text::count;
-use crate::state::replay_trace::{Played, play};
-use crate::state::replay::{Metric, Totals};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::Texts;
+use crate::render::text::count;
+use crate::state::op_calls::{self, Call, MB, OpCalls};
+use crate::state::replay::{Metric, Totals};
+use crate::state::replay_trace::{Played, play};
 
 /// See the module.
 pub(super) struct MemoryTracker;

@@ -21,13 +21,13 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
-use crate::read::input::Input;
 use crate::options::{Flag, Options};
-use crate::render::text::{Cell, Page, Style};
-use crate::state::replay_trace::{Footer, Played, heading};
-use crate::state::replay::Metric;
-use crate::reports::Answer;
+use crate::read::input::Input;
 use crate::read::stream::TraceFile;
+use crate::render::text::{Cell, Page, Style};
+use crate::reports::Answer;
+use crate::state::replay::Metric;
+use crate::state::replay_trace::{Footer, Played, heading};
 pub use out::{Out, STDOUT};
 
 /// What an export leaves behind, with the ending that its name gets.

@@ -18,12 +18,12 @@ use parquet::schema::types::{ColumnPath, Type};
 use super::{Export, Job, Leaves, Out};
 use crate::error::{Error, Result};
 use crate::options::Options;
-use crate::render::text::count;
-use crate::state::replay_trace::play;
 use crate::read::record::{Columns, Record};
-use crate::state::replay::Metric;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, Texts};
+use crate::render::text::count;
+use crate::state::replay::Metric;
+use crate::state::replay_trace::play;
 
 /// See the module.
 pub(super) struct Parquet;

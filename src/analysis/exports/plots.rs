@@ -7,13 +7,13 @@ use super::picture::{Axis, COLUMNS, Figure, png};
 use super::thin::{Curve, Point};
 use super::{Export, Job, Leaves, Out};
 use crate::error::Result;
-use crate::state::op_calls::{self, MB, OpCalls};
 use crate::options::{Flag, Options};
-use crate::state::replay_trace::{Played, play};
 use crate::profile::{Category, Profile};
 use crate::read::record::Columns;
-use crate::state::replay::{Metric, Totals};
 use crate::read::stream::TraceFile;
+use crate::state::op_calls::{self, MB, OpCalls};
+use crate::state::replay::{Metric, Totals};
+use crate::state::replay_trace::{Played, play};
 
 /// See the module.
 pub(super) struct Plots;

@@ -15,15 +15,15 @@ use rustc_hash::FxHashMap;
 use super::pickle::{Memo, Pickle};
 use super::{Export, Job, Leaves, MAX_EVENTS, Out, max_events};
 use crate::error::Result;
-use crate::state::layout::{Layout, Range};
 use crate::options::{Flag, Options};
-use crate::render::text::count;
-use crate::state::replay_trace::play_until;
 use crate::read::record::{Columns, Record};
-use crate::state::replay::{Block, HOST, Kind, Metric, Replay, Totals};
-use crate::state::stacks::Stacks;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, Texts};
+use crate::render::text::count;
+use crate::state::layout::{Layout, Range};
+use crate::state::replay::{Block, HOST, Kind, Metric, Replay, Totals};
+use crate::state::replay_trace::play_until;
+use crate::state::stacks::Stacks;
 
 /// See the module.
 pub(super) struct Snapshot;

@@ -7,11 +7,11 @@ use super::plots::{categories, maxima};
 use super::{Export, Job, Leaves, Out};
 use crate::error::{Error, Result};
 use crate::options::Options;
-use crate::render::text::count;
-use crate::state::replay_trace::{Played, play};
 use crate::profile::Profile;
 use crate::read::record::Columns;
+use crate::render::text::count;
 use crate::state::replay::Metric;
+use crate::state::replay_trace::{Played, play};
 
 /// See the module.
 pub(super) struct Timeline;

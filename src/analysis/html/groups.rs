@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::state::group::{KEYS, Key, sorted};
 use crate::options::Options;
-use crate::state::replay::Block;
 use crate::read::symbols::Texts;
+use crate::state::group::{KEYS, Key, sorted};
+use crate::state::replay::Block;
 
 /// How many lines of each list the page gets; the rest is one more.
 const MOST: usize = 200;

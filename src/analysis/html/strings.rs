@@ -2,8 +2,8 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::state::replay_trace::shown;
 use crate::read::symbols::{Symbol, Texts};
+use crate::state::replay_trace::shown;
 
 /// The table of one page.
 #[derive(Default)]

@@ -8,13 +8,13 @@ use super::blocks::Keeper;
 use super::modules::Cut;
 use super::pack::Pack;
 use super::strings::Strings;
-use crate::state::group::category;
-use crate::state::replay_trace::Played;
 use crate::read::record::Record;
+use crate::read::symbols::Symbol;
+use crate::state::group::category;
 use crate::state::replay::{Kind, Metric, Replay};
+use crate::state::replay_trace::Played;
 use crate::state::series::{Course, Grid, Series};
 use crate::state::stacked_series::Stack;
-use crate::read::symbols::Symbol;
 
 /// A piece of the stacked curve is this many of the lines'.
 const STACK: usize = 8;

@@ -9,11 +9,11 @@ use super::Block;
 use super::flow::{Builder, Deed, Did, Node};
 use crate::error::Result;
 use crate::options::Options;
-use crate::state::replay_trace::play_rows;
 use crate::read::record::{Columns, Record};
-use crate::state::replay::{self, HOST, Kind, Metric, Replay};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, Texts};
+use crate::state::replay::{self, HOST, Kind, Metric, Replay};
+use crate::state::replay_trace::play_rows;
 
 /// What [`read`] found.
 #[derive(Default)]

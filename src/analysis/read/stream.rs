@@ -15,8 +15,8 @@ use memtrace_trace::EventName;
 use memtrace_trace::columns::COLUMNS;
 use memtrace_trace::meta::Meta;
 
-use crate::read::ordered_pool::in_order;
 use crate::error::Result;
+use crate::read::ordered_pool::in_order;
 use crate::read::record::{Record, Wanted};
 use crate::read::scan::{Chunk, Scanner};
 use crate::read::symbols::Texts;

@@ -5,13 +5,13 @@ use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
 use crate::error::Result;
-use crate::read::input::Input;
 use crate::options::{Flag, Options};
-use crate::render::text::{Cell, Page, Side, Style, Table, count};
-use crate::state::replay_trace::{Footer, heading, play};
 use crate::profile::{Action, Category, Profile};
+use crate::read::input::Input;
 use crate::read::record::Columns;
+use crate::render::text::{Cell, Page, Side, Style, Table, count};
 use crate::state::replay::{HOST, Metric};
+use crate::state::replay_trace::{Footer, heading, play};
 
 /// See the module.
 pub(super) struct Actions;

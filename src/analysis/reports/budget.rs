@@ -20,14 +20,14 @@ use serde_json::{Value, json};
 
 use super::{Answer, Report, Verdict, next};
 use crate::error::{Error, Result};
-use crate::state::group::category;
-use crate::read::input::Input;
 use crate::options::{Flag, Options};
-use crate::render::text::{Cell, Page, Side, Style, Table, percent, share};
-use crate::state::replay_trace::{Footer, Played, dash, heading, play, step};
+use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
-use crate::state::replay::{HOST, Metric, Replay};
 use crate::read::symbols::{Symbol, Texts};
+use crate::render::text::{Cell, Page, Side, Style, Table, percent, share};
+use crate::state::group::category;
+use crate::state::replay::{HOST, Metric, Replay};
+use crate::state::replay_trace::{Footer, Played, dash, heading, play, step};
 
 /// See the module.
 pub(super) struct Budget;

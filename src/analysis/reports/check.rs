@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 
 use super::{Answer, Report, Verdict, next};
 use crate::error::Result;
-use crate::read::input::Input;
 use crate::options::{Flag, Options};
+use crate::read::input::Input;
 use crate::render::text::{Cell, Page, Style, count};
-use crate::state::replay_trace::{Footer, Played, check, heading};
 use crate::state::replay::Metric;
+use crate::state::replay_trace::{Footer, Played, check, heading};
 
 /// See the module.
 pub(super) struct Check;

@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 
 use super::{Answer, Report, Verdict, next};
 use crate::error::{Error, Result};
-use crate::state::group::{self, Group, Key};
-use crate::read::input::Input;
 use crate::options::{Flag, Options};
-use crate::render::text::{Cell, Page, Side, Style, Table, percent, share};
-use crate::state::replay_trace::{Footer, Played, heading, play};
-use crate::state::replay::{Device, HOST, Metric};
+use crate::read::input::Input;
 use crate::read::stream::TraceFile;
+use crate::render::text::{Cell, Page, Side, Style, Table, percent, share};
+use crate::state::group::{self, Group, Key};
+use crate::state::replay::{Device, HOST, Metric};
+use crate::state::replay_trace::{Footer, Played, heading, play};
 
 /// See the module.
 pub(super) struct Diff;

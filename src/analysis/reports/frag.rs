@@ -3,16 +3,16 @@
 use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
-use crate::state::moment::{self, At, play_to};
 use crate::error::Result;
-use crate::state::group::category;
-use crate::read::input::Input;
-use crate::state::layout::{self, Layout, Segment};
 use crate::options::{Flag, Options};
-use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
-use crate::state::replay_trace::{Footer, Played, dash, heading, step};
-use crate::state::replay::{Block, Metric};
+use crate::read::input::Input;
 use crate::read::stream::TraceFile;
+use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use crate::state::group::category;
+use crate::state::layout::{self, Layout, Segment};
+use crate::state::moment::{self, At, play_to};
+use crate::state::replay::{Block, Metric};
+use crate::state::replay_trace::{Footer, Played, dash, heading, step};
 
 /// See the module.
 pub(super) struct Frag;

@@ -13,16 +13,16 @@ use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
 use crate::error::Result;
-use crate::state::group::category;
-use crate::read::input::Input;
 use crate::options::Options;
-use crate::render::text::{Cell, Page, Side, Style, Table, count};
-use crate::state::replay_trace::{Footer, Played, heading, play, play_until, shown};
+use crate::read::input::Input;
 use crate::read::record::Columns;
-use crate::state::replay::{HOST, Kind, Metric};
-use crate::state::stacks::Stacks;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::Symbol;
+use crate::render::text::{Cell, Page, Side, Style, Table, count};
+use crate::state::group::category;
+use crate::state::replay::{HOST, Kind, Metric};
+use crate::state::replay_trace::{Footer, Played, heading, play, play_until, shown};
+use crate::state::stacks::Stacks;
 
 /// See the module.
 pub(super) struct Leaks;

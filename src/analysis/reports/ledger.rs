@@ -5,18 +5,18 @@ use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
-use crate::state::moment::{self, At, play_to};
 use crate::error::Result;
-use crate::state::group::{Key, sorted};
-use crate::read::input::Input;
-use crate::state::layout::{self, Layout};
 use crate::options::{Flag, Options};
-use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
-use crate::state::replay_trace::{Footer, Played, heading};
+use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
-use crate::state::replay::{Kind, Replay};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::Symbol;
+use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use crate::state::group::{Key, sorted};
+use crate::state::layout::{self, Layout};
+use crate::state::moment::{self, At, play_to};
+use crate::state::replay::{Kind, Replay};
+use crate::state::replay_trace::{Footer, Played, heading};
 
 mod advice;
 mod looks;
@@ -214,8 +214,9 @@ impl State {
     fn libraries(&mut self, played: &Played, callers: &Callers) {
         let mut holders: FxHashMap<String, (i64, u64)> = FxHashMap::default();
         let mut managed = 0;
-        let here =
-            |block: &&crate::state::replay::Block| block.kind == Kind::Outside && block.device == self.ordinal;
+        let here = |block: &&crate::state::replay::Block| {
+            block.kind == Kind::Outside && block.device == self.ordinal
+        };
         for block in played.replay.live.values().filter(here) {
             let (source, api) = callers.get(&block.id).copied().unwrap_or_default();
             if is_managed(&played.texts.get(api)) {

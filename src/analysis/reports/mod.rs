@@ -23,8 +23,8 @@ mod top_ops;
 use serde_json::{Value, json};
 
 use crate::error::Result;
-use crate::read::input::Input;
 use crate::options::{Flag, Options};
+use crate::read::input::Input;
 use crate::render::text::{Cell, Page, Style};
 use crate::state::replay_trace::Footer;
 

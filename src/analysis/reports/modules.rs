@@ -18,15 +18,15 @@ use serde_json::{Value, json};
 use super::snapshot::{ROUNDED, TYPES, Types, rounds_to_nothing, type_of, value};
 use super::{Answer, Report, next};
 use crate::error::Result;
-use crate::state::group;
-use crate::read::input::Input;
 use crate::options::{Flag, Options};
-use crate::render::text::{Cell, Page, Side, Style, Table, count};
-use crate::state::replay_trace::{Footer, heading, play};
+use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
-use crate::state::replay::{HOST, Metric, Replay};
-use crate::render::rst;
 use crate::read::symbols::Symbol;
+use crate::render::rst;
+use crate::render::text::{Cell, Page, Side, Style, Table, count};
+use crate::state::group;
+use crate::state::replay::{HOST, Metric, Replay};
+use crate::state::replay_trace::{Footer, heading, play};
 
 mod memory;
 

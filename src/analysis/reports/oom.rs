@@ -8,18 +8,18 @@ use memtrace_trace::units::{GIB, Unit};
 use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
-use crate::state::moment::{At, play_to};
 use crate::error::Result;
-use crate::state::group::{Key, sorted};
-use crate::read::input::Input;
-use crate::state::layout::{self, Layout};
 use crate::options::Options;
-use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
-use crate::state::replay_trace::{Footer, Played, dash, heading, step};
+use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
-use crate::state::replay::{Block, Replay};
-use crate::state::stacks::Stacks;
 use crate::read::stream::TraceFile;
+use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use crate::state::group::{Key, sorted};
+use crate::state::layout::{self, Layout};
+use crate::state::moment::{At, play_to};
+use crate::state::replay::{Block, Replay};
+use crate::state::replay_trace::{Footer, Played, dash, heading, step};
+use crate::state::stacks::Stacks;
 
 /// See the module.
 pub(super) struct Oom;

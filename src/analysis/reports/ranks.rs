@@ -7,14 +7,14 @@ use memtrace_trace::EventName;
 
 use super::{Answer, Report, next};
 use crate::error::Result;
-use crate::read::input::Input;
 use crate::options::Options;
-use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, percent, share};
-use crate::state::replay_trace::{Footer, Played, heading, play, shown, step};
+use crate::read::input::Input;
 use crate::read::record::Columns;
-use crate::state::replay::Metric;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::Symbol;
+use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, percent, share};
+use crate::state::replay::Metric;
+use crate::state::replay_trace::{Footer, Played, heading, play, shown, step};
 
 /// See the module.
 pub(super) struct Ranks;

@@ -5,15 +5,15 @@ use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
-use crate::state::moment::{self, At, play_to};
 use crate::error::{Error, Result};
-use crate::read::input::Input;
 use crate::options::{Flag, Options};
-use crate::render::text::Page;
-use crate::state::replay_trace::{Footer, Played, heading, play};
+use crate::read::input::Input;
 use crate::read::record::Columns;
-use crate::state::replay::{Block, HOST, Metric};
 use crate::render::rst;
+use crate::render::text::Page;
+use crate::state::moment::{self, At, play_to};
+use crate::state::replay::{Block, HOST, Metric};
+use crate::state::replay_trace::{Footer, Played, heading, play};
 
 /// See the module.
 pub(super) struct Snapshot;

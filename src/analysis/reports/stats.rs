@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
 use crate::error::Result;
-use crate::read::input::Input;
 use crate::options::Options;
-use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, share};
-use crate::state::replay_trace::{Footer, heading, play};
+use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
-use crate::state::replay::Metric;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, Texts};
+use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, share};
+use crate::state::replay::Metric;
+use crate::state::replay_trace::{Footer, heading, play};
 
 /// See the module.
 pub(super) struct Stats;

@@ -5,14 +5,14 @@ use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
 use crate::error::Result;
-use crate::state::group::block_category;
-use crate::read::input::Input;
 use crate::options::Options;
-use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
-use crate::state::replay_trace::{Footer, Played, dash, heading, play, step};
+use crate::read::input::Input;
 use crate::read::record::Columns;
-use crate::state::replay::{Block, Device, HOST, Metric};
 use crate::read::stream::TraceFile;
+use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use crate::state::group::block_category;
+use crate::state::replay::{Block, Device, HOST, Metric};
+use crate::state::replay_trace::{Footer, Played, dash, heading, play, step};
 
 /// See the module.
 pub(super) struct Summary;

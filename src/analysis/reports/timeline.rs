@@ -4,19 +4,19 @@ use memtrace_trace::{Category, EventName};
 use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
-use crate::render::curve::{Band, Curve};
 use crate::error::{Error, Result};
-use crate::state::group::category;
-use crate::read::input::Input;
 use crate::options::{Flag, Options};
-use crate::render::text::{Cell, Page, Style, duration};
-use crate::state::replay_trace::{Footer, Played, heading, play, play_rows};
+use crate::read::input::Input;
 use crate::read::record::Columns;
-use crate::state::replay::{self, Metric, Window};
-use crate::state::series::{Course, Grid, Series};
-use crate::state::stacked_series::Stack;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::Symbol;
+use crate::render::curve::{Band, Curve};
+use crate::render::text::{Cell, Page, Style, duration};
+use crate::state::group::category;
+use crate::state::replay::{self, Metric, Window};
+use crate::state::replay_trace::{Footer, Played, heading, play, play_rows};
+use crate::state::series::{Course, Grid, Series};
+use crate::state::stacked_series::Stack;
 
 /// See the module.
 pub(super) struct Timeline;

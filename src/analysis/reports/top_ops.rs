@@ -13,15 +13,15 @@ use serde_json::{Value, json};
 
 use super::{Answer, Report, next};
 use crate::error::Result;
-use crate::read::input::Input;
-use crate::state::op_calls::{self, Call, MB, OpCalls};
 use crate::options::{Flag, Options};
-use crate::render::text::{Cell, Page, Side, Style, Table, count};
-use crate::state::replay_trace::{Footer, Played, heading, play, shown, step};
+use crate::read::input::Input;
 use crate::read::record::Record;
-use crate::state::replay::{Metric, Replay, Totals};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, Texts};
+use crate::render::text::{Cell, Page, Side, Style, Table, count};
+use crate::state::op_calls::{self, Call, MB, OpCalls};
+use crate::state::replay::{Metric, Replay, Totals};
+use crate::state::replay_trace::{Footer, Played, heading, play, shown, step};
 
 /// See the module.
 pub(super) struct TopOps;

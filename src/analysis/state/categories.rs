@@ -8,8 +8,8 @@
 use memtrace_trace::Category;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::state::replay::{Block, Replay};
 use crate::read::symbols::Symbol;
+use crate::state::replay::{Block, Replay};
 
 /// The rules, for the reader.
 pub const RULE: &str = "* inferred, as the trace has no tags: parameter = there before the first forward, and stayed; \

@@ -7,12 +7,12 @@ use rustc_hash::FxHashMap;
 
 use crate::error::Result;
 use crate::options::{Flag, Options};
-use crate::state::replay_trace::shown;
 use crate::read::record::Columns;
-use crate::state::replay::{Block, Owner};
-use crate::state::stacks::Stacks;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::Texts;
+use crate::state::replay::{Block, Owner};
+use crate::state::replay_trace::shown;
+use crate::state::stacks::Stacks;
 
 /// What blocks can be grouped by.
 pub const KEYS: &[&str] = &["module", "op", "category", "phase", "step", "size", "line", "stack"];

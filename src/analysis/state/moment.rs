@@ -6,10 +6,10 @@ use memtrace_trace::EventName;
 
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options, parse_window};
-use crate::state::replay_trace::{Played, play, play_until};
 use crate::read::record::{Columns, Record};
-use crate::state::replay::{HOST, Metric, Replay};
 use crate::read::stream::TraceFile;
+use crate::state::replay::{HOST, Metric, Replay};
+use crate::state::replay_trace::{Played, play, play_until};
 
 /// A moment, as the user names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

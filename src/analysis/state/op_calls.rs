@@ -5,8 +5,8 @@ use memtrace_trace::{Api, EventName};
 use rustc_hash::FxHashMap;
 
 use crate::read::record::{Columns, Record};
-use crate::state::replay::{Device, HOST, Replay, Totals};
 use crate::read::symbols::{Symbol, Texts};
+use crate::state::replay::{Device, HOST, Replay, Totals};
 
 /// What torch calls the frame in which a dispatch mode, such as `MemoryTracker`'s, sees an op. Of nested
 /// ops (`aten::linear`, `aten::addmm`) the one right inside it is the one that the mode was asked for.

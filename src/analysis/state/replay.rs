@@ -8,10 +8,10 @@
 use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 
-use crate::state::categories::{self, Death, Phases};
-use crate::state::live_blocks::{Left, Live};
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::symbols::{Symbol, Texts};
+use crate::state::categories::{self, Death, Phases};
+use crate::state::live_blocks::{Left, Live};
 
 /// What a row must say of itself, whatever its event.
 const ANY: Columns = Columns::of(&["seq", "step", "phase"]);

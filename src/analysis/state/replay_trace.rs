@@ -6,17 +6,17 @@ use memtrace_trace::config::Ops;
 use memtrace_trace::meta::Meta;
 use serde_json::{Value, json};
 
-use crate::state::categories;
 use crate::error::Result;
-use crate::read::input::Input;
 use crate::options::Options;
-use crate::render::text::{Cell, Page, Style, count, percent, share};
-use crate::render::phantom_run::PhantomRun;
 use crate::profile::{self, Profile};
+use crate::read::input::Input;
 use crate::read::record::{Columns, Record, Wanted};
-use crate::state::replay::{self, Device, HOST, Metric, Moment, Replay, Window};
 use crate::read::stream::{Told, TraceFile};
 use crate::read::symbols::{Symbol, Texts};
+use crate::render::phantom_run::PhantomRun;
+use crate::render::text::{Cell, Page, Style, count, percent, share};
+use crate::state::categories;
+use crate::state::replay::{self, Device, HOST, Metric, Moment, Replay, Window};
 
 /// A trace, replayed to its end.
 pub struct Played {

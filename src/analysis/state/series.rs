@@ -4,8 +4,8 @@
 use memtrace_trace::EventName;
 
 use crate::read::record::Record;
-use crate::state::replay::{Replay, tells_step};
 use crate::read::symbols::Symbol;
+use crate::state::replay::{Replay, tells_step};
 
 /// Equal pieces of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,11 +13,11 @@ use rustc_hash::FxHashSet;
 use crate::error::Result;
 use crate::read::input::{newest_run, trace_files};
 use crate::read::record::{Columns, Wanted};
-use crate::state::replay::{self, HOST, Metric, Replay, Window};
 use crate::read::scan::{Chunk, Scanner};
-use crate::state::series::Growing;
 use crate::read::stream::{self, TraceFile, same_process};
 use crate::read::symbols::Texts;
+use crate::state::replay::{self, HOST, Metric, Replay, Window};
+use crate::state::series::Growing;
 
 /// What the text of a part's `end` row begins with when another part follows.
 const ROTATED: &str = "rotated ";

@@ -11,8 +11,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use memtrace_analysis::read::input::Input;
 use memtrace_analysis::options::Options;
+use memtrace_analysis::read::input::Input;
 use memtrace_analysis::render::text::{Page, Side, Table};
 use memtrace_analysis::reports;
 use memtrace_cards::CARDS;

@@ -7,10 +7,10 @@ use rustc_hash::FxHashMap;
 
 use crate::error::Result;
 use crate::options::Options;
-use crate::state::replay_trace::play;
 use crate::read::record::Columns;
-use crate::state::replay::Metric;
 use crate::read::stream::TraceFile;
+use crate::state::replay::Metric;
+use crate::state::replay_trace::play;
 
 /// A look at a device.
 #[derive(Clone, Copy)]

@@ -8,8 +8,8 @@ use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use memtrace_analysis::read::input::Input;
 use memtrace_analysis::options::Options;
+use memtrace_analysis::read::input::Input;
 use memtrace_analysis::reports;
 use memtrace_trace::units::Unit;
 use serde_json::Value;

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use memtrace_analysis::render::curve::Curve;
-use memtrace_analysis::state::tail::{Follower, Process};
-use memtrace_analysis::state::group::{Group, Key};
 use memtrace_analysis::options::Options;
+use memtrace_analysis::render::curve::Curve;
 use memtrace_analysis::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use memtrace_analysis::state::group::{Group, Key};
 use memtrace_analysis::state::replay::{HOST, Metric};
+use memtrace_analysis::state::tail::{Follower, Process};
 use memtrace_trace::units::Unit;
 
 use super::KEYS;
