@@ -19,6 +19,18 @@ macro_rules! text_enum {
                 match self { $($name::$variant => $text),* }
             }
 
+            /// The number of the value: its place in [`Self::ALL`].
+            #[must_use]
+            pub const fn id(self) -> u8 {
+                self as u8
+            }
+
+            /// The value of a number; `None` for a number that no value has.
+            #[must_use]
+            pub fn from_id(id: u64) -> Option<Self> {
+                Self::ALL.get(usize::try_from(id).ok()?).copied()
+            }
+
             /// The value of a word; `None` for a word that this schema does not have.
             #[must_use]
             pub fn parse(word: &str) -> Option<Self> {
@@ -44,8 +56,10 @@ mod tests {
     fn words_round_trip() {
         for event in EventName::ALL {
             assert_eq!(EventName::parse(event.as_str()), Some(*event));
+            assert_eq!(EventName::from_id(event.id().into()), Some(*event));
         }
         assert_eq!(EventName::parse("alloca"), None);
+        assert_eq!(Category::from_id(10), None);
         assert_eq!(Category::parse("(none)"), Some(Category::None));
     }
 }

@@ -1,0 +1,100 @@
+//! The text of the `end` row, the last row of a complete trace.
+//!
+//! Its first word says how the trace ended. `key=value` words follow: those of the phantom device, then the
+//! counts of this module.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::text_enum::text_enum;
+
+text_enum! {
+    /// How a trace ended.
+    Ending {
+        /// The process ended.
+        Exit = "exit",
+        /// The process replaced its program.
+        Exec = "exec",
+        /// The trace continues in another file.
+        Rotated = "rotated",
+        /// The process was killed; the trace was completed from its journal.
+        Killed = "killed",
+    }
+}
+
+impl Ending {
+    /// How a trace ended, from the text of its `end` row; `None` for another text.
+    #[must_use]
+    pub fn of(text: &str) -> Option<Ending> {
+        Ending::parse(text.split(' ').next()?)
+    }
+}
+
+/// The text of an `end` row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndText<'a> {
+    /// How the trace ended.
+    pub ending: Ending,
+    /// `key=value` words that another part adds; may be empty.
+    pub more: &'a str,
+    /// Events that were dropped.
+    pub lost: u64,
+    /// How often the events contradicted one another.
+    pub anomalies: Anomalies,
+}
+
+/// How often the events of a process contradicted one another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Anomalies {
+    /// Frees of an address that was not live.
+    pub unmatched_frees: u64,
+    /// Allocations at an address that was live: the free between them was not seen.
+    pub missed_frees: u64,
+    /// Times the allocator's total of segments differed from the calls that were seen.
+    pub corrections: u64,
+    /// Times the allocator's total of blocks differed from the sum of its reports.
+    pub gaps: u64,
+}
+
+impl fmt::Display for EndText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let EndText { ending, more, lost, anomalies } = self;
+        let Anomalies { unmatched_frees, missed_frees, corrections, gaps } = anomalies;
+        let space = if more.is_empty() { "" } else { " " };
+        write!(
+            f,
+            "{ending}{space}{more} lost={lost} unmatched_frees={unmatched_frees} missed_frees={missed_frees} corrections={corrections} gaps={gaps}"
+        )
+    }
+}
+
+/// The `key=value` words of an `end` row's text.
+pub fn values(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.split(' ').filter_map(|word| word.split_once('='))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_of_an_end_row_comes_back() {
+        let mut text = EndText {
+            ending: Ending::Exit,
+            more: "invented_reads=3",
+            lost: 1,
+            anomalies: Anomalies { unmatched_frees: 2, missed_frees: 3, corrections: 4, gaps: 5 },
+        };
+        let written = text.to_string();
+        assert_eq!(
+            written,
+            "exit invented_reads=3 lost=1 unmatched_frees=2 missed_frees=3 corrections=4 gaps=5"
+        );
+        assert_eq!(Ending::of(&written), Some(Ending::Exit));
+        assert_eq!(values(&written).nth(1), Some(("lost", "1")));
+        text.more = "";
+        assert!(text.to_string().starts_with("exit lost=1 "));
+        assert_eq!(Ending::of("(none)"), None);
+    }
+}

@@ -1,0 +1,172 @@
+//! The names of the files of a trace.
+//!
+//! | file | name |
+//! | --- | --- |
+//! | the trace of a process | `NAME.csv` |
+//! | a later part of a rotated trace | `NAME.part2.csv`, `NAME.part3.csv`, ... |
+//! | the stacks of a trace or of a part | `NAME.stacks.csv`, `NAME.part2.stacks.csv`, ... |
+//! | a finished trace or part, compressed | its name with `.gz` or `.zst` behind it |
+//! | a part before its opening rows are complete, or a compressed copy before it is complete | its name with `.csv.unfinished` for `.csv` |
+//!
+//! `NAME` follows `MEMTRACE_NAME`. When a file of that name exists already, the writer appends `-2`, `-3`, ...
+//! to `NAME` or to the number of the part.
+
+use std::path::{Path, PathBuf};
+
+use crate::config::Compression;
+
+const TRACE: &str = ".csv";
+const STACKS: &str = ".stacks.csv";
+const UNFINISHED: &str = ".unfinished";
+/// Stands before the number of a part.
+const PART: &str = "part";
+
+/// The name of the trace `name`; `suffix` makes it unique and is mostly empty.
+#[must_use]
+pub fn trace_name(name: &str, suffix: &str) -> String {
+    format!("{name}{suffix}{TRACE}")
+}
+
+/// Whether a file of this name is a trace or a part of one, compressed or not.
+#[must_use]
+pub fn is_trace(name: &str) -> bool {
+    let plain = without_compression(name).0;
+    plain.ends_with(TRACE) && !plain.ends_with(STACKS)
+}
+
+/// How a file of this name is compressed.
+#[must_use]
+pub fn compression(name: &str) -> Compression {
+    without_compression(name).1
+}
+
+/// The name of a trace without the endings that every trace has.
+#[must_use]
+pub fn stem(name: &str) -> &str {
+    let plain = without_compression(name).0;
+    plain.strip_suffix(TRACE).unwrap_or(plain)
+}
+
+fn without_compression(name: &str) -> (&str, Compression) {
+    [Compression::Gz, Compression::Zst]
+        .into_iter()
+        .find_map(|how| Some((name.strip_suffix(how.suffix())?, how)))
+        .unwrap_or((name, Compression::Off))
+}
+
+/// The file that `compressed` replaces; `None` when `compressed` is not a compressed trace.
+#[must_use]
+pub fn uncompressed(compressed: &Path) -> Option<PathBuf> {
+    let name = compressed.file_name()?.to_str()?;
+    (compression(name) != Compression::Off).then(|| compressed.with_extension(""))
+}
+
+/// The file that replaces the finished trace or part `plain`.
+#[must_use]
+pub fn compressed(plain: &Path, how: Compression) -> PathBuf {
+    with_ending(plain, how.suffix())
+}
+
+/// The place of the compressed copy of `plain` until it is complete.
+#[must_use]
+pub fn unfinished_copy(plain: &Path) -> PathBuf {
+    with_ending(plain, UNFINISHED)
+}
+
+/// The place of a part, beside the first one, until its opening rows are complete.
+#[must_use]
+pub fn unfinished_part(first: &Path, part: u32, suffix: &str) -> PathBuf {
+    first.with_extension(format!("{PART}{part}{suffix}{TRACE}{UNFINISHED}"))
+}
+
+/// The place of an unfinished part once it is finished.
+#[must_use]
+pub fn finished_part(unfinished: &Path) -> PathBuf {
+    unfinished.with_extension("")
+}
+
+/// Whether a file of this name is an unfinished part, or an unfinished copy, of the trace whose first part has
+/// this `stem`.
+#[must_use]
+pub fn is_unfinished_of(name: &str, stem: &str) -> bool {
+    name.strip_prefix(stem)
+        .and_then(|rest| rest.strip_suffix(UNFINISHED))
+        .is_some_and(|rest| rest.starts_with('.') && rest.ends_with(TRACE))
+}
+
+/// The path of a trace without `.csv`, and without the number of its part.
+#[must_use]
+pub fn first_stem(part: &Path) -> PathBuf {
+    let plain = part.with_extension("");
+    let is_part = plain.extension().is_some_and(|extension| {
+        let number = extension.to_str().and_then(|text| text.strip_prefix(PART));
+        number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+    });
+    if is_part { plain.with_extension("") } else { plain }
+}
+
+/// The path of the part numbered `part` (2 or more), beside any other part.
+#[must_use]
+pub fn part(any: &Path, part: u64) -> PathBuf {
+    with_ending(&first_stem(any), &format!(".{PART}{part}{TRACE}"))
+}
+
+/// The stacks of a trace or part. Those of a compressed one are not compressed.
+#[must_use]
+pub fn stacks(trace: &Path) -> PathBuf {
+    let name = trace.file_name().unwrap_or_default().to_string_lossy();
+    let stem = name.rsplit_once(TRACE).map_or(&*name, |(stem, _)| stem);
+    trace.with_file_name(format!("{stem}{STACKS}"))
+}
+
+fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(ending);
+    PathBuf::from(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn traces_parts_and_compressed_ones_are_traces() {
+        for name in ["host.r0.1.csv", "host.r0.1-2.csv", "host.r0.1.part2.csv", "a.csv.gz", "a.part2.csv.zst"]
+        {
+            assert!(is_trace(name), "{name}");
+        }
+        for name in ["a.stacks.csv", "a.part2.stacks.csv", "a.csv.unfinished", "a.txt", "a.csv.bz2", "a.gz"] {
+            assert!(!is_trace(name), "{name}");
+        }
+        assert_eq!(["a.csv", "a.part2.csv.gz", "a.b"].map(stem), ["a", "a.part2", "a.b"]);
+        assert_eq!(compression("a.csv.zst"), Compression::Zst);
+    }
+
+    #[test]
+    fn every_part_names_the_others() {
+        for path in ["d/h.r0.1.csv", "d/h.r0.1.part2.csv", "d/h.r0.1.part17.csv"] {
+            assert_eq!(first_stem(Path::new(path)), Path::new("d/h.r0.1"));
+            assert_eq!(part(Path::new(path), 3), Path::new("d/h.r0.1.part3.csv"));
+        }
+        let unfinished = unfinished_part(Path::new("d/h.r0.1.csv"), 2, "-2");
+        assert_eq!(unfinished, Path::new("d/h.r0.1.part2-2.csv.unfinished"));
+        assert_eq!(finished_part(&unfinished), Path::new("d/h.r0.1.part2-2.csv"));
+        assert!(is_unfinished_of("h.r0.1.part2-2.csv.unfinished", "h.r0.1"));
+        assert!(is_unfinished_of("h.r0.1.csv.unfinished", "h.r0.1"));
+        assert!(!is_unfinished_of("h.r0.11.csv.unfinished", "h.r0.1"));
+        assert_eq!(unfinished_copy(Path::new("d/h.csv")), Path::new("d/h.csv.unfinished"));
+    }
+
+    #[test]
+    fn the_compressed_copy_and_the_stacks_lie_beside_the_trace() {
+        let trace = Path::new("d.csv/h.r0.1.csv");
+        let packed = compressed(trace, Compression::Zst);
+        assert_eq!(packed, Path::new("d.csv/h.r0.1.csv.zst"));
+        assert_eq!(uncompressed(&packed).as_deref(), Some(trace));
+        assert_eq!(uncompressed(trace), None);
+        for path in [trace, &packed] {
+            assert_eq!(stacks(path), Path::new("d.csv/h.r0.1.stacks.csv"));
+        }
+        assert_eq!(stacks(Path::new("d/t")), Path::new("d/t.stacks.csv"));
+    }
+}
