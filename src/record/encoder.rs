@@ -5,6 +5,7 @@
 
 use std::cell::Cell;
 
+use memtrace_trace::end_row::Anomalies;
 use memtrace_trace::ledger::{Accounted, Rest};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::sample::Sample;
@@ -24,8 +25,7 @@ mod physical;
 mod rows;
 mod seeds;
 
-pub use learn::Stack;
-pub use live::{Live, Oddities, OutOfMemory, Owner, Totals, What};
+pub use live::{Live, OutOfMemory, Owner, Totals, What};
 use physical::Physical;
 use seeds::Seeds;
 
@@ -84,7 +84,7 @@ pub struct Encoder {
     oom: Option<OutOfMemory>,
     told_lost: u64,
     /// What was odd.
-    pub oddities: Oddities,
+    pub anomalies: Anomalies,
     /// Counts, sizes and latencies.
     pub statistics: Statistics,
 }
@@ -116,7 +116,7 @@ impl Encoder {
             seeds: Seeds::default(),
             oom: None,
             told_lost: 0,
-            oddities: Oddities::default(),
+            anomalies: Anomalies::default(),
             statistics: Statistics::default(),
         }
     }

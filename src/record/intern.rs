@@ -4,6 +4,7 @@
 //! into the lane of the thread that made it ([`crate::recorder`]), so the events of a process that was
 //! killed can be read without its memory.
 
+use memtrace_trace::stacks::FrameKind;
 use memtrace_trace::text::MAX_TEXT;
 use rustc_hash::FxHashMap;
 
@@ -16,40 +17,6 @@ pub type ContextId = u32;
 
 /// The number of a stack; 0 is "no stack".
 pub type StackId = u32;
-
-/// What a frame of a stack is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum FrameKind {
-    /// An op.
-    #[default]
-    Op,
-    /// A module's path; what is around it is Python.
-    Module,
-    /// A line of Python: `file:line function`.
-    Python,
-}
-
-impl FrameKind {
-    /// The kind of a stored number.
-    #[must_use]
-    pub fn of(number: u8) -> FrameKind {
-        [FrameKind::Op, FrameKind::Module, FrameKind::Python]
-            .into_iter()
-            .find(|kind| *kind as u8 == number)
-            .unwrap_or_default()
-    }
-
-    /// As the file of stacks has it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            FrameKind::Op => "op",
-            FrameKind::Module => "module",
-            FrameKind::Python => "python",
-        }
-    }
-}
 
 /// A stack: an op, a module or a line of Python inside another stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -8,15 +8,16 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use memtrace_trace::csv::RowReader;
-use memtrace_trace::csv::RowWriter;
+use memtrace_trace::csv::{RowReader, RowWriter, is_end_row};
+use memtrace_trace::end_row::Ending;
+use memtrace_trace::files;
 use memtrace_trace::rounding::Rounding;
-use memtrace_trace::{Event, EventName, Row};
+use memtrace_trace::stacks::{self, StackWriter};
+use memtrace_trace::{Event, Row};
 
-use crate::encoder::{Encoder, RowSink, Stack};
-use crate::intern::FrameKind;
+use crate::encoder::{Encoder, RowSink};
 use crate::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, is_locked, layout, names_path};
-use crate::output::{self, create_private};
+use crate::output::create_private;
 use crate::slots::{event_of, text_slots};
 
 const SLOT: usize = size_of::<Event>();
@@ -115,12 +116,12 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
         last_ns = last_ns.max(event.clock_ns);
         encoder.encode(tid, &event, &mut sink)?;
     }
-    encoder.end(last_ns, 0, "killed", &mut sink)?;
+    encoder.end(last_ns, 0, Ending::Killed, "", &mut sink)?;
     sink.writer.flush()?;
     sink.writer.get_ref().sync_all()?;
     append_stacks(csv, &mut encoder)?;
     // A next part that was being opened has nothing of its own.
-    let next = csv_of_part(csv, part + 1);
+    let next = files::part(csv, part + 1);
     if journal_of(&next).is_ok_and(|found| found == Some((journal_path.clone(), part + 1))) {
         fs::remove_file(next)?;
     }
@@ -169,32 +170,14 @@ fn is_orphan(journal: &Path) -> Option<bool> {
 
 /// Removes what the process was compressing when it was killed: the part itself is still there.
 fn remove_unfinished(csv: &Path) {
-    let (folder, stem) = (csv.parent().unwrap_or(Path::new(".")), stem(csv));
+    let (folder, stem) = (csv.parent().unwrap_or(Path::new(".")), files::first_stem(csv));
     let Some(stem) = stem.file_name().and_then(|name| name.to_str()) else { return };
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let rest = name.to_str().and_then(|name| name.strip_prefix(stem));
-        if rest.is_some_and(|rest| rest.starts_with('.') && rest.ends_with(output::UNFINISHED)) {
+        if name.to_str().is_some_and(|name| files::is_unfinished_of(name, stem)) {
             let _ = fs::remove_file(entry.path());
         }
     }
-}
-
-/// The path of a trace's first part, without `.csv`, from that of any part.
-fn stem(csv: &Path) -> PathBuf {
-    let first = csv.with_extension("");
-    let is_part = first.extension().is_some_and(|extension| {
-        let number = extension.to_str().and_then(|text| text.strip_prefix("part"));
-        number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
-    });
-    if is_part { first.with_extension("") } else { first }
-}
-
-/// The file of a part, beside any other part.
-fn csv_of_part(csv: &Path, part: u64) -> PathBuf {
-    let mut name = stem(csv).into_os_string();
-    name.push(format!(".part{part}.csv"));
-    PathBuf::from(name)
 }
 
 /// The journal of a trace that has no end, and the trace's part; `None` when it is complete.
@@ -227,7 +210,7 @@ fn ends_with_end_row(csv: &Path) -> io::Result<bool> {
     file.read_to_end(&mut tail)?;
     let Some(b'\n') = tail.pop() else { return Ok(false) };
     let last = tail.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
-    Ok(last.split(|byte| *byte == b',').nth(6) == Some(EventName::End.as_str().as_bytes()))
+    Ok(is_end_row(last))
 }
 
 /// Rows behind those that are there.
@@ -353,24 +336,24 @@ impl Journal {
     }
 }
 
-fn stacks_path(csv: &Path) -> PathBuf {
-    csv.with_extension("stacks.csv")
-}
-
 /// How many stacks the file beside the trace has; what is behind its last whole line is cut off.
 fn last_stack(csv: &Path) -> io::Result<usize> {
-    let path = stacks_path(csv);
+    let path = files::stacks(csv);
     let Ok(text) = fs::read(&path) else { return Ok(0) };
-    let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
+    let (count, whole) = stacks::complete(&text);
     OpenOptions::new().write(true).open(&path)?.set_len(whole as u64)?;
-    Ok(text[..whole].iter().filter(|byte| **byte == b'\n').count().saturating_sub(1))
+    Ok(count)
 }
 
 fn append_stacks(csv: &Path, encoder: &mut Encoder) -> io::Result<()> {
-    let path = stacks_path(csv);
+    let path = files::stacks(csv);
     let is_new = !path.exists();
-    let file = if is_new { create_private(&path)? } else { OpenOptions::new().append(true).open(&path)? };
-    let rows = write_stacks(&mut csv::Writer::from_writer(file), is_new, encoder)?;
+    let mut writer = if is_new {
+        StackWriter::new(create_private(&path)?)?
+    } else {
+        StackWriter::append(OpenOptions::new().append(true).open(&path)?)
+    };
+    let rows = write_stacks(&mut writer, encoder)?;
     if is_new && rows == 0 {
         fs::remove_file(&path)?;
     }
@@ -379,20 +362,12 @@ fn append_stacks(csv: &Path, encoder: &mut Encoder) -> io::Result<()> {
 
 /// Writes the stacks that `encoder` learned since the last call; gives their number.
 pub(crate) fn write_stacks<W: Write>(
-    writer: &mut csv::Writer<W>,
-    with_header: bool,
+    writer: &mut StackWriter<W>,
     encoder: &mut Encoder,
 ) -> io::Result<usize> {
     let stacks = encoder.new_stacks();
-    if with_header {
-        writer.write_record(["stack_id", "parent_id", "depth", "frame", "stack", "kind"])?;
-    }
-    for Stack { id, parent, kind, frames } in &stacks {
-        let (depth, frame) = (frames.len().to_string(), frames.last().copied().unwrap_or_default());
-        let (id, parent) = (id.to_string(), parent.to_string());
-        // No row of a trace ends in a line of Python: those that lie in many stacks are not spelled out.
-        let whole = if *kind == FrameKind::Python { frame.to_owned() } else { frames.join(" / ") };
-        writer.write_record([&id, &parent, &depth, frame, &whole, kind.as_str()])?;
+    for stack in &stacks {
+        writer.write(stack)?;
     }
     writer.flush()?;
     Ok(stacks.len())

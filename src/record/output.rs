@@ -7,6 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use memtrace_trace::config::Compression;
+use memtrace_trace::files;
 
 /// Folders in which a journal of `bytes` may lie, best first: memory, then a local disk. A journal
 /// must not take more than a quarter of what is free: in a container `/dev/shm` may be 64 MiB, and it
@@ -47,22 +48,22 @@ fn is_local(folder: &Path) -> bool {
 /// (an earlier process had the same id) a number is added.
 pub(crate) fn create_trace(folder: &Path, name: &str) -> io::Result<(File, PathBuf)> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    create_numbered(|suffix| folder.join(format!("{name}{suffix}.csv")))
+    create_numbered(|suffix| folder.join(files::trace_name(name, suffix)))
 }
 
 /// Makes the file of a later part beside the first, under a name that nobody takes for a trace: its
 /// opening is not whole yet.
 pub(crate) fn create_part(first: &Path, part: u32) -> io::Result<(File, PathBuf)> {
     create_numbered(|suffix| {
-        let path = first.with_extension(format!("part{part}{suffix}{UNFINISHED}"));
+        let path = files::unfinished_part(first, part, suffix);
         // The name that it will have may be taken.
-        if path.with_extension("").exists() { first.to_owned() } else { path }
+        if files::finished_part(&path).exists() { first.to_owned() } else { path }
     })
 }
 
 /// Gives the part its name, which is a free one.
 pub(crate) fn publish_part(unfinished: &Path) -> io::Result<PathBuf> {
-    let path = unfinished.with_extension("");
+    let path = files::finished_part(unfinished);
     if fs::hard_link(unfinished, &path).is_ok() {
         fs::remove_file(unfinished)?;
     } else if path.exists() {
@@ -128,15 +129,10 @@ impl<T: Write> Write for Kept<T> {
     }
 }
 
-/// What the name of a part ends in while it is being compressed.
-pub(crate) const UNFINISHED: &str = ".csv.unfinished";
-
 /// Puts a compressed copy in the place of a finished part. The copy has its name only when it is whole,
 /// and the part goes only then, so a kill in between costs nothing.
 pub(crate) fn compress(part: &Path, how: Compression) -> io::Result<()> {
-    let mut whole = part.as_os_str().to_owned();
-    whole.push(how.suffix());
-    let (whole, unfinished) = (PathBuf::from(whole), part.with_extension(&UNFINISHED[1..]));
+    let (whole, unfinished) = (files::compressed(part, how), files::unfinished_copy(part));
     let done = (|| {
         let mut source = io::BufReader::with_capacity(256 << 10, File::open(part)?);
         let target = io::BufWriter::with_capacity(256 << 10, create_private(&unfinished)?);
@@ -163,11 +159,6 @@ pub(crate) fn compress(part: &Path, how: Compression) -> io::Result<()> {
     })();
     let _ = fs::remove_file(&unfinished);
     done
-}
-
-/// Makes the file `<stem of trace>.<ending>` beside a trace.
-pub(crate) fn create_beside(trace: &Path, ending: &str) -> io::Result<File> {
-    create_private(&trace.with_extension(ending))
 }
 
 /// Makes a file that only its owner reads: new, never through a link. Its descriptor is a high one: a

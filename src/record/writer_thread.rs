@@ -10,6 +10,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crossbeam_channel::{RecvTimeoutError, Sender};
 use memtrace_trace::config::{Auto, Compression, Level};
 use memtrace_trace::csv::RowWriter;
+use memtrace_trace::end_row::Ending;
+use memtrace_trace::files;
+use memtrace_trace::stacks::StackWriter;
 use memtrace_trace::units::Unit;
 use memtrace_trace::{Event, Meta, Row, SCHEMA_VERSION};
 
@@ -139,7 +142,7 @@ struct Writer {
     encoder: Encoder,
     sink: Sink,
     /// `<name>.stacks.csv`, made with the first stack.
-    stacks: Option<csv::Writer<File>>,
+    stacks: Option<StackWriter<File>>,
     names: Names,
     sampler: Sampler,
     /// The part that is written now, and the first one.
@@ -318,7 +321,7 @@ impl Writer {
         self.finishing = true;
         let place = self.encoder.place();
         let length = self.sink.0.get_ref().stream_position()?;
-        self.encoder.end(clock::now_ns(), self.merge.dropped(), "exec", &mut self.sink)?;
+        self.encoder.end(clock::now_ns(), self.merge.dropped(), Ending::Exec, "", &mut self.sink)?;
         self.flush()?;
         // The journal has nothing more, and nobody will be there to remove it. Whoever is killed after an `exec`
         // that failed loses what was not flushed, so from then on everything is, as soon as it is seen.
@@ -358,8 +361,9 @@ impl Writer {
         self.collect();
         self.encode(u64::MAX)?;
         self.tell_shortage(true);
-        let how = format!("exit {}", (self.recorder.session.conclude)());
-        self.encoder.end(clock::now_ns(), self.merge.dropped(), how.trim_end(), &mut self.sink)?;
+        let more = (self.recorder.session.conclude)();
+        let dropped = self.merge.dropped();
+        self.encoder.end(clock::now_ns(), dropped, Ending::Exit, more.trim_end(), &mut self.sink)?;
         self.flush()?;
         self.recorder.pool().remove_file();
         self.pack(self.path.clone());
@@ -407,7 +411,7 @@ impl Writer {
     fn rotate(&mut self, names_len: u64) -> io::Result<()> {
         let now = clock::now_ns();
         // The row waits in the old part's buffer until the new part is there.
-        self.encoder.end(now, 0, "rotated", &mut self.sink)?;
+        self.encoder.end(now, 0, Ending::Rotated, "", &mut self.sink)?;
         let part = self.meta.part + 1;
         let (file, path) = output::create_part(&self.first, part)?;
         let mut sink = Sink(RowWriter::new(file));
@@ -496,15 +500,14 @@ impl Writer {
         if !self.encoder.has_new_stacks() {
             return Ok(());
         }
-        let is_new = self.stacks.is_none();
         let writer = match &mut self.stacks {
             Some(writer) => writer,
             None => {
-                let file = output::create_beside(&self.path, "stacks.csv")?;
-                self.stacks.insert(csv::Writer::from_writer(file))
+                let file = output::create_private(&files::stacks(&self.path))?;
+                self.stacks.insert(StackWriter::new(file)?)
             }
         };
-        write_stacks(writer, is_new, &mut self.encoder).map(|_| ())
+        write_stacks(writer, &mut self.encoder).map(|_| ())
     }
 
     /// What each device held at the last look, and for whom.

@@ -6,6 +6,7 @@ use crate::text_enum::text_enum;
 
 text_enum! {
     /// The column `category`: what memory is for.
+    #[derive(Default)]
     Category {
         /// A parameter of a module.
         Parameter = "parameter",
@@ -26,6 +27,7 @@ text_enum! {
         /// Registered by the user.
         Other = "other",
         /// Not known.
+        #[default]
         None = "(none)",
     }
 }

@@ -99,6 +99,37 @@ pub const COLUMNS: &[Column] = &[
     ),
 ];
 
+/// The index of a column in [`COLUMNS`].
+///
+/// # Panics
+/// When no column has this name; while compiling, in a `const`.
+#[must_use]
+pub const fn index_of(name: &str) -> usize {
+    let mut index = 0;
+    while index < COLUMNS.len() {
+        if same(COLUMNS[index].name.as_bytes(), name.as_bytes()) {
+            return index;
+        }
+        index += 1;
+    }
+    panic!("no such column");
+}
+
+/// `==`, for constants.
+const fn same(a: &[u8], b: &[u8]) -> bool {
+    if a.len() != b.len() {
+        return false;
+    }
+    let mut index = 0;
+    while index < a.len() {
+        if a[index] != b[index] {
+            return false;
+        }
+        index += 1;
+    }
+    true
+}
+
 /// One data row. Integers are bytes, ns or ids as [`COLUMNS`] says; text borrows from the record.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "COLUMNS documents each field")]

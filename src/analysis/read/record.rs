@@ -1,6 +1,6 @@
 //! A row as the analysis sees it: numbers, and symbols for texts.
 
-use memtrace_trace::columns::COLUMNS;
+use memtrace_trace::columns::{COLUMNS, index_of};
 use memtrace_trace::{Category, EventName};
 
 use crate::read::symbols::Symbol;
@@ -22,7 +22,7 @@ impl Columns {
         let mut set = 0;
         let mut i = 0;
         while i < names.len() {
-            set |= 1 << index(names[i]);
+            set |= 1 << index_of(names[i]);
             i += 1;
         }
         Columns(set)
@@ -92,32 +92,6 @@ impl Wanted {
     pub fn of(&self, event: EventName) -> Columns {
         self.0[event as usize]
     }
-}
-
-/// The place of a column in the schema.
-const fn index(name: &str) -> usize {
-    let mut at = 0;
-    while at < COLUMNS.len() {
-        if same(COLUMNS[at].name.as_bytes(), name.as_bytes()) {
-            return at;
-        }
-        at += 1;
-    }
-    panic!("no such column");
-}
-
-const fn same(a: &[u8], b: &[u8]) -> bool {
-    if a.len() != b.len() {
-        return false;
-    }
-    let mut i = 0;
-    while i < a.len() {
-        if a[i] != b[i] {
-            return false;
-        }
-        i += 1;
-    }
-    true
 }
 
 /// One row; the fields are the schema's columns.

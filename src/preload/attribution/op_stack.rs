@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use memtrace_record::Recorder;
 use memtrace_record::clock::now_ns;
-use memtrace_record::intern::{Context, ContextId, Frame, FrameKind, StackId, TextId};
+use memtrace_record::intern::{Context, ContextId, Frame, StackId, TextId};
 use memtrace_record::recorder::{STEP, context_id, stack_id, text_id};
+use memtrace_trace::stacks::FrameKind;
 use memtrace_trace::{Api, Event, Kind};
 
 use crate::attribution::autograd_seq;

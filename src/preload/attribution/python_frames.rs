@@ -12,8 +12,9 @@ use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use memtrace_record::intern::{Frame, FrameKind, StackId, TextId};
+use memtrace_record::intern::{Frame, StackId, TextId};
 use memtrace_record::recorder::{stack_id, text_id};
+use memtrace_trace::stacks::FrameKind;
 use rustc_hash::FxHashMap;
 
 use crate::python::injection::symbol;

@@ -17,7 +17,7 @@ impl Encoder {
         if event.size >= 0
             && let Some(missed) = self.blocks.remove(&event.addr)
         {
-            self.oddities.missed_frees += 1;
+            self.anomalies.missed_frees += 1;
             let totals = self.device(missed.device);
             totals.allocated -= missed.bytes;
             totals.active -= missed.bytes;
@@ -29,7 +29,7 @@ impl Encoder {
         let deferred = event.flags & Event::DEFERRED != 0;
         totals.active = totals.active.wrapping_add(gap).wrapping_add(if deferred { 0 } else { event.size });
         totals.allocated = event.allocated as i64;
-        self.oddities.gaps += u64::from(gap != 0);
+        self.anomalies.gaps += u64::from(gap != 0);
         self.statistics.peak(event.device, event.allocated as i64, event.reserved as i64);
         let unknown = Live {
             alloc_id: 0,
@@ -60,7 +60,7 @@ impl Encoder {
             self.allocated(tid, event, &live, sink)
         } else {
             let live = self.blocks.remove(&event.addr);
-            self.oddities.unmatched_frees += u64::from(live.is_none());
+            self.anomalies.unmatched_frees += u64::from(live.is_none());
             // The report's size is the truth; what was remembered only names the owner.
             let live = Live { bytes: unknown.bytes, ..live.unwrap_or(unknown) };
             if deferred {
@@ -78,7 +78,7 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let Some(live) = self.deferred.remove(&event.addr) else {
-            self.oddities.unmatched_frees += 1;
+            self.anomalies.unmatched_frees += 1;
             return Ok(());
         };
         self.device(live.device).active -= live.bytes;
@@ -98,7 +98,7 @@ impl Encoder {
 
     /// A block's bytes leave one owner and enter another, in two rows; totals stay.
     pub(super) fn tag<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
-        let category = Category::ALL.get(event.size.max(0) as usize).copied().unwrap_or(Category::None);
+        let category = u64::try_from(event.size).ok().and_then(Category::from_id).unwrap_or_default();
         let map = if self.blocks.contains_key(&event.addr) { &self.blocks } else { &self.regions };
         let Some(before) = map.get(&event.addr).copied().filter(|live| live.what == What::Block) else {
             return Ok(());
@@ -166,7 +166,7 @@ impl Encoder {
             return Ok(());
         }
         totals.reserved = event.reserved as i64;
-        self.oddities.corrections += 1;
+        self.anomalies.corrections += 1;
         let what = if delta > 0 { EventName::SegmentMap } else { EventName::SegmentUnmap };
         self.emit(
             &Row {

@@ -49,7 +49,7 @@ impl Encoder {
             // An address that is given out again was freed in a way that nobody saw; one without memory of its own
             // (another process's, a graph's) may go with what it belongs to.
             if let Some(missed) = self.regions.insert(Encoder::key(event), live) {
-                self.oddities.missed_frees += u64::from(missed.bytes > 0);
+                self.anomalies.missed_frees += u64::from(missed.bytes > 0);
                 self.change(&missed, -missed.bytes);
                 self.freed(tid, event, &missed, sink)?;
                 self.regions.insert(Encoder::key(event), Live { alloc_id: self.next_seq(), ..live });
@@ -84,7 +84,7 @@ impl Encoder {
             return Ok(());
         }
         self.statistics.call(event.api, event.extra, event.status != 0);
-        self.oddities.unmatched_frees += u64::from(event.status == 0 && live.is_none());
+        self.anomalies.unmatched_frees += u64::from(event.status == 0 && live.is_none());
         let live = live.unwrap_or(Live {
             alloc_id: 0,
             device: event.device.max(if event.device == Event::HOST { Event::HOST } else { 0 }),

@@ -1,11 +1,12 @@
 //! What numbers stand for: texts, contexts and stacks, as the journal's definitions tell.
 
+use memtrace_trace::stacks::{FrameKind, Stack};
 use memtrace_trace::text::{NONE, safe_text};
 use memtrace_trace::{Event, Kind};
 
 use super::Encoder;
 use super::seeds::SEEDED;
-use crate::intern::{Context, Frame, FrameKind, MOST, MOST_TEXTS, StackId};
+use crate::intern::{Context, Frame, MOST, MOST_TEXTS, StackId};
 
 /// Where what `id` stands for belongs; what lies before it is `unknown` so far. None for a number that no process
 /// gives: a damaged journal may say any.
@@ -15,18 +16,6 @@ fn place<T: Clone>(table: &mut Vec<T>, id: u32, most: usize, unknown: T) -> Opti
         table.resize(index + 1, unknown);
     }
     table.get_mut(index)
-}
-
-/// A stack as the file of stacks has it.
-pub struct Stack<'a> {
-    /// Its number.
-    pub id: StackId,
-    /// The number of what is around it; 0 for nothing.
-    pub parent: StackId,
-    /// What its innermost frame is.
-    pub kind: FrameKind,
-    /// The texts of its frames, outermost first.
-    pub frames: Vec<&'a str>,
 }
 
 impl Encoder {
@@ -43,7 +32,7 @@ impl Encoder {
                 let frame = Frame {
                     parent: definition.size as StackId,
                     text: definition.extra as u32,
-                    kind: FrameKind::of(definition.flags),
+                    kind: FrameKind::from_id(definition.flags.into()).unwrap_or_default(),
                 };
                 self.define_stack(id, frame);
             }

@@ -92,16 +92,3 @@ pub struct Owner<'a> {
     /// The phase.
     pub phase: &'a str,
 }
-
-/// What counts as odd, for the last row and the summary.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Oddities {
-    /// Frees of an address that was not live.
-    pub unmatched_frees: u64,
-    /// Allocations at an address that was live.
-    pub missed_frees: u64,
-    /// Times the allocator's total of segments differed from the calls that were seen.
-    pub corrections: u64,
-    /// Times the allocator's total of blocks differed from the sum of its reports.
-    pub gaps: u64,
-}

@@ -1,10 +1,11 @@
 //! The rows themselves: what each has, and its number.
 
+use memtrace_trace::end_row::{EndText, Ending};
 use memtrace_trace::ledger::Rest;
 use memtrace_trace::text::NONE;
 use memtrace_trace::{Api, Event, EventName, Kind, Row};
 
-use super::{Encoder, LIBRARY, Live, Oddities, Owner, RowSink, TORCH_ALLOCATOR, Totals};
+use super::{Encoder, LIBRARY, Live, Owner, RowSink, TORCH_ALLOCATOR, Totals};
 use crate::intern::Context;
 use crate::sampling::sample_of;
 
@@ -57,18 +58,16 @@ impl Encoder {
         &mut self,
         clock_ns: u64,
         dropped: u64,
-        how: &str,
+        ending: Ending,
+        more: &str,
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let untold = dropped.saturating_sub(self.told_lost);
         if untold > 0 {
             self.lost(clock_ns, 0, untold, sink)?;
         }
-        let Oddities { unmatched_frees, missed_frees, corrections, gaps } = self.oddities;
-        let dropped = dropped.max(self.told_lost);
-        let name = format!(
-            "{how} lost={dropped} unmatched_frees={unmatched_frees} missed_frees={missed_frees} corrections={corrections} gaps={gaps}"
-        );
+        let lost = dropped.max(self.told_lost);
+        let name = EndText { ending, more, lost, anomalies: self.anomalies }.to_string();
         self.emit(&Row { event: EventName::End, name: &name, ..self.blank(clock_ns) }, sink)
     }
 

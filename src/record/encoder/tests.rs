@@ -1,3 +1,4 @@
+use memtrace_trace::end_row::Ending;
 use memtrace_trace::text::NONE;
 
 use super::*;
@@ -55,7 +56,7 @@ fn a_failed_call_changes_nothing_and_an_unseen_segment_is_reconciled() {
     assert_eq!(rows[0], (1, EventName::SegmentAlloc, 0, 0, 0, 0, NONE.to_owned()));
     assert_eq!(rows[1].1, EventName::SegmentMap);
     assert_eq!(rows[1].3, 2 << 20);
-    assert_eq!(encoder.oddities.corrections, 1);
+    assert_eq!(encoder.anomalies.corrections, 1);
 }
 
 #[test]
@@ -79,7 +80,7 @@ fn a_lost_report_leaves_neither_its_block_nor_its_bytes_behind() {
     assert_eq!(second, [(3, EventName::Free, 1, -512, 1024), (4, EventName::Alloc, 4, 512, 512)]);
     let Totals { allocated, active, .. } = encoder.totals(0);
     assert_eq!((allocated, active), (512, 512));
-    assert_eq!((encoder.oddities.missed_frees, encoder.oddities.gaps), (1, 1));
+    assert_eq!((encoder.anomalies.missed_frees, encoder.anomalies.gaps), (1, 1));
 }
 
 #[test]
@@ -96,7 +97,7 @@ fn what_was_lost_is_told_once() {
     let mut encoder = encoder();
     let lost = Event { kind: Kind::Lost as u8, size: 5, ..Event::default() };
     let mut rows = run(&mut encoder, &[lost]);
-    encoder.end(9, 7, "exit", &mut rows).unwrap();
+    encoder.end(9, 7, Ending::Exit, "", &mut rows).unwrap();
     let names: Vec<EventName> = rows.0.iter().map(|row| row.1).collect();
     assert_eq!(names, [EventName::Lost, EventName::Lost, EventName::End]);
 }

@@ -7,3 +7,56 @@ mod writer;
 
 pub use reader::RowReader;
 pub use writer::RowWriter;
+
+use crate::EventName;
+use crate::columns::{COLUMNS, ColumnType, index_of};
+
+/// Whether a line, without its line end, is an `end` row.
+#[must_use]
+pub fn is_end_row(line: &[u8]) -> bool {
+    const EVENT: usize = index_of("event");
+    // No column before it is a text, so none has quotes.
+    const { assert!(first_text() == EVENT) };
+    line.split(|byte| *byte == b',').nth(EVENT) == Some(EventName::End.as_str().as_bytes())
+}
+
+/// The text of an `end` row; `None` when the line, without its line end, is not one.
+#[must_use]
+pub fn end_text(line: &[u8]) -> Option<String> {
+    if !is_end_row(line) {
+        return None;
+    }
+    let mut rows = ::csv::ReaderBuilder::new().has_headers(false).from_reader(line);
+    let row = rows.records().next()?.ok()?;
+    row.get(const { index_of("name") }).map(str::to_owned)
+}
+
+/// The index of the first text column.
+const fn first_text() -> usize {
+    let mut index = 0;
+    while matches!(COLUMNS[index].kind, ColumnType::Int) {
+        index += 1;
+    }
+    index
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Row;
+
+    #[test]
+    fn an_end_row_is_told_from_every_other() {
+        for event in EventName::ALL {
+            let mut writer = RowWriter::without_header(Vec::new());
+            let row = Row { event: *event, name: "exit lost=0 x=a,b", op: "end", ..Row::default() };
+            writer.write(&row).unwrap();
+            writer.flush().unwrap();
+            let line = writer.get_ref().strip_suffix(b"\n").unwrap();
+            let is_end = *event == EventName::End;
+            assert_eq!(is_end_row(line), is_end);
+            assert_eq!(end_text(line).as_deref(), is_end.then_some("exit lost=0 x=a,b"));
+        }
+        assert!(!is_end_row(b"1,2,3"));
+    }
+}
