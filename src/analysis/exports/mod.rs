@@ -242,8 +242,7 @@ fn labelled(file: &Path, label: &str, ending: &str) -> PathBuf {
 fn stem(path: &Path) -> String {
     let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let name = whole.file_name().map_or_else(|| "trace".into(), |name| name.to_string_lossy().into_owned());
-    let plain = name.strip_suffix(".gz").or(name.strip_suffix(".zst")).unwrap_or(&name);
-    plain.strip_suffix(".csv").unwrap_or(plain).to_owned()
+    memtrace_trace::files::stem(&name).to_owned()
 }
 
 /// An export never replaces what it reads.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use memtrace_trace::Error as TraceError;
+use memtrace_trace::files as names;
 
 use crate::error::{Error, Result};
 use crate::read::stream::TraceFile;
@@ -102,14 +103,10 @@ fn joined(mut files: Vec<TraceFile>) -> Vec<TraceFile> {
 pub(crate) fn trace_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = children(folder)?;
     files.retain(|file| {
-        let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let plain = name.strip_suffix(".gz").or(name.strip_suffix(".zst")).unwrap_or(&name);
-        plain.ends_with(".csv") && !plain.ends_with(".stacks.csv") && file.is_file()
+        file.file_name().is_some_and(|name| names::is_trace(&name.to_string_lossy())) && file.is_file()
     });
     // A part that was just being compressed is there twice.
-    let plain =
-        |file: &PathBuf| file.extension().is_some_and(|e| e != "csv") && file.with_extension("").exists();
-    files.retain(|file| !plain(file));
+    files.retain(|file| !names::uncompressed(file).is_some_and(|plain| plain.exists()));
     files.sort();
     Ok(files)
 }

@@ -11,8 +11,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memtrace_trace::EventName;
-use memtrace_trace::columns::COLUMNS;
 use memtrace_trace::meta::Meta;
 
 use crate::error::Result;
@@ -113,11 +111,7 @@ impl TraceFile {
         let tail = last.tail().ok()?;
         let lines = tail.strip_suffix(b"\n")?;
         let start = lines.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-        let mut rows = csv::ReaderBuilder::new().has_headers(false).from_reader(&lines[start..]);
-        let row = rows.records().next()?.ok()?;
-        let column = |name: &str| COLUMNS.iter().position(|column| column.name == name);
-        let is_end = row.get(column("event")?)? == EventName::End.as_str();
-        is_end.then(|| row.get(column("name")?).map(str::to_owned))?
+        memtrace_trace::csv::end_text(&lines[start..])
     }
 
     /// The last bytes of the file, more than any end row has.

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use memtrace_trace::end_row;
 use serde_json::{Value, json};
 
 use crate::read::input::Input;
@@ -37,8 +38,7 @@ impl PhantomRun {
             let text = |value: &Value| value.as_str().unwrap_or("unknown").to_owned();
             self.cards.insert(text(&about["card"]));
             self.dynamic.insert(text(&about["assumptions"]["dynamic"]));
-            for word in trace.ending().unwrap_or_default().split(' ') {
-                let Some((name, value)) = word.split_once('=') else { continue };
+            for (name, value) in end_row::values(&trace.ending().unwrap_or_default()) {
                 let names = value.split(';').filter(|name| !name.is_empty()).map(str::to_owned);
                 match name {
                     "invented_reads" => {

@@ -1,28 +1,19 @@
 //! The stacks beside a trace: what `stack_id` stands for.
 
 use std::fs::File;
+use std::io::Read;
 
+use memtrace_trace::stacks::{self, FrameKind, StackRow};
 use rustc_hash::FxHashMap;
 
 use crate::read::stream::TraceFile;
-
-/// What a frame is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// An op.
-    Op,
-    /// A module's path.
-    Module,
-    /// A line of Python, `file:line function`.
-    Python,
-}
 
 /// A frame of a stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     parent: i64,
     /// What it is.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// What it says.
     pub text: String,
 }
@@ -42,33 +33,14 @@ impl Stacks {
     pub fn read(trace: &TraceFile) -> Stacks {
         let mut stacks = Stacks::default();
         for part in trace.files() {
-            // A compressed part is `NAME.csv.zst`; its stacks are not compressed.
-            let name = part.to_string_lossy();
-            let stem = name.rsplit_once(".csv").map_or(&*name, |(stem, _)| stem);
-            let Ok(file) = File::open(format!("{stem}.stacks.csv")) else { continue };
-            stacks.add(csv::Reader::from_reader(file));
+            let Ok(file) = File::open(memtrace_trace::files::stacks(part)) else { continue };
+            stacks.add(file);
         }
         stacks
     }
 
-    fn add<R: std::io::Read>(&mut self, mut reader: csv::Reader<R>) {
-        let Ok(header) = reader.headers().cloned() else { return };
-        let column = |name| header.iter().position(|column| column == name);
-        let (Some(id), Some(parent), Some(frame)) =
-            (column("stack_id"), column("parent_id"), column("frame"))
-        else {
-            return;
-        };
-        let kind = column("kind");
-        for row in reader.records().map_while(Result::ok) {
-            let number = |index: usize| row.get(index).and_then(|value| value.parse::<i64>().ok());
-            let (Some(id), Some(parent)) = (number(id), number(parent)) else { continue };
-            let kind = match kind.and_then(|kind| row.get(kind)) {
-                Some("module") => Kind::Module,
-                Some("python") => Kind::Python,
-                _ => Kind::Op,
-            };
-            let text = row.get(frame).unwrap_or_default().to_owned();
+    fn add(&mut self, file: impl Read) {
+        for StackRow { id, parent, kind, text } in stacks::read(file) {
             self.frames.insert(id, Frame { parent, kind, text });
         }
     }
@@ -88,12 +60,12 @@ impl Stacks {
     /// Is there any line of Python?
     #[must_use]
     pub fn has_lines(&self) -> bool {
-        self.frames.values().any(|frame| frame.kind == Kind::Python)
+        self.frames.values().any(|frame| frame.kind == FrameKind::Python)
     }
 
     /// Every line of Python of a stack, innermost first: its file, its number, its function.
     pub fn calls(&self, id: i64) -> impl Iterator<Item = (&str, i64, &str)> {
-        self.of(id).filter(|frame| frame.kind == Kind::Python).map(|frame| call_of(&frame.text))
+        self.of(id).filter(|frame| frame.kind == FrameKind::Python).map(|frame| call_of(&frame.text))
     }
 
     /// The lines of Python of a stack that are the program's own, innermost first; those of libraries when there
@@ -101,7 +73,7 @@ impl Stacks {
     #[must_use]
     pub fn lines(&self, id: i64) -> Vec<&str> {
         let all: Vec<&str> =
-            self.of(id).filter(|frame| frame.kind == Kind::Python).map(|frame| &*frame.text).collect();
+            self.of(id).filter(|frame| frame.kind == FrameKind::Python).map(|frame| &*frame.text).collect();
         let own: Vec<&str> = all.iter().copied().filter(|line| !is_of_library(line)).collect();
         if own.is_empty() { all } else { own }
     }
@@ -111,7 +83,7 @@ impl Stacks {
     pub fn show(&self, id: i64) -> Option<String> {
         let mut parts: Vec<&str> = self.lines(id);
         parts.truncate(SHOWN);
-        let op = self.of(id).find(|frame| frame.kind == Kind::Op).map(|frame| &*frame.text);
+        let op = self.of(id).find(|frame| frame.kind == FrameKind::Op).map(|frame| &*frame.text);
         if parts.is_empty() {
             parts = self.of(id).map(|frame| &*frame.text).collect();
         } else if let Some(op) = op {
@@ -150,7 +122,7 @@ mod tests {
 
     fn stacks() -> Stacks {
         let mut stacks = Stacks::default();
-        stacks.add(csv::Reader::from_reader(FILE.as_bytes()));
+        stacks.add(FILE.as_bytes());
         stacks
     }
 
@@ -172,9 +144,7 @@ mod tests {
     #[test]
     fn a_file_that_goes_in_circles_ends() {
         let mut stacks = Stacks::default();
-        stacks.add(csv::Reader::from_reader(
-            "stack_id,parent_id,depth,frame,stack\n1,2,1,a,a\n2,1,1,b,b\nx,y\n".as_bytes(),
-        ));
+        stacks.add("stack_id,parent_id,depth,frame,stack\n1,2,1,a,a\n2,1,1,b,b\nx,y\n".as_bytes());
         assert_eq!(stacks.of(2).count(), 2);
         assert_eq!(stacks.show(2).as_deref(), Some("b < a"));
     }

@@ -7,6 +7,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use memtrace_trace::EventName;
+use memtrace_trace::end_row::Ending;
 use memtrace_trace::meta::Meta;
 use rustc_hash::FxHashSet;
 
@@ -18,9 +19,6 @@ use crate::read::stream::{self, TraceFile, same_process};
 use crate::read::symbols::Texts;
 use crate::state::replay::{self, HOST, Metric, Replay, Window};
 use crate::state::series::Growing;
-
-/// What the text of a part's `end` row begins with when another part follows.
-const ROTATED: &str = "rotated ";
 
 /// How much is read at a time.
 const BLOCK: usize = 1 << 20;
@@ -240,7 +238,8 @@ impl Process {
         self.skipped += chunk.skipped;
         for row in &chunk.records {
             self.replay.feed(row);
-            self.ended = row.event == EventName::End && !self.texts.get(row.name).starts_with(ROTATED);
+            self.ended =
+                row.event == EventName::End && Ending::of(&self.texts.get(row.name)) != Some(Ending::Rotated);
             if row.device == HOST {
                 continue;
             }

@@ -7,6 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 use memtrace_cards::CARD_VARIABLE;
+use memtrace_trace::config::Compression;
+use memtrace_trace::files;
 use serde_json::Value;
 
 use super::findings::{Findings, State};
@@ -109,12 +111,12 @@ pub(super) fn probe(
     }
     torch(found, &answer);
     let seen = match fs::read_dir(&out) {
-        Ok(files) => files
+        Ok(entries) => entries
             .flatten()
             .map(|file| file.path())
             .find(|file| {
                 let name = file.to_string_lossy();
-                name.ends_with(".csv") && !name.ends_with(".stacks.csv")
+                files::is_trace(&name) && files::compression(&name) == Compression::Off
             })
             .map(|file| Seen::read(&file).context("the trace cannot be read"))
             .transpose()?,
