@@ -1,6 +1,6 @@
-//! The README says what the code says: its tables of columns and variables are generated.
+//! The documentation agrees with the code: its tables are generated, and its links lead somewhere.
 //!
-//! `MEMTRACE_BLESS=1 cargo test --test docs` writes them anew.
+//! `MEMTRACE_BLESS=1 cargo test --test docs` writes the tables anew.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -12,7 +12,7 @@ use memtrace_trace::columns::{COLUMNS, ColumnType};
 use memtrace_trace::config;
 
 #[test]
-fn the_readme_lists_every_column() {
+fn the_docs_list_every_column() {
     let mut table = String::from("| column | type | meaning |\n| --- | --- | --- |\n");
     for column in COLUMNS {
         let kind = match column.kind {
@@ -21,17 +21,17 @@ fn the_readme_lists_every_column() {
         };
         writeln!(table, "| `{}` | {kind} | {} |", column.name, escaped(column.doc)).unwrap();
     }
-    holds("columns", &table);
+    holds("docs/trace-format.md", "columns", &table);
 }
 
 #[test]
-fn the_readme_lists_every_event() {
+fn the_docs_list_every_event() {
     let names: Vec<String> = EventName::ALL.iter().map(|event| format!("`{event}`")).collect();
-    holds("events", &format!("{}\n", names.join(" ")));
+    holds("docs/trace-format.md", "events", &format!("{}\n", names.join(" ")));
 }
 
 #[test]
-fn the_readme_lists_every_variable() {
+fn the_docs_list_every_variable() {
     let mut table = String::from("| variable | default | what it does |\n| --- | --- | --- |\n");
     for variable in config::variables() {
         let default = if variable.default.is_empty() {
@@ -41,11 +41,11 @@ fn the_readme_lists_every_variable() {
         };
         writeln!(table, "| `{}` | {default} | {} |", variable.name, escaped(variable.help)).unwrap();
     }
-    holds("variables", &table);
+    holds("docs/variables.md", "variables", &table);
 }
 
 #[test]
-fn the_readme_lists_every_command() {
+fn the_docs_list_every_command() {
     let help = Command::new(env!("CARGO_BIN_EXE_memtrace")).arg("--help").output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     let (_, commands) = help.split_once("\nCommands:\n").unwrap();
@@ -54,32 +54,32 @@ fn the_readme_lists_every_command() {
         let (name, about) = line.trim().split_once(' ').unwrap();
         writeln!(table, "| `memtrace {name}` | {} |", escaped(about.trim())).unwrap();
     }
-    holds("commands", &table);
+    holds("docs/guide.md", "commands", &table);
 }
 
 #[test]
-fn the_readme_lists_every_export() {
+fn the_docs_list_every_export() {
     let mut table = String::from("| `--to` | what it is | opened by |\n| --- | --- | --- |\n");
     for export in memtrace_analysis::exports::EXPORTS {
         let open_with = export.open_with().replace("drop the file on ", "");
         writeln!(table, "| `{}` | {} | {} |", export.name(), escaped(export.about()), escaped(&open_with))
             .unwrap();
     }
-    holds("exports", &table);
+    holds("docs/exports.md", "exports", &table);
 }
 
 fn escaped(text: &str) -> String {
     text.replace('|', "\\|")
 }
 
-/// Checks that the part of the README between the markers `NAME` and `/NAME` is `expected`.
-fn holds(name: &str, expected: &str) {
+/// Checks that the part of `page` between the markers `NAME` and `/NAME` is `expected`.
+fn holds(page: &str, name: &str, expected: &str) {
     // The tests run at once, and each may write its own part.
-    static README: Mutex<()> = Mutex::new(());
-    let _guard = README.lock();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
-    let readme = std::fs::read_to_string(&path).unwrap();
-    let (before, rest) = readme.split_once(&format!("<!-- {name} -->\n")).expect("the opening marker");
+    static PAGES: Mutex<()> = Mutex::new(());
+    let _guard = PAGES.lock();
+    let path = root().join(page);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = text.split_once(&format!("<!-- {name} -->\n")).expect("the opening marker");
     let (found, after) = rest.split_once(&format!("<!-- /{name} -->")).expect("the closing marker");
     if std::env::var_os("MEMTRACE_BLESS").is_some() {
         let new = format!("{before}<!-- {name} -->\n{expected}<!-- /{name} -->{after}");
@@ -88,6 +88,68 @@ fn holds(name: &str, expected: &str) {
     }
     assert_eq!(
         found, expected,
-        "README.md's {name} are old: MEMTRACE_BLESS=1 cargo test --test docs writes them anew"
+        "the {name} in {page} are out of date: MEMTRACE_BLESS=1 cargo test --test docs writes them anew"
     );
+}
+
+#[test]
+fn the_docs_explain_every_event() {
+    let page = std::fs::read_to_string(root().join("docs/trace-format.md")).unwrap();
+    let (_, table) = page.split_once("| event | meaning |").expect("the table of events");
+    let table = table.split("\n\n").next().unwrap();
+    for event in EventName::ALL {
+        assert!(table.contains(&format!("`{event}`")), "docs/trace-format.md does not explain {event}");
+    }
+}
+
+#[test]
+fn the_docs_describe_the_json_of_every_report() {
+    let page = std::fs::read_to_string(root().join("docs/json.md")).unwrap();
+    for report in memtrace_analysis::reports::REPORTS {
+        let name = report.name();
+        assert!(page.contains(&format!("\n| `{name}` |")), "docs/json.md does not describe {name}");
+    }
+}
+
+#[test]
+fn every_link_in_the_docs_leads_somewhere() {
+    let top = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "scripts/README.md"];
+    let mut pages: Vec<_> = top.iter().map(|page| root().join(page)).collect();
+    pages.extend(std::fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path()));
+    pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
+    assert!(pages.len() > top.len(), "docs/ has pages");
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for link in links(&text) {
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
+            assert!(target.exists(), "{}: no file at {link}", page.display());
+            if !anchor.is_empty() {
+                let headings = std::fs::read_to_string(&target).unwrap();
+                let found = headings.lines().any(|line| line.starts_with('#') && anchor_of(line) == anchor);
+                assert!(found, "{}: no heading for {link}", page.display());
+            }
+        }
+    }
+}
+
+/// The targets of the links and pictures of a page, those on the web left out.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    text.split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split_once(')'))
+        .map(|(link, _)| link)
+        .filter(|link| !link.starts_with("http") && !link.is_empty() && !link.contains([' ', '(', '`']))
+}
+
+/// The anchor that a heading gets: lower case, spaces as dashes, no punctuation.
+fn anchor_of(heading: &str) -> String {
+    let text = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = text.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+/// The project's folder.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
 }
