@@ -12,8 +12,8 @@ use std::process::Command;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+use memtrace_encode::{Encoder, RowSink};
 use memtrace_record::clock::system_ns;
-use memtrace_record::encoder::{Encoder, RowSink};
 use memtrace_record::{Recorder, Session};
 use memtrace_trace::config::Settings;
 use memtrace_trace::csv::RowWriter;

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use memtrace_analysis::read::input::Input;
-use memtrace_record::leftover::{Repaired, repair};
+use memtrace_recover::{Repaired, repair};
 
 /// Finishes the traces of `input` whose processes left a journal behind and says so on stderr; true when
 /// there were any.

@@ -4,73 +4,16 @@
 //! into the lane of the thread that made it ([`crate::recorder`]), so the events of a process that was
 //! killed can be read without its memory.
 
-use memtrace_trace::stacks::FrameKind;
+pub use memtrace_trace::context::{Context, ContextId, Frame, StackId, TextId};
+use memtrace_trace::context::{MAX_CONTEXTS, MAX_TEXT_BYTES};
+pub use memtrace_trace::stacks::FrameKind;
 use memtrace_trace::text::MAX_TEXT;
 use rustc_hash::FxHashMap;
 
-use crate::forklock::ForkLock;
+use crate::fork_lock::ForkLock;
 
-/// The number of a text; 0 is "no text".
-pub type TextId = u32;
-/// The number of a context; 0 is "no context".
-pub type ContextId = u32;
-
-/// The number of a stack; 0 is "no stack".
-pub type StackId = u32;
-
-/// A stack: an op, a module or a line of Python inside another stack.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Frame {
-    /// What is around it.
-    pub parent: StackId,
-    /// What it says.
-    pub text: TextId,
-    /// What it is.
-    pub kind: FrameKind,
-}
-
-impl Frame {
-    /// An op inside `parent`.
-    #[must_use]
-    pub fn op(parent: StackId, text: TextId) -> Frame {
-        Frame { parent, text, kind: FrameKind::Op }
-    }
-}
-
-/// Who owns what is allocated now, as far as the thread knows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Context {
-    /// The innermost op.
-    pub op: TextId,
-    /// The module path.
-    pub module: TextId,
-    /// The phase.
-    pub phase: TextId,
-    /// The stack, 0 for none.
-    pub stack: StackId,
-    /// The current stream; 0 is the default one.
-    pub stream: i64,
-    /// Per-bit hints for the category; see [`Context::RECOMPUTED`].
-    pub flags: u8,
-}
-
-impl Context {
-    /// The forward of a module that runs again inside backward.
-    pub const RECOMPUTED: u8 = 1;
-    /// Inside the forward of a module.
-    pub const IN_MODULE: u8 = 2;
-    /// Nobody said the phase: it follows from where the thread is.
-    pub const INFERRED_PHASE: u8 = 4;
-    /// Parameters that FSDP gathers for a forward or a backward.
-    pub const GATHERED: u8 = 8;
-}
-
-/// How many contexts and stacks are numbered, and how many bytes of texts: a program that gives each of its
-/// batches a range of its own would fill the memory with them. What comes later is told in less detail.
-pub(crate) const MOST: usize = if cfg!(test) { 1 << 10 } else { 1 << 20 };
-const MOST_TEXT: usize = if cfg!(test) { 64 << 10 } else { 64 << 20 };
-/// More texts than these bytes can be, of the length that names have.
-pub(crate) const MOST_TEXTS: usize = MOST_TEXT / 8;
+const MOST: usize = if cfg!(test) { 1 << 10 } else { MAX_CONTEXTS };
+const MOST_TEXT: usize = if cfg!(test) { 64 << 10 } else { MAX_TEXT_BYTES };
 /// The text of what has no number any more.
 const TOO_MANY: &str = "(too many names)";
 

@@ -1,4 +1,4 @@
-//! From event to row.
+//! The hot path: from a hook to the writer thread.
 //!
 //! ```text
 //! hook -> Recorder (a thread's lane) -> chunk -> channel -> writer thread -> Encoder -> CSV
@@ -11,23 +11,11 @@
 //! The state of this crate lives as long as the process, or until a fork: the child starts afresh.
 
 pub mod clock;
-pub mod encoder;
-pub mod forklock;
-pub mod holders;
+pub mod fast_tls;
+pub mod fork_lock;
 pub mod intern;
-pub mod journal;
-mod lane;
-pub mod leftover;
-mod loose;
-mod merge;
-mod output;
+mod queue;
 pub mod recorder;
-mod sampling;
-mod slots;
-pub mod summary;
-#[doc(hidden)]
-pub mod testing;
-pub mod words;
-mod writer_thread;
+mod write;
 
 pub use recorder::{Recorder, Session};

@@ -12,17 +12,18 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use memtrace_trace::config::{Settings, fill};
+use memtrace_trace::event_bytes::text_events;
+use memtrace_trace::journal::{Run, process_start};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::sample::Sample;
 use memtrace_trace::{Api, Event, Kind, Meta};
 
 use crate::clock;
 use crate::intern::{Context, ContextId, Frame, StackId, TextId, with_tables};
-use crate::journal::{Pool, Run};
-use crate::lane::{IDLE, LaneShared, NO_CHUNK, with_lane};
-use crate::loose::LooseEvents;
-use crate::slots::text_events;
-use crate::writer_thread;
+use crate::queue::chunk_pool::Pool;
+use crate::queue::lane::{IDLE, Lane, LaneShared, NO_CHUNK, with_lane};
+use crate::queue::overflow::LooseEvents;
+use crate::write::{output, writer};
 
 /// What is known of each of some devices now, and who told it.
 pub type Look = fn(&[i8]) -> Vec<(i8, Api, Sample)>;
@@ -169,7 +170,7 @@ impl Recorder {
             // Under the lock: from here on, who numbers something new defines it too.
             RECORDER.store(std::ptr::from_ref(recorder).cast_mut(), Ordering::Release);
         });
-        match writer_thread::spawn(recorder) {
+        match writer::spawn(recorder) {
             Ok(thread) => {
                 *lock(&recorder.thread) = Some(thread);
                 // A kill from here on finds a trace that names its journal. Once in a process's life.
@@ -187,13 +188,13 @@ impl Recorder {
     fn new(session: &'static Session) -> std::io::Result<Recorder> {
         let start_ns = clock::now_ns();
         let name = format!("memtrace-{}-{}.journal", std::process::id(), start_ns);
-        let folders = crate::output::journal_folders(session.settings.buffer_bytes);
+        let folders = output::journal_folders(session.settings.buffer_bytes);
         let folders: Vec<_> = folders.iter().map(PathBuf::as_path).collect();
         let run = Run {
             pid: std::process::id(),
             rank: session.rank as u32,
             start_ns,
-            process_start: crate::leftover::process_start(std::process::id()).unwrap_or(0),
+            process_start: process_start(std::process::id()).unwrap_or(0),
             power2_divisions: session.rounding.power2_divisions,
             rules: u64::from(session.rounding.caching) | u64::from(session.caching) << 1,
         };
@@ -234,7 +235,7 @@ impl Recorder {
     /// before the call). Every `begin` is followed by a [`Recorder::commit`] on the same thread.
     #[must_use]
     pub fn begin(&'static self) -> u64 {
-        with_lane(self, super::lane::Lane::begin)
+        with_lane(self, Lane::begin)
     }
 
     /// Ends what [`Recorder::begin`] announced.
@@ -318,7 +319,7 @@ impl Recorder {
 
     /// Counts an op whose row was left out because the pool was short.
     pub fn drop_op(&'static self) {
-        with_lane(self, super::lane::Lane::drop_op);
+        with_lane(self, Lane::drop_op);
     }
 
     /// Is the chunk pool so full that what can be missed should be?

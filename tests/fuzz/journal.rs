@@ -6,12 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use libfuzzer_sys::fuzz_target;
-use memtrace_record::journal::{Run, names_path};
-use memtrace_record::leftover::{Repaired, repair};
-use memtrace_record::testing::{Checkpoints, Left, bytes, event, journal};
-use memtrace_trace::csv::RowReader;
+use memtrace_trace::journal::{Run, names_path};
+use memtrace_recover::{Repaired, repair};
+use memtrace_recover::testing::{Checkpoints, Left, bytes, event, journal};
+use memtrace_trace::csv::{RowReader, RowWriter};
 use memtrace_trace::{EventName, Row};
-use memtrace_trace::csv::RowWriter;
 use memtrace_trace::{Event, Meta, SCHEMA_VERSION};
 
 /// What the input says, from its begin on; 0 when it has said all.

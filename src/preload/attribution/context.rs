@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use memtrace_record::forklock::ForkLock;
+use memtrace_record::fork_lock::ForkLock;
 use memtrace_record::intern::{Context, ContextId, TextId, with_tables};
 use memtrace_record::recorder::{Recorder, STEP, context_id, text_id};
 use memtrace_trace::ranges::{Meaning, meaning};

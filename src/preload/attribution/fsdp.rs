@@ -1,7 +1,7 @@
 //! FSDP2's parameters: gathered whole before a module's forward and before its backward, and given back behind it.
 //! Their memory is parameters, of the module that FSDP gathers them for, whatever the phase is.
 
-use memtrace_record::forklock::ForkLock;
+use memtrace_record::fork_lock::ForkLock;
 use memtrace_record::intern::{TextId, with_tables};
 use rustc_hash::FxHashMap;
 

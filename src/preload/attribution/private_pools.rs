@@ -17,7 +17,7 @@ use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use memtrace_record::forklock::ForkLock;
+use memtrace_record::fork_lock::ForkLock;
 
 use crate::attribution::requested_sizes::readable_words;
 use crate::ffi::symbols::find_in_loaded;

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use memtrace_record::words::words;
+use memtrace_record::fast_tls::words;
 
 /// Is the calling thread inside a hook?
 #[inline(always)]

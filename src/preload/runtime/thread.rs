@@ -1,12 +1,12 @@
 //! What this library keeps of a thread, in one place: a report looks at most of it, and finds it by one word
-//! ([`memtrace_record::words`]).
+//! ([`memtrace_record::fast_tls`]).
 //!
 //! It lives as long as the thread; the child of a fork has that of the thread that forked.
 
 use std::cell::{Cell, RefCell};
 use std::ptr::null_mut;
 
-use memtrace_record::words::words;
+use memtrace_record::fast_tls::words;
 
 use crate::attribution::context;
 use crate::attribution::op_stack;

@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use memtrace_record::Recorder;
-use memtrace_record::forklock::ForkLock;
+use memtrace_record::fork_lock::ForkLock;
 use memtrace_trace::{Api, Event, Kind};
 use rustc_hash::FxHashMap;
 

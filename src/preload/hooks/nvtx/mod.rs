@@ -11,7 +11,7 @@ use std::ffi::{CStr, CString, OsString, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use memtrace_record::forklock::ForkLock;
+use memtrace_record::fork_lock::ForkLock;
 use memtrace_record::recorder::text_id;
 use memtrace_trace::ranges::{LIBRARY, LIBRARY_DOMAINS};
 use rustc_hash::FxHashMap;

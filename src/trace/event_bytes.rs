@@ -1,12 +1,12 @@
 //! Events and bytes: definitions carry texts in the slots behind them, and a leftover journal is read as
 //! bytes, where any may stand.
 
-use memtrace_trace::{Event, Kind};
-
-use crate::intern::TextId;
+use crate::context::TextId;
+use crate::{Event, Kind};
 
 /// A definition and the text behind it, in whole slots; see [`Kind::DefineText`].
-pub(crate) fn text_events(id: TextId, text: &str) -> Vec<Event> {
+#[must_use]
+pub fn text_events(id: TextId, text: &str) -> Vec<Event> {
     let kind = Kind::DefineText as u8;
     let mut events = vec![Event { kind, addr: u64::from(id), size: text.len() as i64, ..Event::default() }];
     events.extend(text.as_bytes().chunks(size_of::<Event>()).map(event_of));
@@ -14,7 +14,8 @@ pub(crate) fn text_events(id: TextId, text: &str) -> Vec<Event> {
 }
 
 /// Up to 64 bytes, of a text or of a journal, as an event.
-pub(crate) fn event_of(bytes: &[u8]) -> Event {
+#[must_use]
+pub fn event_of(bytes: &[u8]) -> Event {
     let mut word = [0u64; 8];
     for (word, bytes) in word.iter_mut().zip(bytes.chunks(8)) {
         let mut whole = [0; 8];
@@ -43,7 +44,8 @@ pub(crate) fn event_of(bytes: &[u8]) -> Event {
 }
 
 /// The bytes of an event: what [`event_of`] was given, filled up with 0.
-pub(crate) fn bytes_of(slot: &Event) -> [u8; 64] {
+#[must_use]
+pub fn bytes_of(slot: &Event) -> [u8; 64] {
     let mut bytes = [0; 64];
     let [s0, s1] = slot.status.to_le_bytes();
     let [o0, o1] = slot.source.to_le_bytes();
@@ -60,7 +62,8 @@ pub(crate) fn bytes_of(slot: &Event) -> [u8; 64] {
 }
 
 /// How many slots behind a definition belong to it: those of a text.
-pub(crate) fn text_slots(event: &Event) -> usize {
+#[must_use]
+pub fn text_slots(event: &Event) -> usize {
     if event.kind() != Some(Kind::DefineText) {
         return 0;
     }

@@ -10,11 +10,12 @@ use std::collections::BTreeMap;
 use memtrace_trace::{Api, Event};
 use rustc_hash::FxHashMap;
 
-use super::{Encoder, Live, PHYSICAL, RowSink, What};
+use crate::encoder::{Encoder, PHYSICAL, RowSink};
+use crate::live::{Live, MemoryKind};
 
 /// The handles that are held and the addresses that they have.
 #[derive(Default)]
-pub(super) struct Physical {
+pub(crate) struct Physical {
     held: FxHashMap<u64, Held>,
     /// By address: the bytes, and the handle.
     mapped: BTreeMap<u64, (u64, u64)>,
@@ -30,8 +31,8 @@ struct Held {
 
 impl Physical {
     /// Takes what a row of a file that is continued says to be live.
-    pub(super) fn seed(&mut self, key: u64, live: &Live) {
-        if live.what == What::Mapped {
+    pub(crate) fn restore(&mut self, key: u64, live: &Live) {
+        if live.what == MemoryKind::Mapped {
             self.mapped.insert(key, (live.bytes as u64, 0));
         } else if key & PHYSICAL != 0 {
             let held = Held { references: 1, device: live.device, is_torchs: false };
@@ -40,7 +41,7 @@ impl Physical {
     }
 
     /// What such a row says to be gone.
-    pub(super) fn forget(&mut self, key: u64) {
+    pub(crate) fn forget(&mut self, key: u64) {
         if key & PHYSICAL != 0 {
             self.held.remove(&Encoder::address(key));
         } else {
@@ -51,7 +52,7 @@ impl Physical {
 
 impl Encoder {
     /// Is it one of these calls?
-    pub(super) fn is_of_virtual_memory(event: &Event) -> bool {
+    pub(crate) fn is_of_virtual_memory(event: &Event) -> bool {
         matches!(
             Api::from_code(event.api),
             Some(
@@ -65,7 +66,7 @@ impl Encoder {
         )
     }
 
-    pub(super) fn virtual_memory<S: RowSink>(
+    pub(crate) fn virtual_memory<S: RowSink>(
         &mut self,
         tid: u32,
         event: &Event,
@@ -108,7 +109,7 @@ impl Encoder {
                 let end = event.addr.saturating_add(event.size.max(0) as u64);
                 while let Some((&addr, &(_, handle))) = self.physical.mapped.range(event.addr..end).next() {
                     self.physical.mapped.remove(&addr);
-                    if self.regions.get(&addr).is_some_and(|live| live.what == What::Mapped) {
+                    if self.regions.get(&addr).is_some_and(|live| live.what == MemoryKind::Mapped) {
                         self.give_back(tid, addr, &Event { addr, ..*event }, sink)?;
                     }
                     self.let_go(tid, handle, event, sink)?;

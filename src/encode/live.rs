@@ -35,7 +35,7 @@ pub struct Live {
     /// The step it was made in.
     pub step: i32,
     /// What gave it: a block, a segment, memory outside torch's allocator, pinned memory.
-    pub what: What,
+    pub what: MemoryKind,
     /// The call that gave it, an [`Api`].
     pub api: u8,
     /// The text id of the library that made the call; 0 for a report.
@@ -46,7 +46,7 @@ pub struct Live {
 
 /// The kinds of memory that a trace tells apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum MemoryKind {
     /// A block of torch's allocator.
     Block,
     /// A segment of torch's allocator.
@@ -59,14 +59,14 @@ pub enum What {
     Host,
 }
 
-impl What {
-    pub(super) fn events(self) -> (EventName, EventName) {
+impl MemoryKind {
+    pub(crate) fn events(self) -> (EventName, EventName) {
         match self {
-            What::Block => (EventName::Alloc, EventName::Free),
-            What::Segment => (EventName::SegmentAlloc, EventName::SegmentFree),
-            What::Mapped => (EventName::SegmentMap, EventName::SegmentUnmap),
-            What::External => (EventName::ExtAlloc, EventName::ExtFree),
-            What::Host => (EventName::HostAlloc, EventName::HostFree),
+            MemoryKind::Block => (EventName::Alloc, EventName::Free),
+            MemoryKind::Segment => (EventName::SegmentAlloc, EventName::SegmentFree),
+            MemoryKind::Mapped => (EventName::SegmentMap, EventName::SegmentUnmap),
+            MemoryKind::External => (EventName::ExtAlloc, EventName::ExtFree),
+            MemoryKind::Host => (EventName::HostAlloc, EventName::HostFree),
         }
     }
 }

@@ -1,9 +1,8 @@
 //! Journals as a killed process may leave them, made of what a test or a fuzzer says.
 
 use memtrace_trace::Event;
-
-use crate::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, layout};
-use crate::slots::bytes_of;
+use memtrace_trace::event_bytes::{bytes_of, event_of};
+use memtrace_trace::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, layout};
 
 /// A chunk of such a journal.
 #[derive(Clone, Debug, Default)]
@@ -72,7 +71,7 @@ pub fn journal(run: &Run, at: &Checkpoints, chunks: &[Left]) -> Vec<u8> {
 /// An event of any 64 bytes.
 #[must_use]
 pub fn event(bytes: &[u8]) -> Event {
-    crate::slots::event_of(&bytes[..bytes.len().min(size_of::<Event>())])
+    event_of(&bytes[..bytes.len().min(size_of::<Event>())])
 }
 
 /// The bytes of an event, as the file of definitions has them.

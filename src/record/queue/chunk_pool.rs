@@ -8,7 +8,6 @@
 //! The rest of the crate sees [`ChunkWriter`] (one thread fills it) and [`ChunkReader`] (the writer
 //! thread drains it, also while it is being filled); neither can see a slot that is not complete.
 
-use std::cell::UnsafeCell;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -20,97 +19,15 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use memmap2::{MmapOptions, MmapRaw};
 use memtrace_trace::Event;
-
-/// The size of a chunk: small, so that a process of hundreds of threads has one for each.
-pub const CHUNK_BYTES: usize = 16 << 10;
-/// Events in a chunk; its header takes the place of one.
-pub const SLOTS: usize = CHUNK_BYTES / size_of::<Event>() - 1;
+use memtrace_trace::journal::{
+    CHUNK_BYTES, Chunk, ChunkHeader, JournalHeader, MAGIC, MAX_PATH, Run, SLOTS, names_path,
+};
 
 /// With fewer free chunks than this, in percent, the pool is short.
 const SHORT_PERCENT: usize = 25;
 
-/// What stands before a chunk's events.
-#[repr(C, align(64))]
-struct Header {
-    /// How many slots are complete. The filling thread stores it with `Release`.
-    committed: AtomicU32,
-    /// The thread that fills the chunk.
-    tid: AtomicU32,
-    /// The lane of that thread, unique in the process.
-    lane: AtomicU32,
-    /// The place of the chunk in its lane: 0, 1, 2, ...
-    index: AtomicU32,
-    /// 1 while the chunk holds events that the trace does not have yet.
-    in_use: AtomicU32,
-    /// How many events the trace has, at each of the last two checkpoints.
-    consumed: [AtomicU32; 2],
-}
-
-#[repr(C)]
-struct Chunk {
-    header: Header,
-    slots: [UnsafeCell<Event>; SLOTS],
-}
-
-const _: () = assert!(size_of::<Chunk>() == CHUNK_BYTES);
-
-/// What stands before the chunks of a journal; takes a chunk's place. [`crate::leftover`] reads it.
-///
-/// A checkpoint says how much of the trace is whole and which events are in it. There are two, and
-/// `checkpoints` says which one counts, so a process can be killed between any two stores.
-#[repr(C, align(64))]
-struct JournalHeader {
-    magic: [u8; 8],
-    pid: AtomicU32,
-    rank: AtomicU32,
-    chunks: AtomicU64,
-    start_ns: AtomicU64,
-    /// When the process started, in the kernel's ticks: a process id alone may be another's by now.
-    process_start: AtomicU64,
-    power2_divisions: AtomicU64,
-    /// Bit 0: the allocator caches; bit 1: its reports are the blocks.
-    rules: AtomicU64,
-    /// How many checkpoints there were; the last one has this number's lowest bit as its place.
-    checkpoints: AtomicU64,
-    /// Bytes of the trace that are whole at each.
-    csv_len: [AtomicU64; 2],
-    /// Bytes of the file of definitions that are whole at each.
-    names_len: [AtomicU64; 2],
-    /// The part of the trace that is being written at each.
-    part: [AtomicU64; 2],
-    /// The length of the trace's path; 0 until it is known.
-    trace_len: AtomicU64,
-    /// The trace's path.
-    trace: UnsafeCell<[u8; MAX_PATH]>,
-}
-
-/// The longest path that a journal remembers; Linux has no longer ones.
-pub(crate) const MAX_PATH: usize = 4096;
-
-const _: () = assert!(size_of::<JournalHeader>() <= CHUNK_BYTES);
-
-/// The first bytes of a journal; the digits are the version of its layout.
-pub(crate) const MAGIC: [u8; 8] = *b"MEMTRJ02";
-
-/// What the reader of a leftover journal must know of the run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Run {
-    /// The process id.
-    pub pid: u32,
-    /// The distributed rank.
-    pub rank: u32,
-    /// The clock at which the trace starts.
-    pub start_ns: u64,
-    /// When the process started, in the kernel's ticks.
-    pub process_start: u64,
-    /// The allocator's `roundup_power2_divisions`.
-    pub power2_divisions: u64,
-    /// Bit 0: the allocator caches; bit 1: its reports are the blocks.
-    pub rules: u64,
-}
-
 /// The chunks of a process.
-pub struct Pool {
+pub(crate) struct Pool {
     memory: MmapRaw,
     chunks: usize,
     path: Option<PathBuf>,
@@ -129,7 +46,7 @@ impl Pool {
     ///
     /// # Errors
     /// When the system has no memory for it.
-    pub fn new(bytes: usize, folders: &[&Path], name: &str, run: Run) -> io::Result<Pool> {
+    pub(crate) fn new(bytes: usize, folders: &[&Path], name: &str, run: Run) -> io::Result<Pool> {
         let chunks = (bytes / CHUNK_BYTES).max(8);
         let length = (chunks + 1) * CHUNK_BYTES;
         let on_file = folders.iter().find_map(|folder| map_file(&folder.join(name), length).ok());
@@ -153,14 +70,14 @@ impl Pool {
 
     /// The file behind the chunks; `None` for anonymous memory.
     #[must_use]
-    pub fn path(&self) -> Option<&Path> {
+    pub(crate) fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
     /// Are so few chunks free that what can be missed should be?
     #[inline]
     #[must_use]
-    pub fn is_short(&self) -> bool {
+    pub(crate) fn is_short(&self) -> bool {
         self.short.load(Ordering::Relaxed)
     }
 
@@ -170,25 +87,31 @@ impl Pool {
 
     /// How many chunks there are.
     #[must_use]
-    pub fn chunks(&self) -> usize {
+    pub(crate) fn chunks(&self) -> usize {
         self.chunks
     }
 
     /// How many chunks are free, in percent.
     #[must_use]
-    pub fn percent_free(&self) -> usize {
+    pub(crate) fn percent_free(&self) -> usize {
         self.free.1.len() * 100 / self.chunks
     }
 
     /// Is no chunk free?
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.free.1.is_empty()
     }
 
     /// A free chunk to fill; waits for one up to `patience`.
     #[must_use]
-    pub fn take(&'static self, tid: u32, lane: u32, index: u32, patience: Duration) -> Option<ChunkWriter> {
+    pub(crate) fn take(
+        &'static self,
+        tid: u32,
+        lane: u32,
+        index: u32,
+        patience: Duration,
+    ) -> Option<ChunkWriter> {
         let chunk =
             self.free.1.try_recv().ok().or_else(|| {
                 if patience.is_zero() { None } else { self.free.1.recv_timeout(patience).ok() }
@@ -207,18 +130,18 @@ impl Pool {
 
     /// Full chunks and those of ended threads, in the order of their lanes.
     #[must_use]
-    pub fn full(&self) -> &Receiver<u32> {
+    pub(crate) fn full(&self) -> &Receiver<u32> {
         &self.full.1
     }
 
     /// The reader of the chunk with this number.
     #[must_use]
-    pub fn reader(&'static self, chunk: u32) -> ChunkReader {
+    pub(crate) fn reader(&'static self, chunk: u32) -> ChunkReader {
         ChunkReader { pool: self, chunk }
     }
 
     /// Remembers the trace that the journal belongs to; called once, by the writer thread.
-    pub fn set_trace(&self, path: &Path) {
+    pub(crate) fn set_trace(&self, path: &Path) {
         use std::os::unix::ffi::OsStrExt;
         let bytes = path.as_os_str().as_bytes();
         if bytes.len() > MAX_PATH {
@@ -232,13 +155,13 @@ impl Pool {
     }
 
     /// From the next checkpoint on, lengths are of this part of the trace.
-    pub fn set_part(&self, part: u32) {
+    pub(crate) fn set_part(&self, part: u32) {
         self.part.store(u64::from(part), Ordering::Relaxed);
     }
 
     /// Says that the trace and the definitions are whole up to these lengths, and which events are in
     /// the trace: of every chunk that is in use, how many.
-    pub fn checkpoint(
+    pub(crate) fn checkpoint(
         &self,
         csv_len: u64,
         names_len: u64,
@@ -259,7 +182,7 @@ impl Pool {
     }
 
     /// Gives a drained chunk back.
-    pub fn recycle(&self, reader: ChunkReader) {
+    pub(crate) fn recycle(&self, reader: ChunkReader) {
         self.chunk(reader.chunk).header.in_use.store(0, Ordering::Release);
         // The channel has room for every chunk there is.
         let _ = self.free.0.try_send(reader.chunk);
@@ -267,7 +190,7 @@ impl Pool {
     }
 
     /// Removes the file: everything in it is in the trace.
-    pub fn remove_file(&self) {
+    pub(crate) fn remove_file(&self) {
         if let Some(path) = &self.path {
             let _ = std::fs::remove_file(path);
             let _ = std::fs::remove_file(names_path(path));
@@ -305,13 +228,6 @@ impl Pool {
 unsafe impl Sync for Pool {}
 // SAFETY: as above; nothing in it belongs to a thread.
 unsafe impl Send for Pool {}
-
-/// The file of definitions of a journal: what events name by number. The writer thread appends them to
-/// it before the chunk that held them is filled again.
-#[must_use]
-pub fn names_path(journal: &Path) -> PathBuf {
-    journal.with_extension("names")
-}
 
 /// How many slots ahead of an event its thread asks for: the slot was last in the writer thread's cache, or in
 /// none, and who waits for it waits for longer than an event takes.
@@ -369,16 +285,6 @@ fn lock(file: &File) -> io::Result<()> {
     }
 }
 
-/// Does another process say that it writes this journal? Containers may share `/dev/shm` and have process ids of
-/// their own, so that an id says nothing. This process must not ask of its own journal: closing any descriptor
-/// of a file gives its locks back.
-pub(crate) fn is_locked(file: &File) -> bool {
-    let mut lock = whole_file();
-    // SAFETY: the descriptor is open, and there is a place for the answer.
-    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
-    asked == 0 && lock.l_type != libc::F_UNLCK as libc::c_short
-}
-
 /// Takes the room on the file system now: a store into a hole of a full tmpfs would be SIGBUS.
 fn reserve(file: &File, length: usize) -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -400,7 +306,7 @@ fn anonymous(length: usize) -> io::Result<MmapRaw> {
 }
 
 /// The filling end of a chunk: there is one, on one thread.
-pub struct ChunkWriter {
+pub(crate) struct ChunkWriter {
     pool: &'static Pool,
     number: u32,
     /// The chunk itself, so that an event costs no look-up.
@@ -411,19 +317,19 @@ pub struct ChunkWriter {
 impl ChunkWriter {
     /// The chunk's number.
     #[must_use]
-    pub fn number(&self) -> u32 {
+    pub(crate) fn number(&self) -> u32 {
         self.number
     }
 
     /// How many more events fit.
     #[must_use]
-    pub fn room(&self) -> usize {
+    pub(crate) fn room(&self) -> usize {
         SLOTS - self.len as usize
     }
 
     /// Adds an event; the caller saw that there is [`ChunkWriter::room`].
     #[inline(always)]
-    pub fn push(&mut self, event: Event) {
+    pub(crate) fn push(&mut self, event: Event) {
         let chunk = self.chunk;
         let slot = chunk.slots[self.len as usize].get();
         // SAFETY: this is the chunk's only writer, and no reader looks at slots from `committed` on.
@@ -434,7 +340,7 @@ impl ChunkWriter {
     }
 
     /// Adds several events that readers see at once or not at all.
-    pub fn push_all(&mut self, events: &[Event]) {
+    pub(crate) fn push_all(&mut self, events: &[Event]) {
         let chunk = self.chunk;
         for event in events {
             let slot = chunk.slots[self.len as usize].get();
@@ -446,7 +352,7 @@ impl ChunkWriter {
     }
 
     /// Hands the chunk to the writer thread.
-    pub fn finish(self) {
+    pub(crate) fn finish(self) {
         // The channel has room for every chunk there is.
         let _ = self.pool.full.0.try_send(self.number);
     }
@@ -454,7 +360,7 @@ impl ChunkWriter {
 
 /// The draining end of a chunk.
 #[derive(Clone, Copy)]
-pub struct ChunkReader {
+pub(crate) struct ChunkReader {
     pool: &'static Pool,
     chunk: u32,
 }
@@ -462,19 +368,19 @@ pub struct ChunkReader {
 impl ChunkReader {
     /// The chunk's number.
     #[must_use]
-    pub fn number(self) -> u32 {
+    pub(crate) fn number(self) -> u32 {
         self.chunk
     }
 
     /// How many events are complete.
     #[must_use]
-    pub fn committed(self) -> usize {
+    pub(crate) fn committed(self) -> usize {
         (self.header().committed.load(Ordering::Acquire) as usize).min(SLOTS)
     }
 
     /// The complete event in slot `index`, which must be below a count that `committed` gave.
     #[must_use]
-    pub fn event(self, index: usize) -> Event {
+    pub(crate) fn event(self, index: usize) -> Event {
         debug_assert!(index < self.committed());
         // SAFETY: the slot is complete (its count was read with `Acquire`), and a complete slot does
         // not change until the chunk is recycled, which only the caller's thread does.
@@ -483,52 +389,25 @@ impl ChunkReader {
 
     /// The thread that fills the chunk.
     #[must_use]
-    pub fn tid(self) -> u32 {
+    pub(crate) fn tid(self) -> u32 {
         self.header().tid.load(Ordering::Relaxed)
     }
 
     /// The lane that the chunk belongs to.
     #[must_use]
-    pub fn lane(self) -> u32 {
+    pub(crate) fn lane(self) -> u32 {
         self.header().lane.load(Ordering::Relaxed)
     }
 
     /// The place of the chunk in its lane.
     #[must_use]
-    pub fn index(self) -> u32 {
+    pub(crate) fn index(self) -> u32 {
         self.header().index.load(Ordering::Relaxed)
     }
 
-    fn header(&self) -> &Header {
+    fn header(&self) -> &ChunkHeader {
         &self.pool.chunk(self.chunk).header
     }
-}
-
-/// Where things lie in a journal, for [`crate::leftover`], which reads bytes and maps nothing.
-pub(crate) mod layout {
-    use super::{Header, JournalHeader};
-    use std::mem::offset_of;
-
-    pub(crate) const PID: usize = offset_of!(JournalHeader, pid);
-    pub(crate) const RANK: usize = offset_of!(JournalHeader, rank);
-    pub(crate) const CHUNKS: usize = offset_of!(JournalHeader, chunks);
-    pub(crate) const START_NS: usize = offset_of!(JournalHeader, start_ns);
-    pub(crate) const PROCESS_START: usize = offset_of!(JournalHeader, process_start);
-    pub(crate) const POWER2_DIVISIONS: usize = offset_of!(JournalHeader, power2_divisions);
-    pub(crate) const RULES: usize = offset_of!(JournalHeader, rules);
-    pub(crate) const CHECKPOINTS: usize = offset_of!(JournalHeader, checkpoints);
-    pub(crate) const CSV_LEN: usize = offset_of!(JournalHeader, csv_len);
-    pub(crate) const NAMES_LEN: usize = offset_of!(JournalHeader, names_len);
-    pub(crate) const PART: usize = offset_of!(JournalHeader, part);
-    pub(crate) const TRACE_LEN: usize = offset_of!(JournalHeader, trace_len);
-    pub(crate) const TRACE: usize = offset_of!(JournalHeader, trace);
-
-    pub(crate) const COMMITTED: usize = offset_of!(Header, committed);
-    pub(crate) const TID: usize = offset_of!(Header, tid);
-    pub(crate) const LANE: usize = offset_of!(Header, lane);
-    pub(crate) const INDEX: usize = offset_of!(Header, index);
-    pub(crate) const IN_USE: usize = offset_of!(Header, in_use);
-    pub(crate) const CONSUMED: usize = offset_of!(Header, consumed);
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 
 use memtrace_trace::{Api, Category, Event, Kind};
 
-use super::{CPU_TENSOR, Encoder, Live, PHYSICAL, RowSink, What};
+use crate::encoder::{CPU_TENSOR, Encoder, PHYSICAL, RowSink};
+use crate::live::{Live, MemoryKind};
 
 /// What a call was asked for: less than it gives, where rows of a picture are padded.
 fn asked(event: &Event) -> i64 {
@@ -15,7 +16,7 @@ fn asked(event: &Event) -> i64 {
 }
 
 impl Encoder {
-    pub(super) fn call_alloc<S: RowSink>(
+    pub(crate) fn call_alloc<S: RowSink>(
         &mut self,
         tid: u32,
         event: &Event,
@@ -31,7 +32,7 @@ impl Encoder {
             rounded: event.size,
             bytes: if given { event.size } else { 0 },
             context: event.context,
-            category: if what == What::Block {
+            category: if what == MemoryKind::Block {
                 self.category_at_birth(event.context)
             } else {
                 Category::None
@@ -43,7 +44,7 @@ impl Encoder {
             pool: event.source,
         };
         if given {
-            if what == What::Block {
+            if what == MemoryKind::Block {
                 self.statistics.block(live.bytes);
             }
             // An address that is given out again was freed in a way that nobody saw; one without memory of its own
@@ -61,7 +62,7 @@ impl Encoder {
         self.allocated(tid, event, &live, sink)
     }
 
-    pub(super) fn call_free<S: RowSink>(
+    pub(crate) fn call_free<S: RowSink>(
         &mut self,
         tid: u32,
         event: &Event,
@@ -71,7 +72,7 @@ impl Encoder {
     }
 
     /// The region of a key goes.
-    pub(super) fn give_back<S: RowSink>(
+    pub(crate) fn give_back<S: RowSink>(
         &mut self,
         tid: u32,
         key: u64,
@@ -104,12 +105,12 @@ impl Encoder {
     }
 
     /// The key of a region: a CPU tensor may be registered as pinned memory at its own address.
-    pub(super) fn key(event: &Event) -> u64 {
+    pub(crate) fn key(event: &Event) -> u64 {
         event.addr | Api::from_code(event.api).map_or(0, Encoder::key_bit)
     }
 
     /// What sets a call's keys apart from addresses.
-    pub(super) fn key_bit(api: Api) -> u64 {
+    pub(crate) fn key_bit(api: Api) -> u64 {
         match api {
             Api::CpuAllocator => CPU_TENSOR,
             Api::CuMemCreate | Api::CuMemImportFromShareableHandle => PHYSICAL,
@@ -118,21 +119,21 @@ impl Encoder {
     }
 
     /// The address of a key.
-    pub(super) fn address(key: u64) -> u64 {
+    pub(crate) fn address(key: u64) -> u64 {
         key & !(CPU_TENSOR | PHYSICAL)
     }
 
     /// What the memory of a runtime call is: by who called, and by whether torch's allocator reports.
-    pub(super) fn what_a_call_takes(&self, event: &Event) -> What {
+    pub(crate) fn what_a_call_takes(&self, event: &Event) -> MemoryKind {
         match event.kind() {
-            Some(Kind::HostAlloc | Kind::HostFree) => What::Host,
-            _ if event.flags & Event::FROM_TORCH_ALLOCATOR == 0 => What::External,
-            _ if event.flags & Event::UNREPORTED != 0 => What::Block,
+            Some(Kind::HostAlloc | Kind::HostFree) => MemoryKind::Host,
+            _ if event.flags & Event::FROM_TORCH_ALLOCATOR == 0 => MemoryKind::External,
+            _ if event.flags & Event::UNREPORTED != 0 => MemoryKind::Block,
             // Torch's allocator opens what another process sent: that is in no segment of its own.
-            _ if Api::from_code(event.api).is_some_and(Api::is_import) => What::External,
-            _ if Encoder::is_of_virtual_memory(event) => What::Mapped,
-            _ if self.caching => What::Segment,
-            _ => What::Block,
+            _ if Api::from_code(event.api).is_some_and(Api::is_import) => MemoryKind::External,
+            _ if Encoder::is_of_virtual_memory(event) => MemoryKind::Mapped,
+            _ if self.caching => MemoryKind::Segment,
+            _ => MemoryKind::Block,
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::cell::Cell;
 
+use memtrace_trace::context::{Context, Frame};
 use memtrace_trace::end_row::Anomalies;
 use memtrace_trace::ledger::{Accounted, Rest};
 use memtrace_trace::rounding::Rounding;
@@ -12,27 +13,15 @@ use memtrace_trace::sample::Sample;
 use memtrace_trace::{Api, Category, Event, EventName, Kind, Row};
 use rustc_hash::FxHashMap;
 
-use crate::intern::{Context, Frame};
-use crate::summary::Statistics;
-
-mod blocks;
-mod calls;
-mod io;
-mod learn;
-mod live;
-mod opening;
-mod physical;
-mod rows;
-mod seeds;
-
-pub use live::{Live, OutOfMemory, Owner, Totals, What};
-use physical::Physical;
-use seeds::Seeds;
+use crate::live::{Live, MemoryKind, OutOfMemory, Owner, Totals};
+use crate::physical::Physical;
+use crate::resume::OwnNames;
+use crate::statistics::Statistics;
 
 /// The library that reports blocks.
-const TORCH_ALLOCATOR: &str = "libc10_cuda.so";
+pub(crate) const TORCH_ALLOCATOR: &str = "libc10_cuda.so";
 /// The library that writes rows of its own accord.
-const LIBRARY: &str = "libmemtrace.so";
+pub(crate) const LIBRARY: &str = "libmemtrace.so";
 
 /// Where rows go.
 pub trait RowSink {
@@ -46,43 +35,43 @@ pub trait RowSink {
 }
 
 /// No address has this bit.
-const CPU_TENSOR: u64 = 1 << 63;
+pub(crate) const CPU_TENSOR: u64 = 1 << 63;
 /// Nor this one: a handle of physical memory is not an address.
-const PHYSICAL: u64 = 1 << 62;
+pub(crate) const PHYSICAL: u64 = 1 << 62;
 
 /// See the module.
 pub struct Encoder {
-    start_ns: u64,
-    rank: i32,
-    pid: i32,
-    rounding: Rounding,
+    pub(crate) start_ns: u64,
+    pub(crate) rank: i32,
+    pub(crate) pid: i32,
+    pub(crate) rounding: Rounding,
     /// Do blocks come from reports? Else each call of torch's allocator is a block.
-    caching: bool,
+    pub(crate) caching: bool,
     /// The number of the last row.
-    seq: Cell<i64>,
-    texts: Vec<String>,
-    contexts: Vec<Context>,
+    pub(crate) seq: Cell<i64>,
+    pub(crate) texts: Vec<String>,
+    pub(crate) contexts: Vec<Context>,
     /// Counts what `texts` and `contexts` learned; see [`Encoder::owner_number`].
-    learned: u32,
-    stacks: Vec<Frame>,
+    pub(crate) learned: u32,
+    pub(crate) stacks: Vec<Frame>,
     /// How many of `stacks` were given out by [`Encoder::new_stacks`].
-    stacks_told: usize,
+    pub(crate) stacks_told: usize,
     /// What reports gave, by address.
-    blocks: FxHashMap<u64, Live>,
+    pub(crate) blocks: FxHashMap<u64, Live>,
     /// What runtime calls gave, by address: a segment begins where its first block does.
-    regions: FxHashMap<u64, Live>,
+    pub(crate) regions: FxHashMap<u64, Live>,
     /// Blocks that were freed and are still in use by a stream, by address.
-    deferred: FxHashMap<u64, Live>,
-    physical: Physical,
+    pub(crate) deferred: FxHashMap<u64, Live>,
+    pub(crate) physical: Physical,
     /// What the last looks told, by device.
-    samples: FxHashMap<i8, Sample>,
+    pub(crate) samples: FxHashMap<i8, Sample>,
     /// What they showed beyond what was accounted for then.
-    rests: FxHashMap<i8, Rest>,
-    devices: Vec<Totals>,
-    pinned: i64,
-    seeds: Seeds,
-    oom: Option<OutOfMemory>,
-    told_lost: u64,
+    pub(crate) rests: FxHashMap<i8, Rest>,
+    pub(crate) devices: Vec<Totals>,
+    pub(crate) pinned: i64,
+    pub(crate) own_names: OwnNames,
+    pub(crate) oom: Option<OutOfMemory>,
+    pub(crate) told_lost: u64,
     /// What was odd.
     pub anomalies: Anomalies,
     /// Counts, sizes and latencies.
@@ -113,7 +102,7 @@ impl Encoder {
             rests: FxHashMap::default(),
             devices: Vec::new(),
             pinned: 0,
-            seeds: Seeds::default(),
+            own_names: OwnNames::default(),
             oom: None,
             told_lost: 0,
             anomalies: Anomalies::default(),
@@ -184,7 +173,7 @@ impl Encoder {
         let managed: i64 = self
             .regions
             .values()
-            .filter(|live| live.device == device && live.what == What::External && is_managed(live.api))
+            .filter(|live| live.device == device && live.what == MemoryKind::External && is_managed(live.api))
             .map(|live| live.bytes)
             .sum();
         let accounted = Accounted { reserved: totals.reserved, outside: totals.external - managed };
@@ -203,7 +192,7 @@ impl Encoder {
     }
 
     /// [`Row::owner`] of a context: what was told of it may be told otherwise only when something was learned.
-    fn owner_number(&self, context: u32) -> u64 {
+    pub(crate) fn owner_number(&self, context: u32) -> u64 {
         u64::from(self.learned) << 32 | u64::from(context)
     }
 
@@ -213,16 +202,16 @@ impl Encoder {
         self.owner_in(self.context(context))
     }
 
-    fn owner_in(&self, Context { op, module, phase, .. }: Context) -> Owner<'_> {
+    pub(crate) fn owner_in(&self, Context { op, module, phase, .. }: Context) -> Owner<'_> {
         Owner { op: self.text(op), module: self.text(module), phase: self.text(phase) }
     }
 
-    pub(super) fn change(&mut self, live: &Live, bytes: i64) {
+    pub(crate) fn change(&mut self, live: &Live, bytes: i64) {
         match live.what {
-            What::Host => self.pinned += bytes,
-            What::External => self.device(live.device).external += bytes,
-            What::Segment | What::Mapped => self.device(live.device).reserved += bytes,
-            What::Block => {
+            MemoryKind::Host => self.pinned += bytes,
+            MemoryKind::External => self.device(live.device).external += bytes,
+            MemoryKind::Segment | MemoryKind::Mapped => self.device(live.device).reserved += bytes,
+            MemoryKind::Block => {
                 let totals = self.device(live.device);
                 totals.allocated += bytes;
                 totals.active += bytes;
@@ -234,7 +223,7 @@ impl Encoder {
     }
 
     /// What memory is for as far as the moment of its allocation tells: see "What memory is for".
-    pub(super) fn category_at_birth(&self, context: u32) -> Category {
+    pub(crate) fn category_at_birth(&self, context: u32) -> Category {
         let context = self.context(context);
         if context.flags & Context::GATHERED != 0 {
             return Category::Parameter;
@@ -247,7 +236,7 @@ impl Encoder {
         }
     }
 
-    fn device(&mut self, device: i8) -> &mut Totals {
+    pub(crate) fn device(&mut self, device: i8) -> &mut Totals {
         let index = device.max(0) as usize;
         if self.devices.len() <= index {
             self.devices.resize(index + 1, Totals::default());
@@ -257,4 +246,5 @@ impl Encoder {
 }
 
 #[cfg(test)]
+#[path = "encoder_tests.rs"]
 mod tests;

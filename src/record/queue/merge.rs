@@ -9,15 +9,15 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use memtrace_trace::event_bytes::{bytes_of, text_slots};
 use memtrace_trace::{Event, Kind};
 use rustc_hash::FxHashMap;
 
 use crate::clock;
-use crate::journal::{ChunkReader, Pool};
-use crate::lane::{IDLE, LaneShared, NO_CHUNK};
-use crate::loose::{Loose, MOST_LOOSE};
+use crate::queue::chunk_pool::{ChunkReader, Pool};
+use crate::queue::lane::{IDLE, LaneShared, NO_CHUNK};
+use crate::queue::overflow::{Loose, MOST_LOOSE};
 use crate::recorder::Recorder;
-use crate::slots::{bytes_of, text_slots};
 
 /// A store reaches the other cores within this time, so a lane that looked idle after it has nothing
 /// older to say. (The lane does not pay for a fence; x86 drains a store buffer in well under 1 us.)

@@ -2,10 +2,11 @@
 
 use memtrace_trace::{Api, Category, Event, EventName, Row};
 
-use super::{Encoder, LIBRARY, Live, OutOfMemory, RowSink, TORCH_ALLOCATOR, What};
+use crate::encoder::{Encoder, LIBRARY, RowSink, TORCH_ALLOCATOR};
+use crate::live::{Live, MemoryKind, OutOfMemory};
 
 impl Encoder {
-    pub(super) fn block<S: RowSink>(
+    pub(crate) fn block<S: RowSink>(
         &mut self,
         tid: u32,
         event: &Event,
@@ -43,7 +44,7 @@ impl Encoder {
             context: event.context,
             category: Category::None,
             step: event.step,
-            what: What::Block,
+            what: MemoryKind::Block,
             api: event.api,
             source: 0,
             pool: event.source,
@@ -71,7 +72,7 @@ impl Encoder {
     }
 
     /// The last stream that used a freed block is done with it: now it can be handed out again.
-    pub(super) fn free_completed<S: RowSink>(
+    pub(crate) fn free_completed<S: RowSink>(
         &mut self,
         tid: u32,
         event: &Event,
@@ -97,10 +98,10 @@ impl Encoder {
     }
 
     /// A block's bytes leave one owner and enter another, in two rows; totals stay.
-    pub(super) fn tag<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
+    pub(crate) fn tag<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
         let category = u64::try_from(event.size).ok().and_then(Category::from_id).unwrap_or_default();
         let map = if self.blocks.contains_key(&event.addr) { &self.blocks } else { &self.regions };
-        let Some(before) = map.get(&event.addr).copied().filter(|live| live.what == What::Block) else {
+        let Some(before) = map.get(&event.addr).copied().filter(|live| live.what == MemoryKind::Block) else {
             return Ok(());
         };
         let mut context = self.context(before.context);
@@ -116,9 +117,9 @@ impl Encoder {
         }
         if category == Category::Input && context.phase == 0 {
             // The script made or moved it, outside of everything that has a phase.
-            context.phase = self.seeds.number("dataloader");
+            context.phase = self.own_names.number("dataloader");
         }
-        let context = self.seeds.id(context);
+        let context = self.own_names.id(context);
         let after = Live { category, context, ..before };
         for (live, bytes) in [(before, -before.bytes), (after, before.bytes)] {
             self.emit(
@@ -138,7 +139,7 @@ impl Encoder {
         Ok(())
     }
 
-    pub(super) fn op<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
+    pub(crate) fn op<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
         self.emit(
             &Row {
                 event: EventName::Op,
@@ -154,7 +155,7 @@ impl Encoder {
 
     /// A report carries the allocator's own total of segments. Where calls went unseen (expandable
     /// segments, a pool with an allocator of its own) a row makes up the difference.
-    pub(super) fn reconcile<S: RowSink>(
+    pub(crate) fn reconcile<S: RowSink>(
         &mut self,
         tid: u32,
         event: &Event,
@@ -181,7 +182,7 @@ impl Encoder {
         )
     }
 
-    pub(super) fn out_of_memory<S: RowSink>(
+    pub(crate) fn out_of_memory<S: RowSink>(
         &mut self,
         tid: u32,
         event: &Event,

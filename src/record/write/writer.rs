@@ -8,24 +8,24 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
+use memtrace_encode::stacks::write_stacks;
+use memtrace_encode::{Encoder, RowSink};
 use memtrace_trace::config::{Auto, Compression, Level};
 use memtrace_trace::csv::RowWriter;
 use memtrace_trace::end_row::Ending;
+use memtrace_trace::event_bytes::bytes_of;
 use memtrace_trace::files;
+use memtrace_trace::journal::names_path;
 use memtrace_trace::stacks::StackWriter;
 use memtrace_trace::units::Unit;
 use memtrace_trace::{Event, Meta, Row, SCHEMA_VERSION};
 
 use crate::clock::{self, Ruler};
-use crate::encoder::{Encoder, RowSink};
-use crate::holders::{Shortage, out_of_memory_lines};
-use crate::journal::names_path;
-use crate::leftover::{self, write_stacks};
-use crate::merge::Merge;
-use crate::output;
+use crate::queue::merge::Merge;
 use crate::recorder::{Command, Recorder};
-use crate::sampling::Sampler;
-use crate::slots::bytes_of;
+use crate::write::oom_message::{Shortage, out_of_memory_lines};
+use crate::write::output;
+use crate::write::sampling::Sampler;
 
 /// How long the end waits for events that threads are in the middle of.
 const LAST_EVENTS: Duration = Duration::from_millis(100);
@@ -203,7 +203,7 @@ impl Writer {
         })?;
         recorder.pool().set_trace(&path);
         if let Some(journal) = recorder.pool().path() {
-            leftover::sweep(journal);
+            memtrace_recover::sweep(journal);
         }
         let pid = std::process::id();
         let mut meta = Meta {

@@ -200,5 +200,5 @@ pub(crate) fn still_ours(file: &File, path: &Path) -> io::Result<()> {
 /// When the file is not ours any more: then nothing was done.
 pub(crate) fn cut_to_whole_lines(file: &File, path: &Path) -> io::Result<()> {
     still_ours(file, path)?;
-    file.set_len(crate::leftover::whole_lines(path, u64::MAX)?)
+    file.set_len(memtrace_recover::whole_lines(path, u64::MAX)?)
 }

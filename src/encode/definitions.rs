@@ -1,12 +1,12 @@
 //! What numbers stand for: texts, contexts and stacks, as the journal's definitions tell.
 
+use memtrace_trace::context::{Context, Frame, MAX_CONTEXTS, MAX_TEXTS, StackId};
 use memtrace_trace::stacks::{FrameKind, Stack};
 use memtrace_trace::text::{NONE, safe_text};
 use memtrace_trace::{Event, Kind};
 
-use super::Encoder;
-use super::seeds::SEEDED;
-use crate::intern::{Context, Frame, MOST, MOST_TEXTS, StackId};
+use crate::encoder::Encoder;
+use crate::resume::OWN_IDS;
 
 /// Where what `id` stands for belongs; what lies before it is `unknown` so far. None for a number that no process
 /// gives: a damaged journal may say any.
@@ -42,7 +42,7 @@ impl Encoder {
 
     /// Learns the text of a number.
     pub fn define_text(&mut self, id: u32, text: &str) {
-        if let Some(place) = place(&mut self.texts, id, MOST_TEXTS, NONE.to_owned()) {
+        if let Some(place) = place(&mut self.texts, id, MAX_TEXTS, NONE.to_owned()) {
             *place = safe_text(text);
             self.learned = self.learned.wrapping_add(1);
         }
@@ -50,7 +50,7 @@ impl Encoder {
 
     /// Learns the context of a number, from the fields of its event.
     pub fn define_context(&mut self, id: u32, event: &Event) {
-        if let Some(place) = place(&mut self.contexts, id, MOST, Context::default()) {
+        if let Some(place) = place(&mut self.contexts, id, MAX_CONTEXTS, Context::default()) {
             *place = Context {
                 op: event.size as u32,
                 module: event.allocated as u32,
@@ -65,7 +65,7 @@ impl Encoder {
 
     /// Learns the stack of a number.
     fn define_stack(&mut self, id: StackId, frame: Frame) {
-        if let Some(place) = place(&mut self.stacks, id, MOST, Frame::default()) {
+        if let Some(place) = place(&mut self.stacks, id, MAX_CONTEXTS, Frame::default()) {
             *place = frame;
         }
     }
@@ -100,14 +100,15 @@ impl Encoder {
         .collect()
     }
 
-    pub(super) fn context(&self, id: u32) -> Context {
+    pub(crate) fn context(&self, id: u32) -> Context {
         let (contexts, id) =
-            if id > SEEDED { (&self.seeds.contexts, id - SEEDED) } else { (&self.contexts, id) };
+            if id > OWN_IDS { (&self.own_names.contexts, id - OWN_IDS) } else { (&self.contexts, id) };
         (id as usize).checked_sub(1).and_then(|index| contexts.get(index)).copied().unwrap_or_default()
     }
 
-    pub(super) fn text(&self, id: u32) -> &str {
-        let (texts, id) = if id > SEEDED { (&self.seeds.texts, id - SEEDED) } else { (&self.texts, id) };
+    pub(crate) fn text(&self, id: u32) -> &str {
+        let (texts, id) =
+            if id > OWN_IDS { (&self.own_names.texts, id - OWN_IDS) } else { (&self.texts, id) };
         (id as usize).checked_sub(1).and_then(|index| texts.get(index)).map_or(NONE, String::as_str)
     }
 }

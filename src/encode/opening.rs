@@ -8,7 +8,8 @@
 
 use memtrace_trace::{Api, Event, EventName, Kind, Row};
 
-use super::{Encoder, Live, RowSink, TORCH_ALLOCATOR, Totals, What};
+use crate::encoder::{Encoder, RowSink, TORCH_ALLOCATOR};
+use crate::live::{Live, MemoryKind, Totals};
 
 /// The text of the column `name` of these rows.
 const LIVE: &str = "live";
@@ -71,7 +72,7 @@ impl Encoder {
                 self.change(&live, live.bytes);
             }
             let event = match live.what {
-                What::Block => EventName::Live,
+                MemoryKind::Block => EventName::Live,
                 what => what.events().0,
             };
             self.say_again(clock_ns, event, addr, &live, live.bytes, sink)?;
@@ -101,9 +102,9 @@ impl Encoder {
         for Piece { live, .. } in pieces {
             // A block of the allocator lies in a segment; one that a call gave is its own.
             let takes = match live.what {
-                What::Segment | What::Mapped => true,
-                What::Block => live.api != Api::CachingAllocator as u8,
-                What::External | What::Host => false,
+                MemoryKind::Segment | MemoryKind::Mapped => true,
+                MemoryKind::Block => live.api != Api::CachingAllocator as u8,
+                MemoryKind::External | MemoryKind::Host => false,
             };
             if let Some(bytes) = unseen.get_mut(live.device.max(0) as usize).filter(|_| takes) {
                 *bytes -= live.bytes;

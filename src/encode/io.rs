@@ -2,12 +2,13 @@
 
 use memtrace_trace::{Api, Event, EventName, Row};
 
-use super::{CPU_TENSOR, Encoder, LIBRARY, RowSink, What};
+use crate::encoder::{CPU_TENSOR, Encoder, LIBRARY, RowSink};
+use crate::live::MemoryKind;
 
 impl Encoder {
     /// A storage that an op reads or writes, or the memory of a module's call. It changes nothing: totals
     /// and owners stay.
-    pub(super) fn io<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
+    pub(crate) fn io<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
         let rounded_bytes = match Api::from_code(event.api) {
             Some(Api::Read | Api::Write | Api::ReadWrite | Api::Given) => {
                 let on_device = event.device != Event::HOST;
@@ -36,6 +37,6 @@ impl Encoder {
         } else {
             self.blocks.get(&addr).or_else(|| self.regions.get(&addr))
         };
-        found.filter(|live| live.what != What::Segment).map_or(0, |live| live.alloc_id)
+        found.filter(|live| live.what != MemoryKind::Segment).map_or(0, |live| live.alloc_id)
     }
 }

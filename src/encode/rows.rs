@@ -1,17 +1,18 @@
 //! The rows themselves: what each has, and its number.
 
+use memtrace_trace::context::Context;
 use memtrace_trace::end_row::{EndText, Ending};
 use memtrace_trace::ledger::Rest;
 use memtrace_trace::text::NONE;
 use memtrace_trace::{Api, Event, EventName, Kind, Row};
 
-use super::{Encoder, LIBRARY, Live, Owner, RowSink, TORCH_ALLOCATOR, Totals};
-use crate::intern::Context;
-use crate::sampling::sample_of;
+use crate::encoder::{Encoder, LIBRARY, RowSink, TORCH_ALLOCATOR};
+use crate::live::{Live, Owner, Totals};
+use crate::samples::sample_of;
 
 /// A place between two rows.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub struct Place {
     seq: i64,
     told_lost: u64,
 }
@@ -19,24 +20,25 @@ pub(crate) struct Place {
 impl Encoder {
     /// Gives a row to the sink. Every row is made by [`Encoder::blank`] with the number that comes next;
     /// here that number is used up.
-    pub(super) fn emit<S: RowSink>(&self, row: &Row<'_>, sink: &mut S) -> Result<(), S::Error> {
+    pub(crate) fn emit<S: RowSink>(&self, row: &Row<'_>, sink: &mut S) -> Result<(), S::Error> {
         sink.row(row)?;
         self.seq.set(row.seq);
         Ok(())
     }
 
     /// The number of the next row.
-    pub(super) fn next_seq(&self) -> i64 {
+    pub(crate) fn next_seq(&self) -> i64 {
         self.seq.get() + 1
     }
 
     /// Where the file is now.
-    pub(crate) fn place(&self) -> Place {
+    #[must_use]
+    pub fn place(&self) -> Place {
         Place { seq: self.seq.get(), told_lost: self.told_lost }
     }
 
     /// The rows since `place` are taken out of the file: those of an end that was none.
-    pub(crate) fn take_back(&mut self, place: Place) {
+    pub fn take_back(&mut self, place: Place) {
         self.seq.set(place.seq);
         self.told_lost = place.told_lost;
     }
@@ -71,7 +73,7 @@ impl Encoder {
         self.emit(&Row { event: EventName::End, name: &name, ..self.blank(clock_ns) }, sink)
     }
 
-    pub(super) fn allocated<S: RowSink>(
+    pub(crate) fn allocated<S: RowSink>(
         &mut self,
         tid: u32,
         event: &Event,
@@ -83,7 +85,7 @@ impl Encoder {
         self.emit(&row, sink)
     }
 
-    pub(super) fn freed<S: RowSink>(
+    pub(crate) fn freed<S: RowSink>(
         &mut self,
         tid: u32,
         event: &Event,
@@ -95,7 +97,7 @@ impl Encoder {
         self.emit(&row, sink)
     }
 
-    pub(super) fn named<S: RowSink>(
+    pub(crate) fn named<S: RowSink>(
         &mut self,
         what: EventName,
         tid: u32,
@@ -107,7 +109,7 @@ impl Encoder {
     }
 
     /// A look at a device.
-    pub(super) fn sample<S: RowSink>(
+    pub(crate) fn sample<S: RowSink>(
         &mut self,
         tid: u32,
         event: &Event,
@@ -126,7 +128,7 @@ impl Encoder {
         self.emit(&row, sink)
     }
 
-    pub(super) fn lost<S: RowSink>(
+    pub(crate) fn lost<S: RowSink>(
         &mut self,
         clock_ns: u64,
         tid: u32,
@@ -141,7 +143,7 @@ impl Encoder {
 
     /// A row about what is live, its owner as it was when it was given out.
     #[inline(always)]
-    pub(super) fn of_live<'a>(&'a self, tid: u32, event: &Event, live: &Live) -> Row<'a> {
+    pub(crate) fn of_live<'a>(&'a self, tid: u32, event: &Event, live: &Live) -> Row<'a> {
         let is_call = event.kind() != Some(Kind::Block);
         Row {
             alloc_id: live.alloc_id,
@@ -159,7 +161,7 @@ impl Encoder {
 
     /// What every row of an event has.
     #[inline(always)]
-    pub(super) fn base(&self, tid: u32, event: &Event, device: i8, context: u32) -> Row<'_> {
+    pub(crate) fn base(&self, tid: u32, event: &Event, device: i8, context: u32) -> Row<'_> {
         let (number, context) = (self.owner_number(context), self.context(context));
         let Owner { op, module, phase } = self.owner_in(context);
         let Context { stack, stream, .. } = context;
@@ -186,7 +188,7 @@ impl Encoder {
 
     /// A row of our own: no thread, no memory.
     #[inline(always)]
-    pub(super) fn blank(&self, clock_ns: u64) -> Row<'static> {
+    pub(crate) fn blank(&self, clock_ns: u64) -> Row<'static> {
         Row {
             seq: self.next_seq(),
             ts_ns: clock_ns.saturating_sub(self.start_ns) as i64,

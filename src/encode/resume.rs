@@ -1,50 +1,51 @@
 //! A trace that is continued: what its rows say, taken in by an encoder that did not write them.
 
+use memtrace_trace::context::Context;
 use memtrace_trace::text::NONE;
 use memtrace_trace::{Api, EventName, Row};
 use rustc_hash::FxHashMap;
 
-use super::{Encoder, Live, PHYSICAL, What};
-use crate::intern::Context;
+use crate::encoder::{Encoder, PHYSICAL};
+use crate::live::{Live, MemoryKind};
 
 /// Numbers from here on are the encoder's own.
-pub(super) const SEEDED: u32 = 1 << 31;
+pub(crate) const OWN_IDS: u32 = 1 << 31;
 
 /// Texts of a file that is continued, and contexts that no thread numbered: of such a file, of tags.
 #[derive(Default)]
-pub(super) struct Seeds {
+pub(crate) struct OwnNames {
     numbers: FxHashMap<String, u32>,
-    pub(super) texts: Vec<String>,
+    pub(crate) texts: Vec<String>,
     ids: FxHashMap<Context, u32>,
-    pub(super) contexts: Vec<Context>,
+    pub(crate) contexts: Vec<Context>,
 }
 
-impl Seeds {
-    pub(super) fn number(&mut self, text: &str) -> u32 {
+impl OwnNames {
+    pub(crate) fn number(&mut self, text: &str) -> u32 {
         if let Some(number) = self.numbers.get(text) {
             return *number;
         }
         self.texts.push(text.to_owned());
-        let number = SEEDED + self.texts.len() as u32;
+        let number = OWN_IDS + self.texts.len() as u32;
         self.numbers.insert(text.to_owned(), number);
         number
     }
 
-    pub(super) fn text(&mut self, text: &str) -> u32 {
+    pub(crate) fn text(&mut self, text: &str) -> u32 {
         if text == NONE { 0 } else { self.number(text) }
     }
 
-    pub(super) fn id(&mut self, context: Context) -> u32 {
+    pub(crate) fn id(&mut self, context: Context) -> u32 {
         *self.ids.entry(context).or_insert_with(|| {
             self.contexts.push(context);
-            SEEDED + self.contexts.len() as u32
+            OWN_IDS + self.contexts.len() as u32
         })
     }
 }
 
 impl Encoder {
     /// Takes a row that is in the file already: what it did to the memory, and its number.
-    pub fn seed(&mut self, row: &Row<'_>) {
+    pub fn restore_row(&mut self, row: &Row<'_>) {
         self.seq.set(row.seq);
         let Ok(device) = i8::try_from(row.device) else { return };
         let api = Api::parse(row.api);
@@ -62,19 +63,19 @@ impl Encoder {
             | EventName::Free
             | EventName::Live
             | EventName::FreeCompleted
-            | EventName::Tag => What::Block,
-            EventName::SegmentAlloc | EventName::SegmentFree => What::Segment,
+            | EventName::Tag => MemoryKind::Block,
+            EventName::SegmentAlloc | EventName::SegmentFree => MemoryKind::Segment,
             // What made up a difference has no address.
-            EventName::SegmentMap | EventName::SegmentUnmap if row.alloc_id != 0 => What::Mapped,
-            EventName::ExtAlloc | EventName::ExtFree => What::External,
-            EventName::HostAlloc | EventName::HostFree => What::Host,
+            EventName::SegmentMap | EventName::SegmentUnmap if row.alloc_id != 0 => MemoryKind::Mapped,
+            EventName::ExtAlloc | EventName::ExtFree => MemoryKind::External,
+            EventName::HostAlloc | EventName::HostFree => MemoryKind::Host,
             EventName::Lost => {
                 self.told_lost += row.requested_bytes.max(0) as u64;
                 return;
             }
             _ => return,
         };
-        if what == What::External {
+        if what == MemoryKind::External {
             self.device(device).external += row.delta_bytes;
         }
         let mut addr = row.addr as u64 | api.map_or(0, Encoder::key_bit);
@@ -107,7 +108,7 @@ impl Encoder {
             }
             _ if row.alloc_id == 0 => {}
             _ => {
-                let context = self.seed_context(row);
+                let context = self.restored_context(row);
                 let live = Live {
                     alloc_id: row.alloc_id,
                     device,
@@ -119,10 +120,10 @@ impl Encoder {
                     step: row.step as i32,
                     what,
                     api: api.map_or(0, |api| api as u8),
-                    source: if is_report { 0 } else { self.seeds.text(row.source) },
+                    source: if is_report { 0 } else { self.own_names.text(row.source) },
                     pool: row.pool as u16,
                 };
-                self.physical.seed(addr, &live);
+                self.physical.restore(addr, &live);
                 let map = if is_report { &mut self.blocks } else { &mut self.regions };
                 map.insert(addr, live);
             }
@@ -130,15 +131,15 @@ impl Encoder {
     }
 
     /// A context of the file's own texts, numbered apart from those of the process.
-    fn seed_context(&mut self, row: &Row<'_>) -> u32 {
+    fn restored_context(&mut self, row: &Row<'_>) -> u32 {
         let context = Context {
-            op: self.seeds.text(row.op),
-            module: self.seeds.text(row.module),
-            phase: self.seeds.text(row.phase),
+            op: self.own_names.text(row.op),
+            module: self.own_names.text(row.module),
+            phase: self.own_names.text(row.phase),
             stack: row.stack_id as u32,
             stream: row.stream,
             flags: 0,
         };
-        self.seeds.id(context)
+        self.own_names.id(context)
     }
 }

@@ -9,10 +9,10 @@ use std::time::Duration;
 use memtrace_trace::{Event, Kind};
 
 use crate::clock;
-use crate::journal::{ChunkWriter, Pool};
-use crate::loose::Loose;
+use crate::fast_tls::words;
+use crate::queue::chunk_pool::{ChunkWriter, Pool};
+use crate::queue::overflow::Loose;
 use crate::recorder::Recorder;
-use crate::words::words;
 
 /// No event of this lane is under way.
 pub(crate) const IDLE: u64 = u64::MAX;

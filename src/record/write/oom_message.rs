@@ -8,25 +8,25 @@ use memtrace_trace::text::{NONE, SCRIPT};
 use memtrace_trace::units::Unit;
 use rustc_hash::FxHashMap;
 
-use crate::encoder::{Encoder, Live, OutOfMemory, Owner, Totals, What};
+use memtrace_encode::{Encoder, Live, MemoryKind, OutOfMemory, Owner, Totals};
 
 /// How many holders are named.
 const NAMED: usize = 5;
 
 /// An OOM and what was live then. It is told a moment later: what models hold is tagged right after it.
-pub struct Shortage {
+pub(crate) struct Shortage {
     oom: OutOfMemory,
     totals: Totals,
     live: Vec<Live>,
     /// When it was encoded.
-    pub since: Instant,
+    pub(crate) since: Instant,
 }
 
 impl Shortage {
     /// What `encoder` knows now.
     #[must_use]
-    pub fn new(encoder: &Encoder, oom: OutOfMemory) -> Shortage {
-        let of_device = |live: &&Live| live.device == oom.device && live.what == What::Block;
+    pub(crate) fn new(encoder: &Encoder, oom: OutOfMemory) -> Shortage {
+        let of_device = |live: &&Live| live.device == oom.device && live.what == MemoryKind::Block;
         let live = encoder.live().filter(of_device).copied().collect();
         Shortage { oom, totals: encoder.totals(oom.device), live, since: Instant::now() }
     }
@@ -40,7 +40,12 @@ impl Shortage {
 
 /// What to say at an OOM: what was asked and by whom, what was there, who holds it, what to do next.
 #[must_use]
-pub fn out_of_memory_lines(encoder: &Encoder, shortage: &Shortage, meta: &Meta, trace: &Path) -> Vec<String> {
+pub(crate) fn out_of_memory_lines(
+    encoder: &Encoder,
+    shortage: &Shortage,
+    meta: &Meta,
+    trace: &Path,
+) -> Vec<String> {
     let show = |bytes| Unit::Auto.show(bytes);
     let (oom, live) = (&shortage.oom, &shortage.known(encoder));
     let Totals { allocated, reserved, external, .. } = shortage.totals;
@@ -112,7 +117,7 @@ fn label(owner: Owner<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::encoder::RowSink;
+    use memtrace_encode::RowSink;
     use memtrace_trace::rounding::Rounding;
     use memtrace_trace::{Event, Kind, Row};
 

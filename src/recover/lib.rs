@@ -4,21 +4,27 @@
 //! rest is encoded by the same [`Encoder`] that the process used, continued from the trace's rows. Only
 //! bytes are read here: a journal may be cut off, or not one at all.
 
+#![forbid(unsafe_code)]
+
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use memtrace_encode::Encoder;
+use memtrace_encode::RowSink;
+use memtrace_encode::stacks::write_stacks;
 use memtrace_trace::csv::{RowReader, RowWriter, is_end_row};
 use memtrace_trace::end_row::Ending;
+use memtrace_trace::event_bytes::{event_of, text_slots};
 use memtrace_trace::files;
+use memtrace_trace::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, layout, names_path, process_start};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::stacks::{self, StackWriter};
 use memtrace_trace::{Event, Row};
+use rustix::process::{Flock, FlockType, fcntl_getlk};
 
-use crate::encoder::{Encoder, RowSink};
-use crate::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, is_locked, layout, names_path};
-use crate::output::create_private;
-use crate::slots::{event_of, text_slots};
+#[doc(hidden)]
+pub mod testing;
 
 const SLOT: usize = size_of::<Event>();
 
@@ -54,16 +60,17 @@ struct Journal {
     definitions: Vec<(Event, Vec<u8>)>,
 }
 
-/// When a process started, in the kernel's ticks since boot; `None` when there is none of this id.
-#[must_use]
-pub fn process_start(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may hold anything; behind it the state is the first field, the number of
-    // threads the 18th, the start the 20th.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    // One that nobody waited for is gone. (When only its main thread ended it has other threads.)
-    let is_gone = *fields.first()? == "Z" && matches!(*fields.get(17)?, "0" | "1");
-    if is_gone { None } else { fields.get(19)?.parse().ok() }
+/// Does another process hold the lock of this journal? Containers may share `/dev/shm` and have process ids of
+/// their own, so that an id says nothing. This process must not ask of its own journal: closing any descriptor
+/// of a file gives its locks back.
+fn is_locked(journal: &File) -> bool {
+    matches!(fcntl_getlk(journal, &Flock::from(FlockType::WriteLock)), Ok(Some(_)))
+}
+
+/// Makes a file that only its owner reads, and never through a link.
+fn create_private(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
 /// Is the process that writes the trace of this journal still there? It has a lock on it, which tells of processes
@@ -106,7 +113,7 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
     let prefix = File::open(csv)?.take(csv_len);
     let mut reader = RowReader::new(csv, prefix).map_err(io::Error::other)?;
     while let Some(row) = reader.next_row().map_err(io::Error::other)? {
-        encoder.seed(&row);
+        encoder.restore_row(&row);
     }
     file.set_len(csv_len)?;
     file.seek(SeekFrom::End(0))?;
@@ -133,7 +140,7 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
 
 /// Removes journals beside `own` that nobody can want: of processes that are gone and whose traces were
 /// deleted. The others wait for `memtrace check --repair`.
-pub(crate) fn sweep(own: &Path) {
+pub fn sweep(own: &Path) {
     let Some(folder) = own.parent() else { return };
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -191,7 +198,10 @@ fn journal_of(csv: &Path) -> io::Result<Option<(PathBuf, u64)>> {
 }
 
 /// The length of the whole lines in the first `most` bytes of the file.
-pub(crate) fn whole_lines(path: &Path, most: u64) -> io::Result<u64> {
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn whole_lines(path: &Path, most: u64) -> io::Result<u64> {
     let mut file = File::open(path)?;
     let end = file.metadata()?.len().min(most);
     let start = end.saturating_sub(1 << 20);
@@ -358,17 +368,4 @@ fn append_stacks(csv: &Path, encoder: &mut Encoder) -> io::Result<()> {
         fs::remove_file(&path)?;
     }
     Ok(())
-}
-
-/// Writes the stacks that `encoder` learned since the last call; gives their number.
-pub(crate) fn write_stacks<W: Write>(
-    writer: &mut StackWriter<W>,
-    encoder: &mut Encoder,
-) -> io::Result<usize> {
-    let stacks = encoder.new_stacks();
-    for stack in &stacks {
-        writer.write(stack)?;
-    }
-    writer.flush()?;
-    Ok(stacks.len())
 }

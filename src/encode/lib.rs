@@ -1,0 +1,23 @@
+//! From event to row.
+//!
+//! One [`Encoder`] serves the writer thread of the traced process and, over the journal that a killed process
+//! left, `memtrace check --repair`. Its state lives as long as the trace.
+#![forbid(unsafe_code)]
+
+mod blocks;
+mod calls;
+mod definitions;
+mod encoder;
+mod io;
+mod live;
+mod opening;
+mod physical;
+mod resume;
+mod rows;
+pub mod samples;
+pub mod stacks;
+pub mod statistics;
+
+pub use encoder::{Encoder, RowSink};
+pub use live::{Live, MemoryKind, OutOfMemory, Owner, Totals};
+pub use rows::Place;

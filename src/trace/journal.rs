@@ -1,0 +1,170 @@
+//! The layout of a journal on disk, and the identity of the process that writes it.
+//!
+//! A journal is a mapped file: one chunk with a [`JournalHeader`], then the chunks that threads fill with
+//! events. The recorder maps it and stores through these types. Recovery reads its bytes at the offsets in
+//! [`layout`] and maps nothing, because the file may be cut off or may be no journal at all.
+
+use std::cell::UnsafeCell;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::Event;
+
+/// The size of a chunk in bytes. It is small, so that a process of hundreds of threads has one for each.
+pub const CHUNK_BYTES: usize = 16 << 10;
+/// Events in a chunk; its header takes the place of one.
+pub const SLOTS: usize = CHUNK_BYTES / size_of::<Event>() - 1;
+
+/// The first bytes of a journal; the digits are the version of its layout.
+pub const MAGIC: [u8; 8] = *b"MEMTRJ02";
+
+/// The longest path that a journal stores, in bytes; Linux has no longer ones.
+pub const MAX_PATH: usize = 4096;
+
+/// The header of a chunk, before its events.
+#[repr(C, align(64))]
+pub struct ChunkHeader {
+    /// How many slots are complete. The filling thread stores it with `Release`.
+    pub committed: AtomicU32,
+    /// The thread that fills the chunk.
+    pub tid: AtomicU32,
+    /// The lane of that thread, unique in the process.
+    pub lane: AtomicU32,
+    /// The position of the chunk in its lane: 0, 1, 2, ...
+    pub index: AtomicU32,
+    /// 1 while the chunk holds events that the trace does not have yet.
+    pub in_use: AtomicU32,
+    /// How many events the trace has, at each of the last two checkpoints.
+    pub consumed: [AtomicU32; 2],
+}
+
+/// A chunk: its header and its events.
+#[repr(C)]
+pub struct Chunk {
+    /// The header.
+    pub header: ChunkHeader,
+    /// The events. One thread writes those from `committed` on; the others are complete.
+    pub slots: [UnsafeCell<Event>; SLOTS],
+}
+
+const _: () = assert!(size_of::<Chunk>() == CHUNK_BYTES);
+
+/// The header of a journal; it takes the place of a chunk.
+///
+/// A checkpoint stores how much of the trace is whole and which events are in it. There are two, and
+/// `checkpoints` selects the valid one, so a process can be killed between any two stores.
+#[repr(C, align(64))]
+pub struct JournalHeader {
+    /// [`MAGIC`].
+    pub magic: [u8; 8],
+    /// The process id.
+    pub pid: AtomicU32,
+    /// The distributed rank.
+    pub rank: AtomicU32,
+    /// How many chunks follow.
+    pub chunks: AtomicU64,
+    /// The clock at which the trace starts, ns of `CLOCK_MONOTONIC`.
+    pub start_ns: AtomicU64,
+    /// When the process started, in the kernel's ticks: another process may have the same id by now.
+    pub process_start: AtomicU64,
+    /// The allocator's `roundup_power2_divisions`.
+    pub power2_divisions: AtomicU64,
+    /// Bit 0: the allocator caches; bit 1: its reports are the blocks.
+    pub rules: AtomicU64,
+    /// How many checkpoints there were; the lowest bit is the index of the last one.
+    pub checkpoints: AtomicU64,
+    /// The length of the whole part of the trace at each checkpoint, in bytes.
+    pub csv_len: [AtomicU64; 2],
+    /// The length of the whole part of the file of definitions at each checkpoint, in bytes.
+    pub names_len: [AtomicU64; 2],
+    /// The number of the part of the trace that is being written at each checkpoint.
+    pub part: [AtomicU64; 2],
+    /// The length of the trace's path in bytes; 0 until it is known.
+    pub trace_len: AtomicU64,
+    /// The trace's path.
+    pub trace: UnsafeCell<[u8; MAX_PATH]>,
+}
+
+const _: () = assert!(size_of::<JournalHeader>() <= CHUNK_BYTES);
+
+/// The byte offsets of fields in a journal's header and in a chunk's.
+pub mod layout {
+    use super::{ChunkHeader, JournalHeader};
+    use std::mem::offset_of;
+
+    /// See [`JournalHeader::pid`].
+    pub const PID: usize = offset_of!(JournalHeader, pid);
+    /// See [`JournalHeader::rank`].
+    pub const RANK: usize = offset_of!(JournalHeader, rank);
+    /// See [`JournalHeader::chunks`].
+    pub const CHUNKS: usize = offset_of!(JournalHeader, chunks);
+    /// See [`JournalHeader::start_ns`].
+    pub const START_NS: usize = offset_of!(JournalHeader, start_ns);
+    /// See [`JournalHeader::process_start`].
+    pub const PROCESS_START: usize = offset_of!(JournalHeader, process_start);
+    /// See [`JournalHeader::power2_divisions`].
+    pub const POWER2_DIVISIONS: usize = offset_of!(JournalHeader, power2_divisions);
+    /// See [`JournalHeader::rules`].
+    pub const RULES: usize = offset_of!(JournalHeader, rules);
+    /// See [`JournalHeader::checkpoints`].
+    pub const CHECKPOINTS: usize = offset_of!(JournalHeader, checkpoints);
+    /// See [`JournalHeader::csv_len`].
+    pub const CSV_LEN: usize = offset_of!(JournalHeader, csv_len);
+    /// See [`JournalHeader::names_len`].
+    pub const NAMES_LEN: usize = offset_of!(JournalHeader, names_len);
+    /// See [`JournalHeader::part`].
+    pub const PART: usize = offset_of!(JournalHeader, part);
+    /// See [`JournalHeader::trace_len`].
+    pub const TRACE_LEN: usize = offset_of!(JournalHeader, trace_len);
+    /// See [`JournalHeader::trace`].
+    pub const TRACE: usize = offset_of!(JournalHeader, trace);
+
+    /// See [`ChunkHeader::committed`].
+    pub const COMMITTED: usize = offset_of!(ChunkHeader, committed);
+    /// See [`ChunkHeader::tid`].
+    pub const TID: usize = offset_of!(ChunkHeader, tid);
+    /// See [`ChunkHeader::lane`].
+    pub const LANE: usize = offset_of!(ChunkHeader, lane);
+    /// See [`ChunkHeader::index`].
+    pub const INDEX: usize = offset_of!(ChunkHeader, index);
+    /// See [`ChunkHeader::in_use`].
+    pub const IN_USE: usize = offset_of!(ChunkHeader, in_use);
+    /// See [`ChunkHeader::consumed`].
+    pub const CONSUMED: usize = offset_of!(ChunkHeader, consumed);
+}
+
+/// The facts about a process that recovery needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Run {
+    /// The process id.
+    pub pid: u32,
+    /// The distributed rank.
+    pub rank: u32,
+    /// The clock at which the trace starts, ns of `CLOCK_MONOTONIC`.
+    pub start_ns: u64,
+    /// When the process started, in the kernel's ticks since boot.
+    pub process_start: u64,
+    /// The allocator's `roundup_power2_divisions`.
+    pub power2_divisions: u64,
+    /// Bit 0: the allocator caches; bit 1: its reports are the blocks.
+    pub rules: u64,
+}
+
+/// The file of definitions of a journal. The writer thread appends definitions to it before it recycles the
+/// chunk that held them.
+#[must_use]
+pub fn names_path(journal: &Path) -> PathBuf {
+    journal.with_extension("names")
+}
+
+/// When a process started, in the kernel's ticks since boot; `None` when no process has this id.
+#[must_use]
+pub fn process_start(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold any character. Behind it the state is the first field, the number of
+    // threads the 18th, the start the 20th: proc_pid_stat(5).
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    // A zombie without other threads has ended. (When only its main thread ended it has other threads.)
+    let is_gone = *fields.first()? == "Z" && matches!(*fields.get(17)?, "0" | "1");
+    if is_gone { None } else { fields.get(19)?.parse().ok() }
+}
