@@ -10,16 +10,18 @@ use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
+use super::export::{Export, Job, Leaves, MAX_EVENTS, max_events};
+use super::out::Out;
 use super::thin::{Curve, Largest, Point};
-use super::{Export, Job, Leaves, MAX_EVENTS, Out, max_events};
 use crate::error::Result;
 use crate::options::{Flag, Options};
+use crate::profile::flow_categories;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, Texts};
 use crate::render::text::count;
 use crate::state::replay::{HOST, Metric, Replay};
-use crate::state::replay_trace::play;
+use crate::state::replay_trace::replay_trace;
 
 /// See the module.
 pub(super) struct Chrome;
@@ -82,21 +84,28 @@ impl Export for Chrome {
         let mut dropped = 0;
         for (number, trace) in job.input.traces.iter().enumerate() {
             let mut tracks = Tracks::new(most);
-            let played = play(trace, COLUMNS, job.options, Metric::Allocated, |row, replay| {
-                if replay.in_window()
-                    && job.options.device.is_none_or(|only| only == row.device || row.device == HOST)
-                {
-                    tracks.feed(row, replay);
-                }
-            })?;
-            job.learn(trace, &played);
-            tracks.close(played.replay.ts_ns);
+            let replayed = replay_trace(
+                trace,
+                COLUMNS,
+                job.options,
+                Metric::Allocated,
+                flow_categories(trace, job.options)?,
+                |row, replay| {
+                    if replay.in_window()
+                        && job.options.device.is_none_or(|only| only == row.device || row.device == HOST)
+                    {
+                        tracks.feed(row, replay);
+                    }
+                },
+            )?;
+            job.learn(trace, &replayed);
+            tracks.close(replayed.replay.ts_ns);
             dropped += tracks.slices.dropped + tracks.instants.dropped;
             let process = Process {
                 // Two hosts may have given one pid twice.
                 pid: number as i64,
                 offset_ns: trace.meta.start_unix_ns.saturating_sub(base_ns),
-                texts: &played.texts,
+                texts: &replayed.texts,
             };
             process.write(tracks, trace, &mut list);
         }

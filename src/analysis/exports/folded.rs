@@ -7,13 +7,14 @@ use std::io::Write;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::{Export, Job, Leaves};
+use super::export::{Export, Job, Leaves};
 use crate::error::Result;
+use crate::profile::flow_categories;
 use crate::read::record::Columns;
 use crate::read::symbols::{Symbol, Texts};
 use crate::render::text::{count, duration};
 use crate::state::replay::{Metric, Owner};
-use crate::state::replay_trace::{Played, play};
+use crate::state::replay_trace::{Replayed, replay_trace};
 use crate::state::stacks::Stacks;
 
 /// See the module.
@@ -133,15 +134,22 @@ fn profiles_of(job: &mut Job<'_>) -> Result<Vec<Profile>> {
     for trace in &job.input.traces {
         let lines = Stacks::read(trace);
         let columns = if lines.has_lines() { Columns::of(&["stack_id"]) } else { Columns::of(&[]) };
-        let played = play(trace, columns, job.options, Metric::Allocated, |_, _| {})?;
-        job.learn(trace, &played);
-        for device in played.gpus(job.options) {
+        let replayed = replay_trace(
+            trace,
+            columns,
+            job.options,
+            Metric::Allocated,
+            flow_categories(trace, job.options)?,
+            |_, _| {},
+        )?;
+        job.learn(trace, &replayed);
+        for device in replayed.gpus(job.options) {
             let peak = device.peak(Metric::Allocated);
             if peak.bytes > 0 {
                 let rank = trace.meta.rank;
                 let when = duration(peak.ts_ns);
                 let title = format!("rank {rank}, device {}: live at the peak, {when}", device.ordinal);
-                let stacks = stacks(&played, &lines, device.ordinal);
+                let stacks = stacks(&replayed, &lines, device.ordinal);
                 profiles.push(Profile { rank, ordinal: device.ordinal, title, stacks });
             }
         }
@@ -149,15 +157,15 @@ fn profiles_of(job: &mut Job<'_>) -> Result<Vec<Profile>> {
     Ok(profiles)
 }
 
-fn stacks(played: &Played, lines: &Stacks, ordinal: i32) -> BTreeMap<Vec<String>, i64> {
+fn stacks(replayed: &Replayed, lines: &Stacks, ordinal: i32) -> BTreeMap<Vec<String>, i64> {
     let mut owners: FxHashMap<(Owner, i64), i64> = FxHashMap::default();
-    for block in played.replay.at_peak(ordinal, false) {
+    for block in replayed.replay.at_peak(ordinal, false) {
         let sum = owners.entry((block.owner, block.stack)).or_default();
         *sum = sum.saturating_add(block.bytes);
     }
     let mut stacks: BTreeMap<Vec<String>, i64> = BTreeMap::new();
     for ((owner, id), bytes) in owners {
-        let sum = stacks.entry(stack(&owner, &played.texts, &lines.lines(id))).or_default();
+        let sum = stacks.entry(stack(&owner, &replayed.texts, &lines.lines(id))).or_default();
         *sum = sum.saturating_add(bytes);
     }
     // Frames weigh what is there; a trace that contradicts itself has less than nothing.

@@ -7,16 +7,18 @@
 
 use std::io::{self, Write};
 
+use super::export::{Export, Job, Leaves};
+use super::out::Out;
 use super::pickle::Pickle;
-use super::{Export, Job, Leaves, Out};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
+use crate::profile::flow_categories;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::Texts;
 use crate::render::text::count;
 use crate::state::op_calls::{self, Call, MB, OpCalls};
 use crate::state::replay::{Metric, Totals};
-use crate::state::replay_trace::{Played, play};
+use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// See the module.
 pub(super) struct MemoryTracker;
@@ -68,12 +70,12 @@ impl Export for MemoryTracker {
         let options = job.options;
         // Under a dispatch mode the count begins anew: only the last beginning is of interest.
         let (mut calls, mut first) = (OpCalls::new(options.device), 0);
-        let played = each(trace, options, &mut calls, |seq, call, _| {
+        let replayed = each(trace, options, &mut calls, |seq, call, _| {
             if call.index == 0 {
                 first = seq;
             }
         })?;
-        job.learn(trace, &played);
+        job.learn(trace, &replayed);
         if calls.count == 0 {
             return Err(Error::usage(format!(
                 "{}: no op in it; trace with MEMTRACE_OPS=top or all",
@@ -97,14 +99,21 @@ fn each(
     options: &Options,
     calls: &mut OpCalls,
     mut visit: impl FnMut(i64, &Call, &Texts),
-) -> Result<Played> {
-    play(trace, op_calls::COLUMNS, options, Metric::Allocated, |row, replay| {
-        if replay.in_window()
-            && let Some(call) = calls.feed(row, replay)
-        {
-            visit(row.seq, &call, &replay.texts);
-        }
-    })
+) -> Result<Replayed> {
+    replay_trace(
+        trace,
+        op_calls::COLUMNS,
+        options,
+        Metric::Allocated,
+        flow_categories(trace, options)?,
+        |row, replay| {
+            if replay.in_window()
+                && let Some(call) = calls.feed(row, replay)
+            {
+                visit(row.seq, &call, &replay.texts);
+            }
+        },
+    )
 }
 
 /// What is to be written.

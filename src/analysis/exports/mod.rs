@@ -5,6 +5,7 @@
 //! name until it is whole, and never over the trace that it reads.
 
 mod chrome;
+mod export;
 mod folded;
 mod memory_tracker;
 mod out;
@@ -21,51 +22,16 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
-use crate::options::{Flag, Options};
+use crate::options::Options;
 use crate::read::input::Input;
 use crate::read::stream::TraceFile;
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
 use crate::render::text::{Cell, Page, Style};
 use crate::reports::Answer;
-use crate::state::replay::Metric;
-use crate::state::replay_trace::{Footer, Played, heading};
+use export::trace_stem;
+pub use export::{Export, Job, Leaves};
 pub use out::{Out, STDOUT};
-
-/// What an export leaves behind, with the ending that its name gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leaves {
-    /// One file for all processes.
-    OneFile(&'static str),
-    /// A file for each process.
-    FileEach(&'static str),
-    /// A folder.
-    Folder(&'static str),
-}
-
-/// One form that a trace can take.
-pub trait Export: Sync {
-    /// What the user types behind `--to`.
-    fn name(&self) -> &'static str;
-
-    /// One line for the help.
-    fn about(&self) -> &'static str;
-
-    /// The options that it has beside the shared ones. One that several exports have is the same in each.
-    fn flags(&self) -> &'static [Flag] {
-        &[]
-    }
-
-    /// What it leaves behind.
-    fn leaves(&self, options: &Options) -> Leaves;
-
-    /// How to look at it, in a line; `FILE` and `FOLDER` stand for what was written.
-    fn open_with(&self) -> &'static str;
-
-    /// Reads the traces of `job` and writes to its place.
-    ///
-    /// # Errors
-    /// When a trace cannot be read, the place cannot be written, or the request makes no sense.
-    fn write(&self, job: &mut Job<'_>) -> Result<()>;
-}
 
 /// Every export, in the order of the help.
 pub const EXPORTS: &[&dyn Export] = &[
@@ -81,64 +47,10 @@ pub const EXPORTS: &[&dyn Export] = &[
     &plots::Plots,
 ];
 
-/// The option of exports that list events.
-const MAX_EVENTS: Flag = Flag {
-    name: "max-events",
-    value: Some("N"),
-    default: "100000",
-    choices: &[],
-    help: "How many events it may hold; 0 for all",
-};
-
-/// The most events, as [`MAX_EVENTS`] says it.
-fn max_events(options: &Options) -> Result<usize> {
-    Ok(match options.number(MAX_EVENTS.name)? {
-        Some(0) => usize::MAX,
-        Some(most) => most,
-        None => 100_000,
-    })
-}
-
 /// The export of that name.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static dyn Export> {
     EXPORTS.iter().copied().find(|export| export.name() == name)
-}
-
-/// What an export works on, and what it tells of its work.
-pub struct Job<'a> {
-    /// The processes.
-    pub input: &'a Input,
-    /// What was asked for.
-    pub options: &'a Options,
-    /// The file or folder to write.
-    pub place: &'a Path,
-    /// How far it can be trusted.
-    pub footer: Footer,
-    /// What was written: the path, its size in bytes, and what is in it.
-    pub wrote: Vec<(PathBuf, u64, String)>,
-}
-
-impl<'a> Job<'a> {
-    /// The only process, of an export with a file for each.
-    fn trace(&self) -> Result<&'a TraceFile> {
-        let none = || Error::usage(format!("{}: no trace", self.input.path.display()));
-        self.input.traces.first().ok_or_else(none)
-    }
-
-    /// Takes in what was learned of a trace: how far it can be trusted.
-    fn learn(&mut self, trace: &TraceFile, played: &Played) {
-        let fullest = played.fullest(Metric::Allocated, self.options).map(|device| device.ordinal);
-        self.footer.add(trace, played, fullest);
-    }
-
-    /// Closes a file and notes what is in it.
-    fn done(&mut self, out: Out, what: impl Into<String>) -> Result<()> {
-        let path = out.path().to_owned();
-        let bytes = out.finish()?;
-        self.wrote.push((path, bytes, what.into()));
-        Ok(())
-    }
 }
 
 /// Exports `input` to `place`, or to a name made from that of the trace, in the folder that the command
@@ -189,7 +101,7 @@ pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<
 /// Which processes go where.
 fn jobs(leaves: Leaves, input: &Input, place: Option<&Path>) -> Result<Vec<(Input, PathBuf)>> {
     let (Leaves::OneFile(ending) | Leaves::FileEach(ending) | Leaves::Folder(ending)) = leaves;
-    let stem = stem(&input.path);
+    let stem = trace_stem(&input.path);
     let to_stdout = place.is_some_and(|place| place == Path::new(STDOUT));
     let each = matches!(leaves, Leaves::FileEach(_)) && input.traces.len() != 1;
     if to_stdout && (each || matches!(leaves, Leaves::Folder(_))) {
@@ -217,7 +129,7 @@ fn jobs(leaves: Leaves, input: &Input, place: Option<&Path>) -> Result<Vec<(Inpu
         let label = if unique {
             format!("r{}", trace.meta.rank)
         } else {
-            trace.path.file_name().map_or_else(String::new, |_| self::stem(&trace.path))
+            trace.path.file_name().map_or_else(String::new, |_| trace_stem(&trace.path))
         };
         let alone = Input { traces: vec![trace.clone()], notes: Vec::new(), ..input.clone() };
         (alone, labelled(&file, &label, ending))
@@ -236,13 +148,6 @@ fn labelled(file: &Path, label: &str, ending: &str) -> PathBuf {
         },
     };
     file.with_file_name(named)
-}
-
-/// What a trace is called without what says that it is one.
-fn stem(path: &Path) -> String {
-    let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let name = whole.file_name().map_or_else(|| "trace".into(), |name| name.to_string_lossy().into_owned());
-    memtrace_trace::files::stem(&name).to_owned()
 }
 
 /// An export never replaces what it reads.

@@ -15,15 +15,17 @@ use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::{ColumnPath, Type};
 
-use super::{Export, Job, Leaves, Out};
+use super::export::{Export, Job, Leaves, trace_stem};
+use super::out::Out;
 use crate::error::{Error, Result};
 use crate::options::Options;
+use crate::profile::flow_categories;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, Texts};
 use crate::render::text::count;
 use crate::state::replay::Metric;
-use crate::state::replay_trace::play;
+use crate::state::replay_trace::replay_trace;
 
 /// See the module.
 pub(super) struct Parquet;
@@ -54,7 +56,7 @@ impl Export for Parquet {
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
         clear(job.place)?;
         for trace in &job.input.traces {
-            let name = format!("{}.parquet", super::stem(&trace.path));
+            let name = format!("{}.parquet", trace_stem(&trace.path));
             let path = job.place.join(format!("{PARTITION}={}", trace.meta.rank)).join(name);
             self.file(job, trace, &path)?;
         }
@@ -69,18 +71,25 @@ impl Parquet {
         };
         let mut file = File::create(path, trace).map_err(failed)?;
         let mut failure = None;
-        let played = play(trace, Columns::ALL, job.options, Metric::Allocated, |row, replay| {
-            let wanted = job.options.device.is_none_or(|only| only == row.device);
-            if failure.is_none() && wanted && replay.in_window() {
-                failure = file.add(row, &replay.texts).err();
-            }
-        })?;
-        job.learn(trace, &played);
+        let replayed = replay_trace(
+            trace,
+            Columns::ALL,
+            job.options,
+            Metric::Allocated,
+            flow_categories(trace, job.options)?,
+            |row, replay| {
+                let wanted = job.options.device.is_none_or(|only| only == row.device);
+                if failure.is_none() && wanted && replay.in_window() {
+                    failure = file.add(row, &replay.texts).err();
+                }
+            },
+        )?;
+        job.learn(trace, &replayed);
         if let Some(failure) = failure {
             return Err(failed(failure));
         }
         let rows = file.rows;
-        let out = file.finish(&played.texts).map_err(failed)?;
+        let out = file.finish(&replayed.texts).map_err(failed)?;
         job.done(out, format!("{} rows", count(rows)))
     }
 }

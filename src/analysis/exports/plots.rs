@@ -3,17 +3,18 @@
 
 use std::io::Write;
 
+use super::export::{Export, Job, Leaves, trace_stem};
+use super::out::Out;
 use super::picture::{Axis, COLUMNS, Figure, png};
 use super::thin::{Curve, Point};
-use super::{Export, Job, Leaves, Out};
 use crate::error::Result;
 use crate::options::{Flag, Options};
-use crate::profile::{Category, Profile};
+use crate::profile::{Category, Profile, flow_categories, profile_and_flow};
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::state::op_calls::{self, MB, OpCalls};
 use crate::state::replay::{Metric, Totals};
-use crate::state::replay_trace::{Played, play};
+use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// See the module.
 pub(super) struct Plots;
@@ -64,7 +65,7 @@ impl Export for Plots {
         for trace in &job.input.traces {
             let prefix = match job.input.traces.len() {
                 1 => String::new(),
-                _ => format!("{}.", super::stem(&trace.path)),
+                _ => format!("{}.", trace_stem(&trace.path)),
             };
             self.op_calls(job, trace, &prefix)?;
             self.categories(job, trace, &prefix)?;
@@ -79,20 +80,27 @@ impl Plots {
         let mut calls = OpCalls::new(job.options.device);
         let curve = || Curve::new(COLUMNS);
         let mut curves = [curve(), curve(), curve()];
-        let played = play(trace, op_calls::COLUMNS, job.options, Metric::Allocated, |row, replay| {
-            if !replay.in_window() {
-                return;
-            }
-            let Some(call) = calls.feed(row, replay) else { return };
-            for (curve, (.., total)) in curves.iter_mut().zip(LINES) {
-                if call.index == 0 {
-                    *curve = Curve::new(COLUMNS);
+        let replayed = replay_trace(
+            trace,
+            op_calls::COLUMNS,
+            job.options,
+            Metric::Allocated,
+            flow_categories(trace, job.options)?,
+            |row, replay| {
+                if !replay.in_window() {
+                    return;
                 }
-                let value = total(&call.totals);
-                curve.add(Point { at: call.index as i64, low: value, high: value });
-            }
-        })?;
-        job.learn(trace, &played);
+                let Some(call) = calls.feed(row, replay) else { return };
+                for (curve, (.., total)) in curves.iter_mut().zip(LINES) {
+                    if call.index == 0 {
+                        *curve = Curve::new(COLUMNS);
+                    }
+                    let value = total(&call.totals);
+                    curve.add(Point { at: call.index as i64, low: value, high: value });
+                }
+            },
+        )?;
+        job.learn(trace, &replayed);
         if calls.count == 0 {
             job.footer.notes.push(
                 "no op in the trace, so no figure over op calls: trace with MEMTRACE_OPS=top or all"
@@ -138,9 +146,10 @@ impl Plots {
 
     /// The profiler's stacked timeline of each GPU.
     fn categories(&self, job: &mut Job<'_>, trace: &TraceFile, prefix: &str) -> Result<()> {
-        let played = play(trace, Columns::of(&[]), job.options, Metric::Allocated, |_, _| {})?;
-        let devices: Vec<i32> = played.gpus(job.options).map(|device| device.ordinal).collect();
-        let profile = Profile::of(trace, job.options)?;
+        let (profile, flow) = profile_and_flow(trace, job.options)?;
+        let replayed =
+            replay_trace(trace, Columns::of(&[]), job.options, Metric::Allocated, flow, |_, _| {})?;
+        let devices: Vec<i32> = replayed.gpus(job.options).map(|device| device.ordinal).collect();
         for device in &devices {
             if profile.actions(*device).next().is_none() {
                 continue;
@@ -149,7 +158,7 @@ impl Plots {
                 1 => format!("{prefix}categories"),
                 _ => format!("{prefix}categories-gpu{device}"),
             };
-            let figure = categories(&profile, *device, &maxima(&played, *device));
+            let figure = categories(&profile, *device, &maxima(&replayed, *device));
             save(job, &name, &figure)?;
         }
         Ok(())
@@ -172,8 +181,9 @@ fn title(trace: &TraceFile) -> String {
 }
 
 /// The profiler's title: the highest totals of a device.
-pub(super) fn maxima(played: &Played, device: i32) -> Vec<String> {
-    let peak = |metric| played.replay.find(device).map_or(0, |device| device.peak(metric).bytes) as f64 / GIB;
+pub(super) fn maxima(replayed: &Replayed, device: i32) -> Vec<String> {
+    let peak =
+        |metric| replayed.replay.find(device).map_or(0, |device| device.peak(metric).bytes) as f64 / GIB;
     vec![
         format!("Max memory allocated: {:.2} GiB", peak(Metric::Allocated)),
         format!("Max memory reserved: {:.2} GiB", peak(Metric::Reserved)),

@@ -12,17 +12,19 @@ use memtrace_trace::rounding::SMALL_SIZE;
 use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 
+use super::export::{Export, Job, Leaves, MAX_EVENTS, max_events};
+use super::out::Out;
 use super::pickle::{Memo, Pickle};
-use super::{Export, Job, Leaves, MAX_EVENTS, Out, max_events};
 use crate::error::Result;
 use crate::options::{Flag, Options};
+use crate::profile::flow_categories;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, Texts};
 use crate::render::text::count;
 use crate::state::layout::{Layout, Range};
 use crate::state::replay::{Block, HOST, Kind, Metric, Replay, Totals};
-use crate::state::replay_trace::play_until;
+use crate::state::replay_trace::replay_until;
 use crate::state::stacks::Stacks;
 
 /// See the module.
@@ -76,14 +78,20 @@ impl Export for Snapshot {
         let stop = |row: &Record| {
             row.ts_ns > window.to_ns || row.event != EventName::End && row.step > window.to_step
         };
-        let played = play_until(trace, columns, job.options, Metric::Allocated, stop, |row, replay| {
-            state.feed(row, replay)
-        })?;
-        job.learn(trace, &played);
+        let replayed = replay_until(
+            trace,
+            columns,
+            job.options,
+            Metric::Allocated,
+            flow_categories(trace, job.options)?,
+            stop,
+            |row, replay| state.feed(row, replay),
+        )?;
+        job.learn(trace, &replayed);
         if window.to_ns < i64::MAX || window.to_step < i64::MAX {
             job.footer.notes.retain(|note| !note.contains("has no end row"));
         }
-        let segments = state.segments(&played.replay);
+        let segments = state.segments(&replayed.replay);
         let entries: usize = state.entries.len();
         if state.dropped > 0 {
             job.footer.notes.push(format!(
@@ -102,10 +110,10 @@ impl Export for Snapshot {
         let mut categories: FxHashMap<i64, Category> = FxHashMap::default();
         // Later rows of a block know more of it.
         categories.extend(state.entries.iter().filter_map(|entry| entry.block));
-        categories.extend(played.replay.live.values().map(|block| (block.id, block.owner.category)));
+        categories.extend(replayed.replay.live.values().map(|block| (block.id, block.owner.category)));
         let mut writer = Writer {
             pickle: Pickle::new(&mut out).map_err(io_error)?,
-            texts: &played.texts,
+            texts: &replayed.texts,
             stacks: &stacks,
             categories,
             frames: FxHashMap::default(),

@@ -3,15 +3,16 @@
 
 use std::io::Write;
 
+use super::export::{Export, Job, Leaves};
+use super::out::Out;
 use super::plots::{categories, maxima};
-use super::{Export, Job, Leaves, Out};
 use crate::error::{Error, Result};
 use crate::options::Options;
-use crate::profile::Profile;
+use crate::profile::{Profile, profile_and_flow};
 use crate::read::record::Columns;
 use crate::render::text::count;
 use crate::state::replay::Metric;
-use crate::state::replay_trace::{Played, play};
+use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// See the module.
 pub(super) struct Timeline;
@@ -93,8 +94,8 @@ impl Export for Html {
     }
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
-        let Profiled { profile, device, played } = Profiled::of(job)?;
-        let picture = categories(&profile, device, &maxima(&played, device));
+        let Profiled { profile, device, replayed } = Profiled::of(job)?;
+        let picture = categories(&profile, device, &maxima(&replayed, device));
         let mut out = Out::create(job.place)?;
         write!(
             out,
@@ -125,23 +126,25 @@ fn list<T: serde::Serialize>(out: &mut Out, entries: impl Iterator<Item = T>) ->
 struct Profiled {
     profile: Profile,
     device: i32,
-    played: Played,
+    replayed: Replayed,
 }
 
 impl Profiled {
     fn of(job: &mut Job<'_>) -> Result<Profiled> {
         let trace = job.trace()?;
-        let played = play(trace, Columns::of(&[]), job.options, Metric::Allocated, |_, _| {})?;
-        job.learn(trace, &played);
-        let Some(device) = played.fullest(Metric::Allocated, job.options).map(|device| device.ordinal) else {
+        let (profile, flow) = profile_and_flow(trace, job.options)?;
+        let replayed =
+            replay_trace(trace, Columns::of(&[]), job.options, Metric::Allocated, flow, |_, _| {})?;
+        job.learn(trace, &replayed);
+        let Some(device) = replayed.fullest(Metric::Allocated, job.options).map(|device| device.ordinal)
+        else {
             return Err(Error::usage(format!("{}: no GPU was used in it", trace.path.display())));
         };
-        let profile = Profile::of(trace, job.options)?;
         if !profile.has_io {
             job.footer.notes.push(
             "categories are those of the rows, and there is no INCREMENT_VERSION: MEMTRACE_OPS=io records what each op reads and writes".to_owned(),
         );
         }
-        Ok(Profiled { profile, device, played })
+        Ok(Profiled { profile, device, replayed })
     }
 }

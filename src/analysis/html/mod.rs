@@ -19,12 +19,15 @@ use serde_json::{Value, json};
 
 use crate::error::Result;
 use crate::options::Options;
+use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
+use crate::render::footer::Footer;
+use crate::state::categories::FlowCategories;
 use crate::state::group::Key;
 use crate::state::replay::{self, HOST, Metric};
-use crate::state::replay_trace::{Footer, Played, play, play_rows};
+use crate::state::replay_trace::{Replayed, replay_rows, replay_trace};
 use crate::state::series::Grid;
 use blocks::{Keeper, Sizes};
 use modules::Cut;
@@ -79,8 +82,12 @@ impl Report {
             let mut processes = Vec::new();
             for trace in &run.traces {
                 let first = First::read(trace, options)?;
-                footer.add(trace, &first.played, first.devices(options).first().map(|(ordinal, _)| *ordinal));
-                footer.note_inference(&first.played);
+                footer.add(
+                    trace,
+                    &first.replayed,
+                    first.devices(options).first().map(|(ordinal, _)| *ordinal),
+                );
+                footer.note_inference(&first.replayed);
                 processes.push((trace, first));
             }
             firsts.push((run, footer, processes));
@@ -183,7 +190,7 @@ fn fullest(firsts: &Processes<'_>, options: &Options) -> Option<(std::path::Path
     let mut best: Option<(i64, &TraceFile, i32)> = None;
     for (trace, first) in processes {
         for (ordinal, metric) in first.devices(options) {
-            let peak = first.played.replay.find(ordinal).map_or(0, |device| device.peak(metric).bytes);
+            let peak = first.replayed.replay.find(ordinal).map_or(0, |device| device.peak(metric).bytes);
             if best.is_none_or(|(highest, ..)| peak > highest) {
                 best = Some((peak, trace, ordinal));
             }
@@ -194,7 +201,7 @@ fn fullest(firsts: &Processes<'_>, options: &Options) -> Option<(std::path::Path
 
 /// What the first reading of a process tells.
 struct First {
-    played: Played,
+    replayed: Replayed,
     metric: Metric,
     sizes: Vec<(i32, Sizes)>,
     /// The last OOM of each device, by `seq`.
@@ -205,20 +212,21 @@ struct First {
 
 impl First {
     fn read(trace: &TraceFile, options: &Options) -> Result<First> {
-        let first = First::read_for(trace, options, Metric::Allocated)?;
+        let flow = flow_categories(trace, options)?;
+        let first = First::read_for(trace, options, Metric::Allocated, flow.clone())?;
         // A program without torch: everything that it holds is outside torch's allocator.
         let none = |device: &replay::Device| device.peak(Metric::Allocated).bytes == 0;
-        if first.played.gpus(options).all(none) {
-            return First::read_for(trace, options, Metric::Used);
+        if first.replayed.gpus(options).all(none) {
+            return First::read_for(trace, options, Metric::Used, flow);
         }
         Ok(first)
     }
 
-    fn read_for(trace: &TraceFile, options: &Options, metric: Metric) -> Result<First> {
+    fn read_for(trace: &TraceFile, options: &Options, metric: Metric, flow: FlowCategories) -> Result<First> {
         let mut sizes: Vec<(i32, Sizes)> = Vec::new();
         let mut ooms: Vec<(i32, i64)> = Vec::new();
         let mut time: Option<(i64, i64)> = None;
-        let played = play(trace, Columns::of(&[]), options, metric, |row, replay| {
+        let replayed = replay_trace(trace, Columns::of(&[]), options, metric, flow, |row, replay| {
             if replay.in_window() {
                 let (start, _) = *time.get_or_insert((replay.ts_ns, replay.ts_ns));
                 time = Some((start, replay.ts_ns));
@@ -236,13 +244,13 @@ impl First {
         let whole = options.window == replay::Window::default();
         let (start, end) = time.unwrap_or((0, 0));
         let time_ns = (if whole { start.min(0) } else { start }, end);
-        Ok(First { played, metric, sizes, ooms, time_ns })
+        Ok(First { replayed, metric, sizes, ooms, time_ns })
     }
 
     /// The GPUs that were used, the fullest first.
     fn devices(&self, options: &Options) -> Vec<(i32, Metric)> {
         let mut used: Vec<&replay::Device> = self
-            .played
+            .replayed
             .gpus(options)
             .filter(|device| device.peak(Metric::Used).bytes > 0 || device.peak(self.metric).bytes > 0)
             .collect();
@@ -255,7 +263,7 @@ impl First {
         let Some((ordinal, metric)) = self.devices(options).first().copied() else {
             return "No GPU memory was used.".to_owned();
         };
-        let Some(device) = self.played.replay.find(ordinal) else { return String::new() };
+        let Some(device) = self.replayed.replay.find(ordinal) else { return String::new() };
         let peak = device.peak(metric);
         let mut line = format!("Peak {}", options.units.show(peak.bytes));
         let capacity = trace.meta.total_bytes(ordinal);
@@ -267,11 +275,11 @@ impl First {
         }
         for symbol in [peak.owner.phase, peak.owner.module] {
             if symbol != crate::read::symbols::Symbol::NONE {
-                line.push_str(&format!(", {}", self.played.texts.get(symbol)));
+                line.push_str(&format!(", {}", self.replayed.texts.get(symbol)));
             }
         }
-        let blocks = self.played.replay.at_peak(ordinal, false);
-        let groups = crate::state::group::sorted(Key::CATEGORY.groups(&blocks, &self.played.texts));
+        let blocks = self.replayed.replay.at_peak(ordinal, false);
+        let groups = crate::state::group::sorted(Key::CATEGORY.groups(&blocks, &self.replayed.texts));
         let holders: Vec<String> = groups
             .iter()
             .take(3)
@@ -296,10 +304,10 @@ impl First {
         let mut tracks = Vec::new();
         let mut about = Vec::new();
         for (ordinal, metric) in self.devices(options) {
-            let Some(device) = self.played.replay.find(ordinal) else { continue };
-            let at_peak = self.played.replay.at_peak(ordinal, false);
+            let Some(device) = self.replayed.replay.find(ordinal) else { continue };
+            let at_peak = self.replayed.replay.at_peak(ordinal, false);
             let (buckets, most) = size(ordinal);
-            let modules = crate::state::group::sorted(Key::MODULE.groups(&at_peak, &self.played.texts));
+            let modules = crate::state::group::sorted(Key::MODULE.groups(&at_peak, &self.replayed.texts));
             let modules: Vec<_> = modules.into_iter().map(|(name, group)| (name, group.bytes)).collect();
             let none = Sizes::default();
             let sizes = self.sizes.iter().find(|sizes| sizes.0 == ordinal).map_or(&none, |(_, sizes)| sizes);
@@ -316,21 +324,21 @@ impl First {
                 "phantom": !trace.meta.phantom.is_null(),
                 "gpu": trace.meta.device(ordinal).map_or("", |card| card.name.as_str()),
                 "capacity": trace.meta.total_bytes(ordinal),
-                "peak_allocated": self.played.moment(device.peak(Metric::Allocated)),
-                "peak_reserved": self.played.moment(device.peak(Metric::Reserved)),
-                "peak_used": self.played.moment(device.peak(Metric::Used)),
-                "at_peak": groups::json(&at_peak, &self.played.texts),
+                "peak_allocated": self.replayed.moment(device.peak(Metric::Allocated)),
+                "peak_reserved": self.replayed.moment(device.peak(Metric::Reserved)),
+                "peak_used": self.replayed.moment(device.peak(Metric::Used)),
+                "at_peak": groups::json(&at_peak, &self.replayed.texts),
                 "allocations": sizes.count,
-                "rows": self.played.replay.counts.rows,
-                "frees": self.played.replay.counts.of(EventName::Free),
-                "segments_taken": self.played.replay.counts.of(EventName::SegmentAlloc)
-                    + self.played.replay.counts.of(EventName::SegmentMap),
-                "oom_count": self.played.replay.counts.of(EventName::Oom),
-                "failed_count": self.played.replay.counts.failed,
-                "duration_ns": self.played.replay.ts_ns,
-                "finished": !self.played.replay.problems.unfinished,
-                "lost": self.played.replay.counts.lost,
-                "pinned_peak": self.played.replay.find(HOST).map_or(0, |host| host.peak(Metric::Allocated).bytes),
+                "rows": self.replayed.replay.counts.rows,
+                "frees": self.replayed.replay.counts.of(EventName::Free),
+                "segments_taken": self.replayed.replay.counts.of(EventName::SegmentAlloc)
+                    + self.replayed.replay.counts.of(EventName::SegmentMap),
+                "oom_count": self.replayed.replay.counts.of(EventName::Oom),
+                "failed_count": self.replayed.replay.counts.failed,
+                "duration_ns": self.replayed.replay.ts_ns,
+                "finished": !self.replayed.replay.problems.unfinished,
+                "lost": self.replayed.replay.counts.lost,
+                "pinned_peak": self.replayed.replay.find(HOST).map_or(0, |host| host.peak(Metric::Allocated).bytes),
             }));
             tracks.push(Track::new(Plan {
                 ordinal,
@@ -345,7 +353,7 @@ impl First {
             }));
         }
         // Only what is live is needed from here on.
-        drop(self.played);
+        drop(self.replayed);
         let wanted = replay::COLUMNS
             .and(Columns::of(&["ts_ns"]))
             .plus(EventName::Alloc, BLOCK)
@@ -357,7 +365,7 @@ impl First {
             .plus(EventName::SegmentMap, SEGMENT)
             .plus(EventName::SegmentUnmap, SEGMENT)
             .plus(EventName::Sample, SEGMENT.and(Columns::of(&["device"])));
-        let played = play_rows(trace, wanted, options, self.metric, |row, replay| {
+        let replayed = replay_rows(trace, wanted, options, self.metric, |row, replay| {
             for track in &mut tracks {
                 if track.ordinal() == row.device {
                     track.feed(row, replay);
@@ -367,7 +375,7 @@ impl First {
         })?;
         let finished = tracks.into_iter().zip(about).map(|(track, mut about)| {
             if let (Value::Object(about), Value::Object(drawn)) =
-                (&mut about, track.finish(&played, pack, strings))
+                (&mut about, track.finish(&replayed, pack, strings))
             {
                 about.extend(drawn);
             }

@@ -71,7 +71,7 @@ impl Cut {
         if let Some(place) = self.known.get(&module) {
             return *place;
         }
-        let place = self.find(&starred(&crate::state::replay_trace::shown(texts, module), &self.layers));
+        let place = self.find(&starred(&texts.or_unattributed(module), &self.layers));
         self.known.insert(module, place);
         place
     }

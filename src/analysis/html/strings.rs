@@ -3,7 +3,6 @@
 use rustc_hash::FxHashMap;
 
 use crate::read::symbols::{Symbol, Texts};
-use crate::state::replay_trace::shown;
 
 /// The table of one page.
 #[derive(Default)]
@@ -16,7 +15,7 @@ pub(super) struct Strings {
 impl Strings {
     /// The place of a symbol's text, as reports show it.
     pub(super) fn of(&mut self, symbol: Symbol, texts: &Texts) -> i64 {
-        let name = shown(texts, symbol);
+        let name = texts.or_unattributed(symbol);
         let next = self.names.len() as i64;
         *self.places.entry(name).or_insert_with_key(|name| {
             self.names.push(name.clone());

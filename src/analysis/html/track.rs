@@ -12,7 +12,7 @@ use crate::read::record::Record;
 use crate::read::symbols::Symbol;
 use crate::state::group::category;
 use crate::state::replay::{Kind, Metric, Replay};
-use crate::state::replay_trace::Played;
+use crate::state::replay_trace::Replayed;
 use crate::state::series::{Course, Grid, Series};
 use crate::state::stacked_series::Stack;
 
@@ -199,8 +199,8 @@ impl Track {
     }
 
     /// What the page needs of this track, its columns in `pack`.
-    pub(super) fn finish(mut self, played: &Played, pack: &mut Pack, strings: &mut Strings) -> Value {
-        for block in played.replay.live.values() {
+    pub(super) fn finish(mut self, replayed: &Replayed, pack: &mut Pack, strings: &mut Strings) -> Value {
+        for block in replayed.replay.live.values() {
             if block.device == self.plan.ordinal && self.counts(block.kind) {
                 self.plan.keeper.take(block, None);
             }
@@ -216,13 +216,13 @@ impl Track {
             series.push(line("device used (sampled)", &sampled.finish(), pack));
         }
         let steps = &self.course.steps.steps;
-        let text = |symbol: Symbol, strings: &mut Strings| strings.of(symbol, &played.texts);
+        let text = |symbol: Symbol, strings: &mut Strings| strings.of(symbol, &replayed.texts);
         let phases: Vec<(i64, i64)> =
             self.course.phases.starts.iter().map(|(ts, phase)| (*ts, text(*phase, strings))).collect();
         let grid = self.plan.grid;
         let whole = (grid.start_ns, grid.start_ns + grid.width_ns * grid.buckets as i64);
         let home = self.course.home(whole, self.plan.peak_ns);
-        let blocks = blocks(&mut self.plan.keeper, played, pack, strings);
+        let blocks = blocks(&mut self.plan.keeper, replayed, pack, strings);
         let owners = self.stack.finish();
         let (categories, modules) = owners.split_at(Category::ALL.len());
         let names = Category::ALL.iter().map(|name| category(*name).to_owned());
@@ -264,8 +264,8 @@ impl Track {
             "blocks": blocks,
             "lifetimes": spread(&self.lifetimes),
             "sizes": spread(&self.sizes),
-            "ooms": self.ooms.iter().map(|row| pin(row, played)).collect::<Vec<_>>(),
-            "failed": self.failed.iter().map(|row| pin(row, played)).collect::<Vec<_>>(),
+            "ooms": self.ooms.iter().map(|row| pin(row, replayed)).collect::<Vec<_>>(),
+            "failed": self.failed.iter().map(|row| pin(row, replayed)).collect::<Vec<_>>(),
             "at_oom": self.at_oom,
         })
     }
@@ -291,8 +291,8 @@ fn spread(bins: &[(u64, i64)]) -> Vec<(usize, u64, i64)> {
     bins.map(|(power, (count, bytes))| (power, *count, *bytes)).collect()
 }
 
-fn pin(row: &Record, played: &Played) -> Value {
-    let text = |symbol| played.texts.get(symbol).to_string();
+fn pin(row: &Record, replayed: &Replayed) -> Value {
+    let text = |symbol| replayed.texts.get(symbol).to_string();
     json!({
         "ts_ns": row.ts_ns, "seq": row.seq, "event": row.event.as_str(), "status": row.status,
         "requested_bytes": row.requested_bytes, "bytes": row.delta_bytes,
@@ -300,11 +300,11 @@ fn pin(row: &Record, played: &Played) -> Value {
     })
 }
 
-fn blocks(keeper: &mut Keeper, played: &Played, pack: &mut Pack, strings: &mut Strings) -> Value {
+fn blocks(keeper: &mut Keeper, replayed: &Replayed, pack: &mut Pack, strings: &mut Strings) -> Value {
     keeper.kept.sort_by_key(|kept| kept.block.id);
     let kept = &keeper.kept;
     let mut symbol = FxHashMap::default();
-    let mut text = |of: Symbol| *symbol.entry(of).or_insert_with(|| strings.of(of, &played.texts));
+    let mut text = |of: Symbol| *symbol.entry(of).or_insert_with(|| strings.of(of, &replayed.texts));
     let names: Vec<[i64; 3]> = kept
         .iter()
         .map(|kept| [kept.block.owner.module, kept.block.owner.op, kept.block.owner.phase].map(&mut text))

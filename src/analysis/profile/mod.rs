@@ -9,187 +9,25 @@
 //! Where the two differ: the trace knows every block, also those that no op touched while it was recorded;
 //! and what the flow leaves without a category has the one of the rows, where the profiler says nothing.
 
+mod changes;
 pub mod flow;
 mod passes;
 mod read;
 pub mod timeline;
+mod types;
 
 pub use timeline::{Raw, Row};
+pub use types::{Action, Block, Category, Change};
 
-use memtrace_trace::Category as Told;
+use memtrace_trace::config::Ops;
 use rustc_hash::FxHashMap;
 
 use crate::error::Result;
 use crate::options::Options;
 use crate::read::stream::TraceFile;
-
-/// The profiler's categories, in the order of its export.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Category {
-    /// A parameter.
-    Parameter = 0,
-    /// Held by an optimizer.
-    OptimizerState = 1,
-    /// Given to the model: the batch, and buffers.
-    Input = 2,
-    /// Made and dropped inside one op.
-    Temporary = 3,
-    /// Made in the forward pass.
-    Activation = 4,
-    /// A gradient.
-    Gradient = 5,
-    /// Made by autograd for itself.
-    AutogradDetail = 6,
-    /// `None`, which the profiler draws as "Unknown".
-    Unknown = 7,
-}
-
-impl Category {
-    /// All, by their number in the export.
-    pub const ALL: [Category; 8] = [
-        Category::Parameter,
-        Category::OptimizerState,
-        Category::Input,
-        Category::Temporary,
-        Category::Activation,
-        Category::Gradient,
-        Category::AutogradDetail,
-        Category::Unknown,
-    ];
-
-    /// As the profiler writes it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Category::Parameter => "PARAMETER",
-            Category::OptimizerState => "OPTIMIZER_STATE",
-            Category::Input => "INPUT",
-            Category::Temporary => "TEMPORARY",
-            Category::Activation => "ACTIVATION",
-            Category::Gradient => "GRADIENT",
-            Category::AutogradDetail => "AUTOGRAD_DETAIL",
-            Category::Unknown => "Unknown",
-        }
-    }
-
-    /// The colour that the profiler draws it in, a name of matplotlib's and of CSS.
-    #[must_use]
-    pub const fn color(self) -> &'static str {
-        match self {
-            Category::Parameter => "darkgreen",
-            Category::OptimizerState => "goldenrod",
-            Category::Input => "black",
-            Category::Temporary => "mediumpurple",
-            Category::Activation => "red",
-            Category::Gradient => "mediumblue",
-            Category::AutogradDetail => "royalblue",
-            Category::Unknown => "grey",
-        }
-    }
-
-    /// The profiler's category of one of the trace's: it has none for a module's buffers, whose data flow
-    /// is that of an input, and none for what a user registers.
-    #[must_use]
-    pub const fn of(told: Told) -> Category {
-        match told {
-            Told::Parameter => Category::Parameter,
-            Told::OptimizerState => Category::OptimizerState,
-            Told::Input | Told::Buffer => Category::Input,
-            Told::Temporary => Category::Temporary,
-            Told::Activation => Category::Activation,
-            Told::Gradient => Category::Gradient,
-            Told::AutogradDetail => Category::AutogradDetail,
-            Told::Other | Told::None => Category::Unknown,
-        }
-    }
-
-    /// The trace's category of one of the profiler's.
-    #[must_use]
-    pub const fn told(self) -> Told {
-        match self {
-            Category::Parameter => Told::Parameter,
-            Category::OptimizerState => Told::OptimizerState,
-            Category::Input => Told::Input,
-            Category::Temporary => Told::Temporary,
-            Category::Activation => Told::Activation,
-            Category::Gradient => Told::Gradient,
-            Category::AutogradDetail => Told::AutogradDetail,
-            Category::Unknown => Told::None,
-        }
-    }
-}
-
-/// What happened to a block, by its number in the profiler's export.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Action {
-    /// It was there before the recording, or before the window.
-    Preexisting = 1,
-    /// It was allocated.
-    Create = 2,
-    /// An op changed it in place. Only with io records.
-    IncrementVersion = 3,
-    /// It was given back.
-    Destroy = 4,
-}
-
-impl Action {
-    /// All, by their number.
-    pub const ALL: [Action; 4] =
-        [Action::Preexisting, Action::Create, Action::IncrementVersion, Action::Destroy];
-
-    /// As the profiler writes it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Action::Preexisting => "PREEXISTING",
-            Action::Create => "CREATE",
-            Action::IncrementVersion => "INCREMENT_VERSION",
-            Action::Destroy => "DESTROY",
-        }
-    }
-}
-
-/// One action on one block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Change {
-    /// ns since the trace's start; -1 of a block that was there before.
-    pub time_ns: i64,
-    /// What happened.
-    pub action: Action,
-    /// The block, a place in [`Profile::blocks`].
-    pub block: u32,
-    /// The version that it had; of a creation the one that it gets.
-    pub version: u32,
-    /// The category of that version.
-    pub category: Category,
-    /// The category that it has then: of the next version when the action makes one.
-    pub after: Category,
-    /// Was one of the two inferred from the flow of data?
-    pub inferred: bool,
-}
-
-/// A block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// The `alloc_id`; 0 when only its free is in the trace.
-    pub id: i64,
-    /// Its CUDA ordinal; -1 for a CPU tensor.
-    pub device: i32,
-    /// Its address.
-    pub addr: i64,
-    /// Its size in bytes, as the allocator gave it.
-    pub bytes: i64,
-    /// When it was allocated, ns; `None` for one that was there before.
-    pub born_ns: Option<i64>,
-    /// When it was given back, ns.
-    pub died_ns: Option<i64>,
-    /// What its rows say that it is for, by the last of them.
-    pub told: Told,
-    /// Is that from a `tag` row? Else it is what was known at its birth.
-    pub tagged: bool,
-}
+use crate::state::categories::FlowCategories;
+use crate::state::replay::Window;
+use read::Reading;
 
 /// The memory profile of one process.
 #[derive(Debug, Default)]
@@ -214,7 +52,9 @@ impl Profile {
     pub fn of(trace: &TraceFile, options: &Options) -> Result<Profile> {
         let reading = read::read(trace, options)?;
         let categories = passes::classify(&reading);
-        Ok(timeline::profile(trace, reading, &categories))
+        let changes = changes::changes(&reading, &categories);
+        let Reading { blocks, has_io, has_tags, .. } = reading;
+        Ok(Profile { blocks, has_io, has_tags, start_unix_ns: trace.meta.start_unix_ns, changes })
     }
 
     /// The actions on a device, in the profiler's order: by time, then by action.
@@ -235,17 +75,17 @@ impl Profile {
         all.into_iter().collect()
     }
 
-    /// What each block is for in the end, by `alloc_id`, where that is known.
+    /// The category of each block in the end, by `alloc_id`, where it is known.
     #[must_use]
-    pub fn told(&self) -> FxHashMap<i64, Told> {
-        let mut told = FxHashMap::default();
-        // By time, so the last word on a block stays; its end may be outside of what was read.
+    pub fn final_categories(&self) -> FlowCategories {
+        let mut categories = FxHashMap::default();
+        // By time, so a block's last category stays; its end may lie outside the part that was read.
         for change in &self.changes {
             if change.after != Category::Unknown {
-                told.insert(self.block(change).id, change.after.told());
+                categories.insert(self.block(change).id, change.after.to_trace());
             }
         }
-        told
+        FlowCategories::new(categories)
     }
 
     /// What a reader should know: what is missing, and what was inferred.
@@ -262,6 +102,41 @@ impl Profile {
         }
         notes
     }
+}
+
+/// The categories that a replay of `trace` takes from the flow of data between ops: empty when the trace has tags, or
+/// no io records. Otherwise this reads the whole trace, whatever window `options` has, as only the whole shows the
+/// role of a block.
+///
+/// # Errors
+/// When the trace cannot be read.
+pub fn flow_categories(trace: &TraceFile, options: &Options) -> Result<FlowCategories> {
+    if !needs_flow(trace) {
+        return Ok(FlowCategories::default());
+    }
+    let whole = Options { window: Window::default(), ..options.clone() };
+    Ok(Profile::of(trace, &whole)?.final_categories())
+}
+
+/// As [`flow_categories`], and the profile of the part of `trace` that `options` asks for: where that part is the
+/// whole trace, one reading serves both.
+///
+/// # Errors
+/// When the trace cannot be read.
+pub fn profile_and_flow(trace: &TraceFile, options: &Options) -> Result<(Profile, FlowCategories)> {
+    let profile = Profile::of(trace, options)?;
+    let flow = if needs_flow(trace) && options.window == Window::default() {
+        profile.final_categories()
+    } else {
+        flow_categories(trace, options)?
+    };
+    Ok((profile, flow))
+}
+
+/// Whether the roles of blocks are known from the flow of data alone: the trace has io records, and no Python part
+/// that tags parameters.
+fn needs_flow(trace: &TraceFile) -> bool {
+    trace.meta.ops == Ops::Io.name() && !trace.meta.modules
 }
 
 /// Said of a trace without io records.

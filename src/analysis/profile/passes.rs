@@ -14,12 +14,12 @@
 
 use std::collections::VecDeque;
 
-use memtrace_trace::Category as Told;
+use memtrace_trace::Category as TraceCategory;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::flow::Node;
 use super::read::Reading;
-use super::{Block, Category};
+use super::types::{Block, Category};
 
 /// What the passes found; see [`Categories::of`].
 #[derive(Debug, Default)]
@@ -46,7 +46,7 @@ impl Categories {
                 let told = self.of_block[place as usize].is_some() && !self.inferred[place as usize];
                 (category, !told)
             }
-            None => (Category::of(block.told), false),
+            None => (Category::of(block.recorded), false),
         }
     }
 
@@ -74,24 +74,24 @@ pub(super) fn classify(reading: &Reading) -> Categories {
         return found;
     }
     let nodes = &reading.nodes;
-    told(&mut found, reading, Told::Gradient, Category::Gradient);
+    apply_tags(&mut found, reading, TraceCategory::Gradient, Category::Gradient);
     accumulated(&mut found, reading);
     for (block, edge) in nodes.iter().flat_map(|node| &node.edges) {
         found.temporary[*block as usize] |= edge.is_intermediate();
     }
-    told(&mut found, reading, Told::Parameter, Category::Parameter);
+    apply_tags(&mut found, reading, TraceCategory::Parameter, Category::Parameter);
     inputs(&mut found, reading);
     parameters(&mut found, reading);
     activations(&mut found, nodes);
-    told(&mut found, reading, Told::OptimizerState, Category::OptimizerState);
+    apply_tags(&mut found, reading, TraceCategory::OptimizerState, Category::OptimizerState);
     autograd_detail(&mut found, nodes);
     found
 }
 
 /// What tags say.
-fn told(found: &mut Categories, reading: &Reading, told: Told, category: Category) {
+fn apply_tags(found: &mut Categories, reading: &Reading, told: TraceCategory, category: Category) {
     for (place, block) in reading.blocks.iter().enumerate() {
-        if block.tagged && block.told == told {
+        if block.tagged && block.recorded == told {
             (found.of_block[place], found.inferred[place]) = (Some(category), false);
         }
     }

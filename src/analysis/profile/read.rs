@@ -2,18 +2,18 @@
 
 use std::collections::hash_map::Entry;
 
-use memtrace_trace::{Api, Category as Told, EventName};
+use memtrace_trace::{Api, Category as TraceCategory, EventName};
 use rustc_hash::FxHashMap;
 
-use super::Block;
 use super::flow::{Builder, Deed, Did, Node};
+use super::types::Block;
 use crate::error::Result;
 use crate::options::Options;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, Texts};
 use crate::state::replay::{self, HOST, Kind, Metric, Replay};
-use crate::state::replay_trace::play_rows;
+use crate::state::replay_trace::replay_rows;
 
 /// What [`read`] found.
 #[derive(Default)]
@@ -30,7 +30,7 @@ pub(super) struct Reading {
 pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<Reading> {
     let mut reader = Reader::default();
     let columns = Columns::of(&["ts_ns", "tid", "api", "alloc_id", "addr", "op", "latency_ns", "category"]);
-    play_rows(trace, replay::COLUMNS.and(columns), options, Metric::Allocated, |row, replay| {
+    replay_rows(trace, replay::COLUMNS.and(columns), options, Metric::Allocated, |row, replay| {
         if replay.in_window() {
             reader.feed(row, replay);
         }
@@ -91,12 +91,15 @@ impl Reader {
                     replay.live.values().filter(|block| block.kind != Kind::Outside).collect();
                 before.sort_by_key(|block| block.id);
                 for block in before.into_iter().filter(|block| block.id != row.alloc_id) {
-                    let (addr, told) = (block.addr, block.owner.category);
+                    let (addr, recorded) = (block.addr, block.owner.category);
                     // What lives from step to step and has a use that is no birth's was tagged.
-                    let birth = matches!(told, Told::None | Told::Activation | Told::Temporary);
+                    let birth = matches!(
+                        recorded,
+                        TraceCategory::None | TraceCategory::Activation | TraceCategory::Temporary
+                    );
                     let place = self.add(Block {
                         addr,
-                        told,
+                        recorded,
                         tagged: !birth,
                         ..block_of(block.id, block.device, block.bytes)
                     });
@@ -128,25 +131,25 @@ impl Reader {
             EventName::Alloc | EventName::HostAlloc if row.alloc_id != 0 => {
                 let device = if row.event == EventName::Alloc { row.device } else { HOST };
                 let born_ns = Some(row.ts_ns);
-                let (addr, told) = (row.addr, row.category);
+                let (addr, recorded) = (row.addr, row.category);
                 let place = self.add(Block {
                     addr,
-                    told,
+                    recorded,
                     born_ns,
                     ..block_of(row.alloc_id, device, row.delta_bytes)
                 });
                 self.did(row, place, Did::Made);
             }
             EventName::Live if row.alloc_id != 0 && !self.live.contains_key(&row.alloc_id) => {
-                let (addr, told) = (row.addr, row.category);
-                self.add(Block { addr, told, ..block_of(row.alloc_id, row.device, row.delta_bytes) });
+                let (addr, recorded) = (row.addr, row.category);
+                self.add(Block { addr, recorded, ..block_of(row.alloc_id, row.device, row.delta_bytes) });
             }
             EventName::Free | EventName::HostFree => self.free(row),
             EventName::Tag if row.delta_bytes > 0 => {
                 self.reading.has_tags = true;
                 if let Entry::Occupied(place) = self.live.entry(row.alloc_id) {
                     let block = &mut self.reading.blocks[*place.get() as usize];
-                    (block.told, block.tagged) = (row.category, true);
+                    (block.recorded, block.tagged) = (row.category, true);
                 }
             }
             EventName::Io => {
@@ -178,8 +181,8 @@ impl Reader {
             Some(place) => place,
             // Its allocation is not in the trace: it was there before.
             None => {
-                let (addr, told) = (row.addr, row.category);
-                self.add(Block { addr, told, ..block_of(0, row.device, -row.delta_bytes) })
+                let (addr, recorded) = (row.addr, row.category);
+                self.add(Block { addr, recorded, ..block_of(0, row.device, -row.delta_bytes) })
             }
         };
         self.reading.blocks[place as usize].died_ns = Some(row.ts_ns);
@@ -189,6 +192,6 @@ impl Reader {
 
 /// A block that was there before, of which nothing more is known.
 fn block_of(id: i64, device: i32, bytes: i64) -> Block {
-    let told = Told::None;
-    Block { id, device, addr: 0, bytes, born_ns: None, died_ns: None, told, tagged: false }
+    let recorded = TraceCategory::None;
+    Block { id, device, addr: 0, bytes, born_ns: None, died_ns: None, recorded, tagged: false }
 }

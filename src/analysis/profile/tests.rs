@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use memtrace_trace::Row;
-use memtrace_trace::{Category as Told, EventName};
+use memtrace_trace::{Category as TraceCategory, EventName};
 
 use super::{Action, Category, Profile, Raw};
 use crate::options::Options;
@@ -50,8 +50,8 @@ fn without_io_records_blocks_have_the_category_of_their_last_row() {
     let mut trace = TraceBuilder::default();
     let none = Row::default();
     let weight = trace.alloc(4 * KIB, none);
-    trace.tag(weight, 4 * KIB, none, Row { category: Told::Parameter, ..none });
-    let activation = Row { category: Told::Activation, ..none };
+    trace.tag(weight, 4 * KIB, none, Row { category: TraceCategory::Parameter, ..none });
+    let activation = Row { category: TraceCategory::Activation, ..none };
     let block = trace.alloc(KIB, activation);
     trace.free(block, KIB, activation);
     let profile = profile_of(trace, "plain");

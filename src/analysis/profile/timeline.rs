@@ -1,9 +1,7 @@
 //! The rows of the profiler's exports: `MemoryProfile.timeline` and `MemoryProfileTimeline`.
 
-use super::passes::Categories;
-use super::read::Reading;
-use super::{Action, Category, Change, Profile};
-use crate::read::stream::TraceFile;
+use super::Profile;
+use super::types::{Action, Category, Change};
 
 /// The time of what was there before.
 const BEFORE: i64 = -1;
@@ -15,47 +13,6 @@ pub type Row = (i64, [i64; 9]);
 /// One entry of the raw timeline, what `export_memory_timeline_raw` writes: wall-clock ns (-1 for what was
 /// there before), the number of the action, signed bytes, the number of the category.
 pub type Raw = (i64, u8, i64, u8);
-
-/// The profile of what was read and classified.
-pub(super) fn profile(trace: &TraceFile, reading: Reading, categories: &Categories) -> Profile {
-    let Reading { blocks, nodes, versions, has_io, has_tags } = reading;
-    let mut changes = Vec::with_capacity(blocks.len() * 2);
-    let mut add = |time_ns: i64, action: Action, place: u32, version: u32| {
-        let block = &blocks[place as usize];
-        let (category, inferred) = categories.of(place, version, block);
-        let (after, too) = match action {
-            Action::IncrementVersion => categories.of(place, version + 1, block),
-            _ => (category, inferred),
-        };
-        changes.push(Change {
-            time_ns,
-            action,
-            block: place,
-            version,
-            category,
-            after,
-            inferred: inferred || too,
-        });
-    };
-    for (place, block) in (0..).zip(&blocks) {
-        match block.born_ns {
-            Some(born_ns) => add(born_ns, Action::Create, place, 0),
-            None => add(-1, Action::Preexisting, place, 0),
-        }
-        if let Some(died_ns) = block.died_ns {
-            add(died_ns, Action::Destroy, place, versions[place as usize]);
-        }
-    }
-    for node in &nodes {
-        for (place, edge) in &node.edges {
-            if let (Some(version), Some(_)) = (edge.input, edge.output()) {
-                add(node.start_ns, Action::IncrementVersion, *place, version);
-            }
-        }
-    }
-    changes.sort_by_key(|change| (change.time_ns, change.action));
-    Profile { blocks, has_io, has_tags, start_unix_ns: trace.meta.start_unix_ns, changes }
-}
 
 impl Profile {
     /// The timeline of a device, what `export_memory_timeline` writes as `[times, sizes]`; times rise.

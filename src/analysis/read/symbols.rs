@@ -70,6 +70,18 @@ impl Texts {
         inner.texts.get(symbol.index()).or(inner.texts.first()).map_or_else(|| NONE.into(), Arc::clone)
     }
 
+    /// The text of an owner as reports show it: `(unattributed)` for [`Symbol::NONE`].
+    #[must_use]
+    pub fn or_unattributed(&self, symbol: Symbol) -> String {
+        if symbol == Symbol::NONE { "(unattributed)".to_owned() } else { self.get(symbol).to_string() }
+    }
+
+    /// The text of `symbol` as a table cell: `-` for [`Symbol::NONE`].
+    #[must_use]
+    pub fn or_dash(&self, symbol: Symbol) -> String {
+        if symbol == Symbol::NONE { "-".to_owned() } else { self.get(symbol).to_string() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

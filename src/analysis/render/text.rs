@@ -249,6 +249,12 @@ pub fn count(number: u64) -> String {
     text
 }
 
+/// A training step, or `-` before the first.
+#[must_use]
+pub fn step_or_dash(step: i64) -> String {
+    if step < 0 { "-".to_owned() } else { step.to_string() }
+}
+
 /// A time in ns as people say it: `412 ms`, `3.21 s`, `1 h 02 min`.
 #[must_use]
 pub fn duration(ns: i64) -> String {

@@ -3,15 +3,17 @@
 
 use serde_json::{Value, json};
 
-use super::{Answer, Report, next};
+use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
-use crate::profile::{Action, Category, Profile};
+use crate::profile::{Action, Category, Profile, profile_and_flow};
 use crate::read::input::Input;
 use crate::read::record::Columns;
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
 use crate::render::text::{Cell, Page, Side, Style, Table, count};
 use crate::state::replay::{HOST, Metric};
-use crate::state::replay_trace::{Footer, heading, play};
+use crate::state::replay_trace::replay_trace;
 
 /// See the module.
 pub(super) struct Actions;
@@ -41,9 +43,10 @@ impl Report for Actions {
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {
-            let played = play(trace, Columns::of(&[]), options, Metric::Allocated, |_, _| {})?;
-            footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
-            let profile = Profile::of(trace, options)?;
+            let (profile, flow) = profile_and_flow(trace, options)?;
+            let replayed =
+                replay_trace(trace, Columns::of(&[]), options, Metric::Allocated, flow, |_, _| {})?;
+            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             for note in profile.notes() {
                 if !footer.notes.contains(&note) {
                     footer.notes.push(note);

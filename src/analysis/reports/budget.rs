@@ -18,16 +18,20 @@ use memtrace_trace::units::parse_bytes;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::{Answer, Report, Verdict, next};
+use super::report::{Answer, Report, Verdict, next};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
+use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
 use crate::read::symbols::{Symbol, Texts};
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
+use crate::render::text::step_or_dash;
 use crate::render::text::{Cell, Page, Side, Style, Table, percent, share};
 use crate::state::group::category;
 use crate::state::replay::{HOST, Metric, Replay};
-use crate::state::replay_trace::{Footer, Played, dash, heading, play, step};
+use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// See the module.
 pub(super) struct Budget;
@@ -67,16 +71,17 @@ impl Report for Budget {
         let mut broken = 0;
         for (index, trace) in input.traces.iter().enumerate() {
             let mut meter = Meter::new(&limits, options);
-            let played = play(
+            let replayed = replay_trace(
                 trace,
                 Columns::of(&["module", "category"]),
                 options,
                 Metric::Allocated,
+                flow_categories(trace, options)?,
                 |row, replay| {
                     meter.feed(row, replay);
                 },
             )?;
-            footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             if index == 0 {
                 heading(&mut page, input, &trace.meta);
             }
@@ -84,7 +89,7 @@ impl Report for Budget {
             if input.traces.len() > 1 {
                 page.plain(format!("rank {}", trace.meta.rank));
             }
-            let results = meter.results(&played, options);
+            let results = meter.results(&replayed, options);
             broken += results.iter().filter(|result| result.is_broken()).count();
             print(&mut page, &results, options);
             json.extend(results.iter().map(|result| result.json(trace.meta.rank)));
@@ -250,11 +255,11 @@ impl<'a> Meter<'a> {
         }
     }
 
-    fn results(&self, played: &Played, options: &Options) -> Vec<Outcome> {
+    fn results(&self, replayed: &Replayed, options: &Options) -> Vec<Outcome> {
         let outcome = |gauge: &Gauge<'_>| {
-            let texts = &played.texts;
+            let texts = &replayed.texts;
             let (highest, at) = match gauge.limit.what {
-                What::Total(metric) => match played.fullest(metric, options) {
+                What::Total(metric) => match replayed.fullest(metric, options) {
                     Some(device) => {
                         let peak = device.peak(metric);
                         (peak.bytes, Some((peak.owner.step, peak.owner.phase, peak.owner.op)))
@@ -264,7 +269,7 @@ impl<'a> Meter<'a> {
                 _ => (gauge.highest, gauge.at.map(|row| (row.step, row.phase, row.op))),
             };
             let at = at.map_or_else(String::new, |(at, phase, op)| {
-                format!("step {}, {}, {}", step(at), dash(texts, phase), dash(texts, op))
+                format!("step {}, {}, {}", step_or_dash(at), texts.or_dash(phase), texts.or_dash(op))
             });
             Outcome { limit: gauge.limit.clone(), highest, at }
         };

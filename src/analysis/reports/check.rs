@@ -3,13 +3,15 @@
 
 use serde_json::{Value, json};
 
-use super::{Answer, Report, Verdict, next};
+use super::report::{Answer, Report, Verdict, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::read::input::Input;
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
 use crate::render::text::{Cell, Page, Style, count};
 use crate::state::replay::Metric;
-use crate::state::replay_trace::{Footer, Played, check, heading};
+use crate::state::replay_trace::{Replayed, replay_checked};
 
 /// See the module.
 pub(super) struct Check;
@@ -41,16 +43,16 @@ impl Report for Check {
         let mut verdict = Verdict::Fine;
         let mut files: Vec<Value> = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {
-            let played = check(trace, options)?;
-            footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            let replayed = replay_checked(trace, options)?;
+            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             if index == 0 {
                 heading(&mut page, input, &trace.meta);
                 page.gap();
             }
-            let found = findings(&played);
+            let found = findings(&replayed);
             let bad: u64 = found.iter().map(|(_, number)| number).sum();
             let name = trace.path.display().to_string();
-            let rows = count(played.replay.counts.rows);
+            let rows = count(replayed.replay.counts.rows);
             if bad == 0 {
                 page.line([Cell::new("ok   ", Style::Strong), format!("{name}: {rows} rows").into()]);
             } else {
@@ -59,7 +61,7 @@ impl Report for Check {
                 for (what, number) in found.iter().filter(|(_, number)| *number > 0) {
                     page.plain(format!("     {what}: {}", count(*number)));
                 }
-                for example in &played.replay.problems.examples {
+                for example in &replayed.replay.problems.examples {
                     page.line([Cell::new(format!("       {example}"), Style::Faint)]);
                 }
             }
@@ -67,10 +69,10 @@ impl Report for Check {
                 found.iter().map(|(what, number)| (what.replace(' ', "_"), (*number).into())).collect();
             files.push(json!({
                 "file": name,
-                "rows": played.replay.counts.rows,
+                "rows": replayed.replay.counts.rows,
                 "ok": bad == 0,
                 "found": found,
-                "examples": played.replay.problems.examples,
+                "examples": replayed.replay.problems.examples,
             }));
         }
         let json = json!({ "ok": verdict == Verdict::Fine, "files": files });
@@ -78,8 +80,8 @@ impl Report for Check {
     }
 }
 
-fn findings(played: &Played) -> [(&'static str, u64); 8] {
-    let problems = &played.replay.problems;
+fn findings(replayed: &Replayed) -> [(&'static str, u64); 8] {
+    let problems = &replayed.replay.problems;
     [
         ("gaps in seq", problems.seq_gaps),
         ("totals that the deltas do not give", problems.totals),
@@ -87,7 +89,7 @@ fn findings(played: &Played) -> [(&'static str, u64); 8] {
         ("allocations under a live id", problems.double_allocs),
         ("frees of another size", problems.wrong_sizes),
         ("no end row", u64::from(problems.unfinished)),
-        ("last line cut off", u64::from(played.told.cut)),
-        ("lines that are not rows", played.told.skipped),
+        ("last line cut off", u64::from(replayed.told.cut)),
+        ("lines that are not rows", replayed.told.skipped),
     ]
 }

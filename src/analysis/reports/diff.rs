@@ -4,15 +4,18 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{Answer, Report, Verdict, next};
+use super::report::{Answer, Report, Verdict, next};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
+use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::stream::TraceFile;
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
 use crate::render::text::{Cell, Page, Side, Style, Table, percent, share};
 use crate::state::group::{self, Group, Key};
 use crate::state::replay::{Device, HOST, Metric};
-use crate::state::replay_trace::{Footer, Played, heading, play};
+use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// See the module.
 pub(super) struct Diff;
@@ -112,7 +115,7 @@ fn limit(text: &str) -> Result<Option<Limit>> {
 /// One of the two runs: its fullest process.
 struct Run<'a> {
     trace: &'a TraceFile,
-    played: Played,
+    replayed: Replayed,
     device: Device,
     groups: rustc_hash::FxHashMap<String, Group>,
     /// The highest level of each step.
@@ -124,16 +127,24 @@ impl<'a> Run<'a> {
         let mut best: Option<Run<'a>> = None;
         for trace in &input.traces {
             let mut steps: BTreeMap<i64, i64> = BTreeMap::new();
-            let played = play(trace, by.columns(), options, Metric::Allocated, |row, replay| {
-                if row.device != HOST && replay.in_window() {
-                    let highest = steps.entry(replay.step).or_default();
-                    *highest = row.allocated_bytes.max(*highest);
-                }
-            })?;
-            let Some(device) = played.fullest(Metric::Allocated, options).cloned() else { continue };
-            footer.add(trace, &played, Some(device.ordinal));
-            let groups = by.on(trace).groups(&played.replay.at_peak(device.ordinal, false), &played.texts);
-            let new = Run { trace, played, device, groups, steps };
+            let replayed = replay_trace(
+                trace,
+                by.columns(),
+                options,
+                Metric::Allocated,
+                flow_categories(trace, options)?,
+                |row, replay| {
+                    if row.device != HOST && replay.in_window() {
+                        let highest = steps.entry(replay.step).or_default();
+                        *highest = row.allocated_bytes.max(*highest);
+                    }
+                },
+            )?;
+            let Some(device) = replayed.fullest(Metric::Allocated, options).cloned() else { continue };
+            footer.add(trace, &replayed, Some(device.ordinal));
+            let groups =
+                by.on(trace).groups(&replayed.replay.at_peak(device.ordinal, false), &replayed.texts);
+            let new = Run { trace, replayed, device, groups, steps };
             if best.as_ref().is_none_or(|best| new.peak(Metric::Allocated) > best.peak(Metric::Allocated)) {
                 best = Some(new);
             }
@@ -150,9 +161,9 @@ impl<'a> Run<'a> {
             "file": self.trace.path.display().to_string(),
             "rank": self.trace.meta.rank,
             "device": self.device.ordinal,
-            "peak_allocated": self.played.moment(self.device.peak(Metric::Allocated)),
-            "peak_reserved": self.played.moment(self.device.peak(Metric::Reserved)),
-            "peak_used": self.played.moment(self.device.peak(Metric::Used)),
+            "peak_allocated": self.replayed.moment(self.device.peak(Metric::Allocated)),
+            "peak_reserved": self.replayed.moment(self.device.peak(Metric::Reserved)),
+            "peak_used": self.replayed.moment(self.device.peak(Metric::Used)),
             "peak_allocated_bytes_by_step": self.steps.iter().filter(|(step, _)| **step >= 0)
                 .map(|(step, bytes)| (step.to_string(), Value::from(*bytes)))
                 .collect::<serde_json::Map<_, _>>(),

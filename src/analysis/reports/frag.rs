@@ -2,17 +2,21 @@
 
 use serde_json::{Value, json};
 
-use super::{Answer, Report, next};
+use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
+use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::stream::TraceFile;
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
+use crate::render::text::step_or_dash;
 use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
 use crate::state::group::category;
 use crate::state::layout::{self, Layout, Segment};
-use crate::state::moment::{self, At, play_to};
+use crate::state::moment::{self, At, replay_to_moment};
 use crate::state::replay::{Block, Metric};
-use crate::state::replay_trace::{Footer, Played, dash, heading, step};
+use crate::state::replay_trace::Replayed;
 
 /// See the module.
 pub(super) struct Frag;
@@ -38,12 +42,19 @@ impl Report for Frag {
         let mut json = Vec::new();
         for trace in &input.traces {
             let mut layout = Layout::default();
-            let played = play_to(trace, at, layout::COLUMNS, options, |row, _| layout.feed(row))?;
-            let Some(played) = played else { continue };
-            footer.lost += played.replay.counts.lost;
-            let devices: Vec<i32> = played.gpus(options).map(|device| device.ordinal).collect();
+            let replayed = replay_to_moment(
+                trace,
+                at,
+                layout::COLUMNS,
+                options,
+                flow_categories(trace, options)?,
+                |row, _| layout.feed(row),
+            )?;
+            let Some(replayed) = replayed else { continue };
+            footer.lost += replayed.replay.counts.lost;
+            let devices: Vec<i32> = replayed.gpus(options).map(|device| device.ordinal).collect();
             for ordinal in devices {
-                let state = State::new(&played, &layout, ordinal);
+                let state = State::new(&replayed, &layout, ordinal);
                 if state.reserved == 0 {
                     continue;
                 }
@@ -51,9 +62,9 @@ impl Report for Frag {
                     heading(&mut page, input, &trace.meta);
                 }
                 page.gap();
-                state.print(&mut page, trace, &played, options);
-                json.push(state.json(trace, &played));
-                footer.add_share(&played, ordinal);
+                state.print(&mut page, trace, &replayed, options);
+                json.push(state.json(trace, &replayed));
+                footer.add_share(&replayed, ordinal);
             }
         }
         if json.is_empty() {
@@ -86,11 +97,11 @@ struct State {
 }
 
 impl State {
-    fn new(played: &Played, layout: &Layout, ordinal: i32) -> State {
-        let totals = played.replay.find(ordinal).map(|device| device.totals).unwrap_or_default();
+    fn new(replayed: &Replayed, layout: &Layout, ordinal: i32) -> State {
+        let totals = replayed.replay.find(ordinal).map(|device| device.totals).unwrap_or_default();
         let mut state = State {
             ordinal,
-            ts_ns: played.replay.ts_ns,
+            ts_ns: replayed.replay.ts_ns,
             reserved: totals.reserved,
             allocated: totals.allocated,
             requested: 0,
@@ -102,7 +113,7 @@ impl State {
             largest: 0,
             pinned: Vec::new(),
         };
-        for segment in layout.segments(&played.replay, ordinal) {
+        for segment in layout.segments(&replayed.replay, ordinal) {
             for block in &segment.blocks {
                 state.requested += if block.requested < 0 { block.bytes } else { block.requested };
             }
@@ -120,7 +131,7 @@ impl State {
         state
     }
 
-    fn print(&self, page: &mut Page, trace: &TraceFile, played: &Played, options: &Options) {
+    fn print(&self, page: &mut Page, trace: &TraceFile, replayed: &Replayed, options: &Options) {
         let units = options.units;
         page.line([
             format!("rank {}, device {}, at {}: ", trace.meta.rank, self.ordinal, duration(self.ts_ns))
@@ -181,10 +192,10 @@ impl State {
                 Cell::new(units.show(segment.free()).to_string(), Style::Strong),
                 units.show(segment.bytes).to_string().into(),
                 pins.into(),
-                step(block.owner.step).into(),
+                step_or_dash(block.owner.step).into(),
                 category(block.owner.category).into(),
-                dash(&played.texts, block.owner.op).into(),
-                dash(&played.texts, block.owner.module).into(),
+                replayed.texts.or_dash(block.owner.op).into(),
+                replayed.texts.or_dash(block.owner.module).into(),
             ]);
         }
         page.table(&table);
@@ -194,7 +205,7 @@ impl State {
         }
     }
 
-    fn json(&self, trace: &TraceFile, played: &Played) -> Value {
+    fn json(&self, trace: &TraceFile, replayed: &Replayed) -> Value {
         let pinned: Vec<Value> = self
             .pinned
             .iter()
@@ -210,8 +221,8 @@ impl State {
                             "requested_bytes": block.requested,
                             "step": block.owner.step,
                             "category": block.owner.category.as_str(),
-                            "op": &*played.texts.get(block.owner.op),
-                            "module": &*played.texts.get(block.owner.module),
+                            "op": &*replayed.texts.get(block.owner.op),
+                            "module": &*replayed.texts.get(block.owner.module),
                         })
                     })
                     .collect();
@@ -239,7 +250,7 @@ impl State {
             "empty_segment_bytes": self.empty,
             "empty_segments": self.empty_segments,
             "largest_free_bytes": self.largest,
-            "peak_reserved_bytes": played.replay.find(self.ordinal).map_or(0, |d| d.peak(Metric::Reserved).bytes),
+            "peak_reserved_bytes": replayed.replay.find(self.ordinal).map_or(0, |d| d.peak(Metric::Reserved).bytes),
             "pinned_segments": pinned,
         })
     }

@@ -11,17 +11,20 @@ use memtrace_trace::Category;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::{Answer, Report, next};
+use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::Options;
+use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::Symbol;
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
 use crate::render::text::{Cell, Page, Side, Style, Table, count};
 use crate::state::group::category;
 use crate::state::replay::{HOST, Kind, Metric};
-use crate::state::replay_trace::{Footer, Played, heading, play, play_until, shown};
+use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 use crate::state::stacks::Stacks;
 
 /// See the module.
@@ -48,19 +51,28 @@ impl Report for Leaks {
         for (index, trace) in input.traces.iter().enumerate() {
             // First to the end, for the last step and what was never freed.
             let mut levels = Levels::default();
-            let whole = play(trace, Columns::of(&[]), options, Metric::Allocated, |row, replay| {
-                levels.feed(
-                    row.step,
-                    replay.devices.iter().filter(|d| d.ordinal != HOST).map(|d| d.totals.allocated).sum(),
-                );
-            })?;
+            let flow = flow_categories(trace, options)?;
+            let whole = replay_trace(
+                trace,
+                Columns::of(&[]),
+                options,
+                Metric::Allocated,
+                flow.clone(),
+                |row, replay| {
+                    levels.feed(
+                        row.step,
+                        replay.devices.iter().filter(|d| d.ordinal != HOST).map(|d| d.totals.allocated).sum(),
+                    );
+                },
+            )?;
             footer.add(trace, &whole, whole.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             let last = whole.replay.last_step.min(options.window.to_step);
-            let before_last = play_until(
+            let before_last = replay_until(
                 trace,
                 Columns::of(&["stack_id"]),
                 options,
                 Metric::Allocated,
+                flow.clone(),
                 |row| last > 0 && row.step >= last,
                 |_, _| {},
             )?;
@@ -159,8 +171,8 @@ struct Found {
 
 impl Found {
     fn new(
-        before_last: &Played,
-        whole: &Played,
+        before_last: &Replayed,
+        whole: &Replayed,
         stacks: &Stacks,
         levels: Levels,
         last: i64,
@@ -203,10 +215,10 @@ impl Found {
                     .collect();
                 Some(Leak {
                     code: line.map(str::to_owned),
-                    op: shown(texts, op),
-                    module: shown(texts, module),
+                    op: texts.or_unattributed(op),
+                    module: texts.or_unattributed(module),
                     category: category(kind),
-                    phase: shown(texts, phase),
+                    phase: texts.or_unattributed(phase),
                     blocks: steps.values().map(|(blocks, _)| blocks).sum(),
                     bytes: steps.values().map(|(_, bytes)| bytes).sum(),
                     steps: steps.len(),

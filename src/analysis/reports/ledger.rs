@@ -4,19 +4,22 @@ use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::{Answer, Report, next};
+use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
+use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::Symbol;
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
 use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
 use crate::state::group::{Key, sorted};
 use crate::state::layout::{self, Layout};
-use crate::state::moment::{self, At, play_to};
+use crate::state::moment::{self, At, replay_to_moment};
 use crate::state::replay::{Kind, Replay};
-use crate::state::replay_trace::{Footer, Played, heading};
+use crate::state::replay_trace::Replayed;
 
 mod advice;
 mod looks;
@@ -57,16 +60,23 @@ impl Report for Ledger {
             let looks = Looks::of(trace, options)?;
             let mut layout = Layout::default();
             let mut callers = FxHashMap::default();
-            let played = play_to(trace, at, COLUMNS, options, |row, replay| {
-                layout.feed(row);
-                remember_caller(&mut callers, row, replay);
-            })?;
-            let Some(played) = played else { continue };
-            footer.lost += played.replay.counts.lost;
-            footer.note_inference(&played);
-            let devices: Vec<i32> = played.gpus(options).map(|device| device.ordinal).collect();
+            let replayed = replay_to_moment(
+                trace,
+                at,
+                COLUMNS,
+                options,
+                flow_categories(trace, options)?,
+                |row, replay| {
+                    layout.feed(row);
+                    remember_caller(&mut callers, row, replay);
+                },
+            )?;
+            let Some(replayed) = replayed else { continue };
+            footer.lost += replayed.replay.counts.lost;
+            footer.note_inference(&replayed);
+            let devices: Vec<i32> = replayed.gpus(options).map(|device| device.ordinal).collect();
             for ordinal in devices {
-                let state = State::new(trace, &played, &layout, &callers, &looks, ordinal);
+                let state = State::new(trace, &replayed, &layout, &callers, &looks, ordinal);
                 if state.lines.is_empty() {
                     continue;
                 }
@@ -76,7 +86,7 @@ impl Report for Ledger {
                 page.gap();
                 state.print(&mut page, trace, options);
                 json.push(state.json(trace));
-                footer.add_share(&played, ordinal);
+                footer.add_share(&replayed, ordinal);
                 for note in &state.notes {
                     if !footer.notes.contains(note) {
                         footer.notes.push(note.clone());
@@ -134,13 +144,13 @@ struct State {
 impl State {
     fn new(
         trace: &TraceFile,
-        played: &Played,
+        replayed: &Replayed,
         layout: &Layout,
         callers: &Callers,
         looks: &Looks,
         ordinal: i32,
     ) -> State {
-        let ts_ns = played.replay.ts_ns;
+        let ts_ns = replayed.replay.ts_ns;
         let look = looks.near(ordinal, ts_ns);
         let mut state = State {
             ordinal,
@@ -151,8 +161,8 @@ impl State {
             look,
             notes: Vec::new(),
         };
-        state.torch(trace, played, layout);
-        state.libraries(played, callers);
+        state.torch(trace, replayed, layout);
+        state.libraries(replayed, callers);
         if !state.lines.is_empty() {
             state.rest(trace);
         }
@@ -167,9 +177,9 @@ impl State {
     }
 
     /// What torch's allocator holds: its blocks by category, and what of its segments is in no block.
-    fn torch(&mut self, trace: &TraceFile, played: &Played, layout: &Layout) {
-        let totals = played.replay.find(self.ordinal).map(|device| device.totals).unwrap_or_default();
-        let live = played.replay.live_on(self.ordinal, false);
+    fn torch(&mut self, trace: &TraceFile, replayed: &Replayed, layout: &Layout) {
+        let totals = replayed.replay.find(self.ordinal).map(|device| device.totals).unwrap_or_default();
+        let live = replayed.replay.live_on(self.ordinal, false);
         let mut rounding = 0;
         let asked: Vec<_> = live
             .iter()
@@ -181,14 +191,14 @@ impl State {
                 block
             })
             .collect();
-        for (name, group) in sorted(Key::CATEGORY.groups(&asked, &played.texts)) {
+        for (name, group) in sorted(Key::CATEGORY.groups(&asked, &replayed.texts)) {
             self.line("torch", format!("torch: {name}"), group.bytes, group.blocks, advice::category(&name));
         }
         self.line("torch", "torch: rounding and splitting", rounding, 0, advice::ROUNDING);
         let pending = (totals.active - totals.allocated).max(0);
         self.line("torch", "torch: freed, still in use by a stream", pending, 0, advice::PENDING);
         let (mut holes, mut empty, mut pinned) = (0, 0, 0);
-        for segment in layout.segments(&played.replay, self.ordinal) {
+        for segment in layout.segments(&replayed.replay, self.ordinal) {
             if segment.blocks.is_empty() {
                 empty += segment.bytes;
             } else {
@@ -211,19 +221,19 @@ impl State {
     }
 
     /// What others than torch's allocator took, by library.
-    fn libraries(&mut self, played: &Played, callers: &Callers) {
+    fn libraries(&mut self, replayed: &Replayed, callers: &Callers) {
         let mut holders: FxHashMap<String, (i64, u64)> = FxHashMap::default();
         let mut managed = 0;
         let here = |block: &&crate::state::replay::Block| {
             block.kind == Kind::Outside && block.device == self.ordinal
         };
-        for block in played.replay.live.values().filter(here) {
+        for block in replayed.replay.live.values().filter(here) {
             let (source, api) = callers.get(&block.id).copied().unwrap_or_default();
-            if is_managed(&played.texts.get(api)) {
+            if is_managed(&replayed.texts.get(api)) {
                 managed += block.bytes;
                 continue;
             }
-            let holder = holders.entry(advice::library(&played.texts.get(source))).or_default();
+            let holder = holders.entry(advice::library(&replayed.texts.get(source))).or_default();
             holder.0 += block.bytes;
             holder.1 += 1;
         }

@@ -15,18 +15,21 @@ use memtrace_trace::{Api, EventName};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
+use super::report::{Answer, Report, next};
 use super::snapshot::{ROUNDED, TYPES, Types, rounds_to_nothing, type_of, value};
-use super::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
+use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
 use crate::read::symbols::Symbol;
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
 use crate::render::rst;
 use crate::render::text::{Cell, Page, Side, Style, Table, count};
 use crate::state::group;
 use crate::state::replay::{HOST, Metric, Replay};
-use crate::state::replay_trace::{Footer, heading, play};
+use crate::state::replay_trace::replay_trace;
 
 mod memory;
 
@@ -98,9 +101,15 @@ impl Report for Modules {
                 "ts_ns",
                 "rounded_bytes",
             ]);
-            let played =
-                play(trace, columns, options, Metric::Allocated, |row, replay| tracker.feed(row, replay))?;
-            footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            let replayed = replay_trace(
+                trace,
+                columns,
+                options,
+                Metric::Allocated,
+                flow_categories(trace, options)?,
+                |row, replay| tracker.feed(row, replay),
+            )?;
+            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             if tracker.open_calls() > 0 {
                 footer.notes.push(format!("{} module ranges were never closed", tracker.open_calls()));
             }

@@ -7,18 +7,22 @@ use memtrace_trace::rounding::{SMALL_SIZE, segment_size};
 use memtrace_trace::units::{GIB, Unit};
 use serde_json::{Value, json};
 
-use super::{Answer, Report, next};
+use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::Options;
+use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
+use crate::render::text::step_or_dash;
 use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
 use crate::state::group::{Key, sorted};
 use crate::state::layout::{self, Layout};
-use crate::state::moment::{At, play_to};
+use crate::state::moment::{At, replay_to_moment};
 use crate::state::replay::{Block, Replay};
-use crate::state::replay_trace::{Footer, Played, dash, heading, step};
+use crate::state::replay_trace::Replayed;
 use crate::state::stacks::Stacks;
 
 /// See the module.
@@ -49,22 +53,29 @@ impl Report for Oom {
             let mut layout = Layout::default();
             let mut seen = Seen::default();
             let columns = layout::COLUMNS.and(Columns::of(&["device_free_bytes", "stack_id"]));
-            let played = play_to(trace, At::Oom, columns, options, |row, replay| {
-                layout.feed(row);
-                seen.feed(row, replay, trace);
-            })?;
-            let (Some(played), Some(row)) = (played, seen.oom) else { continue };
-            let case = Case::new(trace, &played, &layout, &row, &seen);
+            let replayed = replay_to_moment(
+                trace,
+                At::Oom,
+                columns,
+                options,
+                flow_categories(trace, options)?,
+                |row, replay| {
+                    layout.feed(row);
+                    seen.feed(row, replay, trace);
+                },
+            )?;
+            let (Some(replayed), Some(row)) = (replayed, seen.oom) else { continue };
+            let case = Case::new(trace, &replayed, &layout, &row, &seen);
             if cases.is_empty() {
                 heading(&mut page, input, &trace.meta);
             }
             page.gap();
             case.print(&mut page, options);
-            holders(&mut page, &played, row.device, options);
-            footer.note_inference(&played);
-            footer.lost += played.replay.counts.lost;
-            footer.add_share(&played, row.device);
-            cases.push(case.json(&played));
+            holders(&mut page, &replayed, row.device, options);
+            footer.note_inference(&replayed);
+            footer.lost += replayed.replay.counts.lost;
+            footer.add_share(&replayed, row.device);
+            cases.push(case.json(&replayed));
         }
         if cases.is_empty() {
             page.plain("No request ran out of memory.");
@@ -151,11 +162,11 @@ struct Case<'a> {
 }
 
 impl<'a> Case<'a> {
-    fn new(trace: &'a TraceFile, played: &Played, layout: &Layout, row: &Record, seen: &Seen) -> Self {
-        let totals = played.replay.find(row.device).map(|device| device.totals).unwrap_or_default();
+    fn new(trace: &'a TraceFile, replayed: &Replayed, layout: &Layout, row: &Record, seen: &Seen) -> Self {
+        let totals = replayed.replay.find(row.device).map(|device| device.totals).unwrap_or_default();
         let capacity = trace.meta.total_bytes(row.device);
         let request = row.rounded_bytes.max(row.requested_bytes);
-        let segments = layout.segments(&played.replay, row.device);
+        let segments = layout.segments(&replayed.replay, row.device);
         let small = request <= SMALL_SIZE as i64;
         let mut holes: Vec<i64> =
             segments.iter().filter(|s| s.is_small() == small).flat_map(|s| s.holes.clone()).collect();
@@ -181,10 +192,10 @@ impl<'a> Case<'a> {
             holes,
             owner: format!(
                 "{} in {}, {}, step {}",
-                dash(&played.texts, row.op),
-                dash(&played.texts, row.module),
-                dash(&played.texts, row.phase),
-                step(row.step)
+                replayed.texts.or_dash(row.op),
+                replayed.texts.or_dash(row.module),
+                replayed.texts.or_dash(row.phase),
+                step_or_dash(row.step)
             ),
             lines: Stacks::read(trace).lines(row.stack_id).into_iter().map(str::to_owned).collect(),
         };
@@ -334,7 +345,7 @@ impl<'a> Case<'a> {
         page.table(&table);
     }
 
-    fn json(&self, played: &Played) -> Value {
+    fn json(&self, replayed: &Replayed) -> Value {
         let (name, because, tries) = self.verdict(Unit::B);
         json!({
             "file": self.trace.path.display().to_string(),
@@ -349,9 +360,9 @@ impl<'a> Case<'a> {
             "requested_bytes": self.row.requested_bytes,
             "rounded_bytes": self.row.rounded_bytes,
             "segment_bytes": self.segment,
-            "op": &*played.texts.get(self.row.op),
-            "module": &*played.texts.get(self.row.module),
-            "phase": &*played.texts.get(self.row.phase),
+            "op": &*replayed.texts.get(self.row.op),
+            "module": &*replayed.texts.get(self.row.module),
+            "phase": &*replayed.texts.get(self.row.phase),
             "step": self.row.step,
             "lines": self.lines,
             "allocated_bytes": self.allocated,
@@ -368,11 +379,11 @@ impl<'a> Case<'a> {
 }
 
 /// Who held the memory then: by category, and the ten largest modules.
-fn holders(page: &mut Page, played: &Played, ordinal: i32, options: &Options) {
-    let live: Vec<Block> = played.replay.live_on(ordinal, false);
+fn holders(page: &mut Page, replayed: &Replayed, ordinal: i32, options: &Options) {
+    let live: Vec<Block> = replayed.replay.live_on(ordinal, false);
     let total: i64 = live.iter().map(|block| block.bytes).sum();
-    let kinds = sorted(Key::CATEGORY.groups(&live, &played.texts));
-    let modules = sorted(Key::MODULE.groups(&live, &played.texts));
+    let kinds = sorted(Key::CATEGORY.groups(&live, &replayed.texts));
+    let modules = sorted(Key::MODULE.groups(&live, &replayed.texts));
     for (title, groups, most) in [("category", kinds, 9), ("module", modules, options.top.unwrap_or(10))] {
         page.gap();
         let mut table = Table::new(&[

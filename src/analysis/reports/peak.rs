@@ -2,15 +2,18 @@
 
 use serde_json::{Value, json};
 
-use super::{Answer, Report, next};
+use super::report::{Answer, Report, next};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
+use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::stream::TraceFile;
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
 use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
 use crate::state::group::{self, Group, Key, sorted};
 use crate::state::replay::Metric;
-use crate::state::replay_trace::{Footer, Played, heading, play};
+use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// See the module.
 pub(super) struct Peak;
@@ -62,7 +65,7 @@ impl Report for Peak {
 /// The process with the highest peak.
 struct Best<'a> {
     trace: &'a TraceFile,
-    played: Played,
+    replayed: Replayed,
     ordinal: i32,
     peak: i64,
     footer: Footer,
@@ -72,12 +75,13 @@ fn fullest<'a>(input: &'a Input, options: &Options, metric: Metric, by: &Key) ->
     let mut best: Option<Best<'a>> = None;
     let mut footer = Footer::new(input);
     for trace in &input.traces {
-        let played = play(trace, by.columns(), options, metric, |_, _| {})?;
-        let device = played.fullest(metric, options);
+        let replayed =
+            replay_trace(trace, by.columns(), options, metric, flow_categories(trace, options)?, |_, _| {})?;
+        let device = replayed.fullest(metric, options);
         let (ordinal, peak) = device.map_or((0, 0), |device| (device.ordinal, device.peak(metric).bytes));
-        footer.add(trace, &played, Some(ordinal));
+        footer.add(trace, &replayed, Some(ordinal));
         if best.as_ref().is_none_or(|best| peak > best.peak) {
-            best = Some(Best { trace, played, ordinal, peak, footer: Footer::default() });
+            best = Some(Best { trace, replayed, ordinal, peak, footer: Footer::default() });
         }
     }
     let mut best = best.ok_or_else(|| Error::usage(format!("{}: no trace", input.path.display())))?;
@@ -86,20 +90,20 @@ fn fullest<'a>(input: &'a Input, options: &Options, metric: Metric, by: &Key) ->
 }
 
 fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best<'_>) -> Result<Answer> {
-    let Best { trace, played, ordinal, mut footer, .. } = best;
+    let Best { trace, replayed, ordinal, mut footer, .. } = best;
     let by = by.on(trace);
     let mut page = Page::new(options.paint, options.width);
     heading(&mut page, input, &trace.meta);
-    let Some(device) = played.replay.find(ordinal) else {
+    let Some(device) = replayed.replay.find(ordinal) else {
         page.plain("No memory tracked.");
         return Ok(Answer { page, json: json!({ "groups": [] }), footer, ..Answer::default() });
     };
     let peak = device.peak(metric);
-    let blocks = played.replay.at_peak(ordinal, options.is_set("as-of"));
+    let blocks = replayed.replay.at_peak(ordinal, options.is_set("as-of"));
     if by.name == "category" && !options.is_set("as-of") {
-        footer.note_inference(&played);
+        footer.note_inference(&replayed);
     }
-    let mut groups = by.groups(&blocks, &played.texts);
+    let mut groups = by.groups(&blocks, &replayed.texts);
     // Held by the allocator and handed out to nobody: it is part of what the device shows.
     let listed: i64 = groups.values().map(|group| group.bytes).sum();
     if metric == Metric::Used && peak.bytes > listed {
@@ -119,7 +123,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     }
     for symbol in [peak.owner.phase, peak.owner.module, peak.owner.op] {
         if symbol != crate::read::symbols::Symbol::NONE {
-            when.push_str(&format!(", {}", played.texts.get(symbol)));
+            when.push_str(&format!(", {}", replayed.texts.get(symbol)));
         }
     }
     page.line([
@@ -150,7 +154,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
         "device": ordinal,
         "of": metric.name(),
         "by": by.name,
-        "peak": played.moment(peak),
+        "peak": replayed.moment(peak),
         "live_bytes": blocks.iter().map(|block| block.bytes).sum::<i64>(),
         "groups": json,
     });

@@ -5,16 +5,20 @@ use serde_json::{Value, json};
 
 use memtrace_trace::EventName;
 
-use super::{Answer, Report, next};
+use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::Options;
+use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::Symbol;
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
+use crate::render::text::step_or_dash;
 use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, percent, share};
 use crate::state::replay::Metric;
-use crate::state::replay_trace::{Footer, Played, heading, play, shown, step};
+use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// See the module.
 pub(super) struct Ranks;
@@ -35,13 +39,20 @@ impl Report for Ranks {
         let mut ranks = Vec::new();
         for trace in &input.traces {
             let mut work = Work::default();
-            let played = play(trace, Columns::of(&[]), options, Metric::Allocated, |row, replay| {
-                if row.event == EventName::Alloc && replay.in_window() {
-                    work.add(row.module, row.phase, row.delta_bytes);
-                }
-            })?;
-            footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
-            ranks.push(Rank::new(trace, &played, &work, options));
+            let replayed = replay_trace(
+                trace,
+                Columns::of(&[]),
+                options,
+                Metric::Allocated,
+                flow_categories(trace, options)?,
+                |row, replay| {
+                    if row.event == EventName::Alloc && replay.in_window() {
+                        work.add(row.module, row.phase, row.delta_bytes);
+                    }
+                },
+            )?;
+            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            ranks.push(Rank::new(trace, &replayed, &work, options));
         }
         if let Some(trace) = input.traces.first() {
             heading(&mut page, input, &trace.meta);
@@ -107,14 +118,14 @@ struct Rank {
 }
 
 impl Rank {
-    fn new(trace: &TraceFile, played: &Played, work: &Work, options: &Options) -> Rank {
+    fn new(trace: &TraceFile, replayed: &Replayed, work: &Work, options: &Options) -> Rank {
         let peak =
-            |metric| played.fullest(metric, options).map(|device| *device.peak(metric)).unwrap_or_default();
-        let counts = &played.replay.counts;
+            |metric| replayed.fullest(metric, options).map(|device| *device.peak(metric)).unwrap_or_default();
+        let counts = &replayed.replay.counts;
         let allocated = peak(Metric::Allocated);
         let named = |(phase, module): &(Symbol, Symbol)| {
             let (blocks, bytes) = work.sums[&(*phase, *module)];
-            (shown(&played.texts, *phase), shown(&played.texts, *module), blocks, bytes)
+            (replayed.texts.or_unattributed(*phase), replayed.texts.or_unattributed(*module), blocks, bytes)
         };
         Rank {
             rank: trace.meta.rank,
@@ -227,7 +238,7 @@ fn table(page: &mut Page, ranks: &[Rank], options: &Options) {
             bar(share(rank.allocated, highest), 12).into(),
             bytes(rank.reserved).into(),
             bytes(rank.used).into(),
-            step(rank.step).into(),
+            step_or_dash(rank.step).into(),
             Cell::new(count(rank.ooms), if rank.ooms > 0 { Style::Alarm } else { Style::Plain }),
             count(rank.retries).into(),
             count(rank.rows).into(),

@@ -4,16 +4,19 @@ use memtrace_trace::Category;
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
-use super::{Answer, Report, next};
+use super::report::{Answer, Report, next};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
+use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::Columns;
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
 use crate::render::rst;
 use crate::render::text::Page;
-use crate::state::moment::{self, At, play_to};
+use crate::state::moment::{self, At, replay_to_moment};
 use crate::state::replay::{Block, HOST, Metric};
-use crate::state::replay_trace::{Footer, Played, heading, play};
+use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// See the module.
 pub(super) struct Snapshot;
@@ -95,17 +98,31 @@ impl Report for Snapshot {
             let at = options.text(moment::FLAG.name);
             let found = if at.is_empty() && kind == "peak" {
                 at_peaks(
-                    &play(trace, Columns::of(&["rounded_bytes"]), options, Metric::Allocated, |_, _| {})?,
+                    &replay_trace(
+                        trace,
+                        Columns::of(&["rounded_bytes"]),
+                        options,
+                        Metric::Allocated,
+                        flow_categories(trace, options)?,
+                        |_, _| {},
+                    )?,
                     options,
                     &mut footer,
                 )
             } else {
                 let at = if at.is_empty() { At::End } else { at.parse()? };
-                let Some(played) = play_to(trace, at, Columns::of(&["rounded_bytes"]), options, |_, _| {})?
+                let Some(replayed) = replay_to_moment(
+                    trace,
+                    at,
+                    Columns::of(&["rounded_bytes"]),
+                    options,
+                    flow_categories(trace, options)?,
+                    |_, _| {},
+                )?
                 else {
                     continue;
                 };
-                current(&played, options, &mut footer)
+                current(&replayed, options, &mut footer)
             };
             devices.extend(found.into_iter().map(|(ordinal, types)| (trace.meta.rank, ordinal, types)));
         }
@@ -149,28 +166,28 @@ fn wanted(ordinal: i32, options: &Options) -> bool {
 }
 
 /// Each device at its own peak.
-fn at_peaks(played: &Played, options: &Options, footer: &mut Footer) -> Vec<(i32, Types)> {
-    footer.lost += played.replay.counts.lost;
-    footer.note_inference(played);
-    let ordinals = played.replay.devices.iter().map(|device| device.ordinal);
+fn at_peaks(replayed: &Replayed, options: &Options, footer: &mut Footer) -> Vec<(i32, Types)> {
+    footer.lost += replayed.replay.counts.lost;
+    footer.note_inference(replayed);
+    let ordinals = replayed.replay.devices.iter().map(|device| device.ordinal);
     ordinals
         .filter(|ordinal| wanted(*ordinal, options))
         .map(|ordinal| {
-            footer.add_share(played, ordinal);
-            (ordinal, sum(played.replay.at_peak(ordinal, options.is_set("as-of")), options))
+            footer.add_share(replayed, ordinal);
+            (ordinal, sum(replayed.replay.at_peak(ordinal, options.is_set("as-of")), options))
         })
         .collect()
 }
 
-fn current(played: &Played, options: &Options, footer: &mut Footer) -> Vec<(i32, Types)> {
-    footer.lost += played.replay.counts.lost;
-    footer.note_inference(played);
-    let ordinals = played.replay.devices.iter().map(|device| device.ordinal);
+fn current(replayed: &Replayed, options: &Options, footer: &mut Footer) -> Vec<(i32, Types)> {
+    footer.lost += replayed.replay.counts.lost;
+    footer.note_inference(replayed);
+    let ordinals = replayed.replay.devices.iter().map(|device| device.ordinal);
     ordinals
         .filter(|ordinal| wanted(*ordinal, options))
         .map(|ordinal| {
-            footer.add_share(played, ordinal);
-            (ordinal, sum(played.replay.live_on(ordinal, options.is_set("as-of")), options))
+            footer.add_share(replayed, ordinal);
+            (ordinal, sum(replayed.replay.live_on(ordinal, options.is_set("as-of")), options))
         })
         .collect()
 }

@@ -7,16 +7,19 @@ use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::{Answer, Report, next};
+use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::Options;
+use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, Texts};
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
 use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, share};
 use crate::state::replay::Metric;
-use crate::state::replay_trace::{Footer, heading, play};
+use crate::state::replay_trace::replay_trace;
 
 /// See the module.
 pub(super) struct Stats;
@@ -37,18 +40,19 @@ impl Report for Stats {
         let mut json = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {
             let mut numbers = Numbers::default();
-            let played = play(
+            let replayed = replay_trace(
                 trace,
                 Columns::of(&["latency_ns", "requested_bytes", "api", "ts_ns"]),
                 options,
                 Metric::Allocated,
+                flow_categories(trace, options)?,
                 |row, replay| {
                     if replay.in_window() && options.device.is_none_or(|only| only == row.device) {
                         numbers.feed(row);
                     }
                 },
             )?;
-            footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             if index == 0 {
                 heading(&mut page, input, &trace.meta);
             }
@@ -56,8 +60,8 @@ impl Report for Stats {
             if input.traces.len() > 1 {
                 page.plain(format!("rank {}", trace.meta.rank));
             }
-            numbers.print(&mut page, &played.texts, options);
-            json.push(numbers.json(trace, &played.texts));
+            numbers.print(&mut page, &replayed.texts, options);
+            json.push(numbers.json(trace, &replayed.texts));
         }
         let hints = vec![next("peak", input, "--by size"), next("top-ops", input, "")];
         Ok(Answer { page, json: json!({ "processes": json }), footer, next: hints, ..Answer::default() })

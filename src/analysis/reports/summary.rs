@@ -3,16 +3,20 @@
 use memtrace_trace::EventName;
 use serde_json::{Value, json};
 
-use super::{Answer, Report, next};
+use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::Options;
+use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
+use crate::render::text::step_or_dash;
 use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
 use crate::state::group::block_category;
 use crate::state::replay::{Block, Device, HOST, Metric};
-use crate::state::replay_trace::{Footer, Played, dash, heading, play, step};
+use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// See the module.
 pub(super) struct Summary;
@@ -32,22 +36,29 @@ impl Report for Summary {
         let mut footer = Footer::new(input);
         let mut all = Vec::new();
         for trace in &input.traces {
-            let played = play(trace, Columns::of(&[]), options, Metric::Allocated, |_, _| {})?;
-            footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
-            footer.note_inference(&played);
-            all.push((trace, played));
+            let replayed = replay_trace(
+                trace,
+                Columns::of(&[]),
+                options,
+                Metric::Allocated,
+                flow_categories(trace, options)?,
+                |_, _| {},
+            )?;
+            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            footer.note_inference(&replayed);
+            all.push((trace, replayed));
         }
         let processes: Vec<Value> =
-            all.iter().map(|(trace, played)| process(trace, played, options)).collect();
+            all.iter().map(|(trace, replayed)| process(trace, replayed, options)).collect();
         let json = json!({ "processes": processes });
         // One screen: every process in a line, and the fullest in full.
-        let fullest = all.iter().max_by_key(|(trace, played)| {
-            let device = played.fullest(Metric::Used, options);
+        let fullest = all.iter().max_by_key(|(trace, replayed)| {
+            let device = replayed.fullest(Metric::Used, options);
             let peak = |metric| device.map_or(0, |device| device.peak(metric).bytes);
             (peak(Metric::Used), peak(Metric::Allocated), -trace.meta.rank)
         });
         let mut hints = Vec::new();
-        if let Some((trace, played)) = fullest {
+        if let Some((trace, replayed)) = fullest {
             heading(&mut page, input, &trace.meta);
             page.gap();
             if all.len() > 1 {
@@ -55,8 +66,8 @@ impl Report for Summary {
                 page.gap();
                 page.plain(format!("rank {} is the fullest:", trace.meta.rank));
             }
-            detail(&mut page, trace, played, options);
-            if played.replay.counts.of(EventName::Oom) > 0 && super::find("oom").is_some() {
+            detail(&mut page, trace, replayed, options);
+            if replayed.replay.counts.of(EventName::Oom) > 0 {
                 hints.push(next("oom", input, ""));
             }
             hints.push(next("peak", input, "--by module"));
@@ -65,7 +76,7 @@ impl Report for Summary {
     }
 }
 
-fn ranks(page: &mut Page, all: &[(&TraceFile, Played)], options: &Options) {
+fn ranks(page: &mut Page, all: &[(&TraceFile, Replayed)], options: &Options) {
     let mut table = Table::new(&[
         ("rank", Side::Right),
         ("pid", Side::Right),
@@ -75,9 +86,9 @@ fn ranks(page: &mut Page, all: &[(&TraceFile, Played)], options: &Options) {
         ("steps", Side::Right),
         ("events", Side::Right),
     ]);
-    for (trace, played) in all {
+    for (trace, replayed) in all {
         let peak = |metric| {
-            let device = played.fullest(metric, options);
+            let device = replayed.fullest(metric, options);
             options.units.show(device.map_or(0, |device| device.peak(metric).bytes)).to_string()
         };
         table.row([
@@ -86,8 +97,8 @@ fn ranks(page: &mut Page, all: &[(&TraceFile, Played)], options: &Options) {
             Cell::new(peak(Metric::Allocated), Style::Strong),
             peak(Metric::Reserved).into(),
             peak(Metric::Used).into(),
-            count(steps(played)).into(),
-            count(played.replay.counts.rows).into(),
+            count(steps(replayed)).into(),
+            count(replayed.replay.counts.rows).into(),
         ]);
     }
     page.table(&table);
@@ -101,35 +112,35 @@ fn pid(trace: &TraceFile) -> String {
 }
 
 /// How many steps there were: the numbers need not start at 0.
-fn steps(played: &Played) -> u64 {
-    let replay = &played.replay;
+fn steps(replayed: &Replayed) -> u64 {
+    let replay = &replayed.replay;
     replay.first_step.map_or(0, |first| (replay.last_step - first + 1).max(0).cast_unsigned())
 }
 
-fn detail(page: &mut Page, trace: &TraceFile, played: &Played, options: &Options) {
-    let many = played.gpus(options).count() > 1;
-    for device in played.gpus(options) {
+fn detail(page: &mut Page, trace: &TraceFile, replayed: &Replayed, options: &Options) {
+    let many = replayed.gpus(options).count() > 1;
+    for device in replayed.gpus(options) {
         if many {
             page.line([Cell::new(format!("device {}", device.ordinal), Style::Strong)]);
         }
-        peaks(page, played, device, options);
+        peaks(page, replayed, device, options);
         capacity(page, trace, device, options);
-        categories(page, played, device, options);
+        categories(page, replayed, device, options);
         page.gap();
     }
-    if let Some(host) = played.replay.find(HOST) {
+    if let Some(host) = replayed.replay.find(HOST) {
         let pinned = host.peak(Metric::Allocated).bytes;
         page.plain(format!("pinned host memory: {} at most", options.units.show(pinned)));
     }
-    let counts = &played.replay.counts;
+    let counts = &replayed.replay.counts;
     page.plain(format!(
         "{} events in {}: {} allocations, {} frees, {} segments, {} steps",
         count(counts.rows),
-        duration(played.replay.ts_ns),
+        duration(replayed.replay.ts_ns),
         count(counts.of(EventName::Alloc)),
         count(counts.of(EventName::Free)),
         count(counts.of(EventName::SegmentAlloc) + counts.of(EventName::SegmentMap)),
-        count(steps(played)),
+        count(steps(replayed)),
     ));
     let ooms = counts.of(EventName::Oom);
     if ooms + counts.failed > 0 {
@@ -138,7 +149,7 @@ fn detail(page: &mut Page, trace: &TraceFile, played: &Played, options: &Options
     }
 }
 
-fn peaks(page: &mut Page, played: &Played, device: &Device, options: &Options) {
+fn peaks(page: &mut Page, replayed: &Replayed, device: &Device, options: &Options) {
     let mut table = Table::new(&[
         ("", Side::Left),
         ("peak", Side::Right),
@@ -154,10 +165,10 @@ fn peaks(page: &mut Page, played: &Played, device: &Device, options: &Options) {
             metric.name().into(),
             Cell::new(options.units.show(peak.bytes).to_string(), Style::Strong),
             duration(peak.ts_ns).into(),
-            step(peak.owner.step).into(),
-            dash(&played.texts, peak.owner.phase).into(),
-            dash(&played.texts, peak.owner.op).into(),
-            dash(&played.texts, peak.owner.module).into(),
+            step_or_dash(peak.owner.step).into(),
+            replayed.texts.or_dash(peak.owner.phase).into(),
+            replayed.texts.or_dash(peak.owner.op).into(),
+            replayed.texts.or_dash(peak.owner.module).into(),
         ]);
     }
     page.table(&table);
@@ -171,8 +182,8 @@ fn capacity(page: &mut Page, trace: &TraceFile, device: &Device, options: &Optio
     }
 }
 
-fn categories(page: &mut Page, played: &Played, device: &Device, options: &Options) {
-    let blocks = played.replay.at_peak(device.ordinal, false);
+fn categories(page: &mut Page, replayed: &Replayed, device: &Device, options: &Options) {
+    let blocks = replayed.replay.at_peak(device.ordinal, false);
     let total: i64 = blocks.iter().map(|block| block.bytes).sum();
     let mut table = Table::new(&[("", Side::Right), ("", Side::Right), ("", Side::Left), ("", Side::Left)]);
     for (name, bytes) in by_category(&blocks) {
@@ -204,23 +215,23 @@ fn by_category(blocks: &[Block]) -> Vec<(&'static str, i64)> {
     sums
 }
 
-fn process(trace: &TraceFile, played: &Played, options: &Options) -> Value {
-    let counts = &played.replay.counts;
-    let devices: Vec<Value> = played
+fn process(trace: &TraceFile, replayed: &Replayed, options: &Options) -> Value {
+    let counts = &replayed.replay.counts;
+    let devices: Vec<Value> = replayed
         .gpus(options)
         .map(|device| {
             let mut categories = serde_json::Map::new();
-            for (name, bytes) in by_category(&played.replay.at_peak(device.ordinal, false)) {
+            for (name, bytes) in by_category(&replayed.replay.at_peak(device.ordinal, false)) {
                 categories.insert(name.trim_end_matches(" *").to_owned(), bytes.into());
             }
             json!({
                 "device": device.ordinal,
-                "peak_allocated": played.moment(device.peak(Metric::Allocated)),
-                "peak_active": played.moment(device.peak(Metric::Active)),
-                "peak_reserved": played.moment(device.peak(Metric::Reserved)),
-                "peak_used": played.moment(device.peak(Metric::Used)),
+                "peak_allocated": replayed.moment(device.peak(Metric::Allocated)),
+                "peak_active": replayed.moment(device.peak(Metric::Active)),
+                "peak_reserved": replayed.moment(device.peak(Metric::Reserved)),
+                "peak_used": replayed.moment(device.peak(Metric::Used)),
                 "at_peak_by_category_bytes": categories,
-                "categories_inferred": played.replay.infers(),
+                "categories_inferred": replayed.replay.infers(),
                 "at_end_allocated_bytes": device.totals.allocated,
                 "at_end_reserved_bytes": device.totals.reserved,
             })
@@ -237,13 +248,13 @@ fn process(trace: &TraceFile, played: &Played, options: &Options) -> Value {
         "rank": trace.meta.rank,
         "phantom": !trace.meta.phantom.is_null(),
         "devices": devices,
-        "pinned_peak_bytes": played.replay.find(HOST).map_or(0, |host| host.peak(Metric::Allocated).bytes),
+        "pinned_peak_bytes": replayed.replay.find(HOST).map_or(0, |host| host.peak(Metric::Allocated).bytes),
         "rows": counts.rows,
         "events": events,
         "failed_calls": counts.failed,
         "lost_events": counts.lost,
-        "steps": steps(played),
-        "duration_ns": played.replay.ts_ns,
-        "complete": !played.replay.problems.unfinished,
+        "steps": steps(replayed),
+        "duration_ns": replayed.replay.ts_ns,
+        "complete": !replayed.replay.problems.unfinished,
     })
 }

@@ -3,18 +3,22 @@
 use memtrace_trace::{Category, EventName};
 use serde_json::{Value, json};
 
-use super::{Answer, Report, next};
+use super::report::{Answer, Report, next};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
+use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::Symbol;
 use crate::render::curve::{Band, Curve};
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
 use crate::render::text::{Cell, Page, Style, duration};
+use crate::state::categories::FlowCategories;
 use crate::state::group::category;
 use crate::state::replay::{self, Metric, Window};
-use crate::state::replay_trace::{Footer, Played, heading, play, play_rows};
+use crate::state::replay_trace::{Replayed, replay_rows, replay_trace};
 use crate::state::series::{Course, Grid, Series};
 use crate::state::stacked_series::Stack;
 
@@ -66,7 +70,7 @@ impl Report for Timeline {
         let mut best: Option<(i64, &TraceFile, First)> = None;
         for trace in &input.traces {
             let first = First::read(trace, options)?;
-            footer.add(trace, &first.played, Some(first.ordinal));
+            footer.add(trace, &first.replayed, Some(first.ordinal));
             let peak = first.peak();
             if best.as_ref().is_none_or(|(highest, ..)| peak > *highest) {
                 best = Some((peak, trace, first));
@@ -114,7 +118,7 @@ impl Report for Timeline {
 
 /// What the first reading tells: which device, and when.
 struct First {
-    played: Played,
+    replayed: Replayed,
     metric: Metric,
     ordinal: i32,
     time_ns: (i64, i64),
@@ -123,27 +127,28 @@ struct First {
 
 impl First {
     fn read(trace: &TraceFile, options: &Options) -> Result<First> {
-        let first = First::read_for(trace, options, Metric::Allocated)?;
+        let flow = flow_categories(trace, options)?;
+        let first = First::read_for(trace, options, Metric::Allocated, flow.clone())?;
         // A program without torch: everything that it holds is outside torch's allocator.
-        if first.peak() == 0 { First::read_for(trace, options, Metric::Used) } else { Ok(first) }
+        if first.peak() == 0 { First::read_for(trace, options, Metric::Used, flow) } else { Ok(first) }
     }
 
-    fn read_for(trace: &TraceFile, options: &Options, metric: Metric) -> Result<First> {
+    fn read_for(trace: &TraceFile, options: &Options, metric: Metric, flow: FlowCategories) -> Result<First> {
         let mut course = Course::new(Grid::new(0, i64::MAX / 4, 1));
         let mut time: Option<(i64, i64)> = None;
         // An op's row tells the step before any memory does: its time counts.
-        let played = play(trace, Columns::of(&["ts_ns"]), options, metric, |row, replay| {
+        let replayed = replay_trace(trace, Columns::of(&["ts_ns"]), options, metric, flow, |row, replay| {
             if replay.in_window() {
                 time = Some((time.map_or(replay.ts_ns, |time| time.0), replay.ts_ns));
                 course.feed(row, replay, 0);
             }
         })?;
-        let ordinal = played.fullest(metric, options).map_or(0, |device| device.ordinal);
-        Ok(First { played, metric, ordinal, time_ns: time.unwrap_or((0, 0)), course })
+        let ordinal = replayed.fullest(metric, options).map_or(0, |device| device.ordinal);
+        Ok(First { replayed, metric, ordinal, time_ns: time.unwrap_or((0, 0)), course })
     }
 
     fn moment(&self) -> replay::Moment {
-        self.played.replay.find(self.ordinal).map(|device| *device.peak(self.metric)).unwrap_or_default()
+        self.replayed.replay.find(self.ordinal).map(|device| *device.peak(self.metric)).unwrap_or_default()
     }
 
     fn peak(&self) -> i64 {
@@ -159,7 +164,7 @@ struct Drawn {
     course: Course,
     by_category: Vec<Vec<i64>>,
     ooms: Vec<i64>,
-    played: Played,
+    replayed: Replayed,
 }
 
 impl Drawn {
@@ -169,7 +174,7 @@ impl Drawn {
         let mut stack = Stack::new(grid, Category::ALL.len());
         let mut ooms = Vec::new();
         let inferred: rustc_hash::FxHashMap<i64, Category> = first
-            .played
+            .replayed
             .replay
             .at_peak(first.ordinal, false)
             .into_iter()
@@ -177,7 +182,7 @@ impl Drawn {
             .map(|block| (block.id, block.owner.category))
             .collect();
         let wanted = replay::COLUMNS.and(Columns::of(&["ts_ns"]));
-        let played = play_rows(trace, wanted, options, first.metric, |row, replay| {
+        let replayed = replay_rows(trace, wanted, options, first.metric, |row, replay| {
             let Some(device) = replay.find(first.ordinal) else { return };
             let value = device.totals.get(first.metric);
             course.feed(row, replay, value);
@@ -210,11 +215,11 @@ impl Drawn {
             }
         })?;
         let (total, reserved) = (total.finish(), reserved.finish());
-        Ok(Drawn { grid, total, reserved, course, by_category: stack.finish(), ooms, played })
+        Ok(Drawn { grid, total, reserved, course, by_category: stack.finish(), ooms, replayed })
     }
 
     fn name(&self, phase: Symbol) -> String {
-        if phase == Symbol::NONE { String::new() } else { self.played.texts.get(phase).to_string() }
+        if phase == Symbol::NONE { String::new() } else { self.replayed.texts.get(phase).to_string() }
     }
 
     fn print(&self, page: &mut Page, first: &First, height: usize, options: &Options) {
@@ -224,7 +229,7 @@ impl Drawn {
             when.push_str(&format!(", step {}", peak.owner.step));
         }
         if peak.owner.phase != Symbol::NONE {
-            when.push_str(&format!(", {}", first.played.texts.get(peak.owner.phase)));
+            when.push_str(&format!(", {}", first.replayed.texts.get(peak.owner.phase)));
         }
         page.line([
             format!("device {}: peak of {} memory ", first.ordinal, first.metric.name()).into(),
@@ -268,7 +273,7 @@ impl Drawn {
             .phases
             .starts
             .iter()
-            .map(|(ts, phase)| json!({ "ts_ns": ts, "phase": &*self.played.texts.get(*phase) }))
+            .map(|(ts, phase)| json!({ "ts_ns": ts, "phase": &*self.replayed.texts.get(*phase) }))
             .collect();
         let steps: Vec<Value> = self
             .course
@@ -285,7 +290,7 @@ impl Drawn {
             "rank": trace.meta.rank,
             "device": first.ordinal,
             "of": first.metric.name(),
-            "peak": first.played.moment(&first.moment()),
+            "peak": first.replayed.moment(&first.moment()),
             "start_ns": self.grid.start_ns,
             "width_ns": self.grid.width_ns,
             "buckets": self.grid.buckets,

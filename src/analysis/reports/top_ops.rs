@@ -11,17 +11,21 @@ use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::{Answer, Report, next};
+use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
+use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::Record;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, Texts};
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
+use crate::render::text::step_or_dash;
 use crate::render::text::{Cell, Page, Side, Style, Table, count};
 use crate::state::op_calls::{self, Call, MB, OpCalls};
 use crate::state::replay::{Metric, Replay, Totals};
-use crate::state::replay_trace::{Footer, Played, heading, play, shown, step};
+use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// See the module.
 pub(super) struct TopOps;
@@ -61,12 +65,19 @@ impl Report for TopOps {
         let mut json = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {
             let mut ops = Ops::new(options);
-            let played = play(trace, op_calls::COLUMNS, options, Metric::Allocated, |row, replay| {
-                if replay.in_window() {
-                    ops.feed(row, replay);
-                }
-            })?;
-            footer.add(trace, &played, played.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            let replayed = replay_trace(
+                trace,
+                op_calls::COLUMNS,
+                options,
+                Metric::Allocated,
+                flow_categories(trace, options)?,
+                |row, replay| {
+                    if replay.in_window() {
+                        ops.feed(row, replay);
+                    }
+                },
+            )?;
+            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             if index == 0 {
                 heading(&mut page, input, &trace.meta);
             }
@@ -74,8 +85,8 @@ impl Report for TopOps {
             if input.traces.len() > 1 {
                 page.plain(format!("rank {}", trace.meta.rank));
             }
-            ops.print(&mut page, &played, options);
-            json.push(ops.json(trace, &played, options));
+            ops.print(&mut page, &replayed, options);
+            json.push(ops.json(trace, &replayed, options));
         }
         let hints = vec![next("peak", input, "--by op")];
         Ok(Answer { page, json: json!({ "processes": json }), footer, next: hints, ..Answer::default() })
@@ -137,13 +148,13 @@ impl Ops {
         }
     }
 
-    fn print(&self, page: &mut Page, played: &Played, options: &Options) {
+    fn print(&self, page: &mut Page, replayed: &Replayed, options: &Options) {
         if self.legacy {
-            self.print_legacy(page, &played.texts);
+            self.print_legacy(page, &replayed.texts);
             return;
         }
         if self.calls.count == 0 {
-            self.print_sums(page, played, options);
+            self.print_sums(page, replayed, options);
             return;
         }
         let mut table = Table::new(&[
@@ -158,10 +169,10 @@ impl Ops {
             table.row([
                 Cell::new(options.units.show(*delta).to_string(), Style::Strong),
                 count(op.index as u64).into(),
-                step(op.step).into(),
-                shown(&played.texts, op.phase).into(),
-                shown(&played.texts, op.op).into(),
-                shown(&played.texts, op.module).into(),
+                step_or_dash(op.step).into(),
+                replayed.texts.or_unattributed(op.phase).into(),
+                replayed.texts.or_unattributed(op.op).into(),
+                replayed.texts.or_unattributed(op.module).into(),
             ]);
         }
         page.table(&table);
@@ -187,13 +198,13 @@ impl Ops {
         let mut sums: Vec<_> = self
             .sums
             .iter()
-            .map(|((op, module), sum)| (shown(texts, *op), shown(texts, *module), *sum))
+            .map(|((op, module), sum)| (texts.or_unattributed(*op), texts.or_unattributed(*module), *sum))
             .collect();
         sums.sort_by(|a, b| b.2.bytes.cmp(&a.2.bytes).then_with(|| (&a.0, &a.1).cmp(&(&b.0, &b.1))));
         sums
     }
 
-    fn print_sums(&self, page: &mut Page, played: &Played, options: &Options) {
+    fn print_sums(&self, page: &mut Page, replayed: &Replayed, options: &Options) {
         page.plain(
             "no op rows in this trace (MEMTRACE_OPS=all writes them); all allocations of each op, added up:",
         );
@@ -203,7 +214,7 @@ impl Ops {
             ("op", Side::Left),
             ("module", Side::Left),
         ]);
-        for (op, module, sum) in self.sorted_sums(&played.texts).into_iter().take(self.top) {
+        for (op, module, sum) in self.sorted_sums(&replayed.texts).into_iter().take(self.top) {
             table.row([
                 Cell::new(options.units.show(sum.bytes).to_string(), Style::Strong),
                 count(sum.blocks).into(),
@@ -215,8 +226,8 @@ impl Ops {
         page.plain(format!("{} allocation retries (inferred)", count(self.calls.retries())));
     }
 
-    fn json(&self, trace: &TraceFile, played: &Played, options: &Options) -> Value {
-        let texts = &played.texts;
+    fn json(&self, trace: &TraceFile, replayed: &Replayed, options: &Options) -> Value {
+        let texts = &replayed.texts;
         let top: Vec<Value> = self
             .largest
             .iter()

@@ -5,6 +5,8 @@
 //! phase and lifetime tell it, by the rules of [`RULE`], and reports mark what was inferred with `*`. When
 //! it has io records, the flow of data between ops tells more ([`crate::profile`]).
 
+use std::sync::Arc;
+
 use memtrace_trace::Category;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -22,6 +24,36 @@ pub struct Phases {
     pub forward: Symbol,
     /// `backward`
     pub backward: Symbol,
+}
+
+/// The categories that the flow of data between ops gives to blocks, by `alloc_id`. Clones share them.
+///
+/// Empty for a trace that has tags, or no io records.
+#[derive(Clone, Debug, Default)]
+pub struct FlowCategories(Arc<FxHashMap<i64, Category>>);
+
+impl FlowCategories {
+    /// The categories in `by_id`.
+    #[must_use]
+    pub fn new(by_id: FxHashMap<i64, Category>) -> FlowCategories {
+        FlowCategories(Arc::new(by_id))
+    }
+
+    /// Whether no block has one.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Gives the blocks of one moment their categories.
+    pub fn apply(&self, blocks: &mut [Block]) {
+        for block in blocks {
+            if let Some(category) = self.0.get(&block.id) {
+                block.inferred = block.owner.category != *category;
+                block.owner.category = *category;
+            }
+        }
+    }
 }
 
 /// How a block ended.
@@ -47,16 +79,6 @@ pub fn infer(blocks: &mut [Block], replay: &Replay) {
     for block in blocks.iter_mut().filter(|block| fits(block) && outlived_backward(block, replay)) {
         block.owner.category = Category::Gradient;
         block.inferred = true;
-    }
-}
-
-/// Gives the blocks of one moment the categories that the flow of data between ops told.
-pub fn from_flow(blocks: &mut [Block], flow: &FxHashMap<i64, Category>) {
-    for block in blocks {
-        if let Some(category) = flow.get(&block.id) {
-            block.inferred = block.owner.category != *category;
-            block.owner.category = *category;
-        }
     }
 }
 

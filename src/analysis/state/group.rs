@@ -11,7 +11,7 @@ use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::Texts;
 use crate::state::replay::{Block, Owner};
-use crate::state::replay_trace::shown;
+
 use crate::state::stacks::Stacks;
 
 /// What blocks can be grouped by.
@@ -117,13 +117,13 @@ impl Key {
     #[must_use]
     pub fn of_owner(&self, owner: &Owner, texts: &Texts) -> String {
         match self.name {
-            "op" => shown(texts, owner.op),
-            "phase" => shown(texts, owner.phase),
+            "op" => texts.or_unattributed(owner.op),
+            "phase" => texts.or_unattributed(owner.phase),
             "category" => category(owner.category).to_owned(),
             "step" if owner.step < 0 => "before the first".to_owned(),
             "step" => owner.step.to_string(),
             _ => {
-                let module = shown(texts, owner.module);
+                let module = texts.or_unattributed(owner.module);
                 match self.depth {
                     Some(depth) => upper_levels(&module, depth).to_owned(),
                     None => module,

@@ -8,8 +8,9 @@ use crate::error::{Error, Result};
 use crate::options::{Flag, Options, parse_window};
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
+use crate::state::categories::FlowCategories;
 use crate::state::replay::{HOST, Metric, Replay};
-use crate::state::replay_trace::{Played, play, play_until};
+use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 
 /// A moment, as the user names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,36 +68,47 @@ impl FromStr for At {
 ///
 /// # Errors
 /// When the trace cannot be read.
-pub fn play_to(
+pub fn replay_to_moment(
     trace: &TraceFile,
     at: At,
     columns: Columns,
     options: &Options,
+    flow: FlowCategories,
     visit: impl FnMut(&Record, &Replay),
-) -> Result<Option<Played>> {
+) -> Result<Option<Replayed>> {
     let tracked = Metric::Allocated;
     let last = match at {
-        At::End => return play(trace, columns, options, tracked, visit).map(Some),
+        At::End => return replay_trace(trace, columns, options, tracked, flow, visit).map(Some),
         At::Time(ns) => {
             // A replay needs no time of a free or an op; whoever stops at one does.
             let columns = columns.and(Columns::of(&["ts_ns"]));
-            return play_until(trace, columns, options, tracked, |row| row.ts_ns > ns, visit).map(Some);
+            return replay_until(trace, columns, options, tracked, flow, |row| row.ts_ns > ns, visit)
+                .map(Some);
         }
         At::Step(step) => {
-            return play_until(trace, columns, options, tracked, |row| row.step > step, visit).map(Some);
+            return replay_until(trace, columns, options, tracked, flow, |row| row.step > step, visit)
+                .map(Some);
         }
         At::Peak(metric) => {
-            let played = play(trace, Columns::of(&[]), options, metric, |_, _| {})?;
-            played.fullest(metric, options).map_or(0, |device| device.peak(metric).seq)
+            let replayed =
+                replay_trace(trace, Columns::of(&[]), options, metric, FlowCategories::default(), |_, _| {})?;
+            replayed.fullest(metric, options).map_or(0, |device| device.peak(metric).seq)
         }
         At::Oom => {
             let mut last = 0;
-            play(trace, Columns::of(&[]), options, tracked, |row, replay| {
-                let wanted = row.device != HOST && options.device.is_none_or(|only| only == row.device);
-                if row.event == EventName::Oom && wanted && replay.in_window() {
-                    last = row.seq;
-                }
-            })?;
+            replay_trace(
+                trace,
+                Columns::of(&[]),
+                options,
+                tracked,
+                FlowCategories::default(),
+                |row, replay| {
+                    let wanted = row.device != HOST && options.device.is_none_or(|only| only == row.device);
+                    if row.event == EventName::Oom && wanted && replay.in_window() {
+                        last = row.seq;
+                    }
+                },
+            )?;
             last
         }
     };
@@ -114,7 +126,7 @@ pub fn play_to(
         there |= past && matches!(row.event, EventName::Alloc | EventName::Oom);
         over
     };
-    play_until(trace, columns, options, tracked, stop, visit).map(Some)
+    replay_until(trace, columns, options, tracked, flow, stop, visit).map(Some)
 }
 
 #[cfg(test)]

@@ -6,11 +6,10 @@
 //! [`Problems`] and never stops it.
 
 use memtrace_trace::{Category, EventName};
-use rustc_hash::FxHashMap;
 
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::symbols::{Symbol, Texts};
-use crate::state::categories::{self, Death, Phases};
+use crate::state::categories::{self, Death, FlowCategories, Phases};
 use crate::state::live_blocks::{Left, Live};
 
 /// What a row must say of itself, whatever its event.
@@ -348,7 +347,7 @@ pub struct Replay {
     pub texts: Texts,
     /// What the flow of data between ops says that blocks are for, by `alloc_id`: of a trace that has io
     /// records and no tags.
-    pub flow: FxHashMap<i64, Category>,
+    pub flow: FlowCategories,
     window: Window,
     inside: bool,
     tracked: Metric,
@@ -386,7 +385,7 @@ impl Replay {
             first_forward: None,
             phases: Phases { forward: texts.intern("forward"), backward: texts.intern("backward") },
             texts: texts.clone(),
-            flow: FxHashMap::default(),
+            flow: FlowCategories::default(),
             window,
             inside: window == Window::default(),
             tracked,
@@ -722,7 +721,7 @@ impl Replay {
         if self.flow.is_empty() {
             categories::infer(blocks, self);
         } else {
-            categories::from_flow(blocks, &self.flow);
+            self.flow.apply(blocks);
         }
     }
 

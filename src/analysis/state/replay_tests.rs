@@ -2,6 +2,7 @@
 
 use memtrace_trace::Category;
 use memtrace_trace::{EventName, Row};
+use rustc_hash::FxHashMap;
 
 use super::*;
 use crate::read::scan::{Chunk, Scanner};

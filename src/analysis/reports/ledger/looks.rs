@@ -9,8 +9,9 @@ use crate::error::Result;
 use crate::options::Options;
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
+use crate::state::categories::FlowCategories;
 use crate::state::replay::Metric;
-use crate::state::replay_trace::play;
+use crate::state::replay_trace::replay_trace;
 
 /// A look at a device.
 #[derive(Clone, Copy)]
@@ -35,34 +36,44 @@ impl Looks {
         // By alloc_id: the device and the bytes.
         let mut managed: FxHashMap<i64, (i32, i64)> = FxHashMap::default();
         let columns = Columns::of(&["api", "name"]);
-        play(trace, columns, options, Metric::Used, |row, replay| match row.event {
-            EventName::ExtAlloc if is_managed(&replay.texts.get(row.api)) => {
-                managed.insert(row.alloc_id, (row.device, row.delta_bytes));
-            }
-            EventName::ExtFree => {
-                managed.remove(&row.alloc_id);
-            }
-            EventName::Sample => {
-                let totals = replay.find(row.device).map(|device| device.totals).unwrap_or_default();
-                let elsewhere: i64 = managed
-                    .values()
-                    .filter(|(device, _)| *device == row.device)
-                    .map(|(_, bytes)| bytes)
-                    .sum();
-                let accounted = Accounted { reserved: totals.reserved, outside: totals.outside - elsewhere };
-                let sample = Sample::parse(&replay.texts.get(row.name));
-                let looks = looks.entry(row.device).or_default();
-                match looks.last_mut() {
-                    // Pools and graphs have a row of their own, right behind.
-                    Some(last) if sample.total.is_none() => {
-                        last.sample = last.sample.updated(sample);
-                        last.rest = Rest::of(&last.sample, accounted);
-                    }
-                    _ => looks.push(Look { ts_ns: row.ts_ns, sample, rest: Rest::of(&sample, accounted) }),
+        replay_trace(
+            trace,
+            columns,
+            options,
+            Metric::Used,
+            FlowCategories::default(),
+            |row, replay| match row.event {
+                EventName::ExtAlloc if is_managed(&replay.texts.get(row.api)) => {
+                    managed.insert(row.alloc_id, (row.device, row.delta_bytes));
                 }
-            }
-            _ => {}
-        })?;
+                EventName::ExtFree => {
+                    managed.remove(&row.alloc_id);
+                }
+                EventName::Sample => {
+                    let totals = replay.find(row.device).map(|device| device.totals).unwrap_or_default();
+                    let elsewhere: i64 = managed
+                        .values()
+                        .filter(|(device, _)| *device == row.device)
+                        .map(|(_, bytes)| bytes)
+                        .sum();
+                    let accounted =
+                        Accounted { reserved: totals.reserved, outside: totals.outside - elsewhere };
+                    let sample = Sample::parse(&replay.texts.get(row.name));
+                    let looks = looks.entry(row.device).or_default();
+                    match looks.last_mut() {
+                        // Pools and graphs have a row of their own, right behind.
+                        Some(last) if sample.total.is_none() => {
+                            last.sample = last.sample.updated(sample);
+                            last.rest = Rest::of(&last.sample, accounted);
+                        }
+                        _ => {
+                            looks.push(Look { ts_ns: row.ts_ns, sample, rest: Rest::of(&sample, accounted) })
+                        }
+                    }
+                }
+                _ => {}
+            },
+        )?;
         Ok(Looks(looks))
     }
 

@@ -1,0 +1,42 @@
+//! The first line of every report.
+
+use memtrace_trace::meta::Meta;
+
+use super::text::{Cell, Page, Style};
+use crate::read::input::Input;
+
+/// The first line of every report: the command that was traced, where, and on what.
+pub fn heading(page: &mut Page, input: &Input, meta: &Meta) {
+    // Where python and the script are says nothing new to the one who started them.
+    let base = |word: &String| word.rsplit('/').next().unwrap_or(word).to_owned();
+    let words: Vec<String> = meta
+        .argv
+        .iter()
+        .enumerate()
+        .map(|(index, word)| if index < 2 { base(word) } else { word.clone() })
+        .collect();
+    let command = match words.join(" ") {
+        command if command.is_empty() => input.path.display().to_string(),
+        command if command.chars().count() > 60 => {
+            format!("{}…", command.chars().take(59).collect::<String>())
+        }
+        command => command,
+    };
+    let mut about = String::new();
+    match meta.devices.as_slice() {
+        [] => {}
+        [device] => about.push_str(&format!("  {}", device.name)),
+        [device, more @ ..] => about.push_str(&format!("  {} and {} more", device.name, more.len())),
+    }
+    if let Some(torch) = meta.versions.get("torch") {
+        about.push_str(&format!("  torch {torch}"));
+    }
+    if meta.world_size > 1 {
+        about.push_str(&format!("  {} ranks", meta.world_size));
+    }
+    let mut cells = vec![Cell::new(command, Style::Strong), Cell::new(about, Style::Faint)];
+    if !meta.phantom.is_null() {
+        cells.push(Cell::new("  (phantom: a device that is not there)", Style::Alarm));
+    }
+    page.line(cells);
+}
