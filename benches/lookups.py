@@ -36,8 +36,8 @@ def environment(enabled, folder):
 def lookups(folder):
     programs = ROOT / "tests" / "programs"
     driver, program = f"{folder}/libcuda.so.1", f"{folder}/lookups"
-    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", driver, programs / "libcuda.c"], check=True)
-    subprocess.run(["gcc", "-O1", "-o", program, programs / "lookups.c", "-ldl"], check=True)
+    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", driver, programs / "fakes" / "libcuda.c"], check=True)
+    subprocess.run(["gcc", "-O1", "-o", program, programs / "lookups" / "lookups.c", "-ldl"], check=True)
     best = {}
     for _ in range(ROUNDS):
         for way, enabled in WAYS.items():

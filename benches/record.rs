@@ -37,7 +37,7 @@ fn main() {
     let mut preload = library().display().to_string();
     for name in ["c10", "torch_cpu"] {
         let built = torch.path().join(format!("lib{name}.so"));
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/programs/{name}.c"));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/programs/fakes/{name}.c"));
         let mut gcc = Command::new("gcc");
         gcc.args(["-O2", "-fPIC", "-shared", "-o"]).arg(&built).arg(source);
         assert!(gcc.status().unwrap().success());

@@ -18,11 +18,11 @@ fn root() -> &'static Path {
 }
 
 fn program(target: &str, more: &[&str]) -> PathBuf {
-    compiled("cudart.c", RUNTIME, &[]);
+    compiled("fakes/cudart.c", RUNTIME, &[]);
     let include = format!("-I{}", root().join("include").display());
     let mut arguments = vec![include.as_str(), RUNTIME];
     arguments.extend(more);
-    compiled("api.c", target, &arguments)
+    compiled("api/api.c", target, &arguments)
 }
 
 #[test]

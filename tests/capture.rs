@@ -16,21 +16,26 @@ use common::{Rec, Trace, Traced, compiled, untraced};
 const RUNTIME: &str = "libcudart.so.12";
 
 fn runtime() -> PathBuf {
-    compiled("cudart.c", RUNTIME, &[])
+    compiled("fakes/cudart.c", RUNTIME, &[])
 }
 
-/// A program of tests/programs that is linked against the stand-in for the runtime.
-fn program(name: &str) -> PathBuf {
+/// `tests/programs/<source>.c`, linked against the stand-in for the CUDA runtime.
+fn program(source: &str) -> PathBuf {
     runtime();
-    compiled(&format!("{name}.c"), name, &[RUNTIME])
+    compiled(&format!("{source}.c"), file_name(source), &[RUNTIME])
 }
 
-/// The same, linked against the stand-in for torch's allocator too.
-fn torch_program(name: &str) -> PathBuf {
+/// The same, also linked against the stand-in for torch's caching allocator.
+fn torch_program(source: &str) -> PathBuf {
     runtime();
-    compiled("c10.c", "libc10.so", &[]);
-    compiled("c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
-    compiled(&format!("{name}.c"), name, &["libc10_cuda.so", "libc10.so", RUNTIME])
+    compiled("fakes/c10.c", "libc10.so", &[]);
+    compiled("fakes/c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
+    compiled(&format!("{source}.c"), file_name(source), &["libc10_cuda.so", "libc10.so", RUNTIME])
+}
+
+/// The last part of `folder/name`.
+fn file_name(source: &str) -> &str {
+    source.rsplit('/').next().unwrap()
 }
 
 /// A line of `calls.c`: event, api, status, address, requested, delta.
@@ -41,7 +46,7 @@ fn told(row: &Rec) -> String {
 
 #[test]
 fn every_call_of_the_runtime_is_told_as_the_program_saw_it() {
-    let ran = Traced::new(&program("calls"), &[]).run();
+    let ran = Traced::new(&program("calls/calls"), &[]).run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     let trace = ran.trace();
     let rows: Vec<String> = trace.rows.iter().map(told).collect();
@@ -55,8 +60,8 @@ fn every_call_of_the_runtime_is_told_as_the_program_saw_it() {
 #[test]
 fn a_plugin_loaded_out_of_sight_is_seen_and_named() {
     runtime();
-    let plugin = compiled("plugin.c", "libplugin.so", &[RUNTIME]);
-    let loads = compiled("loads.c", "loads", &[]);
+    let plugin = compiled("lookups/plugin.c", "libplugin.so", &[RUNTIME]);
+    let loads = compiled("lookups/loads.c", "loads", &[]);
     let ran = Traced::new(&loads, &["plugin", plugin.to_str().unwrap()]).run();
     assert_eq!(ran.stdout(), "0 0\n", "{}", ran.stderr());
     let trace = ran.trace();
@@ -67,7 +72,7 @@ fn a_plugin_loaded_out_of_sight_is_seen_and_named() {
 #[test]
 fn a_runtime_that_the_program_looks_up_itself_is_seen_unless_told_otherwise() {
     let library = runtime();
-    let loads = compiled("loads.c", "loads", &[]);
+    let loads = compiled("lookups/loads.c", "loads", &[]);
     let arguments = ["lookup", library.to_str().unwrap()];
     let ran = Traced::new(&loads, &arguments).run();
     assert_eq!(ran.stdout(), "0 0\n1\n2\n", "{}", ran.stderr());
@@ -82,8 +87,8 @@ fn a_runtime_that_the_program_looks_up_itself_is_seen_unless_told_otherwise() {
 #[test]
 fn of_two_runtimes_each_gets_its_own_calls() {
     let first = runtime();
-    let second = compiled("cudart.c", "libcudart.so.13", &[]);
-    let loads = compiled("loads.c", "loads", &[]);
+    let second = compiled("fakes/cudart.c", "libcudart.so.13", &[]);
+    let loads = compiled("lookups/loads.c", "loads", &[]);
     let arguments = ["twice", first.to_str().unwrap(), second.to_str().unwrap()];
     let alone = untraced(&loads, &arguments).output().unwrap();
     let ran = Traced::new(&loads, &arguments).run();
@@ -92,11 +97,12 @@ fn of_two_runtimes_each_gets_its_own_calls() {
 
 #[test]
 fn what_a_library_finds_depends_on_who_asks_as_it_does_untraced() {
-    compiled("who.c", "libfirst.so", &["-DNAME=first"]);
-    compiled("who.c", "libsecond.so", &["-DNAME=second"]);
-    compiled("who.c", "libbelow.so", &["-DNAME=below"]);
-    let hidden = compiled("who.c", "libhidden.so", &["-DNAME=hidden", "-Wl,--no-as-needed", "libbelow.so"]);
-    let scopes = compiled("scopes.c", "scopes", &["libfirst.so", "libsecond.so"]);
+    compiled("lookups/who.c", "libfirst.so", &["-DNAME=first"]);
+    compiled("lookups/who.c", "libsecond.so", &["-DNAME=second"]);
+    compiled("lookups/who.c", "libbelow.so", &["-DNAME=below"]);
+    let hidden =
+        compiled("lookups/who.c", "libhidden.so", &["-DNAME=hidden", "-Wl,--no-as-needed", "libbelow.so"]);
+    let scopes = compiled("lookups/scopes.c", "scopes", &["libfirst.so", "libsecond.so"]);
     let arguments = [hidden.to_str().unwrap()];
     let alone = untraced(&scopes, &arguments).output().unwrap();
     let alone = String::from_utf8(alone.stdout).unwrap();
@@ -112,7 +118,7 @@ fn what_a_library_finds_depends_on_who_asks_as_it_does_untraced() {
 #[test]
 fn eight_threads_that_get_each_others_addresses_are_told_in_an_order_that_replays() {
     for round in 0..3 {
-        let ran = Traced::new(&program("threads"), &["8", "4000"]).run();
+        let ran = Traced::new(&program("threads/threads"), &["8", "4000"]).run();
         assert_eq!(ran.status(), 0, "round {round}: {}", ran.stderr());
         let trace = ran.trace();
         let [taken, given, live] = ran.numbers()[..] else { panic!("{}", ran.stdout()) };
@@ -125,7 +131,7 @@ fn eight_threads_that_get_each_others_addresses_are_told_in_an_order_that_replay
 #[test]
 fn the_allocators_blocks_of_eight_threads_agree_with_its_own_totals() {
     for round in 0..3 {
-        let ran = Traced::new(&torch_program("trains"), &["8", "4000"]).run();
+        let ran = Traced::new(&torch_program("threads/trains"), &["8", "4000"]).run();
         assert_eq!(ran.status(), 0, "round {round}: {}", ran.stderr());
         let [allocated, reserved, given, taken, reports] = ran.numbers()[..] else {
             panic!("{}", ran.stdout())
@@ -148,8 +154,9 @@ fn the_allocators_blocks_of_eight_threads_agree_with_its_own_totals() {
 
 #[test]
 fn with_caching_off_a_call_of_the_allocator_is_a_block_of_the_size_it_asked() {
-    let ran =
-        Traced::new(&torch_program("calls_as_torch"), &[]).env("PYTORCH_NO_CUDA_MEMORY_CACHING", "1").run();
+    let ran = Traced::new(&torch_program("calls/calls_as_torch"), &[])
+        .env("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+        .run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     let rows = ran.trace().rows;
     let told: Vec<_> = rows.iter().map(|row| (row.event, row.requested, row.delta, row.allocated)).collect();
@@ -158,7 +165,7 @@ fn with_caching_off_a_call_of_the_allocator_is_a_block_of_the_size_it_asked() {
 
 #[test]
 fn every_end_of_a_program_leaves_a_complete_trace_and_its_own_exit() {
-    let ends = program("ends");
+    let ends = program("processes/ends");
     // What each way out takes and gives beside the first two allocations and the first free.
     let ways = [
         ("return", 0, 0),
@@ -188,7 +195,7 @@ fn every_end_of_a_program_leaves_a_complete_trace_and_its_own_exit() {
 
 #[test]
 fn a_program_that_becomes_another_ends_its_trace() {
-    let ends = program("ends");
+    let ends = program("processes/ends");
     for how in ["exec", "execle", "execlp", "execv", "execvp", "execve", "execvpe", "fexecve"] {
         let alone = untraced(&ends, &[how]).output().unwrap();
         let ran = Traced::new(&ends, &[how]).run();
@@ -212,7 +219,7 @@ fn a_program_that_becomes_another_ends_its_trace() {
 
 #[test]
 fn a_kill_after_an_exec_that_failed_leaves_what_was_flushed() {
-    let ran = Traced::new(&program("ends"), &["exec that fails late", "kill"]).run();
+    let ran = Traced::new(&program("processes/ends"), &["exec that fails late", "kill"]).run();
     assert_eq!(ran.status(), 128 + 9, "{}", ran.stderr());
     let mut reader = memtrace_trace::csv::RowReader::open(&ran.files()[0]).unwrap();
     let mut deltas = Vec::new();
@@ -225,8 +232,8 @@ fn a_kill_after_an_exec_that_failed_leaves_what_was_flushed() {
 
 #[test]
 fn the_first_row_tells_of_the_devices_of_a_program_whose_first_call_starts_cuda() {
-    compiled("lazy.c", "liblazy.so", &[]);
-    let ran = Traced::new(&compiled("lazy.c", "lazy", &["-DMAIN", "liblazy.so"]), &[]).run();
+    compiled("fakes/lazy.c", "liblazy.so", &[]);
+    let ran = Traced::new(&compiled("fakes/lazy.c", "lazy", &["-DMAIN", "liblazy.so"]), &[]).run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     assert_eq!(ran.trace().taking(1000).device, 1);
     let mut reader = memtrace_trace::csv::RowReader::open(&ran.files()[0]).unwrap();
@@ -243,7 +250,7 @@ fn the_first_row_tells_of_the_devices_of_a_program_whose_first_call_starts_cuda(
 fn a_flush_behind_a_free_that_does_not_return_says_so_and_returns() {
     let include = format!("-I{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("include").display());
     runtime();
-    let ran = Traced::new(&compiled("blocked.c", "blocked", &[&include, RUNTIME]), &[]).run();
+    let ran = Traced::new(&compiled("api/blocked.c", "blocked", &[&include, RUNTIME]), &[]).run();
     assert_eq!(ran.numbers(), [0, -1, 0], "{}", ran.stderr());
     let trace = ran.trace();
     let deltas: Vec<i64> = trace.rows.iter().map(|row| row.delta).collect();
@@ -253,7 +260,8 @@ fn a_flush_behind_a_free_that_does_not_return_says_so_and_returns() {
 #[test]
 fn more_threads_than_the_buffer_has_room_for_lose_nothing() {
     for (threads, buffer) in [("1200", "16m"), ("300", "1m")] {
-        let ran = Traced::new(&program("crowd"), &[threads, "5"]).env("MEMTRACE_BUFFER", buffer).run();
+        let ran =
+            Traced::new(&program("threads/crowd"), &[threads, "5"]).env("MEMTRACE_BUFFER", buffer).run();
         assert_eq!(ran.status(), 0, "{threads}: {}", ran.stderr());
         let trace = ran.trace();
         assert_eq!(trace.rows.len() as i64, ran.numbers()[0]);
@@ -265,7 +273,7 @@ fn more_threads_than_the_buffer_has_room_for_lose_nothing() {
 
 #[test]
 fn children_of_every_kind_leave_their_parents_trace_whole() {
-    let children = program("children");
+    let children = program("processes/children");
     // The number of traces: a child that allocates has its own.
     let kinds = [
         ("fork", 1),
@@ -299,7 +307,7 @@ fn children_of_every_kind_leave_their_parents_trace_whole() {
 
 #[test]
 fn a_process_that_never_allocates_leaves_nothing() {
-    let ran = Traced::new(&program("nothing"), &[]).run();
+    let ran = Traced::new(&program("processes/nothing"), &[]).run();
     assert_eq!((ran.status(), ran.stdout().as_str(), ran.stderr().as_str()), (0, "0 0\n", ""));
     let out = Traced::new(Path::new("/bin/true"), &[]);
     let folder = out.out();
@@ -309,13 +317,13 @@ fn a_process_that_never_allocates_leaves_nothing() {
 
 #[test]
 fn a_library_that_is_told_to_stay_out_does() {
-    let ran = Traced::new(&program("calls"), &[]).env("MEMTRACE_ENABLED", "0").run();
+    let ran = Traced::new(&program("calls/calls"), &[]).env("MEMTRACE_ENABLED", "0").run();
     assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
     assert!(ran.files().is_empty());
     // NVTX finds the tool that was named, and no other.
     let log = tempfile::NamedTempFile::new().unwrap();
-    let tool = compiled("tool.c", "libtool.so", &[]);
-    let ran = Traced::new(&program("ranges"), &[])
+    let tool = compiled("other_tools/tool.c", "libtool.so", &[]);
+    let ran = Traced::new(&program("ranges/ranges"), &[])
         .env("MEMTRACE_ENABLED", "0")
         .env("NVTX_INJECTION64_PATH", &tool)
         .env("TOOL_LOG", log.path())
@@ -367,7 +375,7 @@ fn the_ranges_pair(trace: &Trace, count: usize) {
 
 #[test]
 fn injected_ranges_of_every_kind_mean_what_the_rules_say() {
-    let ranges = program("ranges");
+    let ranges = program("ranges/ranges");
     let ran = Traced::new(&ranges, &[]).run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     the_ranges_mean_what_the_rules_say(&ran.trace());
@@ -377,7 +385,7 @@ fn injected_ranges_of_every_kind_mean_what_the_rules_say() {
 fn a_phase_ends_with_its_thread_and_stays_behind_at_a_fork() {
     let include = format!("-I{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("include").display());
     runtime();
-    let ran = Traced::new(&compiled("phases.c", "phases", &[&include, RUNTIME]), &[]).run();
+    let ran = Traced::new(&compiled("ranges/phases.c", "phases", &[&include, RUNTIME]), &[]).run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     let mut phases: Vec<(i64, String)> = Vec::new();
     for file in ran.files() {
@@ -391,7 +399,7 @@ fn a_phase_ends_with_its_thread_and_stays_behind_at_a_fork() {
 
 #[test]
 fn a_child_that_dropped_the_preload_leaves_no_trace_of_ranges_alone() {
-    let ranges = program("ranges");
+    let ranges = program("ranges/ranges");
     let command = format!("unset LD_PRELOAD; {}", ranges.display());
     let ran = Traced::new(Path::new("/bin/sh"), &["-c", &command]).run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
@@ -400,8 +408,8 @@ fn a_child_that_dropped_the_preload_leaves_no_trace_of_ranges_alone() {
 
 #[test]
 fn a_tool_that_was_there_first_gets_every_call_and_its_numbers_are_the_programs() {
-    let ranges = program("ranges");
-    let tool = compiled("tool.c", "libtool.so", &[]);
+    let ranges = program("ranges/ranges");
+    let tool = compiled("other_tools/tool.c", "libtool.so", &[]);
     let logs = tempfile::tempdir().unwrap();
     let alone = untraced(&ranges, &[])
         .env("NVTX_INJECTION64_PATH", &tool)
@@ -422,8 +430,8 @@ fn a_tool_that_was_there_first_gets_every_call_and_its_numbers_are_the_programs(
 
 #[test]
 fn a_tool_that_was_there_first_is_still_there_in_a_child() {
-    let ranges = program("ranges");
-    let tool = compiled("tool.c", "libtool.so", &[]);
+    let ranges = program("ranges/ranges");
+    let tool = compiled("other_tools/tool.c", "libtool.so", &[]);
     let logs = tempfile::tempdir().unwrap();
     let log = logs.path().join("traced");
     let ran = Traced::new(Path::new("/bin/sh"), &["-c", &format!("{}; exit 0", ranges.display())])
@@ -437,7 +445,7 @@ fn a_tool_that_was_there_first_is_still_there_in_a_child() {
 
 #[test]
 fn without_nvtx_ranges_are_left_alone() {
-    let ran = Traced::new(&program("ranges"), &[]).env("MEMTRACE_NVTX", "0").run();
+    let ran = Traced::new(&program("ranges/ranges"), &[]).env("MEMTRACE_NVTX", "0").run();
     assert_eq!(ran.status(), 0);
     let trace = ran.trace();
     assert_eq!(owner(&trace, 103), (NONE, NONE, NONE, -1));
@@ -447,8 +455,8 @@ fn without_nvtx_ranges_are_left_alone() {
 #[test]
 fn ranges_of_the_legacy_library_mean_the_same_and_return_what_it_returns() {
     runtime();
-    compiled("nvtools.c", "libnvToolsExt.so.1", &[]);
-    let legacy = compiled("legacy.c", "legacy", &["libnvToolsExt.so.1", RUNTIME]);
+    compiled("fakes/nvtools.c", "libnvToolsExt.so.1", &[]);
+    let legacy = compiled("ranges/legacy.c", "legacy", &["libnvToolsExt.so.1", RUNTIME]);
     let alone = untraced(&legacy, &[]).output().unwrap();
     let ran = Traced::new(&legacy, &[]).run();
     assert_eq!(ran.stdout(), String::from_utf8(alone.stdout).unwrap());
@@ -469,9 +477,9 @@ fn domains_of_the_legacy_library_have_their_own_stacks_categories_and_strings() 
     runtime();
     // With a tool behind it the library gives handles and numbers of ranges; with none it gives nothing.
     for (library, define) in [("libnvToolsExt.so.1", "-DTOOL"), ("libnvToolsBare.so.1", "-DBARE")] {
-        compiled("nvtools.c", library, &[define]);
+        compiled("fakes/nvtools.c", library, &[define]);
         let program = format!("domains{define}");
-        let program = compiled("legacy_domains.c", &program, &[define, library, RUNTIME]);
+        let program = compiled("ranges/legacy_domains.c", &program, &[define, library, RUNTIME]);
         let alone = untraced(&program, &[]).output().unwrap();
         let ran = Traced::new(&program, &[]).run();
         assert_eq!(ran.status(), 0, "{}", ran.stderr());
@@ -496,7 +504,7 @@ fn domains_of_the_legacy_library_have_their_own_stacks_categories_and_strings() 
 
 #[test]
 fn what_a_small_buffer_loses_is_counted_and_told() {
-    let traced = Traced::new(&program("flood"), &["8", "40000"]).env("MEMTRACE_BUFFER", "1m");
+    let traced = Traced::new(&program("threads/flood"), &["8", "40000"]).env("MEMTRACE_BUFFER", "1m");
     let ran = traced.run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     let files = ran.files();
@@ -512,7 +520,7 @@ fn what_a_small_buffer_loses_is_counted_and_told() {
 
 #[test]
 fn a_file_is_private_and_never_reached_through_a_link() {
-    let threads = program("threads");
+    let threads = program("threads/threads");
     let traced = Traced::new(&threads, &["1", "10"]);
     let ran = traced.run();
     let metadata = fs::symlink_metadata(&ran.files()[0]).unwrap();
@@ -540,7 +548,7 @@ fn a_file_is_private_and_never_reached_through_a_link() {
 fn a_folder_that_cannot_be_made_costs_the_trace_and_one_line() {
     let blocked = tempfile::NamedTempFile::new().unwrap();
     let out = blocked.path().join("out");
-    let ran = Traced::new(&program("threads"), &["8", "500"]).env("MEMTRACE_OUT", &out).run();
+    let ran = Traced::new(&program("threads/threads"), &["8", "500"]).env("MEMTRACE_OUT", &out).run();
     assert_eq!(ran.status(), 0);
     let said = ran.stderr();
     assert_eq!(said.lines().count(), 1, "{said}");
@@ -549,13 +557,13 @@ fn a_folder_that_cannot_be_made_costs_the_trace_and_one_line() {
     let aside = tempfile::tempdir().unwrap();
     symlink("/no/such/folder", aside.path().join("link")).unwrap();
     let out = aside.path().join("link/out");
-    let ran = Traced::new(&program("threads"), &["1", "10"]).env("MEMTRACE_OUT", out).run();
+    let ran = Traced::new(&program("threads/threads"), &["1", "10"]).env("MEMTRACE_OUT", out).run();
     assert_eq!((ran.status(), ran.stderr().lines().count()), (0, 1));
 }
 
 #[test]
 fn a_limit_on_the_size_of_files_costs_the_trace_and_never_the_program() {
-    let flood = program("flood");
+    let flood = program("threads/flood");
     let script = "ulimit -f 64; exec \"$1\" 2 5000";
     let ran = Traced::new(Path::new("/bin/sh"), &["-c", script, "sh", flood.to_str().unwrap()]).run();
     assert_eq!((ran.status(), ran.stdout().as_str()), (0, "20000\n"), "{}", ran.stderr());
@@ -566,15 +574,16 @@ fn a_limit_on_the_size_of_files_costs_the_trace_and_never_the_program() {
 
 #[test]
 fn a_bad_setting_is_told_with_the_default_that_is_taken() {
-    let ran = Traced::new(&program("nothing"), &[]).env("MEMTRACE_BUFFER", "lots").run();
+    let ran = Traced::new(&program("processes/nothing"), &[]).env("MEMTRACE_BUFFER", "lots").run();
     assert_eq!(ran.status(), 0);
     let said = ran.stderr();
     assert!(
         said.starts_with("memtrace: MEMTRACE_BUFFER=\"lots\"") && said.contains("taking the default"),
         "{said}"
     );
-    let quiet =
-        Traced::new(&program("nothing"), &[]).env("MEMTRACE_BUFFER", "lots").env("MEMTRACE_LOG", "off");
+    let quiet = Traced::new(&program("processes/nothing"), &[])
+        .env("MEMTRACE_BUFFER", "lots")
+        .env("MEMTRACE_LOG", "off");
     assert_eq!(quiet.run().stderr(), "");
 }
 
@@ -601,9 +610,9 @@ fn pythons() -> BTreeMap<(u32, u32), PathBuf> {
 
 #[test]
 fn modules_and_lines_of_python_are_had_in_every_interpreter() {
-    torch_program("trains");
-    let torch = compiled("c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/any_python.py");
+    torch_program("threads/trains");
+    let torch = compiled("fakes/c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/owners/any_python.py");
     let pythons = pythons();
     let mut last = None;
     eprintln!("{:?}", pythons.keys());

@@ -15,7 +15,7 @@ const DRIVER: &str = "libcuda.so.1";
 /// A program that another test is running must not be built anew.
 fn driver() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| compiled("libcuda.c", DRIVER, &[])).clone()
+    BUILT.get_or_init(|| compiled("fakes/libcuda.c", DRIVER, &[])).clone()
 }
 
 /// A line of `driver.c`: event, api, status, address, requested, delta.
@@ -32,11 +32,11 @@ fn ways() -> Vec<(&'static str, PathBuf)> {
 
 fn build_ways() -> Vec<(&'static str, PathBuf)> {
     driver();
-    let alone = compiled("driver.c", "driver", &[]);
-    let linked = compiled("driver.c", "driver-linked", &["-DLINKED", DRIVER]);
-    compiled("runtime.c", "libcudart-of-driver.so.12", &[]);
+    let alone = compiled("calls/driver.c", "driver", &[]);
+    let linked = compiled("calls/driver.c", "driver-linked", &["-DLINKED", DRIVER]);
+    compiled("fakes/runtime.c", "libcudart-of-driver.so.12", &[]);
     let runtime =
-        compiled("driver.c", "driver-runtime", &["-Wl,--no-as-needed", "libcudart-of-driver.so.12"]);
+        compiled("calls/driver.c", "driver-runtime", &["-Wl,--no-as-needed", "libcudart-of-driver.so.12"]);
     let mut ways = vec![("linked", linked)];
     ways.extend(["dlsym", "legacy", "per_thread", "recursive"].map(|how| (how, alone.clone())));
     ways.extend(["runtime", "by_version"].map(|how| (how, runtime.clone())));
@@ -113,8 +113,8 @@ fn both() -> PathBuf {
     let build = || {
         // The runtime, too.
         ways();
-        compiled("runtime.c", "libworks.so.12", &["-DHIDDEN"]);
-        compiled("both.c", "both", &["libcudart-of-driver.so.12", "libworks.so.12"])
+        compiled("fakes/runtime.c", "libworks.so.12", &["-DHIDDEN"]);
+        compiled("lookups/both.c", "both", &["libcudart-of-driver.so.12", "libworks.so.12"])
     };
     BUILT.get_or_init(build).clone()
 }
@@ -186,7 +186,7 @@ fn a_runtime_within_a_library_works_on_the_phantom_driver() {
 fn what_graphs_take_is_in_the_looks_alone_and_counted_once() {
     let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
     let phantom = library("libmemtrace_phantom.so");
-    let ran = on_phantom(&compiled("graphs.c", "graphs", &[&include, phantom.to_str().unwrap()]));
+    let ran = on_phantom(&compiled("calls/graphs.c", "graphs", &[&include, phantom.to_str().unwrap()]));
     assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
     let trace = ran.trace();
     let (looks, calls): (Vec<&Rec>, Vec<&Rec>) =
@@ -207,12 +207,12 @@ fn what_graphs_take_is_in_the_looks_alone_and_counted_once() {
 fn whose_memory_it_is_is_told_as_far_as_the_machine_tells() {
     const GIB: i64 = 1 << 30;
     let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
-    compiled("cudart.c", "libcudart.so.12", &[]);
-    let program = compiled("looks.c", "looks", &[&include, "libcudart.so.12"]);
+    compiled("fakes/cudart.c", "libcudart.so.12", &[]);
+    let program = compiled("api/looks.c", "looks", &[&include, "libcudart.so.12"]);
     let preload = format!(
         "{}:{}",
         library("libmemtrace.so").display(),
-        compiled("nvml.c", "libfake-nvml.so", &[]).display()
+        compiled("fakes/nvml.c", "libfake-nvml.so", &[]).display()
     );
     let (total, free) = (80 * GIB, 71 * GIB);
     for (machine, api, expected) in [
@@ -243,7 +243,7 @@ fn orders(other: &Path) -> [String; 2] {
 
 #[test]
 fn another_tool_before_or_after_us_sees_what_it_saw_without_us() {
-    let interposer = compiled("interposer.c", "libinterposer.so", &[]);
+    let interposer = compiled("other_tools/interposer.c", "libinterposer.so", &[]);
     let path = driver();
     for (how, program) in ways() {
         let arguments = [how, path.to_str().unwrap()];

@@ -1,5 +1,5 @@
 //! Each export on real traces: held against the trace itself here, and against the programs that read it
-//! (`tests/scripts/export_check.py`): PyTorch's own viewers, DuckDB and Polars, speedscope's schema.
+//! (`tests/scripts/checkers/exports.py`): PyTorch's own viewers, DuckDB and Polars, speedscope's schema.
 
 #[path = "common/installed.rs"]
 mod installed;
@@ -384,10 +384,10 @@ fn missing(why: &str) {
     eprintln!("skipped: {why}");
 }
 
-/// Has `tests/scripts/export_check.py` look at something.
+/// Has `tests/scripts/checkers/exports.py` look at something.
 fn check(python: &Path, what: &str, arguments: &[&dyn AsRef<OsStr>]) -> String {
     let mut command = Command::new(python);
-    command.arg(root().join("tests/scripts/export_check.py")).arg(what);
+    command.arg(root().join("tests/scripts/checkers/exports.py")).arg(what);
     let output = command.args(arguments.iter().map(AsRef::as_ref)).output().unwrap();
     assert!(output.status.success(), "{what}: {}{}", text(&output.stdout), text(&output.stderr));
     let told = text(&output.stdout);
@@ -527,7 +527,7 @@ fn perfetto_opens_a_chrome_trace_and_has_the_totals_of_the_reports() {
         files.extend([made, place("expected.json")]);
     }
     let mut command = Command::new(python);
-    command.arg(root().join("tests/scripts/perfetto_check.py")).arg(ui).args(&files);
+    command.arg(root().join("tests/scripts/checkers/perfetto_page.py")).arg(ui).args(&files);
     let output = command.env("PYTHONDONTWRITEBYTECODE", "1").output().unwrap();
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
     eprint!("{}", text(&output.stdout));
@@ -546,7 +546,7 @@ fn truth(version: &str, settings: &str) -> Option<TempDir> {
     }
     command.args(["run", "-q", "--phantom", "l4", "-o"]).arg(folder.path().join("trace")).arg("--");
     command.env("PYTORCH_CUDA_ALLOC_CONF", settings).env("PYTHONDONTWRITEBYTECODE", "1");
-    command.arg(&python).arg(root().join("tests/scripts/export_truth.py")).arg(folder.path());
+    command.arg(&python).arg(root().join("tests/scripts/exports/torch_recorders.py")).arg(folder.path());
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
     Some(folder)

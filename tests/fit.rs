@@ -64,7 +64,7 @@ fn script(name: &str) -> String {
 
 #[test]
 fn the_largest_number_that_fits_is_found_and_both_ends_are_kept() {
-    let calls = script("fit_calls.py");
+    let calls = script("fit/plain_calls.py");
     let fit = Fit::of(&["--json", "-o", "out", "--", "python3", &calls, "{}"]);
     let json = fit.json();
     assert_eq!(
@@ -99,7 +99,7 @@ fn the_largest_number_that_fits_is_found_and_both_ends_are_kept() {
 
 #[test]
 fn what_fails_for_another_reason_is_shown_and_is_no_answer() {
-    let calls = script("fit_calls.py");
+    let calls = script("fit/plain_calls.py");
     let fit = Fit::of(&["-o", "out", "--", "python3", &calls, "{}", "fails-at-8"]);
     let text = fit.text();
     assert_eq!(fit.status(), 1, "{text}");
@@ -126,7 +126,7 @@ fn what_fails_for_another_reason_is_shown_and_is_no_answer() {
 #[test]
 fn torch_that_runs_out_of_memory_does_not_fit_and_is_told_from_what_holds_it() {
     let Some(python) = python("2.11.0") else { return };
-    let gpt = script("fit_gpt.py");
+    let gpt = script("fit/gpt.py");
     let fit = Fit::of(&["--values", "2,8,64", "-o", "out", "--", python.to_str().unwrap(), &gpt, "{}"]);
     let text = fit.text();
     assert_eq!(fit.status(), 0, "{text}{}", fit.stderr());

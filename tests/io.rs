@@ -38,20 +38,20 @@ on_every_torch![
 ];
 
 fn actions_and_categories_are_those_of_the_profiler(torch: &Torch) {
-    let run = torch.trace("profiled_timeline.py", &[], &[]);
+    let run = torch.trace("io/profiled_timeline.py", &[], &[]);
     let theirs = run.write("theirs.json", &run.output.stdout);
     let ours = run.report("actions", &["--step", "3:3", "--json", "--each"]);
     let ours = run.write("ours.json", &ours.stdout);
-    torch.check("profiled_timeline_check.py", &[&ours, &theirs]);
+    torch.check("checkers/profiled_timeline.py", &[&ours, &theirs]);
 }
 
 /// The passes need the gradients of `AccumulateGrad` and one step of the optimizer; then parameters,
 /// inputs, activations and gradients follow from the flow of data, and say that they were inferred.
 fn without_tags_the_flow_of_data_alone_tells_them(torch: &Torch) {
-    let run = torch.trace("profiled_timeline.py", &[], &[("MEMTRACE_MODULES", "0")]);
+    let run = torch.trace("io/profiled_timeline.py", &[], &[("MEMTRACE_MODULES", "0")]);
     let told = run.json("actions", &["--step", "3:3", "--json"]);
     let device = &told["processes"][0]["devices"][0];
-    let with_tags = torch.trace("profiled_timeline.py", &[], &[]);
+    let with_tags = torch.trace("io/profiled_timeline.py", &[], &[]);
     let expected = with_tags.json("actions", &["--step", "3:3", "--json"]);
     let expected = &expected["processes"][0]["devices"][0];
     for category in ["PARAMETER", "GRADIENT"] {
@@ -70,7 +70,7 @@ fn without_tags_the_flow_of_data_alone_tells_them(torch: &Torch) {
 }
 
 fn the_memory_of_modules_is_that_of_mem_tracker(torch: &Torch) {
-    let run = torch.trace("module_memory.py", &[], &[]);
+    let run = torch.trace("io/module_memory.py", &[], &[]);
     let theirs: Value = serde_json::from_slice(&run.output.stdout).unwrap();
     let ours = run.json("modules", &["--json", "--depth", "9"]);
     let ours = ours["processes"][0]["modules"].as_array().unwrap();
@@ -88,7 +88,7 @@ fn the_memory_of_modules_is_that_of_mem_tracker(torch: &Torch) {
         assert_eq!(Value::from(found.to_vec()), *numbers, "{path}");
     }
     // Without io records, what tags tell is there, and what is missing is said.
-    let plain = torch.trace("module_memory.py", &[], &[("MEMTRACE_OPS", "all")]);
+    let plain = torch.trace("io/module_memory.py", &[], &[("MEMTRACE_OPS", "all")]);
     let text = text(&plain.report("modules", &["--depth", "9"]).stdout);
     assert!(text.contains("MEMTRACE_OPS=io records them"), "{text}");
     let told = plain.json("modules", &["--json", "--depth", "9"]);
@@ -104,7 +104,7 @@ fn the_names_of_ops_are_those_of_memory_tracker(torch: &Torch) {
     if torch.version == "2.6.0" {
         return;
     }
-    let run = torch.trace("trackers.py", &["memory"], &[]);
+    let run = torch.trace("fixtures/trackers.py", &["memory"], &[]);
     let theirs: Value = serde_json::from_slice(&run.output.stdout).unwrap();
     let ours = run.json("top-ops", &["--json", "--series", "--top", "1000"]);
     let ours = &ours["processes"][0];
@@ -126,16 +126,16 @@ fn the_names_of_ops_are_those_of_memory_tracker(torch: &Torch) {
 
 fn odd_tensors_are_read_past_and_the_program_says_what_it_says_without_us(torch: &Torch) {
     let host = [("MEMTRACE_HOST_TENSORS", "1")];
-    let run = torch.trace("odd_tensors.py", &[], &host);
-    let untraced = torch.untraced("odd_tensors.py", &host);
+    let run = torch.trace("io/odd_tensors.py", &[], &host);
+    let untraced = torch.untraced("io/odd_tensors.py", &host);
     assert_eq!(text(&run.output.stdout), text(&untraced.stdout));
     assert_eq!(run.output.status.code(), untraced.status.code());
-    torch.check("odd_tensors_check.py", &[&run.only_trace()]);
+    torch.check("checkers/odd_tensors.py", &[&run.only_trace()]);
 }
 
 fn a_torch_that_cannot_be_learned_is_said_in_one_line_and_the_trace_goes_on(torch: &Torch) {
-    let run = torch.trace("io_unknown.py", &[], &[]);
-    assert_eq!(text(&run.output.stdout), text(&torch.untraced("io_unknown.py", &[]).stdout));
+    let run = torch.trace("io/unknown_layout.py", &[], &[]);
+    assert_eq!(text(&run.output.stdout), text(&torch.untraced("io/unknown_layout.py", &[]).stdout));
     assert_eq!(
         text(&run.output.stderr),
         "memtrace: MEMTRACE_OPS=io could not learn torch's layout: what ops read and write has no rows, ops have \

@@ -7,9 +7,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-const CASES: &str = "owner_cases.py";
+const CASES: &str = "owners/owner_cases.py";
 const MODELS: [&str; 8] = ["gpt", "resnet", "llama", "bert", "lstm", "tied", "gan", "unet"];
-const FRAMEWORKS: &str = "owner_frameworks.py";
+const FRAMEWORKS: &str = "owners/owner_frameworks.py";
 /// `accelerate launch` of one process.
 const ACCELERATE: &[&str] = &[
     "-m",
@@ -44,7 +44,7 @@ on_every_torch![
 
 fn eight_models_own_every_byte_and_agree_with_torch_per_module(torch: &Torch) {
     // Workspaces of libraries would outweigh models of this size, and hide what they leave open.
-    let run = torch.trace_with("owner_models.py", &MODELS, SMALL_WORKSPACES);
+    let run = torch.trace_with("owners/owner_models.py", &MODELS, SMALL_WORKSPACES);
     assert!(run.output.status.success(), "{}", text(&run.output.stderr));
     let told = text(&run.output.stdout);
     assert_eq!(told.lines().count(), MODELS.len(), "{told}");
@@ -52,7 +52,7 @@ fn eight_models_own_every_byte_and_agree_with_torch_per_module(torch: &Torch) {
         let (model, pid) = line.split_once(' ').unwrap();
         let told = run.folder().join(format!("{model}.jsonl"));
         eprint!("{model}: ");
-        check(torch, "owner_check.py", &[&trace_of(&run, pid), &told]);
+        check(torch, "checkers/owner_totals.py", &[&trace_of(&run, pid), &told]);
     }
 }
 
@@ -82,8 +82,8 @@ fn hard_cases_keep_their_owners_and_print_what_they_print_without_us(torch: &Tor
 
 fn wrappers_are_stripped_or_kept_and_compiled_models_keep_their_graphs(torch: &Torch) {
     same_with_and_without(torch, CASES, &["compiled", "somebody_elses_calls", "distributed"], &[]);
-    let run = torch.trace_with("owner_cases.py", &["distributed"], &[("MEMTRACE_WRAPPERS", "1")]);
-    check(torch, "owner_expected.py", &[run.folder()]);
+    let run = torch.trace_with("owners/owner_cases.py", &["distributed"], &[("MEMTRACE_WRAPPERS", "1")]);
+    check(torch, "checkers/expected_owners.py", &[run.folder()]);
 }
 
 fn a_model_that_dies_while_loading_shows_its_parameters(torch: &Torch) {
@@ -99,13 +99,13 @@ fn a_model_that_dies_while_loading_shows_its_parameters(torch: &Torch) {
 
 fn isolated_spawned_and_bare_interpreters_have_modules_too(torch: &Torch) {
     for options in [&["-I"][..], &["-S", "-E"], &["-W", "error"]] {
-        let run = torch.trace_on(CARD, options, "owner_cases.py", &["alone", "plain"], &[]);
+        let run = torch.trace_on(CARD, options, "owners/owner_cases.py", &["alone", "plain"], &[]);
         assert_eq!(text(&run.output.stdout), "plain\n", "{options:?}: {}", text(&run.output.stderr));
-        check(torch, "owner_expected.py", &[run.folder()]);
+        check(torch, "checkers/expected_owners.py", &[run.folder()]);
     }
-    let run = torch.trace("owner_cases.py", &["spawn"]);
+    let run = torch.trace("owners/owner_cases.py", &["spawn"]);
     assert_eq!(text(&run.output.stdout), "plain\n", "{}", text(&run.output.stderr));
-    check(torch, "owner_expected.py", &[run.folder()]);
+    check(torch, "checkers/expected_owners.py", &[run.folder()]);
 }
 
 fn frameworks_train_as_without_us_and_keep_their_owners(torch: &Torch) {
@@ -116,7 +116,7 @@ fn frameworks_train_as_without_us_and_keep_their_owners(torch: &Torch) {
         &[("MEMTRACE_STACKS", "python")],
     );
     let run = torch.trace_with(FRAMEWORKS, &["peft"], &[("MEMTRACE_WRAPPERS", "1")]);
-    check(torch, "owner_expected.py", &[run.folder()]);
+    check(torch, "checkers/expected_owners.py", &[run.folder()]);
 }
 
 fn launchers_notebooks_and_servers_of_forks_have_modules_too(torch: &Torch) {
@@ -125,7 +125,7 @@ fn launchers_notebooks_and_servers_of_forks_have_modules_too(torch: &Torch) {
     for how in ["notebook", "forkserver", "fork"] {
         let run = torch.trace_with(FRAMEWORKS, &[how], &[("MEMTRACE_STACKS", "python")]).expect_success();
         assert_eq!(text(&run.output.stdout).trim(), "a cell ran");
-        check(torch, "owner_expected.py", &[run.folder()]);
+        check(torch, "checkers/expected_owners.py", &[run.folder()]);
     }
 }
 
@@ -134,7 +134,7 @@ fn what_is_registered_is_other_and_errors_are_those_of_mem_tracker(torch: &Torch
 }
 
 fn modules_can_be_left_alone(torch: &Torch) {
-    let run = torch.trace_with("owner_cases.py", &["alone", "plain"], &[("MEMTRACE_MODULES", "0")]);
+    let run = torch.trace_with("owners/owner_cases.py", &["alone", "plain"], &[("MEMTRACE_MODULES", "0")]);
     assert_eq!(text(&run.output.stdout), "plain\n", "{}", text(&run.output.stderr));
     let mut reader = csv::Reader::from_path(run.file()).unwrap();
     let columns = reader.headers().unwrap().clone();
@@ -156,7 +156,7 @@ fn category_totals_are_those_of_mem_tracker(torch: &Torch) {
         "double_backward",
     ];
     // Workspaces are allocated below torch's ops, where MemTracker sees nothing.
-    let run = torch.trace_with("owner_tracker.py", &[&cases[..], &MODELS].concat(), SMALL_WORKSPACES);
+    let run = torch.trace_with("owners/owner_tracker.py", &[&cases[..], &MODELS].concat(), SMALL_WORKSPACES);
     assert!(run.output.status.success(), "{}", text(&run.output.stderr));
     let told = text(&run.output.stdout);
     assert_eq!(told.lines().count(), cases.len() + MODELS.len(), "{told}");
@@ -168,7 +168,7 @@ fn category_totals_are_those_of_mem_tracker(torch: &Torch) {
         eprint!("{name}: ");
         check(
             torch,
-            "owner_tracker_check.py",
+            "checkers/mem_tracker.py",
             &[&trace, &run.folder().join(format!("{name}.jsonl")), &report],
         );
     }
@@ -195,7 +195,7 @@ fn same_when_launched(
     assert_eq!(text(&run.output.stdout), text(&untraced.stdout), "{ours}\n{theirs}");
     assert_eq!(said(&run.output), said(&untraced));
     assert_eq!(run.output.status.code(), untraced.status.code(), "{ours}");
-    check(torch, "owner_expected.py", &[run.folder()]);
+    check(torch, "checkers/expected_owners.py", &[run.folder()]);
     run
 }
 

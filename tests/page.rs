@@ -1,6 +1,6 @@
 //! The report page in a real browser, and the views of a terminal in a real terminal.
 //!
-//! `tests/scripts/page_check.py` drives headless Chromium; `scripts/browser-env` installs what both need. With
+//! `tests/scripts/checkers/report_page.py` drives headless Chromium; `scripts/browser-env` installs what both need. With
 //! `CI=true` a missing install fails the tests, else they are skipped aloud.
 
 use std::path::{Path, PathBuf};
@@ -72,7 +72,7 @@ impl Page {
     }
 
     fn check(&self, name: &str, arguments: &[&str]) -> String {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/page_check.py");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/checkers/report_page.py");
         let page = self.folder.path().join("report.html");
         let said = run(Command::new(&self.python).arg(script).arg(name).arg(page).args(arguments));
         print!("{said}");

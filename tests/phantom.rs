@@ -26,30 +26,30 @@ macro_rules! scripts {
 }
 
 scripts! {
-    a_gpt_takes_what_arithmetic_says: "phantom_gpt.py" on "h100-80g";
-    a_conv_net_runs_in_every_way: "phantom_conv.py" on "a100-80g";
-    an_oom_is_torchs_own_at_the_capacity_given: "phantom_oom.py" on "mem=8g,cc=8.0,context=512m";
-    sizes_that_depend_on_values_are_as_full_as_can_be: "phantom_dynamic.py" on "h100-80g";
-    sizes_that_depend_on_values_can_be_half: "phantom_dynamic.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "half";
-    sizes_that_depend_on_values_can_be_nothing: "phantom_dynamic.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "empty";
-    everything_that_pytorch_does_on_a_device_runs: "phantom_features.py" on "h100-80g";
-    activations_and_states_are_what_formulas_say: "phantom_formulas.py" on "h100-80g";
-    workspaces_follow_the_capability: "phantom_formulas.py" on "rtx4090";
-    a_llama_of_seven_billion_parameters_trains_on_an_h200: "phantom_llama.py" on "h200";
-    a_card_runs_what_was_compiled_for_an_older_one: "phantom_cards.py" on "l40s";
-    what_people_train_with_runs: "phantom_zoo.py" on "h100-80g";
-    expandable_segments_grow_in_place: "phantom_settings.py" on "a100-40g"
+    a_gpt_takes_what_arithmetic_says: "phantom/gpt.py" on "h100-80g";
+    a_conv_net_runs_in_every_way: "phantom/conv.py" on "a100-80g";
+    an_oom_is_torchs_own_at_the_capacity_given: "phantom/oom.py" on "mem=8g,cc=8.0,context=512m";
+    sizes_that_depend_on_values_are_as_full_as_can_be: "phantom/dynamic_sizes.py" on "h100-80g";
+    sizes_that_depend_on_values_can_be_half: "phantom/dynamic_sizes.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "half";
+    sizes_that_depend_on_values_can_be_nothing: "phantom/dynamic_sizes.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "empty";
+    everything_that_pytorch_does_on_a_device_runs: "phantom/features.py" on "h100-80g";
+    activations_and_states_are_what_formulas_say: "phantom/formulas.py" on "h100-80g";
+    workspaces_follow_the_capability: "phantom/formulas.py" on "rtx4090";
+    a_llama_of_seven_billion_parameters_trains_on_an_h200: "phantom/llama.py" on "h200";
+    a_card_runs_what_was_compiled_for_an_older_one: "phantom/older_architecture.py" on "l40s";
+    what_people_train_with_runs: "phantom/zoo.py" on "h100-80g";
+    expandable_segments_grow_in_place: "phantom/allocator_settings.py" on "a100-40g"
         with "PYTORCH_CUDA_ALLOC_CONF" = "expandable_segments:True";
-    large_blocks_stay_whole: "phantom_settings.py" on "a100-40g" with "PYTORCH_CUDA_ALLOC_CONF" = "max_split_size_mb:100";
-    sizes_are_rounded_as_asked: "phantom_settings.py" on "a100-40g" with "PYTORCH_CUDA_ALLOC_CONF" = "roundup_power2_divisions:8";
-    the_drivers_own_pool_has_right_statistics: "phantom_settings.py" on "a100-40g"
+    large_blocks_stay_whole: "phantom/allocator_settings.py" on "a100-40g" with "PYTORCH_CUDA_ALLOC_CONF" = "max_split_size_mb:100";
+    sizes_are_rounded_as_asked: "phantom/allocator_settings.py" on "a100-40g" with "PYTORCH_CUDA_ALLOC_CONF" = "roundup_power2_divisions:8";
+    the_drivers_own_pool_has_right_statistics: "phantom/allocator_settings.py" on "a100-40g"
         with "PYTORCH_CUDA_ALLOC_CONF" = "backend:cudaMallocAsync";
-    without_caching_the_driver_gives_pages: "phantom_settings.py" on "a100-40g" with "PYTORCH_NO_CUDA_MEMORY_CACHING" = "1";
-    loops_over_values_that_do_not_exist_end: "phantom_watchdog.py" on "h100-80g";
-    several_devices_stand_apart: "phantom_devices.py" on "4xt4";
-    the_program_sees_the_devices_that_it_may_see: "phantom_devices.py" on "4xt4" with "CUDA_VISIBLE_DEVICES" = "3,1";
-    no_visible_device_is_no_device: "phantom_devices.py" on "4xt4" with "CUDA_VISIBLE_DEVICES" = "";
-    copies_streams_events_threads_and_pinned_memory_behave: "phantom_basics.py" on "h100-80g";
+    without_caching_the_driver_gives_pages: "phantom/allocator_settings.py" on "a100-40g" with "PYTORCH_NO_CUDA_MEMORY_CACHING" = "1";
+    loops_over_values_that_do_not_exist_end: "phantom/endless_loops.py" on "h100-80g";
+    several_devices_stand_apart: "phantom/devices.py" on "4xt4";
+    the_program_sees_the_devices_that_it_may_see: "phantom/devices.py" on "4xt4" with "CUDA_VISIBLE_DEVICES" = "3,1";
+    no_visible_device_is_no_device: "phantom/devices.py" on "4xt4" with "CUDA_VISIBLE_DEVICES" = "";
+    copies_streams_events_threads_and_pinned_memory_behave: "phantom/basics.py" on "h100-80g";
 }
 
 /// Runs a script and gives what it printed.
@@ -102,9 +102,9 @@ fn compiled_models_and_triton_kernels_run() {
             ("TRITON_CACHE_DIR", caches.to_str().unwrap()),
             ("TORCHINDUCTOR_CACHE_DIR", caches.to_str().unwrap()),
         ];
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/phantom_compile.py");
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/phantom/compile.py");
         let output = on_phantom(&python, "h100-80g", &environment).arg(file).output().unwrap();
-        assert!(succeeded("phantom_compile.py", &output).ends_with("ok\n"), "torch {version}");
+        assert!(succeeded("phantom/compile.py", &output).ends_with("ok\n"), "torch {version}");
     }
 }
 
@@ -112,13 +112,13 @@ fn compiled_models_and_triton_kernels_run() {
 fn ranks_under_torchrun_hear_each_other_and_never_hang() {
     for version in TORCHES {
         let Some(python) = python(version) else { continue };
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/phantom_ranks.py");
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/phantom/ranks.py");
         let output = on_phantom(&python, "4xh100-80g", &[("OMP_NUM_THREADS", "1")])
             .args(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"])
             .arg(file)
             .output()
             .unwrap();
-        let text = succeeded("phantom_ranks.py", &output);
+        let text = succeeded("phantom/ranks.py", &output);
         assert_eq!(text.matches(" ok").count(), 4, "torch {version}: {text}");
     }
 }
@@ -126,7 +126,7 @@ fn ranks_under_torchrun_hear_each_other_and_never_hang() {
 #[test]
 fn two_runs_are_alike_to_the_address() {
     for version in TORCHES {
-        for name in ["phantom_gpt.py", "phantom_basics.py"] {
+        for name in ["phantom/gpt.py", "phantom/basics.py"] {
             let runs: BTreeSet<String> = (0..2).map(|_| script(version, name, "h100-80g", &[])).collect();
             assert_eq!(runs.len(), 1, "torch {version}: {runs:#?}");
         }

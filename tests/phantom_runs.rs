@@ -76,7 +76,7 @@ fn sizes(folder: &Path) -> String {
 fn two_runs_have_the_same_sizes_byte_for_byte_and_the_statistics_of_an_untraced_one() {
     for version in TORCHES {
         let Some(python) = python(version) else { continue };
-        let (python, stats) = (python.to_str().unwrap().to_owned(), script("phantom_stats.py"));
+        let (python, stats) = (python.to_str().unwrap().to_owned(), script("phantom/stats.py"));
         let stats = stats.to_str().unwrap();
         let folder = TempDir::new().unwrap();
         let run = |out: &str| {
@@ -157,7 +157,7 @@ fn compared(real: &str, phantom: &str) -> Option<String> {
     command.arg(root.join("scripts/gpu-compare")).arg("--target").arg(target);
     let output = command
         .args(["--real", real, "--phantom", phantom])
-        .arg(script("phantom_stats.py"))
+        .arg(script("phantom/stats.py"))
         .output()
         .unwrap();
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));

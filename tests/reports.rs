@@ -1,4 +1,4 @@
-//! Each report on real traces, held against numbers that pandas computed (`tests/scripts/expected.py`)
+//! Each report on real traces, held against numbers that pandas computed (`tests/scripts/fixtures/expected.py`)
 //! and against what the scripts that made them are known to do.
 //!
 //! `tests/fixtures/record` made the traces; `tests/fixtures/expected.json` is the output of the pandas
@@ -555,7 +555,7 @@ fn pandas_still_computes_what_is_expected() {
         eprintln!("skipped: scripts/torch-env 2.11.0 has not been run");
         return;
     }
-    let script = fixtures().join("../scripts/expected.py");
+    let script = fixtures().join("../scripts/fixtures/expected.py");
     let output = Command::new(python).arg(script).arg(fixtures()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let now: Value = serde_json::from_slice(&output.stdout).unwrap();

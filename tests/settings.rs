@@ -16,11 +16,11 @@ use common::{Ran, Traced, compiled};
 const RUNTIME: &str = "libcudart.so.12";
 
 fn program() -> PathBuf {
-    compiled("cudart.c", RUNTIME, &[]);
-    compiled("c10.c", "libc10.so", &[]);
-    compiled("c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
+    compiled("fakes/cudart.c", RUNTIME, &[]);
+    compiled("fakes/c10.c", "libc10.so", &[]);
+    compiled("fakes/c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
     let include = format!("-I{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("include").display());
-    compiled("parts.c", "parts", &[&include, "libc10_cuda.so", "libc10.so", RUNTIME])
+    compiled("processes/parts.c", "parts", &[&include, "libc10_cuda.so", "libc10.so", RUNTIME])
 }
 
 fn traced(how: &str, rounds: &str) -> Traced {

@@ -44,23 +44,23 @@ on_every_torch![and_of_the_matrix:
 ];
 
 fn a_gpt_agrees_with_torch_to_the_byte(torch: &Torch) {
-    torch.verify("truth_gpt.py");
+    torch.verify("truth/gpt.py");
 }
 
 fn a_convolutional_net_agrees_with_torch_to_the_byte(torch: &Torch) {
-    torch.verify("truth_conv.py");
+    torch.verify("truth/conv.py");
 }
 
 fn odd_sizes_threads_and_ooms_agree_with_torch_to_the_byte(torch: &Torch) {
-    torch.verify("truth_odd.py");
+    torch.verify("truth/odd.py");
 }
 
 fn blocks_that_other_streams_hold_agree_with_torch_to_the_byte(torch: &Torch) {
-    torch.verify("truth_streams.py");
+    torch.verify("truth/streams.py");
 }
 
 fn graphs_and_pools_agree_with_torch_to_the_byte(torch: &Torch) {
-    let run = torch.trace("truth_graph.py", &[]).expect_success();
+    let run = torch.trace("truth/graph.py", &[]).expect_success();
     torch.verify_file(&run.file(), &run.checkpoints);
     torch.check(memtrace().arg("check").arg(run.file()));
     // Else the checkpoints would not be held against them.
@@ -71,13 +71,13 @@ fn graphs_and_pools_agree_with_torch_to_the_byte(torch: &Torch) {
 fn settings_of_the_allocator_are_followed(torch: &Torch) {
     for conf in ["roundup_power2_divisions:8", "max_split_size_mb:32,garbage_collection_threshold:0.5"] {
         let run =
-            torch.trace_with("truth_odd.py", &[], &[("PYTORCH_CUDA_ALLOC_CONF", conf)]).expect_success();
+            torch.trace_with("truth/odd.py", &[], &[("PYTORCH_CUDA_ALLOC_CONF", conf)]).expect_success();
         torch.verify_file(&run.file(), &run.checkpoints);
     }
 }
 
 fn expandable_segments_agree_with_torch_to_the_byte(torch: &Torch) {
-    for script in ["truth_gpt.py", "truth_odd.py"] {
+    for script in ["truth/gpt.py", "truth/odd.py"] {
         let conf = [("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")];
         let run = torch.trace_with(script, &[], &conf).expect_success();
         torch.verify_file(&run.file(), &run.checkpoints);
@@ -91,7 +91,7 @@ fn expandable_segments_agree_with_torch_to_the_byte(torch: &Torch) {
 /// the script holds.
 fn a_pool_of_the_driver_agrees_with_torchs_own_statistics(torch: &Torch) {
     let conf = [("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")];
-    let run = torch.trace_with("async_backend.py", &[], &conf).expect_success();
+    let run = torch.trace_with("allocators/async_backend.py", &[], &conf).expect_success();
     torch.check(memtrace().arg("check").arg(run.file()));
     let (mut live, mut pool, mut points) = (0, String::new(), Vec::new());
     for row in run.rows() {
@@ -129,7 +129,7 @@ fn a_pool_of_the_driver_agrees_with_torchs_own_statistics(torch: &Torch) {
 }
 
 fn an_allocator_of_the_programs_own_gives_blocks(torch: &Torch) {
-    let run = torch.trace("pluggable.py", &["current"]).expect_success();
+    let run = torch.trace("allocators/pluggable.py", &["current"]).expect_success();
     torch.check(memtrace().arg("check").arg(run.file()));
     let rows = run.rows();
     let blocks: Vec<&Rec> = rows.iter().filter(|row| row.event == "alloc" || row.event == "free").collect();
@@ -145,7 +145,7 @@ fn an_allocator_of_the_programs_own_gives_blocks(torch: &Torch) {
 }
 
 fn a_pool_with_an_allocator_of_its_own_agrees_with_torch_to_the_byte(torch: &Torch) {
-    let run = torch.trace("pluggable.py", &["pool"]).expect_success();
+    let run = torch.trace("allocators/pluggable.py", &["pool"]).expect_success();
     // As in torch 2.1, which `scripts/test-matrix` has.
     if text(&run.output.stdout) == "no MemPool\n" {
         return;
@@ -164,7 +164,7 @@ fn the_ledger_adds_up_to_what_the_device_says(torch: &Torch) {
     const GIB: i64 = 1 << 30;
     let out = TempDir::new().unwrap();
     let mut command = torch.traced_command_on("h100-80g,others=2g", out.path());
-    let output = command.arg(scripts().join("whole_device.py")).output().unwrap();
+    let output = command.arg(scripts().join("ledger/whole_device.py")).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     let told: Vec<i64> =
         text(&output.stdout).lines().next().unwrap().split(' ').map(|n| n.parse().unwrap()).collect();
@@ -206,7 +206,7 @@ fn without_caching_the_trace_has_the_exact_request(torch: &Torch) {
     for (name, value) in
         [("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"), ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")]
     {
-        let run = torch.trace_with("ends.py", &["normal"], &[(name, value)]).expect_success();
+        let run = torch.trace_with("processes/ends.py", &["normal"], &[(name, value)]).expect_success();
         let rows = run.rows();
         let taken: Vec<&Rec> = rows.iter().filter(|row| row.event == "alloc").collect();
         assert_eq!(taken.len(), 50, "{name}");
@@ -219,7 +219,7 @@ fn without_caching_the_trace_has_the_exact_request(torch: &Torch) {
 
 /// A check that cannot fail shows nothing: each of these small lies must be seen.
 fn a_doctored_trace_does_not_agree(torch: &Torch) {
-    let run = torch.trace("truth_gpt.py", &[]).expect_success();
+    let run = torch.trace("truth/gpt.py", &[]).expect_success();
     let text = std::fs::read_to_string(run.file()).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     let header: Vec<&str> = lines[0].split(',').collect();
@@ -249,14 +249,14 @@ fn a_doctored_trace_does_not_agree(torch: &Torch) {
         let mut lines = lines.clone();
         lines[line] = &lie;
         std::fs::write(&doctored, lines.join("\n") + "\n").unwrap();
-        let verify = scripts().join("verify.py");
+        let verify = scripts().join("checkers/verify.py");
         let output = torch.command().arg(verify).arg(&doctored).arg(&run.checkpoints).output().unwrap();
         assert!(!output.status.success(), "not seen: {lie}");
     }
 }
 
 fn ranges_give_phase_module_and_step(torch: &Torch) {
-    let run = torch.trace("nvtx_ranges.py", &[]).expect_success();
+    let run = torch.trace("ranges/torch_nvtx.py", &[]).expect_success();
     let rows = run.rows();
 
     let owner = |count| owner(&rows, count);
@@ -298,7 +298,7 @@ fn ranges_give_phase_module_and_step(torch: &Torch) {
 }
 
 fn ranges_of_the_nvtx_package_mean_the_same(torch: &Torch) {
-    let run = torch.trace("nvtx_package.py", &[]).expect_success();
+    let run = torch.trace("ranges/nvtx_package.py", &[]).expect_success();
     let rows = run.rows();
     let owner = |count| owner(&rows, count);
     assert_eq!(owner(201).0, "forward");
@@ -312,7 +312,7 @@ fn ranges_of_the_nvtx_package_mean_the_same(torch: &Torch) {
 }
 
 fn the_op_of_each_block_is_the_one_that_the_profiler_names(torch: &Torch) {
-    let run = torch.trace("profiled_ops.py", &[]).expect_success();
+    let run = torch.trace("owners/profiled_ops.py", &[]).expect_success();
     let rows = run.rows();
     let at = |name| rows.iter().position(|row| row.event == "mark" && row.name == name).unwrap();
     let ours: Vec<String> = rows[at("profiled:begin")..at("profiled:end")]
@@ -349,8 +349,8 @@ fn every_end_of_a_program_is_the_untraced_one(torch: &Torch) {
         "terminated",
         "thread",
     ] {
-        let untraced = torch.untraced("ends.py", &[how]);
-        let run = torch.trace("ends.py", &[how]);
+        let untraced = torch.untraced("processes/ends.py", &[how]);
+        let run = torch.trace("processes/ends.py", &[how]);
         assert_eq!(exit_of(&run.output), exit_of(&untraced), "{how}: {}", text(&run.output.stderr));
         assert_eq!(text(&run.output.stdout), text(&untraced.stdout), "{how}");
         // stderr may say more (an OOM's holders), never less and nothing in between lines.
@@ -374,8 +374,8 @@ fn a_process_that_never_uses_cuda_leaves_no_file(torch: &Torch) {
 }
 
 fn pandas_polars_and_duckdb_read_the_same_typed_columns(torch: &Torch) {
-    let run = torch.trace("nvtx_ranges.py", &[]).expect_success();
-    torch.check(torch.command().arg(scripts().join("loaders.py")).arg(run.file()));
+    let run = torch.trace("ranges/torch_nvtx.py", &[]).expect_success();
+    torch.check(torch.command().arg(scripts().join("checkers/csv_loaders.py")).arg(run.file()));
 }
 
 fn children_trace_into_their_own_files_or_leave_none(torch: &Torch) {
@@ -389,7 +389,7 @@ fn children_trace_into_their_own_files_or_leave_none(torch: &Torch) {
         ("shell", 1, "0\n"),
         ("loader", 1, "64\n"),
     ] {
-        let run = torch.trace("children.py", &[how]).expect_success();
+        let run = torch.trace("processes/children.py", &[how]).expect_success();
         assert_eq!(text(&run.output.stdout), stdout, "{how}");
         let found = run.files();
         assert_eq!(found.len(), files, "{how}: {found:?}\n{}", text(&run.output.stderr));
@@ -406,7 +406,7 @@ fn ranks_of_torchrun_have_traces_of_their_own(torch: &Torch) {
     let out = TempDir::new().unwrap();
     let mut command = torch.traced_command_on("2xh100-80g", out.path());
     command.args(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]);
-    let output = command.arg(scripts().join("ranks.py")).output().unwrap();
+    let output = command.arg(scripts().join("processes/ranks.py")).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     let files = traces(out.path());
     assert_eq!(files.len(), 2, "{files:?}");
@@ -434,7 +434,7 @@ fn ranks_of_torchrun_have_traces_of_their_own(torch: &Torch) {
 }
 
 fn tensors_of_another_process_have_rows_and_no_bytes(torch: &Torch) {
-    let run = torch.trace("ipc_tensors.py", &[]).expect_success();
+    let run = torch.trace("processes/ipc_tensors.py", &[]).expect_success();
     torch.check(memtrace().arg("check").arg(run.dir()));
     let told: Vec<i64> =
         text(&run.output.stdout).split_whitespace().map(|word| word.parse().unwrap()).collect();
@@ -463,7 +463,7 @@ fn tensors_of_another_process_have_rows_and_no_bytes(torch: &Torch) {
 
 fn a_killed_process_leaves_every_event_behind(torch: &Torch) {
     const ROUNDS: usize = 50;
-    let run = torch.trace("kill_rounds.py", &[&ROUNDS.to_string()]).expect_success();
+    let run = torch.trace("processes/kill_rounds.py", &[&ROUNDS.to_string()]).expect_success();
     torch.check(memtrace().arg("check").arg("--repair").arg(run.dir()));
     let files = run.files();
     let told = text(&run.output.stdout);
@@ -484,7 +484,7 @@ fn a_killed_process_leaves_every_event_behind(torch: &Torch) {
 }
 
 fn faults_around_the_trace_cost_the_trace_and_never_the_program(torch: &Torch) {
-    let untraced = text(&torch.untraced("faults.py", &["none"]).stdout);
+    let untraced = text(&torch.untraced("processes/faults.py", &["none"]).stdout);
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, "not a folder").unwrap();
@@ -497,12 +497,12 @@ fn faults_around_the_trace_cost_the_trace_and_never_the_program(torch: &Torch) {
     // Folders that cannot be made, and a file system that takes no file.
     for out in [file.join("below"), PathBuf::from("/proc/memtrace"), PathBuf::from("/sys")] {
         let mut command = torch.preloaded_command(&out);
-        let output = command.arg(scripts().join("faults.py")).arg("none").output().unwrap();
+        let output = command.arg(scripts().join("processes/faults.py")).arg("none").output().unwrap();
         unharmed(&out.display().to_string(), &output);
     }
     for how in ["file size limit", "vanished folder"] {
         let mut command = torch.preloaded_command(&dir.path().join(how));
-        unharmed(how, &command.arg(scripts().join("faults.py")).arg(how).output().unwrap());
+        unharmed(how, &command.arg(scripts().join("processes/faults.py")).arg(how).output().unwrap());
     }
     // A full disk: 256 KiB of tmpfs in a mount namespace of its own.
     let out = dir.path().join("full");
@@ -512,7 +512,7 @@ fn faults_around_the_trace_cost_the_trace_and_never_the_program(torch: &Torch) {
     command.arg("mount -t tmpfs -o size=256k tmpfs \"$MEMTRACE_OUT\" && exec \"$@\"").arg("sh");
     let program = torch.preloaded_command(&out);
     command.arg("env").arg(format!("LD_PRELOAD={}", preloads())).arg(program.get_program());
-    command.arg(scripts().join("faults.py")).arg("none");
+    command.arg(scripts().join("processes/faults.py")).arg("none");
     for (name, value) in program.get_envs().filter(|(name, _)| *name != "LD_PRELOAD") {
         command.env(name, value.unwrap_or_default());
     }
@@ -527,7 +527,8 @@ fn a_trace_is_never_written_over_what_is_not_ours(torch: &Torch) {
     for how in ["planted link", "planted file"] {
         let out = dir.path().join(how);
         let mut command = torch.preloaded_command(&out);
-        let output = command.arg(scripts().join("faults.py")).arg(how).arg(&victim).output().unwrap();
+        let output =
+            command.arg(scripts().join("processes/faults.py")).arg(how).arg(&victim).output().unwrap();
         assert!(output.status.success(), "{how}: {}", text(&output.stderr));
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious\n");
         // What was planted stays as it was; a trace beside it is ours alone.

@@ -38,7 +38,7 @@ pub(crate) fn compiled(source: &str, target: &str, more: &[&str]) -> PathBuf {
     if target.contains(".so") {
         gcc.args(["-fPIC", "-shared"]).arg(format!("-Wl,-soname,{target}"));
     }
-    gcc.arg("-o").arg(&fresh).arg(programs.join(source));
+    gcc.arg("-I").arg(programs.join("include")).arg("-o").arg(&fresh).arg(programs.join(source));
     gcc.current_dir(&folder).args(more).args(["-Wl,-rpath,$ORIGIN", "-ldl"]);
     let output = gcc.output().expect("gcc is there");
     assert!(output.status.success(), "{gcc:?}\n{}", String::from_utf8_lossy(&output.stderr));

@@ -155,7 +155,7 @@ impl Torch {
     }
 
     pub(crate) fn verify_file(&self, trace: &Path, checkpoints: &Path) {
-        self.check(self.command().arg(scripts().join("verify.py")).arg(trace).arg(checkpoints));
+        self.check(self.command().arg(scripts().join("checkers/verify.py")).arg(trace).arg(checkpoints));
     }
 
     /// Runs a command that must succeed.

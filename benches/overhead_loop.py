@@ -1,0 +1,81 @@
+"""Trains a small GPT and prints the seconds of each step, of the clock and of the CPU: what scripts/overhead times.
+
+overhead_loop.py RECORDER STEPS PACE: RECORDER is none, history, history-stacks, profiler or callbacks (of ops,
+which do nothing: what torch itself charges everybody who wants to hear of ops); PACE products of matrices on the
+CPU follow each step, as data loading and logging would.
+"""
+
+import ctypes
+import mmap
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+from train_gpt import GPT
+
+
+class Callback(ctypes.Structure):
+    """at::RecordFunctionCallback, of ATen/record_function.h."""
+
+    _fields_ = [("start", ctypes.c_void_p), ("end", ctypes.c_void_p), ("probability", ctypes.c_double),
+                ("scopes", ctypes.c_uint8 * 10), ("needs", ctypes.c_uint8 * 3)]
+
+
+def listen():
+    """Hears of ops, of backward functions and of what the program names, as memtrace does, and does nothing."""
+    code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    # mov qword ptr [rdi], 0; mov rax, rdi; ret: the start gives no state of its own. Then a ret for the end.
+    start = bytes.fromhex("48c707000000004889f8c3")
+    code.write(start + bytes.fromhex("c3"))
+    at = ctypes.addressof(ctypes.c_char.from_buffer(code))
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    add = getattr(library, "_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE")
+    add.argtypes, add.restype = [Callback], ctypes.c_uint64
+    for scope in (0, 1, 7):
+        scopes = (ctypes.c_uint8 * 10)(*(index == scope for index in range(10)))
+        add(Callback(at, at + len(start), 1.0, scopes))
+    return code
+
+
+recorder, steps, pace = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+WARM_UP = 3
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+with torch.device("cuda"):
+    model = GPT(vocabulary=8192, context=256, width=256, heads=4, layers=6)
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+tokens = torch.randint(8192, (4, 256)).cuda()
+
+if recorder.startswith("history"):
+    stacks = {"context": "all", "stacks": "python"} if recorder == "history-stacks" else {"context": None}
+    torch.cuda.memory._record_memory_history(max_entries=10_000_000, **stacks)
+profiler = None
+if recorder == "profiler":
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    profiler = torch.profiler.profile(activities=activities, profile_memory=True, with_stack=False)
+    profiler.start()
+
+# The code must stay as long as torch calls it.
+code = listen() if recorder == "callbacks" else None
+
+operand = torch.ones(512, 512)
+seconds, cpu = [], []
+for step in range(WARM_UP + steps):
+    started, cpu_started = time.perf_counter(), time.process_time()
+    model(tokens, tokens).backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for _ in range(pace):
+        operand @ operand
+    seconds.append(time.perf_counter() - started)
+    cpu.append(time.process_time() - cpu_started)
+if profiler:
+    profiler.stop()
+blocks = torch.cuda.memory_stats()["allocation.all.allocated"]
+print("seconds", *seconds[WARM_UP:])
+print("cpu", *cpu[WARM_UP:])
+print("blocks", blocks)

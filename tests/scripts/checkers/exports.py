@@ -1,0 +1,274 @@
+"""Reads what `memtrace export` wrote with the programs that it is for: exports.py WHAT ARGUMENT...
+
+Fails by an exception; prints a line on what it found.
+"""
+
+import collections
+import gzip
+import json
+import pickle
+import pickletools
+import sys
+from pathlib import Path
+
+# What the reader in PyTorch's memory_viz page knows (torch/utils/viz/MemoryViz.js), but for what it calls
+# untested there, and text of more than 255 bytes, BINUNICODE, which no name of a trace reaches here.
+OPCODES = set(
+    "APPEND APPENDS BINGET BININT BININT1 BININT2 EMPTY_DICT EMPTY_LIST FRAME LONG1 LONG_BINGET MARK MEMOIZE"
+    " PROTO SETITEMS SHORT_BINUNICODE STOP TUPLE2 NEWFALSE NEWTRUE BINUNICODE EMPTY_TUPLE NONE BINFLOAT"
+    " TUPLE TUPLE1 TUPLE3".split()
+)
+
+
+def walk(data):
+    """The rules of the pickle: its opcodes, its integers, its texts, its batches."""
+    marks, texts, protocol = [], collections.Counter(), None
+    for opcode, argument, _ in pickletools.genops(data):
+        name = opcode.name
+        assert name in OPCODES, name
+        if name == "PROTO":
+            protocol = argument
+        elif name == "MARK":
+            marks.append(0)
+        elif name == "APPENDS":
+            assert marks.pop() <= 1000
+        elif name == "SETITEMS":
+            assert marks.pop() <= 2000
+        elif name == "TUPLE2":
+            marks[-1] -= 1
+        elif name not in ("MEMOIZE", "STOP", "FRAME") and marks:
+            marks[-1] += 1
+        if isinstance(argument, int):
+            assert -(1 << 63) <= argument < 1 << 63
+        if name in ("SHORT_BINUNICODE", "BINUNICODE"):
+            texts[argument] += 1
+    assert 2 <= protocol <= 4, protocol
+    repeated = [text for text, times in texts.items() if times > 1]
+    assert not repeated, repeated
+
+
+def viz(*paths):
+    import torch
+    from torch.cuda import _memory_viz
+
+    def lines(text):
+        """In place of flamegraph.pl, which the functions would fetch."""
+        for line in text.splitlines():
+            stack, size = line.rsplit(" ", 1)
+            assert int(size) >= 0 and stack.count(";") >= 1, line
+        return text
+
+    for path in paths:
+        data = Path(path).read_bytes()
+        walk(data)
+        snapshot = pickle.loads(data)
+        assert set(snapshot) == {"segments", "device_traces", "allocator_settings", "external_annotations"}
+        _memory_viz.segsum(snapshot)
+        _memory_viz.trace(snapshot)
+        _memory_viz.memory(snapshot, format_flamegraph=lines)
+        _memory_viz.segments(snapshot, format_flamegraph=lines)
+        for page in (_memory_viz.segment_plot(snapshot), _memory_viz.trace_plot(snapshot), _memory_viz.trace_plot(snapshot, plot_segments=True)):
+            assert "MemoryViz.js" in page
+        for segment in snapshot["segments"]:
+            assert 0 <= segment["device"] < len(snapshot["device_traces"])
+            at = segment["address"]
+            for block in segment["blocks"]:
+                assert block["address"] == at and block["size"] > 0, (segment, block)
+                assert block["state"] in ("active_allocated", "active_pending_free", "inactive")
+                at += block["size"]
+            assert at == segment["address"] + segment["total_size"], segment
+        for device, trace in enumerate(snapshot["device_traces"]):
+            follow(trace, [segment for segment in snapshot["segments"] if segment["device"] == device])
+            categories = {entry["category"] for entry in trace if "category" in entry}
+            assert not categories or "unknown" in categories, categories
+    print(len(paths), "snapshots accepted by", torch.__version__)
+
+
+def follow(trace, segments):
+    """The page steps back from the end: each event must fit what it then has."""
+    blocks = [block for segment in segments for block in segment["blocks"]]
+    live = {block["address"] for block in blocks if block["state"] != "inactive"}
+    for entry in reversed(trace):
+        action, address = entry["action"], entry.get("addr")
+        if action == "free_completed":
+            assert address not in live, entry
+            live.add(address)
+        elif action == "free_requested":
+            assert address in live, entry
+        elif action == "alloc":
+            assert address in live, entry
+            live.remove(address)
+
+
+def snapshot(ours, theirs):
+    ours = pickle.loads(Path(ours).read_bytes())
+    truth = pickle.loads(Path(theirs).read_bytes())
+    theirs, stats = truth["snapshot"], truth["stats"]
+    streams = {}
+
+    def stream(mine, torchs):
+        """A stream has another name here: the same for the same, and the default one's own."""
+        assert (mine == 0) == (torchs == 0), (mine, torchs)
+        assert streams.setdefault(mine, torchs) == torchs, (mine, torchs, streams)
+
+    mine = {segment["address"]: segment for segment in ours["segments"]}
+    torchs = {segment["address"]: segment for segment in theirs["segments"]}
+    assert mine.keys() == torchs.keys(), (sorted(mine), sorted(torchs))
+    blocks = 0
+    for address, segment in torchs.items():
+        own = mine[address]
+        keys = ["device", "total_size", "allocated_size", "active_size", "requested_size", "is_expandable"]
+        for key in keys + ["segment_type"]:
+            assert own[key] == segment[key], (key, own, segment)
+        stream(own["stream"], segment["stream"])
+        private = [tuple(s["segment_pool_id"]) != (0, 0) for s in (own, segment)]
+        assert private[0] == private[1], (own, segment)
+
+        def active(segment):
+            return [
+                (block["address"], block["size"], block["requested_size"], block["state"])
+                for block in segment["blocks"]
+                if block["state"] != "inactive"
+            ]
+
+        assert active(own) == active(segment), (active(own), active(segment))
+        blocks += len(active(own))
+
+    def total(key):
+        return sum(segment[key] for segment in ours["segments"])
+
+    for key, name in [
+        ("allocated_size", "allocated_bytes"),
+        ("active_size", "active_bytes"),
+        ("total_size", "reserved_bytes"),
+        ("requested_size", "requested_bytes"),
+    ]:
+        assert total(key) == stats[f"{name}.all.current"], (key, total(key), stats[f"{name}.all.current"])
+
+    known = {"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom"}
+
+    def entries(snapshot):
+        return [entry for entry in snapshot["device_traces"][0] if entry["action"] in known]
+
+    own, torchs = entries(ours), entries(theirs)
+    for at, (mine, other) in enumerate(zip(own, torchs)):
+        assert mine["action"] == other["action"], (at, mine, other)
+        assert mine["size"] == other["size"], (at, mine, other)
+        if mine["action"] != "oom":
+            assert mine["addr"] == other["addr"], (at, mine, other)
+            stream(mine["stream"], other["stream"])
+    assert len(own) == len(torchs), (len(own), len(torchs))
+    print(len(torchs), "segments,", blocks, "blocks and", len(own), "entries are torch's own")
+
+
+def tracker(path, plain, watched):
+    from torch.distributed._tools.memory_tracker import MemoryTracker
+
+    loaded = MemoryTracker()
+    loaded.load(path)
+    loaded.summary(top=5)
+    watched = json.loads(Path(watched).read_text())
+    allocated = loaded.memories_allocated
+    assert list(allocated) == list(range(len(watched["allocated"])))
+    for index, (name, size) in watched["allocated"].items():
+        mine, own_size = allocated[int(index)]
+        assert own_size == size, (index, mine, name)
+        # It names the overload too, and numbers each by itself.
+        op = mine.rsplit("_", 1)[0].split(".")[-1].split("::")[-1]
+        # An op of Python's own has no row but that of the mode that saw it.
+        assert op == "PythonDispatchMode" or f".forward.{op}." in f".{name}", (mine, name)
+    assert loaded._markers == watched["markers"], (loaded._markers, watched["markers"])
+    # Called so from some version after 2.6 on.
+    retries = "_num_alloc_retries" if hasattr(loaded, "_num_alloc_retries") else "_num_cuda_retries"
+    assert getattr(loaded, retries) == watched["retries"]
+    assert list(loaded.memories_active) == list(loaded.memories_reserved) == list(allocated)
+    plain = json.loads(Path(plain).read_text())
+    assert {int(index): tuple(entry) for index, entry in plain["memories_allocated"].items()} == allocated
+    assert plain["markers"] == loaded._markers
+    print(len(allocated), "op calls loaded")
+
+
+def timeline(ours, raw, folder):
+    """Ours and the profiler's of one step. It knows only what an op touched, and its own clock."""
+    folder = Path(folder)
+    ours, raw = json.loads(Path(ours).read_text()), json.loads(Path(raw).read_text())
+    theirs = json.loads((folder / "profiler.json").read_text())
+    their_raw = json.loads(gzip.open(folder / "profiler.raw.json.gz").read())
+    for times, rows in (ours, theirs):
+        assert len(times) == len(rows)
+        assert all(len(row) == 9 and row[0] == 0 for row in rows)
+    for event in raw + their_raw:
+        assert len(event) == 4 and event[1] in (1, 2, 3, 4) and 0 <= event[3] <= 7, event
+
+    def changes(events):
+        return [event[2] for event in events if event[1] in (2, 4)]
+
+    mine, torchs = changes(raw), changes(their_raw)
+    # Where both saw the event the totals are the same, one after the other.
+    import difflib
+
+    matcher = difflib.SequenceMatcher(None, mine, torchs, autojunk=False)
+    same = sum(size for _, _, size in matcher.get_matching_blocks())
+    only = [(tag, mine[a:b], torchs[c:d]) for tag, a, b, c, d in matcher.get_opcodes() if tag != "equal"]
+    print(len(mine), "events here,", len(torchs), "there,", same, "the same; else", only)
+    assert same >= 0.97 * max(len(mine), len(torchs)), (same, len(mine), len(torchs))
+    before = [sum(event[2] for event in events if event[1] == 1) for events in (raw, their_raw)]
+    print("there before:", before)
+    # What it does not know of before the step, no op of the step touched.
+    assert before[0] >= before[1] > 0, before
+
+
+def parquet(folder, csvs):
+    import duckdb
+    import polars
+
+    csvs = sorted(map(str, Path(csvs).glob("*.csv*")))
+    frame = polars.concat([polars.read_csv(path) for path in csvs])
+    files = f"{folder}/**/*.parquet"
+    read = polars.scan_parquet(files, hive_partitioning=True).collect()
+    assert set(read.columns) == set(frame.columns), (read.columns, frame.columns)
+    order = ["rank", "seq"]
+    read = read.select(frame.columns).with_columns(polars.col("rank").cast(polars.Int64)).sort(order)
+    assert read.equals(frame.sort(order)), "polars"
+    assert [str(kind) for kind in read.dtypes] == [str(kind) for kind in frame.dtypes]
+    sums = "sum(delta_bytes), max(allocated_bytes), max(reserved_bytes), count(*), sum(seq), count(distinct op)"
+    query = "select rank, module, {} from {} group by all order by all"
+    there = duckdb.sql(query.format(sums, f"read_parquet('{files}', hive_partitioning = true)")).fetchall()
+    here = duckdb.sql(query.format(sums, f"read_csv({csvs})")).fetchall()
+    assert there == here and len(there) > 0
+    meta = duckdb.sql(f"select value from parquet_kv_metadata('{files}') where key = 'memtrace'").fetchall()
+    assert all(json.loads(value)["schema"] == "memtrace/1" for (value,) in meta) and len(meta) == len(csvs)
+    print(len(read), "rows read alike by polars and duckdb")
+
+
+def query(folder, sql, frames):
+    import os
+
+    import duckdb
+    import polars
+
+    os.chdir(folder)
+    answers = duckdb.sql(sql).fetchall(), eval(frames, {"polars": polars}).rows()
+    assert answers[0] == answers[1], answers
+    for row in answers[0] + answers[1]:
+        print(*row, sep="\t")
+
+
+def schema(schema, *paths):
+    import jsonschema
+
+    schema = json.loads(Path(schema).read_text())
+    for path in paths:
+        jsonschema.validate(json.loads(Path(path).read_text()), schema)
+    # A schema that takes all shows nothing.
+    broken = json.loads(Path(paths[0]).read_text())
+    del broken["profiles"][0]["weights"]
+    try:
+        jsonschema.validate(broken, schema)
+    except jsonschema.ValidationError:
+        print(len(paths), "profiles are valid")
+    else:
+        raise AssertionError("the schema takes a profile without weights")
+
+
+globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,142 @@
+"""Holds a trace against MemTracker's totals at every boundary: mem_tracker.py TRACE TRACKER MODULES.
+
+MODULES is what `memtrace modules --json` says of the trace: it has as many forwards of each module, and as many
+recomputed ones (`Pre-Forward-AC`, `Post-Forward-AC`), as MemTracker saw.
+
+Wherever MemTracker is right, the bytes of each category are the same. What may differ is listed here, and
+nothing else:
+
+- workspaces: memory that a library keeps, which no op returned; MemTracker sees none of it. At most WORKSPACES.
+- hooks: at a boundary inside backward, a gradient is `Gradient` to MemTracker once its hook ran, to the trace
+  from its birth (by its eventual category); the sum of `Gradient` and `Temp` is the same.
+- inputs: `Activation` to MemTracker, which has no kind for them.
+- transients: what an op takes and gives back before it returns. MemTracker's peak lacks those of ATen's ops, so the
+  trace's is higher, at most by those that were live at once and the workspaces.
+- names: to MemTracker a module that two places share has the last name, to the trace the first; and one that a
+  forward makes is a root.
+"""
+
+import collections
+import json
+import re
+import sys
+
+from owner_totals import eventual, replay, rows
+
+KINDS = {
+    "parameter": "Parameter",
+    "buffer": "Buffer",
+    "optimizer_state": "Optstate",
+    "activation": "Activation",
+    "input": "Activation",
+    "(none)": "Activation",
+    "temporary": "Temp",
+    "gradient": "Gradient",
+}
+NAMES = {
+    "Autoencoder.again.0": "Autoencoder.middle",
+    "CrossEntropyLoss": "BertForSequenceClassification.CrossEntropyLoss",
+}
+# `CUBLAS_WORKSPACE_CONFIG=:16:8` is 128 KiB for each handle, and each thread that multiplies has one.
+WORKSPACES = 2 * 131072
+
+
+def workspaces(trace):
+    inside, freed = False, set()
+    for row in rows(trace):
+        if row["event"] == "mark":
+            inside = {"workspaces:begin": True, "workspaces:end": False}.get(row["name"], inside)
+        elif inside and row["event"] == "free":
+            freed.add(row["alloc_id"])
+    return freed
+
+
+def transients(trace):
+    """The blocks that came and went while one op ran."""
+    born, waiting, short = {}, {}, set()  # the second by thread: of each freed block its birth
+    for row in rows(trace):
+        if row["device"] < 0:
+            continue
+        now, thread = int(row["ts_ns"]), row["tid"]
+        if row["event"] == "alloc":
+            born[row["alloc_id"]] = (now, thread)
+        elif row["event"] == "free" and born.get(row["alloc_id"], (0, None))[1] == thread:
+            waiting.setdefault(thread, []).append((born[row["alloc_id"]][0], row["alloc_id"]))
+        elif row["event"] == "op":
+            began = now - int(row["latency_ns"])
+            short |= {block for birth, block in waiting.pop(thread, []) if birth >= began}
+    return short
+
+
+def compare_calls(told, report, differences):
+    ours, theirs = collections.Counter(), collections.Counter()
+    with open(report, encoding="utf-8") as file:
+        (process,) = json.load(file)["processes"]
+    for module in process["modules"]:
+        for state, calls in module["states"].items():
+            if "Forward" in state and "Peak" not in state:
+                ours[state, module["module"]] = len(calls)
+    for line in told.values():
+        boundary = re.fullmatch("(before|after) forward of (.*)", line["label"])
+        if boundary:
+            state = {"before": "Pre-Forward", "after": "Post-Forward"}[boundary[1]]
+            name = NAMES.get(boundary[2], boundary[2])
+            theirs[state + ("-AC" if line["in_backward"] else ""), name] += 1
+    for key in sorted(ours | theirs):
+        if ours[key] != theirs[key]:
+            differences.append(f"{key}: {ours[key]} times in the report, {theirs[key]} by MemTracker")
+
+
+def main():
+    trace, tracker, report = sys.argv[1:]
+    with open(tracker, encoding="utf-8") as file:
+        *lines, last = map(json.loads, file)
+    told = {line["number"]: line for line in lines}
+    of_libraries, known, short = workspaces(trace), eventual(trace), transients(trace)
+    met, equal, kept, differences = 0, 0, 0, []
+    peak, true_peak, most_short = 0, 0, 0
+    for row, live in replay(trace):
+        if row["event"] == "alloc" and row["device"] >= 0:
+            passing = sum(block["delta_bytes"] for block in live.values() if block["alloc_id"] in short)
+            most_short = max(most_short, passing)
+            held = sum(block["rounded_bytes"] for block in live.values()
+                       if block["alloc_id"] not in short and block["alloc_id"] not in of_libraries)
+            peak, true_peak = max(peak, held), max(true_peak, row["allocated_bytes"])
+        mark = re.fullmatch(r"tracker:(\d+)", row["name"]) if row["event"] == "mark" else None
+        if not mark:
+            continue
+        line = told[int(mark[1])]
+        met += 1
+        ours, theirs = collections.Counter(), collections.Counter()
+        apart = {"Temp": "Gradient or Temp", "Gradient": "Gradient or Temp"} if line["in_backward"] else {}
+        for block in live.values():
+            if block["alloc_id"] not in of_libraries:
+                kind = KINDS[known[block["alloc_id"]]["category"]]
+                ours[apart.get(kind, kind)] += block["rounded_bytes"]
+        kept = max(kept, sum(block["delta_bytes"] for block in live.values() if block["alloc_id"] in of_libraries))
+        for kind, size in line["totals"].items():
+            if kind != "Total":
+                theirs[apart.get(kind, kind)] += size
+        for kind in sorted(set(ours) | set(theirs)):
+            if ours[kind] == theirs[kind]:
+                equal += 1
+            else:
+                differences.append(f"{mark[1]} ({line['label']}): {kind}: {ours[kind]} in the trace, "
+                                   f"{theirs[kind]} by MemTracker")
+    if met != len(told):
+        differences.append(f"{len(told) - met} snapshots have no mark")
+    compare_calls(told, report, differences)
+    if kept > WORKSPACES:
+        differences.append(f"{kept} bytes of workspaces")
+    if not peak <= last["peak"] <= true_peak <= last["peak"] + kept + most_short:
+        differences.append("the peaks differ by more than that")
+    for difference in differences[:20]:
+        print(difference)
+    print(f"{met} boundaries, {equal} totals equal, {len(differences)} differ; workspaces up to {kept} bytes; "
+          f"peak {last['peak']} by MemTracker, {peak} without and {true_peak} with workspaces and transients, "
+          f"of these up to {most_short} at once")
+    sys.exit(1 if differences or not met else 0)
+
+
+if __name__ == "__main__":
+    main()

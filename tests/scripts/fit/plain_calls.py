@@ -1,0 +1,21 @@
+"""Takes device memory by plain calls, with no torch: plain_calls.py MIB [HOW]. Meant for mem=1g,context=0.
+
+HOW is what happens beside that: nothing, `fails-at-8` (for a reason of its own), `ignores` (the number), `nothing` (takes none).
+"""
+
+import ctypes
+import sys
+
+mib = int(sys.argv[1])
+how = sys.argv[2] if sys.argv[2:] else ""
+if how == "fails-at-8" and mib >= 8:
+    sys.exit("ValueError: the data set has 7 samples")
+if how == "nothing":
+    sys.exit(0)
+runtime = ctypes.CDLL(None)
+place = ctypes.c_void_p()
+size = (10 if how == "ignores" else mib) << 20
+status = runtime.cudaMalloc(ctypes.byref(place), ctypes.c_size_t(size))
+if status == 2:
+    sys.exit("RuntimeError: CUDA error: out of memory")
+sys.exit(status)
