@@ -10,9 +10,9 @@ use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
+use super::downsample::{Curve, Largest, Point};
 use super::export::{Export, Job, Leaves, MAX_EVENTS, max_events};
 use super::out::Out;
-use super::thin::{Curve, Largest, Point};
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;

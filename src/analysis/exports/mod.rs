@@ -5,6 +5,7 @@
 //! name until it is whole, and never over the trace that it reads.
 
 mod chrome;
+mod downsample;
 mod export;
 mod folded;
 mod memory_tracker;
@@ -14,7 +15,6 @@ pub mod pickle;
 mod picture;
 mod plots;
 mod snapshot;
-mod thin;
 mod timeline;
 
 use std::path::{Path, PathBuf};

@@ -3,10 +3,10 @@
 
 use std::io::Write;
 
+use super::downsample::{Curve, Point};
 use super::export::{Export, Job, Leaves, trace_stem};
 use super::out::Out;
 use super::picture::{Axis, COLUMNS, Figure, png};
-use super::thin::{Curve, Point};
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::{Category, Profile, flow_categories, profile_and_flow};

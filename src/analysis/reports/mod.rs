@@ -10,6 +10,7 @@ mod diff;
 mod frag;
 mod leaks;
 mod ledger;
+mod mem_tracker;
 mod modules;
 mod oom;
 mod peak;

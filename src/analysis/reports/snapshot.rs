@@ -1,9 +1,9 @@
 //! `memtrace snapshot`: per device and category, as PyTorch's `MemTracker` prints it.
 
-use memtrace_trace::Category;
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
+use super::mem_tracker::{ROUNDED, TYPES, Types, rounds_to_nothing, type_of, value};
 use super::report::{Answer, Report, next};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
@@ -20,34 +20,6 @@ use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// See the module.
 pub(super) struct Snapshot;
-
-/// MemTracker's reference types in its order, and our categories in each.
-pub(super) const TYPES: &[(&str, &[Category])] = &[
-    ("Parameter", &[Category::Parameter]),
-    ("Buffer", &[Category::Buffer]),
-    ("Gradient", &[Category::Gradient]),
-    ("Activation", &[Category::Activation]),
-    ("Temp", &[Category::Temporary]),
-    ("Optstate", &[Category::OptimizerState]),
-    ("Other", &[Category::Other, Category::Input, Category::AutogradDetail, Category::None]),
-];
-
-/// The option that counts what `MemTracker` counts.
-pub(super) const ROUNDED: Flag = Flag {
-    name: "rounded",
-    value: None,
-    default: "",
-    choices: &[],
-    help: "Count what was asked for, rounded up, as MemTracker does, not the blocks that were given",
-};
-
-/// The bytes of each of [`TYPES`].
-pub(super) type Types = [i64; TYPES.len()];
-
-/// The place of a category in [`TYPES`].
-pub(super) fn type_of(category: Category) -> usize {
-    TYPES.iter().position(|(_, categories)| categories.contains(&category)).unwrap_or(TYPES.len() - 1)
-}
 
 impl Report for Snapshot {
     fn name(&self) -> &'static str {
@@ -192,27 +164,6 @@ fn current(replayed: &Replayed, options: &Options, footer: &mut Footer) -> Vec<(
         .collect()
 }
 
-/// A value as MemTracker prints it: Python's `round(value, 2)`, raw in bytes.
-pub(super) fn value(bytes: i64, units: Unit) -> String {
-    if units == Unit::Auto {
-        return units.show(bytes).to_string();
-    }
-    let text = units.show(bytes).to_string();
-    match text.split_once('.') {
-        // Python drops a last zero: 1.50 is 1.5, 2.00 is 2.0.
-        Some((whole, rest)) => {
-            let (decimals, unit) = rest.split_at(2);
-            format!("{whole}.{}{unit}", decimals.strip_suffix('0').unwrap_or(decimals))
-        }
-        None => text,
-    }
-}
-
-/// Is there nothing left of the total once it is rounded to the unit?
-pub(super) fn rounds_to_nothing(total: i64, units: Unit) -> bool {
-    total <= 0 || (units != Unit::Auto && value(total, units).starts_with("0.0 "))
-}
-
 fn print(page: &mut Page, devices: &[(String, Types)], units: Unit, table: bool) {
     let shown: Vec<&(String, Types)> =
         devices.iter().filter(|(_, types)| !rounds_to_nothing(types.iter().sum(), units)).collect();
@@ -240,27 +191,6 @@ fn print(page: &mut Page, devices: &[(String, Types)], units: Unit, table: bool)
         page.plain(format!("Device: {device}"));
         for (name, cell) in names.iter().zip(cells(types)) {
             page.plain(format!("\t{name}: {cell}"));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn values_are_those_of_pythons_round() {
-        assert_eq!(value(1536, Unit::KiB), "1.5 KiB");
-        assert_eq!(value(2048, Unit::KiB), "2.0 KiB");
-        assert_eq!(value(1234, Unit::KiB), "1.21 KiB");
-        assert_eq!(value(1234, Unit::B), "1234 B");
-        assert!(rounds_to_nothing(1, Unit::GiB) && !rounds_to_nothing(1, Unit::B));
-    }
-
-    #[test]
-    fn every_category_has_a_type() {
-        for category in Category::ALL {
-            assert!(TYPES[type_of(*category)].1.contains(category));
         }
     }
 }

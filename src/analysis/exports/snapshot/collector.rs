@@ -1,0 +1,334 @@
+//! The entries and segments of a snapshot, collected from the rows.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use memtrace_trace::meta::Meta;
+use memtrace_trace::{Category, EventName};
+use rustc_hash::FxHashMap;
+
+use crate::read::record::Record;
+use crate::read::symbols::Symbol;
+use crate::state::layout::{Layout, Range};
+use crate::state::replay::{Block, HOST, Kind, Replay, Totals};
+
+/// So many segments wait for their first block at most: a block takes its segment just before.
+const MOST_FRESH: usize = 256;
+
+/// Whose an entry or block is: op, module, phase, step, and the lines of Python where the trace has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct FrameOwner {
+    pub(super) op: Symbol,
+    pub(super) module: Symbol,
+    pub(super) phase: Symbol,
+    pub(super) step: i64,
+    pub(super) stack: i64,
+}
+
+impl FrameOwner {
+    fn of(row: &Record) -> FrameOwner {
+        FrameOwner { op: row.op, module: row.module, phase: row.phase, step: row.step, stack: row.stack_id }
+    }
+}
+
+/// One entry of the trace.
+pub(super) struct Entry {
+    pub(super) action: &'static str,
+    pub(super) device: i32,
+    /// The address; of an OOM, what was free on the device.
+    pub(super) addr: i64,
+    pub(super) size: i64,
+    pub(super) stream: i64,
+    pub(super) ts_ns: i64,
+    pub(super) owner: FrameOwner,
+    /// Of blocks: the `alloc_id`, and the category that the row has.
+    pub(super) block: Option<(i64, Category)>,
+}
+
+/// A block that is in use.
+#[derive(Clone, Copy)]
+pub(super) struct ActiveBlock {
+    pub(super) addr: i64,
+    pub(super) bytes: i64,
+    pub(super) requested: i64,
+    pub(super) stream: i64,
+    pub(super) pool: i64,
+    /// Freed, and still in use by another stream.
+    pub(super) pending: bool,
+    pub(super) owner: FrameOwner,
+}
+
+impl ActiveBlock {
+    fn of(block: &Block) -> ActiveBlock {
+        let owner = block.owner;
+        ActiveBlock {
+            addr: block.addr,
+            bytes: block.bytes,
+            requested: block.requested,
+            stream: block.stream,
+            pool: block.pool,
+            pending: false,
+            owner: FrameOwner {
+                op: owner.op,
+                module: owner.module,
+                phase: owner.phase,
+                step: owner.step,
+                stack: block.stack,
+            },
+        }
+    }
+}
+
+/// Whose a segment is.
+#[derive(Clone, Copy)]
+pub(super) struct SegmentOwner {
+    pub(super) owner: FrameOwner,
+    pub(super) stream: i64,
+}
+
+/// One segment of the snapshot.
+pub(super) struct Segment {
+    pub(super) device: i32,
+    pub(super) addr: i64,
+    pub(super) range: Range,
+    pub(super) taker: Option<SegmentOwner>,
+    pub(super) blocks: Vec<ActiveBlock>,
+}
+
+/// What the rows leave for the snapshot.
+pub(super) struct Collector {
+    pub(super) layout: Layout,
+    /// The most entries.
+    pub(super) most: usize,
+    pub(super) only: Option<i32>,
+    pub(super) meta: Meta,
+    pub(super) entries: VecDeque<Entry>,
+    pub(super) dropped: u64,
+    /// Blocks that were freed and are still in use, by device and address.
+    pub(super) pending: BTreeMap<(i32, i64), ActiveBlock>,
+    /// What each device's totals were before the row.
+    pub(super) before: FxHashMap<i32, Totals>,
+    /// Each segment, or piece of an expandable one, by device and address: who took it, and the stream
+    /// whose blocks lie in it.
+    pub(super) takers: FxHashMap<(i32, i64), SegmentOwner>,
+    /// Segments without a block so far, and their ends. Their rows do not have the stream: the call for a
+    /// segment comes before the report of the block that it is for.
+    pub(super) fresh: Vec<(i32, i64, i64)>,
+    /// Where blocks were that lie in no segment known, from and to, by device.
+    pub(super) strays: BTreeMap<i32, BTreeMap<i64, i64>>,
+}
+
+impl Collector {
+    pub(super) fn new(most: usize, only: Option<i32>, meta: &Meta) -> Collector {
+        Collector {
+            layout: Layout::default(),
+            most,
+            only,
+            meta: meta.clone(),
+            entries: VecDeque::new(),
+            dropped: 0,
+            pending: BTreeMap::new(),
+            before: FxHashMap::default(),
+            takers: FxHashMap::default(),
+            fresh: Vec::new(),
+            strays: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn feed(&mut self, row: &Record, replay: &Replay) {
+        if row.device == HOST || self.only.is_some_and(|only| only != row.device) {
+            return;
+        }
+        self.layout.feed(row);
+        if row.event == EventName::Alloc {
+            self.name_streams(row);
+            self.complete(row, replay.in_window());
+        }
+        let now = replay.find(row.device).map(|device| device.totals).unwrap_or_default();
+        let before = self.before.insert(row.device, now).unwrap_or_default();
+        let inside = replay.in_window();
+        let size = if row.requested_bytes < 0 { row.delta_bytes.abs() } else { row.requested_bytes };
+        let key = (row.device, row.addr);
+        // Its row has what the segment's has.
+        let stream = match row.event {
+            EventName::SegmentFree | EventName::SegmentUnmap => {
+                self.takers.get(&key).map_or(row.stream, |taker| taker.stream)
+            }
+            _ => row.stream,
+        };
+        let (device, ts_ns, owner) = (row.device, row.ts_ns, FrameOwner::of(row));
+        let new =
+            |action, addr, size, block| Entry { action, device, addr, size, stream, ts_ns, owner, block };
+        let block = Some((row.alloc_id, row.category));
+        match row.event {
+            EventName::Alloc | EventName::Live => {
+                self.push(inside, new("alloc", row.addr, size, block));
+                self.place(row);
+            }
+            EventName::Free => {
+                self.push(inside, new("free_requested", row.addr, size, block));
+                // A block that no stream holds leaves `active` with its free.
+                if row.delta_bytes != 0 && before.active == row.active_bytes {
+                    let active = ActiveBlock {
+                        addr: row.addr,
+                        bytes: -row.delta_bytes,
+                        requested: row.requested_bytes,
+                        stream: row.stream,
+                        pool: row.pool,
+                        pending: true,
+                        owner: FrameOwner::of(row),
+                    };
+                    self.pending.insert(key, active);
+                } else {
+                    self.push(inside, new("free_completed", row.addr, size, block));
+                }
+            }
+            EventName::FreeCompleted => {
+                let pending = self.pending.remove(&key);
+                if pending.is_some() {
+                    self.push(inside, new("free_completed", row.addr, size, block));
+                }
+            }
+            EventName::Oom => {
+                // The viewer wants a number: where no row told it, what none accounts for.
+                let most = (self.meta.total_bytes(row.device) - now.reserved - now.outside).max(0);
+                let free = if row.device_free_bytes >= 0 { row.device_free_bytes } else { most };
+                self.push(inside, new("oom", free, row.rounded_bytes, None));
+            }
+            _ if row.status != 0 || row.addr == 0 => {}
+            EventName::SegmentAlloc | EventName::SegmentMap => {
+                let action = if row.event == EventName::SegmentMap { "segment_map" } else { "segment_alloc" };
+                self.push(inside, new(action, row.addr, row.delta_bytes, None));
+                self.takers.insert(key, SegmentOwner { owner: FrameOwner::of(row), stream });
+                if self.fresh.len() == MOST_FRESH {
+                    self.fresh.remove(0);
+                }
+                self.fresh.push((row.device, row.addr, row.addr.saturating_add(row.delta_bytes)));
+            }
+            EventName::SegmentFree | EventName::SegmentUnmap => {
+                let action =
+                    if row.event == EventName::SegmentUnmap { "segment_unmap" } else { "segment_free" };
+                self.push(inside, new(action, row.addr, -row.delta_bytes, None));
+                self.takers.remove(&key);
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes the next entry, when it is in the window.
+    fn push(&mut self, inside: bool, entry: Entry) {
+        if !inside {
+            return;
+        }
+        if self.entries.len() == self.most {
+            self.entries.pop_front();
+            self.dropped += 1;
+        }
+        self.entries.push_back(entry);
+    }
+
+    /// What is handed out again is in use by no stream, whether or not a row said so.
+    fn complete(&mut self, row: &Record, inside: bool) {
+        let end = row.addr.saturating_add(row.delta_bytes.max(1));
+        let over = self.pending.range((row.device, i64::MIN)..(row.device, end)).rev();
+        let over = over.take_while(|(_, block)| block.addr.saturating_add(block.bytes) > row.addr);
+        let over: Vec<(i32, i64)> = over.map(|(key, _)| *key).collect();
+        for key in over.into_iter().rev() {
+            let Some(block) = self.pending.remove(&key) else { continue };
+            let ActiveBlock { addr, stream, owner, .. } = block;
+            let (action, device, size) = ("free_completed", row.device, block.wanted());
+            // Its own rows say what it was for.
+            let block = None;
+            self.push(inside, Entry { action, device, addr, size, stream, ts_ns: row.ts_ns, owner, block });
+        }
+    }
+
+    /// The segments that a block is the first in are of its stream.
+    fn name_streams(&mut self, row: &Record) {
+        let end = row.addr.saturating_add(row.delta_bytes);
+        let (takers, entries) = (&mut self.takers, &mut self.entries);
+        self.fresh.retain(|(device, from, to)| {
+            if *device != row.device || *to <= row.addr || end <= *from {
+                return true;
+            }
+            if let Some(taker) = takers.get_mut(&(*device, *from)) {
+                taker.stream = row.stream;
+            }
+            let just = entries.iter_mut().rev().take_while(|entry| entry.action.starts_with("segment"));
+            for entry in just.filter(|entry| entry.device == *device && entry.addr == *from) {
+                entry.stream = row.stream;
+            }
+            false
+        });
+    }
+
+    /// Notes where a block lies that is in no segment known.
+    fn place(&mut self, row: &Record) {
+        let end = row.addr.saturating_add(row.delta_bytes.max(0));
+        if self.layout.holds(row.device, row.addr, end) {
+            return;
+        }
+        let strays = self.strays.entry(row.device).or_default();
+        let (mut from, mut to) = (row.addr, end);
+        // Together with those that it touches.
+        while let Some((start, stop)) = strays
+            .range(..=to)
+            .next_back()
+            .map(|(start, stop)| (*start, *stop))
+            .filter(|(_, stop)| *stop >= from)
+        {
+            strays.remove(&start);
+            (from, to) = (from.min(start), to.max(stop));
+        }
+        strays.insert(from, to);
+    }
+
+    /// The segments with the blocks in them. A block lies in one, whatever the rows say.
+    pub(super) fn segments(&mut self, replay: &Replay) -> Vec<Segment> {
+        let mut active: BTreeMap<i32, Vec<ActiveBlock>> = BTreeMap::new();
+        for block in replay.live.values().filter(|block| block.kind == Kind::Torch && block.device != HOST) {
+            active.entry(block.device).or_default().push(ActiveBlock::of(block));
+        }
+        for ((device, _), block) in &self.pending {
+            active.entry(*device).or_default().push(*block);
+        }
+        let devices: Vec<i32> = replay.devices.iter().map(|device| device.ordinal).collect();
+        let mut segments = Vec::new();
+        for device in devices.into_iter().filter(|device| *device != HOST) {
+            if self.only.is_some_and(|only| only != device) {
+                continue;
+            }
+            let mut ranges: BTreeMap<i64, Range> = self.layout.ranges(device).collect();
+            for (from, to) in self.strays.get(&device).into_iter().flatten() {
+                // What was there once may be under a segment of today.
+                if !self.layout.touches(device, *from, *to) {
+                    ranges.insert(*from, Range { bytes: to.saturating_sub(*from), ..Range::default() });
+                }
+            }
+            let mut blocks = active.remove(&device).unwrap_or_default();
+            blocks.sort_by_key(|block| block.addr);
+            let mut blocks = blocks.into_iter().peekable();
+            for (addr, range) in ranges {
+                let end = addr.saturating_add(range.bytes);
+                let mut inside: Vec<ActiveBlock> = Vec::new();
+                while let Some(block) = blocks.next_if(|block| block.addr < end) {
+                    let from = inside.last().map_or(addr, |last: &ActiveBlock| last.addr + last.bytes);
+                    // A trace that contradicts itself may have blocks one over the other.
+                    if block.addr >= from && block.bytes > 0 && block.addr.saturating_add(block.bytes) <= end
+                    {
+                        inside.push(block);
+                    }
+                }
+                let taker = self.takers.get(&(device, addr)).copied();
+                segments.push(Segment { device, addr, range, taker, blocks: inside });
+            }
+        }
+        segments
+    }
+}
+
+impl ActiveBlock {
+    /// What was asked for; the block where that is not known.
+    pub(super) fn wanted(&self) -> i64 {
+        if self.requested < 0 { self.bytes } else { self.requested.min(self.bytes) }
+    }
+}

@@ -1,0 +1,130 @@
+//! `snapshot`: what `torch.cuda.memory._dump_snapshot()` would have written, for PyTorch's memory_viz.
+//!
+//! The segments and blocks are those at the end of the window, the entries those that led there. Op,
+//! module, phase and step stand where PyTorch has the frames of a call stack. An entry has PyTorch's name
+//! and size: of blocks the requested size, of an OOM the rounded one.
+
+mod collector;
+mod writer;
+
+use std::io;
+
+use memtrace_trace::{Category, EventName};
+use rustc_hash::FxHashMap;
+
+use super::export::{Export, Job, Leaves, MAX_EVENTS, max_events};
+use super::out::Out;
+use super::pickle::Pickle;
+use crate::error::Result;
+use crate::options::{Flag, Options};
+use crate::profile::flow_categories;
+use crate::read::record::{Columns, Record};
+use crate::render::text::count;
+use crate::state::replay::Metric;
+use crate::state::replay_trace::replay_until;
+use crate::state::stacks::Stacks;
+use collector::Collector;
+use writer::Writer;
+
+/// See the module.
+pub(super) struct Snapshot;
+
+/// Beside what the replay needs.
+const COLUMNS: Columns = Columns::of(&[
+    "ts_ns",
+    "addr",
+    "stream",
+    "pool",
+    "requested_bytes",
+    "rounded_bytes",
+    "device_free_bytes",
+    "op",
+    "module",
+    "phase",
+    "category",
+    "step",
+    "api",
+]);
+
+impl Export for Snapshot {
+    fn name(&self) -> &'static str {
+        "snapshot"
+    }
+
+    fn about(&self) -> &'static str {
+        "The pickle that PyTorch's memory_viz opens, with op, module and phase as frames"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        &[MAX_EVENTS]
+    }
+
+    fn leaves(&self, _: &Options) -> Leaves {
+        Leaves::FileEach(".snapshot.pickle")
+    }
+
+    fn open_with(&self) -> &'static str {
+        "drop the file on https://pytorch.org/memory_viz, or: python -m torch.cuda._memory_viz trace_plot FILE"
+    }
+
+    fn write(&self, job: &mut Job<'_>) -> Result<()> {
+        let trace = job.trace()?;
+        let mut collected = Collector::new(max_events(job.options)?, job.options.device, &trace.meta);
+        let stacks = Stacks::read(trace);
+        let columns = if stacks.has_lines() { COLUMNS.and(Columns::of(&["stack_id"])) } else { COLUMNS };
+        let window = job.options.window;
+        // The snapshot is that of the window's end.
+        let stop = |row: &Record| {
+            row.ts_ns > window.to_ns || row.event != EventName::End && row.step > window.to_step
+        };
+        let replayed = replay_until(
+            trace,
+            columns,
+            job.options,
+            Metric::Allocated,
+            flow_categories(trace, job.options)?,
+            stop,
+            |row, replay| collected.feed(row, replay),
+        )?;
+        job.learn(trace, &replayed);
+        if window.to_ns < i64::MAX || window.to_step < i64::MAX {
+            job.footer.notes.retain(|note| !note.contains("has no end row"));
+        }
+        let segments = collected.segments(&replayed.replay);
+        let entries: usize = collected.entries.len();
+        if collected.dropped > 0 {
+            job.footer.notes.push(format!(
+                "the last {} of {} entries; --max-events 0 takes all",
+                count(entries as u64),
+                count(entries as u64 + collected.dropped)
+            ));
+        }
+        if collected.strays.values().any(|strays| !strays.is_empty()) {
+            job.footer
+                .notes
+                .push("blocks whose segment was not seen lie in segments made up around them".to_owned());
+        }
+        let what = format!("{} entries, {} segments", count(entries as u64), count(segments.len() as u64));
+        let mut out = Out::create(job.place)?;
+        let mut categories: FxHashMap<i64, Category> = FxHashMap::default();
+        // Later rows of a block know more of it.
+        categories.extend(collected.entries.iter().filter_map(|entry| entry.block));
+        categories.extend(replayed.replay.live.values().map(|block| (block.id, block.owner.category)));
+        let mut writer = Writer {
+            pickle: Pickle::new(&mut out).map_err(io_error)?,
+            texts: &replayed.texts,
+            stacks: &stacks,
+            categories,
+            frames: FxHashMap::default(),
+            lines: FxHashMap::default(),
+        };
+        writer.snapshot(&collected, &segments, trace).map_err(io_error)?;
+        writer.pickle.finish().map_err(io_error)?;
+        job.done(out, what)
+    }
+}
+
+/// [`Out`] keeps its failures to itself until it is closed.
+fn io_error(source: io::Error) -> crate::Error {
+    memtrace_trace::Error::Io { path: "snapshot".into(), source }.into()
+}

@@ -1,0 +1,76 @@
+//! What the reports after PyTorch's `MemTracker` share: its reference types, and how it prints bytes.
+
+use memtrace_trace::Category;
+use memtrace_trace::units::Unit;
+
+use crate::options::Flag;
+
+/// MemTracker's reference types in its order, and our categories in each.
+pub(super) const TYPES: &[(&str, &[Category])] = &[
+    ("Parameter", &[Category::Parameter]),
+    ("Buffer", &[Category::Buffer]),
+    ("Gradient", &[Category::Gradient]),
+    ("Activation", &[Category::Activation]),
+    ("Temp", &[Category::Temporary]),
+    ("Optstate", &[Category::OptimizerState]),
+    ("Other", &[Category::Other, Category::Input, Category::AutogradDetail, Category::None]),
+];
+
+/// The option that counts what `MemTracker` counts.
+pub(super) const ROUNDED: Flag = Flag {
+    name: "rounded",
+    value: None,
+    default: "",
+    choices: &[],
+    help: "Count what was asked for, rounded up, as MemTracker does, not the blocks that were given",
+};
+
+/// The bytes of each of [`TYPES`].
+pub(super) type Types = [i64; TYPES.len()];
+
+/// The place of a category in [`TYPES`].
+pub(super) fn type_of(category: Category) -> usize {
+    TYPES.iter().position(|(_, categories)| categories.contains(&category)).unwrap_or(TYPES.len() - 1)
+}
+
+/// A value as MemTracker prints it: Python's `round(value, 2)`, raw in bytes.
+pub(super) fn value(bytes: i64, units: Unit) -> String {
+    if units == Unit::Auto {
+        return units.show(bytes).to_string();
+    }
+    let text = units.show(bytes).to_string();
+    match text.split_once('.') {
+        // Python drops a last zero: 1.50 is 1.5, 2.00 is 2.0.
+        Some((whole, rest)) => {
+            let (decimals, unit) = rest.split_at(2);
+            format!("{whole}.{}{unit}", decimals.strip_suffix('0').unwrap_or(decimals))
+        }
+        None => text,
+    }
+}
+
+/// Is there nothing left of the total once it is rounded to the unit?
+pub(super) fn rounds_to_nothing(total: i64, units: Unit) -> bool {
+    total <= 0 || (units != Unit::Auto && value(total, units).starts_with("0.0 "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_those_of_pythons_round() {
+        assert_eq!(value(1536, Unit::KiB), "1.5 KiB");
+        assert_eq!(value(2048, Unit::KiB), "2.0 KiB");
+        assert_eq!(value(1234, Unit::KiB), "1.21 KiB");
+        assert_eq!(value(1234, Unit::B), "1234 B");
+        assert!(rounds_to_nothing(1, Unit::GiB) && !rounds_to_nothing(1, Unit::B));
+    }
+
+    #[test]
+    fn every_category_has_a_type() {
+        for category in Category::ALL {
+            assert!(TYPES[type_of(*category)].1.contains(category));
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! `memtrace modules`: PyTorch's `MemTracker` states, one entry for each call of a module.
+//!
+//! A module call is a range whose name is a level of the module path. A forward call inside backward
+//! is a recomputation (activation checkpointing). Backward has no ranges: a module is in backward
+//! from the first row in the backward phase that belongs to it or to one below it, up to the next
+//! that does not; an op outside of all modules that took no memory (the accumulation of a gradient) is not asked. Peaks follow `MemTracker`'s strict rule; where the trace has `op` rows,
+//! `--op-boundary` looks only where an op ended, as `MemTracker` does, which misses what an op takes
+//! and gives back inside.
+
+mod layout;
+mod memory;
+mod natural_order;
+mod tracker;
+
+use serde_json::json;
+
+use super::mem_tracker::ROUNDED;
+use super::report::{Answer, Report, next};
+use crate::error::Result;
+use crate::options::{Flag, Options};
+use crate::profile::flow_categories;
+use crate::read::input::Input;
+use crate::read::record::Columns;
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
+use crate::render::text::Page;
+use crate::state::group;
+use crate::state::replay::Metric;
+use crate::state::replay_trace::replay_trace;
+use tracker::Tracker;
+
+/// See the module.
+pub(super) struct Modules;
+
+impl Report for Modules {
+    fn name(&self) -> &'static str {
+        "modules"
+    }
+
+    fn about(&self) -> &'static str {
+        "Memory before, at the peak of and after each module call, as MemTracker has it"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        &[
+            Flag { default: "2", help: "Modules down to the N-th level of their path", ..group::DEPTH },
+            Flag {
+                name: "calls",
+                value: Some("N"),
+                default: "100",
+                choices: &[],
+                help: "How many calls of a module are kept one by one",
+            },
+            Flag {
+                name: "full",
+                value: None,
+                default: "",
+                choices: &[],
+                help: "Every state of every call, by category, as MemTracker prints them",
+            },
+            Flag {
+                name: "table",
+                value: None,
+                default: "",
+                choices: &[],
+                help: "The same as reStructuredText tables",
+            },
+            ROUNDED,
+            Flag {
+                name: "op-boundary",
+                value: None,
+                default: "",
+                choices: &[],
+                help: "Peaks at the ends of ops only: MemTracker's own numbers",
+            },
+        ]
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let mut page = Page::new(options.paint, options.width);
+        let mut footer = Footer::new(input);
+        let mut json = Vec::new();
+        let depth = options.number(group::DEPTH.name)?.unwrap_or(2);
+        let calls = options.number("calls")?.unwrap_or(100);
+        for (index, trace) in input.traces.iter().enumerate() {
+            let mut tracker = Tracker::new(depth, calls, options);
+            let columns = Columns::of(&[
+                "name",
+                "tid",
+                "device",
+                "api",
+                "module",
+                "category",
+                "ts_ns",
+                "rounded_bytes",
+            ]);
+            let replayed = replay_trace(
+                trace,
+                columns,
+                options,
+                Metric::Allocated,
+                flow_categories(trace, options)?,
+                |row, replay| tracker.feed(row, replay),
+            )?;
+            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            if tracker.open_calls() > 0 {
+                footer.notes.push(format!("{} module ranges were never closed", tracker.open_calls()));
+            }
+            if tracker.unmatched > 0 {
+                footer.notes.push(format!("{} ends of ranges that were not open", tracker.unmatched));
+            }
+            if index == 0 {
+                heading(&mut page, input, &trace.meta);
+            }
+            page.gap();
+            if input.traces.len() > 1 {
+                page.plain(format!("rank {}", trace.meta.rank));
+            }
+            tracker.print(&mut page, options);
+            json.push(json!({
+                "file": trace.path.display().to_string(),
+                "rank": trace.meta.rank,
+                "modules": tracker.json(),
+            }));
+        }
+        let hints = vec![next("peak", input, "--by module"), next("snapshot", input, "")];
+        Ok(Answer { page, json: json!({ "processes": json }), footer, next: hints, ..Answer::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests;

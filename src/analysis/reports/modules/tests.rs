@@ -1,0 +1,131 @@
+use memtrace_trace::units::Unit;
+use memtrace_trace::{Category, EventName, Row};
+use serde_json::{Value, json};
+
+use super::super::report::Report;
+use super::Modules;
+use crate::options::Options;
+use crate::read::input::Input;
+use crate::testing::TraceBuilder;
+
+const KIB: i64 = 1024;
+
+fn range(trace: &mut TraceBuilder, event: EventName, row: Row<'_>) {
+    trace.raw(Row { event, api: "nvtx", ..row });
+}
+
+fn answer(trace: TraceBuilder, flags: &[&'static str]) -> (Value, String) {
+    let folder = std::env::temp_dir().join(format!("memtrace-modules-{:?}", std::thread::current().id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("a.csv"), trace.finish()).unwrap();
+    let mut options = Options { units: Unit::KiB, ..Options::default() };
+    options.values.insert("depth", "2".to_owned());
+    options.values.extend(flags.iter().map(|flag| (*flag, String::new())));
+    let answer = Modules.run(&[Input::open(&folder).unwrap()], &options).unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    (answer.json["processes"][0]["modules"].clone(), answer.text())
+}
+
+/// Two calls of a layer, the second of which is recomputed inside backward.
+fn training() -> TraceBuilder {
+    use EventName::{Op, RangeBegin, RangeEnd};
+    let mut trace = TraceBuilder::default();
+    let root =
+        Row { module: "Net", phase: "forward", category: Category::Activation, step: 0, ..Row::default() };
+    let layer = Row { module: "Net.fc", ..root };
+    let parameter = Row { category: Category::Parameter, ..Row::default() };
+    trace.alloc(8 * KIB, parameter);
+    range(&mut trace, RangeBegin, Row { module: "(none)", name: "Net", ..root });
+    for _ in 0..2 {
+        range(&mut trace, RangeBegin, Row { name: "fc", ..root });
+        trace.alloc(2 * KIB, layer);
+        // Inside an op: taken and given back before it ends.
+        let scratch = trace.alloc(5 * KIB, layer);
+        trace.free(scratch, 5 * KIB, layer);
+        trace.change(Row { event: Op, device: 0, ..layer }, [0; 3]);
+        range(&mut trace, RangeEnd, Row { name: "fc", ..root });
+    }
+    range(&mut trace, RangeEnd, Row { module: "(none)", name: "Net", ..root });
+    let backward = Row { phase: "backward", category: Category::Temporary, ..layer };
+    // Those above are ranges of the program's, this one a module that memtrace hooked.
+    let hooked = Row { module: "Net", name: "Net.fc", api: "module", phase: "backward", ..root };
+    trace.raw(Row { event: RangeBegin, ..hooked });
+    trace.alloc(KIB, Row { category: Category::Activation, ..backward });
+    trace.raw(Row { event: RangeEnd, ..hooked });
+    trace.alloc(4 * KIB, backward);
+    trace.change(Row { event: Op, device: 0, ..backward }, [0; 3]);
+    range(&mut trace, EventName::Mark, Row { step: 0, phase: "optimizer", ..Row::default() });
+    trace
+}
+
+fn totals(modules: &Value, at: usize, state: &str) -> Vec<i64> {
+    let calls = modules[at]["states"][state].as_array().unwrap();
+    calls.iter().map(|call| call["cuda:0"]["Total"].as_i64().unwrap() / KIB).collect()
+}
+
+#[test]
+fn each_call_has_an_entry_in_each_of_its_states() {
+    let (modules, _) = answer(training(), &[]);
+    assert_eq!((&modules[0]["module"], &modules[1]["module"]), (&json!("Net"), &json!("Net.fc")));
+    assert_eq!(totals(&modules, 1, "Pre-Forward"), [8, 10]);
+    assert_eq!(totals(&modules, 1, "Post-Forward"), [10, 12]);
+    assert_eq!(totals(&modules, 1, "Peak-Forward"), [15, 17]);
+    assert_eq!(totals(&modules, 1, "Pre-Forward-AC"), [12]);
+    assert_eq!(totals(&modules, 1, "Post-Forward-AC"), [13]);
+    // The row that opens a module's backward is inside it.
+    assert_eq!(totals(&modules, 1, "Pre-Backward"), [13]);
+    assert_eq!(totals(&modules, 1, "Peak-Backward"), [17]);
+    assert_eq!(totals(&modules, 1, "Post-Backward"), [17]);
+    assert_eq!(totals(&modules, 0, "Pre-Forward"), [8]);
+    assert_eq!(totals(&modules, 0, "Peak-Forward"), [17]);
+    assert_eq!(modules[1]["retained_bytes"], 2 * KIB);
+    let peak = &modules[1]["states"]["Peak-Forward"][1]["cuda:0"];
+    assert_eq!((&peak["Parameter"], &peak["Activation"]), (&json!(8 * KIB), &json!(9 * KIB)));
+}
+
+#[test]
+fn what_accumulates_a_gradient_does_not_end_the_backward_of_its_module() {
+    let mut trace = TraceBuilder::default();
+    trace.alloc(8 * KIB, Row::default());
+    let forward = Row { module: "Net.fc", phase: "forward", step: 0, ..Row::default() };
+    for name in ["Net", "Net.fc"] {
+        trace.raw(Row { event: EventName::RangeBegin, name, api: "module", ..forward });
+    }
+    for name in ["Net.fc", "Net"] {
+        trace.raw(Row { event: EventName::RangeEnd, name, api: "module", ..forward });
+    }
+    let backward = Row { phase: "backward", ..forward };
+    let outside = Row { module: "(script)", ..backward };
+    let op = |row| Row { event: EventName::Op, device: 0, ..row };
+    trace.alloc(KIB, backward);
+    trace.change(op(outside), [0; 3]);
+    trace.change(op(backward), [0; 3]);
+    // What the script took ends it.
+    trace.alloc(2 * KIB, outside);
+    trace.change(op(outside), [0; 3]);
+    trace.alloc(4 * KIB, backward);
+    let (modules, _) = answer(trace, &[]);
+    assert_eq!(totals(&modules, 1, "Pre-Backward"), [8, 11]);
+    assert_eq!(totals(&modules, 1, "Post-Backward"), [9, 15]);
+}
+
+#[test]
+fn between_ops_a_peak_misses_what_an_op_gives_back() {
+    let (modules, _) = answer(training(), &["op-boundary"]);
+    assert_eq!(totals(&modules, 1, "Peak-Forward"), [10, 12]);
+    assert_eq!(totals(&modules, 1, "Peak-Backward"), [17]);
+}
+
+#[test]
+fn the_layouts_are_mem_trackers() {
+    let (_, full) = answer(training(), &["full"]);
+    let plain =
+        "Module:  Net.fc\nPeak-Forward\n# 1:\nDevice: cuda:0\n\tParameter: 8.0 KiB\n\tBuffer: 0.0 KiB\n";
+    assert!(full.contains(plain), "{full}");
+    let (_, table) = answer(training(), &["table"]);
+    assert!(table.contains("State & Call         Device    Parameter    Buffer"), "{table}");
+    assert!(
+        table.contains("\nPeak-Forward # 2     cuda:0    8.0 KiB      0.0 KiB   0.0 KiB     9.0 KiB"),
+        "{table}"
+    );
+}
