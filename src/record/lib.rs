@@ -11,11 +11,15 @@
 //! The state of this crate lives as long as the process, or until a fork: the child starts afresh.
 
 pub mod clock;
+mod control;
+mod definitions;
 pub mod fast_tls;
 pub mod fork_lock;
 pub mod intern;
 mod queue;
 pub mod recorder;
+mod session;
 mod write;
 
-pub use recorder::{Recorder, Session};
+pub use recorder::Recorder;
+pub use session::{SampleDevices, Session};

@@ -1,120 +1,36 @@
-//! The process's recorder: what hooks call.
+//! The recorder of a process: the interface that hooks call.
 //!
-//! It starts at the first event that is worth a trace (device memory, or an explicit mark), so that a
-//! process which never uses the GPU leaves nothing and pays nothing. A fork forgets it: the child
-//! starts one of its own when it comes to that.
+//! It starts at the first event that is worth a trace (device memory, or an explicit mark), so that a process
+//! which never uses the GPU writes nothing and pays nothing. A forked child forgets the recorder of its parent
+//! and starts its own at its first such event.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering};
+use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
-use memtrace_trace::config::{Settings, fill};
-use memtrace_trace::event_bytes::text_events;
+use memtrace_trace::Event;
+use memtrace_trace::context::{Context, ContextId, Frame, StackId, TextId};
 use memtrace_trace::journal::{Run, process_start};
-use memtrace_trace::rounding::Rounding;
-use memtrace_trace::sample::Sample;
-use memtrace_trace::{Api, Event, Kind, Meta};
 
 use crate::clock;
-use crate::intern::{Context, ContextId, Frame, StackId, TextId, with_tables};
-use crate::queue::chunk_pool::Pool;
-use crate::queue::lane::{IDLE, Lane, LaneShared, NO_CHUNK, with_lane};
-use crate::queue::overflow::LooseEvents;
+use crate::control::Control;
+use crate::definitions;
+use crate::intern::with_tables;
+use crate::queue::chunk_pool::ChunkPool;
+use crate::queue::event_queue::EventQueue;
+use crate::session::Session;
 use crate::write::{output, writer};
-
-/// What is known of each of some devices now, and who told it.
-pub type Look = fn(&[i8]) -> Vec<(i8, Api, Sample)>;
-
-/// What the recorder must know of the process; made once, at load.
-pub struct Session {
-    /// The settings.
-    pub settings: Settings,
-    /// The folder of the trace, absolute: the program may change its own.
-    pub out: PathBuf,
-    /// The host's name, as it may stand in a file name.
-    pub host: String,
-    /// The distributed rank.
-    pub rank: i32,
-    /// The allocator's rule.
-    pub rounding: Rounding,
-    /// Is the native caching allocator the one that reports? Else the runtime's calls are all there is.
-    pub caching: bool,
-    /// Fills in what only a running CUDA can tell; called on the writer thread.
-    pub describe: fn(&mut Meta),
-    /// What the last row says beside our own counts, in words; called on the writer thread at the end.
-    pub conclude: fn() -> String,
-    /// Looks at devices, CUDA ordinals; called on the writer thread.
-    pub sample: Look,
-    /// Says a line on stderr, `memtrace: ` before it.
-    pub say: fn(&str),
-}
-
-impl Session {
-    /// A name of the settings with its places filled.
-    #[must_use]
-    pub fn named(&self, pattern: &str) -> String {
-        // What stands for a run may come from anywhere.
-        let run: String = self
-            .settings
-            .run_id
-            .chars()
-            .map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' })
-            .collect();
-        fill(pattern, &self.host, self.rank, std::process::id(), &run)
-    }
-}
-
-/// What the writer thread is asked to do.
-pub(crate) enum Command {
-    /// Bring the trace up to date now, and say whether it is.
-    Flush(Sender<bool>),
-    /// Look at the events now: an OOM wants its lines on stderr.
-    Nudge,
-    /// The process is about to become another program: end the trace, answer, and wait.
-    Suspend(Sender<()>),
-    /// It did not: go on.
-    Resume,
-    /// Write everything and end.
-    Finish,
-}
 
 /// The recorder of a process.
 pub struct Recorder {
-    pub(crate) session: &'static Session,
-    pool: Pool,
-    pub(crate) start_ns: u64,
+    queue: EventQueue,
+    control: &'static Control,
     pid: u32,
-    /// Lanes that the writer thread has not seen yet.
-    lanes: Mutex<Vec<Arc<LaneShared>>>,
-    next_lane: AtomicU32,
-    /// Definitions that found no chunk, each with the slots behind it.
-    kept: Mutex<Vec<Vec<Event>>>,
-    pub(crate) loose: LooseEvents,
-    commands: (Sender<Command>, Receiver<Command>),
-    thread: Mutex<Option<JoinHandle<()>>>,
-    /// The writer thread says here that the trace exists, or that it cannot.
-    ready: (Sender<()>, Receiver<()>),
-    /// Grows while the writer thread gets on.
-    progress: AtomicU64,
-    /// How many times what models hold is about to be tagged, after an OOM.
-    tags_due: AtomicU32,
-    /// No more events: the trace is finished, or cannot be written.
-    closed: AtomicBool,
 }
 
-/// How long the first event waits for the trace to exist: some ms, more on a slow disk, and no longer
-/// than this when the writer thread waits for a lock of the loader that the first event's thread holds.
-const START: Duration = Duration::from_millis(250);
-
-/// How long the end of the process waits for a writer thread that does not get on.
-const STALLED: Duration = Duration::from_secs(5);
-
 static RECORDER: AtomicPtr<Recorder> = AtomicPtr::new(std::ptr::null_mut());
-static STATE: AtomicU8 = AtomicU8::new(IDLE_STATE);
-const IDLE_STATE: u8 = 0;
+static STATE: AtomicU8 = AtomicU8::new(NOT_STARTED);
+const NOT_STARTED: u8 = 0;
 const STARTING: u8 = 1;
 const STARTED: u8 = 2;
 
@@ -131,7 +47,7 @@ impl Recorder {
         unsafe { recorder.as_ref() }
     }
 
-    /// The recorder, started now when it was not; `None` when it cannot be.
+    /// The recorder, started now if necessary; `None` when it cannot start.
     #[inline]
     pub fn get(session: &'static Session) -> Option<&'static Recorder> {
         Recorder::active().or_else(|| Recorder::start(session))
@@ -140,14 +56,15 @@ impl Recorder {
     #[cold]
     fn start(session: &'static Session) -> Option<&'static Recorder> {
         loop {
-            match STATE.compare_exchange(IDLE_STATE, STARTING, Ordering::AcqRel, Ordering::Acquire) {
+            match STATE.compare_exchange(NOT_STARTED, STARTING, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => break,
-                // Another thread is at it; it takes some ms.
+                // Another thread starts it, which takes some ms.
                 Err(STARTING) => std::thread::yield_now(),
                 Err(_) => return Recorder::active(),
             }
         }
-        let recorder: &'static Recorder = match Recorder::new(session) {
+        let start_ns = clock::now_ns();
+        let recorder: &'static Recorder = match Recorder::new(session, start_ns) {
             Ok(recorder) => &*Box::leak(Box::new(recorder)),
             Err(error) => {
                 (session.say)(&format!(
@@ -159,321 +76,164 @@ impl Recorder {
         };
         with_tables(|tables| {
             for (id, text) in tables.texts() {
-                recorder.define_text(id, text);
+                recorder.queue.define(&definitions::text(id, text));
             }
             for (id, frame) in tables.stacks() {
-                recorder.define_stack(id, frame);
+                recorder.queue.define(&[definitions::stack(id, frame)]);
             }
             for (id, context) in tables.contexts() {
-                recorder.define_context(id, context);
+                recorder.queue.define(&[definitions::context(id, context)]);
             }
-            // Under the lock: from here on, who numbers something new defines it too.
+            // While the tables are locked: whoever interns a new text, stack or context from here on defines it.
             RECORDER.store(std::ptr::from_ref(recorder).cast_mut(), Ordering::Release);
         });
-        match writer::spawn(recorder) {
-            Ok(thread) => {
-                *lock(&recorder.thread) = Some(thread);
-                // A kill from here on finds a trace that names its journal. Once in a process's life.
-                let _ = recorder.ready.1.recv_timeout(START);
-            }
+        match writer::spawn(session, &recorder.queue, recorder.control, start_ns) {
+            // Once in the life of a process, this waits for the trace to exist.
+            Ok(thread) => recorder.control.attach(thread),
             Err(error) => {
                 (session.say)(&format!("not tracing: cannot start a thread ({error})"));
-                recorder.closed.store(true, Ordering::Release);
+                recorder.queue.close();
             }
         }
         STATE.store(STARTED, Ordering::Release);
         Some(recorder)
     }
 
-    fn new(session: &'static Session) -> std::io::Result<Recorder> {
-        let start_ns = clock::now_ns();
-        let name = format!("memtrace-{}-{}.journal", std::process::id(), start_ns);
+    fn new(session: &'static Session, start_ns: u64) -> std::io::Result<Recorder> {
+        let pid = std::process::id();
+        let name = format!("memtrace-{pid}-{start_ns}.journal");
         let folders = output::journal_folders(session.settings.buffer_bytes);
         let folders: Vec<_> = folders.iter().map(PathBuf::as_path).collect();
         let run = Run {
-            pid: std::process::id(),
+            pid,
             rank: session.rank as u32,
             start_ns,
-            process_start: process_start(std::process::id()).unwrap_or(0),
+            process_start: process_start(pid).unwrap_or(0),
             power2_divisions: session.rounding.power2_divisions,
             rules: u64::from(session.rounding.caching) | u64::from(session.caching) << 1,
         };
-        Ok(Recorder {
-            session,
-            pid: std::process::id(),
-            pool: Pool::new(session.settings.buffer_bytes, &folders, &name, run)?,
-            start_ns,
-            lanes: Mutex::new(Vec::new()),
-            next_lane: AtomicU32::new(0),
-            kept: Mutex::new(Vec::new()),
-            loose: LooseEvents::new(),
-            commands: bounded(64),
-            thread: Mutex::new(None),
-            ready: bounded(1),
-            progress: AtomicU64::new(0),
-            tags_due: AtomicU32::new(0),
-            closed: AtomicBool::new(false),
-        })
+        let pool = ChunkPool::new(session.settings.buffer_bytes, &folders, &name, run)?;
+        let control: &'static Control = Box::leak(Box::new(Control::new()));
+        Ok(Recorder { queue: EventQueue::new(pool, control), control, pid })
     }
 
-    /// The child of a fork: the parent's recorder, its thread and its chunks are not ours.
+    /// In the child of a fork: forgets the parent's recorder, thread and chunks.
     pub fn forget_after_fork() {
         clock::forget_after_fork();
         RECORDER.store(std::ptr::null_mut(), Ordering::Release);
-        STATE.store(IDLE_STATE, Ordering::Release);
+        STATE.store(NOT_STARTED, Ordering::Release);
     }
 
-    /// Records one event: `make` gets the clock, which is read here. It must not record nor intern.
+    /// Records one event. `make` gets the clock, which is read here; it must neither record nor intern.
     #[inline(always)]
     pub fn record(&'static self, make: impl FnOnce(u64) -> Event) {
-        if !self.closed.load(Ordering::Relaxed) {
-            with_lane(self, |lane| lane.record(make));
-        }
+        self.queue.record(make);
     }
 
-    /// Announces an event whose outcome is known later (a call that frees: its order is the time
-    /// before the call). Every `begin` is followed by a [`Recorder::commit`] on the same thread.
+    /// Announces an event that is ordered by the time before its call: a call that frees. Returns the clock. The
+    /// same thread must end it with [`Recorder::commit`].
     #[must_use]
     pub fn begin(&'static self) -> u64 {
-        with_lane(self, Lane::begin)
+        self.queue.begin()
     }
 
-    /// Ends what [`Recorder::begin`] announced.
+    /// Records the event that [`Recorder::begin`] announced.
     pub fn commit(&'static self, event: Event) {
-        with_lane(self, |lane| lane.commit(event));
+        self.queue.commit(event);
     }
 
-    /// Has the writer thread look at the events soon.
+    /// Wakes the writer thread.
     pub fn nudge(&self) {
-        let _ = self.commands.0.try_send(Command::Nudge);
+        self.control.nudge();
     }
 
-    /// Waits until what was recorded so far is in the file, up to `patience`; false when it is not. A thread
-    /// that is in the middle of a call that gives memory back holds up what came after the call's beginning.
+    /// Waits until the file has every event recorded so far; false when that takes longer than `patience`. A
+    /// thread that is inside a call that frees delays the events after the beginning of the call.
     pub fn flush(&self, patience: Duration) -> bool {
-        let (done, answer) = bounded(1);
-        self.commands.0.send_timeout(Command::Flush(done), patience).is_ok()
-            && answer.recv_timeout(patience) == Ok(true)
+        self.control.flush(patience)
     }
 
-    /// Writes everything and ends the trace; for the end of the process. In the child of a `vfork`,
-    /// whose memory is its parent's, it does nothing.
+    /// Writes everything and ends the trace, at the end of the process. Does nothing in the child of a `vfork`,
+    /// which shares the memory of its parent.
     pub fn finish(&self) {
-        if !self.is_of_this_process() {
-            return;
+        if self.is_of_this_process() {
+            self.control.finish();
         }
-        let Some(thread) = lock(&self.thread).take() else { return };
-        if self.commands.0.send_timeout(Command::Finish, STALLED).is_err() {
-            return;
-        }
-        self.wait_until(|| thread.is_finished());
     }
 
-    /// Waits as long as the writer thread gets on; false when it does not. A process that leaves from a
-    /// signal handler may hold a lock that the writer thread needs: then the journal has the rest.
-    fn wait_until(&self, is_done: impl Fn() -> bool) -> bool {
-        let (mut progress, mut since) = (0, Instant::now());
-        while !is_done() {
-            let now = self.progress.load(Ordering::Relaxed);
-            if now != progress {
-                (progress, since) = (now, Instant::now());
-            } else if since.elapsed() > STALLED {
-                return false;
-            }
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        true
-    }
-
-    /// Is this the process that records, and not the child of a `vfork`, which borrows its memory?
+    /// Whether this process started the recorder. The child of a `vfork` shares the memory of its parent and did
+    /// not.
     #[must_use]
     pub fn is_of_this_process(&self) -> bool {
         std::process::id() == self.pid
     }
 
-    /// Ends the trace for now: the process is about to become another program. [`Recorder::resume`] takes the
-    /// end back. False when the trace is not there, or its thread does not get on.
+    /// Ends the trace before an `exec`; [`Recorder::resume`] continues it when the `exec` fails. False when there
+    /// is no trace, or its thread makes no progress.
     pub fn suspend(&self) -> bool {
-        if !self.is_of_this_process() || self.closed.load(Ordering::Acquire) {
-            return false;
-        }
-        let (done, answer) = bounded(1);
-        self.commands.0.send_timeout(Command::Suspend(done), STALLED).is_ok()
-            && self.wait_until(|| !answer.is_empty())
+        self.is_of_this_process() && !self.queue.is_closed() && self.control.suspend()
     }
 
-    /// The process did not become another program.
+    /// Continues the trace after an `exec` that failed.
     pub fn resume(&self) {
-        let _ = self.commands.0.send_timeout(Command::Resume, STALLED);
+        self.control.resume();
     }
 
-    /// Does somebody wait for the writer thread to end?
-    pub(crate) fn is_finishing(&self) -> bool {
-        lock(&self.thread).is_none()
-    }
-
-    /// The writer thread ends by itself, and takes the process with it: nobody is to wait for it.
-    pub(crate) fn let_thread_go(&self) {
-        drop(lock(&self.thread).take());
-    }
-
-    /// Counts an op whose row was left out because the pool was short.
+    /// Counts an op that has no row because the pool was short.
     pub fn drop_op(&'static self) {
-        with_lane(self, Lane::drop_op);
+        self.queue.drop_op();
     }
 
-    /// Is the chunk pool so full that what can be missed should be?
+    /// Whether few chunks are free, so that events of low value should be skipped.
     #[inline]
     #[must_use]
     pub fn is_short(&self) -> bool {
-        self.pool.is_short()
+        self.queue.is_short()
     }
 
-    pub(crate) fn pool(&'static self) -> &'static Pool {
-        &self.pool
-    }
-
-    pub(crate) fn commands(&self) -> &Receiver<Command> {
-        &self.commands.1
-    }
-
-    /// Keeps a definition that found no chunk, for the writer thread; a kill loses it.
-    pub(crate) fn keep_definition(&self, events: &[Event]) {
-        lock(&self.kept).push(events.to_vec());
-    }
-
-    pub(crate) fn kept_definitions(&self) -> Vec<Vec<Event>> {
-        std::mem::take(&mut *lock(&self.kept))
-    }
-
-    pub(crate) fn got_on(&self) {
-        self.progress.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// What models hold is tagged soon: the lines of an OOM wait for it. Said before the OOM is recorded.
+    /// Announces tags after an OOM: the lines about the OOM wait for them. Call it before the OOM is recorded.
     pub fn tags_follow(&self) {
-        self.tags_due.fetch_add(1, Ordering::AcqRel);
+        self.control.expect_tags();
     }
 
-    /// What [`Recorder::tags_follow`] announced is recorded, or does not come.
+    /// The tags that [`Recorder::tags_follow`] announced are recorded, or will not be.
     pub fn tags_came(&self) {
-        let less = |due: u32| due.checked_sub(1);
-        let _ = self.tags_due.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less);
-        self.nudge();
-    }
-
-    pub(crate) fn are_tags_due(&self) -> bool {
-        self.tags_due.load(Ordering::Acquire) > 0
-    }
-
-    pub(crate) fn say_ready(&self) {
-        let _ = self.ready.0.try_send(());
-    }
-
-    pub(crate) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn lanes(&self) -> MutexGuard<'_, Vec<Arc<LaneShared>>> {
-        lock(&self.lanes)
-    }
-
-    /// Takes the lane with this number out of the list of new ones.
-    pub(crate) fn take_lane(&self, id: u32) -> Option<Arc<LaneShared>> {
-        let mut lanes = self.lanes();
-        let index = lanes.iter().position(|lane| lane.id == id)?;
-        Some(lanes.swap_remove(index))
-    }
-
-    pub(crate) fn register_lane(&self) -> Arc<LaneShared> {
-        let lane = Arc::new(LaneShared {
-            id: self.next_lane.fetch_add(1, Ordering::Relaxed),
-            pending: AtomicU64::new(IDLE),
-            announced: AtomicU64::new(IDLE),
-            chunk: AtomicU32::new(NO_CHUNK),
-            counted: AtomicU64::new(0),
-            dropped: AtomicU64::new(0),
-            closed: AtomicBool::new(false),
-        });
-        self.lanes().push(Arc::clone(&lane));
-        lane
-    }
-
-    fn define(&'static self, events: &[Event]) {
-        // Nobody reads them any more, and nobody would give a full chunk back.
-        if !self.closed.load(Ordering::Relaxed) {
-            with_lane(self, |lane| lane.define(events));
-        }
-    }
-
-    fn define_text(&'static self, id: TextId, text: &str) {
-        self.define(&text_events(id, text));
-    }
-
-    fn define_stack(&'static self, id: StackId, frame: Frame) {
-        let event = Event {
-            kind: Kind::DefineStack as u8,
-            addr: u64::from(id),
-            size: i64::from(frame.parent),
-            extra: i64::from(frame.text),
-            flags: frame.kind as u8,
-            ..Event::default()
-        };
-        self.define(&[event]);
-    }
-
-    fn define_context(&'static self, id: ContextId, context: Context) {
-        let event = Event {
-            kind: Kind::DefineContext as u8,
-            flags: context.flags,
-            addr: u64::from(id),
-            size: i64::from(context.op),
-            allocated: u64::from(context.module),
-            reserved: u64::from(context.phase),
-            extra: i64::from(context.stack),
-            clock_ns: context.stream as u64,
-            ..Event::default()
-        };
-        self.define(&[event]);
+        self.control.tags_recorded();
     }
 }
 
-/// The number of `text`.
+/// Interns `text`.
 #[must_use]
 pub fn text_id(text: &str) -> TextId {
     with_tables(|tables| {
         let (id, new) = tables.text(text);
         if new && let Some(recorder) = Recorder::active() {
-            recorder.define_text(id, tables.text_of(id));
+            recorder.queue.define(&definitions::text(id, tables.text_of(id)));
         }
         id
     })
 }
 
-/// The number of the stack `frame`.
+/// Interns the stack with the innermost `frame`.
 #[must_use]
 pub fn stack_id(frame: Frame) -> StackId {
     with_tables(|tables| {
         let (id, new) = tables.stack(frame);
         if new && let Some(recorder) = Recorder::active() {
-            recorder.define_stack(id, frame);
+            recorder.queue.define(&[definitions::stack(id, frame)]);
         }
         id
     })
 }
 
-/// The number of `context`.
+/// Interns `context`.
 #[must_use]
 pub fn context_id(context: Context) -> ContextId {
     with_tables(|tables| {
         let (id, new) = tables.context(context);
         if new && let Some(recorder) = Recorder::active() {
-            recorder.define_context(id, context);
+            recorder.queue.define(&[definitions::context(id, context)]);
         }
         id
     })
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -27,7 +27,7 @@ use memtrace_trace::journal::{
 const SHORT_PERCENT: usize = 25;
 
 /// The chunks of a process.
-pub(crate) struct Pool {
+pub(crate) struct ChunkPool {
     memory: MmapRaw,
     chunks: usize,
     path: Option<PathBuf>,
@@ -40,13 +40,13 @@ pub(crate) struct Pool {
     full: (Sender<u32>, Receiver<u32>),
 }
 
-impl Pool {
+impl ChunkPool {
     /// A pool of about `bytes`, its file in the first of `folders` that has the room; in anonymous
     /// memory when none does.
     ///
     /// # Errors
     /// When the system has no memory for it.
-    pub(crate) fn new(bytes: usize, folders: &[&Path], name: &str, run: Run) -> io::Result<Pool> {
+    pub(crate) fn new(bytes: usize, folders: &[&Path], name: &str, run: Run) -> io::Result<ChunkPool> {
         let chunks = (bytes / CHUNK_BYTES).max(8);
         let length = (chunks + 1) * CHUNK_BYTES;
         let on_file = folders.iter().find_map(|folder| map_file(&folder.join(name), length).ok());
@@ -54,7 +54,7 @@ impl Pool {
             Some((memory, path, file)) => (memory, Some(path), Some(file)),
             None => (anonymous(length)?, None, None),
         };
-        let pool = Pool {
+        let pool = ChunkPool {
             memory,
             chunks,
             path,
@@ -225,9 +225,9 @@ impl Pool {
 
 // SAFETY: slots are the only part that is not atomic. The one `ChunkWriter` of a chunk writes slots from
 // `committed` on and readers read slots before it, after an `Acquire` of the count.
-unsafe impl Sync for Pool {}
+unsafe impl Sync for ChunkPool {}
 // SAFETY: as above; nothing in it belongs to a thread.
-unsafe impl Send for Pool {}
+unsafe impl Send for ChunkPool {}
 
 /// How many slots ahead of an event its thread asks for: the slot was last in the writer thread's cache, or in
 /// none, and who waits for it waits for longer than an event takes.
@@ -307,7 +307,7 @@ fn anonymous(length: usize) -> io::Result<MmapRaw> {
 
 /// The filling end of a chunk: there is one, on one thread.
 pub(crate) struct ChunkWriter {
-    pool: &'static Pool,
+    pool: &'static ChunkPool,
     number: u32,
     /// The chunk itself, so that an event costs no look-up.
     chunk: &'static Chunk,
@@ -361,7 +361,7 @@ impl ChunkWriter {
 /// The draining end of a chunk.
 #[derive(Clone, Copy)]
 pub(crate) struct ChunkReader {
-    pool: &'static Pool,
+    pool: &'static ChunkPool,
     chunk: u32,
 }
 
@@ -416,8 +416,8 @@ mod tests {
 
     #[test]
     fn a_reader_sees_what_is_complete_and_a_recycled_chunk_starts_empty() {
-        let pool: &'static Pool =
-            Box::leak(Box::new(Pool::new(8 * CHUNK_BYTES, &[], "none", Run::default()).unwrap()));
+        let pool: &'static ChunkPool =
+            Box::leak(Box::new(ChunkPool::new(8 * CHUNK_BYTES, &[], "none", Run::default()).unwrap()));
         assert!(pool.path().is_none());
         let mut writer = pool.take(7, 1, 0, Duration::ZERO).unwrap();
         let reader = pool.reader(writer.number());
@@ -432,8 +432,8 @@ mod tests {
 
     #[test]
     fn an_empty_pool_gives_none_after_its_patience() {
-        let pool: &'static Pool =
-            Box::leak(Box::new(Pool::new(8 * CHUNK_BYTES, &[], "none", Run::default()).unwrap()));
+        let pool: &'static ChunkPool =
+            Box::leak(Box::new(ChunkPool::new(8 * CHUNK_BYTES, &[], "none", Run::default()).unwrap()));
         let taken: Vec<_> = (0..8).filter_map(|i| pool.take(1, 1, i, Duration::ZERO)).collect();
         assert_eq!(taken.len(), 8);
         assert!(pool.take(1, 1, 8, Duration::from_millis(1)).is_none());
@@ -444,10 +444,10 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = std::env::temp_dir().join(format!("memtrace-journal-test-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let pool = Pool::new(1 << 20, &[&folder], "j", Run::default()).unwrap();
+        let pool = ChunkPool::new(1 << 20, &[&folder], "j", Run::default()).unwrap();
         let path = pool.path().unwrap();
         assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert!(Pool::new(1 << 20, &[&folder], "j", Run::default()).unwrap().path().is_none());
+        assert!(ChunkPool::new(1 << 20, &[&folder], "j", Run::default()).unwrap().path().is_none());
         pool.remove_file();
         assert!(!folder.join("j").exists());
         std::fs::remove_dir(&folder).unwrap();

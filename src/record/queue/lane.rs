@@ -3,46 +3,23 @@
 use std::cell::{Cell, UnsafeCell};
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use memtrace_trace::{Event, Kind};
 
+use super::chunk_pool::{ChunkPool, ChunkWriter};
+use super::event_queue::{EventQueue, IDLE, LaneShared, NO_CHUNK};
+use super::overflow::OverflowEvent;
 use crate::clock;
 use crate::fast_tls::words;
-use crate::queue::chunk_pool::{ChunkWriter, Pool};
-use crate::queue::overflow::Loose;
-use crate::recorder::Recorder;
 
-/// No event of this lane is under way.
-pub(crate) const IDLE: u64 = u64::MAX;
-/// No chunk is being filled.
-pub(crate) const NO_CHUNK: u32 = u32::MAX;
 /// How long a hook waits for a free chunk before it leaves its event to the recorder, or drops it.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(10);
 
-/// What the writer thread sees of a lane.
-#[repr(align(64))]
-pub(crate) struct LaneShared {
-    pub(crate) id: u32,
-    /// A lower bound for the clock of the event that is being recorded, [`IDLE`] when there is none: the
-    /// writer emits nothing later than that.
-    pub(crate) pending: AtomicU64,
-    /// The same of an event that was announced, whose call may take long.
-    pub(crate) announced: AtomicU64,
-    /// The chunk being filled.
-    pub(crate) chunk: AtomicU32,
-    /// How many events the thread counted, dropped ones included.
-    pub(crate) counted: AtomicU64,
-    /// How many of them were dropped.
-    pub(crate) dropped: AtomicU64,
-    /// The thread is gone: the lane gets no more events.
-    pub(crate) closed: AtomicBool,
-}
-
 /// The filling end of a lane; belongs to one thread.
-pub(crate) struct Lane {
-    recorder: &'static Recorder,
+struct Lane {
+    queue: &'static EventQueue,
     shared: Arc<LaneShared>,
     tid: u32,
     chunk: Option<ChunkWriter>,
@@ -60,7 +37,7 @@ pub(crate) struct Lane {
 
 /// A thread's lane; the thread's word points at it.
 struct Own {
-    recorder: &'static Recorder,
+    queue: &'static EventQueue,
     /// Is the thread in the middle of it? A signal handler that comes then must not touch it.
     busy: Cell<bool>,
     /// Does it end with the event that it was made for?
@@ -86,15 +63,48 @@ impl Drop for Owner {
     }
 }
 
-/// Runs `work` on the calling thread's lane of `recorder`, made when there is none. A thread whose
+impl EventQueue {
+    /// Records one event. `make` gets the clock, which is read here; it must neither record nor intern.
+    #[inline(always)]
+    pub(crate) fn record(&'static self, make: impl FnOnce(u64) -> Event) {
+        if !self.is_closed() {
+            with_lane(self, |lane| lane.record(make));
+        }
+    }
+
+    /// Announces an event of this thread and returns its clock; [`EventQueue::commit`] records it.
+    pub(crate) fn begin(&'static self) -> u64 {
+        with_lane(self, Lane::begin)
+    }
+
+    /// Records the event that [`EventQueue::begin`] announced.
+    pub(crate) fn commit(&'static self, event: Event) {
+        with_lane(self, |lane| lane.commit(event));
+    }
+
+    /// Counts an op of this thread that has no row because the pool was short.
+    pub(crate) fn drop_op(&'static self) {
+        with_lane(self, Lane::drop_op);
+    }
+
+    /// Adds a definition and the slots behind it.
+    pub(crate) fn define(&'static self, events: &[Event]) {
+        // A closed queue has no reader, so a full chunk would never be recycled.
+        if !self.is_closed() {
+            with_lane(self, |lane| lane.define(events));
+        }
+    }
+}
+
+/// Runs `work` on the calling thread's lane of `queue`, made when there is none. A thread whose
 /// locals are gone (its other destructors may still free memory) gets a lane for this one event.
 #[inline(always)]
-pub(crate) fn with_lane<T>(recorder: &'static Recorder, work: impl FnOnce(&mut Lane) -> T) -> T {
+fn with_lane<T>(queue: &'static EventQueue, work: impl FnOnce(&mut Lane) -> T) -> T {
     // SAFETY: the thread's own words; what the word points at lives until the thread's `Owner` is dropped.
     let own = unsafe { (*words()).lane.get().cast::<Own>().as_ref() };
     let own: *const Own = match own {
-        Some(own) if std::ptr::eq(own.recorder, recorder) && !own.busy.get() => own,
-        _ => other_lane(recorder),
+        Some(own) if std::ptr::eq(own.queue, queue) && !own.busy.get() => own,
+        _ => other_lane(queue),
     };
     // SAFETY: what the word points at, or what was made just now.
     let (result, ends) = unsafe { ((*own).run(work), (*own).for_one_event) };
@@ -109,15 +119,15 @@ pub(crate) fn with_lane<T>(recorder: &'static Recorder, work: impl FnOnce(&mut L
 /// thread is in the middle of its own, or its locals are gone.
 #[cold]
 #[inline(never)]
-fn other_lane(recorder: &'static Recorder) -> *const Own {
+fn other_lane(queue: &'static EventQueue) -> *const Own {
     // SAFETY: the thread's own words.
     let word = unsafe { &(*words()).lane };
     // SAFETY: as in `with_lane`.
     let before = unsafe { word.get().cast::<Own>().as_ref() };
-    let is_busy = before.is_some_and(|own| std::ptr::eq(own.recorder, recorder));
+    let is_busy = before.is_some_and(|own| std::ptr::eq(own.queue, queue));
     let for_one_event = is_busy || OWNER.try_with(|_| ()).is_err();
-    let lane = UnsafeCell::new(Lane::new(recorder));
-    let own = Box::into_raw(Box::new(Own { recorder, busy: Cell::new(false), for_one_event, lane }));
+    let lane = UnsafeCell::new(Lane::new(queue));
+    let own = Box::into_raw(Box::new(Own { queue, busy: Cell::new(false), for_one_event, lane }));
     if !for_one_event {
         // A lane from before a fork is not dropped: its chunks belong to the parent.
         word.set(own.cast());
@@ -144,10 +154,10 @@ impl Own {
 }
 
 impl Lane {
-    fn new(recorder: &'static Recorder) -> Lane {
+    fn new(queue: &'static EventQueue) -> Lane {
         Lane {
-            recorder,
-            shared: recorder.register_lane(),
+            queue,
+            shared: queue.register_lane(),
             // SAFETY: takes nothing and cannot fail.
             tid: unsafe { libc::gettid() } as u32,
             chunk: None,
@@ -161,7 +171,7 @@ impl Lane {
 
     /// Records one event with the clock read here; `make` gets it.
     #[inline(always)]
-    pub(crate) fn record(&mut self, make: impl FnOnce(u64) -> Event) {
+    fn record(&mut self, make: impl FnOnce(u64) -> Event) {
         self.shared.pending.store(self.last, Ordering::Relaxed);
         let now = clock::now_ns();
         self.last = now;
@@ -176,7 +186,7 @@ impl Lane {
 
     /// Announces an event whose clock is now and whose outcome is not known yet; [`Lane::commit`]
     /// ends it. Gives the clock.
-    pub(crate) fn begin(&mut self) -> u64 {
+    fn begin(&mut self) -> u64 {
         self.shared.announced.store(self.last, Ordering::Relaxed);
         let now = clock::now_ns();
         self.shared.announced.store(now, Ordering::Release);
@@ -184,14 +194,14 @@ impl Lane {
     }
 
     /// Ends what [`Lane::begin`] announced.
-    pub(crate) fn commit(&mut self, event: Event) {
+    fn commit(&mut self, event: Event) {
         self.last = self.last.max(event.clock_ns);
         self.push(event);
         self.shared.announced.store(IDLE, Ordering::Release);
     }
 
     /// Counts an op that is left out on purpose; the next chunk tells of it.
-    pub(crate) fn drop_op(&mut self) {
+    fn drop_op(&mut self) {
         self.shared.counted.store(self.shared.counted.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         self.left_out += 1;
         self.count_dropped();
@@ -202,10 +212,10 @@ impl Lane {
     }
 
     /// Adds events that belong together (a definition and its text) and are not counted.
-    pub(crate) fn define(&mut self, events: &[Event]) {
+    fn define(&mut self, events: &[Event]) {
         if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < events.len()) && !self.next_chunk() {
             // What it names would have no name to the end of the trace.
-            self.recorder.keep_definition(events);
+            self.queue.keep_definition(events);
             return;
         }
         if let Some(chunk) = &mut self.chunk {
@@ -229,8 +239,8 @@ impl Lane {
     #[cold]
     fn push_slowly(&mut self, event: Event) {
         if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < 2) && !self.next_chunk() {
-            let loose = Loose { lane: self.shared.id, tid: self.tid, event };
-            if !self.recorder.loose.keep(loose) {
+            let event = OverflowEvent { lane: self.shared.id, tid: self.tid, event };
+            if !self.queue.overflow.keep(event) {
                 self.untold += 1;
                 self.count_dropped();
             }
@@ -256,7 +266,7 @@ impl Lane {
         let patience = if self.waited { Duration::ZERO } else { PATIENCE };
         if !patience.is_zero() && self.pool().is_empty() {
             // The writer thread looks less often than this thread waits.
-            self.recorder.nudge();
+            self.queue.control.nudge();
         }
         self.chunk = self.pool().take(self.tid, self.shared.id, self.chunks, patience);
         self.waited = self.chunk.is_none();
@@ -273,8 +283,8 @@ impl Lane {
         }
     }
 
-    fn pool(&self) -> &'static Pool {
-        self.recorder.pool()
+    fn pool(&self) -> &'static ChunkPool {
+        self.queue.pool()
     }
 }
 

@@ -13,11 +13,10 @@ use memtrace_trace::event_bytes::{bytes_of, text_slots};
 use memtrace_trace::{Event, Kind};
 use rustc_hash::FxHashMap;
 
+use super::chunk_pool::{ChunkPool, ChunkReader};
+use super::event_queue::{EventQueue, IDLE, LaneShared, NO_CHUNK};
+use super::overflow::{MAX_OVERFLOW, OverflowEvent};
 use crate::clock;
-use crate::queue::chunk_pool::{ChunkReader, Pool};
-use crate::queue::lane::{IDLE, LaneShared, NO_CHUNK};
-use crate::queue::overflow::{Loose, MOST_LOOSE};
-use crate::recorder::Recorder;
 
 /// A store reaches the other cores within this time, so a lane that looked idle after it has nothing
 /// older to say. (The lane does not pay for a fence; x86 drains a store buffer in well under 1 us.)
@@ -44,9 +43,9 @@ struct Source {
     /// The next slot of the front part.
     slot: usize,
     /// Events that found no chunk, in the order of the lane.
-    loose: VecDeque<Event>,
+    overflow: VecDeque<Event>,
     head: Option<Event>,
-    head_is_loose: bool,
+    head_is_overflow: bool,
     /// The clock of the last event given; a lane's clocks never fall.
     last_ns: u64,
     /// Read to the end, to be recycled.
@@ -65,12 +64,12 @@ impl Merge {
     /// Looks at what the lanes have, gives definitions (with the slots behind them) to `define`, and returns the watermark.
     pub(crate) fn collect(
         &mut self,
-        recorder: &'static Recorder,
+        queue: &'static EventQueue,
         define: &mut impl FnMut(&Event, &[u8]),
     ) -> u64 {
         let now = clock::now_ns().saturating_sub(SLACK_NS);
         let (mut watermark, mut announced) = (now, now);
-        for shared in recorder.lanes().drain(..) {
+        for shared in queue.take_new_lanes() {
             self.sources.insert(shared.id, Source::new(shared));
         }
         // First what is being filled, then what is full: a chunk that fills up in between is in the
@@ -81,20 +80,20 @@ impl Merge {
             announced = announced.min(source.shared.announced.load(Ordering::Acquire));
             let chunk = source.shared.chunk.load(Ordering::Acquire);
             if chunk != NO_CHUNK {
-                filling.push((source.shared.id, recorder.pool().reader(chunk)));
+                filling.push((source.shared.id, queue.pool().reader(chunk)));
             }
         }
         let mut full: Vec<_> =
-            recorder.pool().full().try_iter().map(|chunk| recorder.pool().reader(chunk)).collect();
+            queue.pool().full().try_iter().map(|chunk| queue.pool().reader(chunk)).collect();
         full.sort_by_key(|chunk| (chunk.lane(), chunk.index()));
         for chunk in full {
             // A lane that registered after the look above waits in the recorder with its chunks' turn.
-            self.source(chunk.lane(), recorder).add(chunk, true);
+            self.source(chunk.lane(), queue).add(chunk, true);
         }
-        for Loose { lane, tid, event } in recorder.loose.take() {
-            let source = self.source(lane, recorder);
+        for OverflowEvent { lane, tid, event } in queue.overflow.take() {
+            let source = self.source(lane, queue);
             source.tid = tid;
-            source.loose.push_back(event);
+            source.overflow.push_back(event);
         }
         for (lane, chunk) in filling {
             if let Some(source) = self.sources.get_mut(&lane)
@@ -104,7 +103,7 @@ impl Merge {
                 source.add(chunk, false);
             }
         }
-        for kept in recorder.kept_definitions() {
+        for kept in queue.take_definitions() {
             if let Some((definition, slots)) = kept.split_first() {
                 define(definition, &slots.iter().flat_map(bytes_of).collect::<Vec<u8>>());
             }
@@ -112,12 +111,12 @@ impl Merge {
         for source in self.sources.values_mut() {
             source.look(define);
         }
-        if self.is_held_up(recorder.pool()) { watermark } else { watermark.min(announced) }
+        if self.is_held_up(queue.pool()) { watermark } else { watermark.min(announced) }
     }
 
-    fn source(&mut self, lane: u32, recorder: &'static Recorder) -> &mut Source {
+    fn source(&mut self, lane: u32, queue: &'static EventQueue) -> &mut Source {
         self.sources.entry(lane).or_insert_with(|| {
-            let shared = recorder.take_lane(lane);
+            let shared = queue.take_new_lane(lane);
             Source::new(shared.expect("a lane is registered before it has events"))
         })
     }
@@ -171,22 +170,22 @@ impl Merge {
 
     /// The events given so far are in the file, whose length is `csv_len`: says so in the journal and
     /// lets their chunks be filled again.
-    pub(crate) fn release(&mut self, recorder: &'static Recorder, csv_len: u64, names_len: u64) {
+    pub(crate) fn release(&mut self, queue: &'static EventQueue, csv_len: u64, names_len: u64) {
         let consumed = self.sources.values().flat_map(|source| {
             let done = source.done.iter().map(|chunk| (*chunk, chunk.committed()));
             done.chain(source.parts.front().map(|part| (part.chunk, source.slot)))
         });
-        recorder.pool().checkpoint(csv_len, names_len, consumed);
+        queue.pool().checkpoint(csv_len, names_len, consumed);
         for source in self.sources.values_mut() {
             for chunk in source.done.drain(..) {
-                recorder.pool().recycle(chunk);
+                queue.pool().recycle(chunk);
             }
         }
         let gone = &mut self.dropped_by_the_gone;
         self.sources.retain(|_, source| {
             let closed = source.shared.closed.load(Ordering::Acquire);
-            let is_empty = source.parts.is_empty() && source.loose.is_empty();
-            let over = closed && is_empty && recorder.pool().full().is_empty() && recorder.loose.is_empty();
+            let is_empty = source.parts.is_empty() && source.overflow.is_empty();
+            let over = closed && is_empty && queue.pool().full().is_empty() && queue.overflow.is_empty();
             if over {
                 *gone += source.shared.dropped.load(Ordering::Relaxed);
             }
@@ -211,11 +210,11 @@ impl Merge {
 
     /// Is the pool short, and not because so many threads have a chunk, but because full ones wait for an event
     /// that was announced?
-    fn is_held_up(&self, pool: &Pool) -> bool {
+    fn is_held_up(&self, pool: &ChunkPool) -> bool {
         let full = || self.sources.values().flat_map(|source| &source.parts).filter(|part| part.full).count();
-        let loose = || self.sources.values().map(|source| source.loose.len()).sum::<usize>();
+        let overflow = || self.sources.values().map(|source| source.overflow.len()).sum::<usize>();
         pool.percent_free() < SHORT_PERCENT
-            && (full() * 100 >= SHORT_PERCENT * pool.chunks() || loose() * 2 > MOST_LOOSE)
+            && (full() * 100 >= SHORT_PERCENT * pool.chunks() || overflow() * 2 > MAX_OVERFLOW)
     }
 }
 
@@ -245,9 +244,9 @@ impl Source {
             parts: VecDeque::new(),
             next_index: 0,
             slot: 0,
-            loose: VecDeque::new(),
+            overflow: VecDeque::new(),
             head: None,
-            head_is_loose: false,
+            head_is_overflow: false,
             last_ns: 0,
             done: Vec::new(),
         }
@@ -296,10 +295,10 @@ impl Source {
 
     fn find_head(&mut self) {
         let placed = self.placed();
-        let is_older = |loose: &&Event| placed.is_none_or(|placed| loose.clock_ns < placed.clock_ns);
-        let loose = self.loose.front().filter(is_older).copied();
-        self.head_is_loose = loose.is_some();
-        self.head = loose.or(placed);
+        let is_older = |overflow: &&Event| placed.is_none_or(|placed| overflow.clock_ns < placed.clock_ns);
+        let overflow = self.overflow.front().filter(is_older).copied();
+        self.head_is_overflow = overflow.is_some();
+        self.head = overflow.or(placed);
         if let Some(head) = &mut self.head {
             // An announced event has the clock of its beginning; what the thread recorded meanwhile stands
             // before it in the lane.
@@ -331,8 +330,8 @@ impl Source {
 
     fn next(&mut self) {
         self.head = None;
-        if self.head_is_loose {
-            self.loose.pop_front();
+        if self.head_is_overflow {
+            self.overflow.pop_front();
         } else {
             self.slot += 1;
         }

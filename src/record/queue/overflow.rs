@@ -9,38 +9,38 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use memtrace_trace::Event;
 
 /// How many wait at most: 4 MiB.
-pub(crate) const MOST_LOOSE: usize = 32 << 10;
+pub(crate) const MAX_OVERFLOW: usize = 32 << 10;
 
 /// An event, and who recorded it.
-pub(crate) struct Loose {
+pub(crate) struct OverflowEvent {
     pub(crate) lane: u32,
     pub(crate) tid: u32,
     pub(crate) event: Event,
 }
 
 struct Node {
-    loose: Loose,
+    kept: OverflowEvent,
     below: *mut Node,
 }
 
 /// The events that wait for the writer thread.
-pub(crate) struct LooseEvents {
+pub(crate) struct Overflow {
     top: AtomicPtr<Node>,
     count: AtomicUsize,
 }
 
-impl LooseEvents {
-    pub(crate) const fn new() -> LooseEvents {
-        LooseEvents { top: AtomicPtr::new(null_mut()), count: AtomicUsize::new(0) }
+impl Overflow {
+    pub(crate) const fn new() -> Overflow {
+        Overflow { top: AtomicPtr::new(null_mut()), count: AtomicUsize::new(0) }
     }
 
     /// Keeps an event; false when there are too many.
-    pub(crate) fn keep(&self, loose: Loose) -> bool {
-        if self.count.fetch_add(1, Ordering::Relaxed) >= MOST_LOOSE {
+    pub(crate) fn keep(&self, kept: OverflowEvent) -> bool {
+        if self.count.fetch_add(1, Ordering::Relaxed) >= MAX_OVERFLOW {
             self.count.fetch_sub(1, Ordering::Relaxed);
             return false;
         }
-        let node = Box::into_raw(Box::new(Node { loose, below: null_mut() }));
+        let node = Box::into_raw(Box::new(Node { kept, below: null_mut() }));
         let push = |top: *mut Node| {
             // SAFETY: made above, and nobody else's until the stack has it.
             unsafe { (*node).below = top };
@@ -52,14 +52,14 @@ impl LooseEvents {
     }
 
     /// Takes all, oldest first.
-    pub(crate) fn take(&self) -> Vec<Loose> {
+    pub(crate) fn take(&self) -> Vec<OverflowEvent> {
         let mut taken = Vec::new();
         let mut next = self.top.swap(null_mut(), Ordering::AcqRel);
         while !next.is_null() {
             // SAFETY: `keep` made it with `Box::into_raw`, and the swap made it ours alone.
             let node = unsafe { Box::from_raw(next) };
             next = node.below;
-            taken.push(node.loose);
+            taken.push(node.kept);
         }
         self.count.fetch_sub(taken.len(), Ordering::Relaxed);
         taken.reverse();
@@ -75,19 +75,19 @@ impl LooseEvents {
 mod tests {
     use super::*;
 
-    fn loose(lane: u32, clock_ns: u64) -> Loose {
-        Loose { lane, tid: lane, event: Event { clock_ns, ..Event::default() } }
+    fn kept(lane: u32, clock_ns: u64) -> OverflowEvent {
+        OverflowEvent { lane, tid: lane, event: Event { clock_ns, ..Event::default() } }
     }
 
     #[test]
     fn what_threads_keep_at_once_is_all_taken_in_the_order_of_each() {
-        let events = LooseEvents::new();
+        let events = Overflow::new();
         let mut taken = Vec::new();
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..8)
                 .map(|lane| {
                     let events = &events;
-                    scope.spawn(move || (0..2000).all(|clock| events.keep(loose(lane, clock))))
+                    scope.spawn(move || (0..2000).all(|clock| events.keep(kept(lane, clock))))
                 })
                 .collect();
             while threads.iter().any(|thread| !thread.is_finished()) {
@@ -98,18 +98,18 @@ mod tests {
         taken.append(&mut events.take());
         assert!(events.is_empty());
         for lane in 0..8 {
-            let clocks = taken.iter().filter(|loose| loose.lane == lane).map(|loose| loose.event.clock_ns);
+            let clocks = taken.iter().filter(|kept| kept.lane == lane).map(|kept| kept.event.clock_ns);
             assert!(clocks.eq(0..2000), "{lane}");
         }
     }
 
     #[test]
     fn there_is_an_end_to_how_many_wait_and_room_again_when_they_were_taken() {
-        let events = LooseEvents::new();
-        assert!((0..MOST_LOOSE as u64).all(|clock| events.keep(loose(0, clock))));
-        assert!(!events.keep(loose(0, 0)));
-        assert_eq!(events.take().len(), MOST_LOOSE);
-        assert!(events.keep(loose(0, 0)));
+        let events = Overflow::new();
+        assert!((0..MAX_OVERFLOW as u64).all(|clock| events.keep(kept(0, clock))));
+        assert!(!events.keep(kept(0, 0)));
+        assert_eq!(events.take().len(), MAX_OVERFLOW);
+        assert!(events.keep(kept(0, 0)));
         events.take();
     }
 }

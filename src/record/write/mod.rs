@@ -1,6 +1,11 @@
-//! The writer thread.
+//! The writer thread: it drains the event queue, encodes events to rows and writes the files of the trace.
 
+mod compress;
+mod definitions_file;
+mod exit_summary;
 mod oom_message;
 pub(crate) mod output;
+mod part;
 mod sampling;
+mod thread;
 pub(crate) mod writer;

@@ -1,89 +1,138 @@
-//! Who holds the memory: the lines that the traced process says at an OOM.
+//! The lines that the traced process prints at an OOM.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use memtrace_encode::{Encoder, Live, MemoryKind, OutOfMemory, Owner, Totals};
 use memtrace_trace::Meta;
+use memtrace_trace::config::Level;
 use memtrace_trace::text::{NONE, SCRIPT};
 use memtrace_trace::units::Unit;
 use rustc_hash::FxHashMap;
 
-use memtrace_encode::{Encoder, Live, MemoryKind, OutOfMemory, Owner, Totals};
+use crate::session::Session;
 
-/// How many holders are named.
+/// How many owners the lines name.
 const NAMED: usize = 5;
+/// How long the lines of an OOM wait for tags: Python's main thread makes them, and it may be in a long call.
+const TAGS: Duration = Duration::from_secs(3);
+/// How many OOMs are printed; a script that searches its batch size raises many.
+const MAX_PRINTED: u32 = 3;
 
-/// An OOM and what was live then. It is told a moment later: what models hold is tagged right after it.
-pub(crate) struct Shortage {
+/// The OOMs of a process. The lines of an OOM are printed a moment after it, because blocks are tagged with their
+/// models right after an OOM.
+pub(crate) struct OomMessages {
+    session: &'static Session,
+    /// How many OOMs were printed or are pending.
+    count: u32,
+    /// The last OOM, until it is printed.
+    pending: Option<OomSnapshot>,
+}
+
+impl OomMessages {
+    pub(crate) fn new(session: &'static Session) -> OomMessages {
+        OomMessages { session, count: 0, pending: None }
+    }
+
+    /// Whether an OOM waits to be printed.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// Adds an OOM that was just encoded, and prints an earlier one that is still pending.
+    pub(crate) fn add(&mut self, oom: OutOfMemory, encoder: &Encoder, meta: &Meta, trace: &Path) {
+        if self.count < MAX_PRINTED && self.session.settings.log >= Level::Warn {
+            self.count += 1;
+            let earlier = self.pending.replace(OomSnapshot::new(encoder, oom));
+            self.print(earlier, encoder, meta, trace);
+        }
+    }
+
+    /// Prints a pending OOM if blocks are tagged, or have not been tagged for too long.
+    pub(crate) fn print_when_tagged(
+        &mut self,
+        is_tagged: bool,
+        encoder: &Encoder,
+        meta: &Meta,
+        trace: &Path,
+    ) {
+        let waits = |snapshot: &OomSnapshot| !is_tagged && snapshot.since.elapsed() < TAGS;
+        if !self.pending.as_ref().is_some_and(waits) {
+            let pending = self.pending.take();
+            self.print(pending, encoder, meta, trace);
+        }
+    }
+
+    fn print(&self, snapshot: Option<OomSnapshot>, encoder: &Encoder, meta: &Meta, trace: &Path) {
+        for line in snapshot.map(|snapshot| snapshot.lines(encoder, meta, trace)).unwrap_or_default() {
+            (self.session.say)(&line);
+        }
+    }
+}
+
+/// An OOM and the blocks that were live then.
+struct OomSnapshot {
     oom: OutOfMemory,
     totals: Totals,
     live: Vec<Live>,
     /// When it was encoded.
-    pub(crate) since: Instant,
+    since: Instant,
 }
 
-impl Shortage {
-    /// What `encoder` knows now.
-    #[must_use]
-    pub(crate) fn new(encoder: &Encoder, oom: OutOfMemory) -> Shortage {
+impl OomSnapshot {
+    fn new(encoder: &Encoder, oom: OutOfMemory) -> OomSnapshot {
         let of_device = |live: &&Live| live.device == oom.device && live.what == MemoryKind::Block;
         let live = encoder.live().filter(of_device).copied().collect();
-        Shortage { oom, totals: encoder.totals(oom.device), live, since: Instant::now() }
+        OomSnapshot { oom, totals: encoder.totals(oom.device), live, since: Instant::now() }
     }
 
-    /// What was live, as it is known now.
-    fn known(&self, encoder: &Encoder) -> Vec<Live> {
+    /// The blocks of the snapshot, with the owners that are known now.
+    fn tagged(&self, encoder: &Encoder) -> Vec<Live> {
         let now: FxHashMap<i64, &Live> = encoder.live().map(|live| (live.alloc_id, live)).collect();
         self.live.iter().map(|live| *now.get(&live.alloc_id).copied().unwrap_or(live)).collect()
     }
-}
 
-/// What to say at an OOM: what was asked and by whom, what was there, who holds it, what to do next.
-#[must_use]
-pub(crate) fn out_of_memory_lines(
-    encoder: &Encoder,
-    shortage: &Shortage,
-    meta: &Meta,
-    trace: &Path,
-) -> Vec<String> {
-    let show = |bytes| Unit::Auto.show(bytes);
-    let (oom, live) = (&shortage.oom, &shortage.known(encoder));
-    let Totals { allocated, reserved, external, .. } = shortage.totals;
-    let device = i32::from(oom.device);
-    let size = meta.total_bytes(device);
-    let mut first = format!("out of memory on GPU {device}: {} were asked for", show(oom.bytes));
-    let asker = label(encoder.owner(oom.context));
-    if asker != NONE {
-        first += &format!(" by {asker}");
+    /// The lines: the request and its owner, the totals, the owners of the memory, and the next command.
+    fn lines(&self, encoder: &Encoder, meta: &Meta, trace: &Path) -> Vec<String> {
+        let show = |bytes| Unit::Auto.show(bytes);
+        let (oom, live) = (&self.oom, &self.tagged(encoder));
+        let Totals { allocated, reserved, external, .. } = self.totals;
+        let device = i32::from(oom.device);
+        let size = meta.total_bytes(device);
+        let mut first = format!("out of memory on GPU {device}: {} were asked for", show(oom.bytes));
+        let asker = label(encoder.owner(oom.context));
+        if asker != NONE {
+            first += &format!(" by {asker}");
+        }
+        let mut second = format!("torch holds {} allocated in {} reserved", show(allocated), show(reserved));
+        if external > 0 {
+            second += &format!(", libraries {}", show(external));
+        }
+        for (name, bytes) in encoder.ledger(oom.device).1.parts() {
+            second += &format!(", {name} {}", show(bytes));
+        }
+        if size > 0 {
+            second += &format!(", of {} on the device", show(size));
+        }
+        let mut lines = vec![first, second];
+        let categories: Vec<String> = by(live, |live| live.category.as_str().to_owned())
+            .iter()
+            .map(|(name, bytes)| format!("{name} {}", show(*bytes)))
+            .collect();
+        lines.push(format!("for: {}", categories.join(", ")));
+        let holders = by(live, |live| label(encoder.owner(live.context)));
+        let width = holders.iter().take(NAMED).map(|(name, _)| name.len()).max().unwrap_or(0);
+        for (name, bytes) in holders.iter().take(NAMED) {
+            let share = *bytes as f64 * 100.0 / allocated.max(1) as f64;
+            lines.push(format!("  {name:width$}  {:>12}  {share:5.1} %", show(*bytes).to_string()));
+        }
+        if holders.len() > NAMED {
+            let rest: i64 = holders[NAMED..].iter().map(|(_, bytes)| bytes).sum();
+            lines.push(format!("  and {} more owners with {}", holders.len() - NAMED, show(rest)));
+        }
+        lines.push(format!("next: memtrace oom {0}, memtrace ledger --at oom {0}", trace.display()));
+        lines
     }
-    let mut second = format!("torch holds {} allocated in {} reserved", show(allocated), show(reserved));
-    if external > 0 {
-        second += &format!(", libraries {}", show(external));
-    }
-    for (name, bytes) in encoder.ledger(oom.device).1.parts() {
-        second += &format!(", {name} {}", show(bytes));
-    }
-    if size > 0 {
-        second += &format!(", of {} on the device", show(size));
-    }
-    let mut lines = vec![first, second];
-    let categories: Vec<String> = by(live, |live| live.category.as_str().to_owned())
-        .iter()
-        .map(|(name, bytes)| format!("{name} {}", show(*bytes)))
-        .collect();
-    lines.push(format!("for: {}", categories.join(", ")));
-    let holders = by(live, |live| label(encoder.owner(live.context)));
-    let width = holders.iter().take(NAMED).map(|(name, _)| name.len()).max().unwrap_or(0);
-    for (name, bytes) in holders.iter().take(NAMED) {
-        let share = *bytes as f64 * 100.0 / allocated.max(1) as f64;
-        lines.push(format!("  {name:width$}  {:>12}  {share:5.1} %", show(*bytes).to_string()));
-    }
-    if holders.len() > NAMED {
-        let rest: i64 = holders[NAMED..].iter().map(|(_, bytes)| bytes).sum();
-        lines.push(format!("  and {} more owners with {}", holders.len() - NAMED, show(rest)));
-    }
-    lines.push(format!("next: memtrace oom {0}, memtrace ledger --at oom {0}", trace.display()));
-    lines
 }
 
 /// The live bytes by what `name` makes of a block, largest first.
@@ -143,7 +192,7 @@ mod tests {
             let Ok(()) = encoder.encode(1, event, &mut Nowhere);
         }
         let oom = OutOfMemory { device: 0, bytes: 1 << 30, context: 0 };
-        let shortage = Shortage::new(&encoder, oom);
+        let snapshot = OomSnapshot::new(&encoder, oom);
         // Tagged, and freed, before it is told.
         encoder.define_text(2, "GPT.head");
         let after = [
@@ -153,7 +202,7 @@ mod tests {
         for event in &after {
             let Ok(()) = encoder.encode(1, event, &mut Nowhere);
         }
-        let lines = out_of_memory_lines(&encoder, &shortage, &Meta::default(), Path::new("t.csv"));
+        let lines = snapshot.lines(&encoder, &Meta::default(), Path::new("t.csv"));
         assert!(lines[0].contains("1.00 GiB"), "{}", lines[0]);
         assert_eq!(lines[2], "for: (unattributed) 4.00 KiB, parameter 512 B");
         assert!(lines[3].trim_start().starts_with("GPT.h.0") && lines[3].contains("88.9 %"), "{}", lines[3]);

@@ -1,12 +1,11 @@
 //! Where files go.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use memtrace_trace::config::Compression;
 use memtrace_trace::files;
 
 /// Folders in which a journal of `bytes` may lie, best first: memory, then a local disk. A journal
@@ -86,79 +85,6 @@ fn create_numbered(name: impl Fn(&str) -> PathBuf) -> io::Result<(File, PathBuf)
         }
     }
     Err(io::Error::other("every name is taken"))
-}
-
-/// A reader or writer for a library that panics at an error: it keeps the error and goes on as if there
-/// were none.
-struct Kept<T> {
-    inner: T,
-    error: Option<io::Error>,
-}
-
-impl<T> Kept<T> {
-    fn new(inner: T) -> Self {
-        Kept { inner, error: None }
-    }
-
-    fn end(self) -> io::Result<T> {
-        self.error.map_or(Ok(self.inner), Err)
-    }
-}
-
-impl<T: Read> Read for Kept<T> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        Ok(self.inner.read(buffer).unwrap_or_else(|error| {
-            self.error = Some(error);
-            0
-        }))
-    }
-}
-
-impl<T: Write> Write for Kept<T> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.error.is_none()
-            && let Err(error) = self.inner.write_all(bytes)
-        {
-            self.error = Some(error);
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Puts a compressed copy in the place of a finished part. The copy has its name only when it is whole,
-/// and the part goes only then, so a kill in between costs nothing.
-pub(crate) fn compress(part: &Path, how: Compression) -> io::Result<()> {
-    let (whole, unfinished) = (files::compressed(part, how), files::unfinished_copy(part));
-    let done = (|| {
-        let mut source = io::BufReader::with_capacity(256 << 10, File::open(part)?);
-        let target = io::BufWriter::with_capacity(256 << 10, create_private(&unfinished)?);
-        let target = match how {
-            Compression::Off => return Ok(()),
-            Compression::Gz => {
-                let mut encoder = flate2::write::GzEncoder::new(target, flate2::Compression::fast());
-                io::copy(&mut source, &mut encoder)?;
-                encoder.finish()?
-            }
-            Compression::Zst => {
-                let (mut source, mut target) = (Kept::new(source), Kept::new(target));
-                // One frame: some readers stop at the end of the first.
-                let level = ruzstd::encoding::CompressionLevel::Fastest;
-                ruzstd::encoding::compress(&mut source, &mut target, level);
-                source.end()?;
-                target.end()?
-            }
-        };
-        target.into_inner()?.sync_all()?;
-        // Fails when somebody else's file has the name.
-        fs::hard_link(&unfinished, &whole)?;
-        fs::remove_file(part)
-    })();
-    let _ = fs::remove_file(&unfinished);
-    done
 }
 
 /// Makes a file that only its owner reads: new, never through a link. Its descriptor is a high one: a

@@ -1,7 +1,6 @@
-//! When devices are looked at, and what a look becomes.
+//! Device sampling: the schedule, and the events of a sample.
 //!
-//! A look is recorded like everything else, on the writer thread's own lane, so that it stands in the file in
-//! the order of its time.
+//! A sample is recorded on the writer thread's own lane, so that its row is ordered by its time like every other.
 
 use std::time::{Duration, Instant};
 
@@ -9,27 +8,30 @@ use memtrace_encode::Encoder;
 use memtrace_encode::samples::events;
 use memtrace_trace::Event;
 
-use crate::recorder::Recorder;
+use crate::queue::event_queue::EventQueue;
+use crate::session::{SampleDevices, Session};
 
-/// However fast memory grows, looks are this far apart.
+/// The shortest time between two samples, however fast memory grows.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// What the writer thread remembers between two looks.
+/// Decides when to sample devices.
 pub(crate) struct Sampler {
+    sample: SampleDevices,
     every: Duration,
     last: Option<Instant>,
-    /// The most that was held at a look, in bytes.
+    /// The most bytes that the process held at a sample.
     highest: i64,
 }
 
 impl Sampler {
-    /// Looks every `ms`; 0 is never.
-    pub(crate) fn new(ms: u64) -> Sampler {
-        Sampler { every: Duration::from_millis(ms), last: None, highest: 0 }
+    /// Samples as often as the settings say; an interval of 0 means never.
+    pub(crate) fn new(session: &Session) -> Sampler {
+        let every = Duration::from_millis(session.settings.sample_ms);
+        Sampler { sample: session.sample, every, last: None, highest: 0 }
     }
 
-    /// Looks when it is time: now and then, and soon when more is held than ever at a look.
-    pub(crate) fn look_when_due(&mut self, recorder: &'static Recorder, encoder: &Encoder) {
+    /// Samples when the interval has passed, or earlier when the process holds more than at any earlier sample.
+    pub(crate) fn sample_when_due(&mut self, queue: &'static EventQueue, encoder: &Encoder) {
         let held = held(encoder);
         let has_grown = held > self.highest + self.highest / 16;
         let due = match self.last.map(|last| last.elapsed()) {
@@ -37,28 +39,28 @@ impl Sampler {
             Some(passed) => passed >= self.every || has_grown && passed >= SHORTEST.min(self.every),
         };
         if due {
-            self.look(recorder, encoder);
+            self.sample(queue, encoder);
         }
     }
 
-    /// Looks at the devices that the process uses.
-    pub(crate) fn look(&mut self, recorder: &'static Recorder, encoder: &Encoder) {
+    /// Samples the devices that the process uses.
+    pub(crate) fn sample(&mut self, queue: &'static EventQueue, encoder: &Encoder) {
         let devices: Vec<i8> = encoder.devices().map(|(device, _)| device as i8).collect();
-        // A look at a device that nobody uses would cost, and tell nothing.
-        if self.every.is_zero() || devices.is_empty() || recorder.is_short() {
+        // Nothing is sampled before the process uses a device: a sample has a cost.
+        if self.every.is_zero() || devices.is_empty() || queue.is_short() {
             return;
         }
         self.last = Some(Instant::now());
         self.highest = self.highest.max(held(encoder));
-        for (device, api, sample) in (recorder.session.sample)(&devices) {
+        for (device, api, sample) in (self.sample)(&devices) {
             for event in events(device, api, &sample) {
-                recorder.record(|clock_ns| Event { clock_ns, ..event });
+                queue.record(|clock_ns| Event { clock_ns, ..event });
             }
         }
     }
 }
 
-/// What the process holds on all devices, as far as calls tell.
+/// The bytes that calls and reports account for, on all devices.
 fn held(encoder: &Encoder) -> i64 {
     encoder.devices().map(|(_, totals)| totals.reserved + totals.external).sum()
 }

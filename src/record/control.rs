@@ -1,0 +1,154 @@
+//! Requests to the writer thread, and its progress.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+/// How long a new recorder waits for its trace to exist. Mostly this takes some ms, and more on a slow disk. The
+/// limit is for a writer thread that waits for a lock of the loader which the waiting thread holds.
+const START: Duration = Duration::from_millis(250);
+
+/// How long a thread waits for a writer thread that makes no progress.
+const STALLED: Duration = Duration::from_secs(5);
+
+/// A request to the writer thread.
+pub(crate) enum Command {
+    /// Write every event recorded so far, and answer whether the file has them all.
+    Flush(Sender<bool>),
+    /// Read the queue now: the program waits for chunks, or an OOM wants its lines on stderr.
+    Nudge,
+    /// The process is about to `exec`: end the trace, answer, and wait.
+    Suspend(Sender<()>),
+    /// The `exec` failed: continue the trace.
+    Resume,
+    /// Write everything and end.
+    Finish,
+}
+
+/// The way to the writer thread.
+pub(crate) struct Control {
+    commands: (Sender<Command>, Receiver<Command>),
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Gets a message once the trace exists, or cannot be created.
+    ready: (Sender<()>, Receiver<()>),
+    /// Grows while the writer thread makes progress.
+    progress: AtomicU64,
+    /// How often an OOM announced tags that were not recorded yet.
+    tags_due: AtomicU32,
+}
+
+impl Control {
+    pub(crate) fn new() -> Control {
+        Control {
+            commands: bounded(64),
+            thread: Mutex::new(None),
+            ready: bounded(1),
+            progress: AtomicU64::new(0),
+            tags_due: AtomicU32::new(0),
+        }
+    }
+
+    /// Sends [`Command::Nudge`] unless requests wait already.
+    pub(crate) fn nudge(&self) {
+        let _ = self.commands.0.try_send(Command::Nudge);
+    }
+
+    /// Sends [`Command::Flush`]; true when the file has every event within `patience`.
+    pub(crate) fn flush(&self, patience: Duration) -> bool {
+        let (done, answer) = bounded(1);
+        self.commands.0.send_timeout(Command::Flush(done), patience).is_ok()
+            && answer.recv_timeout(patience) == Ok(true)
+    }
+
+    /// Sends [`Command::Suspend`]; true when the trace was ended.
+    pub(crate) fn suspend(&self) -> bool {
+        let (done, answer) = bounded(1);
+        self.commands.0.send_timeout(Command::Suspend(done), STALLED).is_ok()
+            && self.wait_until(|| !answer.is_empty())
+    }
+
+    /// Sends [`Command::Resume`].
+    pub(crate) fn resume(&self) {
+        let _ = self.commands.0.send_timeout(Command::Resume, STALLED);
+    }
+
+    /// Sends [`Command::Finish`] and waits for the end of the writer thread.
+    pub(crate) fn finish(&self) {
+        let Some(thread) = self.thread().take() else { return };
+        if self.commands.0.send_timeout(Command::Finish, STALLED).is_ok() {
+            self.wait_until(|| thread.is_finished());
+        }
+    }
+
+    /// Waits while the writer thread makes progress; false when it stalled. A process that leaves from a signal
+    /// handler may hold a lock that the writer thread needs: then the journal has the rest.
+    fn wait_until(&self, is_done: impl Fn() -> bool) -> bool {
+        let (mut progress, mut since) = (0, Instant::now());
+        while !is_done() {
+            let now = self.progress.load(Ordering::Relaxed);
+            if now != progress {
+                (progress, since) = (now, Instant::now());
+            } else if since.elapsed() > STALLED {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        true
+    }
+
+    /// Stores the handle of the writer thread and waits until the trace exists: a kill from then on finds a trace
+    /// that names its journal.
+    pub(crate) fn attach(&self, thread: JoinHandle<()>) {
+        *self.thread() = Some(thread);
+        let _ = self.ready.1.recv_timeout(START);
+    }
+
+    /// The writer thread ends by itself, and with it the process: no thread has to wait for it.
+    pub(crate) fn detach(&self) {
+        drop(self.thread().take());
+    }
+
+    /// Whether a thread waits for the end of the writer thread.
+    pub(crate) fn is_finishing(&self) -> bool {
+        self.thread().is_none()
+    }
+
+    fn thread(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The writer thread's end of the requests.
+    pub(crate) fn commands(&self) -> &Receiver<Command> {
+        &self.commands.1
+    }
+
+    /// The writer thread made progress.
+    pub(crate) fn note_progress(&self) {
+        self.progress.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The trace exists, or cannot be created.
+    pub(crate) fn note_ready(&self) {
+        let _ = self.ready.0.try_send(());
+    }
+
+    /// Tags follow an OOM: its lines wait for them.
+    pub(crate) fn expect_tags(&self) {
+        self.tags_due.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Tags that [`Control::expect_tags`] announced are recorded, or will not be.
+    pub(crate) fn tags_recorded(&self) {
+        let less = |due: u32| due.checked_sub(1);
+        let _ = self.tags_due.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less);
+        self.nudge();
+    }
+
+    /// Whether announced tags are not recorded yet.
+    pub(crate) fn expects_tags(&self) -> bool {
+        self.tags_due.load(Ordering::Acquire) > 0
+    }
+}

@@ -1,0 +1,58 @@
+//! Threads of our own inside the traced process.
+
+use std::io;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::RecvTimeoutError;
+
+use crate::control::{Command, Control};
+
+/// How often a writer thread without a trace checks whether it is the last thread of the process.
+const CHECK_ALONE: Duration = Duration::from_millis(500);
+
+/// Starts a thread with a stack of `stack` bytes and every signal blocked: the program's signal handlers must not
+/// run on it.
+pub(crate) fn start_thread(
+    name: &str,
+    stack: usize,
+    work: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    // SAFETY: a signal set is a plain struct for which all zero is valid.
+    let mut before: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: all pointers are valid for the calls.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+    }
+    let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(stack).spawn(work);
+    // SAFETY: `before` is the mask that the first call stored.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    thread
+}
+
+/// Whether this is the last thread of the process. The main thread may end by `pthread_exit` while other threads
+/// continue; the process ends with the last of them, and the writer thread must not keep it alive.
+pub(crate) fn is_alone() -> bool {
+    let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return false };
+    // The state of the main thread is the field behind the name, which may hold any character.
+    let main_has_ended = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'));
+    main_has_ended && std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 2)
+}
+
+/// Answers requests after the trace has ended, until the process ends.
+pub(crate) fn answer_until_finish(control: &Control) {
+    control.note_ready();
+    loop {
+        match control.commands().recv_timeout(CHECK_ALONE) {
+            Ok(Command::Finish) | Err(RecvTimeoutError::Disconnected) => return,
+            Ok(Command::Suspend(done)) => drop(done.send(())),
+            // The trace has ended, so it lacks no event.
+            Ok(Command::Flush(done)) => drop(done.send(true)),
+            Ok(Command::Nudge | Command::Resume) => {}
+            Err(RecvTimeoutError::Timeout) if is_alone() => return control.detach(),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+}
