@@ -37,9 +37,13 @@ DEVICE += ["at_end_allocated_bytes", "at_end_reserved_bytes"]
 def figures(question, answer):
     """Those of memtrace's `--json`, as the others print them."""
     # What memtrace shows as nobody's is (none) in the rows.
-    column = lambda groups: {name.replace("(unattributed)", "(none)"): value for name, value in groups.items()}
+    column = lambda groups: {
+        name.replace("(unattributed)", "(none)"): value for name, value in groups.items()
+    }
     if question == "peak":
-        groups = {group["key"]: {name: group[name] for name in ["bytes", "blocks"]} for group in answer["groups"]}
+        groups = {
+            group["key"]: {name: group[name] for name in ["bytes", "blocks"]} for group in answer["groups"]
+        }
         return {name: answer[name] for name in PEAK} | {"groups": column(groups)}
     [process] = answer["processes"]
     [device] = process["devices"]

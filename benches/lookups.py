@@ -29,27 +29,39 @@ WAYS = {"untraced": None, "MEMTRACE_ENABLED=0": "0", "traced": "1"}
 def environment(enabled, folder):
     env = {name: value for name, value in os.environ.items() if not name.startswith("MEMTRACE_")}
     preload = [str(PHANTOM)] if enabled is None else [str(LIBRARY), str(PHANTOM)]
-    return env | {"LD_PRELOAD": ":".join(preload), "MEMTRACE_PHANTOM": "h100-80g",
-                  "MEMTRACE_ENABLED": enabled or "1", "MEMTRACE_OUT": folder}
+    return env | {
+        "LD_PRELOAD": ":".join(preload),
+        "MEMTRACE_PHANTOM": "h100-80g",
+        "MEMTRACE_ENABLED": enabled or "1",
+        "MEMTRACE_OUT": folder,
+    }
 
 
 def lookups(folder):
     programs = ROOT / "tests" / "programs"
     driver, program = f"{folder}/libcuda.so.1", f"{folder}/lookups"
-    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", driver, programs / "fakes" / "libcuda.c"], check=True)
+    subprocess.run(
+        ["gcc", "-O1", "-shared", "-fPIC", "-o", driver, programs / "fakes" / "libcuda.c"], check=True
+    )
     subprocess.run(["gcc", "-O1", "-o", program, programs / "lookups" / "lookups.c", "-ldl"], check=True)
     best = {}
     for _ in range(ROUNDS):
         for way, enabled in WAYS.items():
             env = environment(enabled, folder)
             env["LD_PRELOAD"] = "" if enabled is None else str(LIBRARY)
-            done = subprocess.run([program, driver, "200000"], env=env, check=True, capture_output=True, text=True)
+            done = subprocess.run(
+                [program, driver, "200000"], env=env, check=True, capture_output=True, text=True
+            )
             for line in done.stdout.splitlines():
                 name, ns = line.split()
                 best[way, name] = min(best.get((way, name), 1e9), float(ns))
     print(f"{'a look-up of':24}" + "".join(f"{way:>24}" for way in WAYS))
-    names = {"libc": "libc's qsort, dlsym", "driver": "cuMemAlloc_v2, dlsym", "driver_other": "cuInit, dlsym",
-             "entry_point": "cuGetProcAddress"}
+    names = {
+        "libc": "libc's qsort, dlsym",
+        "driver": "cuMemAlloc_v2, dlsym",
+        "driver_other": "cuInit, dlsym",
+        "entry_point": "cuGetProcAddress",
+    }
     for name, shown in names.items():
         base = best["untraced", name]
         cells = (f"{best[way, name]:7.1f} ns {best[way, name] / base:5.2f} x" for way in WAYS)
@@ -61,7 +73,7 @@ def imports(python, folder):
     taken = {way: [] for way, _ in ways}
     for number in range(IMPORTS):
         # Whoever comes first finds a colder machine: everybody in turn.
-        for way, enabled in ways[number % len(ways):] + ways[:number % len(ways)]:
+        for way, enabled in ways[number % len(ways) :] + ways[: number % len(ways)]:
             before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
             subprocess.run([python, "-c", "import torch"], env=environment(enabled, folder), check=True)
             wall, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -20,8 +20,13 @@ from train_gpt import GPT
 class Callback(ctypes.Structure):
     """at::RecordFunctionCallback, of ATen/record_function.h."""
 
-    _fields_ = [("start", ctypes.c_void_p), ("end", ctypes.c_void_p), ("probability", ctypes.c_double),
-                ("scopes", ctypes.c_uint8 * 10), ("needs", ctypes.c_uint8 * 3)]
+    _fields_ = [
+        ("start", ctypes.c_void_p),
+        ("end", ctypes.c_void_p),
+        ("probability", ctypes.c_double),
+        ("scopes", ctypes.c_uint8 * 10),
+        ("needs", ctypes.c_uint8 * 3),
+    ]
 
 
 def listen():
@@ -32,7 +37,7 @@ def listen():
     code.write(start + bytes.fromhex("c3"))
     at = ctypes.addressof(ctypes.c_char.from_buffer(code))
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    add = getattr(library, "_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE")
+    add = library._ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE
     add.argtypes, add.restype = [Callback], ctypes.c_uint64
     for scope in (0, 1, 7):
         scopes = (ctypes.c_uint8 * 10)(*(index == scope for index in range(10)))
@@ -64,7 +69,7 @@ code = listen() if recorder == "callbacks" else None
 
 operand = torch.ones(512, 512)
 seconds, cpu = [], []
-for step in range(WARM_UP + steps):
+for _ in range(WARM_UP + steps):
     started, cpu_started = time.perf_counter(), time.process_time()
     model(tokens, tokens).backward()
     optimizer.step()

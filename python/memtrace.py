@@ -14,16 +14,28 @@ memtrace: it may stay in the code. The same functions are there for C in include
 import contextlib
 import ctypes
 
-__all__ = ["flush", "is_paused", "is_traced", "mark", "module", "op", "pause", "paused", "phase", "range",
-           "resume", "step",
-           "track_external"]
+__all__ = [
+    "flush",
+    "is_paused",
+    "is_traced",
+    "mark",
+    "module",
+    "op",
+    "pause",
+    "paused",
+    "phase",
+    "range",
+    "resume",
+    "step",
+    "track_external",
+]
 
 
 def _library():
     """The preloaded library's functions; None when there is none."""
     try:
         library = ctypes.CDLL(None)
-        library.memtrace_is_traced
+        _ = library.memtrace_is_traced
     except (AttributeError, OSError):
         return None
     for name, result, arguments in [
@@ -147,8 +159,10 @@ def track_external(*external):
     leaves = [leaf for leaf in tree_flatten(external)[0] if leaf is not None]
     for leaf in leaves:
         if not isinstance(leaf, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)):
-            raise TypeError(f"Object of type {type(leaf)} is not supported for tracking. "
-                            "Only stateful objects like modules, optimizers, and tensors are supported.")
+            raise TypeError(
+                f"Object of type {type(leaf)} is not supported for tracking. "
+                "Only stateful objects like modules, optimizers, and tensors are supported."
+            )
     tracker = _tracker() if is_traced() else None
     if tracker is not None:
         tracker((tuple(leaves),))

@@ -28,7 +28,9 @@ def step(checks, script, how):
     told = json.loads(lines[0])
     with open(files[0], newline="", encoding="utf-8") as file:
         moment = next(row["ts_ns"] for row in csv.DictReader(file) if row["name"] == "counted")
-    answer = checks.run([checks.target / "memtrace", "ledger", files[0], "--json", "--device", "0", "--at", f"{moment}ns"])
+    answer = checks.run(
+        [checks.target / "memtrace", "ledger", files[0], "--json", "--device", "0", "--at", f"{moment}ns"]
+    )
     if answer.returncode:
         return answer.stdout + answer.stderr, ""
     device = json.loads(answer.stdout)["devices"][0]
@@ -48,7 +50,7 @@ def step(checks, script, how):
         same("used, by cudaMemGetInfo", device["used_bytes"], told["total"] - told["free"])
     if told["smi_own_mib"] is not None and device["looked_process_bytes"] >= 0:
         same("this process, by nvidia-smi", device["looked_process_bytes"], in_bytes(told["smi_own_mib"]))
-    if how == "expandable" and not any("segment_map" in line for line in open(files[0], encoding="utf-8")):
+    if how == "expandable" and "segment_map" not in files[0].read_text(encoding="utf-8"):
         problems.append("no segment_map row")
     if problems:
         problems.append(json.dumps(device["rows"], indent=1))

@@ -51,14 +51,18 @@ def summary():
     if ask(f"select count(*) rows from t where {OUTSIDE}")[0]["rows"]:
         # Costs a sort: not where there is nothing to add.
         outside = f"sum(case when {OUTSIDE} then delta_bytes else 0 end) over (order by seq rows unbounded preceding)"
-        duckdb.execute(f"create or replace temp table t as select *, reserved_bytes + {outside} used_bytes from t")
+        duckdb.execute(
+            f"create or replace temp table t as select *, reserved_bytes + {outside} used_bytes from t"
+        )
         used = "used_bytes"
-    answer = moments({
-        "peak_allocated": "allocated_bytes",
-        "peak_active": "active_bytes",
-        "peak_reserved": "reserved_bytes",
-        "peak_used": used,
-    })
+    answer = moments(
+        {
+            "peak_allocated": "allocated_bytes",
+            "peak_active": "active_bytes",
+            "peak_reserved": "reserved_bytes",
+            "peak_used": used,
+        }
+    )
     answer |= ask(f"""select
         coalesce(max(allocated_bytes) filter (device < 0), 0) pinned_peak_bytes,
         count(*) as rows,
@@ -70,14 +74,25 @@ def summary():
     last = "(select max(seq) from t where device >= 0)"
     last = f"allocated_bytes at_end_allocated_bytes, reserved_bytes at_end_reserved_bytes from t where seq = {last}"
     categories = live(
-        "category", answer["peak_allocated"]["seq"], f"coalesce(sum(delta_bytes) filter ({NOBODY}), 0)::bigint nobody"
+        "category",
+        answer["peak_allocated"]["seq"],
+        f"coalesce(sum(delta_bytes) filter ({NOBODY}), 0)::bigint nobody",
     )
     share = sum(row["nobody"] for row in categories) / sum(row["bytes"] for row in categories)
-    return answer | ask(f"select {last}")[0] | {
-        "events": {row["event"]: row["rows"] for row in ask("select event, count(*) as rows from t group by event")},
-        "at_peak_by_category_bytes": {row["category"]: row["bytes"] for row in categories if row["bytes"]},
-        "unattributed_share": share,
-    }
+    return (
+        answer
+        | ask(f"select {last}")[0]
+        | {
+            "events": {
+                row["event"]: row["rows"]
+                for row in ask("select event, count(*) as rows from t group by event")
+            },
+            "at_peak_by_category_bytes": {
+                row["category"]: row["bytes"] for row in categories if row["bytes"]
+            },
+            "unattributed_share": share,
+        }
+    )
 
 
 def peak():

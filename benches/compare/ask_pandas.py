@@ -11,7 +11,9 @@ NONE = "(none)"
 
 def moment(t, total):
     row = t.loc[total.idxmax()]
-    return {"bytes": total.max()} | {name: row[name] for name in ["seq", "ts_ns", "step", "phase", "module", "op"]}
+    return {"bytes": total.max()} | {
+        name: row[name] for name in ["seq", "ts_ns", "step", "phase", "module", "op"]
+    }
 
 
 def nobody(rows):
@@ -65,7 +67,9 @@ def summary(t):
 def peak(t):
     top = moment(t, t.allocated_bytes[t.device >= 0])
     blocks = prefix(t, top["seq"])
-    live = blocks.assign(blocks=np.sign(blocks.delta_bytes)).groupby("module")[["delta_bytes", "blocks"]].sum()
+    live = (
+        blocks.assign(blocks=np.sign(blocks.delta_bytes)).groupby("module")[["delta_bytes", "blocks"]].sum()
+    )
     live = live[live.blocks > 0].rename(columns={"delta_bytes": "bytes"})
     return {
         "peak": top,

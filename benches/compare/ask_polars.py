@@ -32,7 +32,9 @@ def first(total):
 
 def moment(t, top):
     row = t.row(by_predicate=col("seq") == top["seq"], named=True)
-    return {"bytes": top["bytes"]} | {name: row[name] for name in ["seq", "ts_ns", "step", "phase", "module", "op"]}
+    return {"bytes": top["bytes"]} | {
+        name: row[name] for name in ["seq", "ts_ns", "step", "phase", "module", "op"]
+    }
 
 
 def prefix(t, at):
@@ -47,10 +49,15 @@ COMMON = {
 
 
 def summary(t):
-    outside = pl.when(col("event").is_in(["ext_alloc", "ext_free"])).then("delta_bytes").otherwise(0).cum_sum()
+    outside = (
+        pl.when(col("event").is_in(["ext_alloc", "ext_free"])).then("delta_bytes").otherwise(0).cum_sum()
+    )
     step = col("step").filter(col("step") >= 0)
     facts = t.with_columns(used_bytes=col("reserved_bytes") + outside).select(
-        **{f"peak_{name}": first(col(f"{name}_bytes")) for name in ["allocated", "active", "reserved", "used"]},
+        **{
+            f"peak_{name}": first(col(f"{name}_bytes"))
+            for name in ["allocated", "active", "reserved", "used"]
+        },
         at_end_allocated_bytes=col("allocated_bytes").filter(GPU).last(),
         at_end_reserved_bytes=col("reserved_bytes").filter(GPU).last(),
         pinned_peak_bytes=col("allocated_bytes").filter(~GPU).max().fill_null(0),
@@ -86,6 +93,6 @@ form, question, path = sys.argv[1:]
 if form == "eager":
     t = pl.read_csv(path)
 else:
-    t = pl.scan_csv(path, schema_overrides={name: pl.Categorical for name in TEXTS})
+    t = pl.scan_csv(path, schema_overrides=dict.fromkeys(TEXTS, pl.Categorical))
     t = t.select(COLUMNS[question]).collect(engine="streaming")
 print(json.dumps({"summary": summary, "peak": peak}[question](t)))

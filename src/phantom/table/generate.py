@@ -17,11 +17,21 @@ import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FAMILIES = re.compile(r"(__cuda|cuda|cublas|cudnn|cusparse|cusolver|cufft|curand|nccl|nvrtc|nvJitLink|nvshmem|cupti|cuFile|cu[A-Z])")
+FAMILIES = re.compile(
+    r"(__cuda|cuda|cublas|cudnn|cusparse|cusolver|cufft|curand|nccl|nvrtc|nvJitLink|nvshmem|cupti|cuFile|cu[A-Z])"
+)
 HEADERS = re.compile(r"(cublas|cudnn|cusparse|cusolver|cufft|curand|nccl)")
-NUMBERS = {"size_t": "usize", "int64_t": "i64", "int": "c_int", "unsigned int": "u32", "cusparseIndexBase_t": "c_int"}
+NUMBERS = {
+    "size_t": "usize",
+    "int64_t": "i64",
+    "int": "c_int",
+    "unsigned int": "u32",
+    "cusparseIndexBase_t": "c_int",
+}
 # What a math library does on the device, as against what it only notes down.
-WORK = re.compile(r"(?:cublas|cusolver|cusparse|cufft|curand|cudnn)(?!.*(?:Create|Destroy|Set|Get|Init|Support|bufferSize|MatDescr|Version|nnz$)).*")
+WORK = re.compile(
+    r"(?:cublas|cusolver|cusparse|cufft|curand|cudnn)(?!.*(?:Create|Destroy|Set|Get|Init|Support|bufferSize|MatDescr|Version|nnz$)).*"
+)
 SIZES = re.compile(r"size|bytes|buffer|work|num|count|nnz|rank|position|rows|cols", re.I)
 
 
@@ -34,7 +44,9 @@ def wanted(site):
     """Every name of the families that a library of torch leaves undefined."""
     names = set()
     for library in glob.glob(f"{site}/torch/lib/*.so"):
-        lines = subprocess.run(["nm", "-D", "--undefined-only", library], check=True, capture_output=True, text=True)
+        lines = subprocess.run(
+            ["nm", "-D", "--undefined-only", library], check=True, capture_output=True, text=True
+        )
         for line in lines.stdout.splitlines():
             name = line.split()[-1].split("@")[0]
             if FAMILIES.match(name):
@@ -55,7 +67,9 @@ def prototypes(site):
     for pattern in ("nvidia/*/include/*.h", "cusparselt/include/*.h"):
         for header in sorted(glob.glob(f"{site}/{pattern}")):
             if HEADERS.match(os.path.basename(header)):
-                for match in re.finditer(r"\b(\w+)\s*\(([^(){};]*)\)\s*(?:\w+\s*(?:\([^;]*?\))?\s*)?;", text_of(header)):
+                for match in re.finditer(
+                    r"\b(\w+)\s*\(([^(){};]*)\)\s*(?:\w+\s*(?:\([^;]*?\))?\s*)?;", text_of(header)
+                ):
                     found.setdefault(match[1], match[2])
     return found
 
@@ -75,7 +89,9 @@ def by_hand():
     for source in glob.glob(f"{HERE}/../*/*.rs"):
         if os.path.basename(source) != "generated.rs":
             with open(source) as file:
-                names |= set(re.findall(r"^\s*(?:Real|Guess|Success|Unsupported) fn (\w+)", file.read(), re.M))
+                names |= set(
+                    re.findall(r"^\s*(?:Real|Guess|Success|Unsupported) fn (\w+)", file.read(), re.M)
+                )
     return names
 
 
@@ -105,7 +121,9 @@ def parameters(name, prototype):
             kind, value = NUMBERS[base], "0"
         elif stars == 1 and base == "int" and label.lower() in ("info_host", "h_info", "major", "minor"):
             kind, value = "c_int", "0"
-        elif stars == 1 and base == "int" and label == "info" and re.search(r"geqrfBatched|gelsBatched", name):
+        elif (
+            stars == 1 and base == "int" and label == "info" and re.search(r"geqrfBatched|gelsBatched", name)
+        ):
             kind, value = "c_int", "0"  # on the host, as in few functions of the family
         elif making and ((stars == 1 and re.search(r"(_t|Info|Descr|Handle)$", base)) or stars == 2):
             kind, value = "usize", "opaque_handle()"
@@ -123,7 +141,15 @@ def kept(section):
         return {}
     with open(path) as file:
         match = re.search(rf"^{section}! \{{\n(.*?)^\}}", file.read(), re.M | re.S)
-    return {re.match(r"\s*(?:Guess |Success )?(\w+)", line)[1]: line.strip() for line in match[1].splitlines() if line.strip()} if match else {}
+    return (
+        {
+            re.match(r"\s*(?:Guess |Success )?(\w+)", line)[1]: line.strip()
+            for line in match[1].splitlines()
+            if line.strip()
+        }
+        if match
+        else {}
+    )
 
 
 def main(pythons):
@@ -166,7 +192,7 @@ def main(pythons):
         file.write(HEAD + "\n".join(sections))
 
 
-HEAD = '''//! Written by generate.py; edit that, or answer a name by hand and run it again.
+HEAD = """//! Written by generate.py; edit that, or answer a name by hand and run it again.
 //!
 //! What torch wants and nobody answered by hand: success, success after some device time, success
 //! with an out-parameter filled, or (names of the driver that only a program looking for them by name
@@ -177,7 +203,7 @@ use std::ffi::c_int;
 use crate::core::ffi::{Out, Word, opaque_handle};
 use crate::table::call_table::defaults::{fills, refuse, success, work};
 
-'''
+"""
 
 if __name__ == "__main__":
     main(sys.argv[1:])

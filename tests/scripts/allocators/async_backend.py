@@ -23,8 +23,12 @@ for point in range(12):
     memtrace.flush()
     memtrace.mark(f"point {point}")
     stats = torch.cuda.memory_stats()
-    print(stats["reserved_bytes.all.current"], stats["allocated_bytes.all.current"],
-          sum(tensor.numel() for tensor in held), flush=True)
+    print(
+        stats["reserved_bytes.all.current"],
+        stats["allocated_bytes.all.current"],
+        sum(tensor.numel() for tensor in held),
+        flush=True,
+    )
 
 # A capture: what it keeps and what it gives back are nodes of the graph, which has their memory from its launch on.
 side = torch.cuda.Stream()

@@ -1,7 +1,7 @@
 """Truth: an allocator of the program's own, in the place of torch's or behind a MemPool.
 
-    pluggable.py current   every tensor is a block; the allocator counts for itself
-    pluggable.py pool      a MemPool takes its segments from it; torch's statistics count them
+pluggable.py current   every tensor is a block; the allocator counts for itself
+pluggable.py pool      a MemPool takes its segments from it; torch's statistics count them
 """
 
 import ctypes
@@ -55,7 +55,9 @@ with tempfile.TemporaryDirectory() as folder:
         outside = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
         pool = torch.cuda.MemPool(allocator.allocator())
         with torch.cuda.use_mem_pool(pool):
-            inside = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (5, 700_000, 30_000_000)]
+            inside = [
+                torch.empty(size, dtype=torch.uint8, device="cuda") for size in (5, 700_000, 30_000_000)
+            ]
         sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "checkers"))
         from checkpoints import checkpoint
 

@@ -39,8 +39,13 @@ def blocks(path):
         if row["event"] == "mark":
             mark = row["name"]
         elif row["event"] == "alloc":
-            found[row["alloc_id"]] = {**row, "mark": mark, "eventual": row["category"], "owner": row["module"],
-                                      "callers": callers.get(int(row["stack_id"])) if callers else None}
+            found[row["alloc_id"]] = {
+                **row,
+                "mark": mark,
+                "eventual": row["category"],
+                "owner": row["module"],
+                "callers": callers.get(int(row["stack_id"])) if callers else None,
+            }
         elif row["event"] == "tag" and row["delta_bytes"] > 0 and row["alloc_id"] in found:
             found[row["alloc_id"]].update(eventual=row["category"], owner=row["module"], phase=row["phase"])
     return list(found.values())
@@ -59,7 +64,7 @@ def differs(block, wanted, others):
         elif name == "backward_of":
             pairs += [("module", block["owner"], value), ("phase", block["phase"], "backward")]
         elif name == "callers" and block["callers"] is not None:
-            pairs.append((name, block["callers"][:len(value)], value))
+            pairs.append((name, block["callers"][: len(value)], value))
         elif name == "after":
             pairs.append(("mark", block["mark"], value))
         elif name == "sibling":
@@ -73,7 +78,7 @@ def main():
     bad = checked = 0
     for file in sorted(folder.glob("*.json")):
         case, pid, _ = file.name.rsplit(".", 2)
-        traces = [path for path in folder.glob(f"trace/*.{pid}.csv")]
+        traces = list(folder.glob(f"trace/*.{pid}.csv"))
         if len(traces) != 1:
             print(f"{case}: {len(traces)} traces")
             bad += 1

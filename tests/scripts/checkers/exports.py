@@ -13,11 +13,35 @@ from pathlib import Path
 
 # What the reader in PyTorch's memory_viz page knows (torch/utils/viz/MemoryViz.js), but for what it calls
 # untested there, and text of more than 255 bytes, BINUNICODE, which no name of a trace reaches here.
-OPCODES = set(
-    "APPEND APPENDS BINGET BININT BININT1 BININT2 EMPTY_DICT EMPTY_LIST FRAME LONG1 LONG_BINGET MARK MEMOIZE"
-    " PROTO SETITEMS SHORT_BINUNICODE STOP TUPLE2 NEWFALSE NEWTRUE BINUNICODE EMPTY_TUPLE NONE BINFLOAT"
-    " TUPLE TUPLE1 TUPLE3".split()
-)
+OPCODES = {
+    "APPEND",
+    "APPENDS",
+    "BINGET",
+    "BININT",
+    "BININT1",
+    "BININT2",
+    "EMPTY_DICT",
+    "EMPTY_LIST",
+    "FRAME",
+    "LONG1",
+    "LONG_BINGET",
+    "MARK",
+    "MEMOIZE",
+    "PROTO",
+    "SETITEMS",
+    "SHORT_BINUNICODE",
+    "STOP",
+    "TUPLE2",
+    "NEWFALSE",
+    "NEWTRUE",
+    "BINUNICODE",
+    "EMPTY_TUPLE",
+    "NONE",
+    "BINFLOAT",
+    "TUPLE",
+    "TUPLE1",
+    "TUPLE3",
+}
 
 
 def walk(data):
@@ -67,7 +91,11 @@ def viz(*paths):
         _memory_viz.trace(snapshot)
         _memory_viz.memory(snapshot, format_flamegraph=lines)
         _memory_viz.segments(snapshot, format_flamegraph=lines)
-        for page in (_memory_viz.segment_plot(snapshot), _memory_viz.trace_plot(snapshot), _memory_viz.trace_plot(snapshot, plot_segments=True)):
+        for page in (
+            _memory_viz.segment_plot(snapshot),
+            _memory_viz.trace_plot(snapshot),
+            _memory_viz.trace_plot(snapshot, plot_segments=True),
+        ):
             assert "MemoryViz.js" in page
         for segment in snapshot["segments"]:
             assert 0 <= segment["device"] < len(snapshot["device_traces"])
@@ -145,7 +173,16 @@ def snapshot(ours, theirs):
     ]:
         assert total(key) == stats[f"{name}.all.current"], (key, total(key), stats[f"{name}.all.current"])
 
-    known = {"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom"}
+    known = {
+        "alloc",
+        "free_requested",
+        "free_completed",
+        "segment_alloc",
+        "segment_free",
+        "segment_map",
+        "segment_unmap",
+        "oom",
+    }
 
     def entries(snapshot):
         return [entry for entry in snapshot["device_traces"][0] if entry["action"] in known]
@@ -193,7 +230,7 @@ def timeline(ours, raw, folder):
     folder = Path(folder)
     ours, raw = json.loads(Path(ours).read_text()), json.loads(Path(raw).read_text())
     theirs = json.loads((folder / "profiler.json").read_text())
-    their_raw = json.loads(gzip.open(folder / "profiler.raw.json.gz").read())
+    their_raw = json.loads(gzip.decompress((folder / "profiler.raw.json.gz").read_bytes()))
     for times, rows in (ours, theirs):
         assert len(times) == len(rows)
         assert all(len(row) == 9 and row[0] == 0 for row in rows)
@@ -231,7 +268,9 @@ def parquet(folder, csvs):
     read = read.select(frame.columns).with_columns(polars.col("rank").cast(polars.Int64)).sort(order)
     assert read.equals(frame.sort(order)), "polars"
     assert [str(kind) for kind in read.dtypes] == [str(kind) for kind in frame.dtypes]
-    sums = "sum(delta_bytes), max(allocated_bytes), max(reserved_bytes), count(*), sum(seq), count(distinct op)"
+    sums = (
+        "sum(delta_bytes), max(allocated_bytes), max(reserved_bytes), count(*), sum(seq), count(distinct op)"
+    )
     query = "select rank, module, {} from {} group by all order by all"
     there = duckdb.sql(query.format(sums, f"read_parquet('{files}', hive_partitioning = true)")).fetchall()
     here = duckdb.sql(query.format(sums, f"read_csv({csvs})")).fetchall()

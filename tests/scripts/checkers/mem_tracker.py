@@ -99,8 +99,11 @@ def main():
         if row["event"] == "alloc" and row["device"] >= 0:
             passing = sum(block["delta_bytes"] for block in live.values() if block["alloc_id"] in short)
             most_short = max(most_short, passing)
-            held = sum(block["rounded_bytes"] for block in live.values()
-                       if block["alloc_id"] not in short and block["alloc_id"] not in of_libraries)
+            held = sum(
+                block["rounded_bytes"]
+                for block in live.values()
+                if block["alloc_id"] not in short and block["alloc_id"] not in of_libraries
+            )
             peak, true_peak = max(peak, held), max(true_peak, row["allocated_bytes"])
         mark = re.fullmatch(r"tracker:(\d+)", row["name"]) if row["event"] == "mark" else None
         if not mark:
@@ -113,7 +116,9 @@ def main():
             if block["alloc_id"] not in of_libraries:
                 kind = KINDS[known[block["alloc_id"]]["category"]]
                 ours[apart.get(kind, kind)] += block["rounded_bytes"]
-        kept = max(kept, sum(block["delta_bytes"] for block in live.values() if block["alloc_id"] in of_libraries))
+        kept = max(
+            kept, sum(block["delta_bytes"] for block in live.values() if block["alloc_id"] in of_libraries)
+        )
         for kind, size in line["totals"].items():
             if kind != "Total":
                 theirs[apart.get(kind, kind)] += size
@@ -121,8 +126,10 @@ def main():
             if ours[kind] == theirs[kind]:
                 equal += 1
             else:
-                differences.append(f"{mark[1]} ({line['label']}): {kind}: {ours[kind]} in the trace, "
-                                   f"{theirs[kind]} by MemTracker")
+                differences.append(
+                    f"{mark[1]} ({line['label']}): {kind}: {ours[kind]} in the trace, "
+                    f"{theirs[kind]} by MemTracker"
+                )
     if met != len(told):
         differences.append(f"{len(told) - met} snapshots have no mark")
     compare_calls(told, report, differences)
@@ -132,9 +139,11 @@ def main():
         differences.append("the peaks differ by more than that")
     for difference in differences[:20]:
         print(difference)
-    print(f"{met} boundaries, {equal} totals equal, {len(differences)} differ; workspaces up to {kept} bytes; "
-          f"peak {last['peak']} by MemTracker, {peak} without and {true_peak} with workspaces and transients, "
-          f"of these up to {most_short} at once")
+    print(
+        f"{met} boundaries, {equal} totals equal, {len(differences)} differ; workspaces up to {kept} bytes; "
+        f"peak {last['peak']} by MemTracker, {peak} without and {true_peak} with workspaces and transients, "
+        f"of these up to {most_short} at once"
+    )
     sys.exit(1 if differences or not met else 0)
 
 

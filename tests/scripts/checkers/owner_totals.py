@@ -79,9 +79,9 @@ def main():
     total = sum(row["delta_bytes"] for row, _ in held)
     shares = {}
     for column in ("module", "phase", "op", "category"):
-        lacks = lambda row, category: (category if column == "category" else row[column]) == "(none)"
-        without = [(row, category) for row, category in held if lacks(row, category)]
-        shares[column] = 1 - sum(row["delta_bytes"] for row, _ in without) / total
+        owned = [category if column == "category" else row[column] for row, category in held]
+        without = [row for (row, _), name in zip(held, owned) if name == "(none)"]
+        shares[column] = 1 - sum(row["delta_bytes"] for row in without) / total
         if shares[column] < 0.99:
             for row, category in sorted(without, key=lambda r: -r[0]["delta_bytes"])[:5]:
                 owner = {c: row[c] for c in ("delta_bytes", "op", "module", "phase", "step", "seq")}
@@ -89,7 +89,9 @@ def main():
     for difference in differences[:20]:
         print(difference)
     percent = ", ".join(f"{column} {100 * share:.2f} %" for column, share in shares.items())
-    print(f"{len(met)} checkpoints, {compared} sums, {len(differences)} differences; of {total} bytes at the peak: {percent}")
+    print(
+        f"{len(met)} checkpoints, {compared} sums, {len(differences)} differences; of {total} bytes at the peak: {percent}"
+    )
     sys.exit(1 if differences or not met else 0)
 
 

@@ -9,6 +9,7 @@ import http.server
 import json
 import sys
 import threading
+from pathlib import Path
 
 from report_page import browser
 
@@ -64,7 +65,7 @@ def main(ui, *files):
         assert page.get_by_text("rank 0 (pid").count(), "no process is shown"
         context.close()
         assert not found["said"], found["said"]
-        expected = json.load(open(expected))
+        expected = json.loads(Path(expected).read_text())
         counters = {(pid, name): [value, when] for pid, name, value, when in found["counters"]}
         ends = {(pid, name): value for pid, name, value, _ in found["ends"]}
         slices = {(pid, kind): count for pid, kind, count in found["slices"]}

@@ -40,9 +40,14 @@ def main():
             known = match and match["category"] in (row["category"], "Unknown")
             if not known and unidentified[row["action"], row["bytes"]] > 0:
                 match = None
-            if match and (row["action"], row["version"]) == (match["action"], match["version"]) and (
-                row["bytes"] == match["bytes"]
-                or row["alloc_id"] in before(rows) and match["bytes"] <= row["bytes"] <= -(-match["bytes"] // 512) * 512
+            if (
+                match
+                and (row["action"], row["version"]) == (match["action"], match["version"])
+                and (
+                    row["bytes"] == match["bytes"]
+                    or row["alloc_id"] in before(rows)
+                    and match["bytes"] <= row["bytes"] <= -(-match["bytes"] // 512) * 512
+                )
             ):
                 left.popleft()
                 counts["actions"] += 1
@@ -52,23 +57,41 @@ def main():
                     elif match[key] == row[key]:
                         counts[match[key]] += 1
                     else:
-                        wrong.append(f"{address:#x} {row['action']}: {row[key]}, {match[key]} by the profiler")
+                        wrong.append(
+                            f"{address:#x} {row['action']}: {row[key]}, {match[key]} by the profiler"
+                        )
             elif unidentified[row["action"], row["bytes"]] > 0:
                 unidentified[row["action"], row["bytes"]] -= 1
                 counts["unidentified"] += 1
             elif row["action"] == "PREEXISTING" and address not in theirs:
                 counts["untouched"] += 1
             else:
-                wrong.append(f"{address:#x}: {row['action']} version {row['version']} of {row['bytes']} bytes "
-                             f"is not in the profile")
-        wrong += [f"{address:#x}: {row['action']} version {row['version']} of {row['bytes']} bytes by the profiler "
-                  f"is not in the trace" for row in left]
-    wrong += [f"{count} x {action} of {size} bytes without address are not in the trace"
-              for (action, size), count in unidentified.items() if count]
+                wrong.append(
+                    f"{address:#x}: {row['action']} version {row['version']} of {row['bytes']} bytes "
+                    f"is not in the profile"
+                )
+        wrong += [
+            f"{address:#x}: {row['action']} version {row['version']} of {row['bytes']} bytes by the profiler "
+            f"is not in the trace"
+            for row in left
+        ]
+    wrong += [
+        f"{count} x {action} of {size} bytes without address are not in the trace"
+        for (action, size), count in unidentified.items()
+        if count
+    ]
     for line in wrong[:20]:
         print(line)
     print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())), f"; {len(wrong)} wrong")
-    categories = {"PARAMETER", "OPTIMIZER_STATE", "INPUT", "TEMPORARY", "ACTIVATION", "GRADIENT", "AUTOGRAD_DETAIL"}
+    categories = {
+        "PARAMETER",
+        "OPTIMIZER_STATE",
+        "INPUT",
+        "TEMPORARY",
+        "ACTIVATION",
+        "GRADIENT",
+        "AUTOGRAD_DETAIL",
+    }
     missing = categories - set(counts)
     if missing:
         print(f"nothing was {', '.join(sorted(missing))}: the script tests too little")

@@ -9,6 +9,7 @@ import functools
 import json
 import re
 import sys
+from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
@@ -20,7 +21,9 @@ def browser():
     """The one browser of this process."""
     playwright = sync_playwright().start()
     # No GPU, and no sandbox: the tests may run as root.
-    chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"], timeout=300_000)
+    chromium = playwright.chromium.launch(
+        executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"], timeout=300_000
+    )
     atexit.register(lambda: (chromium.close(), playwright.stop()))
     return chromium
 
@@ -32,14 +35,18 @@ class Open:
         self.path, self.hash, self.size, self.dark = path, hash, {"width": width, "height": height}, dark
 
     def __enter__(self):
-        context = browser().new_context(viewport=self.size, color_scheme="dark" if self.dark else "light", offline=True)
+        context = browser().new_context(
+            viewport=self.size, color_scheme="dark" if self.dark else "light", offline=True
+        )
         context.set_default_timeout(300_000)  # a busy machine is no failure
         self.page = context.new_page()
         self.said, self.asked = [], []
         self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
         self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
         self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.on("dialog", lambda dialog: (self.said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        self.page.on(
+            "dialog", lambda dialog: (self.said.append(f"dialog: {dialog.message}"), dialog.dismiss())
+        )
         self.page.goto("file://" + self.path + self.hash)
         self.page.evaluate("memtrace.ready")
         self.rest()
@@ -95,7 +102,7 @@ def peak(path, *answers):
     """What the page says of the peak is what `memtrace peak --json` says, by every key."""
     with Open(path) as it:
         for file in answers:
-            answer = json.load(open(file))
+            answer = json.loads(Path(file).read_text())
             moment = answer["peak"]
             head = it.text("#headline")
             assert shown(moment["bytes"]) in head, (head, moment)
@@ -110,7 +117,9 @@ def peak(path, *answers):
             state = it.state()
             assert state["at"] == moment["ts_ns"], (state, moment)
             assert state["from"] <= moment["ts_ns"] <= state["to"], state
-            assert "at the peak" in it.text("#live-title") and shown(moment["bytes"]) in it.text("#live-title")
+            assert "at the peak" in it.text("#live-title") and shown(moment["bytes"]) in it.text(
+                "#live-title"
+            )
             it.page.click(f"#by [data-value={answer['by']}]")
             it.rest()
             while it.page.is_visible("#more"):
@@ -118,7 +127,10 @@ def peak(path, *answers):
                 it.rest()
             found = {row[-1].removesuffix(" *"): (row[0], row[3]) for row in it.rows()}
             for group in answer["groups"]:
-                assert found.get(group["key"]) == (shown(group["bytes"]), f"{group['blocks']:,}"), (group, found)
+                assert found.get(group["key"]) == (shown(group["bytes"]), f"{group['blocks']:,}"), (
+                    group,
+                    found,
+                )
             assert len(found) == len(answer["groups"])
             # And the icicle and the blocks add up to it.
             live = it.page.evaluate(f"memtrace.liveAt({moment['ts_ns']})")
@@ -133,7 +145,9 @@ def use(path):
         box = it.curve()
         middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         it.page.mouse.move(*middle)
-        under = lambda s: s["from"] + (s["to"] - s["from"]) * ((middle[0] - box["x"] - 62) / (box["width"] - 76))
+        under = lambda s: (
+            s["from"] + (s["to"] - s["from"]) * ((middle[0] - box["x"] - 62) / (box["width"] - 76))
+        )
         it.page.mouse.wheel(0, -400)
         it.rest()
         zoomed = it.state()
@@ -152,7 +166,9 @@ def use(path):
         it.page.mouse.click(middle[0] + 120, middle[1])
         it.rest()
         pinned = it.state()
-        where = panned["from"] + (panned["to"] - panned["from"]) * ((middle[0] + 120 - box["x"] - 62) / (box["width"] - 76))
+        where = panned["from"] + (panned["to"] - panned["from"]) * (
+            (middle[0] + 120 - box["x"] - 62) / (box["width"] - 76)
+        )
         near(pinned["at"], where, (panned["to"] - panned["from"]) * 0.01)
         assert "Live at" in it.text("#live-title") and "peak" not in it.text("#live-title")
         # What is listed is what lived then.
@@ -170,7 +186,11 @@ def use(path):
                 near(same[name], pinned[name], 1)
         # Keys.
         it.key("0")
-        near(it.state()["to"] - it.state()["from"], it.page.evaluate("memtrace.tracks[0].end_ns - memtrace.tracks[0].start_ns"), 1)
+        near(
+            it.state()["to"] - it.state()["from"],
+            it.page.evaluate("memtrace.tracks[0].end_ns - memtrace.tracks[0].start_ns"),
+            1,
+        )
         it.key("+")
         assert it.state()["to"] - it.state()["from"] < it.page.evaluate("memtrace.tracks[0].end_ns")
         it.key("ArrowRight")
@@ -196,7 +216,9 @@ def use(path):
         it.page.keyboard.type(name)
         it.rest()
         assert name.lower() in it.rows()[0][-1].lower(), it.rows()[0]
-        dim = it.page.evaluate("[...document.querySelectorAll('#table tbody tr')].map((row) => [row.className, row.cells[row.cells.length - 1].innerText])")
+        dim = it.page.evaluate(
+            "[...document.querySelectorAll('#table tbody tr')].map((row) => [row.className, row.cells[row.cells.length - 1].innerText])"
+        )
         for kind, text in dim:
             assert (kind == "dim") == (name.lower() not in text.lower()), (kind, text, name)
         assert it.page.evaluate("document.querySelectorAll('#icicle .dim').length") > 0
@@ -216,7 +238,12 @@ def use(path):
         it.rest()
         assert ages() != down or len(set(down)) == 1
         # The icicle is one stop of Tab, in which the arrows walk; each cell says whose it is and how much.
-        assert it.page.evaluate("[...document.querySelectorAll('#icicle .cell')].filter((cell) => cell.tabIndex === 0).length") == 1
+        assert (
+            it.page.evaluate(
+                "[...document.querySelectorAll('#icicle .cell')].filter((cell) => cell.tabIndex === 0).length"
+            )
+            == 1
+        )
         label = lambda: it.page.evaluate("document.activeElement.getAttribute('aria-label')")
         view = it.state()["from"]
         it.page.focus("#icicle .cell >> nth=0")
@@ -241,9 +268,13 @@ def use(path):
         it.key("d")
         assert ground() == light
         # Every picture says what it shows.
-        unlabelled = it.page.evaluate("[...document.querySelectorAll('[role=img]')].filter((one) => one.offsetParent && !one.getAttribute('aria-label')).map((one) => one.id)")
+        unlabelled = it.page.evaluate(
+            "[...document.querySelectorAll('[role=img]')].filter((one) => one.offsetParent && !one.getAttribute('aria-label')).map((one) => one.id)"
+        )
         assert not unlabelled, unlabelled
-        nameless = it.page.evaluate("[...document.querySelectorAll('button, select, input')].filter((one) => one.offsetParent && !(one.innerText || one.title || one.getAttribute('aria-label') || one.labels?.length)).map((one) => one.outerHTML.slice(0, 80))")
+        nameless = it.page.evaluate(
+            "[...document.querySelectorAll('button, select, input')].filter((one) => one.offsetParent && !(one.innerText || one.title || one.getAttribute('aria-label') || one.labels?.length)).map((one) => one.outerHTML.slice(0, 80))"
+        )
         assert not nameless, nameless
     with Open(path, dark=True) as it:
         assert it.page.evaluate("getComputedStyle(document.body).backgroundColor") != light
@@ -256,7 +287,7 @@ def use(path):
 
 def oom(path, answer):
     """O goes to the OOM, and what was asked for is what `memtrace oom --json` says."""
-    answer = json.load(open(answer))["ooms"][0]
+    answer = json.loads(Path(answer).read_text())["ooms"][0]
     with Open(path, "#at=1") as it:
         it.key("o")
         state = it.state()
@@ -269,23 +300,29 @@ def oom(path, answer):
         live = it.page.evaluate(f"memtrace.liveAt({answer['ts_ns']})")
         assert live["sum"] + live["rest"] == answer["allocated_bytes"], (live["sum"], answer)
         # The segment map accounts for what was reserved.
-        assert shown(answer["reserved_bytes"]) + " reserved" in it.text("#segments-note"), it.text("#segments-note")
+        assert shown(answer["reserved_bytes"]) + " reserved" in it.text("#segments-note"), it.text(
+            "#segments-note"
+        )
     print("oom", shown(answer["requested_bytes"]))
 
 
 def compare(path, answer):
     """Two runs: the change is `memtrace diff --json`'s."""
-    answer = json.load(open(answer))
+    answer = json.loads(Path(answer).read_text())
     a, b = (answer[side]["peak_allocated"]["bytes"] for side in ["before", "after"])
     with Open(path) as it:
         text = it.text("#compare")
         assert shown(a) in text and shown(b) in text and shown(abs(b - a)) in text, text
         changes = {c["key"]: c for c in answer["changes"]}
-        rows = it.page.evaluate("[...[...document.querySelectorAll('.changes')].pop().rows].map((row) => [...row.cells].map((cell) => cell.textContent))")
+        rows = it.page.evaluate(
+            "[...[...document.querySelectorAll('.changes')].pop().rows].map((row) => [...row.cells].map((cell) => cell.textContent))"
+        )
         seen = 0
         for row in rows[1:]:
             change = changes[row[-1].strip()]
-            assert row[0].strip() == shown(change["before_bytes"]) and row[1].strip() == shown(change["after_bytes"]), (row, change)
+            assert row[0].strip() == shown(change["before_bytes"]) and row[1].strip() == shown(
+                change["after_bytes"]
+            ), (row, change)
             seen += 1
         assert seen > 2, rows
     print("compared", seen, "holders")
@@ -335,8 +372,12 @@ def empty(path):
 def finer(path):
     """Where the page knows no more, it prints the command that does."""
     with Open(path, "#at=1") as it:
-        track = it.page.evaluate("(() => { const t = memtrace.tracks[memtrace.state.track]; return { start: t.start_ns, width: t.width_ns, end: t.end_ns, peak: t.peak.ts_ns }; })()")
-        far = track["start"] + (track["end"] - track["start"]) * (0.75 if track["peak"] < (track["start"] + track["end"]) / 2 else 0.25)
+        track = it.page.evaluate(
+            "(() => { const t = memtrace.tracks[memtrace.state.track]; return { start: t.start_ns, width: t.width_ns, end: t.end_ns, peak: t.peak.ts_ns }; })()"
+        )
+        far = track["start"] + (track["end"] - track["start"]) * (
+            0.75 if track["peak"] < (track["start"] + track["end"]) / 2 else 0.25
+        )
         assert not it.page.is_visible("#finer")
         it.page.evaluate(f"location.hash = '#view={int(far)}:{int(far + track['width'] * 20)}'")
         it.rest()
@@ -353,15 +394,25 @@ def finer(path):
 def tasks(trace):
     """The tasks of the page's main thread in a Chromium trace: CPU time and wall time of each, ms."""
     events = json.loads(trace)["traceEvents"]
-    main = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name" and e["args"]["name"] == "CrRendererMain"}
-    return [(e.get("tdur", e["dur"]) / 1e3, e["dur"] / 1e3) for e in events if e["name"] == "RunTask" and e["ph"] == "X" and (e["pid"], e["tid"]) in main]
+    main = {
+        (e["pid"], e["tid"])
+        for e in events
+        if e["name"] == "thread_name" and e["args"]["name"] == "CrRendererMain"
+    }
+    return [
+        (e.get("tdur", e["dur"]) / 1e3, e["dur"] / 1e3)
+        for e in events
+        if e["name"] == "RunTask" and e["ph"] == "X" and (e["pid"], e["tid"]) in main
+    ]
 
 
 def gestures(it, x, y):
     """Scrolls, zooms, drags and pans: the tasks that this makes, and the time of each frame's script, ms."""
     it.page.mouse.move(x, y)
     it.page.evaluate("memtrace.frames.length = 0")
-    browser().start_tracing(page=it.page, categories=["devtools.timeline", "disabled-by-default-devtools.timeline"])
+    browser().start_tracing(
+        page=it.page, categories=["devtools.timeline", "disabled-by-default-devtools.timeline"]
+    )
     for _ in range(20):
         it.page.mouse.wheel(0, -120)
         it.page.wait_for_timeout(16)

@@ -115,7 +115,12 @@ class Verifier:
             state.move("reserved", delta)
         elif event in ("segment_free", "segment_unmap"):
             held = state.segments.pop(addr, None)
-            self.same("a freed segment was its stream's", row["stream"], state.segment_streams.pop(addr, None), where)
+            self.same(
+                "a freed segment was its stream's",
+                row["stream"],
+                state.segment_streams.pop(addr, None),
+                where,
+            )
             state.mapped.discard(addr)
             self.same("a freed segment was held", -delta, held, where)
             state.move("reserved", delta)
@@ -126,7 +131,9 @@ class Verifier:
         elif event == "tag":
             self.tags[row["alloc_id"]] += delta
         for total in ("allocated", "active", "reserved"):
-            self.same(f"{total}_bytes is the sum of the deltas", row[f"{total}_bytes"], state.totals[total], where)
+            self.same(
+                f"{total}_bytes is the sum of the deltas", row[f"{total}_bytes"], state.totals[total], where
+            )
 
     def rounded(self, size):
         """The allocator's rule: a multiple of 512, or of a part of the power of two below."""
@@ -189,7 +196,9 @@ class Verifier:
             self.same("segments by address", Big(joined(state)), Big(told_segments), where)
             if not self.unknown_requests:
                 asked = {addr: block["requested_bytes"] for addr, block in state.live.items()}
-                told_asked = {b[1]: b[3] for b in told["blocks"] if b[0] == index and b[4] == "active_allocated"}
+                told_asked = {
+                    b[1]: b[3] for b in told["blocks"] if b[0] == index and b[4] == "active_allocated"
+                }
                 self.same("requested bytes by address", Big(asked), Big(told_asked), where)
             for device, addr, _, _, told_state, stream in told["blocks"]:
                 if device == index and told_state == "active_allocated" and addr in state.live:
@@ -205,14 +214,23 @@ class Verifier:
                 self.same("a known request is live", block is not None, True, where)
                 if block is None:
                     continue
-                expected = (size, self.rounded(size)) if block["requested_bytes"] >= 0 else (-1, block["delta_bytes"])
-                self.same("requested and rounded bytes of a known request",
-                          (block["requested_bytes"], block["rounded_bytes"]), expected, where)
+                expected = (
+                    (size, self.rounded(size))
+                    if block["requested_bytes"] >= 0
+                    else (-1, block["delta_bytes"])
+                )
+                self.same(
+                    "requested and rounded bytes of a known request",
+                    (block["requested_bytes"], block["rounded_bytes"]),
+                    expected,
+                    where,
+                )
 
 
 def joined(state):
-    """The segments, where pieces of an expandable one that touch are one."""
-    whole, last = {}, None
+    """The segments by address; adjacent pieces of an expandable segment are one segment."""
+    whole = {}
+    last = start = last_end = None
     for addr, size in sorted(state.segments.items()):
         if last is not None and addr in state.mapped and last in state.mapped and last_end == addr:
             whole[start] += size
@@ -262,14 +280,18 @@ def main():
             met.add(int(mark[1]))
             verifier.checkpoint(told[int(mark[1])])
     verifier.same("every checkpoint has its mark", sorted(met), sorted(told), "end")
-    verifier.same("tags move bytes and make none", [i for i, sum_ in verifier.tags.items() if sum_], [], "end")
+    verifier.same(
+        "tags move bytes and make none", [i for i, sum_ in verifier.tags.items() if sum_], [], "end"
+    )
     verifier.same("the last row is end", row["event"], "end", f"seq {seq}")
     for difference in verifier.differences[:MOST_SHOWN]:
         print(difference)
     if len(verifier.differences) > MOST_SHOWN:
         print(f"... and {len(verifier.differences) - MOST_SHOWN} more")
-    print(f"{seq} rows, {len(met)} checkpoints, {sum(verifier.compared.values())} comparisons, "
-          f"{len(verifier.differences)} differences")
+    print(
+        f"{seq} rows, {len(met)} checkpoints, {sum(verifier.compared.values())} comparisons, "
+        f"{len(verifier.differences)} differences"
+    )
     sys.exit(1 if verifier.differences or not met else 0)
 
 

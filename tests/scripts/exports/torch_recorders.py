@@ -5,6 +5,7 @@ sizes, an OOM, a private pool. FOLDER gets the profiler's own memory timelines a
 end. Nothing is freed behind that one.
 """
 
+import contextlib
 import os
 import pickle
 import sys
@@ -56,10 +57,8 @@ del kept[1], kept[2]
 side = torch.cuda.Stream()
 with torch.cuda.stream(side):
     kept.append(empty(3 * MIB))
-try:
+with contextlib.suppress(torch.cuda.OutOfMemoryError):
     empty(100 << 30)
-except torch.cuda.OutOfMemoryError:
-    pass
 torch.cuda.empty_cache()
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):

@@ -6,5 +6,7 @@ import torch
 import torch.nn as nn
 
 batch = int(sys.argv[1])
-net = nn.Sequential(*(nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(4))).cuda()
+net = nn.Sequential(
+    *(nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(4))
+).cuda()
 net(torch.randn(batch, 1024, 256, device="cuda")).sum().backward()

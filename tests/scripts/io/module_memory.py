@@ -47,10 +47,14 @@ tracker = MemTracker()
 tracker.track_external(model, x)
 with tracker:
     model(x).sum().backward()
-print(json.dumps({
-    stats.mod_fqn: [stats.parameter_mem, stats.buffer_mem, stats.input_mem, stats.output_mem]
-    for stats in tracker.memory_tracking.values()
-}))
+print(
+    json.dumps(
+        {
+            stats.mod_fqn: [stats.parameter_mem, stats.buffer_mem, stats.input_mem, stats.output_mem]
+            for stats in tracker.memory_tracking.values()
+        }
+    )
+)
 # Autograd's thread still lets go of the tracker's callbacks; a Python that ends meanwhile aborts, traced or
 # not (one run in ten of the untraced script did).
 time.sleep(0.5)

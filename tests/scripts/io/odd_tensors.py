@@ -16,7 +16,9 @@ def say(*words):
 
 
 def mark(name, tensor):
-    torch.cuda.nvtx.mark(f"odd:{name}:{tensor.untyped_storage().data_ptr()}:{tensor.untyped_storage().nbytes()}")
+    torch.cuda.nvtx.mark(
+        f"odd:{name}:{tensor.untyped_storage().data_ptr()}:{tensor.untyped_storage().nbytes()}"
+    )
 
 
 class Wrapped(torch.Tensor):
@@ -57,7 +59,12 @@ with torch.inference_mode():
 say("subclass", type(Wrapped(a) + Wrapped(a)).__name__)
 say("meta", (torch.empty(1 << 40, device="meta") + 1).device)
 say("empty", torch.empty(0, device="cuda").add_(1).numel())
-say("undefined", torch.autograd.grad(torch.ones(3, requires_grad=True).sum(), torch.ones(1, requires_grad=True), allow_unused=True))
+say(
+    "undefined",
+    torch.autograd.grad(
+        torch.ones(3, requires_grad=True).sum(), torch.ones(1, requires_grad=True), allow_unused=True
+    ),
+)
 host = torch.ones(5000)
 mark("host", host)
 host.add_(1)

@@ -57,13 +57,15 @@ for time, action, (key, version), size in profile.timeline:
     storage = getattr(key, "storage", None)
     categories = [profile._categories.get(key, version + later) if storage else None for later in (0, 1)]
     before, after = [category.name if category else "Unknown" for category in categories]
-    rows.append({
-        "time": time,
-        "action": action.name,
-        "addr": storage.ptr if storage else 0,
-        "version": version,
-        "bytes": size,
-        "category": before,
-        "category_after": after if action.name == "INCREMENT_VERSION" else before,
-    })
+    rows.append(
+        {
+            "time": time,
+            "action": action.name,
+            "addr": storage.ptr if storage else 0,
+            "version": version,
+            "bytes": size,
+            "category": before,
+            "category_after": after if action.name == "INCREMENT_VERSION" else before,
+        }
+    )
 print(json.dumps(rows))

@@ -59,19 +59,31 @@ def smi(query, *more):
     return done.stdout.strip().splitlines() if done.returncode == 0 else None
 
 
-uuid = str(torch.cuda.get_device_properties(0).uuid) if hasattr(torch.cuda.get_device_properties(0), "uuid") else None
+uuid = (
+    str(torch.cuda.get_device_properties(0).uuid)
+    if hasattr(torch.cuda.get_device_properties(0), "uuid")
+    else None
+)
 device = ["-i", f"GPU-{uuid}"] if uuid else []
 assert memtrace.flush(), "the trace could not be brought up to date"
 free, total = torch.cuda.mem_get_info()
 used = smi("gpu=memory.used", *device)
-own = [line.split(",")[1] for line in smi("compute-apps=pid,used_memory", *device) or []
-       if line.split(",")[0].strip() == str(os.getpid())]
+own = [
+    line.split(",")[1]
+    for line in smi("compute-apps=pid,used_memory", *device) or []
+    if line.split(",")[0].strip() == str(os.getpid())
+]
 memtrace.mark("counted")
-print(json.dumps({
-    "total": total,
-    "free": free,
-    "smi_used_mib": int(used[0]) if used and used[0].strip().isdigit() else None,
-    "smi_own_mib": int(own[0]) if own and own[0].strip().isdigit() else None,
-}), flush=True)
+print(
+    json.dumps(
+        {
+            "total": total,
+            "free": free,
+            "smi_used_mib": int(used[0]) if used and used[0].strip().isdigit() else None,
+            "smi_own_mib": int(own[0]) if own and own[0].strip().isdigit() else None,
+        }
+    ),
+    flush=True,
+)
 if how == "nccl":
     dist.destroy_process_group()

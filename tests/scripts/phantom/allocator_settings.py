@@ -24,7 +24,7 @@ def tensor(size):
 
 
 def default():
-    a = tensor(30 * MIB)
+    _held = tensor(30 * MIB)
     assert used() - start == torch.cuda.memory_reserved() == 30 * MIB
 
 
@@ -32,7 +32,10 @@ def expandable():
     a = tensor(30 * MIB)
     segments = torch.cuda.memory_snapshot()
     assert segments[0]["is_expandable"], segments[0]
-    assert used() - start == torch.cuda.memory_reserved() == 40 * MIB, (used() - start, torch.cuda.memory_reserved())
+    assert used() - start == torch.cuda.memory_reserved() == 40 * MIB, (
+        used() - start,
+        torch.cuda.memory_reserved(),
+    )
     # It grows in place: one segment, one range of addresses.
     b = tensor(50 * MIB)
     assert len(torch.cuda.memory_snapshot()) == 1
@@ -41,7 +44,10 @@ def expandable():
     del a, b
     torch.cuda.empty_cache()
     torch.cuda.synchronize()
-    assert used() - start == torch.cuda.memory_reserved() <= 2 * MIB, (used() - start, torch.cuda.memory_reserved())
+    assert used() - start == torch.cuda.memory_reserved() <= 2 * MIB, (
+        used() - start,
+        torch.cuda.memory_reserved(),
+    )
     assert tensor(30 * MIB).data_ptr() == address
     # Full to the page, then refused.
     blocks = []
@@ -57,19 +63,19 @@ def expandable():
 def max_split():
     large = tensor(200 * MIB)
     del large
-    b = tensor(60 * MIB)
+    _held = tensor(60 * MIB)
     # A block above the limit is not cut: it stays whole in the cache, and a new one is made.
     assert torch.cuda.memory_reserved() == 260 * MIB, torch.cuda.memory_reserved()
 
 
 def roundup():
-    a = torch.empty(4097 * 8, dtype=torch.uint8, device="cuda")
+    _held = torch.empty(4097 * 8, dtype=torch.uint8, device="cuda")
     assert torch.cuda.memory_allocated() == 4608 * 8, torch.cuda.memory_allocated()
 
 
 def backend_async():
     assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"
-    a, b = tensor(10 * MIB), tensor(50 * MIB)
+    _held, b = tensor(10 * MIB), tensor(50 * MIB)
     stats = torch.cuda.memory_stats()
     assert stats["allocated_bytes.all.current"] == 60 * MIB, stats["allocated_bytes.all.current"]
     assert stats["reserved_bytes.all.current"] == used() - start >= 60 * MIB
@@ -78,13 +84,15 @@ def backend_async():
     torch.cuda.synchronize()
     stats = torch.cuda.memory_stats()
     # The pool keeps what it has until it is told to let go.
-    assert stats["allocated_bytes.all.current"] == 10 * MIB and stats["reserved_bytes.all.current"] >= 60 * MIB
+    assert (
+        stats["allocated_bytes.all.current"] == 10 * MIB and stats["reserved_bytes.all.current"] >= 60 * MIB
+    )
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() < 60 * MIB, torch.cuda.memory_reserved()
     model = torch.nn.Linear(512, 512).cuda()
     model(torch.randn(64, 512, device="cuda")).sum().backward()
     try:
-        whole = [tensor(1024 * MIB) for _ in range(1000)]
+        _held = [tensor(1024 * MIB) for _ in range(1000)]
     except torch.OutOfMemoryError as error:
         print(str(error).splitlines()[0])
     else:

@@ -32,7 +32,9 @@ for _ in range(3000):
     if live and random.random() < 0.45:
         live.pop(random.randrange(len(live)))
     else:
-        size = random.choice([1, 511, 512, 513, 1 << 20, (1 << 20) + 1, 10 << 20, (10 << 20) - 1, random.randrange(1, 3 << 20)])
+        size = random.choice(
+            [1, 511, 512, 513, 1 << 20, (1 << 20) + 1, 10 << 20, (10 << 20) - 1, random.randrange(1, 3 << 20)]
+        )
         live.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
 rounded = sum((t.numel() + 511) // 512 * 512 for t in live)
 stats = torch.cuda.memory_stats()
@@ -40,7 +42,13 @@ assert stats["requested_bytes.all.current"] == sum(t.numel() for t in live)
 assert stats["allocated_bytes.all.current"] >= rounded
 spans = sorted((t.data_ptr(), t.data_ptr() + t.numel()) for t in live)
 assert all(first[1] <= second[0] for first, second in zip(spans, spans[1:])), "no two tensors overlap"
-print("live", len(live), stats["allocated_bytes.all.current"], stats["reserved_bytes.all.current"], hex(live[-1].data_ptr()))
+print(
+    "live",
+    len(live),
+    stats["allocated_bytes.all.current"],
+    stats["reserved_bytes.all.current"],
+    hex(live[-1].data_ptr()),
+)
 del live
 torch.cuda.empty_cache()
 assert torch.cuda.memory_allocated() == 0 and torch.cuda.memory_reserved() == 0
@@ -118,6 +126,10 @@ else:
 assert torch.ones(3, device="cuda").shape == (3,)
 
 props = torch.cuda.get_device_properties(0)
-assert props.name == "NVIDIA H100 80GB HBM3" and (props.major, props.minor) == (9, 0) and props.multi_processor_count == 132
+assert (
+    props.name == "NVIDIA H100 80GB HBM3"
+    and (props.major, props.minor) == (9, 0)
+    and props.multi_processor_count == 132
+)
 assert torch.cuda.is_bf16_supported() and torch.cuda.device_count() == 1
 print("ok")

@@ -58,7 +58,9 @@ for ways in itertools.product([True, False], [False, True], [False, True], [Fals
     print(dict(zip(("cudnn", "benchmark", "amp", "channels_last"), ways)), peaks[ways])
 
 plain = peaks[True, False, False, False]
-assert 0.4 * plain < peaks[True, False, True, False] < 0.9 * plain, "half precision keeps half the activations"
+assert 0.4 * plain < peaks[True, False, True, False] < 0.9 * plain, (
+    "half precision keeps half the activations"
+)
 assert torch.cuda.memory_stats()["num_ooms"] == 0
 
 # A shape that the graph API may not take, transposed and three-dimensional ones, depthwise, dilated.

@@ -46,7 +46,9 @@ length = library.memtrace_phantom_describe(None, 0)
 buffer = ctypes.create_string_buffer(length + 100)
 library.memtrace_phantom_describe(buffer, len(buffer))
 said = json.loads(buffer.value)
-assert (said["card"], said["count"], said["cc"]) == ("t4", 4, "7.5") and said["capacity_bytes"] == 15095 << 20, said
+assert (said["card"], said["count"], said["cc"]) == ("t4", 4, "7.5") and said[
+    "capacity_bytes"
+] == 15095 << 20, said
 assert said["invented_reads"] >= 0 and said["assumptions"]["dynamic"] == "full" and "guessed_calls" in said
 short = ctypes.create_string_buffer(10)
 assert library.memtrace_phantom_describe(short, 10) >= length - 20 and len(short.value) == 9

@@ -17,7 +17,10 @@ found = {
     "where": (torch.where(table > 0)[1], 2000),
     "unique": (torch.unique(labels), 1000),
     "unique of many": (torch.unique(large), 5_000_000),
-    "unique with inverse and counts": (torch.unique(labels, return_inverse=True, return_counts=True)[0], 1000),
+    "unique with inverse and counts": (
+        torch.unique(labels, return_inverse=True, return_counts=True)[0],
+        1000,
+    ),
     "unique along a dimension": (torch.unique(table, dim=0), 40),
     "unique_consecutive": (torch.unique_consecutive(labels), 1000),
     "to_sparse": (table.to_sparse().values(), 2000),

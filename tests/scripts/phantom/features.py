@@ -42,8 +42,16 @@ def matrix_products():
         x, y = a.to(dtype), b.to(dtype)
         assert (x @ y).shape == (64, 48) and torch.bmm(x[None], y[None]).shape == (1, 64, 48)
         assert torch.addmm(x @ y, x, y).shape == (64, 48) and torch.mv(x, y[:, 0]).shape == (64,)
-        assert torch.baddbmm((x @ y)[None], x[None], y[None]).shape == (1, 64, 48) and torch.dot(x[0], x[1]).shape == ()
-    assert torch._int_mm(torch.zeros(32, 32, dtype=torch.int8, device=D), torch.zeros(32, 32, dtype=torch.int8, device=D)).dtype == torch.int32
+        assert (
+            torch.baddbmm((x @ y)[None], x[None], y[None]).shape == (1, 64, 48)
+            and torch.dot(x[0], x[1]).shape == ()
+        )
+    assert (
+        torch._int_mm(
+            torch.zeros(32, 32, dtype=torch.int8, device=D), torch.zeros(32, 32, dtype=torch.int8, device=D)
+        ).dtype
+        == torch.int32
+    )
     assert F.linear(a, b.t(), torch.zeros(48, device=D)).shape == (64, 48)
 
 
@@ -59,8 +67,15 @@ def attention_of_every_kind():
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     peaks = {}
-    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION):
-        q, k, v = (torch.randn(2, 8, 512, 64, device=D, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    for backend in (
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+        SDPBackend.CUDNN_ATTENTION,
+    ):
+        q, k, v = (
+            torch.randn(2, 8, 512, 64, device=D, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+        )
         torch.cuda.reset_peak_memory_stats()
         with sdpa_kernel(backend):
             F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
@@ -121,7 +136,9 @@ def optimizers_of_every_kind():
 def activation_checkpointing_of_both_kinds():
     peaks = {}
     for kind in ("none", "reentrant", "not reentrant"):
-        layers = nn.ModuleList(nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(8)).cuda()
+        layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(8)
+        ).cuda()
         x = torch.randn(8192, 256, device=D, requires_grad=True)
         torch.cuda.reset_peak_memory_stats()
         y = x
@@ -178,7 +195,12 @@ def embeddings_and_losses():
         F.multi_margin_loss(logits, labels), F.cosine_embedding_loss(logits, probabilities, torch.ones(8, device=D)),
     ):  # fmt: skip
         loss.backward(retain_graph=True)
-    ctc = nn.CTCLoss()(torch.randn(50, 4, 20, device=D).log_softmax(2), torch.ones(4, 10, dtype=torch.long), torch.full((4,), 50), torch.full((4,), 10))
+    ctc = nn.CTCLoss()(
+        torch.randn(50, 4, 20, device=D).log_softmax(2),
+        torch.ones(4, 10, dtype=torch.long),
+        torch.full((4,), 50),
+        torch.full((4,), 10),
+    )
     assert ctc.shape == ()
 
 
@@ -199,14 +221,63 @@ def norms_dropout_and_pooling():
 def sorting_indexing_and_random_numbers():
     x = torch.randn(100, 100, device=D)
     i = torch.randint(0, 100, (100, 100), device=D)
-    x.sort(), x.argsort(), x.topk(5), x.kthvalue(3), x.median(), x.mode(), x.cumsum(0), x.cumprod(1), x.logcumsumexp(0)
-    x.gather(0, i), x.scatter(0, i, x), x.scatter_add(0, i, x), x.index_select(0, i[0]), x.take(i), x[i[0]], x.flip(0), x.roll(1)
-    x.index_add_(0, i[0], x.clone()), x.index_put_((i[0], i[1]), x[0].clone(), accumulate=True), x.masked_fill_(x > 0, 0.0)
-    torch.histc(x, 10), torch.bincount(i.flatten(), minlength=100), torch.searchsorted(x[0], x[1]), torch.bucketize(x, x[0])
-    torch.multinomial(torch.softmax(x, 1), 3), torch.bernoulli(x.sigmoid()), torch.randperm(100, device=D), torch.normal(x, x.abs())
-    torch.poisson(x.abs()), torch.empty_like(x).exponential_(), torch.distributions.Gamma(x.abs() + 1, x.abs() + 1).sample()
-    torch.einsum("ij,jk->ik", x, x), torch.cdist(x, x), torch.tril_indices(5, 5, device=D), torch.cartesian_prod(x[0], x[1])
-    torch.special.bessel_j0(x[0]), torch.gcd(i, i), torch.kron(x[:2, :2], x[:2, :2]), x.unfold(0, 5, 2), torch.stack([x, x]), torch.cat([x, x])
+    (
+        x.sort(),
+        x.argsort(),
+        x.topk(5),
+        x.kthvalue(3),
+        x.median(),
+        x.mode(),
+        x.cumsum(0),
+        x.cumprod(1),
+        x.logcumsumexp(0),
+    )
+    (
+        x.gather(0, i),
+        x.scatter(0, i, x),
+        x.scatter_add(0, i, x),
+        x.index_select(0, i[0]),
+        x.take(i),
+        x[i[0]],
+        x.flip(0),
+        x.roll(1),
+    )
+    (
+        x.index_add_(0, i[0], x.clone()),
+        x.index_put_((i[0], i[1]), x[0].clone(), accumulate=True),
+        x.masked_fill_(x > 0, 0.0),
+    )
+    (
+        torch.histc(x, 10),
+        torch.bincount(i.flatten(), minlength=100),
+        torch.searchsorted(x[0], x[1]),
+        torch.bucketize(x, x[0]),
+    )
+    (
+        torch.multinomial(torch.softmax(x, 1), 3),
+        torch.bernoulli(x.sigmoid()),
+        torch.randperm(100, device=D),
+        torch.normal(x, x.abs()),
+    )
+    (
+        torch.poisson(x.abs()),
+        torch.empty_like(x).exponential_(),
+        torch.distributions.Gamma(x.abs() + 1, x.abs() + 1).sample(),
+    )
+    (
+        torch.einsum("ij,jk->ik", x, x),
+        torch.cdist(x, x),
+        torch.tril_indices(5, 5, device=D),
+        torch.cartesian_prod(x[0], x[1]),
+    )
+    (
+        torch.special.bessel_j0(x[0]),
+        torch.gcd(i, i),
+        torch.kron(x[:2, :2], x[:2, :2]),
+        x.unfold(0, 5, 2),
+        torch.stack([x, x]),
+        torch.cat([x, x]),
+    )
     generator = torch.Generator(D).manual_seed(3)
     state = generator.get_state()
     torch.randn(3, device=D, generator=generator)
@@ -220,17 +291,44 @@ def fft():
     x = torch.randn(8, 60, 64, device=D)
     assert torch.fft.rfft2(x).shape == (8, 60, 33) and torch.fft.irfft(torch.fft.rfft(x)).shape == x.shape
     assert torch.fft.fftn(x).shape == x.shape and torch.fft.fft(x.double()).dtype == torch.complex128
-    assert torch.stft(torch.randn(4000, device=D), 400, return_complex=True, window=torch.ones(400, device=D)).shape[0] == 201
+    assert (
+        torch.stft(
+            torch.randn(4000, device=D), 400, return_complex=True, window=torch.ones(400, device=D)
+        ).shape[0]
+        == 201
+    )
 
 
 @feature
 def linear_algebra():
     a = torch.randn(3, 32, 32, device=D)
     symmetric = a @ a.mT
-    torch.linalg.qr(a), torch.linalg.svd(a), torch.linalg.svdvals(a), torch.linalg.cholesky(symmetric), torch.linalg.eigh(symmetric)
-    torch.linalg.solve(a, a), torch.linalg.inv(a), torch.linalg.det(a), torch.linalg.lstsq(a, a), torch.linalg.lu(a), torch.linalg.eigvalsh(symmetric)
-    torch.linalg.solve_triangular(a, a, upper=True), torch.cholesky_solve(a, symmetric), torch.linalg.matrix_norm(a), torch.linalg.pinv(a)
-    torch.linalg.matrix_exp(a), torch.linalg.ldl_factor(symmetric), torch.linalg.householder_product(a, a[:, :, 0])
+    (
+        torch.linalg.qr(a),
+        torch.linalg.svd(a),
+        torch.linalg.svdvals(a),
+        torch.linalg.cholesky(symmetric),
+        torch.linalg.eigh(symmetric),
+    )
+    (
+        torch.linalg.solve(a, a),
+        torch.linalg.inv(a),
+        torch.linalg.det(a),
+        torch.linalg.lstsq(a, a),
+        torch.linalg.lu(a),
+        torch.linalg.eigvalsh(symmetric),
+    )
+    (
+        torch.linalg.solve_triangular(a, a, upper=True),
+        torch.cholesky_solve(a, symmetric),
+        torch.linalg.matrix_norm(a),
+        torch.linalg.pinv(a),
+    )
+    (
+        torch.linalg.matrix_exp(a),
+        torch.linalg.ldl_factor(symmetric),
+        torch.linalg.householder_product(a, a[:, :, 0]),
+    )
 
 
 @feature
@@ -246,7 +344,9 @@ def sparse_tensors():
 @feature
 def pinned_loader_with_workers():
     data = torch.utils.data.TensorDataset(torch.randn(64, 1000), torch.arange(64))
-    loader = torch.utils.data.DataLoader(data, batch_size=8, pin_memory=True, num_workers=2, persistent_workers=True)
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=8, pin_memory=True, num_workers=2, persistent_workers=True
+    )
     for _ in range(2):
         seen = []
         for x, y in loader:
@@ -299,7 +399,10 @@ def cuda_graphs():
         layer(out)
     second.replay()
     del graph, second
-    graphed = torch.cuda.make_graphed_callables(nn.Sequential(nn.Linear(32, 32), nn.ReLU()).cuda(), (torch.randn(8, 32, device=D, requires_grad=True),))
+    graphed = torch.cuda.make_graphed_callables(
+        nn.Sequential(nn.Linear(32, 32), nn.ReLU()).cuda(),
+        (torch.randn(8, 32, device=D, requires_grad=True),),
+    )
     graphed(torch.randn(8, 32, device=D, requires_grad=True)).sum().backward()
 
 
@@ -328,7 +431,10 @@ def memory_pools_and_limits():
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         a = torch.empty(5 << 20, dtype=torch.uint8, device=D)
-    assert any(segment["address"] <= a.data_ptr() < segment["address"] + segment["total_size"] for segment in pool.snapshot())
+    assert any(
+        segment["address"] <= a.data_ptr() < segment["address"] + segment["total_size"]
+        for segment in pool.snapshot()
+    )
     assert torch.cuda.memory_summary() and torch.cuda.list_gpu_processes is not None
     cpu = a.cpu()
     assert cpu.sum().item() == 0 and a.untyped_storage().nbytes() == 5 << 20
@@ -396,7 +502,10 @@ for function in FEATURES:
         print(f"FAILED {function.__name__}")
         traceback.print_exc(file=sys.stdout)
     else:
-        print(f"ok {function.__name__} {time.monotonic() - started:.2f}s {result if result is not None else ''}", flush=True)
+        print(
+            f"ok {function.__name__} {time.monotonic() - started:.2f}s {result if result is not None else ''}",
+            flush=True,
+        )
     # What a feature leaves in reference cycles must not count for the next.
     gc.collect()
     torch.cuda.empty_cache()

@@ -54,7 +54,9 @@ class Layer(nn.Module):
 
     def attention(self, x):
         batch, length, width = x.shape
-        q, k, v = (part(x).view(batch, length, self.heads, -1).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q, k, v = (
+            part(x).view(batch, length, self.heads, -1).transpose(1, 2) for part in (self.q, self.k, self.v)
+        )
         if self.fused:
             y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
             return y.transpose(1, 2).reshape(batch, length, width)
@@ -87,7 +89,12 @@ def activations_of_a_transformer_layer():
         # The statistics of two norms, and of the fused kernel the logarithms of its sums: the paper leaves them out.
         small = batch * length * 2 * 2 * 2 + (batch * heads * length * 4 if fused else 0)
         expected = 34 * sbh + small + (0 if fused else 5 * heads * length * length * batch)
-        near((kept[1] - kept[0]) // 2, expected, 0.001, f"a transformer layer, {'fused' if fused else 'plain'} attention")
+        near(
+            (kept[1] - kept[0]) // 2,
+            expected,
+            0.001,
+            f"a transformer layer, {'fused' if fused else 'plain'} attention",
+        )
 
 
 def resnet50():
@@ -100,7 +107,10 @@ def resnet50():
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
     assert parameters == 25_557_032 and requested() >= 4 * parameters + buffers
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    images, labels = torch.randn(batch, 3, side, side, device=D), torch.zeros(batch, dtype=torch.long, device=D)
+    images, labels = (
+        torch.randn(batch, 3, side, side, device=D),
+        torch.zeros(batch, dtype=torch.long, device=D),
+    )
     before = requested()
     loss = F.cross_entropy(model(images), labels)
     kept = requested() - before
@@ -118,7 +128,9 @@ def resnet50():
             elements = 2 * width * inner**2 + 2 * width * places**2 + 2 * 4 * width * places**2
             statistics += 2 * width + 4 * width
             if channels != 4 * width:
-                elements += 4 * width * places**2  # the shortcut's convolution; its norm's output is added, not kept
+                elements += (
+                    4 * width * places**2
+                )  # the shortcut's convolution; its norm's output is added, not kept
                 statistics += 4 * width
             expected += 4 * batch * elements
             channels = 4 * width

@@ -29,13 +29,20 @@ for _ in range(2):
     model(input_ids=tokens, labels=tokens).loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-state = sum(value.numel() * value.element_size() for entry in optimizer.state.values() for value in entry.values() if value.is_cuda)
+state = sum(
+    value.numel() * value.element_size()
+    for entry in optimizer.state.values()
+    for value in entry.values()
+    if value.is_cuda
+)
 assert state == 4 * parameters, "two moments in bf16"
 peak = torch.cuda.max_memory_allocated()
 # Weights, gradients, two moments, and what AdamW's foreach step holds for a moment.
 assert 8 * parameters < peak < 11 * parameters, (peak, parameters)
 seconds, resident = time.monotonic() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
-print(f"{parameters / 1e9:.2f} G parameters, peak {peak / 2**30:.2f} GiB, {seconds:.1f} s, {resident:.2f} GiB resident")
+print(
+    f"{parameters / 1e9:.2f} G parameters, peak {peak / 2**30:.2f} GiB, {seconds:.1f} s, {resident:.2f} GiB resident"
+)
 assert resident < 4, resident
 # A test holds nobody to a time.
 assert seconds < 120 or "--bounds" not in sys.argv, seconds

@@ -18,9 +18,13 @@ except torch.OutOfMemoryError as error:
     text = str(error)
 print(text)
 assert len(blocks) == 7, len(blocks)
-assert text.startswith("CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of 8.00 GiB"), text
+assert text.startswith(
+    "CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of 8.00 GiB"
+), text
 assert "this process has 7.50 GiB memory in use" in text, text
-assert "512.00 MiB is free" in text and "Of the allocated memory 7.00 GiB is allocated by PyTorch" in text, text
+assert "512.00 MiB is free" in text and "Of the allocated memory 7.00 GiB is allocated by PyTorch" in text, (
+    text
+)
 stats = torch.cuda.memory_stats()
 assert stats["num_ooms"] == 1 and stats["num_alloc_retries"] == 1
 

@@ -102,7 +102,10 @@ def objects():
     assert word.tolist() == [14, 1], word
     turn = torch.tensor([rank], device="cuda")
     heard = torch.empty_like(turn)
-    requests = [dist.P2POp(dist.irecv, heard, (rank - 1) % world), dist.P2POp(dist.isend, turn, (rank + 1) % world)]
+    requests = [
+        dist.P2POp(dist.irecv, heard, (rank - 1) % world),
+        dist.P2POp(dist.isend, turn, (rank + 1) % world),
+    ]
     for request in dist.batch_isend_irecv(requests):
         request.wait()
     assert heard.item() == (rank - 1) % world, heard
@@ -120,7 +123,9 @@ def objects():
 for part in sys.argv[1:] or ["objects", "collectives", "ddp", "fsdp2", "fsdp1"]:
     torch.cuda.reset_peak_memory_stats()
     kept = globals()[part]()
-    print(f"rank {rank} {part} {torch.cuda.max_memory_allocated()} {torch.cuda.memory_reserved()}", flush=True)
+    print(
+        f"rank {rank} {part} {torch.cuda.max_memory_allocated()} {torch.cuda.memory_reserved()}", flush=True
+    )
     del kept
 dist.destroy_process_group()
 print(f"rank {rank} ok", flush=True)

@@ -31,8 +31,15 @@ def kind(function):
 def llama(**options):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = dict(vocab_size=1000, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=8,
-                 num_key_value_heads=4, max_position_embeddings=512)
+    sizes = {
+        "vocab_size": 1000,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 512,
+    }
     return LlamaForCausalLM(LlamaConfig(**{**sizes, **options}))
 
 
@@ -54,15 +61,30 @@ def transformers_trainer():
     model = llama()
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            output_dir=folder, per_device_train_batch_size=4, max_steps=4, gradient_accumulation_steps=2, bf16=True, logging_steps=2,
-            gradient_checkpointing=True, dataloader_num_workers=2, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=4,
-            report_to=[], disable_tqdm=True,
+            output_dir=folder,
+            per_device_train_batch_size=4,
+            max_steps=4,
+            gradient_accumulation_steps=2,
+            bf16=True,
+            logging_steps=2,
+            gradient_checkpointing=True,
+            dataloader_num_workers=2,
+            eval_strategy="steps",
+            eval_steps=2,
+            save_strategy="steps",
+            save_steps=4,
+            report_to=[],
+            disable_tqdm=True,
         )
         trainer = Trainer(model, arguments, train_dataset=Texts(), eval_dataset=Texts())
         done = trainer.train()
         assert done.global_step == 4 and os.path.isdir(f"{folder}/checkpoint-4")
-    moments = sum(value.numel() * value.element_size() for state in trainer.optimizer.state.values()
-                  for value in state.values() if value.is_cuda and value.dim())
+    moments = sum(
+        value.numel() * value.element_size()
+        for state in trainer.optimizer.state.values()
+        for value in state.values()
+        if value.is_cuda and value.dim()
+    )
     parameters = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     assert moments == 2 * parameters, (moments, parameters)
     return f"loss {done.training_loss}"
@@ -72,7 +94,14 @@ def generated(model, rows=2, prompt=10, new=20, **options):
     """Generates; what the device computes is invented, so only shapes and the end of the loop mean something."""
     tokens = torch.randint(0, 1000, (rows, prompt), device=D)
     started = time.monotonic()
-    out = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=new, pad_token_id=0, eos_token_id=2, **options)
+    out = model.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=new,
+        pad_token_id=0,
+        eos_token_id=2,
+        **options,
+    )
     assert time.monotonic() - started < 60
     return tuple(out.shape)
 
@@ -94,7 +123,12 @@ def generate_greedily():
 @kind
 def generate_by_sampling():
     model = llama().to(D, torch.bfloat16).eval()
-    for options in ({"temperature": 0.7}, {"top_k": 50, "top_p": 0.9}, {"num_return_sequences": 3}, {"repetition_penalty": 1.2}):
+    for options in (
+        {"temperature": 0.7},
+        {"top_k": 50, "top_p": 0.9},
+        {"num_return_sequences": 3},
+        {"repetition_penalty": 1.2},
+    ):
         # On torch 2.11 cuDNN's attention plans anew for each length: few tokens keep it short.
         shape = generated(model, do_sample=True, new=6, **options)
         assert shape == (2 * options.get("num_return_sequences", 1), 16), (options, shape)
@@ -125,19 +159,66 @@ def transformers_of_many_kinds():
     import transformers as t
 
     tokens = torch.randint(0, 500, (2, 32), device=D)
-    small = dict(vocab_size=500, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128)
+    small = {
+        "vocab_size": 500,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+    }
     models = {
-        "BERT": (t.BertForMaskedLM(t.BertConfig(**small)), dict(input_ids=tokens, labels=tokens)),
-        "GPT-2": (t.GPT2LMHeadModel(t.GPT2Config(vocab_size=500, n_embd=64, n_layer=2, n_head=4)), dict(input_ids=tokens, labels=tokens)),
-        "T5": (t.T5ForConditionalGeneration(t.T5Config(vocab_size=500, d_model=64, d_ff=128, num_layers=2, num_heads=4, d_kv=16, decoder_start_token_id=0)),
-               dict(input_ids=tokens, labels=tokens)),
-        "ViT": (t.ViTForImageClassification(t.ViTConfig(**{k: v for k, v in small.items() if k != "vocab_size"}, image_size=64)),
-                dict(pixel_values=torch.randn(2, 3, 64, 64, device=D), labels=torch.zeros(2, dtype=torch.long, device=D))),
-        "Whisper": (t.WhisperForConditionalGeneration(t.WhisperConfig(
-            vocab_size=500, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
-            encoder_ffn_dim=128, decoder_ffn_dim=128, max_source_positions=50, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)),
-            dict(input_features=torch.randn(2, 80, 100, device=D), labels=tokens)),
-        "Mixtral": (t.MixtralForCausalLM(t.MixtralConfig(**small, num_key_value_heads=2, num_local_experts=4)), dict(input_ids=tokens, labels=tokens)),
+        "BERT": (t.BertForMaskedLM(t.BertConfig(**small)), {"input_ids": tokens, "labels": tokens}),
+        "GPT-2": (
+            t.GPT2LMHeadModel(t.GPT2Config(vocab_size=500, n_embd=64, n_layer=2, n_head=4)),
+            {"input_ids": tokens, "labels": tokens},
+        ),
+        "T5": (
+            t.T5ForConditionalGeneration(
+                t.T5Config(
+                    vocab_size=500,
+                    d_model=64,
+                    d_ff=128,
+                    num_layers=2,
+                    num_heads=4,
+                    d_kv=16,
+                    decoder_start_token_id=0,
+                )
+            ),
+            {"input_ids": tokens, "labels": tokens},
+        ),
+        "ViT": (
+            t.ViTForImageClassification(
+                t.ViTConfig(**{k: v for k, v in small.items() if k != "vocab_size"}, image_size=64)
+            ),
+            {
+                "pixel_values": torch.randn(2, 3, 64, 64, device=D),
+                "labels": torch.zeros(2, dtype=torch.long, device=D),
+            },
+        ),
+        "Whisper": (
+            t.WhisperForConditionalGeneration(
+                t.WhisperConfig(
+                    vocab_size=500,
+                    d_model=64,
+                    encoder_layers=2,
+                    decoder_layers=2,
+                    encoder_attention_heads=4,
+                    decoder_attention_heads=4,
+                    encoder_ffn_dim=128,
+                    decoder_ffn_dim=128,
+                    max_source_positions=50,
+                    pad_token_id=0,
+                    bos_token_id=1,
+                    eos_token_id=2,
+                    decoder_start_token_id=1,
+                )
+            ),
+            {"input_features": torch.randn(2, 80, 100, device=D), "labels": tokens},
+        ),
+        "Mixtral": (
+            t.MixtralForCausalLM(t.MixtralConfig(**small, num_key_value_heads=2, num_local_experts=4)),
+            {"input_ids": tokens, "labels": tokens},
+        ),
     }
     for name, (model, inputs) in models.items():
         model.cuda().train()
@@ -158,7 +239,9 @@ def torchvision_classifiers():
         model = getattr(torchvision.models, name)(num_classes=10).cuda()
         torch.cuda.reset_peak_memory_stats()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        loss = F.cross_entropy(model(torch.randn(2, 3, 224, 224, device=D)), torch.zeros(2, dtype=torch.long, device=D))
+        loss = F.cross_entropy(
+            model(torch.randn(2, 3, 224, 224, device=D)), torch.zeros(2, dtype=torch.long, device=D)
+        )
         loss.backward()
         optimizer.step()
         taken[name] = torch.cuda.max_memory_allocated() >> 20
@@ -176,9 +259,17 @@ def torchvision_detection_and_segmentation():
     assert torchvision.ops.roi_align(torch.randn(1, 4, 32, 32, device=D), [boxes], 7).shape == (2, 4, 7, 7)
     model = segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=5).cuda()
     assert model(torch.randn(2, 3, 128, 128, device=D))["out"].shape == (2, 5, 128, 128)
-    model = detection.fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None, num_classes=5).cuda()
+    model = detection.fasterrcnn_mobilenet_v3_large_320_fpn(
+        weights=None, weights_backbone=None, num_classes=5
+    ).cuda()
     images = [torch.rand(3, 240, 320, device=D) for _ in range(2)]
-    targets = [{"boxes": torch.tensor([[10.0, 10.0, 100.0, 100.0]], device=D), "labels": torch.ones(1, dtype=torch.long, device=D)} for _ in images]
+    targets = [
+        {
+            "boxes": torch.tensor([[10.0, 10.0, 100.0, 100.0]], device=D),
+            "labels": torch.ones(1, dtype=torch.long, device=D),
+        }
+        for _ in images
+    ]
     sum(model(images, targets).values()).backward()
     model.eval()
     with torch.no_grad():
@@ -214,8 +305,17 @@ def lightning():
     loader = torch.utils.data.DataLoader(data, batch_size=8, num_workers=1, pin_memory=True)
     net = Net()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = L.Trainer(accelerator="gpu", devices=1, max_epochs=2, precision="bf16-mixed", logger=False, default_root_dir=folder,
-                            enable_progress_bar=False, enable_model_summary=False, gradient_clip_val=1.0)
+        trainer = L.Trainer(
+            accelerator="gpu",
+            devices=1,
+            max_epochs=2,
+            precision="bf16-mixed",
+            logger=False,
+            default_root_dir=folder,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            gradient_clip_val=1.0,
+        )
         trainer.fit(net, loader, loader)
     assert trainer.global_step == 16 and trainer.strategy.root_device.type == "cuda"
     return trainer.callback_metrics
@@ -227,7 +327,13 @@ for function in chosen:
     started = time.monotonic()
     try:
         result = function()
-        print("ok  ", function.__name__, "" if result is None else result, f"{time.monotonic() - started:.1f} s", flush=True)
+        print(
+            "ok  ",
+            function.__name__,
+            "" if result is None else result,
+            f"{time.monotonic() - started:.1f} s",
+            flush=True,
+        )
     except BaseException:
         failed.append(function.__name__)
         traceback.print_exc()

@@ -26,7 +26,9 @@ if __name__ == "__main__":
     inbox.put((weights, batch))
     own, allocated, reserved = outbox.get()
     assert own.numel() == 3 << 20 and own.is_cuda
-    print(allocated, reserved, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), flush=True)
+    print(
+        allocated, reserved, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), flush=True
+    )
     # Nothing is taken here for what the child sent.
     assert torch.cuda.mem_get_info()[0] == free, (free, torch.cuda.mem_get_info())
     del own

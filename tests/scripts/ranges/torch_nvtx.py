@@ -30,7 +30,7 @@ nvtx.range_pop()
 take(106)  # after all ranges
 handle = nvtx.range_start("optimizer")
 take(107)
-nvtx.mark("here: a mark, with a comma and \"quotes\"")
+nvtx.mark('here: a mark, with a comma and "quotes"')
 nvtx.range_end(handle)
 with nvtx.range("step 7"), nvtx.range("phase:warm up"), nvtx.range("op:fused_thing"):
     take(108)

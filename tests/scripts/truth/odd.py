@@ -19,8 +19,24 @@ def empty(size):
 
 
 # Each size by itself in a fresh cache: the block, the rounding and the segment of that request.
-for size in [1, 2, 511, 512, 513, 1024, 1025, MIB - 1, MIB, MIB + 1, 2 * MIB, 10 * MIB - 1, 10 * MIB,
-             10 * MIB + 1, 20 * MIB + 3, 100 * MIB + 511]:
+for size in [
+    1,
+    2,
+    511,
+    512,
+    513,
+    1024,
+    1025,
+    MIB - 1,
+    MIB,
+    MIB + 1,
+    2 * MIB,
+    10 * MIB - 1,
+    10 * MIB,
+    10 * MIB + 1,
+    20 * MIB + 3,
+    100 * MIB + 511,
+]:
     torch.cuda.empty_cache()
     tensor = empty(size)
     checkpoint("size", requested={str(tensor.data_ptr()): size})
@@ -54,10 +70,12 @@ storage.resize_(0)
 checkpoint("emptied storage")
 
 # Frees out of order, with holes that later requests fill.
-held = [empty(random.choice([1, 700, 5000, 70_000, MIB, 3 * MIB, 11 * MIB]) + random.randrange(600))
-        for _ in range(200)]
+held = [
+    empty(random.choice([1, 700, 5000, 70_000, MIB, 3 * MIB, 11 * MIB]) + random.randrange(600))
+    for _ in range(200)
+]
 random.shuffle(held)
-for round in range(20):
+for _ in range(20):
     for _ in range(8):
         del held[random.randrange(len(held))]
     held += [empty(random.randrange(1, 4 * MIB)) for _ in range(6)]

@@ -38,6 +38,7 @@ def has(library, symbol):
 def holds(library, text):
     """Is the text somewhere in the library?"""
     import mmap
+
     for path in loaded(library):
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as bytes_:
             if bytes_.find(text) >= 0:
@@ -49,6 +50,7 @@ def subinterpreter():
     # The main interpreter's thread state comes first; a sub-interpreter says so since 3.13.
     try:
         import _interpreters
+
         return _interpreters.get_current()[0] != 0
     except ImportError:
         return False
@@ -79,9 +81,11 @@ FAMILIES = ("__cuda", "cuda", "cublas", "cudnn", "cusparse", "cusolver", "cufft"
 def undefined(path):
     """The names of CUDA and its libraries that an ELF file leaves to others to define."""
     with open(path, "rb") as file:
+
         def at(place, size):
             file.seek(place)
             return file.read(size)
+
         head = struct.unpack("<16xHHIQQQIHHHHHH", at(0, 64))
         start, size, count = head[5], head[10], head[11]
         sections = [struct.unpack("<IIQQQQIIQQ", at(start + i * size, 64)) for i in range(count)]
@@ -92,7 +96,7 @@ def undefined(path):
         names = set()
         for name, _, _, section, _, _ in struct.iter_unpack("<IBBHQQ", at(*symbols[4:6])):
             if section == 0 and name:
-                names.add(texts[name:texts.index(b"\0", name)].decode(errors="replace"))
+                names.add(texts[name : texts.index(b"\0", name)].decode(errors="replace"))
     return {name for name in names if name.startswith(FAMILIES) or (name[:2] == "cu" and name[2:3].isupper())}
 
 
@@ -146,14 +150,27 @@ def main():
     tell("torch", lambda: [torch.__version__, torch.version.cuda, torch.version.hip])
     tell("symbols", lambda: {name: has(*symbol) for name, symbol in SYMBOLS.items()})
     tell("cudart", lambda: loaded("libcudart.so"))
-    tell("nvtx", lambda: "legacy" if loaded("libnvToolsExt") else
-         "header" if holds("libtorch_python.so", b"NVTX_INJECTION64_PATH")
-         or holds("libtorch_cuda.so", b"NVTX_INJECTION64_PATH") else "none")
+    tell(
+        "nvtx",
+        lambda: (
+            "legacy"
+            if loaded("libnvToolsExt")
+            else "header"
+            if holds("libtorch_python.so", b"NVTX_INJECTION64_PATH")
+            or holds("libtorch_cuda.so", b"NVTX_INJECTION64_PATH")
+            else "none"
+        ),
+    )
     tell("hooks", lambda: hasattr(torch.nn.modules.module, "register_module_forward_pre_hook"))
     tell("cuda", torch.cuda.is_available)
     if TOLD.get("cuda"):
-        tell("devices", lambda: [[torch.cuda.get_device_name(i), torch.cuda.get_device_properties(i).total_memory]
-                                 for i in range(torch.cuda.device_count())])
+        tell(
+            "devices",
+            lambda: [
+                [torch.cuda.get_device_name(i), torch.cuda.get_device_properties(i).total_memory]
+                for i in range(torch.cuda.device_count())
+            ],
+        )
         tell("backend", torch.cuda.get_allocator_backend)
         tell("trained", lambda: train(torch))
 
@@ -161,6 +178,7 @@ def main():
             number = ctypes.c_int()
             ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
             return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
         tell("driver", driver)
 
         if loaded("libmemtrace_phantom.so"):
