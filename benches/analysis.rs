@@ -13,7 +13,7 @@ use memtrace_analysis::options::Options;
 use memtrace_analysis::read::input::Input;
 use memtrace_analysis::read::record::{Columns, Wanted};
 use memtrace_analysis::read::stream::TraceFile;
-use memtrace_analysis::read::symbols::Texts;
+use memtrace_analysis::read::symbols::SymbolTable;
 use memtrace_analysis::reports;
 use memtrace_analysis::state::replay;
 use memtrace_trace::csv::RowWriter;
@@ -198,7 +198,7 @@ fn read(path: &Path) {
     ] {
         let seconds = time(|| {
             rows = 0;
-            let texts = Texts::default();
+            let texts = SymbolTable::default();
             let visit = |_: &_| {
                 rows += 1;
                 ControlFlow::Continue(())

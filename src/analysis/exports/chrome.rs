@@ -10,7 +10,7 @@ use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::downsample::{Curve, Largest, Point};
+use super::downsample::{DownsampledCurve, Largest, Point};
 use super::export::{Export, Job, Leaves, MAX_EVENTS, max_events};
 use super::out::Out;
 use crate::error::Result;
@@ -18,8 +18,8 @@ use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
-use crate::read::symbols::{Symbol, Texts};
-use crate::render::text::count;
+use crate::read::symbols::{Symbol, SymbolTable};
+use crate::render::numbers::count;
 use crate::state::replay::{HOST, Metric, Replay};
 use crate::state::replay_trace::replay_trace;
 
@@ -79,11 +79,11 @@ impl Export for Chrome {
         let most = max_events(job.options)?;
         let base_ns = job.input.traces.iter().map(|trace| trace.meta.start_unix_ns).min().unwrap_or(0);
         let mut out = Out::create(job.place)?;
-        let mut list = List { out: &mut out, events: 0 };
+        let mut list = EventList { out: &mut out, events: 0 };
         list.begin(base_ns);
         let mut dropped = 0;
         for (number, trace) in job.input.traces.iter().enumerate() {
-            let mut tracks = Tracks::new(most);
+            let mut tracks = SliceCollector::new(most);
             let replayed = replay_trace(
                 trace,
                 COLUMNS,
@@ -101,11 +101,11 @@ impl Export for Chrome {
             job.learn(trace, &replayed);
             tracks.close(replayed.replay.ts_ns);
             dropped += tracks.slices.dropped + tracks.instants.dropped;
-            let process = Process {
+            let process = ProcessWriter {
                 // Two hosts may have given one pid twice.
                 pid: number as i64,
                 offset_ns: trace.meta.start_unix_ns.saturating_sub(base_ns),
-                texts: &replayed.texts,
+                symbols: &replayed.symbols,
             };
             process.write(tracks, trace, &mut list);
         }
@@ -122,7 +122,7 @@ impl Export for Chrome {
 }
 
 /// A range that has not ended.
-struct Begun {
+struct OpenSlice {
     name: Symbol,
     api: Symbol,
     start_ns: i64,
@@ -131,22 +131,22 @@ struct Begun {
 /// A slice of a track.
 struct Slice {
     tid: i32,
-    name: Name,
+    name: SliceName,
     start_ns: i64,
     end_ns: i64,
-    kind: Kind,
+    kind: InstantKind,
     module: Symbol,
     phase: Symbol,
     bytes: i64,
 }
 
-enum Name {
+enum SliceName {
     Text(Symbol),
     Step(i64),
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum InstantKind {
     /// A range that the program or a module's call opened: the call that told of it.
     Range(Symbol),
     /// One that did not end in the order of its thread's.
@@ -161,20 +161,20 @@ struct Instant {
 }
 
 /// What is kept of one process.
-struct Tracks {
+struct SliceCollector {
     pid: i32,
-    curves: FxHashMap<i32, Curve>,
+    curves: FxHashMap<i32, DownsampledCurve>,
     slices: Largest<Slice>,
     instants: Largest<Instant>,
-    open: FxHashMap<i32, Vec<Begun>>,
+    open: FxHashMap<i32, Vec<OpenSlice>>,
     /// The step and the phase that run, and since when.
     step: (i64, i64),
     phase: (Symbol, i64),
 }
 
-impl Tracks {
-    fn new(most: usize) -> Tracks {
-        Tracks {
+impl SliceCollector {
+    fn new(most: usize) -> SliceCollector {
+        SliceCollector {
             pid: 0,
             curves: FxHashMap::default(),
             slices: Largest::new(most),
@@ -193,19 +193,25 @@ impl Tracks {
                 if open.len() == MOST_OPEN {
                     open.remove(0);
                 }
-                open.push(Begun { name: row.name, api: row.api, start_ns: row.ts_ns });
+                open.push(OpenSlice { name: row.name, api: row.api, start_ns: row.ts_ns });
             }
             EventName::RangeEnd => {
                 let open = self.open.entry(row.tid).or_default();
                 if let Some(at) = open.iter().rposition(|begun| begun.name == row.name) {
                     let nested = at + 1 == open.len();
                     let begun = open.remove(at);
-                    let kind = if nested { Kind::Range(begun.api) } else { Kind::Astray(begun.api) };
-                    self.slice(row, Name::Text(begun.name), begun.start_ns, kind);
+                    let kind =
+                        if nested { InstantKind::Range(begun.api) } else { InstantKind::Astray(begun.api) };
+                    self.slice(row, SliceName::Text(begun.name), begun.start_ns, kind);
                 }
             }
             EventName::Op => {
-                self.slice(row, Name::Text(row.op), row.ts_ns.saturating_sub(row.latency_ns), Kind::Op);
+                self.slice(
+                    row,
+                    SliceName::Text(row.op),
+                    row.ts_ns.saturating_sub(row.latency_ns),
+                    InstantKind::Op,
+                );
             }
             EventName::Mark | EventName::Oom | EventName::Lost => {
                 self.instants.add(i64::MAX, row.seq, Instant { row: *row });
@@ -232,19 +238,19 @@ impl Tracks {
     fn count(&mut self, row: &Record, replay: &Replay) {
         let Some(device) = replay.find(row.device) else { return };
         let (low, high) = (device.totals.allocated, device.totals.reserved);
-        let curve = self.curves.entry(row.device).or_insert_with(|| Curve::new(STRETCHES));
+        let curve = self.curves.entry(row.device).or_insert_with(|| DownsampledCurve::new(STRETCHES));
         curve.add(Point { at: row.ts_ns, low, high });
     }
 
-    fn slice(&mut self, row: &Record, name: Name, start_ns: i64, kind: Kind) {
+    fn slice(&mut self, row: &Record, name: SliceName, start_ns: i64, kind: InstantKind) {
         let end_ns = row.ts_ns.max(start_ns);
         let (tid, module, phase, bytes) = (row.tid, row.module, row.phase, row.delta_bytes);
         let slice = Slice { tid, name, start_ns, end_ns, kind, module, phase, bytes };
         self.slices.add(end_ns.saturating_sub(start_ns), row.seq, slice);
     }
 
-    fn band(&mut self, tid: i32, name: Name, start_ns: i64, end_ns: i64) {
-        let (module, phase, kind, bytes) = (Symbol::NONE, Symbol::NONE, Kind::Band, 0);
+    fn band(&mut self, tid: i32, name: SliceName, start_ns: i64, end_ns: i64) {
+        let (module, phase, kind, bytes) = (Symbol::NONE, Symbol::NONE, InstantKind::Band, 0);
         let slice = Slice { tid, name, start_ns, end_ns, kind, module, phase, bytes };
         self.slices.add(end_ns.saturating_sub(start_ns), start_ns, slice);
     }
@@ -252,14 +258,14 @@ impl Tracks {
     fn end_step(&mut self, now_ns: i64) {
         let (step, since_ns) = self.step;
         if step >= 0 {
-            self.band(STEPS, Name::Step(step), since_ns, now_ns);
+            self.band(STEPS, SliceName::Step(step), since_ns, now_ns);
         }
     }
 
     fn end_phase(&mut self, now_ns: i64) {
         let (phase, since_ns) = self.phase;
         if phase != Symbol::NONE {
-            self.band(PHASES, Name::Text(phase), since_ns, now_ns);
+            self.band(PHASES, SliceName::Text(phase), since_ns, now_ns);
         }
     }
 
@@ -270,19 +276,19 @@ impl Tracks {
         for (tid, open) in std::mem::take(&mut self.open) {
             for begun in open {
                 let row = Record { tid, ts_ns: now_ns, ..Record::default() };
-                self.slice(&row, Name::Text(begun.name), begun.start_ns, Kind::Range(begun.api));
+                self.slice(&row, SliceName::Text(begun.name), begun.start_ns, InstantKind::Range(begun.api));
             }
         }
     }
 }
 
 /// The events of the file, one behind the other.
-struct List<'a> {
+struct EventList<'a> {
     out: &'a mut Out,
     events: u64,
 }
 
-impl List<'_> {
+impl EventList<'_> {
     fn begin(&mut self, base_ns: i64) {
         // `Out` keeps its failure to itself, here and below.
         write!(
@@ -305,15 +311,15 @@ impl List<'_> {
 }
 
 /// One process of the file.
-struct Process<'a> {
+struct ProcessWriter<'a> {
     pid: i64,
     /// From the first process's start to this one's.
     offset_ns: i64,
-    texts: &'a Texts,
+    symbols: &'a SymbolTable,
 }
 
-impl Process<'_> {
-    fn write(&self, tracks: Tracks, trace: &TraceFile, list: &mut List<'_>) {
+impl ProcessWriter<'_> {
+    fn write(&self, tracks: SliceCollector, trace: &TraceFile, list: &mut EventList<'_>) {
         let pid = self.pid;
         let words: Vec<&str> =
             trace.meta.argv.iter().map(|word| word.rsplit('/').next().unwrap_or(word)).collect();
@@ -322,7 +328,7 @@ impl Process<'_> {
         list.add(&json!({ "ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": { "sort_index": pid } }));
         self.named(list, "thread_name", STEPS, "steps");
         self.named(list, "thread_name", PHASES, "phases");
-        let mut devices: Vec<(i32, Curve)> = tracks.curves.into_iter().collect();
+        let mut devices: Vec<(i32, DownsampledCurve)> = tracks.curves.into_iter().collect();
         devices.sort_by_key(|(ordinal, _)| *ordinal);
         for (ordinal, curve) in devices {
             let name = format!("GPU{ordinal} memory");
@@ -343,7 +349,7 @@ impl Process<'_> {
         }
     }
 
-    fn named(&self, list: &mut List<'_>, what: &str, tid: i32, name: &str) {
+    fn named(&self, list: &mut EventList<'_>, what: &str, tid: i32, name: &str) {
         list.add(&json!({ "ph": "M", "pid": self.pid, "tid": tid, "name": what, "args": { "name": name } }));
     }
 
@@ -353,13 +359,13 @@ impl Process<'_> {
     }
 
     fn text(&self, symbol: Symbol) -> String {
-        self.texts.get(symbol).to_string()
+        self.symbols.get(symbol).to_string()
     }
 
-    fn slice(&self, list: &mut List<'_>, slice: &Slice, number: usize) {
+    fn slice(&self, list: &mut EventList<'_>, slice: &Slice, number: usize) {
         let name = match slice.name {
-            Name::Text(symbol) => self.text(symbol),
-            Name::Step(step) => format!("step {step}"),
+            SliceName::Text(symbol) => self.text(symbol),
+            SliceName::Step(step) => format!("step {step}"),
         };
         let start = self.us(slice.start_ns);
         let duration = slice.end_ns.saturating_sub(slice.start_ns) as f64 / 1e3;
@@ -367,13 +373,13 @@ impl Process<'_> {
         let mut event =
             json!({ "ph": "X", "pid": pid, "tid": tid, "name": name, "ts": start, "dur": duration });
         match slice.kind {
-            Kind::Band => event["cat"] = "band".into(),
-            Kind::Range(api) => event["cat"] = self.text(api).into(),
-            Kind::Op => {
+            InstantKind::Band => event["cat"] = "band".into(),
+            InstantKind::Range(api) => event["cat"] = self.text(api).into(),
+            InstantKind::Op => {
                 event["cat"] = "cpu_op".into();
                 event["args"] = json!({ "module": self.text(slice.module), "phase": self.text(slice.phase), "bytes": slice.bytes });
             }
-            Kind::Astray(api) => {
+            InstantKind::Astray(api) => {
                 let cat = self.text(api);
                 for (ph, ts) in [("b", start), ("e", start + duration)] {
                     list.add(&json!({ "ph": ph, "pid": pid, "tid": tid, "name": name, "ts": ts, "cat": cat, "id": number }));
@@ -384,7 +390,7 @@ impl Process<'_> {
         list.add(&event);
     }
 
-    fn instant(&self, list: &mut List<'_>, row: &Record) {
+    fn instant(&self, list: &mut EventList<'_>, row: &Record) {
         let (pid, tid, ts) = (self.pid, row.tid, self.us(row.ts_ns));
         let mut event = json!({ "ph": "i", "s": "t", "pid": pid, "tid": tid, "ts": ts });
         match row.event {

@@ -6,39 +6,39 @@ use std::collections::BinaryHeap;
 /// The largest entries, at most so many.
 pub(super) struct Largest<T> {
     most: usize,
-    entries: BinaryHeap<Reverse<Entry<T>>>,
+    entries: BinaryHeap<Reverse<HeapEntry<T>>>,
     /// How many were left out.
     pub(super) dropped: u64,
 }
 
-struct Entry<T> {
+struct HeapEntry<T> {
     weight: i64,
     /// Of equal weight, the earlier goes first.
     number: Reverse<i64>,
     what: T,
 }
 
-impl<T> Entry<T> {
+impl<T> HeapEntry<T> {
     fn key(&self) -> (i64, Reverse<i64>) {
         (self.weight, self.number)
     }
 }
 
-impl<T> PartialEq for Entry<T> {
+impl<T> PartialEq for HeapEntry<T> {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
 
-impl<T> Eq for Entry<T> {}
+impl<T> Eq for HeapEntry<T> {}
 
-impl<T> PartialOrd for Entry<T> {
+impl<T> PartialOrd for HeapEntry<T> {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<T> Ord for Entry<T> {
+impl<T> Ord for HeapEntry<T> {
     fn cmp(&self, other: &Self) -> Ordering {
         self.key().cmp(&other.key())
     }
@@ -52,7 +52,7 @@ impl<T> Largest<T> {
 
     /// Takes an entry. Those of one `number` and `weight` are kept or dropped together, but for one.
     pub(super) fn add(&mut self, weight: i64, number: i64, what: T) {
-        self.entries.push(Reverse(Entry { weight, number: Reverse(number), what }));
+        self.entries.push(Reverse(HeapEntry { weight, number: Reverse(number), what }));
         if self.entries.len() > self.most {
             self.entries.pop();
             self.dropped += 1;
@@ -75,7 +75,7 @@ pub(super) struct Point {
 
 /// A curve by its turns: of each stretch of equally many points, the first, the last, and those at which
 /// its lines are lowest and highest. While there are few points, each is kept.
-pub(super) struct Curve {
+pub(super) struct DownsampledCurve {
     most: usize,
     /// How many points one stretch has.
     every: usize,
@@ -112,10 +112,10 @@ impl Stretch {
     }
 }
 
-impl Curve {
+impl DownsampledCurve {
     /// At most `most` stretches.
-    pub(super) fn new(most: usize) -> Curve {
-        Curve { most: most.max(2), every: 1, filled: 0, stretches: Vec::new() }
+    pub(super) fn new(most: usize) -> DownsampledCurve {
+        DownsampledCurve { most: most.max(2), every: 1, filled: 0, stretches: Vec::new() }
     }
 
     /// The next point.
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn few_points_are_all_kept_and_of_many_the_peaks() {
-        let mut curve = Curve::new(100);
+        let mut curve = DownsampledCurve::new(100);
         (0..100).for_each(|at| curve.add(point(at, at % 7, at % 5)));
         assert_eq!(curve.points(), (0..100).map(|at| point(at, at % 7, at % 5)).collect::<Vec<_>>());
         for at in 100..100_000 {

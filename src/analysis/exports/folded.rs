@@ -11,8 +11,8 @@ use super::export::{Export, Job, Leaves};
 use crate::error::Result;
 use crate::profile::flow_categories;
 use crate::read::record::Columns;
-use crate::read::symbols::{Symbol, Texts};
-use crate::render::text::{count, duration};
+use crate::read::symbols::{Symbol, SymbolTable};
+use crate::render::numbers::{count, duration};
 use crate::state::replay::{Metric, Owner};
 use crate::state::replay_trace::{Replayed, replay_trace};
 use crate::state::stacks::Stacks;
@@ -165,7 +165,7 @@ fn stacks(replayed: &Replayed, lines: &Stacks, ordinal: i32) -> BTreeMap<Vec<Str
     }
     let mut stacks: BTreeMap<Vec<String>, i64> = BTreeMap::new();
     for ((owner, id), bytes) in owners {
-        let sum = stacks.entry(stack(&owner, &replayed.texts, &lines.lines(id))).or_default();
+        let sum = stacks.entry(stack(&owner, &replayed.symbols, &lines.lines(id))).or_default();
         *sum = sum.saturating_add(bytes);
     }
     // Frames weigh what is there; a trace that contradicts itself has less than nothing.
@@ -174,17 +174,17 @@ fn stacks(replayed: &Replayed, lines: &Stacks, ordinal: i32) -> BTreeMap<Vec<Str
 }
 
 /// `forward`, `GPT`, `h`, `0`, `mlp`, `train.py:9 <module>`, `aten::mm`
-fn stack(owner: &Owner, texts: &Texts, lines: &[&str]) -> Vec<String> {
+fn stack(owner: &Owner, symbols: &SymbolTable, lines: &[&str]) -> Vec<String> {
     let mut frames = Vec::new();
     if owner.phase != Symbol::NONE {
-        frames.push(texts.get(owner.phase).to_string());
+        frames.push(symbols.get(owner.phase).to_string());
     }
     if owner.module != Symbol::NONE {
-        frames.extend(texts.get(owner.module).split('.').map(str::to_owned));
+        frames.extend(symbols.get(owner.module).split('.').map(str::to_owned));
     }
     frames.extend(lines.iter().rev().map(|line| (*line).to_owned()));
     if owner.op != Symbol::NONE {
-        frames.push(texts.get(owner.op).to_string());
+        frames.push(symbols.get(owner.op).to_string());
     }
     if frames.is_empty() {
         frames.push("(unattributed)".to_owned());

@@ -14,9 +14,9 @@ use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::stream::TraceFile;
-use crate::read::symbols::Texts;
-use crate::render::text::count;
-use crate::state::op_calls::{self, Call, MB, OpCalls};
+use crate::read::symbols::SymbolTable;
+use crate::render::numbers::count;
+use crate::state::op_calls::{self, MB, OpCall, OpCalls};
 use crate::state::replay::{Metric, Totals};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
@@ -32,9 +32,9 @@ const FORMAT: Flag = Flag {
 };
 
 /// What a series is called, and the total that it follows.
-type Series = (&'static str, fn(&Totals) -> i64);
+type TotalSeries = (&'static str, fn(&Totals) -> i64);
 
-const SERIES: [Series; 3] = [
+const SERIES: [TotalSeries; 3] = [
     ("memories_allocated", |totals| totals.allocated),
     ("memories_active", |totals| totals.active),
     ("memories_reserved", |totals| totals.reserved),
@@ -82,7 +82,7 @@ impl Export for MemoryTracker {
                 trace.path.display()
             )));
         }
-        let run = Run { trace, options, first, calls };
+        let run = OpCallRun { trace, options, first, calls };
         let mut out = Out::create(job.place)?;
         if options.text(FORMAT.name) == "json" {
             run.json(&mut out)?
@@ -98,7 +98,7 @@ fn each(
     trace: &TraceFile,
     options: &Options,
     calls: &mut OpCalls,
-    mut visit: impl FnMut(i64, &Call, &Texts),
+    mut visit: impl FnMut(i64, &OpCall, &SymbolTable),
 ) -> Result<Replayed> {
     replay_trace(
         trace,
@@ -110,14 +110,14 @@ fn each(
             if replay.in_window()
                 && let Some(call) = calls.feed(row, replay)
             {
-                visit(row.seq, &call, &replay.texts);
+                visit(row.seq, &call, &replay.symbols);
             }
         },
     )
 }
 
 /// What is to be written.
-struct Run<'a> {
+struct OpCallRun<'a> {
     trace: &'a TraceFile,
     options: &'a Options,
     /// The `seq` of the first call that counts.
@@ -125,12 +125,12 @@ struct Run<'a> {
     calls: OpCalls,
 }
 
-impl Run<'_> {
+impl OpCallRun<'_> {
     /// The calls that count, with their names.
-    fn each(&self, mut visit: impl FnMut(&Call, &str)) -> Result<()> {
-        each(self.trace, self.options, &mut OpCalls::new(self.options.device), |seq, call, texts| {
+    fn each(&self, mut visit: impl FnMut(&OpCall, &str)) -> Result<()> {
+        each(self.trace, self.options, &mut OpCalls::new(self.options.device), |seq, call, symbols| {
             if seq >= self.first {
-                visit(call, &call.name(texts));
+                visit(call, &call.name(symbols));
             }
         })?;
         Ok(())

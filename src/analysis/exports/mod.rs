@@ -27,7 +27,7 @@ use crate::read::input::Input;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::text::{Cell, Page, Style};
+use crate::render::printer::{Cell, Printer, Style};
 use crate::reports::Answer;
 use export::trace_stem;
 pub use export::{Export, Job, Leaves};
@@ -59,11 +59,11 @@ pub fn find(name: &str) -> Option<&'static dyn Export> {
 /// # Errors
 /// As [`Export::write`]; and when the place is one of the traces, or is one place for several files.
 pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<&Path>) -> Result<Answer> {
-    let mut page = Page::new(options.paint, options.width);
+    let mut printer = Printer::new(options.paint, options.width);
     if let Some(trace) = input.traces.first() {
-        heading(&mut page, input, &trace.meta);
+        heading(&mut printer, input, &trace.meta);
     }
-    page.gap();
+    printer.gap();
     let mut footer = Footer::new(input);
     let mut wrote = Vec::new();
     let mut folder = PathBuf::new();
@@ -81,7 +81,7 @@ pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<
     }
     let mut files = Vec::new();
     for (path, bytes, what) in &wrote {
-        page.line([
+        printer.line([
             "wrote ".into(),
             Cell::new(path.display().to_string(), Style::Strong),
             Cell::new(format!("  {}: {what}", options.units.show(*bytes as i64)), Style::Faint),
@@ -91,11 +91,11 @@ pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<
     let file = wrote.first().map_or(&folder, |(path, ..)| path);
     let open_with = export.open_with().replace("FILE", &file.display().to_string());
     let open_with = open_with.replace("FOLDER", &folder.display().to_string());
-    page.line([Cell::new("open it: ", Style::Faint), Cell::new(open_with, Style::Command)]);
+    printer.line([Cell::new("open it: ", Style::Faint), Cell::new(open_with, Style::Command)]);
     let mut json = Map::new();
     json.insert("to".to_owned(), export.name().into());
     json.insert("files".to_owned(), files.into());
-    Ok(Answer { page, json: Value::Object(json), footer, ..Answer::default() })
+    Ok(Answer { body: printer, json: Value::Object(json), footer, ..Answer::default() })
 }
 
 /// Which processes go where.

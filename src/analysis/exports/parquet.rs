@@ -22,8 +22,8 @@ use crate::options::Options;
 use crate::profile::flow_categories;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
-use crate::read::symbols::{Symbol, Texts};
-use crate::render::text::count;
+use crate::read::symbols::{Symbol, SymbolTable};
+use crate::render::numbers::count;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
 
@@ -80,7 +80,7 @@ impl Parquet {
             |row, replay| {
                 let wanted = job.options.device.is_none_or(|only| only == row.device);
                 if failure.is_none() && wanted && replay.in_window() {
-                    failure = file.add(row, &replay.texts).err();
+                    failure = file.add(row, &replay.symbols).err();
                 }
             },
         )?;
@@ -89,7 +89,7 @@ impl Parquet {
             return Err(failed(failure));
         }
         let rows = file.rows;
-        let out = file.finish(&replayed.texts).map_err(failed)?;
+        let out = file.finish(&replayed.symbols).map_err(failed)?;
         job.done(out, format!("{} rows", count(rows)))
     }
 }
@@ -176,7 +176,7 @@ struct File {
     writer: SerializedFileWriter<Out>,
     group: Vec<Record>,
     rows: u64,
-    texts: Cache,
+    symbols: Cache,
 }
 
 impl File {
@@ -207,16 +207,16 @@ impl File {
                 .set_column_encoding(path, Encoding::DELTA_BINARY_PACKED);
         }
         let writer = SerializedFileWriter::new(out, Arc::new(schema), Arc::new(properties.build()))?;
-        Ok(File { writer, group: Vec::new(), rows: 0, texts: Cache::default() })
+        Ok(File { writer, group: Vec::new(), rows: 0, symbols: Cache::default() })
     }
 
-    fn add(&mut self, row: &Record, texts: &Texts) -> std::result::Result<(), ParquetError> {
+    fn add(&mut self, row: &Record, symbols: &SymbolTable) -> std::result::Result<(), ParquetError> {
         self.group.push(*row);
         self.rows += 1;
-        if self.group.len() == ROW_GROUP { self.flush(texts) } else { Ok(()) }
+        if self.group.len() == ROW_GROUP { self.flush(symbols) } else { Ok(()) }
     }
 
-    fn flush(&mut self, texts: &Texts) -> std::result::Result<(), ParquetError> {
+    fn flush(&mut self, symbols: &SymbolTable) -> std::result::Result<(), ParquetError> {
         if self.group.is_empty() {
             return Ok(());
         }
@@ -234,7 +234,7 @@ impl File {
                     words.clear();
                     words.extend(self.group.iter().map(|row| match get {
                         Get::Int(_) => ByteArray::from(""),
-                        Get::Text(get) => self.texts.get(get(row), texts),
+                        Get::Text(get) => self.symbols.get(get(row), symbols),
                         Get::Word(get) => ByteArray::from(get(row)),
                     }));
                     writer.write_batch(&words, None, None)?;
@@ -248,8 +248,8 @@ impl File {
         Ok(())
     }
 
-    fn finish(mut self, texts: &Texts) -> std::result::Result<Out, ParquetError> {
-        self.flush(texts)?;
+    fn finish(mut self, symbols: &SymbolTable) -> std::result::Result<Out, ParquetError> {
+        self.flush(symbols)?;
         self.writer.into_inner()
     }
 }
@@ -259,12 +259,12 @@ impl File {
 struct Cache(Vec<Option<ByteArray>>);
 
 impl Cache {
-    fn get(&mut self, symbol: Symbol, texts: &Texts) -> ByteArray {
+    fn get(&mut self, symbol: Symbol, symbols: &SymbolTable) -> ByteArray {
         let at = symbol.index();
         if self.0.len() <= at {
             self.0.resize(at + 1, None);
         }
-        self.0[at].get_or_insert_with(|| ByteArray::from(&*texts.get(symbol))).clone()
+        self.0[at].get_or_insert_with(|| ByteArray::from(&*symbols.get(symbol))).clone()
     }
 }
 

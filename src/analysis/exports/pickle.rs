@@ -48,7 +48,7 @@ pub struct Open {
 /// Writes one value; see the module.
 pub struct Pickle<W> {
     out: W,
-    texts: FxHashMap<Box<str>, Memo>,
+    symbols: FxHashMap<Box<str>, Memo>,
     remembered: u32,
 }
 
@@ -59,7 +59,7 @@ impl<W: Write> Pickle<W> {
     /// The writer's, as of every method.
     pub fn new(mut out: W) -> io::Result<Self> {
         out.write_all(&[PROTO, 4])?;
-        Ok(Pickle { out, texts: FxHashMap::default(), remembered: 0 })
+        Ok(Pickle { out, symbols: FxHashMap::default(), remembered: 0 })
     }
 
     /// Ends, and gives the writer back.
@@ -120,12 +120,12 @@ impl<W: Write> Pickle<W> {
     /// # Errors
     /// The writer's.
     pub fn text(&mut self, text: &str) -> io::Result<()> {
-        if let Some(memo) = self.texts.get(text) {
+        if let Some(memo) = self.symbols.get(text) {
             return self.recall(*memo);
         }
         self.text_once(text)?;
         let memo = self.remember()?;
-        self.texts.insert(text.into(), memo);
+        self.symbols.insert(text.into(), memo);
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 
 use std::io::Write;
 
-use super::downsample::{Curve, Point};
+use super::downsample::{DownsampledCurve, Point};
 use super::export::{Export, Job, Leaves, trace_stem};
 use super::out::Out;
 use super::picture::{Axis, COLUMNS, Figure, png};
@@ -33,8 +33,8 @@ const GIB: f64 = 1_073_741_824.0;
 const MOST_MARKERS: usize = 24;
 
 /// The lines: what `MemoryTracker` calls them, their colour there, the file of their own figure, the total.
-type Line = (&'static str, &'static str, &'static str, fn(&Totals) -> i64);
-const LINES: [Line; 3] = [
+type FigureLine = (&'static str, &'static str, &'static str, fn(&Totals) -> i64);
+const LINES: [FigureLine; 3] = [
     ("allocated_memory", "#1f77b4", "allocated", |totals| totals.allocated),
     ("active_memory", "#ff7f0e", "active", |totals| totals.active),
     ("reserved_memory", "#2ca02c", "reserved", |totals| totals.reserved),
@@ -78,7 +78,7 @@ impl Plots {
     /// `MemoryTracker`'s figures: all three totals over the calls of ops, then each alone.
     fn op_calls(&self, job: &mut Job<'_>, trace: &TraceFile, prefix: &str) -> Result<()> {
         let mut calls = OpCalls::new(job.options.device);
-        let curve = || Curve::new(COLUMNS);
+        let curve = || DownsampledCurve::new(COLUMNS);
         let mut curves = [curve(), curve(), curve()];
         let replayed = replay_trace(
             trace,
@@ -93,7 +93,7 @@ impl Plots {
                 let Some(call) = calls.feed(row, replay) else { return };
                 for (curve, (.., total)) in curves.iter_mut().zip(LINES) {
                     if call.index == 0 {
-                        *curve = Curve::new(COLUMNS);
+                        *curve = DownsampledCurve::new(COLUMNS);
                     }
                     let value = total(&call.totals);
                     curve.add(Point { at: call.index as i64, low: value, high: value });

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::profile::{Profile, profile_and_flow};
 use crate::read::record::Columns;
-use crate::render::text::count;
+use crate::render::numbers::count;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::{Replayed, replay_trace};
 

@@ -10,15 +10,15 @@ pub(super) const MOST: usize = 15_000;
 
 /// How many allocations there are of each size: a bin is an eighth of a power of two.
 #[derive(Clone)]
-pub(super) struct Sizes {
+pub(super) struct SizeHistogram {
     bins: Vec<u64>,
     /// All of them.
     pub(super) count: u64,
 }
 
-impl Default for Sizes {
+impl Default for SizeHistogram {
     fn default() -> Self {
-        Sizes { bins: vec![0; 64 * 8], count: 0 }
+        SizeHistogram { bins: vec![0; 64 * 8], count: 0 }
     }
 }
 
@@ -29,7 +29,7 @@ fn bin(bytes: i64) -> usize {
     power * 8 + eighth as usize
 }
 
-impl Sizes {
+impl SizeHistogram {
     pub(super) fn add(&mut self, bytes: i64) {
         self.bins[bin(bytes)] += 1;
         self.count += 1;
@@ -49,7 +49,7 @@ impl Sizes {
 
 /// An allocation that is kept.
 #[derive(Clone, Copy)]
-pub(super) struct Kept {
+pub(super) struct KeptBlock {
     /// With the owner that it had last.
     pub(super) block: Block,
     /// When it went back, ns; `None` when it never did.
@@ -57,19 +57,19 @@ pub(super) struct Kept {
 }
 
 /// Chooses as the rows come.
-pub(super) struct Keeper {
+pub(super) struct BlockSelection {
     border: usize,
     room_at_border: u64,
     wanted: FxHashSet<i64>,
     inferred: FxHashMap<i64, Category>,
     room: usize,
     /// The chosen.
-    pub(super) kept: Vec<Kept>,
+    pub(super) kept: Vec<KeptBlock>,
 }
 
-impl Keeper {
+impl BlockSelection {
     /// Keeps up to `most`: of what was live at the peak first.
-    pub(super) fn new(sizes: &Sizes, at_peak: &[Block], most: usize) -> Keeper {
+    pub(super) fn new(sizes: &SizeHistogram, at_peak: &[Block], most: usize) -> BlockSelection {
         let mut largest: Vec<&Block> = at_peak.iter().collect();
         largest.sort_by_key(|block| (-block.bytes, block.id));
         let wanted: FxHashSet<i64> = largest.iter().take(most * 2 / 3).map(|block| block.id).collect();
@@ -77,7 +77,14 @@ impl Keeper {
             at_peak.iter().filter(|block| block.inferred).map(|block| (block.id, block.owner.category));
         let room = if sizes.count as usize <= most { most } else { most - wanted.len() };
         let (border, room_at_border) = sizes.border(room as u64);
-        Keeper { border, room_at_border, inferred: inferred.collect(), wanted, room: most, kept: Vec::new() }
+        BlockSelection {
+            border,
+            room_at_border,
+            inferred: inferred.collect(),
+            wanted,
+            room: most,
+            kept: Vec::new(),
+        }
     }
 
     /// The category that inference gave a block of the peak.
@@ -111,7 +118,7 @@ impl Keeper {
             block.owner.category = category;
             block.inferred = true;
         }
-        self.kept.push(Kept { block, died_ns });
+        self.kept.push(KeptBlock { block, died_ns });
     }
 }
 
@@ -121,7 +128,7 @@ mod tests {
 
     #[test]
     fn the_border_leaves_room_for_the_largest() {
-        let mut sizes = Sizes::default();
+        let mut sizes = SizeHistogram::default();
         for _ in 0..10 {
             sizes.add(512);
         }

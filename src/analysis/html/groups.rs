@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::options::Options;
-use crate::read::symbols::Texts;
+use crate::read::symbols::SymbolTable;
 use crate::state::group::{KEYS, Key, sorted};
 use crate::state::replay::Block;
 
@@ -11,14 +11,14 @@ use crate::state::replay::Block;
 const MOST: usize = 200;
 
 /// The blocks by module, op, category, phase and step: `[key, bytes, blocks]`, largest first.
-pub(super) fn json(blocks: &[Block], texts: &Texts) -> Value {
+pub(super) fn json(blocks: &[Block], symbols: &SymbolTable) -> Value {
     let mut all = serde_json::Map::new();
     for name in KEYS {
         let mut options = Options::default();
         options.values.insert("by", (*name).to_owned());
         // No depth is given, so none can be wrong.
         let Ok(key) = Key::from_options(&options) else { continue };
-        let groups = sorted(key.groups(blocks, texts));
+        let groups = sorted(key.groups(blocks, symbols));
         let (first, rest) = groups.split_at(groups.len().min(MOST));
         let mut lines: Vec<Value> =
             first.iter().map(|(name, group)| json!([name, group.bytes, group.blocks])).collect();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::FxHashMap;
 
-use crate::read::symbols::{Symbol, Texts};
+use crate::read::symbols::{Symbol, SymbolTable};
 
 /// How many parts are told apart; the rest is one more.
 const MOST: usize = 12;
@@ -15,7 +15,7 @@ const MOST_LAYERS: usize = 8;
 pub(super) const REST: &str = "(other)";
 
 /// A cut through the tree of modules.
-pub(super) struct Cut {
+pub(super) struct ModuleCut {
     /// The parts, largest first, and [`REST`] as the last.
     pub(super) names: Vec<String>,
     /// Modules and whether those below them belong to the part too.
@@ -25,10 +25,10 @@ pub(super) struct Cut {
     layers: BTreeSet<String>,
 }
 
-impl Cut {
+impl ModuleCut {
     /// Opens the part with the most bytes again and again, while there are few. `bytes` is what each
     /// module has at the peak.
-    pub(super) fn new(bytes: &[(String, i64)]) -> Cut {
+    pub(super) fn new(bytes: &[(String, i64)]) -> ModuleCut {
         let layers = layers(bytes);
         let mut joined: BTreeMap<String, i64> = BTreeMap::new();
         for (path, held) in bytes {
@@ -63,15 +63,15 @@ impl Cut {
             names.push(path);
         }
         names.push(REST.to_owned());
-        Cut { names, parts: places, known: FxHashMap::default(), layers }
+        ModuleCut { names, parts: places, known: FxHashMap::default(), layers }
     }
 
     /// The part that a module belongs to.
-    pub(super) fn place(&mut self, module: Symbol, texts: &Texts) -> usize {
+    pub(super) fn place(&mut self, module: Symbol, symbols: &SymbolTable) -> usize {
         if let Some(place) = self.known.get(&module) {
             return *place;
         }
-        let place = self.find(&starred(&texts.or_unattributed(module), &self.layers));
+        let place = self.find(&starred(&symbols.or_unattributed(module), &self.layers));
         self.known.insert(module, place);
         place
     }
@@ -169,7 +169,7 @@ mod tests {
             [("GPT", 5), ("GPT.h.0.mlp", 50), ("GPT.h.1.mlp", 40), ("GPT.head", 30)]
                 .map(|(path, held)| (path.to_owned(), held))
                 .into();
-        let cut = Cut::new(&bytes);
+        let cut = ModuleCut::new(&bytes);
         assert_eq!(cut.names, ["GPT.h.0.mlp", "GPT.h.1.mlp", "GPT.head", "GPT", REST]);
         assert_eq!(cut.find("GPT.h.1.mlp.fc"), 1);
         assert_eq!(cut.find("GPT"), 3);
@@ -183,7 +183,7 @@ mod tests {
             .flat_map(|n| [(format!("GPT.h.{n}.attn"), 3), (format!("GPT.h.{n}.mlp"), 4)])
             .chain([("GPT.head".to_owned(), 9)])
             .collect();
-        let cut = Cut::new(&bytes);
+        let cut = ModuleCut::new(&bytes);
         assert_eq!(cut.names, ["GPT.h.*.mlp", "GPT.h.*.attn", "GPT.head", REST]);
         assert_eq!(cut.find(&starred("GPT.h.47.mlp.fc", &cut.layers)), 0);
     }
@@ -191,6 +191,6 @@ mod tests {
     #[test]
     fn a_wide_level_stays_whole() {
         let bytes: Vec<(String, i64)> = (0..40).map(|n| (format!("Net.layer.x{n}"), 1)).collect();
-        assert_eq!(Cut::new(&bytes).names, ["Net.layer", REST]);
+        assert_eq!(ModuleCut::new(&bytes).names, ["Net.layer", REST]);
     }
 }

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::read::symbols::{Symbol, Texts};
+use crate::read::symbols::{Symbol, SymbolTable};
 
 /// The table of one page.
 #[derive(Default)]
@@ -14,8 +14,8 @@ pub(super) struct Strings {
 
 impl Strings {
     /// The place of a symbol's text, as reports show it.
-    pub(super) fn of(&mut self, symbol: Symbol, texts: &Texts) -> i64 {
-        let name = texts.or_unattributed(symbol);
+    pub(super) fn of(&mut self, symbol: Symbol, symbols: &SymbolTable) -> i64 {
+        let name = symbols.or_unattributed(symbol);
         let next = self.names.len() as i64;
         *self.places.entry(name).or_insert_with_key(|name| {
             self.names.push(name.clone());

@@ -4,17 +4,17 @@ use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::blocks::Keeper;
-use super::modules::Cut;
+use super::blocks::BlockSelection;
+use super::modules::ModuleCut;
 use super::pack::Pack;
 use super::strings::Strings;
 use crate::read::record::Record;
 use crate::read::symbols::Symbol;
 use crate::state::group::category;
-use crate::state::replay::{Kind, Metric, Replay};
+use crate::state::replay::{MemoryKind, Metric, Replay};
 use crate::state::replay_trace::Replayed;
-use crate::state::series::{Course, Grid, Series};
-use crate::state::stacked_series::Stack;
+use crate::state::series::{Progress, Series, TimeGrid};
+use crate::state::stacked_series::StackedSeries;
 
 /// A piece of the stacked curve is this many of the lines'.
 const STACK: usize = 8;
@@ -26,10 +26,10 @@ const MOST_MARKS: usize = 20_000;
 const MOST_PINS: usize = 500;
 
 /// What a track is told before the second reading.
-pub(super) struct Plan {
+pub(super) struct TrackPlan {
     pub(super) ordinal: i32,
     pub(super) metric: Metric,
-    pub(super) grid: Grid,
+    pub(super) grid: TimeGrid,
     /// The device's memory in bytes; 0 when unknown.
     pub(super) capacity: i64,
     /// The rows of the peak and of the last OOM, by `seq`.
@@ -37,13 +37,13 @@ pub(super) struct Plan {
     pub(super) last_oom: i64,
     /// When the peak was.
     pub(super) peak_ns: i64,
-    pub(super) cut: Cut,
-    pub(super) keeper: Keeper,
+    pub(super) cut: ModuleCut,
+    pub(super) keeper: BlockSelection,
 }
 
 /// A moment in detail: every row around the peak and the OOM.
 #[derive(Default)]
-struct Detail {
+struct DetailRows {
     ts_ns: Vec<i64>,
     allocated: Vec<i64>,
     reserved: Vec<i64>,
@@ -51,14 +51,14 @@ struct Detail {
 
 /// See the module.
 pub(super) struct Track {
-    plan: Plan,
+    plan: TrackPlan,
     allocated: Series,
     reserved: Series,
     used: Series,
     sampled: Option<Series>,
-    course: Course,
-    stack: Stack,
-    detail: Detail,
+    course: Progress,
+    stack: StackedSeries,
+    detail: DetailRows,
     /// Lifetimes by power of two of ns, sizes by power of two of bytes: how many, and their bytes.
     lifetimes: Vec<(u64, i64)>,
     sizes: Vec<(u64, i64)>,
@@ -71,19 +71,22 @@ pub(super) struct Track {
 }
 
 impl Track {
-    pub(super) fn new(plan: Plan) -> Track {
+    pub(super) fn new(plan: TrackPlan) -> Track {
         let grid = plan.grid;
-        let stacked =
-            Grid { width_ns: grid.width_ns * STACK as i64, buckets: grid.buckets.div_ceil(STACK), ..grid };
+        let stacked = TimeGrid {
+            width_ns: grid.width_ns * STACK as i64,
+            buckets: grid.buckets.div_ceil(STACK),
+            ..grid
+        };
         let owners = Category::ALL.len() + plan.cut.names.len();
         Track {
             allocated: Series::new(grid),
             reserved: Series::new(grid),
             used: Series::new(grid),
             sampled: None,
-            course: Course::new(grid),
-            stack: Stack::new(stacked, owners),
-            detail: Detail::default(),
+            course: Progress::new(grid),
+            stack: StackedSeries::new(stacked, owners),
+            detail: DetailRows::default(),
             lifetimes: vec![(0, 0); 64],
             sizes: vec![(0, 0); 64],
             ooms: Vec::new(),
@@ -151,16 +154,16 @@ impl Track {
         if row.seq == self.plan.last_oom {
             let live = replay.live_on(self.plan.ordinal, false);
             self.plan.keeper.want(&live);
-            self.at_oom = Some(super::groups::json(&live, &replay.texts));
+            self.at_oom = Some(super::groups::json(&live, &replay.symbols));
         }
     }
 
-    fn counts(&self, kind: Kind) -> bool {
-        kind == Kind::Torch || kind == Kind::Outside && self.plan.metric == Metric::Used
+    fn counts(&self, kind: MemoryKind) -> bool {
+        kind == MemoryKind::Torch || kind == MemoryKind::Outside && self.plan.metric == Metric::Used
     }
 
     fn alloc(&mut self, row: &Record, replay: &Replay) {
-        let kind = if row.event == EventName::ExtAlloc { Kind::Outside } else { Kind::Torch };
+        let kind = if row.event == EventName::ExtAlloc { MemoryKind::Outside } else { MemoryKind::Torch };
         if row.alloc_id == 0 || !self.counts(kind) {
             return;
         }
@@ -182,7 +185,7 @@ impl Track {
     }
 
     fn owners(&mut self, replay: &Replay, category: Category, module: Symbol) -> [usize; 2] {
-        [category as usize, Category::ALL.len() + self.plan.cut.place(module, &replay.texts)]
+        [category as usize, Category::ALL.len() + self.plan.cut.place(module, &replay.symbols)]
     }
 
     fn add(&mut self, row: &Record, replay: &Replay, category: Category, module: Symbol, delta: i64) {
@@ -216,7 +219,7 @@ impl Track {
             series.push(line("device used (sampled)", &sampled.finish(), pack));
         }
         let steps = &self.course.steps.steps;
-        let text = |symbol: Symbol, strings: &mut Strings| strings.of(symbol, &replayed.texts);
+        let text = |symbol: Symbol, strings: &mut Strings| strings.of(symbol, &replayed.symbols);
         let phases: Vec<(i64, i64)> =
             self.course.phases.starts.iter().map(|(ts, phase)| (*ts, text(*phase, strings))).collect();
         let grid = self.plan.grid;
@@ -292,7 +295,7 @@ fn spread(bins: &[(u64, i64)]) -> Vec<(usize, u64, i64)> {
 }
 
 fn pin(row: &Record, replayed: &Replayed) -> Value {
-    let text = |symbol| replayed.texts.get(symbol).to_string();
+    let text = |symbol| replayed.symbols.get(symbol).to_string();
     json!({
         "ts_ns": row.ts_ns, "seq": row.seq, "event": row.event.as_str(), "status": row.status,
         "requested_bytes": row.requested_bytes, "bytes": row.delta_bytes,
@@ -300,16 +303,16 @@ fn pin(row: &Record, replayed: &Replayed) -> Value {
     })
 }
 
-fn blocks(keeper: &mut Keeper, replayed: &Replayed, pack: &mut Pack, strings: &mut Strings) -> Value {
+fn blocks(keeper: &mut BlockSelection, replayed: &Replayed, pack: &mut Pack, strings: &mut Strings) -> Value {
     keeper.kept.sort_by_key(|kept| kept.block.id);
     let kept = &keeper.kept;
     let mut symbol = FxHashMap::default();
-    let mut text = |of: Symbol| *symbol.entry(of).or_insert_with(|| strings.of(of, &replayed.texts));
+    let mut text = |of: Symbol| *symbol.entry(of).or_insert_with(|| strings.of(of, &replayed.symbols));
     let names: Vec<[i64; 3]> = kept
         .iter()
         .map(|kept| [kept.block.owner.module, kept.block.owner.op, kept.block.owner.phase].map(&mut text))
         .collect();
-    let mut column = |get: &dyn Fn(&super::blocks::Kept) -> i64| pack.column(kept.iter().map(get));
+    let mut column = |get: &dyn Fn(&super::blocks::KeptBlock) -> i64| pack.column(kept.iter().map(get));
     let mut all = json!({
         "id": column(&|kept| kept.block.id),
         "born": column(&|kept| kept.block.born_ns),

@@ -1,12 +1,12 @@
 //! The actions on blocks, in the profiler's order: by time, then by action.
 
 use super::passes::Categories;
-use super::read::Reading;
+use super::read::BlocksAndFlow;
 use super::types::{Action, Change};
 
 /// Every action on every block of `reading`, in the profiler's order.
-pub(super) fn changes(reading: &Reading, categories: &Categories) -> Vec<Change> {
-    let Reading { blocks, nodes, versions, .. } = reading;
+pub(super) fn changes(reading: &BlocksAndFlow, categories: &Categories) -> Vec<Change> {
+    let BlocksAndFlow { blocks, nodes, versions, .. } = reading;
     let mut changes = Vec::with_capacity(blocks.len() * 2);
     let mut add = |time_ns: i64, action: Action, place: u32, version: u32| {
         let block = &blocks[place as usize];

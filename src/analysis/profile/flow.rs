@@ -62,7 +62,7 @@ impl Node {
 
 /// One thing that a node, or nobody, did to a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Did {
+pub(super) enum Access {
     /// Read it, by a schema.
     Read,
     /// Changed it, by a schema.
@@ -77,22 +77,22 @@ pub(super) enum Did {
 
 /// A deed, by a thread, at a time.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Deed {
+pub(super) struct AccessEvent {
     pub(super) ts_ns: i64,
     pub(super) block: u32,
-    pub(super) did: Did,
+    pub(super) did: Access,
 }
 
 /// Makes nodes of deeds as rows tell them: what an op did stands before the row of its end.
 #[derive(Debug, Default)]
-pub(super) struct Builder {
+pub(super) struct FlowBuilder {
     /// By thread, what belongs to no op yet.
-    open: FxHashMap<i32, Vec<Deed>>,
+    open: FxHashMap<i32, Vec<AccessEvent>>,
     nodes: Vec<Node>,
 }
 
-impl Builder {
-    pub(super) fn did(&mut self, tid: i32, deed: Deed) {
+impl FlowBuilder {
+    pub(super) fn did(&mut self, tid: i32, deed: AccessEvent) {
         self.open.entry(tid).or_default().push(deed);
     }
 
@@ -100,7 +100,7 @@ impl Builder {
     pub(super) fn ended(&mut self, tid: i32, start_ns: i64, backward: bool, accumulates: bool) {
         let open = self.open.entry(tid).or_default();
         let first = open.partition_point(|deed| deed.ts_ns < start_ns);
-        let own: Vec<Deed> = open.drain(first..).collect();
+        let own: Vec<AccessEvent> = open.drain(first..).collect();
         let loose = std::mem::take(open);
         loose.into_iter().for_each(|deed| self.alone(deed));
         let edges = edges_of(&own);
@@ -108,8 +108,8 @@ impl Builder {
     }
 
     /// A deed outside every op. Only allocations and frees are nodes by themselves.
-    fn alone(&mut self, deed: Deed) {
-        if matches!(deed.did, Did::Made | Did::Dropped) {
+    fn alone(&mut self, deed: AccessEvent) {
+        if matches!(deed.did, Access::Made | Access::Dropped) {
             self.nodes.push(Node { start_ns: deed.ts_ns, edges: edges_of(&[deed]), ..Node::default() });
         }
     }
@@ -138,7 +138,7 @@ impl Builder {
 
 /// What a node did to each block in all. One that only got a block where no schema says what for is taken
 /// to have changed it, as the profiler does (`DataFlowNode._determine_edges`).
-fn edges_of(deeds: &[Deed]) -> Vec<(u32, Edge)> {
+fn edges_of(deeds: &[AccessEvent]) -> Vec<(u32, Edge)> {
     #[derive(Default)]
     struct Sum {
         edge: Edge,
@@ -156,11 +156,11 @@ fn edges_of(deeds: &[Deed]) -> Vec<(u32, Edge)> {
         });
         let sum = &mut sums[place].1;
         match deed.did {
-            Did::Read => sum.has_schema = true,
-            Did::Wrote => (sum.has_schema, sum.wrote) = (true, true),
-            Did::Got => sum.got = true,
-            Did::Made => sum.made = true,
-            Did::Dropped => sum.edge.deleted = true,
+            Access::Read => sum.has_schema = true,
+            Access::Wrote => (sum.has_schema, sum.wrote) = (true, true),
+            Access::Got => sum.got = true,
+            Access::Made => sum.made = true,
+            Access::Dropped => sum.edge.deleted = true,
         }
     }
     let edge = |sum: Sum| Edge {

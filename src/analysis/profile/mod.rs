@@ -27,7 +27,7 @@ use crate::options::Options;
 use crate::read::stream::TraceFile;
 use crate::state::categories::FlowCategories;
 use crate::state::replay::Window;
-use read::Reading;
+use read::BlocksAndFlow;
 
 /// The memory profile of one process.
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ impl Profile {
         let reading = read::read(trace, options)?;
         let categories = passes::classify(&reading);
         let changes = changes::changes(&reading, &categories);
-        let Reading { blocks, has_io, has_tags, .. } = reading;
+        let BlocksAndFlow { blocks, has_io, has_tags, .. } = reading;
         Ok(Profile { blocks, has_io, has_tags, start_unix_ns: trace.meta.start_unix_ns, changes })
     }
 

@@ -18,7 +18,7 @@ use memtrace_trace::Category as TraceCategory;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::flow::Node;
-use super::read::Reading;
+use super::read::BlocksAndFlow;
 use super::types::{Block, Category};
 
 /// What the passes found; see [`Categories::of`].
@@ -62,7 +62,7 @@ impl Categories {
 const GRADIENT_OR_PARAMETER: [Category; 2] = [Category::Gradient, Category::Parameter];
 
 /// Runs the passes. Without io records nothing is found, and every block has what its rows say.
-pub(super) fn classify(reading: &Reading) -> Categories {
+pub(super) fn classify(reading: &BlocksAndFlow) -> Categories {
     let count = reading.blocks.len();
     let mut found = Categories {
         of_block: vec![None; count],
@@ -89,7 +89,7 @@ pub(super) fn classify(reading: &Reading) -> Categories {
 }
 
 /// What tags say.
-fn apply_tags(found: &mut Categories, reading: &Reading, told: TraceCategory, category: Category) {
+fn apply_tags(found: &mut Categories, reading: &BlocksAndFlow, told: TraceCategory, category: Category) {
     for (place, block) in reading.blocks.iter().enumerate() {
         if block.tagged && block.recorded == told {
             (found.of_block[place], found.inferred[place]) = (Some(category), false);
@@ -98,7 +98,7 @@ fn apply_tags(found: &mut Categories, reading: &Reading, told: TraceCategory, ca
 }
 
 /// `AccumulateGrad` either adds to a gradient in place, or keeps what it got, or a copy of it.
-fn accumulated(found: &mut Categories, reading: &Reading) {
+fn accumulated(found: &mut Categories, reading: &BlocksAndFlow) {
     for node in reading.nodes.iter().filter(|node| node.accumulates) {
         let place = |is: fn(&super::flow::Edge) -> bool| {
             node.edges.iter().find(|(_, edge)| is(edge)).map(|(block, _)| *block)
@@ -117,7 +117,7 @@ fn accumulated(found: &mut Categories, reading: &Reading) {
 
 /// The blocks of which any version depends on a gradient or parameter (`_any_version_depends_on_gradient`):
 /// a node that has one among its inputs hands that on to all that it made.
-fn depends_on_gradient(found: &Categories, reading: &Reading) -> Vec<bool> {
+fn depends_on_gradient(found: &Categories, reading: &BlocksAndFlow) -> Vec<bool> {
     let nodes = &reading.nodes;
     let mut depends = vec![false; reading.blocks.len()];
     // The nodes that each block goes into.
@@ -148,7 +148,7 @@ fn depends_on_gradient(found: &Categories, reading: &Reading) -> Vec<bool> {
     depends
 }
 
-fn inputs(found: &mut Categories, reading: &Reading) {
+fn inputs(found: &mut Categories, reading: &BlocksAndFlow) {
     let depends = depends_on_gradient(found, reading);
     let mut produces: FxHashSet<(u32, u32)> = FxHashSet::default();
     for node in reading.nodes.iter().rev() {
@@ -169,7 +169,7 @@ fn inputs(found: &mut Categories, reading: &Reading) {
     }
 }
 
-fn parameters(found: &mut Categories, reading: &Reading) {
+fn parameters(found: &mut Categories, reading: &BlocksAndFlow) {
     let is_gradient = |at: (u32, u32)| found.get(at.0, at.1) == Some(Category::Gradient);
     let mut forward: FxHashSet<(u32, u32)> = FxHashSet::default();
     for (place, last) in reading.versions.iter().enumerate() {

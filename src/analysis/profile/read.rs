@@ -5,19 +5,19 @@ use std::collections::hash_map::Entry;
 use memtrace_trace::{Api, Category as TraceCategory, EventName};
 use rustc_hash::FxHashMap;
 
-use super::flow::{Builder, Deed, Did, Node};
+use super::flow::{Access, AccessEvent, FlowBuilder, Node};
 use super::types::Block;
 use crate::error::Result;
 use crate::options::Options;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
-use crate::read::symbols::{Symbol, Texts};
-use crate::state::replay::{self, HOST, Kind, Metric, Replay};
+use crate::read::symbols::{Symbol, SymbolTable};
+use crate::state::replay::{self, HOST, MemoryKind, Metric, Replay};
 use crate::state::replay_trace::replay_rows;
 
 /// What [`read`] found.
 #[derive(Default)]
-pub(super) struct Reading {
+pub(super) struct BlocksAndFlow {
     pub(super) blocks: Vec<Block>,
     pub(super) nodes: Vec<Node>,
     /// The last version of each block.
@@ -27,15 +27,15 @@ pub(super) struct Reading {
 }
 
 /// Reads the trace once.
-pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<Reading> {
-    let mut reader = Reader::default();
+pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<BlocksAndFlow> {
+    let mut reader = FlowReader::default();
     let columns = Columns::of(&["ts_ns", "tid", "api", "alloc_id", "addr", "op", "latency_ns", "category"]);
     replay_rows(trace, replay::COLUMNS.and(columns), options, Metric::Allocated, |row, replay| {
         if replay.in_window() {
             reader.feed(row, replay);
         }
     })?;
-    let Reader { mut reading, flow, .. } = reader;
+    let FlowReader { mut reading, flow, .. } = reader;
     if reading.has_io {
         (reading.nodes, reading.versions) = flow.finish(reading.blocks.len());
     } else {
@@ -45,7 +45,7 @@ pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<Reading> {
 }
 
 /// The texts that rows are compared with.
-struct Words {
+struct KnownSymbols {
     operator: Symbol,
     backward_function: Symbol,
     read: Symbol,
@@ -56,10 +56,10 @@ struct Words {
     accumulate_grad: Symbol,
 }
 
-impl Words {
-    fn new(texts: &Texts) -> Words {
-        let api = |api: Api| texts.intern(api.name());
-        Words {
+impl KnownSymbols {
+    fn new(symbols: &SymbolTable) -> KnownSymbols {
+        let api = |api: Api| symbols.intern(api.name());
+        KnownSymbols {
             operator: api(Api::Operator),
             backward_function: api(Api::BackwardFunction),
             read: api(Api::Read),
@@ -67,28 +67,28 @@ impl Words {
             read_write: api(Api::ReadWrite),
             given: api(Api::Given),
             cpu_allocator: api(Api::CpuAllocator),
-            accumulate_grad: texts.intern("torch::autograd::AccumulateGrad"),
+            accumulate_grad: symbols.intern("torch::autograd::AccumulateGrad"),
         }
     }
 }
 
 #[derive(Default)]
-struct Reader {
-    words: Option<Words>,
-    reading: Reading,
-    flow: Builder,
+struct FlowReader {
+    words: Option<KnownSymbols>,
+    reading: BlocksAndFlow,
+    flow: FlowBuilder,
     /// The place of each live block, by `alloc_id`.
     live: FxHashMap<i64, u32>,
 }
 
-impl Reader {
+impl FlowReader {
     fn feed(&mut self, row: &Record, replay: &Replay) {
         let words = match self.words.take() {
             Some(words) => words,
             None => {
                 // The first row of the window: what is live was there before it.
                 let mut before: Vec<_> =
-                    replay.live.values().filter(|block| block.kind != Kind::Outside).collect();
+                    replay.live.values().filter(|block| block.kind != MemoryKind::Outside).collect();
                 before.sort_by_key(|block| block.id);
                 for block in before.into_iter().filter(|block| block.id != row.alloc_id) {
                     let (addr, recorded) = (block.addr, block.owner.category);
@@ -105,7 +105,7 @@ impl Reader {
                     });
                     self.reading.has_tags |= self.reading.blocks[place as usize].tagged;
                 }
-                Words::new(&replay.texts)
+                KnownSymbols::new(&replay.symbols)
             }
         };
         self.row(row, &words);
@@ -121,11 +121,11 @@ impl Reader {
         place
     }
 
-    fn did(&mut self, row: &Record, block: u32, did: Did) {
-        self.flow.did(row.tid, Deed { ts_ns: row.ts_ns, block, did });
+    fn did(&mut self, row: &Record, block: u32, did: Access) {
+        self.flow.did(row.tid, AccessEvent { ts_ns: row.ts_ns, block, did });
     }
 
-    fn row(&mut self, row: &Record, words: &Words) {
+    fn row(&mut self, row: &Record, words: &KnownSymbols) {
         match row.event {
             EventName::HostAlloc | EventName::HostFree if row.api != words.cpu_allocator => {}
             EventName::Alloc | EventName::HostAlloc if row.alloc_id != 0 => {
@@ -138,7 +138,7 @@ impl Reader {
                     born_ns,
                     ..block_of(row.alloc_id, device, row.delta_bytes)
                 });
-                self.did(row, place, Did::Made);
+                self.did(row, place, Access::Made);
             }
             EventName::Live if row.alloc_id != 0 && !self.live.contains_key(&row.alloc_id) => {
                 let (addr, recorded) = (row.addr, row.category);
@@ -154,9 +154,9 @@ impl Reader {
             }
             EventName::Io => {
                 let did = match row.api {
-                    api if api == words.read => Did::Read,
-                    api if api == words.write || api == words.read_write => Did::Wrote,
-                    api if api == words.given => Did::Got,
+                    api if api == words.read => Access::Read,
+                    api if api == words.write || api == words.read_write => Access::Wrote,
+                    api if api == words.given => Access::Got,
                     _ => return,
                 };
                 self.reading.has_io = true;
@@ -186,7 +186,7 @@ impl Reader {
             }
         };
         self.reading.blocks[place as usize].died_ns = Some(row.ts_ns);
-        self.did(row, place, Did::Dropped);
+        self.did(row, place, Access::Dropped);
     }
 }
 

@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::read::ordered_pool::in_order;
 use crate::read::record::{Record, Wanted};
 use crate::read::scan::{Chunk, Scanner};
-use crate::read::symbols::Texts;
+use crate::read::symbols::SymbolTable;
 
 /// The bytes of one block: with its records it fits a core's cache, and handing it over costs little beside it.
 const BLOCK: usize = 256 << 10;
@@ -150,7 +150,7 @@ impl TraceFile {
         &self,
         wanted: Wanted,
         lenient: bool,
-        texts: &Texts,
+        texts: &SymbolTable,
         mut visit: impl FnMut(&Record) -> ControlFlow<()>,
     ) -> Result<Told> {
         let mut told = self.read_part(wanted, lenient, texts, &mut visit)?;
@@ -178,7 +178,7 @@ impl TraceFile {
         &self,
         wanted: Wanted,
         lenient: bool,
-        texts: &Texts,
+        texts: &SymbolTable,
         mut visit: impl FnMut(&Record) -> ControlFlow<()>,
     ) -> Result<Told> {
         let io = |source| memtrace_trace::Error::Io { path: self.path.clone(), source };

@@ -35,28 +35,28 @@ const REST: &str = "(other names)";
 
 /// The table. Clones share it.
 #[derive(Clone)]
-pub struct Texts {
+pub struct SymbolTable {
     inner: Arc<Mutex<Inner>>,
 }
 
 #[derive(Default)]
 struct Inner {
     ids: HashMap<Arc<str>, Symbol>,
-    texts: Vec<Arc<str>>,
+    symbols: Vec<Arc<str>>,
     bytes: usize,
 }
 
-impl Default for Texts {
+impl Default for SymbolTable {
     fn default() -> Self {
         let mut inner = Inner::default();
         for text in [NONE, SCRIPT, REST] {
             inner.intern(text);
         }
-        Texts { inner: Arc::new(Mutex::new(inner)) }
+        SymbolTable { inner: Arc::new(Mutex::new(inner)) }
     }
 }
 
-impl Texts {
+impl SymbolTable {
     /// The symbol of `text`, new or known.
     #[must_use]
     pub fn intern(&self, text: &str) -> Symbol {
@@ -67,7 +67,7 @@ impl Texts {
     #[must_use]
     pub fn get(&self, symbol: Symbol) -> Arc<str> {
         let inner = self.lock();
-        inner.texts.get(symbol.index()).or(inner.texts.first()).map_or_else(|| NONE.into(), Arc::clone)
+        inner.symbols.get(symbol.index()).or(inner.symbols.first()).map_or_else(|| NONE.into(), Arc::clone)
     }
 
     /// The text of an owner as reports show it: `(unattributed)` for [`Symbol::NONE`].
@@ -99,8 +99,8 @@ impl Inner {
         }
         self.bytes += text.len() + ENTRY;
         let text: Arc<str> = text.into();
-        let symbol = Symbol(self.texts.len() as u32);
-        self.texts.push(Arc::clone(&text));
+        let symbol = Symbol(self.symbols.len() as u32);
+        self.symbols.push(Arc::clone(&text));
         self.ids.insert(text, symbol);
         symbol
     }
@@ -112,21 +112,21 @@ mod tests {
 
     #[test]
     fn a_text_has_one_symbol_and_comes_back() {
-        let texts = Texts::default();
-        let mm = texts.intern("aten::mm");
-        assert_eq!(texts.clone().intern("aten::mm"), mm);
-        assert_eq!(&*texts.get(mm), "aten::mm");
-        assert_eq!(texts.intern("(none)"), Symbol::NONE);
-        assert_eq!(texts.intern("(script)"), Symbol::SCRIPT);
+        let symbols = SymbolTable::default();
+        let mm = symbols.intern("aten::mm");
+        assert_eq!(symbols.clone().intern("aten::mm"), mm);
+        assert_eq!(&*symbols.get(mm), "aten::mm");
+        assert_eq!(symbols.intern("(none)"), Symbol::NONE);
+        assert_eq!(symbols.intern("(script)"), Symbol::SCRIPT);
     }
 
     #[test]
     fn memory_for_texts_is_bounded() {
-        let texts = Texts::default();
+        let symbols = SymbolTable::default();
         let long = "x".repeat(1 << 20);
         let mut last = Symbol::NONE;
         for n in 0..80 {
-            last = texts.intern(&format!("{n}{long}"));
+            last = symbols.intern(&format!("{n}{long}"));
         }
         assert_eq!(last, Symbol::REST);
     }

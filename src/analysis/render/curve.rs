@@ -3,13 +3,13 @@
 
 use memtrace_trace::units::Unit;
 
-use crate::render::text::{Cell, Page, Style};
-use crate::state::series::Grid;
+use crate::render::printer::{Cell, Printer, Style};
+use crate::state::series::TimeGrid;
 
 /// What to draw.
 pub struct Curve<'a> {
     /// Two pieces make a column.
-    pub grid: Grid,
+    pub grid: TimeGrid,
     /// The highest total of each piece, in bytes.
     pub high: &'a [i64],
     /// The highest reserved memory of each piece.
@@ -65,12 +65,12 @@ impl Curve<'_> {
     }
 
     /// Adds it to a page, `height` lines high without what is above and below.
-    pub fn print(&self, page: &mut Page, height: usize) {
+    pub fn print(&self, printer: &mut Printer, height: usize) {
         let columns = self.columns();
         let highest = |values: &[i64]| values.iter().copied().max().unwrap_or(0);
         let most = highest(self.high).max(self.reserved.map_or(0, highest)).max(1);
         let letters = letters(self.bands.iter().map(|band| band.name.as_str()));
-        self.marks(page, columns);
+        self.marks(printer, columns);
         for row in (0..height).rev() {
             // The bytes at the line's lower and upper edge.
             let (low, step) = (most as f64 * row as f64 / height as f64, most as f64 / height as f64);
@@ -81,7 +81,7 @@ impl Curve<'_> {
             };
             let tick = if label.is_empty() { "│" } else { "┤" };
             let mut cells = vec![Cell::new(format!("{label:>11} {tick}"), Style::Faint)];
-            let mut run = Run::default();
+            let mut run = StyledRun::default();
             for column in 0..columns {
                 let (piece, value) = Self::highest(self.high, column);
                 let eighths = ((value as f64 - low) / step * 8.0).round().clamp(0.0, 8.0) as usize;
@@ -95,17 +95,17 @@ impl Curve<'_> {
                     (EIGHTHS[eighths], BLUE)
                 } else {
                     let place = self.band(piece, value, low + step * (eighths as f64 / 16.0));
-                    let c = if page.paints() { EIGHTHS[eighths] } else { letters[place] };
+                    let c = if printer.paints() { EIGHTHS[eighths] } else { letters[place] };
                     (c, Style::Hue(self.bands[place].hue))
                 };
                 run.push(&mut cells, c, style);
             }
             run.end(&mut cells);
-            page.line(cells);
+            printer.line(cells);
         }
-        self.time(page, columns);
-        self.below(page, columns);
-        self.legend(page, &letters);
+        self.time(printer, columns);
+        self.below(printer, columns);
+        self.legend(printer, &letters);
     }
 
     /// The band that lies at a height of a piece.
@@ -124,7 +124,7 @@ impl Curve<'_> {
     }
 
     /// The marks of the peak and of each OOM, above the curve.
-    fn marks(&self, page: &mut Page, columns: usize) {
+    fn marks(&self, printer: &mut Printer, columns: usize) {
         let mut line: Vec<(char, Style)> = vec![(' ', Style::Plain); columns];
         let mut write = |column: usize, text: &str, style: Style| {
             let text: Vec<char> = text.chars().collect();
@@ -149,16 +149,16 @@ impl Curve<'_> {
             write(self.column(*oom), "✖ OOM", Style::Alarm);
         }
         let mut cells = vec![Cell::from(" ".repeat(Self::MARGIN))];
-        let mut run = Run::default();
+        let mut run = StyledRun::default();
         for (c, style) in line {
             run.push(&mut cells, c, style);
         }
         run.end(&mut cells);
-        page.line(cells);
+        printer.line(cells);
     }
 
     /// The axis of time.
-    fn time(&self, page: &mut Page, columns: usize) {
+    fn time(&self, printer: &mut Printer, columns: usize) {
         let mut axis = vec!['─'; columns];
         let mut text = vec![' '; columns + 12];
         let (start, end) =
@@ -179,18 +179,18 @@ impl Curve<'_> {
             at += step;
         }
         let line: String = axis.into_iter().collect();
-        page.line([Cell::new(format!("{:>11} ┼{line}", "0"), Style::Faint)]);
+        printer.line([Cell::new(format!("{:>11} ┼{line}", "0"), Style::Faint)]);
         let labels: String = text.into_iter().take(columns).collect();
-        page.line([Cell::new(format!("{}{labels}", " ".repeat(Self::MARGIN)), Style::Faint)]);
+        printer.line([Cell::new(format!("{}{labels}", " ".repeat(Self::MARGIN)), Style::Faint)]);
     }
 
     /// The bands of phases and steps.
-    fn below(&self, page: &mut Page, columns: usize) {
+    fn below(&self, printer: &mut Printer, columns: usize) {
         if self.phases.iter().any(|(_, name)| !name.is_empty()) {
             let names = self.phase_names();
             let letters = capitals(&names);
             let mut cells = vec![Cell::new(format!("{:>11}  ", "phase"), Style::Faint)];
-            let mut run = Run::default();
+            let mut run = StyledRun::default();
             for column in 0..columns {
                 let end = self.grid.start_ns + self.grid.width_ns * (column as i64 * 2 + 2);
                 let at = self.phases.partition_point(|(ts, _)| *ts < end);
@@ -198,13 +198,13 @@ impl Curve<'_> {
                 let place = names.iter().position(|known| known == name);
                 let (c, style) = match place {
                     None => (' ', Style::Plain),
-                    Some(place) if page.paints() => ('▀', hue(&names[place], place)),
+                    Some(place) if printer.paints() => ('▀', hue(&names[place], place)),
                     Some(place) => (letters[place], Style::Plain),
                 };
                 run.push(&mut cells, c, style);
             }
             run.end(&mut cells);
-            page.line(cells);
+            printer.line(cells);
         }
         if !self.steps.is_empty() {
             let mut line = vec![' '; columns];
@@ -221,7 +221,7 @@ impl Curve<'_> {
                 }
             }
             let line: String = line.into_iter().collect();
-            page.line([Cell::new(format!("{:>11}  {line}", "step"), Style::Faint)]);
+            printer.line([Cell::new(format!("{:>11}  {line}", "step"), Style::Faint)]);
         }
     }
 
@@ -236,8 +236,8 @@ impl Curve<'_> {
         names
     }
 
-    fn legend(&self, page: &mut Page, letters_of_bands: &[char]) {
-        let paints = page.paints();
+    fn legend(&self, printer: &mut Printer, letters_of_bands: &[char]) {
+        let paints = printer.paints();
         let mut cells = vec![Cell::from(" ".repeat(Self::MARGIN))];
         let mut entry = |sign: char, style: Style, name: &str| {
             cells.push(Cell::new(sign.to_string(), style));
@@ -261,7 +261,7 @@ impl Curve<'_> {
                 name,
             );
         }
-        page.line(cells);
+        printer.line(cells);
     }
 }
 
@@ -303,12 +303,12 @@ fn round_step(about: i64) -> i64 {
 
 /// Characters of one style, put together into one piece of a line.
 #[derive(Default)]
-struct Run {
+struct StyledRun {
     text: String,
     style: Style,
 }
 
-impl Run {
+impl StyledRun {
     fn push(&mut self, cells: &mut Vec<Cell>, c: char, style: Style) {
         if style != self.style {
             self.end(cells);
@@ -330,7 +330,7 @@ mod tests {
 
     fn curve<'a>(high: &'a [i64]) -> Curve<'a> {
         Curve {
-            grid: Grid { start_ns: 0, width_ns: 100_000_000, buckets: high.len() },
+            grid: TimeGrid { start_ns: 0, width_ns: 100_000_000, buckets: high.len() },
             high,
             reserved: None,
             total_name: "allocated",
@@ -346,28 +346,28 @@ mod tests {
     #[test]
     fn a_curve_has_its_axes_its_phases_and_its_peak() {
         let high: Vec<i64> = (0..20).map(|n| if n == 4 { 4096 } else { n * 128 }).collect();
-        let mut page = Page::new(false, None);
-        curve(&high).print(&mut page, 4);
+        let mut printer = Printer::new(false, None);
+        curve(&high).print(&mut printer, 4);
         let expected = ["               ▼ peak", "   4.00 KiB ┤  █"];
-        let lines: Vec<&str> = page.text().lines().collect();
+        let lines: Vec<&str> = printer.text().lines().collect();
         assert_eq!(lines[0], expected[0]);
         assert_eq!(lines[1], expected[1]);
-        assert_eq!(lines[2].chars().nth(15), Some('█'), "{}", page.text());
-        assert!(lines[5].starts_with("          0 ┼"), "{}", page.text());
-        assert!(page.text().contains("phase  FFBBBBBBBB"), "{}", page.text());
-        assert!(page.text().contains("step  ╎0 ╎1"), "{}", page.text());
-        assert!(page.text().contains("F forward   B backward"), "{}", page.text());
-        assert!(!page.text().contains('\x1b'));
+        assert_eq!(lines[2].chars().nth(15), Some('█'), "{}", printer.text());
+        assert!(lines[5].starts_with("          0 ┼"), "{}", printer.text());
+        assert!(printer.text().contains("phase  FFBBBBBBBB"), "{}", printer.text());
+        assert!(printer.text().contains("step  ╎0 ╎1"), "{}", printer.text());
+        assert!(printer.text().contains("F forward   B backward"), "{}", printer.text());
+        assert!(!printer.text().contains('\x1b'));
     }
 
     #[test]
     fn the_seconds_of_a_long_run_are_whole() {
         let high = [1; 100];
-        let grid = Grid { start_ns: 0, width_ns: 10_000_000_000, buckets: high.len() };
-        let mut page = Page::new(false, None);
-        Curve { grid, ..curve(&high) }.print(&mut page, 4);
-        assert!(page.text().contains("0 s"), "{}", page.text());
-        assert!(page.text().contains(" 500 s"), "{}", page.text());
+        let grid = TimeGrid { start_ns: 0, width_ns: 10_000_000_000, buckets: high.len() };
+        let mut printer = Printer::new(false, None);
+        Curve { grid, ..curve(&high) }.print(&mut printer, 4);
+        assert!(printer.text().contains("0 s"), "{}", printer.text());
+        assert!(printer.text().contains(" 500 s"), "{}", printer.text());
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The last lines of every report: how far it can be trusted.
 
+use super::numbers::{count, percent, share};
 use super::phantom_run::PhantomRun;
-use super::text::{Cell, Page, Style, count, percent, share};
+use super::printer::{Cell, Printer, Style};
 use crate::profile;
 use crate::read::input::Input;
 use crate::read::stream::TraceFile;
@@ -84,9 +85,9 @@ impl Footer {
     }
 
     /// Adds the footer's lines to a page.
-    pub fn print(&self, page: &mut Page) {
+    pub fn print(&self, printer: &mut Printer) {
         let lost = format!("{} events lost", count(self.lost));
-        page.line([
+        printer.line([
             Cell::new(lost, if self.lost > 0 { Style::Alarm } else { Style::Faint }),
             Cell::new(
                 format!(
@@ -98,10 +99,10 @@ impl Footer {
             ),
         ]);
         if self.phantom.is_any() {
-            page.line([Cell::new(format!("note: {}", self.phantom.note()), Style::Faint)]);
+            printer.line([Cell::new(format!("note: {}", self.phantom.note()), Style::Faint)]);
         }
         for note in &self.notes {
-            page.line([Cell::new(format!("note: {note}"), Style::Faint)]);
+            printer.line([Cell::new(format!("note: {note}"), Style::Faint)]);
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use memtrace_trace::meta::Meta;
 
-use super::text::{Cell, Page, Style};
+use super::printer::{Cell, Printer, Style};
 use crate::read::input::Input;
 
 /// The first line of every report: the command that was traced, where, and on what.
-pub fn heading(page: &mut Page, input: &Input, meta: &Meta) {
+pub fn heading(printer: &mut Printer, input: &Input, meta: &Meta) {
     // Where python and the script are says nothing new to the one who started them.
     let base = |word: &String| word.rsplit('/').next().unwrap_or(word).to_owned();
     let words: Vec<String> = meta
@@ -38,5 +38,5 @@ pub fn heading(page: &mut Page, input: &Input, meta: &Meta) {
     if !meta.phantom.is_null() {
         cells.push(Cell::new("  (phantom: a device that is not there)", Style::Alarm));
     }
-    page.line(cells);
+    printer.line(cells);
 }

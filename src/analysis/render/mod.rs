@@ -3,6 +3,7 @@
 pub mod curve;
 pub mod footer;
 pub mod heading;
+pub mod numbers;
 pub mod phantom_run;
+pub mod printer;
 pub(crate) mod rst;
-pub mod text;

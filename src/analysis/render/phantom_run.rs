@@ -10,7 +10,7 @@ use memtrace_trace::end_row;
 use serde_json::{Value, json};
 
 use crate::read::input::Input;
-use crate::render::text::count;
+use crate::render::numbers::count;
 
 /// So many names are shown; the JSON has all.
 const SHOWN: usize = 4;

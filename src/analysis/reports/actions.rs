@@ -11,7 +11,8 @@ use crate::read::input::Input;
 use crate::read::record::Columns;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::text::{Cell, Page, Side, Style, Table, count};
+use crate::render::numbers::count;
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::replay::{HOST, Metric};
 use crate::state::replay_trace::replay_trace;
 
@@ -39,7 +40,7 @@ impl Report for Actions {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut page = Page::new(options.paint, options.width);
+        let mut printer = Printer::new(options.paint, options.width);
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {
@@ -53,22 +54,22 @@ impl Report for Actions {
                 }
             }
             if index == 0 {
-                heading(&mut page, input, &trace.meta);
+                heading(&mut printer, input, &trace.meta);
             }
             let mut devices = Vec::new();
             for device in profile.devices() {
                 if options.device.is_some_and(|only| only != device) {
                     continue;
                 }
-                page.gap();
+                printer.gap();
                 let rank = if input.traces.len() > 1 {
                     format!("rank {}, ", trace.meta.rank)
                 } else {
                     String::new()
                 };
-                page.plain(format!("{rank}{}", name_of(device)));
+                printer.plain(format!("{rank}{}", name_of(device)));
                 let sums = Sums::of(&profile, device);
-                sums.print(&mut page, options);
+                sums.print(&mut printer, options);
                 let mut value = sums.json(device);
                 if options.is_set("each") {
                     value["actions"] = each(&profile, device);
@@ -83,7 +84,13 @@ impl Report for Actions {
             }));
         }
         let hints = vec![next("peak", input, "--by category"), next("top-ops", input, "")];
-        Ok(Answer { page, json: json!({ "processes": json }), footer, next: hints, ..Answer::default() })
+        Ok(Answer {
+            body: printer,
+            json: json!({ "processes": json }),
+            footer,
+            next: hints,
+            ..Answer::default()
+        })
     }
 }
 
@@ -123,7 +130,7 @@ impl Sums {
         sums
     }
 
-    fn print(&self, page: &mut Page, options: &Options) {
+    fn print(&self, printer: &mut Printer, options: &Options) {
         let mut table = Table::new(&[
             ("most at once", Side::Right),
             ("there before", Side::Right),
@@ -150,7 +157,7 @@ impl Sums {
                 format!("{}{}", category.name(), if self.inferred[at] { " *" } else { "" }).into(),
             ]);
         }
-        page.table(&table);
+        printer.table(&table);
     }
 
     fn json(&self, device: i32) -> Value {

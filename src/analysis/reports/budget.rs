@@ -24,11 +24,12 @@ use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
-use crate::read::symbols::{Symbol, Texts};
+use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::text::step_or_dash;
-use crate::render::text::{Cell, Page, Side, Style, Table, percent, share};
+use crate::render::numbers::step_or_dash;
+use crate::render::numbers::{percent, share};
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::category;
 use crate::state::replay::{HOST, Metric, Replay};
 use crate::state::replay_trace::{Replayed, replay_trace};
@@ -65,7 +66,7 @@ impl Report for Budget {
         }
         let text = std::fs::read_to_string(file).map_err(|error| Error::usage(format!("{file}: {error}")))?;
         let limits = parse(&text).map_err(|why| Error::usage(format!("{file}: {why}")))?;
-        let mut page = Page::new(options.paint, options.width);
+        let mut printer = Printer::new(options.paint, options.width);
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         let mut broken = 0;
@@ -83,52 +84,52 @@ impl Report for Budget {
             )?;
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             if index == 0 {
-                heading(&mut page, input, &trace.meta);
+                heading(&mut printer, input, &trace.meta);
             }
-            page.gap();
+            printer.gap();
             if input.traces.len() > 1 {
-                page.plain(format!("rank {}", trace.meta.rank));
+                printer.plain(format!("rank {}", trace.meta.rank));
             }
             let results = meter.results(&replayed, options);
             broken += results.iter().filter(|result| result.is_broken()).count();
-            print(&mut page, &results, options);
+            print(&mut printer, &results, options);
             json.extend(results.iter().map(|result| result.json(trace.meta.rank)));
         }
-        page.gap();
-        page.line([match broken {
+        printer.gap();
+        printer.line([match broken {
             0 => Cell::new("every limit holds", Style::Strong),
             n => Cell::new(format!("{n} of {} limits broken", json.len()), Style::Alarm),
         }]);
         let verdict = if broken > 0 { Verdict::OverLimit } else { Verdict::Fine };
         let json = json!({ "broken": broken, "limits": json });
         let hints = vec![next("peak", input, "--by module")];
-        Ok(Answer { page, json, footer, next: hints, verdict })
+        Ok(Answer { body: printer, json, footer, next: hints, verdict })
     }
 }
 
 /// What a limit is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+enum LimitSubject {
     Total(Metric),
     Module,
     Category,
     Phase,
 }
 
-impl What {
+impl LimitSubject {
     const fn name(self) -> &'static str {
         match self {
-            What::Total(_) => "total",
-            What::Module => "module",
-            What::Category => "category",
-            What::Phase => "phase",
+            LimitSubject::Total(_) => "total",
+            LimitSubject::Module => "module",
+            LimitSubject::Category => "category",
+            LimitSubject::Phase => "phase",
         }
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Limit {
-    what: What,
+    what: LimitSubject,
     name: String,
     bytes: i64,
 }
@@ -140,16 +141,16 @@ fn parse(text: &str) -> std::result::Result<Vec<Limit>, String> {
         let entries = entries.as_table().ok_or_else(|| format!("{section}: expected a section of limits"))?;
         for (name, value) in entries {
             let what = match (section.as_str(), name.as_str()) {
-                ("total", "allocated") => What::Total(Metric::Allocated),
-                ("total", "active") => What::Total(Metric::Active),
-                ("total", "reserved") => What::Total(Metric::Reserved),
-                ("total", "used") => What::Total(Metric::Used),
+                ("total", "allocated") => LimitSubject::Total(Metric::Allocated),
+                ("total", "active") => LimitSubject::Total(Metric::Active),
+                ("total", "reserved") => LimitSubject::Total(Metric::Reserved),
+                ("total", "used") => LimitSubject::Total(Metric::Used),
                 ("total", name) => {
                     return Err(format!("[total] {name}: expected allocated, active, reserved or used"));
                 }
-                ("modules", _) => What::Module,
-                ("categories", _) => What::Category,
-                ("phases", _) => What::Phase,
+                ("modules", _) => LimitSubject::Module,
+                ("categories", _) => LimitSubject::Category,
+                ("phases", _) => LimitSubject::Phase,
                 (section, _) => {
                     return Err(format!("[{section}]: expected total, modules, categories or phases"));
                 }
@@ -186,13 +187,13 @@ struct Gauge<'a> {
 
 impl Gauge<'_> {
     /// Is `symbol` what the limit is on: the phase itself, or the module or one below it?
-    fn is_on(&mut self, symbol: Symbol, texts: &Texts) -> bool {
+    fn is_on(&mut self, symbol: Symbol, symbols: &SymbolTable) -> bool {
         let limit = self.limit;
         *self.known.entry(symbol).or_insert_with(|| {
-            let text = texts.get(symbol);
+            let text = symbols.get(symbol);
             match text.strip_prefix(limit.name.as_str()) {
                 Some("") => true,
-                Some(below) => limit.what == What::Module && below.starts_with('.'),
+                Some(below) => limit.what == LimitSubject::Module && below.starts_with('.'),
                 None => false,
             }
         })
@@ -207,16 +208,16 @@ impl Gauge<'_> {
 
     fn feed(&mut self, row: &Record, replay: &Replay) {
         let owned = match self.limit.what {
-            What::Total(_) => return,
-            What::Phase => {
+            LimitSubject::Total(_) => return,
+            LimitSubject::Phase => {
                 let raises = row.event == EventName::Alloc && replay.in_window();
-                if raises && self.is_on(row.phase, &replay.texts) {
+                if raises && self.is_on(row.phase, &replay.symbols) {
                     self.raise(row.allocated_bytes, row);
                 }
                 return;
             }
-            What::Module => row.event.is_block() && self.is_on(row.module, &replay.texts),
-            What::Category => row.event.is_block() && category(row.category) == self.limit.name,
+            LimitSubject::Module => row.event.is_block() && self.is_on(row.module, &replay.symbols),
+            LimitSubject::Category => row.event.is_block() && category(row.category) == self.limit.name,
         };
         if owned {
             // As the schema promises: deltas by owner sum to live memory by owner.
@@ -257,9 +258,9 @@ impl<'a> Meter<'a> {
 
     fn results(&self, replayed: &Replayed, options: &Options) -> Vec<Outcome> {
         let outcome = |gauge: &Gauge<'_>| {
-            let texts = &replayed.texts;
+            let symbols = &replayed.symbols;
             let (highest, at) = match gauge.limit.what {
-                What::Total(metric) => match replayed.fullest(metric, options) {
+                LimitSubject::Total(metric) => match replayed.fullest(metric, options) {
                     Some(device) => {
                         let peak = device.peak(metric);
                         (peak.bytes, Some((peak.owner.step, peak.owner.phase, peak.owner.op)))
@@ -269,7 +270,7 @@ impl<'a> Meter<'a> {
                 _ => (gauge.highest, gauge.at.map(|row| (row.step, row.phase, row.op))),
             };
             let at = at.map_or_else(String::new, |(at, phase, op)| {
-                format!("step {}, {}, {}", step_or_dash(at), texts.or_dash(phase), texts.or_dash(op))
+                format!("step {}, {}, {}", step_or_dash(at), symbols.or_dash(phase), symbols.or_dash(op))
             });
             Outcome { limit: gauge.limit.clone(), highest, at }
         };
@@ -301,7 +302,7 @@ impl Outcome {
     }
 }
 
-fn print(page: &mut Page, results: &[Outcome], options: &Options) {
+fn print(printer: &mut Printer, results: &[Outcome], options: &Options) {
     let mut table = Table::new(&[
         ("", Side::Left),
         ("limit", Side::Right),
@@ -323,7 +324,7 @@ fn print(page: &mut Page, results: &[Outcome], options: &Options) {
             result.at.as_str().into(),
         ]);
     }
-    page.table(&table);
+    printer.table(&table);
 }
 
 #[cfg(test)]
@@ -334,7 +335,7 @@ mod tests {
     fn limits_are_read_and_what_is_wrong_is_named() {
         let limits = parse("[total]\nallocated = \"1g\"\n[modules]\n\"GPT.h\" = 512\n").unwrap();
         assert_eq!(limits.len(), 2);
-        assert!(limits.contains(&Limit { what: What::Module, name: "GPT.h".to_owned(), bytes: 512 }));
+        assert!(limits.contains(&Limit { what: LimitSubject::Module, name: "GPT.h".to_owned(), bytes: 512 }));
         for (text, part) in [
             ("", "no limits"),
             ("[total]\nmost = 1", "allocated"),

@@ -9,7 +9,8 @@ use crate::options::{Flag, Options};
 use crate::read::input::Input;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::text::{Cell, Page, Style, count};
+use crate::render::numbers::count;
+use crate::render::printer::{Cell, Printer, Style};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::{Replayed, replay_checked};
 
@@ -38,7 +39,7 @@ impl Report for Check {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut page = Page::new(options.paint, options.width);
+        let mut printer = Printer::new(options.paint, options.width);
         let mut footer = Footer::new(input);
         let mut verdict = Verdict::Fine;
         let mut files: Vec<Value> = Vec::new();
@@ -46,23 +47,23 @@ impl Report for Check {
             let replayed = replay_checked(trace, options)?;
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             if index == 0 {
-                heading(&mut page, input, &trace.meta);
-                page.gap();
+                heading(&mut printer, input, &trace.meta);
+                printer.gap();
             }
             let found = findings(&replayed);
             let bad: u64 = found.iter().map(|(_, number)| number).sum();
             let name = trace.path.display().to_string();
             let rows = count(replayed.replay.counts.rows);
             if bad == 0 {
-                page.line([Cell::new("ok   ", Style::Strong), format!("{name}: {rows} rows").into()]);
+                printer.line([Cell::new("ok   ", Style::Strong), format!("{name}: {rows} rows").into()]);
             } else {
                 verdict = Verdict::Problem;
-                page.line([Cell::new("bad  ", Style::Alarm), format!("{name}: {rows} rows").into()]);
+                printer.line([Cell::new("bad  ", Style::Alarm), format!("{name}: {rows} rows").into()]);
                 for (what, number) in found.iter().filter(|(_, number)| *number > 0) {
-                    page.plain(format!("     {what}: {}", count(*number)));
+                    printer.plain(format!("     {what}: {}", count(*number)));
                 }
                 for example in &replayed.replay.problems.examples {
-                    page.line([Cell::new(format!("       {example}"), Style::Faint)]);
+                    printer.line([Cell::new(format!("       {example}"), Style::Faint)]);
                 }
             }
             let found: serde_json::Map<String, Value> =
@@ -76,7 +77,7 @@ impl Report for Check {
             }));
         }
         let json = json!({ "ok": verdict == Verdict::Fine, "files": files });
-        Ok(Answer { page, json, footer, next: vec![next("summary", input, "")], verdict })
+        Ok(Answer { body: printer, json, footer, next: vec![next("summary", input, "")], verdict })
     }
 }
 

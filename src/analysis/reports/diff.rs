@@ -12,7 +12,8 @@ use crate::read::input::Input;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::text::{Cell, Page, Side, Style, Table, percent, share};
+use crate::render::numbers::{percent, share};
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::{self, Group, Key};
 use crate::state::replay::{Device, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
@@ -52,26 +53,26 @@ impl Report for Diff {
         let by = Key::from_options(options)?;
         let mut footer = Footer::default();
         inputs.iter().for_each(|input| footer.phantom.add(input));
-        let mut page = Page::new(options.paint, options.width);
-        let before = Run::new(&inputs[0], options, &by, &mut footer)?;
-        let after = Run::new(&inputs[1], options, &by, &mut footer)?;
-        heading(&mut page, &inputs[0], &before.trace.meta);
-        heading(&mut page, &inputs[1], &after.trace.meta);
-        page.gap();
-        totals(&mut page, &before, &after, options);
-        page.gap();
+        let mut printer = Printer::new(options.paint, options.width);
+        let before = DiffSide::new(&inputs[0], options, &by, &mut footer)?;
+        let after = DiffSide::new(&inputs[1], options, &by, &mut footer)?;
+        heading(&mut printer, &inputs[0], &before.trace.meta);
+        heading(&mut printer, &inputs[1], &after.trace.meta);
+        printer.gap();
+        totals(&mut printer, &before, &after, options);
+        printer.gap();
         let changes = changes(&before, &after);
-        owners(&mut page, &changes, &by, options);
-        steps(&mut page, &before, &after, options);
+        owners(&mut printer, &changes, &by, options);
+        steps(&mut printer, &before, &after, options);
         let (old, new) = (before.peak(Metric::Allocated), after.peak(Metric::Allocated));
         let broken = limit.is_some_and(|limit| match limit {
-            Limit::Share(share) => new as f64 > old as f64 * (1.0 + share),
-            Limit::Bytes(bytes) => new - old > bytes,
+            GrowthLimit::Share(share) => new as f64 > old as f64 * (1.0 + share),
+            GrowthLimit::Bytes(bytes) => new - old > bytes,
         });
         if broken {
-            page.gap();
+            printer.gap();
             let text = format!("the peak grew by more than {}", options.text("fail-over"));
-            page.line([Cell::new(text, Style::Alarm)]);
+            printer.line([Cell::new(text, Style::Alarm)]);
         }
         let json = json!({
             "by": by.name,
@@ -86,34 +87,34 @@ impl Report for Diff {
         });
         let verdict = if broken { Verdict::OverLimit } else { Verdict::Fine };
         let hints = vec![next("peak", &inputs[1], &format!("--by {}", by.name))];
-        Ok(Answer { page, json, footer, next: hints, verdict })
+        Ok(Answer { body: printer, json, footer, next: hints, verdict })
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Limit {
+enum GrowthLimit {
     Share(f64),
     Bytes(i64),
 }
 
-fn limit(text: &str) -> Result<Option<Limit>> {
+fn limit(text: &str) -> Result<Option<GrowthLimit>> {
     if text.is_empty() {
         return Ok(None);
     }
     if let Some(number) = text.strip_suffix('%') {
         return match number.trim().parse::<f64>() {
-            Ok(number) if number >= 0.0 => Ok(Some(Limit::Share(number / 100.0))),
+            Ok(number) if number >= 0.0 => Ok(Some(GrowthLimit::Share(number / 100.0))),
             _ => Err(Error::usage(format!("--fail-over {text}: expected a share such as 2%"))),
         };
     }
     match memtrace_trace::units::parse_bytes(text) {
-        Ok(bytes) => Ok(Some(Limit::Bytes(bytes))),
+        Ok(bytes) => Ok(Some(GrowthLimit::Bytes(bytes))),
         Err(why) => Err(Error::usage(format!("--fail-over {text}: {why}, or a share such as 2%"))),
     }
 }
 
 /// One of the two runs: its fullest process.
-struct Run<'a> {
+struct DiffSide<'a> {
     trace: &'a TraceFile,
     replayed: Replayed,
     device: Device,
@@ -122,9 +123,9 @@ struct Run<'a> {
     steps: BTreeMap<i64, i64>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> DiffSide<'a> {
     fn new(input: &'a Input, options: &Options, by: &Key, footer: &mut Footer) -> Result<Self> {
-        let mut best: Option<Run<'a>> = None;
+        let mut best: Option<DiffSide<'a>> = None;
         for trace in &input.traces {
             let mut steps: BTreeMap<i64, i64> = BTreeMap::new();
             let replayed = replay_trace(
@@ -143,8 +144,8 @@ impl<'a> Run<'a> {
             let Some(device) = replayed.fullest(Metric::Allocated, options).cloned() else { continue };
             footer.add(trace, &replayed, Some(device.ordinal));
             let groups =
-                by.on(trace).groups(&replayed.replay.at_peak(device.ordinal, false), &replayed.texts);
-            let new = Run { trace, replayed, device, groups, steps };
+                by.on(trace).groups(&replayed.replay.at_peak(device.ordinal, false), &replayed.symbols);
+            let new = DiffSide { trace, replayed, device, groups, steps };
             if best.as_ref().is_none_or(|best| new.peak(Metric::Allocated) > best.peak(Metric::Allocated)) {
                 best = Some(new);
             }
@@ -185,7 +186,7 @@ fn style(delta: i64) -> Style {
     }
 }
 
-fn totals(page: &mut Page, before: &Run<'_>, after: &Run<'_>, options: &Options) {
+fn totals(printer: &mut Printer, before: &DiffSide<'_>, after: &DiffSide<'_>, options: &Options) {
     let mut table = Table::new(&[
         ("peak", Side::Left),
         ("before", Side::Right),
@@ -203,11 +204,11 @@ fn totals(page: &mut Page, before: &Run<'_>, after: &Run<'_>, options: &Options)
             format!("{:+.1} %", share(new - old, old) * 100.0).into(),
         ]);
     }
-    page.table(&table);
+    printer.table(&table);
 }
 
 /// Every owner of either peak, the largest change first.
-fn changes(before: &Run<'_>, after: &Run<'_>) -> Vec<(String, Group, Group)> {
+fn changes(before: &DiffSide<'_>, after: &DiffSide<'_>) -> Vec<(String, Group, Group)> {
     let mut all: BTreeMap<&String, (Group, Group)> = BTreeMap::new();
     for (name, group) in &before.groups {
         all.entry(name).or_default().0 = *group;
@@ -221,10 +222,10 @@ fn changes(before: &Run<'_>, after: &Run<'_>) -> Vec<(String, Group, Group)> {
     all
 }
 
-fn owners(page: &mut Page, changes: &[(String, Group, Group)], by: &Key, options: &Options) {
+fn owners(printer: &mut Printer, changes: &[(String, Group, Group)], by: &Key, options: &Options) {
     let changed: Vec<_> = changes.iter().filter(|(_, old, new)| old != new).collect();
     if changed.is_empty() {
-        page.plain(format!("no {} differs at the peak", by.name));
+        printer.plain(format!("no {} differs at the peak", by.name));
         return;
     }
     let mut table = Table::new(&[
@@ -245,21 +246,21 @@ fn owners(page: &mut Page, changes: &[(String, Group, Group)], by: &Key, options
             name.as_str().into(),
         ]);
     }
-    page.table(&table);
+    printer.table(&table);
     if changed.len() > top {
-        page.line([Cell::new(format!("{} more; --top N", changed.len() - top), Style::Faint)]);
+        printer.line([Cell::new(format!("{} more; --top N", changed.len() - top), Style::Faint)]);
     }
 }
 
 /// The first step at which the two differ, when both have steps.
-fn steps(page: &mut Page, before: &Run<'_>, after: &Run<'_>, options: &Options) {
+fn steps(printer: &mut Printer, before: &DiffSide<'_>, after: &DiffSide<'_>, options: &Options) {
     let first = before.steps.iter().filter(|(step, _)| **step >= 0).find_map(|(step, old)| {
         let new = after.steps.get(step)?;
         (new != old).then_some((*step, *old, *new))
     });
     if let Some((step, old, new)) = first {
-        page.gap();
-        page.plain(format!(
+        printer.gap();
+        printer.plain(format!(
             "they part at step {step}: its highest was {}, now {} ({})",
             options.units.show(old),
             options.units.show(new),
@@ -274,8 +275,8 @@ mod tests {
 
     #[test]
     fn limits_are_shares_or_bytes() {
-        assert_eq!(limit("2%").unwrap(), Some(Limit::Share(0.02)));
-        assert_eq!(limit("100m").unwrap(), Some(Limit::Bytes(100 << 20)));
+        assert_eq!(limit("2%").unwrap(), Some(GrowthLimit::Share(0.02)));
+        assert_eq!(limit("100m").unwrap(), Some(GrowthLimit::Bytes(100 << 20)));
         assert_eq!(limit("").unwrap(), None);
         assert!(limit("much").is_err() && limit("-1%").is_err());
     }

@@ -10,11 +10,12 @@ use crate::read::input::Input;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::text::step_or_dash;
-use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use crate::render::numbers::step_or_dash;
+use crate::render::numbers::{bar, count, duration, percent, share};
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::category;
 use crate::state::layout::{self, Layout, Segment};
-use crate::state::moment::{self, At, replay_to_moment};
+use crate::state::moment::{self, NamedMoment, replay_to_moment};
 use crate::state::replay::{Block, Metric};
 use crate::state::replay_trace::Replayed;
 
@@ -36,8 +37,8 @@ impl Report for Frag {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let at: At = options.text(moment::FLAG.name).parse()?;
-        let mut page = Page::new(options.paint, options.width);
+        let at: NamedMoment = options.text(moment::FLAG.name).parse()?;
+        let mut printer = Printer::new(options.paint, options.width);
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         for trace in &input.traces {
@@ -54,29 +55,35 @@ impl Report for Frag {
             footer.lost += replayed.replay.counts.lost;
             let devices: Vec<i32> = replayed.gpus(options).map(|device| device.ordinal).collect();
             for ordinal in devices {
-                let state = State::new(&replayed, &layout, ordinal);
+                let state = Fragmentation::new(&replayed, &layout, ordinal);
                 if state.reserved == 0 {
                     continue;
                 }
                 if json.is_empty() {
-                    heading(&mut page, input, &trace.meta);
+                    heading(&mut printer, input, &trace.meta);
                 }
-                page.gap();
-                state.print(&mut page, trace, &replayed, options);
+                printer.gap();
+                state.print(&mut printer, trace, &replayed, options);
                 json.push(state.json(trace, &replayed));
                 footer.add_share(&replayed, ordinal);
             }
         }
         if json.is_empty() {
-            page.plain("No memory tracked.");
+            printer.plain("No memory tracked.");
         }
         let hints = vec![next("snapshot", input, "--type current"), next("stats", input, "")];
-        Ok(Answer { page, json: json!({ "devices": json }), footer, next: hints, ..Answer::default() })
+        Ok(Answer {
+            body: printer,
+            json: json!({ "devices": json }),
+            footer,
+            next: hints,
+            ..Answer::default()
+        })
     }
 }
 
 /// Where the reserved bytes of one device are.
-struct State {
+struct Fragmentation {
     ordinal: i32,
     ts_ns: i64,
     reserved: i64,
@@ -96,10 +103,10 @@ struct State {
     pinned: Vec<Segment>,
 }
 
-impl State {
-    fn new(replayed: &Replayed, layout: &Layout, ordinal: i32) -> State {
+impl Fragmentation {
+    fn new(replayed: &Replayed, layout: &Layout, ordinal: i32) -> Fragmentation {
         let totals = replayed.replay.find(ordinal).map(|device| device.totals).unwrap_or_default();
-        let mut state = State {
+        let mut state = Fragmentation {
             ordinal,
             ts_ns: replayed.replay.ts_ns,
             reserved: totals.reserved,
@@ -131,9 +138,9 @@ impl State {
         state
     }
 
-    fn print(&self, page: &mut Page, trace: &TraceFile, replayed: &Replayed, options: &Options) {
+    fn print(&self, printer: &mut Printer, trace: &TraceFile, replayed: &Replayed, options: &Options) {
         let units = options.units;
-        page.line([
+        printer.line([
             format!("rank {}, device {}, at {}: ", trace.meta.rank, self.ordinal, duration(self.ts_ns))
                 .into(),
             Cell::new(units.show(self.reserved).to_string(), Style::Strong),
@@ -166,12 +173,12 @@ impl State {
         if rest != 0 {
             line(rest, "in segments whose place is not known".to_owned());
         }
-        page.table(&table);
-        page.plain(format!("the largest free piece has {}", units.show(self.largest)));
+        printer.table(&table);
+        printer.plain(format!("the largest free piece has {}", units.show(self.largest)));
         if self.pinned.is_empty() {
             return;
         }
-        page.gap();
+        printer.gap();
         let mut table = Table::new(&[
             ("free", Side::Right),
             ("segment", Side::Right),
@@ -194,14 +201,14 @@ impl State {
                 pins.into(),
                 step_or_dash(block.owner.step).into(),
                 category(block.owner.category).into(),
-                replayed.texts.or_dash(block.owner.op).into(),
-                replayed.texts.or_dash(block.owner.module).into(),
+                replayed.symbols.or_dash(block.owner.op).into(),
+                replayed.symbols.or_dash(block.owner.module).into(),
             ]);
         }
-        page.table(&table);
+        printer.table(&table);
         let rest = self.pinned.len().saturating_sub(options.top.unwrap_or(10));
         if rest > 0 {
-            page.line([Cell::new(format!("{rest} more; --top N"), Style::Faint)]);
+            printer.line([Cell::new(format!("{rest} more; --top N"), Style::Faint)]);
         }
     }
 
@@ -221,8 +228,8 @@ impl State {
                             "requested_bytes": block.requested,
                             "step": block.owner.step,
                             "category": block.owner.category.as_str(),
-                            "op": &*replayed.texts.get(block.owner.op),
-                            "module": &*replayed.texts.get(block.owner.module),
+                            "op": &*replayed.symbols.get(block.owner.op),
+                            "module": &*replayed.symbols.get(block.owner.module),
                         })
                     })
                     .collect();

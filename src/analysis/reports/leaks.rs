@@ -21,9 +21,10 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::Symbol;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::text::{Cell, Page, Side, Style, Table, count};
+use crate::render::numbers::count;
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::category;
-use crate::state::replay::{HOST, Kind, Metric};
+use crate::state::replay::{HOST, MemoryKind, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 use crate::state::stacks::Stacks;
 
@@ -44,13 +45,13 @@ impl Report for Leaks {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut page = Page::new(options.paint, options.width);
+        let mut printer = Printer::new(options.paint, options.width);
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         let mut any = false;
         for (index, trace) in input.traces.iter().enumerate() {
             // First to the end, for the last step and what was never freed.
-            let mut levels = Levels::default();
+            let mut levels = StepLevels::default();
             let flow = flow_categories(trace, options)?;
             let whole = replay_trace(
                 trace,
@@ -77,16 +78,16 @@ impl Report for Leaks {
                 |_, _| {},
             )?;
             let stacks = Stacks::read(trace);
-            let found = Found::new(&before_last, &whole, &stacks, levels, last, options);
+            let found = Findings::new(&before_last, &whole, &stacks, levels, last, options);
             if index == 0 {
-                heading(&mut page, input, &trace.meta);
+                heading(&mut printer, input, &trace.meta);
             }
-            page.gap();
+            printer.gap();
             if input.traces.len() > 1 {
-                page.plain(format!("rank {}", trace.meta.rank));
+                printer.plain(format!("rank {}", trace.meta.rank));
             }
             any |= !found.leaks.is_empty();
-            found.print(&mut page, options);
+            found.print(&mut printer, options);
             json.push(found.json(trace));
         }
         let hints = if any {
@@ -94,19 +95,25 @@ impl Report for Leaks {
         } else {
             vec![next("peak", input, "--by category")]
         };
-        Ok(Answer { page, json: json!({ "processes": json }), footer, next: hints, ..Answer::default() })
+        Ok(Answer {
+            body: printer,
+            json: json!({ "processes": json }),
+            footer,
+            next: hints,
+            ..Answer::default()
+        })
     }
 }
 
 /// The bytes allocated when each step ended.
 #[derive(Default)]
-struct Levels {
+struct StepLevels {
     step: i64,
     now: i64,
     ends: BTreeMap<i64, i64>,
 }
 
-impl Levels {
+impl StepLevels {
     fn feed(&mut self, step: i64, allocated: i64) {
         if step > self.step && self.step >= 0 {
             self.ends.insert(self.step, self.now);
@@ -118,16 +125,16 @@ impl Levels {
 
 /// A straight line through points, by least squares.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Line {
+struct FittedLine {
     slope: f64,
     /// The share of the variance that the line explains, 1 for points on a line.
     r2: f64,
 }
 
-fn fit(points: &[(f64, f64)]) -> Line {
+fn fit(points: &[(f64, f64)]) -> FittedLine {
     let n = points.len() as f64;
     if points.len() < 2 {
-        return Line::default();
+        return FittedLine::default();
     }
     let mean_x = points.iter().map(|point| point.0).sum::<f64>() / n;
     let mean_y = points.iter().map(|point| point.1).sum::<f64>() / n;
@@ -138,11 +145,11 @@ fn fit(points: &[(f64, f64)]) -> Line {
         yy += (y - mean_y) * (y - mean_y);
     }
     if xx == 0.0 {
-        return Line::default();
+        return FittedLine::default();
     }
     let slope = xy / xx;
     let r2 = if yy == 0.0 { 1.0 } else { xy * xy / (xx * yy) };
-    Line { slope, r2 }
+    FittedLine { slope, r2 }
 }
 
 struct Leak {
@@ -157,35 +164,38 @@ struct Leak {
     steps: usize,
     first: i64,
     last: i64,
-    line: Line,
+    line: FittedLine,
 }
 
-struct Found {
+struct Findings {
     leaks: Vec<Leak>,
     /// All of the process, over the ends of its steps.
-    growth: Line,
+    growth: FittedLine,
     steps: usize,
     never_freed: (u64, i64),
     never_freed_by_category: Vec<(&'static str, i64)>,
 }
 
-impl Found {
+impl Findings {
     fn new(
         before_last: &Replayed,
         whole: &Replayed,
         stacks: &Stacks,
-        levels: Levels,
+        levels: StepLevels,
         last: i64,
         options: &Options,
-    ) -> Found {
-        type Owner<'a> = (Symbol, Symbol, Symbol, Category, Option<&'a str>);
-        let mut owners: FxHashMap<Owner<'_>, BTreeMap<i64, (u64, i64)>> = FxHashMap::default();
+    ) -> Findings {
+        type LeakOwner<'a> = (Symbol, Symbol, Symbol, Category, Option<&'a str>);
+        let mut owners: FxHashMap<LeakOwner<'_>, BTreeMap<i64, (u64, i64)>> = FxHashMap::default();
         let mut lines: FxHashMap<i64, Option<&str>> = FxHashMap::default();
         let window = options.window;
         for block in before_last.replay.live.values() {
             let step = block.owner.step;
             let wanted = options.device.is_none_or(|only| only == block.device);
-            if block.kind == Kind::Host || !wanted || step < window.from_step.max(0) || step > window.to_step
+            if block.kind == MemoryKind::Host
+                || !wanted
+                || step < window.from_step.max(0)
+                || step > window.to_step
             {
                 continue;
             }
@@ -196,7 +206,7 @@ impl Found {
             *blocks += 1;
             *bytes += block.bytes;
         }
-        let texts = &before_last.texts;
+        let symbols = &before_last.symbols;
         let mut leaks: Vec<Leak> = owners
             .into_iter()
             .filter_map(|((op, module, phase, kind, line), steps)| {
@@ -215,10 +225,10 @@ impl Found {
                     .collect();
                 Some(Leak {
                     code: line.map(str::to_owned),
-                    op: texts.or_unattributed(op),
-                    module: texts.or_unattributed(module),
+                    op: symbols.or_unattributed(op),
+                    module: symbols.or_unattributed(module),
                     category: category(kind),
-                    phase: texts.or_unattributed(phase),
+                    phase: symbols.or_unattributed(phase),
                     blocks: steps.values().map(|(blocks, _)| blocks).sum(),
                     bytes: steps.values().map(|(_, bytes)| bytes).sum(),
                     steps: steps.len(),
@@ -234,7 +244,7 @@ impl Found {
         });
         let mut by_category: BTreeMap<&'static str, i64> = BTreeMap::new();
         let mut never_freed = (0, 0);
-        for block in whole.replay.live.values().filter(|block| block.kind != Kind::Host) {
+        for block in whole.replay.live.values().filter(|block| block.kind != MemoryKind::Host) {
             never_freed.0 += 1;
             never_freed.1 += block.bytes;
             *by_category.entry(category(block.owner.category)).or_default() += block.bytes;
@@ -244,7 +254,7 @@ impl Found {
         // The first step fills what later ones reuse.
         let points: Vec<(f64, f64)> =
             levels.ends.iter().skip(1).map(|(step, bytes)| (*step as f64, *bytes as f64)).collect();
-        Found {
+        Findings {
             leaks,
             growth: fit(&points),
             steps: levels.ends.len(),
@@ -253,22 +263,22 @@ impl Found {
         }
     }
 
-    fn print(&self, page: &mut Page, options: &Options) {
+    fn print(&self, printer: &mut Printer, options: &Options) {
         let units = options.units;
         if self.steps < FEWEST_STEPS {
-            page.plain(format!(
+            printer.plain(format!(
                 "{} finished steps: growth needs {FEWEST_STEPS} or more. Mark steps with a range such as step:12.",
                 self.steps
             ));
         } else if self.leaks.is_empty() {
-            page.plain(format!("Nothing grows over {} steps.", self.steps));
+            printer.plain(format!("Nothing grows over {} steps.", self.steps));
         } else {
             let sum: f64 = self.leaks.iter().map(|leak| leak.line.slope).sum();
-            page.line([
+            printer.line([
                 Cell::new(format!("{} a step", units.show(sum as i64)), Style::Alarm),
                 format!(" survive their step, over {} steps", self.steps).into(),
             ]);
-            page.gap();
+            printer.gap();
             let mut table = Table::new(&[
                 ("a step", Side::Right),
                 ("fit", Side::Right),
@@ -294,24 +304,24 @@ impl Found {
                     leak.module.as_str().into(),
                 ]);
             }
-            page.table(&table);
+            printer.table(&table);
             if with_lines {
-                page.gap();
+                printer.gap();
             }
             for leak in self.leaks.iter().take(options.top.unwrap_or(10)) {
                 if let Some(line) = &leak.code {
-                    page.plain(format!("  {} a step: {line}", units.show(leak.line.slope.round() as i64)));
+                    printer.plain(format!("  {} a step: {line}", units.show(leak.line.slope.round() as i64)));
                 }
             }
         }
-        page.gap();
-        page.plain(format!(
+        printer.gap();
+        printer.plain(format!(
             "never freed: {} in {} blocks",
             units.show(self.never_freed.1),
             count(self.never_freed.0)
         ));
         for (name, bytes) in &self.never_freed_by_category {
-            page.plain(format!("  {} {name}", units.show(*bytes)));
+            printer.plain(format!("  {} {name}", units.show(*bytes)));
         }
     }
 
@@ -349,6 +359,6 @@ mod tests {
         let points: Vec<(f64, f64)> = (0..10).map(|x| (f64::from(x), f64::from(3 * x + 1))).collect();
         let line = fit(&points);
         assert!((line.slope - 3.0).abs() < 1e-9 && (line.r2 - 1.0).abs() < 1e-9);
-        assert_eq!(fit(&[(1.0, 1.0)]), Line::default());
+        assert_eq!(fit(&[(1.0, 1.0)]), FittedLine::default());
     }
 }

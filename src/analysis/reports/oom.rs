@@ -16,11 +16,12 @@ use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::text::step_or_dash;
-use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use crate::render::numbers::step_or_dash;
+use crate::render::numbers::{bar, count, duration, percent, share};
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::{Key, sorted};
 use crate::state::layout::{self, Layout};
-use crate::state::moment::{At, replay_to_moment};
+use crate::state::moment::{NamedMoment, replay_to_moment};
 use crate::state::replay::{Block, Replay};
 use crate::state::replay_trace::Replayed;
 use crate::state::stacks::Stacks;
@@ -46,16 +47,16 @@ impl Report for Oom {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut page = Page::new(options.paint, options.width);
+        let mut printer = Printer::new(options.paint, options.width);
         let mut footer = Footer::new(input);
         let mut cases = Vec::new();
         for trace in &input.traces {
             let mut layout = Layout::default();
-            let mut seen = Seen::default();
+            let mut seen = RowsBefore::default();
             let columns = layout::COLUMNS.and(Columns::of(&["device_free_bytes", "stack_id"]));
             let replayed = replay_to_moment(
                 trace,
-                At::Oom,
+                NamedMoment::Oom,
                 columns,
                 options,
                 flow_categories(trace, options)?,
@@ -65,20 +66,20 @@ impl Report for Oom {
                 },
             )?;
             let (Some(replayed), Some(row)) = (replayed, seen.oom) else { continue };
-            let case = Case::new(trace, &replayed, &layout, &row, &seen);
+            let case = OomCase::new(trace, &replayed, &layout, &row, &seen);
             if cases.is_empty() {
-                heading(&mut page, input, &trace.meta);
+                heading(&mut printer, input, &trace.meta);
             }
-            page.gap();
-            case.print(&mut page, options);
-            holders(&mut page, &replayed, row.device, options);
+            printer.gap();
+            case.print(&mut printer, options);
+            holders(&mut printer, &replayed, row.device, options);
             footer.note_inference(&replayed);
             footer.lost += replayed.replay.counts.lost;
             footer.add_share(&replayed, row.device);
             cases.push(case.json(&replayed));
         }
         if cases.is_empty() {
-            page.plain("No request ran out of memory.");
+            printer.plain("No request ran out of memory.");
         }
         let hints = if cases.is_empty() {
             vec![next("summary", input, "")]
@@ -86,13 +87,13 @@ impl Report for Oom {
             vec![next("frag", input, "--at oom"), next("peak", input, "--by category")]
         };
         let json = json!({ "ooms": cases });
-        Ok(Answer { page, json, footer, next: hints, ..Answer::default() })
+        Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
     }
 }
 
 /// What the rows before the OOM told.
 #[derive(Default)]
-struct Seen {
+struct RowsBefore {
     oom: Option<Record>,
     ooms: u64,
     /// Failed calls since the last one that worked: those of this request.
@@ -102,7 +103,7 @@ struct Seen {
     foreign: Vec<(i32, i64)>,
 }
 
-impl Seen {
+impl RowsBefore {
     fn feed(&mut self, row: &Record, replay: &Replay, trace: &TraceFile) {
         let capacity = trace.meta.total_bytes(row.device);
         if row.device_free_bytes >= 0 && capacity > 0 {
@@ -126,7 +127,7 @@ impl Seen {
 
 /// Why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Why {
+enum OomCause {
     /// More than what the device has beside what must stay.
     TooBig,
     /// Enough is free, in pieces.
@@ -137,10 +138,10 @@ enum Why {
     Limited,
 }
 
-struct Case<'a> {
+struct OomCase<'a> {
     row: Record,
     trace: &'a TraceFile,
-    why: Why,
+    why: OomCause,
     ooms: u64,
     /// The device's memory; 0 when unknown.
     capacity: i64,
@@ -161,8 +162,14 @@ struct Case<'a> {
     lines: Vec<String>,
 }
 
-impl<'a> Case<'a> {
-    fn new(trace: &'a TraceFile, replayed: &Replayed, layout: &Layout, row: &Record, seen: &Seen) -> Self {
+impl<'a> OomCase<'a> {
+    fn new(
+        trace: &'a TraceFile,
+        replayed: &Replayed,
+        layout: &Layout,
+        row: &Record,
+        seen: &RowsBefore,
+    ) -> Self {
         let totals = replayed.replay.find(row.device).map(|device| device.totals).unwrap_or_default();
         let capacity = trace.meta.total_bytes(row.device);
         let request = row.rounded_bytes.max(row.requested_bytes);
@@ -176,10 +183,10 @@ impl<'a> Case<'a> {
         let foreign = seen.foreign.iter().find(|(device, _)| *device == row.device);
         let unknown = foreign.map_or(0, |(_, bytes)| *bytes.min(&left));
         let device_free = foreign.map(|_| left - unknown);
-        let mut case = Case {
+        let mut case = OomCase {
             row: *row,
             trace,
-            why: Why::TooBig,
+            why: OomCause::TooBig,
             ooms: seen.ooms,
             capacity,
             allocated: totals.allocated,
@@ -192,9 +199,9 @@ impl<'a> Case<'a> {
             holes,
             owner: format!(
                 "{} in {}, {}, step {}",
-                replayed.texts.or_dash(row.op),
-                replayed.texts.or_dash(row.module),
-                replayed.texts.or_dash(row.phase),
+                replayed.symbols.or_dash(row.op),
+                replayed.symbols.or_dash(row.module),
+                replayed.symbols.or_dash(row.phase),
                 step_or_dash(row.step)
             ),
             lines: Stacks::read(trace).lines(row.stack_id).into_iter().map(str::to_owned).collect(),
@@ -213,7 +220,7 @@ impl<'a> Case<'a> {
         self.device_free.unwrap_or((self.capacity - self.reserved - self.outside).max(0))
     }
 
-    /// [`Case::room`] in words.
+    /// [`OomCase::room`] in words.
     fn room_text(&self, units: Unit) -> String {
         let most = if self.device_free.is_none() { "at most " } else { "" };
         format!("{most}{}", units.show(self.room()))
@@ -223,29 +230,29 @@ impl<'a> Case<'a> {
         self.row.rounded_bytes.max(self.row.requested_bytes)
     }
 
-    fn judge(&self, failed_calls: u64) -> Why {
+    fn judge(&self, failed_calls: u64) -> OomCause {
         let request = self.request();
         if self.capacity > 0 && request > self.capacity {
-            return Why::TooBig;
+            return OomCause::TooBig;
         }
         // No call failed, and there was room: a limit of torch's own (`set_per_process_memory_fraction`).
         if failed_calls == 0 && self.capacity > 0 && self.room() >= self.segment {
-            return Why::Limited;
+            return OomCause::Limited;
         }
         if self.cached() + self.room() >= request && self.largest_hole < request {
-            return Why::Fragmented;
+            return OomCause::Fragmented;
         }
         let foreign = self.outside + (self.unknown - CONTEXT).max(0);
         if foreign > 0 && self.room() + self.cached() + foreign >= request {
-            return Why::Outside;
+            return OomCause::Outside;
         }
-        Why::TooBig
+        OomCause::TooBig
     }
 
     fn verdict(&self, units: Unit) -> (&'static str, String, Vec<&'static str>) {
         let request = units.show(self.request());
         match self.why {
-            Why::TooBig => (
+            OomCause::TooBig => (
                 "too big",
                 format!(
                     "{request} more than the {} that are live do not fit, in whatever pieces",
@@ -257,7 +264,7 @@ impl<'a> Case<'a> {
                     "sharded or 8-bit optimizer state, when that holds the most",
                 ],
             ),
-            Why::Fragmented => (
+            OomCause::Fragmented => (
                 "fragmentation",
                 format!(
                     "{} are free in torch's cache and {} on the device, but the largest piece has {} and {request} are needed",
@@ -270,7 +277,7 @@ impl<'a> Case<'a> {
                     "free or move what pins the segments: memtrace frag names it",
                 ],
             ),
-            Why::Outside => (
+            OomCause::Outside => (
                 "outside torch",
                 format!(
                     "{} on the device belong to others than torch's allocator; without them {request} would fit",
@@ -281,7 +288,7 @@ impl<'a> Case<'a> {
                     "libraries beside torch (NCCL, a second framework, plain cudaMalloc): memtrace peak --of used",
                 ],
             ),
-            Why::Limited => (
+            OomCause::Limited => (
                 "a limit",
                 format!("{} are free on the device; torch was told to leave them", self.room_text(units)),
                 vec!["raise torch.cuda.set_per_process_memory_fraction, or take it out"],
@@ -289,28 +296,28 @@ impl<'a> Case<'a> {
         }
     }
 
-    fn print(&self, page: &mut Page, options: &Options) {
+    fn print(&self, printer: &mut Printer, options: &Options) {
         let units = options.units;
         let mut first = format!(" at {}", duration(self.row.ts_ns));
         let _ = write!(first, ", rank {}, device {}: {}", self.trace.meta.rank, self.row.device, self.owner);
-        page.line([Cell::new("out of memory", Style::Alarm), first.into()]);
+        printer.line([Cell::new("out of memory", Style::Alarm), first.into()]);
         for line in self.lines.iter().take(LINES) {
-            page.plain(format!("  {line}"));
+            printer.plain(format!("  {line}"));
         }
         if self.ooms > 1 {
-            page.plain(format!("the last of {}", count(self.ooms)));
+            printer.plain(format!("the last of {}", count(self.ooms)));
         }
-        page.gap();
+        printer.gap();
         let (name, because, tries) = self.verdict(units);
-        page.line([
+        printer.line([
             "verdict: ".into(),
             Cell::new(name, Style::Strong),
             format!(". {}.", upper_first(&because)).into(),
         ]);
         for what in tries {
-            page.plain(format!("  try: {what}"));
+            printer.plain(format!("  try: {what}"));
         }
-        page.gap();
+        printer.gap();
         let mut table = Table::new(&[("", Side::Right), ("", Side::Left)]);
         let mut line = |bytes: i64, what: String| {
             table.row([Cell::new(units.show(bytes).to_string(), Style::Strong), what.into()]);
@@ -342,7 +349,7 @@ impl<'a> Case<'a> {
             }
             None => {}
         }
-        page.table(&table);
+        printer.table(&table);
     }
 
     fn json(&self, replayed: &Replayed) -> Value {
@@ -360,9 +367,9 @@ impl<'a> Case<'a> {
             "requested_bytes": self.row.requested_bytes,
             "rounded_bytes": self.row.rounded_bytes,
             "segment_bytes": self.segment,
-            "op": &*replayed.texts.get(self.row.op),
-            "module": &*replayed.texts.get(self.row.module),
-            "phase": &*replayed.texts.get(self.row.phase),
+            "op": &*replayed.symbols.get(self.row.op),
+            "module": &*replayed.symbols.get(self.row.module),
+            "phase": &*replayed.symbols.get(self.row.phase),
             "step": self.row.step,
             "lines": self.lines,
             "allocated_bytes": self.allocated,
@@ -379,13 +386,13 @@ impl<'a> Case<'a> {
 }
 
 /// Who held the memory then: by category, and the ten largest modules.
-fn holders(page: &mut Page, replayed: &Replayed, ordinal: i32, options: &Options) {
+fn holders(printer: &mut Printer, replayed: &Replayed, ordinal: i32, options: &Options) {
     let live: Vec<Block> = replayed.replay.live_on(ordinal, false);
     let total: i64 = live.iter().map(|block| block.bytes).sum();
-    let kinds = sorted(Key::CATEGORY.groups(&live, &replayed.texts));
-    let modules = sorted(Key::MODULE.groups(&live, &replayed.texts));
+    let kinds = sorted(Key::CATEGORY.groups(&live, &replayed.symbols));
+    let modules = sorted(Key::MODULE.groups(&live, &replayed.symbols));
     for (title, groups, most) in [("category", kinds, 9), ("module", modules, options.top.unwrap_or(10))] {
-        page.gap();
+        printer.gap();
         let mut table = Table::new(&[
             ("held", Side::Right),
             ("share", Side::Right),
@@ -402,7 +409,7 @@ fn holders(page: &mut Page, replayed: &Replayed, ordinal: i32, options: &Options
                 name.as_str().into(),
             ]);
         }
-        page.table(&table);
+        printer.table(&table);
     }
 }
 

@@ -10,7 +10,8 @@ use crate::read::input::Input;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use crate::render::numbers::{bar, count, duration, percent, share};
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::{self, Group, Key, sorted};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::{Replayed, replay_trace};
@@ -92,18 +93,18 @@ fn fullest<'a>(input: &'a Input, options: &Options, metric: Metric, by: &Key) ->
 fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best<'_>) -> Result<Answer> {
     let Best { trace, replayed, ordinal, mut footer, .. } = best;
     let by = by.on(trace);
-    let mut page = Page::new(options.paint, options.width);
-    heading(&mut page, input, &trace.meta);
+    let mut printer = Printer::new(options.paint, options.width);
+    heading(&mut printer, input, &trace.meta);
     let Some(device) = replayed.replay.find(ordinal) else {
-        page.plain("No memory tracked.");
-        return Ok(Answer { page, json: json!({ "groups": [] }), footer, ..Answer::default() });
+        printer.plain("No memory tracked.");
+        return Ok(Answer { body: printer, json: json!({ "groups": [] }), footer, ..Answer::default() });
     };
     let peak = device.peak(metric);
     let blocks = replayed.replay.at_peak(ordinal, options.is_set("as-of"));
     if by.name == "category" && !options.is_set("as-of") {
         footer.note_inference(&replayed);
     }
-    let mut groups = by.groups(&blocks, &replayed.texts);
+    let mut groups = by.groups(&blocks, &replayed.symbols);
     // Held by the allocator and handed out to nobody: it is part of what the device shows.
     let listed: i64 = groups.values().map(|group| group.bytes).sum();
     if metric == Metric::Used && peak.bytes > listed {
@@ -123,24 +124,24 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     }
     for symbol in [peak.owner.phase, peak.owner.module, peak.owner.op] {
         if symbol != crate::read::symbols::Symbol::NONE {
-            when.push_str(&format!(", {}", replayed.texts.get(symbol)));
+            when.push_str(&format!(", {}", replayed.symbols.get(symbol)));
         }
     }
-    page.line([
+    printer.line([
         format!("device {ordinal}: peak of {} memory ", metric.name()).into(),
         Cell::new(options.units.show(peak.bytes).to_string(), Style::Strong),
         when.into(),
     ]);
     if input.traces.len() > 1 {
-        page.plain(format!(
+        printer.plain(format!(
             "rank {}, the highest of {}; --rank shows another",
             trace.meta.rank,
             input.traces.len()
         ));
     }
-    page.gap();
+    printer.gap();
     let top = options.top.unwrap_or(20);
-    table(&mut page, &groups, by.name, peak.bytes, top, options);
+    table(&mut printer, &groups, by.name, peak.bytes, top, options);
     let json: Vec<Value> = groups
         .iter()
         .map(|(name, group)| {
@@ -163,10 +164,17 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
         .find(|key| **key != by.name && matches!(**key, "category" | "op"))
         .unwrap_or(&"module");
     let hints = vec![next("peak", input, &format!("--by {other}"))];
-    Ok(Answer { page, json, footer, next: hints, ..Answer::default() })
+    Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
 }
 
-fn table(page: &mut Page, groups: &[(String, Group)], by: &str, total: i64, top: usize, options: &Options) {
+fn table(
+    printer: &mut Printer,
+    groups: &[(String, Group)],
+    by: &str,
+    total: i64,
+    top: usize,
+    options: &Options,
+) {
     let mut table = Table::new(&[
         ("bytes", Side::Right),
         ("share", Side::Right),
@@ -192,5 +200,5 @@ fn table(page: &mut Page, groups: &[(String, Group)], by: &str, total: i64, top:
         let blocks = rest.iter().map(|(_, group)| group.blocks).sum();
         line(bytes, blocks, Cell::new(format!("{} more; --top N", rest.len()), Style::Faint));
     }
-    page.table(&table);
+    printer.table(&table);
 }

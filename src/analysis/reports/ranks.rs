@@ -15,8 +15,9 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::Symbol;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::text::step_or_dash;
-use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, percent, share};
+use crate::render::numbers::step_or_dash;
+use crate::render::numbers::{bar, count, percent, share};
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::{Replayed, replay_trace};
 
@@ -34,7 +35,7 @@ impl Report for Ranks {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut page = Page::new(options.paint, options.width);
+        let mut printer = Printer::new(options.paint, options.width);
         let mut footer = Footer::new(input);
         let mut ranks = Vec::new();
         for trace in &input.traces {
@@ -55,23 +56,23 @@ impl Report for Ranks {
             ranks.push(Rank::new(trace, &replayed, &work, options));
         }
         if let Some(trace) = input.traces.first() {
-            heading(&mut page, input, &trace.meta);
-            page.gap();
+            heading(&mut printer, input, &trace.meta);
+            printer.gap();
         }
-        table(&mut page, &ranks, options);
-        page.gap();
+        table(&mut printer, &ranks, options);
+        printer.gap();
         let peaks = ranks.iter().map(|rank| rank.allocated);
         let (low, high) = (peaks.clone().min().unwrap_or(0), peaks.max().unwrap_or(0));
-        page.plain(format!(
+        printer.plain(format!(
             "skew: {} between the highest and the lowest peak ({} of the highest)",
             options.units.show(high - low),
             percent(share(high - low, high))
         ));
         let part = ranks.iter().skip(1).find_map(|rank| first_difference(&ranks[0], rank));
         match &part {
-            Some(part) => part.print(&mut page, options),
-            None if ranks.len() > 1 => page.plain("every module allocates the same on every rank"),
-            None => page.plain("one rank only; a folder with the traces of all ranks compares them"),
+            Some(part) => part.print(&mut printer, options),
+            None if ranks.len() > 1 => printer.plain("every module allocates the same on every rank"),
+            None => printer.plain("one rank only; a folder with the traces of all ranks compares them"),
         }
         let json = json!({
             "ranks": ranks.iter().map(Rank::json).collect::<Vec<Value>>(),
@@ -81,7 +82,7 @@ impl Report for Ranks {
         let fullest = ranks.iter().max_by_key(|rank| (rank.allocated, -rank.rank));
         let hints =
             fullest.map(|rank| next("peak", input, &format!("--rank {}", rank.rank))).into_iter().collect();
-        Ok(Answer { page, json, footer, next: hints, ..Answer::default() })
+        Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
     }
 }
 
@@ -125,7 +126,12 @@ impl Rank {
         let allocated = peak(Metric::Allocated);
         let named = |(phase, module): &(Symbol, Symbol)| {
             let (blocks, bytes) = work.sums[&(*phase, *module)];
-            (replayed.texts.or_unattributed(*phase), replayed.texts.or_unattributed(*module), blocks, bytes)
+            (
+                replayed.symbols.or_unattributed(*phase),
+                replayed.symbols.or_unattributed(*module),
+                blocks,
+                bytes,
+            )
         };
         Rank {
             rank: trace.meta.rank,
@@ -188,8 +194,8 @@ fn first_difference(a: &Rank, b: &Rank) -> Option<Part> {
 }
 
 impl Part {
-    fn print(&self, page: &mut Page, options: &Options) {
-        page.line([
+    fn print(&self, printer: &mut Printer, options: &Options) {
+        printer.line([
             "they part first in ".into(),
             Cell::new(self.module.clone(), Style::Strong),
             format!(
@@ -217,7 +223,7 @@ impl Part {
     }
 }
 
-fn table(page: &mut Page, ranks: &[Rank], options: &Options) {
+fn table(printer: &mut Printer, ranks: &[Rank], options: &Options) {
     let highest = ranks.iter().map(|rank| rank.allocated).max().unwrap_or(0);
     let mut table = Table::new(&[
         ("rank", Side::Right),
@@ -244,5 +250,5 @@ fn table(page: &mut Page, ranks: &[Rank], options: &Options) {
             count(rank.rows).into(),
         ]);
     }
-    page.table(&table);
+    printer.table(&table);
 }

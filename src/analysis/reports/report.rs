@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::read::input::Input;
 use crate::render::footer::Footer;
-use crate::render::text::{Cell, Page, Style};
+use crate::render::printer::{Cell, Printer, Style};
 
 /// One question, answered.
 pub trait Report: Sync {
@@ -49,7 +49,7 @@ pub enum Verdict {
 #[derive(Debug, Default)]
 pub struct Answer {
     /// For people, without the footer.
-    pub page: Page,
+    pub body: Printer,
     /// For programs: an object.
     pub json: Value,
     /// How far it can be trusted.
@@ -64,13 +64,13 @@ impl Answer {
     /// The whole screen.
     #[must_use]
     pub fn text(&self) -> String {
-        let mut page = self.page.clone();
-        page.gap();
-        self.footer.print(&mut page);
+        let mut printer = self.body.clone();
+        printer.gap();
+        self.footer.print(&mut printer);
         for next in &self.next {
-            page.line([Cell::new("next: ", Style::Faint), Cell::new(next.clone(), Style::Command)]);
+            printer.line([Cell::new("next: ", Style::Faint), Cell::new(next.clone(), Style::Command)]);
         }
-        page.text().to_owned()
+        printer.text().to_owned()
     }
 
     /// The whole answer as JSON: the report's own fields, and those of the footer.

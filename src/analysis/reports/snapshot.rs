@@ -12,9 +12,9 @@ use crate::read::input::Input;
 use crate::read::record::Columns;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
+use crate::render::printer::Printer;
 use crate::render::rst;
-use crate::render::text::Page;
-use crate::state::moment::{self, At, replay_to_moment};
+use crate::state::moment::{self, NamedMoment, replay_to_moment};
 use crate::state::replay::{Block, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
@@ -59,13 +59,13 @@ impl Report for Snapshot {
             // MemTracker's own text.
             return Err(Error::usage(format!("Invalid type {kind}")));
         }
-        let mut page = Page::new(options.paint, options.width);
+        let mut printer = Printer::new(options.paint, options.width);
         let mut footer = Footer::new(input);
         let mut devices = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {
             if index == 0 {
-                heading(&mut page, input, &trace.meta);
-                page.gap();
+                heading(&mut printer, input, &trace.meta);
+                printer.gap();
             }
             let at = options.text(moment::FLAG.name);
             let found = if at.is_empty() && kind == "peak" {
@@ -82,7 +82,7 @@ impl Report for Snapshot {
                     &mut footer,
                 )
             } else {
-                let at = if at.is_empty() { At::End } else { at.parse()? };
+                let at = if at.is_empty() { NamedMoment::End } else { at.parse()? };
                 let Some(replayed) = replay_to_moment(
                     trace,
                     at,
@@ -107,7 +107,7 @@ impl Report for Snapshot {
                 (if many { format!("rank {rank} {device}") } else { device }, *types)
             })
             .collect();
-        print(&mut page, &named, options.units, options.is_set("table"));
+        print(&mut printer, &named, options.units, options.is_set("table"));
         let devices: Vec<Value> = devices
             .iter()
             .map(|(rank, ordinal, types)| {
@@ -120,7 +120,13 @@ impl Report for Snapshot {
             })
             .collect();
         let json = json!({ "type": kind, "devices": devices });
-        Ok(Answer { page, json, footer, next: vec![next("modules", input, "")], ..Answer::default() })
+        Ok(Answer {
+            body: printer,
+            json,
+            footer,
+            next: vec![next("modules", input, "")],
+            ..Answer::default()
+        })
     }
 }
 
@@ -164,11 +170,11 @@ fn current(replayed: &Replayed, options: &Options, footer: &mut Footer) -> Vec<(
         .collect()
 }
 
-fn print(page: &mut Page, devices: &[(String, Types)], units: Unit, table: bool) {
+fn print(printer: &mut Printer, devices: &[(String, Types)], units: Unit, table: bool) {
     let shown: Vec<&(String, Types)> =
         devices.iter().filter(|(_, types)| !rounds_to_nothing(types.iter().sum(), units)).collect();
     if devices.iter().all(|(_, types)| types.iter().all(|bytes| *bytes == 0)) {
-        page.plain("No memory tracked.");
+        printer.plain("No memory tracked.");
         return;
     }
     let cells = |types: &Types| {
@@ -183,14 +189,14 @@ fn print(page: &mut Page, devices: &[(String, Types)], units: Unit, table: bool)
             .map(|(device, types)| [device.clone()].into_iter().chain(cells(types)).collect())
             .collect();
         for line in rst::table(&heads, &rows) {
-            page.plain(line);
+            printer.plain(line);
         }
         return;
     }
     for (device, types) in shown {
-        page.plain(format!("Device: {device}"));
+        printer.plain(format!("Device: {device}"));
         for (name, cell) in names.iter().zip(cells(types)) {
-            page.plain(format!("\t{name}: {cell}"));
+            printer.plain(format!("\t{name}: {cell}"));
         }
     }
 }

@@ -14,10 +14,11 @@ use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
-use crate::read::symbols::{Symbol, Texts};
+use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, share};
+use crate::render::numbers::{bar, count, duration, share};
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
 
@@ -35,7 +36,7 @@ impl Report for Stats {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut page = Page::new(options.paint, options.width);
+        let mut printer = Printer::new(options.paint, options.width);
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {
@@ -54,17 +55,23 @@ impl Report for Stats {
             )?;
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             if index == 0 {
-                heading(&mut page, input, &trace.meta);
+                heading(&mut printer, input, &trace.meta);
             }
-            page.gap();
+            printer.gap();
             if input.traces.len() > 1 {
-                page.plain(format!("rank {}", trace.meta.rank));
+                printer.plain(format!("rank {}", trace.meta.rank));
             }
-            numbers.print(&mut page, &replayed.texts, options);
-            json.push(numbers.json(trace, &replayed.texts));
+            numbers.print(&mut printer, &replayed.symbols, options);
+            json.push(numbers.json(trace, &replayed.symbols));
         }
         let hints = vec![next("peak", input, "--by size"), next("top-ops", input, "")];
-        Ok(Answer { page, json: json!({ "processes": json }), footer, next: hints, ..Answer::default() })
+        Ok(Answer {
+            body: printer,
+            json: json!({ "processes": json }),
+            footer,
+            next: hints,
+            ..Answer::default()
+        })
     }
 }
 
@@ -171,20 +178,20 @@ impl Numbers {
     }
 
     /// The latencies by what they are of, in the order of the events.
-    fn calls(&self, texts: &Texts) -> Vec<(String, &Spread)> {
+    fn calls(&self, symbols: &SymbolTable) -> Vec<(String, &Spread)> {
         let mut calls: Vec<_> = self
             .latencies
             .iter()
             .map(|((event, worked, api), spread)| {
                 let failed = if *worked { "" } else { ", failed" };
-                (*event, format!("{} ({event}{failed})", texts.get(*api)), spread)
+                (*event, format!("{} ({event}{failed})", symbols.get(*api)), spread)
             })
             .collect();
         calls.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
         calls.into_iter().map(|(_, name, spread)| (name, spread)).collect()
     }
 
-    fn print(&self, page: &mut Page, texts: &Texts, options: &Options) {
+    fn print(&self, printer: &mut Printer, symbols: &SymbolTable, options: &Options) {
         let mut table = Table::new(&[
             ("", Side::Left),
             ("count", Side::Right),
@@ -208,11 +215,11 @@ impl Numbers {
         line("requested size".to_owned(), &self.requested, &bytes);
         line("block size".to_owned(), &self.blocks, &bytes);
         line("lifetime".to_owned(), &self.lifetimes, &duration);
-        for (name, spread) in self.calls(texts) {
+        for (name, spread) in self.calls(symbols) {
             line(name, spread, &duration);
         }
-        page.table(&table);
-        page.gap();
+        printer.table(&table);
+        printer.gap();
         let mut table = Table::new(&[
             ("up to", Side::Right),
             ("blocks", Side::Right),
@@ -228,29 +235,29 @@ impl Numbers {
                 bytes(*sum).into(),
             ]);
         }
-        page.table(&table);
-        page.gap();
-        page.plain(format!(
+        printer.table(&table);
+        printer.gap();
+        printer.plain(format!(
             "temporaries (freed in the step and phase they were born in): {} blocks, {}",
             count(self.temporaries.0),
             bytes(self.temporaries.1)
         ));
-        page.plain(format!(
+        printer.plain(format!(
             "given beyond what was asked for: {} of {}",
             bytes(self.rounding),
             bytes(self.total)
         ));
         let retries = self.failed.saturating_sub(self.ooms);
-        page.plain(format!(
+        printer.plain(format!(
             "{} allocation retries (inferred), {} out of memory",
             count(retries),
             count(self.ooms)
         ));
     }
 
-    fn json(&self, trace: &TraceFile, texts: &Texts) -> Value {
+    fn json(&self, trace: &TraceFile, symbols: &SymbolTable) -> Value {
         let mut calls = serde_json::Map::new();
-        for (name, spread) in self.calls(texts) {
+        for (name, spread) in self.calls(symbols) {
             calls.insert(name, spread.json());
         }
         let sizes: Vec<Value> = self

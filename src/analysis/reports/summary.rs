@@ -12,8 +12,9 @@ use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::text::step_or_dash;
-use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use crate::render::numbers::step_or_dash;
+use crate::render::numbers::{bar, count, duration, percent, share};
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::block_category;
 use crate::state::replay::{Block, Device, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
@@ -32,7 +33,7 @@ impl Report for Summary {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut page = Page::new(options.paint, options.width);
+        let mut printer = Printer::new(options.paint, options.width);
         let mut footer = Footer::new(input);
         let mut all = Vec::new();
         for trace in &input.traces {
@@ -59,24 +60,24 @@ impl Report for Summary {
         });
         let mut hints = Vec::new();
         if let Some((trace, replayed)) = fullest {
-            heading(&mut page, input, &trace.meta);
-            page.gap();
+            heading(&mut printer, input, &trace.meta);
+            printer.gap();
             if all.len() > 1 {
-                ranks(&mut page, &all, options);
-                page.gap();
-                page.plain(format!("rank {} is the fullest:", trace.meta.rank));
+                ranks(&mut printer, &all, options);
+                printer.gap();
+                printer.plain(format!("rank {} is the fullest:", trace.meta.rank));
             }
-            detail(&mut page, trace, replayed, options);
+            detail(&mut printer, trace, replayed, options);
             if replayed.replay.counts.of(EventName::Oom) > 0 {
                 hints.push(next("oom", input, ""));
             }
             hints.push(next("peak", input, "--by module"));
         }
-        Ok(Answer { page, json, footer, next: hints, ..Answer::default() })
+        Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
     }
 }
 
-fn ranks(page: &mut Page, all: &[(&TraceFile, Replayed)], options: &Options) {
+fn ranks(printer: &mut Printer, all: &[(&TraceFile, Replayed)], options: &Options) {
     let mut table = Table::new(&[
         ("rank", Side::Right),
         ("pid", Side::Right),
@@ -101,7 +102,7 @@ fn ranks(page: &mut Page, all: &[(&TraceFile, Replayed)], options: &Options) {
             count(replayed.replay.counts.rows).into(),
         ]);
     }
-    page.table(&table);
+    printer.table(&table);
 }
 
 /// The process id, from the file's name `<host>.r<rank>.<pid>.csv`.
@@ -117,23 +118,23 @@ fn steps(replayed: &Replayed) -> u64 {
     replay.first_step.map_or(0, |first| (replay.last_step - first + 1).max(0).cast_unsigned())
 }
 
-fn detail(page: &mut Page, trace: &TraceFile, replayed: &Replayed, options: &Options) {
+fn detail(printer: &mut Printer, trace: &TraceFile, replayed: &Replayed, options: &Options) {
     let many = replayed.gpus(options).count() > 1;
     for device in replayed.gpus(options) {
         if many {
-            page.line([Cell::new(format!("device {}", device.ordinal), Style::Strong)]);
+            printer.line([Cell::new(format!("device {}", device.ordinal), Style::Strong)]);
         }
-        peaks(page, replayed, device, options);
-        capacity(page, trace, device, options);
-        categories(page, replayed, device, options);
-        page.gap();
+        peaks(printer, replayed, device, options);
+        capacity(printer, trace, device, options);
+        categories(printer, replayed, device, options);
+        printer.gap();
     }
     if let Some(host) = replayed.replay.find(HOST) {
         let pinned = host.peak(Metric::Allocated).bytes;
-        page.plain(format!("pinned host memory: {} at most", options.units.show(pinned)));
+        printer.plain(format!("pinned host memory: {} at most", options.units.show(pinned)));
     }
     let counts = &replayed.replay.counts;
-    page.plain(format!(
+    printer.plain(format!(
         "{} events in {}: {} allocations, {} frees, {} segments, {} steps",
         count(counts.rows),
         duration(replayed.replay.ts_ns),
@@ -145,11 +146,11 @@ fn detail(page: &mut Page, trace: &TraceFile, replayed: &Replayed, options: &Opt
     let ooms = counts.of(EventName::Oom);
     if ooms + counts.failed > 0 {
         let text = format!("{} out of memory, {} failed calls", count(ooms), count(counts.failed));
-        page.line([Cell::new(text, Style::Alarm)]);
+        printer.line([Cell::new(text, Style::Alarm)]);
     }
 }
 
-fn peaks(page: &mut Page, replayed: &Replayed, device: &Device, options: &Options) {
+fn peaks(printer: &mut Printer, replayed: &Replayed, device: &Device, options: &Options) {
     let mut table = Table::new(&[
         ("", Side::Left),
         ("peak", Side::Right),
@@ -166,23 +167,23 @@ fn peaks(page: &mut Page, replayed: &Replayed, device: &Device, options: &Option
             Cell::new(options.units.show(peak.bytes).to_string(), Style::Strong),
             duration(peak.ts_ns).into(),
             step_or_dash(peak.owner.step).into(),
-            replayed.texts.or_dash(peak.owner.phase).into(),
-            replayed.texts.or_dash(peak.owner.op).into(),
-            replayed.texts.or_dash(peak.owner.module).into(),
+            replayed.symbols.or_dash(peak.owner.phase).into(),
+            replayed.symbols.or_dash(peak.owner.op).into(),
+            replayed.symbols.or_dash(peak.owner.module).into(),
         ]);
     }
-    page.table(&table);
+    printer.table(&table);
 }
 
-fn capacity(page: &mut Page, trace: &TraceFile, device: &Device, options: &Options) {
+fn capacity(printer: &mut Printer, trace: &TraceFile, device: &Device, options: &Options) {
     let capacity = trace.meta.total_bytes(device.ordinal);
     if capacity > 0 {
         let used = device.peak(Metric::Used).bytes;
-        page.plain(format!("{} of {} used", percent(share(used, capacity)), options.units.show(capacity)));
+        printer.plain(format!("{} of {} used", percent(share(used, capacity)), options.units.show(capacity)));
     }
 }
 
-fn categories(page: &mut Page, replayed: &Replayed, device: &Device, options: &Options) {
+fn categories(printer: &mut Printer, replayed: &Replayed, device: &Device, options: &Options) {
     let blocks = replayed.replay.at_peak(device.ordinal, false);
     let total: i64 = blocks.iter().map(|block| block.bytes).sum();
     let mut table = Table::new(&[("", Side::Right), ("", Side::Right), ("", Side::Left), ("", Side::Left)]);
@@ -195,9 +196,9 @@ fn categories(page: &mut Page, replayed: &Replayed, device: &Device, options: &O
         ]);
     }
     if !table.is_empty() {
-        page.gap();
-        page.plain("live at the peak of allocated memory:");
-        page.table(&table);
+        printer.gap();
+        printer.plain("live at the peak of allocated memory:");
+        printer.table(&table);
     }
 }
 

@@ -14,13 +14,14 @@ use crate::read::symbols::Symbol;
 use crate::render::curve::{Band, Curve};
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::text::{Cell, Page, Style, duration};
+use crate::render::numbers::duration;
+use crate::render::printer::{Cell, Printer, Style};
 use crate::state::categories::FlowCategories;
 use crate::state::group::category;
 use crate::state::replay::{self, Metric, Window};
 use crate::state::replay_trace::{Replayed, replay_rows, replay_trace};
-use crate::state::series::{Course, Grid, Series};
-use crate::state::stacked_series::Stack;
+use crate::state::series::{Progress, Series, TimeGrid};
+use crate::state::stacked_series::StackedSeries;
 
 /// See the module.
 pub(super) struct Timeline;
@@ -67,9 +68,9 @@ impl Report for Timeline {
         let width = options.number(WIDTH.name)?.or(options.width).unwrap_or(100).clamp(30, 400);
         let height = options.number(HEIGHT.name)?.unwrap_or(16).clamp(3, 200);
         let mut footer = Footer::new(input);
-        let mut best: Option<(i64, &TraceFile, First)> = None;
+        let mut best: Option<(i64, &TraceFile, FirstReading)> = None;
         for trace in &input.traces {
-            let first = First::read(trace, options)?;
+            let first = FirstReading::read(trace, options)?;
             footer.add(trace, &first.replayed, Some(first.ordinal));
             let peak = first.peak();
             if best.as_ref().is_none_or(|(highest, ..)| peak > *highest) {
@@ -78,11 +79,11 @@ impl Report for Timeline {
         }
         let (_, trace, first) =
             best.ok_or_else(|| Error::usage(format!("{}: no trace", input.path.display())))?;
-        let mut page = Page::new(options.paint, options.width);
-        heading(&mut page, input, &trace.meta);
+        let mut printer = Printer::new(options.paint, options.width);
+        heading(&mut printer, input, &trace.meta);
         if first.peak() == 0 {
-            page.plain("No memory tracked.");
-            return Ok(Answer { page, json: json!({ "buckets": 0 }), footer, ..Answer::default() });
+            printer.plain("No memory tracked.");
+            return Ok(Answer { body: printer, json: json!({ "buckets": 0 }), footer, ..Answer::default() });
         }
         let whole = first.time_ns;
         let shown = if options.is_set(ALL.name) || options.window != Window::default() {
@@ -90,18 +91,18 @@ impl Report for Timeline {
         } else {
             first.course.home(whole, first.moment().ts_ns)
         };
-        let grid = Grid::new(shown.0, shown.1, (width - Curve::MARGIN) * 2);
-        let drawn = Drawn::read(trace, options, &first, grid)?;
+        let grid = TimeGrid::new(shown.0, shown.1, (width - Curve::MARGIN) * 2);
+        let drawn = SecondReading::read(trace, options, &first, grid)?;
         if input.traces.len() > 1 {
-            page.plain(format!(
+            printer.plain(format!(
                 "rank {}, the highest of {}; --rank shows another",
                 trace.meta.rank,
                 input.traces.len()
             ));
         }
-        drawn.print(&mut page, &first, height, options);
+        drawn.print(&mut printer, &first, height, options);
         if shown != whole {
-            page.line([Cell::new(
+            printer.line([Cell::new(
                 format!(
                     "the steps, {} of {}; --all shows the rest",
                     duration(shown.1 - shown.0),
@@ -112,29 +113,40 @@ impl Report for Timeline {
         }
         let other = if options.text(BY.name) == "category" { "" } else { "--by category" };
         let hints = vec![next("timeline", input, other), next("report", input, "-o report.html")];
-        Ok(Answer { page, json: drawn.json(trace, &first), footer, next: hints, ..Answer::default() })
+        Ok(Answer {
+            body: printer,
+            json: drawn.json(trace, &first),
+            footer,
+            next: hints,
+            ..Answer::default()
+        })
     }
 }
 
 /// What the first reading tells: which device, and when.
-struct First {
+struct FirstReading {
     replayed: Replayed,
     metric: Metric,
     ordinal: i32,
     time_ns: (i64, i64),
-    course: Course,
+    course: Progress,
 }
 
-impl First {
-    fn read(trace: &TraceFile, options: &Options) -> Result<First> {
+impl FirstReading {
+    fn read(trace: &TraceFile, options: &Options) -> Result<FirstReading> {
         let flow = flow_categories(trace, options)?;
-        let first = First::read_for(trace, options, Metric::Allocated, flow.clone())?;
+        let first = FirstReading::read_for(trace, options, Metric::Allocated, flow.clone())?;
         // A program without torch: everything that it holds is outside torch's allocator.
-        if first.peak() == 0 { First::read_for(trace, options, Metric::Used, flow) } else { Ok(first) }
+        if first.peak() == 0 { FirstReading::read_for(trace, options, Metric::Used, flow) } else { Ok(first) }
     }
 
-    fn read_for(trace: &TraceFile, options: &Options, metric: Metric, flow: FlowCategories) -> Result<First> {
-        let mut course = Course::new(Grid::new(0, i64::MAX / 4, 1));
+    fn read_for(
+        trace: &TraceFile,
+        options: &Options,
+        metric: Metric,
+        flow: FlowCategories,
+    ) -> Result<FirstReading> {
+        let mut course = Progress::new(TimeGrid::new(0, i64::MAX / 4, 1));
         let mut time: Option<(i64, i64)> = None;
         // An op's row tells the step before any memory does: its time counts.
         let replayed = replay_trace(trace, Columns::of(&["ts_ns"]), options, metric, flow, |row, replay| {
@@ -144,7 +156,7 @@ impl First {
             }
         })?;
         let ordinal = replayed.fullest(metric, options).map_or(0, |device| device.ordinal);
-        Ok(First { replayed, metric, ordinal, time_ns: time.unwrap_or((0, 0)), course })
+        Ok(FirstReading { replayed, metric, ordinal, time_ns: time.unwrap_or((0, 0)), course })
     }
 
     fn moment(&self) -> replay::Moment {
@@ -157,21 +169,26 @@ impl First {
 }
 
 /// What the second reading collects.
-struct Drawn {
-    grid: Grid,
+struct SecondReading {
+    grid: TimeGrid,
     total: Series,
     reserved: Series,
-    course: Course,
+    course: Progress,
     by_category: Vec<Vec<i64>>,
     ooms: Vec<i64>,
     replayed: Replayed,
 }
 
-impl Drawn {
-    fn read(trace: &TraceFile, options: &Options, first: &First, grid: Grid) -> Result<Drawn> {
+impl SecondReading {
+    fn read(
+        trace: &TraceFile,
+        options: &Options,
+        first: &FirstReading,
+        grid: TimeGrid,
+    ) -> Result<SecondReading> {
         let (mut total, mut reserved) = (Series::new(grid), Series::new(grid));
-        let mut course = Course::new(grid);
-        let mut stack = Stack::new(grid, Category::ALL.len());
+        let mut course = Progress::new(grid);
+        let mut stack = StackedSeries::new(grid, Category::ALL.len());
         let mut ooms = Vec::new();
         let inferred: rustc_hash::FxHashMap<i64, Category> = first
             .replayed
@@ -215,23 +232,23 @@ impl Drawn {
             }
         })?;
         let (total, reserved) = (total.finish(), reserved.finish());
-        Ok(Drawn { grid, total, reserved, course, by_category: stack.finish(), ooms, replayed })
+        Ok(SecondReading { grid, total, reserved, course, by_category: stack.finish(), ooms, replayed })
     }
 
     fn name(&self, phase: Symbol) -> String {
-        if phase == Symbol::NONE { String::new() } else { self.replayed.texts.get(phase).to_string() }
+        if phase == Symbol::NONE { String::new() } else { self.replayed.symbols.get(phase).to_string() }
     }
 
-    fn print(&self, page: &mut Page, first: &First, height: usize, options: &Options) {
+    fn print(&self, printer: &mut Printer, first: &FirstReading, height: usize, options: &Options) {
         let peak = first.moment();
         let mut when = format!(" at {}", duration(peak.ts_ns));
         if peak.owner.step >= 0 {
             when.push_str(&format!(", step {}", peak.owner.step));
         }
         if peak.owner.phase != Symbol::NONE {
-            when.push_str(&format!(", {}", first.replayed.texts.get(peak.owner.phase)));
+            when.push_str(&format!(", {}", first.replayed.symbols.get(peak.owner.phase)));
         }
-        page.line([
+        printer.line([
             format!("device {}: peak of {} memory ", first.ordinal, first.metric.name()).into(),
             Cell::new(options.units.show(peak.bytes).to_string(), Style::Strong),
             when.into(),
@@ -258,10 +275,10 @@ impl Drawn {
             ooms: self.ooms.clone(),
             units: options.units,
         };
-        curve.print(page, height);
+        curve.print(printer, height);
     }
 
-    fn json(&self, trace: &TraceFile, first: &First) -> Value {
+    fn json(&self, trace: &TraceFile, first: &FirstReading) -> Value {
         let categories: serde_json::Map<String, Value> = Category::ALL
             .iter()
             .zip(&self.by_category)
@@ -273,7 +290,7 @@ impl Drawn {
             .phases
             .starts
             .iter()
-            .map(|(ts, phase)| json!({ "ts_ns": ts, "phase": &*self.replayed.texts.get(*phase) }))
+            .map(|(ts, phase)| json!({ "ts_ns": ts, "phase": &*self.replayed.symbols.get(*phase) }))
             .collect();
         let steps: Vec<Value> = self
             .course

@@ -5,7 +5,7 @@
 //! allocations themselves are added up by the op that made them, and the page says so.
 //!
 //! Held against `MemoryTracker` in the same process: the series is the same to the byte, and so are the
-//! names with the overloads of `MEMTRACE_OPS=io` ([`Call::name`]).
+//! names with the overloads of `MEMTRACE_OPS=io` ([`OpCall::name`]).
 
 use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
@@ -18,12 +18,13 @@ use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::Record;
 use crate::read::stream::TraceFile;
-use crate::read::symbols::{Symbol, Texts};
+use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::text::step_or_dash;
-use crate::render::text::{Cell, Page, Side, Style, Table, count};
-use crate::state::op_calls::{self, Call, MB, OpCalls};
+use crate::render::numbers::count;
+use crate::render::numbers::step_or_dash;
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::state::op_calls::{self, MB, OpCall, OpCalls};
 use crate::state::replay::{Metric, Replay, Totals};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
@@ -60,7 +61,7 @@ impl Report for TopOps {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut page = Page::new(options.paint, options.width);
+        let mut printer = Printer::new(options.paint, options.width);
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {
@@ -79,17 +80,23 @@ impl Report for TopOps {
             )?;
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             if index == 0 {
-                heading(&mut page, input, &trace.meta);
+                heading(&mut printer, input, &trace.meta);
             }
-            page.gap();
+            printer.gap();
             if input.traces.len() > 1 {
-                page.plain(format!("rank {}", trace.meta.rank));
+                printer.plain(format!("rank {}", trace.meta.rank));
             }
-            ops.print(&mut page, &replayed, options);
+            ops.print(&mut printer, &replayed, options);
             json.push(ops.json(trace, &replayed, options));
         }
         let hints = vec![next("peak", input, "--by op")];
-        Ok(Answer { page, json: json!({ "processes": json }), footer, next: hints, ..Answer::default() })
+        Ok(Answer {
+            body: printer,
+            json: json!({ "processes": json }),
+            footer,
+            next: hints,
+            ..Answer::default()
+        })
     }
 }
 
@@ -106,7 +113,7 @@ struct Ops {
     keep_series: bool,
     top: usize,
     /// The largest deltas so far.
-    largest: Vec<(i64, Call)>,
+    largest: Vec<(i64, OpCall)>,
     series: Vec<Totals>,
     sums: FxHashMap<(Symbol, Symbol), Sum>,
 }
@@ -148,13 +155,13 @@ impl Ops {
         }
     }
 
-    fn print(&self, page: &mut Page, replayed: &Replayed, options: &Options) {
+    fn print(&self, printer: &mut Printer, replayed: &Replayed, options: &Options) {
         if self.legacy {
-            self.print_legacy(page, &replayed.texts);
+            self.print_legacy(printer, &replayed.symbols);
             return;
         }
         if self.calls.count == 0 {
-            self.print_sums(page, replayed, options);
+            self.print_sums(printer, replayed, options);
             return;
         }
         let mut table = Table::new(&[
@@ -170,42 +177,42 @@ impl Ops {
                 Cell::new(options.units.show(*delta).to_string(), Style::Strong),
                 count(op.index as u64).into(),
                 step_or_dash(op.step).into(),
-                replayed.texts.or_unattributed(op.phase).into(),
-                replayed.texts.or_unattributed(op.op).into(),
-                replayed.texts.or_unattributed(op.module).into(),
+                replayed.symbols.or_unattributed(op.phase).into(),
+                replayed.symbols.or_unattributed(op.op).into(),
+                replayed.symbols.or_unattributed(op.module).into(),
             ]);
         }
-        page.table(&table);
-        page.plain(format!(
+        printer.table(&table);
+        printer.plain(format!(
             "{} op calls, {} allocation retries (inferred)",
             count(self.calls.count as u64),
             count(self.calls.retries())
         ));
     }
 
-    fn print_legacy(&self, page: &mut Page, texts: &Texts) {
+    fn print_legacy(&self, printer: &mut Printer, symbols: &SymbolTable) {
         let rule = "-".repeat(48);
-        page.plain(rule.clone());
-        page.plain(format!("The number of alloc retries are: {}", self.calls.retries()));
-        page.plain(format!("Top {} ops that generates memory are:", self.top));
+        printer.plain(rule.clone());
+        printer.plain(format!("The number of alloc retries are: {}", self.calls.retries()));
+        printer.plain(format!("Top {} ops that generates memory are:", self.top));
         for (delta, op) in &self.largest {
-            page.plain(format!("{}: {:?}MB", op.name(texts), *delta as f64 / MB));
+            printer.plain(format!("{}: {:?}MB", op.name(symbols), *delta as f64 / MB));
         }
-        page.plain(rule);
+        printer.plain(rule);
     }
 
-    fn sorted_sums(&self, texts: &Texts) -> Vec<(String, String, Sum)> {
+    fn sorted_sums(&self, symbols: &SymbolTable) -> Vec<(String, String, Sum)> {
         let mut sums: Vec<_> = self
             .sums
             .iter()
-            .map(|((op, module), sum)| (texts.or_unattributed(*op), texts.or_unattributed(*module), *sum))
+            .map(|((op, module), sum)| (symbols.or_unattributed(*op), symbols.or_unattributed(*module), *sum))
             .collect();
         sums.sort_by(|a, b| b.2.bytes.cmp(&a.2.bytes).then_with(|| (&a.0, &a.1).cmp(&(&b.0, &b.1))));
         sums
     }
 
-    fn print_sums(&self, page: &mut Page, replayed: &Replayed, options: &Options) {
-        page.plain(
+    fn print_sums(&self, printer: &mut Printer, replayed: &Replayed, options: &Options) {
+        printer.plain(
             "no op rows in this trace (MEMTRACE_OPS=all writes them); all allocations of each op, added up:",
         );
         let mut table = Table::new(&[
@@ -214,7 +221,7 @@ impl Ops {
             ("op", Side::Left),
             ("module", Side::Left),
         ]);
-        for (op, module, sum) in self.sorted_sums(&replayed.texts).into_iter().take(self.top) {
+        for (op, module, sum) in self.sorted_sums(&replayed.symbols).into_iter().take(self.top) {
             table.row([
                 Cell::new(options.units.show(sum.bytes).to_string(), Style::Strong),
                 count(sum.blocks).into(),
@@ -222,29 +229,29 @@ impl Ops {
                 module.into(),
             ]);
         }
-        page.table(&table);
-        page.plain(format!("{} allocation retries (inferred)", count(self.calls.retries())));
+        printer.table(&table);
+        printer.plain(format!("{} allocation retries (inferred)", count(self.calls.retries())));
     }
 
     fn json(&self, trace: &TraceFile, replayed: &Replayed, options: &Options) -> Value {
-        let texts = &replayed.texts;
+        let symbols = &replayed.symbols;
         let top: Vec<Value> = self
             .largest
             .iter()
             .map(|(delta, op)| {
                 json!({
                     "index": op.index,
-                    "name": op.name(texts),
-                    "op": &*texts.get(op.op),
-                    "module": &*texts.get(op.module),
-                    "phase": &*texts.get(op.phase),
+                    "name": op.name(symbols),
+                    "op": &*symbols.get(op.op),
+                    "module": &*symbols.get(op.module),
+                    "phase": &*symbols.get(op.phase),
                     "step": op.step,
                     "delta_bytes": delta,
                 })
             })
             .collect();
         let sums: Vec<Value> = self
-            .sorted_sums(texts)
+            .sorted_sums(symbols)
             .into_iter()
             .take(self.top)
             .map(|(op, module, sum)| {

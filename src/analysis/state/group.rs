@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
-use crate::read::symbols::Texts;
+use crate::read::symbols::SymbolTable;
 use crate::state::replay::{Block, Owner};
 
 use crate::state::stacks::Stacks;
@@ -95,12 +95,12 @@ impl Key {
 
     /// What a block is listed under.
     #[must_use]
-    pub fn of(&self, block: &Block, texts: &Texts) -> String {
+    pub fn of(&self, block: &Block, symbols: &SymbolTable) -> String {
         match self.name {
             "size" => format!("{} B", block.bytes),
             "line" | "stack" => self.of_stack(block.stack),
             "category" => block_category(block).to_owned(),
-            _ => self.of_owner(&block.owner, texts),
+            _ => self.of_owner(&block.owner, symbols),
         }
     }
 
@@ -115,15 +115,15 @@ impl Key {
 
     /// What an owner is listed under.
     #[must_use]
-    pub fn of_owner(&self, owner: &Owner, texts: &Texts) -> String {
+    pub fn of_owner(&self, owner: &Owner, symbols: &SymbolTable) -> String {
         match self.name {
-            "op" => texts.or_unattributed(owner.op),
-            "phase" => texts.or_unattributed(owner.phase),
+            "op" => symbols.or_unattributed(owner.op),
+            "phase" => symbols.or_unattributed(owner.phase),
             "category" => category(owner.category).to_owned(),
             "step" if owner.step < 0 => "before the first".to_owned(),
             "step" => owner.step.to_string(),
             _ => {
-                let module = texts.or_unattributed(owner.module);
+                let module = symbols.or_unattributed(owner.module);
                 match self.depth {
                     Some(depth) => upper_levels(&module, depth).to_owned(),
                     None => module,
@@ -134,7 +134,7 @@ impl Key {
 
     /// The blocks by key.
     #[must_use]
-    pub fn groups(&self, blocks: &[Block], texts: &Texts) -> FxHashMap<String, Group> {
+    pub fn groups(&self, blocks: &[Block], symbols: &SymbolTable) -> FxHashMap<String, Group> {
         // First by what is cheap to hash: a trace has far fewer owners than blocks.
         let mut owners: FxHashMap<(Owner, bool, i64), (Block, Group)> = FxHashMap::default();
         for block in blocks {
@@ -150,7 +150,7 @@ impl Key {
         }
         let mut groups: FxHashMap<String, Group> = FxHashMap::default();
         for (block, part) in owners.values() {
-            let group = groups.entry(self.of(block, texts)).or_default();
+            let group = groups.entry(self.of(block, symbols)).or_default();
             group.bytes += part.bytes;
             group.blocks += part.blocks;
         }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use memtrace_trace::EventName;
 
 use crate::read::record::{Columns, Record};
-use crate::state::replay::{Block, Kind, Replay};
+use crate::state::replay::{Block, MemoryKind, Replay};
 
 /// The columns that a layout needs beside the replay's.
 pub const COLUMNS: Columns = Columns::of(&["addr", "stream", "pool", "requested_bytes", "rounded_bytes"]);
@@ -20,14 +20,14 @@ const SMALL_SEGMENT: i64 = memtrace_trace::rounding::SMALL_SEGMENT as i64;
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
     /// By device and address.
-    segments: BTreeMap<(i32, i64), Range>,
+    segments: BTreeMap<(i32, i64), SegmentRange>,
     /// Reserved bytes whose place is not known.
     pub unplaced: i64,
 }
 
 /// Where a segment ends, and what it is for.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Range {
+pub struct SegmentRange {
     /// Its size, in bytes.
     pub bytes: i64,
     /// Mapped piece by piece.
@@ -38,7 +38,7 @@ pub struct Range {
     pub pool: i64,
 }
 
-impl Range {
+impl SegmentRange {
     /// Does it serve requests of up to 1 MiB?
     #[must_use]
     pub fn is_small(&self) -> bool {
@@ -71,7 +71,7 @@ impl Segment {
     /// Does it serve requests of up to 1 MiB?
     #[must_use]
     pub fn is_small(&self) -> bool {
-        Range { bytes: self.bytes, expandable: self.expandable, ..Range::default() }.is_small()
+        SegmentRange { bytes: self.bytes, expandable: self.expandable, ..SegmentRange::default() }.is_small()
     }
 }
 
@@ -83,7 +83,7 @@ impl Layout {
         }
         let key = (row.device, row.addr);
         let (stream, pool) = (row.stream, row.pool);
-        let range = |expandable| Range { bytes: row.delta_bytes, expandable, stream, pool };
+        let range = |expandable| SegmentRange { bytes: row.delta_bytes, expandable, stream, pool };
         match row.event {
             event if row.addr == 0 && is_segment(event) => self.unplaced += row.delta_bytes,
             EventName::SegmentAlloc => {
@@ -99,7 +99,7 @@ impl Layout {
     }
 
     /// Pieces that touch are one expandable segment.
-    fn map(&mut self, key: (i32, i64), mut new: Range) {
+    fn map(&mut self, key: (i32, i64), mut new: SegmentRange) {
         let mut start = key;
         if let Some((at, before)) = self.segments.range(..key).next_back()
             && at.0 == key.0
@@ -127,17 +127,17 @@ impl Layout {
         };
         let (end, cut) = (at.1 + range.bytes, key.1 + bytes);
         if key.1 > at.1 {
-            self.segments.insert(at, Range { bytes: key.1 - at.1, ..range });
+            self.segments.insert(at, SegmentRange { bytes: key.1 - at.1, ..range });
         } else {
             self.segments.remove(&at);
         }
         if cut < end {
-            self.segments.insert((key.0, cut), Range { bytes: end - cut, ..range });
+            self.segments.insert((key.0, cut), SegmentRange { bytes: end - cut, ..range });
         }
     }
 
     /// The segments of a device by address.
-    pub fn ranges(&self, ordinal: i32) -> impl Iterator<Item = (i64, Range)> {
+    pub fn ranges(&self, ordinal: i32) -> impl Iterator<Item = (i64, SegmentRange)> {
         let of_device = (ordinal, i64::MIN)..=(ordinal, i64::MAX);
         self.segments.range(of_device).map(|((_, addr), range)| (*addr, *range))
     }
@@ -166,7 +166,7 @@ impl Layout {
         let mut blocks: Vec<Block> = replay
             .live
             .values()
-            .filter(|block| block.device == ordinal && block.kind == Kind::Torch)
+            .filter(|block| block.device == ordinal && block.kind == MemoryKind::Torch)
             .copied()
             .collect();
         // Where a free was lost two blocks have one address: what is told must not depend on the table.

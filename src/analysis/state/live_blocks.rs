@@ -15,7 +15,7 @@ const RECENT: usize = 1 << 14;
 const NOWHERE: u32 = u32::MAX;
 
 /// Blocks by their id.
-pub struct Live {
+pub struct LiveBlocks {
     /// Where those lie that were added lately, by the last bits of their id: ids are numbers of rows, and most
     /// blocks do not live for long.
     recent: Vec<u32>,
@@ -28,9 +28,9 @@ pub struct Live {
     free: Vec<u32>,
 }
 
-impl Default for Live {
+impl Default for LiveBlocks {
     fn default() -> Self {
-        Live {
+        LiveBlocks {
             recent: vec![NOWHERE; RECENT],
             older: FxHashMap::default(),
             highest: i64::MIN,
@@ -42,9 +42,9 @@ impl Default for Live {
 
 /// Where a block lies that was taken out, until the next one is added.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Left(u32);
+pub(crate) struct FreedSlot(u32);
 
-impl Live {
+impl LiveBlocks {
     /// Is that block live?
     #[must_use]
     pub fn contains(&self, id: i64) -> bool {
@@ -98,7 +98,7 @@ impl Live {
 
     /// Takes the block of that id out, which ended so.
     #[inline]
-    pub(crate) fn remove(&mut self, id: i64, death: Death) -> Option<Left> {
+    pub(crate) fn remove(&mut self, id: i64, death: Death) -> Option<FreedSlot> {
         let place = self.place(id)?;
         // It is there or among the older ones.
         if self.recent[recent(id)] == place {
@@ -108,16 +108,16 @@ impl Live {
         }
         self.free.push(place);
         self.blocks.get_mut(place as usize)?.died = Some(death);
-        Some(Left(place))
+        Some(FreedSlot(place))
     }
 
     /// The block that was taken out.
-    pub(crate) fn left(&self, left: Left) -> Option<&Block> {
+    pub(crate) fn left(&self, left: FreedSlot) -> Option<&Block> {
         self.blocks.get(left.0 as usize)
     }
 }
 
-/// Where the place of a block is kept in [`Live::recent`].
+/// Where the place of a block is kept in [`LiveBlocks::recent`].
 fn recent(id: i64) -> usize {
     id as usize % RECENT
 }

@@ -14,7 +14,7 @@ use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 
 /// A moment, as the user names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum NamedMoment {
     /// When this total was highest.
     Peak(Metric),
     /// The last row.
@@ -36,16 +36,16 @@ pub const FLAG: Flag = Flag {
     help: "peak, reserved-peak, used-peak, oom, end, step:N (its end) or a time such as 1.5s",
 };
 
-impl FromStr for At {
+impl FromStr for NamedMoment {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<At> {
+    fn from_str(text: &str) -> Result<NamedMoment> {
         match text {
-            "peak" => return Ok(At::Peak(Metric::Allocated)),
-            "used-peak" => return Ok(At::Peak(Metric::Used)),
-            "reserved-peak" => return Ok(At::Peak(Metric::Reserved)),
-            "end" => return Ok(At::End),
-            "oom" => return Ok(At::Oom),
+            "peak" => return Ok(NamedMoment::Peak(Metric::Allocated)),
+            "used-peak" => return Ok(NamedMoment::Peak(Metric::Used)),
+            "reserved-peak" => return Ok(NamedMoment::Peak(Metric::Reserved)),
+            "end" => return Ok(NamedMoment::End),
+            "oom" => return Ok(NamedMoment::Oom),
             _ => {}
         }
         let bad = || {
@@ -54,10 +54,10 @@ impl FromStr for At {
             ))
         };
         if let Some(step) = text.strip_prefix("step:") {
-            return step.parse().map(At::Step).map_err(|_| bad());
+            return step.parse().map(NamedMoment::Step).map_err(|_| bad());
         }
         match parse_window(&format!("{text}:")) {
-            Ok((from, _)) => Ok(At::Time(from)),
+            Ok((from, _)) => Ok(NamedMoment::Time(from)),
             Err(_) => Err(bad()),
         }
     }
@@ -70,7 +70,7 @@ impl FromStr for At {
 /// When the trace cannot be read.
 pub fn replay_to_moment(
     trace: &TraceFile,
-    at: At,
+    at: NamedMoment,
     columns: Columns,
     options: &Options,
     flow: FlowCategories,
@@ -78,23 +78,23 @@ pub fn replay_to_moment(
 ) -> Result<Option<Replayed>> {
     let tracked = Metric::Allocated;
     let last = match at {
-        At::End => return replay_trace(trace, columns, options, tracked, flow, visit).map(Some),
-        At::Time(ns) => {
+        NamedMoment::End => return replay_trace(trace, columns, options, tracked, flow, visit).map(Some),
+        NamedMoment::Time(ns) => {
             // A replay needs no time of a free or an op; whoever stops at one does.
             let columns = columns.and(Columns::of(&["ts_ns"]));
             return replay_until(trace, columns, options, tracked, flow, |row| row.ts_ns > ns, visit)
                 .map(Some);
         }
-        At::Step(step) => {
+        NamedMoment::Step(step) => {
             return replay_until(trace, columns, options, tracked, flow, |row| row.step > step, visit)
                 .map(Some);
         }
-        At::Peak(metric) => {
+        NamedMoment::Peak(metric) => {
             let replayed =
                 replay_trace(trace, Columns::of(&[]), options, metric, FlowCategories::default(), |_, _| {})?;
             replayed.fullest(metric, options).map_or(0, |device| device.peak(metric).seq)
         }
-        At::Oom => {
+        NamedMoment::Oom => {
             let mut last = 0;
             replay_trace(
                 trace,
@@ -116,7 +116,7 @@ pub fn replay_to_moment(
         return Ok(None);
     }
     // A segment grows the total before the block that it was taken for is there: wait for that one.
-    let waits = matches!(at, At::Peak(Metric::Reserved | Metric::Used));
+    let waits = matches!(at, NamedMoment::Peak(Metric::Reserved | Metric::Used));
     let mut there = !waits;
     let stop = |row: &Record| {
         // What others take has no block to wait for.
@@ -135,9 +135,9 @@ mod tests {
 
     #[test]
     fn moments_are_read_and_refused() {
-        assert_eq!("peak".parse::<At>().unwrap(), At::Peak(Metric::Allocated));
-        assert_eq!("step:3".parse::<At>().unwrap(), At::Step(3));
-        assert_eq!("1.5s".parse::<At>().unwrap(), At::Time(1_500_000_000));
-        assert!("noon".parse::<At>().unwrap_err().to_string().contains("step:N"));
+        assert_eq!("peak".parse::<NamedMoment>().unwrap(), NamedMoment::Peak(Metric::Allocated));
+        assert_eq!("step:3".parse::<NamedMoment>().unwrap(), NamedMoment::Step(3));
+        assert_eq!("1.5s".parse::<NamedMoment>().unwrap(), NamedMoment::Time(1_500_000_000));
+        assert!("noon".parse::<NamedMoment>().unwrap_err().to_string().contains("step:N"));
     }
 }

@@ -5,7 +5,7 @@ use memtrace_trace::{Api, EventName};
 use rustc_hash::FxHashMap;
 
 use crate::read::record::{Columns, Record};
-use crate::read::symbols::{Symbol, Texts};
+use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::replay::{Device, HOST, Replay, Totals};
 
 /// What torch calls the frame in which a dispatch mode, such as `MemoryTracker`'s, sees an op. Of nested
@@ -20,7 +20,7 @@ pub const COLUMNS: Columns = Columns::of(&["ts_ns", "device", "op", "module", "a
 
 /// One op that ended.
 #[derive(Clone, Copy, Debug)]
-pub struct Call {
+pub struct OpCall {
     /// Its number among all; one with number 0 begins the count anew.
     pub index: usize,
     /// The op.
@@ -43,17 +43,17 @@ pub struct Call {
     pub totals: Totals,
 }
 
-impl Call {
+impl OpCall {
     /// The name that `MemoryTracker` gives: `{module}.forward.{op}_{n}`, with the module that was entered last,
     /// also behind it and in backward. The op is `mm.default` when the trace has the overloads of
     /// `MEMTRACE_OPS=io`, else `aten::mm` stands for each of them.
     #[must_use]
-    pub fn name(&self, texts: &Texts) -> String {
+    pub fn name(&self, symbols: &SymbolTable) -> String {
         let module =
-            if self.entered == Symbol::NONE { String::new() } else { texts.get(self.entered).to_string() };
+            if self.entered == Symbol::NONE { String::new() } else { symbols.get(self.entered).to_string() };
         // Paths start at the root's class, which `MemoryTracker` calls "".
         let module = module.split_once('.').map_or("", |(_, path)| path);
-        format!("{module}.forward.{}_{}", texts.get(self.called), self.number)
+        format!("{module}.forward.{}_{}", symbols.get(self.called), self.number)
     }
 }
 
@@ -121,7 +121,7 @@ impl OpCalls {
     }
 
     /// Takes the next row, behind the replay; the call that ended with it.
-    pub fn feed(&mut self, row: &Record, replay: &Replay) -> Option<Call> {
+    pub fn feed(&mut self, row: &Record, replay: &Replay) -> Option<OpCall> {
         match row.event {
             EventName::Op => return self.op(row, replay),
             EventName::RangeBegin | EventName::RangeEnd => self.module(row, replay),
@@ -150,10 +150,10 @@ impl OpCalls {
     /// A module's forward begins or ends. Of the root module, `MemoryTracker`'s markers have the index of the
     /// next op.
     fn module(&mut self, row: &Record, replay: &Replay) {
-        if replay.texts.get(row.api).as_ref() != Api::Module.name() {
+        if replay.symbols.get(row.api).as_ref() != Api::Module.name() {
             return;
         }
-        let is_root = !replay.texts.get(row.name).contains('.');
+        let is_root = !replay.symbols.get(row.name).contains('.');
         if row.event == EventName::RangeBegin {
             self.entered = row.name;
             if is_root {
@@ -164,7 +164,7 @@ impl OpCalls {
         }
     }
 
-    fn op(&mut self, row: &Record, replay: &Replay) -> Option<Call> {
+    fn op(&mut self, row: &Record, replay: &Replay) -> Option<OpCall> {
         let start_ns = row.ts_ns - row.latency_ns;
         let child = std::mem::replace(
             &mut self.child,
@@ -172,7 +172,7 @@ impl OpCalls {
         );
         // With a row for each outermost op only, the row before is no child of this one.
         let has_child = child.start_ns >= start_ns;
-        let is_mode = (has_child || self.dispatched) && replay.texts.get(row.op).as_ref() == DISPATCH_MODE;
+        let is_mode = (has_child || self.dispatched) && replay.symbols.get(row.op).as_ref() == DISPATCH_MODE;
         if is_mode && !self.dispatched {
             self.start_again();
         }
@@ -185,7 +185,7 @@ impl OpCalls {
             (row.op, row.name, row.module)
         };
         // As `MemoryTracker`: it is everywhere and allocates nothing.
-        if is_mode && replay.texts.get(op).as_ref() == "aten::detach" {
+        if is_mode && replay.symbols.get(op).as_ref() == "aten::detach" {
             return None;
         }
         // The op's device is the one it ran on; `MemoryTracker` looks at the current device only.
@@ -204,13 +204,13 @@ impl OpCalls {
                 return op;
             }
             // `OpOverload.__name__` in torch/_ops.py.
-            let name = replay.texts.get(op);
+            let name = replay.symbols.get(op);
             let name = name.rsplit_once("::").map_or(&*name, |(_, name)| name);
-            replay.texts.intern(&format!("{name}.{}", replay.texts.get(overload)))
+            replay.symbols.intern(&format!("{name}.{}", replay.symbols.get(overload)))
         });
         let number = self.numbers.entry(called).or_default();
         let delta = self.before.replace(totals.allocated).map(|before| totals.allocated - before);
-        let call = Call {
+        let call = OpCall {
             index: self.count,
             op,
             called,

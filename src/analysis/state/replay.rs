@@ -8,9 +8,9 @@
 use memtrace_trace::{Category, EventName};
 
 use crate::read::record::{Columns, Record, Wanted};
-use crate::read::symbols::{Symbol, Texts};
+use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::categories::{self, Death, FlowCategories, Phases};
-use crate::state::live_blocks::{Left, Live};
+use crate::state::live_blocks::{FreedSlot, LiveBlocks};
 
 /// What a row must say of itself, whatever its event.
 const ANY: Columns = Columns::of(&["seq", "step", "phase"]);
@@ -72,7 +72,7 @@ impl Owner {
 
 /// What kind of memory a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MemoryKind {
     /// Handed out by torch's allocator.
     Torch,
     /// Device memory outside torch's allocator.
@@ -85,7 +85,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
     /// Which memory.
-    pub kind: Kind,
+    pub kind: MemoryKind,
     /// Its device.
     pub device: i32,
     /// The `seq` of its allocation.
@@ -215,7 +215,7 @@ pub struct Device {
     /// The bytes of all blocks that were handed out in the window, live or gone.
     given: i64,
     /// Of those of them that are gone, the bytes that nobody owned at the end.
-    strange: Strange,
+    unowned: Unowned,
     /// Blocks that were live at the peak of the tracked metric and are gone now. No more bytes than
     /// the peak had, so this stays as small as what is live.
     gone: Vec<Block>,
@@ -225,7 +225,7 @@ pub struct Device {
 
 /// Bytes that no row says the owner of.
 #[derive(Clone, Copy, Debug, Default)]
-struct Strange {
+struct Unowned {
     all: i64,
     /// Of these, what inference has a category for.
     inferred: i64,
@@ -320,9 +320,9 @@ pub struct Replay {
     /// The devices seen so far, the host too, by ordinal.
     pub devices: Vec<Device>,
     /// The blocks that are live, by `alloc_id`.
-    pub live: Live,
+    pub live: LiveBlocks,
     /// What the row fed last gave back.
-    freed: Option<Left>,
+    freed: Option<FreedSlot>,
     /// What was counted.
     pub counts: Counts,
     /// What does not fit.
@@ -344,7 +344,7 @@ pub struct Replay {
     /// The phases that inference asks for.
     pub phases: Phases,
     /// The texts of the rows' symbols.
-    pub texts: Texts,
+    pub symbols: SymbolTable,
     /// What the flow of data between ops says that blocks are for, by `alloc_id`: of a trace that has io
     /// records and no tags.
     pub flow: FlowCategories,
@@ -367,12 +367,12 @@ pub(crate) fn tells_step(event: EventName) -> bool {
 
 impl Replay {
     /// Nothing yet. Peaks are looked for in `window`; what was live at a device's peak of `tracked` can
-    /// be asked for at the end. `texts` is the table of the rows to come.
+    /// be asked for at the end. `symbols` is the table of the rows to come.
     #[must_use]
-    pub fn new(texts: &Texts, window: Window, tracked: Metric) -> Replay {
+    pub fn new(symbols: &SymbolTable, window: Window, tracked: Metric) -> Replay {
         Replay {
             devices: Vec::new(),
-            live: Live::default(),
+            live: LiveBlocks::default(),
             freed: None,
             counts: Counts::default(),
             problems: Problems::default(),
@@ -383,14 +383,14 @@ impl Replay {
             first_step: None,
             phase: Symbol::NONE,
             first_forward: None,
-            phases: Phases { forward: texts.intern("forward"), backward: texts.intern("backward") },
-            texts: texts.clone(),
+            phases: Phases { forward: symbols.intern("forward"), backward: symbols.intern("backward") },
+            symbols: symbols.clone(),
             flow: FlowCategories::default(),
             window,
             inside: window == Window::default(),
             tracked,
             checks: false,
-            caching_allocator: texts.intern("caching_allocator"),
+            caching_allocator: symbols.intern("caching_allocator"),
             latest: 0,
         }
     }
@@ -431,12 +431,12 @@ impl Replay {
         }
         self.inside = inside;
         match row.event {
-            EventName::Alloc | EventName::Live => self.alloc(row, Kind::Torch),
-            EventName::Free => self.free(row, Kind::Torch),
-            EventName::ExtAlloc => self.alloc(row, Kind::Outside),
-            EventName::ExtFree => self.free(row, Kind::Outside),
-            EventName::HostAlloc => self.alloc(row, Kind::Host),
-            EventName::HostFree => self.free(row, Kind::Host),
+            EventName::Alloc | EventName::Live => self.alloc(row, MemoryKind::Torch),
+            EventName::Free => self.free(row, MemoryKind::Torch),
+            EventName::ExtAlloc => self.alloc(row, MemoryKind::Outside),
+            EventName::ExtFree => self.free(row, MemoryKind::Outside),
+            EventName::HostAlloc => self.alloc(row, MemoryKind::Host),
+            EventName::HostFree => self.free(row, MemoryKind::Host),
             EventName::Tag => self.tag(row),
             EventName::SegmentAlloc
             | EventName::SegmentFree
@@ -568,14 +568,14 @@ impl Replay {
     }
 
     /// Adds a row's delta to the sums of the memory that it belongs to.
-    fn sum(&mut self, row: &Record, kind: Kind) {
-        if !self.checks && kind != Kind::Outside {
+    fn sum(&mut self, row: &Record, kind: MemoryKind) {
+        if !self.checks && kind != MemoryKind::Outside {
             return;
         }
         // With caching off, a block is its own segment.
-        let own_segment = kind == Kind::Host || row.api != self.caching_allocator;
+        let own_segment = kind == MemoryKind::Host || row.api != self.caching_allocator;
         let summed = &mut self.device(row.device).summed;
-        if kind == Kind::Outside {
+        if kind == MemoryKind::Outside {
             summed.outside = summed.outside.wrapping_add(row.delta_bytes);
             return;
         }
@@ -586,7 +586,7 @@ impl Replay {
         }
     }
 
-    fn alloc(&mut self, row: &Record, kind: Kind) {
+    fn alloc(&mut self, row: &Record, kind: MemoryKind) {
         if row.alloc_id != 0 {
             self.sum(row, kind);
             let block = Block {
@@ -620,7 +620,7 @@ impl Replay {
         self.totals(row);
     }
 
-    fn free(&mut self, row: &Record, kind: Kind) {
+    fn free(&mut self, row: &Record, kind: MemoryKind) {
         if row.alloc_id != 0 {
             self.sum(row, kind);
             self.freed = self.live.remove(row.alloc_id, Death { step: self.step, phase: self.phase });
@@ -637,10 +637,10 @@ impl Replay {
     }
 
     /// What the row gave back is no longer live.
-    fn gone(&mut self, row: &Record, left: Left) {
+    fn gone(&mut self, row: &Record, left: FreedSlot) {
         let Some(block) = self.live.left(left) else { return };
         let (id, device, bytes) = (block.id, block.device, block.bytes);
-        let stranger = block.given && block.owner.is_nobody();
+        let is_unowned = block.given && block.owner.is_nobody();
         if bytes != -row.delta_bytes {
             self.problems.wrong_sizes += 1;
             self.problems.example(|| {
@@ -658,19 +658,19 @@ impl Replay {
         {
             self.device(block.device).gone.push(block);
         }
-        if stranger && let Some(block) = self.live.left(left).copied() {
-            self.strange(block);
+        if is_unowned && let Some(block) = self.live.left(left).copied() {
+            self.unowned(block);
         }
     }
 
     /// A block is gone that nobody owned. Whether the trace has tags, and so infers nothing, is not known yet.
     #[cold]
-    fn strange(&mut self, mut block: Block) {
+    fn unowned(&mut self, mut block: Block) {
         self.type_by_inference(std::slice::from_mut(&mut block));
-        let strange = &mut self.device(block.device).strange;
-        strange.all = strange.all.wrapping_add(block.bytes);
+        let unowned = &mut self.device(block.device).unowned;
+        unowned.all = unowned.all.wrapping_add(block.bytes);
         if !block.owner.is_nobody() {
-            strange.inferred = strange.inferred.wrapping_add(block.bytes);
+            unowned.inferred = unowned.inferred.wrapping_add(block.bytes);
         }
     }
 
@@ -682,14 +682,14 @@ impl Replay {
         let blocks = self.live.values().filter(|block| block.device == ordinal && block.given);
         let live = self.typed(blocks.filter(|block| block.owner.is_nobody()).copied().collect());
         let live = live.iter().filter(|block| block.owner.is_nobody()).map(|block| block.bytes);
-        let inferred = if self.infers() { device.strange.inferred } else { 0 };
-        (live.fold(device.strange.all.wrapping_sub(inferred), i64::wrapping_add), device.given)
+        let inferred = if self.infers() { device.unowned.inferred } else { 0 };
+        (live.fold(device.unowned.all.wrapping_sub(inferred), i64::wrapping_add), device.given)
     }
 
     /// The row that takes bytes out of the old owner comes first; the one that gives them to the new
     /// owner tells it.
     fn tag(&mut self, row: &Record) {
-        self.sum(row, Kind::Torch);
+        self.sum(row, MemoryKind::Torch);
         if row.delta_bytes <= 0 {
             return;
         }
@@ -726,11 +726,11 @@ impl Replay {
     }
 
     /// Does a block of this kind count among those of that device?
-    fn is_of(&self, kind: Kind, ordinal: i32) -> bool {
+    fn is_of(&self, kind: MemoryKind, ordinal: i32) -> bool {
         match kind {
-            Kind::Torch => true,
-            Kind::Outside => self.tracked == Metric::Used,
-            Kind::Host => ordinal == HOST,
+            MemoryKind::Torch => true,
+            MemoryKind::Outside => self.tracked == Metric::Used,
+            MemoryKind::Host => ordinal == HOST,
         }
     }
 
@@ -738,7 +738,7 @@ impl Replay {
     /// is inferred.
     #[must_use]
     pub fn live_on(&self, ordinal: i32, as_of: bool) -> Vec<Block> {
-        let here = |block: &&Block| block.device == ordinal && block.kind != Kind::Outside;
+        let here = |block: &&Block| block.device == ordinal && block.kind != MemoryKind::Outside;
         let blocks = self.live.values().filter(here).copied().collect();
         if as_of { blocks } else { self.typed(blocks) }
     }

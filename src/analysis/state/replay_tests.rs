@@ -8,19 +8,19 @@ use super::*;
 use crate::read::scan::{Chunk, Scanner};
 use crate::testing::TraceBuilder;
 
-fn replay(trace: &[u8], window: Window, tracked: Metric) -> (Replay, Texts) {
-    let texts = Texts::default();
+fn replay(trace: &[u8], window: Window, tracked: Metric) -> (Replay, SymbolTable) {
+    let symbols = SymbolTable::default();
     let header = trace.iter().position(|byte| *byte == b'\n').unwrap();
     let mut chunk = Chunk::default();
     let width = memtrace_trace::columns::COLUMNS.len();
-    Scanner::new(Wanted::all_events(Columns::ALL), width, false, texts.clone())
+    Scanner::new(Wanted::all_events(Columns::ALL), width, false, symbols.clone())
         .scan(&trace[header + 1..], &mut chunk);
     assert_eq!(chunk.fault, None);
-    let mut replay = Replay::new(&texts, window, tracked).checking();
+    let mut replay = Replay::new(&symbols, window, tracked).checking();
     for record in &chunk.records {
         replay.feed(record);
     }
-    (replay, texts)
+    (replay, symbols)
 }
 
 fn allocated(trace: &[u8]) -> Replay {
@@ -241,7 +241,7 @@ fn a_window_opens_at_the_level_that_it_finds() {
 fn a_live_block_is_found_however_old_it_is() {
     let owner = Moment::default().owner;
     let block = |id, bytes| Block {
-        kind: Kind::Torch,
+        kind: MemoryKind::Torch,
         device: 0,
         id,
         born_ns: 0,
@@ -259,7 +259,7 @@ fn a_live_block_is_found_however_old_it_is() {
         given: false,
     };
     let death = Death { step: 0, phase: Symbol::NONE };
-    let (mut live, mut expected) = (Live::default(), FxHashMap::default());
+    let (mut live, mut expected) = (LiveBlocks::default(), FxHashMap::default());
     let (mut state, mut freed) = (0x9E37_79B9_u64, 0);
     for round in 0..200_000 {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

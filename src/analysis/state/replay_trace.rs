@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::options::Options;
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::{Told, TraceFile};
-use crate::read::symbols::Texts;
+use crate::read::symbols::SymbolTable;
 use crate::state::categories::FlowCategories;
 use crate::state::replay::{self, Device, HOST, Metric, Moment, Replay};
 
@@ -22,7 +22,7 @@ pub struct Replayed {
     /// The state at the end, and the peaks.
     pub replay: Replay,
     /// The texts of its symbols.
-    pub texts: Texts,
+    pub symbols: SymbolTable,
     /// What reading it told.
     pub told: Told,
 }
@@ -56,10 +56,10 @@ pub fn replay_until(
     stop: impl FnMut(&Record) -> bool,
     visit: impl FnMut(&Record, &Replay),
 ) -> Result<Replayed> {
-    let texts = Texts::default();
-    let mut replay = Replay::new(&texts, options.window, tracked);
+    let symbols = SymbolTable::default();
+    let mut replay = Replay::new(&symbols, options.window, tracked);
     replay.flow = flow;
-    run(trace, replay::COLUMNS.and(columns), options, replay, texts, stop, visit)
+    run(trace, replay::COLUMNS.and(columns), options, replay, symbols, stop, visit)
 }
 
 /// As [`replay_trace`], with the columns that `wanted` has for each event, and the categories of the rows alone.
@@ -73,9 +73,9 @@ pub fn replay_rows(
     tracked: Metric,
     visit: impl FnMut(&Record, &Replay),
 ) -> Result<Replayed> {
-    let texts = Texts::default();
-    let replay = Replay::new(&texts, options.window, tracked);
-    run(trace, wanted, options, replay, texts, |_| false, visit)
+    let symbols = SymbolTable::default();
+    let replay = Replay::new(&symbols, options.window, tracked);
+    run(trace, wanted, options, replay, symbols, |_| false, visit)
 }
 
 /// Replays every column of `trace` and holds each row against the sum of the deltas.
@@ -83,9 +83,9 @@ pub fn replay_rows(
 /// # Errors
 /// When the trace cannot be read.
 pub fn replay_checked(trace: &TraceFile, options: &Options) -> Result<Replayed> {
-    let texts = Texts::default();
-    let replay = Replay::new(&texts, options.window, Metric::Allocated).checking();
-    run(trace, Wanted::all_events(Columns::ALL), options, replay, texts, |_| false, |_, _| {})
+    let symbols = SymbolTable::default();
+    let replay = Replay::new(&symbols, options.window, Metric::Allocated).checking();
+    run(trace, Wanted::all_events(Columns::ALL), options, replay, symbols, |_| false, |_, _| {})
 }
 
 fn run(
@@ -93,11 +93,11 @@ fn run(
     wanted: Wanted,
     options: &Options,
     mut replay: Replay,
-    texts: Texts,
+    symbols: SymbolTable,
     mut stop: impl FnMut(&Record) -> bool,
     mut visit: impl FnMut(&Record, &Replay),
 ) -> Result<Replayed> {
-    let told = trace.read(wanted, options.lenient, &texts, |row| {
+    let told = trace.read(wanted, options.lenient, &symbols, |row| {
         if stop(row) {
             return ControlFlow::Break(());
         }
@@ -105,7 +105,7 @@ fn run(
         visit(row, &replay);
         ControlFlow::Continue(())
     })?;
-    Ok(Replayed { replay, texts, told })
+    Ok(Replayed { replay, symbols, told })
 }
 
 impl Replayed {
@@ -140,9 +140,9 @@ impl Replayed {
             "seq": moment.seq,
             "ts_ns": moment.ts_ns,
             "step": owner.step,
-            "phase": &*self.texts.get(owner.phase),
-            "module": &*self.texts.get(owner.module),
-            "op": &*self.texts.get(owner.op),
+            "phase": &*self.symbols.get(owner.phase),
+            "module": &*self.symbols.get(owner.module),
+            "op": &*self.symbols.get(owner.op),
         })
     }
 }

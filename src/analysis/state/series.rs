@@ -9,7 +9,7 @@ use crate::state::replay::{Replay, tells_step};
 
 /// Equal pieces of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grid {
+pub struct TimeGrid {
     /// Where the first one begins, ns since the trace's start.
     pub start_ns: i64,
     /// How long each is, ns.
@@ -18,15 +18,15 @@ pub struct Grid {
     pub buckets: usize,
 }
 
-impl Grid {
+impl TimeGrid {
     /// At most `most` pieces from `start_ns` up to and with `end_ns`.
     #[must_use]
-    pub fn new(start_ns: i64, end_ns: i64, most: usize) -> Grid {
+    pub fn new(start_ns: i64, end_ns: i64, most: usize) -> TimeGrid {
         let span = end_ns.saturating_sub(start_ns).max(0).saturating_add(1);
         let most = i64::try_from(most.max(1)).unwrap_or(i64::MAX);
         let width_ns = span.saturating_add(most - 1) / most;
         let buckets = usize::try_from((span + width_ns - 1) / width_ns).unwrap_or(1);
-        Grid { start_ns, width_ns, buckets }
+        TimeGrid { start_ns, width_ns, buckets }
     }
 
     /// The piece that a time falls into; those outside go to the first and the last.
@@ -43,10 +43,10 @@ impl Grid {
     }
 }
 
-/// One total on a [`Grid`].
+/// One total on a [`TimeGrid`].
 #[derive(Clone, Debug)]
 pub struct Series {
-    grid: Grid,
+    grid: TimeGrid,
     /// The lowest value of each piece.
     pub low: Vec<i64>,
     /// The highest value of each piece.
@@ -57,7 +57,7 @@ pub struct Series {
 impl Series {
     /// Zero from the start.
     #[must_use]
-    pub fn new(grid: Grid) -> Series {
+    pub fn new(grid: TimeGrid) -> Series {
         let values = || Vec::with_capacity(grid.buckets);
         Series { grid, low: values(), high: values(), last: 0 }
     }
@@ -101,15 +101,15 @@ impl Series {
 
 /// A total of a run that is not over: pieces of time that double when they become too many.
 #[derive(Clone, Debug)]
-pub struct Growing {
+pub struct GrowingSeries {
     /// The pieces so far.
-    pub grid: Grid,
+    pub grid: TimeGrid,
     /// The highest value of each piece.
     pub high: Vec<i64>,
     last: i64,
 }
 
-impl Growing {
+impl GrowingSeries {
     /// At most this many pieces.
     pub const MOST: usize = 2048;
 
@@ -117,7 +117,7 @@ impl Growing {
     pub fn set(&mut self, ts_ns: i64, value: i64) {
         loop {
             let place = usize::try_from(ts_ns.max(0) / self.grid.width_ns).unwrap_or(usize::MAX);
-            if place < Growing::MOST {
+            if place < GrowingSeries::MOST {
                 if self.high.len() <= place {
                     self.high.resize(place + 1, self.last);
                 }
@@ -133,8 +133,8 @@ impl Growing {
 
     /// The highest values on at most `pieces` pieces up to `end_ns`.
     #[must_use]
-    pub fn shown(&self, end_ns: i64, pieces: usize) -> (Grid, Vec<i64>) {
-        let grid = Grid::new(0, end_ns.max(1), pieces);
+    pub fn shown(&self, end_ns: i64, pieces: usize) -> (TimeGrid, Vec<i64>) {
+        let grid = TimeGrid::new(0, end_ns.max(1), pieces);
         let mut high = vec![0; grid.buckets];
         for (place, value) in high.iter_mut().enumerate() {
             let from = place as i64 * grid.width_ns / self.grid.width_ns;
@@ -150,9 +150,13 @@ impl Growing {
     }
 }
 
-impl Default for Growing {
+impl Default for GrowingSeries {
     fn default() -> Self {
-        Growing { grid: Grid { start_ns: 0, width_ns: 1_000_000, buckets: 0 }, high: Vec::new(), last: 0 }
+        GrowingSeries {
+            grid: TimeGrid { start_ns: 0, width_ns: 1_000_000, buckets: 0 },
+            high: Vec::new(),
+            last: 0,
+        }
     }
 }
 
@@ -160,7 +164,7 @@ impl Default for Growing {
 /// starts lie in one piece of the grid, so however often it changes, this is bounded.
 #[derive(Clone, Debug)]
 pub struct Bands<T> {
-    grid: Grid,
+    grid: TimeGrid,
     /// When each begins, ns, and what it is.
     pub starts: Vec<(i64, T)>,
 }
@@ -168,7 +172,7 @@ pub struct Bands<T> {
 impl<T: Copy + PartialEq> Bands<T> {
     /// Nothing yet.
     #[must_use]
-    pub fn new(grid: Grid) -> Bands<T> {
+    pub fn new(grid: TimeGrid) -> Bands<T> {
         Bands { grid, starts: Vec::new() }
     }
 
@@ -209,7 +213,7 @@ pub struct Steps {
 
 /// What ran when: the phases and the steps.
 #[derive(Clone, Debug)]
-pub struct Course {
+pub struct Progress {
     /// The phases.
     pub phases: Bands<Symbol>,
     /// The steps.
@@ -218,11 +222,11 @@ pub struct Course {
     oom_ns: Option<i64>,
 }
 
-impl Course {
+impl Progress {
     /// Nothing yet.
     #[must_use]
-    pub fn new(grid: Grid) -> Course {
-        Course { phases: Bands::new(grid), steps: Steps::default(), oom_ns: None }
+    pub fn new(grid: TimeGrid) -> Progress {
+        Progress { phases: Bands::new(grid), steps: Steps::default(), oom_ns: None }
     }
 
     /// Takes a row after the replay did; `total` is the one whose peak in each step counts.
@@ -311,7 +315,7 @@ mod tests {
 
     #[test]
     fn no_peak_is_lost_however_few_the_pieces() {
-        let grid = Grid::new(0, 99, 4);
+        let grid = TimeGrid::new(0, 99, 4);
         assert_eq!((grid.width_ns, grid.buckets), (25, 4));
         let mut series = Series::new(grid);
         series.set(-5, 7);
@@ -326,8 +330,8 @@ mod tests {
 
     #[test]
     fn a_grid_covers_the_shortest_and_the_longest_trace() {
-        assert_eq!(Grid::new(5, 5, 1000), Grid { start_ns: 5, width_ns: 1, buckets: 1 });
-        let week = Grid::new(0, 604_800_000_000_000, 131_072);
+        assert_eq!(TimeGrid::new(5, 5, 1000), TimeGrid { start_ns: 5, width_ns: 1, buckets: 1 });
+        let week = TimeGrid::new(0, 604_800_000_000_000, 131_072);
         assert!(week.buckets <= 131_072 && week.has(604_800_000_000_000));
         assert_eq!(week.index(604_800_000_000_000), week.buckets - 1);
     }
@@ -349,11 +353,11 @@ mod tests {
 
     #[test]
     fn a_growing_run_keeps_its_peaks() {
-        let mut growing = Growing::default();
+        let mut growing = GrowingSeries::default();
         for second in 0..7200 {
             growing.set(second * 1_000_000_000, if second == 1234 { 99 } else { 5 });
         }
-        assert!(growing.high.len() <= Growing::MOST);
+        assert!(growing.high.len() <= GrowingSeries::MOST);
         let (grid, high) = growing.shown(7_200_000_000_000, 100);
         assert!(grid.buckets <= 100);
         assert_eq!(high[17], 99);
@@ -362,7 +366,7 @@ mod tests {
 
     #[test]
     fn bands_change_at_most_once_a_piece() {
-        let mut bands = Bands::new(Grid::new(0, 99, 10));
+        let mut bands = Bands::new(TimeGrid::new(0, 99, 10));
         for (ts, what) in [(0, 'a'), (3, 'b'), (12, 'b'), (25, 'c'), (26, 'd'), (200, 'e')] {
             bands.set(ts, what);
         }
@@ -372,9 +376,9 @@ mod tests {
     #[test]
     fn what_the_writer_thread_says_is_of_no_step() {
         use crate::state::replay::{Metric, Window};
-        let texts = crate::read::symbols::Texts::default();
-        let mut replay = Replay::new(&texts, Window::default(), Metric::Allocated);
-        let mut course = Course::new(Grid::new(0, 1000, 10));
+        let symbols = crate::read::symbols::SymbolTable::default();
+        let mut replay = Replay::new(&symbols, Window::default(), Metric::Allocated);
+        let mut course = Progress::new(TimeGrid::new(0, 1000, 10));
         let rows = [(10, EventName::Alloc, 0), (20, EventName::Alloc, 0), (900, EventName::Sample, -1)];
         for (ts_ns, event, step) in rows {
             let row = Record { ts_ns, event, step, ..Record::default() };

@@ -4,11 +4,11 @@
 //! A block counts under its eventual owner from its birth on, as in every report: a `tag` row moves its
 //! bytes in all pieces since then.
 
-use crate::state::series::Grid;
+use crate::state::series::TimeGrid;
 
 /// The bytes of `owners` owners on a grid.
-pub(crate) struct Stack {
-    grid: Grid,
+pub(crate) struct StackedSeries {
+    grid: TimeGrid,
     owners: usize,
     /// Now.
     current: Vec<i64>,
@@ -21,9 +21,9 @@ pub(crate) struct Stack {
     moved: Vec<i64>,
 }
 
-impl Stack {
-    pub(crate) fn new(grid: Grid, owners: usize) -> Stack {
-        Stack {
+impl StackedSeries {
+    pub(crate) fn new(grid: TimeGrid, owners: usize) -> StackedSeries {
+        StackedSeries {
             grid,
             owners,
             current: vec![0; owners],
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn each_piece_shows_its_highest_moment() {
-        let mut stack = Stack::new(Grid::new(0, 39, 4), 2);
+        let mut stack = StackedSeries::new(TimeGrid::new(0, 39, 4), 2);
         stack.add(1, 1, &[0], 10, 10);
         stack.add(2, 2, &[1], 5, 15);
         stack.add(3, 3, &[0], -10, 5);
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_tag_moves_a_block_since_its_birth() {
-        let mut stack = Stack::new(Grid::new(0, 39, 4), 2);
+        let mut stack = StackedSeries::new(TimeGrid::new(0, 39, 4), 2);
         stack.add(1, 1, &[0], 10, 10);
         stack.add(11, 2, &[0], 7, 17);
         stack.add(21, 3, &[0], 3, 20);
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn what_was_there_before_the_window_is_in_its_first_piece() {
-        let mut stack = Stack::new(Grid::new(100, 139, 2), 1);
+        let mut stack = StackedSeries::new(TimeGrid::new(100, 139, 2), 1);
         stack.add(1, 1, &[0], 10, 10);
         stack.correct(2, 2, 1, &[0], 2);
         stack.add(110, 3, &[0], -4, 8);

@@ -16,24 +16,24 @@ use crate::read::input::{newest_run, trace_files};
 use crate::read::record::{Columns, Wanted};
 use crate::read::scan::{Chunk, Scanner};
 use crate::read::stream::{self, TraceFile, same_process};
-use crate::read::symbols::Texts;
+use crate::read::symbols::SymbolTable;
 use crate::state::replay::{self, HOST, Metric, Replay, Window};
-use crate::state::series::Growing;
+use crate::state::series::GrowingSeries;
 
 /// How much is read at a time.
 const BLOCK: usize = 1 << 20;
 
 /// A run that is looked at again and again.
-pub struct Follower {
+pub struct Tail {
     path: PathBuf,
     /// Its processes, by rank, then by start.
-    pub processes: Vec<Process>,
+    pub processes: Vec<TailedProcess>,
     /// Files that need no second opening.
     known: FxHashSet<PathBuf>,
 }
 
 /// One process of the run.
-pub struct Process {
+pub struct TailedProcess {
     /// What its first row says.
     pub meta: Meta,
     /// The file that is read now.
@@ -41,21 +41,21 @@ pub struct Process {
     /// The state after the last look.
     pub replay: Replay,
     /// Its texts.
-    pub texts: Texts,
+    pub symbols: SymbolTable,
     /// The totals so far of each device that was used: its ordinal, allocated and reserved.
-    pub history: Vec<(i32, Growing, Growing)>,
+    pub history: Vec<(i32, GrowingSeries, GrowingSeries)>,
     /// Lines that were not rows.
     pub skipped: u64,
     /// Its `end` row is there.
     pub ended: bool,
-    reading: Reading,
+    reading: PartReader,
     /// The parts that follow the one that is read, by number.
     later: Vec<TraceFile>,
     part: u32,
 }
 
 /// A part on its way.
-struct Reading {
+struct PartReader {
     source: Box<dyn Read + Send>,
     scanner: Scanner,
     /// The start of a line whose end is not there yet.
@@ -64,24 +64,24 @@ struct Reading {
     again: u64,
 }
 
-impl Reading {
-    fn open(part: &TraceFile, texts: &Texts, again: u64) -> std::io::Result<Reading> {
+impl PartReader {
+    fn open(part: &TraceFile, symbols: &SymbolTable, again: u64) -> std::io::Result<PartReader> {
         let wanted: Wanted =
             replay::COLUMNS.and(Columns::of(&["ts_ns"])).plus(EventName::End, Columns::of(&["name"]));
-        Ok(Reading {
+        Ok(PartReader {
             source: stream::bytes(&part.path)?,
-            scanner: Scanner::new(wanted, part.width(), true, texts.clone()),
+            scanner: Scanner::new(wanted, part.width(), true, symbols.clone()),
             rest: Vec::new(),
             again: again + 1,
         })
     }
 }
 
-impl Follower {
+impl Tail {
     /// Follows the run at `path`: a file, or a folder, which need not be there yet.
     #[must_use]
-    pub fn new(path: &Path) -> Follower {
-        Follower { path: path.to_owned(), processes: Vec::new(), known: FxHashSet::default() }
+    pub fn new(path: &Path) -> Tail {
+        Tail { path: path.to_owned(), processes: Vec::new(), known: FxHashSet::default() }
     }
 
     /// Reads what is new; how many rows that was.
@@ -89,7 +89,7 @@ impl Follower {
         let rows = self.read(false);
         // A part that was compressed between the listing of the folder and its opening is there again in
         // the next listing, under its new name; one that is not there then is lost.
-        if self.processes.iter().any(Process::is_at_gap) { rows + self.read(true) } else { rows }
+        if self.processes.iter().any(TailedProcess::is_at_gap) { rows + self.read(true) } else { rows }
     }
 
     /// One listing, and what is new in it.
@@ -130,7 +130,7 @@ impl Follower {
                 known.later.sort_by_key(|part| part.meta.part);
             } else if number < known.part && known.replay.counts.rows == 0 {
                 // The folder lists part 10 before part 2: begin with the earliest.
-                if let Ok(earlier) = Process::new(part) {
+                if let Ok(earlier) = TailedProcess::new(part) {
                     let mut old = std::mem::replace(known, earlier);
                     if let Ok(again) = TraceFile::open(&old.path) {
                         old.later.push(again);
@@ -150,26 +150,26 @@ impl Follower {
             }
             self.processes.clear();
         }
-        if let Ok(process) = Process::new(part) {
+        if let Ok(process) = TailedProcess::new(part) {
             self.processes.push(process);
             self.processes.sort_by_key(|process| (process.meta.rank, process.meta.start_unix_ns));
         }
     }
 }
 
-impl Process {
-    fn new(part: TraceFile) -> Result<Process> {
-        let texts = Texts::default();
+impl TailedProcess {
+    fn new(part: TraceFile) -> Result<TailedProcess> {
+        let symbols = SymbolTable::default();
         let io = |source| memtrace_trace::Error::Io { path: part.path.clone(), source };
         // Whichever part comes first, its opening rows are what was live before it.
-        let reading = Reading::open(&part, &texts, 0).map_err(io)?;
+        let reading = PartReader::open(&part, &symbols, 0).map_err(io)?;
         let metric = Metric::Allocated;
-        Ok(Process {
+        Ok(TailedProcess {
             part: part.meta.part.max(1),
-            replay: Replay::new(&texts, Window::default(), metric),
+            replay: Replay::new(&symbols, Window::default(), metric),
             meta: part.meta,
             path: part.path,
-            texts,
+            symbols,
             history: Vec::new(),
             skipped: 0,
             ended: false,
@@ -206,11 +206,11 @@ impl Process {
                 return rows;
             }
             let again = if follows { next.meta.opening_rows.saturating_add(1) } else { 0 };
-            let Ok(reading) = Reading::open(next, &self.texts, again) else { return rows };
+            let Ok(reading) = PartReader::open(next, &self.symbols, again) else { return rows };
             let next = self.later.remove(0);
             if !follows {
                 // A part is missing: this one says what is live, so begin anew with it.
-                self.replay = Replay::new(&self.texts, Window::default(), Metric::Allocated);
+                self.replay = Replay::new(&self.symbols, Window::default(), Metric::Allocated);
             }
             (self.reading, self.part, self.path) = (reading, next.meta.part, next.path);
         }
@@ -238,8 +238,8 @@ impl Process {
         self.skipped += chunk.skipped;
         for row in &chunk.records {
             self.replay.feed(row);
-            self.ended =
-                row.event == EventName::End && Ending::of(&self.texts.get(row.name)) != Some(Ending::Rotated);
+            self.ended = row.event == EventName::End
+                && Ending::of(&self.symbols.get(row.name)) != Some(Ending::Rotated);
             if row.device == HOST {
                 continue;
             }
@@ -247,7 +247,7 @@ impl Process {
             let at = match self.history.iter().position(|known| known.0 == row.device) {
                 Some(at) => at,
                 None => {
-                    self.history.push((row.device, Growing::default(), Growing::default()));
+                    self.history.push((row.device, GrowingSeries::default(), GrowingSeries::default()));
                     self.history.len() - 1
                 }
             };
@@ -272,7 +272,7 @@ mod tests {
     fn a_trace_is_followed_from_before_its_birth_to_its_end() {
         let folder = std::env::temp_dir().join(format!("memtrace-follow-{}", std::process::id()));
         std::fs::remove_dir_all(&folder).ok();
-        let mut follower = Follower::new(&folder);
+        let mut follower = Tail::new(&folder);
         assert_eq!(follower.look(), 0);
         std::fs::create_dir(&folder).unwrap();
         assert_eq!(follower.look(), 0);
@@ -331,7 +331,7 @@ mod tests {
             packer.finish().unwrap();
         };
         packed(1, &part(1, true));
-        let mut follower = Follower::new(&folder);
+        let mut follower = Tail::new(&folder);
         follower.look();
         assert!(!follower.processes[0].ended);
         // The second part is found, and compressed before it is opened; the third is being written.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::{Arg, ArgMatches, Command};
-use memtrace_analysis::render::text::{Cell, Page, Side, Style, Table};
+use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
 use memtrace_trace::columns::{COLUMNS, ColumnType};
 use memtrace_trace::config;
 
@@ -21,7 +21,7 @@ pub(crate) fn command() -> Command {
 /// Prints what was asked for.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let mut stdout = std::io::stdout().lock();
-    let mut page = Page::new(terminal::paints("auto", &stdout), None);
+    let mut page = Printer::new(terminal::paints("auto", &stdout), None);
     match matches.get_one::<String>("topic").map(String::as_str) {
         None => super::command().print_long_help()?,
         Some("variables") => {

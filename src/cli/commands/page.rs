@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgMatches, Command, ValueHint, value_parser};
-use memtrace_analysis::html::Report;
+use memtrace_analysis::html::Page;
 
 use crate::args::{self, DEFAULT_FOLDER};
 use crate::terminal;
@@ -51,7 +51,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         paths.iter().map(|path| trace_input::open(path, matches, true)).collect::<Result<Vec<_>>>()?;
     let output = matches.get_one::<PathBuf>("output").map_or(Path::new("report.html"), PathBuf::as_path);
     let progress = terminal::Progress::of(&inputs);
-    let page = Report::of(&inputs, &options)?;
+    let page = Page::of(&inputs, &options)?;
     drop(progress);
     if output == Path::new("-") {
         let mut stdout = std::io::stdout().lock();

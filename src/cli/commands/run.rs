@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use memtrace_analysis::options::Options;
 use memtrace_analysis::read::input::Input;
-use memtrace_analysis::render::text::{Page, Side, Table};
+use memtrace_analysis::render::printer::{Printer, Side, Table};
 use memtrace_analysis::reports;
 use memtrace_cards::CARDS;
 
@@ -133,7 +133,7 @@ fn conclude(program: &OsStr, scratch: &Scratch, out: &OutFolder, run_id: &str, q
 
 fn list_cards() -> Result<ExitCode> {
     let mut stdout = io::stdout().lock();
-    let mut page = Page::new(stdout.is_terminal() && terminal::paints("auto", &stdout), None);
+    let mut page = Printer::new(stdout.is_terminal() && terminal::paints("auto", &stdout), None);
     let mut table = Table::new(&[
         ("card", Side::Left),
         ("memory", Side::Right),

@@ -8,8 +8,8 @@ use rustc_hash::FxHashMap;
 
 use crate::read::record::Record;
 use crate::read::symbols::Symbol;
-use crate::state::layout::{Layout, Range};
-use crate::state::replay::{Block, HOST, Kind, Replay, Totals};
+use crate::state::layout::{Layout, SegmentRange};
+use crate::state::replay::{Block, HOST, MemoryKind, Replay, Totals};
 
 /// So many segments wait for their first block at most: a block takes its segment just before.
 const MOST_FRESH: usize = 256;
@@ -31,7 +31,7 @@ impl FrameOwner {
 }
 
 /// One entry of the trace.
-pub(super) struct Entry {
+pub(super) struct TraceEntry {
     pub(super) action: &'static str,
     pub(super) device: i32,
     /// The address; of an OOM, what was free on the device.
@@ -86,10 +86,10 @@ pub(super) struct SegmentOwner {
 }
 
 /// One segment of the snapshot.
-pub(super) struct Segment {
+pub(super) struct SnapshotSegment {
     pub(super) device: i32,
     pub(super) addr: i64,
-    pub(super) range: Range,
+    pub(super) range: SegmentRange,
     pub(super) taker: Option<SegmentOwner>,
     pub(super) blocks: Vec<ActiveBlock>,
 }
@@ -101,7 +101,7 @@ pub(super) struct Collector {
     pub(super) most: usize,
     pub(super) only: Option<i32>,
     pub(super) meta: Meta,
-    pub(super) entries: VecDeque<Entry>,
+    pub(super) entries: VecDeque<TraceEntry>,
     pub(super) dropped: u64,
     /// Blocks that were freed and are still in use, by device and address.
     pub(super) pending: BTreeMap<(i32, i64), ActiveBlock>,
@@ -156,8 +156,16 @@ impl Collector {
             _ => row.stream,
         };
         let (device, ts_ns, owner) = (row.device, row.ts_ns, FrameOwner::of(row));
-        let new =
-            |action, addr, size, block| Entry { action, device, addr, size, stream, ts_ns, owner, block };
+        let new = |action, addr, size, block| TraceEntry {
+            action,
+            device,
+            addr,
+            size,
+            stream,
+            ts_ns,
+            owner,
+            block,
+        };
         let block = Some((row.alloc_id, row.category));
         match row.event {
             EventName::Alloc | EventName::Live => {
@@ -215,7 +223,7 @@ impl Collector {
     }
 
     /// Takes the next entry, when it is in the window.
-    fn push(&mut self, inside: bool, entry: Entry) {
+    fn push(&mut self, inside: bool, entry: TraceEntry) {
         if !inside {
             return;
         }
@@ -238,7 +246,10 @@ impl Collector {
             let (action, device, size) = ("free_completed", row.device, block.wanted());
             // Its own rows say what it was for.
             let block = None;
-            self.push(inside, Entry { action, device, addr, size, stream, ts_ns: row.ts_ns, owner, block });
+            self.push(
+                inside,
+                TraceEntry { action, device, addr, size, stream, ts_ns: row.ts_ns, owner, block },
+            );
         }
     }
 
@@ -283,9 +294,11 @@ impl Collector {
     }
 
     /// The segments with the blocks in them. A block lies in one, whatever the rows say.
-    pub(super) fn segments(&mut self, replay: &Replay) -> Vec<Segment> {
+    pub(super) fn segments(&mut self, replay: &Replay) -> Vec<SnapshotSegment> {
         let mut active: BTreeMap<i32, Vec<ActiveBlock>> = BTreeMap::new();
-        for block in replay.live.values().filter(|block| block.kind == Kind::Torch && block.device != HOST) {
+        for block in
+            replay.live.values().filter(|block| block.kind == MemoryKind::Torch && block.device != HOST)
+        {
             active.entry(block.device).or_default().push(ActiveBlock::of(block));
         }
         for ((device, _), block) in &self.pending {
@@ -297,11 +310,14 @@ impl Collector {
             if self.only.is_some_and(|only| only != device) {
                 continue;
             }
-            let mut ranges: BTreeMap<i64, Range> = self.layout.ranges(device).collect();
+            let mut ranges: BTreeMap<i64, SegmentRange> = self.layout.ranges(device).collect();
             for (from, to) in self.strays.get(&device).into_iter().flatten() {
                 // What was there once may be under a segment of today.
                 if !self.layout.touches(device, *from, *to) {
-                    ranges.insert(*from, Range { bytes: to.saturating_sub(*from), ..Range::default() });
+                    ranges.insert(
+                        *from,
+                        SegmentRange { bytes: to.saturating_sub(*from), ..SegmentRange::default() },
+                    );
                 }
             }
             let mut blocks = active.remove(&device).unwrap_or_default();
@@ -319,7 +335,7 @@ impl Collector {
                     }
                 }
                 let taker = self.takers.get(&(device, addr)).copied();
-                segments.push(Segment { device, addr, range, taker, blocks: inside });
+                segments.push(SnapshotSegment { device, addr, range, taker, blocks: inside });
             }
         }
         segments

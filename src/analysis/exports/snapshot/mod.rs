@@ -19,7 +19,7 @@ use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::record::{Columns, Record};
-use crate::render::text::count;
+use crate::render::numbers::count;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_until;
 use crate::state::stacks::Stacks;
@@ -112,7 +112,7 @@ impl Export for Snapshot {
         categories.extend(replayed.replay.live.values().map(|block| (block.id, block.owner.category)));
         let mut writer = Writer {
             pickle: Pickle::new(&mut out).map_err(io_error)?,
-            texts: &replayed.texts,
+            symbols: &replayed.symbols,
             stacks: &stacks,
             categories,
             frames: FxHashMap::default(),

@@ -8,15 +8,15 @@ use rustc_hash::FxHashMap;
 
 use super::super::out::Out;
 use super::super::pickle::{Memo, Pickle};
-use super::collector::{ActiveBlock, Collector, Entry, FrameOwner, Segment};
+use super::collector::{ActiveBlock, Collector, FrameOwner, SnapshotSegment, TraceEntry};
 use crate::read::stream::TraceFile;
-use crate::read::symbols::{Symbol, Texts};
+use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::stacks::Stacks;
 
 /// Writes it all.
 pub(super) struct Writer<'a> {
     pub(super) pickle: Pickle<&'a mut Out>,
-    pub(super) texts: &'a Texts,
+    pub(super) symbols: &'a SymbolTable,
     pub(super) stacks: &'a Stacks,
     /// What each block turned out to be for: a parameter is known as one only when it is there.
     pub(super) categories: FxHashMap<i64, Category>,
@@ -30,7 +30,7 @@ impl Writer<'_> {
     pub(super) fn snapshot(
         &mut self,
         collected: &Collector,
-        segments: &[Segment],
+        segments: &[SnapshotSegment],
         trace: &TraceFile,
     ) -> io::Result<()> {
         let start_ns = trace.meta.start_unix_ns;
@@ -81,7 +81,7 @@ impl Writer<'_> {
         self.pickle.close(top)
     }
 
-    fn segment(&mut self, segment: &Segment) -> io::Result<()> {
+    fn segment(&mut self, segment: &SnapshotSegment) -> io::Result<()> {
         let sum = |of: fn(&ActiveBlock) -> i64| segment.blocks.iter().map(of).sum::<i64>();
         let pool = segment.blocks.iter().map(|block| block.pool).find(|pool| *pool != 0);
         let taken = segment.taker.map_or(segment.range.stream, |taker| taker.stream);
@@ -171,7 +171,7 @@ impl Writer<'_> {
         self.pickle.close(dict)
     }
 
-    fn entry(&mut self, entry: &Entry, start_ns: i64) -> io::Result<()> {
+    fn entry(&mut self, entry: &TraceEntry, start_ns: i64) -> io::Result<()> {
         let mut dict = self.pickle.dict()?;
         self.pickle.key(&mut dict, "action")?;
         self.pickle.text(entry.action)?;
@@ -220,8 +220,8 @@ impl Writer<'_> {
             return self.pickle.recall(*memo);
         }
         let mut list = self.pickle.list()?;
-        let texts = self.texts;
-        let text = |symbol| if symbol == Symbol::NONE { None } else { Some(texts.get(symbol)) };
+        let symbols = self.symbols;
+        let text = |symbol| if symbol == Symbol::NONE { None } else { Some(symbols.get(symbol)) };
         let (op, module, phase) = (text(owner.op), text(owner.module), text(owner.phase));
         let mut frames: Vec<(&str, i64, &str)> = Vec::new();
         if let Some(op) = op.as_deref() {

@@ -8,7 +8,7 @@ use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 
 use crate::read::record::{Columns, Record, Wanted};
-use crate::read::symbols::{Symbol, Texts};
+use crate::read::symbols::{Symbol, SymbolTable};
 use cpu::{Cpu, Work};
 use delimiters::Delimiters;
 use number::{digit_within, int, int_within, natural_within};
@@ -90,7 +90,7 @@ pub(crate) struct Scanner {
     wanted: Wanted,
     width: usize,
     lenient: bool,
-    texts: Texts,
+    texts: SymbolTable,
     known: FxHashMap<Box<[u8]>, Symbol>,
     /// Per column, the text of the row before: most rows repeat it.
     last: [(Vec<u8>, Symbol); COLUMNS.len()],
@@ -100,7 +100,7 @@ pub(crate) struct Scanner {
 
 impl Scanner {
     /// Rows must have `width` fields, of which those `wanted` are parsed.
-    pub(crate) fn new(wanted: Wanted, width: usize, lenient: bool, texts: Texts) -> Self {
+    pub(crate) fn new(wanted: Wanted, width: usize, lenient: bool, texts: SymbolTable) -> Self {
         Scanner {
             wanted,
             width,

@@ -4,8 +4,8 @@ use super::*;
 use memtrace_trace::Row;
 use memtrace_trace::csv::RowWriter;
 
-fn scan(block: &[u8], columns: Columns, lenient: bool) -> (Chunk, Texts) {
-    let texts = Texts::default();
+fn scan(block: &[u8], columns: Columns, lenient: bool) -> (Chunk, SymbolTable) {
+    let texts = SymbolTable::default();
     let mut chunk = Chunk::default();
     Scanner::new(Wanted::all_events(columns), COLUMNS.len(), lenient, texts.clone()).scan(block, &mut chunk);
     (chunk, texts)
@@ -267,7 +267,7 @@ fn every_processor_reads_what_the_csv_crate_reads() {
             _ => crate::state::replay::COLUMNS,
         };
         let lenient = random.next(4) > 0;
-        let scanner = || Scanner::new(wanted, COLUMNS.len(), lenient, Texts::default());
+        let scanner = || Scanner::new(wanted, COLUMNS.len(), lenient, SymbolTable::default());
         let expected = judge(&mut scanner(), &block);
         for (way, scan) in WAYS.iter().enumerate() {
             let (mut scanner, mut chunk) = (scanner(), Chunk::default());
@@ -294,7 +294,7 @@ fn strips_and_lines_may_end_anywhere() {
             block.extend(&row);
         }
         for scan in WAYS {
-            let (texts, mut chunk) = (Texts::default(), Chunk::default());
+            let (texts, mut chunk) = (SymbolTable::default(), Chunk::default());
             let wanted = Wanted::all_events(Columns::ALL);
             let mut scanner = Scanner::new(wanted, COLUMNS.len(), true, texts);
             scan(Block { scanner: &mut scanner, block: &block, chunk: &mut chunk });
@@ -309,7 +309,7 @@ fn every_byte_may_be_a_line_end() {
     for ends in [1, 63, 64, 65, STRIP, STRIP + 1, 2 * STRIP + 65] {
         let block = [vec![b'\n'; ends], lines(&[FULL, FULL])].concat();
         for scan in WAYS {
-            let (texts, mut chunk) = (Texts::default(), Chunk::default());
+            let (texts, mut chunk) = (SymbolTable::default(), Chunk::default());
             let mut scanner = Scanner::new(Wanted::all_events(Columns::ALL), COLUMNS.len(), false, texts);
             scan(Block { scanner: &mut scanner, block: &block, chunk: &mut chunk });
             assert_eq!((chunk.records.len(), chunk.lines), (2, ends as u64 + 2), "{:?}", chunk.fault);

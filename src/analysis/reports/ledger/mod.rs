@@ -14,17 +14,18 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::Symbol;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use crate::render::numbers::{bar, count, duration, percent, share};
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::{Key, sorted};
 use crate::state::layout::{self, Layout};
-use crate::state::moment::{self, At, replay_to_moment};
-use crate::state::replay::{Kind, Replay};
+use crate::state::moment::{self, NamedMoment, replay_to_moment};
+use crate::state::replay::{MemoryKind, Replay};
 use crate::state::replay_trace::Replayed;
 
 mod advice;
-mod looks;
+mod samples;
 
-use looks::{Look, Looks, is_managed};
+use samples::{DeviceSample, DeviceSamples, is_managed};
 
 /// See the module.
 pub(super) struct Ledger;
@@ -52,12 +53,12 @@ impl Report for Ledger {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let at: At = options.text(moment::FLAG.name).parse()?;
-        let mut page = Page::new(options.paint, options.width);
+        let at: NamedMoment = options.text(moment::FLAG.name).parse()?;
+        let mut printer = Printer::new(options.paint, options.width);
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         for trace in &input.traces {
-            let looks = Looks::of(trace, options)?;
+            let looks = DeviceSamples::of(trace, options)?;
             let mut layout = Layout::default();
             let mut callers = FxHashMap::default();
             let replayed = replay_to_moment(
@@ -76,15 +77,15 @@ impl Report for Ledger {
             footer.note_inference(&replayed);
             let devices: Vec<i32> = replayed.gpus(options).map(|device| device.ordinal).collect();
             for ordinal in devices {
-                let state = State::new(trace, &replayed, &layout, &callers, &looks, ordinal);
+                let state = LedgerState::new(trace, &replayed, &layout, &callers, &looks, ordinal);
                 if state.lines.is_empty() {
                     continue;
                 }
                 if json.is_empty() {
-                    heading(&mut page, input, &trace.meta);
+                    heading(&mut printer, input, &trace.meta);
                 }
-                page.gap();
-                state.print(&mut page, trace, options);
+                printer.gap();
+                state.print(&mut printer, trace, options);
                 json.push(state.json(trace));
                 footer.add_share(&replayed, ordinal);
                 for note in &state.notes {
@@ -95,10 +96,16 @@ impl Report for Ledger {
             }
         }
         if json.is_empty() {
-            page.plain("No memory tracked.");
+            printer.plain("No memory tracked.");
         }
         let hints = vec![next("peak", input, "--of used"), next("frag", input, "")];
-        Ok(Answer { page, json: json!({ "devices": json }), footer, next: hints, ..Answer::default() })
+        Ok(Answer {
+            body: printer,
+            json: json!({ "devices": json }),
+            footer,
+            next: hints,
+            ..Answer::default()
+        })
     }
 }
 
@@ -118,7 +125,7 @@ fn remember_caller(callers: &mut Callers, row: &Record, replay: &Replay) {
 }
 
 /// One line of the ledger.
-struct Line {
+struct LedgerLine {
     /// The kind of holder: `torch`, `cache`, `library`, `context`, `others`, `unexplained`.
     group: &'static str,
     what: String,
@@ -129,30 +136,30 @@ struct Line {
 }
 
 /// Where the bytes of one device are.
-struct State {
+struct LedgerState {
     ordinal: i32,
     ts_ns: i64,
     /// The device's memory; 0 when unknown.
     total: i64,
     /// All lines together.
     used: i64,
-    lines: Vec<Line>,
-    look: Option<Look>,
+    lines: Vec<LedgerLine>,
+    look: Option<DeviceSample>,
     notes: Vec<String>,
 }
 
-impl State {
+impl LedgerState {
     fn new(
         trace: &TraceFile,
         replayed: &Replayed,
         layout: &Layout,
         callers: &Callers,
-        looks: &Looks,
+        looks: &DeviceSamples,
         ordinal: i32,
-    ) -> State {
+    ) -> LedgerState {
         let ts_ns = replayed.replay.ts_ns;
         let look = looks.near(ordinal, ts_ns);
-        let mut state = State {
+        let mut state = LedgerState {
             ordinal,
             ts_ns,
             total: look.and_then(|look| look.sample.total).unwrap_or_else(|| trace.meta.total_bytes(ordinal)),
@@ -172,7 +179,13 @@ impl State {
 
     fn line(&mut self, group: &'static str, what: impl Into<String>, bytes: i64, blocks: u64, advice: &str) {
         if bytes > 0 {
-            self.lines.push(Line { group, what: what.into(), bytes, blocks, advice: advice.to_owned() });
+            self.lines.push(LedgerLine {
+                group,
+                what: what.into(),
+                bytes,
+                blocks,
+                advice: advice.to_owned(),
+            });
         }
     }
 
@@ -191,7 +204,7 @@ impl State {
                 block
             })
             .collect();
-        for (name, group) in sorted(Key::CATEGORY.groups(&asked, &replayed.texts)) {
+        for (name, group) in sorted(Key::CATEGORY.groups(&asked, &replayed.symbols)) {
             self.line("torch", format!("torch: {name}"), group.bytes, group.blocks, advice::category(&name));
         }
         self.line("torch", "torch: rounding and splitting", rounding, 0, advice::ROUNDING);
@@ -225,15 +238,15 @@ impl State {
         let mut holders: FxHashMap<String, (i64, u64)> = FxHashMap::default();
         let mut managed = 0;
         let here = |block: &&crate::state::replay::Block| {
-            block.kind == Kind::Outside && block.device == self.ordinal
+            block.kind == MemoryKind::Outside && block.device == self.ordinal
         };
         for block in replayed.replay.live.values().filter(here) {
             let (source, api) = callers.get(&block.id).copied().unwrap_or_default();
-            if is_managed(&replayed.texts.get(api)) {
+            if is_managed(&replayed.symbols.get(api)) {
                 managed += block.bytes;
                 continue;
             }
-            let holder = holders.entry(advice::library(&replayed.texts.get(source))).or_default();
+            let holder = holders.entry(advice::library(&replayed.symbols.get(source))).or_default();
             holder.0 += block.bytes;
             holder.1 += 1;
         }
@@ -280,14 +293,14 @@ impl State {
         }
     }
 
-    fn print(&self, page: &mut Page, trace: &TraceFile, options: &Options) {
+    fn print(&self, printer: &mut Printer, trace: &TraceFile, options: &Options) {
         let units = options.units;
         let mut first = format!(" used on device {}", self.ordinal);
         if self.total > 0 {
             first += &format!(" of {} ({})", units.show(self.total), percent(share(self.used, self.total)));
         }
         let rank = trace.meta.rank;
-        page.line([
+        printer.line([
             format!("rank {rank}, at {}: ", duration(self.ts_ns)).into(),
             Cell::new(units.show(self.used).to_string(), Style::Strong),
             first.into(),
@@ -310,7 +323,7 @@ impl State {
                 Cell::new(line.advice.as_str(), Style::Faint),
             ]);
         }
-        page.table(&table);
+        printer.table(&table);
         if let Some(look) = self.look {
             let away = look.ts_ns - self.ts_ns;
             let when = match away {
@@ -318,7 +331,7 @@ impl State {
                 away if away > 0 => format!("{} later", duration(away)),
                 away => format!("{} earlier", duration(-away)),
             };
-            page.line([Cell::new(
+            printer.line([Cell::new(
                 format!("what no call tells: by a look at the device {when}"),
                 Style::Faint,
             )]);

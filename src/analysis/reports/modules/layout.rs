@@ -8,8 +8,9 @@ use super::memory;
 use super::natural_order::natural;
 use super::tracker::{CallState, DeviceTypes, ModuleStats, Tracker, total};
 use crate::options::Options;
+use crate::render::numbers::count;
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::render::rst;
-use crate::render::text::{Cell, Page, Side, Style, Table, count};
 use crate::state::replay::HOST;
 
 impl Tracker {
@@ -20,23 +21,23 @@ impl Tracker {
         all
     }
 
-    pub(super) fn print(&self, page: &mut Page, options: &Options) {
+    pub(super) fn print(&self, printer: &mut Printer, options: &Options) {
         if self.modules.is_empty() {
-            page.plain("No module calls in this trace: mark them with ranges, such as torch.cuda.nvtx.range(\"module:Net.layer\").");
+            printer.plain("No module calls in this trace: mark them with ranges, such as torch.cuda.nvtx.range(\"module:Net.layer\").");
             return;
         }
         if options.is_set("table") {
-            self.print_memories(page, options.units);
+            self.print_memories(printer, options.units);
         }
         if options.is_set("full") || options.is_set("table") {
             for (path, stats) in self.sorted() {
-                page.plain(format!("Module:  {path}"));
+                printer.plain(format!("Module:  {path}"));
                 if options.is_set("table") {
-                    print_table(page, stats, options.units);
+                    print_table(printer, stats, options.units);
                 } else {
-                    print_states(page, stats, options.units);
+                    print_states(printer, stats, options.units);
                 }
-                page.gap();
+                printer.gap();
             }
             return;
         }
@@ -77,21 +78,21 @@ impl Tracker {
                 path.as_str().into(),
             ]);
         }
-        page.table(&table);
+        printer.table(&table);
         if sorted.len() > top {
-            page.line([Cell::new(format!("{} more; --top N", sorted.len() - top), Style::Faint)]);
+            printer.line([Cell::new(format!("{} more; --top N", sorted.len() - top), Style::Faint)]);
         }
-        page.plain("the device's memory, the highest over all calls; --full shows each call by category");
+        printer.plain("the device's memory, the highest over all calls; --full shows each call by category");
         if !self.memories.has_io {
-            page.plain(memory::NO_IO);
+            printer.plain(memory::NO_IO);
         }
         if self.modules.values().all(|stats| stats.of(CallState::PreBackward).is_none()) {
-            page.plain("no row in backward belongs to a module in this trace, so backward has no states");
+            printer.plain("no row in backward belongs to a module in this trace, so backward has no states");
         }
     }
 
     /// What each module has, and what its calls are given and return, as a table.
-    fn print_memories(&self, page: &mut Page, units: Unit) {
+    fn print_memories(&self, printer: &mut Printer, units: Unit) {
         let heads = ["Module", "Parameter", "Buffer", "Input", "Output"];
         let row = |path: &String| {
             let columns = self.memories.of(path).columns();
@@ -101,12 +102,12 @@ impl Tracker {
         };
         let rows: Vec<Vec<String>> = self.sorted().into_iter().map(|(path, _)| row(path)).collect();
         for line in rst::table(&heads, &rows) {
-            page.plain(line);
+            printer.plain(line);
         }
         if !self.memories.has_io {
-            page.plain(memory::NO_IO);
+            printer.plain(memory::NO_IO);
         }
-        page.gap();
+        printer.gap();
     }
 
     pub(super) fn json(&self) -> Value {
@@ -155,30 +156,30 @@ fn snapshot_json(snapshot: &DeviceTypes) -> Value {
 }
 
 /// MemTracker's plain layout.
-fn print_states(page: &mut Page, stats: &ModuleStats, units: Unit) {
+fn print_states(printer: &mut Printer, stats: &ModuleStats, units: Unit) {
     for series in &stats.states {
-        page.plain(series.state.name());
+        printer.plain(series.state.name());
         for (index, snapshot) in series.kept.iter().enumerate() {
-            page.plain(format!("# {}:", index + 1));
+            printer.plain(format!("# {}:", index + 1));
             if snapshot.is_empty() {
-                page.plain("No memory tracked.");
+                printer.plain("No memory tracked.");
             }
             for (device, types) in snapshot {
                 if rounds_to_nothing(total(types), units) {
                     continue;
                 }
-                page.plain(format!("Device: {}", device_name(*device)));
+                printer.plain(format!("Device: {}", device_name(*device)));
                 for ((name, _), bytes) in TYPES.iter().zip(types) {
-                    page.plain(format!("\t{name}: {}", value(*bytes, units)));
+                    printer.plain(format!("\t{name}: {}", value(*bytes, units)));
                 }
-                page.plain(format!("\tTotal: {}", value(total(types), units)));
+                printer.plain(format!("\tTotal: {}", value(total(types), units)));
             }
         }
     }
 }
 
 /// MemTracker's table.
-fn print_table(page: &mut Page, stats: &ModuleStats, units: Unit) {
+fn print_table(printer: &mut Printer, stats: &ModuleStats, units: Unit) {
     let heads: Vec<&str> = ["State & Call", "Device"]
         .into_iter()
         .chain(TYPES.iter().map(|(name, _)| *name))
@@ -200,6 +201,6 @@ fn print_table(page: &mut Page, stats: &ModuleStats, units: Unit) {
         }
     }
     for line in rst::table(&heads, &rows) {
-        page.plain(line);
+        printer.plain(line);
     }
 }

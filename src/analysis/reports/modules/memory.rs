@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use crate::read::record::Record;
-use crate::read::symbols::{Symbol, Texts};
+use crate::read::symbols::{Symbol, SymbolTable};
 
 /// Of one module, in bytes.
 #[derive(Clone, Debug, Default)]
@@ -90,10 +90,10 @@ pub(super) struct Memories {
 
 impl Memories {
     /// An io row inside a call: what it says of the call's memory.
-    pub(super) fn in_call(&mut self, call: &mut CallMemory, row: &Record, texts: &Texts) {
+    pub(super) fn in_call(&mut self, call: &mut CallMemory, row: &Record, symbols: &SymbolTable) {
         let words = *self.words.get_or_insert_with(|| {
             [Api::ModuleParameters, Api::ModuleBuffers, Api::ModuleInputs, Api::ModuleOutputs]
-                .map(|api| texts.intern(api.name()))
+                .map(|api| symbols.intern(api.name()))
         });
         let Some(which) = words.iter().position(|word| *word == row.api) else { return };
         self.has_io = true;
@@ -117,7 +117,7 @@ impl Memories {
     }
 
     /// A row about a block: what it tells of parameters and buffers.
-    pub(super) fn block(&mut self, row: &Record, rounded: i64, texts: &Texts) {
+    pub(super) fn block(&mut self, row: &Record, rounded: i64, symbols: &SymbolTable) {
         let which = match row.category {
             Category::Parameter => 0,
             Category::Buffer => 1,
@@ -126,7 +126,7 @@ impl Memories {
         if !matches!(row.event, EventName::Tag | EventName::Free | EventName::Live) {
             return;
         }
-        let module = texts.get(row.module);
+        let module = symbols.get(row.module);
         let ends = module.match_indices('.').map(|(end, _)| end).chain([module.len()]);
         for path in ends.map(|end| &module[..end]) {
             if !self.by_path.contains_key(path) {

@@ -23,7 +23,7 @@ use crate::read::input::Input;
 use crate::read::record::Columns;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::text::Page;
+use crate::render::printer::Printer;
 use crate::state::group;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
@@ -78,7 +78,7 @@ impl Report for Modules {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut page = Page::new(options.paint, options.width);
+        let mut printer = Printer::new(options.paint, options.width);
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         let depth = options.number(group::DEPTH.name)?.unwrap_or(2);
@@ -111,13 +111,13 @@ impl Report for Modules {
                 footer.notes.push(format!("{} ends of ranges that were not open", tracker.unmatched));
             }
             if index == 0 {
-                heading(&mut page, input, &trace.meta);
+                heading(&mut printer, input, &trace.meta);
             }
-            page.gap();
+            printer.gap();
             if input.traces.len() > 1 {
-                page.plain(format!("rank {}", trace.meta.rank));
+                printer.plain(format!("rank {}", trace.meta.rank));
             }
-            tracker.print(&mut page, options);
+            tracker.print(&mut printer, options);
             json.push(json!({
                 "file": trace.path.display().to_string(),
                 "rank": trace.meta.rank,
@@ -125,7 +125,13 @@ impl Report for Modules {
             }));
         }
         let hints = vec![next("peak", input, "--by module"), next("snapshot", input, "")];
-        Ok(Answer { page, json: json!({ "processes": json }), footer, next: hints, ..Answer::default() })
+        Ok(Answer {
+            body: printer,
+            json: json!({ "processes": json }),
+            footer,
+            next: hints,
+            ..Answer::default()
+        })
     }
 }
 

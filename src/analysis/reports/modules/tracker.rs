@@ -177,7 +177,7 @@ impl Tracker {
                 EventName::Io => {
                     let open = self.ranges.entry(row.tid).or_default();
                     if let Some((_, Some(call))) = open.last_mut() {
-                        self.memories.in_call(&mut call.memory, row, &replay.texts);
+                        self.memories.in_call(&mut call.memory, row, &replay.symbols);
                     }
                 }
                 _ => self.follow_backward(row, replay),
@@ -189,7 +189,7 @@ impl Tracker {
             let bytes = &mut types[type_of(row.category)];
             let change = if self.rounded { rounded(row) } else { row.delta_bytes };
             *bytes = bytes.wrapping_add(change);
-            self.memories.block(row, rounded(row), &replay.texts);
+            self.memories.block(row, rounded(row), &replay.symbols);
         }
         if !replay.in_window() {
             return;
@@ -202,13 +202,13 @@ impl Tracker {
 
     /// The path of the module whose range opens; `None` when the range is no module's, or too deep.
     fn path_of(&self, row: &Record, replay: &Replay) -> Option<String> {
-        let name = replay.texts.get(row.name);
+        let name = replay.symbols.get(row.name);
         let path = match meaning(&name, None, &[]) {
             // The forward of a torch.nn.Module: its name is its path.
-            _ if replay.texts.get(row.api).as_ref() == Api::Module.name() => name.to_string(),
+            _ if replay.symbols.get(row.api).as_ref() == Api::Module.name() => name.to_string(),
             Meaning::ModulePath(path) => path.to_owned(),
             Meaning::Level(level) if row.module == Symbol::NONE => level.to_owned(),
-            Meaning::Level(level) => format!("{}.{level}", replay.texts.get(row.module)),
+            Meaning::Level(level) => format!("{}.{level}", replay.symbols.get(row.module)),
             Meaning::Phase(_) | Meaning::Op(_) | Meaning::Step(_) | Meaning::Library => return None,
         };
         // CUDA's own libraries mark their C++ functions; no module is called so.
@@ -290,7 +290,7 @@ impl Tracker {
         if recomputes {
             return;
         }
-        let module = if in_backward { replay.texts.get(row.module).to_string() } else { String::new() };
+        let module = if in_backward { replay.symbols.get(row.module).to_string() } else { String::new() };
         let is_on = |path: &str| {
             module.strip_prefix(path).is_some_and(|below| below.is_empty() || below.starts_with('.'))
         };

@@ -1,6 +1,6 @@
 //! What was found, line by line.
 
-use memtrace_analysis::render::text::Style;
+use memtrace_analysis::render::printer::Style;
 use serde_json::Value;
 
 /// How a thing is.

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, anyhow};
 use clap::{Arg, ArgMatches, Command, value_parser};
-use memtrace_analysis::render::text::{Cell, Page, Side, Style, Table};
+use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
 use memtrace_cards::Spec;
 use memtrace_trace::config::Settings;
 use serde_json::json;
@@ -86,7 +86,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
             json!({ "works": works, "findings": lines.collect::<Vec<_>>(), "phantom_answers": found.answers })
         )?;
     } else {
-        let mut page = Page::new(terminal::paints("auto", &stdout), None);
+        let mut page = Printer::new(terminal::paints("auto", &stdout), None);
         let mut table = Table::new(&[("", Side::Left), ("", Side::Left), ("", Side::Left)]);
         for line in &found.lines {
             let (word, style) = line.state.word();

@@ -1,6 +1,8 @@
 //! What `memtrace fit` found, for people and for programs.
 
-use memtrace_analysis::render::text::{Cell, Page, Side, Style, Table, duration, percent, share};
+use memtrace_analysis::render::numbers::{duration, percent, share};
+
+use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
@@ -36,7 +38,7 @@ impl Answer<'_> {
     /// The screen.
     pub(crate) fn text(&self) -> String {
         let stdout = std::io::stdout();
-        let mut page = Page::new(terminal::paints("auto", &stdout), terminal::width(&stdout));
+        let mut page = Printer::new(terminal::paints("auto", &stdout), terminal::width(&stdout));
         self.heading(&mut page);
         page.gap();
         self.runs(&mut page);
@@ -64,7 +66,7 @@ impl Answer<'_> {
         page.text().to_owned()
     }
 
-    fn heading(&self, page: &mut Page) {
+    fn heading(&self, page: &mut Printer) {
         // Where python and the script are says nothing new to the one who started them.
         let base = |word: &str| word.rsplit('/').next().unwrap_or(word).to_owned();
         let words: Vec<String> = self
@@ -87,7 +89,7 @@ impl Answer<'_> {
         page.line(cells);
     }
 
-    fn runs(&self, page: &mut Page) {
+    fn runs(&self, page: &mut Printer) {
         let mut table = Table::new(&[
             ("value", Side::Right),
             ("", Side::Left),
@@ -116,7 +118,7 @@ impl Answer<'_> {
         page.table(&table);
     }
 
-    fn verdict(&self, page: &mut Page) {
+    fn verdict(&self, page: &mut Printer) {
         if let Some(why) = &self.stopped {
             page.line([Cell::new("no answer: ", Style::Alarm), why.as_str().into()]);
             for trial in &self.trials {
@@ -154,7 +156,7 @@ impl Answer<'_> {
     }
 
     /// What holds the memory at the two ends of the gap, side by side.
-    fn held(&self, page: &mut Page) {
+    fn held(&self, page: &mut Printer) {
         let sides: Vec<&Trial> = [self.fits, self.too_big].into_iter().flatten().collect();
         let mut names: Vec<&str> = Vec::new();
         for (name, _) in sides.iter().rev().flat_map(|trial| &trial.taken.held) {

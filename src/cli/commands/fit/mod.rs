@@ -18,7 +18,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::{Arg, ArgMatches, Command, value_parser};
-use memtrace_analysis::render::text::duration;
+use memtrace_analysis::render::numbers::duration;
 use memtrace_trace::units::Unit;
 
 use crate::args;

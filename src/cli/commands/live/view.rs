@@ -5,10 +5,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use memtrace_analysis::options::Options;
 use memtrace_analysis::render::curve::Curve;
-use memtrace_analysis::render::text::{Cell, Page, Side, Style, Table, bar, count, duration, percent, share};
+use memtrace_analysis::render::numbers::{bar, count, duration, percent, share};
+use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
 use memtrace_analysis::state::group::{Group, Key};
 use memtrace_analysis::state::replay::{HOST, Metric};
-use memtrace_analysis::state::tail::{Follower, Process};
+use memtrace_analysis::state::tail::{Tail, TailedProcess};
 use memtrace_trace::units::Unit;
 
 use super::KEYS;
@@ -52,16 +53,16 @@ pub(super) struct Before {
 
 impl View<'_> {
     /// The process that is shown: the one chosen, or the fullest.
-    fn process<'f>(&self, follower: &'f Follower) -> Option<&'f Process> {
+    fn process<'f>(&self, follower: &'f Tail) -> Option<&'f TailedProcess> {
         let chosen =
             self.choice.rank.and_then(|rank| follower.processes.iter().find(|p| p.meta.rank == rank));
         chosen.or_else(|| {
-            let used = |p: &Process| p.device().map_or(0, |device| device.totals.get(Metric::Used));
+            let used = |p: &TailedProcess| p.device().map_or(0, |device| device.totals.get(Metric::Used));
             follower.processes.iter().max_by_key(|p| (used(p), -p.meta.rank))
         })
     }
 
-    pub(super) fn next_rank(&mut self, follower: &Follower) {
+    pub(super) fn next_rank(&mut self, follower: &Tail) {
         let ranks: Vec<i32> = follower.processes.iter().map(|process| process.meta.rank).collect();
         let place = self.choice.rank.and_then(|rank| ranks.iter().position(|known| *known == rank));
         self.choice.rank = match place {
@@ -72,7 +73,7 @@ impl View<'_> {
     }
 
     /// Keeps the holders, so that the next look can tell what grew.
-    pub(super) fn remember(&mut self, follower: &Follower) {
+    pub(super) fn remember(&mut self, follower: &Tail) {
         let Some(process) = self.process(follower) else { return };
         let (by, rank, rows) = (self.choice.by, process.meta.rank, process.replay.counts.rows);
         let groups = groups(process, by);
@@ -91,8 +92,8 @@ impl View<'_> {
     }
 
     /// The whole screen, at most `height` lines.
-    pub(super) fn lines(&self, follower: &Follower, width: usize, height: usize) -> Vec<String> {
-        let mut page = Page::new(self.paint, Some(width));
+    pub(super) fn lines(&self, follower: &Tail, width: usize, height: usize) -> Vec<String> {
+        let mut page = Printer::new(self.paint, Some(width));
         if self.choice.help {
             help(&mut page);
             return cut(&page, height);
@@ -134,7 +135,7 @@ impl View<'_> {
         cut(&page, height)
     }
 
-    fn heading(&self, page: &mut Page, process: &Process) {
+    fn heading(&self, page: &mut Printer, process: &TailedProcess) {
         let meta = &process.meta;
         let words: Vec<&str> =
             meta.argv.iter().take(8).map(|word| word.rsplit('/').next().unwrap_or(word)).collect();
@@ -174,7 +175,7 @@ impl View<'_> {
         page.line(cells);
     }
 
-    fn ranks(&self, page: &mut Page, follower: &Follower, shown: &Process, most: usize) {
+    fn ranks(&self, page: &mut Printer, follower: &Tail, shown: &TailedProcess, most: usize) {
         let mut table = Table::new(&[
             ("rank", Side::Right),
             ("allocated", Side::Right),
@@ -212,13 +213,13 @@ impl View<'_> {
         page.gap();
     }
 
-    fn totals(&self, page: &mut Page, process: &Process) {
+    fn totals(&self, page: &mut Printer, process: &TailedProcess) {
         let Some(device) = process.device() else {
             page.plain("no GPU memory yet");
             return;
         };
         let replay = &process.replay;
-        let phase = process.texts.get(replay.phase);
+        let phase = process.symbols.get(replay.phase);
         // Rows at the end of a process are of no step.
         let step = match (replay.step, replay.last_step) {
             (step, _) if step >= 0 => format!("step {step}"),
@@ -285,7 +286,7 @@ impl View<'_> {
         }
     }
 
-    fn curve(&self, page: &mut Page, process: &Process, width: usize, height: usize) {
+    fn curve(&self, page: &mut Printer, process: &TailedProcess, width: usize, height: usize) {
         let Some(device) = process.device() else { return };
         let Some((_, allocated, reserved)) = process.history.iter().find(|known| known.0 == device.ordinal)
         else {
@@ -309,7 +310,7 @@ impl View<'_> {
         .print(page, height);
     }
 
-    fn holders(&self, page: &mut Page, process: &Process, room: usize) {
+    fn holders(&self, page: &mut Printer, process: &TailedProcess, room: usize) {
         let by = self.choice.by;
         let mut groups = groups(process, by);
         let total: i64 = groups.iter().map(|(_, group)| group.bytes).sum();
@@ -361,17 +362,17 @@ impl View<'_> {
 }
 
 /// What is live now, by a key, largest first.
-fn groups(process: &Process, by: usize) -> Vec<(String, Group)> {
+fn groups(process: &TailedProcess, by: usize) -> Vec<(String, Group)> {
     let Some(device) = process.device() else { return Vec::new() };
     let blocks = process.replay.live_on(device.ordinal, false);
     let mut options = Options::default();
     options.values.insert("by", KEYS[by].to_owned());
     // No depth is given, so none can be wrong.
     let Ok(key) = Key::from_options(&options) else { return Vec::new() };
-    memtrace_analysis::state::group::sorted(key.groups(&blocks, &process.texts))
+    memtrace_analysis::state::group::sorted(key.groups(&blocks, &process.symbols))
 }
 
-fn keys(page: &mut Page, choice: &Choice) {
+fn keys(page: &mut Printer, choice: &Choice) {
     let mut cells = Vec::new();
     for (key, what) in [
         ("q", "quit".to_owned()),
@@ -388,7 +389,7 @@ fn keys(page: &mut Page, choice: &Choice) {
     page.line(cells);
 }
 
-fn help(page: &mut Page) {
+fn help(page: &mut Printer) {
     page.line([Cell::new("memtrace live", Style::Strong), "  the keys".into()]);
     page.gap();
     let mut table = Table::new(&[("", Side::Left), ("", Side::Left)]);
@@ -407,7 +408,7 @@ fn help(page: &mut Page) {
     page.table(&table);
 }
 
-fn cut(page: &Page, height: usize) -> Vec<String> {
+fn cut(page: &Printer, height: usize) -> Vec<String> {
     let mut lines: Vec<String> = page.text().lines().map(str::to_owned).collect();
     if lines.len() > height {
         // The keys stay in sight.

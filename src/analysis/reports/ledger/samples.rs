@@ -15,24 +15,24 @@ use crate::state::replay_trace::replay_trace;
 
 /// A look at a device.
 #[derive(Clone, Copy)]
-pub(super) struct Look {
+pub(super) struct DeviceSample {
     pub(super) ts_ns: i64,
     pub(super) sample: Sample,
     pub(super) rest: Rest,
 }
 
 /// Every look of a trace, by device.
-pub(super) struct Looks(FxHashMap<i32, Vec<Look>>);
+pub(super) struct DeviceSamples(FxHashMap<i32, Vec<DeviceSample>>);
 
 /// Is it a call whose memory lies on the host or on the device, as it is used?
 pub(super) fn is_managed(api: &str) -> bool {
     matches!(api, "cudaMallocManaged" | "cuMemAllocManaged")
 }
 
-impl Looks {
+impl DeviceSamples {
     /// Reads them all: the one nearest to a moment may come after it.
-    pub(super) fn of(trace: &TraceFile, options: &Options) -> Result<Looks> {
-        let mut looks: FxHashMap<i32, Vec<Look>> = FxHashMap::default();
+    pub(super) fn of(trace: &TraceFile, options: &Options) -> Result<DeviceSamples> {
+        let mut looks: FxHashMap<i32, Vec<DeviceSample>> = FxHashMap::default();
         // By alloc_id: the device and the bytes.
         let mut managed: FxHashMap<i64, (i32, i64)> = FxHashMap::default();
         let columns = Columns::of(&["api", "name"]);
@@ -43,7 +43,7 @@ impl Looks {
             Metric::Used,
             FlowCategories::default(),
             |row, replay| match row.event {
-                EventName::ExtAlloc if is_managed(&replay.texts.get(row.api)) => {
+                EventName::ExtAlloc if is_managed(&replay.symbols.get(row.api)) => {
                     managed.insert(row.alloc_id, (row.device, row.delta_bytes));
                 }
                 EventName::ExtFree => {
@@ -58,7 +58,7 @@ impl Looks {
                         .sum();
                     let accounted =
                         Accounted { reserved: totals.reserved, outside: totals.outside - elsewhere };
-                    let sample = Sample::parse(&replay.texts.get(row.name));
+                    let sample = Sample::parse(&replay.symbols.get(row.name));
                     let looks = looks.entry(row.device).or_default();
                     match looks.last_mut() {
                         // Pools and graphs have a row of their own, right behind.
@@ -66,19 +66,21 @@ impl Looks {
                             last.sample = last.sample.updated(sample);
                             last.rest = Rest::of(&last.sample, accounted);
                         }
-                        _ => {
-                            looks.push(Look { ts_ns: row.ts_ns, sample, rest: Rest::of(&sample, accounted) })
-                        }
+                        _ => looks.push(DeviceSample {
+                            ts_ns: row.ts_ns,
+                            sample,
+                            rest: Rest::of(&sample, accounted),
+                        }),
                     }
                 }
                 _ => {}
             },
         )?;
-        Ok(Looks(looks))
+        Ok(DeviceSamples(looks))
     }
 
     /// The look that is nearest to a moment.
-    pub(super) fn near(&self, device: i32, ts_ns: i64) -> Option<Look> {
+    pub(super) fn near(&self, device: i32, ts_ns: i64) -> Option<DeviceSample> {
         self.0.get(&device)?.iter().min_by_key(|look| look.ts_ns.abs_diff(ts_ns)).copied()
     }
 }

@@ -1,0 +1,73 @@
+//! Numbers as people read them: shares, counts, times and bars.
+
+/// A bar of up to `width` cells for a share from 0 to 1, in eighths of a cell.
+#[must_use]
+pub fn bar(share: f64, width: usize) -> String {
+    const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+    let eighths = (share.clamp(0.0, 1.0) * (width * 8) as f64).round() as usize;
+    format!("{}{}", "█".repeat(eighths / 8), EIGHTHS[eighths % 8])
+}
+
+/// A share from 0 to 1 as `12.3 %`.
+#[must_use]
+pub fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+/// `part` of `whole`, 0 when there is no whole.
+#[must_use]
+pub fn share(part: i64, whole: i64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+/// A count with its thousands apart: `1,234,567`.
+#[must_use]
+pub fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A training step, or `-` before the first.
+#[must_use]
+pub fn step_or_dash(step: i64) -> String {
+    if step < 0 { "-".to_owned() } else { step.to_string() }
+}
+
+/// A time in ns as people say it: `412 ms`, `3.21 s`, `1 h 02 min`.
+#[must_use]
+pub fn duration(ns: i64) -> String {
+    let s = ns as f64 / 1e9;
+    match ns.abs() {
+        0..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{:.1} µs", ns as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        1_000_000_000..120_000_000_000 => format!("{s:.2} s"),
+        120_000_000_000..3_600_000_000_000 => {
+            format!("{} min {:02} s", ns / 60_000_000_000, ns / 1_000_000_000 % 60)
+        }
+        _ => format!("{} h {:02} min", ns / 3_600_000_000_000, ns / 60_000_000_000 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!(count(0), "0");
+        assert_eq!(count(1_234_567), "1,234,567");
+        assert_eq!(duration(3_210_000_000), "3.21 s");
+        assert_eq!(duration(3_725_000_000_000), "1 h 02 min");
+        assert_eq!(percent(0.1234), "12.3 %");
+        assert_eq!(bar(0.5, 4), "██");
+        assert_eq!(bar(0.03, 4), "▏");
+    }
+}
