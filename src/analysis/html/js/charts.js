@@ -2,8 +2,12 @@
 
 /** Draws the axes of a chart and gives its scales. `xs`: marks of the x axis, `{at, text}` in [0, 1]. */
 function chart(id, height, most, unitOf, xs, xTitle, yTitle) {
-  const colours = ink(), { c, width, it } = canvas(id, height);
-  const left = 56, right = 10, top = 22, bottom = height - 36;
+  const colours = ink(),
+    { c, width, it } = canvas(id, height);
+  const left = 56,
+    right = 10,
+    top = 22,
+    bottom = height - 36;
   const scale = unitOf(most, 4);
   const y = (value) => bottom - (value / (most || 1)) * (bottom - top);
   const x = (share) => left + share * (width - left - right);
@@ -25,7 +29,8 @@ function chart(id, height, most, unitOf, xs, xTitle, yTitle) {
   c.textBaseline = "top";
   let free = -1e9;
   for (const mark of xs) {
-    const half = c.measureText(mark.text).width / 2, at = Math.max(left - 10 + half, Math.min(width - half, x(mark.at)));
+    const half = c.measureText(mark.text).width / 2,
+      at = Math.max(left - 10 + half, Math.min(width - half, x(mark.at)));
     if (at - half < free + 6) continue;
     free = at + half;
     c.fillText(mark.text, at, bottom + 6);
@@ -39,7 +44,8 @@ function chart(id, height, most, unitOf, xs, xTitle, yTitle) {
 
 /** Marks of an axis of counts. */
 function countTicks(most, ticks) {
-  const step = Math.max(1, roundStep(most / ticks)), marks = [];
+  const step = Math.max(1, roundStep(most / ticks)),
+    marks = [];
   for (let value = 0; value <= most * 1.0001; value += step) marks.push({ at: value, text: count(value) });
   return { marks, unit: "" };
 }

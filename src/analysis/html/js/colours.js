@@ -14,7 +14,21 @@ const CATEGORY = {
   "(unattributed)": "#9AA0A6",
 };
 
-const MODULES = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8F8B66", "#4B6A9B", "#C8B400", "#6FBF9F", "#A65B83", "#9FCBEA", "#9AA0A6"];
+const MODULES = [
+  "#0072B2",
+  "#E69F00",
+  "#009E73",
+  "#CC79A7",
+  "#56B4E9",
+  "#D55E00",
+  "#8F8B66",
+  "#4B6A9B",
+  "#C8B400",
+  "#6FBF9F",
+  "#A65B83",
+  "#9FCBEA",
+  "#9AA0A6",
+];
 
 const LINES = { allocated: "#0072B2", reserved: "#D55E00" };
 
@@ -23,13 +37,24 @@ const moduleColour = (place, name) => (name === "(other)" ? "#9AA0A6" : MODULES[
 /** The same two, bright enough for thin lines on dark. */
 const DARK_LINES = { allocated: "#56A9E8", reserved: "#F0884A" };
 
-const lineColour = (name) => (isDark() ? DARK_LINES : LINES)[name] ?? (name.startsWith("device") ? "#8A6D9B" : "#8F8B66");
+const lineColour = (name) =>
+  (isDark() ? DARK_LINES : LINES)[name] ?? (name.startsWith("device") ? "#8A6D9B" : "#8F8B66");
 
 const OTHER_PHASES = ["#8F8B66", "#4B6A9B", "#C8B400", "#6FBF9F", "#A65B83"];
 
 /** Colours of phases: the three of training keep theirs. */
 function phaseColour(name) {
-  const known = { forward: "#56B4E9", backward: "#E69F00", optimizer: "#CC79A7", "optimizer.step": "#CC79A7", "(none)": "transparent", "(unattributed)": "transparent", eval: "#009E73", dataloader: "#8F8B66", zero_grad: "#D55E00" };
+  const known = {
+    forward: "#56B4E9",
+    backward: "#E69F00",
+    optimizer: "#CC79A7",
+    "optimizer.step": "#CC79A7",
+    "(none)": "transparent",
+    "(unattributed)": "transparent",
+    eval: "#009E73",
+    dataloader: "#8F8B66",
+    zero_grad: "#D55E00",
+  };
   if (name in known) return known[name];
   let hash = 0;
   for (const c of name) hash = (hash * 31 + c.charCodeAt(0)) >>> 0;
@@ -40,7 +65,15 @@ function phaseColour(name) {
 function ink() {
   const style = getComputedStyle(document.documentElement);
   const get = (name) => style.getPropertyValue(name).trim();
-  return { text: get("--text"), quiet: get("--quiet"), line: get("--line"), faint: get("--faint"), panel: get("--panel"), alarm: get("--alarm"), accent: get("--accent") };
+  return {
+    text: get("--text"),
+    quiet: get("--quiet"),
+    line: get("--line"),
+    faint: get("--faint"),
+    panel: get("--panel"),
+    alarm: get("--alarm"),
+    accent: get("--accent"),
+  };
 }
 
 /** `colour` with an opacity. */
@@ -52,6 +85,9 @@ function faded(colour, opacity) {
 /** Black or white, whichever is read better on `colour`. */
 function readable(colour) {
   const n = parseInt(colour.slice(1), 16);
-  const light = 0.2126 * ((n >> 16) / 255) ** 2.2 + 0.7152 * (((n >> 8) & 255) / 255) ** 2.2 + 0.0722 * ((n & 255) / 255) ** 2.2;
+  const light =
+    0.2126 * ((n >> 16) / 255) ** 2.2 +
+    0.7152 * (((n >> 8) & 255) / 255) ** 2.2 +
+    0.0722 * ((n & 255) / 255) ** 2.2;
   return light > 0.22 ? "#10151c" : "#ffffff";
 }

@@ -4,16 +4,37 @@ painters.compare = () => {
   const two = page.about.runs.length === 2;
   $("compare").hidden = !two;
   if (!two) return;
-  const [a, b] = [0, 1].map((run) => tracks.filter((t) => t.run === run).reduce((best, t) => (!best || t.peak.bytes > best.peak.bytes ? t : best), null));
+  const [a, b] = [0, 1].map((run) =>
+    tracks
+      .filter((t) => t.run === run)
+      .reduce((best, t) => (!best || t.peak.bytes > best.peak.bytes ? t : best), null),
+  );
   const it = $("compare-body");
   it.replaceChildren();
-  if (!a || !b) { it.append(element("p", "quiet", "One of the runs used no GPU memory.")); return; }
+  if (!a || !b) {
+    it.append(element("p", "quiet", "One of the runs used no GPU memory."));
+    return;
+  }
   const by = b.peak.bytes - a.peak.bytes;
   const says = element("p", "verdict");
-  says.append("From ", element("b", "", bytes(a.peak.bytes)), " to ", element("b", "", bytes(b.peak.bytes)), ": ", element("b", by > 0 ? "more" : "less", `${signedBytes(by)} (${by > 0 ? "+" : "−"}${percent(Math.abs(by) / (a.peak.bytes || 1))})`));
+  says.append(
+    "From ",
+    element("b", "", bytes(a.peak.bytes)),
+    " to ",
+    element("b", "", bytes(b.peak.bytes)),
+    ": ",
+    element(
+      "b",
+      by > 0 ? "more" : "less",
+      `${signedBytes(by)} (${by > 0 ? "+" : "−"}${percent(Math.abs(by) / (a.peak.bytes || 1))})`,
+    ),
+  );
   it.append(says);
   const names = element("p", "quiet");
-  for (const [t, colour, letter] of [[a, "#0072B2", "A"], [b, "#D55E00", "B"]]) {
+  for (const [t, colour, letter] of [
+    [a, "#0072B2", "A"],
+    [b, "#D55E00", "B"],
+  ]) {
     const swatch = element("i");
     swatch.style.background = colour;
     names.append(swatch, `${letter}: ${page.about.runs[t.run].path}\u2003`);
@@ -24,12 +45,24 @@ painters.compare = () => {
   drawn.setAttribute("role", "img");
   it.append(drawn);
   // From where each page would open: what comes before the first step takes as long as it likes.
-  const longest = Math.max(...[a, b].map(({ home }) => home[1] - home[0])), ticks = timeTicks(0, longest, 7);
+  const longest = Math.max(...[a, b].map(({ home }) => home[1] - home[0])),
+    ticks = timeTicks(0, longest, 7);
   const most = Math.max(a.peak.bytes, b.peak.bytes) * 1.06;
-  const plot = chart("both", 240, most, byteTicks, ticks.marks.map((mark) => ({ at: mark.at / longest, text: mark.text })), `${ticks.unit} since ${a.home[0] > a.start_ns ? "the steps began" : "the start"}`, "");
+  const plot = chart(
+    "both",
+    240,
+    most,
+    byteTicks,
+    ticks.marks.map((mark) => ({ at: mark.at / longest, text: mark.text })),
+    `${ticks.unit} since ${a.home[0] > a.start_ns ? "the steps began" : "the start"}`,
+    "",
+  );
   plot.it.setAttribute("aria-label", `Both curves. ${says.textContent}`);
   const pixels = Math.floor(plot.right - plot.left);
-  for (const [t, colour] of [[a, "#0072B2"], [b, "#D55E00"]]) {
+  for (const [t, colour] of [
+    [a, "#0072B2"],
+    [b, "#D55E00"],
+  ]) {
     const { high } = columnsOf(t, t.total, t.home[0], t.home[0] + longest, pixels);
     const end = ((t.home[1] - t.home[0]) / longest) * pixels;
     plot.c.strokeStyle = colour;
@@ -53,17 +86,36 @@ function differences(a, b, key) {
       all.get(plain)[place] += size;
     }
   }
-  const rows = [...all].map(([name, [x, y]]) => ({ name, x, y, by: y - x })).sort((a, b) => Math.abs(b.by) - Math.abs(a.by));
+  const rows = [...all]
+    .map(([name, [x, y]]) => ({ name, x, y, by: y - x }))
+    .sort((a, b) => Math.abs(b.by) - Math.abs(a.by));
   const most = Math.max(1, ...rows.map((row) => Math.abs(row.by)));
-  const box = element("div", "scroll"), table = element("table", "changes"), head = element("tr");
-  for (const [text, number] of [["A", true], ["B", true], ["change", true], ["", false], [key, false]]) head.append(element("th", number ? "number" : "", text));
+  const box = element("div", "scroll"),
+    table = element("table", "changes"),
+    head = element("tr");
+  for (const [text, number] of [
+    ["A", true],
+    ["B", true],
+    ["change", true],
+    ["", false],
+    [key, false],
+  ])
+    head.append(element("th", number ? "number" : "", text));
   table.append(head);
   for (const row of rows.slice(0, 14)) {
-    const line = element("tr"), bar = element("td", "bar-cell"), piece = element("span", "share");
+    const line = element("tr"),
+      bar = element("td", "bar-cell"),
+      piece = element("span", "share");
     piece.style.width = `${(Math.abs(row.by) / most) * 100}%`;
     piece.style.background = row.by > 0 ? "#D55E00" : "#0072B2";
     bar.append(piece);
-    line.append(element("td", "number", bytes(row.x)), element("td", "number", bytes(row.y)), element("td", "number", signedBytes(row.by)), bar, element("td", "", row.name));
+    line.append(
+      element("td", "number", bytes(row.x)),
+      element("td", "number", bytes(row.y)),
+      element("td", "number", signedBytes(row.by)),
+      bar,
+      element("td", "", row.name),
+    );
     table.append(line);
   }
   box.append(table);

@@ -6,7 +6,9 @@ const $ = (id) => document.getElementById(id);
 /** Inflates what the page carries; gives the JSON and a function that reads a column. */
 async function load() {
   if (typeof DecompressionStream === "undefined") {
-    throw new Error("this browser is too old for this page: it has no DecompressionStream (Chrome 103, Firefox 113, Safari 16.4)");
+    throw new Error(
+      "this browser is too old for this page: it has no DecompressionStream (Chrome 103, Firefox 113, Safari 16.4)",
+    );
   }
   const text = atob($("data").textContent.trim());
   const packed = new Uint8Array(text.length);
@@ -23,9 +25,12 @@ async function load() {
 /** A column: differences in zigzag, seven bits a byte, times their common divisor. */
 function column(bytes, [start, count, unit]) {
   const numbers = new Float64Array(count);
-  let at = start, last = 0;
+  let at = start,
+    last = 0;
   for (let i = 0; i < count; i++) {
-    let byte = bytes[at++], value = byte & 127, scale = 128;
+    let byte = bytes[at++],
+      value = byte & 127,
+      scale = 128;
     while (byte > 127) {
       byte = bytes[at++];
       value += (byte & 127) * scale;
@@ -52,22 +57,28 @@ class Track {
   }
 
   get lines() {
-    return this.once("lines", () => this.raw.series.map((line) => {
-      const high = this.data.column(line.high), height = this.data.column(line.height);
-      const low = high.map((value, i) => value - height[i]);
-      return { name: line.name, high, low };
-    }));
+    return this.once("lines", () =>
+      this.raw.series.map((line) => {
+        const high = this.data.column(line.high),
+          height = this.data.column(line.height);
+        const low = high.map((value, i) => value - height[i]);
+        return { name: line.name, high, low };
+      }),
+    );
   }
 
   /** The line whose peak this is about. */
   get total() {
-    return this.metric === "allocated" ? this.lines[0] : (this.lines.find((line) => line.name === "device used") ?? this.lines[1]);
+    return this.metric === "allocated"
+      ? this.lines[0]
+      : (this.lines.find((line) => line.name === "device used") ?? this.lines[1]);
   }
 
   stack(by) {
     return this.once("stack " + by, () => {
       const bands = this.raw[by === "module" ? "by_module" : "by_category"].map((band) => ({
-        name: band.name, bytes: this.data.column(band.bytes),
+        name: band.name,
+        bytes: this.data.column(band.bytes),
       }));
       const buckets = bands.length ? bands[0].bytes.length : 0;
       const sum = new Float64Array(buckets);
@@ -123,7 +134,8 @@ class Track {
 
   /** The step and the phase at a moment. */
   during(ts) {
-    const phase = last(this.phases.ts, ts), step = last(this.steps.from, ts);
+    const phase = last(this.phases.ts, ts),
+      step = last(this.steps.from, ts);
     return {
       phase: phase < 0 ? "(none)" : this.data.about.strings[this.phases.name[phase]],
       step: step < 0 || ts > this.steps.to[step] ? null : step,
@@ -138,7 +150,8 @@ class Track {
 
 /** The last place in an ascending column whose value is at most `value`; -1 when there is none. */
 function last(column, value) {
-  let low = 0, high = column.length;
+  let low = 0,
+    high = column.length;
   while (low < high) {
     const middle = (low + high) >> 1;
     if (column[middle] <= value) low = middle + 1;

@@ -1,15 +1,21 @@
 // Bytes, times and counts as the command prints them.
 
-const UNITS = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
+const UNITS = [
+  ["GiB", 2 ** 30],
+  ["MiB", 2 ** 20],
+  ["KiB", 2 ** 10],
+];
 
 function bytes(value) {
-  for (const [name, size] of UNITS) if (Math.abs(value) >= size) return `${hundredths((value * 100) / size)} ${name}`;
+  for (const [name, size] of UNITS)
+    if (Math.abs(value) >= size) return `${hundredths((value * 100) / size)} ${name}`;
   return `${value} B`;
 }
 
 /** Two digits, a half to the even one: as the command rounds, and `toFixed` does not. */
 function hundredths(value) {
-  const below = Math.floor(value), half = value - below === 0.5;
+  const below = Math.floor(value),
+    half = value - below === 0.5;
   return ((half ? below + (below & 1) : Math.round(value)) / 100).toFixed(2);
 }
 
@@ -52,20 +58,33 @@ function byteTicks(most, ticks) {
   const step = Math.max(roundStep(most / size / ticks), size === 1 ? 1 : 0);
   const digits = Math.max(0, -Math.floor(Math.log10(step)));
   const marks = [];
-  for (let value = 0; value * size <= most * 1.0001; value += step) marks.push({ at: value * size, text: `${value.toFixed(digits)}` });
+  for (let value = 0; value * size <= most * 1.0001; value += step)
+    marks.push({ at: value * size, text: `${value.toFixed(digits)}` });
   return { marks, unit: name };
 }
 
 /** Marks of an axis of time. */
 function timeTicks(from, to, ticks) {
   const span = to - from;
-  const [unit, size] = span >= 600e9 ? ["min", 60e9] : span >= 2e9 ? ["s", 1e9] : span >= 2e6 ? ["ms", 1e6] : span >= 2e3 ? ["µs", 1e3] : ["ns", 1];
+  const [unit, size] =
+    span >= 600e9
+      ? ["min", 60e9]
+      : span >= 2e9
+        ? ["s", 1e9]
+        : span >= 2e6
+          ? ["ms", 1e6]
+          : span >= 2e3
+            ? ["µs", 1e3]
+            : ["ns", 1];
   const step = Math.max(roundStep(span / size / ticks), unit === "ns" ? 1 : 0);
   const digits = Math.max(0, -Math.floor(Math.log10(step)));
   const marks = [];
   for (let i = Math.ceil(from / size / step); i * step * size <= to; i++) {
     const value = i * step;
-    marks.push({ at: value * size, text: value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }) });
+    marks.push({
+      at: value * size,
+      text: value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }),
+    });
   }
   return { marks, unit };
 }

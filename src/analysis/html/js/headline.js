@@ -1,23 +1,44 @@
 // The sentence on top: where the peak is and who holds it.
 
 painters.headline = () => {
-  const t = track(), peak = t.peak, head = $("headline");
+  const t = track(),
+    peak = t.peak,
+    head = $("headline");
   const about = [];
   const part = (text, strong) => about.push(element(strong ? "b" : "span", "", text));
   const word = t.metric === "allocated" ? "Peak " : "Peak of device memory ";
   part(word);
   part(bytes(peak.bytes), true);
   if (t.capacity) part(` of ${bytes(t.capacity)} (${percent(peak.bytes / t.capacity)})`);
-  if (peak.step >= 0) { part(", at "); part(`step ${peak.step}`, true); }
-  if (peak.phase !== "(none)") { part(", in "); part(peak.phase, true); }
-  if (peak.module !== "(none)") { part(", "); part(peak.module, true); }
-  const holders = t.at_peak.category.slice(0, 2).map(([name, held]) => `${name} ${percent(held / total(t.at_peak.category))}`);
-  if (holders.length) { part(". Held by "); part(holders.join(" and "), true); }
+  if (peak.step >= 0) {
+    part(", at ");
+    part(`step ${peak.step}`, true);
+  }
+  if (peak.phase !== "(none)") {
+    part(", in ");
+    part(peak.phase, true);
+  }
+  if (peak.module !== "(none)") {
+    part(", ");
+    part(peak.module, true);
+  }
+  const holders = t.at_peak.category
+    .slice(0, 2)
+    .map(([name, held]) => `${name} ${percent(held / total(t.at_peak.category))}`);
+  if (holders.length) {
+    part(". Held by ");
+    part(holders.join(" and "), true);
+  }
   part(".");
   head.replaceChildren(...about);
 
   const run = page.about.runs[t.run];
-  const words = (t.argv.length ? t.argv.map((word, i) => (i < 2 ? word.split("/").pop() : word)).map(quoted).join(" ") : run.path);
+  const words = t.argv.length
+    ? t.argv
+        .map((word, i) => (i < 2 ? word.split("/").pop() : word))
+        .map(quoted)
+        .join(" ")
+    : run.path;
   $("run").textContent = words;
   $("run").title = words;
 
@@ -33,7 +54,9 @@ painters.headline = () => {
   if (run.lost) badge(`${count(run.lost)} events lost`, "alarm");
 
   // Who holds the peak, as one bar.
-  const held = t.at_peak.category, sum = total(held), bar = $("holders");
+  const held = t.at_peak.category,
+    sum = total(held),
+    bar = $("holders");
   bar.replaceChildren();
   for (const [name, size, blocks] of held) {
     if (size / sum < 0.002) continue;
@@ -47,11 +70,15 @@ painters.headline = () => {
   }
   // A name that would be cut off says nothing: it is in the tooltip.
   for (const piece of bar.children) {
-    const [name, size] = piece.children, room = piece.clientWidth;
+    const [name, size] = piece.children,
+      room = piece.clientWidth;
     if (size.scrollWidth > room) size.textContent = piece.shorter;
     if (name.scrollWidth > room || size.scrollWidth > room) piece.replaceChildren();
   }
-  bar.setAttribute("aria-label", `Live at the peak: ${held.map(([name, size]) => `${name} ${bytes(size)}`).join(", ")}`);
+  bar.setAttribute(
+    "aria-label",
+    `Live at the peak: ${held.map(([name, size]) => `${name} ${bytes(size)}`).join(", ")}`,
+  );
 
   // The numbers that people come for.
   const facts = $("facts");
@@ -61,16 +88,34 @@ painters.headline = () => {
     box.append(element("span", "quiet", name), element("b", "", value), element("span", "quiet", more ?? ""));
     facts.append(box);
   };
-  const when = (m) => [m.step >= 0 ? `step ${m.step}` : "", shown(m.phase)].filter((word) => word && word !== "–").join(", ");
-  fact("allocated, peak", bytes(t.peak_allocated.bytes), `${duration(t.peak_allocated.ts_ns)} ${when(t.peak_allocated)}`);
-  fact("reserved, peak", bytes(t.peak_reserved.bytes), `${duration(t.peak_reserved.ts_ns)} ${when(t.peak_reserved)}`);
-  if (t.peak_used.bytes !== t.peak_reserved.bytes) fact("device used, peak", bytes(t.peak_used.bytes), `${duration(t.peak_used.ts_ns)} ${when(t.peak_used)}`);
+  const when = (m) =>
+    [m.step >= 0 ? `step ${m.step}` : "", shown(m.phase)].filter((word) => word && word !== "–").join(", ");
+  fact(
+    "allocated, peak",
+    bytes(t.peak_allocated.bytes),
+    `${duration(t.peak_allocated.ts_ns)} ${when(t.peak_allocated)}`,
+  );
+  fact(
+    "reserved, peak",
+    bytes(t.peak_reserved.bytes),
+    `${duration(t.peak_reserved.ts_ns)} ${when(t.peak_reserved)}`,
+  );
+  if (t.peak_used.bytes !== t.peak_reserved.bytes)
+    fact(
+      "device used, peak",
+      bytes(t.peak_used.bytes),
+      `${duration(t.peak_used.ts_ns)} ${when(t.peak_used)}`,
+    );
   const top = t.at_peak.module[0];
   if (top) fact("largest module at the peak", top[0], `${bytes(top[1])}, ${percent(top[1] / sum)}`);
   const op = peak.op;
   if (op && op !== "(none)") fact("op at the peak", op, "");
   const steps = t.steps.length ? t.steps.last[t.steps.length - 1] - t.steps.first[0] + 1 : 0;
-  fact("ran", duration(t.duration_ns), `${count(steps)} ${steps === 1 ? "step" : "steps"}, ${count(t.rows)} events`);
+  fact(
+    "ran",
+    duration(t.duration_ns),
+    `${count(steps)} ${steps === 1 ? "step" : "steps"}, ${count(t.rows)} events`,
+  );
   document.title = `${bytes(peak.bytes)} peak, ${words}`;
 };
 
@@ -78,19 +123,34 @@ const total = (groups) => groups.reduce((sum, group) => sum + group[1], 0) || 1;
 
 /** What is known of how far the page can be trusted. */
 painters.footer = () => {
-  const foot = $("footer"), t = track(), run = page.about.runs[t.run];
+  const foot = $("footer"),
+    t = track(),
+    run = page.about.runs[t.run];
   foot.replaceChildren();
   const line = (text, alarm) => foot.append(element("p", alarm ? "alarm" : "", text));
-  line(`${count(run.lost)} events lost, ${percent(run.unattributed_share)} of the peak unattributed, ${percent(run.unattributed_share_ever)} of all bytes allocated`, run.lost > 0);
-  if (t.phantom) line("A phantom run: PyTorch's own allocator on a device that was not there. Allocated is PyTorch's arithmetic; reserved is an estimate.");
+  line(
+    `${count(run.lost)} events lost, ${percent(run.unattributed_share)} of the peak unattributed, ${percent(run.unattributed_share_ever)} of all bytes allocated`,
+    run.lost > 0,
+  );
+  if (t.phantom)
+    line(
+      "A phantom run: PyTorch's own allocator on a device that was not there. Allocated is PyTorch's arithmetic; reserved is an estimate.",
+    );
   const kept = t.blocks.length;
-  line(kept < t.allocations
-    ? `${count(kept)} of ${count(t.allocations)} allocations are kept whole: the largest, and what was live at the peak and at the OOM; the curves and their shares count all.`
-    : `All ${count(t.allocations)} allocations are in this page.`);
+  line(
+    kept < t.allocations
+      ? `${count(kept)} of ${count(t.allocations)} allocations are kept whole: the largest, and what was live at the peak and at the OOM; the curves and their shares count all.`
+      : `All ${count(t.allocations)} allocations are in this page.`,
+  );
   if (t.pinned_peak) line(`Pinned host memory: ${bytes(t.pinned_peak)} at most.`);
   for (const note of run.notes) line(note);
   const p = element("p", "next");
-  p.append("In a terminal: ", element("code", "", `memtrace peak ${quoted(run.path)} --by module`), " · ", element("code", "", `memtrace frag ${quoted(run.path)}`));
+  p.append(
+    "In a terminal: ",
+    element("code", "", `memtrace peak ${quoted(run.path)} --by module`),
+    " · ",
+    element("code", "", `memtrace frag ${quoted(run.path)}`),
+  );
   if (t.oom_count) p.append(" · ", element("code", "", `memtrace oom ${quoted(run.path)}`));
   foot.append(p);
   line(`memtrace ${page.about.memtrace}, ${t.file}`);

@@ -2,21 +2,46 @@
 
 painters.histograms = () => {
   const t = track();
-  bars("sizes", t.sizes, "size of the block", bytes, "#0072B2", (power) => bytes(2 ** power));
-  bars("lifetimes", t.lifetimes, "lived for", duration, "#009E73", (power) => duration(2 ** power));
+  bars("sizes", t.sizes, "size of the block", "#0072B2", (power) => bytes(2 ** power));
+  bars("lifetimes", t.lifetimes, "lived for", "#009E73", (power) => duration(2 ** power));
 };
 
-function bars(id, bins, title, say, colour, name) {
+function bars(id, bins, title, colour, name) {
   const column = state.weigh === "bytes" ? 2 : 1;
-  if (!bins.length) { $(id + "-says").textContent = "Nothing to count."; return; }
-  const from = bins[0][0], to = bins[bins.length - 1][0] + 1, n = to - from;
+  if (!bins.length) {
+    $(id + "-says").textContent = "Nothing to count.";
+    return;
+  }
+  const from = bins[0][0],
+    to = bins[bins.length - 1][0] + 1,
+    n = to - from;
   const most = bins.reduce((most, bin) => Math.max(most, bin[column]), 1) * 1.05;
   const sum = bins.reduce((sum, bin) => sum + bin[column], 0);
-  const ticks = Array.from({ length: n + 1 }, (_, i) => ({ at: i / n, text: name(from + i).replace(/\.0+(?= )/, "").replace(/ (\w)iB/, " $1iB") }));
-  const plot = chart(id, 220, most, state.weigh === "bytes" ? byteTicks : countTicks, ticks, title, state.weigh === "bytes" ? "" : "allocations");
-  const w = (plot.right - plot.left) / n, { c } = plot;
+  const ticks = Array.from({ length: n + 1 }, (_, i) => ({
+    at: i / n,
+    text: name(from + i)
+      .replace(/\.0+(?= )/, "")
+      .replace(/ (\w)iB/, " $1iB"),
+  }));
+  const plot = chart(
+    id,
+    220,
+    most,
+    state.weigh === "bytes" ? byteTicks : countTicks,
+    ticks,
+    title,
+    state.weigh === "bytes" ? "" : "allocations",
+  );
+  const w = (plot.right - plot.left) / n,
+    { c } = plot;
   c.fillStyle = colour;
-  for (const bin of bins) c.fillRect(plot.left + (bin[0] - from) * w + 1, plot.y(bin[column]), Math.max(1, w - 2), plot.bottom - plot.y(bin[column]));
+  for (const bin of bins)
+    c.fillRect(
+      plot.left + (bin[0] - from) * w + 1,
+      plot.y(bin[column]),
+      Math.max(1, w - 2),
+      plot.bottom - plot.y(bin[column]),
+    );
   const top = bins.reduce((best, bin) => (bin[column] > best[column] ? bin : best));
   const text = `${state.weigh === "bytes" ? bytes(sum) : count(sum) + " blocks"} in all; most between ${name(top[0])} and ${name(top[0] + 1)}: ${percent(top[column] / sum)}.`;
   $(id + "-says").textContent = text;

@@ -9,7 +9,8 @@ function zoom(factor, around) {
 
 /** Shows a moment in the middle of a view that tells it from its neighbours, and pins it. */
 function jump(ts) {
-  const t = track(), all = t.end_ns - t.start_ns;
+  const t = track(),
+    all = t.end_ns - t.start_ns;
   const span = Math.min(state.to - state.from, Math.max(all / 20, t.width_ns * 400));
   setView(ts - span / 2, ts + span / 2);
   pin(ts);
@@ -31,11 +32,12 @@ function setMode(mode) {
 
 /** The highest moment of the pixel column at `x`: what a click means. */
 function momentAt(t, x, width) {
-  const from = toTs(x - 0.5, width), to = toTs(x + 0.5, width);
+  const from = toTs(x - 0.5, width),
+    to = toTs(x + 0.5, width);
   for (const pin of pinsOf(t)) {
     if (Math.abs(toX(pin.ts, width) - x) < 5 && (pin.kind === "peak" || pin.kind === "oom")) return pin.ts;
   }
-  if ((to - from) < t.width_ns) return toTs(x, width);
+  if (to - from < t.width_ns) return toTs(x, width);
   let best = t.bucket(from);
   for (let i = best; i <= t.bucket(to); i++) if (t.total.high[i] > t.total.high[best]) best = i;
   return t.start_ns + (best + 0.5) * t.width_ns;
@@ -49,30 +51,45 @@ function listenToCurve() {
   const pointers = new Map();
   let drag = null;
   const x = (event) => event.clientX - it.getBoundingClientRect().left;
-  it.addEventListener("wheel", (event) => {
-    event.preventDefault();
-    if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
-      const by = (event.deltaX / plotWidth(it.clientWidth)) * (state.to - state.from);
-      setView(state.from + by, state.to + by);
-      return;
-    }
-    const lines = event.deltaMode === 1 ? 33 : 1;
-    zoom(Math.exp(Math.max(-200, Math.min(200, event.deltaY * lines)) * 0.0022), toTs(x(event), it.clientWidth));
-  }, { passive: false });
+  it.addEventListener(
+    "wheel",
+    (event) => {
+      event.preventDefault();
+      if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+        const by = (event.deltaX / plotWidth(it.clientWidth)) * (state.to - state.from);
+        setView(state.from + by, state.to + by);
+        return;
+      }
+      const lines = event.deltaMode === 1 ? 33 : 1;
+      zoom(
+        Math.exp(Math.max(-200, Math.min(200, event.deltaY * lines)) * 0.0022),
+        toTs(x(event), it.clientWidth),
+      );
+    },
+    { passive: false },
+  );
   it.addEventListener("pointerdown", (event) => {
     it.setPointerCapture(event.pointerId);
     pointers.set(event.pointerId, x(event));
     drag = { x: x(event), from: state.from, to: state.to, moved: false, select: event.shiftKey };
-    if (pointers.size === 2) drag = { pinch: [...pointers.values()], from: state.from, to: state.to, moved: true };
+    if (pointers.size === 2)
+      drag = { pinch: [...pointers.values()], from: state.from, to: state.to, moved: true };
   });
   it.addEventListener("pointermove", (event) => {
-    const at = x(event), width = it.clientWidth;
-    if (!pointers.has(event.pointerId) || !drag) { hover(event); return; }
+    const at = x(event),
+      width = it.clientWidth;
+    if (!pointers.has(event.pointerId) || !drag) {
+      hover(event);
+      return;
+    }
     pointers.set(event.pointerId, at);
     if (drag.pinch && pointers.size === 2) {
-      const [a, b] = drag.pinch, [c, d] = pointers.values(), span = drag.to - drag.from;
+      const [a, b] = drag.pinch,
+        [c, d] = pointers.values(),
+        span = drag.to - drag.from;
       const ts = (x) => drag.from + ((x - PLOT.left) / plotWidth(width)) * span;
-      const factor = Math.abs(a - b) / Math.max(8, Math.abs(c - d)), middle = ts((a + b) / 2);
+      const factor = Math.abs(a - b) / Math.max(8, Math.abs(c - d)),
+        middle = ts((a + b) / 2);
       const from = middle - (((c + d) / 2 - PLOT.left) / plotWidth(width)) * span * factor;
       setView(from, from + span * factor);
       return;
@@ -97,7 +114,10 @@ function listenToCurve() {
       setView(from, to);
     }
     drag = null;
-    if (selected) { selected = null; draw("curve"); }
+    if (selected) {
+      selected = null;
+      draw("curve");
+    }
   };
   it.addEventListener("pointerup", up);
   it.addEventListener("pointercancel", up);
@@ -107,43 +127,79 @@ function listenToCurve() {
   const overview = $("overview");
   let grabbed = false;
   const to = (event) => {
-    const t = track(), box = overview.getBoundingClientRect();
-    const ts = t.start_ns + ((event.clientX - box.left - PLOT.left) / plotWidth(box.width)) * (t.end_ns - t.start_ns);
+    const t = track(),
+      box = overview.getBoundingClientRect();
+    const ts =
+      t.start_ns + ((event.clientX - box.left - PLOT.left) / plotWidth(box.width)) * (t.end_ns - t.start_ns);
     const half = (state.to - state.from) / 2;
     setView(ts - half, ts + half);
   };
-  overview.addEventListener("pointerdown", (event) => { grabbed = true; overview.setPointerCapture(event.pointerId); to(event); });
-  overview.addEventListener("pointermove", (event) => { if (grabbed) to(event); });
+  overview.addEventListener("pointerdown", (event) => {
+    grabbed = true;
+    overview.setPointerCapture(event.pointerId);
+    to(event);
+  });
+  overview.addEventListener("pointermove", (event) => {
+    if (grabbed) to(event);
+  });
   overview.addEventListener("pointerup", () => (grabbed = false));
 }
 
 /** What the mouse is over. */
 function hover(event) {
-  const it = $("curve"), t = track(), tip = $("tip"), width = it.clientWidth;
+  const it = $("curve"),
+    t = track(),
+    tip = $("tip"),
+    width = it.clientWidth;
   const x = event.clientX - it.getBoundingClientRect().left;
-  if (x < PLOT.left || x > width - PLOT.right) { tip.hidden = true; return; }
+  if (x < PLOT.left || x > width - PLOT.right) {
+    tip.hidden = true;
+    return;
+  }
   const near = pinsOf(t).filter((pin) => Math.abs(toX(pin.ts, width) - x) < 5);
   const ts = near.length ? near[near.length - 1].ts : momentAt(t, x, width);
   const { step, phase } = t.during(ts);
   tip.replaceChildren();
-  tip.append(element("b", "", moment(ts, (state.to - state.from) / width)), element("div", "quiet", [step === null ? "" : `step ${t.stepName(step)}`, phase === "(unattributed)" ? "" : phase].filter(Boolean).join(", ")));
+  tip.append(
+    element("b", "", moment(ts, (state.to - state.from) / width)),
+    element(
+      "div",
+      "quiet",
+      [step === null ? "" : `step ${t.stepName(step)}`, phase === "(unattributed)" ? "" : phase]
+        .filter(Boolean)
+        .join(", "),
+    ),
+  );
   for (const pin of near) tip.append(element("div", pin.kind === "oom" ? "alarm" : "", pin.title));
   const list = element("table");
   const row = (name, value, colour) => {
-    const line = element("tr"), head = element("td"), swatch = element("i");
+    const line = element("tr"),
+      head = element("td"),
+      swatch = element("i");
     swatch.style.background = colour;
     head.append(swatch, name);
     line.append(head, element("td", "", bytes(value)));
     list.append(line);
   };
   if (state.mode === "lines") {
-    for (const line of t.lines) if (!hiddenLines.has(line.name)) row(line.name, valueAt(t, line, ts), lineColour(line.name));
+    for (const line of t.lines)
+      if (!hiddenLines.has(line.name)) row(line.name, valueAt(t, line, ts), lineColour(line.name));
   } else {
     const stack = t.stack(state.mode);
     const at = Math.max(0, Math.min(stack.sum.length - 1, Math.floor((ts - t.start_ns) / stack.width_ns)));
     row(t.metric, valueAt(t, t.total, ts), "transparent");
-    [...stack.bands.entries()].map(([i, band]) => [band.name, band.bytes[at], state.mode === "category" ? categoryColour(band.name) : moduleColour(i, band.name)])
-      .filter((one) => one[1] > 0).sort((a, b) => b[1] - a[1]).slice(0, 8).forEach((one) => row(...one));
+    [...stack.bands.entries()]
+      .map(([i, band]) => [
+        band.name,
+        band.bytes[at],
+        state.mode === "category" ? categoryColour(band.name) : moduleColour(i, band.name),
+      ])
+      .filter((one) => one[1] > 0)
+      .sort((a, b) => b[1] - a[1])
+      .slice(0, 8)
+      .forEach((one) => {
+        row(...one);
+      });
   }
   tip.append(list);
   tip.hidden = false;
@@ -162,9 +218,12 @@ function listenToKeys() {
       return;
     }
     if (typing || $("keys").open) return;
-    const t = track(), span = state.to - state.from, middle = (state.from + state.to) / 2;
+    const t = track(),
+      span = state.to - state.from,
+      middle = (state.from + state.to) / 2;
     const stepBy = (by) => {
-      const { steps } = t, at = last(steps.from, state.at ?? t.peak.ts_ns) + by;
+      const { steps } = t,
+        at = last(steps.from, state.at ?? t.peak.ts_ns) + by;
       if (at < 0 || at >= steps.length) return;
       const margin = (steps.to[at] - steps.from[at]) * 0.08;
       setView(steps.from[at] - margin, steps.to[at] + margin);
@@ -173,12 +232,24 @@ function listenToKeys() {
     const keys = {
       p: () => jump(t.peak.ts_ns),
       o: jumpToOom,
-      ArrowLeft: () => (event.shiftKey ? pin(state.at - span / 400) : setView(state.from - span * 0.12, state.to - span * 0.12)),
-      ArrowRight: () => (event.shiftKey ? pin(state.at + span / 400) : setView(state.from + span * 0.12, state.to + span * 0.12)),
-      "+": () => zoom(0.7, middle), "=": () => zoom(0.7, middle), "-": () => zoom(1 / 0.7, middle),
-      0: () => setView(t.start_ns, t.end_ns), f: () => setView(t.start_ns, t.end_ns),
-      "[": () => stepBy(-1), "]": () => stepBy(1),
-      1: () => setMode("lines"), 2: () => setMode("category"), 3: () => setMode("module"),
+      ArrowLeft: () =>
+        event.shiftKey
+          ? pin(state.at - span / 400)
+          : setView(state.from - span * 0.12, state.to - span * 0.12),
+      ArrowRight: () =>
+        event.shiftKey
+          ? pin(state.at + span / 400)
+          : setView(state.from + span * 0.12, state.to + span * 0.12),
+      "+": () => zoom(0.7, middle),
+      "=": () => zoom(0.7, middle),
+      "-": () => zoom(1 / 0.7, middle),
+      0: () => setView(t.start_ns, t.end_ns),
+      f: () => setView(t.start_ns, t.end_ns),
+      "[": () => stepBy(-1),
+      "]": () => stepBy(1),
+      1: () => setMode("lines"),
+      2: () => setMode("category"),
+      3: () => setMode("module"),
       "/": () => $("search").focus(),
       d: switchTheme,
       "?": () => $("keys").showModal(),
@@ -231,16 +302,39 @@ function choices(id, names, chosen, choose) {
 }
 
 painters.choices = () => {
-  choices("modes", [["lines", "Totals"], ["category", "By category"], ["module", "By module"]], state.mode, setMode);
-  choices("by", TABLES.map((name) => [name, name === "block" ? "blocks" : name]), state.by, (by) => {
-    state.by = by;
-    state.more = 1;
-    if (by !== "block" && !["bytes", "blocks", "name"].includes(state.sort)) [state.sort, state.down] = ["bytes", true];
-    draw("choices", "live");
-  });
-  choices("count-by", [["bytes", "bytes"], ["count", "allocations"]], state.weigh, (weigh) => {
-    state.weigh = weigh;
-    draw("choices", "histograms");
-  });
+  choices(
+    "modes",
+    [
+      ["lines", "Totals"],
+      ["category", "By category"],
+      ["module", "By module"],
+    ],
+    state.mode,
+    setMode,
+  );
+  choices(
+    "by",
+    TABLES.map((name) => [name, name === "block" ? "blocks" : name]),
+    state.by,
+    (by) => {
+      state.by = by;
+      state.more = 1;
+      if (by !== "block" && !["bytes", "blocks", "name"].includes(state.sort))
+        [state.sort, state.down] = ["bytes", true];
+      draw("choices", "live");
+    },
+  );
+  choices(
+    "count-by",
+    [
+      ["bytes", "bytes"],
+      ["count", "allocations"],
+    ],
+    state.weigh,
+    (weigh) => {
+      state.weigh = weigh;
+      draw("choices", "histograms");
+    },
+  );
   $("to-oom").hidden = !track().ooms.length;
 };

@@ -10,33 +10,57 @@ const TREES = {
 const SMALL = "(smaller blocks)";
 
 function blockWords(t, i) {
-  const b = t.blocks, { strings, categories } = page.about;
+  const b = t.blocks,
+    { strings, categories } = page.about;
   return [strings[b.module[i]], strings[b.op[i]], strings[b.phase[i]], categories[b.category[i]]];
 }
 
 /** The blocks that are kept and live at a moment, and what there is beside them. */
 function liveAt(t, ts) {
-  const b = t.blocks, { strings, categories } = page.about, live = [];
+  const b = t.blocks,
+    { strings, categories } = page.about,
+    live = [];
   let sum = 0;
   for (let i = 0; i < b.length; i++) {
     if (b.born[i] > ts) continue;
     if (b.age[i] >= 0 && b.born[i] + b.age[i] <= ts) continue;
     sum += b.bytes[i];
     live.push({
-      id: b.id[i], bytes: b.bytes[i], requested: b.requested[i], born: b.born[i], age: b.age[i], addr: b.addr[i], step: b.step[i], pool: b.pool[i], stream: b.stream[i],
-      module: strings[b.module[i]], op: strings[b.op[i]], phase: strings[b.phase[i]],
+      id: b.id[i],
+      bytes: b.bytes[i],
+      requested: b.requested[i],
+      born: b.born[i],
+      age: b.age[i],
+      addr: b.addr[i],
+      step: b.step[i],
+      pool: b.pool[i],
+      stream: b.stream[i],
+      module: strings[b.module[i]],
+      op: strings[b.op[i]],
+      phase: strings[b.phase[i]],
       category: categories[b.category[i]] + (b.inferred[i] ? " *" : ""),
     });
   }
   const total = valueAt(t, t.total, ts);
   // At a moment between two rows of one piece of time, the piece's highest value can exceed what is live.
   const whole = t.blocks.length >= t.allocations;
-  return { live, total: whole ? sum : Math.max(total, sum), sum, rest: whole ? 0 : Math.max(0, total - sum), whole };
+  return {
+    live,
+    total: whole ? sum : Math.max(total, sum),
+    sum,
+    rest: whole ? 0 : Math.max(0, total - sum),
+    whole,
+  };
 }
 
 /** The groups of a moment. At the peak and the OOM they are known of every block. */
 function groupsAt(t, ts, at, by) {
-  const known = ts === t.peak.ts_ns ? t.at_peak : t.ooms.length && ts === t.ooms[t.ooms.length - 1].ts_ns ? t.at_oom : null;
+  const known =
+    ts === t.peak.ts_ns
+      ? t.at_peak
+      : t.ooms.length && ts === t.ooms[t.ooms.length - 1].ts_ns
+        ? t.at_oom
+        : null;
   if (known) return known[by].map(([name, bytes, blocks]) => ({ name, bytes, blocks }));
   const groups = new Map();
   for (const block of at.live) {
@@ -48,34 +72,58 @@ function groupsAt(t, ts, at, by) {
   }
   if (by === "category" && at.rest) {
     // The curve by category counts every block.
-    const stack = t.stack("category"), place = Math.max(0, Math.min(stack.sum.length - 1, Math.floor((ts - t.start_ns) / stack.width_ns)));
-    return stack.bands.map((band) => ({ name: band.name, bytes: band.bytes[place], blocks: groups.get(band.name)?.blocks ?? 0 })).filter((group) => group.bytes > 0);
+    const stack = t.stack("category"),
+      place = Math.max(0, Math.min(stack.sum.length - 1, Math.floor((ts - t.start_ns) / stack.width_ns)));
+    return stack.bands
+      .map((band) => ({
+        name: band.name,
+        bytes: band.bytes[place],
+        blocks: groups.get(band.name)?.blocks ?? 0,
+      }))
+      .filter((group) => group.bytes > 0);
   }
   const all = [...groups.values()];
   if (at.rest) all.push({ name: SMALL, bytes: at.rest, blocks: NaN });
   return all;
 }
 
-let liveFor = null, liveIs = null;
+let liveFor = null,
+  liveIs = null;
 painters.live = () => {
-  const t = track(), ts = state.at;
+  const t = track(),
+    ts = state.at;
   const key = `${state.track} ${ts}`;
   if (liveFor !== key) [liveFor, liveIs] = [key, liveAt(t, ts)];
   const at = liveIs;
   const { step, phase } = t.during(ts);
-  const isPeak = ts === t.peak.ts_ns, oom = t.ooms.find((one) => one.ts_ns === ts);
+  const isPeak = ts === t.peak.ts_ns,
+    oom = t.ooms.find((one) => one.ts_ns === ts);
   const title = $("live-title");
-  title.replaceChildren(element("span", "", "Live "), element("b", "", isPeak ? "at the peak" : oom ? "at the out-of-memory" : `at ${moment(ts, t.width_ns)}`), element("span", "quiet", "  " + bytes(isPeak ? t.peak.bytes : at.total)));
-  const where = [step === null ? "" : `step ${t.stepName(step)}`, phase === "(unattributed)" ? "" : phase].filter(Boolean).join(", ");
-  const note = oom ? `${oom.requested_bytes >= 0 ? bytes(oom.requested_bytes) : "A request"} for ${shown(oom.op)} in ${shown(oom.module)} did not fit. ` : "";
-  $("live-note").textContent = note + (where ? where + ". " : "") + (at.rest > 0 ? `${count(at.live.length)} blocks are known one by one, ${percent(at.sum / Math.max(1, at.total))} of the bytes; the rest are smaller. ` : `${count(at.live.length)} blocks. `) + "Click the curve to look at another moment.";
-  paintIcicle(t, at);
+  title.replaceChildren(
+    element("span", "", "Live "),
+    element("b", "", isPeak ? "at the peak" : oom ? "at the out-of-memory" : `at ${moment(ts, t.width_ns)}`),
+    element("span", "quiet", "  " + bytes(isPeak ? t.peak.bytes : at.total)),
+  );
+  const where = [step === null ? "" : `step ${t.stepName(step)}`, phase === "(unattributed)" ? "" : phase]
+    .filter(Boolean)
+    .join(", ");
+  const note = oom
+    ? `${oom.requested_bytes >= 0 ? bytes(oom.requested_bytes) : "A request"} for ${shown(oom.op)} in ${shown(oom.module)} did not fit. `
+    : "";
+  $("live-note").textContent =
+    note +
+    (where ? where + ". " : "") +
+    (at.rest > 0
+      ? `${count(at.live.length)} blocks are known one by one, ${percent(at.sum / Math.max(1, at.total))} of the bytes; the rest are smaller. `
+      : `${count(at.live.length)} blocks. `) +
+    "Click the curve to look at another moment.";
+  paintIcicle(at);
   paintTable(t, ts, at);
 };
 
 let zoomedInto = [];
 
-function paintIcicle(t, at) {
+function paintIcicle(at) {
   const tree = { name: "everything", bytes: 0, below: new Map(), blocks: 0 };
   const { path } = TREES[state.tree];
   for (const block of at.live) {
@@ -85,7 +133,10 @@ function paintIcicle(t, at) {
     node.blocks++;
     for (const name of path(block)) {
       let next = node.below.get(name);
-      if (!next) node.below.set(name, (next = { name, bytes: 0, below: new Map(), blocks: 0, mix: new Map() }));
+      if (!next) {
+        next = { name, bytes: 0, below: new Map(), blocks: 0, mix: new Map() };
+        node.below.set(name, next);
+      }
       next.bytes += block.bytes;
       next.blocks++;
       next.found ||= found;
@@ -95,7 +146,13 @@ function paintIcicle(t, at) {
   }
   if (at.rest > 0) {
     tree.bytes += at.rest;
-    tree.below.set(SMALL, { name: SMALL, bytes: at.rest, below: new Map(), blocks: NaN, mix: new Map([["(unattributed)", at.rest]]) });
+    tree.below.set(SMALL, {
+      name: SMALL,
+      bytes: at.rest,
+      below: new Map(),
+      blocks: NaN,
+      mix: new Map([["(unattributed)", at.rest]]),
+    });
   }
   let root = tree;
   const trail = [];
@@ -106,19 +163,27 @@ function paintIcicle(t, at) {
     root = next;
   }
   zoomedInto = trail;
-  const it = $("icicle"), focused = it.contains(document.activeElement);
+  const it = $("icicle"),
+    focused = it.contains(document.activeElement);
   it.replaceChildren();
   const crumbs = element("div", "crumbs");
   const crumb = (text, depth) => {
     const one = element("button", "", text);
     one.type = "button";
-    one.onclick = () => { zoomedInto = zoomedInto.slice(0, depth); draw("live"); };
+    one.onclick = () => {
+      zoomedInto = zoomedInto.slice(0, depth);
+      draw("live");
+    };
     crumbs.append(one);
   };
   crumb(`everything ${bytes(tree.bytes)}`, 0);
-  trail.forEach((name, i) => crumb(name, i + 1));
+  trail.forEach((name, i) => {
+    crumb(name, i + 1);
+  });
   it.append(crumbs);
-  const width = it.clientWidth, drawn = element("div", "levels"), cells = [];
+  const width = it.clientWidth,
+    drawn = element("div", "levels"),
+    cells = [];
   let depth = 0;
   const paint = (node, left, level, names) => {
     let x = left;
@@ -135,12 +200,17 @@ function paintIcicle(t, at) {
       box.tabIndex = cells.length ? -1 : 0;
       cells.push({ box, x, w, level });
       // Padding would widen a narrow one over its neighbours.
-      box.style.cssText = `left:${x}px;top:${level * 24}px;width:${Math.max(1, w - 1)}px;padding:0 ${w > 34 ? 5 : 0}px` + (colour ? `;background:${colour};color:${readable(colour)}` : "");
+      box.style.cssText =
+        `left:${x}px;top:${level * 24}px;width:${Math.max(1, w - 1)}px;padding:0 ${w > 34 ? 5 : 0}px` +
+        (colour ? `;background:${colour};color:${readable(colour)}` : "");
       if (w > 34) box.textContent = w > 150 ? `${child.name}  ${bytes(child.bytes)}` : child.name;
       const says = `${bytes(child.bytes)}, ${percent(child.bytes / tree.bytes)}${child.blocks ? `, ${count(child.blocks)} ${child.blocks === 1 ? "block" : "blocks"}` : ""}`;
       box.title = `${full}\n${says}`;
       box.setAttribute("aria-label", `${full}: ${says}`);
-      box.onclick = () => { zoomedInto = [...trail, ...way]; draw("live"); };
+      box.onclick = () => {
+        zoomedInto = [...trail, ...way];
+        draw("live");
+      };
       drawn.append(box);
       depth = Math.max(depth, level + 1);
       if (child.below.size) paint(child, x, level + 1, way);
@@ -150,7 +220,8 @@ function paintIcicle(t, at) {
   paint(root, 0, 0, []);
   drawn.style.height = `${Math.max(1, depth) * 24}px`;
   drawn.onkeydown = (event) => {
-    const from = cells.find((cell) => cell.box === event.target), next = from && neighbour(cells, from, event.key);
+    const from = cells.find((cell) => cell.box === event.target),
+      next = from && neighbour(cells, from, event.key);
     if (next === undefined) return;
     event.preventDefault();
     event.stopPropagation();
@@ -158,7 +229,15 @@ function paintIcicle(t, at) {
   };
   it.append(drawn);
   if (focused) cells[0]?.box.focus();
-  it.setAttribute("aria-label", `What is live, by ${TREES[state.tree].text}: ` + [...tree.below.values()].sort((a, b) => b.bytes - a.bytes).slice(0, 5).map((node) => `${node.name} ${bytes(node.bytes)}`).join(", "));
+  it.setAttribute(
+    "aria-label",
+    `What is live, by ${TREES[state.tree].text}: ` +
+      [...tree.below.values()]
+        .sort((a, b) => b.bytes - a.bytes)
+        .slice(0, 5)
+        .map((node) => `${node.name} ${bytes(node.bytes)}`)
+        .join(", "),
+  );
 }
 
 /** The cell that an arrow leads to: beside, below what holds it, above; `null` at an edge, `undefined` for other keys. */
@@ -173,12 +252,31 @@ function neighbour(cells, from, key) {
 }
 
 const COLUMNS = {
-  group: [["bytes", "bytes", true], ["share", "share", true], ["", "", false], ["blocks", "blocks", true], ["name", "", false]],
-  block: [["bytes", "bytes", true], ["share", "share", true], ["requested", "asked for", true], ["born", "born", true], ["age", "lived", true], ["step", "step", true], ["category", "category", false], ["module", "module", false], ["op", "op", false], ["phase", "phase", false], ["id", "alloc_id", true]],
+  group: [
+    ["bytes", "bytes", true],
+    ["share", "share", true],
+    ["", "", false],
+    ["blocks", "blocks", true],
+    ["name", "", false],
+  ],
+  block: [
+    ["bytes", "bytes", true],
+    ["share", "share", true],
+    ["requested", "asked for", true],
+    ["born", "born", true],
+    ["age", "lived", true],
+    ["step", "step", true],
+    ["category", "category", false],
+    ["module", "module", false],
+    ["op", "op", false],
+    ["phase", "phase", false],
+    ["id", "alloc_id", true],
+  ],
 };
 
 function paintTable(t, ts, at) {
-  const by = state.by, single = by === "block";
+  const by = state.by,
+    single = by === "block";
   const rows = single ? at.live : groupsAt(t, ts, at, by);
   const sum = ts === t.peak.ts_ns ? t.peak.bytes : at.total;
   const key = state.sort === "share" ? "bytes" : state.sort;
@@ -208,15 +306,17 @@ function paintTable(t, ts, at) {
     }
     head.append(cell);
   }
-  const thead = element("thead"), body = element("tbody");
+  const thead = element("thead"),
+    body = element("tbody");
   thead.append(head);
-  const limit = 25 * state.more, most = rows.reduce((most, row) => Math.max(most, row.bytes), 1);
+  const limit = 25 * state.more,
+    most = rows.reduce((most, row) => Math.max(most, row.bytes), 1);
   // What is searched for comes first; the rest stays, dimmed.
   const hit = (row) => (single ? matches(row.module, row.op, row.phase, row.category) : matches(row.name));
   const order = state.search ? [...rows.filter(hit), ...rows.filter((row) => !hit(row))] : rows;
   for (const row of order.slice(0, limit)) {
     const line = element("tr", hit(row) ? "" : "dim");
-    for (const [name, , number] of columns) line.append(tableCell(t, row, name, number, sum, most));
+    for (const [name, , number] of columns) line.append(tableCell(row, name, number, sum, most));
     body.append(line);
   }
   const table = $("table");
@@ -226,14 +326,17 @@ function paintTable(t, ts, at) {
   $("more").hidden = rows.length <= limit;
 }
 
-function tableCell(t, row, name, number, sum, most) {
+function tableCell(row, name, number, sum, most) {
   const cell = element("td", number ? "number" : "");
-  if (name === "bytes") { cell.append(element("b", "", bytes(row.bytes))); cell.title = `${count(row.bytes)} B`; }
-  else if (name === "share") cell.textContent = percent(row.bytes / sum);
+  if (name === "bytes") {
+    cell.append(element("b", "", bytes(row.bytes)));
+    cell.title = `${count(row.bytes)} B`;
+  } else if (name === "share") cell.textContent = percent(row.bytes / sum);
   else if (name === "requested") cell.textContent = row.requested < 0 ? "–" : bytes(row.requested);
   else if (name === "born") cell.textContent = moment(row.born, 1e6);
   else if (name === "age") cell.textContent = row.age < 0 ? "to the end" : duration(row.age);
-  else if (name === "blocks") cell.textContent = Number.isNaN(row.blocks) || !row.blocks ? "–" : count(row.blocks);
+  else if (name === "blocks")
+    cell.textContent = Number.isNaN(row.blocks) || !row.blocks ? "–" : count(row.blocks);
   else if (name === "step") cell.textContent = row.step < 0 ? "–" : row.step;
   else if (name === "") {
     const bar = element("span", "share");
@@ -245,6 +348,9 @@ function tableCell(t, row, name, number, sum, most) {
     const swatch = element("i");
     swatch.style.background = categoryColour(row.category);
     cell.append(swatch, row.category);
-  } else { cell.textContent = row[name]; cell.title = row[name]; }
+  } else {
+    cell.textContent = row[name];
+    cell.title = row[name];
+  }
   return cell;
 }

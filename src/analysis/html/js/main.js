@@ -13,7 +13,9 @@ function choose(place) {
 
 async function main() {
   page = await load();
-  page.about.runs.forEach((run, i) => run.tracks.forEach((about) => tracks.push(new Track(about, page, i))));
+  page.about.runs.forEach((run, i) => {
+    for (const about of run.tracks) tracks.push(new Track(about, page, i));
+  });
   if (!tracks.length) {
     $("headline").textContent = "No GPU memory was used.";
     for (const section of document.querySelectorAll("section")) section.hidden = true;
@@ -36,7 +38,11 @@ async function main() {
     $("tree").append(one);
   }
   $("tree").value = state.tree;
-  $("tree").onchange = (event) => { state.tree = event.target.value; zoomedInto = []; draw("live"); };
+  $("tree").onchange = (event) => {
+    state.tree = event.target.value;
+    zoomedInto = [];
+    draw("live");
+  };
   $("search").value = state.search;
   $("search").oninput = (event) => search(event.target.value);
   $("to-peak").onclick = () => jump(track().peak.ts_ns);
@@ -46,7 +52,10 @@ async function main() {
   $("fit").onclick = () => setView(track().start_ns, track().end_ns);
   $("theme").onclick = switchTheme;
   $("help").onclick = () => $("keys").showModal();
-  $("more").onclick = () => { state.more *= 4; draw("live"); };
+  $("more").onclick = () => {
+    state.more *= 4;
+    draw("live");
+  };
   listenToCurve();
   listenToKeys();
   listenToSegments();
@@ -59,17 +68,39 @@ async function main() {
     applyTheme();
     drawAll();
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { applyTheme(); drawAll(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    applyTheme();
+    drawAll();
+  });
   let seen = 0;
-  new ResizeObserver(() => { if (seen !== document.body.clientWidth) { seen = document.body.clientWidth; drawAll(); } }).observe(document.body);
+  new ResizeObserver(() => {
+    if (seen !== document.body.clientWidth) {
+      seen = document.body.clientWidth;
+      drawAll();
+    }
+  }).observe(document.body);
   // Print is on white paper and as wide as the paper.
-  addEventListener("beforeprint", () => { document.documentElement.dataset.theme = "light"; for (const name of Object.keys(painters)) painters[name](); });
-  addEventListener("afterprint", () => { applyTheme(); drawAll(); });
+  addEventListener("beforeprint", () => {
+    document.documentElement.dataset.theme = "light";
+    for (const name of Object.keys(painters)) painters[name]();
+  });
+  addEventListener("afterprint", () => {
+    applyTheme();
+    drawAll();
+  });
   drawAll();
 }
 
 /** For tests and for the curious: `memtrace.frames` are the milliseconds that drawing took. */
-globalThis.memtrace = { state, frames, get tracks() { return tracks; }, liveAt: (ts) => liveAt(track(), ts), ready: null };
+globalThis.memtrace = {
+  state,
+  frames,
+  get tracks() {
+    return tracks;
+  },
+  liveAt: (ts) => liveAt(track(), ts),
+  ready: null,
+};
 globalThis.memtrace.ready = main().catch((error) => {
   const it = $("problem");
   it.hidden = false;

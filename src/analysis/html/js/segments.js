@@ -2,18 +2,22 @@
 
 /** The segments at a moment, by address. */
 function segmentsAt(t, ts) {
-  const rows = t.segmentRows, pieces = new Map();
+  const rows = t.segmentRows,
+    pieces = new Map();
   for (let i = 0; i < rows.length && rows.ts[i] <= ts; i++) {
-    const addr = rows.addr[i], size = rows.bytes[i];
+    const addr = rows.addr[i],
+      size = rows.bytes[i];
     if (!addr) continue;
     if (size > 0) pieces.set(addr, { addr, bytes: size, expandable: rows.expandable[i] === 1 });
     else if (pieces.get(addr)?.bytes === -size) pieces.delete(addr);
     else cutOut(pieces, addr, addr - size);
   }
-  const all = [...pieces.values()].sort((a, b) => a.addr - b.addr), segments = [];
+  const all = [...pieces.values()].sort((a, b) => a.addr - b.addr),
+    segments = [];
   for (const piece of all) {
     const before = segments[segments.length - 1];
-    if (before?.expandable && piece.expandable && before.addr + before.bytes === piece.addr) before.bytes += piece.bytes;
+    if (before?.expandable && piece.expandable && before.addr + before.bytes === piece.addr)
+      before.bytes += piece.bytes;
     else segments.push({ ...piece });
   }
   return segments;
@@ -34,19 +38,24 @@ let tape = [];
 const TAPE = { row: 20, gap: 4 };
 
 painters.segments = () => {
-  const t = track(), ts = state.at, colours = ink();
-  const segments = segmentsAt(t, ts), at = liveFor === `${state.track} ${ts}` ? liveIs : liveAt(t, ts);
+  const t = track(),
+    ts = state.at,
+    colours = ink();
+  const segments = segmentsAt(t, ts),
+    at = liveFor === `${state.track} ${ts}` ? liveIs : liveAt(t, ts);
   const reserved = segments.reduce((sum, one) => sum + one.bytes, 0);
   const blocks = at.live.filter((block) => block.addr).sort((a, b) => a.addr - b.addr);
   $("segments").hidden = !t.segmentRows.length;
   if (!t.segmentRows.length) return;
-  let used = 0, empty = 0;
+  let used = 0,
+    empty = 0;
   tape = [];
   const width = $("segment-map").clientWidth || 600;
   const rows = Math.max(1, Math.min(16, segments.length, Math.ceil(reserved / 2 ** 21)));
   // Gaps between segments take room too.
   const scale = (width * rows - segments.length * 3) / Math.max(1, reserved);
-  let place = 0, next = 0;
+  let place = 0,
+    next = 0;
   for (const segment of segments) {
     while (next < blocks.length && blocks[next].addr < segment.addr) next++;
     let inside = 0;
@@ -65,15 +74,20 @@ painters.segments = () => {
   const { c, it } = canvas("segment-map", lines * (TAPE.row + TAPE.gap));
   const piece = (from, to, paint) => {
     for (let row = Math.floor(from / width); row <= Math.floor((to - 1e-9) / width); row++) {
-      const left = Math.max(0, from - row * width), right = Math.min(width, to - row * width);
+      const left = Math.max(0, from - row * width),
+        right = Math.min(width, to - row * width);
       if (right > left) paint(left, row * (TAPE.row + TAPE.gap), right - left);
     }
   };
   for (const one of tape) {
     if (one.block) {
       const colour = categoryColour(one.block.category);
-      c.fillStyle = matches(one.block.module, one.block.op, one.block.category, one.block.phase) ? colour : faded(colour, 0.2);
-      piece(one.from, one.to, (x, y, w) => c.fillRect(x, y + 1, Math.max(0.6, w - (w > 3 ? 0.7 : 0)), TAPE.row - 2));
+      c.fillStyle = matches(one.block.module, one.block.op, one.block.category, one.block.phase)
+        ? colour
+        : faded(colour, 0.2);
+      piece(one.from, one.to, (x, y, w) =>
+        c.fillRect(x, y + 1, Math.max(0.6, w - (w > 3 ? 0.7 : 0)), TAPE.row - 2),
+      );
     } else {
       c.fillStyle = colours.faint;
       piece(one.from, one.to, (x, y, w) => c.fillRect(x, y, w, TAPE.row));
@@ -85,14 +99,21 @@ painters.segments = () => {
   const holes = reserved - used - empty;
   const known = at.rest > 0 ? " of the blocks that are kept" : "";
   const text = `${count(segments.length)} segments, ${bytes(reserved)} reserved: ${bytes(used)} in blocks${known}, ${bytes(Math.max(0, holes))} in holes beside them, ${bytes(empty)} in segments with no block. Each outlined run is a segment in the order of its address; colour is the category, grey is free.`;
-  $("segments-note").textContent = text + (t.segmentRows.left_out ? ` ${count(t.segmentRows.left_out)} later changes of segments are not in this page.` : "");
+  $("segments-note").textContent =
+    text +
+    (t.segmentRows.left_out
+      ? ` ${count(t.segmentRows.left_out)} later changes of segments are not in this page.`
+      : "");
   it.setAttribute("aria-label", text);
 };
 
 function listenToSegments() {
-  const it = $("segment-map"), tip = $("segment-tip");
+  const it = $("segment-map"),
+    tip = $("segment-tip");
   it.addEventListener("pointermove", (event) => {
-    const box = it.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
+    const box = it.getBoundingClientRect(),
+      x = event.clientX - box.left,
+      y = event.clientY - box.top;
     const at = Math.floor(y / (TAPE.row + TAPE.gap)) * box.width + x;
     const found = tape.findLast((one) => at >= one.from && at < Math.max(one.to, one.from + 1));
     tip.hidden = !found;
@@ -100,9 +121,24 @@ function listenToSegments() {
     const { block, segment } = found;
     tip.replaceChildren();
     if (block) {
-      tip.append(element("b", "", `${bytes(block.bytes)} ${block.category}`), element("div", "", block.module), element("div", "", block.op), element("div", "quiet", `step ${block.step < 0 ? "–" : block.step}, ${shown(block.phase)}, alloc_id ${block.id}`));
+      tip.append(
+        element("b", "", `${bytes(block.bytes)} ${block.category}`),
+        element("div", "", block.module),
+        element("div", "", block.op),
+        element(
+          "div",
+          "quiet",
+          `step ${block.step < 0 ? "–" : block.step}, ${shown(block.phase)}, alloc_id ${block.id}`,
+        ),
+      );
     } else tip.append(element("b", "", "free"));
-    tip.append(element("div", "quiet", `in a segment of ${bytes(segment.bytes)} at 0x${segment.addr.toString(16)}${segment.expandable ? ", expandable" : ""}`));
+    tip.append(
+      element(
+        "div",
+        "quiet",
+        `in a segment of ${bytes(segment.bytes)} at 0x${segment.addr.toString(16)}${segment.expandable ? ", expandable" : ""}`,
+      ),
+    );
     const left = x + 18 + tip.offsetWidth > box.width ? x - tip.offsetWidth - 18 : x + 18;
     tip.style.transform = `translate(${Math.max(0, left)}px, ${y + 18}px)`;
   });

@@ -1,6 +1,20 @@
 // What is looked at, kept in the address; and when to draw.
 
-const state = { track: 0, from: 0, to: 1, at: null, mode: "lines", search: "", by: "module", tree: "module", sort: "bytes", down: true, more: 1, weigh: "bytes", theme: "" };
+const state = {
+  track: 0,
+  from: 0,
+  to: 1,
+  at: null,
+  mode: "lines",
+  search: "",
+  by: "module",
+  tree: "module",
+  sort: "bytes",
+  down: true,
+  more: 1,
+  weigh: "bytes",
+  theme: "",
+};
 let page = null; // what load() gave
 let tracks = [];
 
@@ -11,7 +25,8 @@ function writeHash() {
   const t = track();
   const words = new URLSearchParams();
   if (state.track !== firstTrack()) words.set("track", state.track);
-  if (state.from !== t.home[0] || state.to !== t.home[1]) words.set("view", `${Math.round(state.from)}:${Math.round(state.to)}`);
+  if (state.from !== t.home[0] || state.to !== t.home[1])
+    words.set("view", `${Math.round(state.from)}:${Math.round(state.to)}`);
   if (state.at !== null) words.set("at", Math.round(state.at));
   if (state.mode !== "lines") words.set("show", state.mode);
   if (state.search) words.set("search", state.search);
@@ -20,13 +35,15 @@ function writeHash() {
   if (state.sort !== "bytes" || !state.down) words.set("sort", (state.down ? "" : "-") + state.sort);
   if (state.theme) words.set("theme", state.theme);
   const hash = "#" + words;
-  if (hash !== location.hash && !(hash === "#" && !location.hash)) history.replaceState(null, "", hash === "#" ? location.pathname + location.search : hash);
+  if (hash !== location.hash && !(hash === "#" && !location.hash))
+    history.replaceState(null, "", hash === "#" ? location.pathname + location.search : hash);
 }
 
 /** Takes over what the address says; what makes no sense is left out. */
 function readHash() {
   const words = new URLSearchParams(location.hash.slice(1));
-  const number = (text) => (text !== null && text !== "" && Number.isFinite(Number(text)) ? Number(text) : null);
+  const number = (text) =>
+    text !== null && text !== "" && Number.isFinite(Number(text)) ? Number(text) : null;
   const chosen = number(words.get("track"));
   state.track = chosen !== null && tracks[chosen] ? chosen : firstTrack();
   const t = track();
@@ -76,7 +93,8 @@ function pin(at) {
 }
 
 /** Does a name match what is searched for? Everything does when nothing is. */
-const matches = (...names) => !state.search || names.some((name) => name.toLowerCase().includes(state.search.toLowerCase()));
+const matches = (...names) =>
+  !state.search || names.some((name) => name.toLowerCase().includes(state.search.toLowerCase()));
 
 const painters = {};
 const waiting = new Set();
@@ -108,7 +126,9 @@ function drawAll() {
 
 /** A canvas of `height` CSS pixels as sharp as the screen is, cleared. */
 function canvas(id, height) {
-  const it = $(id), ratio = window.devicePixelRatio || 1, width = it.clientWidth;
+  const it = $(id),
+    ratio = window.devicePixelRatio || 1,
+    width = it.clientWidth;
   const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
   if (it.width !== w || it.height !== h) {
     it.width = w;

@@ -4,10 +4,12 @@
 const OVERLAID = 40;
 
 painters.steps = () => {
-  const t = track(), steps = t.steps;
+  const t = track(),
+    steps = t.steps;
   $("steps").hidden = steps.length < 2;
   if (steps.length < 2) return;
-  const each = Math.max(1, Math.ceil(steps.length / OVERLAID)), chosen = [];
+  const each = Math.max(1, Math.ceil(steps.length / OVERLAID)),
+    chosen = [];
   for (let i = 0; i < steps.length; i += each) chosen.push(i);
   let highest = 0;
   for (let i = 0; i < steps.length; i++) if (steps.high[i] > steps.high[highest]) highest = i;
@@ -15,10 +17,22 @@ painters.steps = () => {
   const pinned = state.at === null ? -1 : last(steps.from, state.at);
   // A first step that compiles or warms up would squeeze the others: the axis is that of the usual.
   const lengths = chosen.map((i) => steps.to[i] - steps.from[i]).sort((a, b) => a - b);
-  const longest = Math.max(lengths[Math.floor(lengths.length * 0.75)] * 1.5, steps.to[highest] - steps.from[highest], 1);
+  const longest = Math.max(
+    lengths[Math.floor(lengths.length * 0.75)] * 1.5,
+    steps.to[highest] - steps.from[highest],
+    1,
+  );
   const most = steps.high[highest] * 1.06;
   const ticks = timeTicks(0, longest, 5);
-  const plot = chart("overlay", 260, most, byteTicks, ticks.marks.map((mark) => ({ at: mark.at / longest, text: mark.text })), `${ticks.unit} since the step began`, "");
+  const plot = chart(
+    "overlay",
+    260,
+    most,
+    byteTicks,
+    ticks.marks.map((mark) => ({ at: mark.at / longest, text: mark.text })),
+    `${ticks.unit} since the step began`,
+    "",
+  );
   const { c } = plot;
   c.save();
   c.beginPath();
@@ -26,7 +40,8 @@ painters.steps = () => {
   c.clip();
   const pixels = Math.floor(plot.right - plot.left);
   const curve = (i, colour, width) => {
-    const from = steps.from[i], { high } = columnsOf(t, t.total, from, from + longest, pixels);
+    const from = steps.from[i],
+      { high } = columnsOf(t, t.total, from, from + longest, pixels);
     const end = Math.min(pixels, ((steps.to[i] - from) / longest) * pixels);
     c.strokeStyle = colour;
     c.lineWidth = width;
@@ -41,27 +56,54 @@ painters.steps = () => {
   if (pinned >= 0 && pinned !== highest) curve(pinned, plot.colours.accent, 2);
   curve(highest, "#D55E00", 2);
   c.restore();
-  $("overlay-says").textContent = `${count(chosen.length)} of ${count(steps.length)} steps, later ones darker; step ${t.stepName(highest)}, the highest, in orange-red` + (pinned >= 0 && pinned !== highest ? `; step ${t.stepName(pinned)}, where the pin is, in the pin's colour.` : ".");
-  plot.it.setAttribute("aria-label", `Steps laid over one another. The highest is step ${t.stepName(highest)} with ${bytes(steps.high[highest])}.`);
+  $("overlay-says").textContent =
+    `${count(chosen.length)} of ${count(steps.length)} steps, later ones darker; step ${t.stepName(highest)}, the highest, in orange-red` +
+    (pinned >= 0 && pinned !== highest
+      ? `; step ${t.stepName(pinned)}, where the pin is, in the pin's colour.`
+      : ".");
+  plot.it.setAttribute(
+    "aria-label",
+    `Steps laid over one another. The highest is step ${t.stepName(highest)} with ${bytes(steps.high[highest])}.`,
+  );
   paintStepPeaks(t, highest, pinned);
 };
 
 function paintStepPeaks(t, highest, pinned) {
-  const steps = t.steps, n = steps.length;
-  const marks = [0, 0.25, 0.5, 0.75, 1].map((share) => ({ at: share, text: t.stepName(Math.round(share * (n - 1))) }));
-  const plot = chart("step-peaks", 260, steps.high[highest] * 1.06, byteTicks, n < 5 ? Array.from({ length: n }, (_, i) => ({ at: (i + 0.5) / n, text: t.stepName(i) })) : marks, "step", "");
-  const { c } = plot, room = plot.right - plot.left, w = room / n;
+  const steps = t.steps,
+    n = steps.length;
+  const marks = [0, 0.25, 0.5, 0.75, 1].map((share) => ({
+    at: share,
+    text: t.stepName(Math.round(share * (n - 1))),
+  }));
+  const plot = chart(
+    "step-peaks",
+    260,
+    steps.high[highest] * 1.06,
+    byteTicks,
+    n < 5 ? Array.from({ length: n }, (_, i) => ({ at: (i + 0.5) / n, text: t.stepName(i) })) : marks,
+    "step",
+    "",
+  );
+  const { c } = plot,
+    room = plot.right - plot.left,
+    w = room / n;
   if (w >= 2) {
     for (let i = 0; i < n; i++) {
       c.fillStyle = i === highest ? "#D55E00" : i === pinned ? plot.colours.accent : faded("#0072B2", 0.7);
-      c.fillRect(plot.left + i * w + (w > 6 ? 1 : 0), plot.y(steps.high[i]), Math.max(1, w - (w > 6 ? 2 : 0.5)), plot.bottom - plot.y(steps.high[i]));
+      c.fillRect(
+        plot.left + i * w + (w > 6 ? 1 : 0),
+        plot.y(steps.high[i]),
+        Math.max(1, w - (w > 6 ? 2 : 0.5)),
+        plot.bottom - plot.y(steps.high[i]),
+      );
     }
   } else {
     c.strokeStyle = "#0072B2";
     c.beginPath();
     for (let x = 0; x < room; x++) {
       let high = 0;
-      for (let i = Math.floor(x / w); i < Math.max((x + 1) / w, Math.floor(x / w) + 1) && i < n; i++) high = Math.max(high, steps.high[i]);
+      for (let i = Math.floor(x / w); i < Math.max((x + 1) / w, Math.floor(x / w) + 1) && i < n; i++)
+        high = Math.max(high, steps.high[i]);
       c.lineTo(plot.left + x, plot.y(high));
     }
     c.stroke();
@@ -69,9 +111,14 @@ function paintStepPeaks(t, highest, pinned) {
   plot.it.onclick = (event) => {
     const share = (event.clientX - plot.it.getBoundingClientRect().left - plot.left) / room;
     const i = Math.floor(share * n);
-    if (i >= 0 && i < n) { setView(steps.from[i], steps.to[i]); pin(steps.high_ts[i]); }
+    if (i >= 0 && i < n) {
+      setView(steps.from[i], steps.to[i]);
+      pin(steps.high_ts[i]);
+    }
   };
-  const first = steps.high[0], end = steps.high[n - 1];
-  $("step-peaks-says").textContent = `The peak of each step: ${bytes(first)} in the first, ${bytes(end)} in the last. A click goes to the step.`;
+  const first = steps.high[0],
+    end = steps.high[n - 1];
+  $("step-peaks-says").textContent =
+    `The peak of each step: ${bytes(first)} in the first, ${bytes(end)} in the last. A click goes to the step.`;
   plot.it.setAttribute("aria-label", $("step-peaks-says").textContent);
 }

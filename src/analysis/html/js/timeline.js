@@ -1,7 +1,8 @@
 // The curve: totals or stacked owners, phases and steps below, pins above, and the whole run in small.
 
 const PLOT = { left: 62, right: 14, top: 22, bottom: 58, height: 360 };
-const BAND = 9, STEP = 17;
+const BAND = 9,
+  STEP = 17;
 
 const plotWidth = (width) => width - PLOT.left - PLOT.right;
 const toX = (ts, width) => PLOT.left + ((ts - state.from) / (state.to - state.from)) * plotWidth(width);
@@ -9,11 +10,14 @@ const toTs = (x, width) => state.from + ((x - PLOT.left) / plotWidth(width)) * (
 
 /** Lowest and highest value of each pixel column of a view. */
 function columnsOf(t, line, from, to, pixels) {
-  const low = new Float64Array(pixels), high = new Float64Array(pixels);
+  const low = new Float64Array(pixels),
+    high = new Float64Array(pixels);
   const scale = (to - from) / pixels;
   for (let x = 0; x < pixels; x++) {
-    const first = t.bucket(from + x * scale), end = Math.max(first, t.bucket(from + (x + 1) * scale - 1e-6));
-    let l = Infinity, h = -Infinity;
+    const first = t.bucket(from + x * scale),
+      end = Math.max(first, t.bucket(from + (x + 1) * scale - 1e-6));
+    let l = Infinity,
+      h = -Infinity;
     for (let i = first; i <= end; i++) {
       if (line.low[i] < l) l = line.low[i];
       if (line.high[i] > h) h = line.high[i];
@@ -27,21 +31,28 @@ function columnsOf(t, line, from, to, pixels) {
 /** The rows that are known one by one, when the view is finer than the pieces and lies among them. */
 function detailOf(t, from, to, pixels) {
   const { ts } = t.detail;
-  if (!ts.length || (to - from) / pixels > t.width_ns * 2 || from < ts[0] || to > ts[ts.length - 1]) return null;
-  const first = Math.max(0, last(ts, from)), end = Math.min(ts.length - 1, last(ts, to) + 1);
+  if (!ts.length || (to - from) / pixels > t.width_ns * 2 || from < ts[0] || to > ts[ts.length - 1])
+    return null;
+  const first = Math.max(0, last(ts, from)),
+    end = Math.min(ts.length - 1, last(ts, to) + 1);
   // The peak and the OOM may be far apart: between their rows nothing is known.
   for (let i = first; i < end; i++) if (ts[i + 1] - ts[i] > t.width_ns * 64) return null;
   return { first, end };
 }
 
 painters.curve = () => {
-  const t = track(), colours = ink();
+  const t = track(),
+    colours = ink();
   const { c, width, it } = canvas("curve", PLOT.height);
   const pixels = Math.max(1, Math.floor(plotWidth(width)));
-  const bottom = PLOT.height - PLOT.bottom, high = bottom - PLOT.top;
+  const bottom = PLOT.height - PLOT.bottom,
+    high = bottom - PLOT.top;
   const drawn = t.lines.map((line) => ({ line, ...columnsOf(t, line, state.from, state.to, pixels) }));
   let most = 1;
-  const counted = state.mode === "lines" ? drawn.filter(({ line }) => !hiddenLines.has(line.name)) : [drawn[t.lines.indexOf(t.total)]];
+  const counted =
+    state.mode === "lines"
+      ? drawn.filter(({ line }) => !hiddenLines.has(line.name))
+      : [drawn[t.lines.indexOf(t.total)]];
   for (const { high } of counted) for (const value of high) if (value > most) most = value;
   const capacityShown = t.capacity && most > t.capacity * 0.6;
   most = Math.max(most, capacityShown ? t.capacity : 0) * 1.06;
@@ -75,7 +86,18 @@ painters.curve = () => {
       if (hiddenLines.has(one.line.name)) continue;
       const colour = lineColour(one.line.name);
       const exact = detail && place < 2 ? detail : null;
-      paintLine(c, t, one, exact, place === 1 ? "reserved" : "allocated", y, bottom, colour, one.line === t.total, width);
+      paintLine(
+        c,
+        t,
+        one,
+        exact,
+        place === 1 ? "reserved" : "allocated",
+        y,
+        bottom,
+        colour,
+        one.line === t.total,
+        width,
+      );
     }
   } else {
     paintStack(c, t, y, bottom, pixels, drawn[t.lines.indexOf(t.total)]);
@@ -102,7 +124,7 @@ painters.curve = () => {
     c.fillStyle = faded(LINES.allocated, 0.2);
     c.fillRect(Math.min(...selected), PLOT.top, Math.abs(selected[0] - selected[1]), high);
   }
-  paintOverview(t, drawn, colours);
+  paintOverview(t, colours);
   sayCurve(t, it);
   sayFiner(t, pixels);
 };
@@ -125,13 +147,18 @@ function isRough(low, high, y) {
 
 function paintRough(c, one, y, bottom, colour, filled) {
   const pixels = one.high.length;
-  for (const [style, area] of [[faded(colour, 0.16), true], [colour, false]]) {
+  for (const [style, area] of [
+    [faded(colour, 0.16), true],
+    [colour, false],
+  ]) {
     if (area && !filled) continue;
     c.fillStyle = style;
     for (let x = 0; x < pixels; x++) {
       // A column reaches to where the one before it ended.
-      const from = Math.min(y(one.high[x]), x ? y(one.low[x - 1]) : Infinity), to = Math.max(y(one.low[x]), x ? y(one.high[x - 1]) : -Infinity);
-      const top = edge(x), w = edge(x + 1) - top;
+      const from = Math.min(y(one.high[x]), x ? y(one.low[x - 1]) : Infinity),
+        to = Math.max(y(one.low[x]), x ? y(one.high[x - 1]) : -Infinity);
+      const top = edge(x),
+        w = edge(x + 1) - top;
       if (area) c.fillRect(top, from, w, bottom - from);
       else c.fillRect(top, from - 0.6, w, Math.max(1.4, to - from + 1));
     }
@@ -146,7 +173,8 @@ function paintLine(c, t, one, detail, name, y, bottom, colour, filled, width) {
   }
   const upper = new Path2D();
   if (detail) {
-    const { ts } = t.detail, values = t.detail[name];
+    const { ts } = t.detail,
+      values = t.detail[name];
     let before = null;
     for (let i = detail.first; i <= detail.end; i++) {
       const x = Math.max(-1e4, Math.min(1e5, toX(ts[i], width)));
@@ -182,12 +210,15 @@ function paintLine(c, t, one, detail, name, y, bottom, colour, filled, width) {
 
 /** The composition at each column's highest moment. */
 function paintStack(c, t, y, bottom, pixels, line) {
-  const stack = t.stack(state.mode), { bands, sum } = stack;
+  const stack = t.stack(state.mode),
+    { bands, sum } = stack;
   const place = (ts) => Math.max(0, Math.min(sum.length - 1, Math.floor((ts - t.start_ns) / stack.width_ns)));
   const scale = (state.to - state.from) / pixels;
-  const at = new Int32Array(pixels), shrink = new Float64Array(pixels);
+  const at = new Int32Array(pixels),
+    shrink = new Float64Array(pixels);
   for (let x = 0; x < pixels; x++) {
-    const first = place(state.from + x * scale), end = Math.max(first, place(state.from + (x + 1) * scale - 1e-6));
+    const first = place(state.from + x * scale),
+      end = Math.max(first, place(state.from + (x + 1) * scale - 1e-6));
     let best = first;
     for (let i = first + 1; i <= end; i++) if (sum[i] > sum[best]) best = i;
     at[x] = best;
@@ -204,7 +235,8 @@ function paintStack(c, t, y, bottom, pixels, line) {
       upper[x] = base[x] - (bottom - y(band.bytes[at[x]] * shrink[x]));
       if (x) travelled += Math.abs(upper[x] - upper[x - 1]);
     }
-    c.fillStyle = matches(band.name) && !hiddenLines.has(band.name) ? faded(colour, 0.9) : faded(colour, 0.13);
+    c.fillStyle =
+      matches(band.name) && !hiddenLines.has(band.name) ? faded(colour, 0.9) : faded(colour, 0.13);
     if (travelled > pixels * 2) {
       for (let x = 0; x < pixels; x++) {
         const left = edge(x);
@@ -226,13 +258,16 @@ function paintStack(c, t, y, bottom, pixels, line) {
 /** What a search finds among the allocations that are kept, as a line of its own. */
 function paintFound(c, t, y, width, colours) {
   const found = foundCurve(t);
-  if (!found || !found.ts.length) return;
+  if (!found?.ts.length) return;
   c.strokeStyle = colours.text;
   c.lineWidth = 1.6;
   c.beginPath();
-  let i = Math.max(0, last(found.ts, state.from)), level = i < found.ts.length && found.ts[i] <= state.from ? found.level[i] : 0;
+  let i = Math.max(0, last(found.ts, state.from)),
+    level = i < found.ts.length && found.ts[i] <= state.from ? found.level[i] : 0;
   c.moveTo(PLOT.left, y(level));
-  let column = -1, low = 0, high = 0;
+  let column = -1,
+    low = 0,
+    high = 0;
   for (; i < found.ts.length && found.ts[i] <= state.to; i++) {
     const x = Math.round(toX(found.ts[i], width));
     if (x === column) {
@@ -241,31 +276,46 @@ function paintFound(c, t, y, width, colours) {
       level = found.level[i];
       continue;
     }
-    if (column >= 0) { c.lineTo(column, y(low)); c.lineTo(column, y(high)); c.lineTo(column, y(level)); }
+    if (column >= 0) {
+      c.lineTo(column, y(low));
+      c.lineTo(column, y(high));
+      c.lineTo(column, y(level));
+    }
     c.lineTo(x, y(level));
     c.lineTo(x, y(found.level[i]));
     column = x;
     low = high = level = found.level[i];
   }
-  if (column >= 0) { c.lineTo(column, y(low)); c.lineTo(column, y(high)); c.lineTo(column, y(level)); }
+  if (column >= 0) {
+    c.lineTo(column, y(low));
+    c.lineTo(column, y(high));
+    c.lineTo(column, y(level));
+  }
   c.lineTo(width, y(level));
   c.stroke();
 }
 
-let foundFor = "", foundTrack = null, foundIs = null;
+let foundFor = "",
+  foundTrack = null,
+  foundIs = null;
 function foundCurve(t) {
   if (!state.search) return null;
   if (foundFor === state.search && foundTrack === t) return foundIs;
-  const changes = [], b = t.blocks;
+  const changes = [],
+    b = t.blocks;
   for (let i = 0; i < b.length; i++) {
     if (!matches(...blockWords(t, i))) continue;
     changes.push([b.born[i], b.bytes[i]]);
     if (b.age[i] >= 0) changes.push([b.born[i] + b.age[i], -b.bytes[i]]);
   }
   changes.sort((a, b) => a[0] - b[0]);
-  const ts = new Float64Array(changes.length), level = new Float64Array(changes.length);
+  const ts = new Float64Array(changes.length),
+    level = new Float64Array(changes.length);
   let sum = 0;
-  changes.forEach(([at, by], i) => { ts[i] = at; level[i] = sum += by; });
+  changes.forEach(([at, by], i) => {
+    ts[i] = at;
+    level[i] = sum += by;
+  });
   [foundFor, foundTrack, foundIs] = [state.search, t, { ts, level }];
   return foundIs;
 }
@@ -277,10 +327,12 @@ function paintBands(c, t, bottom, width, colours) {
   let i = Math.max(0, last(ts, state.from));
   let drawnTo = -1;
   for (; i < ts.length && ts[i] < state.to; i++) {
-    const from = Math.max(PLOT.left, toX(ts[i], width)), to = Math.min(width, i + 1 < ts.length ? toX(ts[i + 1], width) : toX(t.end_ns, width));
+    const from = Math.max(PLOT.left, toX(ts[i], width)),
+      to = Math.min(width, i + 1 < ts.length ? toX(ts[i + 1], width) : toX(t.end_ns, width));
     if (to - drawnTo < 0.5) continue;
     drawnTo = to;
-    const text = page.about.strings[name[i]], colour = phaseColour(text);
+    const text = page.about.strings[name[i]],
+      colour = phaseColour(text);
     if (colour === "transparent") continue;
     c.fillStyle = matches(text) ? colour : faded(colour, 0.25);
     c.fillRect(from, bottom + 5, Math.max(0.7, to - from), BAND);
@@ -296,11 +348,13 @@ function paintBands(c, t, bottom, width, colours) {
   let labelled = -1e9;
   drawnTo = -1e9;
   for (; i < steps.length && steps.from[i] < state.to; i++) {
-    const from = toX(steps.from[i], width), to = toX(steps.to[i], width);
+    const from = toX(steps.from[i], width),
+      to = toX(steps.to[i], width);
     if (to - drawnTo < 1) continue;
     drawnTo = to;
     c.fillStyle = i % 2 ? colours.faint : colours.line;
-    const left = Math.max(PLOT.left, from), right = Math.min(width - PLOT.right, to);
+    const left = Math.max(PLOT.left, from),
+      right = Math.min(width - PLOT.right, to);
     c.fillRect(left, bottom + STEP, Math.max(0.7, right - left - 1), 13);
     const text = (right - left > 46 ? "step " : "") + t.stepName(i);
     if (right - left > c.measureText(text).width + 6 && left > labelled + 4) {
@@ -336,9 +390,24 @@ function paintTime(c, bottom, width, colours) {
 /** The peaks, OOMs, failed calls and what is pinned. */
 function pinsOf(t) {
   return t.once("pins", () => [
-    ...t.failed.map((m) => ({ ts: m.ts_ns, kind: "retry", text: "retry", title: `cudaMalloc failed (status ${m.status}): the allocator frees what it caches and tries again` })),
-    ...t.ooms.map((m) => ({ ts: m.ts_ns, kind: "oom", text: "OOM", title: `out of memory: ${m.requested_bytes >= 0 ? bytes(m.requested_bytes) : "a request"} for ${shown(m.op)} in ${shown(m.module)}` })),
-    { ts: t.peak_reserved.ts_ns, kind: "reserved", text: "reserved", title: `peak of reserved memory: ${bytes(t.peak_reserved.bytes)}` },
+    ...t.failed.map((m) => ({
+      ts: m.ts_ns,
+      kind: "retry",
+      text: "retry",
+      title: `cudaMalloc failed (status ${m.status}): the allocator frees what it caches and tries again`,
+    })),
+    ...t.ooms.map((m) => ({
+      ts: m.ts_ns,
+      kind: "oom",
+      text: "OOM",
+      title: `out of memory: ${m.requested_bytes >= 0 ? bytes(m.requested_bytes) : "a request"} for ${shown(m.op)} in ${shown(m.module)}`,
+    })),
+    {
+      ts: t.peak_reserved.ts_ns,
+      kind: "reserved",
+      text: "reserved",
+      title: `peak of reserved memory: ${bytes(t.peak_reserved.bytes)}`,
+    },
     { ts: t.peak.ts_ns, kind: "peak", text: "peak", title: `peak: ${bytes(t.peak.bytes)}` },
   ]);
 }
@@ -348,8 +417,10 @@ function paintPins(c, t, y, bottom, width, colours) {
   const colourOf = { peak: colours.text, reserved: LINES.reserved, oom: colours.alarm, retry: "#E69F00" };
   c.textBaseline = "middle";
   for (const pin of [...pinsOf(t)].reverse()) {
-    if (pin.ts < state.from || pin.ts > state.to || (pin.kind === "reserved" && state.mode !== "lines")) continue;
-    const x = Math.round(toX(pin.ts, width)) + 0.5, colour = colourOf[pin.kind];
+    if (pin.ts < state.from || pin.ts > state.to || (pin.kind === "reserved" && state.mode !== "lines"))
+      continue;
+    const x = Math.round(toX(pin.ts, width)) + 0.5,
+      colour = colourOf[pin.kind];
     c.strokeStyle = colour;
     c.globalAlpha = pin.kind === "reserved" || pin.kind === "retry" ? 0.5 : 0.8;
     c.setLineDash(pin.kind === "peak" || pin.kind === "oom" ? [] : [2, 3]);
@@ -363,8 +434,13 @@ function paintPins(c, t, y, bottom, width, colours) {
     const text = pin.kind === "peak" ? `peak ${bytes(t.peak.bytes)}` : pin.text;
     const w = c.measureText(text).width + 12;
     // Over its line, else beside the labels that are there; a retry that finds no place has its line alone.
-    const free = (left) => left >= PLOT.left && left + w <= width - 2 && !taken.some(([from, to]) => left < to + 3 && left + w > from - 3);
-    const beside = taken.flatMap(([from, to]) => [to + 4, from - w - 4]).sort((a, b) => Math.abs(a + w / 2 - x) - Math.abs(b + w / 2 - x));
+    const free = (left) =>
+      left >= PLOT.left &&
+      left + w <= width - 2 &&
+      !taken.some(([from, to]) => left < to + 3 && left + w > from - 3);
+    const beside = taken
+      .flatMap(([from, to]) => [to + 4, from - w - 4])
+      .sort((a, b) => Math.abs(a + w / 2 - x) - Math.abs(b + w / 2 - x));
     const left = [Math.max(PLOT.left, Math.min(width - w - 2, x - w / 2)), ...beside].find(free);
     if (left === undefined || Math.abs(left + w / 2 - x) > 140) continue;
     taken.push([left, left + w]);
@@ -407,7 +483,7 @@ const OVERVIEW = 44;
 /** The whole run in small, with the view in it. It changes with the track and the size alone. */
 let overviewFor = "";
 let overviewImage = null;
-function paintOverview(t, drawn, colours) {
+function paintOverview(t, colours) {
   const { c, width, height } = canvas("overview", OVERVIEW);
   const pixels = Math.max(1, Math.floor(plotWidth(width)));
   const key = [state.track, pixels, colours.text, window.devicePixelRatio].join();
@@ -418,10 +494,12 @@ function paintOverview(t, drawn, colours) {
   const most = t.peak.bytes * 1.05 || 1;
   c.fillStyle = faded(LINES.allocated, 0.35);
   overviewImage.forEach((value, x) => {
-    const left = edge(x), top = (value / most) * (height - 4);
+    const left = edge(x),
+      top = (value / most) * (height - 4);
     c.fillRect(left, height - top, edge(x + 1) - left, top);
   });
-  const span = t.end_ns - t.start_ns, x = (ts) => PLOT.left + ((ts - t.start_ns) / span) * pixels;
+  const span = t.end_ns - t.start_ns,
+    x = (ts) => PLOT.left + ((ts - t.start_ns) / span) * pixels;
   c.fillStyle = colours.panel;
   c.globalAlpha = 0.72;
   c.fillRect(PLOT.left, 0, x(state.from) - PLOT.left, height);
@@ -437,7 +515,13 @@ function paintOverview(t, drawn, colours) {
 }
 
 function sayCurve(t, it) {
-  const text = `Memory from ${moment(state.from, state.to - state.from)} to ${moment(state.to, state.to - state.from)}. Peak ${bytes(t.peak.bytes)} at ${duration(t.peak.ts_ns)}` + (t.peak.step >= 0 ? `, step ${t.peak.step}` : "") + ". " + (state.at === null ? "" : `Pinned at ${moment(state.at, t.width_ns)}: ${bytes(valueAt(t, t.total, state.at))}.`);
+  const text =
+    `Memory from ${moment(state.from, state.to - state.from)} to ${moment(state.to, state.to - state.from)}. Peak ${bytes(t.peak.bytes)} at ${duration(t.peak.ts_ns)}` +
+    (t.peak.step >= 0 ? `, step ${t.peak.step}` : "") +
+    ". " +
+    (state.at === null
+      ? ""
+      : `Pinned at ${moment(state.at, t.width_ns)}: ${bytes(valueAt(t, t.total, state.at))}.`);
   it.setAttribute("aria-label", text);
   clearTimeout(sayCurve.timer);
   // A reader of the screen is told when the view rests, not at every frame of a drag.
@@ -447,28 +531,38 @@ function sayCurve(t, it) {
 /** What is known of a line at a moment: exactly at the peak, else the highest of the piece of time. */
 function valueAt(t, line, ts) {
   if (line === t.total && ts === t.peak.ts_ns) return t.peak.bytes;
-  const rows = t.detail, at = last(rows.ts, ts);
+  const rows = t.detail,
+    at = last(rows.ts, ts);
   const name = line === t.total ? "allocated" : line.name;
-  if (rows[name] && at >= 0 && at + 1 < rows.length && rows.ts[at + 1] - rows.ts[at] < t.width_ns * 64) return rows[name][at];
+  if (rows[name] && at >= 0 && at + 1 < rows.length && rows.ts[at + 1] - rows.ts[at] < t.width_ns * 64)
+    return rows[name][at];
   return line.high[t.bucket(ts)];
 }
 
 /** Finer than the pieces: the command that knows more. */
 function sayFiner(t, pixels) {
-  const it = $("finer"), fine = (state.to - state.from) / pixels < t.width_ns && !detailOf(t, state.from, state.to, pixels);
+  const it = $("finer"),
+    fine = (state.to - state.from) / pixels < t.width_ns && !detailOf(t, state.from, state.to, pixels);
   it.hidden = !fine;
   if (!fine) return;
-  const seconds = (ns, up) => `${((up ? Math.ceil(ns) : Math.floor(ns)) / 1e9).toFixed(9).replace(/0+$/, "").replace(/\.$/, "")}s`;
+  const seconds = (ns, up) =>
+    `${((up ? Math.ceil(ns) : Math.floor(ns)) / 1e9).toFixed(9).replace(/0+$/, "").replace(/\.$/, "")}s`;
   const path = quoted(page.about.runs[t.run].path);
   const command = `memtrace report ${path} --window ${seconds(state.from)}:${seconds(state.to, true)}${tracks.length > 1 ? ` --rank ${t.rank}` : ""} -o window.html`;
   const copy = element("button", "", "Copy");
   copy.type = "button";
   copy.onclick = () => navigator.clipboard?.writeText(command).then(() => (copy.textContent = "Copied"));
-  it.replaceChildren(`This page knows ${duration(t.width_ns)} apart, no finer. Every row of what you look at: `, element("code", "", command), " ", copy);
+  it.replaceChildren(
+    `This page knows ${duration(t.width_ns)} apart, no finer. Every row of what you look at: `,
+    element("code", "", command),
+    " ",
+    copy,
+  );
 }
 
 painters.legend = () => {
-  const t = track(), it = $("legend");
+  const t = track(),
+    it = $("legend");
   it.replaceChildren();
   const entry = (name, colour, value, title) => {
     const one = element("button", "entry");
@@ -486,18 +580,39 @@ painters.legend = () => {
     it.append(one);
   };
   if (state.mode === "lines") {
-    for (const line of t.lines) entry(line.name, lineColour(line.name), `peak ${bytes(line.high.reduce((a, b) => Math.max(a, b), 0))}`, "Show or hide this line");
+    for (const line of t.lines)
+      entry(
+        line.name,
+        lineColour(line.name),
+        `peak ${bytes(line.high.reduce((a, b) => Math.max(a, b), 0))}`,
+        "Show or hide this line",
+      );
   } else {
     const { bands } = t.stack(state.mode);
-    const share = new Map((state.mode === "category" ? t.at_peak.category : []).map(([name, size]) => [name.replace(" *", ""), size]));
-    bands.forEach((band, i) => entry(band.name, state.mode === "category" ? categoryColour(band.name) : moduleColour(i, band.name), share.has(band.name) ? `${bytes(share.get(band.name))} at the peak` : "", "Dim this one"));
+    const share = new Map(
+      (state.mode === "category" ? t.at_peak.category : []).map(([name, size]) => [
+        name.replace(" *", ""),
+        size,
+      ]),
+    );
+    bands.forEach((band, i) => {
+      entry(
+        band.name,
+        state.mode === "category" ? categoryColour(band.name) : moduleColour(i, band.name),
+        share.has(band.name) ? `${bytes(share.get(band.name))} at the peak` : "",
+        "Dim this one",
+      );
+    });
   }
-  const phases = [...new Set(t.phases.name)].map((place) => page.about.strings[place]).filter((name) => phaseColour(name) !== "transparent");
+  const phases = [...new Set(t.phases.name)]
+    .map((place) => page.about.strings[place])
+    .filter((name) => phaseColour(name) !== "transparent");
   if (phases.length) {
     const group = element("span", "phases");
     group.append(element("span", "quiet", "phases:"));
     for (const name of phases.slice(0, 8)) {
-      const one = element("span", "entry still"), swatch = element("i");
+      const one = element("span", "entry still"),
+        swatch = element("i");
       swatch.style.background = phaseColour(name);
       one.append(swatch, element("span", "", name));
       group.append(one);
