@@ -9,8 +9,9 @@ use memtrace_trace::config::Settings;
 
 use crate::attribution::private_pools;
 use crate::attribution::requested_sizes;
-use crate::ffi::symbols::{find_in_loaded, loaded_libraries};
-use crate::ffi::torch_version;
+use crate::ffi::loaded_libraries::loaded_libraries;
+use crate::ffi::symbols::find_in_loaded;
+use crate::ffi::torch;
 use crate::python::injection;
 use crate::python::op_io;
 
@@ -37,33 +38,33 @@ pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
     if loaded_libraries("libc10.so").is_empty() {
         return;
     }
-    let version = torch_version::version();
+    let version = torch::version();
     if let Some(version) = &version {
         meta.versions.insert("torch".to_owned(), version.clone());
     }
-    let numbers = version.as_deref().and_then(torch_version::numbers);
-    let torch = version.map_or("this torch".to_owned(), |version| format!("torch {version}"));
+    let numbers = version.as_deref().and_then(torch::major_minor);
+    let name = version.map_or("this torch".to_owned(), |version| format!("torch {version}"));
     if let Some((major, minor)) = numbers
         && (major != 2 || !(TRIED.0..=TRIED.1).contains(&minor))
     {
-        meta.degraded.push(format!("{torch} was never tried: 2.{} to 2.{} were", TRIED.0, TRIED.1));
+        meta.degraded.push(format!("{name} was never tried: 2.{} to 2.{} were", TRIED.0, TRIED.1));
     }
     if loaded_libraries("libc10_cuda.so").is_empty() {
         return;
     }
     for (library, symbol, lost) in NEEDED {
         if find_in_loaded(library, symbol).is_null() {
-            meta.degraded.push(format!("{torch}: {lost}"));
+            meta.degraded.push(format!("{name}: {lost}"));
         }
     }
     let has_ops = NEEDED_FOR_OPS.iter().all(|symbol| !find_in_loaded("libtorch_cpu.so", symbol).is_null());
     if settings.ops.callbacks() && !has_ops {
-        meta.degraded.push(format!("{torch}: no ops, and no phases from them"));
+        meta.degraded.push(format!("{name}: no ops, and no phases from them"));
     }
     if settings.ops.io() && has_ops {
         match op_io::learn::state() {
             op_io::learn::State::Known => {}
-            op_io::learn::State::Failed => meta.degraded.push(format!("{torch}: {}", op_io::learn::LOST)),
+            op_io::learn::State::Failed => meta.degraded.push(format!("{name}: {}", op_io::learn::LOST)),
             op_io::learn::State::Waiting if !injection::is_there() => {
                 meta.degraded.push(format!("no Python to learn torch's layout with: {}", op_io::learn::LOST));
             }
@@ -71,9 +72,9 @@ pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
         }
     }
     if meta.allocator.caching && meta.allocator.backend == "native" && requested_sizes::is_missing() {
-        meta.degraded.push(format!("{torch}: requested sizes are unknown"));
+        meta.degraded.push(format!("{name}: requested sizes are unknown"));
     }
     if !private_pools::are_known() {
-        meta.degraded.push(format!("{torch}: private pools are not told apart: pool is 0"));
+        meta.degraded.push(format!("{name}: private pools are not told apart: pool is 0"));
     }
 }

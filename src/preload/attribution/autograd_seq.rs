@@ -1,94 +1,91 @@
-//! Which forward made a backward function: autograd's sequence numbers.
+//! The forward that made a backward function, by autograd's sequence numbers.
 //!
-//! Every op that makes a node of autograd's graph has a number, counted per thread, and so has the
-//! backward function of that node: (forward thread, number) names both. The number is a field of torch's
-//! `RecordFunction` that has no symbol, but while an op starts it equals what the exported
-//! `at::sequence_number::peek` gives, so its place is found by watching. The forward thread's id lies one of
-//! two distances behind it (`RecordFunction` in ATen/record_function.h, 2.1 to 2.15).
+//! An op that makes a node of autograd's graph has a number, counted per thread, and the backward function of that node
+//! has the same: (forward thread, number) identifies both. The number is a field of torch's `RecordFunction` without a
+//! symbol. While an op starts it equals the result of the exported `at::sequence_number::peek`, so its place is found by
+//! watching ops. The id of the forward thread is at one of two distances behind it (`RecordFunction` in
+//! ATen/record_function.h, 2.1 to 2.15).
 
-use std::ffi::{CStr, c_void};
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use memtrace_record::intern::{StackId, TextId};
 use memtrace_trace::text::SCRIPT;
 
-use crate::attribution::op_stack;
 use crate::attribution::python_frames;
-use crate::ffi::symbols::find_in_loaded;
-use crate::runtime::thread;
-use crate::runtime::thread::Own;
+use crate::ffi::symbols::{Home, Symbol};
+use crate::runtime::fixed_text::FixedText;
+use crate::runtime::thread::running_ops::Origin;
+use crate::runtime::thread::{self, ThreadState};
 
-const TORCH: &str = "libtorch_cpu.so";
-const PEEK: &CStr = c"_ZN2at15sequence_number4peekEv";
-const THREAD_ID: &CStr = c"_ZN2at14RecordFunction15currentThreadIdEv";
+/// A function without arguments that reads thread-local state.
+type Query = unsafe extern "C" fn() -> u64;
 
-type Peek = unsafe extern "C" fn() -> u64;
+const TORCH: Home = Home::Loaded("libtorch_cpu.so");
+// SAFETY: the type is the one in ATen/SequenceNumber.h.
+static PEEK: Symbol<Query> = unsafe { Symbol::new(c"_ZN2at15sequence_number4peekEv", TORCH) };
+// SAFETY: the type is the one in ATen/record_function.h.
+static CURRENT_THREAD_ID: Symbol<Query> =
+    unsafe { Symbol::new(c"_ZN2at14RecordFunction15currentThreadIdEv", TORCH) };
 
-static PEEK_FN: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-static THREAD_ID_FN: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-
-/// Are module paths known in this process? Without them there is nothing to remember.
+/// Are module paths known in this process? Without them no origin is remembered.
 static MODULES: AtomicBool = AtomicBool::new(false);
-/// The word of a `RecordFunction` that is the number; 0 while it is sought, `NOWHERE` when it was not
-/// found.
+/// The index of the number among the words of a `RecordFunction`; 0 while it is sought, `NOT_FOUND` when the search has
+/// failed.
 static PLACE: AtomicUsize = AtomicUsize::new(0);
-const NOWHERE: usize = usize::MAX;
-/// Words of a `RecordFunction` that are looked at: it is longer than that in every version.
+const NOT_FOUND: usize = usize::MAX;
+/// The words of a `RecordFunction` that are searched; it is longer in every version.
 const WORDS: usize = 32;
-/// From the number to the forward thread's id, in words: the inputs and the outputs are between them, and in
+/// The distance from the number to the forward thread's id, in words. The inputs and the outputs are between them, and in
 /// later versions the inputs by name, a `std::unordered_map` behind the inputs.
 const TO_THREAD: usize = 6;
 const TO_THREAD_WITH_NAMES: usize = 13;
 const TO_NAMES: usize = 3;
-/// From the beginning of the map to the place that it points at while it is empty.
+/// The distance from the start of the map to the bucket that it points at while it is empty.
 const TO_BUCKET: usize = 6;
-/// Which of them it is in this torch; 0 before the first backward function.
+/// The distance in this torch; 0 before the first backward function.
 static DISTANCE: AtomicUsize = AtomicUsize::new(0);
-/// How many ops a word must have agreed with. `hooks.py` runs twice as many when it is installed, so that
-/// the place is known before the first forward.
+/// The number of ops that must agree on a word. `tracer.py` runs twice as many when it is installed, so that the place
+/// is known before the first forward.
 const ENOUGH: u32 = 8;
-/// After so many ops without a result, there is none.
+/// The search fails after this many ops.
 const TOO_MANY: u32 = 20_000;
 
-/// How often each word was the expected number, over ops of one thread whose numbers differ.
+/// How often each word was the expected number, over ops of one thread with different numbers.
 static AGREED: [AtomicU32; WORDS] = [const { AtomicU32::new(0) }; WORDS];
 static WATCHED: AtomicU32 = AtomicU32::new(0);
 static WATCHER: AtomicU64 = AtomicU64::new(0);
 static LAST: AtomicU64 = AtomicU64::new(0);
 
-/// The modules of the last numbers of all threads; 0 is empty. Not by thread: a program may start one for
-/// every forward (`DataParallel` does), and torch never gives the id of one to another.
+/// The modules of the latest numbers of all threads; 0 is empty. One table for all: a program may start a thread for every
+/// forward (`DataParallel` does), and torch never reuses the id of a thread.
 static MODULE_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
-/// The same for the stacks of Python, which are there only when they are asked for.
+/// The same for Python stacks, which exist only when they are asked for.
 static PYTHON_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
-/// Nodes of all graphs that are alive at once; older ones are forgotten. A thread's numbers follow each
-/// other, so those of one thread are this far apart before two of them meet.
+/// The nodes of all graphs that can be alive at once; older ones are overwritten. The numbers of a thread are consecutive,
+/// so two of one thread meet only this far apart.
 const PLACES: usize = 1 << 19;
 
-/// The place of a number of a thread, and what is in it for this number: the upper half of an entry, whose
-/// lower half is the module.
+/// The index of a thread's number in the tables, and its key: the upper half of an entry, whose lower half is the value.
 fn place_of(thread: u64, number: u64) -> (usize, u64) {
-    // Threads begin anywhere in the table, far from each other.
+    // The threads start anywhere in the table, far from each other.
     let first = thread.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
     let index = first.wrapping_add(number) as usize % PLACES;
     let key = (thread & 0xFFFF) << 16 | (number / PLACES as u64) & 0xFFFF;
     (index, key)
 }
 
-/// Finds the functions; before the callbacks are installed.
+/// Finds torch's functions; called before the op callbacks are installed.
 pub(crate) fn install() {
-    PEEK_FN.store(find_in_loaded(TORCH, PEEK), Ordering::Relaxed);
-    THREAD_ID_FN.store(find_in_loaded(TORCH, THREAD_ID), Ordering::Relaxed);
-    if PEEK_FN.load(Ordering::Relaxed).is_null() || THREAD_ID_FN.load(Ordering::Relaxed).is_null() {
-        PLACE.store(NOWHERE, Ordering::Relaxed);
+    if PEEK.get().is_none() || CURRENT_THREAD_ID.get().is_none() {
+        PLACE.store(NOT_FOUND, Ordering::Relaxed);
     }
 }
 
-/// The word of a `RecordFunction` that is the number, once it is known.
+/// The index of the number among the words of a `RecordFunction`, once it is known.
 pub(crate) fn place() -> Option<usize> {
     match PLACE.load(Ordering::Relaxed) {
-        0 | NOWHERE => None,
+        0 | NOT_FOUND => None,
         place => Some(place),
     }
 }
@@ -98,90 +95,98 @@ pub(crate) fn modules_are_known() {
     MODULES.store(true, Ordering::Release);
 }
 
-/// The module of an op outside every module: the script, once modules are known.
-pub(crate) fn outside() -> TextId {
-    static ID: AtomicU32 = AtomicU32::new(0);
-    if MODULES.load(Ordering::Relaxed) { op_stack::numbered(&ID, SCRIPT) } else { 0 }
+/// The module of an op outside every module: the script once modules are known, 0 before.
+pub(crate) fn script_module() -> TextId {
+    static SCRIPT_MODULE: FixedText = FixedText::new(SCRIPT);
+    if MODULES.load(Ordering::Relaxed) { SCRIPT_MODULE.id() } else { 0 }
 }
 
-fn call(function: &AtomicPtr<c_void>) -> u64 {
-    let found = function.load(Ordering::Relaxed);
-    if found.is_null() {
-        return 0;
-    }
-    // SAFETY: both functions take nothing and return a 64-bit number (ATen/SequenceNumber.h and
-    // record_function.h); they read thread-local state.
-    unsafe { std::mem::transmute::<*mut c_void, Peek>(found)() }
+fn query(function: &Symbol<Query>) -> u64 {
+    // SAFETY: both functions take nothing and read thread-local state.
+    function.cached().map_or(0, |function| unsafe { function() })
 }
 
-/// Torch's number of the thread that `own` is of.
-fn thread_id(own: &Own) -> u64 {
-    if own.torch_id.get() == 0 {
-        own.torch_id.set(call(&THREAD_ID_FN));
+/// Torch's id of the thread of `state`.
+fn thread_id(state: &ThreadState) -> u64 {
+    if state.torch_id.get() == 0 {
+        state.torch_id.set(query(&CURRENT_THREAD_ID));
     }
-    own.torch_id.get()
+    state.torch_id.get()
 }
 
 /// A word of a `RecordFunction`.
-fn word(record: *const c_void, index: usize) -> u64 {
-    // SAFETY: the record is alive, it begins with its words, and `index` is within its length (`WORDS`,
-    // and `TO_THREAD_WITH_NAMES` behind a word that was found to be the number).
+///
+/// # Safety
+/// `record` is a live `RecordFunction`. `index` is below [`WORDS`], or within [`TO_THREAD_WITH_NAMES`] behind the word
+/// that was found to be the number.
+unsafe fn word(record: *const c_void, index: usize) -> u64 {
+    // SAFETY: by the contract, the word is inside the record.
     unsafe { record.cast::<u64>().add(index).read() }
 }
 
-/// The number of the node that an op which begins may make; `None` for an op that makes none, and where the numbers
-/// or the modules are not known.
+/// The number of the node that a starting op may make; `None` for an op that makes none, and while the place of numbers or
+/// the modules are unknown.
+///
+/// # Safety
+/// `record` is a live `RecordFunction`.
 #[inline]
-pub(crate) fn number_of(own: &Own, record: *const c_void) -> Option<u64> {
+pub(crate) unsafe fn number_of(state: &ThreadState, record: *const c_void) -> Option<u64> {
     match PLACE.load(Ordering::Relaxed) {
-        NOWHERE => None,
+        NOT_FOUND => None,
         0 => {
-            watch(own, record);
+            // SAFETY: by the contract.
+            unsafe { watch(state, record) };
             None
         }
         _ if !MODULES.load(Ordering::Relaxed) && !python_frames::are_known() => None,
-        place => Some(word(record, place)).filter(|number| (*number as i64) >= 0),
+        // SAFETY: by the contract; the place is below `WORDS`.
+        place => Some(unsafe { word(record, place) }).filter(|number| (*number as i64) >= 0),
     }
 }
 
-/// The node of this number of the thread belongs to the module (0 for none), and to the lines of `python` that call
-/// the op.
+/// Remembers the origin of the node with this number of the thread: the module, 0 for none, and the Python stack.
 #[inline]
-pub(crate) fn remember(own: &Own, number: u64, module: TextId, python: impl FnOnce() -> StackId) {
-    let module = if module == 0 { outside() } else { module };
-    let (place, key) = place_of(thread_id(own), number);
+pub(crate) fn remember(
+    state: &ThreadState,
+    number: u64,
+    module: TextId,
+    python: impl FnOnce() -> StackId,
+) {
+    let module = if module == 0 { script_module() } else { module };
+    let (place, key) = place_of(thread_id(state), number);
     MODULE_OF[place].store(key << 32 | u64::from(module), Ordering::Relaxed);
     if python_frames::are_known() {
         PYTHON_OF[place].store(key << 32 | u64::from(python()), Ordering::Relaxed);
     }
 }
 
-/// The forward thread of a backward function, whose number is at `place`.
-fn forward_thread(record: *const c_void, place: usize) -> u64 {
+/// The forward thread of a backward function.
+///
+/// # Safety
+/// `record` is the live `RecordFunction` of a backward function, and `place` that of its number.
+unsafe fn forward_thread(record: *const c_void, place: usize) -> u64 {
     let mut distance = DISTANCE.load(Ordering::Relaxed);
     if distance == 0 {
         // A backward function has no inputs by name: the map is empty, and points into itself.
         let names = place + TO_NAMES;
-        let is_empty_map = word(record, names) == record as u64 + 8 * (names + TO_BUCKET) as u64;
+        // SAFETY: by the contract, close behind the number.
+        let points_to = unsafe { word(record, names) };
+        let is_empty_map = points_to == record as u64 + 8 * (names + TO_BUCKET) as u64;
         distance = if is_empty_map { TO_THREAD_WITH_NAMES } else { TO_THREAD };
         DISTANCE.store(distance, Ordering::Relaxed);
     }
-    word(record, place + distance)
+    // SAFETY: as above.
+    unsafe { word(record, place + distance) }
 }
 
-/// Who made a node of autograd's graph.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Origin {
-    /// The module whose forward did; 0 for none.
-    pub(crate) module: TextId,
-    /// The lines of Python that called the op; 0 for none.
-    pub(crate) python: StackId,
-}
-
-/// Who made the backward function of this record, when that is known.
-pub(crate) fn origin_of(record: *const c_void) -> Option<Origin> {
+/// The origin of the node of a backward function, when it is known.
+///
+/// # Safety
+/// `record` is the live `RecordFunction` of a backward function.
+pub(crate) unsafe fn origin_of(record: *const c_void) -> Option<Origin> {
     let place = self::place()?;
-    let (number, thread) = (word(record, place), forward_thread(record, place));
+    // SAFETY: by the contract.
+    let (number, thread) = unsafe { (word(record, place), forward_thread(record, place)) };
     let (place, key) = place_of(thread, number);
     let of = |table: &[AtomicU64; PLACES]| {
         let entry = table[place].load(Ordering::Relaxed);
@@ -194,39 +199,50 @@ pub(crate) fn origin_of(record: *const c_void) -> Option<Origin> {
     of(&MODULE_OF).map(|module| Origin { module, python: python.unwrap_or(0) })
 }
 
-/// Has the backward function of this record a number? One that adds to a gradient has none.
-pub(crate) fn is_numbered(record: *const c_void) -> bool {
-    place().is_some_and(|place| (word(record, place) as i64) >= 0)
+/// Has this backward function a number? One that adds to a gradient has none.
+///
+/// # Safety
+/// `record` is a live `RecordFunction`.
+pub(crate) unsafe fn has_number(record: *const c_void) -> bool {
+    // SAFETY: by the contract.
+    place().is_some_and(|place| (unsafe { word(record, place) } as i64) >= 0)
 }
 
-/// Torch's number of the thread that runs the interpreter's pending calls; 0 while it is unknown.
+/// Torch's id of the thread that runs the interpreter's pending calls; 0 while it is unknown.
 static MAIN: AtomicU64 = AtomicU64::new(0);
 
-/// This thread runs pending calls.
+/// This thread runs the interpreter's pending calls.
 pub(crate) fn this_is_main() {
-    thread::with(|own| MAIN.store(thread_id(own), Ordering::Relaxed));
+    thread::with(|state| MAIN.store(thread_id(state), Ordering::Relaxed));
 }
 
-/// Did the main thread run the op whose backward function this is? Yes where the number's place is unknown.
-pub(crate) fn is_of_main(record: *const c_void) -> bool {
+/// Did the main thread run the op of this backward function? `true` while the place of numbers is unknown.
+///
+/// # Safety
+/// `record` is the live `RecordFunction` of a backward function.
+pub(crate) unsafe fn is_of_main(record: *const c_void) -> bool {
     let (place, main) = (PLACE.load(Ordering::Relaxed), MAIN.load(Ordering::Relaxed));
-    place == 0 || place == NOWHERE || main == 0 || forward_thread(record, place) == main
+    // SAFETY: by the contract.
+    place == 0 || place == NOT_FOUND || main == 0 || unsafe { forward_thread(record, place) } == main
 }
 
-/// Looks for the number's place: the word that again and again is the number that comes next.
+/// Searches for the place of the number: the word that again and again is the next number.
+///
+/// # Safety
+/// `record` is a live `RecordFunction`.
 #[cold]
-fn watch(own: &Own, record: *const c_void) {
-    let here = thread_id(own);
-    let watcher = WATCHER.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed);
-    if watcher.is_err_and(|watcher| watcher != here) {
+unsafe fn watch(state: &ThreadState, record: *const c_void) {
+    let this_thread = thread_id(state);
+    let watcher = WATCHER.compare_exchange(0, this_thread, Ordering::Relaxed, Ordering::Relaxed);
+    if watcher.is_err_and(|watcher| watcher != this_thread) {
         return;
     }
     if WATCHED.fetch_add(1, Ordering::Relaxed) > TOO_MANY {
-        PLACE.store(NOWHERE, Ordering::Relaxed);
+        PLACE.store(NOT_FOUND, Ordering::Relaxed);
         return;
     }
-    let next = call(&PEEK_FN);
-    // Small numbers stand in many words, and the same one twice proves nothing.
+    let next = query(&PEEK);
+    // Small numbers are in many words, and the same number twice proves nothing.
     if next < 2 || LAST.swap(next, Ordering::Relaxed) == next {
         return;
     }
@@ -234,7 +250,8 @@ fn watch(own: &Own, record: *const c_void) {
     let mut second = 0;
     for (index, agreed) in AGREED.iter().enumerate() {
         let mut count = agreed.load(Ordering::Relaxed);
-        if word(record, index) == next {
+        // SAFETY: by the contract, and the index is below `WORDS`.
+        if unsafe { word(record, index) } == next {
             count += 1;
             agreed.store(count, Ordering::Relaxed);
         }

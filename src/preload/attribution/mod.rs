@@ -1,9 +1,22 @@
-//! Who owns an allocation: ranges and phases, ops, autograd's sequence numbers, private pools and requested sizes.
+//! The owner of an allocation: ranges and phases, ops, autograd's sequence numbers, private pools, requested sizes.
+//!
+//! From below: [`steps`] and [`phases`] belong to the process; [`range_rows`] and [`shared_ranges`] are the parts of ranges
+//! that threads share; [`op_context`] resolves the innermost op; [`context`] joins them to the context of an event;
+//! [`ranges`], [`module_ranges`] and [`op_stack`] change it.
 
 pub(crate) mod autograd_seq;
+pub(crate) mod backward_passes;
 pub(crate) mod context;
+pub(crate) mod deferred_frees;
 pub(crate) mod fsdp;
+pub(crate) mod module_ranges;
+pub(crate) mod op_context;
 pub(crate) mod op_stack;
+pub(crate) mod phases;
 pub(crate) mod private_pools;
 pub(crate) mod python_frames;
+pub(crate) mod range_rows;
+pub(crate) mod ranges;
 pub(crate) mod requested_sizes;
+pub(crate) mod shared_ranges;
+pub(crate) mod steps;

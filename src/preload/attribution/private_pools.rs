@@ -17,13 +17,12 @@ use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use memtrace_record::fork_lock::ForkLock;
-
-use crate::attribution::requested_sizes::readable_words;
 use crate::ffi::symbols::find_in_loaded;
-use crate::hooks::torch::allocator::current_stream;
+use crate::ffi::torch::current_stream;
+use crate::ffi::vtables;
+use crate::runtime::fork::ForkSafe;
 use crate::runtime::guard::shielded;
-use crate::runtime::thread::{self, Own};
+use crate::runtime::thread::{self, ThreadState};
 
 /// The vtable of `torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator`, and the libraries that may have it.
 const TABLE: &CStr = c"_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
@@ -73,10 +72,7 @@ fn found() -> Vec<(usize, &'static Hook)> {
     let Some((library, table)) = places.into_iter().find(|(_, table)| !table.is_null()) else {
         return Vec::new();
     };
-    // Before its first function a vtable has its offset and type.
-    let words = readable_words(table).min(2 + FUNCTIONS);
-    // SAFETY: `readable_words` found this many in the mapping, which stays.
-    let functions: Vec<*mut c_void> = (2..words).map(|index| unsafe { *table.add(index) }).collect();
+    let functions = vtables::functions_of_table(table, FUNCTIONS);
     let slot = |hook: &'static Hook| {
         let function = find_in_loaded(library, hook.name);
         let slot = functions.iter().position(|of| *of == function).filter(|_| !function.is_null())?;
@@ -127,7 +123,7 @@ struct Filter {
 }
 
 /// The ids of pools; their numbers are their places, from 1 on.
-static POOLS: ForkLock<Vec<(u64, u64)>> = ForkLock::new(Vec::new());
+static POOLS: ForkSafe<Vec<(u64, u64)>> = ForkSafe::new(Vec::new());
 
 /// A stream that belongs to a pool.
 struct Stream {
@@ -138,7 +134,7 @@ struct Stream {
     pool: u16,
 }
 
-static STREAMS: ForkLock<Vec<Stream>> = ForkLock::new(Vec::new());
+static STREAMS: ForkSafe<Vec<Stream>> = ForkSafe::new(Vec::new());
 /// How many there are: none, but while a graph is captured by an old torch.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -150,7 +146,7 @@ pub(crate) fn current(device: i8, stream: i64) -> u16 {
 
 /// As [`current`], for the last word about an allocation of the thread that `own` is of.
 #[inline]
-pub(crate) fn take(own: &Own, device: i8, stream: i64) -> u16 {
+pub(crate) fn take(own: &ThreadState, device: i8, stream: i64) -> u16 {
     of_filter_or_stream(own.pool.replace(0), device, stream)
 }
 
@@ -286,16 +282,4 @@ unsafe extern "C-unwind" fn invoke(data: *const [usize; 2], stream: usize) -> bo
         thread::with(|own| own.pool.set(filter.pool));
     }
     yes
-}
-
-/// Before a fork; see [`ForkLock`].
-pub(crate) fn lock_for_fork() {
-    POOLS.lock_for_fork();
-    STREAMS.lock_for_fork();
-}
-
-/// After a fork, on both sides.
-pub(crate) fn unlock_after_fork() {
-    STREAMS.unlock_after_fork();
-    POOLS.unlock_after_fork();
 }

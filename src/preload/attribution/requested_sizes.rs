@@ -8,22 +8,24 @@
 //! A program may put another allocator in its place (`change_current_allocator`), which reports nothing: what
 //! it takes while it allocates is then the block itself.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_void};
+use std::os::unix::ffi::OsStrExt;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::attribution::private_pools;
+use crate::ffi::loaded_libraries;
 use crate::ffi::symbols::find_in_loaded;
+use crate::ffi::vtables::VtableCopy;
 use crate::runtime::thread;
-use crate::runtime::thread::Own;
+use crate::runtime::thread::ThreadState;
 
 /// `std::atomic<CUDAAllocator*> c10::cuda::CUDACachingAllocator::allocator`.
 const ALLOCATOR: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
 /// `c10::Allocator::allocate`.
 const ALLOCATE: usize = 2;
-/// Words of a vtable that are copied: two before the first function, and more functions than any
-/// version has.
-const WORDS: usize = 2 + 126;
+/// More functions than the vtable has in any version.
+const FUNCTIONS: usize = 126;
 
 /// `DataPtr allocate(size_t)`: the result goes through a pointer that is returned.
 type Allocate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, usize) -> *mut c_void;
@@ -47,7 +49,7 @@ static WRONG: AtomicBool = AtomicBool::new(false);
 
 /// What the thread asked for, for the block of `block` bytes that is being reported; -1 when unknown.
 #[inline]
-pub(crate) fn of_block(own: &Own, block: i64) -> i64 {
+pub(crate) fn of_block(own: &ThreadState, block: i64) -> i64 {
     let requested = own.requested.get();
     if requested > block {
         WRONG.store(true, Ordering::Relaxed);
@@ -91,73 +93,24 @@ pub(crate) fn install() {
     if HOOKED[index].load(Ordering::Acquire) == object {
         return;
     }
-    // SAFETY: a C++ object with virtual functions begins with the address of its vtable.
-    let vtable = unsafe { *object.cast::<*const *mut c_void>() };
-    // SAFETY: two words before its first function a vtable has its offset and type.
-    let begin = unsafe { vtable.sub(2) };
-    let words = readable_words(begin).min(WORDS);
-    let is_first =
-        || HOOKED[index].compare_exchange(null_mut(), object, Ordering::AcqRel, Ordering::Acquire).is_ok();
-    if words < 2 + ALLOCATE + 1 || !is_first() {
+    // SAFETY: an object of a class with virtual functions, alive as long as it is torch's allocator.
+    let Some(mut vtable) = (unsafe { VtableCopy::of(object, ALLOCATE + 1, FUNCTIONS) }) else { return };
+    if HOOKED[index].compare_exchange(null_mut(), object, Ordering::AcqRel, Ordering::Acquire).is_err() {
         return;
     }
-    let is_torchs = library_of(vtable.cast()).is_some_and(|library| library.starts_with("libc10_cuda.so"));
+    let library = loaded_libraries::path_of(vtable.original());
+    let is_torchs = library.is_some_and(|path| {
+        path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"libc10_cuda.so"))
+    });
     REPORTS_NOTHING[index].store(!is_torchs, Ordering::Release);
-    let mut copy = vec![null_mut(); WORDS].into_boxed_slice();
-    for (index, word) in copy.iter_mut().take(words).enumerate() {
-        // SAFETY: `readable_words` found this many in the mapping.
-        *word = unsafe { *begin.add(index) };
-    }
-    REAL_ALLOCATE[index].store(copy[2 + ALLOCATE], Ordering::Release);
-    copy[2 + ALLOCATE] = OURS[index] as *mut c_void;
+    let functions = vtable.functions();
+    REAL_ALLOCATE[index].store(functions[ALLOCATE], Ordering::Release);
+    functions[ALLOCATE] = OURS[index] as *mut c_void;
     if is_torchs {
-        private_pools::hook(&mut copy[2..words]);
+        private_pools::hook(functions);
     }
-    let copy = Box::leak(copy);
-    // SAFETY: the object's own first word. No one is in the middle of a call through it that could see
-    // half a pointer, and the old table stays valid for whoever read it before.
-    unsafe { object.cast::<AtomicPtr<*mut c_void>>().as_ref() }
-        .inspect(|first| first.store(copy[2..].as_mut_ptr(), Ordering::Release));
-}
-
-/// The file name of the library that `address` lies in.
-fn library_of(address: *const c_void) -> Option<String> {
-    // SAFETY: all zero is a value of this plain struct.
-    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: it takes any address, and `info` is a place for the answer.
-    if unsafe { libc::dladdr(address, &raw mut info) } == 0 || info.dli_fname.is_null() {
-        return None;
-    }
-    // SAFETY: the loader's name of a loaded library.
-    let path = unsafe { CStr::from_ptr(info.dli_fname) }.to_string_lossy().into_owned();
-    path.rsplit('/').next().map(str::to_owned)
-}
-
-/// How many words are readable from `address` on: to the end of the loaded segment that holds it.
-pub(crate) fn readable_words(address: *const *mut c_void) -> usize {
-    struct Search {
-        address: usize,
-        words: usize,
-    }
-    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
-        // SAFETY: `data` is the search below, and `info` is valid during the call.
-        let (search, info) = unsafe { (&mut *data.cast::<Search>(), &*info) };
-        for index in 0..usize::from(info.dlpi_phnum) {
-            // SAFETY: the object has `dlpi_phnum` program headers.
-            let header = unsafe { &*info.dlpi_phdr.add(index) };
-            let start = info.dlpi_addr as usize + header.p_vaddr as usize;
-            let end = start + header.p_memsz as usize;
-            if header.p_type == libc::PT_LOAD && (start..end).contains(&search.address) {
-                search.words = (end - search.address) / size_of::<usize>();
-                return 1;
-            }
-        }
-        0
-    }
-    let mut search = Search { address: address as usize, words: 0 };
-    // SAFETY: `visit` has the type that is asked for and `search` outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-    search.words
+    // SAFETY: the same object, and our functions have the types of their slots.
+    unsafe { vtable.install(object) };
 }
 
 unsafe extern "C-unwind" fn allocate<const INDEX: usize>(

@@ -1,13 +1,13 @@
 //! Which library made a call, by its return address.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::ptr::{null, null_mut};
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
 
-use crate::ffi::symbols::RealFn;
+use crate::ffi::phantom;
 
 /// A library, as a call's event names it.
 #[derive(Clone, Copy, Debug)]
@@ -20,24 +20,16 @@ pub(crate) struct Library {
     is_phantom: bool,
 }
 
-// SAFETY: the type is the one in the phantom device's `libraries.rs`.
-static STANDS_FOR: RealFn<unsafe extern "C" fn() -> *const c_char> =
-    unsafe { RealFn::new(c"memtrace_phantom_stands_for", "libmemtrace_phantom.so") };
-
 impl Library {
-    /// This one, or the one that it stands for in the thread's call.
+    /// This library, or the one that it stands for in the thread's current call.
     fn named(self) -> Library {
         if !self.is_phantom {
             return self;
         }
-        // SAFETY: it takes nothing.
-        let name = STANDS_FOR.get().map_or(null(), |ask| unsafe { ask() });
-        if name.is_null() {
-            return self;
+        match phantom::library_of_call() {
+            Some(name) => Library { name: text_id(&name.to_string_lossy()), ..self },
+            None => self,
         }
-        // SAFETY: not null, so one of the phantom device's own C strings, which are constants.
-        let name = unsafe { CStr::from_ptr(name) };
-        Library { name: text_id(&name.to_string_lossy()), ..self }
     }
 }
 

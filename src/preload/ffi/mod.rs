@@ -1,8 +1,10 @@
-//! Foreign code as this library sees it: symbols that the loader knows, libraries that call, and the questions put to
-//! CUDA and NVML.
+//! Code of others, as this library calls it: symbols, loaded libraries, vtables, CUDA, NVML, torch and the phantom device.
 
 pub(crate) mod callers;
-pub(crate) mod device;
+pub(crate) mod cuda;
+pub(crate) mod loaded_libraries;
 pub(crate) mod nvml;
+pub(crate) mod phantom;
 pub(crate) mod symbols;
-pub(crate) mod torch_version;
+pub(crate) mod torch;
+pub(crate) mod vtables;

@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use memtrace_trace::Api;
 use memtrace_trace::sample::Sample;
 
-use crate::ffi::symbols::{find_anywhere, real_dlsym};
+use crate::ffi::phantom;
+use crate::ffi::symbols::{find_anywhere, find_global, find_in, function};
 
 /// `nvmlProcessInfo_t`, of `_v2` and `_v3`.
 #[repr(C)]
@@ -105,25 +106,12 @@ extern "C" fn stop() {
     drop(LOADED.lock());
 }
 
-/// Finds `name` and takes it for an `F`.
-///
-/// # Safety
-/// `F` is the type of the function `name`.
-unsafe fn function<F: Copy>(find: impl Fn(&CStr) -> *mut c_void, name: &CStr) -> Option<F> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    let found = find(name);
-    // SAFETY: a function of that type, by the contract.
-    (!found.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) })
-}
-
 /// Loads NVML and starts it.
 fn load() -> Option<Nvml> {
-    let dlsym = real_dlsym()?;
     // The phantom device stands in the global scope; else the library is loaded when nobody did.
     let mut loaded = std::ptr::null_mut();
     let probe = c"nvmlDeviceGetMemoryInfo";
-    // SAFETY: RTLD_DEFAULT and a name that ends in 0.
-    if unsafe { dlsym(libc::RTLD_DEFAULT, probe.as_ptr()) }.is_null() {
+    if find_global(probe).is_null() {
         // SAFETY: a name that ends in 0; loading it runs NVIDIA's constructors, on this thread of ours.
         loaded = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if loaded.is_null() {
@@ -131,10 +119,10 @@ fn load() -> Option<Nvml> {
         }
     }
     let handle = if loaded.is_null() { libc::RTLD_DEFAULT } else { loaded };
-    // SAFETY: the handle is open and stays so, and the name ends in 0.
-    let find = |name: &CStr| unsafe { dlsym(handle, name.as_ptr()) };
+    // SAFETY: the handle is open and stays so.
+    let find = |name: &CStr| unsafe { find_in(handle, name) };
     // SAFETY: the types of nvml.h, here and below.
-    let init: Init = unsafe { function(find, c"nvmlInit_v2") }?;
+    let init: Init = unsafe { function(find(c"nvmlInit_v2")) }?;
     // SAFETY: it takes nothing, and counts its callers.
     if unsafe { init() } != 0 {
         return None;
@@ -142,15 +130,15 @@ fn load() -> Option<Nvml> {
     // The lists of `_v2` and `_v3` have the same entries; the oldest has shorter ones.
     let list = |names: [&CStr; 2]| {
         // SAFETY: as above.
-        names.into_iter().find_map(|name| unsafe { function::<Processes>(find, name) })
+        names.into_iter().find_map(|name| unsafe { function::<Processes>(find(name)) })
     };
     Some(Nvml {
         // SAFETY: as above.
-        by_uuid: unsafe { function(find, c"nvmlDeviceGetHandleByUUID") }?,
+        by_uuid: unsafe { function(find(c"nvmlDeviceGetHandleByUUID")) }?,
         // SAFETY: as above.
-        by_bus: unsafe { function(find, c"nvmlDeviceGetHandleByPciBusId_v2") },
+        by_bus: unsafe { function(find(c"nvmlDeviceGetHandleByPciBusId_v2")) },
         // SAFETY: as above.
-        memory: unsafe { function(find, probe) }?,
+        memory: unsafe { function(find(probe)) }?,
         processes: list([
             c"nvmlDeviceGetComputeRunningProcesses_v3",
             c"nvmlDeviceGetComputeRunningProcesses_v2",
@@ -160,7 +148,7 @@ fn load() -> Option<Nvml> {
             c"nvmlDeviceGetMPSComputeRunningProcesses_v2",
         ]),
         // SAFETY: as above; nvmlBAR1Memory_t has the same three numbers in the same order.
-        bar1: unsafe { function(find, c"nvmlDeviceGetBAR1MemoryInfo") },
+        bar1: unsafe { function(find(c"nvmlDeviceGetBAR1MemoryInfo")) },
     })
 }
 
@@ -170,7 +158,7 @@ fn load() -> Option<Nvml> {
 /// As of [`function`].
 unsafe fn driver<F: Copy>(name: &CStr) -> Option<F> {
     // SAFETY: by the contract.
-    unsafe { function(|name| find_anywhere("libcuda.so", name), name) }
+    unsafe { function(find_anywhere("libcuda.so", name)) }
 }
 
 impl Nvml {
@@ -270,8 +258,7 @@ fn own_pids() -> Vec<u32> {
 
 /// The phantom device numbers processes as they number themselves.
 fn in_namespace() -> bool {
-    let is_phantom = !find_anywhere("libmemtrace_phantom.so", c"memtrace_phantom_describe").is_null();
-    !is_phantom
+    !phantom::is_present()
         && std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() != HOST_NAMESPACE)
 }
 

@@ -1,25 +1,36 @@
-//! The real functions behind the hooks, found at their first use.
+//! Symbols of other libraries. No other module looks a symbol up.
 //!
-//! `dlsym(RTLD_NEXT)` sees only what is in the global scope: libraries that the program loaded with
-//! `RTLD_LOCAL` (torch's, through Python) are asked for by name among those that are loaded. A function
-//! that is not there yet may be there at the next call, so "not found" is never remembered.
+//! Two kinds of look-up, and one rule for each:
+//!
+//! - [`RealFn`], the function behind a hook of ours. `RTLD_NEXT` finds the definition behind ours in the global scope.
+//!   It misses libraries that were loaded with `RTLD_LOCAL` (torch's, through Python): those are then searched by file
+//!   name. Last comes the address that the program itself found with `dlsym`.
+//! - [`Symbol`], a function that we call and do not hook. It is searched where its [`Home`] says.
+//!
+//! A library is searched by file name through an `RTLD_NOLOAD` handle: that loads nothing and runs no constructor. A
+//! failed look-up is never cached, because the library may be loaded before the next call.
+//!
+//! Every look-up goes through glibc's own `dlsym`, since the exported name is our hook, and may take a lock of the
+//! loader. Code that runs under a lock of the program (torch's allocator reports under its mutex) must therefore not
+//! look up: it asks [`Symbol::cached`], and the symbol was found before, by [`Symbol::get`].
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
-use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::ffi::loaded_libraries::loaded_libraries;
 
 /// The type of `dlsym`.
 pub(crate) type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
 static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
-/// glibc's own `dlsym`: ours has the same name.
+/// glibc's own `dlsym`, behind our hook of that name.
 pub(crate) fn real_dlsym() -> Option<Dlsym> {
     let mut found = REAL_DLSYM.load(Ordering::Relaxed);
     if found.is_null() {
-        // glibc 2.34 moved it from libdl to libc and kept the old version's name.
+        // glibc 2.34 moved it from libdl to libc and kept the name of the old version.
         for version in [c"GLIBC_2.2.5", c"GLIBC_2.34"] {
             // SAFETY: both names end in 0; dlvsym only looks them up.
             found = unsafe { dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
@@ -37,18 +48,33 @@ unsafe extern "C" {
     fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void;
 }
 
-/// Looks `name` up in a library that is loaded already, whose file name starts with `library`.
+/// Looks `name` up through an open handle, or `RTLD_DEFAULT`; null when it is not there.
+///
+/// # Safety
+/// `handle` is open or one of the special handles.
+pub(crate) unsafe fn find_in(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    // SAFETY: by the contract, and the name ends in 0.
+    real_dlsym().map_or(null_mut(), |dlsym| unsafe { dlsym(handle, name.as_ptr()) })
+}
+
+/// Looks `name` up in the global scope: the program, its libraries, and preloaded ones. Finds our own hook where we have
+/// one of that name.
+pub(crate) fn find_global(name: &CStr) -> *mut c_void {
+    // SAFETY: RTLD_DEFAULT is a special handle.
+    unsafe { find_in(libc::RTLD_DEFAULT, name) }
+}
+
+/// Looks `name` up in a loaded library whose file name starts with `library`.
 pub(crate) fn find_in_loaded(library: &str, name: &CStr) -> *mut c_void {
-    let Some(dlsym) = real_dlsym() else { return null_mut() };
     for path in loaded_libraries(library) {
         // SAFETY: the path ends in 0; RTLD_NOLOAD loads and runs nothing.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
         if handle.is_null() {
             continue;
         }
-        // SAFETY: the handle is open and the name ends in 0.
-        let found = unsafe { dlsym(handle, name.as_ptr()) };
-        // SAFETY: closes what was opened above; the library stays, since it was there before.
+        // SAFETY: the handle is open.
+        let found = unsafe { find_in(handle, name) };
+        // SAFETY: closes the handle opened above; the library stays, since it was loaded before.
         unsafe { libc::dlclose(handle) };
         if !found.is_null() {
             return found;
@@ -57,39 +83,22 @@ pub(crate) fn find_in_loaded(library: &str, name: &CStr) -> *mut c_void {
     null_mut()
 }
 
-/// Looks `name` up in the global scope, where a preloaded device stands, then in a loaded library.
+/// Looks `name` up in the global scope, where a preloaded phantom device is, then in a loaded library.
 pub(crate) fn find_anywhere(library: &str, name: &CStr) -> *mut c_void {
-    // SAFETY: RTLD_DEFAULT and a name that ends in 0.
-    let found = real_dlsym().map_or(null_mut(), |dlsym| unsafe { dlsym(libc::RTLD_DEFAULT, name.as_ptr()) });
+    let found = find_global(name);
     if found.is_null() { find_in_loaded(library, name) } else { found }
 }
 
-/// The paths of loaded libraries whose file name starts with `prefix`.
-pub(crate) fn loaded_libraries(prefix: &str) -> Vec<CString> {
-    struct Search<'a> {
-        prefix: &'a str,
-        found: Vec<CString>,
-    }
-    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
-        // SAFETY: `data` is the search below, and `info` is valid during the call.
-        let (search, info) = unsafe { (&mut *data.cast::<Search<'_>>(), &*info) };
-        if !info.dlpi_name.is_null() {
-            // SAFETY: the loader's name of the object, a C string that outlives the call.
-            let name = unsafe { CStr::from_ptr(info.dlpi_name) };
-            let file = name.to_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-            if file.starts_with(search.prefix.as_bytes()) {
-                search.found.push(name.to_owned());
-            }
-        }
-        0
-    }
-    let mut search = Search { prefix, found: Vec::new() };
-    // SAFETY: `visit` has the type that is asked for and `search` outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-    search.found
+/// Looks `name` up in the program's own scope, which begins with the program and the preloaded libraries. `RTLD_DEFAULT`
+/// would begin with the scope that this library was loaded into.
+pub(crate) fn find_in_program(name: &CStr) -> *mut c_void {
+    // SAFETY: null stands for the program; nothing is loaded, and the handle needs no closing.
+    let program = unsafe { libc::dlopen(std::ptr::null(), libc::RTLD_LAZY) };
+    // SAFETY: an open handle.
+    unsafe { find_in(program, name) }
 }
 
-/// A literal that ends in 0 as the C string that it is; for macros that make names.
+/// A literal that ends in 0 as a C string; for macros that build names.
 pub(crate) const fn c_name(literal: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(literal.as_bytes()) {
         Ok(name) => name,
@@ -97,12 +106,72 @@ pub(crate) const fn c_name(literal: &'static str) -> &'static CStr {
     }
 }
 
-/// The function that a hook stands before. `F` is its type.
+/// Converts a found address to a function.
+///
+/// # Safety
+/// `found` is null or a function of type `F`.
+pub(crate) unsafe fn function<F: Copy>(found: *mut c_void) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    // SAFETY: not null, so by the contract a function of this type.
+    (!found.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) })
+}
+
+/// Where the library of a [`Symbol`] is.
+#[derive(Clone, Copy)]
+pub(crate) enum Home {
+    /// Loaded, by a file name that starts with this.
+    Loaded(&'static str),
+    /// In the global scope, else loaded by a file name that starts with this.
+    Anywhere(&'static str),
+}
+
+/// A function that we call and do not hook. `F` is its type.
+pub(crate) struct Symbol<F> {
+    name: &'static CStr,
+    home: Home,
+    found: AtomicPtr<c_void>,
+    kind: PhantomData<F>,
+}
+
+// SAFETY: only the pointer changes, and it is atomic.
+unsafe impl<F> Sync for Symbol<F> {}
+
+impl<F: Copy> Symbol<F> {
+    /// # Safety
+    /// `F` is the type of the function `name` in the library that `home` names, as its header declares it.
+    pub(crate) const unsafe fn new(name: &'static CStr, home: Home) -> Self {
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+        Symbol { name, home, found: AtomicPtr::new(null_mut()), kind: PhantomData }
+    }
+
+    /// The function, looked up unless it was found before; `None` while no library has it.
+    pub(crate) fn get(&self) -> Option<F> {
+        self.cached().or_else(|| {
+            let found = match self.home {
+                Home::Loaded(library) => find_in_loaded(library, self.name),
+                Home::Anywhere(library) => find_anywhere(library, self.name),
+            };
+            if !found.is_null() {
+                self.found.store(found, Ordering::Relaxed);
+            }
+            self.cached()
+        })
+    }
+
+    /// The function, if [`get`](Symbol::get) has found it; never looks it up.
+    #[inline]
+    pub(crate) fn cached(&self) -> Option<F> {
+        // SAFETY: null, or the function of that name, of type `F` by the contract of `new`.
+        unsafe { function(self.found.load(Ordering::Relaxed)) }
+    }
+}
+
+/// The real function behind a hook. `F` is its type.
 pub(crate) struct RealFn<F> {
     name: &'static CStr,
     library: &'static str,
     found: AtomicPtr<c_void>,
-    /// What the program itself looked up with `dlsym`, when our hook was put in its place.
+    /// The address that the program found with `dlsym`, when it got our hook instead.
     looked_up: AtomicPtr<c_void>,
     kind: PhantomData<F>,
 }
@@ -112,8 +181,8 @@ unsafe impl<F> Sync for RealFn<F> {}
 
 impl<F: Copy> RealFn<F> {
     /// # Safety
-    /// `F` must be the type of the function `name` as its library's header declares it. `library` is
-    /// how the file name of that library begins.
+    /// `F` is the type of the function `name` as its library's header declares it. The file name of that library starts
+    /// with `library`.
     pub(crate) const unsafe fn new(name: &'static CStr, library: &'static str) -> Self {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
         RealFn {
@@ -132,12 +201,12 @@ impl<F: Copy> RealFn<F> {
         if found.is_null() {
             found = self.find();
         }
-        // SAFETY: not null, so the function of that name, of type `F` by the contract of `new`.
-        (!found.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) })
+        // SAFETY: null, or the function of that name, of type `F` by the contract of `new`.
+        unsafe { function(found) }
     }
 
-    /// Is `found`, which the program looked up under this name by itself, the function that the hook
-    /// calls? It is from now on when there was none.
+    /// Does the hook call `found`, which the program looked up under this name? If nothing is behind the hook yet,
+    /// `found` is from now on.
     pub(crate) fn leads_to(&self, found: *mut c_void) -> bool {
         let _ = self.looked_up.compare_exchange(null_mut(), found, Ordering::Relaxed, Ordering::Relaxed);
         let _ = self.get();
@@ -146,10 +215,8 @@ impl<F: Copy> RealFn<F> {
 
     #[cold]
     fn find(&self) -> *mut c_void {
-        let Some(dlsym) = real_dlsym() else { return null_mut() };
-        // SAFETY: RTLD_NEXT and a name that ends in 0; called from this library, so "next" is what
-        // stands behind it.
-        let mut found = unsafe { dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        // SAFETY: RTLD_NEXT is a special handle. The call comes from this library, so "next" means behind it.
+        let mut found = unsafe { find_in(libc::RTLD_NEXT, self.name) };
         if found.is_null() {
             found = find_in_loaded(self.library, self.name);
         }
@@ -161,19 +228,4 @@ impl<F: Copy> RealFn<F> {
         }
         found
     }
-}
-
-/// The path of this library, as the loader knows it.
-pub(crate) fn own_path() -> Option<PathBuf> {
-    use std::os::unix::ffi::OsStrExt;
-    // SAFETY: all zero is a value of this plain struct.
-    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    let here = own_path as *const std::ffi::c_void;
-    // SAFETY: the address is of this library's code and `info` is a place for the answer.
-    if unsafe { libc::dladdr(here, &raw mut info) } == 0 || info.dli_fname.is_null() {
-        return None;
-    }
-    // SAFETY: the loader's name of this library, which stays loaded.
-    let name = unsafe { CStr::from_ptr(info.dli_fname) };
-    std::fs::canonicalize(std::ffi::OsStr::from_bytes(name.to_bytes())).ok()
 }

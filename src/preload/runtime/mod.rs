@@ -1,7 +1,11 @@
-//! What every hook stands on: the session, the state of a thread, the guard around our code, and the log.
+//! Shared by every hook: the session, the state of a thread, the guard around our code, and the log.
 
 pub(crate) mod cache;
+pub(crate) mod fixed_text;
+pub(crate) mod fork;
 pub(crate) mod guard;
 pub(crate) mod log;
+pub(crate) mod pause;
 pub(crate) mod session;
+pub(crate) mod state_version;
 pub(crate) mod thread;

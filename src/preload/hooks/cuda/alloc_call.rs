@@ -13,8 +13,8 @@ use crate::attribution::context;
 use crate::attribution::private_pools;
 use crate::attribution::requested_sizes;
 use crate::ffi::callers::{Library, library_at};
-use crate::ffi::symbols::RealFn;
-use crate::hooks::torch::allocator::current_stream;
+use crate::ffi::cuda::is_captured;
+use crate::ffi::torch::current_stream;
 use crate::runtime::guard::{Outermost, shielded};
 use crate::runtime::session;
 
@@ -53,24 +53,10 @@ impl Taken {
     /// What an allocation on `stream` gave. One that is captured gives an address and no memory: the graph takes that
     /// when it is launched, and the looks at the device tell what all graphs hold.
     pub(super) fn on(stream: *mut c_void, addr: Option<*mut c_void>, bytes: usize) -> Taken {
-        Taken::new(addr, if is_captured(stream) { 0 } else { bytes })
+        // SAFETY: the stream has just been good for a call of the caller's.
+        let is_captured = unsafe { is_captured(stream) };
+        Taken::new(addr, if is_captured { 0 } else { bytes })
     }
-}
-
-// SAFETY: the signature is the one in cuda.h.
-static IS_CAPTURING: RealFn<unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int> =
-    unsafe { RealFn::new(c"cuStreamIsCapturing", "libcuda.so") };
-
-/// What is done on the stream becomes part of a CUDA graph. The driver is asked, whose failures the runtime's
-/// `cudaGetLastError` does not see.
-fn is_captured(stream: *mut c_void) -> bool {
-    // The default stream cannot be captured.
-    if stream.is_null() {
-        return false;
-    }
-    let mut captured = 0;
-    // SAFETY: the stream has just been good for a call of the caller's, and the place is valid for the answer.
-    IS_CAPTURING.get().is_some_and(|ask| unsafe { ask(stream, &raw mut captured) } == 0 && captured != 0)
 }
 
 /// A call that takes memory: `run` makes it, `taken` reads what it gave after a success.

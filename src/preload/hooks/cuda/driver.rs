@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use memtrace_trace::{Api, Event, Kind};
 
-use super::NO_RUNTIME;
+use super::stand_in::{NO_RUNTIME, StandIn};
 use super::alloc_call::{self, AllocationNode, Call, IpcHandle, Out, Taken, mipmapped_elements, written};
-use crate::ffi::device::current_driver_device;
+use crate::ffi::cuda::current_driver_device;
 use crate::ffi::symbols::{RealFn, c_name};
 use crate::runtime::session;
 
@@ -108,7 +108,7 @@ macro_rules! driver_hooks {
         }
 
         /// Our function for an exported name of the driver.
-        pub(super) fn exported(name: &[u8]) -> Option<super::StandIn> {
+        pub(super) fn exported(name: &[u8]) -> Option<StandIn> {
             match name {
                 $(_ if name == stringify!($name).as_bytes() => Some(|found| $real.stand_in(found, [
                     $name as *mut c_void,
@@ -122,7 +122,7 @@ macro_rules! driver_hooks {
         }
 
         /// Our function for what `cuGetProcAddress` gives for `name` of CUDA `version`.
-        pub(super) fn by_base_name(name: &[u8], version: c_int) -> Option<super::StandIn> {
+        pub(super) fn by_base_name(name: &[u8], version: c_int) -> Option<StandIn> {
             match name {
                 $(_ if name == $base && version >= $since => exported(stringify!($name).as_bytes()),)*
                 _ => None,

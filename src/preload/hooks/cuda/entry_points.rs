@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::null_mut;
 
 use super::driver::{self, DriverFn};
-use super::{NO_RUNTIME, StandIn};
+use super::stand_in::{NO_RUNTIME, StandIn};
 use crate::ffi::symbols::RealFn;
 use crate::runtime::guard::shielded;
 use crate::runtime::session;

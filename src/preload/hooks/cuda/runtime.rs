@@ -5,11 +5,11 @@ use std::ptr::null_mut;
 
 use memtrace_trace::{Api, Kind};
 
-use super::NO_RUNTIME;
+use super::stand_in::{NO_RUNTIME, caller_hooks};
 use super::alloc_call::{
     AllocationNode, Call, IpcHandle, Out, Taken, gives, mipmapped_elements, takes, written,
 };
-use crate::ffi::device::current_device;
+use crate::ffi::cuda::current_device;
 
 /// `cudaExtent` and `cudaPitchedPtr`, as the runtime's headers lay them out.
 #[repr(C)]
@@ -36,7 +36,7 @@ struct ChannelFormat {
 }
 
 // No function here is called as one of libc's: a debugger that looks for `malloc` would take it for that.
-super::caller_hooks! {
+caller_hooks! {
     cudaMalloc(ptr: Out, size: usize) caller "rdx" => cuda_malloc, CUDA_MALLOC;
     cudaFree(ptr: *mut c_void) caller "rsi" => cuda_free, CUDA_FREE;
     cudaMallocAsync(ptr: Out, size: usize, stream: *mut c_void) caller "rcx" => malloc_async, CUDA_MALLOC_ASYNC;

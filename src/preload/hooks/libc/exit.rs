@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use crate::ffi::symbols::RealFn;
-use crate::lifecycle;
+use crate::runtime::session;
 use crate::runtime::guard::shielded;
 
 type Exit = unsafe extern "C" fn(c_int) -> !;
@@ -16,9 +16,9 @@ static EXIT_NOW_C99: RealFn<Exit> = unsafe { RealFn::new(c"_Exit", "libc.so") };
 static QUICK_EXIT: RealFn<Exit> = unsafe { RealFn::new(c"quick_exit", "libc.so") };
 
 /// Writes the trace, then leaves by `real`. The child of a `vfork` borrows its parent's memory: there
-/// the recorder is the parent's and stays untouched ([`lifecycle::finish`] compares the process ids).
+/// the recorder is the parent's and stays untouched ([`session::finish`] compares the process ids).
 fn leave(real: &RealFn<Exit>, status: c_int) -> ! {
-    shielded(lifecycle::finish);
+    shielded(session::finish);
     match real.get() {
         // SAFETY: the caller's own argument.
         Some(real) => unsafe { real(status) },

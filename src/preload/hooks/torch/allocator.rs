@@ -3,10 +3,8 @@
 //! They come on the allocating thread, under the allocator's mutex, always for CUDA and for the CPU
 //! only while a profiler asks. `c10::Device` is two bytes in one register whose upper bits are garbage.
 
-use std::ffi::{CStr, c_void};
-use std::ptr::null_mut;
+use std::ffi::c_void;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
@@ -14,14 +12,15 @@ use memtrace_trace::{Api, Event, Kind};
 
 use crate::attribution::context;
 use crate::attribution::private_pools;
+use crate::attribution::deferred_frees;
 use crate::attribution::requested_sizes;
-use crate::ffi::symbols::{RealFn, find_in_loaded};
-use crate::hooks::cuda::events;
+use crate::ffi::symbols::RealFn;
+use crate::ffi::torch::{self, current_stream};
 use crate::python::injection;
 use crate::runtime::guard::shielded;
 use crate::runtime::session;
 use crate::runtime::thread;
-use crate::runtime::thread::Own;
+use crate::runtime::thread::ThreadState;
 
 type Report = unsafe extern "C-unwind" fn(*mut c_void, i64, usize, usize, u64);
 type OutOfMemory = unsafe extern "C-unwind" fn(i64, usize, usize, u64);
@@ -34,26 +33,13 @@ static REPORT: RealFn<Report> =
 static OUT_OF_MEMORY: RealFn<OutOfMemory> =
     unsafe { RealFn::new(c"_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE", "libc10.so") };
 
-/// `c10::cuda::CUDAStream`: a device, and the number of the stream.
-#[repr(C)]
-struct Stream {
-    device: u64,
-    id: i64,
-}
-
-/// `CUDAStream c10::cuda::getCurrentCUDAStream(DeviceIndex)`: a read of thread-local state, no lock.
-const CURRENT_STREAM: &CStr = c"_ZN3c104cuda20getCurrentCUDAStreamEa";
-static CURRENT_STREAM_FN: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-
 /// Finds what reports need; at torch's first call to CUDA.
 pub(super) fn install() {
     requested_sizes::install();
     // Now and not in the first report, which comes under the allocator's mutex: the look-up takes a lock of
     // the loader, which a thread may hold whose constructor waits for that mutex.
     let _ = (REPORT.get(), OUT_OF_MEMORY.get());
-    if CURRENT_STREAM_FN.load(Ordering::Relaxed).is_null() {
-        CURRENT_STREAM_FN.store(find_in_loaded("libc10_cuda.so", CURRENT_STREAM), Ordering::Relaxed);
-    }
+    torch::prepare_reports();
 }
 
 /// `void changeCurrentAllocator(const std::shared_ptr<CUDAAllocator> &)`: the argument is passed by its address.
@@ -75,21 +61,6 @@ unsafe extern "C-unwind" fn change_current_allocator(allocator: *const c_void) {
         unsafe { real(allocator) };
         shielded(requested_sizes::install);
     }
-}
-
-/// The number of the thread's current stream on `device`; 0 for the default one.
-#[inline]
-pub(crate) fn current_stream(device: i8) -> i64 {
-    let found = CURRENT_STREAM_FN.load(Ordering::Relaxed);
-    if found.is_null() {
-        return 0;
-    }
-    // SAFETY: the function's type in c10/cuda/CUDAStream.h, 2.1 to 2.15: two words are returned in
-    // registers. The allocator that reports, or that asks for a segment, has asked for the stream just before, so
-    // streams are set up.
-    let current: unsafe extern "C" fn(i8) -> Stream = unsafe { std::mem::transmute(found) };
-    // SAFETY: as above; the device is the allocator's own.
-    unsafe { current(device) }.id
 }
 
 // SAFETY: the signature is c10::memoryProfilingEnabled's in c10/core/Allocator.h, 2.1 to 2.15.
@@ -162,8 +133,8 @@ unsafe extern "C-unwind" fn report_memory_usage(
             // A thread that is ending owns nothing any more.
             let (context, step) = owner.unwrap_or_else(context::current);
             if size >= 0 {
-                events::forget_recorded();
-            } else if events::free_is_deferred(ptr as u64, ordinal) {
+                deferred_frees::forget_recorded();
+            } else if deferred_frees::is_deferred(ptr as u64, ordinal) {
                 flags = Event::DEFERRED;
             }
             if injection::is_wanted() {
@@ -205,7 +176,7 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
             let stream = current_stream(ordinal);
             let (context, step) = context::current_on(stream);
             let asked =
-                |own: &Own| (requested_sizes::of_block(own, size), private_pools::take(own, ordinal, stream));
+                |own: &ThreadState| (requested_sizes::of_block(own, size), private_pools::take(own, ordinal, stream));
             let (extra, source) = thread::with(asked).unwrap_or((-1, 0));
             recorder.record(|clock_ns| Event {
                 clock_ns,

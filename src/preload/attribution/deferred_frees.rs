@@ -1,0 +1,167 @@
+//! Deferred frees: a block that is freed while streams still use it (`record_stream`) is free later.
+//!
+//! Just before it reports such a free, the allocator records a CUDA event on each of those streams. When it sees the last
+//! of them completed, it reuses the block and reports nothing. So the last successful query of the events is the end of
+//! the block.
+
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use memtrace_record::Recorder;
+use memtrace_trace::{Api, Event, Kind};
+use rustc_hash::FxHashMap;
+
+use crate::ffi::callers::library_at;
+use crate::ffi::symbols::find_in_loaded;
+use crate::ffi::vtables::functions_from;
+use crate::runtime::fork::ForkSafe;
+use crate::runtime::thread;
+
+/// Blocks that wait for events.
+#[derive(Default)]
+struct Waiting {
+    /// The block of each event.
+    blocks: FxHashMap<usize, u64>,
+    /// The device of each block, and the number of its events.
+    left: FxHashMap<u64, (i8, usize)>,
+}
+
+/// The events of a thread between two reports: more than the streams that use one block.
+const MAX_EVENTS: usize = 1024;
+
+static WAITING: ForkSafe<Option<Waiting>> = ForkSafe::new(None);
+/// The number of events that blocks wait for. Almost always 0, and then a query costs nothing.
+static EVENTS: AtomicUsize = AtomicUsize::new(0);
+/// Has the allocator ever recorded an event? Most programs have no `record_stream`, and reports ask often.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+/// The free of a block is reported: is it deferred? Then its events are waited for.
+#[inline]
+pub(crate) fn is_deferred(addr: u64, device: i8) -> bool {
+    ANY.load(Ordering::Relaxed) && wait_for_recorded(addr, device)
+}
+
+fn wait_for_recorded(addr: u64, device: i8) -> bool {
+    let events = thread::with(|state| {
+        state.recorded_events.try_borrow_mut().map(|mut events| std::mem::take(&mut *events))
+    });
+    let Some(Ok(events)) = events else { return false };
+    if events.is_empty() {
+        return false;
+    }
+    EVENTS.fetch_add(events.len(), Ordering::Relaxed);
+    WAITING.with(|waiting| {
+        let waiting = waiting.get_or_insert_with(Waiting::default);
+        waiting.left.insert(addr, (device, events.len()));
+        for event in events {
+            waiting.blocks.insert(event, addr);
+        }
+    });
+    true
+}
+
+/// An allocation is reported: the events that were recorded before it belong to no free.
+#[inline]
+pub(crate) fn forget_recorded() {
+    if !ANY.load(Ordering::Relaxed) {
+        return;
+    }
+    thread::with(|state| {
+        if let Ok(mut events) = state.recorded_events.try_borrow_mut() {
+            events.clear();
+        }
+    });
+}
+
+/// An event is recorded by the code at `caller`.
+pub(crate) fn event_recorded(event: *mut c_void, caller: *const c_void) {
+    if library_at(caller).is_torch_allocator && !is_device_guard(caller) {
+        ANY.store(true, Ordering::Relaxed);
+        thread::with(|state| {
+            if let Ok(mut events) = state.recorded_events.try_borrow_mut() {
+                if events.len() >= MAX_EVENTS {
+                    events.clear();
+                }
+                events.push(event as usize);
+            }
+        });
+    }
+}
+
+/// The code at `caller` sees an event completed. The last one of a block ends the block.
+pub(crate) fn event_completed(event: *mut c_void, caller: *const c_void) {
+    if EVENTS.load(Ordering::Relaxed) == 0 || !library_at(caller).is_torch_allocator {
+        return;
+    }
+    let free = WAITING.with(|waiting| {
+        let waiting = waiting.as_mut()?;
+        let addr = waiting.blocks.remove(&(event as usize))?;
+        EVENTS.fetch_sub(1, Ordering::Relaxed);
+        let (device, left) = waiting.left.get_mut(&addr)?;
+        *left -= 1;
+        let free = (*left == 0).then_some((addr, *device));
+        if free.is_some() {
+            waiting.left.remove(&addr);
+        }
+        free
+    });
+    if let (Some((addr, device)), Some(recorder)) = (free, Recorder::active()) {
+        recorder.record(|clock_ns| Event {
+            clock_ns,
+            kind: Kind::FreeCompleted as u8,
+            api: Api::CachingAllocator as u8,
+            device,
+            addr,
+            ..Event::default()
+        });
+    }
+}
+
+/// `c10::impl::device_guard_impl_registry`: an object for each type of device.
+const GUARDS: &CStr = c"_ZN3c104impl26device_guard_impl_registryE";
+/// The index of CUDA in the registry (`c10/core/DeviceType.h`).
+const CUDA: usize = 1;
+/// More virtual functions than a guard has; other data of the library follows its vtable.
+const GUARD_FUNCTIONS: usize = 32;
+
+unsafe extern "C" {
+    /// The start of the function that contains `pc`; null when it is unknown. Of libgcc.
+    fn _Unwind_FindEnclosingFunction(pc: *const c_void) -> *const c_void;
+}
+
+/// Is the call at `caller` one of torch's device guard? The guard is in the allocator's library and records the events of
+/// `torch.Event` and of autograd's streams, which belong to no block. There are few call sites, and each is resolved once.
+fn is_device_guard(caller: *const c_void) -> bool {
+    /// Call sites, shifted left by one: the lowest bit is set for a site of the guard.
+    static KNOWN: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
+    let site = (caller as usize) << 1;
+    for known in &KNOWN {
+        match known.load(Ordering::Relaxed) {
+            0 => {
+                let answer = usize::from(is_in_device_guard(caller));
+                let _ = known.compare_exchange(0, site | answer, Ordering::Relaxed, Ordering::Relaxed);
+                return answer == 1;
+            }
+            known if known & !1 == site => return known & 1 == 1,
+            _ => {}
+        }
+    }
+    is_in_device_guard(caller)
+}
+
+fn is_in_device_guard(caller: *const c_void) -> bool {
+    let registry = find_in_loaded("libc10.so", GUARDS).cast::<*const *const *mut c_void>();
+    // SAFETY: an address of code, which is only compared with tables.
+    let function = unsafe { _Unwind_FindEnclosingFunction(caller) };
+    if registry.is_null() || function.is_null() {
+        return false;
+    }
+    // SAFETY: the registry has an entry for each type of device, null for one without a guard.
+    let guard = unsafe { *registry.add(CUDA) };
+    if guard.is_null() {
+        return false;
+    }
+    // SAFETY: a C++ object with virtual functions begins with the address of their table.
+    let table = unsafe { *guard };
+    functions_from(table, GUARD_FUNCTIONS).iter().any(|of| of.cast_const() == function)
+}

@@ -1,0 +1,105 @@
+//! The forwards of modules that are open on a thread.
+
+use memtrace_record::Recorder;
+use memtrace_record::intern::{Context, TextId};
+use memtrace_trace::{Api, Kind};
+
+use crate::attribution::{context, phases, range_rows, ranges, steps};
+use crate::runtime::thread::open_ranges::{Around, MODULE_DOMAIN, OpenRange, OpenRanges, Role};
+use crate::runtime::{pause, state_version, thread};
+
+/// Runs `work` on the calling thread's ranges; `None` when the thread is ending.
+#[inline(always)]
+fn on_thread<R>(work: impl FnOnce(&OpenRanges) -> R) -> Option<R> {
+    thread::with(|state| work(&state.ranges))
+}
+
+/// Opens the forward of the module object at `key` on this thread, and returns how many modules were open.
+pub(crate) fn enter(path: TextId, key: usize) -> usize {
+    on_thread(|thread| {
+        if !thread.is_autograd() {
+            steps::training_began();
+        }
+        let around = context::current().0;
+        let mut range = OpenRange::new(Role::Module { path, key }, path, MODULE_DOMAIN);
+        range.around = Around {
+            base: thread.base.get(),
+            context: thread.context.get(),
+            version: thread.version.get(),
+        };
+        if let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) {
+            range.has_row = true;
+            range_rows::record(Api::Module, recorder, Kind::RangeBegin, path, around);
+        }
+        thread.invalidate();
+        let Ok(mut open) = thread.open.try_borrow_mut() else { return 0 };
+        open.push(range);
+        count(&open) - 1
+    })
+    .unwrap_or(0)
+}
+
+fn count(open: &[OpenRange]) -> usize {
+    open.iter().filter(|range| range.domain == MODULE_DOMAIN).count()
+}
+
+/// The number of modules that are open on this thread.
+pub(crate) fn depth() -> usize {
+    on_thread(|thread| thread.open.try_borrow().map_or(0, |open| count(&open))).unwrap_or(0)
+}
+
+/// Closes the forward of the module at `key`, and those inside it that an exception left open.
+pub(crate) fn leave(key: usize) {
+    on_thread(|thread| {
+        if let Some(range) = leave_innermost(thread, key) {
+            return ranges::close(range);
+        }
+        let mut closed = Vec::new();
+        if let Ok(mut open) = thread.open.try_borrow_mut() {
+            let Some(index) = open.iter().rposition(|range| range.is_module(key)) else { return };
+            let is_module = |range: &OpenRange| range.domain == MODULE_DOMAIN;
+            while let Some(inner) = open.iter().skip(index).rposition(is_module) {
+                closed.push(open.remove(index + inner));
+            }
+            if !open.iter().any(is_module) && !thread.is_autograd() {
+                phases::forward_returned();
+            }
+        }
+        thread.invalidate();
+        for range in closed {
+            ranges::close(range);
+        }
+    });
+}
+
+/// The fast path of [`leave`]: almost every module that ends is the innermost range of its thread and lies in another
+/// module. Then the context around it is restored, unless process-wide state has changed.
+fn leave_innermost(thread: &OpenRanges, key: usize) -> Option<OpenRange> {
+    let mut open = thread.open.try_borrow_mut().ok()?;
+    let range = *open.last()?;
+    let around = range.around;
+    if !range.is_module(key)
+        || around.base.flags & Context::IN_MODULE == 0
+        || around.version != state_version::current()
+        || around.base.stream != thread.base.get().stream
+    {
+        return None;
+    }
+    open.pop();
+    thread.base.set(around.base);
+    thread.context.set(around.context);
+    thread.epoch.set(thread.epoch.get() + 1);
+    thread.version.set(around.version);
+    Some(range)
+}
+
+/// The module object of the innermost forward on this thread; 0 for none.
+pub(crate) fn innermost() -> usize {
+    let innermost = |open: &Vec<OpenRange>| {
+        open.iter().rev().find_map(|range| match range.role {
+            Role::Module { key, .. } => Some(key),
+            _ => None,
+        })
+    };
+    on_thread(|thread| thread.open.try_borrow().ok().and_then(|open| innermost(&open))).flatten().unwrap_or(0)
+}

@@ -1,0 +1,134 @@
+//! The context of an allocation inside torch ops.
+//!
+//! Names, stacks and contexts are made only when a report asks for them, and then from small caches of the thread: a
+//! training loop runs the same ops again and again.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::CStr;
+
+use memtrace_record::intern::{Context, ContextId, Frame, StackId, TextId};
+use memtrace_record::recorder::{context_id, stack_id, text_id};
+use memtrace_trace::stacks::FrameKind;
+
+use crate::attribution::{autograd_seq, phases, python_frames};
+use crate::runtime::cache::Cache;
+use crate::runtime::thread;
+use crate::runtime::thread::running_ops::{RunningOp, RunningOps};
+
+/// The context of the innermost op over `base`, which belongs to `epoch` of this thread; `None` outside every op.
+#[inline]
+pub(crate) fn innermost(ops: &RefCell<RunningOps>, base: &Cell<Context>, epoch: u64) -> Option<ContextId> {
+    let mut ops = ops.try_borrow_mut().ok()?;
+    let top = ops.running.last()?;
+    if top.epoch == epoch && top.context != 0 && top.python == 0 && !python_frames::are_known() {
+        return Some(top.context);
+    }
+    Some(ops.looked_up(base.get(), epoch))
+}
+
+/// The context of an allocation outside every op: `base` and the Python stack.
+pub(crate) fn outside_ops(base: Context) -> Option<ContextId> {
+    thread::with(|state| {
+        let mut ops = state.ops.try_borrow_mut().ok()?;
+        let python = python_frames::current(0);
+        Some(context_id(Context { stack: ops.module_on(python, base.module), ..base }))
+    })
+    .flatten()
+}
+
+impl RunningOps {
+    /// The Python stack of this thread; inside a backward function, that of the op that made it.
+    pub(crate) fn python_stack(&mut self, is_autograd_thread: bool, origin: StackId) -> StackId {
+        if origin != 0 && !is_autograd_thread {
+            // Below the op there is only the call of `backward()`.
+            return origin;
+        }
+        // While one outermost op runs, a new frame can only be on top of those that were there.
+        let key = (python_frames::innermost(), origin);
+        if self.python_key != Some(key) {
+            (self.python_key, self.python) = (Some(key), python_frames::current(origin));
+        }
+        self.python
+    }
+
+    fn stack_id(&mut self, frame: Frame) -> StackId {
+        self.stacks.get(&frame, || stack_id(frame))
+    }
+
+    #[inline(never)]
+    fn looked_up(&mut self, base: Context, epoch: u64) -> ContextId {
+        let origin = self.running.last().map_or(0, |top| top.origin.python);
+        let python = if python_frames::are_known() {
+            self.python_stack(thread::is_autograd(), origin)
+        } else {
+            0
+        };
+        let is_valid = |top: &&RunningOp| top.epoch == epoch && top.context != 0 && top.python == python;
+        match self.running.last().filter(is_valid) {
+            Some(top) => top.context,
+            None => self.resolve(base, epoch, python),
+        }
+    }
+
+    fn resolve(&mut self, base: Context, epoch: u64, python: StackId) -> ContextId {
+        let Some(top) = self.running.last() else { return 0 };
+        let mut context = base;
+        if let Some(module) = top.gathers {
+            context.flags |= Context::GATHERED;
+            context.module = if module == 0 { context.module } else { module };
+        }
+        if context.module == 0 {
+            context.module =
+                if top.origin.module != 0 { top.origin.module } else { autograd_seq::script_module() };
+        }
+        let root = self.module_on(python, context.module);
+        let mut stack = root;
+        for index in 0..self.running.len() {
+            if self.running[index].stack == 0 || self.running[index].root != root {
+                let name = name(&mut self.names, &self.running[index]);
+                let id = self.stack_id(Frame::op(stack, name));
+                let op = &mut self.running[index];
+                (op.name, op.stack, op.root) = (name, id, root);
+            }
+            stack = self.running[index].stack;
+        }
+        let Some(top) = self.running.last_mut() else { return 0 };
+        // The user's own range of an op wins.
+        if context.op == 0 {
+            context.op = top.name;
+        }
+        // A closure that an optimizer calls runs forwards, and their loss, inside the optimizer's step.
+        let in_forward = context.flags & Context::IN_MODULE != 0 || context.phase == phases::FORWARD.id();
+        let is_inferred = context.phase == 0 || context.flags & Context::INFERRED_PHASE != 0;
+        if top.phase != 0 && is_inferred && (top.phase == phases::BACKWARD.id() || !in_forward) {
+            context.phase = top.phase;
+        }
+        context.stack = stack;
+        let id = self.contexts.get(&context, || context_id(context));
+        (top.context, top.epoch, top.python) = (id, epoch, python);
+        id
+    }
+
+    /// The stack of a module that a Python stack called.
+    fn module_on(&mut self, python: StackId, module: TextId) -> StackId {
+        if module == 0 {
+            return python;
+        }
+        self.stack_id(Frame { parent: python, text: module, kind: FrameKind::Module })
+    }
+}
+
+/// The id of an op's name.
+pub(crate) fn name(names: &mut Cache<Vec<u8>, TextId>, op: &RunningOp) -> TextId {
+    if op.name != 0 {
+        return op.name;
+    }
+    // SAFETY: the op is running, so its record is alive and has a name.
+    let text = unsafe { (op.name_of)(op.record) };
+    if text.is_null() {
+        return 0;
+    }
+    // SAFETY: a C string that lives as long as the record. Another may have its place later.
+    let text = unsafe { CStr::from_ptr(text) }.to_bytes();
+    names.get(text, || text_id(&String::from_utf8_lossy(text)))
+}

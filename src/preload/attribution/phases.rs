@@ -1,0 +1,112 @@
+//! The phases of the process: those that the program opens, and those that are inferred.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use memtrace_record::intern::{TextId, with_tables};
+
+use crate::ffi::torch;
+use crate::runtime::fixed_text::FixedText;
+use crate::runtime::fork::ForkSafe;
+use crate::runtime::state_version;
+
+/// The phase of a forward.
+pub(crate) static FORWARD: FixedText = FixedText::new("forward");
+/// The phase of a backward.
+pub(crate) static BACKWARD: FixedText = FixedText::new("backward");
+/// The phase before the first forward: the model is built and its weights are loaded.
+pub(crate) static INIT: FixedText = FixedText::new("init");
+
+/// The open phases of the process with their ids, the last on top.
+static OPEN: ForkSafe<Vec<(u64, TextId)>> = ForkSafe::new(Vec::new());
+/// The phase on top of [`OPEN`]; 0 for none.
+static TOP: AtomicU32 = AtomicU32::new(0);
+
+/// The words of `MEMTRACE_PHASES`.
+static MORE_WORDS: OnceLock<Vec<String>> = OnceLock::new();
+
+/// Sets the names that are phases in addition to those of [`memtrace_trace::ranges`]; once, at load.
+pub(crate) fn set_more_words(words: Vec<String>) {
+    let _ = MORE_WORDS.set(words);
+}
+
+/// The words of `MEMTRACE_PHASES`.
+pub(crate) fn more_words() -> &'static [String] {
+    MORE_WORDS.get().map_or(&[], Vec::as_slice)
+}
+
+/// The phase on top, of whatever thread; 0 for none.
+pub(crate) fn top() -> TextId {
+    TOP.load(Ordering::Acquire)
+}
+
+/// Opens a phase under a new id.
+pub(crate) fn open(id: u64, text: TextId) {
+    change(|phases| phases.push((id, text)));
+}
+
+/// Closes the phase of this id.
+pub(crate) fn close(id: u64) {
+    retain(|open| open != id);
+}
+
+/// Closes the phases whose id fails the test.
+pub(crate) fn retain(is_kept: impl Fn(u64) -> bool) {
+    change(|phases| phases.retain(|(id, _)| is_kept(*id)));
+}
+
+fn change(change: impl FnOnce(&mut Vec<(u64, TextId)>)) {
+    OPEN.with(|phases| {
+        change(phases);
+        TOP.store(phases.last().map_or(0, |(_, text)| *text), Ordering::Release);
+    });
+    state_version::advance();
+}
+
+/// The thread whose outermost module returned last and whose backward has not begun: its work between the two, the
+/// loss, belongs to the forward. 0 for none.
+static LOSS_THREAD: AtomicU32 = AtomicU32::new(0);
+
+/// Does this thread compute the loss?
+pub(crate) fn is_in_loss() -> bool {
+    LOSS_THREAD.load(Ordering::Relaxed) == thread_id()
+}
+
+/// The outermost module of this thread has returned. Without autograd no backward follows, and there is no loss.
+pub(crate) fn forward_returned() {
+    if torch::is_grad_enabled() {
+        LOSS_THREAD.store(thread_id(), Ordering::Relaxed);
+    }
+}
+
+/// A backward, an optimizer's step or the next batch begins: the forward is over.
+#[inline]
+pub(crate) fn forward_is_over() {
+    if LOSS_THREAD.load(Ordering::Relaxed) != 0 {
+        LOSS_THREAD.store(0, Ordering::Relaxed);
+        state_version::advance();
+    }
+}
+
+fn thread_id() -> u32 {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::gettid() as u32 }
+}
+
+/// The phase that one of torch's own user scopes implies.
+pub(crate) fn of_scope(name: TextId) -> Option<TextId> {
+    static OPTIMIZER: FixedText = FixedText::new("optimizer");
+    static ZERO_GRAD: FixedText = FixedText::new("zero_grad");
+    static DATALOADER: FixedText = FixedText::new("dataloader");
+    static SCOPES: [(&str, &FixedText); 3] = [
+        ("Optimizer.step#", &OPTIMIZER),
+        ("Optimizer.zero_grad#", &ZERO_GRAD),
+        ("enumerate(DataLoader)#", &DATALOADER),
+    ];
+    let found = with_tables(|tables| {
+        let text = tables.text_of(name);
+        SCOPES.iter().find(|(prefix, _)| text.starts_with(prefix))
+    });
+    // Outside the tables' lock, which interning takes.
+    found.map(|(_, phase)| phase.id())
+}

@@ -1,0 +1,117 @@
+//! The functions of CUDA that are called and not hooked.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+use memtrace_trace::Meta;
+use memtrace_trace::meta::Device;
+
+use crate::ffi::symbols::{Home, RealFn, Symbol};
+
+// SAFETY: the signature is the one in cuda_runtime_api.h.
+static CUDA_GET_DEVICE: RealFn<unsafe extern "C" fn(*mut c_int) -> c_int> =
+    unsafe { RealFn::new(c"cudaGetDevice", "libcudart.so") };
+
+/// The runtime's current device of the calling thread: a read of thread-local state. Called right after a call of the
+/// same thread that has initialized the runtime.
+pub(crate) fn current_device() -> i8 {
+    ordinal_from(&CUDA_GET_DEVICE)
+}
+
+// SAFETY: the signature is the one in cuda.h.
+static CU_CTX_GET_DEVICE: RealFn<unsafe extern "C" fn(*mut c_int) -> c_int> =
+    unsafe { RealFn::new(c"cuCtxGetDevice", "libcuda.so") };
+
+/// The device of the calling thread's context, for calls of the driver in a process that may have no runtime: a read of
+/// thread-local state, too.
+pub(crate) fn current_driver_device() -> i8 {
+    ordinal_from(&CU_CTX_GET_DEVICE)
+}
+
+fn ordinal_from(get_device: &RealFn<unsafe extern "C" fn(*mut c_int) -> c_int>) -> i8 {
+    let Some(get_device) = get_device.get() else { return 0 };
+    let mut device = 0;
+    // SAFETY: the place is valid for the answer.
+    let status = unsafe { get_device(&raw mut device) };
+    if status == 0 { i8::try_from(device).unwrap_or(0) } else { 0 }
+}
+
+// SAFETY: the signature is the one in cuda.h.
+static IS_CAPTURING: RealFn<unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int> =
+    unsafe { RealFn::new(c"cuStreamIsCapturing", "libcuda.so") };
+
+/// Is the work on `stream` captured into a CUDA graph? The driver is asked: its failures do not show in the runtime's
+/// `cudaGetLastError`.
+///
+/// # Safety
+/// `stream` is null or a live stream.
+pub(crate) unsafe fn is_captured(stream: *mut c_void) -> bool {
+    // The default stream cannot be captured.
+    if stream.is_null() {
+        return false;
+    }
+    let mut captured = 0;
+    // SAFETY: a live stream by the contract, and the place is valid for the answer.
+    IS_CAPTURING.get().is_some_and(|ask| unsafe { ask(stream, &raw mut captured) } == 0 && captured != 0)
+}
+
+const DRIVER: Home = Home::Anywhere("libcuda.so");
+const RUNTIME: Home = Home::Anywhere("libcudart.so");
+
+// SAFETY: the signatures are those in cuda.h, here and below.
+static GET_COUNT: Symbol<unsafe extern "C" fn(*mut c_int) -> c_uint> =
+    unsafe { Symbol::new(c"cuDeviceGetCount", DRIVER) };
+// SAFETY: as above.
+static GET: Symbol<unsafe extern "C" fn(*mut c_int, c_int) -> c_uint> =
+    unsafe { Symbol::new(c"cuDeviceGet", DRIVER) };
+// SAFETY: as above.
+static GET_NAME: Symbol<unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_uint> =
+    unsafe { Symbol::new(c"cuDeviceGetName", DRIVER) };
+// SAFETY: as above.
+static TOTAL_MEM: Symbol<unsafe extern "C" fn(*mut usize, c_int) -> c_uint> =
+    unsafe { Symbol::new(c"cuDeviceTotalMem_v2", DRIVER) };
+// SAFETY: as above.
+static DRIVER_VERSION: Symbol<unsafe extern "C" fn(*mut c_int) -> c_uint> =
+    unsafe { Symbol::new(c"cuDriverGetVersion", DRIVER) };
+// SAFETY: the signature is the one in cuda_runtime_api.h; it reads a constant.
+static RUNTIME_VERSION: Symbol<unsafe extern "C" fn(*mut c_int) -> c_uint> =
+    unsafe { Symbol::new(c"cudaRuntimeGetVersion", RUNTIME) };
+
+/// Adds the devices and the versions of CUDA. Runs on the writer thread, never in a hook, and makes only driver calls
+/// that need no context, so none is created.
+pub(crate) fn describe(meta: &mut Meta) {
+    let (Some(count), Some(get), Some(name_of), Some(total_of)) =
+        (GET_COUNT.get(), GET.get(), GET_NAME.get(), TOTAL_MEM.get())
+    else {
+        return;
+    };
+    let mut devices = 0;
+    // SAFETY: every place below is valid for its answer.
+    unsafe { count(&raw mut devices) };
+    for ordinal in 0..devices {
+        let (mut device, mut total, mut name) = (0, 0usize, [0 as c_char; 256]);
+        // SAFETY: as above; the length that is passed is the buffer's.
+        unsafe {
+            if get(&raw mut device, ordinal) != 0 {
+                continue;
+            }
+            total_of(&raw mut total, device);
+            name_of(name.as_mut_ptr(), 255, device);
+        }
+        // SAFETY: the last byte of the buffer was never written: it is 0.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        meta.devices.push(Device { ordinal, name, total_bytes: total as i64 });
+    }
+    for (name, version) in [("cuda_driver", &DRIVER_VERSION), ("cuda_runtime", &RUNTIME_VERSION)] {
+        if let Some(version) = version.get() {
+            let mut number = 0;
+            // SAFETY: the place is valid for the answer.
+            unsafe { version(&raw mut number) };
+            meta.versions.insert(name.to_owned(), version_text(number));
+        }
+    }
+}
+
+/// `12.4` for 12040.
+fn version_text(number: c_int) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
+}

@@ -1,0 +1,57 @@
+//! The functions of torch that are called and not hooked, and the version of torch.
+
+use std::path::Path;
+
+use crate::ffi::loaded_libraries::loaded_libraries;
+use crate::ffi::symbols::{Home, Symbol};
+
+/// The version in `torch/version.py`, beside the folder of torch's libraries: `2.11.0+cu130`.
+pub(crate) fn version() -> Option<String> {
+    let c10 = loaded_libraries("libc10.so").into_iter().next()?;
+    let folder = Path::new(c10.to_str().ok()?).parent()?.parent()?.to_owned();
+    let text = std::fs::read_to_string(folder.join("version.py")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("__version__ = "))?;
+    Some(line.trim().trim_matches(['\'', '"']).to_owned())
+}
+
+/// The major and the minor number of a version.
+pub(crate) fn major_minor(version: &str) -> Option<(u32, u32)> {
+    let mut parts = version.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// `c10::cuda::CUDAStream`: a device, and the id of the stream.
+#[repr(C)]
+struct Stream {
+    device: u64,
+    id: i64,
+}
+
+// SAFETY: `CUDAStream c10::cuda::getCurrentCUDAStream(DeviceIndex)` in c10/cuda/CUDAStream.h, 2.1 to 2.15: two words are
+// returned in registers.
+static CURRENT_STREAM: Symbol<unsafe extern "C" fn(i8) -> Stream> =
+    unsafe { Symbol::new(c"_ZN3c104cuda20getCurrentCUDAStreamEa", Home::Loaded("libc10_cuda.so")) };
+
+/// Finds the functions that a block report needs. A report comes under the allocator's mutex, where a look-up could
+/// deadlock: it takes a lock of the loader, which a thread may hold whose constructor waits for that mutex.
+pub(crate) fn prepare_reports() {
+    let _ = CURRENT_STREAM.get();
+}
+
+/// The id of the thread's current stream on `device`, 0 for the default stream: a read of thread-local state, no lock.
+/// torch has set its streams up: the allocator, which asks for a segment or reports a block, has just asked for it too.
+#[inline]
+pub(crate) fn current_stream(device: i8) -> i64 {
+    // SAFETY: the device is one of the allocator's own, and streams are set up, see above.
+    CURRENT_STREAM.cached().map_or(0, |current| unsafe { current(device) }.id)
+}
+
+// SAFETY: `bool c10::GradMode::is_enabled()` in c10/core/GradMode.h, 2.1 to 2.15.
+static IS_GRAD_ENABLED: Symbol<unsafe extern "C" fn() -> bool> =
+    unsafe { Symbol::new(c"_ZN3c108GradMode10is_enabledEv", Home::Loaded("libc10.so")) };
+
+/// Does autograd record this thread's ops? `true` where torch does not say.
+pub(crate) fn is_grad_enabled() -> bool {
+    // SAFETY: it takes nothing and reads thread-local state.
+    IS_GRAD_ENABLED.get().is_none_or(|is_enabled| unsafe { is_enabled() })
+}

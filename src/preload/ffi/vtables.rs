@@ -1,0 +1,105 @@
+//! Vtables of C++ objects, which are replaced by copies with our functions in some slots.
+//!
+//! Itanium C++ ABI, 2.5: two words precede the first function of a vtable, and an object with virtual functions begins
+//! with the address of that first function.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// The words before the first function: the offset to the top, and the type.
+pub(crate) const HEADER: usize = 2;
+
+/// A copy of a vtable, whose functions can be replaced.
+pub(crate) struct VtableCopy {
+    words: Box<[*mut c_void]>,
+    /// The words of the original, with its header; the rest is null.
+    known: usize,
+    original: *const c_void,
+}
+
+impl VtableCopy {
+    /// Copies the vtable of `object`, at most `most` functions; `None` for an object with fewer than `least`.
+    ///
+    /// # Safety
+    /// `object` is a live C++ object with virtual functions.
+    pub(crate) unsafe fn of(object: *mut c_void, least: usize, most: usize) -> Option<VtableCopy> {
+        // SAFETY: the object begins with the address of its vtable's first function, by the contract.
+        let functions = unsafe { *object.cast::<*const *mut c_void>() };
+        // SAFETY: the header precedes it.
+        let begin = unsafe { functions.sub(HEADER) };
+        let known = readable_words(begin).min(HEADER + most);
+        if known < HEADER + least {
+            return None;
+        }
+        let mut words = vec![std::ptr::null_mut(); HEADER + most].into_boxed_slice();
+        for (index, word) in words.iter_mut().take(known).enumerate() {
+            // SAFETY: `readable_words` found this many in the mapping.
+            *word = unsafe { *begin.add(index) };
+        }
+        Some(VtableCopy { words, known, original: functions.cast() })
+    }
+
+    /// The address of the original's first function.
+    pub(crate) fn original(&self) -> *const c_void {
+        self.original
+    }
+
+    /// The functions by slot.
+    pub(crate) fn functions(&mut self) -> &mut [*mut c_void] {
+        &mut self.words[HEADER..self.known]
+    }
+
+    /// Gives the copy to `object`, for as long as the process lives. The original stays valid for a thread that has read
+    /// its address already.
+    ///
+    /// # Safety
+    /// `object` is the object that was copied from, and every replaced function has the type of its slot.
+    pub(crate) unsafe fn install(self, object: *mut c_void) {
+        let words = Box::leak(self.words);
+        // SAFETY: the object's own first word. A store of a whole pointer: a call through it sees the old or the new.
+        unsafe { object.cast::<AtomicPtr<*mut c_void>>().as_ref() }
+            .inspect(|first| first.store(words[HEADER..].as_mut_ptr(), Ordering::Release));
+    }
+}
+
+/// The first functions of the vtable at `table`, which is a symbol and so begins with the header; at most `most`.
+pub(crate) fn functions_of_table(table: *const *mut c_void, most: usize) -> Vec<*mut c_void> {
+    let words = readable_words(table).min(HEADER + most);
+    // SAFETY: `readable_words` found this many in the mapping, which stays.
+    (HEADER..words).map(|index| unsafe { *table.add(index) }).collect()
+}
+
+/// The functions from the first one of a vtable on; at most `most`, some of which may lie behind the vtable.
+pub(crate) fn functions_from(first: *const *mut c_void, most: usize) -> Vec<*mut c_void> {
+    let words = readable_words(first).min(most);
+    // SAFETY: `readable_words` found this many in the mapping, which stays.
+    (0..words).map(|index| unsafe { *first.add(index) }).collect()
+}
+
+/// The number of words that are readable from `address` on: to the end of the loaded segment that holds it, 0 outside
+/// every segment.
+fn readable_words(address: *const *mut c_void) -> usize {
+    struct Search {
+        address: usize,
+        words: usize,
+    }
+    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
+        // SAFETY: `data` is the search below, and `info` is valid during the call.
+        let (search, info) = unsafe { (&mut *data.cast::<Search>(), &*info) };
+        for index in 0..usize::from(info.dlpi_phnum) {
+            // SAFETY: the object has `dlpi_phnum` program headers.
+            let header = unsafe { &*info.dlpi_phdr.add(index) };
+            let start = info.dlpi_addr as usize + header.p_vaddr as usize;
+            let end = start + header.p_memsz as usize;
+            if header.p_type == libc::PT_LOAD && (start..end).contains(&search.address) {
+                search.words = (end - search.address) / size_of::<usize>();
+                return 1;
+            }
+        }
+        0
+    }
+    let mut search = Search { address: address as usize, words: 0 };
+    // SAFETY: `visit` has the expected type, and `search` outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+    search.words
+}

@@ -1,0 +1,100 @@
+//! The description of the process in the meta row and the end row: host, rank, allocator, devices, capabilities.
+
+use std::ffi::{CStr, c_char, c_int};
+
+use memtrace_trace::Meta;
+use memtrace_trace::meta::{Allocator, redact};
+use memtrace_trace::rounding::{Rounding, caching_enabled};
+
+use crate::capabilities;
+use crate::ffi::{cuda, phantom};
+use crate::runtime::session;
+
+/// The name of the host, as it may stand in a file name.
+pub(crate) fn host() -> String {
+    let mut name = [0 as c_char; 256];
+    // SAFETY: the buffer is longer than the length that is passed, so its last byte stays 0.
+    unsafe { libc::gethostname(name.as_mut_ptr(), 255) };
+    // SAFETY: it ends in 0, see above.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+    let safe: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_".contains(c) { c } else { '_' }).collect();
+    // A file name must not be empty nor look like an option.
+    let safe = safe.trim_start_matches('-');
+    if safe.is_empty() { "host".to_owned() } else { safe.to_owned() }
+}
+
+/// The distributed rank, from the variable of the launcher in use; 0 without one.
+pub(crate) fn rank() -> i32 {
+    number(&["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"]).unwrap_or(0)
+}
+
+fn number(names: &[&str]) -> Option<c_int> {
+    names.iter().find_map(|name| std::env::var(name).ok()?.trim().parse().ok())
+}
+
+/// The allocator's settings, from the variables that torch reads.
+pub(crate) fn allocator() -> Allocator {
+    let conf =
+        ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"].iter().find_map(|name| std::env::var(name).ok());
+    let conf = conf.unwrap_or_default();
+    let backend = option(&conf, "backend").unwrap_or("native").to_owned();
+    let caching = caching_enabled(std::env::var("PYTORCH_NO_CUDA_MEMORY_CACHING").ok().as_deref());
+    Allocator { caching, backend, conf }
+}
+
+/// The allocator's rounding of requested sizes.
+pub(crate) fn rounding(allocator: &Allocator) -> Rounding {
+    // One number, or 0 for none and for the form with a number per size.
+    let divisions = option(&allocator.conf, "roundup_power2_divisions").and_then(|value| value.parse().ok());
+    Rounding { caching: allocator.caching, power2_divisions: divisions.unwrap_or(0) }
+}
+
+/// The value of `name` in `a:1,name:value,b:2`.
+fn option<'a>(conf: &'a str, name: &str) -> Option<&'a str> {
+    conf.split(',').find_map(|part| {
+        let (key, value) = part.split_once(':')?;
+        (key.trim() == name).then(|| value.trim())
+    })
+}
+
+/// Fills in the meta row; on the writer thread, when the trace begins.
+pub(crate) fn describe(meta: &mut Meta) {
+    meta.allocator = allocator();
+    meta.world_size =
+        number(&["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"]).unwrap_or(1);
+    meta.argv = redact(std::env::args_os().map(|word| word.to_string_lossy().into_owned()));
+    meta.phantom = phantom::describe();
+    if !meta.allocator.caching {
+        meta.degraded.push("caching is off: blocks are the runtime's own calls".to_owned());
+    }
+    if meta.allocator.backend != "native" {
+        let backend = &meta.allocator.backend;
+        meta.degraded.push(format!("allocator backend {backend}: it reports nothing, so blocks are the runtime's own calls and reserved is what they hold"));
+    }
+    if let Some(session) = session::session() {
+        meta.ops = session.settings.ops.name().to_owned();
+        meta.modules = session.settings.modules;
+        capabilities::describe(meta, &session.settings);
+    }
+    if meta.journal.is_empty() {
+        meta.degraded.push(
+            "no local file for the events: those of the last moment are gone when the process is killed"
+                .to_owned(),
+        );
+    }
+    cuda::describe(meta);
+}
+
+/// The part of the end row about a phantom run; empty on a real device.
+pub(crate) fn conclude() -> String {
+    let about = phantom::describe_at_end();
+    let Some(reads) = about["invented_reads"].as_u64() else { return String::new() };
+    let names = |calls: &str| -> String {
+        let names = about[calls].as_object().into_iter().flatten().map(|(name, _)| name.as_str());
+        names.collect::<Vec<_>>().join(";")
+    };
+    let bytes = about["invented_bytes"].as_u64().unwrap_or(0);
+    let (guessed, refused) = (names("guessed_calls"), names("refused_calls"));
+    format!("invented_reads={reads} invented_bytes={bytes} guessed={guessed} refused={refused}")
+}

@@ -1,0 +1,33 @@
+//! Constant texts that rows refer to by id.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use memtrace_record::intern::TextId;
+use memtrace_record::recorder::text_id;
+
+/// A constant text, interned on first use.
+pub(crate) struct FixedText {
+    text: &'static str,
+    /// 0 until the first use.
+    id: AtomicU32,
+}
+
+impl FixedText {
+    /// A text that is not interned yet.
+    pub(crate) const fn new(text: &'static str) -> FixedText {
+        FixedText { text, id: AtomicU32::new(0) }
+    }
+
+    /// The id of the text.
+    #[inline]
+    pub(crate) fn id(&self) -> TextId {
+        match self.id.load(Ordering::Relaxed) {
+            0 => {
+                let id = text_id(self.text);
+                self.id.store(id, Ordering::Relaxed);
+                id
+            }
+            id => id,
+        }
+    }
+}

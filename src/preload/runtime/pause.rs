@@ -1,0 +1,22 @@
+//! Pausing the rows of ops and ranges. Memory events are always recorded.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::runtime::state_version;
+
+static PAUSED: AtomicBool = AtomicBool::new(false);
+
+/// Are the rows of ops and ranges paused?
+#[inline]
+pub(crate) fn is_paused() -> bool {
+    PAUSED.load(Ordering::Relaxed)
+}
+
+/// Pauses or resumes the rows of ops and ranges; ownership is tracked in both states.
+///
+/// A range whose begin is in the trace gets its end even while paused. A range that opened during the pause and is still
+/// open at the resume gets its begin then.
+pub(crate) fn set_paused(paused: bool) {
+    PAUSED.store(paused, Ordering::Relaxed);
+    state_version::advance();
+}

@@ -1,0 +1,85 @@
+//! This thread's state, in one place: a block report reads most of it and reaches it by one word
+//! ([`memtrace_record::fast_tls`]).
+//!
+//! Data only; the modules of [`crate::attribution`] work on it. It lives as long as the thread, and the child of a fork
+//! has that of the thread that forked.
+
+pub(crate) mod open_ranges;
+pub(crate) mod running_ops;
+
+use std::cell::{Cell, RefCell};
+use std::ptr::null_mut;
+
+use memtrace_record::fast_tls::words;
+
+use open_ranges::OpenRanges;
+use running_ops::RunningOps;
+
+/// The state of one thread.
+pub(crate) struct ThreadState {
+    /// Open ranges, and the context that follows from them.
+    pub(crate) ranges: OpenRanges,
+    /// Running torch ops.
+    pub(crate) ops: RefCell<RunningOps>,
+    /// Does our own Python run? Its ops get no rows.
+    pub(crate) is_own_python: Cell<bool>,
+    /// The bytes that the thread is requesting from torch's allocator; -1 outside the allocator.
+    pub(crate) requested: Cell<i64>,
+    /// Is the thread inside an allocator that reports no blocks?
+    pub(crate) unreported: Cell<bool>,
+    /// The private pool of the allocation in progress; 0 for the default pool.
+    pub(crate) pool: Cell<u16>,
+    /// Torch's id of the thread; 0 until the first query.
+    pub(crate) torch_id: Cell<u64>,
+    /// CUDA events that torch's allocator recorded on this thread since its last report.
+    pub(crate) recorded_events: RefCell<Vec<usize>>,
+}
+
+thread_local! {
+    static STATE: ThreadState = const {
+        ThreadState {
+            ranges: OpenRanges::new(),
+            ops: RefCell::new(RunningOps::new()),
+            is_own_python: Cell::new(false),
+            requested: Cell::new(-1),
+            unreported: Cell::new(false),
+            pool: Cell::new(0),
+            torch_id: Cell::new(0),
+            recorded_events: RefCell::new(Vec::new()),
+        }
+    };
+}
+
+impl Drop for ThreadState {
+    fn drop(&mut self) {
+        // SAFETY: the thread's own words.
+        unsafe { (*words()).user.set(null_mut()) };
+    }
+}
+
+/// Runs `work` on the calling thread's state; `None` when the thread is ending and the state is gone.
+#[inline(always)]
+pub(crate) fn with<R>(work: impl FnOnce(&ThreadState) -> R) -> Option<R> {
+    // SAFETY: the thread's own words; only `find` sets this one, to the thread's `STATE`, whose destructor makes it
+    // null.
+    let state = unsafe { (*words()).user.get().cast::<ThreadState>().as_ref() };
+    Some(work(match state {
+        Some(state) => state,
+        // SAFETY: the thread's `STATE`, which does not end while the thread works with it.
+        None => unsafe { &*find()? },
+    }))
+}
+
+#[cold]
+#[inline(never)]
+fn find() -> Option<*const ThreadState> {
+    let state = STATE.try_with(std::ptr::from_ref).ok()?;
+    // SAFETY: the thread's own words.
+    unsafe { (*words()).user.set(state.cast_mut().cast()) };
+    Some(state)
+}
+
+/// Is this one of autograd's threads?
+pub(crate) fn is_autograd() -> bool {
+    with(|state| state.ranges.is_autograd()).unwrap_or(false)
+}

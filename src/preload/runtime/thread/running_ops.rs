@@ -1,0 +1,92 @@
+//! The torch ops that run on a thread, innermost last.
+
+use std::ffi::{c_char, c_void};
+
+use memtrace_record::intern::{Context, ContextId, Frame, StackId, TextId};
+
+use crate::runtime::cache::Cache;
+
+/// The source of a callback: `at::RecordScope`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// An operator, or autograd's evaluation of one.
+    Function,
+    /// A backward function.
+    Backward,
+    /// `torch.profiler.record_function`, `Optimizer.step#...`.
+    User,
+}
+
+/// `at::RecordFunction::name`.
+pub(crate) type NameOf = unsafe extern "C" fn(*const c_void) -> *const c_char;
+
+/// The origin of a node of autograd's graph.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// The module whose forward made it; 0 for none.
+    pub(crate) module: TextId,
+    /// The Python stack that called the op; 0 for none.
+    pub(crate) python: StackId,
+}
+
+/// An op that is running.
+pub(crate) struct RunningOp {
+    /// torch's `RecordFunction`.
+    pub(crate) record: *const c_void,
+    pub(crate) name_of: NameOf,
+    pub(crate) scope: Scope,
+    /// The phase that this op or one around it implies; 0 for none.
+    pub(crate) phase: TextId,
+    /// The origin of the backward function that runs.
+    pub(crate) origin: Origin,
+    /// The module whose sharded parameters FSDP gathers in this op or one around it, 0 for an unknown module; `None`
+    /// when it gathers nothing.
+    pub(crate) gathers: Option<TextId>,
+    /// The id of its name; 0 until the first query.
+    pub(crate) name: TextId,
+    /// The stack up to this op; 0 until the first query.
+    pub(crate) stack: StackId,
+    /// The part of `stack` below the ops: the module, and the Python stack.
+    pub(crate) root: StackId,
+    /// The context of an allocation in this op; 0 until the first query.
+    pub(crate) context: ContextId,
+    /// The thread's epoch and Python stack that `context` was computed from.
+    pub(crate) epoch: u64,
+    pub(crate) python: StackId,
+    /// Is it inside another op that is no user scope?
+    pub(crate) inside: bool,
+    /// Is it an outermost op, which may get a row?
+    pub(crate) outermost: bool,
+    /// The start of its row; 0 when it gets none.
+    pub(crate) start_ns: u64,
+    /// The thread's count of reported bytes at its start.
+    pub(crate) bytes: i64,
+}
+
+/// The ops of a thread, and the caches of what they are resolved to.
+pub(crate) struct RunningOps {
+    pub(crate) running: Vec<RunningOp>,
+    /// The module that made the last backward function of this thread; 0 for unknown.
+    pub(crate) near: TextId,
+    pub(crate) names: Cache<Vec<u8>, TextId>,
+    pub(crate) stacks: Cache<Frame, StackId>,
+    /// The Python stack around the running ops, and its key: the innermost Python frame, and the stack below it.
+    pub(crate) python: StackId,
+    pub(crate) python_key: Option<((usize, usize), StackId)>,
+    pub(crate) contexts: Cache<Context, ContextId>,
+}
+
+impl RunningOps {
+    /// No ops.
+    pub(crate) const fn new() -> RunningOps {
+        RunningOps {
+            running: Vec::new(),
+            near: 0,
+            names: Cache::new(),
+            stacks: Cache::new(),
+            python: 0,
+            python_key: None,
+            contexts: Cache::new(),
+        }
+    }
+}
