@@ -146,12 +146,7 @@ pub(crate) unsafe fn number_of(state: &ThreadState, record: *const c_void) -> Op
 
 /// Remembers the origin of the node with this number of the thread: the module, 0 for none, and the Python stack.
 #[inline]
-pub(crate) fn remember(
-    state: &ThreadState,
-    number: u64,
-    module: TextId,
-    python: impl FnOnce() -> StackId,
-) {
+pub(crate) fn remember(state: &ThreadState, number: u64, module: TextId, python: impl FnOnce() -> StackId) {
     let module = if module == 0 { script_module() } else { module };
     let (place, key) = place_of(thread_id(state), number);
     MODULE_OF[place].store(key << 32 | u64::from(module), Ordering::Relaxed);

@@ -8,9 +8,7 @@ use memtrace_record::intern::{Context, ContextId, TextId, with_tables};
 use memtrace_record::recorder::{context_id, text_id};
 use memtrace_trace::Kind;
 
-use crate::attribution::{
-    autograd_seq, op_context, phases, python_frames, range_rows, shared_ranges, steps,
-};
+use crate::attribution::{autograd_seq, op_context, phases, python_frames, range_rows, shared_ranges, steps};
 use crate::runtime::thread::open_ranges::{OpenRange, OpenRanges, Role};
 use crate::runtime::thread::{self, ThreadState};
 use crate::runtime::{pause, state_version};

@@ -22,11 +22,8 @@ pub(crate) fn enter(path: TextId, key: usize) -> usize {
         }
         let around = context::current().0;
         let mut range = OpenRange::new(Role::Module { path, key }, path, MODULE_DOMAIN);
-        range.around = Around {
-            base: thread.base.get(),
-            context: thread.context.get(),
-            version: thread.version.get(),
-        };
+        range.around =
+            Around { base: thread.base.get(), context: thread.context.get(), version: thread.version.get() };
         if let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) {
             range.has_row = true;
             range_rows::record(Api::Module, recorder, Kind::RangeBegin, path, around);

@@ -58,11 +58,8 @@ impl RunningOps {
     #[inline(never)]
     fn looked_up(&mut self, base: Context, epoch: u64) -> ContextId {
         let origin = self.running.last().map_or(0, |top| top.origin.python);
-        let python = if python_frames::are_known() {
-            self.python_stack(thread::is_autograd(), origin)
-        } else {
-            0
-        };
+        let python =
+            if python_frames::are_known() { self.python_stack(thread::is_autograd(), origin) } else { 0 };
         let is_valid = |top: &&RunningOp| top.epoch == epoch && top.context != 0 && top.python == python;
         match self.running.last().filter(is_valid) {
             Some(top) => top.context,

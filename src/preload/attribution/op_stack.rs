@@ -11,9 +11,9 @@ use memtrace_record::intern::{Context, TextId};
 use memtrace_trace::{Api, Event, Kind};
 
 use crate::attribution::{autograd_seq, backward_passes, context, fsdp, op_context, phases, steps};
+use crate::runtime::pause;
 use crate::runtime::thread::running_ops::{NameOf, Origin, RunningOp, RunningOps, Scope};
 use crate::runtime::thread::{self, ThreadState};
-use crate::runtime::pause;
 
 /// A deeper stack is an error (an op that ended on another thread): it is dropped.
 const MAX_DEPTH: usize = 1024;

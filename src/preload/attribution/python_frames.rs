@@ -17,7 +17,7 @@ use memtrace_record::recorder::{stack_id, text_id};
 use memtrace_trace::stacks::FrameKind;
 use rustc_hash::FxHashMap;
 
-use crate::python::injection::symbol;
+use crate::ffi::symbols::find_global;
 
 /// Where an interpreter keeps what is read; words are of 8 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -293,7 +293,7 @@ fn functions() -> Option<Functions> {
         c"PyUnicode_GetLength",
         c"PyUnicode_AsUCS4",
     ];
-    let [is_initialized, this_thread, line_of, length_of, text_of] = names.map(symbol);
+    let [is_initialized, this_thread, line_of, length_of, text_of] = names.map(find_global);
     if [is_initialized, this_thread, line_of, length_of, text_of].iter().any(|found| found.is_null()) {
         return None;
     }

@@ -10,9 +10,11 @@ use std::time::Duration;
 use memtrace_record::Recorder;
 use memtrace_trace::Api;
 
-use crate::attribution::context::{self, C_DOMAIN};
+use crate::attribution::ranges;
 use crate::runtime::guard::shielded;
+use crate::runtime::pause;
 use crate::runtime::session;
+use crate::runtime::thread::open_ranges::C_DOMAIN;
 
 /// How long a flush waits for the writer thread.
 const FLUSH: Duration = Duration::from_secs(10);
@@ -44,19 +46,19 @@ pub(crate) extern "C" fn memtrace_is_traced() -> c_int {
 /// Leaves out the rows of ops and ranges.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_pause() {
-    traced((), || context::pause(true));
+    traced((), || pause::set_paused(true));
 }
 
 /// Writes them again.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_resume() {
-    traced((), || context::pause(false));
+    traced((), || pause::set_paused(false));
 }
 
 /// Are they left out?
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_is_paused() -> c_int {
-    traced(0, || c_int::from(context::is_paused()))
+    traced(0, || c_int::from(pause::is_paused()))
 }
 
 /// A mark.
@@ -66,7 +68,7 @@ extern "C" fn memtrace_is_paused() -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memtrace_mark(name: *const c_char) {
     // SAFETY: by the contract.
-    traced((), || context::mark_as(Api::Memtrace, &unsafe { text(name) }));
+    traced((), || ranges::mark(Api::Memtrace, &unsafe { text(name) }));
 }
 
 /// Opens a range on this thread; gives how many were open.
@@ -76,9 +78,9 @@ unsafe extern "C" fn memtrace_mark(name: *const c_char) {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memtrace_range_push(name: *const c_char) -> c_int {
     traced(0, || {
-        let before = context::depth(C_DOMAIN);
+        let before = ranges::depth(C_DOMAIN);
         // SAFETY: by the contract.
-        context::push(&unsafe { text(name) }, C_DOMAIN, None);
+        ranges::push(&unsafe { text(name) }, C_DOMAIN, None);
         before
     })
 }
@@ -87,8 +89,8 @@ unsafe extern "C" fn memtrace_range_push(name: *const c_char) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_range_pop() -> c_int {
     traced(-1, || {
-        let before = context::depth(C_DOMAIN);
-        context::pop(C_DOMAIN);
+        let before = ranges::depth(C_DOMAIN);
+        ranges::pop(C_DOMAIN);
         before - 1
     })
 }
@@ -100,19 +102,19 @@ extern "C" fn memtrace_range_pop() -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memtrace_range_start(name: *const c_char) -> u64 {
     // SAFETY: by the contract.
-    traced(0, || context::start(&unsafe { text(name) }, C_DOMAIN, None))
+    traced(0, || ranges::start(&unsafe { text(name) }, C_DOMAIN, None))
 }
 
 /// Closes the range of this number.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_range_end(range: u64) {
-    traced((), || context::end(range));
+    traced((), || ranges::end(range));
 }
 
 /// The training step `step` begins.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_step(step: i64) {
-    traced((), || context::begin_step(step));
+    traced((), || ranges::begin_step(step));
 }
 
 /// Waits until what was recorded is in the file; 0 when it is.

@@ -8,7 +8,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
 
 use memtrace_record::Recorder;
 use memtrace_record::recorder::text_id;
@@ -17,16 +17,18 @@ use memtrace_trace::rounding::MIN_BLOCK;
 use memtrace_trace::{Api, Event, Kind};
 
 use crate::attribution::autograd_seq;
-use crate::attribution::context;
+use crate::attribution::backward_passes;
+use crate::attribution::module_ranges;
 use crate::attribution::op_stack;
 use crate::attribution::python_frames::{self, Known, Told};
-use crate::ffi::symbols::real_dlsym;
+use crate::ffi::symbols;
 use crate::python::gradients::gradients;
 use crate::python::module_calls;
 use crate::python::op_io;
 use crate::runtime::guard::shielded;
-use crate::runtime::log::say;
+use crate::runtime::log;
 use crate::runtime::session;
+use crate::runtime::state_version;
 
 const SOURCE: &str = concat!(include_str!("tracer.py"), "\0");
 
@@ -77,10 +79,6 @@ static AFTER_BACKWARD: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static AFTER_OUT_OF_MEMORY: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 /// And when the program registers something.
 static TRACK: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-/// Backward functions that ran.
-static BACKWARDS: AtomicU64 = AtomicU64::new(0);
-/// Gradients are to be told when the backward that begins is over.
-static GRADIENTS_WANTED: AtomicBool = AtomicBool::new(true);
 
 /// Looks functions of Python up and calls them: `python!(name(args) as type)`.
 macro_rules! python {
@@ -98,20 +96,15 @@ macro_rules! python {
 pub(crate) use python;
 
 /// A symbol of the interpreter, which is in the global scope: the program itself, or its libpython.
-pub(crate) fn symbol(name: &CStr) -> *mut c_void {
-    // SAFETY: RTLD_DEFAULT and a name that ends in 0.
-    real_dlsym().map_or(null_mut(), |dlsym| unsafe { dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })
-}
+pub(crate) use crate::ffi::symbols::find_global as symbol;
 
 /// A function of Python's API.
 ///
 /// # Safety
 /// `F` is its type.
 pub(crate) unsafe fn function_named<F: Copy>(name: &CStr) -> Option<F> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    let found = symbol(name);
-    // SAFETY: an address, and by the contract that of such a function.
-    (!found.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) })
+    // SAFETY: by the contract.
+    unsafe { symbols::function(symbol(name)) }
 }
 
 /// 0: to be tried; 1: a pending call waits; 2: done or given up.
@@ -161,30 +154,6 @@ fn call_soon(function: Pending) -> bool {
     unsafe { add(function, null_mut()) == 0 }
 }
 
-/// A backward function begins, on any thread; `of_main`: of an op that the main thread ran. Then the main thread
-/// waits for the backward and runs nothing else: what it is asked to call now it calls when the backward is over.
-/// It does not wait for a backward of another thread, whose gradients are told by that thread.
-#[inline]
-pub(crate) fn backward_runs(of_main: bool) {
-    BACKWARDS.fetch_add(1, Ordering::Relaxed);
-    if of_main
-        && GRADIENTS_WANTED.load(Ordering::Relaxed)
-        && !AFTER_BACKWARD.load(Ordering::Relaxed).is_null()
-        && GRADIENTS_WANTED.swap(false, Ordering::Relaxed)
-        && !call_soon(after_backward)
-    {
-        GRADIENTS_WANTED.store(true, Ordering::Relaxed);
-    }
-}
-
-/// A forward, a step or `zero_grad`: the backward after it has gradients to tell of.
-#[inline]
-pub(crate) fn another_backward_follows() {
-    if !GRADIENTS_WANTED.load(Ordering::Relaxed) {
-        GRADIENTS_WANTED.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Memory ran out: a model that dies while it is loaded shows its parameters. Called before `recorder` is told,
 /// whose lines wait for that.
 pub(crate) fn out_of_memory(recorder: &Recorder) {
@@ -226,7 +195,7 @@ fn call(function: &AtomicPtr<c_void>, arguments: Object) -> c_int {
     if function.is_null() {
         return 0;
     }
-    let result = op_stack::unseen(|| python!(PyObject_CallObject(function, arguments) as Call));
+    let result = op_stack::without_rows(|| python!(PyObject_CallObject(function, arguments) as Call));
     release(result);
     if result.is_null() { -1 } else { 0 }
 }
@@ -240,23 +209,22 @@ pub(crate) fn is_wanted() -> bool {
 /// Runs in Python's main thread with the GIL. It returns 0 whatever happens: anything else would raise
 /// in the program.
 unsafe extern "C" fn pending(_: *mut c_void) -> c_int {
-    let outcome = shielded(|| op_stack::unseen(run));
+    let outcome = shielded(|| op_stack::without_rows(run));
     match outcome {
         Some(Outcome::Installed) => {
             if session::session().is_some_and(|session| session.settings.modules) {
                 autograd_seq::modules_are_known();
             }
             autograd_seq::this_is_main();
-            context::recorder_started();
+            state_version::advance();
             STATE.store(2, Ordering::Release);
         }
         Some(Outcome::TooEarly) => STATE.store(0, Ordering::Release),
         Some(Outcome::Failed) | None => {
             STATE.store(2, Ordering::Release);
-            if !TOLD.swap(true, Ordering::Relaxed)
-                && session::session().is_some_and(|session| session.settings.log >= Level::Warn)
-            {
-                say(
+            if !TOLD.swap(true, Ordering::Relaxed) {
+                log::line_at(
+                    Level::Warn,
                     "no module paths and no tags: torch's hooks could not be installed (MEMTRACE_LOG=debug shows why); the trace goes on",
                 );
             }
@@ -339,6 +307,7 @@ fn run() -> Outcome {
                 python!(Py_IncRef(function) as unsafe extern "C" fn(Object));
                 place.store(function, Ordering::Release);
             }
+            backward_passes::set_schedule(|| call_soon(after_backward));
         }
     }
     release(globals);
@@ -459,7 +428,7 @@ pub(crate) unsafe fn identity(args: *const Object, count: isize, index: isize) -
 
 /// `backwards() -> int`: how many backward functions ran.
 unsafe extern "C" fn backwards(_: Object, _: *const Object, _: isize) -> Object {
-    integer(BACKWARDS.load(Ordering::Relaxed) as i64)
+    integer(backward_passes::functions() as i64)
 }
 
 /// `learn_frames(code, size, filename, name, lines, [code, byte, line]...)`: frames that are known; see
@@ -480,9 +449,9 @@ unsafe extern "C" fn learn_frames(_: Object, args: *const Object, count: isize) 
             callers: callers.collect(),
         })
     });
-    if learned != Some(true) && session::session().is_some_and(|session| session.settings.log >= Level::Warn)
-    {
-        say(
+    if learned != Some(true) {
+        log::line_at(
+            Level::Warn,
             "MEMTRACE_STACKS=python: this interpreter's frames could not be read (CPython 3.9 to 3.14 is known); stacks hold ops and modules alone",
         );
     }
@@ -498,7 +467,7 @@ unsafe extern "C" fn number(_: Object, args: *const Object, count: isize) -> Obj
 
 /// `innermost() -> key`: of the module that is open on this thread, 0 for none.
 unsafe extern "C" fn innermost(_: Object, _: *const Object, _: isize) -> Object {
-    integer(shielded(context::innermost_module).unwrap_or(0) as i64)
+    integer(shielded(module_ranges::innermost).unwrap_or(0) as i64)
 }
 
 /// `learn(tensor, storage, data, bytes)`: where a tensor is, for io records.
@@ -513,9 +482,8 @@ unsafe extern "C" fn learn(_: Object, args: *const Object, count: isize) -> Obje
 /// `learned() -> bool`: the ops that io records are learned from have run.
 unsafe extern "C" fn learned(_: Object, _: *const Object, _: isize) -> Object {
     let learned = shielded(op_io::learn::finish).unwrap_or(false);
-    let says = |session: &memtrace_record::Session| session.settings.log >= Level::Warn;
-    if !learned && session::session().is_some_and(says) {
-        say(op_io::learn::LOST);
+    if !learned {
+        log::line_at(Level::Warn, op_io::learn::LOST);
     }
     integer(i64::from(learned))
 }

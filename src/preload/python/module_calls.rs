@@ -22,12 +22,13 @@ use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
 use rustc_hash::FxHashMap;
 
-use crate::attribution::context;
+use crate::attribution::backward_passes;
+use crate::attribution::module_ranges;
 use crate::python::injection::{
-    Object, another_backward_follows, cached, function_named, identity, integer, python, release, size,
-    symbol, text,
+    Object, cached, function_named, identity, integer, python, release, size, symbol, text,
 };
 use crate::runtime::guard::shielded;
+use crate::runtime::thread;
 
 /// The numbers of the paths of module objects, by their address. Only who holds the GIL takes the lock.
 static PATHS: Mutex<Option<FxHashMap<usize, TextId>>> = Mutex::new(None);
@@ -69,7 +70,7 @@ pub(crate) unsafe extern "C" fn enter(_: Object, args: *const Object, count: isi
 pub(crate) unsafe extern "C" fn leave(_: Object, args: *const Object, count: isize) -> Object {
     // SAFETY: as in `enter`.
     let module = unsafe { identity(args, count, 0) };
-    shielded(|| context::leave_module(module));
+    shielded(|| module_ranges::leave(module));
     integer(0)
 }
 
@@ -77,17 +78,17 @@ pub(crate) unsafe extern "C" fn leave(_: Object, args: *const Object, count: isi
 /// no caller of the model; 1: it is the outermost; 2: nobody knows it, and nothing was done.
 fn begin(module: usize) -> c_long {
     let Some(path) = with_paths(|paths| paths.get(&module).copied()) else { return 2 };
-    if context::enter_module(path, module) > 0 || context::is_autograd_thread() {
+    if module_ranges::enter(path, module) > 0 || thread::is_autograd() {
         return 0;
     }
-    another_backward_follows();
+    backward_passes::gradients_are_due();
     1
 }
 
 /// As [`begin`], when `hooks.py` has nothing to do for this call; else nothing is done.
 fn begin_unasked(module: usize) -> bool {
     AFTER.load(Ordering::Relaxed).is_null()
-        && (context::open_modules() > 0 || context::is_autograd_thread())
+        && (module_ranges::depth() > 0 || thread::is_autograd())
         && begin(module) != 2
 }
 
@@ -123,10 +124,10 @@ unsafe extern "C-unwind" fn call_module(
     let mut result = null_mut();
     let mut goes_on = true;
     if !is_open {
-        let open = shielded(context::open_modules);
+        let open = shielded(module_ranges::depth);
         // SAFETY: as above.
         goes_on = unsafe { ask(&BEFORE, usual, args, count, names) };
-        is_open = shielded(context::open_modules) > open;
+        is_open = shielded(module_ranges::depth) > open;
     }
     if goes_on {
         // SAFETY: as above.
@@ -141,7 +142,7 @@ unsafe extern "C-unwind" fn call_module(
                 result = null_mut();
             }
         }
-        shielded(|| context::leave_module(module as usize));
+        shielded(|| module_ranges::leave(module as usize));
     }
     result
 }

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use memtrace_trace::{Api, Event, Kind};
 
-use super::stand_in::{NO_RUNTIME, StandIn};
 use super::alloc_call::{self, AllocationNode, Call, IpcHandle, Out, Taken, mipmapped_elements, written};
+use super::stand_in::{NO_RUNTIME, StandIn};
 use crate::ffi::cuda::current_driver_device;
 use crate::ffi::symbols::{RealFn, c_name};
 use crate::runtime::session;

@@ -5,10 +5,10 @@ use std::ptr::null_mut;
 
 use memtrace_trace::{Api, Kind};
 
-use super::stand_in::{NO_RUNTIME, caller_hooks};
 use super::alloc_call::{
     AllocationNode, Call, IpcHandle, Out, Taken, gives, mipmapped_elements, takes, written,
 };
+use super::stand_in::{NO_RUNTIME, caller_hooks};
 use crate::ffi::cuda::current_device;
 
 /// `cudaExtent` and `cudaPitchedPtr`, as the runtime's headers lay them out.

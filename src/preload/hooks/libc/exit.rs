@@ -3,8 +3,8 @@
 use std::ffi::c_int;
 
 use crate::ffi::symbols::RealFn;
-use crate::runtime::session;
 use crate::runtime::guard::shielded;
+use crate::runtime::session;
 
 type Exit = unsafe extern "C" fn(c_int) -> !;
 

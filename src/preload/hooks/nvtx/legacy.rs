@@ -7,11 +7,13 @@
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use memtrace_trace::Api;
+
 use super::{
     Attributes, DEFAULT, NO_TRACKING, ascii, category_named, created, domain_pushed, domain_started, ended,
     read, registered, started, wide,
 };
-use crate::attribution::context;
+use crate::attribution::ranges;
 use crate::ffi::symbols::{RealFn, c_name};
 use crate::runtime::guard::shielded;
 use crate::runtime::session;
@@ -49,21 +51,21 @@ macro_rules! legacy {
 legacy! {
     nvtxRangePushA(text: *const c_char) -> c_int, PUSH_A, else NO_TRACKING => |answer| {
         // SAFETY: the program's own string.
-        shielded(|| context::push(&unsafe { ascii(text) }, DEFAULT, None));
+        shielded(|| ranges::push(&unsafe { ascii(text) }, DEFAULT, None));
         answer
     };
     nvtxRangePushW(text: *const u32) -> c_int, PUSH_W, else NO_TRACKING => |answer| {
         // SAFETY: the program's own string.
-        shielded(|| context::push(&unsafe { wide(text) }, DEFAULT, None));
+        shielded(|| ranges::push(&unsafe { wide(text) }, DEFAULT, None));
         answer
     };
     nvtxRangePushEx(attributes: *const Attributes) -> c_int, PUSH_EX, else NO_TRACKING => |answer| {
         // SAFETY: the program's own attributes.
-        shielded(|| context::push(&unsafe { read(DEFAULT, attributes) }.0, DEFAULT, None));
+        shielded(|| ranges::push(&unsafe { read(DEFAULT, attributes) }.0, DEFAULT, None));
         answer
     };
     nvtxRangePop() -> c_int, POP, else NO_TRACKING => |answer| {
-        shielded(|| context::pop(DEFAULT));
+        shielded(|| ranges::pop(DEFAULT));
         answer
     };
     nvtxRangeStartA(text: *const c_char) -> u64, START_A, else 0 => |answer| {
@@ -81,15 +83,15 @@ legacy! {
     nvtxRangeEnd(id: u64) -> (), END, else () => |_answer| ended(id);
     nvtxMarkA(text: *const c_char) -> (), MARK_A, else () => |_answer| {
         // SAFETY: the program's own string.
-        shielded(|| context::mark(&unsafe { ascii(text) }));
+        shielded(|| ranges::mark(Api::Nvtx, &unsafe { ascii(text) }));
     };
     nvtxMarkW(text: *const u32) -> (), MARK_W, else () => |_answer| {
         // SAFETY: the program's own string.
-        shielded(|| context::mark(&unsafe { wide(text) }));
+        shielded(|| ranges::mark(Api::Nvtx, &unsafe { wide(text) }));
     };
     nvtxMarkEx(attributes: *const Attributes) -> (), MARK_EX, else () => |_answer| {
         // SAFETY: the program's own attributes.
-        shielded(|| context::mark(&unsafe { read(DEFAULT, attributes) }.0));
+        shielded(|| ranges::mark(Api::Nvtx, &unsafe { read(DEFAULT, attributes) }.0));
     };
     nvtxDomainCreateA(name: *const c_char) -> usize, DOMAIN_CREATE_A, else 0 => |answer| {
         // SAFETY: the program's own string.
@@ -121,7 +123,7 @@ legacy! {
         answer
     };
     nvtxDomainRangePop(domain: usize) -> c_int, DOMAIN_POP, else NO_TRACKING => |answer| {
-        shielded(|| context::pop(domain));
+        shielded(|| ranges::pop(domain));
         answer
     };
     nvtxDomainRangeStartEx(domain: usize, attributes: *const Attributes) -> u64, DOMAIN_START, else 0 => |answer| {
@@ -131,6 +133,6 @@ legacy! {
     nvtxDomainRangeEnd(_domain: usize, id: u64) -> (), DOMAIN_END, else () => |_answer| ended(id);
     nvtxDomainMarkEx(domain: usize, attributes: *const Attributes) -> (), DOMAIN_MARK, else () => |_answer| {
         // SAFETY: the program's own attributes.
-        shielded(|| context::mark(&unsafe { read(domain, attributes) }.0));
+        shielded(|| ranges::mark(Api::Nvtx, &unsafe { read(domain, attributes) }.0));
     };
 }

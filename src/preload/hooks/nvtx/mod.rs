@@ -11,13 +11,14 @@ use std::ffi::{CStr, CString, OsString, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use memtrace_record::fork_lock::ForkLock;
 use memtrace_record::recorder::text_id;
+use memtrace_trace::Api;
 use memtrace_trace::ranges::{LIBRARY, LIBRARY_DOMAINS};
 use rustc_hash::FxHashMap;
 
-use crate::attribution::context;
-use crate::ffi::{callers, symbols};
+use crate::attribution::ranges;
+use crate::ffi::{callers, loaded_libraries};
+use crate::runtime::fork::ForkSafe;
 use crate::runtime::guard::shielded;
 use crate::runtime::session;
 
@@ -35,7 +36,7 @@ static EARLIER_TOOL: OnceLock<CString> = OnceLock::new();
 /// Names this library in the variable that NVTX reads.
 pub(crate) fn announce() {
     use std::os::unix::ffi::OsStrExt;
-    let Some(own) = symbols::own_path() else { return };
+    let Some(own) = loaded_libraries::own_path() else { return };
     let named = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
     let is_ours = |path: &OsString| std::fs::canonicalize(path).is_ok_and(|path| path == own);
     let earlier = match named {
@@ -209,7 +210,7 @@ struct Names {
     handles: usize,
 }
 
-static NAMES: ForkLock<Option<Names>> = ForkLock::new(None);
+static NAMES: ForkSafe<Option<Names>> = ForkSafe::new(None);
 
 fn with_names<R>(work: impl FnOnce(&mut Names) -> R) -> R {
     NAMES.with(|names| work(names.get_or_insert_with(Names::default)))
@@ -285,11 +286,11 @@ macro_rules! next {
 }
 
 /// The number of a start/end range of ours by the number that the program was given.
-static RANGES: ForkLock<Vec<(u64, u64)>> = ForkLock::new(Vec::new());
+static RANGES: ForkSafe<Vec<(u64, u64)>> = ForkSafe::new(Vec::new());
 
 /// Opens a start/end range and gives the program's number for it: the earlier tool's, or our own.
 fn started(name: &str, domain: usize, category: Option<&str>, theirs: Option<u64>) -> u64 {
-    let ours = shielded(|| context::start(name, domain, category)).unwrap_or(0);
+    let ours = shielded(|| ranges::start(name, domain, category)).unwrap_or(0);
     match theirs {
         Some(theirs) if theirs != ours => {
             RANGES.with(|ranges| ranges.push((theirs, ours)));
@@ -304,7 +305,7 @@ fn ended(id: u64) {
         let index = ranges.iter().position(|(theirs, _)| *theirs == id)?;
         Some(ranges.swap_remove(index).1)
     });
-    shielded(|| context::end(ours.unwrap_or(id)));
+    shielded(|| ranges::end(ours.unwrap_or(id)));
 }
 
 /// The domain of plain push and pop; the domain calls say it with a null handle.
@@ -312,24 +313,24 @@ const DEFAULT: usize = 0;
 
 unsafe extern "C" fn push_a(text: *const c_char) -> c_int {
     // SAFETY: the program's own string.
-    shielded(|| context::push(&unsafe { ascii(text) }, DEFAULT, None));
+    shielded(|| ranges::push(&unsafe { ascii(text) }, DEFAULT, None));
     next!(NEXT_CORE[9](text) as unsafe extern "C" fn(*const c_char) -> c_int).unwrap_or(NO_TRACKING)
 }
 
 unsafe extern "C" fn push_w(text: *const u32) -> c_int {
     // SAFETY: the program's own string.
-    shielded(|| context::push(&unsafe { wide(text) }, DEFAULT, None));
+    shielded(|| ranges::push(&unsafe { wide(text) }, DEFAULT, None));
     next!(NEXT_CORE[10](text) as unsafe extern "C" fn(*const u32) -> c_int).unwrap_or(NO_TRACKING)
 }
 
 unsafe extern "C" fn push_ex(attributes: *const Attributes) -> c_int {
     // SAFETY: the program's own attributes.
-    shielded(|| context::push(&unsafe { read(DEFAULT, attributes) }.0, DEFAULT, None));
+    shielded(|| ranges::push(&unsafe { read(DEFAULT, attributes) }.0, DEFAULT, None));
     next!(NEXT_CORE[8](attributes) as unsafe extern "C" fn(*const Attributes) -> c_int).unwrap_or(NO_TRACKING)
 }
 
 unsafe extern "C" fn pop() -> c_int {
-    shielded(|| context::pop(DEFAULT));
+    shielded(|| ranges::pop(DEFAULT));
     next!(NEXT_CORE[11]() as unsafe extern "C" fn() -> c_int).unwrap_or(NO_TRACKING)
 }
 
@@ -358,19 +359,19 @@ unsafe extern "C" fn end(id: u64) {
 
 unsafe extern "C" fn mark_a(text: *const c_char) {
     // SAFETY: the program's own string.
-    shielded(|| context::mark(&unsafe { ascii(text) }));
+    shielded(|| ranges::mark(Api::Nvtx, &unsafe { ascii(text) }));
     next!(NEXT_CORE[2](text) as unsafe extern "C" fn(*const c_char));
 }
 
 unsafe extern "C" fn mark_w(text: *const u32) {
     // SAFETY: the program's own string.
-    shielded(|| context::mark(&unsafe { wide(text) }));
+    shielded(|| ranges::mark(Api::Nvtx, &unsafe { wide(text) }));
     next!(NEXT_CORE[3](text) as unsafe extern "C" fn(*const u32));
 }
 
 unsafe extern "C" fn mark_ex(attributes: *const Attributes) {
     // SAFETY: the program's own attributes.
-    shielded(|| context::mark(&unsafe { read(DEFAULT, attributes) }.0));
+    shielded(|| ranges::mark(Api::Nvtx, &unsafe { read(DEFAULT, attributes) }.0));
     next!(NEXT_CORE[1](attributes) as unsafe extern "C" fn(*const Attributes));
 }
 
@@ -380,7 +381,7 @@ unsafe fn domain_pushed(domain: usize, attributes: *const Attributes) {
     shielded(|| {
         // SAFETY: by the contract.
         let (name, category) = unsafe { read(domain, attributes) };
-        context::push(&name, domain, category.as_deref());
+        ranges::push(&name, domain, category.as_deref());
     });
 }
 
@@ -402,7 +403,7 @@ unsafe extern "C" fn domain_push(domain: usize, attributes: *const Attributes) -
 }
 
 unsafe extern "C" fn domain_pop(domain: usize) -> c_int {
-    shielded(|| context::pop(domain));
+    shielded(|| ranges::pop(domain));
     next!(NEXT_CORE2[5](domain) as unsafe extern "C" fn(usize) -> c_int).unwrap_or(NO_TRACKING)
 }
 
@@ -420,7 +421,7 @@ unsafe extern "C" fn domain_end(domain: usize, id: u64) {
 
 unsafe extern "C" fn domain_mark(domain: usize, attributes: *const Attributes) {
     // SAFETY: the program's own attributes.
-    shielded(|| context::mark(&unsafe { read(domain, attributes) }.0));
+    shielded(|| ranges::mark(Api::Nvtx, &unsafe { read(domain, attributes) }.0));
     next!(NEXT_CORE2[1](domain, attributes) as unsafe extern "C" fn(usize, *const Attributes));
 }
 
@@ -489,16 +490,4 @@ unsafe extern "C" fn domain_create_w(name: *const u32) -> usize {
     let theirs = next!(NEXT_CORE2[13](name) as unsafe extern "C" fn(*const u32) -> usize);
     // SAFETY: the program's own string.
     created(unsafe { wide(name) }, theirs)
-}
-
-/// Before a fork; see [`ForkLock`].
-pub(crate) fn lock_for_fork() {
-    NAMES.lock_for_fork();
-    RANGES.lock_for_fork();
-}
-
-/// After a fork, on both sides.
-pub(crate) fn unlock_after_fork() {
-    RANGES.unlock_after_fork();
-    NAMES.unlock_after_fork();
 }

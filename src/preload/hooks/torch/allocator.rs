@@ -11,8 +11,8 @@ use memtrace_record::recorder::text_id;
 use memtrace_trace::{Api, Event, Kind};
 
 use crate::attribution::context;
-use crate::attribution::private_pools;
 use crate::attribution::deferred_frees;
+use crate::attribution::private_pools;
 use crate::attribution::requested_sizes;
 use crate::ffi::symbols::RealFn;
 use crate::ffi::torch::{self, current_stream};
@@ -175,8 +175,9 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
             injection::out_of_memory(recorder);
             let stream = current_stream(ordinal);
             let (context, step) = context::current_on(stream);
-            let asked =
-                |own: &ThreadState| (requested_sizes::of_block(own, size), private_pools::take(own, ordinal, stream));
+            let asked = |own: &ThreadState| {
+                (requested_sizes::of_block(own, size), private_pools::take(own, ordinal, stream))
+            };
             let (extra, source) = thread::with(asked).unwrap_or((-1, 0));
             recorder.record(|clock_ns| Event {
                 clock_ns,

@@ -1,13 +1,13 @@
-//! The callbacks of a thread's own, which torch's autograd sets before and behind each backward function.
+//! The callbacks that belong to one thread, which torch's autograd sets before and after each backward function.
 //!
-//! `at::set_record_function_tls_` makes the thread's lists of callbacks anew, one for each scope: that takes longer
-//! than many an op, and with our callbacks in the lists half as long again. Nearly always a thread gets what it has,
-//! and then there is nothing to do: the lists follow the global callbacks by themselves (`LocalCallbackManager` in
-//! ATen/record_function.cpp, 2.1 to 2.15). So the program gets back what our callbacks cost here, and more.
+//! `at::set_record_function_tls_` rebuilds the thread's lists of callbacks, one for each scope. That takes longer than
+//! many an op, and half as long again with our callbacks in the lists. Nearly always the thread has that state already,
+//! and the call can be skipped: the lists follow the global callbacks by themselves (`LocalCallbackManager` in
+//! ATen/record_function.cpp, 2.1 to 2.15). The program regains more time than our callbacks cost here.
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::op_callbacks;
 use crate::ffi::symbols::RealFn;
 
 /// `at::RecordFunctionTLS` in ATen/record_function.h, 2.1 to 2.15: a `std::vector` of callbacks, and a flag.
@@ -20,7 +20,7 @@ struct State {
 }
 
 impl State {
-    /// Are both without callbacks, and else the same?
+    /// Are both without callbacks of their own and otherwise equal?
     fn is_as(&self, other: &State) -> bool {
         self.first == self.end && other.first == other.end && self.enabled == other.enabled
     }
@@ -30,23 +30,27 @@ impl State {
 static SET: RealFn<unsafe extern "C-unwind" fn(*const State)> =
     unsafe { RealFn::new(c"_ZN2at24set_record_function_tls_ERKNS_17RecordFunctionTLSE", "libtorch") };
 
-// SAFETY: as above; it gives a reference to what the thread has.
+// SAFETY: as above; it returns a reference to the thread's state.
 static GET: RealFn<unsafe extern "C-unwind" fn() -> *const State> =
     unsafe { RealFn::new(c"_ZN2at24get_record_function_tls_Ev", "libtorch") };
 
-/// Finds both; at torch's first call to CUDA, as what reports need.
+/// Are our callbacks among torch's? Without them the program's calls stay as they are.
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+
+/// Finds both functions; called when our callbacks are installed, at torch's first call to CUDA.
 pub(super) fn install() {
     let _ = (SET.get(), GET.get());
+    INSTALLED.store(true, Ordering::Relaxed);
 }
 
 #[unsafe(export_name = "_ZN2at24set_record_function_tls_ERKNS_17RecordFunctionTLSE")]
 unsafe extern "C-unwind" fn set_state(state: *const State) {
-    if op_callbacks::are_installed()
+    if INSTALLED.load(Ordering::Relaxed)
         && let Some(get) = GET.get()
     {
         // SAFETY: torch's own argument, and the thread's own state, which only this thread changes.
-        let (wanted, has) = unsafe { (&*state, &*get()) };
-        if wanted.is_as(has) {
+        let (wanted, current) = unsafe { (&*state, &*get()) };
+        if wanted.is_as(current) {
             return;
         }
     }

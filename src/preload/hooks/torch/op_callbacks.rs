@@ -1,23 +1,21 @@
 //! torch's op callbacks (`at::RecordFunction`), installed from here without Python.
 //!
-//! One callback for each scope, so that none has to ask which it is. They are global, so threads that
-//! exist already have them too, and they see what `torch.profiler` sees.
+//! There is one callback for each scope, so that none has to query its scope. They are global: threads that exist already
+//! have them too, and they see what `torch.profiler` sees.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::{allocator, callback_state};
 use crate::attribution::autograd_seq;
-use crate::attribution::op_stack::{self, Ending, NameOf, Scope};
-use crate::ffi::symbols::{RealFn, find_in_loaded};
-use crate::python::injection;
-use crate::python::op_io;
+use crate::attribution::op_stack::{self, Ending};
+use crate::ffi::symbols::{Home, RealFn, Symbol};
+use crate::hooks::cuda::stand_in::NO_RUNTIME;
+use crate::python::{injection, op_io};
 use crate::runtime::guard::shielded;
 use crate::runtime::session;
-
-const TORCH: &str = "libtorch_cpu.so";
-const ADD: &CStr = c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE";
-const NAME: &CStr = c"_ZNK2at14RecordFunction4nameEv";
+use crate::runtime::thread::running_ops::{NameOf, Scope};
 
 type Start = unsafe extern "C" fn(*mut *mut c_void, *const c_void) -> *mut *mut c_void;
 type End = unsafe extern "C" fn(*const c_void, *mut c_void);
@@ -37,45 +35,40 @@ struct Callback {
 
 const _: () = assert!(size_of::<Callback>() == 40);
 
-static NAME_OF: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+const TORCH: Home = Home::Loaded("libtorch_cpu.so");
+// SAFETY: the type of at::addGlobalCallback in ATen/record_function.h, 2.1 to 2.15.
+static ADD: Symbol<unsafe extern "C" fn(Callback) -> u64> =
+    unsafe { Symbol::new(c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE", TORCH) };
+// SAFETY: the type of at::RecordFunction::name, as above.
+static NAME: Symbol<NameOf> = unsafe { Symbol::new(c"_ZNK2at14RecordFunction4nameEv", TORCH) };
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
 // SAFETY: the signature is the one in cuda_runtime_api.h.
 static GET_DEVICE_COUNT: RealFn<unsafe extern "C" fn(*mut c_int) -> c_int> =
     unsafe { RealFn::new(c"cudaGetDeviceCount", "libcudart.so") };
 
-/// The first call that torch makes to CUDA, with its libraries loaded and its mutexes free: the moment
-/// to put our callbacks in.
+/// The first call of torch to CUDA: its libraries are loaded and its mutexes free, so our callbacks can be installed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaGetDeviceCount(count: *mut c_int) -> c_int {
     shielded(install);
     // SAFETY: the caller's own argument, passed on unchanged.
-    GET_DEVICE_COUNT.get().map_or(crate::hooks::cuda::NO_RUNTIME, |real| unsafe { real(count) })
-}
-
-/// Are our callbacks among torch's?
-#[inline]
-pub(super) fn are_installed() -> bool {
-    INSTALLED.load(Ordering::Relaxed)
+    GET_DEVICE_COUNT.get().map_or(NO_RUNTIME, |real| unsafe { real(count) })
 }
 
 fn install() {
     let Some(session) = session::session() else { return };
-    super::allocator::install();
+    allocator::install();
     injection::schedule();
     if !session.settings.ops.callbacks() || INSTALLED.load(Ordering::Acquire) {
         return;
     }
-    let (add, name) = (find_in_loaded(TORCH, ADD), find_in_loaded(TORCH, NAME));
-    if add.is_null() || name.is_null() || INSTALLED.swap(true, Ordering::AcqRel) {
+    let (Some(add), Some(_)) = (ADD.get(), NAME.get()) else { return };
+    if INSTALLED.swap(true, Ordering::AcqRel) {
         return;
     }
-    NAME_OF.store(name, Ordering::Release);
     autograd_seq::install();
-    super::callback_state::install();
+    callback_state::install();
     op_stack::set_rows(session.settings.ops.rows(), session.settings.ops.all());
-    // SAFETY: the type of at::addGlobalCallback in ATen/record_function.h, 2.1 to 2.15.
-    let add: unsafe extern "C" fn(Callback) -> u64 = unsafe { std::mem::transmute(add) };
     let scopes: [(usize, Start); 3] = if op_io::is_wanted() {
         [(0, start_function_io), (1, start_backward_io), (7, start_user)]
     } else {
@@ -94,19 +87,22 @@ fn install() {
             needs_outputs: 0,
             needs_ids: 0,
         };
-        // SAFETY: as above; the functions live as long as the process.
+        // SAFETY: the callback's functions live as long as the process.
         unsafe { add(callback) };
     }
 }
 
-/// An op begins; `context` is where torch wants our state of it, of which there is none.
+/// An op begins. torch wants a state of ours for it at `context`: there is none.
+///
+/// # Safety
+/// The arguments are torch's own, of a start callback.
 unsafe fn start(scope: Scope, context: *mut *mut c_void, record: *const c_void) -> *mut *mut c_void {
     // SAFETY: torch's place for a unique_ptr, which is null when empty.
     unsafe { *context = null_mut() };
-    let name_of = NAME_OF.load(Ordering::Relaxed);
-    // SAFETY: stored before the first callback was installed; the type is at::RecordFunction::name's.
-    let name_of = unsafe { std::mem::transmute::<*mut c_void, NameOf>(name_of) };
-    shielded(|| op_stack::enter(scope, record, name_of));
+    if let Some(name_of) = NAME.cached() {
+        // SAFETY: torch's record is alive until the end callback, which calls `leave`.
+        shielded(|| unsafe { op_stack::enter(scope, record, name_of) });
+    }
     context
 }
 
@@ -125,14 +121,16 @@ unsafe extern "C" fn start_user(context: *mut *mut c_void, record: *const c_void
     unsafe { start(Scope::User, context, record) }
 }
 
-/// As `start`, and tells what the op is given.
+/// As [`start`]; records the op's inputs too.
+///
+/// # Safety
+/// As of [`start`].
 unsafe fn start_io(scope: Scope, context: *mut *mut c_void, record: *const c_void) -> *mut *mut c_void {
     // SAFETY: torch's own arguments.
     let context = unsafe { start(scope, context, record) };
-    let name_of = NAME_OF.load(Ordering::Relaxed);
-    // SAFETY: as in `start`.
-    let name_of = unsafe { std::mem::transmute::<*mut c_void, NameOf>(name_of) };
-    shielded(|| op_io::enter(scope, record, name_of));
+    if let Some(name_of) = NAME.cached() {
+        shielded(|| op_io::enter(scope, record, name_of));
+    }
     context
 }
 

@@ -12,7 +12,7 @@ use memtrace_trace::Api;
 
 use super::layout::{ALIAS, ARGUMENT, CPU, DEVICE, IS_OUT, IS_WRITE, LAYOUT, LIST, Layout, MOST};
 use crate::attribution::autograd_seq;
-use crate::attribution::op_stack::NameOf;
+use crate::runtime::thread::running_ops::NameOf;
 
 /// How far learning is.
 #[derive(Clone, Copy, PartialEq, Eq)]

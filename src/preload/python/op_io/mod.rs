@@ -23,8 +23,10 @@ use memtrace_trace::{Api, Event, Kind};
 use rustc_hash::FxHashMap;
 
 use crate::attribution::context;
-use crate::attribution::op_stack::{self, Ending, NameOf, Scope};
+use crate::attribution::op_stack::{self, Ending};
+use crate::runtime::pause;
 use crate::runtime::session;
+use crate::runtime::thread::running_ops::{NameOf, Scope};
 use layout::{CPU, CUDA, LAYOUT, Layout};
 
 /// What is known of a schema, by its address: schemas live as long as their ops are registered.
@@ -169,7 +171,7 @@ fn wants_host() -> bool {
 
 /// The memory of a module, or of one of its calls, on a device: its bytes, and the same rounded.
 pub(crate) fn module_memory(api: Api, device: i8, bytes: i64, rounded: u64) {
-    let Some(recorder) = Recorder::active().filter(|_| !context::is_paused()) else { return };
+    let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) else { return };
     let (context, step) = context::current();
     recorder.record(|clock_ns| Event {
         clock_ns,

@@ -57,7 +57,16 @@ pub(crate) struct OpenRange {
 impl OpenRange {
     /// A range with no id and no phase, whose begin has no row.
     pub(crate) fn new(role: Role, name: TextId, domain: usize) -> OpenRange {
-        OpenRange { role, name, id: 0, phase: 0, domain, is_orphan: false, has_row: false, around: Around::default() }
+        OpenRange {
+            role,
+            name,
+            id: 0,
+            phase: 0,
+            domain,
+            is_orphan: false,
+            has_row: false,
+            around: Around::default(),
+        }
     }
 
     /// The API that opened it, as its rows say.
