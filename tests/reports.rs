@@ -94,7 +94,7 @@ fn every_report_answers_on_every_trace_and_names_a_command_that_exists() {
             }
             assert!(text.contains("events lost"), "{text}");
             // All of them were recorded on the phantom device, and every report says so.
-            assert!(text.contains("note: phantom run: "), "{}: {text}", report.name());
+            assert!(text.contains("note: simulated GPU "), "{}: {text}", report.name());
             assert!(answer.to_json(report.name())["phantom"]["cards"].is_array(), "{}", report.name());
             let lines = text.lines().filter(|line| !line.starts_with("note: ")).count();
             // One screen for a process; what MemTracker prints is as long as it is there.

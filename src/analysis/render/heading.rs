@@ -36,7 +36,7 @@ pub fn heading(printer: &mut Printer, input: &Input, meta: &Meta) {
     }
     let mut cells = vec![Cell::new(command, Style::Strong), Cell::new(about, Style::Faint)];
     if !meta.phantom.is_null() {
-        cells.push(Cell::new("  (phantom: a device that is not there)", Style::Alarm));
+        cells.push(Cell::new("  (simulated GPU)", Style::Alarm));
     }
     printer.line(cells);
 }

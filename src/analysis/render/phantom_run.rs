@@ -1,7 +1,7 @@
-//! What a run on the phantom device says of itself: every report passes it on.
+//! What reports print about a run on a simulated GPU (`memtrace run --phantom`).
 //!
-//! The meta row has the card and the assumptions. The end row has what the run met on the way: how many
-//! values were read that no kernel computed, and which calls were answered by a guess or refused.
+//! The meta row of such a trace has the card and the assumptions. The end row has the counts of the run: reads of
+//! values that no kernel computed, calls that were answered by a guess, and calls that were refused.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -12,15 +12,15 @@ use serde_json::{Value, json};
 use crate::read::input::Input;
 use crate::render::numbers::count;
 
-/// So many names are shown; the JSON has all.
+/// The most names of calls in the printed note; the JSON has all of them.
 const SHOWN: usize = 4;
 
-/// The phantom runs among the traces of a report.
+/// The runs on a simulated GPU among the traces of a report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PhantomRun {
-    /// The cards that were played.
+    /// The simulated cards, such as `h100-80g`.
     pub cards: BTreeSet<String>,
-    /// What was assumed of sizes that depend on values.
+    /// The assumptions about sizes that depend on values, such as `full`.
     pub dynamic: BTreeSet<String>,
     /// Reads of values that no kernel computed; `None` when no trace has an end row.
     pub invented_reads: Option<u64>,
@@ -31,7 +31,7 @@ pub struct PhantomRun {
 }
 
 impl PhantomRun {
-    /// Takes in the traces of `input` that were made on the phantom device.
+    /// Adds the traces of `input` that were recorded on a simulated GPU.
     pub fn add(&mut self, input: &Input) {
         for trace in input.traces.iter().filter(|trace| !trace.meta.phantom.is_null()) {
             let about = &trace.meta.phantom;
@@ -53,13 +53,13 @@ impl PhantomRun {
         }
     }
 
-    /// Was there one?
+    /// Whether a trace was recorded on a simulated GPU.
     #[must_use]
     pub fn is_any(&self) -> bool {
         !self.cards.is_empty()
     }
 
-    /// One line for people.
+    /// The note of a report's footer: one line.
     #[must_use]
     pub fn note(&self) -> String {
         let list = |names: &BTreeSet<String>, most: usize| {
@@ -70,21 +70,28 @@ impl PhantomRun {
             }
             text
         };
-        let mut text =
-            format!("phantom run: {} is not there, kernels computed nothing", list(&self.cards, 9));
-        if let Some(reads) = self.invented_reads {
-            let _ = write!(text, "; {} invented values were read", count(reads));
-            let _ = write!(text, " (sizes that depend on values: {})", list(&self.dynamic, 9));
+        let gpus = if self.cards.len() == 1 { "GPU" } else { "GPUs" };
+        let mut text = format!("simulated {gpus} {}: kernels did not run", list(&self.cards, 9));
+        match self.invented_reads {
+            Some(0) => text.push_str("; no computed value was read"),
+            Some(1) => text.push_str("; 1 value that no kernel computed was read"),
+            Some(reads) => {
+                let _ = write!(text, "; {} values that no kernel computed were read", count(reads));
+            }
+            None => {}
         }
-        for (what, names) in [("guessed", &self.guessed), ("refused", &self.refused)] {
+        if self.invented_reads.is_some() {
+            let _ = write!(text, "; data-dependent sizes: {}", list(&self.dynamic, 9));
+        }
+        for (answer, names) in [("answered by a guess", &self.guessed), ("refused", &self.refused)] {
             if !names.is_empty() {
-                let _ = write!(text, "; {what}: {}", list(names, SHOWN));
+                let _ = write!(text, "; {answer}: {}", list(names, SHOWN));
             }
         }
         text
     }
 
-    /// For programs; null when there was none.
+    /// The same for `--json`; null when no trace is of a simulated GPU.
     #[must_use]
     pub fn json(&self) -> Value {
         if !self.is_any() {

@@ -1,4 +1,4 @@
-//! `memtrace oom`: why a request found no memory, the evidence, and what to try.
+//! One request that ran out of memory: the cause, the verdict and the advice.
 
 use std::fmt::Write as _;
 
@@ -7,27 +7,16 @@ use memtrace_trace::rounding::{SMALL_SIZE, segment_size};
 use memtrace_trace::units::{GIB, Unit};
 use serde_json::{Value, json};
 
-use super::report::{Answer, Report, next};
-use crate::error::Result;
 use crate::options::Options;
-use crate::profile::flow_categories;
-use crate::read::input::Input;
-use crate::read::record::{Columns, Record};
+use crate::read::record::Record;
 use crate::read::stream::TraceFile;
-use crate::render::footer::Footer;
-use crate::render::heading::heading;
 use crate::render::numbers::step_or_dash;
-use crate::render::numbers::{bar, count, duration, percent, share};
+use crate::render::numbers::{count, duration};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
-use crate::state::group::{Key, sorted};
-use crate::state::layout::{self, Layout};
-use crate::state::moment::{NamedMoment, replay_to_moment};
-use crate::state::replay::{Block, Replay};
+use crate::state::layout::Layout;
+use crate::state::replay::Replay;
 use crate::state::replay_trace::Replayed;
 use crate::state::stacks::Stacks;
-
-/// See the module.
-pub(super) struct Oom;
 
 /// How many lines of Python of the request are shown.
 const LINES: usize = 5;
@@ -36,65 +25,10 @@ const LINES: usize = 5;
 /// shows it: memory beyond this that nobody in the trace holds is another's.
 const CONTEXT: i64 = GIB;
 
-impl Report for Oom {
-    fn name(&self) -> &'static str {
-        "oom"
-    }
-
-    fn about(&self) -> &'static str {
-        "Why memory ran out: what was asked, what was free, a verdict and what to try"
-    }
-
-    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
-        let input = &inputs[0];
-        let mut printer = Printer::new(options.paint, options.width);
-        let mut footer = Footer::new(input);
-        let mut cases = Vec::new();
-        for trace in &input.traces {
-            let mut layout = Layout::default();
-            let mut seen = RowsBefore::default();
-            let columns = layout::COLUMNS.and(Columns::of(&["device_free_bytes", "stack_id"]));
-            let replayed = replay_to_moment(
-                trace,
-                NamedMoment::Oom,
-                columns,
-                options,
-                flow_categories(trace, options)?,
-                |row, replay| {
-                    layout.feed(row);
-                    seen.feed(row, replay, trace);
-                },
-            )?;
-            let (Some(replayed), Some(row)) = (replayed, seen.oom) else { continue };
-            let case = OomCase::new(trace, &replayed, &layout, &row, &seen);
-            if cases.is_empty() {
-                heading(&mut printer, input, &trace.meta);
-            }
-            printer.gap();
-            case.print(&mut printer, options);
-            holders(&mut printer, &replayed, row.device, options);
-            footer.note_inference(&replayed);
-            footer.lost += replayed.replay.counts.lost;
-            footer.add_share(&replayed, row.device);
-            cases.push(case.json(&replayed));
-        }
-        if cases.is_empty() {
-            printer.plain("No request ran out of memory.");
-        }
-        let hints = if cases.is_empty() {
-            vec![next("summary", input, "")]
-        } else {
-            vec![next("frag", input, "--at oom"), next("peak", input, "--by category")]
-        };
-        let json = json!({ "ooms": cases });
-        Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
-    }
-}
-
 /// What the rows before the OOM told.
 #[derive(Default)]
-struct RowsBefore {
-    oom: Option<Record>,
+pub(super) struct RowsBefore {
+    pub(super) oom: Option<Record>,
     ooms: u64,
     /// Failed calls since the last one that worked: those of this request.
     failed: u64,
@@ -104,7 +38,7 @@ struct RowsBefore {
 }
 
 impl RowsBefore {
-    fn feed(&mut self, row: &Record, replay: &Replay, trace: &TraceFile) {
+    pub(super) fn feed(&mut self, row: &Record, replay: &Replay, trace: &TraceFile) {
         let capacity = trace.meta.total_bytes(row.device);
         if row.device_free_bytes >= 0 && capacity > 0 {
             let totals = replay.find(row.device).map(|device| device.totals).unwrap_or_default();
@@ -138,7 +72,7 @@ enum OomCause {
     Limited,
 }
 
-struct OomCase<'a> {
+pub(super) struct OomCase<'a> {
     row: Record,
     trace: &'a TraceFile,
     why: OomCause,
@@ -163,7 +97,7 @@ struct OomCase<'a> {
 }
 
 impl<'a> OomCase<'a> {
-    fn new(
+    pub(super) fn new(
         trace: &'a TraceFile,
         replayed: &Replayed,
         layout: &Layout,
@@ -296,7 +230,7 @@ impl<'a> OomCase<'a> {
         }
     }
 
-    fn print(&self, printer: &mut Printer, options: &Options) {
+    pub(super) fn print(&self, printer: &mut Printer, options: &Options) {
         let units = options.units;
         let mut first = format!(" at {}", duration(self.row.ts_ns));
         let _ = write!(first, ", rank {}, device {}: {}", self.trace.meta.rank, self.row.device, self.owner);
@@ -352,7 +286,7 @@ impl<'a> OomCase<'a> {
         printer.table(&table);
     }
 
-    fn json(&self, replayed: &Replayed) -> Value {
+    pub(super) fn json(&self, replayed: &Replayed) -> Value {
         let (name, because, tries) = self.verdict(Unit::B);
         json!({
             "file": self.trace.path.display().to_string(),
@@ -382,34 +316,6 @@ impl<'a> OomCase<'a> {
             "device_free_bytes": self.device_free,
             "capacity_bytes": self.capacity,
         })
-    }
-}
-
-/// Who held the memory then: by category, and the ten largest modules.
-fn holders(printer: &mut Printer, replayed: &Replayed, ordinal: i32, options: &Options) {
-    let live: Vec<Block> = replayed.replay.live_on(ordinal, false);
-    let total: i64 = live.iter().map(|block| block.bytes).sum();
-    let kinds = sorted(Key::CATEGORY.groups(&live, &replayed.symbols));
-    let modules = sorted(Key::MODULE.groups(&live, &replayed.symbols));
-    for (title, groups, most) in [("category", kinds, 9), ("module", modules, options.top.unwrap_or(10))] {
-        printer.gap();
-        let mut table = Table::new(&[
-            ("held", Side::Right),
-            ("share", Side::Right),
-            ("", Side::Left),
-            ("blocks", Side::Right),
-            (title, Side::Left),
-        ]);
-        for (name, group) in groups.iter().take(most) {
-            table.row([
-                options.units.show(group.bytes).to_string().into(),
-                percent(share(group.bytes, total)).into(),
-                bar(share(group.bytes, total), 16).into(),
-                count(group.blocks).into(),
-                name.as_str().into(),
-            ]);
-        }
-        printer.table(&table);
     }
 }
 

@@ -1,0 +1,109 @@
+//! `chrome`: trace-event JSON, for Perfetto and chrome://tracing.
+//!
+//! A process each has the counters of its GPUs, its steps and phases, and its threads with their ranges
+//! and ops as slices and the instants `[memory]` that `torch.profiler` writes for allocations. Times are µs
+//! since the first process started.
+
+mod collector;
+mod events;
+
+
+use super::export::{Export, Job, Leaves, MAX_EVENTS, max_events};
+use super::out::Out;
+use crate::error::Result;
+use crate::options::{Flag, Options};
+use crate::profile::flow_categories;
+use crate::read::record::Columns;
+use crate::render::numbers::count;
+use crate::state::replay::{HOST, Metric};
+use crate::state::replay_trace::replay_trace;
+use collector::SliceCollector;
+use events::{EventList, ProcessWriter};
+
+/// See the module.
+pub(super) struct Chrome;
+
+const COLUMNS: Columns = Columns::of(&[
+    "ts_ns",
+    "pid",
+    "tid",
+    "device",
+    "api",
+    "addr",
+    "op",
+    "module",
+    "phase",
+    "category",
+    "step",
+    "latency_ns",
+    "delta_bytes",
+    "rounded_bytes",
+    "name",
+]);
+
+impl Export for Chrome {
+    fn name(&self) -> &'static str {
+        "chrome"
+    }
+
+    fn about(&self) -> &'static str {
+        "Trace-event JSON for Perfetto and chrome://tracing: counters, ranges and ops, [memory] instants"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        &[MAX_EVENTS]
+    }
+
+    fn leaves(&self, _: &Options) -> Leaves {
+        Leaves::OneFile(".trace.json")
+    }
+
+    fn open_with(&self) -> &'static str {
+        "https://ui.perfetto.dev, Open trace file"
+    }
+
+    fn write(&self, job: &mut Job<'_>) -> Result<()> {
+        let most = max_events(job.options)?;
+        let base_ns = job.input.traces.iter().map(|trace| trace.meta.start_unix_ns).min().unwrap_or(0);
+        let mut out = Out::create(job.place)?;
+        let mut list = EventList { out: &mut out, events: 0 };
+        list.begin(base_ns);
+        let mut dropped = 0;
+        for (number, trace) in job.input.traces.iter().enumerate() {
+            let mut tracks = SliceCollector::new(most);
+            let replayed = replay_trace(
+                trace,
+                COLUMNS,
+                job.options,
+                Metric::Allocated,
+                flow_categories(trace, job.options)?,
+                |row, replay| {
+                    if replay.in_window()
+                        && job.options.device.is_none_or(|only| only == row.device || row.device == HOST)
+                    {
+                        tracks.feed(row, replay);
+                    }
+                },
+            )?;
+            job.learn(trace, &replayed);
+            tracks.close(replayed.replay.ts_ns);
+            dropped += tracks.slices.dropped + tracks.instants.dropped;
+            let process = ProcessWriter {
+                // Two hosts may have given one pid twice.
+                pid: number as i64,
+                offset_ns: trace.meta.start_unix_ns.saturating_sub(base_ns),
+                symbols: &replayed.symbols,
+            };
+            process.write(tracks, trace, &mut list);
+        }
+        list.end();
+        let events = list.events;
+        if dropped > 0 {
+            job.footer.notes.push(format!(
+                "{} of the shortest slices and smallest allocations were left out; --max-events 0 takes all",
+                count(dropped)
+            ));
+        }
+        job.done(out, format!("{} events", count(events)))
+    }
+}

@@ -1,0 +1,109 @@
+//! `memtrace oom`: why a request found no memory, the evidence, and what to try.
+
+mod case;
+
+use serde_json::json;
+
+use super::report::{Answer, Report, next};
+use crate::error::Result;
+use crate::options::Options;
+use crate::profile::flow_categories;
+use crate::read::input::Input;
+use crate::read::record::Columns;
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
+use crate::render::numbers::{bar, count, percent, share};
+use crate::render::printer::{Printer, Side, Table};
+use crate::state::group::{Key, sorted};
+use crate::state::layout::{self, Layout};
+use crate::state::moment::{NamedMoment, replay_to_moment};
+use crate::state::replay::Block;
+use crate::state::replay_trace::Replayed;
+
+use case::{OomCase, RowsBefore};
+
+/// See the module.
+pub(super) struct Oom;
+
+impl Report for Oom {
+    fn name(&self) -> &'static str {
+        "oom"
+    }
+
+    fn about(&self) -> &'static str {
+        "Why memory ran out: what was asked, what was free, a verdict and what to try"
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let mut printer = Printer::new(options.paint, options.width);
+        let mut footer = Footer::new(input);
+        let mut cases = Vec::new();
+        for trace in &input.traces {
+            let mut layout = Layout::default();
+            let mut seen = RowsBefore::default();
+            let columns = layout::COLUMNS.and(Columns::of(&["device_free_bytes", "stack_id"]));
+            let replayed = replay_to_moment(
+                trace,
+                NamedMoment::Oom,
+                columns,
+                options,
+                flow_categories(trace, options)?,
+                |row, replay| {
+                    layout.feed(row);
+                    seen.feed(row, replay, trace);
+                },
+            )?;
+            let (Some(replayed), Some(row)) = (replayed, seen.oom) else { continue };
+            let case = OomCase::new(trace, &replayed, &layout, &row, &seen);
+            if cases.is_empty() {
+                heading(&mut printer, input, &trace.meta);
+            }
+            printer.gap();
+            case.print(&mut printer, options);
+            holders(&mut printer, &replayed, row.device, options);
+            footer.note_inference(&replayed);
+            footer.lost += replayed.replay.counts.lost;
+            footer.add_share(&replayed, row.device);
+            cases.push(case.json(&replayed));
+        }
+        if cases.is_empty() {
+            printer.plain("No request ran out of memory.");
+        }
+        let hints = if cases.is_empty() {
+            vec![next("summary", input, "")]
+        } else {
+            vec![next("frag", input, "--at oom"), next("peak", input, "--by category")]
+        };
+        let json = json!({ "ooms": cases });
+        Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
+    }
+}
+
+/// Who held the memory then: by category, and the ten largest modules.
+fn holders(printer: &mut Printer, replayed: &Replayed, ordinal: i32, options: &Options) {
+    let live: Vec<Block> = replayed.replay.live_on(ordinal, false);
+    let total: i64 = live.iter().map(|block| block.bytes).sum();
+    let kinds = sorted(Key::CATEGORY.groups(&live, &replayed.symbols));
+    let modules = sorted(Key::MODULE.groups(&live, &replayed.symbols));
+    for (title, groups, most) in [("category", kinds, 9), ("module", modules, options.top.unwrap_or(10))] {
+        printer.gap();
+        let mut table = Table::new(&[
+            ("held", Side::Right),
+            ("share", Side::Right),
+            ("", Side::Left),
+            ("blocks", Side::Right),
+            (title, Side::Left),
+        ]);
+        for (name, group) in groups.iter().take(most) {
+            table.row([
+                options.units.show(group.bytes).to_string().into(),
+                percent(share(group.bytes, total)).into(),
+                bar(share(group.bytes, total), 16).into(),
+                count(group.blocks).into(),
+                name.as_str().into(),
+            ]);
+        }
+        printer.table(&table);
+    }
+}
