@@ -103,7 +103,8 @@ fn two_runs_have_the_same_sizes_byte_for_byte_and_the_statistics_of_an_untraced_
         assert_eq!(json["phantom"]["cards"][0], "a10");
         let peak = text(&memtrace(&folder, &["peak", "first"]).stdout);
         assert!(
-            peak.contains("note: simulated GPU a10: kernels did not run") && peak.contains("3 values that no kernel computed"),
+            peak.contains("note: simulated GPU a10: kernels did not run")
+                && peak.contains("3 values that no kernel computed"),
             "{peak}"
         );
     }

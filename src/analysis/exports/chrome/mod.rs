@@ -7,7 +7,6 @@
 mod collector;
 mod events;
 
-
 use super::export::{Export, Job, Leaves, MAX_EVENTS, max_events};
 use super::out::Out;
 use crate::error::Result;
