@@ -152,10 +152,16 @@ fn is_counter_kept() -> bool {
     let mut readable: libc::c_int = 0;
     // SAFETY: writes an int, and there is a place for it.
     let asked = unsafe { libc::prctl(libc::PR_GET_TSC, &raw mut readable) };
+    #[allow(
+        unused_unsafe,
+        reason = "`__cpuid` is unsafe up to Rust 1.93, and the minimum version is below that"
+    )]
+    // SAFETY: every x86-64 processor has the CPUID instruction.
+    let extended = unsafe { __cpuid(EXTENDED) };
     std::fs::read_to_string(SOURCE).is_ok_and(|source| source.trim() == "tsc")
         && asked == 0
         && readable == libc::PR_TSC_ENABLE
-        && __cpuid(EXTENDED).edx & RDTSCP != 0
+        && extended.edx & RDTSCP != 0
 }
 
 #[cfg(test)]
