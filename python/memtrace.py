@@ -1,14 +1,11 @@
-"""What a script may tell memtrace of itself.
+"""Marks, ranges and steps of a script, for the memtrace that traces it.
 
-    import memtrace
+import memtrace
 
-    for n, batch in enumerate(loader):
-        memtrace.step(n)
-        with memtrace.phase("forward"):
-            loss = model(batch)
+for n, batch in enumerate(loader): memtrace.step(n) with memtrace.phase("forward"): loss = model(batch)
 
-Nothing here is needed for a trace, and nothing here does anything when the script does not run under
-memtrace: it may stay in the code. The same functions are there for C in include/memtrace.h.
+A trace needs none of this. Every function here does nothing when the script does not run under memtrace, so
+the calls may stay in the code. include/memtrace.h has the same functions for C and C++.
 """
 
 import contextlib
@@ -31,8 +28,8 @@ __all__ = [
 ]
 
 
-def _library():
-    """The preloaded library's functions; None when there is none."""
+def _find_library():
+    """The functions of the preloaded library; None without one."""
     try:
         library = ctypes.CDLL(None)
         _ = library.memtrace_is_traced
@@ -54,11 +51,11 @@ def _library():
     return library
 
 
-_LIBRARY = _library()
+_LIBRARY = _find_library()
 
 
-def _tracker():
-    """The library's function that needs the GIL; None when it is not there."""
+def _find_tracker():
+    """The function behind `track_external`, which is called with the GIL; None without the library."""
     try:
         function = ctypes.PyDLL(None).memtrace_python_track
     except (AttributeError, OSError):
@@ -67,22 +64,25 @@ def _tracker():
     return function
 
 
-def _text(name):
-    # A name ends where C sees its end.
+def _encoded(name):
+    """A name as C reads it: without the character that ends a C string."""
     return str(name).encode("utf-8", "replace").replace(b"\0", b" ")
 
 
 def is_traced():
-    """Is this process traced?"""
+    """Returns whether this process is traced."""
     return _LIBRARY is not None and bool(_LIBRARY.memtrace_is_traced())
 
 
 @contextlib.contextmanager
 def range(name):
-    """A range on this thread: what is allocated inside is owned by it. Its name means what an NVTX range's
-    does: a phase word is a phase, anything else a level of the module path. Also a decorator."""
+    """Opens a range on this thread, for a `with` statement or as a decorator. It owns the memory that is
+    allocated inside.
+
+    The name has the meaning of an NVTX range's name: a phase word sets the phase, any other name adds a level
+    to the module path."""
     if _LIBRARY is not None:
-        _LIBRARY.memtrace_range_push(_text(name))
+        _LIBRARY.memtrace_range_push(_encoded(name))
     try:
         yield
     finally:
@@ -91,52 +91,52 @@ def range(name):
 
 
 def phase(name):
-    """A phase of the process: `forward`, `eval`, whatever the script calls it."""
+    """Opens a range that sets the phase of the process to any name: `forward`, `eval`, `warm-up`."""
     return range(f"phase:{name}")
 
 
 def module(path):
-    """Memory allocated inside belongs to the module `path`, whatever module runs."""
+    """Opens a range whose memory belongs to the module `path`, whichever module runs."""
     return range(f"module:{path}")
 
 
 def op(name):
-    """Memory allocated inside belongs to the op `name`, whatever op runs."""
+    """Opens a range whose memory belongs to the op `name`, whichever op runs."""
     return range(f"op:{name}")
 
 
 def step(number):
-    """The training step `number` begins; memtrace stops counting steps by itself."""
+    """Begins the training step `number`. After the first call memtrace no longer counts steps by itself."""
     if _LIBRARY is not None:
         _LIBRARY.memtrace_step(int(number))
 
 
 def mark(text):
-    """A mark in the trace."""
+    """Adds a mark to the trace."""
     if _LIBRARY is not None:
-        _LIBRARY.memtrace_mark(_text(text))
+        _LIBRARY.memtrace_mark(_encoded(text))
 
 
 def pause():
-    """Leaves out the rows of ops and ranges. Memory is recorded all the same, with its owner."""
+    """Stops writing rows of ops and ranges. Memory is still recorded, with its owner."""
     if _LIBRARY is not None:
         _LIBRARY.memtrace_pause()
 
 
 def resume():
-    """Ends what pause() began."""
+    """Writes rows of ops and ranges again."""
     if _LIBRARY is not None:
         _LIBRARY.memtrace_resume()
 
 
 def is_paused():
-    """Are rows of ops and ranges left out?"""
+    """Returns whether rows of ops and ranges are paused."""
     return _LIBRARY is not None and bool(_LIBRARY.memtrace_is_paused())
 
 
 @contextlib.contextmanager
 def paused():
-    """pause(), and resume() at the end unless it was paused before."""
+    """Pauses rows of ops and ranges for a `with` statement, and restores the state before it."""
     before = is_paused()
     pause()
     try:
@@ -147,12 +147,15 @@ def paused():
 
 
 def track_external(*external):
-    """Registers tensors, modules and optimizers, in whatever tuples, lists and dicts: a tensor's memory is of the
-    category `other`, a module's parameters, buffers and gradients and an optimizer's state are what they are, also
-    before anybody called them. The rules and the error are those of `MemTracker.track_external`.
+    """Registers tensors, modules and optimizers, also inside tuples, lists and dicts, before anything uses
+    them.
 
-    Raises TypeError for what is none of these, traced or not."""
-    # Not at the top: who uses the rest of this file needs no torch.
+    The memory of a tensor gets the category `other`; the parameters, buffers and gradients of a module and
+    the state of an optimizer get their own categories. The rules are those of `MemTracker.track_external` in
+    torch.
+
+    Raises TypeError for any other object, whether the script is traced or not."""
+    # Imported here: the rest of this file needs no torch.
     import torch
     from torch.utils._pytree import tree_flatten
 
@@ -163,12 +166,14 @@ def track_external(*external):
                 f"Object of type {type(leaf)} is not supported for tracking. "
                 "Only stateful objects like modules, optimizers, and tensors are supported."
             )
-    tracker = _tracker() if is_traced() else None
+    tracker = _find_tracker() if is_traced() else None
     if tracker is not None:
         tracker((tuple(leaves),))
 
 
 def flush():
-    """Waits until everything recorded so far is in the file; False when that took too long, or when a thread has
-    been in the middle of one cudaFree for a second."""
+    """Waits until everything recorded so far is in the file.
+
+    Returns False when that took more than 10 seconds, or when a thread has been inside one cudaFree for a
+    second: the file then lacks what was recorded since that call began."""
     return _LIBRARY is None or _LIBRARY.memtrace_flush() == 0

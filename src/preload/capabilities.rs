@@ -9,10 +9,10 @@ use memtrace_trace::config::Settings;
 
 use crate::attribution::private_pools;
 use crate::attribution::requested_sizes;
+use crate::ffi::cpython;
 use crate::ffi::loaded_libraries::loaded_libraries;
 use crate::ffi::symbols::find_in_loaded;
 use crate::ffi::torch;
-use crate::python::injection;
 use crate::python::op_io;
 
 /// The oldest and the newest minor version of torch 2 that was tried.
@@ -65,7 +65,7 @@ pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
         match op_io::learn::state() {
             op_io::learn::State::Known => {}
             op_io::learn::State::Failed => meta.degraded.push(format!("{name}: {}", op_io::learn::LOST)),
-            op_io::learn::State::Waiting if !injection::is_there() => {
+            op_io::learn::State::Waiting if !cpython::is_loaded() => {
                 meta.degraded.push(format!("no Python to learn torch's layout with: {}", op_io::learn::LOST));
             }
             op_io::learn::State::Waiting => {}

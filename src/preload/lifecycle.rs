@@ -10,6 +10,7 @@ use memtrace_trace::config::{Level, Settings};
 
 use crate::attribution::{phases, ranges};
 use crate::ffi::{nvml, symbols};
+use crate::python::errors;
 use crate::runtime::{fork, log, session};
 use crate::{hooks, process_info};
 
@@ -76,6 +77,7 @@ extern "C" fn after_fork_in_child() {
     fork::unlock_all();
     Recorder::forget_after_fork();
     ranges::reset_in_child();
+    errors::reset_in_child();
 }
 
 /// Reports to the launcher, which cannot see it otherwise, that the library was loaded: one byte in the file that

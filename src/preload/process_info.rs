@@ -8,6 +8,7 @@ use memtrace_trace::rounding::{Rounding, caching_enabled};
 
 use crate::capabilities;
 use crate::ffi::{cuda, phantom};
+use crate::python::errors;
 use crate::runtime::session;
 
 /// The name of the host, as it may stand in a file name.
@@ -86,8 +87,14 @@ pub(crate) fn describe(meta: &mut Meta) {
     cuda::describe(meta);
 }
 
-/// The part of the end row about a phantom run; empty on a real device.
+/// The words that this library adds to the end row; empty for a run on a real device without errors.
 pub(crate) fn conclude() -> String {
+    let parts = [about_phantom(), errors::end_words()];
+    parts.iter().filter(|words| !words.is_empty()).map(String::as_str).collect::<Vec<_>>().join(" ")
+}
+
+/// The words about a phantom run; empty on a real device.
+fn about_phantom() -> String {
     let about = phantom::describe_at_end();
     let Some(reads) = about["invented_reads"].as_u64() else { return String::new() };
     let names = |calls: &str| -> String {

@@ -1,11 +1,11 @@
-//! The lines of Python that made a call, for `MEMTRACE_STACKS=python`.
+//! The Python lines that made a call, for `MEMTRACE_STACKS=python`.
 //!
-//! torch's bindings let go of the GIL before they run an op, and a hook must not wait for it, so no function of
-//! Python that counts references or makes objects can be called. But a thread's frames are changed by that
-//! thread alone, and a running frame keeps its code alive: a thread may read its own frames, GIL or not. Where
-//! their fields are differs in each version of Python (3.9 to 3.14); it is learned once, with the GIL held, from
-//! frames that are known ([`learn`]), and believed only when every line then read is the one that Python says.
-//! An interpreter whose frames are not understood has no such stacks, and one line says so.
+//! torch's bindings release the GIL before they run an op, and a hook must not wait for it, so no function of Python
+//! that counts references or makes objects can be called. But only a thread itself changes its frames, and a running
+//! frame keeps its code alive: a thread may read its own frames, with the GIL or without. Their layout differs between
+//! versions of Python (3.9 to 3.14). It is learned once, with the GIL held, from frames that are known ([`learn`]), and
+//! used only when every line that is then read is the one that Python reports. An interpreter whose frames cannot be
+//! read has no such stacks, and one line on stderr says so.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
@@ -17,9 +17,9 @@ use memtrace_record::recorder::{stack_id, text_id};
 use memtrace_trace::stacks::FrameKind;
 use rustc_hash::FxHashMap;
 
-use crate::ffi::symbols::find_global;
+use crate::ffi::cpython;
 
-/// Where an interpreter keeps what is read; words are of 8 bytes.
+/// Where this interpreter keeps what is read. Places are counted in words of 8 bytes.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     /// The word of the thread's state that leads to its innermost frame,
@@ -30,53 +30,67 @@ struct Layout {
     code: usize,
     previous: usize,
     instruction: Instruction,
-    /// Words of a code object by which it is known again: an address may be another's later.
+    /// Words of a code object that identify it: another code may have the same address later.
     filename: usize,
     name: usize,
     lines: usize,
-    /// The types of code and of text.
+    /// The types of code objects and of texts.
     code_type: usize,
     text_type: usize,
 }
 
-/// Where a frame is in its code.
+/// How a frame stores its place in the code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Instruction {
-    /// A word with the address of an instruction; the first one lies so far behind the code object (3.11 on).
+    /// A word with the address of an instruction; the first one lies this many bytes behind the code object (3.11 on).
     Address { word: usize, first: usize },
-    /// A 32-bit number at this byte, which counts steps of so many bytes (3.9, 3.10).
+    /// A 32-bit number at this byte, which counts steps of this many bytes (3.9, 3.10).
     Number { byte: usize, step: i32 },
 }
 
 /// Functions of Python that only read.
 #[derive(Clone, Copy)]
 struct Functions {
-    is_initialized: unsafe extern "C" fn() -> c_int,
+    python: &'static cpython::Functions,
     this_thread: unsafe extern "C" fn() -> *const usize,
     line_of: unsafe extern "C" fn(*const usize, c_int) -> c_int,
     length_of: unsafe extern "C" fn(*const usize) -> isize,
     text_of: unsafe extern "C" fn(*const usize, *mut u32, isize, c_int) -> *mut u32,
 }
 
-static LAYOUT: OnceLock<(Layout, Functions)> = OnceLock::new();
-/// Is it known? As one atomic, for hooks.
-static KNOWN: AtomicBool = AtomicBool::new(false);
+impl Functions {
+    fn find() -> Option<Functions> {
+        let python = cpython::Functions::get()?;
+        Some(Functions {
+            python,
+            this_thread: python.thread_state?,
+            line_of: python.line_of_code?,
+            length_of: python.text_length?,
+            text_of: python.text_as_ucs4?,
+        })
+    }
+}
 
-/// A frame that Python told of: the address of its code, the byte of its instruction, its line.
+/// Set by [`learn`], when what it found has been checked.
+static LAYOUT: OnceLock<(Layout, Functions)> = OnceLock::new();
+/// Whether [`LAYOUT`] is set: one atomic, for hooks.
+static IS_KNOWN: AtomicBool = AtomicBool::new(false);
+
+/// A frame as Python describes it: the address of its code, the byte of its instruction, its line.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Known {
+pub(crate) struct KnownFrame {
     pub(crate) code: usize,
     pub(crate) byte: usize,
     pub(crate) line: usize,
 }
 
-/// What else [`learn`] is told: addresses, and a size.
-pub(crate) struct Told {
+/// The frames that [`learn`] starts from: addresses, and a size.
+pub(crate) struct KnownCode {
     /// The code of the calling frame.
     pub(crate) code: usize,
     /// Its callers, innermost first: two at least, each at another place of its code.
-    pub(crate) callers: Vec<Known>,
-    /// Of the first caller's code: the objects that it has.
+    pub(crate) callers: Vec<KnownFrame>,
+    /// Objects that the code of the first caller has.
     pub(crate) filename: usize,
     pub(crate) name: usize,
     pub(crate) lines: usize,
@@ -84,48 +98,49 @@ pub(crate) struct Told {
     pub(crate) code_size: usize,
 }
 
-/// A frame as it is read.
+/// A frame that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Line {
+struct FrameLine {
     code: usize,
     byte: i32,
-    /// The mixed words by which the code is known.
+    /// A mix of the words that identify the code.
     mark: u64,
 }
 
-/// More frames than this are not looked at: the innermost count.
-const DEEPEST: usize = 128;
-/// What a thread remembers before it begins again.
-const MOST: usize = 1 << 14;
+/// Frames of one stack that are read: the innermost ones.
+const MAX_FRAMES: usize = 128;
+/// Entries of a thread's cache before it is emptied.
+const CACHE_LIMIT: usize = 1 << 14;
 
+/// Lines and stacks that this thread has met before.
 #[derive(Default)]
-struct Remembered {
-    lines: FxHashMap<Line, TextId>,
+struct Cache {
+    lines: FxHashMap<FrameLine, TextId>,
     stacks: FxHashMap<(u64, StackId), StackId>,
-    walk: Vec<Line>,
+    walk: Vec<FrameLine>,
 }
 
 thread_local! {
-    static REMEMBERED: RefCell<Remembered> = RefCell::default();
+    static CACHE: RefCell<Cache> = RefCell::default();
 }
 
-/// Are lines of Python to be had?
+/// Whether Python lines can be read.
 #[inline]
 pub(crate) fn are_known() -> bool {
-    KNOWN.load(Ordering::Relaxed)
+    IS_KNOWN.load(Ordering::Relaxed)
 }
 
-/// The innermost frame of this thread and where it is, as one comparable thing; within one op, equal ones are of
-/// the same stack.
+/// The innermost frame of this thread and its place, for comparison: within one op, equal ones are of the same stack.
 #[inline]
 pub(crate) fn innermost() -> (usize, usize) {
     let Some((layout, functions)) = LAYOUT.get() else { return (0, 0) };
-    let frame = first_frame(layout, functions);
+    // SAFETY: the layout was learned from this interpreter.
+    let frame = unsafe { first_frame(layout, functions) };
     if frame.is_null() {
         return (0, 0);
     }
     let at = match layout.instruction {
-        // SAFETY: a running frame of this thread, whose words are there by what was learned.
+        // SAFETY: a running frame of this thread, which has this word.
         Instruction::Address { word, .. } => unsafe { *frame.add(word) },
         // SAFETY: as above.
         Instruction::Number { byte, .. } => unsafe { frame.byte_add(byte).cast::<i32>().read() as usize },
@@ -133,61 +148,65 @@ pub(crate) fn innermost() -> (usize, usize) {
     (frame as usize, at)
 }
 
-fn first_frame(layout: &Layout, functions: &Functions) -> *const usize {
-    // SAFETY: both only read; the second gives this thread's state, or null where Python never ran. From the
-    // moment that an interpreter ends it is not initialized, and then states of threads are freed.
-    let thread = unsafe {
-        if (functions.is_initialized)() == 0 {
-            return std::ptr::null();
-        }
-        (functions.this_thread)()
-    };
+/// This thread's innermost frame; null when it runs no Python.
+///
+/// # Safety
+/// The layout is that of this interpreter.
+unsafe fn first_frame(layout: &Layout, functions: &Functions) -> *const usize {
+    // An interpreter that ends frees the states of threads.
+    if !functions.python.is_running() {
+        return std::ptr::null();
+    }
+    // SAFETY: it only reads: this thread's state, or null where the thread never ran Python.
+    let thread = unsafe { (functions.this_thread)() };
     if thread.is_null() {
         return thread;
     }
-    // SAFETY: the state of a thread is there while the thread runs, and has this word.
+    // SAFETY: the state lives while the thread runs, and has this word by the contract.
     let mut place = unsafe { *thread.add(layout.thread) } as *const usize;
     if let Some(word) = layout.through
         && !place.is_null()
     {
-        // SAFETY: the struct that the word before it leads to.
+        // SAFETY: the struct behind the word, by the contract.
         place = unsafe { *place.add(word) } as *const usize;
     }
     place
 }
 
-/// The stack of this thread's Python on top of `base`; `base` where there is none.
+/// The stack of this thread's Python lines on top of `base`; `base` when it runs no Python.
 pub(crate) fn current(base: StackId) -> StackId {
     let Some((layout, functions)) = LAYOUT.get() else { return base };
-    REMEMBERED
-        .try_with(|remembered| {
-            let Ok(mut remembered) = remembered.try_borrow_mut() else { return base };
-            let Remembered { lines, stacks, walk } = &mut *remembered;
-            walk.clear();
-            read_frames(layout, first_frame(layout, functions), walk);
-            let hash = walk.iter().fold(0, |hash, line| {
-                mixed(mixed(hash, line.code as u64 ^ line.mark.rotate_left(20)), line.byte as u64)
-            });
-            if let Some(stack) = stacks.get(&(hash, base)) {
-                return *stack;
+    let stack = CACHE.try_with(|cache| {
+        let mut cache = cache.try_borrow_mut().ok()?;
+        let Cache { lines, stacks, walk } = &mut *cache;
+        walk.clear();
+        // SAFETY: the layout was learned from this interpreter, and the frames are this thread's own.
+        unsafe { read_frames(layout, first_frame(layout, functions), walk) };
+        let hash = walk.iter().fold(0, |hash, line| {
+            mixed(mixed(hash, line.code as u64 ^ line.mark.rotate_left(20)), line.byte as u64)
+        });
+        if let Some(stack) = stacks.get(&(hash, base)) {
+            return Some(*stack);
+        }
+        let mut stack = base;
+        for line in walk.iter().rev() {
+            if lines.len() >= CACHE_LIMIT {
+                lines.clear();
             }
-            let mut stack = base;
-            for line in walk.iter().rev() {
-                if lines.len() >= MOST {
-                    lines.clear();
-                }
-                let text = *lines.entry(*line).or_insert_with(|| text_of_line(layout, functions, line));
-                if text != 0 {
-                    stack = stack_id(Frame { parent: stack, text, kind: FrameKind::Python });
-                }
+            // SAFETY: a line of a frame that runs.
+            let text =
+                *lines.entry(*line).or_insert_with(|| unsafe { text_of_line(layout, functions, line) });
+            if text != 0 {
+                stack = stack_id(Frame { parent: stack, text, kind: FrameKind::Python });
             }
-            if stacks.len() >= MOST {
-                stacks.clear();
-            }
-            stacks.insert((hash, base), stack);
-            stack
-        })
-        .unwrap_or(base)
+        }
+        if stacks.len() >= CACHE_LIMIT {
+            stacks.clear();
+        }
+        stacks.insert((hash, base), stack);
+        Some(stack)
+    });
+    stack.ok().flatten().unwrap_or(base)
 }
 
 /// Folds a word into a hash (as `wyhash` does: the halves of a wide product).
@@ -197,13 +216,16 @@ fn mixed(hash: u64, word: u64) -> u64 {
     (product as u64) ^ (product >> 64) as u64
 }
 
-/// The frames from `frame` outwards. Those that belong to no code (where C called Python) are passed over.
-fn read_frames(layout: &Layout, mut frame: *const usize, walk: &mut Vec<Line>) {
+/// Reads the frames from `frame` outwards. Frames without code (where C called Python) are left out.
+///
+/// # Safety
+/// `frame` is null or a running frame of this thread, and the layout is that of this interpreter.
+unsafe fn read_frames(layout: &Layout, mut frame: *const usize, walk: &mut Vec<FrameLine>) {
     let mut steps = 0;
-    while !frame.is_null() && walk.len() < DEEPEST && steps < 4 * DEEPEST {
+    while !frame.is_null() && walk.len() < MAX_FRAMES && steps < 4 * MAX_FRAMES {
         steps += 1;
-        // SAFETY: a frame of this thread that has not returned: its words are there by what was learned, and
-        // nobody else changes them. From 3.14 on the low bits of the code's word are a tag.
+        // SAFETY: a frame that has not returned has these words, and no other thread changes them. From 3.14 on the
+        // low bits of the word that leads to the code are a tag.
         let (code, previous) = unsafe { (*frame.add(layout.code) & !7, *frame.add(layout.previous)) };
         let object = code as *const usize;
         // SAFETY: a running frame holds its code, or `None`: an object, whose second word is its type.
@@ -219,36 +241,44 @@ fn read_frames(layout: &Layout, mut frame: *const usize, walk: &mut Vec<Line>) {
                     step * number
                 }
             };
-            // SAFETY: words of a code object, as was learned.
+            // SAFETY: words of a code object.
             let [filename, name, lines] =
                 [layout.filename, layout.name, layout.lines].map(|word| unsafe { *object.add(word) } as u64);
-            walk.push(Line { code, byte, mark: filename ^ name.rotate_left(21) ^ lines.rotate_left(42) });
+            let mark = filename ^ name.rotate_left(21) ^ lines.rotate_left(42);
+            walk.push(FrameLine { code, byte, mark });
         }
         frame = previous as *const usize;
     }
 }
 
-/// `file:line function`; 0 for what is no line of anybody.
-fn text_of_line(layout: &Layout, functions: &Functions, line: &Line) -> TextId {
+/// `file:line function`; 0 for a frame that is neither the program's nor torch's.
+///
+/// # Safety
+/// The code of `line` runs on this thread, and the layout is that of this interpreter.
+unsafe fn text_of_line(layout: &Layout, functions: &Functions, line: &FrameLine) -> TextId {
     let code = line.code as *const usize;
-    // SAFETY: the code of a running frame; the function reads its table of lines and nothing else.
+    // SAFETY: a code object; the function reads its table of lines and nothing else.
     let number = unsafe { (functions.line_of)(code, line.byte) };
-    // SAFETY: words of a code object, as was learned.
-    let words = unsafe { [*code.add(layout.filename), *code.add(layout.name)] };
-    let [Some(file), Some(name)] = words.map(|word| text(layout, functions, word as *const usize)) else {
+    // SAFETY: words of a code object, which are objects that it holds.
+    let texts = [layout.filename, layout.name]
+        .map(|word| unsafe { text(layout, functions, *code.add(word) as *const usize) });
+    let [Some(file), Some(name)] = texts else {
         return 0;
     };
-    // Where C calls Python, 3.12 has a frame of its own; and what we run in there is nobody's business.
-    if name == "<interpreter trampoline>" || file == "<memtrace>" {
+    // 3.12 has a frame of its own where C calls Python. The tracer's frames are left out as well.
+    if name == "<interpreter trampoline>" || file.starts_with("<memtrace") {
         return 0;
     }
     text_id(&format!("{file}:{number} {name}"))
 }
 
-/// The text of a `str`, which is copied with no allocation by Python.
-fn text(layout: &Layout, functions: &Functions, object: *const usize) -> Option<String> {
+/// Copies a `str` without making Python allocate; `None` for another object, and for a text that is too long.
+///
+/// # Safety
+/// `object` is null or a live object.
+unsafe fn text(layout: &Layout, functions: &Functions, object: *const usize) -> Option<String> {
     const LONGEST: usize = 4096;
-    // SAFETY: an attribute of a code object is an object, whose second word is its type.
+    // SAFETY: the second word of an object is its type.
     if object.is_null() || unsafe { *object.add(1) } != layout.text_type {
         return None;
     }
@@ -258,94 +288,68 @@ fn text(layout: &Layout, functions: &Functions, object: *const usize) -> Option<
         return None;
     }
     let mut characters = vec![0u32; length as usize];
-    // SAFETY: it is a `str`, and there is room for all of it without the 0 that is not asked for.
+    // SAFETY: it is a `str`, and there is room for all of it without a terminator, which is not asked for.
     let copied = unsafe { (functions.text_of)(object, characters.as_mut_ptr(), length, 0) };
     let characters = characters.into_iter().map(|c| char::from_u32(c).unwrap_or(char::REPLACEMENT_CHARACTER));
     (!copied.is_null()).then(|| characters.collect())
 }
 
-/// Learns where this interpreter keeps its frames, on the thread whose frames are told of, with the GIL. Gives
-/// whether lines of Python are to be had from now on.
-pub(crate) fn learn(told: &Told) -> bool {
-    let found = functions().and_then(|functions| Some((find(told, &functions)?, functions)));
+/// Learns the layout of this interpreter's frames. Returns whether Python lines can be read from now on.
+///
+/// # Safety
+/// The GIL is held. `known` describes frames that run on this thread during the call, by addresses of live objects.
+pub(crate) unsafe fn learn(known: &KnownCode) -> bool {
+    // SAFETY: by the contract.
+    let found =
+        Functions::find().and_then(|functions| Some((unsafe { find(known, &functions) }?, functions)));
     let Some((layout, functions)) = found else { return false };
-    // What was found is believed when it reads what Python told.
+    // It is used when it reads the frames that Python described.
     let mut walk = Vec::new();
-    read_frames(&layout, first_frame(&layout, &functions), &mut walk);
-    let read = walk.iter().skip_while(|line| line.code != told.code).skip(1);
-    let is_right = |(line, known): (&Line, &Known)| {
+    // SAFETY: `find` has read these places of this thread's frames.
+    unsafe { read_frames(&layout, first_frame(&layout, &functions), &mut walk) };
+    let read = walk.iter().skip_while(|line| line.code != known.code).skip(1);
+    let is_right = |(line, frame): (&FrameLine, &KnownFrame)| {
         // SAFETY: the code of a running frame.
         let number = unsafe { (functions.line_of)(line.code as *const usize, line.byte) };
-        line.code == known.code && line.byte as usize == known.byte && number as usize == known.line
+        line.code == frame.code && line.byte as usize == frame.byte && number as usize == frame.line
     };
-    let agrees = read.clone().count() >= told.callers.len() && read.zip(&told.callers).all(is_right);
+    let agrees = read.clone().count() >= known.callers.len() && read.zip(&known.callers).all(is_right);
     if agrees && LAYOUT.set((layout, functions)).is_ok() {
-        KNOWN.store(true, Ordering::Release);
+        IS_KNOWN.store(true, Ordering::Release);
     }
     agrees
 }
 
-fn functions() -> Option<Functions> {
-    let names = [
-        c"Py_IsInitialized",
-        c"PyGILState_GetThisThreadState",
-        c"PyCode_Addr2Line",
-        c"PyUnicode_GetLength",
-        c"PyUnicode_AsUCS4",
-    ];
-    let [is_initialized, this_thread, line_of, length_of, text_of] = names.map(find_global);
-    if [is_initialized, this_thread, line_of, length_of, text_of].iter().any(|found| found.is_null()) {
-        return None;
-    }
-    // SAFETY: their types in pylifecycle.h, pystate.h, code.h and unicodeobject.h, 3.9 to 3.14.
-    unsafe {
-        Some(Functions {
-            is_initialized: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(
-                is_initialized,
-            ),
-            this_thread: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *const usize>(
-                this_thread,
-            ),
-            line_of: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const usize, c_int) -> c_int>(
-                line_of,
-            ),
-            length_of: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const usize) -> isize>(
-                length_of,
-            ),
-            text_of: std::mem::transmute::<
-                *mut c_void,
-                unsafe extern "C" fn(*const usize, *mut u32, isize, c_int) -> *mut u32,
-            >(text_of),
-        })
-    }
-}
-
-/// Words that are looked at: of a thread's state (it has more in every version), of what it leads to, of a frame.
+/// Words that are searched: of a thread's state (it grows with every version), and of a frame.
 const THREAD_WORDS: usize = 24;
 const FRAME_WORDS: usize = 16;
 
-fn find(told: &Told, functions: &Functions) -> Option<Layout> {
+/// Finds the layout by guarded reads: nothing is followed before it is known to be there.
+///
+/// # Safety
+/// As [`learn`].
+unsafe fn find(known: &KnownCode, functions: &Functions) -> Option<Layout> {
     let reader = Reader::new()?;
     // SAFETY: the GIL is held, so the thread has a state.
     let thread = unsafe { (functions.this_thread)() } as usize;
     let words: [usize; THREAD_WORDS] = reader.read(thread)?;
     let (thread, through, frame) = words.iter().enumerate().find_map(|(word, place)| {
-        let is_ours = |frame: &usize| code_of(&reader, *frame, told.code).is_some();
-        if is_ours(place) {
+        let is_calling_frame = |frame: &usize| code_of(&reader, *frame, known.code).is_some();
+        if is_calling_frame(place) {
             return Some((word, None, *place));
         }
         let inner: [usize; 2] = reader.read(*place)?;
-        let through = inner.iter().position(is_ours)?;
+        let through = inner.iter().position(is_calling_frame)?;
         Some((word, Some(through), inner[through]))
     })?;
-    let code = code_of(&reader, frame, told.code)?;
-    let [first, second, ..] = told.callers[..] else { return None };
-    let leads_to = |frame: usize, known: &Known| {
+    let code = code_of(&reader, frame, known.code)?;
+    let [first, second, ..] = known.callers[..] else { return None };
+    let leads_to = |frame: usize, caller: &KnownFrame| {
         let words: [usize; FRAME_WORDS] = reader.read(frame)?;
-        let is_it = |place: &usize| {
-            reader.read::<FRAME_WORDS>(*place).is_some_and(|words| words[code] & !7 == known.code)
+        let is_caller = |place: &usize| {
+            reader.read::<FRAME_WORDS>(*place).is_some_and(|words| words[code] & !7 == caller.code)
         };
-        words.iter().position(is_it).map(|word| (word, words[word]))
+        words.iter().position(is_caller).map(|word| (word, words[word]))
     };
     let (previous, outer) = leads_to(frame, &first)?;
     let (again, outermost) = leads_to(outer, &second)?;
@@ -355,35 +359,35 @@ fn find(told: &Told, functions: &Functions) -> Option<Layout> {
     let frames: [[usize; FRAME_WORDS]; 2] = [reader.read(outer)?, reader.read(outermost)?];
     let word_of = |object: usize| {
         let holds = |word: &usize| reader.read::<1>(first.code + word * 8) == Some([object]);
-        (0..told.code_size / 8).find(holds)
+        (0..known.code_size / 8).find(holds)
     };
-    // SAFETY: a code object and a text that Python told of.
+    // SAFETY: a code object and a text, by the contract.
     let (code_type, text_type) =
-        unsafe { (*(first.code as *const usize).add(1), *(told.filename as *const usize).add(1)) };
+        unsafe { (*(first.code as *const usize).add(1), *(known.filename as *const usize).add(1)) };
     Some(Layout {
         thread,
         through,
         code,
         previous,
-        instruction: instruction(&frames, &[first, second], told.code_size)?,
-        filename: word_of(told.filename)?,
-        name: word_of(told.name)?,
-        lines: word_of(told.lines)?,
+        instruction: instruction(&frames, &[first, second], known.code_size)?,
+        filename: word_of(known.filename)?,
+        name: word_of(known.name)?,
+        lines: word_of(known.lines)?,
         code_type,
         text_type,
     })
 }
 
-/// The word of a frame that is this code.
+/// The word of a frame that leads to this code.
 fn code_of(reader: &Reader, frame: usize, code: usize) -> Option<usize> {
     let words: [usize; FRAME_WORDS] = reader.read(frame)?;
     words.iter().position(|word| *word & !7 == code)
 }
 
-/// Where two frames say which instruction they are at.
+/// How two frames store the places that are known.
 fn instruction(
     frames: &[[usize; FRAME_WORDS]; 2],
-    known: &[Known; 2],
+    known: &[KnownFrame; 2],
     code_size: usize,
 ) -> Option<Instruction> {
     let pairs = || frames.iter().zip(known);
@@ -402,7 +406,7 @@ fn instruction(
     })
 }
 
-/// Reads memory that may not be there: the kernel says so, where a load would end the process.
+/// Reads memory that may not be mapped: the kernel returns an error where a load would end the process.
 struct Reader {
     pipe: [c_int; 2],
 }
@@ -433,7 +437,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        // SAFETY: both are open and ours.
+        // SAFETY: both ends are open, and belong to this value.
         self.pipe.iter().for_each(|end| unsafe {
             libc::close(*end);
         });

@@ -1,19 +1,19 @@
-//! Calls of modules: who they are, and when they begin and end.
+//! Module calls: the path of each module, and when its forward begins and ends.
 //!
-//! A global hook of torch's puts every module call on torch's slow path, which costs more than all that is done
-//! here. So `Module._call_impl`, the one function that each of these calls goes through, is heard of from C: CPython
-//! calls a function through the field `vectorcall` of its object (PEP 590), and [`call_module`] stands there. What
-//! Python sees of the function stays as it is.
+//! A global hook of torch puts every module call on torch's slow path, which costs more than all the work here. So calls
+//! of `Module._call_impl`, the one function that each of them goes through, are intercepted in C: CPython calls a
+//! function through the field `vectorcall` of its object (PEP 590), which is set to [`call_module`]. Python code sees
+//! the function unchanged.
 //!
-//! The interpreter runs some calls of Python functions without the field. From 3.12 on it first looks whether that is
-//! the usual one (`CALL` and `CALL_FUNCTION_EX` in ceval.c), and `PyFunction_SetVectorcall` is there to set it and to
-//! make call sites forget what they know of the function. 3.9 and 3.10 call all of them by the field. 3.11 does not
-//! look, but only where the arguments are written out: torch's `self._call_impl(*args, **kwargs)` goes by the field.
+//! The interpreter runs some calls of Python functions without the field. From 3.12 on it does so only when the field
+//! has the usual value (`CALL` and `CALL_FUNCTION_EX` in ceval.c), and `PyFunction_SetVectorcall` sets the field and
+//! invalidates what call sites have cached about the function. 3.9 and 3.10 always use the field. 3.11 skips it without
+//! a check, but only where the arguments are written out: torch's `self._call_impl(*args, **kwargs)` uses the field.
 //!
-//! A daemon thread that waits for the interpreter when Python ends is unwound from there: through what is
-//! `extern "C-unwind"` here, which keeps nothing that is to be dropped across such a call.
+//! A daemon thread that waits for the interpreter when Python ends is unwound from there, through functions that are
+//! `extern "C-unwind"` here: they keep nothing that must be dropped across such a call.
 
-use std::ffi::{c_int, c_long, c_void};
+use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -22,112 +22,116 @@ use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
 use rustc_hash::FxHashMap;
 
-use crate::attribution::backward_passes;
-use crate::attribution::module_ranges;
-use crate::python::injection::{
-    Object, cached, function_named, identity, integer, python, release, size, symbol, text,
-};
+use crate::attribution::{backward_passes, module_ranges};
+use crate::ffi::cpython::{Arguments, Functions, Gil, Object, Owned, RawObject, Vectorcall};
+use crate::ffi::symbols::find_global;
+use crate::python::errors;
 use crate::runtime::guard::shielded;
 use crate::runtime::thread;
 
-/// The numbers of the paths of module objects, by their address. Only who holds the GIL takes the lock.
+/// The path of each module object, by its address. Only a thread that holds the GIL takes the lock.
 static PATHS: Mutex<Option<FxHashMap<usize, TextId>>> = Mutex::new(None);
 
 fn with_paths<R>(work: impl FnOnce(&mut FxHashMap<usize, TextId>) -> R) -> R {
     work(PATHS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }
 
-/// `adopt(module, path)`: its path is known.
-pub(crate) unsafe extern "C" fn adopt(_: Object, args: *const Object, count: isize) -> Object {
-    // SAFETY: as in `enter`.
-    let (module, path) = unsafe { (identity(args, count, 0), text(args, count, 1)) };
-    shielded(|| {
-        let path = text_id(path);
-        with_paths(|paths| paths.insert(module, path));
-    });
-    integer(0)
+/// `assign_path(module, path)`.
+pub(crate) fn assign_path(arguments: Arguments<'_>) {
+    let (module, path) = (arguments.id(0), text_id(arguments.text(1)));
+    with_paths(|paths| paths.insert(module, path));
 }
 
-/// `forget(id)`: the module is gone.
-pub(crate) unsafe extern "C" fn forget(_: Object, args: *const Object, count: isize) -> Object {
-    // SAFETY: as in `enter`.
-    let module = unsafe { size(args, count, 0) };
-    shielded(|| with_paths(|paths| paths.remove(&module)));
-    integer(0)
+/// `forget_module(id)`: the module has been garbage-collected.
+pub(crate) fn forget_module(arguments: Arguments<'_>) {
+    let module = arguments.size(0);
+    with_paths(|paths| paths.remove(&module));
 }
 
-/// `enter(module)`: see [`begin`].
-///
-/// # Safety
-/// Called by Python, which holds the GIL and passes `count` arguments.
-pub(crate) unsafe extern "C" fn enter(_: Object, args: *const Object, count: isize) -> Object {
-    // SAFETY: by the contract.
-    let module = unsafe { identity(args, count, 0) };
-    integer(shielded(|| begin(module)).unwrap_or(0))
+/// `enter_module(module)`.
+pub(crate) fn enter_module(arguments: Arguments<'_>) -> i64 {
+    enter(arguments.id(0)) as i64
 }
 
-/// `leave(module)`: it ends.
-pub(crate) unsafe extern "C" fn leave(_: Object, args: *const Object, count: isize) -> Object {
-    // SAFETY: as in `enter`.
-    let module = unsafe { identity(args, count, 0) };
-    shielded(|| module_ranges::leave(module));
-    integer(0)
+/// `leave_module(module)`.
+pub(crate) fn leave_module(arguments: Arguments<'_>) {
+    module_ranges::leave(arguments.id(0));
 }
 
-/// A module's forward begins. 0: inside that of another, or again, for a backward that recomputes it, whose thread is
-/// no caller of the model; 1: it is the outermost; 2: nobody knows it, and nothing was done.
-fn begin(module: usize) -> c_long {
-    let Some(path) = with_paths(|paths| paths.get(&module).copied()) else { return 2 };
+/// How a module call begins.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Entered {
+    /// Inside another module's call, or for a backward that computes it again: autograd's thread calls no model.
+    Inside = 0,
+    /// As the outermost call of its thread.
+    Outermost = 1,
+    /// The module has no path; nothing was recorded.
+    Unknown = 2,
+}
+
+impl Entered {
+    /// Its name in the tracer.
+    pub(crate) fn name(self) -> &'static CStr {
+        match self {
+            Entered::Inside => c"ENTERED_INSIDE",
+            Entered::Outermost => c"ENTERED_OUTERMOST",
+            Entered::Unknown => c"NOT_ENTERED",
+        }
+    }
+}
+
+fn enter(module: usize) -> Entered {
+    let Some(path) = with_paths(|paths| paths.get(&module).copied()) else { return Entered::Unknown };
     if module_ranges::enter(path, module) > 0 || thread::is_autograd() {
-        return 0;
+        return Entered::Inside;
     }
     backward_passes::gradients_are_due();
-    1
+    Entered::Outermost
 }
 
-/// As [`begin`], when `hooks.py` has nothing to do for this call; else nothing is done.
-fn begin_unasked(module: usize) -> bool {
+/// Enters a module when the tracer has nothing to do for its call; `false`, and nothing is done, otherwise.
+fn enter_without_tracer(module: usize) -> bool {
     AFTER.load(Ordering::Relaxed).is_null()
         && (module_ranges::depth() > 0 || thread::is_autograd())
-        && begin(module) != 2
+        && enter(module) != Entered::Unknown
 }
 
-/// `vectorcallfunc`: the function, its arguments, their number, the names of those behind them.
-type Call = unsafe extern "C-unwind" fn(Object, *const Object, usize, Object) -> Object;
-
-/// What stood in the field: CPython's own, which calls whatever function is written in Python.
+/// The usual value of the field: CPython's function that calls any function written in Python.
 static USUAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-/// What `hooks.py` gave us to call before a module, with its arguments; and after it, when anybody asks for that, with
-/// the module and its result. Kept for as long as the process lives.
+/// The tracer's function to call before a module, with its arguments. Never released, like the others.
 static BEFORE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+/// The tracer's function to call after a module, with the module and its result; null when it needs none.
 static AFTER: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-/// Sets the callback to which dynamo has the calling thread's frames told; gives the one that was set.
+/// Sets the callback through which dynamo sees the calling thread's frames, and returns the previous one.
 static SET_EVAL_FRAME: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
-/// Stands in the field.
+/// The value of the field.
+///
+/// # Safety
+/// Python calls it as a `vectorcallfunc`, after [`hook_vectorcall`] has stored [`USUAL`] and [`BEFORE`].
 unsafe extern "C-unwind" fn call_module(
-    function: Object,
-    args: *const Object,
+    function: RawObject,
+    args: *const RawObject,
     count: usize,
-    names: Object,
-) -> Object {
-    // SAFETY: `hear` stored what stood there before it put this in its place; the arguments are the caller's own.
-    let usual = unsafe { std::mem::transmute::<*mut c_void, Call>(USUAL.load(Ordering::Relaxed)) };
+    names: RawObject,
+) -> RawObject {
+    // SAFETY: `hook_vectorcall` stored the usual value before it set the field; the arguments are the caller's own.
+    let usual = unsafe { std::mem::transmute::<*mut c_void, Vectorcall>(USUAL.load(Ordering::Relaxed)) };
     // The highest bit is a flag.
     if count << 1 == 0 {
-        // SAFETY: as above. It raises what it raises for a method without its object.
+        // SAFETY: as above. It raises the error of a method that is called without its object.
         return unsafe { usual(function, args, count, names) };
     }
-    // SAFETY: the first argument is there, and the caller keeps it for as long as the call lasts.
+    // SAFETY: the first argument is there, and the caller keeps it during the call.
     let module = unsafe { *args };
-    let mut is_open = shielded(|| begin_unasked(module as usize)) == Some(true);
+    let mut is_open = shielded(|| enter_without_tracer(module as usize)) == Some(true);
     let mut result = null_mut();
     let mut goes_on = true;
     if !is_open {
-        let open = shielded(module_ranges::depth);
+        let depth = shielded(module_ranges::depth);
         // SAFETY: as above.
-        goes_on = unsafe { ask(&BEFORE, usual, args, count, names) };
-        is_open = shielded(module_ranges::depth) > open;
+        goes_on = unsafe { call_tracer(&BEFORE, usual, args, count, names) };
+        is_open = shielded(module_ranges::depth) > depth;
     }
     if goes_on {
         // SAFETY: as above.
@@ -135,10 +139,11 @@ unsafe extern "C-unwind" fn call_module(
     }
     if is_open {
         if !result.is_null() && !AFTER.load(Ordering::Relaxed).is_null() {
-            let told = [module, result];
+            let arguments = [module, result];
             // SAFETY: two arguments, both alive.
-            if !unsafe { ask(&AFTER, usual, told.as_ptr(), told.len(), null_mut()) } {
-                release(result);
+            if !unsafe { call_tracer(&AFTER, usual, arguments.as_ptr(), arguments.len(), null_mut()) } {
+                // SAFETY: the GIL is held, and the result is a new reference that nobody else gets.
+                unsafe { release(result) };
                 result = null_mut();
             }
         }
@@ -147,151 +152,143 @@ unsafe extern "C-unwind" fn call_module(
     result
 }
 
-/// Calls what `hooks.py` gave us. `false`: it raised what is the program's own (a KeyboardInterrupt that came
-/// meanwhile). Where dynamo watches this thread it would compile that: it is told of none of our frames.
+/// Releases a reference.
 ///
 /// # Safety
-/// `args` and `names` are as Python gave them to [`call_module`], and `usual` is [`USUAL`].
-unsafe fn ask(
+/// The GIL is held, and `object` is null or a new reference.
+unsafe fn release(object: RawObject) {
+    // SAFETY: by the contract.
+    drop(unsafe { Gil::held().and_then(|gil| gil.owned(object)) });
+}
+
+/// Calls a function of the tracer. `false`: it raised what belongs to the program (a KeyboardInterrupt that arrived
+/// meanwhile). dynamo, where it watches this thread, would compile the tracer's frames: it sees none of them.
+///
+/// # Safety
+/// The GIL is held; `args` and `names` are valid for a `vectorcallfunc`, and `usual` is [`USUAL`].
+unsafe fn call_tracer(
     function: &AtomicPtr<c_void>,
-    usual: Call,
-    args: *const Object,
+    usual: Vectorcall,
+    args: *const RawObject,
     count: usize,
-    names: Object,
+    names: RawObject,
 ) -> bool {
-    let none = symbol_of_none();
-    let watcher = set_eval_frame(none);
-    // SAFETY: `hear` stored a function that is written in Python; the arguments by the contract.
+    // SAFETY: by the contract.
+    let Some(gil) = (unsafe { Gil::held() }) else { return true };
+    let none = gil.none();
+    // A plain pointer: the call below may unwind.
+    let watcher = set_eval_frame(gil, none).map_or(null_mut(), Owned::into_raw);
+    // SAFETY: `hook_vectorcall` stored a function written in Python; the arguments by the contract.
     let result = unsafe { usual(function.load(Ordering::Relaxed), args, count, names) };
-    let goes_on = !result.is_null() || forget_exception();
-    if !watcher.is_null() && watcher != none {
-        set_eval_frame_beside_error(watcher);
+    let goes_on = !result.is_null() || drop_exception(gil);
+    // SAFETY: the reference that `set_eval_frame` returned.
+    if let Some(watcher) = unsafe { gil.owned(watcher) }
+        && !watcher.get().is(none)
+    {
+        // An exception of the program stays raised.
+        let error = gil.fetch_error();
+        drop(set_eval_frame(gil, watcher.get()));
+        gil.restore_error(error);
     }
-    release(watcher);
-    release(result);
+    // SAFETY: null or a new reference.
+    drop(unsafe { gil.owned(result) });
     goes_on
 }
 
-/// Drops what was raised, when it is an `Exception` (a RecursionError, right where the program would have met it).
-fn forget_exception() -> bool {
-    type Matches = unsafe extern "C" fn(Object) -> c_int;
-    let exception = symbol(c"PyExc_Exception").cast::<Object>();
-    // SAFETY: the variable of Python's pyerrors.h, which is never null once Python runs.
-    let exception = if exception.is_null() { null_mut() } else { unsafe { *exception } };
-    let is_one = !exception.is_null() && python!(PyErr_ExceptionMatches(exception) as Matches) != 0;
-    if is_one {
-        clear_error();
+/// Drops what was raised when it is an `Exception`, such as a RecursionError where the module's own forward would have
+/// met it. `false` for others.
+fn drop_exception(gil: Gil) -> bool {
+    let is_exception = gil.is_exception_raised();
+    if is_exception {
+        errors::take(gil, "call of a hook");
     }
-    is_one
+    is_exception
 }
 
-fn clear_error() {
-    python!(PyErr_Clear() as unsafe extern "C" fn());
-}
-
-/// Gives the callback that was set; null when there is nothing to set.
-fn set_eval_frame(callback: Object) -> Object {
-    type CallWith = unsafe extern "C" fn(Object, ...) -> Object;
-    let (function, found) = (SET_EVAL_FRAME.load(Ordering::Relaxed), symbol_of_call());
-    if function.is_null() || found.is_null() {
-        return null_mut();
-    }
-    // SAFETY: the type of PyObject_CallFunctionObjArgs; the GIL is held.
-    let call = unsafe { std::mem::transmute::<*mut c_void, CallWith>(found) };
-    // SAFETY: as above; null ends the arguments.
-    let before = unsafe { call(function, callback, null_mut::<c_void>()) };
-    if before.is_null() {
-        clear_error();
+/// Sets dynamo's callback; returns the previous one, `None` when this torch has none to set.
+fn set_eval_frame(gil: Gil, callback: Object<'_>) -> Option<Owned> {
+    // SAFETY: null or a function that is never released.
+    let function = unsafe { gil.borrowed(SET_EVAL_FRAME.load(Ordering::Relaxed)) }?;
+    let before = function.call_with(callback);
+    if before.is_none() {
+        gil.clear_error();
     }
     before
 }
 
-/// The same while an exception may be on its way, which stays.
-fn set_eval_frame_beside_error(callback: Object) {
-    type Fetch = unsafe extern "C" fn(*mut Object, *mut Object, *mut Object);
-    type Restore = unsafe extern "C" fn(Object, Object, Object);
-    let [mut kind, mut value, mut place] = [null_mut(); 3];
-    python!(PyErr_Fetch(&raw mut kind, &raw mut value, &raw mut place) as Fetch);
-    release(set_eval_frame(callback));
-    python!(PyErr_Restore(kind, value, place) as Restore);
-}
-
-cached!(symbol_of_none, c"_Py_NoneStruct");
-cached!(symbol_of_call, c"PyObject_CallFunctionObjArgs");
-
-/// `hear(function, size, before, after, set_eval_frame) -> bool`: has calls of `function`, whose object has `size`
-/// bytes, go through [`call_module`], which calls `before` and `after`; `None` for what there is not. `False`, and
-/// nothing is done, where that is not possible: an interpreter that keeps the field elsewhere, or a function that
-/// somebody else calls in a way of their own.
-pub(crate) unsafe extern "C" fn hear(_: Object, args: *const Object, count: isize) -> Object {
-    if count != 5 {
-        return integer(0);
-    }
-    // SAFETY: as in `enter`; five arguments are there.
-    let (bytes, args) = unsafe { (size(args, count, 1), std::slice::from_raw_parts(args, 5)) };
-    let none = symbol_of_none();
-    let heard = shielded(|| {
-        // SAFETY: `hooks.py` passes a function written in Python and the size of its object.
-        let Some(field) = (unsafe { field_of(args[0], bytes, args[2]) }) else { return false };
-        for (place, object) in [(&BEFORE, args[2]), (&AFTER, args[3]), (&SET_EVAL_FRAME, args[4])] {
-            if object != none {
-                python!(Py_IncRef(object) as unsafe extern "C" fn(Object));
-                place.store(object, Ordering::Release);
-            }
+/// `hook_vectorcall(function, object_size, before, after, set_eval_frame) -> bool`: calls of `function`, whose object
+/// has `object_size` bytes, go through [`call_module`]; `None` for a function that is not there. `False`, and nothing is
+/// changed, where that is not possible: an interpreter that has the field elsewhere, or a function whose field somebody
+/// else has set.
+pub(crate) fn hook_vectorcall(arguments: Arguments<'_>) -> bool {
+    let object = |index| arguments.get(index);
+    let (Some(function), Some(before)) = (object(0), object(2)) else { return false };
+    // SAFETY: the tracer passes functions written in Python, and the size of their objects.
+    let Some(field) =
+        (unsafe { Field::find(arguments.gil.functions(), function, arguments.size(1), before) })
+    else {
+        return false;
+    };
+    for (place, index) in [(&BEFORE, 2), (&AFTER, 3), (&SET_EVAL_FRAME, 4)] {
+        if let Some(object) = object(index).filter(|object| !object.is_none()) {
+            place.store(object.to_owned().into_raw(), Ordering::Release);
         }
-        // SAFETY: as above; everything that `call_module` needs is there.
-        unsafe { field.set(args[0]) };
-        true
-    });
-    integer(i64::from(heard == Some(true)))
+    }
+    // SAFETY: the field of this function; all that `call_module` needs is there.
+    unsafe { field.set(function) };
+    true
 }
 
-/// `PyFunction_SetVectorcall`.
-type Set = unsafe extern "C" fn(Object, Call);
-
-/// How the field of a function is set.
+/// The field `vectorcall` of a function.
 enum Field {
-    By(Set),
-    At(*mut *mut c_void),
+    /// Set by `PyFunction_SetVectorcall`.
+    Setter(unsafe extern "C" fn(RawObject, Vectorcall)),
+    /// At this address.
+    Address(*mut *mut c_void),
 }
 
 impl Field {
+    /// The field of `function` when it has the usual value, which is kept in [`USUAL`]; `plain` is a function whose
+    /// field nobody has set.
+    ///
     /// # Safety
-    /// The field is that of `function`.
-    unsafe fn set(self, function: Object) {
+    /// Both are functions written in Python, whose objects have `size` bytes.
+    unsafe fn find(
+        functions: &Functions,
+        function: Object<'_>,
+        size: usize,
+        plain: Object<'_>,
+    ) -> Option<Field> {
+        let (usual, field) =
+            if let (Some(get), Some(set)) = (functions.vectorcall_of, functions.set_vectorcall) {
+                // SAFETY: two functions; the GIL is held.
+                let (usual, current) = unsafe { (get(plain.raw()), get(function.raw())) };
+                (usual, (usual == current).then_some(Field::Setter(set)))
+            } else {
+                let usual = find_global(c"_PyFunction_Vectorcall");
+                let words = function.raw().cast::<*mut c_void>();
+                // SAFETY: the words of the object.
+                let is_usual = |word: &*mut *mut c_void| unsafe { **word == usual };
+                let mut fields =
+                    (0..size / size_of::<usize>()).map(|index| words.wrapping_add(index)).filter(is_usual);
+                let (first, second) = (fields.next(), fields.next());
+                (usual, first.filter(|_| second.is_none()).map(Field::Address))
+            };
+        let field = field.filter(|_| !usual.is_null())?;
+        USUAL.store(usual, Ordering::Release);
+        Some(field)
+    }
+
+    /// Sets the field to [`call_module`].
+    ///
+    /// # Safety
+    /// It is the field of `function`, and the statics that [`call_module`] reads are set.
+    unsafe fn set(self, function: Object<'_>) {
         match self {
-            // SAFETY: the type of PyFunction_SetVectorcall; by the contract.
-            Field::By(set) => unsafe { set(function, call_module) },
+            // SAFETY: by the contract; the GIL is held.
+            Field::Setter(set) => unsafe { set(function.raw(), call_module) },
             // SAFETY: by the contract.
-            Field::At(field) => unsafe { *field = call_module as *mut c_void },
+            Field::Address(field) => unsafe { *field = call_module as *mut c_void },
         }
     }
-}
-
-/// The field of `function`, when what stands there is the usual one, which is kept; `plain` is a function where it is.
-///
-/// # Safety
-/// Both are functions written in Python; the object of one has `bytes` bytes.
-unsafe fn field_of(function: Object, bytes: usize, plain: Object) -> Option<Field> {
-    type Get = unsafe extern "C" fn(Object) -> *mut c_void;
-    // SAFETY: the types of these functions.
-    let (get, set) = unsafe {
-        (function_named::<Get>(c"PyVectorcall_Function"), function_named::<Set>(c"PyFunction_SetVectorcall"))
-    };
-    let (usual, field) = if let (Some(get), Some(set)) = (get, set) {
-        // SAFETY: two functions; the GIL is held.
-        let (usual, is) = unsafe { (get(plain), get(function)) };
-        (usual, (usual == is).then_some(Field::By(set)))
-    } else {
-        let usual = symbol(c"_PyFunction_Vectorcall");
-        let words = function.cast::<*mut c_void>();
-        // SAFETY: the words of the object.
-        let is_it = |word: &*mut *mut c_void| unsafe { **word == usual };
-        let mut fields = (0..bytes / size_of::<usize>()).map(|at| words.wrapping_add(at)).filter(is_it);
-        let (first, second) = (fields.next(), fields.next());
-        (usual, first.filter(|_| second.is_none()).map(Field::At))
-    };
-    let field = field.filter(|_| !usual.is_null())?;
-    USUAL.store(usual, Ordering::Release);
-    Some(field)
 }

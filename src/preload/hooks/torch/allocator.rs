@@ -16,7 +16,7 @@ use crate::attribution::private_pools;
 use crate::attribution::requested_sizes;
 use crate::ffi::symbols::RealFn;
 use crate::ffi::torch::{self, current_stream};
-use crate::python::injection;
+use crate::python::{callbacks, injection};
 use crate::runtime::guard::shielded;
 use crate::runtime::session;
 use crate::runtime::thread;
@@ -172,7 +172,7 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
     if let Some(ordinal) = cuda_ordinal(device) {
         shielded(|| {
             let Some(recorder) = session::recorder() else { return };
-            injection::out_of_memory(recorder);
+            callbacks::out_of_memory(recorder);
             let stream = current_stream(ordinal);
             let (context, step) = context::current_on(stream);
             let asked = |own: &ThreadState| {

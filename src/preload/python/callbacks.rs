@@ -1,0 +1,123 @@
+//! The functions of the tracer that the library calls: after a backward, when memory ran out, and when the program
+//! registers something.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use memtrace_record::Recorder;
+
+use crate::attribution::{backward_passes, op_stack};
+use crate::ffi::cpython::{Functions, Gil, Object, Owned, PendingCall, RawObject};
+use crate::python::errors;
+use crate::runtime::guard::shielded;
+
+/// A function of the tracer, kept for as long as the process lives. Null until the tracer is installed.
+struct Callback {
+    function: AtomicPtr<c_void>,
+    /// The name of the function, for the log.
+    name: &'static str,
+}
+
+static AFTER_BACKWARD: Callback = Callback::new("after a backward");
+static OUT_OF_MEMORY: Callback = Callback::new("when memory ran out");
+static TRACK: Callback = Callback::new("track_external");
+
+impl Callback {
+    const fn new(name: &'static str) -> Callback {
+        Callback { function: AtomicPtr::new(null_mut()), name }
+    }
+
+    fn set(&self, function: Owned) {
+        self.function.store(function.into_raw(), Ordering::Release);
+    }
+
+    fn is_set(&self) -> bool {
+        !self.function.load(Ordering::Relaxed).is_null()
+    }
+
+    /// Calls it, with the arguments of a tuple if there are any. Returns what a pending call returns: -1 only when it
+    /// raised what belongs to the program (a KeyboardInterrupt that arrived meanwhile), which Python then raises there.
+    fn call(&self, gil: Gil, arguments: Option<Object<'_>>) -> c_int {
+        // SAFETY: null or a function that is never released.
+        let Some(function) = (unsafe { gil.borrowed(self.function.load(Ordering::Acquire)) }) else {
+            return 0;
+        };
+        let result = op_stack::without_rows(|| match arguments {
+            Some(arguments) => function.call_with_tuple(arguments),
+            None => function.call(),
+        });
+        if result.is_some() {
+            return 0;
+        }
+        if !gil.is_exception_raised() {
+            return -1;
+        }
+        errors::take(gil, self.name);
+        0
+    }
+}
+
+/// Keeps the functions that the tracer returned, by their names in this dict.
+pub(crate) fn install(functions: Object<'_>) {
+    let callbacks =
+        [(c"after_backward", &AFTER_BACKWARD), (c"out_of_memory", &OUT_OF_MEMORY), (c"track", &TRACK)];
+    for (name, callback) in callbacks {
+        if let Some(function) = functions.item(name) {
+            callback.set(function);
+        }
+    }
+    if AFTER_BACKWARD.is_set() {
+        backward_passes::set_schedule(|| call_soon(after_backward));
+    }
+}
+
+/// Asks Python's main thread to call one of the functions below; `false` when it will not.
+fn call_soon(function: PendingCall) -> bool {
+    // SAFETY: the functions below are made for pending calls.
+    Functions::get().is_some_and(|functions| unsafe { functions.call_soon(function) })
+}
+
+/// Memory ran out: the tracer tags what models hold, so that the message about it names a model that dies while it is
+/// loaded. Called before the recorder gets the event, whose message then waits for the tags.
+pub(crate) fn out_of_memory(recorder: &Recorder) {
+    if OUT_OF_MEMORY.is_set() {
+        recorder.tags_follow();
+        if !call_soon(after_out_of_memory) {
+            recorder.tags_came();
+        }
+    }
+}
+
+unsafe extern "C" fn after_backward(_: *mut c_void) -> c_int {
+    // SAFETY: a pending call runs with the GIL.
+    let gil = unsafe { Gil::held() };
+    gil.and_then(|gil| shielded(|| AFTER_BACKWARD.call(gil, None))).unwrap_or(0)
+}
+
+unsafe extern "C" fn after_out_of_memory(_: *mut c_void) -> c_int {
+    // SAFETY: a pending call runs with the GIL.
+    let gil = unsafe { Gil::held() };
+    let result = gil.and_then(|gil| shielded(|| OUT_OF_MEMORY.call(gil, None))).unwrap_or(0);
+    shielded(|| {
+        if let Some(recorder) = Recorder::active() {
+            recorder.tags_came();
+        }
+    });
+    result
+}
+
+/// `memtrace.track_external` of `python/memtrace.py`: `arguments` is a tuple whose only item is the tuple of registered
+/// objects. It raises nothing of its own.
+///
+/// # Safety
+/// The calling thread holds the GIL (`ctypes.PyDLL`), and `arguments` is a tuple that lives during the call.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memtrace_python_track(arguments: RawObject) {
+    // SAFETY: by the contract.
+    if let Some(gil) = unsafe { Gil::held() } {
+        // SAFETY: by the contract.
+        let arguments = unsafe { gil.borrowed(arguments) };
+        shielded(|| TRACK.call(gil, arguments));
+    }
+}

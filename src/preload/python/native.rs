@@ -1,0 +1,169 @@
+//! The module `native` of the tracer: the C functions that it calls and the values that it is given. Its Python side is
+//! documented in `tracer/native.pyi`.
+
+use std::ffi::CStr;
+
+use memtrace_record::recorder::text_id;
+use memtrace_trace::config::{Level, Stacks};
+use memtrace_trace::rounding::MIN_BLOCK;
+use memtrace_trace::{Api, Category};
+
+use crate::attribution::python_frames::{self, KnownCode, KnownFrame};
+use crate::attribution::{backward_passes, module_ranges};
+use crate::ffi::cpython::{Arguments, Gil, Method, Object, Owned, native_method};
+use crate::python::errors;
+use crate::python::gradients::record_gradients;
+use crate::python::module_calls::{self, Entered};
+use crate::python::op_io;
+use crate::python::tags::{self, Tag};
+use crate::runtime::{log, session};
+
+static METHODS: [Method; 16] = [
+    native_method!("enter_module", module_calls::enter_module),
+    native_method!("leave_module", module_calls::leave_module),
+    native_method!("innermost_module", innermost_module),
+    native_method!("assign_path", module_calls::assign_path),
+    native_method!("forget_module", module_calls::forget_module),
+    native_method!("hook_vectorcall", module_calls::hook_vectorcall),
+    native_method!("text_id", text_id_of),
+    native_method!("record_tag", record_tag),
+    native_method!("record_gradients", record_gradients),
+    native_method!("backward_count", backward_count),
+    native_method!("record_module_memory", record_module_memory),
+    native_method!("learn_tensor", learn_tensor),
+    native_method!("finish_op_layout", finish_op_layout),
+    native_method!("learn_frame_layout", learn_frame_layout),
+    native_method!("count_failure", count_failure),
+    native_method!("log_failure", log_failure),
+];
+
+/// Which memory of a module [`record_module_memory`] can record.
+const MODULE_MEMORY: [Api; 4] =
+    [Api::ModuleParameters, Api::ModuleBuffers, Api::ModuleInputs, Api::ModuleOutputs];
+
+/// Makes the module. `None`: Python raised an exception.
+pub(crate) fn module(gil: Gil) -> Option<Owned> {
+    let module = gil.new_module(c"memtrace_tracer.native")?;
+    let namespace = module.get().module_namespace()?;
+    for method in &METHODS {
+        set(namespace, method.name(), gil.new_function(method)?)?;
+    }
+    for (name, value) in settings() {
+        set(namespace, name, gil.integer(value)?)?;
+    }
+    for entered in [Entered::Inside, Entered::Outermost, Entered::Unknown] {
+        set(namespace, entered.name(), gil.integer(entered as i64)?)?;
+    }
+    let categories = Category::ALL.iter().map(|category| (category.as_str(), *category as i64));
+    set(namespace, c"CATEGORIES", ids(gil, categories)?)?;
+    set(namespace, c"APIS", ids(gil, MODULE_MEMORY.iter().map(|api| (api.name(), *api as i64)))?)?;
+    Some(module)
+}
+
+fn set(namespace: Object<'_>, name: &CStr, value: Owned) -> Option<()> {
+    namespace.set_item(name, value.get()).then_some(())
+}
+
+/// A dict of ids by their texts.
+fn ids<'a>(gil: Gil, items: impl Iterator<Item = (&'a str, i64)>) -> Option<Owned> {
+    let dict = gil.new_dict()?;
+    for (text, id) in items {
+        let text = std::ffi::CString::new(text).ok()?;
+        set(dict.get(), &text, gil.integer(id)?)?;
+    }
+    Some(dict)
+}
+
+/// The settings that the tracer reads, as integers.
+fn settings() -> [(&'static CStr, i64); 4] {
+    let session = session::session();
+    let is = |wanted: fn(&memtrace_record::Session) -> bool| i64::from(session.is_some_and(wanted));
+    [
+        (c"KEEP_WRAPPERS", is(|session| session.settings.wrappers)),
+        (c"MODULE_PATHS", is(|session| session.settings.modules)),
+        (c"PYTHON_STACKS", is(|session| session.settings.stacks == Stacks::Python)),
+        (c"MEMORY_UNIT", session.map_or(0, memory_unit)),
+    ]
+}
+
+/// The multiple, in bytes, that the memory of modules is rounded up to; 0 when it is not recorded.
+fn memory_unit(session: &memtrace_record::Session) -> i64 {
+    match (session.settings.ops.io(), session.rounding.caching) {
+        (false, _) => 0,
+        (true, true) => MIN_BLOCK as i64,
+        (true, false) => 1,
+    }
+}
+
+fn innermost_module(_: Arguments<'_>) -> i64 {
+    module_ranges::innermost() as i64
+}
+
+fn text_id_of(arguments: Arguments<'_>) -> i64 {
+    text_id(arguments.text(0)).into()
+}
+
+fn record_tag(arguments: Arguments<'_>) {
+    let [pointer, category, path, name] = [0, 1, 2, 3].map(|index| arguments.size(index));
+    tags::record(&Tag { pointer, category, path, name });
+}
+
+fn backward_count(_: Arguments<'_>) -> i64 {
+    backward_passes::functions() as i64
+}
+
+fn record_module_memory(arguments: Arguments<'_>) {
+    let [api, device, bytes, rounded] = [0, 1, 2, 3].map(|index| arguments.size(index));
+    if let Some(api) = MODULE_MEMORY.into_iter().find(|known| *known as usize == api) {
+        op_io::module_memory(api, device as i8, bytes as i64, rounded as u64);
+    }
+}
+
+fn learn_tensor(arguments: Arguments<'_>) {
+    let [tensor, storage, data, bytes] = [0, 1, 2, 3].map(|index| arguments.size(index));
+    op_io::learn::tensor(op_io::learn::Known { tensor, storage, data, bytes });
+}
+
+fn finish_op_layout(_: Arguments<'_>) -> bool {
+    let is_known = op_io::learn::finish();
+    if !is_known {
+        log::line_at(Level::Warn, op_io::learn::LOST);
+    }
+    is_known
+}
+
+/// The arguments are the code, its size, the first caller's file name, name and table of lines, and then of each caller
+/// its code, the byte of its instruction and its line.
+fn learn_frame_layout(arguments: Arguments<'_>) {
+    let numbers: Vec<usize> = (0..arguments.len()).map(|index| arguments.size(index)).collect();
+    let is_known = if let [code, code_size, filename, name, lines, callers @ ..] = &numbers[..] {
+        let callers = callers.chunks_exact(3);
+        let callers = callers.map(|caller| KnownFrame { code: caller[0], byte: caller[1], line: caller[2] });
+        let known = KnownCode {
+            code: *code,
+            code_size: *code_size,
+            filename: *filename,
+            name: *name,
+            lines: *lines,
+            callers: callers.collect(),
+        };
+        // SAFETY: `known_frames.py` passes the ids of live objects, and its frames run during the call.
+        unsafe { python_frames::learn(&known) }
+    } else {
+        false
+    };
+    if !is_known {
+        log::line_at(
+            Level::Warn,
+            "MEMTRACE_STACKS=python: this interpreter's frames could not be read (CPython 3.9 to 3.14 is known); stacks hold ops and modules alone",
+        );
+    }
+}
+
+fn count_failure(arguments: Arguments<'_>) -> bool {
+    errors::count(arguments.text(0), arguments.text(1))
+}
+
+fn log_failure(arguments: Arguments<'_>) {
+    errors::log(arguments.text(0), arguments.text(1), arguments.text(2));
+}

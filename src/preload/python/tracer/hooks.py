@@ -1,0 +1,131 @@
+"""The functions that torch and the library call: before and after a module's forward and an optimizer's step,
+after a backward.
+
+Each of them first asks whether dynamo is tracing, and ends every `Exception` where it arose: a failure costs
+tags, never the program.
+"""
+
+from __future__ import annotations
+
+import weakref
+from _thread import get_ident
+
+from .failures import count
+from .module_memory import measure_call, measure_result
+from .native import ENTERED_OUTERMOST, MEMORY_UNIT, NOT_ENTERED, enter_module
+from .paths import assign_paths_on_call, root_id_of, root_of, table_by_module
+from .tags import (
+    MAIN_THREAD,
+    has_new_gradients,
+    model_is_called,
+    own_without_path,
+    tag_gradients,
+    tag_gradients_of,
+    tag_inputs,
+    tag_model,
+    tag_state_of,
+)
+from .torch_api import is_compiling, without_torch_function
+from .uncalled import is_time_to_search, name_uncalled_models
+
+# By id(root): how often it was called as the outermost module.
+_calls: dict[int, int] = table_by_module()
+# By id(optimizer): a reference, the number of its steps, and the number of parameters that had state after
+# the last.
+_optimizers: dict[int, tuple[weakref.ref, int, int]] = {}
+
+# Parameters rarely move and optimizer state is rarely made anew once training runs: after the first calls and
+# steps, only each of this many is looked at.
+FIRST = 3
+EVERY = 50
+
+
+def before_forward(module, /, *args, **kwargs) -> None:
+    """A module is called. The library calls this for outermost modules and for those that have no path yet,
+    and for all of them when their memory is recorded."""
+    if is_compiling():
+        return
+    entered = enter_module(module)
+    if entered:
+        try:
+            if entered == NOT_ENTERED:
+                assign_paths_on_call(module)
+                entered = enter_module(module)
+            if entered == ENTERED_OUTERMOST:
+                _root_is_called(module, args, kwargs)
+        except Exception as error:
+            count("call of a model", error)
+    if MEMORY_UNIT:
+        try:
+            measure_call(module, args)
+        except Exception as error:
+            count("memory of a module", error)
+
+
+def _root_is_called(root, args: tuple, kwargs: dict) -> None:
+    module_id = id(root)
+    calls = _calls[module_id] = _calls.get(module_id, 0) + 1
+    model_is_called(root_id_of(module_id))
+    is_main = get_ident() == MAIN_THREAD
+    with without_torch_function():
+        # On other threads the library calls nothing when a backward is over.
+        if not is_main and has_new_gradients():
+            tag_gradients()
+        if calls <= FIRST or calls % EVERY == 0:
+            tag_model(root_of(root))
+        if is_main and is_time_to_search(calls):
+            name_uncalled_models()
+        seen: set[int] = set()
+        tag_inputs(args, seen)
+        tag_inputs(kwargs, seen)
+
+
+def after_forward(module, output) -> None:
+    """A module's call returned. Installed only when the memory of modules is recorded."""
+    try:
+        measure_result(output)
+    except Exception as error:
+        count("memory of a result", error)
+
+
+def before_step(optimizer, args, kwargs) -> None:
+    """An optimizer's step begins."""
+    if is_compiling():
+        return
+    try:
+        with without_torch_function():
+            known = _optimizers.get(id(optimizer))
+            if known is None or known[0]() is not optimizer:
+                _optimizers[id(optimizer)] = (weakref.ref(optimizer), 0, 0)
+                for group in optimizer.param_groups:
+                    for parameter in group["params"]:
+                        own_without_path(parameter)
+                tag_gradients_of(optimizer)
+            elif has_new_gradients():
+                tag_gradients_of(optimizer)
+    except Exception as error:
+        count("step of an optimizer", error)
+
+
+def after_step(optimizer, args, kwargs) -> None:
+    """An optimizer's step ends."""
+    if is_compiling():
+        return
+    try:
+        reference, steps, size_before = _optimizers.get(id(optimizer), (weakref.ref(optimizer), 0, 0))
+        size = len(optimizer.state)
+        _optimizers[id(optimizer)] = (reference, steps + 1, size)
+        if steps < FIRST or size_before != size or steps % EVERY == 0:
+            with without_torch_function():
+                tag_state_of(optimizer)
+    except Exception as error:
+        count("state of an optimizer", error)
+
+
+def after_backward() -> None:
+    """A backward is over. Called on the main thread."""
+    try:
+        with without_torch_function():
+            tag_gradients()
+    except Exception as error:
+        count("gradients after a backward", error)

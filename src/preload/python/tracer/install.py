@@ -1,0 +1,77 @@
+"""Installs the hooks in torch."""
+
+from __future__ import annotations
+
+import atexit
+import time
+
+from .hooks import after_backward, after_forward, after_step, before_forward, before_step
+from .known_objects import use_known_tensors
+from .native import MEMORY_UNIT, MODULE_PATHS, hook_vectorcall, leave_module
+from .torch_api import Module, is_compiling, nn_module, optim_optimizer, set_eval_frame
+from .uncalled import tag_everything_held, tag_registered
+
+
+def install() -> dict:
+    """Installs the hooks and returns the functions that the library calls from then on, by name."""
+    # When the program ends right after a backward, autograd's thread may still wait for the interpreter, to
+    # release a callback that Python queued (FSDP, MemTracker); pthread_exit in a C++ destructor then aborts
+    # the process. That happens without memtrace too, but the hooks shift when, so waiting threads get a last
+    # turn.
+    atexit.register(time.sleep, 0.002)
+    if MEMORY_UNIT and not is_compiling():
+        use_known_tensors()
+    if not MODULE_PATHS:
+        return {}
+    # Both functions are looked up before anything is installed: no half of the hooks without the other.
+    register_before = optim_optimizer.register_optimizer_step_pre_hook
+    register_after = optim_optimizer.register_optimizer_step_post_hook
+    if not hook_module_calls():
+        hook_modules_globally()
+    register_before(before_step)
+    register_after(after_step)
+    return {"after_backward": after_backward, "out_of_memory": tag_everything_held, "track": tag_registered}
+
+
+def hook_module_calls() -> bool:
+    """Hooks `Module._call_impl` through its vectorcall slot: see src/preload/python/module_calls.rs."""
+    call_impl, function = vars(Module).get("_call_impl"), type(install)
+    after = after_forward if MEMORY_UNIT else None
+    return type(call_impl) is function and hook_vectorcall(
+        call_impl, function.__basicsize__, before_forward, after, set_eval_frame
+    )
+
+
+def hook_modules_globally() -> None:
+    """Hooks module calls with torch's global hooks, where the vectorcall slot cannot be used. These cost
+    more, and do not get the keyword arguments of a call, whose tensors stay without a tag."""
+
+    def before(module, args):
+        before_forward(module, *args)
+
+    def after(module, args, output):
+        if is_compiling():
+            return
+        if MEMORY_UNIT:
+            after_forward(module, output)
+        leave_module(module)
+
+    handles = [nn_module.register_module_forward_pre_hook(before)]
+    try:
+        handles.append(nn_module.register_module_forward_hook(after, always_call=True))
+    except TypeError:  # torch 2.0 has no `always_call`.
+        handles.append(nn_module.register_module_forward_hook(after))
+    hide_global_hooks({handle.id for handle in handles})
+
+
+def hide_global_hooks(own_ids: set) -> None:
+    """torch.compile warns when there are global hooks. It is not to warn of memtrace's."""
+    names = ("backward_pre_hooks", "backward_hooks", "forward_pre_hooks", "forward_hooks")
+    tables = [getattr(nn_module, f"_global_{name}", None) for name in names]
+    tables = [table for table in tables if table is not None]
+
+    def has_any_global_hook():
+        return any(key not in own_ids for table in tables for key in table)
+
+    if hasattr(nn_module, "_has_any_global_hook"):
+        nn_module._has_any_global_hook = has_any_global_hook

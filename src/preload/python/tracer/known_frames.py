@@ -1,0 +1,41 @@
+"""Shows the library frames that are known, so that it learns where this interpreter keeps its frames.
+
+src/preload/attribution/python_frames.rs reads them later without the GIL, for `MEMTRACE_STACKS=python`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from .native import learn_frame_layout
+
+IS_SUPPORTED = sys.implementation.name == "cpython" and (3, 9) <= sys.version_info[:2] <= (3, 14)
+
+
+def show_frames() -> None:
+    """Calls the library from three nested functions, each of which is at another place of its code."""
+
+    def inner():
+        if not IS_SUPPORTED:
+            return learn_frame_layout()
+        frame = sys._getframe()
+        code, callers = frame.f_code, []
+        for _ in range(3):
+            frame = frame.f_back
+            callers += (id(frame.f_code), frame.f_lasti, frame.f_lineno)
+        first = sys._getframe(1).f_code
+        # The attribute whose object the code itself holds; the other one is made when it is asked for.
+        lines = first.co_linetable if sys.version_info >= (3, 10) else first.co_lnotab
+        learn_frame_layout(
+            id(code), type(code).__basicsize__, id(first.co_filename), id(first.co_name), id(lines), *callers
+        )
+
+    def middle():
+        # Some code before the call, so that it is not at the place where `outer` makes its call.
+        results = [IS_SUPPORTED, IS_SUPPORTED]
+        results.append(inner())
+
+    def outer():
+        middle()
+
+    outer()

@@ -1,0 +1,46 @@
+"""Makes tensors whose layout the library learns.
+
+The library reads fields of torch's own objects without calling torch. Where they lie differs between
+versions, so it finds them in objects whose contents are known: src/preload/python/op_io and
+src/preload/attribution/autograd_seq.rs.
+"""
+
+from __future__ import annotations
+
+from .failures import count
+from .native import finish_op_layout, learn_tensor
+from .torch_api import is_compiling, torch, without_modes
+
+# Nodes of autograd's graph: twice as many as src/preload/attribution/autograd_seq.rs needs.
+NODES = 20
+
+
+def use_known_tensors() -> None:
+    """Runs ops on tensors that the library knows, so that it learns where an op's inputs lie."""
+    try:
+        with without_modes(), torch.no_grad():
+            a, b = torch.zeros(7, device="cpu"), torch.zeros(11, device="cpu")
+            for tensor in (a, b):
+                storage = tensor.untyped_storage()
+                learn_tensor(tensor._cdata, storage._cdata, storage.data_ptr(), storage.nbytes())
+            b.resize_(7)
+            a.add_(b)
+            a.view(7)
+            torch.add(a, b, out=torch.zeros(7, device="cpu"))
+            torch.cat([a, b])
+    except Exception as error:
+        count("ops on known tensors", error)
+    finish_op_layout()
+
+
+def make_graph_nodes() -> None:
+    """Makes nodes of autograd's graph, so that the library learns where their sequence numbers lie."""
+    try:
+        if is_compiling():
+            return
+        with without_modes(), torch.enable_grad():
+            node = torch.zeros(1, device="cpu", requires_grad=True)
+            for _ in range(NODES):
+                node = node.neg()
+    except Exception as error:
+        count("nodes of autograd's graph", error)

@@ -1,0 +1,35 @@
+"""Loads the tracer's modules where no `import` of the program reaches them.
+
+The modules are ordinary files that import one another with `from .name import ...` (and in no other way).
+They are compiled into the library, so no file is read; none of them has an entry in `sys.modules`, and the
+interpreter's own import stays as it is: each module sees a copy of the built-ins whose `__import__` resolves
+relative names here.
+
+This file is evaluated first, by src/preload/python/injection.rs, which then calls `load`.
+"""
+
+
+def load(native, run_module, builtins):
+    """Returns the function that gives a module of the tracer by its name; it runs a module that is new.
+
+    `native` is the module of C functions; `run_module(name, namespace)` compiles and runs a file.
+    """
+    modules = {"native": native}
+    own_builtins = dict(builtins)
+    program_import = builtins["__import__"]
+
+    def module_named(name):
+        module = modules.get(name)
+        if module is None:
+            module = modules[name] = type(native)("memtrace_tracer." + name)
+            vars(module)["__builtins__"] = own_builtins
+            run_module(name, vars(module))
+        return module
+
+    def import_module(name, globals=None, locals=None, fromlist=(), level=0):
+        if level:
+            return module_named(name)
+        return program_import(name, globals, locals, fromlist)
+
+    own_builtins["__import__"] = import_module
+    return module_named

@@ -1,0 +1,79 @@
+"""The C functions and values that the library gives the tracer: src/preload/python/injection.rs makes this
+module."""
+
+from typing import Any, Callable
+
+# The settings of this run.
+
+KEEP_WRAPPERS: bool
+"""MEMTRACE_WRAPPERS: wrappers such as DistributedDataParallel stay in module paths."""
+MODULE_PATHS: bool
+"""MEMTRACE_MODULES: modules get paths and tensors get tags."""
+MEMORY_UNIT: int
+"""The multiple, in bytes, that the allocator rounds a tensor's memory up to; 0 unless MEMTRACE_OPS=io."""
+PYTHON_STACKS: bool
+"""MEMTRACE_STACKS=python."""
+
+CATEGORIES: dict[str, int]
+"""The ids of the categories that `record_tag` takes, by the word that stands in the trace."""
+APIS: dict[str, int]
+"""The ids that `record_module_memory` takes, by the word that stands in the trace."""
+
+# Modules
+
+ENTERED_INSIDE: int
+ENTERED_OUTERMOST: int
+NOT_ENTERED: int
+
+def enter_module(module: object) -> int:
+    """A module's forward begins: ENTERED_OUTERMOST when no other module is open on this thread,
+    ENTERED_INSIDE otherwise. NOT_ENTERED when the module has no path; nothing is recorded then."""
+
+def leave_module(module: object) -> None: ...
+def innermost_module() -> int:
+    """The `id` of the innermost open module on this thread; 0 when none is open."""
+
+def assign_path(module: object, path: str) -> None: ...
+def forget_module(module_id: int) -> None: ...
+def hook_vectorcall(
+    function: object,
+    object_size: int,
+    before: Callable[..., None],
+    after: Callable[[Any, Any], None] | None,
+    set_eval_frame: Callable[..., Any] | None,
+) -> bool:
+    """Calls `before` and `after` around each call of `function`, a Python function whose object takes
+    `object_size` bytes. False when this interpreter does not allow it; nothing is changed then."""
+
+# Tags
+
+def text_id(text: str) -> int: ...
+def record_tag(pointer: int, category: int, path_id: int, name_id: int) -> None:
+    """Records what the block at `pointer` is for. 0 stands for an unknown path or name."""
+
+def record_gradients(
+    owners: list[tuple[int, Any]], tensor: type, strided: object, category: int
+) -> list[int]:
+    """Tags the gradient of each parameter in `owners`, pairs of anything and an `Owner`. Returns the indices
+    of those that are not plain tensors, which remain to be tagged."""
+
+def backward_count() -> int:
+    """The number of backward functions that have run in this process."""
+
+# Memory of modules
+
+def record_module_memory(api: int, device: int, size: int, rounded: int) -> None: ...
+
+# Layouts of objects that the library reads without calling Python or torch
+
+def learn_tensor(tensor: int, storage: int, data: int, size: int) -> None: ...
+def finish_op_layout() -> bool: ...
+def learn_frame_layout(*numbers: int) -> None: ...
+
+# Failures
+
+def count_failure(place: str, kind: str) -> bool:
+    """Counts an exception of type `kind`. True when its text should be logged: the log is at debug and it is
+    the first of this kind at this place."""
+
+def log_failure(place: str, kind: str, text: str) -> None: ...

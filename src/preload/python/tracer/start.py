@@ -1,0 +1,31 @@
+"""Starts the tracer, once torch is imported."""
+
+from __future__ import annotations
+
+import sys
+
+from .native import PYTHON_STACKS
+
+
+def is_torch_imported() -> bool:
+    """Whether `import torch` has finished. Until then its modules are not looked at."""
+    torch = sys.modules.get("torch")
+    if torch is None or getattr(getattr(torch, "__spec__", None), "_initializing", False):
+        return False
+    return "torch.optim.optimizer" in sys.modules and "torch.nn.modules.module" in sys.modules
+
+
+def start() -> dict | None:
+    """Installs the tracer's hooks. Returns the functions that the library calls from then on, by name; None
+    when it is too early, and the library calls `start` again later."""
+    if not is_torch_imported():
+        return None
+    # Not at the top: these read torch's modules while they are loaded.
+    from .install import install
+    from .known_frames import show_frames
+    from .known_objects import make_graph_nodes
+
+    if PYTHON_STACKS:
+        show_frames()
+    make_graph_nodes()
+    return install()

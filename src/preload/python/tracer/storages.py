@@ -1,0 +1,72 @@
+"""The memory behind tensors, and the tags that say what it is for."""
+
+from __future__ import annotations
+
+from .failures import count
+from .native import record_tag
+from .torch_api import (
+    Parameter,
+    Tensor,
+    has_storage,
+    sparse_by_columns,
+    sparse_by_rows,
+    sparse_coo,
+    strided,
+    without_torch_dispatch,
+)
+
+
+def dense_parts(tensor) -> list | tuple:
+    """The tensors in GPU memory that a tensor consists of: itself, nothing for one that is elsewhere, or
+    several for a sparse tensor or a wrapper subclass such as DTensor."""
+    kind = type(tensor)
+    if kind is not Tensor and kind is not Parameter and hasattr(tensor, "__tensor_flatten__"):
+        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        return [dense for part in parts if part is not tensor for dense in dense_parts(part)]
+    if not tensor.is_cuda or kind.__name__ == "FakeTensor":
+        return ()
+    if tensor.layout is strided:
+        return (tensor,)
+    return [dense for part in _sparse_parts(tensor) for dense in dense_parts(part)]
+
+
+def _sparse_parts(tensor) -> tuple:
+    """The indices and values of a sparse tensor."""
+    layout = tensor.layout
+    with without_torch_dispatch():
+        if layout is sparse_coo:
+            return (tensor._indices(), tensor._values())
+        if layout in sparse_by_rows:
+            return (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+        if layout in sparse_by_columns:
+            return (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    return ()
+
+
+def tag(tensor, category: int, path_id: int, name_id: int, seen: set[int]) -> None:
+    """Records what a tensor's memory is for. `seen` has the storages that are tagged already: when tensors
+    share a storage, the first of them names it."""
+    try:
+        kind = type(tensor)
+        if (kind is Tensor or kind is Parameter) and tensor.layout is strided:
+            # The common case, for each gradient of each step.
+            parts = (tensor,) if tensor.is_cuda else ()
+        else:
+            parts = dense_parts(tensor)
+        for part in parts:
+            # The beginning of the storage. `untyped_storage` makes an object, so it is asked only for views.
+            pointer = part.untyped_storage().data_ptr() if part.storage_offset() else part.data_ptr()
+            if pointer and pointer not in seen:
+                seen.add(pointer)
+                record_tag(pointer, category, path_id, name_id)
+    except Exception as error:
+        if not _is_without_storage(tensor, error):
+            count("tag of a tensor", error)
+
+
+def _is_without_storage(tensor, error: Exception) -> bool:
+    """Whether the error is torch's answer for a tensor that has no memory to tag: a functional tensor, an
+    opaque one or a parameter that is not initialized yet."""
+    if not isinstance(error, (RuntimeError, ValueError)) or hasattr(tensor, "__tensor_flatten__"):
+        return False
+    return not has_storage(tensor)

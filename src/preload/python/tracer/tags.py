@@ -1,0 +1,181 @@
+"""Tags of memory: the parameters, buffers, gradients, optimizer state and inputs of the models that run.
+
+A tag names a block after it was allocated. Parameters and buffers are tagged when their root is called,
+gradients after a backward or before an optimizer's step, optimizer state after a step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from _thread import get_ident
+from typing import NamedTuple
+
+from .native import CATEGORIES, backward_count, record_gradients, text_id
+from .paths import path_of, root_id_of, table_by_module
+from .storages import tag
+from .torch_api import Tensor, strided
+
+PARAMETER = CATEGORIES["parameter"]
+BUFFER = CATEGORIES["buffer"]
+GRADIENT = CATEGORIES["gradient"]
+OPTIMIZER_STATE = CATEGORIES["optimizer_state"]
+INPUT = CATEGORIES["input"]
+OTHER = CATEGORIES["other"]
+
+# The tracer is started on the main thread.
+MAIN_THREAD = get_ident()
+# How deep inputs are searched for tensors, in tuples, lists and dicts.
+INPUT_DEPTH = 3
+
+
+class Owner(NamedTuple):
+    """The names of a parameter. `record_gradients` reads the first three by their position."""
+
+    reference: weakref.ref
+    path_id: int
+    name_id: int
+    name: str
+    # The id of the root that the parameter belongs to; 0 when no module of a called model has it.
+    root_id: int
+
+
+# By id(parameter). The id may be that of another parameter later: see `owner_of`.
+_owners: dict[int, Owner] = {}
+# The roots that another thread than the main one called last, and that thread: only that one may read their
+# gradients.
+_training_threads: dict[int, int] = table_by_module()
+# The number of backward functions that had run when gradients were tagged last.
+_tagged_backwards = -1
+
+_text_ids: dict[str, int] = {"": 0}
+# By the name of a parameter and the key of a state: the id of `weight.exp_avg`.
+_state_name_ids: dict[tuple[str, str], int] = {}
+
+
+def _id_of(text: str) -> int:
+    found = _text_ids.get(text)
+    if found is None:
+        found = _text_ids[text] = text_id(text)
+    return found
+
+
+def owner_of(parameter) -> Owner | None:
+    """The names of a parameter, when they are known."""
+    owner = _owners.get(id(parameter))
+    return owner if owner is not None and owner.reference() is parameter else None
+
+
+def own_without_path(parameter) -> None:
+    """Remembers a parameter that an optimizer steps and that belongs to no called module."""
+    if owner_of(parameter) is None:
+        _owners[id(parameter)] = Owner(weakref.ref(parameter), 0, 0, "", 0)
+
+
+def _gradient_of(parameter):
+    # torch warns when a tensor that is no leaf is asked for its gradient.
+    return parameter.grad if parameter.is_leaf else None
+
+
+def tag_model(root) -> None:
+    """Tags the parameters, buffers and gradients of all modules below a root that have paths."""
+    seen: set[int] = set()
+    visited: set[int] = set()
+    root_id = root_id_of(id(root))
+    inside = {id(module) for module in root.modules()}
+    for module in root.modules():
+        path_id = _id_of(path_of(module))
+        if not path_id:
+            continue
+        for name, parameter in module._parameters.items():
+            if parameter is None or id(parameter) in visited:
+                continue
+            visited.add(id(parameter))
+            owner = owner_of(parameter)
+            # A parameter that another root shares keeps its name there.
+            if owner is None or owner.root_id in inside or owner.root_id in (root_id, 0):
+                owner = Owner(weakref.ref(parameter), path_id, _id_of(name), name, root_id)
+                _owners[id(parameter)] = owner
+            tag(parameter, PARAMETER, owner.path_id, owner.name_id, seen)
+            gradient = _gradient_of(parameter)
+            if gradient is not None:
+                tag(gradient, GRADIENT, owner.path_id, owner.name_id, seen)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                tag(buffer, BUFFER, path_id, _id_of(name), seen)
+
+
+def model_is_called(root_id: int) -> None:
+    """The calling thread runs the model: from now on this thread tags its gradients."""
+    here = get_ident()
+    if here != MAIN_THREAD:
+        _training_threads[root_id] = here
+    else:
+        _training_threads.pop(root_id, None)
+
+
+def has_new_gradients() -> bool:
+    """Whether a backward function has run since gradients were tagged last."""
+    return _tagged_backwards != backward_count()
+
+
+def tag_gradients() -> None:
+    """Tags the gradients of all known parameters, but for models that another thread trains: a backward may
+    be running there."""
+    global _tagged_backwards
+    here = get_ident()
+    _tagged_backwards = backward_count()
+    if _training_threads or here != MAIN_THREAD:
+        thread_of = _training_threads.get
+        owners = [item for item in _owners.items() if thread_of(item[1].root_id, MAIN_THREAD) == here]
+    else:
+        owners = list(_owners.items())
+    seen: set[int] = set()
+    for index in record_gradients(owners, Tensor, strided, GRADIENT):
+        key, owner = owners[index]
+        parameter = owner.reference()
+        if parameter is None:
+            _owners.pop(key, None)
+            continue
+        gradient = _gradient_of(parameter)
+        if gradient is not None:
+            tag(gradient, GRADIENT, owner.path_id, owner.name_id, seen)
+
+
+def tag_gradients_of(optimizer) -> None:
+    """Tags the gradients of the parameters that an optimizer is about to step: they are complete, on any
+    thread."""
+    seen: set[int] = set()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            owner = owner_of(parameter)
+            gradient = _gradient_of(parameter)
+            if gradient is not None and owner is not None:
+                tag(gradient, GRADIENT, owner.path_id, owner.name_id, seen)
+
+
+def tag_state_of(optimizer) -> None:
+    """Tags the state that an optimizer keeps for its parameters."""
+    seen: set[int] = set()
+    for parameter, values in optimizer.state.items():
+        if not isinstance(parameter, Tensor) or not isinstance(values, dict):
+            continue
+        owner = owner_of(parameter)
+        path_id, name = (owner.path_id, owner.name) if owner is not None else (0, "")
+        for key, value in values.items():
+            if isinstance(value, Tensor):
+                state = (name, key)
+                if state not in _state_name_ids:
+                    _state_name_ids[state] = _id_of(f"{name}.{key}" if name else str(key))
+                tag(value, OPTIMIZER_STATE, path_id, _state_name_ids[state], seen)
+
+
+def tag_inputs(value, seen: set[int], depth: int = INPUT_DEPTH) -> None:
+    """Tags the tensors in the arguments of a call."""
+    if isinstance(value, Tensor):
+        tag(value, INPUT, 0, 0, seen)
+    elif depth and isinstance(value, (tuple, list)):
+        for item in value:
+            tag_inputs(item, seen, depth - 1)
+    elif depth and isinstance(value, dict):
+        for item in value.values():
+            tag_inputs(item, seen, depth - 1)

@@ -1,0 +1,62 @@
+"""The parts of torch that the tracer uses.
+
+Loaded only after `import torch` has finished, so that everything is found before the first hook is installed.
+Submodules are taken from `sys.modules`: an import statement could import something that the program has not,
+and `torch.optim` deletes the attribute of its own submodule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+torch = sys.modules["torch"]
+nn_module = sys.modules["torch.nn.modules.module"]
+optim_optimizer = sys.modules["torch.optim.optimizer"]
+
+Tensor = torch.Tensor
+Parameter = torch.nn.Parameter
+Module = nn_module.Module
+Optimizer = optim_optimizer.Optimizer
+
+# Modes that the program has entered must not see what the tracer reads.
+without_torch_function = torch._C.DisableTorchFunction
+without_torch_dispatch = torch._C._DisableTorchDispatch
+
+
+@contextlib.contextmanager
+def without_modes():
+    """Runs ops as if the program had entered no mode of its own."""
+    with without_torch_function(), without_torch_dispatch(), torch.inference_mode(False):
+        yield
+
+
+strided = torch.strided
+sparse_coo = torch.sparse_coo
+# Compressed along rows, and along columns.
+sparse_by_rows = (torch.sparse_csr, torch.sparse_bsr)
+sparse_by_columns = (torch.sparse_csc, torch.sparse_bsc)
+
+# None in torch 2.0.
+tree_leaves = getattr(sys.modules.get("torch.utils._pytree"), "tree_leaves", None)
+_eval_frame = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+set_eval_frame = getattr(_eval_frame, "set_eval_frame", None)
+
+
+def find_is_compiling():
+    """The function that says whether dynamo is tracing. Each hook calls it first: a hook that does anything
+    while dynamo traces breaks the graph."""
+    found = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+    if found is None:
+        found = torch._dynamo.is_compiling if hasattr(torch, "_dynamo") else lambda: False
+    return found
+
+
+is_compiling = find_is_compiling()
+
+
+def has_storage(tensor) -> bool:
+    """False for tensors whose data cannot be asked for: functional tensors, sparse ones and other
+    wrappers."""
+    found = getattr(torch._C, "_has_storage", None)
+    return found is None or found(tensor)

@@ -1,0 +1,91 @@
+"""Models and optimizers that no call has shown: they are found among the live objects.
+
+A model that is never called (a copy that averages the weights, a frozen teacher) holds parameters all the
+same. The same search runs when memory is short, for a model that dies while it is loaded.
+"""
+
+from __future__ import annotations
+
+from .failures import count
+from .live_objects import children, live_objects, outermost_module
+from .paths import assign_paths, has_path
+from .storages import tag
+from .tags import OTHER, owner_of, tag_model, tag_state_of
+from .torch_api import Module, Optimizer, Tensor, without_torch_function
+
+_rescues_left = 4
+
+
+def is_time_to_search(calls: int) -> bool:
+    """Whether a root is searched for at this call: the 3rd, the 100th, the 1000th and so on. A search takes
+    as long as one or two calls."""
+    return calls == 3 or (calls >= 100 and str(calls).strip("0") == "1")
+
+
+def _is_initialized(module) -> bool:
+    return "_modules" in vars(module)
+
+
+def _is_unknown(root) -> bool:
+    """Whether a root has GPU parameters that belong to no called model."""
+    if any(has_path(module) for module in root.modules()):
+        return False
+    return any(parameter.is_cuda and owner_of(parameter) is None for parameter in root.parameters())
+
+
+def name_uncalled_models() -> None:
+    """Gives models that nobody has called their paths and tags."""
+    modules, are_all = live_objects(Module)
+    if not are_all:
+        return
+    inside = {id(child) for module in modules for child in children(module)}
+    for root in modules:
+        try:
+            if id(root) not in inside and _is_unknown(root):
+                assign_paths(root)
+                tag_model(root)
+        except Exception as error:
+            # One whose `__init__` has not run has no tables to read: it is no model yet.
+            if _is_initialized(root):
+                count("search for uncalled models", error)
+
+
+def tag_everything_held() -> None:
+    """Memory ran out: tags what live models and optimizers hold, also those that were never called."""
+    global _rescues_left
+    _rescues_left -= 1
+    if _rescues_left < 0:
+        return
+    try:
+        with without_torch_function():
+            modules, optimizers = [], []
+            for thing in live_objects((Module, Optimizer))[0]:
+                (modules if issubclass(type(thing), Module) else optimizers).append(thing)
+            inside = {id(child) for module in modules for child in children(module)}
+            for root in modules:
+                if id(root) not in inside and next(root.parameters(), None) is not None:
+                    if not has_path(root):
+                        assign_paths(root)
+                    tag_model(root)
+            for optimizer in optimizers:
+                tag_state_of(optimizer)
+    except Exception as error:
+        count("tags when memory ran out", error)
+
+
+def tag_registered(leaves: tuple) -> None:
+    """Tags what the program registers with `memtrace.track_external`, by the rules of MemTracker."""
+    try:
+        with without_torch_function():
+            seen: set[int] = set()
+            for leaf in leaves:
+                if isinstance(leaf, Tensor):
+                    tag(leaf, OTHER, 0, 0, seen)
+                elif isinstance(leaf, Module):
+                    if not has_path(leaf):
+                        assign_paths(outermost_module(leaf))
+                    tag_model(leaf)
+                elif isinstance(leaf, Optimizer):
+                    tag_state_of(leaf)
+    except Exception as error:
+        count("track_external", error)

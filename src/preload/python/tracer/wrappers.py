@@ -1,0 +1,62 @@
+"""Wrappers around models, and the names in module paths that come from them.
+
+A model keeps its paths when it is wrapped: `GPT.h.0` has the same path inside DistributedDataParallel, unless
+`MEMTRACE_WRAPPERS=1` asks for the wrappers' names too.
+"""
+
+from __future__ import annotations
+
+from .native import KEEP_WRAPPERS
+
+# The class of a wrapper, and its child that is the model. PEFT has two, one inside the other.
+WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "OptimizedModule": "_orig_mod",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "PeftModel": "base_model",
+    "BaseTuner": "model",
+}
+# Names of children that only wrappers use: left out wherever they stand in a path.
+WRAPPER_PARTS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+if KEEP_WRAPPERS:
+    WRAPPERS, WRAPPER_PARTS = {}, frozenset()
+
+# By class: the child that is the model, None for a class that is no wrapper.
+_model_part: dict[type, str | None] = {}
+
+
+def class_name(module) -> str:
+    """The name of a module's class, as paths have it."""
+    kind = type(module)
+    name = kind.__name__
+    # fully_shard gives the module a subclass of its own class.
+    is_fsdp = name.startswith("FSDP") and any(base.__name__ == "FSDPModule" for base in kind.__mro__)
+    return name[4:] if is_fsdp and not KEEP_WRAPPERS else name
+
+
+def model_part(module) -> str | None:
+    """The name of the child that is the model, when the module is a wrapper."""
+    kind = type(module)
+    if kind not in _model_part:
+        names = [WRAPPERS[base.__name__] for base in kind.__mro__ if base.__name__ in WRAPPERS]
+        _model_part[kind] = names[0] if names else None
+    return _model_part[kind]
+
+
+def unwrap(module):
+    """The model inside a wrapper, and the names of the children that lead to it."""
+    parts = []
+    while True:
+        part = model_part(module)
+        inner = vars(module).get("_modules", {}).get(part) if part is not None else None
+        if inner is None:
+            return module, parts
+        parts.append(part)
+        module = inner
+
+
+def join(path: str, name: str) -> str:
+    """The path of the module that is called `name` (a dotted name, or empty) below `path`."""
+    parts = [part for part in name.split(".") if part not in WRAPPER_PARTS] if name else []
+    return ".".join([path, *parts])
