@@ -11,9 +11,10 @@ use super::strings::Strings;
 use crate::read::record::Record;
 use crate::read::symbols::Symbol;
 use crate::state::group::category;
+use crate::state::progress::Progress;
 use crate::state::replay::{MemoryKind, Metric, Replay};
 use crate::state::replay_trace::Replayed;
-use crate::state::series::{Progress, Series, TimeGrid};
+use crate::state::series::{Series, TimeGrid};
 use crate::state::stacked_series::StackedSeries;
 
 /// A piece of the stacked curve is this many of the lines'.

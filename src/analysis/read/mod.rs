@@ -6,3 +6,4 @@ pub mod record;
 pub(crate) mod scan;
 pub mod stream;
 pub mod symbols;
+pub(crate) mod tail;

@@ -18,9 +18,10 @@ use crate::render::numbers::duration;
 use crate::render::printer::{Cell, Printer, Style};
 use crate::state::categories::FlowCategories;
 use crate::state::group::category;
+use crate::state::progress::Progress;
 use crate::state::replay::{self, Metric, Window};
 use crate::state::replay_trace::{Replayed, replay_rows, replay_trace};
-use crate::state::series::{Progress, Series, TimeGrid};
+use crate::state::series::{Series, TimeGrid};
 use crate::state::stacked_series::StackedSeries;
 
 /// See the module.

@@ -13,7 +13,7 @@ use anyhow::{Result, anyhow, bail};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers};
-use memtrace_analysis::state::tail::Tail;
+use memtrace_analysis::state::live_run::LiveRun;
 use memtrace_trace::units::Unit;
 
 use crate::args::{self, DEFAULT_FOLDER};
@@ -82,7 +82,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     };
     let mut view =
         View { path, units, paint: terminal::paints(text("color"), &stdout), choice, before: None };
-    let mut follower = Tail::new(path);
+    let mut follower = LiveRun::new(path);
     if interactive {
         return watch(&mut follower, &mut view);
     }
@@ -105,7 +105,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
 }
 
 /// Refreshes the screen until it is left.
-fn watch(follower: &mut Tail, view: &mut View<'_>) -> Result<ExitCode> {
+fn watch(follower: &mut LiveRun, view: &mut View<'_>) -> Result<ExitCode> {
     let screen = Screen::enter()?;
     let mut next = Instant::now();
     let mut fresh = true;

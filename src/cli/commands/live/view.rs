@@ -8,8 +8,8 @@ use memtrace_analysis::render::curve::Curve;
 use memtrace_analysis::render::numbers::{bar, count, duration, percent, share};
 use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
 use memtrace_analysis::state::group::{Group, Key};
+use memtrace_analysis::state::live_run::{LiveProcess, LiveRun};
 use memtrace_analysis::state::replay::{HOST, Metric};
-use memtrace_analysis::state::tail::{Tail, TailedProcess};
 use memtrace_trace::units::Unit;
 
 use super::KEYS;
@@ -53,16 +53,16 @@ pub(super) struct Before {
 
 impl View<'_> {
     /// The process that is shown: the one chosen, or the fullest.
-    fn process<'f>(&self, follower: &'f Tail) -> Option<&'f TailedProcess> {
+    fn process<'f>(&self, follower: &'f LiveRun) -> Option<&'f LiveProcess> {
         let chosen =
             self.choice.rank.and_then(|rank| follower.processes.iter().find(|p| p.meta.rank == rank));
         chosen.or_else(|| {
-            let used = |p: &TailedProcess| p.device().map_or(0, |device| device.totals.get(Metric::Used));
+            let used = |p: &LiveProcess| p.device().map_or(0, |device| device.totals.get(Metric::Used));
             follower.processes.iter().max_by_key(|p| (used(p), -p.meta.rank))
         })
     }
 
-    pub(super) fn next_rank(&mut self, follower: &Tail) {
+    pub(super) fn next_rank(&mut self, follower: &LiveRun) {
         let ranks: Vec<i32> = follower.processes.iter().map(|process| process.meta.rank).collect();
         let place = self.choice.rank.and_then(|rank| ranks.iter().position(|known| *known == rank));
         self.choice.rank = match place {
@@ -73,7 +73,7 @@ impl View<'_> {
     }
 
     /// Keeps the holders, so that the next look can tell what grew.
-    pub(super) fn remember(&mut self, follower: &Tail) {
+    pub(super) fn remember(&mut self, follower: &LiveRun) {
         let Some(process) = self.process(follower) else { return };
         let (by, rank, rows) = (self.choice.by, process.meta.rank, process.replay.counts.rows);
         let groups = groups(process, by);
@@ -92,7 +92,7 @@ impl View<'_> {
     }
 
     /// The whole screen, at most `height` lines.
-    pub(super) fn lines(&self, follower: &Tail, width: usize, height: usize) -> Vec<String> {
+    pub(super) fn lines(&self, follower: &LiveRun, width: usize, height: usize) -> Vec<String> {
         let mut page = Printer::new(self.paint, Some(width));
         if self.choice.help {
             help(&mut page);
@@ -135,7 +135,7 @@ impl View<'_> {
         cut(&page, height)
     }
 
-    fn heading(&self, page: &mut Printer, process: &TailedProcess) {
+    fn heading(&self, page: &mut Printer, process: &LiveProcess) {
         let meta = &process.meta;
         let words: Vec<&str> =
             meta.argv.iter().take(8).map(|word| word.rsplit('/').next().unwrap_or(word)).collect();
@@ -175,7 +175,7 @@ impl View<'_> {
         page.line(cells);
     }
 
-    fn ranks(&self, page: &mut Printer, follower: &Tail, shown: &TailedProcess, most: usize) {
+    fn ranks(&self, page: &mut Printer, follower: &LiveRun, shown: &LiveProcess, most: usize) {
         let mut table = Table::new(&[
             ("rank", Side::Right),
             ("allocated", Side::Right),
@@ -213,7 +213,7 @@ impl View<'_> {
         page.gap();
     }
 
-    fn totals(&self, page: &mut Printer, process: &TailedProcess) {
+    fn totals(&self, page: &mut Printer, process: &LiveProcess) {
         let Some(device) = process.device() else {
             page.plain("no GPU memory yet");
             return;
@@ -286,7 +286,7 @@ impl View<'_> {
         }
     }
 
-    fn curve(&self, page: &mut Printer, process: &TailedProcess, width: usize, height: usize) {
+    fn curve(&self, page: &mut Printer, process: &LiveProcess, width: usize, height: usize) {
         let Some(device) = process.device() else { return };
         let Some((_, allocated, reserved)) = process.history.iter().find(|known| known.0 == device.ordinal)
         else {
@@ -310,7 +310,7 @@ impl View<'_> {
         .print(page, height);
     }
 
-    fn holders(&self, page: &mut Printer, process: &TailedProcess, room: usize) {
+    fn holders(&self, page: &mut Printer, process: &LiveProcess, room: usize) {
         let by = self.choice.by;
         let mut groups = groups(process, by);
         let total: i64 = groups.iter().map(|(_, group)| group.bytes).sum();
@@ -362,7 +362,7 @@ impl View<'_> {
 }
 
 /// What is live now, by a key, largest first.
-fn groups(process: &TailedProcess, by: usize) -> Vec<(String, Group)> {
+fn groups(process: &LiveProcess, by: usize) -> Vec<(String, Group)> {
     let Some(device) = process.device() else { return Vec::new() };
     let blocks = process.replay.live_on(device.ordinal, false);
     let mut options = Options::default();

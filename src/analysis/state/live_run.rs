@@ -3,7 +3,6 @@
 //! A trace may not be there yet, grow in the middle of a line, go on in another part, be compressed
 //! behind our back, and end; a look never waits for any of that.
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use memtrace_trace::EventName;
@@ -14,26 +13,23 @@ use rustc_hash::FxHashSet;
 use crate::error::Result;
 use crate::read::input::{newest_run, trace_files};
 use crate::read::record::{Columns, Wanted};
-use crate::read::scan::{Chunk, Scanner};
-use crate::read::stream::{self, TraceFile, same_process};
+use crate::read::stream::{TraceFile, same_process};
 use crate::read::symbols::SymbolTable;
+use crate::read::tail::PartTail;
 use crate::state::replay::{self, HOST, Metric, Replay, Window};
 use crate::state::series::GrowingSeries;
 
-/// How much is read at a time.
-const BLOCK: usize = 1 << 20;
-
 /// A run that is looked at again and again.
-pub struct Tail {
+pub struct LiveRun {
     path: PathBuf,
     /// Its processes, by rank, then by start.
-    pub processes: Vec<TailedProcess>,
+    pub processes: Vec<LiveProcess>,
     /// Files that need no second opening.
     known: FxHashSet<PathBuf>,
 }
 
 /// One process of the run.
-pub struct TailedProcess {
+pub struct LiveProcess {
     /// What its first row says.
     pub meta: Meta,
     /// The file that is read now.
@@ -48,40 +44,17 @@ pub struct TailedProcess {
     pub skipped: u64,
     /// Its `end` row is there.
     pub ended: bool,
-    reading: PartReader,
+    reading: PartTail,
     /// The parts that follow the one that is read, by number.
     later: Vec<TraceFile>,
     part: u32,
 }
 
-/// A part on its way.
-struct PartReader {
-    source: Box<dyn Read + Send>,
-    scanner: Scanner,
-    /// The start of a line whose end is not there yet.
-    rest: Vec<u8>,
-    /// Lines to pass over: the header, and what only says again what was said.
-    again: u64,
-}
-
-impl PartReader {
-    fn open(part: &TraceFile, symbols: &SymbolTable, again: u64) -> std::io::Result<PartReader> {
-        let wanted: Wanted =
-            replay::COLUMNS.and(Columns::of(&["ts_ns"])).plus(EventName::End, Columns::of(&["name"]));
-        Ok(PartReader {
-            source: stream::bytes(&part.path)?,
-            scanner: Scanner::new(wanted, part.width(), true, symbols.clone()),
-            rest: Vec::new(),
-            again: again + 1,
-        })
-    }
-}
-
-impl Tail {
+impl LiveRun {
     /// Follows the run at `path`: a file, or a folder, which need not be there yet.
     #[must_use]
-    pub fn new(path: &Path) -> Tail {
-        Tail { path: path.to_owned(), processes: Vec::new(), known: FxHashSet::default() }
+    pub fn new(path: &Path) -> LiveRun {
+        LiveRun { path: path.to_owned(), processes: Vec::new(), known: FxHashSet::default() }
     }
 
     /// Reads what is new; how many rows that was.
@@ -89,7 +62,7 @@ impl Tail {
         let rows = self.read(false);
         // A part that was compressed between the listing of the folder and its opening is there again in
         // the next listing, under its new name; one that is not there then is lost.
-        if self.processes.iter().any(TailedProcess::is_at_gap) { rows + self.read(true) } else { rows }
+        if self.processes.iter().any(LiveProcess::is_at_gap) { rows + self.read(true) } else { rows }
     }
 
     /// One listing, and what is new in it.
@@ -130,7 +103,7 @@ impl Tail {
                 known.later.sort_by_key(|part| part.meta.part);
             } else if number < known.part && known.replay.counts.rows == 0 {
                 // The folder lists part 10 before part 2: begin with the earliest.
-                if let Ok(earlier) = TailedProcess::new(part) {
+                if let Ok(earlier) = LiveProcess::new(part) {
                     let mut old = std::mem::replace(known, earlier);
                     if let Ok(again) = TraceFile::open(&old.path) {
                         old.later.push(again);
@@ -150,21 +123,21 @@ impl Tail {
             }
             self.processes.clear();
         }
-        if let Ok(process) = TailedProcess::new(part) {
+        if let Ok(process) = LiveProcess::new(part) {
             self.processes.push(process);
             self.processes.sort_by_key(|process| (process.meta.rank, process.meta.start_unix_ns));
         }
     }
 }
 
-impl TailedProcess {
-    fn new(part: TraceFile) -> Result<TailedProcess> {
+impl LiveProcess {
+    fn new(part: TraceFile) -> Result<LiveProcess> {
         let symbols = SymbolTable::default();
         let io = |source| memtrace_trace::Error::Io { path: part.path.clone(), source };
         // Whichever part comes first, its opening rows are what was live before it.
-        let reading = PartReader::open(&part, &symbols, 0).map_err(io)?;
+        let reading = PartTail::open(&part, wanted(), &symbols, 0).map_err(io)?;
         let metric = Metric::Allocated;
-        Ok(TailedProcess {
+        Ok(LiveProcess {
             part: part.meta.part.max(1),
             replay: Replay::new(&symbols, Window::default(), metric),
             meta: part.meta,
@@ -206,7 +179,7 @@ impl TailedProcess {
                 return rows;
             }
             let again = if follows { next.meta.opening_rows.saturating_add(1) } else { 0 };
-            let Ok(reading) = PartReader::open(next, &self.symbols, again) else { return rows };
+            let Ok(reading) = PartTail::open(next, wanted(), &self.symbols, again) else { return rows };
             let next = self.later.remove(0);
             if !follows {
                 // A part is missing: this one says what is live, so begin anew with it.
@@ -218,23 +191,7 @@ impl TailedProcess {
 
     /// The next piece of the part; `None` when there is nothing new.
     fn read_block(&mut self) -> Option<u64> {
-        let reading = &mut self.reading;
-        let old = reading.rest.len();
-        // A file that cannot be read any more has nothing new to say.
-        let got = reading.source.by_ref().take(BLOCK as u64).read_to_end(&mut reading.rest).ok()?;
-        if got == 0 {
-            return None;
-        }
-        let Some(end) = reading.rest[old..].iter().rposition(|byte| *byte == b'\n') else { return Some(0) };
-        let mut chunk = Chunk::default();
-        let mut lines = &reading.rest[..old + end + 1];
-        while reading.again > 0 {
-            let Some(end) = lines.iter().position(|byte| *byte == b'\n') else { break };
-            lines = &lines[end + 1..];
-            reading.again -= 1;
-        }
-        reading.scanner.scan(lines, &mut chunk);
-        reading.rest.drain(..=old + end);
+        let chunk = self.reading.read_block()?;
         self.skipped += chunk.skipped;
         for row in &chunk.records {
             self.replay.feed(row);
@@ -259,6 +216,11 @@ impl TailedProcess {
     }
 }
 
+/// The columns that the state of a live run needs.
+fn wanted() -> Wanted {
+    replay::COLUMNS.and(Columns::of(&["ts_ns"])).plus(EventName::End, Columns::of(&["name"]))
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
@@ -272,7 +234,7 @@ mod tests {
     fn a_trace_is_followed_from_before_its_birth_to_its_end() {
         let folder = std::env::temp_dir().join(format!("memtrace-follow-{}", std::process::id()));
         std::fs::remove_dir_all(&folder).ok();
-        let mut follower = Tail::new(&folder);
+        let mut follower = LiveRun::new(&folder);
         assert_eq!(follower.look(), 0);
         std::fs::create_dir(&folder).unwrap();
         assert_eq!(follower.look(), 0);
@@ -331,7 +293,7 @@ mod tests {
             packer.finish().unwrap();
         };
         packed(1, &part(1, true));
-        let mut follower = Tail::new(&folder);
+        let mut follower = LiveRun::new(&folder);
         follower.look();
         assert!(!follower.processes[0].ended);
         // The second part is found, and compressed before it is opened; the third is being written.
