@@ -16,9 +16,11 @@ use memtrace_encode::{Encoder, RowSink};
 use memtrace_record::clock::system_ns;
 use memtrace_record::{Recorder, Session};
 use memtrace_trace::config::Settings;
+use memtrace_trace::context::Context;
 use memtrace_trace::csv::RowWriter;
+use memtrace_trace::event::{Block, Payload};
 use memtrace_trace::rounding::Rounding;
-use memtrace_trace::{Api, Event, Kind, Row};
+use memtrace_trace::{Api, Header, Row};
 
 /// Set in the processes that the benchmark starts.
 const INSIDE: &str = "MEMTRACE_BENCH_INSIDE";
@@ -88,16 +90,17 @@ fn alone(threads: usize) -> (f64, f64) {
     let recorder = Recorder::get(session).unwrap();
     let record = |thread: usize, live: bool| {
         let size = if live { 512 } else { -512 };
-        recorder.record(|clock_ns| Event {
-            clock_ns,
-            kind: Kind::Block as u8,
-            api: Api::CachingAllocator as u8,
-            addr: 0x7f00_0000_0000 + thread as u64 * 512,
-            size,
-            allocated: 512,
-            reserved: 2 << 20,
-            extra: -1,
-            ..Event::default()
+        recorder.record(|clock_ns| {
+            Payload::Block(Block {
+                address: 0x7f00_0000_0000 + thread as u64 * 512,
+                bytes: size,
+                allocated: 512,
+                reserved: 2 << 20,
+                requested: -1,
+                pool: 0,
+                deferred: false,
+            })
+            .pack(Header::new(clock_ns, Api::CachingAllocator, 0))
         });
     };
     on_threads(threads, |barrier, thread| measure(record, barrier, thread))
@@ -230,25 +233,28 @@ fn rows_per_second<W: Write>(sink: W) -> f64 {
     for (id, text) in ["aten::mm", "GPT.h.11.mlp.fc1", "forward"].iter().enumerate() {
         encoder.define_text(id as u32 + 1, text);
     }
-    encoder.define_context(1, &Event { size: 1, allocated: 2, reserved: 3, ..Event::default() });
-    let block = Event {
-        kind: Kind::Block as u8,
-        api: Api::CachingAllocator as u8,
-        context: 1,
+    encoder.define_context(1, Context { op: 1, module: 2, phase: 3, ..Context::default() });
+    let block = Block {
+        address: 0,
+        bytes: 0,
+        allocated: 0,
         reserved: 80 << 30,
-        extra: -1,
-        ..Event::default()
+        requested: -1,
+        pool: 0,
+        deferred: false,
     };
     let start = Instant::now();
     for index in 0..ROWS {
         let size = if index % 2 == 0 { 1 << 20 } else { -(1 << 20) };
-        let event = Event {
-            clock_ns: 1_000_000_000 + index as u64 * 1000,
-            addr: 0x7f12_3456_0000 + ((index as u64 / 2) % 4096) * 512,
-            size,
+        let block = Block {
+            address: 0x7f12_3456_0000 + ((index as u64 / 2) % 4096) * 512,
+            bytes: size,
             allocated: if size > 0 { 1 << 20 } else { 0 },
             ..block
         };
+        let clock_ns = 1_000_000_000 + index as u64 * 1000;
+        let header = Header { context: 1, ..Header::new(clock_ns, Api::CachingAllocator, 0) };
+        let event = Payload::Block(block).pack(header);
         encoder.encode(4242, &event, &mut sink).unwrap();
     }
     sink.0.flush().unwrap();

@@ -1,6 +1,7 @@
-//! The caching allocator's reports: blocks, their owners, and what the allocator holds.
+//! The reports of the caching allocator: blocks and OOMs. Also the tags of blocks, and the rows of ops.
 
-use memtrace_trace::{Api, Category, Event, EventName, Row};
+use memtrace_trace::event::Block;
+use memtrace_trace::{Api, Category, EventName, Header, Row};
 
 use crate::encoder::{Encoder, LIBRARY, RowSink, TORCH_ALLOCATOR};
 use crate::live::{Live, MemoryKind, OutOfMemory};
@@ -9,76 +10,78 @@ impl Encoder {
     pub(crate) fn block<S: RowSink>(
         &mut self,
         tid: u32,
-        event: &Event,
+        header: &Header,
+        block: &Block,
         sink: &mut S,
     ) -> Result<(), S::Error> {
+        let Block { address, bytes, allocated, reserved, requested, pool, deferred } = *block;
         self.caching = true;
-        self.reconcile(tid, event, sink)?;
-        // An address that is handed out again was freed, and that report was lost.
-        if event.size >= 0
-            && let Some(missed) = self.blocks.remove(&event.addr)
+        self.reconcile(tid, header, reserved, pool, sink)?;
+        // The address of a live block was allocated again: the report of its free was lost.
+        if bytes >= 0
+            && let Some(missed) = self.blocks.remove(&address)
         {
             self.anomalies.missed_frees += 1;
             let totals = self.device(missed.device);
             totals.allocated -= missed.bytes;
             totals.active -= missed.bytes;
-            self.freed(tid, event, &missed, sink)?;
+            self.freed(tid, header, address, &missed, sink)?;
         }
-        let totals = self.device(event.device);
-        // What other reports that were lost did to the total.
-        let gap = (event.allocated as i64).wrapping_sub(totals.allocated).wrapping_sub(event.size);
-        let deferred = event.flags & Event::DEFERRED != 0;
-        totals.active = totals.active.wrapping_add(gap).wrapping_add(if deferred { 0 } else { event.size });
-        totals.allocated = event.allocated as i64;
+        let totals = self.device(header.device);
+        // The sum of other lost reports.
+        let gap = (allocated as i64).wrapping_sub(totals.allocated).wrapping_sub(bytes);
+        totals.active = totals.active.wrapping_add(gap).wrapping_add(if deferred { 0 } else { bytes });
+        totals.allocated = allocated as i64;
         self.anomalies.gaps += u64::from(gap != 0);
-        self.statistics.peak(event.device, event.allocated as i64, event.reserved as i64);
+        self.statistics.peak(header.device, allocated as i64, reserved as i64);
         let unknown = Live {
             alloc_id: 0,
-            device: event.device,
-            requested: event.extra,
-            rounded: match event.extra {
+            device: header.device,
+            requested,
+            rounded: match requested {
                 requested @ 0.. => self.rounding.round(requested as u64) as i64,
-                _ => event.size.abs(),
+                _ => bytes.abs(),
             },
-            bytes: event.size.abs(),
-            context: event.context,
+            bytes: bytes.abs(),
+            context: header.context,
             category: Category::None,
-            step: event.step,
+            step: header.step,
             what: MemoryKind::Block,
-            api: event.api,
-            source: 0,
-            pool: event.source,
+            api: header.api,
+            library: 0,
+            pool,
         };
-        if event.size >= 0 {
-            self.statistics.block(event.size);
-            let category = self.category_at_birth(event.context);
+        if bytes >= 0 {
+            self.statistics.block(bytes);
+            let category = self.category_at_birth(header.context);
             let live = Live { alloc_id: self.next_seq(), category, ..unknown };
-            // An address that is handed out again is in use by no stream.
-            if let Some(deferred) = self.deferred.remove(&event.addr) {
-                self.device(event.device).active -= deferred.bytes;
+            // No stream uses an address that is allocated again.
+            if let Some(deferred) = self.deferred.remove(&address) {
+                self.device(header.device).active -= deferred.bytes;
             }
-            self.blocks.insert(event.addr, live);
-            self.allocated(tid, event, &live, sink)
+            self.blocks.insert(address, live);
+            self.allocated(tid, header, address, &live, sink)
         } else {
-            let live = self.blocks.remove(&event.addr);
+            let live = self.blocks.remove(&address);
             self.anomalies.unmatched_frees += u64::from(live.is_none());
-            // The report's size is the truth; what was remembered only names the owner.
+            // The size is that of the report; the live block only adds the owner.
             let live = Live { bytes: unknown.bytes, ..live.unwrap_or(unknown) };
             if deferred {
-                self.deferred.insert(event.addr, live);
+                self.deferred.insert(address, live);
             }
-            self.freed(tid, event, &live, sink)
+            self.freed(tid, header, address, &live, sink)
         }
     }
 
-    /// The last stream that used a freed block is done with it: now it can be handed out again.
+    /// The last stream that used a freed block is done with it: the allocator can hand it out again.
     pub(crate) fn free_completed<S: RowSink>(
         &mut self,
         tid: u32,
-        event: &Event,
+        header: &Header,
+        address: u64,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let Some(live) = self.deferred.remove(&event.addr) else {
+        let Some(live) = self.deferred.remove(&address) else {
             self.anomalies.unmatched_frees += 1;
             return Ok(());
         };
@@ -88,27 +91,31 @@ impl Encoder {
                 event: EventName::FreeCompleted,
                 api: Api::CachingAllocator.name(),
                 source: TORCH_ALLOCATOR,
-                alloc_id: live.alloc_id,
                 delta_bytes: -live.bytes,
-                latency_ns: 0,
-                ..self.of_live(tid, event, &live)
+                ..self.of_live(tid, header, address, &live)
             },
             sink,
         )
     }
 
-    /// A block's bytes leave one owner and enter another, in two rows; totals stay.
-    pub(crate) fn tag<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
-        let category = u64::try_from(event.size).ok().and_then(Category::from_id).unwrap_or_default();
-        let map = if self.blocks.contains_key(&event.addr) { &self.blocks } else { &self.regions };
-        let Some(before) = map.get(&event.addr).copied().filter(|live| live.what == MemoryKind::Block) else {
+    /// Moves the bytes of a block from one owner to another, in two rows. The totals do not change.
+    pub(crate) fn tag<S: RowSink>(
+        &mut self,
+        tid: u32,
+        header: &Header,
+        (address, category): (u64, Category),
+        (module, name): (u32, u32),
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let map = if self.blocks.contains_key(&address) { &self.blocks } else { &self.regions };
+        let Some(before) = map.get(&address).copied().filter(|live| live.what == MemoryKind::Block) else {
             return Ok(());
         };
         let mut context = self.context(before.context);
-        if event.extra > 0 {
-            context.module = event.extra as u32;
+        if module > 0 {
+            context.module = module;
         }
-        // What was given to the model may be something that is known better already.
+        // An input of the model may be memory with a more specific category.
         let weaker = category == Category::Input && before.category != Category::None;
         let same =
             before.category == category && self.text(context.module) == self.owner(before.context).module;
@@ -116,7 +123,7 @@ impl Encoder {
             return Ok(());
         }
         if category == Category::Input && context.phase == 0 {
-            // The script made or moved it, outside of everything that has a phase.
+            // The script made or moved it outside every phase.
             context.phase = self.own_names.number("dataloader");
         }
         let context = self.own_names.id(context);
@@ -127,56 +134,64 @@ impl Encoder {
                     event: EventName::Tag,
                     delta_bytes: bytes,
                     source: LIBRARY,
-                    latency_ns: 0,
-                    name: self.text(event.reserved as u32),
-                    ..self.of_live(tid, event, &live)
+                    name: self.text(name),
+                    ..self.of_live(tid, header, address, &live)
                 },
                 sink,
             )?;
         }
-        let map = if self.blocks.contains_key(&event.addr) { &mut self.blocks } else { &mut self.regions };
-        map.insert(event.addr, after);
+        let map = if self.blocks.contains_key(&address) { &mut self.blocks } else { &mut self.regions };
+        map.insert(address, after);
         Ok(())
     }
 
-    pub(crate) fn op<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
+    /// The row of an op that ended.
+    pub(crate) fn op<S: RowSink>(
+        &mut self,
+        tid: u32,
+        header: &Header,
+        (bytes, duration_ns, overload): (i64, u64, u32),
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
         self.emit(
             &Row {
                 event: EventName::Op,
                 source: LIBRARY,
-                delta_bytes: event.size,
-                latency_ns: event.extra,
-                name: self.text(event.reserved as u32),
-                ..self.base(tid, event, event.device, event.context)
+                delta_bytes: bytes,
+                latency_ns: duration_ns as i64,
+                name: self.text(overload),
+                ..self.base(tid, header)
             },
             sink,
         )
     }
 
-    /// A report carries the allocator's own total of segments. Where calls went unseen (expandable
-    /// segments, a pool with an allocator of its own) a row makes up the difference.
+    /// A report has the allocator's own total of segments. A row adds the difference when calls were not seen
+    /// (expandable segments, a pool with an allocator of its own).
     pub(crate) fn reconcile<S: RowSink>(
         &mut self,
         tid: u32,
-        event: &Event,
+        header: &Header,
+        reserved: usize,
+        pool: u16,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let totals = self.device(event.device);
-        let delta = event.reserved as i64 - totals.reserved;
+        let totals = self.device(header.device);
+        let delta = reserved as i64 - totals.reserved;
         if delta == 0 {
             return Ok(());
         }
-        totals.reserved = event.reserved as i64;
+        totals.reserved = reserved as i64;
         self.anomalies.corrections += 1;
-        let what = if delta > 0 { EventName::SegmentMap } else { EventName::SegmentUnmap };
+        let event = if delta > 0 { EventName::SegmentMap } else { EventName::SegmentUnmap };
         self.emit(
             &Row {
-                event: what,
-                status: 0,
+                event,
                 api: Api::Reconciled.name(),
                 source: TORCH_ALLOCATOR,
                 delta_bytes: delta,
-                ..self.base(tid, event, event.device, event.context)
+                pool: i64::from(pool),
+                ..self.base(tid, header)
             },
             sink,
         )
@@ -185,21 +200,23 @@ impl Encoder {
     pub(crate) fn out_of_memory<S: RowSink>(
         &mut self,
         tid: u32,
-        event: &Event,
+        header: &Header,
+        (bytes, requested): (i64, i64),
+        pool: u16,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        self.reconcile(tid, event, sink)?;
-        self.oom = Some(OutOfMemory { device: event.device, bytes: event.size, context: event.context });
+        self.oom = Some(OutOfMemory { device: header.device, bytes, context: header.context });
         self.statistics.ooms += 1;
         self.emit(
             &Row {
                 event: EventName::Oom,
-                // cudaErrorMemoryAllocation: what torch would have returned, had it a status.
+                // cudaErrorMemoryAllocation: the report has no status, and this is the one of the failed call.
                 status: 2,
                 source: TORCH_ALLOCATOR,
-                requested_bytes: event.extra,
-                rounded_bytes: event.size,
-                ..self.base(tid, event, event.device, event.context)
+                requested_bytes: requested,
+                rounded_bytes: bytes,
+                pool: i64::from(pool),
+                ..self.base(tid, header)
             },
             sink,
         )

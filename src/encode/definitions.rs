@@ -1,16 +1,16 @@
 //! What numbers stand for: texts, contexts and stacks, as the journal's definitions tell.
 
 use memtrace_trace::context::{Context, Frame, MAX_CONTEXTS, MAX_TEXTS, StackId};
-use memtrace_trace::stacks::{FrameKind, Stack};
+use memtrace_trace::stacks::Stack;
 use memtrace_trace::text::{NONE, safe_text};
-use memtrace_trace::{Event, Kind};
+use memtrace_trace::{Event, Payload};
 
 use crate::encoder::Encoder;
-use crate::resume::OWN_IDS;
+use crate::own_names::OWN_IDS;
 
 /// Where what `id` stands for belongs; what lies before it is `unknown` so far. None for a number that no process
 /// gives: a damaged journal may say any.
-fn place<T: Clone>(table: &mut Vec<T>, id: u32, most: usize, unknown: T) -> Option<&mut T> {
+fn entry<T: Clone>(table: &mut Vec<T>, id: u32, most: usize, unknown: T) -> Option<&mut T> {
     let index = (id as usize).checked_sub(1).filter(|index| *index < most)?;
     if table.len() <= index {
         table.resize(index + 1, unknown);
@@ -19,54 +19,38 @@ fn place<T: Clone>(table: &mut Vec<T>, id: u32, most: usize, unknown: T) -> Opti
 }
 
 impl Encoder {
-    /// Learns what `definition` says; `slots` are the bytes behind it.
+    /// Stores a definition; `slots` are the bytes behind it.
     pub fn define(&mut self, definition: &Event, slots: &[u8]) {
-        let id = definition.addr as u32;
-        match definition.kind() {
-            Some(Kind::DefineText) => {
-                let length = slots.len().min(definition.size.max(0) as usize);
-                self.define_text(id, &String::from_utf8_lossy(&slots[..length]));
+        match definition.unpack() {
+            Some((_, Payload::DefineText { id, length })) => {
+                self.define_text(id, &String::from_utf8_lossy(&slots[..length.min(slots.len())]));
             }
-            Some(Kind::DefineContext) => self.define_context(id, definition),
-            Some(Kind::DefineStack) => {
-                let frame = Frame {
-                    parent: definition.size as StackId,
-                    text: definition.extra as u32,
-                    kind: FrameKind::from_id(definition.flags.into()).unwrap_or_default(),
-                };
-                self.define_stack(id, frame);
-            }
+            Some((_, Payload::DefineContext { id, context })) => self.define_context(id, context),
+            Some((_, Payload::DefineStack { id, frame })) => self.define_stack(id, frame),
             _ => {}
         }
     }
 
-    /// Learns the text of a number.
+    /// Stores the text of a number.
     pub fn define_text(&mut self, id: u32, text: &str) {
-        if let Some(place) = place(&mut self.texts, id, MAX_TEXTS, NONE.to_owned()) {
-            *place = safe_text(text);
+        if let Some(entry) = entry(&mut self.texts, id, MAX_TEXTS, NONE.to_owned()) {
+            *entry = safe_text(text);
             self.learned = self.learned.wrapping_add(1);
         }
     }
 
-    /// Learns the context of a number, from the fields of its event.
-    pub fn define_context(&mut self, id: u32, event: &Event) {
-        if let Some(place) = place(&mut self.contexts, id, MAX_CONTEXTS, Context::default()) {
-            *place = Context {
-                op: event.size as u32,
-                module: event.allocated as u32,
-                phase: event.reserved as u32,
-                stack: event.extra as u32,
-                stream: event.clock_ns as i64,
-                flags: event.flags,
-            };
+    /// Stores the context of a number.
+    pub fn define_context(&mut self, id: u32, context: Context) {
+        if let Some(entry) = entry(&mut self.contexts, id, MAX_CONTEXTS, Context::default()) {
+            *entry = context;
             self.learned = self.learned.wrapping_add(1);
         }
     }
 
-    /// Learns the stack of a number.
+    /// Stores the stack of a number.
     fn define_stack(&mut self, id: StackId, frame: Frame) {
-        if let Some(place) = place(&mut self.stacks, id, MAX_CONTEXTS, Frame::default()) {
-            *place = frame;
+        if let Some(entry) = entry(&mut self.stacks, id, MAX_CONTEXTS, Frame::default()) {
+            *entry = frame;
         }
     }
 

@@ -10,12 +10,13 @@ use memtrace_trace::end_row::Anomalies;
 use memtrace_trace::ledger::{Accounted, Rest};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::sample::Sample;
-use memtrace_trace::{Api, Category, Event, EventName, Kind, Row};
+use memtrace_trace::{Api, Category, Event, EventName, Payload, Row};
 use rustc_hash::FxHashMap;
 
+use crate::calls::CallEvent;
 use crate::live::{Live, MemoryKind, OutOfMemory, Owner, Totals};
+use crate::own_names::OwnNames;
 use crate::physical::Physical;
-use crate::resume::OwnNames;
 use crate::statistics::Statistics;
 
 /// The library that reports blocks.
@@ -33,11 +34,6 @@ pub trait RowSink {
     /// The sink's.
     fn row(&mut self, row: &Row<'_>) -> Result<(), Self::Error>;
 }
-
-/// No address has this bit.
-pub(crate) const CPU_TENSOR: u64 = 1 << 63;
-/// Nor this one: a handle of physical memory is not an address.
-pub(crate) const PHYSICAL: u64 = 1 << 62;
 
 /// See the module.
 pub struct Encoder {
@@ -115,26 +111,39 @@ impl Encoder {
     /// # Errors
     /// The sink's.
     pub fn encode<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
-        match event.kind() {
-            Some(Kind::Block) => self.block(tid, event, sink),
-            Some(Kind::OutOfMemory) => self.out_of_memory(tid, event, sink),
-            Some(Kind::DeviceAlloc | Kind::HostAlloc | Kind::DeviceFree)
-                if Encoder::is_of_virtual_memory(event) =>
-            {
-                self.virtual_memory(tid, event, sink)
+        let Some((header, payload)) = event.unpack() else { return Ok(()) };
+        let call = |call, on_host| CallEvent { tid, header, call, on_host };
+        let header = &header;
+        match payload {
+            Payload::Block(block) => self.block(tid, header, &block, sink),
+            Payload::OutOfMemory { bytes, requested, reserved, pool, .. } => {
+                self.reconcile(tid, header, reserved, pool, sink)?;
+                self.out_of_memory(tid, header, (bytes, requested), pool, sink)
             }
-            Some(Kind::DeviceAlloc | Kind::HostAlloc) => self.call_alloc(tid, event, sink),
-            Some(Kind::DeviceFree | Kind::HostFree) => self.call_free(tid, event, sink),
-            Some(Kind::RangeBegin) => self.named(EventName::RangeBegin, tid, event, sink),
-            Some(Kind::RangeEnd) => self.named(EventName::RangeEnd, tid, event, sink),
-            Some(Kind::Mark) => self.named(EventName::Mark, tid, event, sink),
-            Some(Kind::FreeCompleted) => self.free_completed(tid, event, sink),
-            Some(Kind::Op) => self.op(tid, event, sink),
-            Some(Kind::Tag) => self.tag(tid, event, sink),
-            Some(Kind::Sample | Kind::SamplePools) => self.sample(tid, event, sink),
-            Some(Kind::Io) => self.io(tid, event, sink),
-            Some(Kind::Lost) => self.lost(event.clock_ns, tid, event.size.max(0) as u64, sink),
-            _ => Ok(()),
+            Payload::DeviceAlloc(alloc) => self.alloc(call(alloc.call, false), &alloc, sink),
+            Payload::DeviceFree(free) => self.free(call(free, false), sink),
+            Payload::HostAlloc(alloc) => self.alloc(call(alloc.call, true), &alloc, sink),
+            Payload::HostFree(free) => self.call_free(&call(free, true), sink),
+            Payload::FreeCompleted { address } => self.free_completed(tid, header, address, sink),
+            Payload::RangeBegin { name } => self.named(EventName::RangeBegin, tid, header, name, sink),
+            Payload::RangeEnd { name } => self.named(EventName::RangeEnd, tid, header, name, sink),
+            Payload::Mark { name } => self.named(EventName::Mark, tid, header, name, sink),
+            Payload::Op { bytes, duration_ns, overload } => {
+                self.op(tid, header, (bytes, duration_ns, overload), sink)
+            }
+            Payload::Tag { address, category, module, name } => {
+                self.tag(tid, header, (address, category), (module, name), sink)
+            }
+            Payload::Io { address, bytes, rounded } => self.io(tid, header, address, bytes, rounded, sink),
+            Payload::Sample { .. } | Payload::SamplePools { .. } => match payload.sample() {
+                Some(sample) => self.sample(tid, header, sample, sink),
+                None => Ok(()),
+            },
+            Payload::Lost { events } => self.lost(header.clock_ns, tid, events, sink),
+            Payload::Pad
+            | Payload::DefineText { .. }
+            | Payload::DefineContext { .. }
+            | Payload::DefineStack { .. } => Ok(()),
         }
     }
 
@@ -169,7 +178,7 @@ impl Encoder {
     #[must_use]
     pub fn ledger(&self, device: i8) -> (Accounted, Rest) {
         let totals = self.totals(device);
-        let is_managed = |api| [Api::CudaMallocManaged as u8, Api::CuMemAllocManaged as u8].contains(&api);
+        let is_managed = |api| matches!(api, Some(Api::CudaMallocManaged | Api::CuMemAllocManaged));
         let managed: i64 = self
             .regions
             .values()

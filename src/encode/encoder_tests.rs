@@ -1,4 +1,6 @@
+use memtrace_trace::Header;
 use memtrace_trace::end_row::Ending;
+use memtrace_trace::event::{AllocCall, Block, Call};
 use memtrace_trace::text::NONE;
 
 use super::*;
@@ -20,13 +22,35 @@ fn encoder() -> Encoder {
     Encoder::new(0, 0, 1, Rounding::default(), true)
 }
 
-fn block(addr: u64, size: i64, allocated: u64, reserved: u64) -> Event {
-    Event { kind: Kind::Block as u8, addr, size, allocated, reserved, extra: -1, ..Event::default() }
+fn header(api: Api, device: i8, context: u32) -> Header {
+    Header { context, ..Header::new(0, api, device) }
 }
 
-fn segment(addr: u64, size: i64, status: i16) -> Event {
-    let flags = Event::FROM_TORCH_ALLOCATOR;
-    Event { kind: Kind::DeviceAlloc as u8, addr, size, status, flags, ..Event::default() }
+fn block_of(context: u32, address: u64, bytes: i64, allocated: usize, reserved: usize) -> Event {
+    let block = Block { address, bytes, allocated, reserved, requested: -1, pool: 0, deferred: false };
+    Payload::Block(block).pack(header(Api::CachingAllocator, 0, context))
+}
+
+fn block(address: u64, bytes: i64, allocated: usize, reserved: usize) -> Event {
+    block_of(0, address, bytes, allocated, reserved)
+}
+
+fn call(address: u64, bytes: i64, status: i16) -> Call {
+    Call {
+        address,
+        bytes,
+        status,
+        latency_ns: 0,
+        library: 0,
+        pool: 0,
+        from_torch_allocator: true,
+        unreported: false,
+    }
+}
+
+fn segment(address: u64, bytes: i64, status: i16) -> Event {
+    let alloc = AllocCall { call: call(address, bytes, status), requested: bytes, handle: 0 };
+    Payload::DeviceAlloc(alloc).pack(header(Api::CudaMalloc, 0, 0))
 }
 
 fn run(encoder: &mut Encoder, events: &[Event]) -> Rows {
@@ -63,8 +87,8 @@ fn a_failed_call_changes_nothing_and_an_unseen_segment_is_reconciled() {
 fn a_free_carries_the_owner_of_its_allocation_and_a_reused_address_gets_a_new_id() {
     let mut encoder = encoder();
     encoder.define_text(1, "GPT.h.0");
-    encoder.define_context(1, &Event { allocated: 1, ..Event::default() });
-    let owned = Event { context: 1, ..block(64, 512, 512, 0) };
+    encoder.define_context(1, Context { module: 1, ..Context::default() });
+    let owned = block_of(1, 64, 512, 512, 0);
     let rows = run(&mut encoder, &[owned, block(64, -512, 0, 0), block(64, 512, 512, 0)]).0;
     assert_eq!((rows[1].2, rows[1].6.as_str()), (1, "GPT.h.0"));
     assert_eq!((rows[2].2, rows[2].6.as_str()), (3, NONE));
@@ -86,7 +110,7 @@ fn a_lost_report_leaves_neither_its_block_nor_its_bytes_behind() {
 #[test]
 fn with_caching_off_a_call_is_a_block() {
     let mut encoder = Encoder::new(0, 0, 1, Rounding { caching: false, power2_divisions: 0 }, false);
-    let free = Event { kind: Kind::DeviceFree as u8, addr: 64, device: -2, flags: 1, ..Event::default() };
+    let free = Payload::DeviceFree(call(64, 0, 0)).pack(header(Api::CudaFree, Event::UNKNOWN_DEVICE, 0));
     let rows = run(&mut encoder, &[segment(64, 1000, 0), free]).0;
     assert_eq!(rows[0], (1, EventName::Alloc, 1, 1000, 1000, 1000, NONE.to_owned()));
     assert_eq!(rows[1], (2, EventName::Free, 1, -1000, 0, 0, NONE.to_owned()));
@@ -95,7 +119,7 @@ fn with_caching_off_a_call_is_a_block() {
 #[test]
 fn what_was_lost_is_told_once() {
     let mut encoder = encoder();
-    let lost = Event { kind: Kind::Lost as u8, size: 5, ..Event::default() };
+    let lost = Payload::Lost { events: 5 }.pack(header(Api::Memtrace, 0, 0));
     let mut rows = run(&mut encoder, &[lost]);
     encoder.end(9, 7, Ending::Exit, "", &mut rows).unwrap();
     let names: Vec<EventName> = rows.0.iter().map(|row| row.1).collect();

@@ -1,30 +1,39 @@
 //! The rows of `MEMTRACE_OPS=io`: storages that ops use, and the memory of modules.
 
-use memtrace_trace::{Api, Event, EventName, Row};
+use memtrace_trace::{Api, Event, EventName, Header, Row};
 
-use crate::encoder::{CPU_TENSOR, Encoder, LIBRARY, RowSink};
+use crate::encoder::{Encoder, LIBRARY, RowSink};
+use crate::keys::CPU_TENSOR;
 use crate::live::MemoryKind;
 
 impl Encoder {
     /// A storage that an op reads or writes, or the memory of a module's call. It changes nothing: totals
     /// and owners stay.
-    pub(crate) fn io<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
-        let rounded_bytes = match Api::from_code(event.api) {
+    pub(crate) fn io<S: RowSink>(
+        &mut self,
+        tid: u32,
+        header: &Header,
+        address: u64,
+        bytes: i64,
+        rounded: i64,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let rounded_bytes = match header.api {
             Some(Api::Read | Api::Write | Api::ReadWrite | Api::Given) => {
-                let on_device = event.device != Event::HOST;
-                if on_device { self.rounding.round(event.size.max(0) as u64) as i64 } else { event.size }
+                let on_device = header.device != Event::HOST;
+                if on_device { self.rounding.round(bytes.max(0) as u64) as i64 } else { bytes }
             }
-            _ => event.reserved as i64,
+            _ => rounded,
         };
         self.emit(
             &Row {
                 event: EventName::Io,
                 source: LIBRARY,
-                alloc_id: self.live_at(event.device, event.addr),
-                addr: event.addr as i64,
-                requested_bytes: event.size,
+                alloc_id: self.live_at(header.device, address),
+                addr: address as i64,
+                requested_bytes: bytes,
                 rounded_bytes,
-                ..self.base(tid, event, event.device, event.context)
+                ..self.base(tid, header)
             },
             sink,
         )

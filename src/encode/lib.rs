@@ -9,14 +9,16 @@ mod calls;
 mod definitions;
 mod encoder;
 mod io;
+mod keys;
 mod live;
 mod opening;
+mod own_names;
 mod physical;
 mod resume;
 mod rows;
-pub mod samples;
 pub mod stacks;
 pub mod statistics;
+mod virtual_memory;
 
 pub use encoder::{Encoder, RowSink};
 pub use live::{Live, MemoryKind, OutOfMemory, Owner, Totals};

@@ -1,6 +1,6 @@
 //! What is live, and what is told of it.
 
-use memtrace_trace::{Category, EventName};
+use memtrace_trace::{Api, Category, EventName};
 
 /// A device's totals, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -36,10 +36,10 @@ pub struct Live {
     pub step: i32,
     /// What gave it: a block, a segment, memory outside torch's allocator, pinned memory.
     pub what: MemoryKind,
-    /// The call that gave it, an [`Api`].
-    pub api: u8,
+    /// The call that allocated it; `None` for a byte that no version wrote.
+    pub api: Option<Api>,
     /// The text id of the library that made the call; 0 for a report.
-    pub source: u32,
+    pub library: u32,
     /// The allocator's private pool; 0 for the default.
     pub pool: u16,
 }

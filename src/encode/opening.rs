@@ -6,9 +6,10 @@
 //! Their totals are the sums of what was said so far, as everywhere; behind the last of them the totals
 //! are the device's again.
 
-use memtrace_trace::{Api, Event, EventName, Kind, Row};
+use memtrace_trace::{Api, EventName, Header, Row};
 
 use crate::encoder::{Encoder, RowSink, TORCH_ALLOCATOR};
+use crate::keys::address;
 use crate::live::{Live, MemoryKind, Totals};
 
 /// The text of the column `name` of these rows.
@@ -44,26 +45,19 @@ impl Encoder {
         self.emit(&Row { event: EventName::Meta, name: &meta(rows as u64), ..self.blank(clock_ns) }, sink)?;
         for (device, bytes) in unseen {
             self.device(device).reserved += bytes;
-            let event = Event {
-                clock_ns,
-                kind: Kind::DeviceAlloc as u8,
-                api: Api::Reconciled as u8,
-                device,
-                step: -1,
-                ..Event::default()
-            };
+            let header = Header { step: -1, ..Header::new(clock_ns, Api::Reconciled, device) };
             let what = if bytes > 0 { EventName::SegmentMap } else { EventName::SegmentUnmap };
             let row = Row {
                 event: what,
                 source: TORCH_ALLOCATOR,
                 delta_bytes: bytes,
                 name: LIVE,
-                ..self.base(0, &event, device, 0)
+                ..self.base(0, &header)
             };
             self.emit(&Row { tid: self.pid, ..row }, sink)?;
         }
         for Piece { addr, live, deferred } in pieces {
-            if live.api == Api::CachingAllocator as u8 {
+            if live.api == Some(Api::CachingAllocator) {
                 // Its segment is there already.
                 let totals = self.device(live.device);
                 totals.allocated += live.bytes;
@@ -103,7 +97,7 @@ impl Encoder {
             // A block of the allocator lies in a segment; one that a call gave is its own.
             let takes = match live.what {
                 MemoryKind::Segment | MemoryKind::Mapped => true,
-                MemoryKind::Block => live.api != Api::CachingAllocator as u8,
+                MemoryKind::Block => live.api != Some(Api::CachingAllocator),
                 MemoryKind::External | MemoryKind::Host => false,
             };
             if let Some(bytes) = unseen.get_mut(live.device.max(0) as usize).filter(|_| takes) {
@@ -123,17 +117,12 @@ impl Encoder {
         bytes: i64,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let is_report = live.api == Api::CachingAllocator as u8;
-        let again = Event {
-            clock_ns,
-            kind: if is_report { Kind::Block } else { Kind::DeviceAlloc } as u8,
-            api: live.api,
-            addr: Encoder::address(addr),
-            reserved: u64::from(live.source),
-            context: live.context,
-            ..Event::default()
-        };
-        let row = Row { event, delta_bytes: bytes, name: LIVE, ..self.of_live(0, &again, live) };
+        let header =
+            Header { clock_ns, api: live.api, device: live.device, context: live.context, step: live.step };
+        let is_report = live.api == Some(Api::CachingAllocator);
+        let source = if is_report { TORCH_ALLOCATOR } else { self.text(live.library) };
+        let row = self.of_live(0, &header, address(addr), live);
+        let row = Row { event, delta_bytes: bytes, name: LIVE, source, ..row };
         self.emit(&Row { tid: self.pid, ..row }, sink)
     }
 }

@@ -1,47 +1,11 @@
 //! A trace that is continued: what its rows say, taken in by an encoder that did not write them.
 
 use memtrace_trace::context::Context;
-use memtrace_trace::text::NONE;
 use memtrace_trace::{Api, EventName, Row};
-use rustc_hash::FxHashMap;
 
-use crate::encoder::{Encoder, PHYSICAL};
+use crate::encoder::Encoder;
+use crate::keys::{PHYSICAL, key_bit};
 use crate::live::{Live, MemoryKind};
-
-/// Numbers from here on are the encoder's own.
-pub(crate) const OWN_IDS: u32 = 1 << 31;
-
-/// Texts of a file that is continued, and contexts that no thread numbered: of such a file, of tags.
-#[derive(Default)]
-pub(crate) struct OwnNames {
-    numbers: FxHashMap<String, u32>,
-    pub(crate) texts: Vec<String>,
-    ids: FxHashMap<Context, u32>,
-    pub(crate) contexts: Vec<Context>,
-}
-
-impl OwnNames {
-    pub(crate) fn number(&mut self, text: &str) -> u32 {
-        if let Some(number) = self.numbers.get(text) {
-            return *number;
-        }
-        self.texts.push(text.to_owned());
-        let number = OWN_IDS + self.texts.len() as u32;
-        self.numbers.insert(text.to_owned(), number);
-        number
-    }
-
-    pub(crate) fn text(&mut self, text: &str) -> u32 {
-        if text == NONE { 0 } else { self.number(text) }
-    }
-
-    pub(crate) fn id(&mut self, context: Context) -> u32 {
-        *self.ids.entry(context).or_insert_with(|| {
-            self.contexts.push(context);
-            OWN_IDS + self.contexts.len() as u32
-        })
-    }
-}
 
 impl Encoder {
     /// Takes a row that is in the file already: what it did to the memory, and its number.
@@ -78,7 +42,7 @@ impl Encoder {
         if what == MemoryKind::External {
             self.device(device).external += row.delta_bytes;
         }
-        let mut addr = row.addr as u64 | api.map_or(0, Encoder::key_bit);
+        let mut addr = row.addr as u64 | key_bit(api);
         // The last holder of physical memory may have let go of it by any of these calls.
         let is_free = matches!(row.event, EventName::ExtFree | EventName::HostFree);
         if is_free && matches!(api, Some(Api::CuMemRelease | Api::CuMemUnmap)) {
@@ -119,8 +83,8 @@ impl Encoder {
                     category: row.category,
                     step: row.step as i32,
                     what,
-                    api: api.map_or(0, |api| api as u8),
-                    source: if is_report { 0 } else { self.own_names.text(row.source) },
+                    api,
+                    library: if is_report { 0 } else { self.own_names.text(row.source) },
                     pool: row.pool as u16,
                 };
                 self.physical.restore(addr, &live);

@@ -3,12 +3,13 @@
 use memtrace_trace::context::Context;
 use memtrace_trace::end_row::{EndText, Ending};
 use memtrace_trace::ledger::Rest;
+use memtrace_trace::sample::Sample;
 use memtrace_trace::text::NONE;
-use memtrace_trace::{Api, Event, EventName, Kind, Row};
+use memtrace_trace::{Api, Event, EventName, Header, Row};
 
+use crate::calls::CallEvent;
 use crate::encoder::{Encoder, LIBRARY, RowSink, TORCH_ALLOCATOR};
 use crate::live::{Live, Owner, Totals};
-use crate::samples::sample_of;
 
 /// A place between two rows.
 #[derive(Clone, Copy)]
@@ -73,55 +74,82 @@ impl Encoder {
         self.emit(&Row { event: EventName::End, name: &name, ..self.blank(clock_ns) }, sink)
     }
 
+    /// The row of an allocation.
     pub(crate) fn allocated<S: RowSink>(
         &mut self,
         tid: u32,
-        event: &Event,
+        header: &Header,
+        address: u64,
         live: &Live,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let row =
-            Row { event: live.what.events().0, delta_bytes: live.bytes, ..self.of_live(tid, event, live) };
-        self.emit(&row, sink)
+        let row = self.of_live(tid, header, address, live);
+        self.emit(&Row { event: live.what.events().0, delta_bytes: live.bytes, ..row }, sink)
     }
 
+    /// The row of a free.
     pub(crate) fn freed<S: RowSink>(
         &mut self,
         tid: u32,
-        event: &Event,
+        header: &Header,
+        address: u64,
         live: &Live,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let row =
-            Row { event: live.what.events().1, delta_bytes: -live.bytes, ..self.of_live(tid, event, live) };
-        self.emit(&row, sink)
+        let row = self.of_live(tid, header, address, live);
+        self.emit(&Row { event: live.what.events().1, delta_bytes: -live.bytes, ..row }, sink)
     }
 
-    pub(crate) fn named<S: RowSink>(
+    /// The row of a call that allocated.
+    pub(crate) fn allocated_by<S: RowSink>(
         &mut self,
-        what: EventName,
-        tid: u32,
-        event: &Event,
+        event: &CallEvent,
+        live: &Live,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let base = self.base(tid, event, Event::HOST, event.context);
-        self.emit(&Row { event: what, source: LIBRARY, name: self.text(event.extra as u32), ..base }, sink)
+        let row = self.of_call(event, live);
+        self.emit(&Row { event: live.what.events().0, delta_bytes: live.bytes, ..row }, sink)
     }
 
-    /// A look at a device.
+    /// The row of a call that freed.
+    pub(crate) fn freed_by<S: RowSink>(
+        &mut self,
+        event: &CallEvent,
+        live: &Live,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let row = self.of_call(event, live);
+        self.emit(&Row { event: live.what.events().1, delta_bytes: -live.bytes, ..row }, sink)
+    }
+
+    /// The row of a range or of a mark.
+    pub(crate) fn named<S: RowSink>(
+        &mut self,
+        event: EventName,
+        tid: u32,
+        header: &Header,
+        name: u32,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let base = self.base(tid, &Header { device: Event::HOST, ..*header });
+        self.emit(&Row { event, source: LIBRARY, name: self.text(name), ..base }, sink)
+    }
+
+    /// The row of a device sample.
     pub(crate) fn sample<S: RowSink>(
         &mut self,
         tid: u32,
-        event: &Event,
+        header: &Header,
+        sample: Sample,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let sample = sample_of(event);
-        let known = self.samples.entry(event.device).or_default();
+        let device = header.device;
+        let known = self.samples.entry(device).or_default();
         *known = known.updated(sample);
         let known = *known;
-        let rest = Rest::of(&known, self.ledger(event.device).0);
-        self.rests.insert(event.device, rest);
-        let base = self.base(tid, event, event.device, 0);
+        let rest = Rest::of(&known, self.ledger(device).0);
+        self.rests.insert(device, rest);
+        let base = self.base(tid, &Header { context: 0, ..*header });
         let device_free_bytes = sample.free.unwrap_or(-1);
         let name = sample.to_string();
         let row = Row { event: EventName::Sample, source: LIBRARY, device_free_bytes, name: &name, ..base };
@@ -141,27 +169,39 @@ impl Encoder {
         self.emit(&Row { event, tid: tid as i32, requested_bytes, name: &name, ..self.blank(clock_ns) }, sink)
     }
 
-    /// A row about what is live, its owner as it was when it was given out.
+    /// The fields of a row about live memory: its owner is that of its allocation.
     #[inline(always)]
-    pub(crate) fn of_live<'a>(&'a self, tid: u32, event: &Event, live: &Live) -> Row<'a> {
-        let is_call = event.kind() != Some(Kind::Block);
+    pub(crate) fn of_live<'a>(&'a self, tid: u32, header: &Header, address: u64, live: &Live) -> Row<'a> {
+        let Live { device, context, .. } = *live;
         Row {
             alloc_id: live.alloc_id,
-            addr: event.addr as i64,
+            addr: address as i64,
             requested_bytes: live.requested,
             rounded_bytes: live.rounded,
             category: live.category,
             step: i64::from(live.step),
             pool: i64::from(live.pool),
-            source: if is_call { self.text(event.reserved as u32) } else { TORCH_ALLOCATOR },
-            latency_ns: if is_call { event.extra } else { 0 },
-            ..self.base(tid, event, live.device, live.context)
+            source: TORCH_ALLOCATOR,
+            ..self.base(tid, &Header { device, context, ..*header })
         }
     }
 
-    /// What every row of an event has.
+    /// The same, of a call.
     #[inline(always)]
-    pub(crate) fn base(&self, tid: u32, event: &Event, device: i8, context: u32) -> Row<'_> {
+    fn of_call<'a>(&'a self, event: &CallEvent, live: &Live) -> Row<'a> {
+        let CallEvent { tid, header, call, .. } = event;
+        Row {
+            source: self.text(call.library),
+            status: i32::from(call.status),
+            latency_ns: call.latency_ns as i64,
+            ..self.of_live(*tid, header, call.address, live)
+        }
+    }
+
+    /// The fields that every row of an event has.
+    #[inline(always)]
+    pub(crate) fn base(&self, tid: u32, header: &Header) -> Row<'_> {
+        let Header { clock_ns, api, device, context, step } = *header;
         let (number, context) = (self.owner_number(context), self.context(context));
         let Owner { op, module, phase } = self.owner_in(context);
         let Context { stack, stream, .. } = context;
@@ -169,11 +209,9 @@ impl Encoder {
         Row {
             stack_id: i64::from(stack),
             stream,
-            pool: i64::from(event.source),
             tid: tid as i32,
             device: i32::from(device),
-            status: i32::from(event.status),
-            api: Api::from_code(event.api).map_or(NONE, Api::name),
+            api: api.map_or(NONE, Api::name),
             allocated_bytes: allocated,
             active_bytes: active,
             reserved_bytes: reserved,
@@ -181,8 +219,8 @@ impl Encoder {
             op,
             module,
             phase,
-            step: i64::from(event.step),
-            ..self.blank(event.clock_ns)
+            step: i64::from(step),
+            ..self.blank(clock_ns)
         }
     }
 

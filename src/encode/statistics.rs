@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 /// Counts, sizes and latencies of a process.
 pub struct Statistics {
     blocks: Histogram<u64>,
-    calls: FxHashMap<u8, Calls>,
+    calls: FxHashMap<Option<Api>, Calls>,
     peaks: Vec<Peak>,
     /// OOMs that torch raised.
     pub ooms: u64,
@@ -46,9 +46,9 @@ impl Statistics {
     }
 
     /// A call returned after `latency_ns`.
-    pub fn call(&mut self, api: u8, latency_ns: i64, failed: bool) {
+    pub fn call(&mut self, api: Option<Api>, latency_ns: u64, failed: bool) {
         let calls = self.calls.entry(api).or_insert_with(|| Calls { latency: histogram(), failed: 0 });
-        let _ = calls.latency.record(latency_ns.max(0) as u64);
+        let _ = calls.latency.record(latency_ns);
         calls.failed += u64::from(failed);
     }
 
@@ -81,9 +81,9 @@ impl Statistics {
             lines.push(line);
         }
         let mut calls: Vec<_> = self.calls.iter().collect();
-        calls.sort_by_key(|(api, _)| **api);
+        calls.sort_by_key(|(api, _)| api.map(|api| api as u8));
         for (api, calls) in calls {
-            let name = Api::from_code(*api).map_or("?", Api::name);
+            let name = api.map_or("?", Api::name);
             let us = |quantile| calls.latency.value_at_quantile(quantile) as f64 / 1e3;
             let mut line = format!(
                 "{name}: {} calls, p50 {:.1} us, p99 {:.1} us",
@@ -108,7 +108,7 @@ mod tests {
     fn the_lines_name_peaks_sizes_and_latencies() {
         let mut statistics = Statistics::default();
         statistics.block(512);
-        statistics.call(Api::CudaMalloc as u8, 2000, true);
+        statistics.call(Some(Api::CudaMalloc), 2000, true);
         statistics.peak(0, 512, 2 << 20);
         statistics.peak(0, 0, 2 << 20);
         let lines = statistics.lines();

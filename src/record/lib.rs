@@ -12,7 +12,6 @@
 
 pub mod clock;
 mod control;
-mod definitions;
 pub mod fast_tls;
 pub mod fork_lock;
 pub mod intern;

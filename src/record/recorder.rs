@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering};
 use std::time::Duration;
 
-use memtrace_trace::Event;
 use memtrace_trace::context::{Context, ContextId, Frame, StackId, TextId};
+use memtrace_trace::event::bytes::text_events;
 use memtrace_trace::journal::{Run, process_start};
+use memtrace_trace::{Event, Payload};
 
 use crate::clock;
 use crate::control::Control;
-use crate::definitions;
 use crate::intern::with_tables;
 use crate::queue::chunk_pool::ChunkPool;
 use crate::queue::event_queue::EventQueue;
@@ -76,13 +76,13 @@ impl Recorder {
         };
         with_tables(|tables| {
             for (id, text) in tables.texts() {
-                recorder.queue.define(&definitions::text(id, text));
+                recorder.queue.define(&text_events(id, text));
             }
             for (id, frame) in tables.stacks() {
-                recorder.queue.define(&[definitions::stack(id, frame)]);
+                recorder.queue.define(&[Payload::DefineStack { id, frame }.define()]);
             }
             for (id, context) in tables.contexts() {
-                recorder.queue.define(&[definitions::context(id, context)]);
+                recorder.queue.define(&[Payload::DefineContext { id, context }.define()]);
             }
             // While the tables are locked: whoever interns a new text, stack or context from here on defines it.
             RECORDER.store(std::ptr::from_ref(recorder).cast_mut(), Ordering::Release);
@@ -208,7 +208,7 @@ pub fn text_id(text: &str) -> TextId {
     with_tables(|tables| {
         let (id, new) = tables.text(text);
         if new && let Some(recorder) = Recorder::active() {
-            recorder.queue.define(&definitions::text(id, tables.text_of(id)));
+            recorder.queue.define(&text_events(id, tables.text_of(id)));
         }
         id
     })
@@ -220,7 +220,7 @@ pub fn stack_id(frame: Frame) -> StackId {
     with_tables(|tables| {
         let (id, new) = tables.stack(frame);
         if new && let Some(recorder) = Recorder::active() {
-            recorder.queue.define(&[definitions::stack(id, frame)]);
+            recorder.queue.define(&[Payload::DefineStack { id, frame }.define()]);
         }
         id
     })
@@ -232,7 +232,7 @@ pub fn context_id(context: Context) -> ContextId {
     with_tables(|tables| {
         let (id, new) = tables.context(context);
         if new && let Some(recorder) = Recorder::active() {
-            recorder.queue.define(&[definitions::context(id, context)]);
+            recorder.queue.define(&[Payload::DefineContext { id, context }.define()]);
         }
         id
     })

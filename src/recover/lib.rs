@@ -15,7 +15,7 @@ use memtrace_encode::RowSink;
 use memtrace_encode::stacks::write_stacks;
 use memtrace_trace::csv::{RowReader, RowWriter, is_end_row};
 use memtrace_trace::end_row::Ending;
-use memtrace_trace::event_bytes::{event_of, text_slots};
+use memtrace_trace::event::bytes::{event_of, text_slots};
 use memtrace_trace::files;
 use memtrace_trace::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, layout, names_path, process_start};
 use memtrace_trace::rounding::Rounding;
@@ -300,7 +300,7 @@ impl Journal {
                 let text = &slots[(index + 1) * SLOT..(index + 1 + behind) * SLOT];
                 self.definitions.push((event, text.to_vec()));
             } else if index >= consumed
-                && event.kind().is_some()
+                && !event.is_empty()
                 && let Some(lane) = self.lanes.last_mut()
             {
                 lane.push((tid, event));
@@ -338,7 +338,9 @@ impl Journal {
             let mut last = 0;
             for (tid, event) in lane {
                 last = event.clock_ns.max(last);
-                events.push((*tid, Event { clock_ns: last, ..*event }));
+                let mut event = *event;
+                event.clock_ns = last;
+                events.push((*tid, event));
             }
         }
         events.sort_by_key(|(_, event)| event.clock_ns);

@@ -1,7 +1,7 @@
 //! Journals as a killed process may leave them, made of what a test or a fuzzer says.
 
 use memtrace_trace::Event;
-use memtrace_trace::event_bytes::{bytes_of, event_of};
+use memtrace_trace::event::bytes::{bytes_of, event_of};
 use memtrace_trace::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, layout};
 
 /// A chunk of such a journal.

@@ -37,22 +37,17 @@ impl Words<'_> {
         if raw > 250 {
             return event(&std::array::from_fn::<u8, 64, _>(|_| self.byte()));
         }
-        Event {
-            clock_ns: self.number(),
-            kind: raw % 24,
-            api: self.byte() % 40,
-            device: self.byte() as i8 % 4 - 1,
-            flags: self.byte(),
-            status: i16::from(self.byte() / 128),
-            source: u16::from(self.byte() % 4),
-            addr: self.number(),
-            size: self.number() as i64,
-            allocated: self.number(),
-            reserved: self.number(),
-            context: self.number() as u32,
-            step: self.number() as i32,
-            extra: self.number() as i64,
+        let mut bytes = [0; 64];
+        let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+        put(0, &self.number().to_le_bytes());
+        // Kind, call, device, flags, status, pool.
+        put(8, &[raw % 24, self.byte() % 80, (self.byte() as i8 % 4 - 1) as u8, self.byte()]);
+        put(12, &[self.byte() / 128, 0, self.byte() % 4, 0]);
+        // Address, bytes, allocated, reserved, context and step, extra.
+        for at in (16..64).step_by(8) {
+            put(at, &self.number().to_le_bytes());
         }
+        event(&bytes)
     }
 }
 

@@ -6,7 +6,7 @@
 use memtrace_record::Recorder;
 use memtrace_record::intern::{Context, ContextId, TextId, with_tables};
 use memtrace_record::recorder::{context_id, text_id};
-use memtrace_trace::Kind;
+use memtrace_trace::Payload;
 
 use crate::attribution::{autograd_seq, op_context, phases, python_frames, range_rows, shared_ranges, steps};
 use crate::runtime::thread::open_ranges::{OpenRange, OpenRanges, Role};
@@ -96,7 +96,7 @@ fn recompute(ranges: &OpenRanges, version: u64, stream: i64) {
         if let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) {
             for range in open.iter_mut().filter(|range| !range.has_row) {
                 range.has_row = true;
-                range_rows::record(range.api(), recorder, Kind::RangeBegin, range.name, 0);
+                range_rows::record(range.api(), recorder, Payload::RangeBegin { name: range.name }, 0);
                 if range.id != 0 {
                     shared_ranges::set_has_row(range.id);
                 }

@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use memtrace_record::Recorder;
-use memtrace_trace::{Api, Event, Kind};
+use memtrace_trace::{Api, Header, Payload};
 use rustc_hash::FxHashMap;
 
 use crate::ffi::callers::library_at;
@@ -106,13 +106,12 @@ pub(crate) fn event_completed(event: *mut c_void, caller: *const c_void) {
         free
     });
     if let (Some((addr, device)), Some(recorder)) = (free, Recorder::active()) {
-        recorder.record(|clock_ns| Event {
-            clock_ns,
-            kind: Kind::FreeCompleted as u8,
-            api: Api::CachingAllocator as u8,
-            device,
-            addr,
-            ..Event::default()
+        recorder.record(|clock_ns| {
+            Payload::FreeCompleted { address: addr }.pack(Header::new(
+                clock_ns,
+                Api::CachingAllocator,
+                device,
+            ))
         });
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use memtrace_record::Recorder;
 use memtrace_record::clock::now_ns;
 use memtrace_record::intern::{Context, TextId};
-use memtrace_trace::{Api, Event, Kind};
+use memtrace_trace::{Api, Header, Payload};
 
 use crate::attribution::{autograd_seq, backward_passes, context, fsdp, op_context, phases, steps};
 use crate::runtime::pause;
@@ -217,16 +217,12 @@ fn record_row(state: &ThreadState, start_ns: u64, bytes_before: i64, ending: End
     }
     let (context, step) = context::of_op(state);
     let (bytes, device) = context::reported(state);
-    recorder.record(|clock_ns| Event {
-        clock_ns,
-        kind: Kind::Op as u8,
-        api: ending.api as u8,
-        device,
-        size: bytes - bytes_before,
-        reserved: u64::from(ending.overload),
-        context,
-        step,
-        extra: clock_ns.saturating_sub(start_ns) as i64,
-        ..Event::default()
+    recorder.record(|clock_ns| {
+        Payload::Op {
+            bytes: bytes - bytes_before,
+            duration_ns: clock_ns.saturating_sub(start_ns),
+            overload: ending.overload,
+        }
+        .pack(Header { clock_ns, api: Some(ending.api), device, context, step })
     });
 }

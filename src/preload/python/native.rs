@@ -115,7 +115,7 @@ fn backward_count(_: Arguments<'_>) -> i64 {
 fn record_module_memory(arguments: Arguments<'_>) {
     let [api, device, bytes, rounded] = [0, 1, 2, 3].map(|index| arguments.size(index));
     if let Some(api) = MODULE_MEMORY.into_iter().find(|known| *known as usize == api) {
-        op_io::module_memory(api, device as i8, bytes as i64, rounded as u64);
+        op_io::module_memory(api, device as i8, bytes as i64, rounded as i64);
     }
 }
 

@@ -1,7 +1,8 @@
 //! Tags: rows that say what a block is for, some time after it was allocated.
 
 use memtrace_record::Recorder;
-use memtrace_trace::{Api, Event, Kind};
+use memtrace_record::intern::TextId;
+use memtrace_trace::{Api, Category, Header, Payload};
 
 /// A tag, as the tracer gives it.
 pub(crate) struct Tag {
@@ -20,14 +21,11 @@ pub(crate) fn record(tag: &Tag) {
     // Without a trace there is no block to tag.
     let Some(recorder) = Recorder::active() else { return };
     // The context and the step are those of the block's allocation.
-    recorder.record(|clock_ns| Event {
-        clock_ns,
-        kind: Kind::Tag as u8,
-        api: Api::Python as u8,
-        addr: tag.pointer as u64,
-        size: tag.category as i64,
-        reserved: tag.name as u64,
-        extra: tag.path as i64,
-        ..Event::default()
-    });
+    let payload = Payload::Tag {
+        address: tag.pointer as u64,
+        category: Category::from_id(tag.category as u64).unwrap_or_default(),
+        module: tag.path as TextId,
+        name: tag.name as TextId,
+    };
+    recorder.record(|clock_ns| payload.pack(Header::new(clock_ns, Api::Python, 0)));
 }

@@ -413,6 +413,7 @@ impl ChunkReader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memtrace_trace::{Api, Header, Payload};
 
     #[test]
     fn a_reader_sees_what_is_complete_and_a_recycled_chunk_starts_empty() {
@@ -422,8 +423,9 @@ mod tests {
         let mut writer = pool.take(7, 1, 0, Duration::ZERO).unwrap();
         let reader = pool.reader(writer.number());
         assert_eq!(reader.committed(), 0);
-        writer.push(Event { addr: 42, ..Event::default() });
-        assert_eq!((reader.committed(), reader.event(0).addr, reader.tid()), (1, 42, 7));
+        let event = Payload::FreeCompleted { address: 42 }.pack(Header::new(0, Api::CachingAllocator, 0));
+        writer.push(event);
+        assert_eq!((reader.committed(), reader.event(0), reader.tid()), (1, event, 7));
         writer.finish();
         assert_eq!(pool.full().try_recv(), Ok(reader.number()));
         pool.recycle(reader);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use memtrace_trace::{Event, Kind};
+use memtrace_trace::{Api, Event, Header, Payload};
 
 use super::chunk_pool::{ChunkPool, ChunkWriter};
 use super::event_queue::{EventQueue, IDLE, LaneShared, NO_CHUNK};
@@ -248,9 +248,9 @@ impl Lane {
         }
         if let Some(chunk) = &mut self.chunk {
             if self.untold + self.left_out > 0 {
-                let kind = Kind::Lost as u8;
-                let size = (std::mem::take(&mut self.untold) + std::mem::take(&mut self.left_out)) as i64;
-                chunk.push(Event { kind, size, clock_ns: event.clock_ns, ..Event::default() });
+                let events = std::mem::take(&mut self.untold) + std::mem::take(&mut self.left_out);
+                let header = Header::new(event.clock_ns, Api::Memtrace, 0);
+                chunk.push(Payload::Lost { events }.pack(header));
             }
             chunk.push(event);
         }

@@ -9,8 +9,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memtrace_trace::event_bytes::{bytes_of, text_slots};
-use memtrace_trace::{Event, Kind};
+use memtrace_trace::event::Block;
+use memtrace_trace::event::bytes::{bytes_of, text_slots};
+use memtrace_trace::{Event, Payload};
 use rustc_hash::FxHashMap;
 
 use super::chunk_pool::{ChunkPool, ChunkReader};
@@ -218,22 +219,25 @@ impl Merge {
     }
 }
 
-/// Of heads with the same clock, the block report whose totals come first: the one whose total before
-/// it is not the total after another.
+/// Of block reports with the same clock, the first one: no other report ends with the total that it begins with.
 fn by_totals(sources: &[&mut Source], clock: u64) -> Option<usize> {
-    let heads: Vec<(usize, Event)> = sources
+    let heads: Vec<(usize, i8, Block)> = sources
         .iter()
         .enumerate()
-        .filter_map(|(index, source)| source.head.map(|event| (index, event)))
-        .filter(|(_, event)| event.clock_ns == clock && event.kind == Kind::Block as u8)
+        .filter_map(|(index, source)| match source.head?.unpack()? {
+            (header, Payload::Block(block)) if header.clock_ns == clock => {
+                Some((index, header.device, block))
+            }
+            _ => None,
+        })
         .collect();
-    let first = heads.iter().find(|(index, event)| {
-        let before = (event.allocated as i64).wrapping_sub(event.size);
-        !heads.iter().any(|(other, after)| {
-            other != index && after.device == event.device && after.allocated as i64 == before
+    let first = heads.iter().find(|(index, device, block)| {
+        let before = (block.allocated as i64).wrapping_sub(block.bytes);
+        !heads.iter().any(|(other, after_device, after)| {
+            other != index && after_device == device && after.allocated as i64 == before
         })
     });
-    first.map(|(index, _)| *index)
+    first.map(|(index, ..)| *index)
 }
 
 impl Source {
@@ -320,10 +324,12 @@ impl Source {
                 continue;
             }
             let event = part.chunk.event(self.slot);
-            match event.kind() {
-                _ if event.is_definition() => self.slot += 1 + text_slots(&event),
-                None | Some(Kind::Pad) => self.slot += 1,
-                Some(_) => return Some(event),
+            if event.is_definition() {
+                self.slot += 1 + text_slots(&event);
+            } else if event.is_empty() {
+                self.slot += 1;
+            } else {
+                return Some(event);
             }
         }
     }

@@ -74,9 +74,14 @@ impl Overflow {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memtrace_trace::{Api, Header, Payload};
+
+    fn event(clock_ns: u64) -> Event {
+        Payload::FreeCompleted { address: 0 }.pack(Header::new(clock_ns, Api::CachingAllocator, 0))
+    }
 
     fn kept(lane: u32, clock_ns: u64) -> OverflowEvent {
-        OverflowEvent { lane, tid: lane, event: Event { clock_ns, ..Event::default() } }
+        OverflowEvent { lane, tid: lane, event: event(clock_ns) }
     }
 
     #[test]

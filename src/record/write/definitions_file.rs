@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::Path;
 
 use memtrace_trace::Event;
-use memtrace_trace::event_bytes::bytes_of;
+use memtrace_trace::event::bytes::bytes_of;
 use memtrace_trace::journal::names_path;
 
 use super::output;

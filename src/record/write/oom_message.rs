@@ -167,8 +167,10 @@ fn label(owner: Owner<'_>) -> String {
 mod tests {
     use super::*;
     use memtrace_encode::RowSink;
+    use memtrace_trace::context::Context;
+    use memtrace_trace::event::{Block, Payload};
     use memtrace_trace::rounding::Rounding;
-    use memtrace_trace::{Event, Kind, Row};
+    use memtrace_trace::{Api, Category, Header, Row};
 
     struct Nowhere;
     impl RowSink for Nowhere {
@@ -182,12 +184,14 @@ mod tests {
     fn the_largest_holder_comes_first_and_the_next_command_last() {
         let mut encoder = Encoder::new(0, 0, 1, Rounding::default(), true);
         encoder.define_text(1, "GPT.h.0");
-        encoder.define_context(1, &Event { allocated: 1, ..Event::default() });
-        let block = Event { kind: Kind::Block as u8, extra: -1, ..Event::default() };
-        let events = [
-            Event { addr: 1, size: 512, allocated: 512, ..block },
-            Event { addr: 2, size: 4096, allocated: 4608, context: 1, ..block },
-        ];
+        encoder.define_context(1, Context { module: 1, ..Context::default() });
+        let header = Header::new(0, Api::CachingAllocator, 0);
+        let block = |context, address, bytes, allocated| {
+            let block =
+                Block { address, bytes, allocated, reserved: 0, requested: -1, pool: 0, deferred: false };
+            Payload::Block(block).pack(Header { context, ..header })
+        };
+        let events = [block(0, 1, 512, 512), block(1, 2, 4096, 4608)];
         for event in &events {
             let Ok(()) = encoder.encode(1, event, &mut Nowhere);
         }
@@ -196,8 +200,8 @@ mod tests {
         // Tagged, and freed, before it is told.
         encoder.define_text(2, "GPT.head");
         let after = [
-            Event { kind: Kind::Tag as u8, addr: 1, size: 0, extra: 2, ..Event::default() },
-            Event { addr: 2, size: -4096, allocated: 512, context: 1, ..block },
+            Payload::Tag { address: 1, category: Category::Parameter, module: 2, name: 0 }.pack(header),
+            block(1, 2, -4096, 512),
         ];
         for event in &after {
             let Ok(()) = encoder.encode(1, event, &mut Nowhere);

@@ -5,8 +5,7 @@
 use std::time::{Duration, Instant};
 
 use memtrace_encode::Encoder;
-use memtrace_encode::samples::events;
-use memtrace_trace::Event;
+use memtrace_trace::{Header, Payload};
 
 use crate::queue::event_queue::EventQueue;
 use crate::session::{SampleDevices, Session};
@@ -53,8 +52,10 @@ impl Sampler {
         self.last = Some(Instant::now());
         self.highest = self.highest.max(held(encoder));
         for (device, api, sample) in (self.sample)(&devices) {
-            for event in events(device, api, &sample) {
-                queue.record(|clock_ns| Event { clock_ns, ..event });
+            for payload in Payload::of_sample(&sample) {
+                queue.record(|clock_ns| {
+                    payload.pack(Header { step: -1, ..Header::new(clock_ns, api, device) })
+                });
             }
         }
     }

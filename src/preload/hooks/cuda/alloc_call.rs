@@ -7,7 +7,8 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use memtrace_record::Recorder;
 use memtrace_record::clock::now_ns;
-use memtrace_trace::{Api, Event, Kind};
+use memtrace_trace::event::{self, AllocCall};
+use memtrace_trace::{Api, Event, Header, Payload};
 
 use crate::attribution::context;
 use crate::attribution::private_pools;
@@ -20,6 +21,19 @@ use crate::runtime::session;
 
 /// Where a call writes the address that it gives.
 pub(super) type Out = *mut *mut c_void;
+
+/// What a call does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// It allocates device memory.
+    DeviceAlloc,
+    /// It frees device memory.
+    DeviceFree,
+    /// It allocates pinned host memory.
+    HostAlloc,
+    /// It frees pinned host memory.
+    HostFree,
+}
 
 /// A call, as far as it is known before it is made.
 #[derive(Clone, Copy)]
@@ -80,18 +94,25 @@ pub(super) fn takes(
             None if call.kind == Kind::HostAlloc => Event::HOST,
             None => (call.device)(),
         };
-        let event = event_of(call, Some(device));
-        recorder.record(|clock_ns| Event {
-            clock_ns,
-            kind: if device == Event::HOST { Kind::HostAlloc } else { call.kind } as u8,
-            device,
-            status: code(status),
-            addr: taken.addr,
-            size: taken.bytes as i64,
-            // What a mapping was asked for is what it gives.
-            allocated: if taken.handle == 0 { asked as u64 } else { taken.handle },
-            extra: after.unwrap_or(clock_ns).saturating_sub(before) as i64,
-            ..event
+        let (header, known) = before_outcome(call, Some(device));
+        recorder.record(|clock_ns| {
+            let alloc = AllocCall {
+                call: event::Call {
+                    address: taken.addr,
+                    bytes: taken.bytes as i64,
+                    status: code(status),
+                    latency_ns: after.unwrap_or(clock_ns).saturating_sub(before),
+                    ..known
+                },
+                requested: asked as i64,
+                handle: taken.handle,
+            };
+            let payload = if device == Event::HOST || call.kind == Kind::HostAlloc {
+                Payload::HostAlloc(alloc)
+            } else {
+                Payload::DeviceAlloc(alloc)
+            };
+            payload.pack(Header { clock_ns, device, ..header })
         });
     });
     status
@@ -107,20 +128,24 @@ pub(super) fn gives(call: Call, addr: u64, bytes: usize, run: impl FnOnce() -> c
     // What was never seen to be taken is not worth a trace of its own.
     let announced = Recorder::active().and_then(|recorder| {
         shielded(|| {
-            let event = event_of(call, None);
-            (recorder, Event { clock_ns: recorder.begin(), ..event })
+            let (header, known) = before_outcome(call, None);
+            (recorder, Header { clock_ns: recorder.begin(), ..header }, known)
         })
     });
     let status = run();
-    if let Some((recorder, event)) = announced {
+    if let Some((recorder, header, known)) = announced {
         shielded(|| {
-            recorder.commit(Event {
-                device: if call.kind == Kind::HostFree { Event::HOST } else { Event::UNKNOWN_DEVICE },
+            let free = event::Call {
+                address: addr,
+                bytes: bytes as i64,
                 status: code(status),
-                addr,
-                size: bytes as i64,
-                extra: now_ns().saturating_sub(event.clock_ns) as i64,
-                ..event
+                latency_ns: now_ns().saturating_sub(header.clock_ns),
+                ..known
+            };
+            recorder.commit(if call.kind == Kind::HostFree {
+                Payload::HostFree(free).pack(Header { device: Event::HOST, ..header })
+            } else {
+                Payload::DeviceFree(free).pack(Header { device: Event::UNKNOWN_DEVICE, ..header })
             });
         });
     }
@@ -129,7 +154,7 @@ pub(super) fn gives(call: Call, addr: u64, bytes: usize, run: impl FnOnce() -> c
 
 /// The part of a call's event that does not depend on its outcome. `device` is where it took memory; what gives
 /// memory back repeats the stream of the call that took it.
-fn event_of(call: Call, device: Option<i8>) -> Event {
+fn before_outcome(call: Call, device: Option<i8>) -> (Header, event::Call) {
     let Library { name, is_torch_allocator, .. } = library_at(call.caller);
     let is_torchs = is_torch_allocator || requested_sizes::is_inside();
     // With its caching off, torch's allocator may be called before there are streams.
@@ -137,19 +162,19 @@ fn event_of(call: Call, device: Option<i8>) -> Event {
     let at =
         device.filter(|device| has_streams && *device >= 0).map(|device| (device, current_stream(device)));
     let (context, step) = at.map_or_else(context::current, |(_, stream)| context::current_on(stream));
-    Event {
-        kind: call.kind as u8,
-        api: call.api as u8,
-        flags: (if is_torchs { Event::FROM_TORCH_ALLOCATOR } else { 0 })
-            | (if requested_sizes::is_inside_unreported() { Event::UNREPORTED } else { 0 }),
-        reserved: u64::from(name),
-        source: at
+    let known = event::Call {
+        address: 0,
+        bytes: 0,
+        status: 0,
+        latency_ns: 0,
+        library: name,
+        pool: at
             .filter(|_| is_torch_allocator)
             .map_or(0, |(device, stream)| private_pools::current(device, stream)),
-        context,
-        step,
-        ..Event::default()
-    }
+        from_torch_allocator: is_torchs,
+        unreported: requested_sizes::is_inside_unreported(),
+    };
+    (Header { clock_ns: 0, api: Some(call.api), device: 0, context, step }, known)
 }
 
 /// CUDA's codes are below 1000; one that is not is still an error.

@@ -11,9 +11,11 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use memtrace_trace::{Api, Event, Kind};
+use memtrace_trace::{Api, Event};
 
-use super::alloc_call::{self, AllocationNode, Call, IpcHandle, Out, Taken, mipmapped_elements, written};
+use super::alloc_call::{
+    self, AllocationNode, Call, IpcHandle, Kind, Out, Taken, mipmapped_elements, written,
+};
 use super::stand_in::{NO_RUNTIME, StandIn};
 use crate::ffi::cuda::current_driver_device;
 use crate::ffi::symbols::{RealFn, c_name};

@@ -3,10 +3,10 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
-use memtrace_trace::{Api, Kind};
+use memtrace_trace::Api;
 
 use super::alloc_call::{
-    AllocationNode, Call, IpcHandle, Out, Taken, gives, mipmapped_elements, takes, written,
+    AllocationNode, Call, IpcHandle, Kind, Out, Taken, gives, mipmapped_elements, takes, written,
 };
 use super::stand_in::{NO_RUNTIME, caller_hooks};
 use crate::ffi::cuda::current_device;

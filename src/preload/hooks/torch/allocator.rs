@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 
 use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
-use memtrace_trace::{Api, Event, Kind};
+use memtrace_trace::event::{AllocCall, Block, Call};
+use memtrace_trace::{Api, Event, Header, Payload};
 
 use crate::attribution::context;
 use crate::attribution::deferred_frees;
@@ -84,17 +85,23 @@ fn host_tensor(addr: u64, size: i64) {
     let Some(recorder) = session::recorder() else { return };
     let (context, step) = context::current();
     let library = *LIBRARY.get_or_init(|| text_id("libc10.so"));
-    recorder.record(|clock_ns| Event {
-        clock_ns,
-        kind: if size >= 0 { Kind::HostAlloc } else { Kind::HostFree } as u8,
-        api: Api::CpuAllocator as u8,
-        device: Event::HOST,
-        addr,
-        size: size.abs(),
-        reserved: u64::from(library),
-        context,
-        step,
-        ..Event::default()
+    let call = Call {
+        address: addr,
+        bytes: size.abs(),
+        status: 0,
+        latency_ns: 0,
+        library,
+        pool: 0,
+        from_torch_allocator: false,
+        unreported: false,
+    };
+    recorder.record(|clock_ns| {
+        let header = Header { clock_ns, api: Some(Api::CpuAllocator), device: Event::HOST, context, step };
+        if size >= 0 {
+            Payload::HostAlloc(AllocCall { call, requested: call.bytes, handle: 0 }).pack(header)
+        } else {
+            Payload::HostFree(call).pack(header)
+        }
     });
 }
 
@@ -122,11 +129,11 @@ unsafe extern "C-unwind" fn report_memory_usage(
         shielded(|| {
             let Some(recorder) = session::recorder() else { return };
             let stream = current_stream(ordinal);
-            let (mut extra, mut source, mut flags) = (-1, 0, 0);
+            let (mut requested, mut pool, mut deferred) = (-1, 0, false);
             let owner = thread::with(|own| {
                 if size >= 0 {
-                    extra = requested_sizes::of_block(own, size);
-                    source = private_pools::take(own, ordinal, stream);
+                    requested = requested_sizes::of_block(own, size);
+                    pool = private_pools::take(own, ordinal, stream);
                 }
                 context::of_report(own, stream, size, ordinal)
             });
@@ -134,28 +141,23 @@ unsafe extern "C-unwind" fn report_memory_usage(
             let (context, step) = owner.unwrap_or_else(context::current);
             if size >= 0 {
                 deferred_frees::forget_recorded();
-            } else if deferred_frees::is_deferred(ptr as u64, ordinal) {
-                flags = Event::DEFERRED;
+            } else {
+                deferred = deferred_frees::is_deferred(ptr as u64, ordinal);
             }
             if injection::is_wanted() {
                 injection::schedule();
             }
             // Made once, where it is stored: a copy through the stack would cost more than the clock.
-            recorder.record(|clock_ns| Event {
-                clock_ns,
-                kind: Kind::Block as u8,
-                api: Api::CachingAllocator as u8,
-                device: ordinal,
-                flags,
-                source,
-                addr: ptr as u64,
-                size,
-                allocated: allocated as u64,
-                reserved: reserved as u64,
-                context,
-                step,
-                extra,
-                ..Event::default()
+            recorder.record(|clock_ns| {
+                let address = ptr as u64;
+                Payload::Block(Block { address, bytes: size, allocated, reserved, requested, pool, deferred })
+                    .pack(Header {
+                        clock_ns,
+                        api: Some(Api::CachingAllocator),
+                        device: ordinal,
+                        context,
+                        step,
+                    })
             });
         });
     } else if is_cpu(device) && wants_host_tensors() {
@@ -178,20 +180,15 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
             let asked = |own: &ThreadState| {
                 (requested_sizes::of_block(own, size), private_pools::take(own, ordinal, stream))
             };
-            let (extra, source) = thread::with(asked).unwrap_or((-1, 0));
-            recorder.record(|clock_ns| Event {
-                clock_ns,
-                source,
-                kind: Kind::OutOfMemory as u8,
-                api: Api::CachingAllocator as u8,
-                device: ordinal,
-                size,
-                allocated: allocated as u64,
-                reserved: reserved as u64,
-                context,
-                step,
-                extra,
-                ..Event::default()
+            let (requested, pool) = thread::with(asked).unwrap_or((-1, 0));
+            recorder.record(|clock_ns| {
+                Payload::OutOfMemory { bytes: size, requested, allocated, reserved, pool }.pack(Header {
+                    clock_ns,
+                    api: Some(Api::CachingAllocator),
+                    device: ordinal,
+                    context,
+                    step,
+                })
             });
             recorder.nudge();
         });

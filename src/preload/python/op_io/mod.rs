@@ -19,7 +19,7 @@ use std::ffi::c_void;
 use memtrace_record::Recorder;
 use memtrace_record::intern::{ContextId, TextId};
 use memtrace_record::recorder::text_id;
-use memtrace_trace::{Api, Event, Kind};
+use memtrace_trace::{Api, Event, Header, Payload};
 use rustc_hash::FxHashMap;
 
 use crate::attribution::context;
@@ -148,16 +148,15 @@ impl Io {
             if recorder.is_short() {
                 return recorder.drop_op();
             }
-            recorder.record(|clock_ns| Event {
-                clock_ns,
-                kind: Kind::Io as u8,
-                api: api as u8,
-                device,
-                addr: memory.addr,
-                size: memory.bytes,
-                context: leaf.context,
-                step: leaf.step,
-                ..Event::default()
+            let (context, step) = (leaf.context, leaf.step);
+            recorder.record(|clock_ns| {
+                Payload::Io { address: memory.addr, bytes: memory.bytes, rounded: 0 }.pack(Header {
+                    clock_ns,
+                    api: Some(api),
+                    device,
+                    context,
+                    step,
+                })
             });
         };
         // SAFETY: the start callbacks of the record run.
@@ -170,18 +169,16 @@ fn wants_host() -> bool {
 }
 
 /// The memory of a module, or of one of its calls, on a device: its bytes, and the same rounded.
-pub(crate) fn module_memory(api: Api, device: i8, bytes: i64, rounded: u64) {
+pub(crate) fn module_memory(api: Api, device: i8, bytes: i64, rounded: i64) {
     let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) else { return };
     let (context, step) = context::current();
-    recorder.record(|clock_ns| Event {
-        clock_ns,
-        kind: Kind::Io as u8,
-        api: api as u8,
-        device,
-        size: bytes,
-        reserved: rounded,
-        context,
-        step,
-        ..Event::default()
+    recorder.record(|clock_ns| {
+        Payload::Io { address: 0, bytes, rounded }.pack(Header {
+            clock_ns,
+            api: Some(api),
+            device,
+            context,
+            step,
+        })
     });
 }

@@ -1,19 +1,17 @@
-//! Events and bytes: definitions carry texts in the slots behind them, and a leftover journal is read as
-//! bytes, where any may stand.
+//! Events as bytes: the slots behind a definition hold a text, and recovery reads a journal as bytes.
 
+use super::{Event, Payload};
 use crate::context::TextId;
-use crate::{Event, Kind};
 
-/// A definition and the text behind it, in whole slots; see [`Kind::DefineText`].
+/// The definition of a text, and the text in whole slots.
 #[must_use]
 pub fn text_events(id: TextId, text: &str) -> Vec<Event> {
-    let kind = Kind::DefineText as u8;
-    let mut events = vec![Event { kind, addr: u64::from(id), size: text.len() as i64, ..Event::default() }];
+    let mut events = vec![Payload::DefineText { id, length: text.len() }.define()];
     events.extend(text.as_bytes().chunks(size_of::<Event>()).map(event_of));
     events
 }
 
-/// Up to 64 bytes, of a text or of a journal, as an event.
+/// The event that has these bytes, up to 64 of a text or of a journal; missing ones are 0.
 #[must_use]
 pub fn event_of(bytes: &[u8]) -> Event {
     let mut word = [0u64; 8];
@@ -32,7 +30,7 @@ pub fn event_of(bytes: &[u8]) -> Event {
         device: head[2] as i8,
         flags: head[3],
         status: i16::from_le_bytes([head[4], head[5]]),
-        source: u16::from_le_bytes([head[6], head[7]]),
+        pool: u16::from_le_bytes([head[6], head[7]]),
         addr,
         size: size as i64,
         allocated,
@@ -43,12 +41,12 @@ pub fn event_of(bytes: &[u8]) -> Event {
     }
 }
 
-/// The bytes of an event: what [`event_of`] was given, filled up with 0.
+/// The bytes of an event: the reverse of [`event_of`].
 #[must_use]
 pub fn bytes_of(slot: &Event) -> [u8; 64] {
     let mut bytes = [0; 64];
     let [s0, s1] = slot.status.to_le_bytes();
-    let [o0, o1] = slot.source.to_le_bytes();
+    let [o0, o1] = slot.pool.to_le_bytes();
     bytes[0..8].copy_from_slice(&slot.clock_ns.to_le_bytes());
     bytes[8..16].copy_from_slice(&[slot.kind, slot.api, slot.device as u8, slot.flags, s0, s1, o0, o1]);
     bytes[16..24].copy_from_slice(&slot.addr.to_le_bytes());
@@ -61,13 +59,13 @@ pub fn bytes_of(slot: &Event) -> [u8; 64] {
     bytes
 }
 
-/// How many slots behind a definition belong to it: those of a text.
+/// How many slots behind an event belong to it: those of the text that it defines.
 #[must_use]
 pub fn text_slots(event: &Event) -> usize {
-    if event.kind() != Some(Kind::DefineText) {
-        return 0;
+    match event.unpack() {
+        Some((_, Payload::DefineText { length, .. })) => length.div_ceil(size_of::<Event>()),
+        _ => 0,
     }
-    (event.size.max(0) as usize).div_ceil(size_of::<Event>())
 }
 
 #[cfg(test)]

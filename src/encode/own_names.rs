@@ -1,0 +1,40 @@
+//! Texts and contexts that the encoder numbers itself: those of a resumed trace, and those of tags.
+
+use memtrace_trace::context::Context;
+use memtrace_trace::text::NONE;
+use rustc_hash::FxHashMap;
+
+/// Numbers from here on are the encoder's own.
+pub(crate) const OWN_IDS: u32 = 1 << 31;
+
+/// Texts of a file that is continued, and contexts that no thread numbered: of such a file, of tags.
+#[derive(Default)]
+pub(crate) struct OwnNames {
+    numbers: FxHashMap<String, u32>,
+    pub(crate) texts: Vec<String>,
+    ids: FxHashMap<Context, u32>,
+    pub(crate) contexts: Vec<Context>,
+}
+
+impl OwnNames {
+    pub(crate) fn number(&mut self, text: &str) -> u32 {
+        if let Some(number) = self.numbers.get(text) {
+            return *number;
+        }
+        self.texts.push(text.to_owned());
+        let number = OWN_IDS + self.texts.len() as u32;
+        self.numbers.insert(text.to_owned(), number);
+        number
+    }
+
+    pub(crate) fn text(&mut self, text: &str) -> u32 {
+        if text == NONE { 0 } else { self.number(text) }
+    }
+
+    pub(crate) fn id(&mut self, context: Context) -> u32 {
+        *self.ids.entry(context).or_insert_with(|| {
+            self.contexts.push(context);
+            OWN_IDS + self.contexts.len() as u32
+        })
+    }
+}

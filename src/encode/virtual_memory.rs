@@ -1,0 +1,115 @@
+//! The driver's virtual memory: physical memory, and the addresses that it is mapped at.
+//!
+//! Physical memory is freed when nobody holds it any more, neither by its handle nor by an address. Of torch's
+//! expandable segments the mapped pieces have rows (`segment_map`, `segment_unmap`), because torch counts them as
+//! reserved. Of other memory the physical memory itself has rows (`ext_alloc`, `ext_free`, with the handle for an
+//! address), because it is what the device has less of.
+
+use memtrace_trace::Api;
+use memtrace_trace::event::{AllocCall, Call};
+
+use crate::calls::CallEvent;
+use crate::encoder::{Encoder, RowSink};
+use crate::keys::PHYSICAL;
+use crate::live::MemoryKind;
+use crate::physical::{Held, is_virtual_memory};
+
+impl Encoder {
+    /// An allocation of device memory, or of pinned host memory when `on_host`.
+    pub(crate) fn alloc<S: RowSink>(
+        &mut self,
+        event: CallEvent,
+        alloc: &AllocCall,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let CallEvent { header, call, .. } = event;
+        let worked = !event.has_failed();
+        match header.api {
+            Some(api @ (Api::CuMemCreate | Api::CuMemImportFromShareableHandle)) => {
+                let is_torchs = call.from_torch_allocator && api == Api::CuMemCreate;
+                if worked {
+                    let held = Held { references: 1, device: header.device, is_torchs };
+                    self.physical.held.insert(call.address, held);
+                }
+                if !(worked && is_torchs) {
+                    return self.call_alloc(&event, alloc, sink);
+                }
+            }
+            Some(Api::CuMemMap) => {
+                let held = self.physical.held.get_mut(&alloc.handle);
+                let device = held.as_ref().map_or(header.device, |held| held.device);
+                // Torch also maps memory that another process made and shares: that is not its segment.
+                let is_segment = call.from_torch_allocator && held.as_ref().is_none_or(|held| held.is_torchs);
+                if worked {
+                    if let Some(held) = held {
+                        held.references += 1;
+                    }
+                    self.physical.mapped.insert(call.address, (call.bytes.max(0) as u64, alloc.handle));
+                }
+                if is_segment {
+                    let mut event = event;
+                    event.header.device = device;
+                    return self.call_alloc(&event, alloc, sink);
+                }
+            }
+            Some(Api::CuMemRetainAllocationHandle) => {
+                if let Some(held) = self.physical.held.get_mut(&call.address).filter(|_| worked) {
+                    held.references += 1;
+                }
+            }
+            api if !is_virtual_memory(api) => return self.call_alloc(&event, alloc, sink),
+            _ => {}
+        }
+        self.count_call(&event);
+        Ok(())
+    }
+
+    /// A free of device memory.
+    pub(crate) fn free<S: RowSink>(&mut self, event: CallEvent, sink: &mut S) -> Result<(), S::Error> {
+        let CallEvent { header, call, .. } = event;
+        let worked = !event.has_failed();
+        match header.api {
+            Some(Api::CuMemUnmap) if worked => {
+                let end = call.address.saturating_add(call.bytes.max(0) as u64);
+                while let Some((&address, &(_, handle))) =
+                    self.physical.mapped.range(call.address..end).next()
+                {
+                    self.physical.mapped.remove(&address);
+                    if self.regions.get(&address).is_some_and(|live| live.what == MemoryKind::Mapped) {
+                        let unmapped = CallEvent { call: Call { address, ..call }, ..event };
+                        self.free_region(address, &unmapped, sink)?;
+                    }
+                    self.release_physical(handle, &event, sink)?;
+                }
+                Ok(())
+            }
+            Some(Api::CuMemRelease) if worked => self.release_physical(call.address, &event, sink),
+            api if !is_virtual_memory(api) => self.call_free(&event, sink),
+            _ => {
+                self.count_call(&event);
+                Ok(())
+            }
+        }
+    }
+
+    /// Drops one reference to physical memory; the last one frees it.
+    fn release_physical<S: RowSink>(
+        &mut self,
+        handle: u64,
+        event: &CallEvent,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let Some(held) = self.physical.held.get_mut(&handle) else { return Ok(()) };
+        held.references = held.references.saturating_sub(1);
+        if held.references > 0 {
+            return Ok(());
+        }
+        self.physical.held.remove(&handle);
+        let key = handle | PHYSICAL;
+        if !self.regions.contains_key(&key) {
+            return Ok(());
+        }
+        let released = CallEvent { call: Call { address: handle, ..event.call }, ..*event };
+        self.free_region(key, &released, sink)
+    }
+}

@@ -1,0 +1,599 @@
+//! The content of an event, by kind, and its packed form.
+
+use super::{Event, Header, Kind};
+use crate::context::{Context, ContextId, Frame, StackId, TextId};
+use crate::sample::Sample;
+use crate::stacks::FrameKind;
+use crate::{Api, Category};
+
+/// A report of torch's caching allocator: `c10::reportMemoryUsageToProfiler`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// The address of the block.
+    pub address: u64,
+    /// Its bytes; negative for a free.
+    pub bytes: i64,
+    /// The bytes of all blocks on the device after the report.
+    pub allocated: usize,
+    /// The bytes of all segments on the device after the report.
+    pub reserved: usize,
+    /// The bytes that the program requested; -1 when unknown.
+    pub requested: i64,
+    /// The private pool of the allocator; 0 for the default.
+    pub pool: u16,
+    /// Of a free: streams still use the block; [`Payload::FreeCompleted`] follows.
+    pub deferred: bool,
+}
+
+/// A call that allocates or frees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The address, or the handle of physical memory.
+    pub address: u64,
+    /// The bytes that the call gave. Of a free: the bytes to free, 0 for all that begin at the address.
+    pub bytes: i64,
+    /// The return code of the call.
+    pub status: i16,
+    /// The duration of the call in ns.
+    pub latency_ns: u64,
+    /// The library that made the call.
+    pub library: TextId,
+    /// The private pool of the allocator; 0 for the default.
+    pub pool: u16,
+    /// Whether torch's caching allocator made the call.
+    pub from_torch_allocator: bool,
+    /// Whether an allocator made the call that reports no blocks, so that the call is the block.
+    pub unreported: bool,
+}
+
+/// A call that allocates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllocCall {
+    /// The call.
+    pub call: Call,
+    /// The bytes that the program requested: fewer than `call.bytes` where rows of a picture are padded.
+    pub requested: i64,
+    /// Of a mapping (`cuMemMap`): the handle of the physical memory. 0 for other calls.
+    pub handle: u64,
+}
+
+/// The content of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Payload {
+    /// No event: the slot fills the end of a chunk.
+    Pad,
+    /// The caching allocator reported a block.
+    Block(Block),
+    /// The caching allocator reported an OOM: `c10::reportOutOfMemoryToProfiler`.
+    OutOfMemory {
+        /// The request in bytes, rounded by the allocator.
+        bytes: i64,
+        /// The bytes that the program requested; -1 when unknown.
+        requested: i64,
+        /// The bytes of all blocks on the device.
+        allocated: usize,
+        /// The bytes of all segments on the device.
+        reserved: usize,
+        /// The private pool of the allocator; 0 for the default.
+        pool: u16,
+    },
+    /// A call that allocates device memory returned.
+    DeviceAlloc(AllocCall),
+    /// A call that frees device memory; its clock is from before the call.
+    DeviceFree(Call),
+    /// A call that allocates pinned host memory returned.
+    HostAlloc(AllocCall),
+    /// A call that frees pinned host memory; its clock is from before the call.
+    HostFree(Call),
+    /// The last stream that used a deferred block is done with it.
+    FreeCompleted {
+        /// The address of the block.
+        address: u64,
+    },
+    /// A range began.
+    RangeBegin {
+        /// Its name.
+        name: TextId,
+    },
+    /// A range ended.
+    RangeEnd {
+        /// Its name.
+        name: TextId,
+    },
+    /// A mark.
+    Mark {
+        /// Its text.
+        name: TextId,
+    },
+    /// The outermost op of a thread ended.
+    Op {
+        /// Allocated minus freed bytes of the thread during the op.
+        bytes: i64,
+        /// The duration of the op in ns.
+        duration_ns: u64,
+        /// The overload of the op.
+        overload: TextId,
+    },
+    /// The use of a block is known now.
+    Tag {
+        /// The address of the block.
+        address: u64,
+        /// The use.
+        category: Category,
+        /// The module that owns the block; 0 for none.
+        module: TextId,
+        /// The name of the block in the module.
+        name: TextId,
+    },
+    /// An op uses a storage, or a call of a module has memory.
+    Io {
+        /// The address of the storage; 0 for memory of a module.
+        address: u64,
+        /// The bytes of the storage, or of the memory of the module.
+        bytes: i64,
+        /// Of the memory of a module: the bytes, rounded by the allocator. 0 for a storage.
+        rounded: i64,
+    },
+    /// A sample of a device, in bytes.
+    Sample {
+        /// See [`Sample::total`].
+        total: Option<i64>,
+        /// See [`Sample::free`].
+        free: Option<i64>,
+        /// See [`Sample::process`].
+        process: Option<i64>,
+        /// See [`Sample::others`].
+        others: Option<i64>,
+        /// See [`Sample::bar1`].
+        bar1: Option<i64>,
+    },
+    /// A sample of the memory pools of a device, in bytes.
+    SamplePools {
+        /// See [`Sample::pool_reserved`].
+        reserved: Option<i64>,
+        /// See [`Sample::pool_used`].
+        used: Option<i64>,
+        /// See [`Sample::graphs`].
+        graphs: Option<i64>,
+    },
+    /// Events of this thread were dropped.
+    Lost {
+        /// How many.
+        events: u64,
+    },
+    /// The definition of a text, the bytes of which fill the slots behind the event.
+    DefineText {
+        /// The number of the text.
+        id: TextId,
+        /// Its length in bytes.
+        length: usize,
+    },
+    /// The definition of a context. It has no [`Header`].
+    DefineContext {
+        /// The number of the context.
+        id: ContextId,
+        /// The context.
+        context: Context,
+    },
+    /// The definition of a stack.
+    DefineStack {
+        /// The number of the stack.
+        id: StackId,
+        /// Its innermost frame, and the stack around it.
+        frame: Frame,
+    },
+}
+
+/// [`Event::flags`] of a call: torch's caching allocator made it.
+const FROM_TORCH_ALLOCATOR: u8 = 1;
+/// [`Event::flags`] of a block: its free is deferred.
+const DEFERRED: u8 = 2;
+/// [`Event::flags`] of a call: its allocator reports no blocks.
+const UNREPORTED: u8 = 4;
+
+impl Payload {
+    /// The events of a device sample: one, and one more when pools or graphs are known.
+    pub fn of_sample(sample: &Sample) -> impl Iterator<Item = Payload> {
+        let Sample { total, free, process, others, bar1, pool_reserved, pool_used, graphs } = *sample;
+        let has_pools = pool_reserved.is_some() || pool_used.is_some() || graphs.is_some();
+        let pools = Payload::SamplePools { reserved: pool_reserved, used: pool_used, graphs };
+        [Payload::Sample { total, free, process, others, bar1 }].into_iter().chain(has_pools.then_some(pools))
+    }
+
+    /// The sample that the event is a part of; `None` for other kinds.
+    #[must_use]
+    pub fn sample(&self) -> Option<Sample> {
+        match *self {
+            Payload::Sample { total, free, process, others, bar1 } => {
+                Some(Sample { total, free, process, others, bar1, ..Sample::default() })
+            }
+            Payload::SamplePools { reserved, used, graphs } => {
+                Some(Sample { pool_reserved: reserved, pool_used: used, graphs, ..Sample::default() })
+            }
+            _ => None,
+        }
+    }
+
+    /// Packs a definition, which has no header.
+    #[must_use]
+    pub fn define(self) -> Event {
+        self.pack(Header::new(0, Api::Memtrace, 0))
+    }
+
+    /// The kind of the packed event.
+    #[inline(always)]
+    fn kind(&self) -> Kind {
+        match self {
+            Payload::Pad => Kind::Pad,
+            Payload::Block(_) => Kind::Block,
+            Payload::OutOfMemory { .. } => Kind::OutOfMemory,
+            Payload::DeviceAlloc(_) => Kind::DeviceAlloc,
+            Payload::DeviceFree(_) => Kind::DeviceFree,
+            Payload::HostAlloc(_) => Kind::HostAlloc,
+            Payload::HostFree(_) => Kind::HostFree,
+            Payload::FreeCompleted { .. } => Kind::FreeCompleted,
+            Payload::RangeBegin { .. } => Kind::RangeBegin,
+            Payload::RangeEnd { .. } => Kind::RangeEnd,
+            Payload::Mark { .. } => Kind::Mark,
+            Payload::Op { .. } => Kind::Op,
+            Payload::Tag { .. } => Kind::Tag,
+            Payload::Io { .. } => Kind::Io,
+            Payload::Sample { .. } => Kind::Sample,
+            Payload::SamplePools { .. } => Kind::SamplePools,
+            Payload::Lost { .. } => Kind::Lost,
+            Payload::DefineText { .. } => Kind::DefineText,
+            Payload::DefineContext { .. } => Kind::DefineContext,
+            Payload::DefineStack { .. } => Kind::DefineStack,
+        }
+    }
+
+    /// Packs an event. Hooks call this with a constant variant, so it compiles to the stores of its fields.
+    #[inline(always)]
+    #[must_use]
+    pub fn pack(self, header: Header) -> Event {
+        let Header { clock_ns, api, device, context, step } = header;
+        let api = match api {
+            Some(api) => api as u8,
+            None => u8::MAX,
+        };
+        let event =
+            Event { clock_ns, kind: self.kind() as u8, api, device, context, step, ..Event::default() };
+        match self {
+            Payload::Pad => event,
+            Payload::Block(Block { address, bytes, allocated, reserved, requested, pool, deferred }) => {
+                Event {
+                    addr: address,
+                    size: bytes,
+                    allocated: allocated as u64,
+                    reserved: reserved as u64,
+                    extra: requested,
+                    pool,
+                    flags: u8::from(deferred) * DEFERRED,
+                    ..event
+                }
+            }
+            Payload::OutOfMemory { bytes, requested, allocated, reserved, pool } => Event {
+                size: bytes,
+                extra: requested,
+                allocated: allocated as u64,
+                reserved: reserved as u64,
+                pool,
+                ..event
+            },
+            Payload::DeviceAlloc(alloc) | Payload::HostAlloc(alloc) => {
+                let asked = if is_mapping(header.api) { alloc.handle } else { alloc.requested as u64 };
+                Event { allocated: asked, ..call(alloc.call, event) }
+            }
+            Payload::DeviceFree(free) | Payload::HostFree(free) => call(free, event),
+            Payload::FreeCompleted { address } => Event { addr: address, ..event },
+            Payload::RangeBegin { name } | Payload::RangeEnd { name } | Payload::Mark { name } => {
+                Event { extra: i64::from(name), ..event }
+            }
+            Payload::Op { bytes, duration_ns, overload } => {
+                Event { size: bytes, extra: duration_ns as i64, reserved: u64::from(overload), ..event }
+            }
+            Payload::Tag { address, category, module, name } => Event {
+                addr: address,
+                size: i64::from(category.id()),
+                extra: i64::from(module),
+                reserved: u64::from(name),
+                ..event
+            },
+            Payload::Io { address, bytes, rounded } => {
+                Event { addr: address, size: bytes, reserved: rounded as u64, ..event }
+            }
+            Payload::Sample { total, free, process, others, bar1 } => Event {
+                addr: optional(total) as u64,
+                size: optional(free),
+                allocated: optional(process) as u64,
+                reserved: optional(others) as u64,
+                extra: optional(bar1),
+                ..event
+            },
+            Payload::SamplePools { reserved, used, graphs } => Event {
+                size: optional(reserved),
+                allocated: optional(used) as u64,
+                reserved: optional(graphs) as u64,
+                ..event
+            },
+            Payload::Lost { events } => Event { size: events as i64, ..event },
+            Payload::DefineText { id, length } => Event { addr: u64::from(id), size: length as i64, ..event },
+            Payload::DefineContext { id, context } => Event {
+                addr: u64::from(id),
+                size: i64::from(context.op),
+                allocated: u64::from(context.module),
+                reserved: u64::from(context.phase),
+                extra: i64::from(context.stack),
+                flags: context.flags,
+                // There is no other field left.
+                clock_ns: context.stream as u64,
+                ..event
+            },
+            Payload::DefineStack { id, frame } => Event {
+                addr: u64::from(id),
+                size: i64::from(frame.parent),
+                extra: i64::from(frame.text),
+                flags: frame.kind.id(),
+                ..event
+            },
+        }
+    }
+}
+
+/// The fields of a call.
+#[inline(always)]
+fn call(call: Call, event: Event) -> Event {
+    let Call { address, bytes, status, latency_ns, library, pool, from_torch_allocator, unreported } = call;
+    Event {
+        addr: address,
+        size: bytes,
+        status,
+        extra: latency_ns as i64,
+        reserved: u64::from(library),
+        pool,
+        flags: u8::from(from_torch_allocator) * FROM_TORCH_ALLOCATOR | u8::from(unreported) * UNREPORTED,
+        ..event
+    }
+}
+
+/// A mapping has no requested bytes of its own; the handle of its physical memory takes their field.
+fn is_mapping(api: Option<Api>) -> bool {
+    api == Some(Api::CuMemMap)
+}
+
+/// The packed form of bytes that may be unknown.
+fn optional(bytes: Option<i64>) -> i64 {
+    bytes.unwrap_or(-1)
+}
+
+/// The reverse of [`optional`].
+fn known(bytes: i64) -> Option<i64> {
+    (bytes >= 0).then_some(bytes)
+}
+
+impl Event {
+    /// Unpacks the event; `None` for a kind that no version wrote. Every other value is read as well as possible,
+    /// because an event of a killed process may hold any bytes.
+    #[inline(always)]
+    #[must_use]
+    pub fn unpack(&self) -> Option<(Header, Payload)> {
+        let header = Header {
+            clock_ns: self.clock_ns,
+            api: Api::from_code(self.api),
+            device: self.device,
+            context: self.context,
+            step: self.step,
+        };
+        let payload = match self.kind()? {
+            Kind::Pad => Payload::Pad,
+            Kind::Block => Payload::Block(Block {
+                address: self.addr,
+                bytes: self.size,
+                allocated: self.allocated as usize,
+                reserved: self.reserved as usize,
+                requested: self.extra,
+                pool: self.pool,
+                deferred: self.flags & DEFERRED != 0,
+            }),
+            Kind::OutOfMemory => Payload::OutOfMemory {
+                bytes: self.size,
+                requested: self.extra,
+                allocated: self.allocated as usize,
+                reserved: self.reserved as usize,
+                pool: self.pool,
+            },
+            Kind::DeviceAlloc => Payload::DeviceAlloc(self.alloc_call(header.api)),
+            Kind::HostAlloc => Payload::HostAlloc(self.alloc_call(header.api)),
+            Kind::DeviceFree => Payload::DeviceFree(self.call()),
+            Kind::HostFree => Payload::HostFree(self.call()),
+            Kind::FreeCompleted => Payload::FreeCompleted { address: self.addr },
+            Kind::RangeBegin => Payload::RangeBegin { name: self.extra as TextId },
+            Kind::RangeEnd => Payload::RangeEnd { name: self.extra as TextId },
+            Kind::Mark => Payload::Mark { name: self.extra as TextId },
+            Kind::Op => Payload::Op {
+                bytes: self.size,
+                duration_ns: self.extra as u64,
+                overload: self.reserved as TextId,
+            },
+            Kind::Tag => Payload::Tag {
+                address: self.addr,
+                category: u64::try_from(self.size).ok().and_then(Category::from_id).unwrap_or_default(),
+                module: TextId::try_from(self.extra).unwrap_or(0),
+                name: self.reserved as TextId,
+            },
+            Kind::Io => Payload::Io { address: self.addr, bytes: self.size, rounded: self.reserved as i64 },
+            Kind::Sample => Payload::Sample {
+                total: known(self.addr as i64),
+                free: known(self.size),
+                process: known(self.allocated as i64),
+                others: known(self.reserved as i64),
+                bar1: known(self.extra),
+            },
+            Kind::SamplePools => Payload::SamplePools {
+                reserved: known(self.size),
+                used: known(self.allocated as i64),
+                graphs: known(self.reserved as i64),
+            },
+            Kind::Lost => Payload::Lost { events: u64::try_from(self.size).unwrap_or(0) },
+            Kind::DefineText => Payload::DefineText {
+                id: self.addr as TextId,
+                length: usize::try_from(self.size).unwrap_or(0),
+            },
+            Kind::DefineContext => Payload::DefineContext {
+                id: self.addr as ContextId,
+                context: Context {
+                    op: self.size as TextId,
+                    module: self.allocated as TextId,
+                    phase: self.reserved as TextId,
+                    stack: self.extra as StackId,
+                    stream: self.clock_ns as i64,
+                    flags: self.flags,
+                },
+            },
+            Kind::DefineStack => Payload::DefineStack {
+                id: self.addr as StackId,
+                frame: Frame {
+                    parent: self.size as StackId,
+                    text: self.extra as TextId,
+                    kind: FrameKind::from_id(self.flags.into()).unwrap_or_default(),
+                },
+            },
+        };
+        Some((header, payload))
+    }
+
+    #[inline(always)]
+    fn alloc_call(&self, api: Option<Api>) -> AllocCall {
+        let call = self.call();
+        if is_mapping(api) {
+            return AllocCall { call, requested: call.bytes, handle: self.allocated };
+        }
+        // Calls that give what was requested may store 0.
+        let requested = if self.allocated == 0 { call.bytes } else { self.allocated as i64 };
+        AllocCall { call, requested, handle: 0 }
+    }
+
+    #[inline(always)]
+    fn call(&self) -> Call {
+        Call {
+            address: self.addr,
+            bytes: self.size,
+            status: self.status,
+            latency_ns: self.extra as u64,
+            library: self.reserved as TextId,
+            pool: self.pool,
+            from_torch_allocator: self.flags & FROM_TORCH_ALLOCATOR != 0,
+            unreported: self.flags & UNREPORTED != 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An event of every kind; none of its values is that of an empty field.
+    fn payloads() -> Vec<Payload> {
+        let call = Call {
+            address: 0x7f00_0000_0200,
+            bytes: 1 << 40,
+            status: -7,
+            latency_ns: 1 << 41,
+            library: 5,
+            pool: 6,
+            from_torch_allocator: true,
+            unreported: true,
+        };
+        let alloc = AllocCall { call, requested: 1000, handle: 0 };
+        let context = Context { op: 1, module: 2, phase: 3, stack: 4, stream: -5, flags: 6 };
+        vec![
+            Payload::Pad,
+            Payload::Block(Block {
+                address: 1 << 47,
+                bytes: -(1 << 40),
+                allocated: 1 << 41,
+                reserved: 1 << 42,
+                requested: -1,
+                pool: 3,
+                deferred: true,
+            }),
+            Payload::OutOfMemory { bytes: 7, requested: 5, allocated: 3, reserved: 9, pool: 1 },
+            Payload::DeviceAlloc(alloc),
+            Payload::DeviceFree(call),
+            Payload::HostAlloc(AllocCall { call: Call { unreported: false, ..call }, ..alloc }),
+            Payload::HostFree(Call { from_torch_allocator: false, ..call }),
+            Payload::RangeBegin { name: u32::MAX },
+            Payload::RangeEnd { name: 2 },
+            Payload::Mark { name: 3 },
+            Payload::DefineText { id: 4, length: 70 },
+            Payload::DefineContext { id: 5, context },
+            Payload::Op { bytes: -6, duration_ns: 7, overload: 8 },
+            Payload::Lost { events: 9 },
+            Payload::FreeCompleted { address: 10 },
+            Payload::DefineStack { id: 11, frame: Frame { parent: 12, text: 13, kind: FrameKind::Python } },
+            Payload::Tag { address: 14, category: Category::Gradient, module: 15, name: 16 },
+            Payload::Io { address: 17, bytes: 18, rounded: 19 },
+            Payload::Sample {
+                total: Some(20),
+                free: None,
+                process: Some(0),
+                others: Some(21),
+                bar1: Some(22),
+            },
+            Payload::SamplePools { reserved: Some(23), used: None, graphs: Some(24) },
+        ]
+    }
+
+    const HEADER: Header =
+        Header { clock_ns: 1 << 50, api: Some(Api::CudaMalloc), device: -2, context: u32::MAX, step: -1 };
+
+    #[test]
+    fn every_payload_comes_back_from_its_event() {
+        let mut codes: Vec<u8> = Vec::new();
+        for payload in payloads() {
+            let event = payload.pack(HEADER);
+            codes.push(event.kind);
+            let (header, unpacked) = event.unpack().unwrap();
+            assert_eq!(unpacked, payload);
+            if !matches!(payload, Payload::DefineContext { .. }) {
+                assert_eq!(header, HEADER);
+            }
+        }
+        assert!(codes.iter().map(|code| usize::from(*code)).eq(0..super::super::KINDS.len()));
+    }
+
+    #[test]
+    fn a_mapping_keeps_the_handle_of_its_physical_memory() {
+        let Payload::DeviceAlloc(alloc) = payloads()[3] else { unreachable!() };
+        let header = Header { api: Some(Api::CuMemMap), ..HEADER };
+        let mapping = AllocCall { handle: 77, requested: alloc.call.bytes, ..alloc };
+        let event = Payload::DeviceAlloc(mapping).pack(header);
+        assert_eq!(event.unpack(), Some((header, Payload::DeviceAlloc(mapping))));
+        // The same request as given: the field may be empty.
+        let event = Payload::DeviceAlloc(AllocCall { requested: 0, ..alloc }).pack(HEADER);
+        let Some((_, Payload::DeviceAlloc(unpacked))) = event.unpack() else { unreachable!() };
+        assert_eq!(unpacked.requested, alloc.call.bytes);
+    }
+
+    #[test]
+    fn a_device_sample_comes_back_from_its_events() {
+        let sample = Sample { total: Some(9), others: Some(0), pool_used: Some(7), ..Sample::default() };
+        let unpacked: Vec<Sample> = Payload::of_sample(&sample)
+            .filter_map(|payload| payload.pack(HEADER).unpack()?.1.sample())
+            .collect();
+        assert_eq!(unpacked.len(), 2);
+        assert_eq!(unpacked.into_iter().fold(Sample::default(), Sample::updated), sample);
+    }
+
+    #[test]
+    fn an_event_of_any_bytes_unpacks() {
+        for kind in 0..=u8::MAX {
+            for byte in [0, 1, 0x7f, 0x80, 0xff] {
+                let mut bytes = [byte; 64];
+                bytes[8] = kind;
+                let event = super::super::bytes::event_of(&bytes);
+                assert_eq!(event.unpack().is_some(), usize::from(kind) < super::super::KINDS.len());
+            }
+        }
+    }
+}
