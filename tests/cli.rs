@@ -234,7 +234,7 @@ fn the_launcher_passes_on_streams_status_and_environment() {
     let preload = format!("{}:{}:/nowhere/other.so", at("libmemtrace.so"), at("libmemtrace_phantom.so"));
     assert_eq!(lines, ["in", &preload, &at("out")]);
     let error = String::from_utf8(output.stderr).unwrap();
-    assert!(error.contains("took no GPU memory"), "{error}");
+    assert!(error.contains("allocated no GPU memory"), "{error}");
     assert!(!Path::new(&at("out")).exists(), "an empty folder was left behind");
 }
 

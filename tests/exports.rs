@@ -189,7 +189,7 @@ fn an_option_of_another_export_is_refused() {
     let trace = fixtures().join("gpt");
     let output = memtrace(folder.path(), &[&"export", &"--to", &"plots", &trace, &"--max-events", &"5"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("--max-events is no option of --to plots"));
+    assert!(text(&output.stderr).contains("--to plots does not take --max-events"));
 }
 
 #[test]

@@ -10,25 +10,29 @@ use memtrace_analysis::state::replay::Window;
 
 use crate::terminal;
 
-/// Where the traces are when nobody says.
+/// The folder of the traces when none is named.
 pub(crate) const DEFAULT_FOLDER: &str = "memtrace-out";
 
-/// The device that is not there.
+/// `--phantom` and its options: run on a simulated GPU.
 pub(crate) fn phantom_args() -> [Arg; 2] {
     [
         Arg::new("phantom").long("phantom").value_name("CARD").help(
-            "Run on a device that is not there: h100-80g, 8xa100-80g, mem=48g,cc=8.9; `run --phantom list` shows all",
+            "Simulate the GPU, no device needed: h100-80g, 8xa100-80g, mem=48g,cc=8.9; `run --phantom list` \
+             lists the cards",
         ),
         Arg::new("phantom-dynamic")
             .long("phantom-dynamic")
             .value_name("HOW")
             .requires("phantom")
             .value_parser(PossibleValuesParser::new(["full", "half", "empty"]))
-            .help("How much nonzero, unique and masks find on it: their size depends on values [default: full]"),
+            .help(
+                "Result sizes that depend on values (nonzero, unique, masks), which a simulated GPU does not \
+                 compute [default: full]",
+            ),
     ]
 }
 
-/// What is to run.
+/// The program to run, and its arguments.
 pub(crate) fn program_arg() -> Arg {
     Arg::new("command")
         .value_name("COMMAND")
@@ -38,7 +42,7 @@ pub(crate) fn program_arg() -> Arg {
         .value_parser(value_parser!(std::ffi::OsString))
 }
 
-/// `-o DIR`, the folder of the traces.
+/// `-o DIR`: the folder of the traces.
 pub(crate) fn out_arg(help: &'static str) -> Arg {
     Arg::new("out")
         .short('o')
@@ -51,18 +55,19 @@ pub(crate) fn out_arg(help: &'static str) -> Arg {
 
 /// `--json`.
 pub(crate) fn json_arg() -> Arg {
-    Arg::new("json").long("json").action(ArgAction::SetTrue).help("The answer for programs")
+    Arg::new("json").long("json").action(ArgAction::SetTrue).help(JSON_HELP)
 }
 
-/// A trace; the newest when none is named.
+const JSON_HELP: &str = "Print the answer as JSON";
+
+/// The trace to read; [`crate::trace_input::open_arg`] opens it.
 pub(crate) fn trace_arg(name: &'static str) -> Arg {
-    Arg::new(name)
-        .value_name(name)
-        .value_parser(value_parser!(PathBuf))
-        .value_hint(ValueHint::AnyPath)
-        .help(format!("A trace: a file, or the folder of a run [default: the newest in {DEFAULT_FOLDER}]"))
+    Arg::new(name).value_name(name).value_parser(value_parser!(PathBuf)).value_hint(ValueHint::AnyPath).help(
+        format!("A trace: a file, or the folder of a run [default: the newest run in {DEFAULT_FOLDER}]"),
+    )
 }
 
+/// The argument of a report's or an export's own option.
 pub(crate) fn flag_arg(flag: &Flag) -> Arg {
     let mut arg = Arg::new(flag.name).long(flag.name).help(flag.help);
     match flag.value {
@@ -87,22 +92,29 @@ pub(crate) fn shared_args() -> [Arg; 10] {
         Arg::new(name).long(name).action(ArgAction::SetTrue).help(help).help_heading("Shared options")
     };
     [
-        switch("json", "The answer for programs"),
-        arg("top", "N", "How many lines a list has").value_parser(value_parser!(usize)),
+        switch("json", JSON_HELP),
+        arg("top", "N", "Print at most N lines of each list").value_parser(value_parser!(usize)),
         arg("device", "ORDINAL", "Only this device").value_parser(value_parser!(i32)),
         arg("rank", "RANK", "Only this rank").value_parser(value_parser!(i32)),
-        arg("window", "T0:T1", "Only this part: 1.5s:2s, 200ms:, :3").allow_hyphen_values(true),
-        arg("step", "A:B", "Only these steps: 3:5, 3:, 3").allow_hyphen_values(true),
-        arg("units", "UNIT", "auto, B, KiB, MiB or GiB").default_value("auto"),
-        arg("output", "FILE", "Write the answer to a file").short('o').value_parser(value_parser!(PathBuf)),
-        arg("color", "WHEN", "auto, always or never")
+        arg("window", "T0:T1", "Only this time span, from the start of the trace: 1.5s:2s, 200ms:, :3")
+            .allow_hyphen_values(true),
+        arg("step", "A:B", "Only these steps, both included: 3:5, 3:, 3").allow_hyphen_values(true),
+        arg("units", "UNIT", "Unit of sizes: auto, B, KiB, MiB or GiB").default_value("auto"),
+        arg("output", "FILE", "Write the answer to this file")
+            .short('o')
+            .value_parser(value_parser!(PathBuf)),
+        arg("color", "WHEN", "Colour the text")
             .default_value("auto")
             .value_parser(PossibleValuesParser::new(["auto", "always", "never"])),
-        switch("lenient", "Count and pass over lines that are not rows"),
+        switch("lenient", "Skip lines that are not valid rows, and count them"),
     ]
 }
 
-/// The shared options, and those of `flags`.
+/// The options that the shared arguments and a report's own `flags` give. Text for stdout gets colour and
+/// the terminal's width.
+///
+/// # Errors
+/// When a value is invalid; the message shows valid ones.
 pub(crate) fn options(flags: &[Flag], matches: &ArgMatches, to_stdout: bool) -> Result<Options> {
     let text = |name: &str| matches.try_get_one::<String>(name).ok().flatten().map(String::as_str);
     let mut window = Window::default();
@@ -114,7 +126,7 @@ pub(crate) fn options(flags: &[Flag], matches: &ArgMatches, to_stdout: bool) -> 
     }
     let mut options = Options {
         device: matches.get_one("device").copied(),
-        // The page has no lists.
+        // `memtrace report` does not take `--top`.
         top: matches.try_get_one("top").ok().flatten().copied(),
         units: text("units").unwrap_or("auto").parse().map_err(|why: String| anyhow!(why))?,
         window,
@@ -123,7 +135,7 @@ pub(crate) fn options(flags: &[Flag], matches: &ArgMatches, to_stdout: bool) -> 
     };
     if to_stdout {
         let stdout = std::io::stdout();
-        options.paint = terminal::paints(text("color").unwrap_or("auto"), &stdout);
+        options.paint = terminal::use_colour(text("color").unwrap_or("auto"), &stdout);
         options.width = terminal::width(&stdout);
     }
     for flag in flags {

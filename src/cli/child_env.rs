@@ -1,5 +1,4 @@
-//! What a program needs to be traced: the libraries in its environment, on a real device or on one that
-//! is not there.
+//! The environment that makes a program load the tracer, and the simulated GPU when one is asked for.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -14,37 +13,52 @@ use memtrace_cards::{CARD_VARIABLE, Spec};
 
 /// The library that traces.
 pub(crate) const TRACER: &str = "libmemtrace.so";
-/// The device that is not there.
+/// The library that simulates a GPU.
 pub(crate) const PHANTOM: &str = "libmemtrace_phantom.so";
-/// Names the file that the library's constructor appends one byte to: that it was loaded at all.
+/// The variable that names [`Scratch::hello`]: the tracer's constructor appends a byte to that file, which
+/// proves that it was loaded.
 pub(crate) const HELLO: &str = "MEMTRACE_HELLO";
 
-/// A device that is not there, as the command line asks for it.
-pub(crate) struct Phantom<'a> {
-    /// The card: `h100-80g`.
+/// The simulated GPU that the command line asks for.
+pub(crate) struct PhantomArgs<'a> {
+    /// The card, such as `h100-80g`.
     pub(crate) card: &'a str,
     dynamic: Option<&'a str>,
 }
 
-impl<'a> Phantom<'a> {
-    /// What `--phantom` and `--phantom-dynamic` say.
-    pub(crate) fn wanted(matches: &'a ArgMatches) -> Result<Option<Phantom<'a>>> {
+impl<'a> PhantomArgs<'a> {
+    /// The values of `--phantom` and `--phantom-dynamic`; `None` without `--phantom`.
+    ///
+    /// # Errors
+    /// When there is no such card; the message lists the cards.
+    pub(crate) fn from_matches(matches: &'a ArgMatches) -> Result<Option<PhantomArgs<'a>>> {
         let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
         let Some(card) = text("phantom") else { return Ok(None) };
-        Spec::parse(card).map_err(|error| anyhow!("--phantom {card}: {error}"))?;
-        Ok(Some(Phantom { card, dynamic: text("phantom-dynamic") }))
+        check_card(card)?;
+        Ok(Some(PhantomArgs { card, dynamic: text("phantom-dynamic") }))
     }
 }
 
-/// `command`, its traces going to the folder `out`, which is an absolute path.
-pub(crate) fn traced(
+/// Checks the card of `--phantom`.
+///
+/// # Errors
+/// When there is no such card; the message lists the cards.
+pub(crate) fn check_card(card: &str) -> Result<()> {
+    Spec::parse(card).map(|_| ()).map_err(|error| anyhow!("--phantom {card}: {error}"))
+}
+
+/// `command` with the environment that traces it. Its traces go to the folder `out`, an absolute path.
+///
+/// # Errors
+/// When a library is missing, or `LD_PRELOAD` cannot name it.
+pub(crate) fn traced_command(
     scratch: &Scratch,
     command: &[impl AsRef<OsStr>],
     out: &Path,
     run_id: &str,
-    phantom: Option<&Phantom<'_>>,
+    phantom: Option<&PhantomArgs<'_>>,
 ) -> Result<Command> {
-    let [program, arguments @ ..] = command else { bail!("what is to run?") };
+    let [program, arguments @ ..] = command else { bail!("no program was given") };
     let mut preload = vec![scratch.loadable(&library(TRACER)?)?];
     let mut child = Command::new(program);
     child.args(arguments);
@@ -53,7 +67,8 @@ pub(crate) fn traced(
         preload.push(scratch.loadable(&library)?);
         // Triton links what it compiles against the libcuda of this folder.
         for name in ["libcuda.so.1", "libcuda.so"] {
-            symlink(&library, scratch.folder.join(name)).context("cannot prepare for Triton")?;
+            symlink(&library, scratch.folder.join(name))
+                .with_context(|| format!("cannot link {name}, which Triton needs, to the simulated GPU"))?;
         }
         child.env(CARD_VARIABLE, phantom.card).env("TRITON_LIBCUDA_PATH", &scratch.folder);
         if let Some(how) = phantom.dynamic {
@@ -65,32 +80,37 @@ pub(crate) fn traced(
     Ok(child)
 }
 
-/// The same for every process of this launch, and for no other's.
+/// An identifier that all processes of one launch share, and no other launch has.
 pub(crate) fn run_id() -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     format!("{:x}-{:x}", now.as_nanos(), std::process::id())
 }
 
-/// The library of that name, beside this command or in the `lib` folder beside its own.
+/// The library `name`, in the folder of this command or in the `lib` folder beside that.
+///
+/// # Errors
+/// When it is in neither.
 pub(crate) fn library(name: &str) -> Result<PathBuf> {
-    let command = std::env::current_exe().context("cannot tell where this command is")?;
-    let beside = command.parent().unwrap_or(Path::new("/"));
+    let command = std::env::current_exe().context("cannot find the folder of the command memtrace")?;
+    let folder = command.parent().unwrap_or(Path::new("/"));
     let places =
-        [beside.join(name), beside.join("../lib").join(name), beside.join("../lib/memtrace").join(name)];
+        [folder.join(name), folder.join("../lib").join(name), folder.join("../lib/memtrace").join(name)];
     places.iter().find_map(|place| place.canonicalize().ok()).ok_or_else(|| {
         anyhow!(
-            "{name} is not beside this command, in {}; build both with: cargo build --release",
-            beside.display()
+            "cannot find {name}: it belongs beside the command memtrace in {}, or in ../lib; build both \
+             with: cargo build --release",
+            folder.display()
         )
     })
 }
 
-/// The value of `LD_PRELOAD`: ours first, then what was there, once each.
-pub(crate) fn preload_list(ours: &[PathBuf], there: Option<&OsStr>) -> OsString {
+/// The value of `LD_PRELOAD`: our libraries first, then the libraries it names already, each once.
+pub(crate) fn preload_list(ours: &[PathBuf], existing: Option<&OsStr>) -> OsString {
     let mut list: Vec<&[u8]> = ours.iter().map(|path| path.as_os_str().as_bytes()).collect();
-    // The loader takes spaces and colons alike.
-    let there = there.map(OsStr::as_bytes).unwrap_or_default().split(|byte| matches!(byte, b' ' | b':'));
-    for path in there.filter(|path| !path.is_empty()) {
+    // The loader accepts both separators.
+    let existing =
+        existing.map(OsStr::as_bytes).unwrap_or_default().split(|byte| matches!(byte, b' ' | b':'));
+    for path in existing.filter(|path| !path.is_empty()) {
         if !list.contains(&path) {
             list.push(path);
         }
@@ -98,27 +118,42 @@ pub(crate) fn preload_list(ours: &[PathBuf], there: Option<&OsStr>) -> OsString 
     OsStr::from_bytes(&list.join(&b':')).to_owned()
 }
 
-/// A folder of our own for the time of the run, removed with it.
+/// A private temporary folder for one launch, removed when dropped.
 pub(crate) struct Scratch {
     pub(crate) folder: PathBuf,
 }
 
 impl Scratch {
+    /// Creates the folder, readable by this user only, with an empty [`Scratch::hello`] in it.
+    ///
+    /// # Errors
+    /// When it cannot be created.
     pub(crate) fn new(run_id: &str) -> Result<Scratch> {
         let folder = std::env::temp_dir().join(format!("memtrace-{run_id}"));
-        // `create_dir` fails on what is there already: nobody can have laid a link in our way.
-        fs::create_dir(&folder).with_context(|| folder.display().to_string())?;
+        // `create_dir` fails when the name exists, so nobody can have placed a link there.
+        fs::create_dir(&folder)
+            .with_context(|| format!("cannot create the temporary folder {}", folder.display()))?;
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o700))?;
         let scratch = Scratch { folder };
         File::create_new(scratch.hello()).with_context(|| scratch.hello().display().to_string())?;
         Ok(scratch)
     }
 
+    /// The file that [`HELLO`] names.
     pub(crate) fn hello(&self) -> PathBuf {
         self.folder.join("hello")
     }
 
-    /// A path to `library` that `LD_PRELOAD` can hold, which splits at spaces and colons.
+    /// Was the tracer loaded into the program?
+    pub(crate) fn tracer_was_loaded(&self) -> bool {
+        fs::metadata(self.hello()).is_ok_and(|file| file.len() > 0)
+    }
+
+    /// A path of `library` without spaces and colons, at which the loader splits `LD_PRELOAD`: its own, or a
+    /// link in this folder.
+    ///
+    /// # Errors
+    /// When the link cannot be created, or its path has a space or a colon too.
     pub(crate) fn loadable(&self, library: &Path) -> Result<PathBuf> {
         let splits = |path: &Path| path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':'));
         if !splits(library) {
@@ -126,7 +161,11 @@ impl Scratch {
         }
         let link = self.folder.join(library.file_name().unwrap_or_default());
         if splits(&link) {
-            bail!("LD_PRELOAD cannot name {}: a path with a space or a colon", library.display());
+            bail!(
+                "LD_PRELOAD cannot name {}, because the path has a space or a colon; install memtrace in \
+                 another folder, or set TMPDIR to one without",
+                library.display()
+            );
         }
         symlink(library, &link).with_context(|| link.display().to_string())?;
         Ok(link)
@@ -144,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ours_comes_first_and_nothing_is_lost_or_doubled() {
+    fn ld_preload_names_the_tracer_first_and_each_library_once() {
         let ours = [PathBuf::from("/a/libmemtrace.so")];
         let list = preload_list(&ours, Some(OsStr::new("/b/x.so /a/libmemtrace.so:/c/y.so")));
         assert_eq!(list, "/a/libmemtrace.so:/b/x.so:/c/y.so");

@@ -1,4 +1,4 @@
-//! Why the tracer was not loaded into a program, as far as the program's file shows.
+//! Finds the reason why the dynamic loader did not load the tracer into a program.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -7,26 +7,31 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Why the loader may have passed over the library, as far as the program's file tells.
-pub(crate) fn why_not(program: &OsStr) -> String {
+/// The likely reason why `program` ran without the tracer, and the way out, judged from its file.
+pub(crate) fn reason(program: &OsStr) -> String {
     let Some(path) = find_program(program) else {
-        return "it ended before it could be".to_owned();
+        return "the program ended before its libraries were loaded".to_owned();
     };
     let shown = path.display();
     if fs::metadata(&path).is_ok_and(|file| file.permissions().mode() & 0o6000 != 0) {
         return format!(
-            "{shown} is set-user-id, for which the loader ignores LD_PRELOAD; run the program itself"
+            "{shown} is a set-user-id program, for which the loader ignores LD_PRELOAD; run the program that \
+             it starts directly"
         );
     }
     match is_static(&path) {
-        Some(true) => format!("{shown} is statically linked; start the program that uses the GPU itself"),
+        Some(true) => format!(
+            "{shown} is statically linked, so LD_PRELOAD has no effect on it; run the program that uses the \
+             GPU directly"
+        ),
         _ => format!(
-            "{shown} or what it starts drops LD_PRELOAD from the environment; start the program itself, as in: memtrace run -- python train.py"
+            "{shown}, or a program that it starts, removes LD_PRELOAD from the environment; run the program \
+             that uses the GPU directly: memtrace run -- python train.py"
         ),
     }
 }
 
-/// The file that the shell would run.
+/// The file that a shell would run for `program`.
 fn find_program(program: &OsStr) -> Option<PathBuf> {
     if program.as_bytes().contains(&b'/') {
         return Path::new(program).canonicalize().ok();
@@ -35,7 +40,8 @@ fn find_program(program: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(&path).find_map(|folder| folder.join(program).canonicalize().ok())
 }
 
-/// Does this ELF file name no loader? `None` for what is no 64-bit ELF file, a script for one.
+/// Is the file a statically linked program: an ELF file that names no loader? `None` when it is not a 64-bit
+/// ELF file, such as a script.
 fn is_static(path: &Path) -> Option<bool> {
     let mut head = Vec::new();
     File::open(path).ok()?.take(4096).read_to_end(&mut head).ok()?;
@@ -62,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_test_is_linked_dynamically_and_a_script_is_no_program() {
+    fn a_static_program_is_told_from_a_dynamic_one_and_from_a_script() {
         assert_eq!(is_static(&std::env::current_exe().unwrap()), Some(false));
         assert_eq!(is_static(Path::new("Cargo.toml")), None);
     }

@@ -1,7 +1,14 @@
-//! The command `memtrace`: launches a traced program, and answers questions about its trace.
+//! The command `memtrace`: runs a program under the tracer, and answers questions about its trace.
 //!
-//! Exit status: 0; 1 when `check` found a problem, or `doctor` that tracing would not work; 2 for a request that makes no sense or a trace
-//! that cannot be read; 3 when a limit was broken, or nothing fits; of `run`, the program's own.
+//! Exit status:
+//!
+//! | status | meaning |
+//! | --- | --- |
+//! | 0 | success |
+//! | 1 | `check` found a problem, `doctor` found that tracing would not work, or `fit` has no answer |
+//! | 2 | the request is invalid, or the trace cannot be read |
+//! | 3 | a limit was exceeded (`budget`, `diff --fail-over`), or no value fits (`fit`) |
+//! | the program's own | `run`: its exit status, or 128 plus its signal |
 #![forbid(unsafe_code)]
 
 mod args;
@@ -17,13 +24,12 @@ mod trace_input;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let result = commands::run(&commands::command().get_matches());
-    match result {
+    match commands::run(&commands::command().get_matches()) {
         Ok(code) => code,
-        // The reader has seen enough: `memtrace peak out | head`.
+        // The reader closed the pipe, which is no error: `memtrace peak out | head`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("memtrace: {error:#}");
+            eprintln!("memtrace: {}", message(&error));
             ExitCode::from(2)
         }
     }
@@ -35,4 +41,34 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
             .downcast_ref::<std::io::Error>()
             .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
     })
+}
+
+/// The error and its causes in one line. Some errors print their cause themselves: it is not repeated.
+fn message(error: &anyhow::Error) -> String {
+    let mut message = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if message.is_empty() {
+            message = cause;
+        } else if !message.ends_with(&cause) {
+            message = format!("{message}: {cause}");
+        }
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn an_error_message_names_each_cause_once() {
+        let cause = std::io::Error::other("the disk is full");
+        let path = "out.csv".into();
+        let error: anyhow::Error = memtrace_trace::Error::Io { path, source: cause }.into();
+        assert_eq!(message(&error), "out.csv: the disk is full");
+        let error = Err::<(), _>(error).context("cannot write").unwrap_err();
+        assert_eq!(message(&error), "cannot write: out.csv: the disk is full");
+    }
 }

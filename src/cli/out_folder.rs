@@ -8,49 +8,59 @@ use anyhow::{Context, Result};
 
 use crate::args::DEFAULT_FOLDER;
 
-/// Where the traces go.
+/// The folder that receives the traces.
 pub(crate) struct OutFolder {
-    /// Absolute: the program may change its working directory.
+    /// Absolute, because the program may change its working directory.
     pub(crate) folder: PathBuf,
     /// As the user would type it.
     pub(crate) shown: PathBuf,
-    made: bool,
+    /// Did it not exist before?
+    created: bool,
 }
 
 impl OutFolder {
+    /// The folder `wanted`, created when it does not exist; else a new folder in [`DEFAULT_FOLDER`].
+    ///
+    /// # Errors
+    /// When it cannot be created.
     pub(crate) fn new(wanted: Option<&PathBuf>) -> Result<OutFolder> {
-        let (shown, made) = match wanted {
+        let (shown, created) = match wanted {
             Some(folder) => {
-                let made = !folder.exists();
-                fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-                (folder.clone(), made)
+                let created = !folder.exists();
+                fs::create_dir_all(folder).with_context(|| cannot_create(folder))?;
+                (folder.clone(), created)
             }
-            None => (new_folder()?, true),
+            None => (new_default_folder()?, true),
         };
         let folder = shown.canonicalize().with_context(|| shown.display().to_string())?;
-        Ok(OutFolder { folder, shown, made })
+        Ok(OutFolder { folder, shown, created })
     }
 
-    /// A program without a GPU must leave nothing.
+    /// Removes the folder if this run created it and no trace was written: a program that uses no GPU leaves
+    /// nothing behind.
     pub(crate) fn remove_if_empty(&self) {
-        if self.made && fs::remove_dir(&self.folder).is_ok() && self.shown.starts_with(DEFAULT_FOLDER) {
+        if self.created && fs::remove_dir(&self.folder).is_ok() && self.shown.starts_with(DEFAULT_FOLDER) {
             fs::remove_dir(DEFAULT_FOLDER).ok();
         }
     }
 }
 
-/// `memtrace-out/<date>-<time>`, with a number behind it when it is taken.
-fn new_folder() -> Result<PathBuf> {
+fn cannot_create(folder: &Path) -> String {
+    format!("cannot create the folder {}", folder.display())
+}
+
+/// Creates `memtrace-out/DATE-TIME`, with a number appended when that exists.
+fn new_default_folder() -> Result<PathBuf> {
     let now = jiff::Zoned::now().strftime("%Y%m%d-%H%M%S").to_string();
-    fs::create_dir_all(DEFAULT_FOLDER).context(DEFAULT_FOLDER)?;
+    fs::create_dir_all(DEFAULT_FOLDER).with_context(|| cannot_create(Path::new(DEFAULT_FOLDER)))?;
     for number in 1.. {
         let name = if number == 1 { now.clone() } else { format!("{now}-{number}") };
         let folder = Path::new(DEFAULT_FOLDER).join(name);
         match fs::create_dir(&folder) {
             Ok(()) => return Ok(folder),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error).with_context(|| folder.display().to_string()),
+            Err(error) => return Err(error).with_context(|| cannot_create(&folder)),
         }
     }
-    unreachable!("there is no last number")
+    unreachable!("the numbers do not end")
 }

@@ -1,41 +1,53 @@
-//! Traces of processes that were killed: finished from their journals before anything reads them.
+//! Completes the traces of killed processes from their journals, before a command reads them.
 
 use anyhow::{Context, Result};
 use memtrace_analysis::read::input::Input;
 use memtrace_recover::{Repaired, repair};
 
-/// Finishes the traces of `input` whose processes left a journal behind and says so on stderr; true when
-/// there were any.
-pub(crate) fn finish(input: &Input) -> Result<bool> {
-    finish_and_say(input, |line| eprintln!("memtrace: {line}"))
+/// Completes the traces of `input` whose processes were killed, and reports each on stderr. True when a trace
+/// changed, so that it must be opened again.
+///
+/// # Errors
+/// When a journal cannot be read, or its rows cannot be written.
+pub(crate) fn recover(input: &Input) -> Result<bool> {
+    recover_each(input, |line| eprintln!("memtrace: {line}"))
 }
 
-/// The same without a word, where a killed process is no news.
-pub(crate) fn finish_quietly(input: &Input) -> Result<bool> {
-    finish_and_say(input, |_| {})
+/// As [`recover`], without a message: for programs that are expected to be killed.
+///
+/// # Errors
+/// As [`recover`].
+pub(crate) fn recover_quietly(input: &Input) -> Result<bool> {
+    recover_each(input, |_| {})
 }
 
-fn finish_and_say(input: &Input, say: impl Fn(String)) -> Result<bool> {
-    let mut finished = false;
+fn recover_each(input: &Input, report: impl Fn(String)) -> Result<bool> {
+    let mut changed = false;
     for path in input.traces.iter().flat_map(|trace| trace.files()) {
-        // A part that has nothing of its own goes when the one before it is finished.
+        // Completing one part of a rotated trace removes the empty part that follows it.
         if !path.exists() {
             continue;
         }
+        // A compressed file was closed in order.
         if path.extension().is_none_or(|extension| extension != "csv") {
             continue;
         }
         let name = path.display();
-        match repair(path).with_context(|| format!("{name}: cannot finish what a killed process left"))? {
+        match repair(path)
+            .with_context(|| format!("{name}: cannot complete the trace of a killed process"))?
+        {
             Repaired::Finished { rows, .. } => {
-                finished = true;
-                say(format!("{name}: its process was killed; {rows} rows came from its journal"));
+                changed = true;
+                report(format!(
+                    "{name}: its process was killed; {rows} rows were recovered from its journal"
+                ));
             }
-            Repaired::NoJournal => {
-                say(format!("{name}: its process was killed and its journal is gone: the end is missing"));
-            }
+            Repaired::NoJournal => report(format!(
+                "{name}: its process was killed and its journal no longer exists, so the last rows are \
+                 missing"
+            )),
             Repaired::Complete | Repaired::Running => {}
         }
     }
-    Ok(finished)
+    Ok(changed)
 }

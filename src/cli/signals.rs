@@ -1,8 +1,8 @@
-//! Signals on their way to the traced program, and its end as our own.
+//! Forwards signals to the traced program, and ends this process as the program ended.
 //!
-//! The program shares our process group, so what the terminal sends (Ctrl-C) reaches it without us:
-//! such a signal is only kept from ending us first. What somebody sends to our process id alone is
-//! passed on. A signal that we were started to ignore (`nohup`) stays ignored on both sides.
+//! The program shares our process group, so a signal from the terminal (Ctrl-C) reaches it without us: we
+//! only catch it, so that we do not end first. A signal sent to our process id alone is forwarded. A signal
+//! that we inherited as ignored (`nohup`) stays ignored in both processes.
 
 use std::process::ExitStatus;
 use std::sync::Arc;
@@ -15,26 +15,29 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::Cause;
 
-/// What is passed on: what would end us, and what people send a program to have it do something.
-const PASSED_ON: &[i32] =
+/// The forwarded signals: those that would end us, and those that programs commonly handle.
+const FORWARDED: &[i32] =
     &[sig::SIGINT, sig::SIGTERM, sig::SIGHUP, sig::SIGQUIT, sig::SIGUSR1, sig::SIGUSR2, sig::SIGALRM];
 
-/// Those of them by which somebody asks a program to end.
-const ENDS: &[i32] = &[sig::SIGINT, sig::SIGTERM, sig::SIGHUP, sig::SIGQUIT];
+/// The forwarded signals that ask a program to end.
+const TERMINATING: &[i32] = &[sig::SIGINT, sig::SIGTERM, sig::SIGHUP, sig::SIGQUIT];
 
-/// Passes signals on from when it is made.
-pub(crate) struct Passing {
+/// Catches signals and forwards them to one child.
+pub(crate) struct Forwarder {
     child: Arc<AtomicI32>,
     asked_to_end: Arc<AtomicBool>,
     handle: signal_hook::iterator::Handle,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Passing {
-    /// Starts to catch signals; they wait for [`Passing::to`].
-    pub(crate) fn start() -> Result<Passing> {
+impl Forwarder {
+    /// Starts to catch signals. They are held back until [`Forwarder::set_child`].
+    ///
+    /// # Errors
+    /// When the handlers cannot be installed.
+    pub(crate) fn start() -> Result<Forwarder> {
         let ignored = ignored_signals();
-        let wanted = PASSED_ON.iter().copied().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+        let wanted = FORWARDED.iter().copied().filter(|signal| ignored >> (signal - 1) & 1 == 0);
         let mut signals = SignalsInfo::<WithOrigin>::new(wanted).context("cannot catch signals")?;
         let handle = signals.handle();
         let child = Arc::new(AtomicI32::new(0));
@@ -43,35 +46,36 @@ impl Passing {
         let asked = Arc::clone(&asked_to_end);
         let thread = std::thread::spawn(move || {
             for origin in signals.forever() {
-                if ENDS.contains(&origin.signal) {
+                if TERMINATING.contains(&origin.signal) {
                     asked.store(true, Ordering::Release);
                 }
-                // The terminal's signals come from the kernel and went to the whole group.
+                // The kernel sends the terminal's signals to the whole process group.
                 if matches!(origin.cause, Cause::Kernel) {
                     continue;
                 }
-                // The child is on its way: a signal must not be lost before it is there.
+                // The child is being started: hold the signal back until its process id is known.
                 while target.load(Ordering::Acquire) == 0 {
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }
                 let pid = Pid::from_raw(target.load(Ordering::Acquire));
                 if let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(origin.signal)) {
-                    // It may have just ended, which is no error.
+                    // An error means that the child has just ended.
                     kill_process(pid, signal).ok();
                 }
             }
         });
-        Ok(Passing { child, asked_to_end, handle, thread: Some(thread) })
+        Ok(Forwarder { child, asked_to_end, handle, thread: Some(thread) })
     }
 
-    /// From now on they go to the process `pid`.
-    pub(crate) fn to(&self, pid: u32) {
+    /// Forwards to the process `pid` from now on.
+    pub(crate) fn set_child(&self, pid: u32) {
         self.child.store(pid.cast_signed(), Ordering::Release);
     }
 
-    /// The child has ended: its process id may soon be another's. True when somebody asked us to end.
+    /// Stops forwarding once the child has ended, because its process id may be used again. True when a
+    /// signal asked us to end.
     pub(crate) fn stop(mut self) -> bool {
-        // Minus one is no process: see `Pid::from_raw`.
+        // `Pid::from_raw` gives no process for a negative number.
         self.child.store(-1, Ordering::Release);
         self.handle.close();
         if let Some(thread) = self.thread.take() {
@@ -81,7 +85,7 @@ impl Passing {
     }
 }
 
-/// The signals that this process was started to ignore, as a mask; bit 0 is signal 1.
+/// The signals that this process inherited as ignored, as a mask; bit 0 is signal 1.
 fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -92,7 +96,7 @@ fn ignored_signals() -> u64 {
 pub(crate) fn end_like(status: ExitStatus) -> std::process::ExitCode {
     use std::os::unix::process::ExitStatusExt;
     if let Some(signal) = status.signal() {
-        // The program's own core is enough.
+        // The program has written its own core file.
         let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
         rustix::process::setrlimit(rustix::process::Resource::Core, none).ok();
         signal_hook::low_level::emulate_default_handler(signal).ok();

@@ -1,4 +1,4 @@
-//! What the reader's terminal can show.
+//! The terminal: colour, width, and a progress line.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use memtrace_analysis::read::input::Input;
 
-/// May text on a stream be painted? `--color` says so, else `NO_COLOR`, else whether it is a terminal.
-pub(crate) fn paints(choice: &str, stream: &impl IsTerminal) -> bool {
+/// Is text on `stream` coloured? `--color` decides, then `NO_COLOR`, then whether `stream` is a terminal.
+pub(crate) fn use_colour(choice: &str, stream: &impl IsTerminal) -> bool {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     match choice {
         "always" => true,
@@ -21,7 +21,7 @@ pub(crate) fn paints(choice: &str, stream: &impl IsTerminal) -> bool {
     }
 }
 
-/// The columns of the terminal behind `stream`; `None` when it is not one.
+/// The columns of the terminal `stream`; `None` when it is not a terminal.
 pub(crate) fn width(stream: &(impl IsTerminal + std::os::fd::AsFd)) -> Option<usize> {
     if !stream.is_terminal() {
         return None;
@@ -30,15 +30,16 @@ pub(crate) fn width(stream: &(impl IsTerminal + std::os::fd::AsFd)) -> Option<us
     (size.ws_col > 0).then_some(usize::from(size.ws_col))
 }
 
-/// A line on stderr that says how far the reading is, on a terminal and when it takes a while.
+/// A line on stderr that shows how much of the traces was read: only on a terminal, and only when reading
+/// takes longer than half a second.
 pub(crate) struct Progress {
     done: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Progress {
-    /// Watches the reading of `inputs` until dropped.
-    pub(crate) fn of(inputs: &[Input]) -> Progress {
+    /// Shows the progress of reading `inputs` until dropped.
+    pub(crate) fn start(inputs: &[Input]) -> Progress {
         let done = Arc::new(AtomicBool::new(false));
         let traces = inputs.iter().flat_map(|input| &input.traces);
         let total: u64 = traces.clone().map(|trace| trace.size).sum();
@@ -46,11 +47,11 @@ impl Progress {
         let stop = Arc::clone(&done);
         let watch = move || {
             let mut shown = false;
-            // Short readings end before the first line.
+            // A short read ends before the first line is shown.
             std::thread::park_timeout(Duration::from_millis(500));
             while !stop.load(Ordering::Acquire) {
                 let read: u64 = counts.iter().map(|count| count.load(Ordering::Relaxed)).sum();
-                // Some reports read twice.
+                // Some reports read a trace twice, so the count can exceed the total.
                 let percent = read % total.max(1) * 100 / total.max(1);
                 eprint!("\rreading {:.1} GB: {percent} % ", total as f64 / 1e9);
                 std::io::stderr().flush().ok();

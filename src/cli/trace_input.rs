@@ -1,29 +1,58 @@
-//! Opens the trace that a command names, after finishing what a killed process left of it.
+//! Opens the trace that a command names. What a killed process left of it is recovered first.
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::ArgMatches;
 use memtrace_analysis::read::input::Input;
 
 use crate::args::DEFAULT_FOLDER;
 use crate::recovery;
 
-/// Opens the trace of the argument `name`, as [`open`] does.
-pub(crate) fn input(name: &str, matches: &ArgMatches, repair: bool) -> Result<Input> {
+/// Opens the trace that the argument `name` gives, or else the newest in [`DEFAULT_FOLDER`]; see [`open`].
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_arg(name: &str, matches: &ArgMatches, recover: bool) -> Result<Input> {
     let path = matches.get_one::<PathBuf>(name).map_or(Path::new(DEFAULT_FOLDER), PathBuf::as_path);
-    open(path, matches, repair)
+    open(path, matches, recover)
 }
 
-/// Opens the trace at `path`, of the rank that was asked for; with `repair`, what a kill left of it is finished
-/// first.
-pub(crate) fn open(path: &Path, matches: &ArgMatches, repair: bool) -> Result<Input> {
+/// Opens the trace at `path` and keeps the rank that `--rank` names. With `recover`, the traces of killed
+/// processes are completed from their journals first.
+///
+/// # Errors
+/// When there is no trace, it cannot be read or completed, or it has no such rank.
+pub(crate) fn open(path: &Path, matches: &ArgMatches, recover: bool) -> Result<Input> {
+    if !path.try_exists().unwrap_or(true) {
+        bail!(missing(path));
+    }
     let mut input = Input::open(path)?;
-    if repair && recovery::finish(&input)? {
+    if recover && recovery::recover(&input)? {
         input = Input::open(path)?;
     }
     if let Some(rank) = matches.get_one::<i32>("rank") {
         input.only_rank(*rank)?;
     }
+    Ok(input)
+}
+
+fn missing(path: &Path) -> String {
+    if path == Path::new(DEFAULT_FOLDER) {
+        return format!(
+            "no trace was named, and there is no folder {DEFAULT_FOLDER} here; name a trace, or write one \
+             with: memtrace run -- python train.py"
+        );
+    }
+    format!("{}: no such file or folder", path.display())
+}
+
+/// The traces in `folder` that the launch `run_id` wrote, as they are.
+///
+/// # Errors
+/// When there is no trace in the folder, or one cannot be read.
+pub(crate) fn open_run(folder: &Path, run_id: &str) -> memtrace_analysis::error::Result<Input> {
+    let mut input = Input::open(folder)?;
+    input.only_run(run_id);
     Ok(input)
 }

@@ -1,4 +1,4 @@
-//! `memtrace export`: the same way for each entry of the table.
+//! `memtrace export`: every entry of [`EXPORTS`], run in the same way.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -16,65 +16,76 @@ use crate::trace_input;
 
 /// The arguments of `memtrace export`.
 pub(crate) fn command() -> Command {
-    let mut list = String::from("Exports:\n");
-    let width = EXPORTS.iter().map(|export| export.name().len()).max().unwrap_or(0);
-    for export in EXPORTS {
-        list.push_str(&format!("  {:width$}  {}\n", export.name(), export.about()));
-    }
-    list.push_str(
-        "\nThose of the timeline and the plots, like `memtrace actions`, hold every block of the trace: some 60 MB\nof memory for a million rows. The memory of the others does not grow with the trace.\n",
+    let mut help = format!("Exports:\n{}", list());
+    help.push_str(
+        "\nThe timeline exports and plots, like `memtrace actions`, keep every block of the trace in\n\
+         memory: about 60 MB for a million rows. The memory that the others need does not grow with the\n\
+         trace.\n",
     );
     let to = Arg::new("to")
         .long("to")
         .short('t')
         .value_name("EXPORT")
-        .required(true)
         .hide_possible_values(true)
         .value_parser(PossibleValuesParser::new(EXPORTS.iter().map(|export| export.name())))
-        .help("What to make of it; see below");
+        .help("The format; see the list below");
     let mut flags: Vec<Arg> = Vec::new();
     for flag in EXPORTS.iter().flat_map(|export| export.flags()) {
         if flags.iter().all(|known| known.get_id() != flag.name) {
-            let of: Vec<&str> = EXPORTS
+            let takers: Vec<&str> = EXPORTS
                 .iter()
                 .filter(|export| export.flags().iter().any(|own| own.name == flag.name))
                 .map(|export| export.name())
                 .collect();
-            flags.push(args::flag_arg(flag).help(format!("{} ({})", flag.help, of.join(", "))));
+            flags.push(args::flag_arg(flag).help(format!("{} ({})", flag.help, takers.join(", "))));
         }
     }
     Command::new("export")
-        .about("The trace as what other tools open: memory_viz, Perfetto, DuckDB, speedscope, pictures")
-        .after_help(list)
+        .about("Convert the trace for other tools: memory_viz, Perfetto, DuckDB, speedscope, pictures")
+        .override_usage("memtrace export --to <EXPORT> [OPTIONS] [TRACE]")
+        .after_help(help)
         .arg(to)
         .arg(args::trace_arg("TRACE"))
         .args(flags)
         .args(args::shared_args().into_iter().map(|arg| match arg.get_id().as_str() {
-            "output" => {
-                arg.value_name("PATH").help(
-                    "Where it goes; - is standard output, and .gz packs it [default: TRACE.EXPORT here]",
-                )
-            }
+            "output" => arg.value_name("PATH").help(
+                "Write to this path; - is standard output, and a name in .gz is compressed [default: \
+                     TRACE.EXPORT in this folder]",
+            ),
             _ => arg,
         }))
 }
 
+/// The exports, a line each.
+fn list() -> String {
+    let width = EXPORTS.iter().map(|export| export.name().len()).max().unwrap_or(0);
+    EXPORTS.iter().map(|export| format!("  {:width$}  {}\n", export.name(), export.about())).collect()
+}
+
 /// Writes the export that `--to` names.
+///
+/// # Errors
+/// When the request is invalid, the trace cannot be read, or the export cannot be written.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
-    let name = matches.get_one::<String>("to").map_or("", String::as_str);
-    let export = exports::find(name).ok_or_else(|| anyhow!("no export {name}"))?;
-    // A flag of another export would be passed over in silence.
+    let Some(name) = matches.get_one::<String>("to") else {
+        bail!("--to EXPORT is missing; EXPORT is one of\n{}", list().trim_end());
+    };
+    let export = exports::find(name).ok_or_else(|| anyhow!("there is no export {name}"))?;
+    // An option of another export would be ignored silently.
     for flag in EXPORTS.iter().flat_map(|export| export.flags()) {
         let given = matches.value_source(flag.name) == Some(ValueSource::CommandLine);
         if given && export.flags().iter().all(|own| own.name != flag.name) {
-            bail!("--{} is no option of --to {name}: see memtrace export --help", flag.name);
+            bail!(
+                "--to {name} does not take --{}; see memtrace export --help for the options of each export",
+                flag.name
+            );
         }
     }
     let place = matches.get_one::<PathBuf>("output").map(PathBuf::as_path);
     let to_stdout = place == Some(Path::new(STDOUT));
     let options = args::options(export.flags(), matches, !to_stdout)?;
-    let input = trace_input::input("TRACE", matches, true)?;
-    let progress = terminal::Progress::of(std::slice::from_ref(&input));
+    let input = trace_input::open_arg("TRACE", matches, true)?;
+    let progress = terminal::Progress::start(std::slice::from_ref(&input));
     let answer = exports::run(export, &input, &options, place)?;
     drop(progress);
     if !to_stdout {

@@ -1,4 +1,4 @@
-//! `memtrace help`: the tables that the trace crate keeps, and the help of a command.
+//! `memtrace help`: the tables of variables and columns, and the help of a command.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -13,15 +13,20 @@ use crate::terminal;
 
 /// The arguments of `memtrace help`.
 pub(crate) fn command() -> Command {
-    Command::new("help")
-        .about("What the variables and the columns mean, or the help of a command")
-        .arg(Arg::new("topic").value_name("variables|columns|COMMAND"))
+    Command::new("help").about("Explain the variables, the columns of a trace, or a command").arg(
+        Arg::new("topic")
+            .value_name("variables|columns|COMMAND")
+            .help("The MEMTRACE_ variables, the columns of a trace, or one command"),
+    )
 }
 
-/// Prints what was asked for.
+/// Prints the help on a topic.
+///
+/// # Errors
+/// When there is no such topic.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let mut stdout = std::io::stdout().lock();
-    let mut page = Printer::new(terminal::paints("auto", &stdout), None);
+    let mut page = Printer::new(terminal::use_colour("auto", &stdout), None);
     match matches.get_one::<String>("topic").map(String::as_str) {
         None => super::command().print_long_help()?,
         Some("variables") => {
@@ -45,7 +50,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
             let mut command = super::command();
             let Some(command) = command.find_subcommand_mut(name) else {
                 bail!(
-                    "no help on {name:?}: there are variables, columns, and the commands of `memtrace --help`"
+                    "no help on {name:?}; there is help on variables, on columns, and on each command of \
+                     `memtrace --help`"
                 );
             };
             command.print_long_help()?;

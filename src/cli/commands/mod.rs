@@ -1,4 +1,5 @@
-//! The commands, one file or folder each: its arguments, and the function that runs it.
+//! The commands, a file or folder for each: its arguments, and the function that runs it. All reports share
+//! one file.
 
 use std::process::ExitCode;
 
@@ -15,11 +16,11 @@ mod page;
 mod reports;
 mod run;
 
-/// The whole command.
+/// The command line of `memtrace`, with all its commands.
 pub(crate) fn command() -> Command {
     Command::new("memtrace")
         .version(env!("CARGO_PKG_VERSION"))
-        .about("Where the GPU memory of a PyTorch run goes, with no change to the script")
+        .about("Trace the GPU memory of a PyTorch program, with no change to the script")
         .after_help("Start with:  memtrace run -- python train.py")
         .subcommand_required(true)
         .arg_required_else_help(true)
@@ -35,7 +36,10 @@ pub(crate) fn command() -> Command {
         .subcommand(help::command())
 }
 
-/// Runs the command that was chosen.
+/// Runs the command that the user typed.
+///
+/// # Errors
+/// When the request is invalid, or a trace cannot be read.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     match matches.subcommand() {
         Some(("run", matches)) => run::run(matches),
@@ -55,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn the_command_line_is_consistent() {
         command().debug_assert();
     }
 }

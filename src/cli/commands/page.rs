@@ -1,4 +1,4 @@
-//! `memtrace report`: the page, written to a file.
+//! `memtrace report`: the HTML page.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -18,25 +18,37 @@ pub(crate) fn command() -> Command {
     let trace =
         |id: &'static str| Arg::new(id).value_parser(value_parser!(PathBuf)).value_hint(ValueHint::AnyPath);
     Command::new("report")
-        .about("One HTML page to look around in: the curve, who holds what, segments, steps, ranks")
+        .about("Write an HTML page to explore: memory over time, owners, segments, steps, ranks")
         .arg(trace("trace").value_name("TRACE").num_args(0..=2).help(format!(
-            "A trace: a file, or the folder of a run; two are compared [default: the newest in {DEFAULT_FOLDER}]"
+            "A trace: a file, or the folder of a run; two are compared [default: the newest run in \
+             {DEFAULT_FOLDER}]"
         )))
         .arg(
             trace("against")
                 .long("against")
                 .value_name("TRACE")
-                .help("Another run to compare with: peak against peak, step against step"),
+                .help("A run to compare with: peak against peak, step against step"),
         )
-        .args(args::shared_args().into_iter().filter(|arg| !matches!(arg.get_id().as_str(), "json" | "top" | "color")).map(
-            |arg| match arg.get_id().as_str() {
-                "output" => arg.help("The page's file [default: report.html]").value_hint(ValueHint::FilePath),
-                _ => arg,
-            },
-        ))
+        .args(
+            args::shared_args()
+                .into_iter()
+                .filter(|arg| !matches!(arg.get_id().as_str(), "json" | "top" | "color"))
+                .map(|arg| match arg.get_id().as_str() {
+                    "output" => arg
+                        .help(
+                            "Write the page to this file; - is standard output \
+                                   [default: report.html]",
+                        )
+                        .value_hint(ValueHint::FilePath),
+                    _ => arg,
+                }),
+        )
 }
 
-/// Writes the page of one run, or of two.
+/// Writes the page of one run, or of two that it compares.
+///
+/// # Errors
+/// When a trace cannot be read, or the page cannot be written.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let mut paths: Vec<PathBuf> = matches.get_many("trace").into_iter().flatten().cloned().collect();
     if paths.is_empty() {
@@ -44,13 +56,13 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     }
     paths.extend(matches.get_one::<PathBuf>("against").cloned());
     if paths.len() > 2 {
-        bail!("a page shows one run, or compares two: {} were given", paths.len());
+        bail!("a page shows one run or compares two, but {} were given", paths.len());
     }
     let options = args::options(&[], matches, false)?;
     let inputs =
         paths.iter().map(|path| trace_input::open(path, matches, true)).collect::<Result<Vec<_>>>()?;
     let output = matches.get_one::<PathBuf>("output").map_or(Path::new("report.html"), PathBuf::as_path);
-    let progress = terminal::Progress::of(&inputs);
+    let progress = terminal::Progress::start(&inputs);
     let page = Page::of(&inputs, &options)?;
     drop(progress);
     if output == Path::new("-") {
@@ -66,8 +78,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         file.flush()?;
         file.get_ref().metadata().map(|data| data.len())
     };
-    let size = write().with_context(|| name.to_string())?;
+    let size = write().with_context(|| format!("cannot write {name}"))?;
     println!("{}", page.headline());
-    println!("{name}: {:.2} MB, opens in any browser", size as f64 / 1e6);
+    println!("wrote {name}, {:.2} MB; open it in any browser", size as f64 / 1e6);
     Ok(ExitCode::SUCCESS)
 }

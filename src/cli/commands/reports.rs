@@ -1,4 +1,4 @@
-//! Every command that reads a trace: the same way for each entry of the table.
+//! The reports: every command of [`REPORTS`](memtrace_analysis::reports::REPORTS), run in the same way.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::args::{self};
 use crate::terminal;
 use crate::trace_input;
 
-/// The arguments of one report.
+/// The arguments of `report`.
 pub(crate) fn command(report: &'static dyn Report) -> Command {
     let many = report.inputs().len() > 1;
     let mut command = Command::new(report.name()).about(report.about());
@@ -26,18 +26,21 @@ pub(crate) fn command(report: &'static dyn Report) -> Command {
     command.args(report.flags().iter().map(args::flag_arg)).args(args::shared_args())
 }
 
-/// Answers the question called `name`.
+/// Runs the report `name` and prints its answer.
+///
+/// # Errors
+/// When the request is invalid, or a trace cannot be read.
 pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
-    let report = reports::find(name).ok_or_else(|| anyhow!("no command {name}"))?;
+    let report = reports::find(name).ok_or_else(|| anyhow!("there is no command {name}"))?;
     let output: Option<&PathBuf> = matches.get_one("output");
     let options = args::options(report.flags(), matches, output.is_none())?;
     let mut inputs = Vec::new();
     for name in report.inputs() {
-        // `check` tells what is there; everyone else reads what the process meant to write.
-        let repair = report.name() != "check" || matches.get_flag("repair");
-        inputs.push(trace_input::input(name, matches, repair)?);
+        // `check` judges the file as it is; other reports read what the process meant to write.
+        let recover = report.name() != "check" || matches.get_flag("repair");
+        inputs.push(trace_input::open_arg(name, matches, recover)?);
     }
-    let progress = terminal::Progress::of(&inputs);
+    let progress = terminal::Progress::start(&inputs);
     let answer = report.run(&inputs, &options)?;
     drop(progress);
     let text = if matches.get_flag("json") {
@@ -46,7 +49,9 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
         answer.text()
     };
     match output {
-        Some(path) => std::fs::write(path, text).with_context(|| path.display().to_string())?,
+        Some(path) => {
+            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?
+        }
         None => {
             let mut stdout = std::io::stdout().lock();
             stdout.write_all(text.as_bytes())?;

@@ -1,10 +1,9 @@
-//! `memtrace run`: starts the program with the library preloaded, waits, and shows what came out.
+//! `memtrace run`: runs a program with the tracer preloaded, and prints the summary of its trace.
 //!
-//! The program keeps its standard streams, its signals and its exit status; the launcher writes to
-//! stderr only, and only before the program starts or after it has ended.
+//! The program keeps its standard streams, its signals and its exit status. This command writes only to
+//! stderr, and only before the program starts or after it has ended.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self};
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -17,123 +16,121 @@ use memtrace_analysis::render::printer::{Printer, Side, Table};
 use memtrace_analysis::reports;
 use memtrace_cards::CARDS;
 
-use crate::args::{self};
-use crate::child_env::{Phantom, Scratch, TRACER, run_id, traced};
-use crate::load_failure;
+use crate::child_env::{PhantomArgs, Scratch, TRACER, run_id, traced_command};
 use crate::out_folder::OutFolder;
-use crate::{recovery, signals, terminal};
+use crate::{args, load_failure, recovery, signals, terminal, trace_input};
 
 /// The arguments of `memtrace run`.
 pub(crate) fn command() -> Command {
     Command::new("run")
-        .about("Run a program, trace it, and show the summary")
-        .arg(args::out_arg("Where the traces go [default: a new folder in memtrace-out]"))
+        .about("Run a program, trace it, and print the summary")
+        .arg(args::out_arg("Write the traces to this folder [default: a new folder in memtrace-out]"))
         .args(args::phantom_args())
         .arg(
             Arg::new("quiet")
                 .short('q')
                 .long("quiet")
                 .action(ArgAction::SetTrue)
-                .help("No summary at the end"),
+                .help("Print no summary at the end"),
         )
         .arg(args::program_arg().help("The program and its arguments"))
 }
 
-/// Runs the program.
+/// Runs the program, and ends as it ended.
+///
+/// # Errors
+/// When the program cannot be traced. A program that cannot be started gives status 127 or 126, and a trace
+/// that cannot be read only a message: the program's status counts.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     if matches.get_one::<String>("phantom").is_some_and(|card| card == "list") {
         return list_cards();
     }
     let command: Vec<&OsString> = matches.get_many("command").into_iter().flatten().collect();
     let Some(program) = command.first() else {
-        bail!("what is to run? memtrace run -- python train.py");
+        bail!("no program was given; for example: memtrace run -- python train.py");
     };
-    let phantom = Phantom::wanted(matches)?;
+    let phantom = PhantomArgs::from_matches(matches)?;
     let run_id = run_id();
     let scratch = Scratch::new(&run_id)?;
     let out = OutFolder::new(matches.get_one::<PathBuf>("out"))?;
-    let mut child = traced(&scratch, &command, &out.folder, &run_id, phantom.as_ref())?;
-    let passing = signals::Passing::start()?;
+    let mut child = traced_command(&scratch, &command, &out.folder, &run_id, phantom.as_ref())?;
+    let forwarder = signals::Forwarder::start()?;
     let mut child = match child.spawn() {
         Ok(child) => child,
         Err(error) => {
             eprintln!("memtrace: cannot run {}: {error}", Path::new(program).display());
             out.remove_if_empty();
-            // As the shell has it: not found, or found and not runnable.
+            // A shell's statuses for "not found" and "found, but not executable".
             return Ok(ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }));
         }
     };
-    passing.to(child.id());
+    forwarder.set_child(child.id());
     let status = child.wait().context("cannot wait for the program")?;
-    passing.stop();
+    forwarder.stop();
 
-    if let Err(error) = conclude(program, &scratch, &out, &run_id, matches.get_flag("quiet")) {
-        eprintln!("memtrace: {error:#}");
+    let summary = trace_of(&out, &run_id).and_then(|input| match input {
+        Some(_) if matches.get_flag("quiet") => Ok(()),
+        Some(input) => print_summary(input, &out),
+        None => {
+            eprintln!("memtrace: no trace: {}", no_trace_reason(program, &scratch, phantom.is_some()));
+            Ok(())
+        }
+    });
+    if let Err(error) = summary {
+        eprintln!("memtrace: {}", crate::message(&error));
     }
     out.remove_if_empty();
     drop(scratch);
     Ok(signals::end_like(status))
 }
 
-/// Says what came out, or why nothing did.
-fn conclude(program: &OsStr, scratch: &Scratch, out: &OutFolder, run_id: &str, quiet: bool) -> Result<()> {
-    let loaded = fs::metadata(scratch.hello()).is_ok_and(|file| file.len() > 0);
-    let open = || {
-        Input::open(&out.folder).map(|mut input| {
-            input.only_run(run_id);
-            input
-        })
-    };
-    let traces = open();
-    let input = match traces {
-        Ok(input) if !input.traces.is_empty() => {
-            if recovery::finish(&input)? {
-                open()?
-            } else {
-                input
-            }
-        }
+/// The traces of this launch, completed where a process was killed; `None` when it wrote none.
+fn trace_of(out: &OutFolder, run_id: &str) -> Result<Option<Input>> {
+    let input = match trace_input::open_run(&out.folder, run_id) {
+        Ok(input) if input.traces.is_empty() => return Ok(None),
+        Ok(input) if recovery::recover(&input)? => trace_input::open_run(&out.folder, run_id)?,
+        Ok(input) => input,
         Err(memtrace_analysis::Error::Trace(error))
             if !matches!(error, memtrace_trace::Error::NoTrace { .. }) =>
         {
             return Err(error.into());
         }
-        _ if loaded => {
-            eprintln!(
-                "memtrace: no trace: the program took no GPU memory, or tracing was off (MEMTRACE_ENABLED=0). \
-                 With no GPU here, try: memtrace run --phantom h100-80g -- ..."
-            );
-            return Ok(());
-        }
-        _ => {
-            eprintln!(
-                "memtrace: no trace: {TRACER} was not loaded into the program: {}",
-                load_failure::why_not(program)
-            );
-            return Ok(());
-        }
+        Err(_) => return Ok(None),
     };
-    if quiet {
-        return Ok(());
+    Ok(Some(Input { path: out.shown.clone(), ..input }))
+}
+
+/// Why the program left no trace, and what to do.
+fn no_trace_reason(program: &OsStr, scratch: &Scratch, phantom: bool) -> String {
+    if !scratch.tracer_was_loaded() {
+        return format!("{TRACER} was not loaded into the program: {}", load_failure::reason(program));
     }
-    let report = reports::find("summary").context("no summary")?;
+    let mut reason =
+        "the program allocated no GPU memory, or tracing was switched off (MEMTRACE_ENABLED=0)".to_owned();
+    if !phantom {
+        reason.push_str("; on a machine without a GPU, simulate one: memtrace run --phantom h100-80g -- ...");
+    }
+    reason
+}
+
+fn print_summary(input: Input, out: &OutFolder) -> Result<()> {
+    let report = reports::find("summary").context("there is no report summary")?;
     let stderr = io::stderr();
     let options = Options {
-        paint: terminal::paints("auto", &stderr),
+        paint: terminal::use_colour("auto", &stderr),
         width: terminal::width(&stderr),
         ..Options::default()
     };
-    let input = Input { path: out.shown.clone(), ..input };
     let answer = report.run(&[input], &options)?;
     let text = format!("\nmemtrace: traced into {}\n{}", out.shown.display(), answer.text());
-    // Nobody reads it any more when this fails.
+    // An error means that stderr is closed.
     stderr.lock().write_all(text.as_bytes()).ok();
     Ok(())
 }
 
 fn list_cards() -> Result<ExitCode> {
     let mut stdout = io::stdout().lock();
-    let mut page = Printer::new(stdout.is_terminal() && terminal::paints("auto", &stdout), None);
+    let mut page = Printer::new(stdout.is_terminal() && terminal::use_colour("auto", &stdout), None);
     let mut table = Table::new(&[
         ("card", Side::Left),
         ("memory", Side::Right),
@@ -154,10 +151,11 @@ fn list_cards() -> Result<ExitCode> {
     }
     page.table(&table);
     page.gap();
-    page.plain("several: 8xh100-80g    another size: h100-80g,mem=40g    any other card: mem=48g,cc=8.9");
     page.plain(
-        "the context takes the rest before the first allocation: a round guess; yours: h100-80g,context=600m",
+        "Several devices: 8xh100-80g    Another size: h100-80g,mem=40g    Another card: mem=48g,cc=8.9",
     );
+    page.plain("The CUDA context takes the difference between the two sizes, a round estimate.");
+    page.plain("To set it yourself: h100-80g,context=600m");
     stdout.write_all(page.text().as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }

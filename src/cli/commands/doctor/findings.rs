@@ -1,69 +1,92 @@
-//! What was found, line by line.
+//! The findings of `memtrace doctor`.
 
 use memtrace_analysis::render::printer::Style;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-/// How a thing is.
+/// The state of one subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// As it should be.
+    /// It works.
     Ok,
     /// The trace will lack something.
     Degraded,
     /// There will be no trace.
     Missing,
-    /// Good to know.
+    /// Information only.
     Note,
 }
 
 impl State {
-    pub(super) fn word(self) -> (&'static str, Style) {
+    /// The word for text and `--json`.
+    pub(super) fn word(self) -> &'static str {
         match self {
-            State::Ok => ("ok", Style::Strong),
-            State::Degraded => ("degraded", Style::Alarm),
-            State::Missing => ("missing", Style::Alarm),
-            State::Note => ("note", Style::Faint),
+            State::Ok => "ok",
+            State::Degraded => "degraded",
+            State::Missing => "missing",
+            State::Note => "note",
+        }
+    }
+
+    pub(super) fn style(self) -> Style {
+        match self {
+            State::Ok => Style::Strong,
+            State::Degraded | State::Missing => Style::Alarm,
+            State::Note => Style::Faint,
         }
     }
 }
 
-pub(super) struct Line {
-    pub(super) what: &'static str,
+/// One line of the answer.
+pub(super) struct Finding {
+    pub(super) subject: &'static str,
     pub(super) state: State,
-    pub(super) says: String,
-    pub(super) todo: String,
+    pub(super) message: String,
+    /// What the user can do; empty when there is nothing to do.
+    pub(super) advice: String,
 }
 
+impl Finding {
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "what": self.subject,
+            "state": self.state.word(),
+            "says": self.message,
+            "todo": self.advice,
+        })
+    }
+}
+
+/// All findings so far.
 #[derive(Default)]
 pub(super) struct Findings {
-    pub(super) lines: Vec<Line>,
-    /// How the phantom answers each name, by kind; null without one.
-    pub(super) answers: Value,
+    pub(super) list: Vec<Finding>,
+    /// The functions of the simulated GPU, by how it answers them; null without one.
+    pub(super) phantom_answers: Value,
 }
 
 impl Findings {
     pub(super) fn add(
         &mut self,
-        what: &'static str,
+        subject: &'static str,
         state: State,
-        says: impl Into<String>,
-        todo: impl Into<String>,
+        message: impl Into<String>,
+        advice: impl Into<String>,
     ) {
-        self.lines.push(Line { what, state, says: says.into(), todo: todo.into() });
+        self.list.push(Finding { subject, state, message: message.into(), advice: advice.into() });
     }
 
-    pub(super) fn ok(&mut self, what: &'static str, says: impl Into<String>) {
-        self.add(what, State::Ok, says, "");
+    pub(super) fn ok(&mut self, subject: &'static str, message: impl Into<String>) {
+        self.add(subject, State::Ok, message, "");
     }
 
-    /// Good, or `otherwise` with what to do.
+    /// Adds `message` as ok when `good`, or else the state, message and advice of `bad`.
     pub(super) fn check(
         &mut self,
-        what: &'static str,
+        subject: &'static str,
         good: bool,
-        says: impl Into<String>,
+        message: impl Into<String>,
         bad: (State, &str, &str),
     ) {
-        if good { self.ok(what, says) } else { self.add(what, bad.0, bad.1, bad.2) }
+        if good { self.ok(subject, message) } else { self.add(subject, bad.0, bad.1, bad.2) }
     }
 }

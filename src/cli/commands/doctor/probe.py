@@ -1,6 +1,6 @@
-"""What `memtrace doctor` asks a Python: printed as JSON behind a line of its own.
+"""Questions of `memtrace doctor` to a Python, answered as one line of JSON.
 
-Runs with the library preloaded. Whatever fails here is an answer too: nothing may stop the rest.
+Runs with the tracer preloaded. A question that fails is recorded as an error, and the others go on.
 """
 
 import ctypes
@@ -10,33 +10,36 @@ import platform
 import struct
 import sys
 
-TOLD = {}
+ANSWERS = {}
 
 
-def tell(name, ask):
+def answer(name, ask):
     try:
-        TOLD[name] = ask()
+        ANSWERS[name] = ask()
     except BaseException as error:
-        TOLD.setdefault("errors", {})[name] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        ANSWERS.setdefault("errors", {})[name] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
-def mapped():
+def mapped_libraries():
+    """The paths of the shared libraries in this process."""
     with open("/proc/self/maps") as maps:
         paths = {line.split(None, 5)[5].strip() for line in maps if line.count("/")}
     return sorted(path for path in paths if ".so" in path)
 
 
 def loaded(prefix):
-    return [path for path in mapped() if os.path.basename(path).startswith(prefix)]
+    """The loaded libraries of this name."""
+    return [path for path in mapped_libraries() if os.path.basename(path).startswith(prefix)]
 
 
-def has(library, symbol):
+def exports(library, symbol):
+    """Does the loaded library export the symbol?"""
     found = loaded(library)
     return bool(found) and hasattr(ctypes.CDLL(found[0]), symbol)
 
 
-def holds(library, text):
-    """Is the text somewhere in the library?"""
+def contains(library, text):
+    """Is the text somewhere in the file of the library?"""
     import mmap
 
     for path in loaded(library):
@@ -46,8 +49,8 @@ def holds(library, text):
     return False
 
 
-def subinterpreter():
-    # The main interpreter's thread state comes first; a sub-interpreter says so since 3.13.
+def is_subinterpreter():
+    """Is this a subinterpreter? Known since Python 3.13."""
     try:
         import _interpreters
 
@@ -56,6 +59,16 @@ def subinterpreter():
         return False
 
 
+def nvtx_flavour():
+    """How this torch calls NVTX: through the legacy library, through its headers only, or not at all."""
+    if loaded("libnvToolsExt"):
+        return "legacy"
+    libraries = ("libtorch_python.so", "libtorch_cuda.so")
+    header_only = any(contains(library, b"NVTX_INJECTION64_PATH") for library in libraries)
+    return "header" if header_only else "none"
+
+
+# The symbols that the hooks need, as (library, mangled name).
 SYMBOLS = {
     "blocks": ("libc10.so", "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"),
     "ooms": ("libc10.so", "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE"),
@@ -68,18 +81,20 @@ SYMBOLS = {
 }
 
 
-def of_phantom(function):
+def phantom_text(function):
+    """The text that a function of the simulated GPU's library writes."""
     write = getattr(ctypes.CDLL(loaded("libmemtrace_phantom.so")[0]), function)
     text = ctypes.create_string_buffer(write(None, ctypes.c_size_t(0)) + 1)
     write(text, ctypes.c_size_t(len(text)))
     return text.value.decode()
 
 
+# The prefixes of the functions of CUDA and its libraries; `cu` is checked apart.
 FAMILIES = ("__cuda", "cuda", "cublas", "cudnn", "cusparse", "cusolver", "cufft", "curand", "nccl", "nvml")
 
 
-def undefined(path):
-    """The names of CUDA and its libraries that an ELF file leaves to others to define."""
+def imported(path):
+    """The functions of CUDA and its libraries that an ELF file imports."""
     with open(path, "rb") as file:
 
         def at(place, size):
@@ -100,16 +115,16 @@ def undefined(path):
     return {name for name in names if name.startswith(FAMILIES) or (name[:2] == "cu" and name[2:3].isupper())}
 
 
-def answers():
-    """How the phantom answers each name, and what this torch wants that nobody answers."""
+def phantom_answers():
+    """The functions by how the simulated GPU answers them, and those that torch imports and it lacks."""
     kinds = {}
-    for line in of_phantom("memtrace_phantom_answers").splitlines():
+    for line in phantom_text("memtrace_phantom_answers").splitlines():
         kind, name = line.split(" ", 1)
         kinds.setdefault(kind, []).append(name)
     wanted = set()
-    for path in mapped():
+    for path in mapped_libraries():
         if os.path.basename(path).startswith(("libtorch_cuda", "libc10_cuda")):
-            wanted |= undefined(path)
+            wanted |= imported(path)
     known = {name for kind, names in kinds.items() if kind != "passed" for name in names}
     passed = tuple(pattern[:-2] for pattern in kinds["passed"] if pattern.endswith(".*"))
     kinds["missing"] = sorted(n for n in wanted - known - set(kinds["passed"]) if not n.startswith(passed))
@@ -118,7 +133,7 @@ def answers():
 
 
 def train(torch):
-    """A step of training whose trace is known: every hook has something to see."""
+    """A training step that gives every hook an event."""
     model = torch.nn.Linear(1000, 10).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     torch.cuda.nvtx.range_push("doctor")
@@ -137,56 +152,46 @@ def train(torch):
 
 
 def main():
-    tell("python", lambda: [platform.python_implementation(), platform.python_version(), sys.executable])
-    tell("libc", lambda: platform.libc_ver())
-    tell("machine", lambda: [platform.system(), platform.machine()])
-    tell("subinterpreter", subinterpreter)
-    tell("preloaded", lambda: loaded("libmemtrace.so"))
+    answer("python", lambda: [platform.python_implementation(), platform.python_version(), sys.executable])
+    answer("libc", lambda: platform.libc_ver())
+    answer("machine", lambda: [platform.system(), platform.machine()])
+    answer("subinterpreter", is_subinterpreter)
+    answer("preloaded", lambda: loaded("libmemtrace.so"))
     try:
         import torch
     except BaseException as error:
-        TOLD["no_torch"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        ANSWERS["no_torch"] = f"{type(error).__name__}: {error}".splitlines()[0]
         return
-    tell("torch", lambda: [torch.__version__, torch.version.cuda, torch.version.hip])
-    tell("symbols", lambda: {name: has(*symbol) for name, symbol in SYMBOLS.items()})
-    tell("cudart", lambda: loaded("libcudart.so"))
-    tell(
-        "nvtx",
-        lambda: (
-            "legacy"
-            if loaded("libnvToolsExt")
-            else "header"
-            if holds("libtorch_python.so", b"NVTX_INJECTION64_PATH")
-            or holds("libtorch_cuda.so", b"NVTX_INJECTION64_PATH")
-            else "none"
-        ),
-    )
-    tell("hooks", lambda: hasattr(torch.nn.modules.module, "register_module_forward_pre_hook"))
-    tell("cuda", torch.cuda.is_available)
-    if TOLD.get("cuda"):
-        tell(
+    answer("torch", lambda: [torch.__version__, torch.version.cuda, torch.version.hip])
+    answer("symbols", lambda: {name: exports(*symbol) for name, symbol in SYMBOLS.items()})
+    answer("cudart", lambda: loaded("libcudart.so"))
+    answer("nvtx", nvtx_flavour)
+    answer("hooks", lambda: hasattr(torch.nn.modules.module, "register_module_forward_pre_hook"))
+    answer("cuda", torch.cuda.is_available)
+    if ANSWERS.get("cuda"):
+        answer(
             "devices",
             lambda: [
                 [torch.cuda.get_device_name(i), torch.cuda.get_device_properties(i).total_memory]
                 for i in range(torch.cuda.device_count())
             ],
         )
-        tell("backend", torch.cuda.get_allocator_backend)
-        tell("trained", lambda: train(torch))
+        answer("backend", torch.cuda.get_allocator_backend)
+        answer("trained", lambda: train(torch))
 
         def driver():
             number = ctypes.c_int()
             ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
             return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
-        tell("driver", driver)
+        answer("driver", driver)
 
         if loaded("libmemtrace_phantom.so"):
-            tell("phantom", lambda: json.loads(of_phantom("memtrace_phantom_describe")))
-            tell("answers", answers)
-    if TOLD.get("preloaded"):
-        tell("flushed", lambda: ctypes.CDLL(None).memtrace_flush())
+            answer("phantom", lambda: json.loads(phantom_text("memtrace_phantom_describe")))
+            answer("answers", phantom_answers)
+    if ANSWERS.get("preloaded"):
+        answer("flushed", lambda: ctypes.CDLL(None).memtrace_flush())
 
 
 main()
-print("\nmemtrace-doctor " + json.dumps(TOLD), flush=True)
+print("\nmemtrace-doctor " + json.dumps(ANSWERS), flush=True)

@@ -1,4 +1,4 @@
-//! Runs the Python with the library preloaded.
+//! Runs the Python with the tracer preloaded, and checks its answers.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,18 +12,21 @@ use memtrace_trace::files;
 use serde_json::Value;
 
 use super::findings::{Findings, State};
-use super::torch::{device, symbols, torch};
-use super::trace_check::{Seen, captured};
+use super::torch::{check_device, check_symbols, check_torch};
+use super::trace_check::{TraceCounts, check_trace};
 use crate::child_env::{HELLO, PHANTOM, Scratch, library, preload_list, run_id};
 
-/// What the Python runs.
+/// The script that the Python runs.
 const PROBE: &str = include_str!("probe.py");
-/// Begins the line with its answers.
-const ANSWER: &str = "memtrace-doctor ";
+/// The prefix of the line with its answers, as JSON.
+const ANSWER_PREFIX: &str = "memtrace-doctor ";
 
-/// Runs the Python with the library preloaded and judges its answers.
-pub(super) fn probe(
-    found: &mut Findings,
+/// Runs the Python with the tracer preloaded, and adds what its answers and its trace show.
+///
+/// # Errors
+/// When the temporary folder cannot be created, or the trace cannot be read.
+pub(super) fn run_probe(
+    findings: &mut Findings,
     tracer: &Path,
     python: &[OsString],
     card: Option<&String>,
@@ -38,7 +41,7 @@ pub(super) fn probe(
     let mut command = Command::new(program);
     command.args(arguments).args(["-c", PROBE]).stdin(Stdio::null());
     for (name, _) in std::env::vars_os() {
-        // The user's settings are looked at by themselves; here they would only stand in the way.
+        // The user's settings are checked separately; here they could switch tracing off.
         if name.to_string_lossy().starts_with("MEMTRACE_") {
             command.env_remove(name);
         }
@@ -52,65 +55,74 @@ pub(super) fn probe(
     let output = match command.output() {
         Ok(output) => output,
         Err(error) => {
-            found.add(
+            findings.add(
                 "python",
                 State::Missing,
                 format!("cannot run {shown}: {error}"),
-                "memtrace doctor -- PYTHON",
+                "name a Python: memtrace doctor -- PYTHON",
             );
             return Ok(());
         }
     };
     let stdout = String::from_utf8_lossy(&output.stdout);
     let stderr = String::from_utf8_lossy(&output.stderr);
-    let loaded = fs::metadata(scratch.hello()).is_ok_and(|file| file.len() > 0);
-    let answer = stdout.lines().rev().find_map(|line| line.strip_prefix(ANSWER));
+    let answer = stdout.lines().rev().find_map(|line| line.strip_prefix(ANSWER_PREFIX));
     let Some(answer) = answer.and_then(|text| serde_json::from_str::<Value>(text).ok()) else {
-        let last = stderr.lines().last().unwrap_or("it said nothing");
-        let says = format!("{shown} is not a Python, or it died: {}: {last}", output.status);
-        found.add(
+        let last = stderr.lines().last().unwrap_or("stderr is empty");
+        let message = format!("{shown} is not a Python, or it failed: {}: {last}", output.status);
+        findings.add(
             "python",
             State::Missing,
-            says,
-            "memtrace doctor -- PYTHON, with the arguments that it needs",
+            message,
+            "name a Python, with the arguments that it needs: memtrace doctor -- PYTHON",
         );
         return Ok(());
     };
-    let words = |name: &str| -> Vec<String> {
+    let list_of = |name: &str| -> Vec<String> {
         let of = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         answer[name].as_array().map_or(Vec::new(), |list| list.iter().map(of).collect())
     };
-    found.ok("python", words("python").join(" "));
+    findings.ok("python", list_of("python").join(" "));
     if answer["subinterpreter"] == true {
-        found.add("python", State::Degraded, "a subinterpreter", "module names come from the main one only");
+        findings.add(
+            "python",
+            State::Degraded,
+            "this is a subinterpreter",
+            "module names are traced in the main interpreter only",
+        );
     }
-    let there = loaded && !words("preloaded").is_empty();
-    found.check(
+    let loaded = scratch.tracer_was_loaded() && !list_of("preloaded").is_empty();
+    findings.check(
         "library",
-        there,
-        format!("{} is loaded into it", tracer.display()),
+        loaded,
+        format!("{} is loaded into this Python", tracer.display()),
         (
             State::Missing,
-            &format!("{} is not loaded into it", tracer.display()),
-            "a set-user-id or static Python, or a wrapper that drops LD_PRELOAD: name the real one",
+            &format!("{} is not loaded into this Python", tracer.display()),
+            "it is set-user-id or static, or a wrapper removes LD_PRELOAD; name the interpreter itself",
         ),
     );
-    let libc = words("libc");
-    if there && libc.first().is_some_and(|name| name != "glibc") {
-        found.add(
+    let libc = list_of("libc");
+    if loaded && libc.first().is_some_and(|name| name != "glibc") {
+        findings.add(
             "library",
             State::Missing,
             format!("its libc is {}", libc.join(" ")),
-            "musl is out of scope",
+            "memtrace supports glibc only",
         );
     }
     if answer["no_torch"].is_string() {
-        let says = answer["no_torch"].as_str().unwrap_or_default();
-        found.add("torch", State::Missing, says, "name a Python that has PyTorch: memtrace doctor -- PYTHON");
+        let message = answer["no_torch"].as_str().unwrap_or_default();
+        findings.add(
+            "torch",
+            State::Missing,
+            message,
+            "name a Python with PyTorch: memtrace doctor -- PYTHON",
+        );
         return Ok(());
     }
-    torch(found, &answer);
-    let seen = match fs::read_dir(&out) {
+    check_torch(findings, &answer);
+    let counts = match fs::read_dir(&out) {
         Ok(entries) => entries
             .flatten()
             .map(|file| file.path())
@@ -118,22 +130,28 @@ pub(super) fn probe(
                 let name = file.to_string_lossy();
                 files::is_trace(&name) && files::compression(&name) == Compression::Off
             })
-            .map(|file| Seen::read(&file).context("the trace cannot be read"))
+            .map(|file| TraceCounts::read(&file).context("the trace cannot be read"))
             .transpose()?,
         Err(_) => None,
     };
-    device(found, &answer, card.is_some());
-    match seen {
-        Some(seen) => captured(found, &seen, &answer),
+    check_device(findings, &answer, card.is_some());
+    match counts {
+        Some(counts) => check_trace(findings, &counts, &answer),
         None if answer["cuda"] == true => {
-            let says = stderr.lines().find(|line| line.starts_with("memtrace:")).unwrap_or("it said nothing");
-            found.add("trace", State::Missing, format!("the program left none: {says}"), "");
+            let message = stderr.lines().find(|line| line.starts_with("memtrace:"));
+            let message = message.unwrap_or("memtrace: no message on stderr");
+            findings.add("trace", State::Missing, format!("the training step left no trace: {message}"), "");
         }
-        None => symbols(found, &answer),
+        None => check_symbols(findings, &answer),
     }
     if let Some(errors) = answer["errors"].as_object() {
-        for (what, error) in errors {
-            found.add("probe", State::Note, format!("{what}: {}", error.as_str().unwrap_or_default()), "");
+        for (question, error) in errors {
+            findings.add(
+                "probe",
+                State::Note,
+                format!("{question}: {}", error.as_str().unwrap_or_default()),
+                "",
+            );
         }
     }
     Ok(())

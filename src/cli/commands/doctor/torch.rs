@@ -1,153 +1,173 @@
-//! Judges what the Python said of its torch and of its device.
+//! Checks the answers of the probe about torch and the device.
 
 use memtrace_trace::units::Unit;
 use serde_json::Value;
 
 use super::findings::{Findings, State};
 
-pub(super) fn torch(found: &mut Findings, answer: &Value) {
-    let word = |index: usize| answer["torch"][index].as_str().unwrap_or_default();
-    let (version, cuda, hip) = (word(0), word(1), word(2));
+/// Checks the version and build of torch.
+pub(super) fn check_torch(findings: &mut Findings, probe: &Value) {
+    let field = |index: usize| probe["torch"][index].as_str().unwrap_or_default();
+    let (version, cuda, hip) = (field(0), field(1), field(2));
     if !hip.is_empty() {
-        found.add("torch", State::Missing, format!("{version} for ROCm {hip}"), "ROCm is out of scope");
+        findings.add(
+            "torch",
+            State::Missing,
+            format!("{version} for ROCm {hip}"),
+            "memtrace supports no ROCm",
+        );
         return;
     }
     if cuda.is_empty() {
-        found.add(
+        findings.add(
             "torch",
             State::Missing,
             format!("{version}, a build without CUDA"),
-            "install one with CUDA",
+            "install a build with CUDA",
         );
         return;
     }
     let mut numbers = version.split(['.', '+']).map(|part| part.parse::<u32>().unwrap_or(0));
     let number = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    let says = format!("{version}, CUDA {cuda}");
+    let version_text = format!("{version}, CUDA {cuda}");
     if number < (2, 1) {
-        found.add(
+        findings.add(
             "torch",
             State::Degraded,
-            format!("{says}: older than 2.1"),
+            format!("{version_text}, older than 2.1"),
             "only 2.1 and later are tested",
         );
     } else {
-        found.ok("torch", says);
+        findings.ok("torch", version_text);
     }
-    let cudart = answer["cudart"].as_array().map_or(0, Vec::len);
-    found.check(
+    let cudart = probe["cudart"].as_array().map_or(0, Vec::len);
+    findings.check(
         "runtime",
         cudart > 0,
-        "torch uses a shared libcudart: its calls are seen",
+        "torch uses a shared libcudart, so its calls are traced",
         (
             State::Degraded,
-            "torch has a static CUDA runtime in it",
-            "segments are told from the allocator's totals",
+            "torch contains a static CUDA runtime, so its calls are not traced",
+            "segments are inferred from the allocator's totals",
         ),
     );
 }
 
-pub(super) fn device(found: &mut Findings, answer: &Value, phantom: bool) {
-    if answer["cuda"] != true {
-        let todo = if phantom { "see the errors below" } else { "without a GPU: memtrace doctor --phantom" };
+/// Checks the devices that torch sees, and how a simulated one answers.
+pub(super) fn check_device(findings: &mut Findings, probe: &Value, phantom: bool) {
+    if probe["cuda"] != true {
+        let advice = if phantom {
+            "see the errors below"
+        } else {
+            "to check on a simulated GPU: memtrace doctor --phantom"
+        };
         let state = if phantom { State::Missing } else { State::Degraded };
-        found.add("device", state, "torch sees no GPU here, so nothing was tried", todo);
+        findings.add("device", state, "torch finds no GPU, so no training step was traced", advice);
         return;
     }
-    let driver = answer["driver"].as_str().unwrap_or("unknown");
-    for (ordinal, device) in answer["devices"].as_array().into_iter().flatten().enumerate() {
+    let driver = probe["driver"].as_str().unwrap_or("unknown");
+    for (ordinal, device) in probe["devices"].as_array().into_iter().flatten().enumerate() {
         let bytes = Unit::Auto.show(device[1].as_i64().unwrap_or(0));
         let name = device[0].as_str().unwrap_or_default();
-        found.ok("device", format!("{ordinal}: {name}, {bytes}, driver {driver}"));
+        findings.ok("device", format!("{ordinal}: {name}, {bytes}, driver {driver}"));
     }
-    if let Some(card) = answer["phantom"]["card"].as_str() {
-        let list = |name: &str| -> Vec<String> {
-            let calls = answer["phantom"][name].as_object();
+    if let Some(card) = probe["phantom"]["card"].as_str() {
+        let calls_of = |name: &str| -> Vec<String> {
+            let calls = probe["phantom"][name].as_object();
             calls.map_or(Vec::new(), |calls| calls.iter().map(|(call, n)| format!("{call} {n}x")).collect())
         };
-        let (guessed, refused) = (list("guessed_calls"), list("refused_calls"));
-        found.add(
-            "phantom",
-            State::Note,
-            format!("this is {card}, which is not there; kernels compute nothing"),
-            "",
-        );
-        if !guessed.is_empty() {
-            found.add("phantom", State::Note, format!("guessed in this step: {}", guessed.join(", ")), "");
+        let (estimated, refused) = (calls_of("guessed_calls"), calls_of("refused_calls"));
+        findings.add("phantom", State::Note, format!("a simulated {card}; its kernels compute nothing"), "");
+        if !estimated.is_empty() {
+            findings.add(
+                "phantom",
+                State::Note,
+                format!("estimated results in this step: {}", estimated.join(", ")),
+                "",
+            );
         }
         if !refused.is_empty() {
-            found.add("phantom", State::Note, format!("refused in this step: {}", refused.join(", ")), "");
+            findings.add(
+                "phantom",
+                State::Note,
+                format!("refused calls in this step: {}", refused.join(", ")),
+                "",
+            );
         }
-        answers(found, &answer["answers"]);
-        found.answers = answer["answers"].clone();
+        check_phantom_answers(findings, &probe["answers"]);
+        findings.phantom_answers = probe["answers"].clone();
     }
 }
 
-/// How the phantom answers what a program may ask, from its own table.
-fn answers(found: &mut Findings, answers: &Value) {
+/// Adds how the simulated GPU answers the functions of CUDA and its libraries, from its own table.
+fn check_phantom_answers(findings: &mut Findings, answers: &Value) {
     let names = |kind: &str| -> Vec<&str> {
         answers[kind].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
     };
-    for (kind, means) in [
-        ("real", "names are answered as the real library would, as far as memory can tell"),
-        ("success", "do nothing and succeed: the device would have done the work"),
-        ("guess", "are answered by a guess"),
-        ("unsupported", "are refused, by name"),
-        ("passed", "are left to the real library"),
+    for (kind, meaning) in [
+        ("real", "functions behave as in the real library, as far as memory is concerned"),
+        ("success", "functions succeed and compute nothing, because only a real device could"),
+        ("guess", "functions return an estimate"),
+        ("unsupported", "functions are refused, and the refusal names them"),
+        ("passed", "patterns of functions are left to the real library"),
     ] {
         let all = names(kind);
         let shown = if kind == "guess" { format!(": {}", all.join(", ")) } else { String::new() };
-        found.add("answers", State::Note, format!("{} {means}{shown}", all.len()), "");
+        findings.add("answers", State::Note, format!("{} {meaning}{shown}", all.len()), "");
     }
     let (missing, wanted) = (names("missing"), names("wanted").len());
-    found.check(
+    findings.check(
         "answers",
         missing.is_empty(),
-        format!("nothing of the {wanted} names that this torch wants is missing; --json lists all"),
+        format!("none of the {wanted} functions that this torch imports is missing; --json lists them"),
         (
             State::Degraded,
-            &format!("missing of the {wanted} names that this torch wants: {}", missing.join(", ")),
-            "a program that calls one of them ends there; please report this version",
+            &format!(
+                "of the {wanted} functions that this torch imports, these are missing: {}",
+                missing.join(", ")
+            ),
+            "a program that calls one of them ends there; please report this version of torch",
         ),
     );
 }
 
-/// With no device nothing can be tried: what the hooks need is there, or it is not.
-pub(super) fn symbols(found: &mut Findings, answer: &Value) {
-    for (what, symbol, lost) in [
-        ("reports", "blocks", "no blocks of the caching allocator"),
-        ("ooms", "ooms", "no OOMs"),
-        ("requested", "allocator", "requested_bytes is -1"),
-        ("streams", "streams", "stream is 0"),
-        ("ops", "ops", "no ops"),
-        ("ops", "op_names", "no ops"),
+/// Without a device: checks that torch exports the symbols that the hooks need.
+pub(super) fn check_symbols(findings: &mut Findings, probe: &Value) {
+    for (subject, symbol, hook, effect) in [
+        ("reports", "blocks", "the caching allocator's reports", "blocks are not traced"),
+        ("ooms", "ooms", "its reports of OOMs", "OOMs are not traced"),
+        ("requested", "allocator", "the allocator's requests", "requested_bytes is -1"),
+        ("streams", "streams", "the current stream", "stream is 0"),
+        ("ops", "ops", "callbacks of ops", "ops are not traced"),
+        ("ops", "op_names", "names of ops", "ops are not traced"),
     ] {
         let state = if symbol == "blocks" { State::Missing } else { State::Degraded };
-        let there = answer["symbols"][symbol] == true;
-        found.check(
-            what,
+        let there = probe["symbols"][symbol] == true;
+        findings.check(
+            subject,
             there,
-            format!("this torch has what is hooked ({symbol})"),
+            format!("torch has the symbol for {hook}"),
             (
                 state,
-                &format!("this torch has no symbol for it ({symbol}): {lost}"),
-                "please report this version",
+                &format!("torch lacks the symbol for {hook}, so {effect}"),
+                "please report this version of torch",
             ),
         );
     }
-    nvtx_flavour(found, answer, None);
+    check_nvtx(findings, probe, None);
 }
 
-pub(super) fn nvtx_flavour(found: &mut Findings, answer: &Value, seen: Option<bool>) {
-    let flavour = match answer["nvtx"].as_str() {
-        Some("legacy") => "the legacy library, its calls interposed",
+/// Checks NVTX: `traced` is whether the trace has its ranges, `None` when no step was traced.
+pub(super) fn check_nvtx(findings: &mut Findings, probe: &Value, traced: Option<bool>) {
+    let flavour = match probe["nvtx"].as_str() {
+        Some("legacy") => "legacy library, its calls are intercepted",
         Some("header") => "header-only, through NVTX_INJECTION64_PATH",
         _ => "none in this torch",
     };
-    match seen {
+    match traced {
         Some(false) => {
-            found.add("ranges", State::Degraded, format!("NVTX ranges are not seen ({flavour})"), "");
+            findings.add("ranges", State::Degraded, format!("NVTX ranges are not traced ({flavour})"), "");
         }
-        _ => found.ok("ranges", format!("NVTX: {flavour}")),
+        _ => findings.ok("ranges", format!("NVTX: {flavour}")),
     }
 }

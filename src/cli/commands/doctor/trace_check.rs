@@ -1,4 +1,4 @@
-//! Judges the trace of the step of training.
+//! Checks the trace of the training step.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,11 +9,11 @@ use memtrace_trace::{EventName, Meta};
 use serde_json::Value;
 
 use super::findings::{Findings, State};
-use super::torch::nvtx_flavour;
+use super::torch::check_nvtx;
 
-/// What the trace of the step of training has.
+/// Counts of what the trace of the training step contains.
 #[derive(Default)]
-pub(super) struct Seen {
+pub(super) struct TraceCounts {
     events: BTreeMap<&'static str, u64>,
     requested: u64,
     pub(super) with_op: u64,
@@ -24,22 +24,26 @@ pub(super) struct Seen {
     pub(super) meta: Meta,
 }
 
-impl Seen {
-    pub(super) fn read(path: &Path) -> Result<Seen> {
+impl TraceCounts {
+    /// Reads the trace at `path`.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub(super) fn read(path: &Path) -> Result<TraceCounts> {
         let mut reader = RowReader::open(path)?;
-        let mut seen = Seen { meta: reader.meta().clone(), ..Seen::default() };
+        let mut counts = TraceCounts { meta: reader.meta().clone(), ..TraceCounts::default() };
         while let Some(row) = reader.next_row()? {
-            *seen.events.entry(row.event.as_str()).or_default() += 1;
-            seen.nvtx |= row.event == EventName::RangeBegin && row.api == "nvtx";
+            *counts.events.entry(row.event.as_str()).or_default() += 1;
+            counts.nvtx |= row.event == EventName::RangeBegin && row.api == "nvtx";
             if row.event == EventName::Alloc {
-                seen.requested += u64::from(row.requested_bytes >= 0);
-                seen.with_op += u64::from(row.op.starts_with("aten::"));
-                seen.with_module += u64::from(row.module.starts_with("Linear"));
-                seen.with_stream += u64::from(row.stream != 0);
-                seen.backward += u64::from(row.phase == "backward");
+                counts.requested += u64::from(row.requested_bytes >= 0);
+                counts.with_op += u64::from(row.op.starts_with("aten::"));
+                counts.with_module += u64::from(row.module.starts_with("Linear"));
+                counts.with_stream += u64::from(row.stream != 0);
+                counts.backward += u64::from(row.phase == "backward");
             }
         }
-        Ok(seen)
+        Ok(counts)
     }
 
     pub(super) fn of(&self, event: EventName) -> u64 {
@@ -47,103 +51,118 @@ impl Seen {
     }
 }
 
-/// Judges the trace of the step of training.
-pub(super) fn captured(found: &mut Findings, seen: &Seen, answer: &Value) {
-    let allocs = seen.of(EventName::Alloc);
-    let show = |count: u64, what: &str| format!("{count} of {allocs} blocks {what}");
-    let reported = seen.meta.allocator.caching && seen.meta.allocator.backend == "native";
-    found.check(
+/// Checks the trace of the training step, feature by feature.
+pub(super) fn check_trace(findings: &mut Findings, counts: &TraceCounts, probe: &Value) {
+    let allocs = counts.of(EventName::Alloc);
+    let show = |count: u64, have: &str| format!("{count} of {allocs} blocks {have}");
+    let reported = counts.meta.allocator.caching && counts.meta.allocator.backend == "native";
+    findings.check(
         "blocks",
         allocs > 0,
-        format!("{allocs} allocations, {} frees of the caching allocator", seen.of(EventName::Free)),
+        format!(
+            "the caching allocator reported {allocs} allocations and {} frees",
+            counts.of(EventName::Free)
+        ),
         (
             State::Missing,
-            "no block was reported",
-            "PYTORCH_CUDA_ALLOC_CONF with another backend, or caching off?",
+            "the caching allocator reported no block",
+            "does PYTORCH_CUDA_ALLOC_CONF choose another backend, or is caching switched off?",
         ),
     );
-    let segments = seen.of(EventName::SegmentAlloc) + seen.of(EventName::SegmentMap);
-    found.check(
+    let segments = counts.of(EventName::SegmentAlloc) + counts.of(EventName::SegmentMap);
+    findings.check(
         "segments",
         segments > 0 || !reported,
-        format!("{segments} taken from CUDA"),
-        (State::Degraded, "no segment was seen", "reserved memory is not in the trace"),
+        format!("{segments} allocated from CUDA"),
+        (State::Degraded, "no segment was traced", "the trace has no reserved memory"),
     );
     let fine = |count: u64| count > 0;
-    found.check(
+    findings.check(
         "requested",
-        fine(seen.requested),
-        show(seen.requested, "have the size that was asked for"),
+        fine(counts.requested),
+        show(counts.requested, "have their requested size"),
         (
             State::Degraded,
-            "the size that was asked for is not seen",
-            "requested_bytes is -1; please report this version",
+            "blocks have no requested size",
+            "requested_bytes is -1; please report this version of torch",
         ),
     );
-    found.check(
+    findings.check(
         "ops",
-        fine(seen.with_op) && seen.of(EventName::Op) > 0,
-        show(seen.with_op, "have an op"),
-        (State::Degraded, "ops are not seen", "see MEMTRACE_OPS; please report this version"),
+        fine(counts.with_op) && counts.of(EventName::Op) > 0,
+        show(counts.with_op, "have an op"),
+        (
+            State::Degraded,
+            "ops are not traced",
+            "is MEMTRACE_OPS set? if not, please report this version of torch",
+        ),
     );
-    if seen.meta.ops == "io" {
-        found.check(
+    if counts.meta.ops == "io" {
+        findings.check(
             "io",
-            seen.of(EventName::Io) > 0,
-            format!("{} reads, writes and module calls", seen.of(EventName::Io)),
+            counts.of(EventName::Io) > 0,
+            format!("{} reads, writes and module calls", counts.of(EventName::Io)),
             (
                 State::Degraded,
-                "what ops read and write is not seen",
-                "ops have the rows of MEMTRACE_OPS=all; please report this version",
+                "the tensors that ops read and write are not traced",
+                "MEMTRACE_OPS=io acts as MEMTRACE_OPS=all; please report this version of torch",
             ),
         );
     }
-    found.check(
+    findings.check(
         "modules",
-        fine(seen.with_module),
-        show(seen.with_module, "have a module"),
-        (State::Degraded, "modules are not seen", "see MEMTRACE_MODULES; please report this version"),
+        fine(counts.with_module),
+        show(counts.with_module, "have a module"),
+        (
+            State::Degraded,
+            "modules are not traced",
+            "is MEMTRACE_MODULES set? if not, please report this version of torch",
+        ),
     );
-    found.check(
+    findings.check(
         "phases",
-        fine(seen.backward),
-        show(seen.backward, "are of the backward pass"),
-        (State::Degraded, "the backward pass is not told apart", "name phases by NVTX ranges"),
+        fine(counts.backward),
+        show(counts.backward, "belong to the backward pass"),
+        (State::Degraded, "the backward pass is not recognized", "mark the phases with NVTX ranges"),
     );
-    found.check(
+    findings.check(
         "tags",
-        seen.of(EventName::Tag) > 0,
-        format!("{} for parameters, gradients and optimizer state", seen.of(EventName::Tag) / 2),
-        (State::Degraded, "parameters are not told from activations", "reports infer categories instead"),
+        counts.of(EventName::Tag) > 0,
+        format!("{} parameters, gradients and optimizer states are tagged", counts.of(EventName::Tag) / 2),
+        (
+            State::Degraded,
+            "parameters, gradients and optimizer state are not tagged",
+            "reports infer the categories",
+        ),
     );
-    found.check(
+    findings.check(
         "streams",
-        fine(seen.with_stream) && seen.of(EventName::FreeCompleted) > 0,
-        "the stream of a block, and the end of its use by others",
-        (State::Degraded, "streams are not seen in full", "active_bytes may be early"),
+        fine(counts.with_stream) && counts.of(EventName::FreeCompleted) > 0,
+        "blocks have their stream, and frees wait for the other streams that use them",
+        (State::Degraded, "streams are only partly traced", "active_bytes may fall too early"),
     );
-    found.check(
+    findings.check(
         "pinned",
-        seen.of(EventName::HostAlloc) > 0,
-        format!("{} allocations of pinned memory", seen.of(EventName::HostAlloc)),
-        (State::Degraded, "pinned memory is not seen", ""),
+        counts.of(EventName::HostAlloc) > 0,
+        format!("{} allocations of pinned memory", counts.of(EventName::HostAlloc)),
+        (State::Degraded, "pinned memory is not traced", ""),
     );
-    nvtx_flavour(found, answer, Some(seen.nvtx));
-    let journal = &seen.meta.journal;
-    found.check(
+    check_nvtx(findings, probe, Some(counts.nvtx));
+    let journal = &counts.meta.journal;
+    findings.check(
         "journal",
         !journal.is_empty(),
-        format!("was {journal}"),
-        (State::Degraded, "there was no place for it", "a killed process loses its last events"),
+        format!("kept in {journal}"),
+        (State::Degraded, "there was no space for the journal", "a killed process loses its last events"),
     );
-    for what in &seen.meta.degraded {
-        found.add("trace", State::Degraded, what.clone(), "");
+    for problem in &counts.meta.degraded {
+        findings.add("trace", State::Degraded, problem.clone(), "");
     }
-    let lost = seen.of(EventName::Lost);
-    found.check(
+    let lost = counts.of(EventName::Lost);
+    findings.check(
         "trace",
-        lost == 0 && seen.of(EventName::End) == 1,
-        "complete, and nothing was lost",
-        (State::Degraded, "it is incomplete", ""),
+        lost == 0 && counts.of(EventName::End) == 1,
+        "complete, no event lost",
+        (State::Degraded, "the trace is incomplete", ""),
     );
 }

@@ -1,28 +1,27 @@
-//! What `memtrace fit` found, for people and for programs.
+//! The answer of `memtrace fit`, as text and as JSON.
 
 use memtrace_analysis::render::numbers::{duration, percent, share};
-
 use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
-use super::trial::{Outcome, Taken, Trial, outcome_word};
+use super::trial::{Outcome, PeakUse, Trial};
 use crate::terminal;
 
-/// The end of a search.
-pub(crate) struct Answer<'a> {
-    /// The program as it was given, `{}` in the place of the value.
-    pub(crate) command: Vec<String>,
-    /// The largest value that fits.
-    pub(crate) fits: Option<&'a Trial>,
-    /// The smallest that does not.
-    pub(crate) too_big: Option<&'a Trial>,
-    /// All runs, in their order.
-    pub(crate) trials: Vec<&'a Trial>,
-    /// Did the user set the end of the values?
-    pub(crate) asked_for_more: bool,
-    /// Why the search has no answer.
-    pub(crate) stopped: Option<String>,
+/// The result of a search.
+pub(super) struct Answer<'a> {
+    /// The command as it was typed, with `{}` in the place of the value.
+    pub(super) command: Vec<String>,
+    /// The run with the largest value that fits.
+    pub(super) fits: Option<&'a Trial>,
+    /// The run with the smallest value that does not fit.
+    pub(super) too_big: Option<&'a Trial>,
+    /// All runs, in order.
+    pub(super) trials: Vec<&'a Trial>,
+    /// Did the user set the largest value, with `--max` or `--values`?
+    pub(super) last_is_given: bool,
+    /// Why the search ended without an answer.
+    pub(super) stopped: Option<String>,
 }
 
 fn show(bytes: i64) -> String {
@@ -30,32 +29,33 @@ fn show(bytes: i64) -> String {
 }
 
 impl Answer<'_> {
-    /// What the fullest trial says of the device.
-    fn device(&self) -> Option<&Taken> {
-        self.trials.iter().map(|trial| &trial.taken).find(|taken| taken.processes > 0)
+    /// The first run that used a device.
+    fn device(&self) -> Option<&PeakUse> {
+        self.trials.iter().map(|trial| &trial.peak).find(|peak| peak.processes > 0)
     }
 
-    /// The screen.
-    pub(crate) fn text(&self) -> String {
+    /// The answer as text for stdout.
+    pub(super) fn text(&self) -> String {
         let stdout = std::io::stdout();
-        let mut page = Printer::new(terminal::paints("auto", &stdout), terminal::width(&stdout));
+        let mut page = Printer::new(terminal::use_colour("auto", &stdout), terminal::width(&stdout));
         self.heading(&mut page);
         page.gap();
         self.runs(&mut page);
         page.gap();
         self.verdict(&mut page);
-        self.held(&mut page);
-        let retries = self.fits.map_or(0, |trial| trial.taken.retries);
+        self.categories(&mut page);
+        let retries = self.fits.map_or(0, |trial| trial.peak.retries);
         if retries > 0 {
             page.gap();
             page.plain(format!(
-                "note: the largest fits only because the allocator emptied its cache {retries} times, which is slow on a \
-                 real device; a little less runs smoothly"
+                "note: the largest value fits only because the allocator emptied its cache {retries} times, \
+                 which is slow on a real device; a slightly smaller value avoids that"
             ));
         }
-        if self.device().is_some_and(|taken| taken.phantom) {
+        if self.device().is_some_and(|peak| peak.phantom) {
             page.line([Cell::new(
-                "note: on a device that is not there: allocated memory is PyTorch's own arithmetic, reserved memory an estimate",
+                "note: simulated GPU: allocated memory is exact, because PyTorch computes it; reserved \
+                 memory is an estimate",
                 Style::Faint,
             )]);
         }
@@ -67,7 +67,7 @@ impl Answer<'_> {
     }
 
     fn heading(&self, page: &mut Printer) {
-        // Where python and the script are says nothing new to the one who started them.
+        // The folders of python and of the script are left out: the user typed them.
         let base = |word: &str| word.rsplit('/').next().unwrap_or(word).to_owned();
         let words: Vec<String> = self
             .command
@@ -76,14 +76,14 @@ impl Answer<'_> {
             .map(|(index, word)| if index < 2 { base(word) } else { word.clone() })
             .collect();
         let mut cells = vec![Cell::new(words.join(" "), Style::Strong)];
-        if let Some(taken) = self.device() {
-            let mut about = format!("  {}, {}", taken.device, show(taken.capacity));
-            if taken.processes > 1 {
-                about.push_str(&format!("  {} processes", taken.processes));
+        if let Some(peak) = self.device() {
+            let mut about = format!("  {}, {}", peak.device, show(peak.capacity));
+            if peak.processes > 1 {
+                about.push_str(&format!("  {} processes", peak.processes));
             }
             cells.push(Cell::new(about, Style::Faint));
-            if taken.phantom {
-                cells.push(Cell::new("  (phantom: a device that is not there)", Style::Alarm));
+            if peak.phantom {
+                cells.push(Cell::new("  (simulated GPU)", Style::Alarm));
             }
         }
         page.line(cells);
@@ -95,23 +95,23 @@ impl Answer<'_> {
             ("", Side::Left),
             ("peak allocated", Side::Right),
             ("reserved", Side::Right),
-            ("of the device", Side::Right),
+            ("of device", Side::Right),
             ("retries", Side::Right),
             ("took", Side::Right),
         ]);
         let mut trials = self.trials.clone();
-        // As numbers where they are, else in the order of the runs.
+        // Numbers by size, other values in the order of the runs.
         trials.sort_by_key(|trial| trial.value.parse::<u64>().unwrap_or(0));
         for trial in trials {
-            let taken = &trial.taken;
+            let peak = &trial.peak;
             let style = if trial.outcome == Outcome::Fits { Style::Plain } else { Style::Alarm };
             table.row([
                 Cell::new(trial.value.clone(), Style::Strong),
-                Cell::new(outcome_word(&trial.outcome), style),
-                show(taken.allocated).into(),
-                show(taken.reserved).into(),
-                percent(share(taken.used, taken.capacity)).into(),
-                taken.retries.to_string().into(),
+                Cell::new(trial.outcome.word(), style),
+                show(peak.allocated).into(),
+                show(peak.reserved).into(),
+                percent(share(peak.used, peak.capacity)).into(),
+                peak.retries.to_string().into(),
                 duration(trial.took.as_nanos() as i64).into(),
             ]);
         }
@@ -123,7 +123,10 @@ impl Answer<'_> {
             page.line([Cell::new("no answer: ", Style::Alarm), why.as_str().into()]);
             for trial in &self.trials {
                 let Outcome::Failed(ended, tail) = &trial.outcome else { continue };
-                page.plain(format!("with {} it ended with {ended}; the last that it said:", trial.value));
+                page.plain(format!(
+                    "with {} it ended with {ended}; the last lines of its stderr:",
+                    trial.value
+                ));
                 for line in tail {
                     page.line([Cell::new(format!("    {line}"), Style::Faint)]);
                 }
@@ -138,28 +141,31 @@ impl Answer<'_> {
             (Some(fits), None) => page.line([
                 Cell::new(fits.value.clone(), Style::Strong),
                 format!(
-                    " fits, the largest that was {}",
-                    if self.asked_for_more { "asked for" } else { "tried" }
+                    " fits, the largest value {}",
+                    if self.last_is_given { "that you gave" } else { "tried" }
                 )
                 .into(),
             ]),
             (None, Some(too_big)) => {
-                page.line([Cell::new(format!("not even {} fits", too_big.value), Style::Alarm)]);
+                page.line([Cell::new(
+                    format!("even {}, the smallest value, does not fit", too_big.value),
+                    Style::Alarm,
+                )]);
             }
             (None, None) => {}
         }
         if let Some(Trial { value, outcome: Outcome::TooBig(asked), .. }) = self.too_big
             && !asked.is_empty()
         {
-            page.plain(format!("with {value} there was no room when it {asked}"));
+            page.plain(format!("with {value} memory ran out when the program {asked}"));
         }
     }
 
-    /// What holds the memory at the two ends of the gap, side by side.
-    fn held(&self, page: &mut Printer) {
+    /// Memory by category at the peak, for the two values around the limit.
+    fn categories(&self, page: &mut Printer) {
         let sides: Vec<&Trial> = [self.fits, self.too_big].into_iter().flatten().collect();
         let mut names: Vec<&str> = Vec::new();
-        for (name, _) in sides.iter().rev().flat_map(|trial| &trial.taken.held) {
+        for (name, _) in sides.iter().rev().flat_map(|trial| &trial.peak.by_category) {
             if !names.contains(&name.as_str()) {
                 names.push(name);
             }
@@ -169,7 +175,7 @@ impl Answer<'_> {
         }
         page.gap();
         let heads: Vec<String> = sides.iter().map(|trial| trial.value.clone()).collect();
-        let mut columns = vec![("live at the peak with", Side::Left)];
+        let mut columns = vec![("at the peak with value", Side::Left)];
         for head in &heads {
             columns.extend([(head.as_str(), Side::Right), ("", Side::Right)]);
         }
@@ -177,10 +183,14 @@ impl Answer<'_> {
         for name in names {
             let mut row: Vec<Cell> = vec![name.into()];
             for trial in &sides {
-                let bytes =
-                    trial.taken.held.iter().find(|(held, _)| held == name).map_or(0, |(_, bytes)| *bytes);
+                let bytes = trial
+                    .peak
+                    .by_category
+                    .iter()
+                    .find(|(held, _)| held == name)
+                    .map_or(0, |(_, bytes)| *bytes);
                 row.push(show(bytes).into());
-                row.push(percent(share(bytes, trial.taken.allocated)).into());
+                row.push(percent(share(bytes, trial.peak.allocated)).into());
             }
             table.row(row);
         }
@@ -189,7 +199,7 @@ impl Answer<'_> {
 
     fn next(&self) -> Vec<String> {
         let mut next = Vec::new();
-        if let Some(trial) = self.too_big.filter(|trial| trial.taken.processes > 0) {
+        if let Some(trial) = self.too_big.filter(|trial| trial.peak.processes > 0) {
             next.push(format!("memtrace oom {}", trial.folder.display()));
         }
         if let Some(trial) = self.fits {
@@ -203,16 +213,16 @@ impl Answer<'_> {
         next
     }
 
-    /// For programs.
-    pub(crate) fn json(&self) -> Value {
+    /// The answer as JSON.
+    pub(super) fn json(&self) -> Value {
         let value = |trial: Option<&Trial>| trial.map(|trial| trial.value.clone());
-        let trials: Vec<Value> = self.trials.iter().map(|trial| of_trial(trial)).collect();
+        let trials: Vec<Value> = self.trials.iter().map(|trial| trial_json(trial)).collect();
         json!({
             "report": "fit",
             "command": self.command,
-            "phantom": self.device().is_some_and(|taken| taken.phantom),
-            "device": self.device().map(|taken| taken.device.clone()),
-            "capacity_bytes": self.device().map_or(0, |taken| taken.capacity),
+            "phantom": self.device().is_some_and(|peak| peak.phantom),
+            "device": self.device().map(|peak| peak.device.clone()),
+            "capacity_bytes": self.device().map_or(0, |peak| peak.capacity),
             "fits": value(self.fits),
             "too_big": value(self.too_big),
             "stopped": self.stopped,
@@ -222,10 +232,10 @@ impl Answer<'_> {
     }
 }
 
-fn of_trial(trial: &Trial) -> Value {
-    let taken = &trial.taken;
+fn trial_json(trial: &Trial) -> Value {
+    let peak = &trial.peak;
     let held: serde_json::Map<String, Value> =
-        taken.held.iter().map(|(name, bytes)| (name.clone(), (*bytes).into())).collect();
+        peak.by_category.iter().map(|(name, bytes)| (name.clone(), (*bytes).into())).collect();
     let (asked, ended, tail) = match &trial.outcome {
         Outcome::Fits => (None, None, None),
         Outcome::TooBig(asked) => (Some(asked), None, None),
@@ -233,15 +243,15 @@ fn of_trial(trial: &Trial) -> Value {
     };
     json!({
         "value": trial.value,
-        "outcome": outcome_word(&trial.outcome),
+        "outcome": trial.outcome.word(),
         "asked": asked,
         "ended": ended,
         "stderr_tail": tail,
-        "peak_allocated_bytes": taken.allocated,
-        "peak_reserved_bytes": taken.reserved,
-        "peak_used_bytes": taken.used,
-        "retries": taken.retries,
-        "processes": taken.processes,
+        "peak_allocated_bytes": peak.allocated,
+        "peak_reserved_bytes": peak.reserved,
+        "peak_used_bytes": peak.used,
+        "retries": peak.retries,
+        "processes": peak.processes,
         "at_peak_by_category_bytes": held,
         "seconds": trial.took.as_secs_f64(),
         "folder": trial.folder.display().to_string(),

@@ -1,29 +1,31 @@
-//! Which value `memtrace fit` tries next.
+//! Chooses the next value that `memtrace fit` tries.
 
-/// The search for the last candidate that fits. Candidates are indices from 0 up; what fits at one fits
-/// at all before it.
+/// A search for the last candidate that fits. Candidates are indices from 0; each needs at least the memory
+/// of the one before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Search {
-    /// The last that fits.
-    pub(crate) fits: Option<usize>,
-    /// The first that does not.
-    pub(crate) too_big: Option<usize>,
+pub(super) struct Bisection {
+    /// The last candidate known to fit.
+    pub(super) fits: Option<usize>,
+    /// The first candidate known not to fit.
+    pub(super) too_big: Option<usize>,
     /// The last candidate.
     last: usize,
-    /// Steps between the two since both are known.
+    /// The steps made since both bounds are known.
     narrowed: usize,
 }
 
-impl Search {
-    /// A search among the candidates up to `last`.
-    pub(crate) fn new(last: usize) -> Search {
-        Search { last, ..Search::default() }
+impl Bisection {
+    /// A search among the candidates from 0 to `last`.
+    pub(super) fn new(last: usize) -> Bisection {
+        Bisection { last, ..Bisection::default() }
     }
 
-    /// The candidate to try: the first, then twice as far each time until one does not fit, then between
-    /// the two. There every other step goes to the `guess`, if there is one, for those between are many
-    /// and a good guess ends it soon; the steps in the middle bound the number of the others.
-    pub(crate) fn next(&self, guess: Option<usize>) -> Option<usize> {
+    /// The candidate to try next; `None` when the search is over.
+    ///
+    /// It starts with the first candidate and doubles until one does not fit. Then it alternates between
+    /// `guess`, if there is one, and the middle of the bounds: a good guess ends the search soon, and the
+    /// middle bounds the number of steps.
+    pub(super) fn next(&self, guess: Option<usize>) -> Option<usize> {
         match (self.fits, self.too_big) {
             (None, None) => Some(0),
             (None, Some(_)) => None,
@@ -37,8 +39,8 @@ impl Search {
         }
     }
 
-    /// Takes in how a candidate did.
-    pub(crate) fn tried(&mut self, index: usize, fits: bool) {
+    /// Records whether the candidate `index` fits.
+    pub(super) fn record(&mut self, index: usize, fits: bool) {
         self.narrowed += usize::from(self.fits.is_some() && self.too_big.is_some());
         if fits {
             self.fits = Some(self.fits.map_or(index, |before| before.max(index)));
@@ -52,15 +54,15 @@ impl Search {
 mod tests {
     use super::*;
 
-    /// How many steps it takes to find that `limit` candidates fit.
+    /// The number of steps until the search knows that `limit` candidates fit.
     fn steps(limit: usize, last: usize, guess: Option<usize>) -> usize {
-        let mut search = Search::new(last);
+        let mut search = Bisection::new(last);
         let mut steps = 0;
         while let Some(index) = search.next(guess) {
             assert!(index <= last);
-            search.tried(index, index < limit);
+            search.record(index, index < limit);
             steps += 1;
-            assert!(steps < 100, "it does not end: {search:?}");
+            assert!(steps < 100, "the search does not end: {search:?}");
         }
         assert_eq!(search.fits, limit.min(last + 1).checked_sub(1));
         assert_eq!(search.too_big, (limit <= last).then_some(limit));
@@ -68,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_that_fits_is_found_and_in_few_steps() {
+    fn fit_finds_the_last_candidate_that_fits_in_few_steps() {
         for limit in 0..200 {
             for guess in [None, Some(limit), Some(0), Some(1000)] {
                 assert!(steps(limit, 1 << 20, guess) <= 24);
@@ -79,6 +81,6 @@ mod tests {
         }
         assert_eq!(steps(0, 1 << 20, None), 1);
         assert!(steps(1000, 1 << 20, None) <= 20);
-        assert!(steps(1000, 1 << 20, Some(999)) <= 14, "a good guess ends it soon");
+        assert!(steps(1000, 1 << 20, Some(999)) <= 14, "a good guess ends the search soon");
     }
 }

@@ -1,4 +1,4 @@
-//! One run of the program with one value, and its outcome.
+//! Runs the program with one value, and measures its peak.
 
 use std::fs::{self, File};
 use std::ops::ControlFlow;
@@ -9,17 +9,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use memtrace_analysis::options::Options;
-use memtrace_analysis::read::input::Input;
 use memtrace_analysis::reports;
 use memtrace_trace::units::Unit;
 use serde_json::Value;
 
 use super::Plan;
-use crate::child_env::{Scratch, run_id, traced};
+use crate::child_env::{Scratch, run_id, traced_command};
 use crate::out_folder::OutFolder;
-use crate::{recovery, signals};
+use crate::{recovery, signals, trace_input};
 
-/// The end of what a failed program said.
+/// The last lines of a failed program's stderr that are shown.
 const TAIL_LINES: usize = 12;
 
 /// How a run with one value ended.
@@ -27,10 +26,21 @@ const TAIL_LINES: usize = 12;
 pub(super) enum Outcome {
     /// Status 0, and no request ran out of memory.
     Fits,
-    /// It ran out of memory; the text says what was asked and by whom, as far as it is known.
+    /// It ran out of memory. The text names the request that failed, or is empty when it is unknown.
     TooBig(String),
-    /// It failed for another reason: how it ended, and the last that it said.
+    /// It failed for another reason: its status or signal, and the last lines of its stderr.
     Failed(String, Vec<String>),
+}
+
+impl Outcome {
+    /// One or a few words, for tables and `--json`.
+    pub(super) fn word(&self) -> &'static str {
+        match self {
+            Outcome::Fits => "fits",
+            Outcome::TooBig(_) => "out of memory",
+            Outcome::Failed(..) => "failed",
+        }
+    }
 }
 
 /// A run with one value.
@@ -40,41 +50,36 @@ pub(super) struct Trial {
     pub(super) took: Duration,
     /// The folder of its traces.
     pub(super) folder: PathBuf,
-    /// What the fullest device took; zeros when there is no trace.
-    pub(super) taken: Taken,
+    /// Zeros when there is no trace.
+    pub(super) peak: PeakUse,
 }
 
-/// The peaks of the fullest device of the fullest process.
+/// The peaks, in bytes, of the device with the most memory in use, over all processes.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Taken {
+pub(super) struct PeakUse {
     pub(super) allocated: i64,
     pub(super) reserved: i64,
     pub(super) used: i64,
-    /// The device's memory; 0 when unknown.
+    /// The memory of the device, in bytes; 0 when unknown.
     pub(super) capacity: i64,
-    /// Its name.
+    /// The name of the device.
     pub(super) device: String,
-    /// Is it one that is not there?
+    /// Is the device a simulated one?
     pub(super) phantom: bool,
-    /// Calls that failed and were tried again after the allocator's cache was emptied.
+    /// Allocations that failed at first and succeeded after the allocator had emptied its cache.
     pub(super) retries: i64,
     /// Processes with a trace.
     pub(super) processes: usize,
     /// Bytes by category at the peak of allocated memory, largest first.
-    pub(super) held: Vec<(String, i64)>,
+    pub(super) by_category: Vec<(String, i64)>,
 }
 
-/// An outcome in a word.
-pub(super) fn outcome_word(outcome: &Outcome) -> &'static str {
-    match outcome {
-        Outcome::Fits => "fits",
-        Outcome::TooBig(_) => "out of memory",
-        Outcome::Failed(..) => "failed",
-    }
-}
-
-/// Runs the program with one value; breaks off with its end when somebody ended it, and us with it.
-pub(super) fn attempt(
+/// Runs the program with `value`. Breaks off with the program's status when a signal asked this command to
+/// end.
+///
+/// # Errors
+/// When the program cannot be run, or its folder exists already.
+pub(super) fn run_trial(
     plan: &Plan<'_>,
     value: &str,
     out: &OutFolder,
@@ -83,19 +88,19 @@ pub(super) fn attempt(
         value.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect();
     let folder = out.folder.join(&name);
     if folder.exists() {
-        bail!("{} is there already; name another folder with -o", folder.display());
+        bail!("{} exists already; choose another folder with -o", folder.display());
     }
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let run_id = run_id();
     let scratch = Scratch::new(&run_id)?;
     let command = plan.command(value);
-    let mut child = traced(&scratch, &command, &folder, &run_id, plan.phantom.as_ref())?;
-    let said = |name: &str| -> Result<File> {
+    let mut child = traced_command(&scratch, &command, &folder, &run_id, plan.phantom.as_ref())?;
+    let stream = |name: &str| -> Result<File> {
         let path = folder.join(name);
         File::create_new(&path).with_context(|| path.display().to_string())
     };
-    child.stdin(Stdio::null()).stdout(said("stdout.txt")?).stderr(said("stderr.txt")?);
-    let passing = signals::Passing::start()?;
+    child.stdin(Stdio::null()).stdout(stream("stdout.txt")?).stderr(stream("stderr.txt")?);
+    let forwarder = signals::Forwarder::start()?;
     let started = Instant::now();
     let mut child = match child.spawn() {
         Ok(child) => child,
@@ -105,19 +110,19 @@ pub(super) fn attempt(
             bail!("cannot run {}: {error}", Path::new(&command[0]).display());
         }
     };
-    passing.to(child.id());
+    forwarder.set_child(child.id());
     let status = child.wait().context("cannot wait for the program")?;
     let took = started.elapsed();
-    if passing.stop() {
+    if forwarder.stop() {
         fs::remove_dir_all(&folder).ok();
         out.remove_if_empty();
         return Ok(ControlFlow::Break(status));
     }
     let shown = out.shown.join(&name);
-    let (taken, asked) = look(&folder, &run_id)?;
+    let (peak, request) = measure(&folder, &run_id)?;
     let text = fs::read_to_string(folder.join("stderr.txt")).unwrap_or_default();
-    let outcome = match (asked, status.success()) {
-        (Some(asked), _) => Outcome::TooBig(asked),
+    let outcome = match (request, status.success()) {
+        (Some(request), _) => Outcome::TooBig(request),
         (None, true) => Outcome::Fits,
         (None, false) if says_out_of_memory(&text) => Outcome::TooBig(String::new()),
         (None, false) => {
@@ -129,11 +134,11 @@ pub(super) fn attempt(
             Outcome::Failed(ended, lines[lines.len().saturating_sub(TAIL_LINES)..].to_vec())
         }
     };
-    Ok(ControlFlow::Continue(Trial { value: value.to_owned(), outcome, took, folder: shown, taken }))
+    Ok(ControlFlow::Continue(Trial { value: value.to_owned(), outcome, took, folder: shown, peak }))
 }
 
-/// Device memory can run out past torch's allocator, which then reports nothing: in a library's own
-/// allocation, or with the backend of the driver.
+/// Does a program's stderr report that memory ran out? The trace has no OOM when an allocation outside
+/// torch's allocator failed: one of a library, or of the cudaMallocAsync backend.
 fn says_out_of_memory(text: &str) -> bool {
     [
         "CUDA out of memory",
@@ -143,61 +148,60 @@ fn says_out_of_memory(text: &str) -> bool {
         "CUDNN_STATUS_ALLOC_FAILED",
     ]
     .iter()
-    .any(|words| text.contains(words))
+    .any(|phrase| text.contains(phrase))
 }
 
-/// What a run took, and what the request that ran out of memory asked for, if one did.
-fn look(folder: &Path, run_id: &str) -> Result<(Taken, Option<String>)> {
-    let open = || {
-        Input::open(folder).map(|mut input| {
-            input.only_run(run_id);
-            input
-        })
+/// Reads the peaks of a run from its traces, and describes the request that ran out of memory, if any.
+fn measure(folder: &Path, run_id: &str) -> Result<(PeakUse, Option<String>)> {
+    let Ok(mut input) = trace_input::open_run(folder, run_id) else {
+        return Ok((PeakUse::default(), None));
     };
-    let Ok(mut input) = open() else { return Ok((Taken::default(), None)) };
-    if recovery::finish_quietly(&input)? {
-        input = open()?;
+    if recovery::recover_quietly(&input)? {
+        input = trace_input::open_run(folder, run_id)?;
     }
     let inputs = [input];
     let ask = |name: &str| -> Result<Value> {
-        let report = reports::find(name).with_context(|| format!("no report {name}"))?;
+        let report = reports::find(name).with_context(|| format!("there is no report {name}"))?;
         Ok(report.run(&inputs, &Options::default())?.to_json(name))
     };
     let summary = ask("summary")?;
     let number = |value: &Value| value.as_i64().unwrap_or(0);
-    let mut taken = Taken::default();
+    let mut peak = PeakUse::default();
     let mut ran_out = false;
     for (process, trace) in summary["processes"].as_array().into_iter().flatten().zip(&inputs[0].traces) {
-        taken.processes += 1;
+        peak.processes += 1;
         ran_out |= number(&process["events"]["oom"]) > 0;
-        taken.retries += number(&process["failed_calls"]);
-        taken.phantom |= process["phantom"] == true;
+        peak.retries += number(&process["failed_calls"]);
+        peak.phantom |= process["phantom"] == true;
         for device in process["devices"].as_array().into_iter().flatten() {
             let used = number(&device["peak_used"]["bytes"]);
             let ordinal = i32::try_from(number(&device["device"])).unwrap_or(-1);
-            if used >= taken.used {
-                taken.used = used;
-                taken.allocated = number(&device["peak_allocated"]["bytes"]);
-                taken.reserved = number(&device["peak_reserved"]["bytes"]);
-                taken.capacity = trace.meta.total_bytes(ordinal);
-                taken.device = trace.meta.device(ordinal).map_or(String::new(), |card| card.name.clone());
-                let held = device["at_peak_by_category_bytes"].as_object();
-                taken.held =
-                    held.into_iter().flatten().map(|(name, bytes)| (name.clone(), number(bytes))).collect();
-                taken.held.sort_by_key(|(_, bytes)| -bytes);
+            if used >= peak.used {
+                peak.used = used;
+                peak.allocated = number(&device["peak_allocated"]["bytes"]);
+                peak.reserved = number(&device["peak_reserved"]["bytes"]);
+                peak.capacity = trace.meta.total_bytes(ordinal);
+                peak.device = trace.meta.device(ordinal).map_or(String::new(), |card| card.name.clone());
+                let by_category = device["at_peak_by_category_bytes"].as_object();
+                peak.by_category = by_category
+                    .into_iter()
+                    .flatten()
+                    .map(|(name, bytes)| (name.clone(), number(bytes)))
+                    .collect();
+                peak.by_category.sort_by_key(|(_, bytes)| -bytes);
             }
         }
     }
     if !ran_out {
-        return Ok((taken, None));
+        return Ok((peak, None));
     }
     let oom = &ask("oom")?["ooms"][0];
     let bytes = number(&oom["requested_bytes"]).max(number(&oom["rounded_bytes"]));
-    let mut asked = format!("asked for {}", Unit::Auto.show(bytes));
+    let mut request = format!("asked for {}", Unit::Auto.show(bytes));
     for (before, name) in [("by", "op"), ("in", "module"), ("in", "phase")] {
         if let Some(text) = oom[name].as_str().filter(|text| !text.is_empty() && *text != "(none)") {
-            asked.push_str(&format!(" {before} {text}"));
+            request.push_str(&format!(" {before} {text}"));
         }
     }
-    Ok((taken, Some(asked)))
+    Ok((peak, Some(request)))
 }

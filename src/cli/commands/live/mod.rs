@@ -1,5 +1,4 @@
-//! `memtrace live`: the running trace, refreshed: how much is held, by whom, how far it is to the end of
-//! the device.
+//! `memtrace live`: shows a running trace, refreshed: memory in use, its owners, and the free memory left.
 
 mod screen;
 mod view;
@@ -21,20 +20,21 @@ use crate::terminal;
 use screen::Screen;
 use view::{Choice, SORTS, View};
 
-/// What one can choose while it runs.
-const KEYS: &[&str] = &["module", "category", "op", "phase", "step"];
+/// The ways to group live blocks.
+const GROUPINGS: &[&str] = &["module", "category", "op", "phase", "step"];
 
 /// The arguments of `memtrace live`.
 pub(crate) fn command() -> Command {
     let mut command = Command::new("live")
-        .about("The running trace, refreshed: who holds how much, the step, how far it is to the end")
+        .about("Watch a running trace: memory by owner, the step, and the free memory left")
         .arg(
             Arg::new("trace")
                 .value_name("DIR")
                 .value_parser(value_parser!(PathBuf))
                 .value_hint(ValueHint::AnyPath)
                 .help(format!(
-                    "The folder of the run, there or not yet [default: the newest in {DEFAULT_FOLDER}]"
+                    "The folder of the run, which may not exist yet [default: the newest run in \
+                     {DEFAULT_FOLDER}]"
                 )),
         )
         .arg(
@@ -43,7 +43,7 @@ pub(crate) fn command() -> Command {
                 .value_name("KEY")
                 .default_value("module")
                 .value_parser(PossibleValuesParser::new(["module", "category", "op", "phase", "step"]))
-                .help("What to group the live blocks by; the key b changes it"),
+                .help("Group the live blocks by this; the key b changes it"),
         )
         .arg(
             Arg::new("interval")
@@ -51,10 +51,13 @@ pub(crate) fn command() -> Command {
                 .value_name("SECONDS")
                 .default_value("1")
                 .value_parser(value_parser!(f64))
-                .help("How often to look"),
+                .help("Seconds between two refreshes"),
         )
         .arg(
-            Arg::new("once").long("once").action(ArgAction::SetTrue).help("One look, for scripts and pipes"),
+            Arg::new("once")
+                .long("once")
+                .action(ArgAction::SetTrue)
+                .help("Print once and exit, for scripts and pipes"),
         );
     for arg in args::shared_args() {
         if matches!(arg.get_id().as_str(), "rank" | "units" | "color") {
@@ -64,7 +67,10 @@ pub(crate) fn command() -> Command {
     command
 }
 
-/// Follows a run until it is left with `q`, or shows it once.
+/// Shows a run until `q` is pressed, or once.
+///
+/// # Errors
+/// When the request is invalid, there is no trace to show once, or the terminal fails.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let path = matches.get_one::<PathBuf>("trace").map_or(Path::new(DEFAULT_FOLDER), PathBuf::as_path);
     let text = |name: &str| matches.get_one::<String>(name).map_or("", String::as_str);
@@ -73,7 +79,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let stdout = std::io::stdout();
     let interactive = !matches.get_flag("once") && terminal::width(&stdout).is_some();
     let choice = Choice {
-        by: KEYS.iter().position(|key| *key == text("by")).unwrap_or(0),
+        by: GROUPINGS.iter().position(|key| *key == text("by")).unwrap_or(0),
         sort: 0,
         rank: matches.get_one::<i32>("rank").copied(),
         paused: false,
@@ -81,16 +87,15 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         interval: Duration::from_secs_f64(seconds.clamp(0.1, 3600.0)),
     };
     let mut view =
-        View { path, units, paint: terminal::paints(text("color"), &stdout), choice, before: None };
+        View { path, units, paint: terminal::use_colour(text("color"), &stdout), choice, previous: None };
     let mut follower = LiveRun::new(path);
     if interactive {
         return watch(&mut follower, &mut view);
     }
-    // For scripts, and where there is no terminal to refresh: one look.
     follower.look();
     if follower.processes.is_empty() {
         bail!(
-            "{}: no trace yet; `memtrace run -o {} -- python train.py` makes one",
+            "{}: no trace yet; write one with: memtrace run -o {} -- python train.py",
             path.display(),
             path.display()
         );
@@ -104,7 +109,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refreshes the screen until it is left.
+/// Refreshes the screen until the user leaves it.
 fn watch(follower: &mut LiveRun, view: &mut View<'_>) -> Result<ExitCode> {
     let screen = Screen::enter()?;
     let mut next = Instant::now();
@@ -138,7 +143,7 @@ fn watch(follower: &mut LiveRun, view: &mut View<'_>) -> Result<ExitCode> {
             KeyCode::Char('q') | KeyCode::Esc => break,
             KeyCode::Char(' ') => choice.paused = !choice.paused,
             KeyCode::Char('h' | '?') => choice.help = true,
-            KeyCode::Char('b') => choice.by = (choice.by + 1) % KEYS.len(),
+            KeyCode::Char('b') => choice.by = (choice.by + 1) % GROUPINGS.len(),
             KeyCode::Char(c @ ('m' | 'c' | 'o' | 'p' | 't')) => {
                 choice.by = ['m', 'c', 'o', 'p', 't'].iter().position(|key| *key == c).unwrap_or(0);
             }

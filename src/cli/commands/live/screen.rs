@@ -1,30 +1,33 @@
-//! The terminal while `memtrace live` has it: another screen, raw keys, no cursor; given back whatever
-//! happens.
+//! The terminal of `memtrace live`: alternate screen, raw keys, no cursor. It is restored on every exit, a
+//! panic included.
 
 use std::io::{IsTerminal, Write, stdout};
 
 use anyhow::Result;
 use crossterm::{cursor, execute, queue, style, terminal};
 
-/// The borrowed terminal.
+/// The terminal in its altered state, restored when dropped.
 pub(super) struct Screen {
     raw: bool,
 }
 
 impl Screen {
-    /// Takes the terminal.
+    /// Switches to the alternate screen.
+    ///
+    /// # Errors
+    /// When the terminal refuses.
     pub(super) fn enter() -> Result<Screen> {
-        // Without keys (stdin is no terminal) it can be watched and left with Ctrl-C.
+        // Without keys (stdin is not a terminal), Ctrl-C leaves.
         let raw = std::io::stdin().is_terminal();
         if raw {
             terminal::enable_raw_mode()?;
         }
         let screen = Screen { raw };
         execute!(stdout(), terminal::EnterAlternateScreen, cursor::Hide)?;
-        // A panic would leave its message on a screen that is about to go.
+        // Restore the terminal before a panic prints its message, which the alternate screen would hide.
         let default = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            give_back(raw);
+            restore(raw);
             default(info);
         }));
         Ok(screen)
@@ -36,7 +39,10 @@ impl Screen {
         (usize::from(width.max(20)), usize::from(height.max(5)))
     }
 
-    /// Shows lines in place of what was there, in one piece so that nothing flickers.
+    /// Replaces the content of the screen by `lines`, in one update so that nothing flickers.
+    ///
+    /// # Errors
+    /// When the terminal cannot be written to.
     pub(super) fn show(&self, lines: &[String]) -> Result<()> {
         let mut out = stdout().lock();
         queue!(out, terminal::BeginSynchronizedUpdate, cursor::MoveTo(0, 0))?;
@@ -64,11 +70,11 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        give_back(self.raw);
+        restore(self.raw);
     }
 }
 
-fn give_back(raw: bool) {
+fn restore(raw: bool) {
     execute!(stdout(), terminal::LeaveAlternateScreen, cursor::Show).ok();
     if raw {
         terminal::disable_raw_mode().ok();

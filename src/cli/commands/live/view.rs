@@ -1,4 +1,4 @@
-//! One look at a running trace, in lines.
+//! Renders the state of a running trace as lines of text.
 
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -12,47 +12,47 @@ use memtrace_analysis::state::live_run::{LiveProcess, LiveRun};
 use memtrace_analysis::state::replay::{HOST, Metric};
 use memtrace_trace::units::Unit;
 
-use super::KEYS;
+use super::GROUPINGS;
 
-/// What holders can be sorted by.
+/// The orders of owners.
 pub(super) const SORTS: [&str; 4] = ["bytes", "growth", "blocks", "name"];
 
-/// What was chosen with keys.
+/// The settings that keys change.
 pub(super) struct Choice {
-    /// A place in [`KEYS`].
+    /// An index into [`GROUPINGS`].
     pub(super) by: usize,
-    /// A place in [`SORTS`].
+    /// An index into [`SORTS`].
     pub(super) sort: usize,
-    /// Only this rank; else the fullest.
+    /// The rank to show; the one with the most memory in use when `None`.
     pub(super) rank: Option<i32>,
     pub(super) paused: bool,
     pub(super) help: bool,
     pub(super) interval: Duration,
 }
 
-/// How a look is shown.
+/// The screen: the settings, and the previous refresh for comparison.
 pub(super) struct View<'a> {
     pub(super) path: &'a Path,
     pub(super) units: Unit,
     pub(super) paint: bool,
     pub(super) choice: Choice,
-    /// Earlier holders, for growth: when they were taken, by which key, of which rank.
-    pub(super) before: Option<Before>,
+    pub(super) previous: Option<Previous>,
 }
 
-pub(super) struct Before {
+/// The owners at the previous refresh, to compute their growth.
+pub(super) struct Previous {
     at: Instant,
     by: usize,
     rank: i32,
     rows: u64,
     groups: Vec<(String, Group)>,
-    /// What came since the look before.
+    /// Growth in bytes since the refresh before that, by owner.
     growth: Vec<(String, i64)>,
-    rows_a_second: f64,
+    rows_per_second: f64,
 }
 
 impl View<'_> {
-    /// The process that is shown: the one chosen, or the fullest.
+    /// The process to show: that of the chosen rank, or else the one with the most memory in use.
     fn process<'f>(&self, follower: &'f LiveRun) -> Option<&'f LiveProcess> {
         let chosen =
             self.choice.rank.and_then(|rank| follower.processes.iter().find(|p| p.meta.rank == rank));
@@ -62,36 +62,38 @@ impl View<'_> {
         })
     }
 
+    /// Chooses the next rank; after the last, the one with the most memory in use.
     pub(super) fn next_rank(&mut self, follower: &LiveRun) {
         let ranks: Vec<i32> = follower.processes.iter().map(|process| process.meta.rank).collect();
         let place = self.choice.rank.and_then(|rank| ranks.iter().position(|known| *known == rank));
         self.choice.rank = match place {
             None => ranks.first().copied(),
-            // Behind the last comes the fullest again.
             Some(place) => ranks.get(place + 1).copied(),
         };
     }
 
-    /// Keeps the holders, so that the next look can tell what grew.
+    /// Stores the owners, from which the next refresh computes growth.
     pub(super) fn remember(&mut self, follower: &LiveRun) {
         let Some(process) = self.process(follower) else { return };
         let (by, rank, rows) = (self.choice.by, process.meta.rank, process.replay.counts.rows);
         let groups = groups(process, by);
         let now = Instant::now();
         let mut growth = Vec::new();
-        let mut rows_a_second = 0.0;
-        if let Some(before) = self.before.as_ref().filter(|before| before.by == by && before.rank == rank) {
-            let seconds = now.duration_since(before.at).as_secs_f64().max(1e-3);
-            rows_a_second = rows.saturating_sub(before.rows) as f64 / seconds;
+        let mut rows_per_second = 0.0;
+        if let Some(previous) =
+            self.previous.as_ref().filter(|previous| previous.by == by && previous.rank == rank)
+        {
+            let seconds = now.duration_since(previous.at).as_secs_f64().max(1e-3);
+            rows_per_second = rows.saturating_sub(previous.rows) as f64 / seconds;
             for (name, group) in &groups {
-                let old = before.groups.iter().find(|(known, _)| known == name).map_or(0, |(_, g)| g.bytes);
+                let old = previous.groups.iter().find(|(known, _)| known == name).map_or(0, |(_, g)| g.bytes);
                 growth.push((name.clone(), group.bytes - old));
             }
         }
-        self.before = Some(Before { at: now, by, rank, rows, groups, growth, rows_a_second });
+        self.previous = Some(Previous { at: now, by, rank, rows, groups, growth, rows_per_second });
     }
 
-    /// The whole screen, at most `height` lines.
+    /// The whole screen, in at most `height` lines of `width` columns.
     pub(super) fn lines(&self, follower: &LiveRun, width: usize, height: usize) -> Vec<String> {
         let mut page = Printer::new(self.paint, Some(width));
         if self.choice.help {
@@ -105,7 +107,7 @@ impl View<'_> {
             ]);
             page.gap();
             page.line([
-                "start one with  ".into(),
+                "write one with  ".into(),
                 Cell::new(
                     format!("memtrace run -o {} -- python train.py", self.path.display()),
                     Style::Command,
@@ -120,7 +122,7 @@ impl View<'_> {
         }
         self.totals(&mut page, process);
         let used = page.text().lines().count();
-        // The curve gets a third of what is left, the holders the rest.
+        // The curve gets a third of the lines left, the owners the rest.
         let curve = (height.saturating_sub(used) / 3).clamp(0, 14);
         if curve >= 6 {
             self.curve(&mut page, process, width, curve - 4);
@@ -129,7 +131,7 @@ impl View<'_> {
             page.gap();
         }
         let used = page.text().lines().count();
-        self.holders(&mut page, process, height.saturating_sub(used + 4).max(1));
+        self.owners(&mut page, process, height.saturating_sub(used + 4).max(1));
         page.gap();
         keys(&mut page, &self.choice);
         cut(&page, height)
@@ -147,7 +149,7 @@ impl View<'_> {
         };
         let silent = now - meta.start_unix_ns - process.replay.ts_ns;
         if !process.ended && silent > 10_000_000_000 {
-            state = format!("no new row for {}: it waits, or was killed", duration(silent));
+            state = format!("no new row for {}: the program waits, or was killed", duration(silent));
         }
         let mut cells = vec![
             Cell::new(words.join(" "), Style::Strong),
@@ -159,12 +161,12 @@ impl View<'_> {
         page.line(cells);
         let gpu = meta.devices.first().map_or("", |device| device.name.as_str());
         let mut about = format!("{gpu}  {} events", count(process.replay.counts.rows));
-        if let Some(before) = self.before.as_ref().filter(|before| before.rows_a_second > 0.0) {
-            about.push_str(&format!(", {} a second", count(before.rows_a_second as u64)));
+        if let Some(previous) = self.previous.as_ref().filter(|previous| previous.rows_per_second > 0.0) {
+            about.push_str(&format!(", {} per second", count(previous.rows_per_second as u64)));
         }
         let mut cells = vec![Cell::new(about, Style::Faint)];
         if !meta.phantom.is_null() {
-            cells.push(Cell::new("  phantom: a device that is not there", Style::Alarm));
+            cells.push(Cell::new("  simulated GPU", Style::Alarm));
         }
         if process.replay.counts.lost > 0 {
             cells.push(Cell::new(
@@ -220,7 +222,7 @@ impl View<'_> {
         };
         let replay = &process.replay;
         let phase = process.symbols.get(replay.phase);
-        // Rows at the end of a process are of no step.
+        // The rows at the end of a process belong to no step.
         let step = match (replay.step, replay.last_step) {
             (step, _) if step >= 0 => format!("step {step}"),
             (_, last) if last >= 0 => format!("last step {last}"),
@@ -269,7 +271,7 @@ impl View<'_> {
             let near = left < capacity / 10;
             page.line([
                 Cell::new(self.units.show(left).to_string(), if near { Style::Alarm } else { Style::Strong }),
-                format!(" to the {} of the device", self.units.show(capacity)).into(),
+                format!(" of {} free", self.units.show(capacity)).into(),
             ]);
         }
         let ooms = replay.counts.of(memtrace_trace::EventName::Oom);
@@ -310,13 +312,15 @@ impl View<'_> {
         .print(page, height);
     }
 
-    fn holders(&self, page: &mut Printer, process: &LiveProcess, room: usize) {
+    fn owners(&self, page: &mut Printer, process: &LiveProcess, room: usize) {
         let by = self.choice.by;
         let mut groups = groups(process, by);
         let total: i64 = groups.iter().map(|(_, group)| group.bytes).sum();
-        let known = self.before.as_ref().filter(|b| b.by == by && b.rank == process.meta.rank);
+        let known = self.previous.as_ref().filter(|b| b.by == by && b.rank == process.meta.rank);
         let growth = |name: &str| {
-            known.and_then(|before| before.growth.iter().find(|(n, _)| n == name)).map_or(0, |(_, by)| *by)
+            known
+                .and_then(|previous| previous.growth.iter().find(|(n, _)| n == name))
+                .map_or(0, |(_, by)| *by)
         };
         match SORTS[self.choice.sort] {
             "growth" => groups.sort_by_key(|(name, group)| (-growth(name), -group.bytes, name.clone())),
@@ -330,7 +334,7 @@ impl View<'_> {
             ("", Side::Left),
             ("change", Side::Right),
             ("blocks", Side::Right),
-            (KEYS[by], Side::Left),
+            (GROUPINGS[by], Side::Left),
         ]);
         let room = room.saturating_sub(1).max(1);
         let shown = if groups.len() > room { room.saturating_sub(1) } else { groups.len() };
@@ -361,49 +365,49 @@ impl View<'_> {
     }
 }
 
-/// What is live now, by a key, largest first.
+/// The live blocks grouped by `GROUPINGS[by]`, largest first.
 fn groups(process: &LiveProcess, by: usize) -> Vec<(String, Group)> {
     let Some(device) = process.device() else { return Vec::new() };
     let blocks = process.replay.live_on(device.ordinal, false);
     let mut options = Options::default();
-    options.values.insert("by", KEYS[by].to_owned());
-    // No depth is given, so none can be wrong.
+    options.values.insert("by", GROUPINGS[by].to_owned());
+    // Only an invalid --depth is an error, and none is given.
     let Ok(key) = Key::from_options(&options) else { return Vec::new() };
     memtrace_analysis::state::group::sorted(key.groups(&blocks, &process.symbols))
 }
 
 fn keys(page: &mut Printer, choice: &Choice) {
     let mut cells = Vec::new();
-    for (key, what) in [
+    for (key, action) in [
         ("q", "quit".to_owned()),
-        ("space", if choice.paused { "go on" } else { "pause" }.to_owned()),
-        ("b", format!("by {}", KEYS[choice.by])),
+        ("space", if choice.paused { "resume" } else { "pause" }.to_owned()),
+        ("b", format!("by {}", GROUPINGS[choice.by])),
         ("s", format!("sort: {}", SORTS[choice.sort])),
-        ("r", choice.rank.map_or("fullest rank".to_owned(), |rank| format!("rank {rank}"))),
+        ("r", choice.rank.map_or("rank: most used".to_owned(), |rank| format!("rank {rank}"))),
         ("+ -", format!("every {:.1} s", choice.interval.as_secs_f64())),
         ("h", "help".to_owned()),
     ] {
         cells.push(Cell::new(key, Style::Strong));
-        cells.push(Cell::new(format!(" {what}   "), Style::Faint));
+        cells.push(Cell::new(format!(" {action}   "), Style::Faint));
     }
     page.line(cells);
 }
 
 fn help(page: &mut Printer) {
-    page.line([Cell::new("memtrace live", Style::Strong), "  the keys".into()]);
+    page.line([Cell::new("memtrace live", Style::Strong), "  keys".into()]);
     page.gap();
     let mut table = Table::new(&[("", Side::Left), ("", Side::Left)]);
-    for (key, what) in [
-        ("q, Esc", "leave; the traced program goes on"),
-        ("space", "pause, and go on"),
-        ("b", "the next way to group: module, category, op, phase, step"),
-        ("m c o p t", "by module, category, op, phase, step"),
-        ("s  < >", "sort by bytes, growth, blocks, name"),
-        ("r", "the next rank; behind the last, the fullest"),
+    for (key, action) in [
+        ("q, Esc", "quit; the traced program continues"),
+        ("space", "pause or resume"),
+        ("b", "next grouping: module, category, op, phase, step"),
+        ("m c o p t", "group by module, category, op, phase, step"),
+        ("s  < >", "next or previous order: bytes, growth, blocks, name"),
+        ("r", "next rank; after the last, the rank with the most memory in use"),
         ("+ -", "refresh more often, less often"),
-        ("h ?", "this page; any key leaves it"),
+        ("h ?", "this help; any key closes it"),
     ] {
-        table.row([Cell::new(key, Style::Strong), what.into()]);
+        table.row([Cell::new(key, Style::Strong), action.into()]);
     }
     page.table(&table);
 }
@@ -411,7 +415,7 @@ fn help(page: &mut Printer) {
 fn cut(page: &Printer, height: usize) -> Vec<String> {
     let mut lines: Vec<String> = page.text().lines().map(str::to_owned).collect();
     if lines.len() > height {
-        // The keys stay in sight.
+        // Keep the line of keys.
         let keys = lines.pop().unwrap_or_default();
         lines.truncate(height - 1);
         lines.push(keys);
