@@ -1,23 +1,174 @@
-//! The CSV format, in one file: the columns, their documentation, and the row.
+//! The columns of the CSV and the row.
 //!
-//! Row 1 is the header. The first data row is a `meta` row whose `name` holds JSON ([`crate::Meta`]).
-//! Columns may be appended, never reordered or re-typed.
+//! [`columns!`] declares each column once. The header, [`Row`], the writer, the command's records, its scanner and
+//! its Parquet export are generated from it, and tests hold the documentation to it.
+//!
+//! Line 1 of a file is the header. The first row is the `meta` row, its `name` holds JSON ([`crate::Meta`]).
+//! Columns may be appended; they are never reordered, and never change their type.
 
 use serde::{Deserialize, Serialize};
 
 use crate::text::NONE;
 use crate::{Category, EventName};
 
-/// The schema that this version writes, as it stands in the meta row.
+/// The schema that this version writes, as the meta row has it.
 pub const SCHEMA_VERSION: &str = "memtrace/1";
+
+/// The largest distance from 0 that a reader accepts of an id, an address or a time: differences of two stay within
+/// 64 bits.
+pub const MAX_NUMBER: u64 = 1 << 62;
+
+/// The largest distance from 0 that a reader accepts of a number of bytes (64 PiB): sums over a trace stay within 64
+/// bits.
+pub const MAX_BYTES: u64 = 1 << 56;
+
+/// Calls the macro `$callback` with the declarations of all columns, in the order of the file.
+///
+/// A declaration is `name: type = default, shape, reading, writing;` behind the column's documentation.
+///
+/// - The type is `i32`, `i64`, `bytes` (an `i64`, at most [`columns::MAX_BYTES`] from 0), `text`,
+///   `EventName` or `Category`.
+/// - The shape, for the scanner's parser of numbers and for Parquet's encoding: `any`; `digit`, mostly one digit;
+///   `natural`, mostly not negative; `rising`, as `natural`, and mostly larger than in the row before.
+/// - The reading, for the scanner: `first`, parsed in every row; `common`; `rare`, few reports want it; `owner`, parsed
+///   together with the neighbours that are `owner` too.
+/// - The writing: `plain`; `counter`, mostly the number of the row before plus 1; `shared_prefix`, all digits but the
+///   last eight are mostly those of the row before; `repeated`, mostly the number of the row before;
+///   `repeats(COLUMN)`, mostly the last number of that column or of others that repeat it, the sign apart;
+///   `same_as(COLUMN)`, often the number of that column in this row; `mostly_none`.
+///
+/// Columns stand in blocks: `each()` writes each column by itself; `group(NAME)` writes the block's numbers as one copy
+/// when all are those of the row before; `owner(NAME)` writes the block's texts as one copy when
+/// [`columns::Row::owner`] is a known number. `NAME` is that of the block's cache.
+///
+/// `any, rare, plain` in a block `each()` is right for a new column. The other words change speed and never a byte.
+///
+/// [`columns::MAX_BYTES`]: crate::columns::MAX_BYTES
+/// [`columns::Row::owner`]: crate::columns::Row::owner
+#[macro_export]
+macro_rules! columns {
+    ($callback:ident) => {
+        $callback! {
+            each() {
+                /// 1, 2, 3, ... per process, in the order of the file, gapless: a gap means a damaged file;
+                /// the rows that open a later part of a rotated trace repeat the numbers before its first
+                /// new row
+                seq: i64 = 0, rising, common, counter;
+                /// monotonic ns since the meta row's start; of `op` rows, the end
+                ts_ns: i64 = 0, rising, common, shared_prefix;
+            }
+            group(process) {
+                /// the distributed rank, 0 when not distributed
+                rank: i32 = 0, any, rare, plain;
+                /// process id
+                pid: i32 = 0, any, rare, plain;
+                /// thread id
+                tid: i32 = 0, any, rare, plain;
+                /// CUDA ordinal; -1 is the host
+                device: i32 = -1, digit, common, plain;
+            }
+            each() {
+                /// what happened; see Events
+                event: EventName = EventName::Mark, any, first, plain;
+                /// the call's return code, 0 for success
+                status: i32 = 0, digit, common, plain;
+                /// the call: `cudaMalloc`, `caching_allocator`, ...; of `io` rows, how the memory is used;
+                /// see Events
+                api: text = NONE, any, rare, plain;
+                /// the library that made the call: `libc10_cuda.so`, `libnccl.so.2`
+                source: text = NONE, any, rare, plain;
+                /// the `seq` of the allocation that this row belongs to; 0 for none; a reused address gets
+                /// a new one
+                alloc_id: i64 = 0, natural, common, same_as(seq);
+                /// the address, decimal
+                addr: i64 = 0, natural, rare, shared_prefix;
+                /// what the caller asked for; -1 when unknown; repeated on the free
+                requested_bytes: bytes = -1, any, rare, repeated;
+                /// the request under the allocator's rule: up to a multiple of 512, raw when caching is
+                /// off; repeated on the free
+                rounded_bytes: bytes = 0, natural, rare, repeats(requested_bytes);
+                /// signed change: the block really given (it can exceed `rounded_bytes`), negative on free
+                delta_bytes: bytes = 0, any, common, repeats(requested_bytes);
+            }
+            group(totals) {
+                /// the device's total after the event: blocks handed out
+                allocated_bytes: bytes = 0, natural, common, repeated;
+                /// the device's total after the event: blocks handed out or freed and still in use by a
+                /// stream
+                active_bytes: bytes = 0, natural, common, repeats(allocated_bytes);
+                /// the device's total after the event: segments held by the allocator
+                reserved_bytes: bytes = 0, natural, common, repeated;
+                /// free on the device; -1 unless sampled
+                device_free_bytes: bytes = -1, any, rare, plain;
+            }
+            owner(owners) {
+                /// the innermost op: `aten::mm`; its stack goes through `stack_id`
+                op: text = NONE, any, owner, plain;
+                /// path from the root class: `GPT.h.0.mlp.fc1`; `(script)` when an op ran outside every
+                /// module
+                module: text = NONE, any, owner, plain;
+                /// `forward`, `backward`, `optimizer`, or the user's own
+                phase: text = NONE, any, owner, plain;
+            }
+            each() {
+                /// `parameter buffer gradient activation temporary optimizer_state input autograd_detail
+                /// other`
+                category: Category = Category::None, any, owner, plain;
+            }
+            group(position) {
+                /// the training step; -1 before the first
+                step: i64 = -1, any, common, plain;
+                /// the current stream at the allocation; 0 is the default stream
+                stream: i64 = 0, digit, rare, plain;
+                /// the allocator's private pool (graphs, MemPool), numbered as they come; 0 for the default
+                pool: i64 = 0, digit, rare, plain;
+            }
+            each() {
+                /// time inside the call; of `op` rows the op's duration; 0 on block rows
+                latency_ns: i64 = 0, natural, rare, plain;
+                /// 0, or an id in the `<name>.stacks.csv` beside the trace
+                stack_id: i64 = 0, natural, rare, plain;
+                /// the text of ranges, marks, `meta` and `lost`; `live` on the rows that open a part of a
+                /// rotated trace; of `op` rows the overload, with `MEMTRACE_OPS=io`
+                name: text = NONE, any, rare, mostly_none;
+            }
+        }
+    };
+}
 
 /// The type of a column, as a loader sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ColumnType {
     /// Decimal, signed 64-bit, never empty.
     Int,
-    /// Never empty, never something that a loader takes for missing or for a number.
+    /// Never empty, and never a text that a loader takes for a missing value or a number.
     Text,
+}
+
+/// The usual values of a column of integers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Any.
+    Any,
+    /// Mostly one digit.
+    Digit,
+    /// Mostly not negative.
+    Natural,
+    /// Mostly not negative, and larger than in the row before.
+    Rising,
+}
+
+/// When a reader parses a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// In every row, before the others.
+    First,
+    /// In most reports.
+    Common,
+    /// In few reports.
+    Rare,
+    /// As one with the neighbours that are `Owner` too.
+    Owner,
 }
 
 /// One column of the CSV.
@@ -27,77 +178,104 @@ pub struct Column {
     pub name: &'static str,
     /// Its type.
     pub kind: ColumnType,
-    /// What it means, for the README and `memtrace help columns`.
+    /// Its usual values.
+    pub shape: Shape,
+    /// When a reader parses it.
+    pub reading: Reading,
+    /// The documentation, one sentence for the README and `memtrace help columns`.
     pub doc: &'static str,
 }
 
-const fn int(name: &'static str, doc: &'static str) -> Column {
-    Column { name, kind: ColumnType::Int, doc }
+/// The type of a field of [`Row`].
+macro_rules! row_type {
+    ($lifetime:lifetime bytes) => { i64 };
+    ($lifetime:lifetime text) => { &$lifetime str };
+    ($lifetime:lifetime $type:ident) => { $type };
 }
 
-const fn text(name: &'static str, doc: &'static str) -> Column {
-    Column { name, kind: ColumnType::Text, doc }
+macro_rules! column_type {
+    (text) => {
+        ColumnType::Text
+    };
+    (EventName) => {
+        ColumnType::Text
+    };
+    (Category) => {
+        ColumnType::Text
+    };
+    ($int:ident) => {
+        ColumnType::Int
+    };
 }
 
-/// The columns in the order of the file; [`Row`] has a field for each, in the same order.
-pub const COLUMNS: &[Column] = &[
-    int(
-        "seq",
-        "1, 2, 3, ... per process, in the order of the file, gapless: a gap means a damaged file; the rows that open a later part of a rotated trace repeat the numbers before its first new row",
-    ),
-    int("ts_ns", "monotonic ns since the meta row's start; of `op` rows, the end"),
-    int("rank", "the distributed rank, 0 when not distributed"),
-    int("pid", "process id"),
-    int("tid", "thread id"),
-    int("device", "CUDA ordinal; -1 is the host"),
-    text("event", "what happened; see Events"),
-    int("status", "the call's return code, 0 for success"),
-    text(
-        "api",
-        "the call: `cudaMalloc`, `caching_allocator`, ...; of `io` rows, how the memory is used; see Events",
-    ),
-    text("source", "the library that made the call: `libc10_cuda.so`, `libnccl.so.2`"),
-    int(
-        "alloc_id",
-        "the `seq` of the allocation that this row belongs to; 0 for none; a reused address gets a new one",
-    ),
-    int("addr", "the address, decimal"),
-    int("requested_bytes", "what the caller asked for; -1 when unknown; repeated on the free"),
-    int(
-        "rounded_bytes",
-        "the request under the allocator's rule: up to a multiple of 512, raw when caching is off; repeated on the free",
-    ),
-    int(
-        "delta_bytes",
-        "signed change: the block really given (it can exceed `rounded_bytes`), negative on free",
-    ),
-    int("allocated_bytes", "the device's total after the event: blocks handed out"),
-    int(
-        "active_bytes",
-        "the device's total after the event: blocks handed out or freed and still in use by a stream",
-    ),
-    int("reserved_bytes", "the device's total after the event: segments held by the allocator"),
-    int("device_free_bytes", "free on the device; -1 unless sampled"),
-    text("op", "the innermost op: `aten::mm`; its stack goes through `stack_id`"),
-    text(
-        "module",
-        "path from the root class: `GPT.h.0.mlp.fc1`; `(script)` when an op ran outside every module",
-    ),
-    text("phase", "`forward`, `backward`, `optimizer`, or the user's own"),
-    text(
-        "category",
-        "`parameter buffer gradient activation temporary optimizer_state input autograd_detail other`",
-    ),
-    int("step", "the training step; -1 before the first"),
-    int("stream", "the current stream at the allocation; 0 is the default stream"),
-    int("pool", "the allocator's private pool (graphs, MemPool), numbered as they come; 0 for the default"),
-    int("latency_ns", "time inside the call; of `op` rows the op's duration; 0 on block rows"),
-    int("stack_id", "0, or an id in the `<name>.stacks.csv` beside the trace"),
-    text(
-        "name",
-        "the text of ranges, marks, `meta` and `lost`; `live` on the rows that open a part of a rotated trace; of `op` rows the overload, with `MEMTRACE_OPS=io`",
-    ),
-];
+macro_rules! shape {
+    (any) => {
+        Shape::Any
+    };
+    (digit) => {
+        Shape::Digit
+    };
+    (natural) => {
+        Shape::Natural
+    };
+    (rising) => {
+        Shape::Rising
+    };
+}
+
+macro_rules! reading {
+    (first) => {
+        Reading::First
+    };
+    (common) => {
+        Reading::Common
+    };
+    (rare) => {
+        Reading::Rare
+    };
+    (owner) => {
+        Reading::Owner
+    };
+}
+
+macro_rules! schema {
+    ($($block:ident($($cache:ident)?) { $(
+        $(#[doc = $doc:literal])+
+        $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
+    )+ })+) => {
+        /// The columns in the order of the file.
+        pub const COLUMNS: &[Column] = &[$($(
+            Column {
+                name: stringify!($name),
+                kind: column_type!($type),
+                shape: shape!($shape),
+                reading: reading!($reading),
+                doc: concat!($($doc),+).trim_ascii(),
+            },
+        )+)+];
+
+        /// One data row. Integers are bytes, ns or ids, as the documentation of the columns says.
+        #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+        pub struct Row<'a> {
+            /// Not a column: rows of one writer with the same number, other than 0, have the same op, module and phase.
+            #[serde(skip)]
+            pub owner: u64,
+            $($(
+                $(#[doc = $doc])+
+                #[serde(borrow)]
+                pub $name: row_type!('a $type),
+            )+)+
+        }
+
+        impl Default for Row<'_> {
+            fn default() -> Self {
+                Row { owner: 0, $($($name: $default,)+)+ }
+            }
+        }
+    };
+}
+
+columns!(schema);
 
 /// The index of a column in [`COLUMNS`].
 ///
@@ -128,82 +306,6 @@ const fn same(a: &[u8], b: &[u8]) -> bool {
         index += 1;
     }
     true
-}
-
-/// One data row. Integers are bytes, ns or ids as [`COLUMNS`] says; text borrows from the record.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "COLUMNS documents each field")]
-pub struct Row<'a> {
-    /// No column: rows of one writer that have the same number here have the same op, module and phase. 0 says
-    /// nothing.
-    #[serde(skip)]
-    pub owner: u64,
-    pub seq: i64,
-    pub ts_ns: i64,
-    pub rank: i32,
-    pub pid: i32,
-    pub tid: i32,
-    pub device: i32,
-    pub event: EventName,
-    pub status: i32,
-    pub api: &'a str,
-    pub source: &'a str,
-    pub alloc_id: i64,
-    pub addr: i64,
-    pub requested_bytes: i64,
-    pub rounded_bytes: i64,
-    pub delta_bytes: i64,
-    pub allocated_bytes: i64,
-    pub active_bytes: i64,
-    pub reserved_bytes: i64,
-    pub device_free_bytes: i64,
-    pub op: &'a str,
-    pub module: &'a str,
-    pub phase: &'a str,
-    pub category: Category,
-    pub step: i64,
-    pub stream: i64,
-    pub pool: i64,
-    pub latency_ns: i64,
-    pub stack_id: i64,
-    pub name: &'a str,
-}
-
-impl Default for Row<'_> {
-    fn default() -> Self {
-        Row {
-            owner: 0,
-            seq: 0,
-            ts_ns: 0,
-            rank: 0,
-            pid: 0,
-            tid: 0,
-            device: -1,
-            event: EventName::Mark,
-            status: 0,
-            api: NONE,
-            source: NONE,
-            alloc_id: 0,
-            addr: 0,
-            requested_bytes: -1,
-            rounded_bytes: 0,
-            delta_bytes: 0,
-            allocated_bytes: 0,
-            active_bytes: 0,
-            reserved_bytes: 0,
-            device_free_bytes: -1,
-            op: NONE,
-            module: NONE,
-            phase: NONE,
-            category: Category::None,
-            step: -1,
-            stream: 0,
-            pool: 0,
-            latency_ns: 0,
-            stack_id: 0,
-            name: NONE,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memtrace_trace::columns::{COLUMNS, Column, ColumnType};
+use memtrace_trace::columns::{COLUMNS, Column, ColumnType, Shape};
 use parquet::basic::{Compression, Encoding, LogicalType, Repetition, Type as Physical, ZstdLevel};
 use parquet::column::writer::ColumnWriter;
 use parquet::data_type::ByteArray;
@@ -127,49 +127,46 @@ fn clear(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The value of a column.
+/// Reads the value of a column.
 #[derive(Clone, Copy)]
 enum Get {
     Int(fn(&Record) -> i64),
     Text(fn(&Record) -> Symbol),
-    /// A word of a short list.
+    /// A text of a short list.
     Word(fn(&Record) -> &'static str),
 }
 
-/// The columns of the file: those of the CSV but for the rank.
-const GET: &[(&str, Get)] = &[
-    ("seq", Get::Int(|row| row.seq)),
-    ("ts_ns", Get::Int(|row| row.ts_ns)),
-    ("pid", Get::Int(|row| row.pid.into())),
-    ("tid", Get::Int(|row| row.tid.into())),
-    ("device", Get::Int(|row| row.device.into())),
-    ("event", Get::Word(|row| row.event.as_str())),
-    ("status", Get::Int(|row| row.status.into())),
-    ("api", Get::Text(|row| row.api)),
-    ("source", Get::Text(|row| row.source)),
-    ("alloc_id", Get::Int(|row| row.alloc_id)),
-    ("addr", Get::Int(|row| row.addr)),
-    ("requested_bytes", Get::Int(|row| row.requested_bytes)),
-    ("rounded_bytes", Get::Int(|row| row.rounded_bytes)),
-    ("delta_bytes", Get::Int(|row| row.delta_bytes)),
-    ("allocated_bytes", Get::Int(|row| row.allocated_bytes)),
-    ("active_bytes", Get::Int(|row| row.active_bytes)),
-    ("reserved_bytes", Get::Int(|row| row.reserved_bytes)),
-    ("device_free_bytes", Get::Int(|row| row.device_free_bytes)),
-    ("op", Get::Text(|row| row.op)),
-    ("module", Get::Text(|row| row.module)),
-    ("phase", Get::Text(|row| row.phase)),
-    ("category", Get::Word(|row| row.category.as_str())),
-    ("step", Get::Int(|row| row.step)),
-    ("stream", Get::Int(|row| row.stream)),
-    ("pool", Get::Int(|row| row.pool)),
-    ("latency_ns", Get::Int(|row| row.latency_ns)),
-    ("stack_id", Get::Int(|row| row.stack_id)),
-    ("name", Get::Text(|row| row.name)),
-];
+macro_rules! get {
+    ($name:ident text) => {
+        Get::Text(|row| row.$name)
+    };
+    ($name:ident EventName) => {
+        Get::Word(|row| row.$name.as_str())
+    };
+    ($name:ident Category) => {
+        Get::Word(|row| row.$name.as_str())
+    };
+    ($name:ident $int:ident) => {
+        Get::Int(|row| i64::from(row.$name))
+    };
+}
 
-/// Numbers that follow one another: differences take less than values.
-const RISING: &[&str] = &["seq", "ts_ns"];
+macro_rules! accessors {
+    ($($block:ident($($cache:ident)?) { $(
+        $(#[$doc:meta])+
+        $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
+    )+ })+) => {
+        /// An accessor for each of [`COLUMNS`].
+        const GET: [Get; COLUMNS.len()] = [$($(get!($name $type)),+),+];
+    };
+}
+
+memtrace_trace::columns!(accessors);
+
+/// The columns of the file: those of the CSV without the rank.
+fn exported() -> impl Iterator<Item = (&'static Column, Get)> {
+    COLUMNS.iter().zip(GET).filter(|(column, _)| column.name != PARTITION)
+}
 
 /// A file with the rows of its next group.
 struct File {
@@ -192,16 +189,17 @@ impl File {
                 .build()
                 .map(Arc::new)
         };
-        let columns = COLUMNS.iter().filter(|column| column.name != PARTITION);
-        let columns = columns.map(column).collect::<std::result::Result<Vec<_>, _>>()?;
+        let columns =
+            exported().map(|(described, _)| column(described)).collect::<std::result::Result<Vec<_>, _>>()?;
         let schema = Type::group_type_builder("memtrace").with_fields(columns).build()?;
         let meta = serde_json::to_string(&trace.meta).unwrap_or_default();
         let mut properties = WriterProperties::builder()
             .set_compression(Compression::ZSTD(ZstdLevel::default()))
             .set_created_by(concat!("memtrace ", env!("CARGO_PKG_VERSION")).to_owned())
             .set_key_value_metadata(Some(vec![KeyValue::new("memtrace".to_owned(), meta)]));
-        for name in RISING {
-            let path = ColumnPath::from(*name);
+        // Numbers that rise: differences take less space than values.
+        for (rising, _) in exported().filter(|(column, _)| column.shape == Shape::Rising) {
+            let path = ColumnPath::from(rising.name);
             properties = properties
                 .set_column_dictionary_enabled(path.clone(), false)
                 .set_column_encoding(path, Encoding::DELTA_BINARY_PACKED);
@@ -222,7 +220,7 @@ impl File {
         }
         let mut group = self.writer.next_row_group()?;
         let (mut numbers, mut words) = (Vec::new(), Vec::new());
-        for (_, get) in GET {
+        for (_, get) in exported() {
             let Some(mut column) = group.next_column()? else { break };
             match (column.untyped(), get) {
                 (ColumnWriter::Int64ColumnWriter(writer), Get::Int(get)) => {
@@ -273,10 +271,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_columns_are_those_of_the_schema() {
-        let ours = GET.iter().map(|(name, get)| (*name, matches!(get, Get::Int(_))));
-        let schema = COLUMNS.iter().filter(|column| column.name != PARTITION);
-        let schema: Vec<_> = schema.map(|column| (column.name, column.kind == ColumnType::Int)).collect();
-        assert_eq!(ours.collect::<Vec<_>>(), schema);
+    fn parquet_columns_have_the_types_of_the_schema() {
+        assert_eq!(exported().count(), COLUMNS.len() - 1);
+        for (column, get) in exported() {
+            assert_eq!(matches!(get, Get::Int(_)), column.kind == ColumnType::Int, "{}", column.name);
+        }
     }
 }

@@ -1,22 +1,22 @@
-//! A row as the analysis sees it: numbers, and symbols for texts.
+//! A row in the analysis: its numbers, and symbols for its texts.
 
-use memtrace_trace::columns::{COLUMNS, index_of};
+use memtrace_trace::columns::{COLUMNS, Reading, Shape, index_of};
 use memtrace_trace::{Category, EventName};
 
 use crate::read::symbols::Symbol;
 
 /// A set of columns. A reader parses only these; the others keep their defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Columns(u32);
+pub struct Columns(u64);
 
 impl Columns {
-    /// All of the schema's.
-    pub const ALL: Columns = Columns((1 << COLUMNS.len()) - 1);
+    /// Every column.
+    pub const ALL: Columns = Columns(u64::MAX >> (64 - COLUMNS.len()));
 
     /// The columns of these names.
     ///
     /// # Panics
-    /// While compiling, when a name is not in the schema.
+    /// While compiling, when the schema has no column of a name.
     #[must_use]
     pub const fn of(names: &[&str]) -> Columns {
         let mut set = 0;
@@ -28,57 +28,96 @@ impl Columns {
         Columns(set)
     }
 
-    /// Both sets.
+    /// The columns of a shape.
+    #[must_use]
+    pub(crate) const fn of_shape(shape: Shape) -> Columns {
+        let mut set = 0;
+        let mut i = 0;
+        while i < COLUMNS.len() {
+            if COLUMNS[i].shape as u8 == shape as u8 {
+                set |= 1 << i;
+            }
+            i += 1;
+        }
+        Columns(set)
+    }
+
+    /// The columns that are parsed at a time.
+    #[must_use]
+    pub(crate) const fn of_reading(reading: Reading) -> Columns {
+        let mut set = 0;
+        let mut i = 0;
+        while i < COLUMNS.len() {
+            if COLUMNS[i].reading as u8 == reading as u8 {
+                set |= 1 << i;
+            }
+            i += 1;
+        }
+        Columns(set)
+    }
+
+    /// The union of both sets.
     #[must_use]
     pub const fn and(self, more: Columns) -> Columns {
         Columns(self.0 | more.0)
     }
 
-    /// Is the column at `index` one of them?
+    /// Whether the column at `index` is in the set.
     #[must_use]
     pub const fn has(self, index: usize) -> bool {
         self.0 >> index & 1 == 1
     }
 
-    /// Has it one of `others`?
+    /// Whether one of `others` is in the set.
     #[must_use]
     pub const fn has_any(self, others: Columns) -> bool {
         self.0 & others.0 != 0
     }
 
-    /// Has it all of `others`?
+    /// Whether all of `others` are in the set.
     #[must_use]
     pub const fn has_all(self, others: Columns) -> bool {
         self.0 & others.0 == others.0
     }
+
+    /// The indices of the first and the last column of adjacent ones.
+    ///
+    /// # Panics
+    /// While compiling, when the set is empty or has a gap.
+    #[must_use]
+    pub(crate) const fn span(self) -> (usize, usize) {
+        let (first, last) = (self.0.trailing_zeros(), self.0.ilog2());
+        assert!(self.0.count_ones() == last - first + 1, "the columns are not adjacent");
+        (first as usize, last as usize)
+    }
 }
 
-/// The columns that a reading asks for, by event: an op row needs less than an allocation.
+/// The columns that a report asks for, by event: an op row needs less than an allocation.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted([Columns; EventName::ALL.len()]);
 
 impl Wanted {
-    /// The same columns of every event.
+    /// The same columns for every event.
     #[must_use]
     pub const fn all_events(columns: Columns) -> Wanted {
         Wanted([columns; EventName::ALL.len()])
     }
 
-    /// With other columns of one event.
+    /// Replaces the columns of one event.
     #[must_use]
     pub const fn except(mut self, event: EventName, columns: Columns) -> Wanted {
         self.0[event as usize] = columns;
         self
     }
 
-    /// With these columns of one event too.
+    /// Adds columns to one event.
     #[must_use]
     pub const fn plus(mut self, event: EventName, more: Columns) -> Wanted {
         self.0[event as usize] = self.0[event as usize].and(more);
         self
     }
 
-    /// With these columns too, of every event.
+    /// Adds columns to every event.
     #[must_use]
     pub fn and(mut self, more: Columns) -> Wanted {
         for columns in &mut self.0 {
@@ -94,73 +133,45 @@ impl Wanted {
     }
 }
 
-/// One row; the fields are the schema's columns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "memtrace_trace::columns::COLUMNS documents each field")]
-pub struct Record {
-    pub seq: i64,
-    pub ts_ns: i64,
-    pub rank: i32,
-    pub pid: i32,
-    pub tid: i32,
-    pub device: i32,
-    pub event: EventName,
-    pub category: Category,
-    pub status: i32,
-    pub api: Symbol,
-    pub source: Symbol,
-    pub alloc_id: i64,
-    pub addr: i64,
-    pub requested_bytes: i64,
-    pub rounded_bytes: i64,
-    pub delta_bytes: i64,
-    pub allocated_bytes: i64,
-    pub active_bytes: i64,
-    pub reserved_bytes: i64,
-    pub device_free_bytes: i64,
-    pub op: Symbol,
-    pub module: Symbol,
-    pub phase: Symbol,
-    pub name: Symbol,
-    pub step: i64,
-    pub stream: i64,
-    pub pool: i64,
-    pub latency_ns: i64,
-    pub stack_id: i64,
+/// The type of a field of [`Record`].
+macro_rules! field_type {
+    (bytes) => {
+        i64
+    };
+    (text) => {
+        Symbol
+    };
+    ($type:ident) => {
+        $type
+    };
 }
 
-impl Default for Record {
-    fn default() -> Self {
-        Record {
-            seq: 0,
-            ts_ns: 0,
-            rank: 0,
-            pid: 0,
-            tid: 0,
-            device: -1,
-            event: EventName::Mark,
-            category: Category::None,
-            status: 0,
-            api: Symbol::NONE,
-            source: Symbol::NONE,
-            alloc_id: 0,
-            addr: 0,
-            requested_bytes: -1,
-            rounded_bytes: 0,
-            delta_bytes: 0,
-            allocated_bytes: 0,
-            active_bytes: 0,
-            reserved_bytes: 0,
-            device_free_bytes: -1,
-            op: Symbol::NONE,
-            module: Symbol::NONE,
-            phase: Symbol::NONE,
-            name: Symbol::NONE,
-            step: -1,
-            stream: 0,
-            pool: 0,
-            latency_ns: 0,
-            stack_id: 0,
-        }
-    }
+macro_rules! field_default {
+    (text $default:expr) => {
+        Symbol::NONE
+    };
+    ($type:ident $default:expr) => {
+        $default
+    };
 }
+
+macro_rules! record {
+    ($($block:ident($($cache:ident)?) { $(
+        $(#[$doc:meta])+
+        $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
+    )+ })+) => {
+        /// One row: a field for each column.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct Record {
+            $($($(#[$doc])+ pub $name: field_type!($type),)+)+
+        }
+
+        impl Default for Record {
+            fn default() -> Self {
+                Record { $($($name: field_default!($type $default),)+)+ }
+            }
+        }
+    };
+}
+
+memtrace_trace::columns!(record);

@@ -1,22 +1,25 @@
-//! What the lines before said: most of a row's fields say what a row just before it said, and to copy a text
-//! costs a fraction of making it.
+//! Caches formatted fields that repeat across rows: copying a text costs a fraction of formatting it.
 
 use super::line::Line;
-use crate::{Category, EventName, Row};
+use crate::{Category, EventName};
 
-/// `N` numbers that stand side by side, as they were said last. `TEXT` is no less than the 21 bytes that a number
-/// with its comma may have, and what registers copy.
+/// The last `N` adjacent numbers and their text. `TEXT` is at least `N` times the 21 bytes of a number with its
+/// comma, rounded up to a size that compiles to a few register copies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Numbers<const N: usize, const TEXT: usize> {
     pub(super) numbers: [i64; N],
-    /// With a comma behind each.
+    /// Each number with a comma behind it.
     pub(super) text: [u8; TEXT],
     pub(super) length: usize,
 }
 
+/// One number.
 pub(super) type One = Numbers<1, 24>;
-type Three = Numbers<3, 64>;
-type Four = Numbers<4, 96>;
+
+/// The size of the text of a group of `numbers`.
+const fn group_text(numbers: usize) -> usize {
+    (21 * numbers).next_multiple_of(32)
+}
 
 impl<const N: usize, const TEXT: usize> Default for Numbers<N, TEXT> {
     fn default() -> Self {
@@ -28,14 +31,15 @@ impl<const N: usize, const TEXT: usize> Default for Numbers<N, TEXT> {
 }
 
 impl<const N: usize, const TEXT: usize> Numbers<N, TEXT> {
-    /// These were said.
+    /// Replaces the numbers and their text.
     pub(super) fn keep(&mut self, numbers: [i64; N], text: [u8; TEXT], length: usize) {
         *self = Numbers { numbers, text, length };
     }
 }
 
 impl One {
-    /// When `number` is the next and differs in its last digit, as nine of ten do, it is as if it had been said.
+    /// Advances the cache to `number` when that is the next number and differs in its last digit only, which nine of
+    /// ten do.
     #[inline(always)]
     pub(super) fn count_to(&mut self, number: i64) {
         let [last] = self.numbers;
@@ -51,7 +55,7 @@ impl One {
     }
 }
 
-/// A word of the schema's own, with the comma behind it.
+/// A text that is known at compile time and needs no quotes, with a comma behind it.
 #[derive(Clone, Copy)]
 pub(super) struct Word {
     pub(super) text: [u8; 16],
@@ -66,12 +70,12 @@ impl Word {
             text[index] = word.as_bytes()[index];
             index += 1;
         }
-        assert!(index < 16, "a longer word needs a longer place");
+        assert!(index < 16, "a longer word needs a larger array");
         Word { text, length: index + 1 }
     }
 }
 
-/// The words of a column, by the value that they are of.
+/// The words of a `text_enum!`, by the id of the value.
 macro_rules! words_of {
     ($kind:ident) => {{
         const WORDS: [Word; $kind::ALL.len()] = {
@@ -88,86 +92,124 @@ macro_rules! words_of {
     }};
 }
 
-/// The word of an event.
+/// The text of an event.
 #[inline(always)]
 pub(super) fn event(event: EventName) -> &'static Word {
     &words_of!(EventName)[event as usize]
 }
 
-/// The word of a category.
+/// The text of a category.
 #[inline(always)]
 pub(super) fn category(category: Category) -> &'static Word {
     &words_of!(Category)[category as usize]
 }
 
-/// How many owners are remembered: each number has one place.
+/// How many owners are cached: `Row::owner` modulo this is the index.
 const OWNERS: usize = 1024;
-/// The longest text of an owner that is, in two pieces: most have no second one.
+/// The longest text of an owner that is cached, in two pieces: most have no second one.
 const FIRST: usize = 64;
 const REST: usize = 48;
 
-/// The text of an owner: its op, module and phase.
+/// The text of an owner's columns.
 #[derive(Clone, Copy)]
 struct Owner {
-    /// [`Row::owner`]; 0 for an empty place.
+    /// `Row::owner`; 0 for an empty entry.
     number: u64,
     length: usize,
     first: [u8; FIRST],
     rest: [u8; REST],
 }
 
-/// Owners that were said.
+/// The texts of owners, by `Row::owner`.
 #[derive(Default)]
 pub(super) struct Owners(Vec<Owner>);
 
 impl Owners {
-    /// Writes the owner of a row.
+    /// Writes the columns of the owner with this number; 0 is never cached.
     #[inline(always)]
-    pub(super) fn write(&mut self, line: &mut Line<'_>, row: &Row<'_>) {
-        match self.0.get(row.owner as usize % OWNERS) {
-            Some(owner) if owner.number == row.owner && row.owner != 0 => {
+    pub(super) fn write<const N: usize>(&mut self, line: &mut Line<'_>, number: u64, columns: [&str; N]) {
+        match self.0.get(number as usize % OWNERS) {
+            Some(owner) if owner.number == number && number != 0 => {
                 line.put(&owner.first, owner.length.min(FIRST));
                 if owner.length > FIRST {
                     line.put(&owner.rest, owner.length - FIRST);
                 }
             }
-            _ => self.learn(line, row),
+            _ => self.write_and_keep(line, number, columns),
         }
     }
 
     #[inline(never)]
-    fn learn(&mut self, line: &mut Line<'_>, row: &Row<'_>) {
+    fn write_and_keep<const N: usize>(&mut self, line: &mut Line<'_>, number: u64, columns: [&str; N]) {
         let from = line.at();
-        [row.op, row.module, row.phase].into_iter().for_each(|text| line.text(text));
+        columns.into_iter().for_each(|text| line.text(text));
         let length = line.at() - from;
-        if row.owner != 0 && length <= FIRST + REST {
+        if number != 0 && length <= FIRST + REST {
             self.0.resize(OWNERS, Owner { number: 0, length: 0, first: [0; FIRST], rest: [0; REST] });
-            self.0[row.owner as usize % OWNERS] = Owner {
-                number: row.owner,
-                length,
-                first: line.written(from),
-                rest: line.written(from + FIRST),
-            };
+            self.0[number as usize % OWNERS] =
+                Owner { number, length, first: line.written(from), rest: line.written(from + FIRST) };
         }
     }
 }
 
-/// All that is remembered of the lines before.
+/// The cache of a column, by its way of writing.
+macro_rules! column_cache {
+    (counter) => {
+        One
+    };
+    (shared_prefix) => {
+        One
+    };
+    (repeated) => {
+        One
+    };
+    ($without:ident) => {
+        ()
+    };
+}
+
+macro_rules! column_caches {
+    ($($block:ident($($cache:ident)?) { $(
+        $(#[$doc:meta])+
+        $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
+    )+ })+) => {
+        /// The caches of columns, by name.
+        #[derive(Default)]
+        #[expect(dead_code, reason = "the cache of a column that needs none is empty")]
+        pub(super) struct ColumnCaches {
+            $($(pub(super) $name: column_cache!($writing),)+)+
+        }
+    };
+}
+
+crate::columns!(column_caches);
+
+/// The cache of a block of columns.
+macro_rules! block_cache {
+    (owner { $($columns:tt)+ }) => { Owners };
+    (group { $(
+        $(#[$doc:meta])+
+        $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
+    )+ }) => {
+        Numbers<{ [$(stringify!($name)),+].len() }, { group_text([$(stringify!($name)),+].len()) }>
+    };
+}
+
+macro_rules! block_caches {
+    ($($block:ident($($cache:ident)?) $columns:tt)+) => {
+        /// The caches of blocks, by name.
+        #[derive(Default)]
+        pub(super) struct BlockCaches {
+            $($(pub(super) $cache: block_cache!($block $columns),)?)+
+        }
+    };
+}
+
+crate::columns!(block_caches);
+
+/// All caches of a writer.
 #[derive(Default)]
 pub(super) struct FieldCache {
-    pub(super) seq: One,
-    /// All digits but the last eight.
-    pub(super) ts_ns: One,
-    pub(super) addr: One,
-    /// Rank, process, thread, device.
-    pub(super) place: Four,
-    /// A block's size, which a row of one says up to three times.
-    pub(super) bytes: One,
-    /// The totals after it, of which two are the same as a rule, and what is free.
-    pub(super) totals: Four,
-    pub(super) allocated: One,
-    pub(super) reserved: One,
-    /// Step, stream, pool.
-    pub(super) step: Three,
-    pub(super) owners: Owners,
+    pub(super) columns: ColumnCaches,
+    pub(super) blocks: BlockCaches,
 }

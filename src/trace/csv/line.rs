@@ -1,23 +1,23 @@
-//! One line of a CSV: its fields, written one behind the other.
+//! One line of the CSV: its fields, written one behind the other.
 
 use super::field_cache::{Numbers, One, Word};
 
-/// More than a field takes beside the bytes of its text: a number has twenty bytes and a comma, and what is
-/// written behind it for nothing; a word of the schema's own (an event, a category) has fewer.
+/// The most bytes of a field beside those of its text: a number has 20 bytes and a comma, and fixed-size copies write
+/// a few more behind it. The texts of events and categories are shorter.
 pub(super) const FIELD: usize = 32;
 
-/// 10^8: what has fewer than nine digits is below it.
+/// 10^8: numbers below it have at most eight digits.
 const NINE_DIGITS: u64 = 100_000_000;
 
 /// A line that is being written.
 pub(super) struct Line<'a> {
-    /// Has room for all of it.
+    /// Has space for the whole line.
     bytes: &'a mut [u8],
     at: usize,
 }
 
 impl<'a> Line<'a> {
-    /// A line that begins at `at`; `bytes` has room for it.
+    /// A line that begins at `at`; `bytes` has space for it.
     pub(super) fn new(bytes: &'a mut [u8], at: usize) -> Self {
         Line { bytes, at }
     }
@@ -27,7 +27,7 @@ impl<'a> Line<'a> {
         self.at
     }
 
-    /// The `N` bytes that begin at `from`, what was not written yet among them.
+    /// The `N` bytes from `from` on, which may reach beyond the bytes written so far.
     #[inline(always)]
     pub(super) fn written<const N: usize>(&self, from: usize) -> [u8; N] {
         let mut bytes = [0; N];
@@ -35,14 +35,14 @@ impl<'a> Line<'a> {
         bytes
     }
 
-    /// Writes these bytes, of which the first `count` mean something: a copy of a fixed length is no call.
+    /// Writes `bytes`, the first `count` of which count: a copy of a fixed length compiles to no call.
     #[inline(always)]
     pub(super) fn put<const N: usize>(&mut self, bytes: &[u8; N], count: usize) {
         self.bytes[self.at..self.at + N].copy_from_slice(bytes);
         self.at += count;
     }
 
-    /// A number.
+    /// Writes a number.
     #[inline(always)]
     pub(super) fn int(&mut self, number: i64) {
         match number {
@@ -53,57 +53,72 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Numbers that may be those that were said last.
+    /// Writes numbers that are mostly those in `cache`.
     #[inline(always)]
-    pub(super) fn again<const N: usize, const TEXT: usize>(
+    pub(super) fn numbers<const N: usize, const TEXT: usize>(
         &mut self,
         numbers: [i64; N],
-        said: &mut Numbers<N, TEXT>,
+        cache: &mut Numbers<N, TEXT>,
     ) {
-        if said.numbers == numbers {
-            return self.put(&said.text, said.length);
+        if cache.numbers == numbers {
+            return self.put(&cache.text, cache.length);
         }
-        self.anew(numbers, said);
+        self.write_and_keep(numbers, cache);
     }
 
-    /// Numbers that were not those that were said last, and are now.
-    fn anew<const N: usize, const TEXT: usize>(&mut self, numbers: [i64; N], said: &mut Numbers<N, TEXT>) {
+    fn write_and_keep<const N: usize, const TEXT: usize>(
+        &mut self,
+        numbers: [i64; N],
+        cache: &mut Numbers<N, TEXT>,
+    ) {
         let from = self.at;
         numbers.into_iter().for_each(|number| self.int(number));
-        said.keep(numbers, self.written(from), self.at - from);
+        cache.keep(numbers, self.written(from), self.at - from);
     }
 
-    /// A number that may have been said: a small one is written sooner than found.
+    /// Writes a number that is mostly the one in `cache`; a small one is formatted faster than compared.
     #[inline(always)]
-    pub(super) fn int_again(&mut self, number: i64, said: &mut One) {
+    pub(super) fn int_repeated(&mut self, number: i64, cache: &mut One) {
         match number {
             -1..=9 => self.int(number),
-            _ => self.again([number], said),
+            _ => self.numbers([number], cache),
         }
     }
 
-    /// The number that follows the one that was said last, as a rule.
+    /// Writes a number that is mostly the one in `cache`, the sign apart.
     #[inline(always)]
-    pub(super) fn next(&mut self, number: i64, said: &mut One) {
-        said.count_to(number);
-        self.again([number], said);
+    pub(super) fn magnitude_repeated(&mut self, number: i64, cache: &mut One) {
+        match number.checked_neg() {
+            Some(magnitude @ 1..) => {
+                self.put(b"-", 1);
+                self.int_repeated(magnitude, cache);
+            }
+            _ => self.int_repeated(number, cache),
+        }
     }
 
-    /// A number whose digits before the last eight were said last, as a rule: a time, an address.
+    /// Writes a number that is mostly the one in `cache` plus 1.
     #[inline(always)]
-    pub(super) fn int_shared_prefix(&mut self, number: i64, above: &mut One) {
+    pub(super) fn counter(&mut self, number: i64, cache: &mut One) {
+        cache.count_to(number);
+        self.numbers([number], cache);
+    }
+
+    /// Writes a number, mostly a time or an address, whose digits before the last eight are mostly those in `prefix`.
+    #[inline(always)]
+    pub(super) fn int_shared_prefix(&mut self, number: i64, prefix: &mut One) {
         if number < NINE_DIGITS.cast_signed() {
             return self.int(number);
         }
         let number = number.cast_unsigned();
-        self.again([(number / NINE_DIGITS).cast_signed()], above);
+        self.numbers([(number / NINE_DIGITS).cast_signed()], prefix);
         // Without the comma that ends a number.
         self.at -= 1;
         let low = u128::from(ascii(digits(number % NINE_DIGITS))) | u128::from(b',') << 64;
         self.put(&low.to_le_bytes(), 9);
     }
 
-    /// A number that is not 0.
+    /// Writes a number of any length but 0.
     fn long(&mut self, number: i64) {
         if number < 0 {
             self.put(b"-", 1);
@@ -125,7 +140,7 @@ impl<'a> Line<'a> {
             self.put(&(text >> (8 * zeros)).to_le_bytes(), 16 - zeros as usize);
             return self.put(b",", 1);
         }
-        // What stands before the last sixteen digits, without the comma that ends a number.
+        // The digits before the last sixteen, without the comma that ends a number.
         self.int((above / NINE_DIGITS).cast_signed());
         self.at -= 1;
         self.put(&ascii(digits(above % NINE_DIGITS)).to_le_bytes(), 8);
@@ -133,13 +148,13 @@ impl<'a> Line<'a> {
         self.put(b",", 1);
     }
 
-    /// A word that wants no quotes.
+    /// Writes a word.
     #[inline(always)]
     pub(super) fn word(&mut self, word: &Word) {
         self.put(&word.text, word.length);
     }
 
-    /// A text.
+    /// Writes a text, in quotes if it needs them.
     pub(super) fn text(&mut self, text: &str) {
         let from = text.as_bytes();
         let to = &mut self.bytes[self.at..self.at + from.len()];
@@ -170,7 +185,7 @@ impl<'a> Line<'a> {
         self.put(b"\"", 1);
     }
 
-    /// Where the line ends: the comma behind the last field becomes its end.
+    /// Ends the line: the comma behind its last field becomes the line end. Gives the place behind it.
     pub(super) fn end(self) -> usize {
         if let Some(last) = self.bytes[..self.at].last_mut() {
             *last = b'\n';
@@ -179,8 +194,8 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Copies `from`, which has `N` bytes at least, and tells whether all of it is plain. The last `N` are copied
-/// whatever was copied before them, so that few bytes are taken by themselves.
+/// Copies `from`, at least `N` bytes, and gives whether all of it is plain. The last `N` bytes are copied as one chunk
+/// that may overlap the chunk before it, so no byte is copied alone.
 #[inline(always)]
 fn copy<const N: usize>(from: &[u8], to: &mut [u8]) -> bool {
     let mut plain = true;
@@ -197,15 +212,15 @@ fn copy<const N: usize>(from: &[u8], to: &mut [u8]) -> bool {
     plain
 }
 
-/// Do these bytes want no quotes for sure? Those below `#` do (quotes and line ends) or are rare (spaces), and so do
-/// commas. Written for the compiler, which asks all of them at once.
+/// Whether these bytes certainly need no quotes. Commas and the bytes below `#` (quotes, line ends, spaces) may need
+/// them. The compiler vectorizes this.
 #[inline(always)]
 fn is_plain<const N: usize>(bytes: &[u8; N]) -> bool {
     bytes.iter().fold(0, |odd, byte| odd | u8::from(*byte < b'#') | u8::from(*byte == b',')) == 0
 }
 
-/// The eight digits of a number below 10^8, the first in the lowest byte: halves, then pairs, then single ones, each
-/// by one multiplication that divides all of them at once.
+/// The eight digits of a number below 10^8, the first in the lowest byte. It is split into halves, pairs and digits;
+/// one multiplication divides all parts at once.
 #[inline(always)]
 fn digits(number: u64) -> u64 {
     let fours = (number / 10_000) | (number % 10_000) << 32;
@@ -261,27 +276,28 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_before_changes_nothing() {
-        // Each twice and with the one that follows it, so that each way is gone after each other.
+    fn cached_numbers_are_written_as_uncached_ones() {
+        // Each number twice and then the next one, so that hits, misses and counts follow one another.
         let some: Vec<i64> =
             numbers().into_iter().flat_map(|number| [number, number, number.saturating_add(1)]).collect();
         let expected: Vec<String> = some.iter().map(i64::to_string).collect();
         let expected = expected.join(",") + "\n";
-        let ways: [fn(&mut Line<'_>, i64, &mut One); 3] = [
-            |line, number, said| line.int_again(number, said),
-            |line, number, said| line.next(number, said),
-            |line, number, said| line.int_shared_prefix(number, said),
+        let ways: [fn(&mut Line<'_>, i64, &mut One); 4] = [
+            |line, number, cache| line.int_repeated(number, cache),
+            |line, number, cache| line.magnitude_repeated(number, cache),
+            |line, number, cache| line.counter(number, cache),
+            |line, number, cache| line.int_shared_prefix(number, cache),
         ];
         for how in ways {
-            let said = std::cell::RefCell::new(One::default());
-            let write = |line: &mut Line<'_>, number| how(line, number, &mut said.borrow_mut());
+            let cache = std::cell::RefCell::new(One::default());
+            let write = |line: &mut Line<'_>, number| how(line, number, &mut cache.borrow_mut());
             assert_eq!(line_of(&some, write), expected);
         }
         for counted in [0..2_100, 99_999_000..100_001_000] {
-            let said = std::cell::RefCell::new(One::default());
+            let cache = std::cell::RefCell::new(One::default());
             let numbers: Vec<i64> = counted.clone().collect();
             let expected: Vec<String> = counted.map(|number| number.to_string()).collect();
-            let written = line_of(&numbers, |line, number| line.next(number, &mut said.borrow_mut()));
+            let written = line_of(&numbers, |line, number| line.counter(number, &mut cache.borrow_mut()));
             assert_eq!(written, expected.join(",") + "\n");
         }
     }

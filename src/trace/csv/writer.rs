@@ -1,8 +1,8 @@
-//! Rows into a CSV.
+//! Writes rows as CSV.
 //!
-//! The writer thread must keep up with the fastest program, and most of a row is integers: `csv` with
-//! `serde` formats each field through three layers, these plain loops take a fraction of the time. Tests hold
-//! every byte against `csv`, which also reads all that is written.
+//! The writer thread must keep up with the fastest program, and most of a row is integers: `csv` with `serde` formats
+//! each field through three layers, these plain loops take a fraction of the time. Tests compare every byte with
+//! `csv`, which also reads all that is written.
 
 use std::io::{self, Write};
 
@@ -10,14 +10,15 @@ use super::field_cache::{self, FieldCache, Word};
 use super::line::{FIELD, Line};
 use crate::columns::{COLUMNS, Row};
 use crate::text::NONE;
+use crate::{Category, EventName};
 
-/// Bytes that are collected before the sink gets them: whole rows, always.
+/// The bytes that are collected before the sink gets them; always whole rows.
 const BUFFER: usize = 256 << 10;
 
-/// Writes the header with the first row, then whole lines.
+/// Writes the header before the first row, then whole lines.
 pub struct RowWriter<W: Write> {
     sink: W,
-    /// Longer than what is in it: room is made for a line, not for each field.
+    /// Larger than its content: space is reserved for a line, not for each field.
     buffer: Vec<u8>,
     filled: usize,
     header: bool,
@@ -25,18 +26,13 @@ pub struct RowWriter<W: Write> {
 }
 
 impl<W: Write> RowWriter<W> {
-    /// Rows go to `sink`, buffered; see [`RowWriter::flush`].
+    /// Writes to `sink`, buffered; see [`RowWriter::flush`].
     pub fn new(sink: W) -> Self {
-        RowWriter {
-            sink,
-            buffer: vec![0; BUFFER + 4096],
-            filled: 0,
-            header: true,
-            cache: FieldCache::default(),
-        }
+        let (buffer, cache) = (vec![0; BUFFER + 4096], FieldCache::default());
+        RowWriter { sink, buffer, filled: 0, header: true, cache }
     }
 
-    /// As [`RowWriter::new`], behind rows that `sink` has already.
+    /// Like [`RowWriter::new`], for a `sink` that has rows already.
     pub fn without_header(sink: W) -> Self {
         RowWriter { header: false, ..RowWriter::new(sink) }
     }
@@ -51,12 +47,10 @@ impl<W: Write> RowWriter<W> {
             COLUMNS.iter().for_each(|column| line.text(column.name));
             self.filled = line.end();
         }
-        let Row { api, source, op, module, phase, name, .. } = row;
-        let (mut line, cache) =
-            self.line([api, source, op, module, phase, name].into_iter().map(|text| text.len()).sum());
-        append(&mut line, cache, row);
+        let (mut line, cache) = self.line(text_bytes(row));
+        write_row(&mut line, cache, row);
         self.filled = line.end();
-        if self.filled >= BUFFER { self.pass_on() } else { Ok(()) }
+        if self.filled >= BUFFER { self.write_buffer() } else { Ok(()) }
     }
 
     /// Gives the sink all rows added so far.
@@ -64,7 +58,7 @@ impl<W: Write> RowWriter<W> {
     /// # Errors
     /// The sink's.
     pub fn flush(&mut self) -> io::Result<()> {
-        self.pass_on()?;
+        self.write_buffer()?;
         self.sink.flush()
     }
 
@@ -73,7 +67,7 @@ impl<W: Write> RowWriter<W> {
         &self.sink
     }
 
-    /// The next line, which has texts of so many bytes beside its other fields, and what the ones before said.
+    /// The next line, with space for `texts` bytes of text beside its other fields, and the cache.
     fn line(&mut self, texts: usize) -> (Line<'_>, &mut FieldCache) {
         // Each byte may be a quote, which becomes two.
         let most = self.filled + 2 * texts + COLUMNS.len() * FIELD;
@@ -83,88 +77,150 @@ impl<W: Write> RowWriter<W> {
         (Line::new(&mut self.buffer, self.filled), &mut self.cache)
     }
 
-    fn pass_on(&mut self) -> io::Result<()> {
+    fn write_buffer(&mut self) -> io::Result<()> {
         let result = self.sink.write_all(&self.buffer[..self.filled]);
-        // After an error the rows are gone either way: half of them may be in the sink.
+        // After an error the rows are lost in any case: half of them may be in the sink.
         self.filled = 0;
         result
     }
 }
 
-/// The fields of a row, in the order of [`COLUMNS`]; a missing one is an error of the compiler.
-fn append(line: &mut Line<'_>, cache: &mut FieldCache, row: &Row<'_>) {
-    let Row {
-        owner: _,
-        seq,
-        ts_ns,
-        rank,
-        pid,
-        tid,
-        device,
-        event,
-        status,
-        api,
-        source,
-        alloc_id,
-        addr,
-        requested_bytes,
-        rounded_bytes,
-        delta_bytes,
-        allocated_bytes,
-        active_bytes,
-        reserved_bytes,
-        device_free_bytes,
-        op: _,
-        module: _,
-        phase: _,
-        category,
-        step,
-        stream,
-        pool,
-        latency_ns,
-        stack_id,
-        name,
-    } = *row;
-    line.next(seq, &mut cache.seq);
-    line.int_shared_prefix(ts_ns, &mut cache.ts_ns);
-    line.again([rank, pid, tid, device].map(i64::from), &mut cache.place);
-    line.word(field_cache::event(event));
-    line.int(i64::from(status));
-    line.text(api);
-    line.text(source);
-    if alloc_id == seq {
-        line.again([seq], &mut cache.seq);
-    } else {
-        line.int(alloc_id);
+/// The value of a column.
+trait Field: Copy {
+    /// Writes it.
+    fn write(self, line: &mut Line<'_>);
+
+    /// The bytes that it takes beyond [`FIELD`].
+    #[inline(always)]
+    fn text_bytes(self) -> usize {
+        0
     }
-    line.int_shared_prefix(addr, &mut cache.addr);
-    line.int_again(requested_bytes, &mut cache.bytes);
-    line.int_again(rounded_bytes, &mut cache.bytes);
-    match delta_bytes.checked_neg() {
-        Some(freed @ 1..) => {
-            line.put(b"-", 1);
-            line.int_again(freed, &mut cache.bytes);
-        }
-        _ => line.int_again(delta_bytes, &mut cache.bytes),
-    }
-    let totals = [allocated_bytes, active_bytes, reserved_bytes, device_free_bytes];
-    if cache.totals.numbers == totals {
-        line.again(totals, &mut cache.totals);
-    } else {
-        let from = line.at();
-        line.int_again(allocated_bytes, &mut cache.allocated);
-        line.int_again(active_bytes, &mut cache.allocated);
-        line.int_again(reserved_bytes, &mut cache.reserved);
-        line.int(device_free_bytes);
-        cache.totals.keep(totals, line.written(from), line.at() - from);
-    }
-    cache.owners.write(line, row);
-    line.word(field_cache::category(category));
-    line.again([step, stream, pool], &mut cache.step);
-    line.int(latency_ns);
-    line.int(stack_id);
-    if name == NONE { line.word(&const { Word::of(NONE) }) } else { line.text(name) }
 }
+
+impl Field for i64 {
+    #[inline(always)]
+    fn write(self, line: &mut Line<'_>) {
+        line.int(self);
+    }
+}
+
+impl Field for i32 {
+    #[inline(always)]
+    fn write(self, line: &mut Line<'_>) {
+        line.int(i64::from(self));
+    }
+}
+
+impl Field for EventName {
+    #[inline(always)]
+    fn write(self, line: &mut Line<'_>) {
+        line.word(field_cache::event(self));
+    }
+}
+
+impl Field for Category {
+    #[inline(always)]
+    fn write(self, line: &mut Line<'_>) {
+        line.word(field_cache::category(self));
+    }
+}
+
+impl Field for &str {
+    #[inline(always)]
+    fn write(self, line: &mut Line<'_>) {
+        line.text(self);
+    }
+
+    #[inline(always)]
+    fn text_bytes(self) -> usize {
+        self.len()
+    }
+}
+
+/// Writes a column as its declaration says; see [`crate::columns!`].
+macro_rules! write_column {
+    ($line:ident $cache:ident $row:ident $name:ident plain) => {
+        $row.$name.write($line)
+    };
+    ($line:ident $cache:ident $row:ident $name:ident counter) => {
+        $line.counter($row.$name, &mut $cache.columns.$name)
+    };
+    ($line:ident $cache:ident $row:ident $name:ident shared_prefix) => {
+        $line.int_shared_prefix($row.$name, &mut $cache.columns.$name)
+    };
+    ($line:ident $cache:ident $row:ident $name:ident repeated) => {
+        $line.int_repeated($row.$name, &mut $cache.columns.$name)
+    };
+    ($line:ident $cache:ident $row:ident $name:ident repeats $of:ident) => {
+        $line.magnitude_repeated($row.$name, &mut $cache.columns.$of)
+    };
+    ($line:ident $cache:ident $row:ident $name:ident same_as $of:ident) => {
+        if $row.$name == $row.$of {
+            $line.numbers([$row.$of], &mut $cache.columns.$of);
+        } else {
+            $row.$name.write($line);
+        }
+    };
+    ($line:ident $cache:ident $row:ident $name:ident mostly_none) => {
+        if $row.$name == NONE { $line.word(&const { Word::of(NONE) }) } else { $row.$name.write($line) }
+    };
+}
+
+/// Writes a block of columns as its declaration says.
+macro_rules! write_block {
+    ($line:ident $cache:ident $row:ident each() { $(
+        $(#[$doc:meta])+
+        $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
+    )+ }) => {
+        $(write_column!($line $cache $row $name $writing $($of)?);)+
+    };
+    ($line:ident $cache:ident $row:ident group($group:ident) { $(
+        $(#[$doc:meta])+
+        $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
+    )+ }) => {
+        let numbers = [$(i64::from($row.$name)),+];
+        if $cache.blocks.$group.numbers == numbers {
+            $line.numbers(numbers, &mut $cache.blocks.$group);
+        } else {
+            let from = $line.at();
+            $(write_column!($line $cache $row $name $writing $($of)?);)+
+            $cache.blocks.$group.keep(numbers, $line.written(from), $line.at() - from);
+        }
+    };
+    ($line:ident $cache:ident $row:ident owner($owners:ident) { $(
+        $(#[$doc:meta])+
+        $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
+    )+ }) => {
+        $cache.blocks.$owners.write($line, $row.owner, [$($row.$name),+]);
+    };
+}
+
+macro_rules! write_row {
+    ($($block:ident($($cache:ident)?) $columns:tt)+) => {
+        /// Writes the fields of a row.
+        #[inline(always)]
+        fn write_row(line: &mut Line<'_>, cache: &mut FieldCache, row: &Row<'_>) {
+            $(write_block!(line cache row $block($($cache)?) $columns);)+
+        }
+    };
+}
+
+crate::columns!(write_row);
+
+macro_rules! text_bytes {
+    ($($block:ident($($cache:ident)?) { $(
+        $(#[$doc:meta])+
+        $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
+    )+ })+) => {
+        /// The bytes of all texts of a row.
+        #[inline(always)]
+        fn text_bytes(row: &Row<'_>) -> usize {
+            0 $($(+ row.$name.text_bytes())+)+
+        }
+    };
+}
+
+crate::columns!(text_bytes);
 
 #[cfg(test)]
 mod tests {

@@ -1,9 +1,9 @@
-//! Bytes into records: a scan by byte masks that parses only the columns asked for.
+//! Parses bytes into records, by byte masks, and only the columns that are wanted.
 //!
-//! Sixty-four bytes at a time become one bit mask of commas and line ends, so that the cost of a
-//! column which nobody asked for is one bit. A row with a quote takes a slower way.
+//! 64 bytes at a time become one bit mask of commas and line ends, so a column that is not wanted costs one bit. Rows
+//! with quotes take a slow path through the `csv` crate.
 
-use memtrace_trace::columns::COLUMNS;
+use memtrace_trace::columns::{COLUMNS, MAX_BYTES, MAX_NUMBER, Reading, Shape, index_of};
 use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 
@@ -14,54 +14,26 @@ use delimiters::Delimiters;
 use number::{digit_within, int, int_within, natural_within};
 use owners::Owners;
 
-#[expect(unsafe_code, reason = "what the processor is asked for is not in safe Rust")]
+#[expect(unsafe_code, reason = "safe Rust has no names for these instructions")]
 mod cpu;
 mod delimiters;
 mod number;
 mod owners;
 
-/// How much is looked over for commas before its rows are read: both stay in a core's nearest cache.
+/// The bytes that are searched for delimiters before their rows are parsed: bytes and delimiters fit in a core's L1
+/// cache.
 const STRIP: usize = 16 << 10;
 
-/// No id, address or time is larger: their differences stay within 64 bits.
-const MOST: u64 = 1 << 62;
-/// No memory is larger (64 PiB): the sums over it stay within 64 bits.
-const MOST_BYTES: u64 = 1 << 56;
-
-/// Columns that few readings ask for: one question instead of fourteen.
-const RARE: Columns = Columns::of(&[
-    "rank",
-    "pid",
-    "tid",
-    "api",
-    "source",
-    "addr",
-    "requested_bytes",
-    "rounded_bytes",
-    "device_free_bytes",
-    "stream",
-    "pool",
-    "latency_ns",
-    "stack_id",
-    "name",
-]);
-/// Columns whose numbers mostly have one digit.
-const ONE_DIGIT: Columns = Columns::of(&["device", "status", "stream", "pool"]);
-/// Columns whose numbers mostly are not below 0.
-const NATURAL: Columns = Columns::of(&[
-    "seq",
-    "ts_ns",
-    "alloc_id",
-    "addr",
-    "rounded_bytes",
-    "allocated_bytes",
-    "active_bytes",
-    "reserved_bytes",
-    "latency_ns",
-    "stack_id",
-]);
-/// Columns that stand together and are read together.
-const OWNER: Columns = Columns::of(&["op", "module", "phase", "category"]);
+/// One test tells whether any of these columns is wanted.
+const RARE: Columns = Columns::of_reading(Reading::Rare);
+const ONE_DIGIT: Columns = Columns::of_shape(Shape::Digit);
+const NATURAL: Columns = Columns::of_shape(Shape::Natural).and(Columns::of_shape(Shape::Rising));
+/// These adjacent columns are looked up together; [`owners`] stores their values.
+const OWNER: Columns = {
+    let owner = Columns::of_reading(Reading::Owner);
+    assert!(owner.has_all(Columns::of(&owners::COLUMNS)) && Columns::of(&owners::COLUMNS).has_all(owner));
+    owner
+};
 
 /// What is wrong with a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,42 +132,58 @@ impl Scanner {
 
     #[inline(always)]
     fn fields(&mut self, record: &mut Record, row: &impl Fields) -> Result<(), String> {
+        const EVENT: usize = index_of("event");
+        const OWNER_SPAN: (usize, usize) = OWNER.span();
         let field = |index| row.text(index);
-        record.event = event(field(6)).ok_or_else(|| bad(6, "an event", field(6)))?;
+        record.event = event(field(EVENT)).ok_or_else(|| bad(EVENT, "an event", field(EVENT)))?;
         let columns = self.wanted.of(record.event);
-        // The places are those of the schema; a test holds them to it.
-        macro_rules! ints {
-            ($most:expr; $($index:literal $name:ident,)*) => {
-                $(if columns.has($index) {
-                    let number = row.int($index, $most).and_then(|n| n.try_into().ok());
-                    let Some(number) = number else { return Err(no_integer($index, row)) };
-                    record.$name = number;
-                })*
+        // The value of a column, by its type.
+        macro_rules! value {
+            ($index:ident text) => {
+                self.text($index, field($index))?
+            };
+            ($index:ident Category) => {
+                category(field($index)).ok_or_else(|| bad($index, "a category", field($index)))?
+            };
+            ($index:ident bytes) => {
+                integer($index, MAX_BYTES, row)?
+            };
+            ($index:ident $int:ident) => {
+                integer($index, MAX_NUMBER, row)?
             };
         }
-        macro_rules! texts {
-            ($($index:literal $name:ident,)*) => {
-                $(if columns.has($index) {
-                    record.$name = self.text($index, field($index))?;
-                })*
+        // Parses a column if it is wanted and its declaration has this reading.
+        macro_rules! parse {
+            (common common $name:ident $type:ident) => { parse!($name $type) };
+            (rare rare $name:ident $type:ident) => { parse!($name $type) };
+            (owner owner $name:ident $type:ident) => { parse!($name $type) };
+            ($now:ident $reading:ident $name:ident $type:ident) => {};
+            ($name:ident $type:ident) => {{
+                const INDEX: usize = index_of(stringify!($name));
+                if columns.has(INDEX) {
+                    record.$name = value!(INDEX $type);
+                }
+            }};
+        }
+        macro_rules! parse_all {
+            ($($block:ident($($cache:ident)?) { $(
+                $(#[$doc:meta])+
+                $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident,
+                    $writing:ident $(($of:ident))?;
+            )+ })+) => {
+                $($(parse!(common $reading $name $type);)+)+
+                if columns.has_any(RARE) {
+                    $($(parse!(rare $reading $name $type);)+)+
+                }
+                if columns.has_all(OWNER) && self.owners.find(row.texts(OWNER_SPAN), record) {
+                    return Ok(());
+                }
+                $($(parse!(owner $reading $name $type);)+)+
             };
         }
-        ints! { MOST; 0 seq, 1 ts_ns, 5 device, 7 status, 10 alloc_id, 23 step, }
-        ints! { MOST_BYTES; 14 delta_bytes, 15 allocated_bytes, 16 active_bytes, 17 reserved_bytes, }
-        if columns.has_any(RARE) {
-            ints! { MOST; 2 rank, 3 pid, 4 tid, 11 addr, 24 stream, 25 pool, 26 latency_ns, 27 stack_id, }
-            ints! { MOST_BYTES; 12 requested_bytes, 13 rounded_bytes, 18 device_free_bytes, }
-            texts! { 8 api, 9 source, 28 name, }
-        }
-        if columns.has_all(OWNER) && self.owners.find(row.texts(19, 22), record) {
-            return Ok(());
-        }
-        texts! { 19 op, 20 module, 21 phase, }
-        if columns.has(22) {
-            record.category = category(field(22)).ok_or_else(|| bad(22, "a category", field(22)))?;
-        }
+        memtrace_trace::columns!(parse_all);
         if columns.has_all(OWNER) {
-            self.owners.add(row.texts(19, 22), record);
+            self.owners.add(row.texts(OWNER_SPAN), record);
         }
         Ok(())
     }
@@ -286,10 +274,9 @@ trait Fields {
     /// The bytes of the field at `index`.
     fn text(&self, index: usize) -> &[u8];
 
-    /// The bytes of the fields from `first` to `last` and what is between them; `None` when they are not
-    /// together.
+    /// The bytes of the fields from `first` to `last` with the commas between them; `None` when they are not adjacent.
     #[inline(always)]
-    fn texts(&self, first: usize, last: usize) -> Option<&[u8]> {
+    fn texts(&self, (first, last): (usize, usize)) -> Option<&[u8]> {
         let _ = (first, last);
         None
     }
@@ -331,7 +318,7 @@ impl<C: Cpu> Fields for Plain<'_, C> {
     }
 
     #[inline(always)]
-    fn texts(&self, first: usize, last: usize) -> Option<&[u8]> {
+    fn texts(&self, (first, last): (usize, usize)) -> Option<&[u8]> {
         Some(&self.block[self.span(first).0..self.span(last).1])
     }
 
@@ -356,6 +343,12 @@ impl Fields for csv::ByteRecord {
 
 fn wrong_width(expected: usize, found: usize) -> String {
     format!("expected {expected} columns, found {found}: the line is cut off or damaged")
+}
+
+/// The integer of the field at `index`, at most `most` from 0.
+#[inline(always)]
+fn integer<T: TryFrom<i64>>(index: usize, most: u64, row: &impl Fields) -> Result<T, String> {
+    row.int(index, most).and_then(|number| number.try_into().ok()).ok_or_else(|| no_integer(index, row))
 }
 
 #[cold]

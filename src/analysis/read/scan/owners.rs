@@ -14,6 +14,9 @@ use crate::read::symbols::Symbol;
 /// More bytes than this are not remembered: memory stays bounded whatever the rows say.
 const MOST_BYTES: usize = 4 << 20;
 
+/// The columns that make an owner.
+pub(super) const COLUMNS: [&str; 4] = ["op", "module", "phase", "category"];
+
 /// The owners seen so far.
 #[derive(Default)]
 pub(super) struct Owners {

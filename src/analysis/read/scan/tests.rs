@@ -2,6 +2,7 @@
 
 use super::*;
 use memtrace_trace::Row;
+use memtrace_trace::columns::index_of;
 use memtrace_trace::csv::RowWriter;
 
 fn scan(block: &[u8], columns: Columns, lenient: bool) -> (Chunk, SymbolTable) {
@@ -23,84 +24,93 @@ fn lines(rows: &[Row<'_>]) -> Vec<u8> {
     all[header + 1..].to_vec()
 }
 
-/// A row in which every column has a value of its own.
-const FULL: Row<'_> = Row {
-    owner: 0,
-    seq: 1,
-    ts_ns: 2,
-    rank: 3,
-    pid: 4,
-    tid: 5,
-    device: 6,
-    event: EventName::Alloc,
-    status: 8,
-    api: "caching_allocator",
-    source: "libc10_cuda.so",
-    alloc_id: 11,
-    addr: 12,
-    requested_bytes: 13,
-    rounded_bytes: 14,
-    delta_bytes: -15,
-    allocated_bytes: 16,
-    active_bytes: 17,
-    reserved_bytes: 18,
-    device_free_bytes: 19,
-    op: "aten::mm",
-    module: "GPT.h.0",
-    phase: "forward",
-    category: Category::Activation,
-    step: 24,
-    stream: 25,
-    pool: 26,
-    latency_ns: 27,
-    stack_id: 28,
-    name: "a, \"b\" and c",
-};
+/// A value for a column that no other column has.
+macro_rules! distinct {
+    ($name:ident text) => {
+        stringify!($name)
+    };
+    ($name:ident EventName) => {
+        EventName::Alloc
+    };
+    ($name:ident Category) => {
+        Category::Activation
+    };
+    ($name:ident bytes) => {
+        index_of(stringify!($name)) as i64 + 1
+    };
+    ($name:ident $int:ident) => {
+        index_of(stringify!($name)) as $int + 1
+    };
+}
+
+/// A value for a column, from random numbers.
+macro_rules! any {
+    ($random:ident text) => {
+        $random.text()
+    };
+    ($random:ident EventName) => {
+        $random.of(EventName::ALL)
+    };
+    ($random:ident Category) => {
+        $random.of(Category::ALL)
+    };
+    ($random:ident i32) => {
+        $random.number() as i32 >> $random.of(&[0, 16])
+    };
+    ($random:ident bytes) => {
+        $random.number() >> $random.of(&[0, 8, 8, 8, 8, 8])
+    };
+    ($random:ident i64) => {
+        $random.number()
+    };
+}
+
+/// The value of a record's column, as a row has it.
+macro_rules! value_of {
+    ($record:ident $texts:ident $name:ident text) => {
+        $texts.get($record.$name).to_string()
+    };
+    ($record:ident $texts:ident $name:ident $type:ident) => {
+        $record.$name
+    };
+}
+
+macro_rules! rows {
+    ($($block:ident($($cache:ident)?) { $(
+        $(#[$doc:meta])+
+        $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
+    )+ })+) => {
+        const DISTINCT: Row<'_> = Row {
+            owner: 0,
+            $($($name: distinct!($name $type),)+)+
+        };
+
+        /// A row with any values.
+        fn any_row(random: &mut Random) -> Row<'static> {
+            Row { owner: 0, $($($name: any!(random $type),)+)+ }
+        }
+
+        /// Whether a record has the values of a row.
+        fn assert_same(record: &Record, texts: &SymbolTable, row: &Row<'_>) {
+            $($(assert_eq!(value_of!(record texts $name $type), row.$name, stringify!($name));)+)+
+        }
+    };
+}
+
+memtrace_trace::columns!(rows);
+
+/// A row in which every column has a value of its own, with quotes and with a negative number.
+const FULL: Row<'_> = Row { name: "a, \"b\" and c", delta_bytes: -15, ..DISTINCT };
 
 #[test]
 fn a_record_has_every_value_of_its_row() {
-    let (chunk, texts) = scan(&lines(&[FULL, Row { name: "plain", ..FULL }]), Columns::ALL, false);
+    let rows = [FULL, Row { name: "plain", ..FULL }];
+    let (chunk, texts) = scan(&lines(&rows), Columns::ALL, false);
     assert_eq!(chunk.fault, None);
-    for (record, name) in chunk.records.iter().zip(["a, \"b\" and c", "plain"]) {
-        let text = |symbol| texts.get(symbol);
-        let (api, source) = (text(record.api), text(record.source));
-        let (op, module, phase, found) =
-            (text(record.op), text(record.module), text(record.phase), text(record.name));
-        let back = Row {
-            owner: 0,
-            seq: record.seq,
-            ts_ns: record.ts_ns,
-            rank: record.rank,
-            pid: record.pid,
-            tid: record.tid,
-            device: record.device,
-            event: record.event,
-            status: record.status,
-            api: &api,
-            source: &source,
-            alloc_id: record.alloc_id,
-            addr: record.addr,
-            requested_bytes: record.requested_bytes,
-            rounded_bytes: record.rounded_bytes,
-            delta_bytes: record.delta_bytes,
-            allocated_bytes: record.allocated_bytes,
-            active_bytes: record.active_bytes,
-            reserved_bytes: record.reserved_bytes,
-            device_free_bytes: record.device_free_bytes,
-            op: &op,
-            module: &module,
-            phase: &phase,
-            category: record.category,
-            step: record.step,
-            stream: record.stream,
-            pool: record.pool,
-            latency_ns: record.latency_ns,
-            stack_id: record.stack_id,
-            name: &found,
-        };
-        assert_eq!(back, Row { name, ..FULL });
-    }
     assert_eq!(chunk.records.len(), 2);
+    for (record, row) in chunk.records.iter().zip(rows) {
+        assert_same(record, &texts, &row);
+    }
 }
 
 #[test]
@@ -206,39 +216,7 @@ impl Random {
 fn hostile(random: &mut Random) -> Vec<u8> {
     let mut block = Vec::new();
     for _ in 0..random.next(40) {
-        let small = |random: &mut Random| random.number() as i32 >> 16;
-        let row = Row {
-            owner: 0,
-            seq: random.number(),
-            ts_ns: random.number(),
-            rank: small(random),
-            pid: small(random),
-            tid: small(random),
-            device: random.number() as i32,
-            event: random.of(EventName::ALL),
-            status: small(random),
-            api: random.text(),
-            source: random.text(),
-            alloc_id: random.number(),
-            addr: random.number(),
-            requested_bytes: random.number(),
-            rounded_bytes: random.number(),
-            delta_bytes: random.number() >> 8,
-            allocated_bytes: random.number() >> 8,
-            active_bytes: random.number() >> 8,
-            reserved_bytes: random.number() >> 8,
-            device_free_bytes: random.number(),
-            op: random.text(),
-            module: random.text(),
-            phase: random.text(),
-            category: random.of(Category::ALL),
-            step: random.number(),
-            stream: random.number(),
-            pool: random.number(),
-            latency_ns: random.number(),
-            stack_id: random.number(),
-            name: random.text(),
-        };
+        let row = any_row(random);
         let from = block.len();
         block.extend(lines(&[row]));
         for _ in 0..[0, 0, 0, 1, 3][random.next(5)] {
