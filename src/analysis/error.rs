@@ -1,23 +1,23 @@
-//! Why there is no answer.
+//! The errors of an analysis.
 
 use std::fmt;
 
 /// The result of an analysis.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong.
+/// An error of an analysis.
 #[derive(Debug)]
 pub enum Error {
     /// A trace could not be read.
     Trace(memtrace_trace::Error),
-    /// What was asked for makes no sense; the text says what would.
+    /// The request is not valid; the text names the valid forms.
     Usage(String),
 }
 
 impl Error {
-    /// A request that makes no sense.
-    pub fn usage(what: impl Into<String>) -> Error {
-        Error::Usage(what.into())
+    /// An [`Error::Usage`] with this text.
+    pub fn usage(message: impl Into<String>) -> Error {
+        Error::Usage(message.into())
     }
 }
 
@@ -31,7 +31,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Trace(error) => error.fmt(f),
-            Error::Usage(what) => f.write_str(what),
+            Error::Usage(message) => f.write_str(message),
         }
     }
 }

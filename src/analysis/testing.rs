@@ -1,11 +1,11 @@
-//! Small traces made in a test, through the contract's own writer.
+//! Small traces for tests, written with the row writer of `memtrace-trace`.
 
 use memtrace_trace::csv::RowWriter;
 use memtrace_trace::meta::Meta;
 use memtrace_trace::{EventName, Row};
 
-/// Builds the bytes of a trace row by row: numbers the rows and keeps the totals of each device, so
-/// that a test says only what it is about.
+/// Builds the bytes of a trace row by row. It numbers the rows and keeps the totals of each device, so that a test
+/// gives only the fields that matter to it.
 pub struct TraceBuilder {
     writer: RowWriter<Vec<u8>>,
     seq: i64,
@@ -19,7 +19,7 @@ impl Default for TraceBuilder {
 }
 
 impl TraceBuilder {
-    /// A trace with this meta row, its schema filled in.
+    /// A trace that begins with this meta row; the schema version is set here.
     #[must_use]
     pub fn new(meta: Meta) -> Self {
         let meta = Meta { schema: memtrace_trace::SCHEMA_VERSION.to_owned(), ..meta };
@@ -29,13 +29,13 @@ impl TraceBuilder {
         builder
     }
 
-    /// A row as it is, but for `seq`, and `ts_ns` (one µs a row) when it is 0.
+    /// Writes a row; sets its `seq`, and its `ts_ns` (1 µs per row) where it is 0. Returns the `seq`.
     pub fn raw(&mut self, row: Row<'_>) -> i64 {
         self.seq += 1;
         let ts_ns = if row.ts_ns == 0 { (self.seq - 1) * 1000 } else { row.ts_ns };
         let row = Row { seq: self.seq, ts_ns, ..row };
         if let Err(error) = self.writer.write(&row) {
-            unreachable!("a vector takes every row: {error}");
+            unreachable!("writing to a vector failed: {error}");
         }
         self.seq
     }
@@ -51,7 +51,8 @@ impl TraceBuilder {
         &mut self.totals[at].1
     }
 
-    /// A row with its device's totals after the changes given: allocated, active, reserved.
+    /// Writes a row with the totals of its device after `change`: allocated, active and reserved bytes. Returns the
+    /// `seq`.
     pub fn change(&mut self, row: Row<'_>, change: [i64; 3]) -> i64 {
         let totals = self.totals(row.device);
         for (total, by) in totals.iter_mut().zip(change) {
@@ -61,14 +62,14 @@ impl TraceBuilder {
         self.raw(Row { allocated_bytes, active_bytes, reserved_bytes, ..row })
     }
 
-    /// The allocator takes a segment on device 0.
+    /// Writes the allocation of a segment of `bytes` on device 0, or the free of one where `bytes` is negative.
     pub fn segment(&mut self, bytes: i64) -> i64 {
         let event = if bytes >= 0 { EventName::SegmentAlloc } else { EventName::SegmentFree };
         let row = Row { device: 0, event, api: "cudaMalloc", delta_bytes: bytes, ..Row::default() };
         self.change(row, [0, 0, bytes])
     }
 
-    /// A block of `bytes` with the owner that `row` has; its `alloc_id`.
+    /// Writes the allocation of a block of `bytes` with the owner of `row`; returns its `alloc_id`.
     pub fn alloc(&mut self, bytes: i64, row: Row<'_>) -> i64 {
         let alloc_id = self.seq + 1;
         let row = Row {
@@ -85,7 +86,7 @@ impl TraceBuilder {
         self.change(row, [bytes, bytes, 0])
     }
 
-    /// The free of the block `alloc_id` of `bytes`, with the owner that `row` has.
+    /// Writes the free of block `alloc_id` of `bytes`, with the owner of `row`.
     pub fn free(&mut self, alloc_id: i64, bytes: i64, row: Row<'_>) -> i64 {
         let row = Row {
             device: row.device.max(0),
@@ -101,7 +102,7 @@ impl TraceBuilder {
         self.change(row, [-bytes, -bytes, 0])
     }
 
-    /// The pair of rows that gives a block to another owner.
+    /// Writes the pair of `tag` rows that moves a block from the owner of `old` to that of `new`.
     pub fn tag(&mut self, alloc_id: i64, bytes: i64, old: Row<'_>, new: Row<'_>) {
         for (row, delta_bytes) in [(old, -bytes), (new, bytes)] {
             let row = Row { device: row.device.max(0), event: EventName::Tag, alloc_id, delta_bytes, ..row };
@@ -109,18 +110,18 @@ impl TraceBuilder {
         }
     }
 
-    /// Closes the trace with its `end` row and gives its bytes.
+    /// Writes the `end` row and returns the bytes of the trace.
     #[must_use]
     pub fn finish(mut self) -> Vec<u8> {
         self.raw(Row { event: EventName::End, api: "memtrace", ..Row::default() });
         self.unfinished()
     }
 
-    /// The bytes without an `end` row, as a killed process leaves them.
+    /// The bytes of the trace without an `end` row, as a killed process leaves it.
     #[must_use]
     pub fn unfinished(mut self) -> Vec<u8> {
         if let Err(error) = self.writer.flush() {
-            unreachable!("a vector takes every row: {error}");
+            unreachable!("writing to a vector failed: {error}");
         }
         self.writer.get_ref().clone()
     }

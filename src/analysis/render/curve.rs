@@ -1,42 +1,43 @@
-//! A curve of memory in characters: an area of eighths of a cell, axes with units, phases and steps
-//! below. Colour tells more on a terminal; without it, letters do.
+//! A memory curve for the terminal: an area in eighths of a cell, axes with units, phases and steps below.
+//!
+//! With colour, bands differ by hue; without it, by letter.
 
 use memtrace_trace::units::Unit;
 
 use crate::render::printer::{Cell, Printer, Style};
 use crate::state::series::TimeGrid;
 
-/// What to draw.
+/// A curve to draw.
 pub struct Curve<'a> {
-    /// Two pieces make a column.
+    /// The buckets of the curve; two buckets make one column.
     pub grid: TimeGrid,
-    /// The highest total of each piece, in bytes.
+    /// The highest total of each bucket, in bytes.
     pub high: &'a [i64],
-    /// The highest reserved memory of each piece.
+    /// The highest reserved memory of each bucket, in bytes.
     pub reserved: Option<&'a [i64]>,
-    /// What the total is called.
+    /// The name of the total, for the legend.
     pub total_name: &'a str,
-    /// What the total is made of, from the bottom; may be empty.
+    /// The parts of the total, from the bottom; may be empty.
     pub bands: Vec<Band>,
-    /// When each phase begins, and its name; empty for none.
+    /// The start of each phase in ns and its name; an empty name is no phase.
     pub phases: Vec<(i64, String)>,
-    /// When each step begins, and its number.
+    /// The start of each step in ns and its number.
     pub steps: Vec<(i64, i64)>,
-    /// Where to put the mark of the peak.
+    /// The time of the peak in ns, to mark it.
     pub peak_ns: Option<i64>,
-    /// When memory ran out.
+    /// The times of out-of-memory errors, in ns.
     pub ooms: Vec<i64>,
-    /// How bytes are shown.
+    /// The unit of the byte axis.
     pub units: Unit,
 }
 
 /// A part of the total.
 pub struct Band {
-    /// Its name; the first letter that is free stands for it.
+    /// Its name. Without colour its first letter that no other band uses stands for it.
     pub name: String,
-    /// Its place in [`crate::render::text::HUES`].
+    /// Its index in [`crate::render::printer::HUES`].
     pub hue: u8,
-    /// Its bytes at each piece's highest moment.
+    /// Its bytes in each bucket, at the moment of the highest total.
     pub bytes: Vec<i64>,
 }
 
@@ -45,14 +46,14 @@ const VERMILION: Style = Style::Hue(5);
 const EIGHTHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 impl Curve<'_> {
-    /// The columns that the axis takes on the left.
+    /// The width of the axis on the left, in columns.
     pub const MARGIN: usize = 13;
 
     fn columns(&self) -> usize {
         self.grid.buckets.div_ceil(2)
     }
 
-    /// The highest of a column's pieces, and which of them it is.
+    /// The bucket of a column with the highest value, and that value.
     fn highest(values: &[i64], column: usize) -> (usize, i64) {
         let first = column * 2;
         let last = (first + 1).min(values.len().saturating_sub(1));
@@ -64,7 +65,7 @@ impl Curve<'_> {
         self.grid.index(ts_ns) / 2
     }
 
-    /// Adds it to a page, `height` lines high without what is above and below.
+    /// Prints the curve. `height` is the number of lines of the area, without the marks above and the axes below.
     pub fn print(&self, printer: &mut Printer, height: usize) {
         let columns = self.columns();
         let highest = |values: &[i64]| values.iter().copied().max().unwrap_or(0);
@@ -72,7 +73,7 @@ impl Curve<'_> {
         let letters = letters(self.bands.iter().map(|band| band.name.as_str()));
         self.marks(printer, columns);
         for row in (0..height).rev() {
-            // The bytes at the line's lower and upper edge.
+            // Bytes at the lower edge of the line, and bytes per line.
             let (low, step) = (most as f64 * row as f64 / height as f64, most as f64 / height as f64);
             let label = match row {
                 _ if row + 1 == height => self.units.show(most).to_string(),
@@ -83,7 +84,7 @@ impl Curve<'_> {
             let mut cells = vec![Cell::new(format!("{label:>11} {tick}"), Style::Faint)];
             let mut run = StyledRun::default();
             for column in 0..columns {
-                let (piece, value) = Self::highest(self.high, column);
+                let (bucket, value) = Self::highest(self.high, column);
                 let eighths = ((value as f64 - low) / step * 8.0).round().clamp(0.0, 8.0) as usize;
                 let reserved = self.reserved.map_or(0, |reserved| Self::highest(reserved, column).1);
                 let here = reserved as f64 > low && reserved as f64 <= low + step * 1.0001;
@@ -94,7 +95,7 @@ impl Curve<'_> {
                 } else if self.bands.is_empty() {
                     (EIGHTHS[eighths], BLUE)
                 } else {
-                    let place = self.band(piece, value, low + step * (eighths as f64 / 16.0));
+                    let place = self.band(bucket, value, low + step * (eighths as f64 / 16.0));
                     let c = if printer.paints() { EIGHTHS[eighths] } else { letters[place] };
                     (c, Style::Hue(self.bands[place].hue))
                 };
@@ -103,19 +104,19 @@ impl Curve<'_> {
             run.end(&mut cells);
             printer.line(cells);
         }
-        self.time(printer, columns);
-        self.below(printer, columns);
+        self.time_axis(printer, columns);
+        self.phases_and_steps(printer, columns);
         self.legend(printer, &letters);
     }
 
-    /// The band that lies at a height of a piece.
-    fn band(&self, piece: usize, value: i64, at: f64) -> usize {
-        let sum: i64 = self.bands.iter().filter_map(|band| band.bytes.get(piece)).sum();
-        // Blocks of no category that is drawn make the total a little higher than the bands.
+    /// The index of the band at height `at` (bytes) of a bucket.
+    fn band(&self, bucket: usize, value: i64, at: f64) -> usize {
+        let sum: i64 = self.bands.iter().filter_map(|band| band.bytes.get(bucket)).sum();
+        // The total also has blocks whose category is not drawn, so it can be a little higher than the bands.
         let scale = if sum > 0 { value as f64 / sum as f64 } else { 0.0 };
         let mut top = 0.0;
         for (place, band) in self.bands.iter().enumerate() {
-            top += band.bytes.get(piece).copied().unwrap_or(0) as f64 * scale;
+            top += band.bytes.get(bucket).copied().unwrap_or(0) as f64 * scale;
             if at < top {
                 return place;
             }
@@ -123,13 +124,13 @@ impl Curve<'_> {
         self.bands.len() - 1
     }
 
-    /// The marks of the peak and of each OOM, above the curve.
+    /// Prints the marks of the peak and of each OOM above the curve.
     fn marks(&self, printer: &mut Printer, columns: usize) {
         let mut line: Vec<(char, Style)> = vec![(' ', Style::Plain); columns];
         let mut write = |column: usize, text: &str, style: Style| {
             let text: Vec<char> = text.chars().collect();
             let from = column.min(columns.saturating_sub(text.len()));
-            // The mark itself stays over its column.
+            // At the right edge the label moves left, and the mark stays over its column.
             let text: Vec<char> = if from < column && column < columns {
                 text[1..].iter().copied().chain([text[0]]).collect()
             } else {
@@ -157,14 +158,14 @@ impl Curve<'_> {
         printer.line(cells);
     }
 
-    /// The axis of time.
-    fn time(&self, printer: &mut Printer, columns: usize) {
+    /// Prints the time axis.
+    fn time_axis(&self, printer: &mut Printer, columns: usize) {
         let mut axis = vec!['─'; columns];
         let mut text = vec![' '; columns + 12];
         let (start, end) =
             (self.grid.start_ns, self.grid.start_ns + self.grid.width_ns * self.grid.buckets as i64);
         let step = round_step((end - start) / (columns as i64 / 16).max(1));
-        // Ten seconds or more from one to the next need none.
+        // No decimals where labels are ten seconds or more apart.
         let digits = 9_usize.saturating_sub((step.max(1) as f64).log10().floor() as usize);
         let mut at = start - start.rem_euclid(step);
         while at <= end {
@@ -184,8 +185,8 @@ impl Curve<'_> {
         printer.line([Cell::new(format!("{}{labels}", " ".repeat(Self::MARGIN)), Style::Faint)]);
     }
 
-    /// The bands of phases and steps.
-    fn below(&self, printer: &mut Printer, columns: usize) {
+    /// Prints the phases and steps below the curve.
+    fn phases_and_steps(&self, printer: &mut Printer, columns: usize) {
         if self.phases.iter().any(|(_, name)| !name.is_empty()) {
             let names = self.phase_names();
             let letters = capitals(&names);
@@ -225,7 +226,7 @@ impl Curve<'_> {
         }
     }
 
-    /// The names of the phases, in the order in which they come.
+    /// The names of the phases, in the order of their first start.
     fn phase_names(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         for (_, name) in &self.phases {
@@ -265,7 +266,7 @@ impl Curve<'_> {
     }
 }
 
-/// The colour of a phase: those of training keep theirs.
+/// The colour of a phase. The phases of a training step have fixed colours.
 fn hue(name: &str, place: usize) -> Style {
     Style::Hue(match name {
         "forward" => 4,
@@ -275,13 +276,13 @@ fn hue(name: &str, place: usize) -> Style {
     })
 }
 
-/// Letters of phases: capitals, since the small ones stand for what the total is made of.
+/// Letters for phases: capitals, as small letters stand for bands.
 fn capitals(names: &[String]) -> Vec<char> {
     let names: Vec<String> = names.iter().map(|name| name.to_uppercase()).collect();
     letters(names.iter().map(String::as_str))
 }
 
-/// A letter for each name: the first of its own that no other has.
+/// One letter for each name: its first letter or digit that no name before it uses, else a free capital.
 fn letters<'a>(names: impl Iterator<Item = &'a str>) -> Vec<char> {
     let mut taken = Vec::new();
     for name in names {
@@ -292,7 +293,7 @@ fn letters<'a>(names: impl Iterator<Item = &'a str>) -> Vec<char> {
     taken
 }
 
-/// The next round number of ns at or above `about`: 1, 2 or 5 times a power of ten.
+/// The smallest round number at or above `about`: 1, 2 or 5 times a power of ten.
 fn round_step(about: i64) -> i64 {
     let mut power: i64 = 1;
     while power <= about / 10 {
@@ -301,7 +302,7 @@ fn round_step(about: i64) -> i64 {
     [1, 2, 5, 10].iter().map(|lead| lead * power).find(|step| *step >= about).unwrap_or(power * 10)
 }
 
-/// Characters of one style, put together into one piece of a line.
+/// Consecutive characters of one style, collected into one cell.
 #[derive(Default)]
 struct StyledRun {
     text: String,
@@ -344,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_curve_has_its_axes_its_phases_and_its_peak() {
+    fn a_curve_has_axes_phases_and_the_peak() {
         let high: Vec<i64> = (0..20).map(|n| if n == 4 { 4096 } else { n * 128 }).collect();
         let mut printer = Printer::new(false, None);
         curve(&high).print(&mut printer, 4);
@@ -371,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn letters_differ() {
+    fn letters_of_bands_differ() {
         assert_eq!(letters(["activation", "autograd", "a"].into_iter()), ['a', 'u', 'A']);
         assert_eq!(round_step(3), 5);
         assert_eq!(round_step(120_000_000), 200_000_000);

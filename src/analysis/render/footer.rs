@@ -1,4 +1,4 @@
-//! The last lines of every report: how far it can be trusted.
+//! The last lines of every report: lost events, unattributed memory and notes.
 
 use super::numbers::{count, percent, share};
 use super::phantom_run::PhantomRun;
@@ -9,18 +9,18 @@ use crate::read::stream::TraceFile;
 use crate::state::categories;
 use crate::state::replay_trace::Replayed;
 
-/// What ends every report: how far it can be trusted.
+/// The footer of a report: how complete its data is.
 #[derive(Clone, Debug, Default)]
 pub struct Footer {
     /// Events that the traced processes dropped.
     pub lost: u64,
-    /// Bytes at the peaks that nothing says the owner of, and all of them.
+    /// Bytes without an owner at the peaks, and all bytes at the peaks.
     pub unattributed: (i64, i64),
-    /// The same of all bytes that blocks were given in the part that was looked at, whenever.
+    /// Bytes without an owner and all bytes, of every block allocated in the window.
     pub unattributed_ever: (i64, i64),
-    /// The runs on a device that is not there.
+    /// The runs on a simulated GPU.
     pub phantom: PhantomRun,
-    /// What else the reader should know.
+    /// Further notes, one line each.
     pub notes: Vec<String>,
 }
 
@@ -33,7 +33,7 @@ impl Footer {
         footer
     }
 
-    /// Takes in what was learned of one trace. `ordinal` is the device that the report is about.
+    /// Adds one replayed trace. `ordinal` is the device of the report, if it has one.
     pub fn add(&mut self, trace: &TraceFile, replayed: &Replayed, ordinal: Option<i32>) {
         self.lost += replayed.replay.counts.lost;
         if let Some(ordinal) = ordinal {
@@ -50,20 +50,21 @@ impl Footer {
         self.notes.extend(trace.meta.degraded.iter().cloned());
     }
 
-    /// Takes in whose a device's peak was: all of a report that does not read to the end.
+    /// Adds the unattributed bytes of a device. A report that stops before the end of the trace calls this instead of
+    /// [`Footer::add`].
     pub fn add_share(&mut self, replayed: &Replayed, ordinal: i32) {
         let (peak, ever) = (replayed.unattributed(ordinal), replayed.replay.given(ordinal));
         self.add_bytes(peak, ever);
     }
 
-    /// Takes in bytes that nobody owns, and all of them: at a peak, and ever.
+    /// Adds (unattributed, all) bytes: at the peak, and of every block allocated in the window.
     pub fn add_bytes(&mut self, peak: (i64, i64), ever: (i64, i64)) {
         for (sum, more) in [(&mut self.unattributed, peak), (&mut self.unattributed_ever, ever)] {
             *sum = (sum.0.saturating_add(more.0), sum.1.saturating_add(more.1));
         }
     }
 
-    /// Says how categories were inferred, where they were: for reports that show them.
+    /// Adds the rule by which categories were inferred, if any were: for reports that show categories.
     pub fn note_inference(&mut self, replayed: &Replayed) {
         let by_flow = !replayed.replay.flow.is_empty();
         let rule = if by_flow { profile::RULE } else { categories::RULE }.to_owned();
@@ -72,19 +73,19 @@ impl Footer {
         }
     }
 
-    /// The share of the peak that has no owner, from 0 to 1.
+    /// The share of the peak without an owner, from 0 to 1.
     #[must_use]
     pub fn unattributed_share(&self) -> f64 {
         share(self.unattributed.0, self.unattributed.1)
     }
 
-    /// The share of all bytes ever handed out that has no owner, from 0 to 1.
+    /// The share of all bytes allocated in the window without an owner, from 0 to 1.
     #[must_use]
     pub fn unattributed_share_ever(&self) -> f64 {
         share(self.unattributed_ever.0, self.unattributed_ever.1)
     }
 
-    /// Adds the footer's lines to a page.
+    /// Prints the footer.
     pub fn print(&self, printer: &mut Printer) {
         let lost = format!("{} events lost", count(self.lost));
         printer.line([

@@ -5,9 +5,9 @@ use memtrace_trace::meta::Meta;
 use super::printer::{Cell, Printer, Style};
 use crate::read::input::Input;
 
-/// The first line of every report: the command that was traced, where, and on what.
+/// Prints the first line of every report: the traced command, the GPU, the version of torch and the number of ranks.
 pub fn heading(printer: &mut Printer, input: &Input, meta: &Meta) {
-    // Where python and the script are says nothing new to the one who started them.
+    // The interpreter and the script are named without their folders: the user knows where they are.
     let base = |word: &String| word.rsplit('/').next().unwrap_or(word).to_owned();
     let words: Vec<String> = meta
         .argv

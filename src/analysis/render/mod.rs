@@ -1,4 +1,4 @@
-//! From numbers to text for a terminal: styled lines, tables and curves.
+//! Text for a terminal: styled lines, tables, curves, and the heading and footer of reports.
 
 pub mod curve;
 pub mod footer;

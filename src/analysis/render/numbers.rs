@@ -1,6 +1,6 @@
 //! Numbers as people read them: shares, counts, times and bars.
 
-/// A bar of up to `width` cells for a share from 0 to 1, in eighths of a cell.
+/// A bar for a share from 0 to 1, at most `width` cells long, in eighths of a cell.
 #[must_use]
 pub fn bar(share: f64, width: usize) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
@@ -14,13 +14,13 @@ pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// `part` of `whole`, 0 when there is no whole.
+/// `part` divided by `whole`; 0 where `whole` is 0.
 #[must_use]
 pub fn share(part: i64, whole: i64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// A count with its thousands apart: `1,234,567`.
+/// A count with separated thousands: `1,234,567`.
 #[must_use]
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
@@ -40,7 +40,7 @@ pub fn step_or_dash(step: i64) -> String {
     if step < 0 { "-".to_owned() } else { step.to_string() }
 }
 
-/// A time in ns as people say it: `412 ms`, `3.21 s`, `1 h 02 min`.
+/// A duration in ns in a readable unit: `412.0 ms`, `3.21 s`, `1 h 02 min`.
 #[must_use]
 pub fn duration(ns: i64) -> String {
     let s = ns as f64 / 1e9;
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_read_well() {
+    fn counts_shares_durations_and_bars_are_readable() {
         assert_eq!(count(0), "0");
         assert_eq!(count(1_234_567), "1,234,567");
         assert_eq!(duration(3_210_000_000), "3.21 s");

@@ -1,18 +1,18 @@
-//! Text for one screen: aligned tables, and colour only when the reader is a terminal.
+//! The text of a report: styled lines and aligned tables, with colour only on a terminal.
 
 use std::fmt::Write as _;
 
-/// How a piece of text stands out on a terminal.
+/// The style of a text on a terminal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Style {
-    /// As it is.
+    /// No style.
     #[default]
     Plain,
-    /// What the reader looks for first.
+    /// Bold: the main result.
     Strong,
-    /// What the reader may pass over.
+    /// Dim: secondary text.
     Faint,
-    /// What is wrong.
+    /// Bold red: an error or a problem.
     Alarm,
     /// A command to type.
     Command,
@@ -20,8 +20,8 @@ pub enum Style {
     Hue(u8),
 }
 
-/// Colours that the colour-blind can tell apart, after Okabe and Ito: blue, orange, green, purple, sky
-/// blue, vermilion, yellow, grey. Numbers of the terminal's palette of 256.
+/// The colours of Okabe and Ito, which colour-blind people can distinguish: blue, orange, green, purple, sky blue,
+/// vermilion, yellow, grey. As escape codes of the palette of 256 colours.
 pub const HUES: [&str; 8] = [
     "\x1b[38;5;32m",
     "\x1b[38;5;214m",
@@ -46,7 +46,7 @@ impl Style {
     }
 }
 
-/// A piece of a line.
+/// A styled piece of a line, or a cell of a table.
 #[derive(Clone, Debug, Default)]
 pub struct Cell {
     text: String,
@@ -66,12 +66,12 @@ impl<T: Into<String>> From<T> for Cell {
     }
 }
 
-/// On which side of its column a cell stands.
+/// The alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Words.
+    /// For text.
     Left,
-    /// Numbers.
+    /// For numbers.
     Right,
 }
 
@@ -83,26 +83,26 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with these column heads; with no line for them when all are empty.
+    /// A table with these column heads. When all heads are empty, the line of heads is left out.
     #[must_use]
     pub fn new(columns: &[(&str, Side)]) -> Table {
         let columns = columns.iter().map(|(name, side)| ((*name).to_owned(), *side)).collect();
         Table { columns, rows: Vec::new() }
     }
 
-    /// Adds a row; missing cells are empty.
+    /// Adds a row; missing cells stay empty.
     pub fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
         self.rows.push(cells.into_iter().collect());
     }
 
-    /// Has it no rows?
+    /// Whether the table has no rows.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 }
 
-/// The text of an answer.
+/// Collects the text of a report.
 #[derive(Clone, Debug, Default)]
 pub struct Printer {
     text: String,
@@ -111,25 +111,25 @@ pub struct Printer {
 }
 
 impl Printer {
-    /// An empty page; `paint` for a terminal that shows colour, `width` its columns.
+    /// An empty text. `paint` enables colour; `width` is the number of columns of the terminal.
     #[must_use]
     pub fn new(paint: bool, width: Option<usize>) -> Printer {
         Printer { text: String::new(), paint, width }
     }
 
-    /// Are styles shown?
+    /// Whether styles are shown.
     #[must_use]
     pub fn paints(&self) -> bool {
         self.paint
     }
 
-    /// What was written so far.
+    /// The text so far.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// A line of pieces.
+    /// Adds a line of cells.
     pub fn line(&mut self, cells: impl IntoIterator<Item = Cell>) {
         for cell in cells {
             self.piece(&cell);
@@ -137,12 +137,12 @@ impl Printer {
         self.end_line();
     }
 
-    /// A plain line.
+    /// Adds a line without style.
     pub fn plain(&mut self, text: impl Into<String>) {
         self.line([text.into().into()]);
     }
 
-    /// An empty line.
+    /// Adds an empty line.
     pub fn gap(&mut self) {
         self.text.push('\n');
     }
@@ -162,7 +162,7 @@ impl Printer {
         self.text.push('\n');
     }
 
-    /// A table. On a terminal, what would not fit its last column is cut in the middle.
+    /// Adds a table. On a terminal, texts that do not fit the last column are cut in the middle.
     pub fn table(&mut self, table: &Table) {
         let mut widths: Vec<usize> = table.columns.iter().map(|(name, _)| name.chars().count()).collect();
         for row in &table.rows {
@@ -204,7 +204,7 @@ impl Printer {
     }
 }
 
-/// `text`, or its two ends around `…` when it is wider than `width`.
+/// `text`, or its start and end around `…` where it is wider than `width`.
 fn cut_middle(text: &str, width: usize) -> String {
     let chars: Vec<char> = text.chars().collect();
     if chars.len() <= width {
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_is_aligned_and_fits_its_terminal() {
+    fn a_table_is_aligned_and_fits_the_terminal() {
         let mut table = Table::new(&[("bytes", Side::Right), ("module", Side::Left)]);
         table.row(["1.00 MiB".into(), "GPT".into()]);
         table.row(["512 B".into(), "GPT.transformer.h.0.mlp.c_fc".into()]);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn colour_is_for_terminals() {
+    fn colour_is_printed_on_terminals_only() {
         let mut printer = Printer::new(true, None);
         printer.line([Cell::new("x", Style::Strong)]);
         assert_eq!(printer.text(), "\x1b[1mx\x1b[0m\n");

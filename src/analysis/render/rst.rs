@@ -1,9 +1,9 @@
 //! reStructuredText tables, laid out as Python's `tabulate` does with `tablefmt="rst"`.
 
-/// The lines of a table. Every cell is text, so all stand on the left.
+/// The lines of a table. Every cell is aligned to the left, as `tabulate` aligns text.
 #[must_use]
 pub(crate) fn table(heads: &[&str], rows: &[Vec<String>]) -> Vec<String> {
-    // tabulate leaves a head two columns to breathe, unless a cell is wider.
+    // tabulate pads each head by two columns, unless a cell is wider.
     let mut widths: Vec<usize> = heads.iter().map(|head| head.chars().count() + 2).collect();
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {

@@ -1,9 +1,9 @@
-//! What memory is for, where no `tag` row says it.
+//! Infers the category of a block where no `tag` row gives it.
 //!
-//! The traced process types a block when it is born; what it cannot know then (that a block is a
-//! parameter, or a gradient) comes as a `tag` row when the Python part ran. In a trace without one,
-//! phase and lifetime tell it, by the rules of [`RULE`], and reports mark what was inferred with `*`. When
-//! it has io records, the flow of data between ops tells more ([`crate::profile`]).
+//! The traced process categorizes a block at its allocation. It cannot know then that the block is a parameter or a
+//! gradient: a `tag` row of the Python side says so later. In a trace without `tag` rows, the category follows from the
+//! phase and the lifetime of a block, by the rules of [`RULE`], and reports mark inferred categories with `*`. With io
+//! records it follows from the flow of data between ops ([`crate::profile`]), which is more precise.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::read::symbols::Symbol;
 use crate::state::replay::{Block, Replay};
 
-/// The rules, for the reader.
+/// The rules of inference, as a note for the reader.
 pub const RULE: &str = "* inferred, as the trace has no tags: parameter = there before the first forward, and stayed; \
                         gradient = of a parameter's size, born in backward, and outlived it";
 
-/// The phases that the rules are about.
+/// The symbols of the phases that the rules depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct Phases {
     /// `forward`
@@ -26,9 +26,9 @@ pub struct Phases {
     pub backward: Symbol,
 }
 
-/// The categories that the flow of data between ops gives to blocks, by `alloc_id`. Clones share them.
+/// Categories inferred from the flow of data between ops, by `alloc_id`. Clones share one map.
 ///
-/// Empty for a trace that has tags, or no io records.
+/// Empty for a trace with tags and for one without io records.
 #[derive(Clone, Debug, Default)]
 pub struct FlowCategories(Arc<FxHashMap<i64, Category>>);
 
@@ -39,13 +39,13 @@ impl FlowCategories {
         FlowCategories(Arc::new(by_id))
     }
 
-    /// Whether no block has one.
+    /// Whether no category was inferred.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Gives the blocks of one moment their categories.
+    /// Sets the category of each block in `blocks` that has an inferred one.
     pub fn apply(&self, blocks: &mut [Block]) {
         for block in blocks {
             if let Some(category) = self.0.get(&block.id) {
@@ -56,17 +56,17 @@ impl FlowCategories {
     }
 }
 
-/// How a block ended.
+/// The moment of a block's free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Death {
-    /// The step that ran.
+    /// The step at that moment.
     pub step: i64,
-    /// The phase that ran.
+    /// The phase at that moment.
     pub phase: Symbol,
 }
 
-/// Types the blocks of one moment, in a trace without tags, where the rules give them another category
-/// than their rows.
+/// Sets the categories of the blocks of one moment by [`RULE`], in a trace without tags. A block to which no rule applies
+/// keeps the category of its rows.
 pub fn infer(blocks: &mut [Block], replay: &Replay) {
     let mut sizes = FxHashSet::default();
     for block in blocks.iter_mut().filter(|block| is_parameter(block, replay)) {
@@ -74,7 +74,7 @@ pub fn infer(blocks: &mut [Block], replay: &Replay) {
         block.owner.category = Category::Parameter;
         block.inferred = true;
     }
-    // What outlives backward and is no parameter's size is a library's workspace.
+    // A block that outlives backward and has no parameter's size is a workspace of a library.
     let fits = |block: &Block| sizes.contains(&block.bytes);
     for block in blocks.iter_mut().filter(|block| fits(block) && outlived_backward(block, replay)) {
         block.owner.category = Category::Gradient;
@@ -84,7 +84,7 @@ pub fn infer(blocks: &mut [Block], replay: &Replay) {
 
 fn is_parameter(block: &Block, replay: &Replay) -> bool {
     let Some((first_forward, step)) = replay.first_forward else { return false };
-    // The first batch is there before the first forward too, and goes with its step or the next.
+    // The first batch is also allocated before the first forward, but is freed in its step or in the next.
     let stayed = block.died.is_none_or(|death| death.step > step + 1);
     block.owner.category == Category::None && block.id < first_forward && stayed
 }

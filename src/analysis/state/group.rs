@@ -1,4 +1,4 @@
-//! Live blocks by owner.
+//! Groups blocks by module, op, category or another key.
 
 use std::sync::Arc;
 
@@ -11,13 +11,12 @@ use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
 use crate::state::replay::{Block, Owner};
-
 use crate::state::stacks::Stacks;
 
-/// What blocks can be grouped by.
+/// The keys by which blocks can be grouped.
 pub const KEYS: &[&str] = &["module", "op", "category", "phase", "step", "size", "line", "stack"];
 
-/// The option that chooses one.
+/// The option that selects one of [`KEYS`].
 pub const BY: Flag = Flag {
     name: "by",
     value: Some("KEY"),
@@ -26,7 +25,7 @@ pub const BY: Flag = Flag {
     help: "What to group the live blocks by",
 };
 
-/// The option that joins modules.
+/// The option that limits the depth of module paths.
 pub const DEPTH: Flag = Flag {
     name: "depth",
     value: Some("N"),
@@ -35,55 +34,55 @@ pub const DEPTH: Flag = Flag {
     help: "Join modules below the N-th level of their path",
 };
 
-/// How blocks are grouped.
+/// A key by which blocks are grouped.
 #[derive(Clone, Debug)]
 pub struct Key {
     /// One of [`KEYS`].
     pub name: &'static str,
     depth: Option<usize>,
-    /// What the stacks of blocks are, when they are asked for.
+    /// The stacks of the trace, where the key needs them.
     stacks: Option<Arc<Stacks>>,
 }
 
-/// The blocks of one key.
+/// The blocks of one group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Group {
-    /// All of them, in bytes.
+    /// Their sum, in bytes.
     pub bytes: i64,
-    /// How many.
+    /// The number of blocks.
     pub blocks: u64,
 }
 
 impl Key {
-    /// By module, whole paths.
+    /// By module, with whole paths.
     pub const MODULE: Key = Key { name: "module", depth: None, stacks: None };
     /// By category.
     pub const CATEGORY: Key = Key { name: "category", depth: None, stacks: None };
 
-    /// What [`BY`] and [`DEPTH`] were given.
+    /// The key that [`BY`] and [`DEPTH`] select.
     ///
     /// # Errors
-    /// When the depth is no number.
+    /// When the depth is not a number.
     pub fn from_options(options: &Options) -> Result<Key> {
         let wanted = options.text(BY.name);
         let name = KEYS.iter().find(|key| **key == wanted).unwrap_or(&KEYS[0]);
         Ok(Key { name, depth: options.number(DEPTH.name)?, stacks: None })
     }
 
-    /// The columns that it needs beside those of a replay.
+    /// The columns that the key needs in addition to those of a replay.
     #[must_use]
     pub fn columns(&self) -> Columns {
         Columns::of(if self.needs_stacks() { &["stack_id"] } else { &[] })
     }
 
-    /// The same key, for the blocks of `trace`.
+    /// The same key with the stacks of `trace`, where it needs them.
     #[must_use]
     pub fn on(&self, trace: &TraceFile) -> Key {
         let stacks = self.needs_stacks().then(|| Arc::new(Stacks::read(trace)));
         Key { stacks, ..self.clone() }
     }
 
-    /// Are there lines of Python?
+    /// Whether the trace has lines of Python.
     #[must_use]
     pub fn has_lines(&self) -> bool {
         self.stacks.as_deref().is_some_and(Stacks::has_lines)
@@ -93,7 +92,7 @@ impl Key {
         matches!(self.name, "line" | "stack")
     }
 
-    /// What a block is listed under.
+    /// The name of the group of a block.
     #[must_use]
     pub fn of(&self, block: &Block, symbols: &SymbolTable) -> String {
         match self.name {
@@ -113,7 +112,7 @@ impl Key {
         text.unwrap_or_else(|| "(unattributed)".to_owned())
     }
 
-    /// What an owner is listed under.
+    /// The name of the group of an owner, for keys that depend on the owner alone.
     #[must_use]
     pub fn of_owner(&self, owner: &Owner, symbols: &SymbolTable) -> String {
         match self.name {
@@ -132,10 +131,10 @@ impl Key {
         }
     }
 
-    /// The blocks by key.
+    /// Sums `blocks` by group.
     #[must_use]
     pub fn groups(&self, blocks: &[Block], symbols: &SymbolTable) -> FxHashMap<String, Group> {
-        // First by what is cheap to hash: a trace has far fewer owners than blocks.
+        // First by owner, which is cheap to hash, then by name: a trace has far fewer owners than blocks.
         let mut owners: FxHashMap<(Owner, bool, i64), (Block, Group)> = FxHashMap::default();
         for block in blocks {
             let more = match self.name {
@@ -158,7 +157,7 @@ impl Key {
     }
 }
 
-/// Largest first, then by name.
+/// The groups in order of size, the largest first; equal sizes by name.
 #[must_use]
 pub fn sorted(groups: FxHashMap<String, Group>) -> Vec<(String, Group)> {
     let mut groups: Vec<(String, Group)> = groups.into_iter().collect();
@@ -166,13 +165,13 @@ pub fn sorted(groups: FxHashMap<String, Group>) -> Vec<(String, Group)> {
     groups
 }
 
-/// A category as reports show it.
+/// The name of a category in reports.
 #[must_use]
 pub fn category(category: Category) -> &'static str {
     if category == Category::None { "(unattributed)" } else { category.as_str() }
 }
 
-/// The category of a block as reports show it, with a star when it was inferred.
+/// The name of a block's category in reports, with `*` where it was inferred.
 #[must_use]
 pub fn block_category(block: &Block) -> &'static str {
     match block.owner.category {
@@ -187,7 +186,7 @@ pub fn block_category(block: &Block) -> &'static str {
     }
 }
 
-/// The first `depth` levels of a module's path.
+/// The first `depth` levels of a module path.
 fn upper_levels(path: &str, depth: usize) -> &str {
     match path.match_indices('.').nth(depth.max(1) - 1) {
         Some((end, _)) => &path[..end],

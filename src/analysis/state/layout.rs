@@ -1,7 +1,7 @@
-//! Where blocks lie: the segments of each device, the blocks in them and the holes between.
+//! The address layout of each device: its segments, the blocks in them and the holes between blocks.
 //!
-//! Fed beside a replay, whose live blocks it lays out. Segments whose call was not seen have no
-//! address; their bytes are in `unplaced`.
+//! A layout is fed the same rows as a replay, whose live blocks it places into segments. A segment without a known
+//! address counts in [`Layout::unplaced`].
 
 use std::collections::BTreeMap;
 
@@ -10,65 +10,65 @@ use memtrace_trace::EventName;
 use crate::read::record::{Columns, Record};
 use crate::state::replay::{Block, MemoryKind, Replay};
 
-/// The columns that a layout needs beside the replay's.
+/// The columns that a layout needs in addition to those of a replay.
 pub const COLUMNS: Columns = Columns::of(&["addr", "stream", "pool", "requested_bytes", "rounded_bytes"]);
 
-/// Segments of this size serve the small pool.
+/// The size of the segments of the small pool, in bytes.
 const SMALL_SEGMENT: i64 = memtrace_trace::rounding::SMALL_SEGMENT as i64;
 
-/// The segments so far.
+/// The segments of every device.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
     /// By device and address.
     segments: BTreeMap<(i32, i64), SegmentRange>,
-    /// Reserved bytes whose place is not known.
+    /// Reserved bytes whose address is not known.
     pub unplaced: i64,
 }
 
-/// Where a segment ends, and what it is for.
+/// The size of a segment, and its stream and pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SegmentRange {
     /// Its size, in bytes.
     pub bytes: i64,
-    /// Mapped piece by piece.
+    /// Whether it is mapped piece by piece (an expandable segment).
     pub expandable: bool,
-    /// The stream whose blocks lie in it.
+    /// The stream of its blocks.
     pub stream: i64,
     /// The allocator's private pool that it belongs to; 0 for the default.
     pub pool: i64,
 }
 
 impl SegmentRange {
-    /// Does it serve requests of up to 1 MiB?
+    /// Whether it belongs to the small pool, for requests of at most 1 MiB.
     #[must_use]
     pub fn is_small(&self) -> bool {
         self.bytes == SMALL_SEGMENT && !self.expandable
     }
 }
 
-/// One segment with what lies in it.
+/// A segment with its blocks.
 #[derive(Clone, Debug)]
 pub struct Segment {
     /// Its address.
     pub addr: i64,
     /// Its size, in bytes.
     pub bytes: i64,
-    /// Mapped piece by piece.
+    /// Whether it is mapped piece by piece (an expandable segment).
     pub expandable: bool,
     /// The blocks in it, by address.
     pub blocks: Vec<Block>,
-    /// The holes between them, in bytes.
+    /// The sizes of the holes between the blocks, in bytes.
     pub holes: Vec<i64>,
 }
 
 impl Segment {
-    /// Its bytes that no block has.
+    /// The sum of its holes, in bytes.
     #[must_use]
     pub fn free(&self) -> i64 {
         self.holes.iter().sum()
     }
 
-    /// Does it serve requests of up to 1 MiB?
+    /// Whether it belongs to the small pool, for requests of at most 1 MiB.
     #[must_use]
     pub fn is_small(&self) -> bool {
         SegmentRange { bytes: self.bytes, expandable: self.expandable, ..SegmentRange::default() }.is_small()
@@ -98,7 +98,7 @@ impl Layout {
         }
     }
 
-    /// Pieces that touch are one expandable segment.
+    /// Adds a mapped piece. Adjacent pieces form one expandable segment.
     fn map(&mut self, key: (i32, i64), mut new: SegmentRange) {
         let mut start = key;
         if let Some((at, before)) = self.segments.range(..key).next_back()
@@ -118,6 +118,7 @@ impl Layout {
         self.segments.insert(start, new);
     }
 
+    /// Removes a mapped piece, which may split an expandable segment.
     fn unmap(&mut self, key: (i32, i64), bytes: i64) {
         let found = self.segments.range(..=key).next_back().map(|(at, range)| (*at, *range));
         let Some((at, range)) = found.filter(|(at, range)| at.0 == key.0 && key.1 < at.1 + range.bytes)
@@ -136,31 +137,31 @@ impl Layout {
         }
     }
 
-    /// The segments of a device by address.
+    /// The segments of a device in order of address.
     pub fn ranges(&self, ordinal: i32) -> impl Iterator<Item = (i64, SegmentRange)> {
         let of_device = (ordinal, i64::MIN)..=(ordinal, i64::MAX);
         self.segments.range(of_device).map(|((_, addr), range)| (*addr, *range))
     }
 
-    /// The last segment that begins before `end`, and where it ends.
+    /// The start and end of the last segment that begins before `end`.
     fn before(&self, ordinal: i32, end: i64) -> Option<(i64, i64)> {
         let (at, range) = self.segments.range((ordinal, i64::MIN)..(ordinal, end)).next_back()?;
         Some((at.1, at.1.saturating_add(range.bytes)))
     }
 
-    /// Does all from `from` to `to` lie in one segment?
+    /// Whether one segment contains the addresses from `from` to `to`.
     #[must_use]
     pub fn holds(&self, ordinal: i32, from: i64, to: i64) -> bool {
         self.before(ordinal, from.saturating_add(1)).is_some_and(|(_, end)| to <= end)
     }
 
-    /// Does anything from `from` to `to` lie in a segment?
+    /// Whether a segment overlaps the addresses from `from` to `to`.
     #[must_use]
     pub fn touches(&self, ordinal: i32, from: i64, to: i64) -> bool {
         self.before(ordinal, to).is_some_and(|(_, end)| end > from)
     }
 
-    /// The segments of a device with the live blocks of `replay` in them.
+    /// The segments of a device with the live blocks of `replay`.
     #[must_use]
     pub fn segments(&self, replay: &Replay, ordinal: i32) -> Vec<Segment> {
         let mut blocks: Vec<Block> = replay
@@ -169,7 +170,7 @@ impl Layout {
             .filter(|block| block.device == ordinal && block.kind == MemoryKind::Torch)
             .copied()
             .collect();
-        // Where a free was lost two blocks have one address: what is told must not depend on the table.
+        // Where a free row is missing, two blocks have one address: the order must not depend on the hash table.
         blocks.sort_by_key(|block| (block.addr, block.id));
         let mut blocks = blocks.into_iter().peekable();
         let mut segments = Vec::new();
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn expandable_pieces_join_and_part() {
+    fn pieces_of_expandable_segments_join_and_split() {
         let mut layout = Layout::default();
         layout.feed(&row(EventName::SegmentMap, 100, 10));
         layout.feed(&row(EventName::SegmentMap, 120, 10));
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_that_touch_stay_apart() {
+    fn adjacent_segments_stay_separate() {
         let mut layout = Layout::default();
         layout.feed(&row(EventName::SegmentAlloc, 100, 10));
         layout.feed(&row(EventName::SegmentAlloc, 110, 10));

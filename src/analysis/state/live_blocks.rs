@@ -1,37 +1,38 @@
-//! The blocks that are live.
+//! The live blocks, by id.
 //!
-//! They lie in places of which the one that was left last is taken first: what an op takes and gives back
-//! at once stays in the processor's cache. A block that is taken out stays in its place until another one
-//! needs it: blocks are too large to be moved about.
+//! Blocks are stored in slots with a LIFO free list, for locality: a block that an op allocates and frees at once stays in
+//! the processor's cache. A freed block stays in its slot until another one takes the slot, as blocks are too large to
+//! copy out.
 
 use rustc_hash::FxHashMap;
 
 use crate::state::categories::Death;
 use crate::state::replay::Block;
 
-/// How many places are kept by the last bits of an id: a power of two.
+/// The size of the direct-mapped index of recent ids: a power of two.
 const RECENT: usize = 1 << 14;
-/// Where no block lies.
-const NOWHERE: u32 = u32::MAX;
+/// No slot.
+const NO_SLOT: u32 = u32::MAX;
 
-/// Blocks by their id.
+/// Blocks by id.
 pub struct LiveBlocks {
-    /// Where those lie that were added lately, by the last bits of their id: ids are numbers of rows, and most
-    /// blocks do not live for long.
+    /// The slots of recent blocks, by the low bits of their id. Ids are row numbers and most blocks are short-lived, so
+    /// this finds nearly all of them without hashing.
     recent: Vec<u32>,
-    /// Where the others lie, which a younger one has taken the place of in `recent`.
+    /// The slots of the blocks that a later id displaced from `recent`.
     older: FxHashMap<i64, u32>,
-    /// No block had a higher id.
+    /// The highest id so far.
     highest: i64,
-    /// Those that have not died are live.
+    /// The slots. A block without a death is live.
     blocks: Vec<Block>,
+    /// The free slots; the last one is taken first.
     free: Vec<u32>,
 }
 
 impl Default for LiveBlocks {
     fn default() -> Self {
         LiveBlocks {
-            recent: vec![NOWHERE; RECENT],
+            recent: vec![NO_SLOT; RECENT],
             older: FxHashMap::default(),
             highest: i64::MIN,
             blocks: Vec::new(),
@@ -40,84 +41,84 @@ impl Default for LiveBlocks {
     }
 }
 
-/// Where a block lies that was taken out, until the next one is added.
+/// The slot of a removed block, valid until the next insertion.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreedSlot(u32);
 
 impl LiveBlocks {
-    /// Is that block live?
+    /// Whether the block `id` is live.
     #[must_use]
     pub fn contains(&self, id: i64) -> bool {
-        self.place(id).is_some()
+        self.slot(id).is_some()
     }
 
-    /// Where that block lies.
+    /// The slot of the block `id`.
     #[inline]
-    fn place(&self, id: i64) -> Option<u32> {
-        let place = self.recent[recent(id)];
-        match self.blocks.get(place as usize) {
-            Some(block) if block.id == id => Some(place),
+    fn slot(&self, id: i64) -> Option<u32> {
+        let slot = self.recent[recent_index(id)];
+        match self.blocks.get(slot as usize) {
+            Some(block) if block.id == id => Some(slot),
             _ => self.older.get(&id).copied(),
         }
     }
 
-    /// All of them, in no order.
+    /// The live blocks, in no particular order.
     pub fn values(&self) -> impl Iterator<Item = &Block> {
         self.blocks.iter().filter(|block| block.died.is_none())
     }
 
-    /// The block of that id.
+    /// The block `id`.
     #[must_use]
     pub fn get_mut(&mut self, id: i64) -> Option<&mut Block> {
-        let place = self.place(id)?;
-        self.blocks.get_mut(place as usize)
+        let slot = self.slot(id)?;
+        self.blocks.get_mut(slot as usize)
     }
 
-    /// Adds a block. One that had its id is gone; was there one?
+    /// Adds a block. Returns whether it replaced a live block of the same id.
     #[inline]
     pub(crate) fn insert(&mut self, block: Block) -> bool {
         let id = block.id;
         if id <= self.highest
-            && let Some(place) = self.place(id)
+            && let Some(slot) = self.slot(id)
         {
-            self.blocks[place as usize] = block;
+            self.blocks[slot as usize] = block;
             return true;
         }
         self.highest = self.highest.max(id);
-        let place = self.free.pop().unwrap_or(self.blocks.len() as u32);
-        let before = std::mem::replace(&mut self.recent[recent(id)], place);
-        if let Some(before_it) = self.blocks.get(before as usize) {
-            self.older.insert(before_it.id, before);
+        let slot = self.free.pop().unwrap_or(self.blocks.len() as u32);
+        let before = std::mem::replace(&mut self.recent[recent_index(id)], slot);
+        if let Some(displaced) = self.blocks.get(before as usize) {
+            self.older.insert(displaced.id, before);
         }
-        match self.blocks.get_mut(place as usize) {
+        match self.blocks.get_mut(slot as usize) {
             Some(old) => *old = block,
             None => self.blocks.push(block),
         }
         false
     }
 
-    /// Takes the block of that id out, which ended so.
+    /// Removes the block `id`, which was freed at `death`.
     #[inline]
     pub(crate) fn remove(&mut self, id: i64, death: Death) -> Option<FreedSlot> {
-        let place = self.place(id)?;
-        // It is there or among the older ones.
-        if self.recent[recent(id)] == place {
-            self.recent[recent(id)] = NOWHERE;
+        let slot = self.slot(id)?;
+        // A slot is either in `recent` or in `older`.
+        if self.recent[recent_index(id)] == slot {
+            self.recent[recent_index(id)] = NO_SLOT;
         } else {
             self.older.remove(&id);
         }
-        self.free.push(place);
-        self.blocks.get_mut(place as usize)?.died = Some(death);
-        Some(FreedSlot(place))
+        self.free.push(slot);
+        self.blocks.get_mut(slot as usize)?.died = Some(death);
+        Some(FreedSlot(slot))
     }
 
-    /// The block that was taken out.
-    pub(crate) fn left(&self, left: FreedSlot) -> Option<&Block> {
-        self.blocks.get(left.0 as usize)
+    /// The removed block.
+    pub(crate) fn removed(&self, removed: FreedSlot) -> Option<&Block> {
+        self.blocks.get(removed.0 as usize)
     }
 }
 
-/// Where the place of a block is kept in [`LiveBlocks::recent`].
-fn recent(id: i64) -> usize {
+/// The index of an id in [`LiveBlocks::recent`].
+fn recent_index(id: i64) -> usize {
     id as usize % RECENT
 }

@@ -1,7 +1,7 @@
-//! The trace of a run that is not over: what was written since the last look, and the state after it.
+//! The state of a running program, updated from the trace that it writes.
 //!
-//! A trace may not be there yet, grow in the middle of a line, go on in another part, be compressed
-//! behind our back, and end; a look never waits for any of that.
+//! The trace may not exist yet, may end in the middle of a line, may continue in another part, may be compressed in the
+//! meantime, and may end. An update never waits for any of these.
 
 use std::path::{Path, PathBuf};
 
@@ -19,64 +19,64 @@ use crate::read::tail::PartTail;
 use crate::state::replay::{self, HOST, Metric, Replay, Window};
 use crate::state::series::GrowingSeries;
 
-/// A run that is looked at again and again.
+/// A run that is read while it writes its trace.
 pub struct LiveRun {
     path: PathBuf,
-    /// Its processes, by rank, then by start.
+    /// Its processes, in order of rank and start time.
     pub processes: Vec<LiveProcess>,
-    /// Files that need no second opening.
+    /// Files that are already open or done.
     known: FxHashSet<PathBuf>,
 }
 
-/// One process of the run.
+/// One process of a live run.
 pub struct LiveProcess {
-    /// What its first row says.
+    /// Its meta row.
     pub meta: Meta,
-    /// The file that is read now.
+    /// The file that is being read.
     pub path: PathBuf,
-    /// The state after the last look.
+    /// The state after the last update.
     pub replay: Replay,
-    /// Its texts.
+    /// The symbols of its rows.
     pub symbols: SymbolTable,
-    /// The totals so far of each device that was used: its ordinal, allocated and reserved.
+    /// The totals over time of each device in use: its ordinal, allocated and used bytes.
     pub history: Vec<(i32, GrowingSeries, GrowingSeries)>,
-    /// Lines that were not rows.
+    /// Lines that are not rows.
     pub skipped: u64,
-    /// Its `end` row is there.
+    /// Whether its `end` row was read.
     pub ended: bool,
     reading: PartTail,
-    /// The parts that follow the one that is read, by number.
+    /// The parts after the one being read, by number.
     later: Vec<TraceFile>,
     part: u32,
 }
 
 impl LiveRun {
-    /// Follows the run at `path`: a file, or a folder, which need not be there yet.
+    /// The run at `path`: a file, or a folder, which may not exist yet.
     #[must_use]
     pub fn new(path: &Path) -> LiveRun {
         LiveRun { path: path.to_owned(), processes: Vec::new(), known: FxHashSet::default() }
     }
 
-    /// Reads what is new; how many rows that was.
-    pub fn look(&mut self) -> u64 {
+    /// Reads the new rows. Returns their number.
+    pub fn update(&mut self) -> u64 {
         let rows = self.read(false);
-        // A part that was compressed between the listing of the folder and its opening is there again in
-        // the next listing, under its new name; one that is not there then is lost.
+        // A part that was compressed between the listing of the folder and its opening is in the next listing under its
+        // new name; a part that is missing there too is lost.
         if self.processes.iter().any(LiveProcess::is_at_gap) { rows + self.read(true) } else { rows }
     }
 
-    /// One listing, and what is new in it.
+    /// Lists the folder once and reads the new rows.
     fn read(&mut self, over_gaps: bool) -> u64 {
         for file in self.files() {
-            // A file whose first row is not written yet is tried again at the next look.
+            // A file whose first row is not written yet is tried again at the next update.
             if !self.known.contains(&file)
                 && let Ok(part) = TraceFile::open(&file)
             {
-                self.welcome(part);
+                self.add_part(part);
                 self.known.insert(file);
             }
         }
-        self.processes.iter_mut().map(|process| process.look(over_gaps)).sum()
+        self.processes.iter_mut().map(|process| process.update(over_gaps)).sum()
     }
 
     fn files(&self) -> Vec<PathBuf> {
@@ -92,17 +92,17 @@ impl LiveRun {
         files
     }
 
-    /// Takes a part that was found: of a known process, or of a new one.
-    fn welcome(&mut self, part: TraceFile) {
+    /// Adds a new part: of a known process, or of a new one.
+    fn add_part(&mut self, part: TraceFile) {
         let number = part.meta.part.max(1);
         if let Some(known) = self.processes.iter_mut().find(|known| same_process(&known.meta, &part.meta)) {
             if number > known.part {
-                // It may have been compressed since it was found: the copy's name is the one that is there.
+                // The part may have been compressed since it was found: the new name is the one that exists.
                 known.later.retain(|later| later.meta.part != number);
                 known.later.push(part);
                 known.later.sort_by_key(|part| part.meta.part);
             } else if number < known.part && known.replay.counts.rows == 0 {
-                // The folder lists part 10 before part 2: begin with the earliest.
+                // The folder lists part 10 before part 2: begin with the earlier one.
                 if let Ok(earlier) = LiveProcess::new(part) {
                     let mut old = std::mem::replace(known, earlier);
                     if let Ok(again) = TraceFile::open(&old.path) {
@@ -114,7 +114,7 @@ impl LiveRun {
             }
             return;
         }
-        // Another run in the same folder: the newest counts.
+        // Another run in the same folder: the newer one is shown.
         if let Some(first) = self.processes.first()
             && first.meta.run_id != part.meta.run_id
         {
@@ -134,7 +134,7 @@ impl LiveProcess {
     fn new(part: TraceFile) -> Result<LiveProcess> {
         let symbols = SymbolTable::default();
         let io = |source| memtrace_trace::Error::Io { path: part.path.clone(), source };
-        // Whichever part comes first, its opening rows are what was live before it.
+        // The opening rows of the first part that is read hold what was live before it, so they are not skipped.
         let reading = PartTail::open(&part, wanted(), &symbols, 0).map_err(io)?;
         let metric = Metric::Allocated;
         Ok(LiveProcess {
@@ -151,20 +151,20 @@ impl LiveProcess {
         })
     }
 
-    /// The device with the most reserved memory now, or whatever was seen first.
+    /// The GPU with the highest peak of used memory.
     #[must_use]
     pub fn device(&self) -> Option<&replay::Device> {
         let gpus = self.replay.devices.iter().filter(|device| device.ordinal != HOST);
         gpus.max_by_key(|device| (device.peak(Metric::Used).bytes, -device.ordinal))
     }
 
-    /// Is the part behind this one not there, and a later one is?
+    /// Whether the next part is missing while a later one exists.
     fn is_at_gap(&self) -> bool {
         self.later.first().is_some_and(|next| next.meta.part != self.part + 1)
     }
 
-    /// Reads on to the end of what is there, or to a part that is missing; how many rows that was.
-    fn look(&mut self, over_gaps: bool) -> u64 {
+    /// Reads up to the end of what is written, or up to a missing part unless `over_gaps`. Returns the number of rows.
+    fn update(&mut self, over_gaps: bool) -> u64 {
         let mut rows = 0;
         loop {
             let got = self.read_block();
@@ -172,7 +172,7 @@ impl LiveProcess {
             if got.is_some() {
                 continue;
             }
-            // This part is at its end; it stays so once there is another.
+            // This part is read to its end, which is final once there is a next part.
             let Some(next) = self.later.first() else { return rows };
             let follows = !self.is_at_gap();
             if !follows && !over_gaps {
@@ -182,14 +182,14 @@ impl LiveProcess {
             let Ok(reading) = PartTail::open(next, wanted(), &self.symbols, again) else { return rows };
             let next = self.later.remove(0);
             if !follows {
-                // A part is missing: this one says what is live, so begin anew with it.
+                // A part is missing: the opening rows of this one hold what is live, so the state restarts with it.
                 self.replay = Replay::new(&self.symbols, Window::default(), Metric::Allocated);
             }
             (self.reading, self.part, self.path) = (reading, next.meta.part, next.path);
         }
     }
 
-    /// The next piece of the part; `None` when there is nothing new.
+    /// Takes the next block of the part. Returns the number of rows, or `None` when nothing new was written.
     fn read_block(&mut self) -> Option<u64> {
         let chunk = self.reading.read_block()?;
         self.skipped += chunk.skipped;
@@ -231,13 +231,13 @@ mod tests {
     use crate::testing::TraceBuilder;
 
     #[test]
-    fn a_trace_is_followed_from_before_its_birth_to_its_end() {
+    fn a_live_run_is_followed_from_before_its_file_exists_to_its_end() {
         let folder = std::env::temp_dir().join(format!("memtrace-follow-{}", std::process::id()));
         std::fs::remove_dir_all(&folder).ok();
-        let mut follower = LiveRun::new(&folder);
-        assert_eq!(follower.look(), 0);
+        let mut run = LiveRun::new(&folder);
+        assert_eq!(run.update(), 0);
         std::fs::create_dir(&folder).unwrap();
-        assert_eq!(follower.look(), 0);
+        assert_eq!(run.update(), 0);
         let mut trace = TraceBuilder::default();
         let block = trace.alloc(4096, Row { step: 3, ..Row::default() });
         trace.alloc(512, Row::default());
@@ -248,19 +248,19 @@ mod tests {
         // Cut anywhere, also within the header, a line or a number.
         for piece in bytes.chunks(37) {
             file.write_all(piece).unwrap();
-            rows += follower.look();
+            rows += run.update();
         }
         assert_eq!(rows, 5);
-        let process = &follower.processes[0];
+        let process = &run.processes[0];
         assert!(process.ended);
         assert_eq!(process.skipped, 0);
         let device = process.device().unwrap();
         assert_eq!((device.totals.allocated, device.peak(Metric::Allocated).bytes), (512, 4608));
-        assert_eq!(follower.look(), 0);
+        assert_eq!(run.update(), 0);
         std::fs::remove_dir_all(&folder).ok();
     }
 
-    /// A part of a rotated trace that allocates 512 bytes, after one row that says again what is live.
+    /// A part of a rotated trace that allocates 512 bytes, after one opening row with what is live.
     fn part(number: u32, ends: bool) -> Vec<u8> {
         let meta = Meta { part: number, opening_rows: u64::from(number > 1), ..Meta::default() };
         let mut trace = TraceBuilder::new(meta);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_followed_also_when_one_is_compressed_behind_our_back() {
+    fn a_live_run_follows_parts_that_are_compressed_meanwhile() {
         let folder = std::env::temp_dir().join(format!("memtrace-parts-{}", std::process::id()));
         std::fs::remove_dir_all(&folder).ok();
         std::fs::create_dir(&folder).unwrap();
@@ -293,30 +293,30 @@ mod tests {
             packer.finish().unwrap();
         };
         packed(1, &part(1, true));
-        let mut follower = LiveRun::new(&folder);
-        follower.look();
-        assert!(!follower.processes[0].ended);
+        let mut run = LiveRun::new(&folder);
+        run.update();
+        assert!(!run.processes[0].ended);
         // The second part is found, and compressed before it is opened; the third is being written.
         std::fs::write(place(2), part(2, true)).unwrap();
-        follower.welcome(TraceFile::open(&place(2)).unwrap());
+        run.add_part(TraceFile::open(&place(2)).unwrap());
         std::fs::remove_file(place(2)).unwrap();
         packed(2, &part(2, true));
         std::fs::write(place(3), part(3, false)).unwrap();
-        follower.look();
-        let process = &follower.processes[0];
-        assert_eq!((follower.processes.len(), process.path.clone()), (1, place(3)));
+        run.update();
+        let process = &run.processes[0];
+        assert_eq!((run.processes.len(), process.path.clone()), (1, place(3)));
         assert!(!process.ended && process.later.is_empty());
         assert_eq!(process.device().unwrap().totals.allocated, 3 * 512);
-        // A part that one listing missed is waited for, and one that is lost is not.
+        // A part that one listing missed is waited for; a part that is lost is skipped.
         std::fs::write(place(5), part(5, false)).unwrap();
-        follower.welcome(TraceFile::open(&place(5)).unwrap());
-        assert_eq!(follower.processes[0].look(false), 0);
+        run.add_part(TraceFile::open(&place(5)).unwrap());
+        assert_eq!(run.processes[0].update(false), 0);
         packed(4, &part(4, true));
-        follower.look();
-        assert_eq!((follower.processes[0].part, follower.processes[0].replay.counts.rows), (5, 9));
+        run.update();
+        assert_eq!((run.processes[0].part, run.processes[0].replay.counts.rows), (5, 9));
         std::fs::write(place(7), part(7, false)).unwrap();
-        follower.look();
-        assert_eq!(follower.processes[0].part, 7);
+        run.update();
+        assert_eq!(run.processes[0].part, 7);
         std::fs::remove_dir_all(&folder).ok();
     }
 }

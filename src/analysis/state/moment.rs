@@ -1,4 +1,4 @@
-//! The moment of a trace that a report is about, and the state of memory then.
+//! Replays a trace to a moment that the user names: a peak, the end, an OOM, a time or a step.
 
 use std::str::FromStr;
 
@@ -12,22 +12,22 @@ use crate::state::categories::FlowCategories;
 use crate::state::replay::{HOST, Metric, Replay};
 use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 
-/// A moment, as the user names it.
+/// A moment of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamedMoment {
-    /// When this total was highest.
+    /// The highest value of this total.
     Peak(Metric),
     /// The last row.
     End,
-    /// The last request that torch's allocator gave up on.
+    /// The last request that torch's allocator could not serve.
     Oom,
-    /// This many ns after the start.
+    /// This many ns after the start of the trace.
     Time(i64),
     /// The end of this step.
     Step(i64),
 }
 
-/// The option that names a moment.
+/// The option `--at`.
 pub const FLAG: Flag = Flag {
     name: "at",
     value: Some("MOMENT"),
@@ -63,8 +63,10 @@ impl FromStr for NamedMoment {
     }
 }
 
-/// Replays `trace` up to the moment, `visit` as of [`play`]. `None` when there is no such moment: no
-/// OOM, or a device that was never used.
+/// Replays `trace` up to the moment `at`; for `flow` and `visit` see [`replay_trace`]. `None` when there is no such moment:
+/// no OOM, or no device in use.
+///
+/// A peak and an OOM take two readings: the first finds the row, the second stops there.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -80,7 +82,7 @@ pub fn replay_to_moment(
     let last = match at {
         NamedMoment::End => return replay_trace(trace, columns, options, tracked, flow, visit).map(Some),
         NamedMoment::Time(ns) => {
-            // A replay needs no time of a free or an op; whoever stops at one does.
+            // A replay does not need the time of a free or an op; stopping at a time does.
             let columns = columns.and(Columns::of(&["ts_ns"]));
             return replay_until(trace, columns, options, tracked, flow, |row| row.ts_ns > ns, visit)
                 .map(Some);
@@ -115,16 +117,16 @@ pub fn replay_to_moment(
     if last == 0 {
         return Ok(None);
     }
-    // A segment grows the total before the block that it was taken for is there: wait for that one.
+    // The row of a segment raises the total before the row of the block that it was allocated for: stop after that one.
     let waits = matches!(at, NamedMoment::Peak(Metric::Reserved | Metric::Used));
-    let mut there = !waits;
+    let mut found = !waits;
     let stop = |row: &Record| {
-        // What others take has no block to wait for.
-        there |= row.seq == last && !matches!(row.event, EventName::SegmentAlloc | EventName::SegmentMap);
+        // Memory outside torch's allocator has no such block.
+        found |= row.seq == last && !matches!(row.event, EventName::SegmentAlloc | EventName::SegmentMap);
         let past = row.seq > last;
-        let over = past && there;
-        there |= past && matches!(row.event, EventName::Alloc | EventName::Oom);
-        over
+        let stop = past && found;
+        found |= past && matches!(row.event, EventName::Alloc | EventName::Oom);
+        stop
     };
     replay_until(trace, columns, options, tracked, flow, stop, visit).map(Some)
 }
@@ -134,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_are_read_and_refused() {
+    fn moments_are_parsed_or_refused() {
         assert_eq!("peak".parse::<NamedMoment>().unwrap(), NamedMoment::Peak(Metric::Allocated));
         assert_eq!("step:3".parse::<NamedMoment>().unwrap(), NamedMoment::Step(3));
         assert_eq!("1.5s".parse::<NamedMoment>().unwrap(), NamedMoment::Time(1_500_000_000));

@@ -1,5 +1,7 @@
-//! The calls of ops, as PyTorch's `MemoryTracker` counts and names them: an op's number among all, its
-//! number among those of its name, and the totals behind it. `top-ops` lists them, the exports draw them.
+//! Op calls, counted and named as PyTorch's `MemoryTracker` does.
+//!
+//! Each call has its number among all calls, its number among those of the same name, and the device's totals after it.
+//! The `top-ops` report lists them; the exports draw them.
 
 use memtrace_trace::{Api, EventName};
 use rustc_hash::FxHashMap;
@@ -8,56 +10,56 @@ use crate::read::record::{Columns, Record};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::replay::{Device, HOST, Replay, Totals};
 
-/// What torch calls the frame in which a dispatch mode, such as `MemoryTracker`'s, sees an op. Of nested
-/// ops (`aten::linear`, `aten::addmm`) the one right inside it is the one that the mode was asked for.
+/// Torch's name of the frame in which a dispatch mode, such as that of `MemoryTracker`, handles an op. Of nested ops
+/// (`aten::linear`, `aten::addmm`), the mode was called for the one directly inside this frame.
 const DISPATCH_MODE: &str = "PythonDispatchMode";
 
-/// `MemoryTracker` says "MB" for 1024² bytes.
+/// The unit that `MemoryTracker` calls "MB": 1024² bytes.
 pub const MB: f64 = 1_048_576.0;
 
-/// The columns that [`OpCalls`] needs beside the replay's.
+/// The columns that [`OpCalls`] needs in addition to those of a replay.
 pub const COLUMNS: Columns = Columns::of(&["ts_ns", "device", "op", "module", "api", "name", "latency_ns"]);
 
-/// One op that ended.
+/// One call of an op, at its end.
 #[derive(Clone, Copy, Debug)]
 pub struct OpCall {
-    /// Its number among all; one with number 0 begins the count anew.
+    /// Its number among all calls. Number 0 restarts the count.
     pub index: usize,
     /// The op.
     pub op: Symbol,
-    /// As it is numbered: the op, or without its namespace and with its overload when that is known.
+    /// The name that is numbered: the op, or `mm.default` (no namespace, with overload) where the overload is known.
     pub called: Symbol,
-    /// The module that was entered last.
+    /// The module whose forward began last.
     pub entered: Symbol,
     /// The module that it belongs to.
     pub module: Symbol,
-    /// The phase that ran.
+    /// Its phase.
     pub phase: Symbol,
-    /// The step that ran.
+    /// Its step.
     pub step: i64,
-    /// Its number among those of its name.
+    /// Its number among the calls of the same name.
     pub number: u64,
-    /// What it added to `allocated`, in bytes; the first has nothing to be compared with.
+    /// The change of `allocated` since the call before it, in bytes; `None` for the first.
     pub delta: Option<i64>,
-    /// The totals of its device when it ended.
+    /// The totals of its device at its end.
     pub totals: Totals,
 }
 
 impl OpCall {
-    /// The name that `MemoryTracker` gives: `{module}.forward.{op}_{n}`, with the module that was entered last,
-    /// also behind it and in backward. The op is `mm.default` when the trace has the overloads of
-    /// `MEMTRACE_OPS=io`, else `aten::mm` stands for each of them.
+    /// The name in `MemoryTracker`: `{module}.forward.{op}_{n}`. The module is the one whose forward began last, also
+    /// after it ended and in backward. The op is `mm.default` where the trace has overloads (`MEMTRACE_OPS=io`), else
+    /// `aten::mm`, which stands for all its overloads.
     #[must_use]
     pub fn name(&self, symbols: &SymbolTable) -> String {
         let module =
             if self.entered == Symbol::NONE { String::new() } else { symbols.get(self.entered).to_string() };
-        // Paths start at the root's class, which `MemoryTracker` calls "".
+        // Paths begin with the class of the root module, which `MemoryTracker` calls "".
         let module = module.split_once('.').map_or("", |(_, path)| path);
         format!("{module}.forward.{}_{}", symbols.get(self.called), self.number)
     }
 }
 
-/// The op row before.
+/// The op of the row before.
 struct Child {
     op: Symbol,
     overload: Symbol,
@@ -68,29 +70,30 @@ struct Child {
 /// Counts the calls of ops over the rows of a trace.
 pub struct OpCalls {
     device: Option<i32>,
-    /// How many calls there were.
+    /// The number of calls.
     pub count: usize,
-    /// The number of the op that came next when the root module's forward began, each time.
+    /// The number of the next call at each start of the root module's forward.
     pub fw_start: Vec<usize>,
-    /// The same when it ended.
+    /// The number of the next call at each end of the root module's forward.
     pub fw_bw_boundary: Vec<usize>,
     numbers: FxHashMap<Symbol, u64>,
-    /// How an op and its overload are called.
+    /// The numbered name of each op and overload.
     called: FxHashMap<(Symbol, Symbol), Symbol>,
-    /// The module that was entered last.
+    /// The module whose forward began last.
     entered: Symbol,
     before: Option<i64>,
-    /// The op row before: in a program under a dispatch mode, what the mode was asked for.
+    /// The op of the row before: under a dispatch mode, the op that the mode was called for.
     child: Child,
-    /// Only what a dispatch mode sees counts, since one was seen.
+    /// A dispatch mode was seen: from then on only the ops that it handles count.
     dispatched: bool,
-    /// Failed calls for a segment on a GPU, and requests given up on.
+    /// Failed allocations of segments on a GPU.
     failed: u64,
+    /// Requests that ended with an out-of-memory error.
     ooms: u64,
 }
 
 impl OpCalls {
-    /// Counts the ops of `device`, or of each op's own.
+    /// Counts calls with the totals of `device`, or of each op's own device.
     #[must_use]
     pub fn new(device: Option<i32>) -> OpCalls {
         OpCalls {
@@ -114,13 +117,14 @@ impl OpCalls {
         }
     }
 
-    /// Each request that failed and then worked is a retry; one that was given up on failed twice.
+    /// Requests that failed and then succeeded. One that ended with an out-of-memory error failed twice, and counts
+    /// once.
     #[must_use]
     pub fn retries(&self) -> u64 {
         self.failed.saturating_sub(self.ooms)
     }
 
-    /// Takes the next row, behind the replay; the call that ended with it.
+    /// Takes the next row, after the replay took it. Returns the call that ended with it.
     pub fn feed(&mut self, row: &Record, replay: &Replay) -> Option<OpCall> {
         match row.event {
             EventName::Op => return self.op(row, replay),
@@ -132,12 +136,12 @@ impl OpCalls {
         None
     }
 
-    /// From the first op of a dispatch mode on, as `MemoryTracker` counts from where it was started.
+    /// Restarts the count at the first op of a dispatch mode, as `MemoryTracker` counts from its own start.
     fn start_again(&mut self) {
         self.dispatched = true;
         self.numbers.clear();
         self.before = None;
-        // The forward that is running began with this op.
+        // A forward that is running counts from this op.
         let running = self.fw_start.len() > self.fw_bw_boundary.len();
         self.fw_start = if running { vec![0] } else { Vec::new() };
         if !running {
@@ -147,8 +151,8 @@ impl OpCalls {
         self.count = 0;
     }
 
-    /// A module's forward begins or ends. Of the root module, `MemoryTracker`'s markers have the index of the
-    /// next op.
+    /// A module's forward begins or ends. The markers of `MemoryTracker` for the root module hold the number of the
+    /// next call.
     fn module(&mut self, row: &Record, replay: &Replay) {
         if replay.symbols.get(row.api).as_ref() != Api::Module.name() {
             return;
@@ -170,7 +174,7 @@ impl OpCalls {
             &mut self.child,
             Child { op: row.op, overload: row.name, module: row.module, start_ns },
         );
-        // With a row for each outermost op only, the row before is no child of this one.
+        // In a trace with outermost ops only, the op of the row before is not nested in this one.
         let has_child = child.start_ns >= start_ns;
         let is_mode = (has_child || self.dispatched) && replay.symbols.get(row.op).as_ref() == DISPATCH_MODE;
         if is_mode && !self.dispatched {
@@ -184,11 +188,11 @@ impl OpCalls {
         } else {
             (row.op, row.name, row.module)
         };
-        // As `MemoryTracker`: it is everywhere and allocates nothing.
+        // `MemoryTracker` skips it too: it is frequent and allocates nothing.
         if is_mode && replay.symbols.get(op).as_ref() == "aten::detach" {
             return None;
         }
-        // The op's device is the one it ran on; `MemoryTracker` looks at the current device only.
+        // The device on which the op ran; `MemoryTracker` reads the current device only.
         let wanted = self.device.or((row.device != HOST).then_some(row.device));
         let totals = match wanted {
             Some(ordinal) => replay.find(ordinal).map(|device| device.totals),

@@ -7,78 +7,78 @@ use crate::read::symbols::Symbol;
 use crate::state::replay::{Replay, tells_step};
 use crate::state::series::TimeGrid;
 
-/// What ran when: the phase or the step, as the starts of what differs from what was before. No two
-/// starts lie in one piece of the grid, so however often it changes, this is bounded.
+/// A value over time, as the times at which it changes. At most one change is kept per bucket of the grid, so the memory
+/// is bounded however often the value changes.
 #[derive(Clone, Debug)]
 pub struct Bands<T> {
     grid: TimeGrid,
-    /// When each begins, ns, and what it is.
+    /// The start of each value in ns, and the value.
     pub starts: Vec<(i64, T)>,
 }
 
 impl<T: Copy + PartialEq> Bands<T> {
-    /// Nothing yet.
+    /// No value yet.
     #[must_use]
     pub fn new(grid: TimeGrid) -> Bands<T> {
         Bands { grid, starts: Vec::new() }
     }
 
-    /// From `ts_ns` on it is `what`.
-    pub fn set(&mut self, ts_ns: i64, what: T) {
+    /// Sets the value from `ts_ns` on. Times must not fall.
+    pub fn set(&mut self, ts_ns: i64, value: T) {
         let ts_ns = ts_ns.max(self.grid.start_ns);
-        if !self.grid.has(ts_ns) || self.starts.last().is_some_and(|(_, last)| *last == what) {
+        if !self.grid.has(ts_ns) || self.starts.last().is_some_and(|(_, last)| *last == value) {
             return;
         }
         match self.starts.last_mut() {
-            Some((start, last)) if self.grid.index(*start) == self.grid.index(ts_ns) => *last = what,
-            _ => self.starts.push((ts_ns, what)),
+            Some((start, last)) if self.grid.index(*start) == self.grid.index(ts_ns) => *last = value,
+            _ => self.starts.push((ts_ns, value)),
         }
     }
 }
 
-/// One training step: when it was, and how high memory went.
+/// A training step: its time and its peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Its number, and the last one's when short steps were put together.
+    /// The number of the first and the last step of this entry, which differ where steps were merged.
     pub numbers: (i64, i64),
-    /// From and to, ns.
+    /// Start and end, in ns.
     pub time_ns: (i64, i64),
     /// The highest total, in bytes.
     pub high: i64,
-    /// When that was, ns.
+    /// The time of the highest total, in ns.
     pub high_ns: i64,
 }
 
-/// The steps of a run, at most [`Steps::MOST`]: beyond that, neighbours are put together.
+/// The steps of a run, at most [`Steps::MOST`] entries: beyond that, neighbours are merged.
 #[derive(Clone, Debug, Default)]
 pub struct Steps {
-    /// In the order of time.
+    /// The entries in order of time.
     pub steps: Vec<Step>,
-    /// How many steps one entry stands for.
-    together: i64,
+    /// The number of steps per entry.
+    per_entry: i64,
 }
 
-/// What ran when: the phases and the steps.
+/// The phases and steps of a run over time.
 #[derive(Clone, Debug)]
 pub struct Progress {
     /// The phases.
     pub phases: Bands<Symbol>,
     /// The steps.
     pub steps: Steps,
-    /// The last out-of-memory error.
+    /// The time of the last out-of-memory error, in ns.
     oom_ns: Option<i64>,
 }
 
 impl Progress {
-    /// Nothing yet.
+    /// No phase and no step yet.
     #[must_use]
     pub fn new(grid: TimeGrid) -> Progress {
         Progress { phases: Bands::new(grid), steps: Steps::default(), oom_ns: None }
     }
 
-    /// Takes a row after the replay did; `total` is the one whose peak in each step counts.
+    /// Takes a row after the replay took it. `total` is the total in bytes whose peak is kept per step.
     pub fn feed(&mut self, row: &Record, replay: &Replay, total: i64) {
-        // What a process gives back at its end is of no step.
+        // Segments that a process frees at its exit belong to no step.
         let silent = !tells_step(row.event)
             || matches!(row.event, EventName::SegmentFree | EventName::SegmentUnmap | EventName::End);
         if !silent && self.phases.grid.has(replay.ts_ns) {
@@ -90,13 +90,13 @@ impl Progress {
         }
     }
 
-    /// What to look at first: `whole`, or the steps when they are a small part of it and hold the peak.
+    /// The time range to show first: `whole`, or the steps where they are a small part of it that contains the peak.
     #[must_use]
     pub fn home(&self, whole: (i64, i64), peak_ns: i64) -> (i64, i64) {
         let steps = &self.steps.steps;
         let (Some(first), Some(last)) = (steps.first(), steps.last()) else { return whole };
         let (from, end) = (first.time_ns.0, last.time_ns.1);
-        // Out of memory in its first step: all that led there, and not the way out, which takes longer.
+        // Out of memory in the first step: show up to the error, without the shutdown, which takes longer.
         let oom_ns = self.oom_ns.filter(|oom| steps.len() == 1 && (from..=end).contains(oom));
         let to = oom_ns.unwrap_or(end);
         let few =
@@ -110,19 +110,19 @@ impl Progress {
 }
 
 impl Steps {
-    /// How many entries there can be.
+    /// The most entries.
     pub const MOST: usize = 8192;
 
-    /// At `ts_ns`, step `step` ran (negative: none) and the total was `value`.
+    /// Adds a row at `ts_ns` in step `step` (negative: before the first) with the total `value`, in bytes.
     pub fn set(&mut self, ts_ns: i64, step: i64, value: i64) {
         if step < 0 {
             return;
         }
-        let together = self.together.max(1);
+        let per_entry = self.per_entry.max(1);
         if let Some(last) = self.steps.last_mut() {
             if (last.numbers.0..=last.numbers.1).contains(&step) {
                 last.time_ns.1 = last.time_ns.1.max(ts_ns);
-            } else if step > last.numbers.1 && step - last.numbers.0 < together {
+            } else if step > last.numbers.1 && step - last.numbers.0 < per_entry {
                 last.numbers.1 = step;
                 last.time_ns.1 = ts_ns;
             } else {
@@ -140,7 +140,7 @@ impl Steps {
 
     fn open(&mut self, ts_ns: i64, step: i64, value: i64) {
         if self.steps.len() == Steps::MOST {
-            self.together = self.together.max(1) * 2;
+            self.per_entry = self.per_entry.max(1) * 2;
             let pairs = self.steps.chunks(2).map(|pair| {
                 let (first, second) = (pair[0], pair[pair.len() - 1]);
                 let higher = if second.high > first.high { second } else { first };
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_put_together_when_there_are_many() {
+    fn steps_are_merged_when_there_are_many() {
         let mut steps = Steps::default();
         for step in 0..20_000 {
             steps.set(step * 10, step, step);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn bands_change_at_most_once_a_piece() {
+    fn a_phase_changes_at_most_once_per_bucket() {
         let mut bands = Bands::new(TimeGrid::new(0, 99, 10));
         for (ts, what) in [(0, 'a'), (3, 'b'), (12, 'b'), (25, 'c'), (26, 'd'), (200, 'e')] {
             bands.set(ts, what);
@@ -185,17 +185,17 @@ mod tests {
     }
 
     #[test]
-    fn what_the_writer_thread_says_is_of_no_step() {
+    fn rows_of_the_writer_thread_belong_to_no_step() {
         use crate::state::replay::{Metric, Window};
         let symbols = crate::read::symbols::SymbolTable::default();
         let mut replay = Replay::new(&symbols, Window::default(), Metric::Allocated);
-        let mut course = Progress::new(TimeGrid::new(0, 1000, 10));
+        let mut progress = Progress::new(TimeGrid::new(0, 1000, 10));
         let rows = [(10, EventName::Alloc, 0), (20, EventName::Alloc, 0), (900, EventName::Sample, -1)];
         for (ts_ns, event, step) in rows {
             let row = Record { ts_ns, event, step, ..Record::default() };
             replay.feed(&row);
-            course.feed(&row, &replay, 1);
+            progress.feed(&row, &replay, 1);
         }
-        assert_eq!(course.steps.steps[0].time_ns, (10, 20));
+        assert_eq!(progress.steps.steps[0].time_ns, (10, 20));
     }
 }

@@ -460,7 +460,7 @@ impl Replay {
     /// The block that the row fed last gave back, with its last owner.
     #[must_use]
     pub fn freed(&self) -> Option<&Block> {
-        self.live.left(self.freed?)
+        self.live.removed(self.freed?)
     }
 
     /// Is the row fed last in the window?
@@ -638,7 +638,7 @@ impl Replay {
 
     /// What the row gave back is no longer live.
     fn gone(&mut self, row: &Record, left: FreedSlot) {
-        let Some(block) = self.live.left(left) else { return };
+        let Some(block) = self.live.removed(left) else { return };
         let (id, device, bytes) = (block.id, block.device, block.bytes);
         let is_unowned = block.given && block.owner.is_nobody();
         if bytes != -row.delta_bytes {
@@ -654,11 +654,11 @@ impl Replay {
         let device = self.device(device);
         device.live_blocks = device.live_blocks.saturating_sub(1);
         if id <= device.peak(tracked).seq
-            && let Some(block) = self.live.left(left).copied()
+            && let Some(block) = self.live.removed(left).copied()
         {
             self.device(block.device).gone.push(block);
         }
-        if is_unowned && let Some(block) = self.live.left(left).copied() {
+        if is_unowned && let Some(block) = self.live.removed(left).copied() {
             self.unowned(block);
         }
     }

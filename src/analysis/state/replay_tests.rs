@@ -269,7 +269,7 @@ fn a_live_block_is_found_however_old_it_is() {
         if random % 3 == 0 {
             let id = if random % 2 == 0 { id } else { round - random / 2 % 50 };
             let left = live.remove(id, death);
-            let found = left.and_then(|left| live.left(left)).map(|block| (block.id, block.bytes));
+            let found = left.and_then(|left| live.removed(left)).map(|block| (block.id, block.bytes));
             assert_eq!(found, expected.remove(&id).map(|bytes| (id, bytes)), "round {round}");
             freed += i32::from(found.is_some());
         } else {

@@ -17,18 +17,18 @@ use crate::read::symbols::SymbolTable;
 use crate::state::categories::FlowCategories;
 use crate::state::replay::{self, Device, HOST, Metric, Moment, Replay};
 
-/// A trace, replayed to its end.
+/// A replayed trace.
 pub struct Replayed {
-    /// The state at the end, and the peaks.
+    /// The state after the last row read, and the peaks.
     pub replay: Replay,
-    /// The texts of its symbols.
+    /// The symbols of its rows.
     pub symbols: SymbolTable,
-    /// What reading it told.
+    /// The result of reading: skipped lines, and whether the last one was cut off.
     pub told: Told,
 }
 
-/// Replays `trace`; `visit` sees each row after the replay took it, with `columns` beside those that
-/// the replay needs.
+/// Replays `trace`. `visit` gets each row after the replay took it, with `columns` in addition to those of the replay.
+/// The peak of `tracked` is the one at which the live blocks can be asked for.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -43,7 +43,7 @@ pub fn replay_trace(
     replay_until(trace, columns, options, tracked, flow, |_| false, visit)
 }
 
-/// As [`replay_trace`], up to the first row for which `stop` holds; that row is not taken.
+/// As [`replay_trace`], up to the first row for which `stop` returns true; that row is not taken.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -62,7 +62,7 @@ pub fn replay_until(
     run(trace, replay::COLUMNS.and(columns), options, replay, symbols, stop, visit)
 }
 
-/// As [`replay_trace`], with the columns that `wanted` has for each event, and the categories of the rows alone.
+/// As [`replay_trace`], with exactly the columns of `wanted`, and without categories from the flow of data.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -78,7 +78,7 @@ pub fn replay_rows(
     run(trace, wanted, options, replay, symbols, |_| false, visit)
 }
 
-/// Replays every column of `trace` and holds each row against the sum of the deltas.
+/// Replays every column of `trace` and compares the totals of each row with the sum of the deltas.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -109,7 +109,7 @@ fn run(
 }
 
 impl Replayed {
-    /// The GPUs that the options ask for, or all.
+    /// The GPUs that the options select: one, or all.
     pub fn gpus<'a>(&'a self, options: &Options) -> impl Iterator<Item = &'a Device> + use<'a> {
         let only = options.device;
         let wanted =
@@ -123,7 +123,7 @@ impl Replayed {
         self.gpus(options).max_by_key(|device| (device.peak(metric).bytes, -device.ordinal))
     }
 
-    /// The bytes at a device's peak that nothing says the owner of, and all of them.
+    /// The bytes without an owner at the peak of a device, and all bytes at that peak.
     #[must_use]
     pub fn unattributed(&self, ordinal: i32) -> (i64, i64) {
         let blocks = self.replay.at_peak(ordinal, false);
@@ -131,7 +131,7 @@ impl Replayed {
         (nobody, blocks.iter().map(|block| block.bytes).sum())
     }
 
-    /// A moment as JSON.
+    /// A moment for `--json`.
     #[must_use]
     pub fn moment(&self, moment: &Moment) -> Value {
         let owner = &moment.owner;

@@ -1,19 +1,20 @@
-//! A total over time in equal pieces of it, each with its lowest and highest value: however few the
-//! pieces, no peak is lost. What the report page and the curve in the terminal are drawn from.
+//! A total over time, as the lowest and highest value of each bucket of a grid.
+//!
+//! No peak is lost, however few buckets there are. The HTML page and the terminal's curve are drawn from these.
 
-/// Equal pieces of time.
+/// Time divided into buckets of equal width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeGrid {
-    /// Where the first one begins, ns since the trace's start.
+    /// Start of the first bucket, in ns since the start of the trace.
     pub start_ns: i64,
-    /// How long each is, ns.
+    /// Width of a bucket, in ns.
     pub width_ns: i64,
-    /// How many there are.
+    /// The number of buckets.
     pub buckets: usize,
 }
 
 impl TimeGrid {
-    /// At most `most` pieces from `start_ns` up to and with `end_ns`.
+    /// At most `most` buckets from `start_ns` through `end_ns`.
     #[must_use]
     pub fn new(start_ns: i64, end_ns: i64, most: usize) -> TimeGrid {
         let span = end_ns.saturating_sub(start_ns).max(0).saturating_add(1);
@@ -23,41 +24,41 @@ impl TimeGrid {
         TimeGrid { start_ns, width_ns, buckets }
     }
 
-    /// The piece that a time falls into; those outside go to the first and the last.
+    /// The index of the bucket of a time. Times outside the grid belong to the first or the last bucket.
     #[must_use]
     pub fn index(&self, ts_ns: i64) -> usize {
         let place = (ts_ns.saturating_sub(self.start_ns)).max(0) / self.width_ns;
         usize::try_from(place).unwrap_or(usize::MAX).min(self.buckets - 1)
     }
 
-    /// Is the time on the grid?
+    /// Whether a time is on the grid.
     #[must_use]
     pub fn has(&self, ts_ns: i64) -> bool {
         ts_ns >= self.start_ns && ts_ns - self.start_ns < self.width_ns * self.buckets as i64
     }
 }
 
-/// One total on a [`TimeGrid`].
+/// A total on a [`TimeGrid`].
 #[derive(Clone, Debug)]
 pub struct Series {
     grid: TimeGrid,
-    /// The lowest value of each piece.
+    /// The lowest value of each bucket.
     pub low: Vec<i64>,
-    /// The highest value of each piece.
+    /// The highest value of each bucket.
     pub high: Vec<i64>,
     last: i64,
 }
 
 impl Series {
-    /// Zero from the start.
+    /// A series that begins with 0.
     #[must_use]
     pub fn new(grid: TimeGrid) -> Series {
         let values = || Vec::with_capacity(grid.buckets);
         Series { grid, low: values(), high: values(), last: 0 }
     }
 
-    /// The total is `value` from `ts_ns` on. Times do not fall; what is before the grid sets the value
-    /// that it begins with, and what is behind it is left out.
+    /// Sets the total from `ts_ns` on. Times must not fall. A value before the grid is the one that the grid begins
+    /// with; one after the grid is ignored.
     pub fn set(&mut self, ts_ns: i64, value: i64) {
         if self.grid.has(ts_ns) {
             self.fill(self.grid.index(ts_ns) + 1);
@@ -71,7 +72,7 @@ impl Series {
         self.last = value;
     }
 
-    /// Pieces in which nothing happened keep the value before them.
+    /// Extends the series to `buckets`: buckets without a change hold the last value.
     fn fill(&mut self, buckets: usize) {
         if self.low.len() < buckets {
             self.low.resize(buckets, self.last);
@@ -79,35 +80,35 @@ impl Series {
         }
     }
 
-    /// Up to the end of the grid.
+    /// The series, extended to the end of the grid.
     #[must_use]
     pub fn finish(mut self) -> Series {
         self.fill(self.grid.buckets);
         self
     }
 
-    /// Is it the same value all along?
+    /// Whether every value is 0.
     #[must_use]
     pub fn is_zero(&self) -> bool {
         self.last == 0 && self.high.iter().chain(&self.low).all(|value| *value == 0)
     }
 }
 
-/// A total of a run that is not over: pieces of time that double when they become too many.
+/// A total of a running program: the buckets double in width when there are too many.
 #[derive(Clone, Debug)]
 pub struct GrowingSeries {
-    /// The pieces so far.
+    /// The buckets so far.
     pub grid: TimeGrid,
-    /// The highest value of each piece.
+    /// The highest value of each bucket.
     pub high: Vec<i64>,
     last: i64,
 }
 
 impl GrowingSeries {
-    /// At most this many pieces.
+    /// The most buckets.
     pub const MOST: usize = 2048;
 
-    /// The total is `value` from `ts_ns` on; times do not fall.
+    /// Sets the total from `ts_ns` on. Times must not fall.
     pub fn set(&mut self, ts_ns: i64, value: i64) {
         loop {
             let place = usize::try_from(ts_ns.max(0) / self.grid.width_ns).unwrap_or(usize::MAX);
@@ -125,10 +126,10 @@ impl GrowingSeries {
         }
     }
 
-    /// The highest values on at most `pieces` pieces up to `end_ns`.
+    /// The highest values in at most `buckets` buckets up to `end_ns`.
     #[must_use]
-    pub fn shown(&self, end_ns: i64, pieces: usize) -> (TimeGrid, Vec<i64>) {
-        let grid = TimeGrid::new(0, end_ns.max(1), pieces);
+    pub fn resampled(&self, end_ns: i64, buckets: usize) -> (TimeGrid, Vec<i64>) {
+        let grid = TimeGrid::new(0, end_ns.max(1), buckets);
         let mut high = vec![0; grid.buckets];
         for (place, value) in high.iter_mut().enumerate() {
             let from = place as i64 * grid.width_ns / self.grid.width_ns;
@@ -159,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_peak_is_lost_however_few_the_pieces() {
+    fn a_series_keeps_every_peak_in_few_buckets() {
         let grid = TimeGrid::new(0, 99, 4);
         assert_eq!((grid.width_ns, grid.buckets), (25, 4));
         let mut series = Series::new(grid);
@@ -188,7 +189,7 @@ mod tests {
             growing.set(second * 1_000_000_000, if second == 1234 { 99 } else { 5 });
         }
         assert!(growing.high.len() <= GrowingSeries::MOST);
-        let (grid, high) = growing.shown(7_200_000_000_000, 100);
+        let (grid, high) = growing.resampled(7_200_000_000_000, 100);
         assert!(grid.buckets <= 100);
         assert_eq!(high[17], 99);
         assert_eq!(high.iter().filter(|value| **value == 5).count(), high.len() - 1);

@@ -1,23 +1,22 @@
-//! Who held the memory, over time: for each piece of time, the bytes of each owner at the moment in it
-//! at which the total was highest, so that the bands add up to the curve's peaks.
+//! Memory by owner over time: for each bucket of a grid, the bytes of each owner at the bucket's highest total.
 //!
-//! A block counts under its eventual owner from its birth on, as in every report: a `tag` row moves its
-//! bytes in all pieces since then.
+//! The owners of a bucket therefore add up to the peak of the curve there. A block counts under its final owner from its
+//! allocation on, as in every report: a `tag` row moves its bytes in all buckets since then.
 
 use crate::state::series::TimeGrid;
 
-/// The bytes of `owners` owners on a grid.
+/// The bytes of a fixed number of owners on a grid.
 pub(crate) struct StackedSeries {
     grid: TimeGrid,
     owners: usize,
-    /// Now.
+    /// The bytes of each owner now.
     current: Vec<i64>,
-    /// At each piece's highest moment, a row of `owners` values each.
+    /// The bytes of each owner at the highest total of each bucket: `owners` values per bucket.
     at_high: Vec<i64>,
-    /// The total at each piece's highest moment, and the `seq` of the row that made it.
+    /// The highest total of each bucket, and the `seq` of its row.
     high: Vec<(i64, i64)>,
     total: i64,
-    /// What later rows moved between owners: differences from a piece to the next.
+    /// Bytes that later rows moved between owners, as differences from one bucket to the next.
     moved: Vec<i64>,
 }
 
@@ -34,7 +33,7 @@ impl StackedSeries {
         }
     }
 
-    /// Opens the pieces up to the one of `ts_ns`, before the row `seq` is taken.
+    /// Opens the buckets up to that of `ts_ns`, before the row `seq` is taken.
     fn advance(&mut self, ts_ns: i64, seq: i64) {
         if !self.grid.has(ts_ns) {
             return;
@@ -46,7 +45,7 @@ impl StackedSeries {
         }
     }
 
-    /// Adds `delta` to each of `owners` at the row `seq`, after which the total is `total`.
+    /// Adds `delta` bytes to each of `owners` at row `seq`, after which the total is `total` bytes.
     pub(crate) fn add(&mut self, ts_ns: i64, seq: i64, owners: &[usize], delta: i64, total: i64) {
         if ts_ns > self.grid.start_ns && !self.grid.has(ts_ns) {
             return;
@@ -65,19 +64,19 @@ impl StackedSeries {
         }
     }
 
-    /// Adds `delta` to `owners` since the birth of the block, whose allocation was the row `born`.
+    /// Adds `delta` bytes to each of `owners` since row `born`, the allocation of the block.
     pub(crate) fn correct(&mut self, ts_ns: i64, seq: i64, born: i64, owners: &[usize], delta: i64) {
         if ts_ns > self.grid.start_ns && !self.grid.has(ts_ns) {
             return;
         }
         self.advance(ts_ns, seq);
-        // The highest moments are in the order of the rows.
+        // The rows of the highest totals are in order.
         let first = self.high.partition_point(|(_, at)| *at < born);
         let last = self.high.len();
         for owner in owners {
             self.current[*owner] += delta;
             if first < last {
-                // The piece that is still open may yet take a new state: it is corrected in place.
+                // The open bucket may still take a new state, so it is corrected in place.
                 self.moved[first * self.owners + owner] += delta;
                 self.moved[(last - 1) * self.owners + owner] -= delta;
                 self.at_high[(last - 1) * self.owners + owner] += delta;
@@ -85,7 +84,7 @@ impl StackedSeries {
         }
     }
 
-    /// The bytes of each owner, piece after piece.
+    /// The bytes of each owner in every bucket.
     pub(crate) fn finish(mut self) -> Vec<Vec<i64>> {
         while self.high.len() < self.grid.buckets {
             self.high.push((self.total, 0));
@@ -108,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_piece_shows_its_highest_moment() {
+    fn each_bucket_holds_the_owners_at_its_highest_total() {
         let mut stack = StackedSeries::new(TimeGrid::new(0, 39, 4), 2);
         stack.add(1, 1, &[0], 10, 10);
         stack.add(2, 2, &[1], 5, 15);
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_moves_a_block_since_its_birth() {
+    fn a_tag_moves_a_block_since_its_allocation() {
         let mut stack = StackedSeries::new(TimeGrid::new(0, 39, 4), 2);
         stack.add(1, 1, &[0], 10, 10);
         stack.add(11, 2, &[0], 7, 17);
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_before_the_window_is_in_its_first_piece() {
+    fn memory_from_before_the_grid_is_in_its_first_bucket() {
         let mut stack = StackedSeries::new(TimeGrid::new(100, 139, 2), 1);
         stack.add(1, 1, &[0], 10, 10);
         stack.correct(2, 2, 1, &[0], 2);

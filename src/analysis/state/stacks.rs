@@ -1,4 +1,4 @@
-//! The stacks beside a trace: what `stack_id` stands for.
+//! The call stacks of a trace, from the `.stacks.csv` file beside it, by `stack_id`.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,23 +12,23 @@ use crate::read::stream::TraceFile;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     parent: i64,
-    /// What it is.
+    /// An op, a module or a line of Python.
     pub kind: FrameKind,
-    /// What it says.
+    /// The op, the module path, or `file:line function`.
     pub text: String,
 }
 
-/// Every stack of a trace; none when the file beside it is missing.
+/// Every stack of a trace; empty when the stacks file is missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stacks {
     frames: FxHashMap<i64, Frame>,
 }
 
-/// How many frames of a stack a report spells out.
+/// The most lines of a stack that a report prints.
 const SHOWN: usize = 4;
 
 impl Stacks {
-    /// Reads the stacks of all parts of `trace`; a file that is missing or cut short tells what it has.
+    /// Reads the stacks of all parts of `trace`. A missing file is skipped, a truncated one read as far as it goes.
     #[must_use]
     pub fn read(trace: &TraceFile) -> Stacks {
         let mut stacks = Stacks::default();
@@ -47,29 +47,29 @@ impl Stacks {
 
     /// The frames of a stack, innermost first.
     pub fn of(&self, id: i64) -> impl Iterator<Item = &Frame> {
-        // A stack's parent has a smaller number, so this ends.
-        let around = |frame: &Frame, id: i64| (frame.parent < id).then_some(frame.parent);
+        // A parent has a smaller id than its stack, so the walk ends also in a file with a cycle.
+        let parent_of = |frame: &Frame, id: i64| (frame.parent < id).then_some(frame.parent);
         let first = self.frames.get(&id).map(|frame| (frame, id));
         std::iter::successors(first, move |(frame, id)| {
-            let parent = around(frame, *id)?;
+            let parent = parent_of(frame, *id)?;
             self.frames.get(&parent).map(|frame| (frame, parent))
         })
         .map(|(frame, _)| frame)
     }
 
-    /// Is there any line of Python?
+    /// Whether any frame is a line of Python.
     #[must_use]
     pub fn has_lines(&self) -> bool {
         self.frames.values().any(|frame| frame.kind == FrameKind::Python)
     }
 
-    /// Every line of Python of a stack, innermost first: its file, its number, its function.
+    /// The lines of Python of a stack, innermost first: file, line number and function.
     pub fn calls(&self, id: i64) -> impl Iterator<Item = (&str, i64, &str)> {
         self.of(id).filter(|frame| frame.kind == FrameKind::Python).map(|frame| call_of(&frame.text))
     }
 
-    /// The lines of Python of a stack that are the program's own, innermost first; those of libraries when there
-    /// are no others.
+    /// The lines of Python of a stack in the program's own files, innermost first; those of libraries where it has
+    /// none of its own.
     #[must_use]
     pub fn lines(&self, id: i64) -> Vec<&str> {
         let all: Vec<&str> =
@@ -93,7 +93,7 @@ impl Stacks {
     }
 }
 
-/// The parts of `file:line function`.
+/// Splits `file:line function`.
 fn call_of(text: &str) -> (&str, i64, &str) {
     let (place, function) = text.rsplit_once(' ').unwrap_or((text, ""));
     let numbered = place.rsplit_once(':').and_then(|(file, line)| Some((file, line.parse().ok()?)));
@@ -101,7 +101,7 @@ fn call_of(text: &str) -> (&str, i64, &str) {
     (file, line, function)
 }
 
-/// Is this line of an installed library, of Python's own, or of no file?
+/// Whether a line is in an installed library, in Python's own library, or in no file.
 fn is_of_library(line: &str) -> bool {
     let inside = ["/site-packages/", "/dist-packages/", "/lib/python3"];
     line.starts_with('<') || inside.iter().any(|folder| line.contains(folder))
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_is_told_by_the_lines_of_the_program_or_by_its_ops() {
+    fn a_stack_shows_lines_of_the_program_or_its_ops() {
         let stacks = stacks();
         assert_eq!(stacks.of(5).count(), 5);
         assert_eq!(stacks.lines(5), ["/home/me/train.py:9 <module>"]);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_goes_in_circles_ends() {
+    fn a_stacks_file_with_a_cycle_is_read_to_an_end() {
         let mut stacks = Stacks::default();
         stacks.add("stack_id,parent_id,depth,frame,stack\n1,2,1,a,a\n2,1,1,b,b\nx,y\n".as_bytes());
         assert_eq!(stacks.of(2).count(), 2);

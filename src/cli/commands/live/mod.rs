@@ -92,7 +92,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     if interactive {
         return watch(&mut follower, &mut view);
     }
-    follower.look();
+    follower.update();
     if follower.processes.is_empty() {
         bail!(
             "{}: no trace yet; write one with: memtrace run -o {} -- python train.py",
@@ -117,7 +117,7 @@ fn watch(follower: &mut LiveRun, view: &mut View<'_>) -> Result<ExitCode> {
     loop {
         if Instant::now() >= next {
             if !view.choice.paused {
-                follower.look();
+                follower.update();
                 view.remember(follower);
                 fresh = true;
             }
