@@ -296,7 +296,8 @@ impl View<'_> {
         };
         let pieces = (width.clamp(40, 200) - Curve::MARGIN - 2) * 2;
         let end = process.replay.ts_ns;
-        let ((grid, high), (_, reserved)) = (allocated.resampled(end, pieces), reserved.resampled(end, pieces));
+        let ((grid, high), (_, reserved)) =
+            (allocated.resampled(end, pieces), reserved.resampled(end, pieces));
         Curve {
             grid,
             high: &high,
