@@ -133,6 +133,42 @@ fn every_link_in_the_docs_leads_somewhere() {
     }
 }
 
+#[test]
+fn every_file_that_the_architecture_names_exists() {
+    let page = std::fs::read_to_string(root().join("docs/architecture.md")).unwrap();
+    let is_path = |text: &&str| {
+        text.contains(['/', '.'])
+            && (text.ends_with('/')
+                || text.ends_with(".rs")
+                || text.ends_with(".py")
+                || text.ends_with(".md"))
+            && !text.contains(['{', ' ', '*', '<'])
+    };
+    // Text between backticks, outside the drawing: every second piece.
+    let text: String = page.split("```").step_by(2).collect();
+    let mut found = 0;
+    for path in text.split('`').skip(1).step_by(2).filter(is_path) {
+        found += 1;
+        let folders =
+            ["", "src"].map(|folder| root().join(folder)).into_iter().chain(rooms(&root().join("src")));
+        assert!(
+            folders.into_iter().any(|folder| folder.join(path).exists()),
+            "docs/architecture.md names {path}, and no crate has it"
+        );
+    }
+    assert!(found > 30, "the page names {found} files");
+}
+
+/// The folders of the crates, and the rooms inside them.
+fn rooms(folder: &Path) -> Vec<std::path::PathBuf> {
+    let inside = |folder: &Path| -> Vec<std::path::PathBuf> {
+        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        entries.filter(|path| path.is_dir()).collect()
+    };
+    let crates = inside(folder);
+    crates.iter().cloned().chain(crates.iter().flat_map(|folder| inside(folder))).collect()
+}
+
 /// The targets of the links and pictures of a page, those on the web left out.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     text.split("](")
