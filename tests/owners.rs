@@ -35,6 +35,7 @@ on_every_torch![
     wrappers_are_stripped_or_kept_and_compiled_models_keep_their_graphs,
     a_model_that_dies_while_loading_shows_its_parameters,
     isolated_spawned_and_bare_interpreters_have_modules_too,
+    errors_of_the_tracers_python_are_logged_at_debug_and_counted_in_the_end_row,
     frameworks_train_as_without_us_and_keep_their_owners,
     launchers_notebooks_and_servers_of_forks_have_modules_too,
     what_is_registered_is_other_and_errors_are_those_of_mem_tracker,
@@ -106,6 +107,26 @@ fn isolated_spawned_and_bare_interpreters_have_modules_too(torch: &Torch) {
     let run = torch.trace("owners/owner_cases.py", &["spawn"]);
     assert_eq!(text(&run.output.stdout), "plain\n", "{}", text(&run.output.stderr));
     check(torch, "checkers/expected_owners.py", &[run.folder()]);
+}
+
+fn errors_of_the_tracers_python_are_logged_at_debug_and_counted_in_the_end_row(torch: &Torch) {
+    let run = |log| {
+        let run = torch.trace_with("owners/failing_modules.py", &[], &[("MEMTRACE_LOG", log)]).expect_success();
+        assert_eq!(text(&run.output.stdout), "True\n", "{}", text(&run.output.stderr));
+        let trace = std::fs::read_to_string(run.file()).unwrap();
+        let end = trace.lines().last().unwrap();
+        let errors = end.split(' ').find_map(|word| word.strip_prefix("python_errors=")).map(str::parse::<u32>);
+        assert!(errors.is_some_and(|errors| errors.unwrap() >= 4), "{end}");
+        text(&run.output.stderr)
+    };
+    let logged = run("debug");
+    let lines = |what: &str| logged.lines().filter(|line| line.contains(what)).count();
+    assert_eq!(lines("Refusal: parameters are not listed today (<memtrace"), 1, "{logged}");
+    assert_eq!(lines("Unformattable: (no text: ValueError)"), 1, "{logged}");
+    assert!(!run("warn").contains("Refusal"));
+    // A run without errors says nothing of them.
+    let run = torch.trace("owners/owner_cases.py", &["alone", "plain"]);
+    assert!(!std::fs::read_to_string(run.file()).unwrap().contains("python_errors"));
 }
 
 fn frameworks_train_as_without_us_and_keep_their_owners(torch: &Torch) {

@@ -8,7 +8,7 @@
 //! read has no such stacks, and one line on stderr says so.
 
 use std::cell::RefCell;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -18,6 +18,7 @@ use memtrace_trace::stacks::FrameKind;
 use rustc_hash::FxHashMap;
 
 use crate::ffi::cpython;
+use crate::ffi::guarded_memory::GuardedMemory;
 
 /// Where this interpreter keeps what is read. Places are counted in words of 8 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -329,25 +330,25 @@ const FRAME_WORDS: usize = 16;
 /// # Safety
 /// As [`learn`].
 unsafe fn find(known: &KnownCode, functions: &Functions) -> Option<Layout> {
-    let reader = Reader::new()?;
+    let memory = GuardedMemory::open()?;
     // SAFETY: the GIL is held, so the thread has a state.
     let thread = unsafe { (functions.this_thread)() } as usize;
-    let words: [usize; THREAD_WORDS] = reader.read(thread)?;
+    let words: [usize; THREAD_WORDS] = memory.words(thread)?;
     let (thread, through, frame) = words.iter().enumerate().find_map(|(word, place)| {
-        let is_calling_frame = |frame: &usize| code_of(&reader, *frame, known.code).is_some();
+        let is_calling_frame = |frame: &usize| code_of(&memory, *frame, known.code).is_some();
         if is_calling_frame(place) {
             return Some((word, None, *place));
         }
-        let inner: [usize; 2] = reader.read(*place)?;
+        let inner: [usize; 2] = memory.words(*place)?;
         let through = inner.iter().position(is_calling_frame)?;
         Some((word, Some(through), inner[through]))
     })?;
-    let code = code_of(&reader, frame, known.code)?;
+    let code = code_of(&memory, frame, known.code)?;
     let [first, second, ..] = known.callers[..] else { return None };
     let leads_to = |frame: usize, caller: &KnownFrame| {
-        let words: [usize; FRAME_WORDS] = reader.read(frame)?;
+        let words: [usize; FRAME_WORDS] = memory.words(frame)?;
         let is_caller = |place: &usize| {
-            reader.read::<FRAME_WORDS>(*place).is_some_and(|words| words[code] & !7 == caller.code)
+            memory.words::<FRAME_WORDS>(*place).is_some_and(|words| words[code] & !7 == caller.code)
         };
         words.iter().position(is_caller).map(|word| (word, words[word]))
     };
@@ -356,9 +357,9 @@ unsafe fn find(known: &KnownCode, functions: &Functions) -> Option<Layout> {
     if again != previous {
         return None;
     }
-    let frames: [[usize; FRAME_WORDS]; 2] = [reader.read(outer)?, reader.read(outermost)?];
+    let frames: [[usize; FRAME_WORDS]; 2] = [memory.words(outer)?, memory.words(outermost)?];
     let word_of = |object: usize| {
-        let holds = |word: &usize| reader.read::<1>(first.code + word * 8) == Some([object]);
+        let holds = |word: &usize| memory.words::<1>(first.code + word * 8) == Some([object]);
         (0..known.code_size / 8).find(holds)
     };
     // SAFETY: a code object and a text, by the contract.
@@ -379,8 +380,8 @@ unsafe fn find(known: &KnownCode, functions: &Functions) -> Option<Layout> {
 }
 
 /// The word of a frame that leads to this code.
-fn code_of(reader: &Reader, frame: usize, code: usize) -> Option<usize> {
-    let words: [usize; FRAME_WORDS] = reader.read(frame)?;
+fn code_of(memory: &GuardedMemory, frame: usize, code: usize) -> Option<usize> {
+    let words: [usize; FRAME_WORDS] = memory.words(frame)?;
     words.iter().position(|word| *word & !7 == code)
 }
 
@@ -404,42 +405,4 @@ fn instruction(
         let byte = (0..FRAME_WORDS * 8).step_by(4).find(is_it)?;
         Some(Instruction::Number { byte, step: step as i32 })
     })
-}
-
-/// Reads memory that may not be mapped: the kernel returns an error where a load would end the process.
-struct Reader {
-    pipe: [c_int; 2],
-}
-
-impl Reader {
-    fn new() -> Option<Reader> {
-        let mut pipe = [0; 2];
-        // SAFETY: room for two descriptors.
-        (unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) } == 0).then_some(Reader { pipe })
-    }
-
-    fn read<const WORDS: usize>(&self, address: usize) -> Option<[usize; WORDS]> {
-        let mut words = [0; WORDS];
-        if address < 4096 || !address.is_multiple_of(8) {
-            return None;
-        }
-        let size = WORDS * 8;
-        // SAFETY: an address that cannot be read is an error of `write`; a pipe takes this little at once.
-        let written = unsafe { libc::write(self.pipe[1], address as *const c_void, size) };
-        if written <= 0 {
-            return None;
-        }
-        // SAFETY: there is room for what was written.
-        let read = unsafe { libc::read(self.pipe[0], words.as_mut_ptr().cast(), written as usize) };
-        (read == size as isize).then_some(words)
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        // SAFETY: both ends are open, and belong to this value.
-        self.pipe.iter().for_each(|end| unsafe {
-            libc::close(*end);
-        });
-    }
 }

@@ -3,6 +3,7 @@
 pub(crate) mod callers;
 pub(crate) mod cpython;
 pub(crate) mod cuda;
+pub(crate) mod guarded_memory;
 pub(crate) mod loaded_libraries;
 pub(crate) mod nvml;
 pub(crate) mod phantom;

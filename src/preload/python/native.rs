@@ -121,7 +121,7 @@ fn record_module_memory(arguments: Arguments<'_>) {
 
 fn learn_tensor(arguments: Arguments<'_>) {
     let [tensor, storage, data, bytes] = [0, 1, 2, 3].map(|index| arguments.size(index));
-    op_io::learn::tensor(op_io::learn::Known { tensor, storage, data, bytes });
+    op_io::learn::add_tensor(op_io::learn::KnownTensor { tensor, storage, data, bytes });
 }
 
 fn finish_op_layout(_: Arguments<'_>) -> bool {

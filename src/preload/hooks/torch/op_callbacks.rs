@@ -129,7 +129,8 @@ unsafe fn start_io(scope: Scope, context: *mut *mut c_void, record: *const c_voi
     // SAFETY: torch's own arguments.
     let context = unsafe { start(scope, context, record) };
     if let Some(name_of) = NAME.cached() {
-        shielded(|| op_io::enter(scope, record, name_of));
+        // SAFETY: torch's record is alive, and its start callbacks run.
+        shielded(|| unsafe { op_io::enter(scope, record, name_of) });
     }
     context
 }
@@ -149,5 +150,6 @@ unsafe extern "C" fn end(record: *const c_void, _context: *mut c_void) {
 }
 
 unsafe extern "C" fn end_io(record: *const c_void, _context: *mut c_void) {
-    shielded(|| op_stack::leave(record, op_io::leave(record)));
+    // SAFETY: torch's record is alive during its end callback.
+    shielded(|| op_stack::leave(record, unsafe { op_io::leave(record) }));
 }

@@ -1,30 +1,30 @@
-//! Where torch's objects keep what io records need: the inputs of a `RecordFunction`, the storage of a
-//! `TensorImpl`, the memory of a `StorageImpl`, the mutability of an argument in a `FunctionSchema`.
+//! The fields of torch's objects that op io reads: the inputs of a `RecordFunction`, the storage of a `TensorImpl`, the
+//! memory of a `StorageImpl`, and whether a `FunctionSchema` changes an argument.
 //!
-//! No symbol gives these, so their places are learned from known objects ([`super::learn`]) before anything
-//! is read by them. The order of the fields is that of ATen/record_function.h, ATen/core/ivalue.h,
-//! ATen/core/function_schema.h, c10/core/TensorImpl.h and c10/core/StorageImpl.h, 2.1 to 2.15.
+//! No symbol gives their places, so [`super::learn`] learns them from known objects before anything is read. The order
+//! of the fields is that of ATen/record_function.h, ATen/core/ivalue.h, ATen/core/function_schema.h,
+//! c10/core/TensorImpl.h and c10/core/StorageImpl.h, 2.1 to 2.15.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::OnceLock;
 
 use memtrace_trace::Api;
 
-/// An `IValue`: its payload, then its tag.
+/// The size of an `IValue`: its payload, then its tag.
 const IVALUE: usize = 16;
-/// A `ListImpl` begins with a vector of `IValue`s behind the counts of an `intrusive_ptr_target`.
+/// The vector of `IValue`s in a `ListImpl`, behind the counts of an `intrusive_ptr_target`.
 pub(super) const LIST: usize = 16;
-/// An `Argument` behind its name: two types, `N`, a default, then the alias.
+/// The alias of an `Argument`, behind its name: after two types, `N` and a default.
 pub(super) const ALIAS: usize = 64;
-/// Is it an `out=`? Behind the alias.
+/// `Argument::is_out_`, behind the alias.
 pub(super) const IS_OUT: usize = 73;
-/// The rest of an `Argument`.
+/// The size of an `Argument` without its name.
 pub(super) const ARGUMENT: usize = 80;
 /// `AliasInfo::isWrite_`, behind two sets and a vector.
 pub(super) const IS_WRITE: usize = 136;
-/// The device of a `DataPtr`, behind the pointer, its context and its deleter.
+/// The device of a `DataPtr`, behind a pointer, its context and its deleter.
 pub(super) const DEVICE: usize = 24;
-/// More inputs, or members of a list, than this is no list.
+/// The most inputs of an op, or members of a list: more are a misread.
 pub(super) const MOST: usize = 1 << 16;
 
 /// `c10::DeviceType::CPU`.
@@ -32,15 +32,15 @@ pub(super) const CPU: u8 = 0;
 /// `c10::DeviceType::CUDA`.
 pub(super) const CUDA: u8 = 1;
 
-/// The places that differ between torches. Words of a record count from its sequence number, the others
-/// are offsets in bytes.
+/// The places that differ between versions of torch. Those in a record count from its sequence number; all are offsets
+/// in bytes unless words are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// The word of a `RecordFunction` that is the sequence number.
     pub(super) number: usize,
-    /// The length of a `std::string`: torch was built with the old or with the new kind.
+    /// The size of a `std::string`: torch was built with the old or the new ABI.
     pub(super) string: usize,
-    /// The tag of a tensor and that of a list.
+    /// The tags of an `IValue` that is a tensor, and of one that is a list.
     pub(super) tags: (u32, u32),
     /// `TensorImpl::storage_`.
     pub(super) storage: usize,
@@ -50,7 +50,7 @@ pub(super) struct Layout {
     pub(super) bytes: usize,
 }
 
-/// Set once, when everything was found and checked.
+/// Set once, when all of it was found and checked.
 pub(super) static LAYOUT: OnceLock<Layout> = OnceLock::new();
 
 /// Reads a `T` at `address`.
@@ -62,23 +62,23 @@ unsafe fn at<T: Copy>(address: usize, offset: usize) -> T {
     unsafe { ((address + offset) as *const T).read_unaligned() }
 }
 
-/// Is it the address of an object at all?
+/// Whether an address can be that of an object.
 fn is_object(address: usize) -> bool {
     address > 0xFFFF && address.is_multiple_of(8)
 }
 
-/// What a storage's memory is.
+/// The memory of a storage.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory {
     pub(super) addr: u64,
     pub(super) bytes: i64,
-    /// Its `c10::DeviceType` and index.
+    /// The `c10::DeviceType` and the index.
     pub(super) device: (u8, i8),
 }
 
 impl Layout {
-    /// The `FunctionSchema` of an op, by its address; `None` for what has only a name. The descriptor is a
-    /// `variant<string, reference>` before the number, its index in the last word.
+    /// The address of an op's `FunctionSchema`; `None` for a record that has only a name. The descriptor is a
+    /// `variant<string, reference>` before the number, with its index in the last word.
     ///
     /// # Safety
     /// `record` is a live `RecordFunction`.
@@ -96,8 +96,8 @@ impl Layout {
     /// # Safety
     /// `schema` is from [`Layout::schema`].
     pub(super) unsafe fn uses(&self, schema: usize) -> Vec<Api> {
-        // SAFETY: the vector of arguments follows two strings; its arguments are as long as was learned,
-        // and an alias is an `AliasInfo`.
+        // SAFETY: the vector of arguments follows two strings; its arguments have the size that was learned, and an
+        // alias is an `AliasInfo`.
         unsafe {
             let (begin, end): (usize, usize) = (at(schema, 2 * self.string), at(schema, 2 * self.string + 8));
             let length = self.string + ARGUMENT;
@@ -134,8 +134,8 @@ impl Layout {
         }
     }
 
-    /// Visits the tensors among the inputs of an op that starts: the place of the argument, and the
-    /// `TensorImpl`'s address.
+    /// Visits the tensors among the inputs of an op that starts: the index of the argument, and the address of the
+    /// `TensorImpl`.
     ///
     /// # Safety
     /// `record` is a live `RecordFunction` whose start callbacks run.
@@ -174,7 +174,7 @@ impl Layout {
     /// The payload and the tag of an `IValue`.
     ///
     /// # Safety
-    /// One is at `address`.
+    /// An `IValue` is at `address`.
     unsafe fn value(&self, address: usize) -> (usize, u32) {
         // SAFETY: by the contract.
         unsafe { (at(address, 0), at(address, 8)) }

@@ -1,14 +1,13 @@
 //! `MEMTRACE_OPS=io`: the storages that an op reads and writes.
 //!
-//! An op with a schema that no such op called, and a backward function, are what `torch.profiler` calls
-//! leaves. Each storage that such an op, or an op inside it, is given gets an event the first time it is
-//! seen, and another one when something inside does more to it than that. Whether an op changes a storage
-//! is what the schema of the op says, as for the profiler: versions of tensors could only be compared with
-//! the tensors held, and a count of references that is not the program's own changes what torch does.
+//! The unit is what `torch.profiler` calls a leaf: an op with a schema that no such op called, or a backward function.
+//! Each storage that a leaf, or an op inside it, has among its inputs gets an event when it occurs first, and another
+//! one when an op inside does more to it than that. Whether an op changes a storage follows from its schema, as in the
+//! profiler: to compare versions of tensors, the tensors would have to be held, and a reference that is not the
+//! program's own changes what torch does.
 //!
-//! Nothing of torch is called and no reference is taken: fields of objects that live while the start
-//! callbacks run are read at the places that [`learn`] found. Without them io records are off, and ops get
-//! the rows of `MEMTRACE_OPS=all`.
+//! No function of torch is called and no reference is taken: fields of objects that live while the start callbacks run
+//! are read at the places that [`learn`] found. Without these, op io is off, and ops get the rows of `MEMTRACE_OPS=all`.
 
 mod layout;
 pub(crate) mod learn;
@@ -29,16 +28,17 @@ use crate::runtime::session;
 use crate::runtime::thread::running_ops::{NameOf, Scope};
 use layout::{CPU, CUDA, LAYOUT, Layout};
 
-/// What is known of a schema, by its address: schemas live as long as their ops are registered.
+/// A schema that was read. Schemas live as long as their ops are registered.
 struct Schema {
+    /// How it uses each argument.
     uses: Vec<Api>,
     overload: TextId,
 }
 
-/// The leaf that runs on a thread.
+/// The running leaf of a thread.
 struct Leaf {
     record: *const c_void,
-    /// How many ops it is in, with itself.
+    /// The number of ops that the thread was in, with itself.
     depth: usize,
     api: Api,
     context: ContextId,
@@ -46,69 +46,81 @@ struct Leaf {
 }
 
 #[derive(Default)]
-struct Io {
+struct ThreadIo {
     leaf: Option<Leaf>,
-    /// What was told of each storage in this leaf, a bit for each use.
+    /// The recorded uses of each storage in this leaf, by its address: a bit for each use.
     seen: FxHashMap<u64, u8>,
+    /// By the address of the schema.
     schemas: FxHashMap<usize, Schema>,
 }
 
 thread_local! {
-    static IO: RefCell<Option<Io>> = const { RefCell::new(None) };
+    static IO: RefCell<Option<ThreadIo>> = const { RefCell::new(None) };
 }
 
-fn with_io<R>(work: impl FnOnce(&mut Io) -> R) -> Option<R> {
+fn with_io<R>(work: impl FnOnce(&mut ThreadIo) -> R) -> Option<R> {
     IO.try_with(|io| Some(work(io.try_borrow_mut().ok()?.get_or_insert_default()))).ok().flatten()
 }
 
-/// Are io records asked for?
+/// Whether `MEMTRACE_OPS=io` is set.
 pub(crate) fn is_wanted() -> bool {
     session::session().is_some_and(|session| session.settings.ops.io())
 }
 
-/// An op began on this thread; [`op_stack::enter`] knows it already.
-pub(crate) fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
-    let Some(layout) = LAYOUT.get() else { return learn::watch(record, name_of) };
-    let Some((depth, is_told)) = op_stack::innermost() else { return };
+/// An op began on this thread, after [`op_stack::enter`] for it.
+///
+/// # Safety
+/// `record` is a live `RecordFunction` whose start callbacks run, and `name_of` gives its name.
+pub(crate) unsafe fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
+    // SAFETY: by the contract.
+    let Some(layout) = LAYOUT.get() else { return unsafe { learn::observe(record, name_of) } };
+    let Some((depth, has_row)) = op_stack::innermost() else { return };
     with_io(|io| {
-        // A leaf whose end was not seen (it ended on another thread) is over.
+        // A leaf of the same depth or deeper is over: its end was not seen, on another thread.
         io.leaf.take_if(|leaf| leaf.depth >= depth);
-        let schema = if scope == Scope::Function { io.schema(layout, record) } else { None };
+        // SAFETY: by the contract.
+        let schema = if scope == Scope::Function { unsafe { io.schema(layout, record) } } else { None };
         if io.leaf.is_none() {
             let api = match (scope, schema) {
                 (Scope::Backward, _) => Api::BackwardFunction,
                 (Scope::Function, Some(_)) => Api::Operator,
                 _ => return,
             };
-            if !is_told {
+            if !has_row {
                 return;
             }
             let (context, step) = context::current();
             io.seen.clear();
             io.leaf = Some(Leaf { record, depth, api, context, step });
         }
-        io.tell(layout, record, schema);
+        // SAFETY: by the contract.
+        unsafe { io.record_inputs(layout, record, schema) };
     });
 }
 
-/// How the row of an op is to end: what the op is, and its overload.
-pub(crate) fn leave(record: *const c_void) -> Ending {
+/// The kind of an op that ends, and its overload.
+///
+/// # Safety
+/// `record` is a live `RecordFunction`.
+pub(crate) unsafe fn leave(record: *const c_void) -> Ending {
     let Some(layout) = LAYOUT.get() else { return Ending::default() };
     with_io(|io| {
         let leaf = io.leaf.take_if(|leaf| leaf.record == record);
-        let overload = io
-            .schema(layout, record)
-            .and_then(|schema| io.schemas.get(&schema))
-            .map_or(0, |schema| schema.overload);
+        // SAFETY: by the contract.
+        let schema = unsafe { io.schema(layout, record) };
+        let overload = schema.and_then(|schema| io.schemas.get(&schema)).map_or(0, |schema| schema.overload);
         Ending { api: leaf.map_or(Api::RecordFunction, |leaf| leaf.api), overload }
     })
     .unwrap_or_default()
 }
 
-impl Io {
-    /// The schema of an op, looked at when it is new.
-    fn schema(&mut self, layout: &Layout, record: *const c_void) -> Option<usize> {
-        // SAFETY: the op runs, so its record is alive.
+impl ThreadIo {
+    /// The address of an op's schema, which is read when it is new.
+    ///
+    /// # Safety
+    /// `record` is a live `RecordFunction`.
+    unsafe fn schema(&mut self, layout: &Layout, record: *const c_void) -> Option<usize> {
+        // SAFETY: by the contract.
         let schema = unsafe { layout.schema(record) }?;
         self.schemas.entry(schema).or_insert_with(|| {
             // SAFETY: the address of a schema.
@@ -119,9 +131,12 @@ impl Io {
         Some(schema)
     }
 
-    /// Tells what an op in the leaf is given.
-    fn tell(&mut self, layout: &Layout, record: *const c_void, schema: Option<usize>) {
-        let Io { leaf: Some(leaf), seen, schemas } = self else { return };
+    /// Records the storages among the inputs of an op in the leaf.
+    ///
+    /// # Safety
+    /// `record` is a live `RecordFunction` whose start callbacks run.
+    unsafe fn record_inputs(&mut self, layout: &Layout, record: *const c_void, schema: Option<usize>) {
+        let ThreadIo { leaf: Some(leaf), seen, schemas } = self else { return };
         let Some(recorder) = Recorder::active() else { return };
         let uses = schema.and_then(|schema| schemas.get(&schema)).map(|schema| schema.uses.as_slice());
         let visit = |argument: usize, tensor: usize| {
@@ -137,14 +152,14 @@ impl Io {
                 None => Api::Given,
             };
             let bit = 1 << (api as u8 - Api::Read as u8);
-            let told = seen.entry(memory.addr).or_default();
-            // Who changes it in place also reads it.
+            let recorded = seen.entry(memory.addr).or_default();
+            // An op that changes it in place also reads it.
             let covers =
                 bit | if api == Api::Read { 1 << (Api::ReadWrite as u8 - Api::Read as u8) } else { 0 };
-            if *told & covers != 0 {
+            if *recorded & covers != 0 {
                 return;
             }
-            *told |= bit;
+            *recorded |= bit;
             if recorder.is_short() {
                 return recorder.drop_op();
             }
@@ -159,7 +174,7 @@ impl Io {
                 })
             });
         };
-        // SAFETY: the start callbacks of the record run.
+        // SAFETY: by the contract.
         unsafe { layout.tensors(record, visit) };
     }
 }
@@ -168,7 +183,8 @@ fn wants_host() -> bool {
     session::session().is_some_and(|session| session.settings.host_tensors)
 }
 
-/// The memory of a module, or of one of its calls, on a device: its bytes, and the same rounded.
+/// Records the memory of a module, or of one of its calls, on a device: its bytes, and the same rounded up to what the
+/// allocator takes.
 pub(crate) fn module_memory(api: Api, device: i8, bytes: i64, rounded: i64) {
     let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) else { return };
     let (context, step) = context::current();

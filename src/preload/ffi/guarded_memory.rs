@@ -1,0 +1,74 @@
+//! Reads of memory that may not be mapped. The kernel does them, through a pipe: it returns an error where a load would
+//! end the process.
+
+use std::ffi::{c_int, c_void};
+
+/// Below this there is no object: no address that is worth a system call.
+const LOWEST: usize = 4096;
+
+/// A pipe that reads go through.
+pub(crate) struct GuardedMemory {
+    ends: [c_int; 2],
+}
+
+impl GuardedMemory {
+    /// `None` when the process can open no more files.
+    pub(crate) fn open() -> Option<GuardedMemory> {
+        let mut ends = [0; 2];
+        // SAFETY: room for two descriptors.
+        let opened = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } == 0;
+        opened.then_some(GuardedMemory { ends })
+    }
+
+    /// The words at an address; `None` where not all of them can be read, and where no object can be.
+    pub(crate) fn words<const WORDS: usize>(&self, address: usize) -> Option<[usize; WORDS]> {
+        const { assert!(WORDS * 8 <= 4096, "a pipe takes so many bytes at once") };
+        let mut words = [0; WORDS];
+        if address < LOWEST || !address.is_multiple_of(8) {
+            return None;
+        }
+        // SAFETY: an address that cannot be read is an error of `write`.
+        let written = unsafe { libc::write(self.ends[1], address as *const c_void, WORDS * 8) };
+        if written <= 0 {
+            return None;
+        }
+        // SAFETY: there is room for as much as was written.
+        let read = unsafe { libc::read(self.ends[0], words.as_mut_ptr().cast(), written as usize) };
+        (read == (WORDS * 8) as isize).then_some(words)
+    }
+
+    /// The word at an address.
+    pub(crate) fn word(&self, address: usize) -> Option<usize> {
+        self.words::<1>(address).map(|[word]| word)
+    }
+
+    /// The byte at an address.
+    pub(crate) fn byte(&self, address: usize) -> Option<u8> {
+        Some((self.word(address & !7)? >> (address % 8 * 8)) as u8)
+    }
+}
+
+impl Drop for GuardedMemory {
+    fn drop(&mut self) {
+        for end in self.ends {
+            // SAFETY: both ends are open, and belong to this value.
+            unsafe { libc::close(end) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guarded_reads_answer_where_a_load_would_end_the_process() {
+        let memory = GuardedMemory::open().unwrap();
+        let words = [1usize, 0x0203, usize::MAX];
+        let address = words.as_ptr() as usize;
+        assert_eq!(memory.words::<3>(address), Some(words));
+        assert_eq!((memory.byte(address + 8), memory.byte(address + 9)), (Some(3), Some(2)));
+        assert_eq!((memory.word(0), memory.word(address + 1), memory.word(1 << 40)), (None, None, None));
+        assert_eq!(memory.word(address), Some(1), "a failed read leaves nothing in the pipe");
+    }
+}
