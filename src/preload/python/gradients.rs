@@ -5,6 +5,8 @@
 
 use std::sync::OnceLock;
 
+use memtrace_record::intern::TextId;
+use memtrace_trace::Category;
 use rustc_hash::{FxBuildHasher, FxHashSet};
 
 use crate::ffi::cpython::{Arguments, Gil, Object, Owned, RawObject};
@@ -123,7 +125,7 @@ fn gradient(
 pub(crate) fn record_gradients(arguments: Arguments<'_>) -> Option<Owned> {
     let gil = arguments.gil;
     let (owners, plain, strided) = (arguments.get(0)?, arguments.get(1)?, arguments.get(2)?);
-    let category = arguments.size(3);
+    let category = Category::from_id(arguments.size(3) as u64)?;
     let names = Names::get(gil)?;
     let left = gil.new_list()?;
     let size = owners.list_size();
@@ -135,8 +137,8 @@ pub(crate) fn record_gradients(arguments: Arguments<'_>) -> Option<Owned> {
             Some(Gradient::None | Gradient::At(0)) => {}
             Some(Gradient::At(pointer)) => {
                 if seen.insert(pointer) {
-                    let (path, name) = (owner.tuple_item(1)?.to_size()?, owner.tuple_item(2)?.to_size()?);
-                    tags::record(&Tag { pointer, category, path, name });
+                    let text = |index| owner.tuple_item(index)?.to_size().map(|id| id as TextId);
+                    tags::record(Tag { pointer, category, path: text(1)?, name: text(2)? });
                 }
             }
             None => {

@@ -3,6 +3,7 @@
 
 use std::ffi::CStr;
 
+use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
 use memtrace_trace::config::{Level, Stacks};
 use memtrace_trace::rounding::MIN_BLOCK;
@@ -54,7 +55,7 @@ pub(crate) fn module(gil: Gil) -> Option<Owned> {
     for entered in [Entered::Inside, Entered::Outermost, Entered::Unknown] {
         set(namespace, entered.name(), gil.integer(entered as i64)?)?;
     }
-    let categories = Category::ALL.iter().map(|category| (category.as_str(), *category as i64));
+    let categories = Category::ALL.iter().map(|category| (category.as_str(), category.id().into()));
     set(namespace, c"CATEGORIES", ids(gil, categories)?)?;
     set(namespace, c"APIS", ids(gil, MODULE_MEMORY.iter().map(|api| (api.name(), *api as i64)))?)?;
     Some(module)
@@ -105,7 +106,9 @@ fn text_id_of(arguments: Arguments<'_>) -> i64 {
 
 fn record_tag(arguments: Arguments<'_>) {
     let [pointer, category, path, name] = [0, 1, 2, 3].map(|index| arguments.size(index));
-    tags::record(&Tag { pointer, category, path, name });
+    if let Some(category) = Category::from_id(category as u64) {
+        tags::record(Tag { pointer, category, path: path as TextId, name: name as TextId });
+    }
 }
 
 fn backward_count(_: Arguments<'_>) -> i64 {

@@ -8,24 +8,24 @@ use memtrace_trace::{Api, Category, Header, Payload};
 pub(crate) struct Tag {
     /// The address of the block.
     pub(crate) pointer: usize,
-    /// The id of a category.
-    pub(crate) category: usize,
-    /// The id of the module's path; 0 for none.
-    pub(crate) path: usize,
-    /// The id of the name within the module; 0 for none.
-    pub(crate) name: usize,
+    /// The use of the block.
+    pub(crate) category: Category,
+    /// The path of the module; 0 for none.
+    pub(crate) path: TextId,
+    /// The name within the module; 0 for none.
+    pub(crate) name: TextId,
 }
 
 /// Records a tag.
-pub(crate) fn record(tag: &Tag) {
+pub(crate) fn record(tag: Tag) {
     // Without a trace there is no block to tag.
     let Some(recorder) = Recorder::active() else { return };
     // The context and the step are those of the block's allocation.
     let payload = Payload::Tag {
         address: tag.pointer as u64,
-        category: Category::from_id(tag.category as u64).unwrap_or_default(),
-        module: tag.path as TextId,
-        name: tag.name as TextId,
+        category: tag.category,
+        module: tag.path,
+        name: tag.name,
     };
     recorder.record(|clock_ns| payload.pack(Header::new(clock_ns, Api::Python, 0)));
 }

@@ -1,6 +1,6 @@
-"""Questions of `memtrace doctor` to a Python, answered as one line of JSON.
+"""Collects what `memtrace doctor` needs to know of a Python, and prints it as one line of JSON.
 
-Runs with the tracer preloaded. A question that fails is recorded as an error, and the others go on.
+Runs in that Python with the library preloaded. A failed check is recorded under "errors"; the others go on.
 """
 
 import ctypes
@@ -10,14 +10,21 @@ import platform
 import struct
 import sys
 
-ANSWERS = {}
+# The answers, by the names that src/cli/commands/doctor reads.
+FACTS = {}
 
 
-def answer(name, ask):
+def describe(error):
+    """The first line of an exception."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def record(name, check):
+    """Stores the result of a check. Even SystemExit of a module that fails to load is an answer."""
     try:
-        ANSWERS[name] = ask()
+        FACTS[name] = check()
     except BaseException as error:
-        ANSWERS.setdefault("errors", {})[name] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        FACTS.setdefault("errors", {})[name] = describe(error)[:300]
 
 
 def mapped_libraries():
@@ -28,18 +35,18 @@ def mapped_libraries():
 
 
 def loaded(prefix):
-    """The loaded libraries of this name."""
+    """The paths of loaded libraries whose file name starts with the prefix."""
     return [path for path in mapped_libraries() if os.path.basename(path).startswith(prefix)]
 
 
-def exports(library, symbol):
-    """Does the loaded library export the symbol?"""
+def has_symbol(library, symbol):
+    """Whether a loaded library exports a symbol."""
     found = loaded(library)
     return bool(found) and hasattr(ctypes.CDLL(found[0]), symbol)
 
 
 def contains(library, text):
-    """Is the text somewhere in the file of the library?"""
+    """Whether the file of a loaded library contains a text."""
     import mmap
 
     for path in loaded(library):
@@ -50,7 +57,7 @@ def contains(library, text):
 
 
 def is_subinterpreter():
-    """Is this a subinterpreter? Known since Python 3.13."""
+    """Whether this is not the main interpreter; False before Python 3.13, which cannot tell."""
     try:
         import _interpreters
 
@@ -59,16 +66,7 @@ def is_subinterpreter():
         return False
 
 
-def nvtx_flavour():
-    """How this torch calls NVTX: through the legacy library, through its headers only, or not at all."""
-    if loaded("libnvToolsExt"):
-        return "legacy"
-    libraries = ("libtorch_python.so", "libtorch_cuda.so")
-    header_only = any(contains(library, b"NVTX_INJECTION64_PATH") for library in libraries)
-    return "header" if header_only else "none"
-
-
-# The symbols that the hooks need, as (library, mangled name).
+# What memtrace needs of torch: by what it is for, a library and a symbol in it.
 SYMBOLS = {
     "blocks": ("libc10.so", "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"),
     "ooms": ("libc10.so", "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE"),
@@ -81,20 +79,20 @@ SYMBOLS = {
 }
 
 
-def phantom_text(function):
-    """The text that a function of the simulated GPU's library writes."""
+def text_from_phantom(function):
+    """The text that a function of the phantom device writes into a buffer."""
     write = getattr(ctypes.CDLL(loaded("libmemtrace_phantom.so")[0]), function)
     text = ctypes.create_string_buffer(write(None, ctypes.c_size_t(0)) + 1)
     write(text, ctypes.c_size_t(len(text)))
     return text.value.decode()
 
 
-# The prefixes of the functions of CUDA and its libraries; `cu` is checked apart.
+# How the names of CUDA and its libraries begin.
 FAMILIES = ("__cuda", "cuda", "cublas", "cudnn", "cusparse", "cusolver", "cufft", "curand", "nccl", "nvml")
 
 
-def imported(path):
-    """The functions of CUDA and its libraries that an ELF file imports."""
+def undefined_symbols(path):
+    """The undefined symbols of an ELF file that belong to CUDA or one of its libraries."""
     with open(path, "rb") as file:
 
         def at(place, size):
@@ -115,16 +113,16 @@ def imported(path):
     return {name for name in names if name.startswith(FAMILIES) or (name[:2] == "cu" and name[2:3].isupper())}
 
 
-def phantom_answers():
-    """The functions by how the simulated GPU answers them, and those that torch imports and it lacks."""
+def phantom_calls():
+    """How the phantom device answers each function, and which functions this torch needs that it lacks."""
     kinds = {}
-    for line in phantom_text("memtrace_phantom_answers").splitlines():
+    for line in text_from_phantom("memtrace_phantom_answers").splitlines():
         kind, name = line.split(" ", 1)
         kinds.setdefault(kind, []).append(name)
     wanted = set()
     for path in mapped_libraries():
         if os.path.basename(path).startswith(("libtorch_cuda", "libc10_cuda")):
-            wanted |= imported(path)
+            wanted |= undefined_symbols(path)
     known = {name for kind, names in kinds.items() if kind != "passed" for name in names}
     passed = tuple(pattern[:-2] for pattern in kinds["passed"] if pattern.endswith(".*"))
     kinds["missing"] = sorted(n for n in wanted - known - set(kinds["passed"]) if not n.startswith(passed))
@@ -133,7 +131,7 @@ def phantom_answers():
 
 
 def train(torch):
-    """A training step that gives every hook an event."""
+    """Trains one step whose trace is known: each hook has something to record."""
     model = torch.nn.Linear(1000, 10).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     torch.cuda.nvtx.range_push("doctor")
@@ -151,47 +149,56 @@ def train(torch):
     return True
 
 
+def nvtx_kind():
+    """How this torch calls NVTX: through the legacy library, through the header, or not at all."""
+    if loaded("libnvToolsExt"):
+        return "legacy"
+    libraries = ("libtorch_python.so", "libtorch_cuda.so")
+    return "header" if any(contains(library, b"NVTX_INJECTION64_PATH") for library in libraries) else "none"
+
+
+def devices(torch):
+    """The name and the memory in bytes of each device."""
+    count = torch.cuda.device_count()
+    properties = [torch.cuda.get_device_properties(ordinal) for ordinal in range(count)]
+    return [[torch.cuda.get_device_name(i), found.total_memory] for i, found in enumerate(properties)]
+
+
+def driver_version():
+    """The version of CUDA that the driver supports: `12.4`."""
+    number = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+    return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+
 def main():
-    answer("python", lambda: [platform.python_implementation(), platform.python_version(), sys.executable])
-    answer("libc", lambda: platform.libc_ver())
-    answer("machine", lambda: [platform.system(), platform.machine()])
-    answer("subinterpreter", is_subinterpreter)
-    answer("preloaded", lambda: loaded("libmemtrace.so"))
+    record("python", lambda: [platform.python_implementation(), platform.python_version(), sys.executable])
+    record("libc", platform.libc_ver)
+    record("machine", lambda: [platform.system(), platform.machine()])
+    record("subinterpreter", is_subinterpreter)
+    record("preloaded", lambda: loaded("libmemtrace.so"))
     try:
         import torch
     except BaseException as error:
-        ANSWERS["no_torch"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        FACTS["no_torch"] = describe(error)
         return
-    answer("torch", lambda: [torch.__version__, torch.version.cuda, torch.version.hip])
-    answer("symbols", lambda: {name: exports(*symbol) for name, symbol in SYMBOLS.items()})
-    answer("cudart", lambda: loaded("libcudart.so"))
-    answer("nvtx", nvtx_flavour)
-    answer("hooks", lambda: hasattr(torch.nn.modules.module, "register_module_forward_pre_hook"))
-    answer("cuda", torch.cuda.is_available)
-    if ANSWERS.get("cuda"):
-        answer(
-            "devices",
-            lambda: [
-                [torch.cuda.get_device_name(i), torch.cuda.get_device_properties(i).total_memory]
-                for i in range(torch.cuda.device_count())
-            ],
-        )
-        answer("backend", torch.cuda.get_allocator_backend)
-        answer("trained", lambda: train(torch))
-
-        def driver():
-            number = ctypes.c_int()
-            ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
-            return f"{number.value // 1000}.{number.value % 1000 // 10}"
-
-        answer("driver", driver)
-
+    record("torch", lambda: [torch.__version__, torch.version.cuda, torch.version.hip])
+    record("symbols", lambda: {name: has_symbol(*symbol) for name, symbol in SYMBOLS.items()})
+    record("cudart", lambda: loaded("libcudart.so"))
+    record("nvtx", nvtx_kind)
+    record("hooks", lambda: hasattr(torch.nn.modules.module, "register_module_forward_pre_hook"))
+    record("cuda", torch.cuda.is_available)
+    if FACTS.get("cuda"):
+        record("devices", lambda: devices(torch))
+        record("backend", torch.cuda.get_allocator_backend)
+        record("trained", lambda: train(torch))
+        record("driver", driver_version)
         if loaded("libmemtrace_phantom.so"):
-            answer("phantom", lambda: json.loads(phantom_text("memtrace_phantom_describe")))
-            answer("answers", phantom_answers)
-    if ANSWERS.get("preloaded"):
-        answer("flushed", lambda: ctypes.CDLL(None).memtrace_flush())
+            record("phantom", lambda: json.loads(text_from_phantom("memtrace_phantom_describe")))
+            record("answers", phantom_calls)
+    if FACTS.get("preloaded"):
+        record("flushed", lambda: ctypes.CDLL(None).memtrace_flush())
 
 
 main()
-print("\nmemtrace-doctor " + json.dumps(ANSWERS), flush=True)
+print("\nmemtrace-doctor " + json.dumps(FACTS), flush=True)
