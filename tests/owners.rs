@@ -111,11 +111,13 @@ fn isolated_spawned_and_bare_interpreters_have_modules_too(torch: &Torch) {
 
 fn errors_of_the_tracers_python_are_logged_at_debug_and_counted_in_the_end_row(torch: &Torch) {
     let run = |log| {
-        let run = torch.trace_with("owners/failing_modules.py", &[], &[("MEMTRACE_LOG", log)]).expect_success();
+        let run =
+            torch.trace_with("owners/failing_modules.py", &[], &[("MEMTRACE_LOG", log)]).expect_success();
         assert_eq!(text(&run.output.stdout), "True\n", "{}", text(&run.output.stderr));
         let trace = std::fs::read_to_string(run.file()).unwrap();
         let end = trace.lines().last().unwrap();
-        let errors = end.split(' ').find_map(|word| word.strip_prefix("python_errors=")).map(str::parse::<u32>);
+        let errors =
+            end.split(' ').find_map(|word| word.strip_prefix("python_errors=")).map(str::parse::<u32>);
         assert!(errors.is_some_and(|errors| errors.unwrap() >= 4), "{end}");
         text(&run.output.stderr)
     };
