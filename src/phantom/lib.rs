@@ -1,12 +1,14 @@
-//! libmemtrace_phantom.so: a CUDA device that is not there.
+//! libmemtrace_phantom.so: a simulated CUDA device.
 //!
-//! Preloaded under an unmodified CUDA build of PyTorch, it answers for the CUDA runtime, the driver
-//! and the math libraries. Kernels do nothing; memory is address space that costs nothing until it
-//! is touched; capacity is what `MEMTRACE_PHANTOM` says. PyTorch's own caching allocator decides
-//! every segment, split and out-of-memory error as it would on a card.
+//! Preloaded under an unmodified CUDA build of PyTorch, it answers the calls of the CUDA runtime, the driver
+//! and the math libraries. Kernels do nothing. Memory is address space that costs nothing until it is
+//! touched, with the capacity that `MEMTRACE_PHANTOM` sets. PyTorch's own caching allocator decides every
+//! segment, every split and every out-of-memory error, as it would on a card.
 //!
-//! One file per family of calls, each with its table ([`table::call_table`]); what no file answers by hand is
-//! in the generated list ([`table::generated`]). It depends on nothing that traces.
+//! The rooms depend on each other in one direction: [`core`] is the machine, [`cuda`] the runtime and the
+//! driver on it, [`kernels`] and [`libs`] the work that programs launch, [`table`] the list of all calls.
+//! Each file has one family of calls and its table ([`table::call_table`]); the names that no file answers
+//! are in [`table::generated`]. The library depends on no other crate of memtrace but the presets.
 
 mod core;
 mod cuda;

@@ -1,147 +1,303 @@
-//! The types in which the C side's arguments arrive.
+//! The types of arguments that arrive from C.
 //!
-//! An answer takes its pointers as [`Out`] or [`Text`] rather than raw: both can only come into
-//! being as arguments of an exported function, so the C contract of that function (null, or good
-//! for what the header says) is what makes their methods safe.
+//! Every exported function is an `unsafe extern "C" fn`: its caller promises the contract of the CUDA header.
+//! Pointer arguments are [`In`], [`Out`], [`InOut`], [`Text`] and [`Handle`] instead of raw pointers. A value
+//! of these types exists only as an argument of an exported function, or through a constructor that is
+//! `unsafe` or starts from a Rust reference. That is the invariant which makes their safe methods sound.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
+use std::marker::PhantomData;
 
-/// A status code. An integer, not an enum: newer versions add codes.
+use cudarc::runtime::sys::cudaError;
+pub(crate) use cudarc::runtime::sys::dim3 as Dim3;
+
+/// A status code. An integer and not an enum, because newer CUDA versions add codes.
 pub(crate) type Status = c_int;
-/// Success, in every family.
-pub(crate) const OK: Status = 0;
-/// `cudaErrorInvalidValue`.
-pub(crate) const INVALID_VALUE: Status = 1;
-/// `cudaErrorMemoryAllocation`.
-pub(crate) const OUT_OF_MEMORY: Status = 2;
-/// `cudaErrorNoDevice`.
-pub(crate) const NO_DEVICE: Status = 100;
-/// `cudaErrorInvalidDevice`.
-pub(crate) const INVALID_DEVICE: Status = 101;
-/// `cudaErrorInvalidResourceHandle`.
-pub(crate) const INVALID_HANDLE: Status = 400;
-/// `cudaErrorSymbolNotFound`.
-pub(crate) const NOT_FOUND: Status = 500;
-/// `cudaErrorNotReady`.
-pub(crate) const NOT_READY: Status = 600;
-/// `cudaErrorLaunchTimeout`.
-pub(crate) const LAUNCH_TIMEOUT: Status = 702;
-/// `cudaErrorNotSupported`.
-pub(crate) const NOT_SUPPORTED: Status = 801;
 
-/// An integer, enum or pointer argument whose meaning does not matter here. Device addresses are
-/// never pointers to us: nothing lives behind most of them.
+/// Success, in every family of calls.
+pub(crate) const OK: Status = cudaError::cudaSuccess as Status;
+/// An argument has a value that the call does not accept.
+pub(crate) const INVALID_VALUE: Status = cudaError::cudaErrorInvalidValue as Status;
+/// The device has too little free memory.
+pub(crate) const OUT_OF_MEMORY: Status = cudaError::cudaErrorMemoryAllocation as Status;
+/// No device is visible.
+pub(crate) const NO_DEVICE: Status = cudaError::cudaErrorNoDevice as Status;
+/// No device has this index.
+pub(crate) const INVALID_DEVICE: Status = cudaError::cudaErrorInvalidDevice as Status;
+/// The process opened an IPC handle that it exported itself.
+pub(crate) const DEVICE_UNINITIALIZED: Status = cudaError::cudaErrorDeviceUninitialized as Status;
+/// A handle is null or of the wrong kind.
+pub(crate) const INVALID_HANDLE: Status = cudaError::cudaErrorInvalidResourceHandle as Status;
+/// No symbol has this name.
+pub(crate) const NOT_FOUND: Status = cudaError::cudaErrorSymbolNotFound as Status;
+/// Queued work is not done. Not an error: the runtime does not keep it for `cudaGetLastError`.
+pub(crate) const NOT_READY: Status = cudaError::cudaErrorNotReady as Status;
+/// A kernel ran for too long.
+pub(crate) const LAUNCH_TIMEOUT: Status = cudaError::cudaErrorLaunchTimeout as Status;
+/// The range is already registered as pinned host memory.
+pub(crate) const ALREADY_REGISTERED: Status = cudaError::cudaErrorHostMemoryAlreadyRegistered as Status;
+/// The range is not registered as pinned host memory.
+pub(crate) const NOT_REGISTERED: Status = cudaError::cudaErrorHostMemoryNotRegistered as Status;
+/// The call is not supported.
+pub(crate) const NOT_SUPPORTED: Status = cudaError::cudaErrorNotSupported as Status;
+
+/// An integer, enum or pointer argument that is not dereferenced: a device address, an opaque handle, or an
+/// argument that the call ignores.
 pub(crate) type Word = usize;
 
-/// Where an answer writes a value.
+/// A pointer through which a call reads one `T`, or the first of an array of `T`. May be null.
 #[repr(transparent)]
-#[derive(Clone, Copy)]
-pub(crate) struct Out<T>(*mut T);
+pub(crate) struct In<'call, T>(*const T, PhantomData<&'call T>);
 
-impl<T: Copy> Out<T> {
-    /// Writes the value, unless the caller did not want it.
+impl<T> Clone for In<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for In<'_, T> {}
+
+impl<'call, T: Copy> In<'call, T> {
+    /// The value, or `None` for a null pointer.
+    pub(crate) fn get(self) -> Option<T> {
+        // SAFETY: not null, so by the invariant it is good for one read. C callers may pass less alignment
+        // than Rust asks for.
+        (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
+    }
+
+    /// The element at an index of an array.
+    ///
+    /// # Safety
+    /// The pointer is null or the array has more than `index` elements.
+    pub(crate) unsafe fn at(self, index: usize) -> Self {
+        if self.0.is_null() { self } else { Self(self.0.wrapping_add(index), PhantomData) }
+    }
+
+    /// The same place with another type.
+    ///
+    /// # Safety
+    /// The place is null or good for a read of a `U`.
+    pub(crate) unsafe fn cast<U>(self) -> In<'call, U> {
+        In(self.0.cast(), PhantomData)
+    }
+
+    /// The pointer, for reading single fields of a struct that may hold codes unknown to its Rust enums.
+    pub(crate) fn as_ptr(self) -> *const T {
+        self.0
+    }
+}
+
+/// A pointer through which a call writes one `T`, or the first of an array of `T`. May be null.
+#[repr(transparent)]
+pub(crate) struct Out<'call, T>(*mut T, PhantomData<&'call Cell<T>>);
+
+impl<T> Clone for Out<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Out<'_, T> {}
+
+impl<'call, T> Out<'call, T> {
+    /// A place for a value of ours, for calls into a real library.
+    pub(crate) fn of(place: &'call mut T) -> Self {
+        Self(place, PhantomData)
+    }
+
+    /// A place that the caller left out.
+    pub(crate) fn null() -> Self {
+        Self(std::ptr::null_mut(), PhantomData)
+    }
+
+    /// A place whose address the program passed in another way than as a typed argument.
+    ///
+    /// # Safety
+    /// The address is null or good for a write of a `T` during `'call`.
+    pub(crate) unsafe fn from_address(address: usize) -> Self {
+        Self(address as *mut T, PhantomData)
+    }
+
+    /// Writes the value, unless the pointer is null.
     pub(crate) fn put(self, value: T) {
         if !self.0.is_null() {
-            // SAFETY: not null, so the C contract makes it good for one write; C callers may pass
-            // less alignment than Rust would ask for.
+            // SAFETY: not null, so by the invariant it is good for one write. C callers may pass less
+            // alignment than Rust asks for.
             unsafe { self.0.write_unaligned(value) }
         }
     }
 
-    /// Writes the value where the C contract demands a place for it.
+    /// Writes the value and returns success; a null pointer is an invalid value.
     pub(crate) fn give(self, value: T) -> Status {
-        if self.0.is_null() {
+        if self.is_null() {
             return INVALID_VALUE;
         }
         self.put(value);
         OK
     }
 
-    /// Reads what the caller left there, for arguments that go both ways.
-    pub(crate) fn get(self) -> Option<T> {
-        // SAFETY: not null, so the C contract makes it good for one read.
-        (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
+    /// Whether the caller left the place out.
+    pub(crate) fn is_null(self) -> bool {
+        self.0.is_null()
     }
 
-    /// The place of the `index`th element of an array that the header says has one.
-    pub(crate) fn at(self, index: usize) -> Self {
-        if self.0.is_null() { self } else { Self(self.0.wrapping_add(index)) }
+    /// The element at an index of an array.
+    ///
+    /// # Safety
+    /// The pointer is null or the array has more than `index` elements.
+    pub(crate) unsafe fn at(self, index: usize) -> Self {
+        if self.is_null() { self } else { Self(self.0.wrapping_add(index), PhantomData) }
     }
 
-    /// The address, for memory that is then treated as bytes.
-    pub(crate) fn address(self) -> usize {
-        self.0 as usize
-    }
-
-    /// The same place, read as another type.
-    pub(crate) fn cast<U>(self) -> Out<U> {
-        Out(self.0.cast())
-    }
-
-    /// An array elsewhere, whose address the C side gave in a struct.
-    pub(crate) fn from_address(address: usize) -> Self {
-        Self(address as *mut T)
+    /// The same place with another type.
+    ///
+    /// # Safety
+    /// The place is null or good for a write of a `U`.
+    pub(crate) unsafe fn cast<U>(self) -> Out<'call, U> {
+        Out(self.0.cast(), PhantomData)
     }
 }
 
-impl Out<c_char> {
-    /// Writes a C string, cut to what fits with its zero.
-    pub(crate) fn text(self, text: &str, capacity: usize) {
+impl Out<'_, c_char> {
+    /// Writes a C string, cut to the bytes that fit before its terminating zero.
+    ///
+    /// # Safety
+    /// The pointer is null or the array has `capacity` elements.
+    pub(crate) unsafe fn text(self, text: &str, capacity: usize) {
         if capacity == 0 {
             return;
         }
         let bytes = &text.as_bytes()[..text.len().min(capacity - 1)];
-        for (index, &byte) in bytes.iter().enumerate() {
-            self.at(index).put(byte as c_char);
+        for (index, &byte) in bytes.iter().chain(&[0]).enumerate() {
+            // SAFETY: index <= capacity - 1.
+            unsafe { self.at(index) }.put(byte as c_char);
         }
-        self.at(bytes.len()).put(0);
     }
 }
 
-/// A C string that came as an argument.
+/// A pointer through which a call reads and writes one `T`. May be null.
+#[repr(transparent)]
+pub(crate) struct InOut<'call, T>(*mut T, PhantomData<&'call Cell<T>>);
+
+impl<T> Clone for InOut<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for InOut<'_, T> {}
+
+impl<'call, T> InOut<'call, T> {
+    /// The reading half.
+    pub(crate) fn input(self) -> In<'call, T> {
+        In(self.0, PhantomData)
+    }
+
+    /// The writing half.
+    pub(crate) fn output(self) -> Out<'call, T> {
+        Out(self.0, PhantomData)
+    }
+
+    /// The pointer, for reading and writing single fields of a struct.
+    pub(crate) fn as_ptr(self) -> *mut T {
+        self.0
+    }
+}
+
+/// A C string argument. May be null.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub(crate) struct Text(*const c_char);
+pub(crate) struct Text<'call>(*const c_char, PhantomData<&'call CStr>);
 
-impl Text {
-    /// The text; empty for null.
+impl Text<'_> {
+    /// The bytes without the terminating zero; empty for a null pointer.
     pub(crate) fn bytes(&self) -> &[u8] {
         if self.0.is_null() {
             return b"";
         }
-        // SAFETY: not null, so the C contract makes it a string that ends in zero and outlives the
-        // call, and the borrow of an argument ends with the call.
+        // SAFETY: not null, so by the invariant it is a C string that outlives the call.
         unsafe { CStr::from_ptr(self.0) }.to_bytes()
     }
 
-    /// The text as UTF-8; empty where it is not.
+    /// The text, or an empty text where it is not UTF-8.
     pub(crate) fn str(&self) -> &str {
         std::str::from_utf8(self.bytes()).unwrap_or("")
     }
 }
 
-/// `dim3`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Dim3 {
-    pub(crate) x: u32,
-    pub(crate) y: u32,
-    pub(crate) z: u32,
-}
+/// A handle of one of our objects, as the program holds it: null, or the address of an object that
+/// [`new`](Self::new) leaked. Objects are never freed, because a program may use a handle after it destroyed
+/// it, and a real driver survives that.
+#[repr(transparent)]
+pub(crate) struct Handle<T: 'static>(*const T);
 
-impl Dim3 {
-    pub(crate) fn product(self) -> u64 {
-        u64::from(self.x) * u64::from(self.y) * u64::from(self.z)
+impl<T> Clone for Handle<T> {
+    fn clone(&self) -> Self {
+        *self
     }
 }
 
-/// An object of the library that the C side knows by a handle: never freed while anything could
-/// still name it, since a program may use a handle after it destroyed it and a card survives that.
-pub(crate) fn leak<T>(value: T) -> usize {
-    std::ptr::from_mut(Box::leak(Box::new(value))) as usize
+impl<T> Copy for Handle<T> {}
+
+// SAFETY: a handle gives out shared references only.
+unsafe impl<T: Sync> Send for Handle<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Handle<T> {}
+
+impl<T> Handle<T> {
+    /// Leaks an object and returns its handle.
+    pub(crate) fn new(object: T) -> Self {
+        Self(Box::leak(Box::new(object)))
+    }
+
+    /// The handle of an object that lives as long as the process.
+    pub(crate) fn of(object: &'static T) -> Self {
+        Self(object)
+    }
+
+    /// The handle of no object.
+    pub(crate) const fn null() -> Self {
+        Self(std::ptr::null())
+    }
+
+    /// A handle that the program passed inside a struct.
+    ///
+    /// # Safety
+    /// `address` is null or came from a handle of the same type.
+    pub(crate) unsafe fn from_address(address: usize) -> Self {
+        Self(address as *const T)
+    }
+
+    /// The object, or `None` for a null handle.
+    pub(crate) fn get(self) -> Option<&'static T> {
+        // SAFETY: by the invariant null or the address of an object that is never freed.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// The number that the program sees.
+    pub(crate) fn address(self) -> usize {
+        self.0 as usize
+    }
 }
 
-/// A handle that stands for nothing: an address that is valid, distinct and never read by us.
+/// A handle without an object: an address that is valid and distinct.
 pub(crate) fn opaque_handle() -> usize {
-    leak([0u64; 8])
+    Handle::new([0u64; 8]).address()
 }
+
+/// The number of threads or blocks of a launch dimension.
+pub(crate) fn volume(dim: Dim3) -> u64 {
+    u64::from(dim.x) * u64::from(dim.y) * u64::from(dim.z)
+}
+
+/// Integer constants for variants of a C enum of cudarc, which can stand in patterns. A value that the
+/// program passes stays an integer, because it may be a code that the enum does not list.
+macro_rules! codes {
+    ($vis:vis $enum:ty { $($name:ident),* $(,)? }) => {
+        $(#[allow(non_upper_case_globals, reason = "named as in the header")]
+        $vis const $name: ::std::ffi::c_int = <$enum>::$name as ::std::ffi::c_int;)*
+    };
+}
+
+pub(crate) use codes;

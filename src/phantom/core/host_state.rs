@@ -1,139 +1,72 @@
-//! The machine that is pretended: its devices, and what each thread knows of them.
+//! The simulated host: its devices, and the state that CUDA keeps for each thread.
 //!
-//! Set up at the first CUDA call and never changed or torn down after it; the constructor only
-//! checks the request, because a preloaded library also gets into shells and compilers.
+//! Created at the first CUDA call and never changed or dropped afterwards. The constructor of the library
+//! only checks the request, because a preloaded library is also loaded into shells and compilers.
 
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
-use memtrace_cards::{CARD_VARIABLE, Spec};
+use memtrace_cards::{CARD_VARIABLE, Spec, SpecError};
 
+use crate::core::device::Device;
 use crate::core::ffi::{INVALID_DEVICE, OK, Status};
-use crate::core::values::{DYNAMIC_VARIABLE, Dynamic, Values};
-use crate::core::vram::Vram;
-use crate::cuda::pool::Pool;
-use crate::cuda::stream::Stream;
+use crate::core::values::{DYNAMIC_VARIABLE, DynamicSizes};
 
-/// Everything that lives as long as the process.
-pub(crate) struct Machine {
+/// The configuration and the devices.
+pub(crate) struct HostState {
     pub(crate) spec: Spec,
-    pub(crate) dynamic: Dynamic,
+    pub(crate) dynamic: DynamicSizes,
+    /// The visible devices.
     pub(crate) devices: Vec<Device>,
 }
 
-/// One device.
-pub(crate) struct Device {
-    pub(crate) index: usize,
-    /// Device time in nanoseconds: only work moves it, so it is the same in every run.
-    clock: AtomicU64,
-    /// Counts the work after which nobody knows what memory holds.
-    epoch: AtomicU64,
-    /// The legacy default stream.
-    pub(crate) stream: Stream,
-    vram: Mutex<Vram>,
-    values: Mutex<Values>,
-    pool: Mutex<Pool>,
-}
-
-/// A lock that a panic elsewhere cannot take away from the program.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Device {
-    fn new(index: usize, spec: &Spec) -> Self {
-        Self {
-            index,
-            clock: AtomicU64::new(0),
-            epoch: AtomicU64::new(0),
-            stream: Stream::new(index, 0, 0),
-            vram: Mutex::new(Vram::new(index, spec.memory - spec.context - spec.others)),
-            values: Mutex::default(),
-            pool: Mutex::new(Pool::new(index)),
-        }
-    }
-
-    pub(crate) fn vram(&self) -> MutexGuard<'_, Vram> {
-        lock(&self.vram)
-    }
-
-    pub(crate) fn values(&self) -> MutexGuard<'_, Values> {
-        lock(&self.values)
-    }
-
-    /// The default pool. Take it before [`vram`](Self::vram), never after.
-    pub(crate) fn pool(&self) -> MutexGuard<'_, Pool> {
-        lock(&self.pool)
-    }
-
-    /// Device time now.
-    pub(crate) fn now(&self) -> u64 {
-        self.clock.load(Ordering::Relaxed)
-    }
-
-    /// Stays the same while what is known of memory stays true.
-    pub(crate) fn epoch(&self) -> u64 {
-        self.epoch.load(Ordering::Relaxed)
-    }
-
-    /// Work was done that may have written anything anywhere.
-    pub(crate) fn disturb(&self) {
-        self.epoch.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Lets the device have worked for so long.
-    pub(crate) fn work(&self, nanoseconds: u64) {
-        self.clock.fetch_add(nanoseconds, Ordering::Relaxed);
-    }
-}
-
-/// The machine.
-pub(crate) fn machine() -> &'static Machine {
-    static MACHINE: OnceLock<Machine> = OnceLock::new();
-    MACHINE.get_or_init(|| {
-        let spec = requested().unwrap_or_default();
-        let visible = visible(spec.count, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
+/// The host, created at the first call.
+pub(crate) fn host_state() -> &'static HostState {
+    static HOST: OnceLock<HostState> = OnceLock::new();
+    HOST.get_or_init(|| {
+        let spec = requested_spec().unwrap_or_default();
+        let visible = count_visible(spec.count, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
         let devices = (0..visible).map(|index| Device::new(index, &spec)).collect();
-        Machine { spec, dynamic: dynamic().unwrap_or(Dynamic::Full), devices }
+        HostState { spec, dynamic: requested_dynamic().unwrap_or(DynamicSizes::Full), devices }
     })
 }
 
-/// What the environment asks for.
-fn requested() -> Result<Spec, memtrace_cards::SpecError> {
+/// The card that the environment asks for.
+fn requested_spec() -> Result<Spec, SpecError> {
     Spec::parse(&std::env::var(CARD_VARIABLE).unwrap_or_default())
 }
 
-/// How large results are taken to be whose size nobody can know.
-fn dynamic() -> Option<Dynamic> {
-    Dynamic::parse(&std::env::var(DYNAMIC_VARIABLE).unwrap_or_default())
+/// The assumption about data-dependent sizes that the environment asks for.
+fn requested_dynamic() -> Option<DynamicSizes> {
+    DynamicSizes::parse(&std::env::var(DYNAMIC_VARIABLE).unwrap_or_default())
 }
 
-/// Refuses a request that cannot be met before the program runs as something else.
+/// Ends the process with status 2 when the request is invalid, before the program could run on the wrong
+/// device.
 #[ctor::ctor(unsafe)]
 fn check_request() {
-    let wrong = match (requested(), dynamic()) {
+    let error = match (requested_spec(), requested_dynamic()) {
         (Err(error), _) => Some(format!("{CARD_VARIABLE}: {error}")),
         (_, None) => Some(format!("{DYNAMIC_VARIABLE}: it must be full, half or empty")),
         _ => None,
     };
-    if let Some(wrong) = wrong {
-        eprintln!("memtrace: {wrong}");
-        // SAFETY: ends the process before any of its own code ran, so no handler is skipped.
+    if let Some(error) = error {
+        eprintln!("memtrace: {error}");
+        // SAFETY: ends the process before any code of the program ran, so no handler is skipped.
         unsafe { libc::_exit(2) }
     }
 }
 
-/// How many devices the program may see: as the real driver reads its variable, the list counts up
-/// to the first entry that is no device.
-fn visible(count: u32, variable: Option<&str>) -> usize {
+/// The number of devices that `CUDA_VISIBLE_DEVICES` leaves visible. As in the real driver, the list ends at
+/// its first invalid or repeated entry.
+fn count_visible(count: u32, variable: Option<&str>) -> usize {
     let Some(list) = variable else { return count as usize };
     let mut seen = Vec::new();
     for entry in list.split(',') {
         let entry = entry.trim();
         let index = match entry.strip_prefix("GPU-") {
-            // Our identifiers end in the index.
+            // The UUID of a simulated device ends in its index.
             Some(uuid) => {
                 uuid.get(uuid.len().saturating_sub(2)..).and_then(|hex| u32::from_str_radix(hex, 16).ok())
             }
@@ -148,46 +81,45 @@ fn visible(count: u32, variable: Option<&str>) -> usize {
 }
 
 thread_local! {
-    static DEVICE: Cell<usize> = const { Cell::new(0) };
+    static CURRENT_DEVICE: Cell<usize> = const { Cell::new(0) };
     static LAST_ERROR: Cell<Status> = const { Cell::new(OK) };
 }
 
 /// The calling thread's device.
 pub(crate) fn current() -> &'static Device {
-    let machine = machine();
-    let index = DEVICE.try_with(Cell::get).unwrap_or(0);
-    // With no device visible every call that could come here has been refused with that reason;
-    // the spare one keeps a careless caller alive.
-    machine.devices.get(index).unwrap_or_else(|| spare())
+    let index = CURRENT_DEVICE.try_with(Cell::get).unwrap_or(0);
+    // With no visible device, calls that need one fail before they come here. The spare device keeps a
+    // program alive that ignores those failures.
+    host_state().devices.get(index).unwrap_or_else(|| spare_device())
 }
 
-fn spare() -> &'static Device {
+fn spare_device() -> &'static Device {
     static SPARE: OnceLock<Device> = OnceLock::new();
-    SPARE.get_or_init(|| Device::new(0, &machine().spec))
+    SPARE.get_or_init(|| Device::new(0, &host_state().spec))
 }
 
 /// The index of the calling thread's device.
 pub(crate) fn current_index() -> c_int {
-    DEVICE.try_with(Cell::get).unwrap_or(0) as c_int
+    CURRENT_DEVICE.try_with(Cell::get).unwrap_or(0) as c_int
 }
 
 /// Makes a device the calling thread's.
 pub(crate) fn set_current(index: c_int) -> Status {
     match device(index) {
         Some(device) => {
-            let _ = DEVICE.try_with(|cell| cell.set(device.index));
+            let _ = CURRENT_DEVICE.try_with(|cell| cell.set(device.index));
             OK
         }
         None => fail(INVALID_DEVICE),
     }
 }
 
-/// The device of that index.
+/// The device with this index.
 pub(crate) fn device(index: c_int) -> Option<&'static Device> {
-    machine().devices.get(usize::try_from(index).ok()?)
+    host_state().devices.get(usize::try_from(index).ok()?)
 }
 
-/// Keeps a failure for `cudaGetLastError` and hands it back.
+/// Stores an error for `cudaGetLastError` and returns it.
 pub(crate) fn fail(status: Status) -> Status {
     if status != OK {
         let _ = LAST_ERROR.try_with(|cell| cell.set(status));
@@ -195,17 +127,17 @@ pub(crate) fn fail(status: Status) -> Status {
     status
 }
 
-/// The last failure of the calling thread, forgotten by this call when `clear`.
+/// The last error of the calling thread. With `clear`, the next call returns success.
 pub(crate) fn last_error(clear: bool) -> Status {
     LAST_ERROR.try_with(|cell| if clear { cell.replace(OK) } else { cell.get() }).unwrap_or(OK)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::visible;
+    use super::count_visible;
 
     #[test]
-    fn the_visible_devices_are_counted_as_the_driver_does() {
+    fn cuda_visible_devices_is_read_as_the_driver_reads_it() {
         for (list, seen) in [
             (None, 8),
             (Some(""), 0),
@@ -215,7 +147,7 @@ mod tests {
             (Some("0,9,1"), 1),
             (Some("0,0"), 1),
         ] {
-            assert_eq!(visible(8, list), seen, "{list:?}");
+            assert_eq!(count_visible(8, list), seen, "{list:?}");
         }
     }
 }

@@ -1,28 +1,29 @@
-//! Address ranges: who owns which, and where the next one goes.
+//! An allocator of address ranges.
 //!
-//! The lowest hole that fits is taken, so that freed addresses come back as a driver's do and two
-//! runs of one program give the same addresses.
+//! It takes the lowest hole that fits, so freed addresses are reused as a driver reuses them, and two runs of
+//! one program get the same addresses.
 
 use std::collections::BTreeMap;
 
 /// One region of the address space.
 #[derive(Debug)]
-pub(crate) struct Space {
+pub(crate) struct RangeAllocator {
     start: usize,
     end: usize,
-    /// Start and length of every hole below `top`.
+    /// The free ranges below `top`: start and length.
     holes: BTreeMap<usize, usize>,
-    /// Everything from here to `end` was never taken or has come back.
+    /// Everything from here to `end` is free.
     top: usize,
 }
 
-impl Space {
+impl RangeAllocator {
+    /// A region in which everything is free.
     pub(crate) const fn new(start: usize, end: usize) -> Self {
         Self { start, end, holes: BTreeMap::new(), top: start }
     }
 
-    /// Takes `size` bytes at a multiple of `align` (a power of two).
-    pub(crate) fn take(&mut self, size: usize, align: usize) -> Option<usize> {
+    /// Allocates `size` bytes at a multiple of `align`, which is a power of two.
+    pub(crate) fn alloc(&mut self, size: usize, align: usize) -> Option<usize> {
         let up = |address: usize| address.checked_add(align - 1).map(|a| a & !(align - 1));
         let found = self.holes.iter().find_map(|(&start, &len)| {
             let at = up(start)?;
@@ -47,8 +48,8 @@ impl Space {
         Some(at)
     }
 
-    /// Takes exactly `size` bytes at `at`, if they are free.
-    pub(crate) fn take_at(&mut self, at: usize, size: usize) -> bool {
+    /// Allocates the `size` bytes at `at`, and returns whether they were free.
+    pub(crate) fn alloc_at(&mut self, at: usize, size: usize) -> bool {
         if at < self.start || at.checked_add(size).is_none_or(|end| end > self.end) {
             return false;
         }
@@ -71,8 +72,8 @@ impl Space {
         true
     }
 
-    /// Gives a range back and joins it with the holes beside it.
-    pub(crate) fn give(&mut self, at: usize, size: usize) {
+    /// Frees a range and joins it with the holes beside it.
+    pub(crate) fn free(&mut self, at: usize, size: usize) {
         let (mut start, mut end) = (at, at + size);
         if let Some((&before, &len)) = self.holes.range(..at).next_back()
             && before + len == at
@@ -90,7 +91,7 @@ impl Space {
         }
     }
 
-    /// Whether nothing is taken.
+    /// Whether nothing is allocated.
     pub(crate) fn is_empty(&self) -> bool {
         self.top == self.start
     }
@@ -101,46 +102,46 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lowest_hole_that_fits_is_taken_again() {
-        let mut space = Space::new(0x1000, 0x9000);
-        let a = space.take(0x1000, 1).unwrap();
-        let b = space.take(0x2000, 1).unwrap();
-        let c = space.take(0x1000, 1).unwrap();
+    fn the_lowest_hole_that_fits_is_reused() {
+        let mut ranges = RangeAllocator::new(0x1000, 0x9000);
+        let a = ranges.alloc(0x1000, 1).unwrap();
+        let b = ranges.alloc(0x2000, 1).unwrap();
+        let c = ranges.alloc(0x1000, 1).unwrap();
         assert_eq!((a, b, c), (0x1000, 0x2000, 0x4000));
-        space.give(a, 0x1000);
-        space.give(b, 0x2000);
-        assert_eq!(space.take(0x3000, 1), Some(0x1000));
-        space.give(0x1000, 0x3000);
-        assert_eq!(space.take(0x800, 0x1000), Some(0x1000));
-        assert_eq!(space.take(0x800, 0x1000), Some(0x2000));
+        ranges.free(a, 0x1000);
+        ranges.free(b, 0x2000);
+        assert_eq!(ranges.alloc(0x3000, 1), Some(0x1000));
+        ranges.free(0x1000, 0x3000);
+        assert_eq!(ranges.alloc(0x800, 0x1000), Some(0x1000));
+        assert_eq!(ranges.alloc(0x800, 0x1000), Some(0x2000));
     }
 
     #[test]
-    fn a_full_region_says_so_and_comes_back_whole() {
-        let mut space = Space::new(0, 0x4000);
-        let taken: Vec<_> = (0..4).map(|_| space.take(0x1000, 0x1000).unwrap()).collect();
-        assert_eq!(space.take(1, 1), None);
+    fn a_full_region_refuses_and_is_whole_again_after_all_frees() {
+        let mut ranges = RangeAllocator::new(0, 0x4000);
+        let taken: Vec<_> = (0..4).map(|_| ranges.alloc(0x1000, 0x1000).unwrap()).collect();
+        assert_eq!(ranges.alloc(1, 1), None);
         for &at in taken.iter().rev() {
-            space.give(at, 0x1000);
+            ranges.free(at, 0x1000);
         }
-        assert!(space.is_empty());
-        assert_eq!(space.take(0x4000, 1), Some(0));
+        assert!(ranges.is_empty());
+        assert_eq!(ranges.alloc(0x4000, 1), Some(0));
     }
 
     #[test]
-    fn a_fixed_place_is_given_once() {
-        let mut space = Space::new(0, 0x8000);
-        assert!(space.take_at(0x2000, 0x1000));
-        assert!(!space.take_at(0x2800, 0x100));
-        assert!(space.take_at(0x1000, 0x1000));
-        assert!(!space.take_at(0x7fff, 2));
-        assert_eq!(space.take(0x1000, 1), Some(0));
-        assert_eq!(space.take(0x1000, 1), Some(0x3000));
+    fn a_fixed_range_is_allocated_once() {
+        let mut ranges = RangeAllocator::new(0, 0x8000);
+        assert!(ranges.alloc_at(0x2000, 0x1000));
+        assert!(!ranges.alloc_at(0x2800, 0x100));
+        assert!(ranges.alloc_at(0x1000, 0x1000));
+        assert!(!ranges.alloc_at(0x7fff, 2));
+        assert_eq!(ranges.alloc(0x1000, 1), Some(0));
+        assert_eq!(ranges.alloc(0x1000, 1), Some(0x3000));
     }
 
     #[test]
-    fn random_takes_and_gives_never_overlap() {
-        let mut space = Space::new(0x10_0000, 0x100_0000);
+    fn random_allocations_never_overlap() {
+        let mut ranges = RangeAllocator::new(0x10_0000, 0x100_0000);
         let mut live: Vec<(usize, usize)> = Vec::new();
         let mut state = 7u64;
         let mut next = || {
@@ -150,10 +151,10 @@ mod tests {
         for _ in 0..4000 {
             if next() % 3 == 0 && !live.is_empty() {
                 let (at, size) = live.swap_remove(next() % live.len());
-                space.give(at, size);
+                ranges.free(at, size);
             } else {
                 let (size, align) = (1 + next() % 5000, 1 << (next() % 10));
-                if let Some(at) = space.take(size, align) {
+                if let Some(at) = ranges.alloc(size, align) {
                     assert_eq!(at % align, 0);
                     assert!(live.iter().all(|&(other, len)| at + size <= other || other + len <= at));
                     live.push((at, size));
@@ -161,8 +162,8 @@ mod tests {
             }
         }
         for (at, size) in live {
-            space.give(at, size);
+            ranges.free(at, size);
         }
-        assert!(space.is_empty());
+        assert!(ranges.is_empty());
     }
 }

@@ -1,43 +1,44 @@
-//! What device memory reads as.
+//! The known content of device memory.
 //!
-//! Kernels do nothing, so nobody knows. The rule that real programs were found to live with: it
-//! reads as zero, except a small range written by a copy, a collective or a fill on a device that
-//! has since launched nothing of unknown effect ([`meaning`](crate::kernels::kernel_effects)). Copying everything instead would let stale bytes of recycled blocks come
-//! back as sizes; zero everywhere would break programs that read back what they just wrote.
+//! Kernels do nothing, so most content is unknown. Device memory reads as zero, except a small range that a
+//! copy, a collective or a fill wrote, as long as the device has launched nothing of unknown effect since
+//! ([`kernel_effects`](crate::kernels::kernel_effects)). Real programs run with this rule. Copying everything
+//! instead would bring stale bytes of recycled blocks back as sizes. Zero everywhere would break programs
+//! that read back their own writes.
 //!
-//! A value read that nobody wrote is invented; such reads are counted and told, and a program that
-//! spins on one is stopped ([`Values::read`]).
+//! A value that nothing computed or wrote is *invented*. Reads of invented values are counted and reported,
+//! and a program that loops on one is stopped ([`KnownValues::read`]).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A copy up to this size is really made.
+/// The largest copy, fill or message, in bytes, whose bytes are really moved.
 pub(crate) const SMALL: usize = 64 << 10;
-/// An input of at least this size from the host means that the program goes forward.
-const INPUT: usize = 1 << 10;
-/// So many invented flags without input from the host, and the next one reads true: a loop that
-/// waits for "finished" ends as it would at its length limit.
-const FLAGS: u64 = 4096;
-/// So many invented values without input from the host, and the read fails.
-const READS: u64 = 100_000;
+/// An input of at least this many bytes from the host means that the program makes progress.
+const PROGRESS_INPUT: usize = 1 << 10;
+/// After this many invented flags without input from the host, one reads true: a loop that waits for
+/// "finished" ends as it would at its length limit.
+const MAX_IDLE_FLAGS: u64 = 4096;
+/// After this many invented values without input from the host, reads fail.
+const MAX_IDLE_READS: u64 = 100_000;
 
-/// The variable that holds the assumption below.
+/// The variable that holds a [`DynamicSizes`].
 pub(crate) const DYNAMIC_VARIABLE: &str = "MEMTRACE_PHANTOM_DYNAMIC";
 
-/// The assumption about results whose size depends on values that don't exist: `nonzero`, `unique`,
-/// boolean masks.
+/// The assumption about results with a size that depends on unknown values: `nonzero`, `unique`, boolean
+/// masks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Dynamic {
-    /// Every element is nonzero, unique, selected: the most that there can be, so the default.
+pub(crate) enum DynamicSizes {
+    /// Every element is nonzero, unique or selected. The largest possible result, and the default.
     Full,
-    /// Every second one.
+    /// Every second element.
     Half,
-    /// None.
+    /// No element.
     Empty,
 }
 
-impl Dynamic {
-    /// Reads what the user typed; `None` when it is none of the three.
+impl DynamicSizes {
+    /// Parses the value of [`DYNAMIC_VARIABLE`]. `None` when it is invalid.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         match text.trim() {
             "" | "full" => Some(Self::Full),
@@ -47,7 +48,8 @@ impl Dynamic {
         }
     }
 
-    pub(crate) fn word(self) -> &'static str {
+    /// The text that [`parse`](Self::parse) reads.
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Full => "full",
             Self::Half => "half",
@@ -55,8 +57,8 @@ impl Dynamic {
         }
     }
 
-    /// How many of `all` there are.
-    pub(crate) fn of(self, all: u64) -> u64 {
+    /// The assumed number of elements out of `all`.
+    pub(crate) fn count_of(self, all: u64) -> u64 {
         match self {
             Self::Full => all,
             Self::Half => all / 2,
@@ -66,58 +68,59 @@ impl Dynamic {
 }
 
 /// Reads of invented values so far, and their bytes.
-static INVENTED: AtomicU64 = AtomicU64::new(0);
+static INVENTED_READS: AtomicU64 = AtomicU64::new(0);
 static INVENTED_BYTES: AtomicU64 = AtomicU64::new(0);
-/// The same, and those of single bytes, since the last input from the host.
+/// Reads of invented values since the last input from the host, and those of a single byte.
 static IDLE_READS: AtomicU64 = AtomicU64::new(0);
 static IDLE_FLAGS: AtomicU64 = AtomicU64::new(0);
 
 /// Reads of invented values so far, and their bytes.
 pub(crate) fn invented() -> (u64, u64) {
-    (INVENTED.load(Ordering::Relaxed), INVENTED_BYTES.load(Ordering::Relaxed))
+    (INVENTED_READS.load(Ordering::Relaxed), INVENTED_BYTES.load(Ordering::Relaxed))
 }
 
-/// What a read gives.
+/// The result of a read by the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reading {
-    /// The bytes that lie there.
+pub(crate) enum HostRead {
+    /// The bytes in memory.
     Bytes,
-    /// Zeros.
+    /// Zeros, except for the known parts.
     Zeros,
-    /// A one of that width, in a reading otherwise zero.
+    /// This number, in as many bytes as are read.
     Number(u64),
-    /// Nothing: the program has been spinning on invented values.
+    /// An error: the program loops on invented values.
     Stop,
 }
 
-/// What is known about one device's memory.
+/// The known content of one device's memory.
 #[derive(Debug, Default)]
-pub(crate) struct Values {
-    /// The device's epoch in which the ranges below were written; a later one makes them unknown.
-    stamp: u64,
-    /// Ranges whose bytes are real: start and end, never overlapping.
+pub(crate) struct KnownValues {
+    /// The epoch in which the ranges below were written. They are unknown in every later one.
+    epoch: u64,
+    /// Ranges with real bytes: start and end, never overlapping.
     known: BTreeMap<usize, usize>,
-    /// Results that a kernel of known meaning left, and their value under the assumption.
+    /// Addresses at which a kernel of known effect left a result, and its assumed value.
     results: BTreeMap<usize, u64>,
 }
 
-impl Values {
-    fn at(&mut self, epoch: u64) {
-        if self.stamp != epoch {
+impl KnownValues {
+    /// Drops everything when the epoch changed.
+    fn enter(&mut self, epoch: u64) {
+        if self.epoch != epoch {
             self.known.clear();
             self.results.clear();
-            self.stamp = epoch;
+            self.epoch = epoch;
         }
     }
 
-    /// Notes that a small range now holds real bytes.
-    pub(crate) fn wrote(&mut self, epoch: u64, address: usize, size: usize) {
+    /// Marks a range as known: it holds real bytes.
+    pub(crate) fn mark_known(&mut self, epoch: u64, address: usize, size: usize) {
         self.forget(address, size);
-        self.at(epoch);
+        self.enter(epoch);
         self.known.insert(address, address + size);
     }
 
-    /// Notes that a range holds nothing known any more.
+    /// Marks a range as unknown.
     pub(crate) fn forget(&mut self, address: usize, size: usize) {
         let end = address + size;
         while let Some((&start, &stop)) = self.known.range(..end).next_back() {
@@ -140,9 +143,9 @@ impl Values {
         }
     }
 
-    /// Whether every byte of a range is real.
-    pub(crate) fn knows(&mut self, epoch: u64, address: usize, size: usize) -> bool {
-        self.at(epoch);
+    /// Whether every byte of a range is known.
+    pub(crate) fn is_known(&mut self, epoch: u64, address: usize, size: usize) -> bool {
+        self.enter(epoch);
         let (mut at, end) = (address, address + size);
         while at < end {
             match self.known.range(..=at).next_back() {
@@ -153,9 +156,9 @@ impl Values {
         true
     }
 
-    /// The parts of a range that are real: start and end of each.
-    pub(crate) fn parts(&mut self, epoch: u64, address: usize, size: usize) -> Vec<(usize, usize)> {
-        self.at(epoch);
+    /// The known parts of a range: start and end of each.
+    pub(crate) fn known_parts(&mut self, epoch: u64, address: usize, size: usize) -> Vec<(usize, usize)> {
+        self.enter(epoch);
         let (mut at, end, mut parts) = (address, address + size, Vec::new());
         if let Some((_, &stop)) = self.known.range(..=at).next_back()
             && stop > at
@@ -169,39 +172,39 @@ impl Values {
         parts
     }
 
-    /// Notes the result that a kernel will leave there, under the assumption.
-    pub(crate) fn result(&mut self, epoch: u64, address: usize, value: u64) {
-        self.at(epoch);
+    /// Stores the assumed result of a kernel.
+    pub(crate) fn set_result(&mut self, epoch: u64, address: usize, value: u64) {
+        self.enter(epoch);
         self.results.insert(address, value);
     }
 
-    /// What the host gets when it reads a range, counted.
-    pub(crate) fn read(&mut self, epoch: u64, address: usize, size: usize) -> Reading {
-        if self.knows(epoch, address, size) {
-            return Reading::Bytes;
+    /// The result of a read by the host. Counts it when the value is invented.
+    pub(crate) fn read(&mut self, epoch: u64, address: usize, size: usize) -> HostRead {
+        if self.is_known(epoch, address, size) {
+            return HostRead::Bytes;
         }
-        INVENTED.fetch_add(1, Ordering::Relaxed);
+        INVENTED_READS.fetch_add(1, Ordering::Relaxed);
         INVENTED_BYTES.fetch_add(size as u64, Ordering::Relaxed);
         if size > 8 {
-            return Reading::Zeros;
+            return HostRead::Zeros;
         }
-        if IDLE_READS.fetch_add(1, Ordering::Relaxed) + 1 >= READS {
-            return Reading::Stop;
+        if IDLE_READS.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_IDLE_READS {
+            return HostRead::Stop;
         }
         let value = self.results.get(&address).copied().unwrap_or(0);
         if value != 0 {
-            return Reading::Number(value);
+            return HostRead::Number(value);
         }
-        if size == 1 && (IDLE_FLAGS.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(FLAGS) {
-            return Reading::Number(1);
+        if size == 1 && (IDLE_FLAGS.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(MAX_IDLE_FLAGS) {
+            return HostRead::Number(1);
         }
-        Reading::Zeros
+        HostRead::Zeros
     }
 }
 
-/// Notes an input from the host: the program is not waiting for a value that doesn't exist.
-pub(crate) fn input(size: usize) {
-    if size >= INPUT {
+/// Counts an input from the host. A large one shows that the program does not wait for an invented value.
+pub(crate) fn count_input(size: usize) {
+    if size >= PROGRESS_INPUT {
         IDLE_READS.store(0, Ordering::Relaxed);
         IDLE_FLAGS.store(0, Ordering::Relaxed);
     }
@@ -212,47 +215,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_known_until_the_device_works() {
-        let mut values = Values::default();
-        values.wrote(5, 100, 50);
-        values.wrote(5, 150, 10);
-        assert!(values.knows(5, 110, 45));
-        assert!(!values.knows(5, 110, 51));
-        assert!(!values.knows(6, 110, 1));
-        assert!(!values.knows(5, 110, 1));
+    fn a_written_range_is_known_until_the_epoch_changes() {
+        let mut values = KnownValues::default();
+        values.mark_known(5, 100, 50);
+        values.mark_known(5, 150, 10);
+        assert!(values.is_known(5, 110, 45));
+        assert!(!values.is_known(5, 110, 51));
+        assert!(!values.is_known(6, 110, 1));
+        assert!(!values.is_known(5, 110, 1));
     }
 
     #[test]
-    fn forgetting_the_middle_leaves_both_ends() {
-        let mut values = Values::default();
-        values.wrote(1, 0, 100);
+    fn forgetting_the_middle_keeps_both_ends() {
+        let mut values = KnownValues::default();
+        values.mark_known(1, 0, 100);
         values.forget(40, 20);
-        assert!(values.knows(1, 0, 40) && values.knows(1, 60, 40));
-        assert!(!values.knows(1, 39, 2));
-        values.wrote(1, 30, 40);
-        assert!(values.knows(1, 0, 100));
+        assert!(values.is_known(1, 0, 40) && values.is_known(1, 60, 40));
+        assert!(!values.is_known(1, 39, 2));
+        values.mark_known(1, 30, 40);
+        assert!(values.is_known(1, 0, 100));
     }
 
     #[test]
-    fn the_real_parts_of_a_range_are_told_apart() {
-        let mut values = Values::default();
-        values.wrote(1, 10, 10);
-        values.wrote(1, 30, 10);
-        assert_eq!(values.parts(1, 0, 100), [(10, 20), (30, 40)]);
-        assert_eq!(values.parts(1, 15, 20), [(15, 20), (30, 35)]);
-        assert_eq!(values.parts(1, 10, 5), [(10, 15)]);
-        assert_eq!(values.parts(1, 20, 10), []);
-        assert_eq!(values.parts(2, 0, 100), []);
+    fn the_known_parts_of_a_range_are_listed() {
+        let mut values = KnownValues::default();
+        values.mark_known(1, 10, 10);
+        values.mark_known(1, 30, 10);
+        assert_eq!(values.known_parts(1, 0, 100), [(10, 20), (30, 40)]);
+        assert_eq!(values.known_parts(1, 15, 20), [(15, 20), (30, 35)]);
+        assert_eq!(values.known_parts(1, 10, 5), [(10, 15)]);
+        assert_eq!(values.known_parts(1, 20, 10), []);
+        assert_eq!(values.known_parts(2, 0, 100), []);
     }
 
     #[test]
-    fn a_kernels_result_is_given_until_it_is_overwritten() {
-        let mut values = Values::default();
-        values.result(9, 64, 7);
-        assert_eq!(values.read(9, 64, 8), Reading::Number(7));
-        assert_eq!(values.read(10, 64, 8), Reading::Zeros);
-        values.result(10, 64, 7);
+    fn a_kernel_result_is_read_until_it_is_overwritten() {
+        let mut values = KnownValues::default();
+        values.set_result(9, 64, 7);
+        assert_eq!(values.read(9, 64, 8), HostRead::Number(7));
+        assert_eq!(values.read(10, 64, 8), HostRead::Zeros);
+        values.set_result(10, 64, 7);
         values.forget(64, 4);
-        assert_eq!(values.read(10, 64, 8), Reading::Zeros);
+        assert_eq!(values.read(10, 64, 8), HostRead::Zeros);
     }
 }

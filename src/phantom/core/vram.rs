@@ -1,75 +1,76 @@
-//! One device's memory: addresses that cost nothing until touched, and the count of what is taken.
+//! The memory of one device: address space that costs nothing until it is touched, and the bytes charged.
 //!
-//! What is assumed about the real driver, none of it documented by NVIDIA:
-//! - it takes memory from the card in pages of 2 MiB, so that `cudaMemGetInfo` moves in such steps;
-//! - a `cudaMalloc` below 2 MiB shares a page with others of its kind, at a multiple of 512 bytes;
-//! - a larger one starts at a multiple of 2 MiB and is charged up to the next one;
-//! - freed addresses are used again, the lowest that fits first.
+//! NVIDIA does not document how the driver allocates. Assumed here:
+//! - it takes memory from the card in pages of 2 MiB, so `cudaMemGetInfo` changes in such steps;
+//! - a `cudaMalloc` below 2 MiB shares a page with others, at a multiple of 512 bytes;
+//! - a larger one begins at a multiple of 2 MiB and is charged up to the next multiple;
+//! - freed addresses are reused, the lowest that fits first.
 //!
-//! PyTorch's caching allocator only asks for multiples of 2 MiB, so for it nothing hangs on these.
+//! PyTorch's caching allocator only asks for multiples of 2 MiB, so these assumptions do not affect it.
 
 use std::collections::BTreeMap;
 
-use crate::core::range_allocator::Space;
+use crate::core::range_allocator::RangeAllocator;
 
-/// The page in which the driver takes memory from the card.
+/// The unit in which the driver takes memory from the card.
 pub(crate) const PAGE: usize = 2 << 20;
-/// Where device addresses begin: a range that nothing else uses on x86-64 Linux (the heap of a
-/// program lies above 0x5555_0000_0000, libraries and stacks above 0x7000_0000_0000).
+/// The lowest device address. Nothing else uses this range on x86-64 Linux: the heap of a program lies above
+/// 0x5555_0000_0000, libraries and stacks above 0x7000_0000_0000.
 const FIRST: usize = 0x1000_0000_0000;
-/// Each device's share, one TiB: more than its memory, so that holes never make it fail.
+/// Each device has one TiB of addresses: more than its memory, so that fragmentation never makes it fail.
 const SHARE_BITS: usize = 40;
 const MOST_DEVICES: usize = 32;
-/// Behind the devices' shares: address ranges reserved through the driver's virtual memory calls.
+/// After the devices' shares: the ranges that the driver's virtual memory calls reserve.
 pub(crate) const RESERVED: std::ops::Range<usize> = 0x3000_0000_0000..0x4800_0000_0000;
-/// Then pinned host memory.
+/// After those: pinned host memory.
 pub(crate) const PINNED: std::ops::Range<usize> = 0x4800_0000_0000..0x5000_0000_0000;
 
-/// Whether an address is one of a device's.
+/// Whether an address is a device address.
 pub(crate) fn is_device(address: usize) -> bool {
     (FIRST..RESERVED.end).contains(&address)
 }
 
-/// The device in whose share an address lies; `None` for host and for reserved ranges.
+/// The device that owns an address; `None` for host addresses and for reserved ranges.
 pub(crate) fn share_of(address: usize) -> Option<usize> {
     (FIRST..FIRST + (MOST_DEVICES << SHARE_BITS)).contains(&address).then(|| (address - FIRST) >> SHARE_BITS)
 }
 
-/// What a block is, which says what it is charged.
+/// The purpose of a block. Only [`Plain`](Self::Plain) blocks are charged to the device here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Use {
-    /// Asked for with `cudaMalloc` and its kind.
+pub(crate) enum BlockPurpose {
+    /// Allocated with `cudaMalloc` or one of its kind.
     Plain,
-    /// Managed memory lives on the host until a kernel touches it and can be more than the card
-    /// has: not charged.
+    /// Managed memory. It lives on the host until a kernel touches it, and there may be more of it than the
+    /// card has.
     Managed,
-    /// A kernel's global variable, part of what the context takes.
+    /// A kernel's global variable, part of the context's memory.
     Global,
-    /// What a graph takes when it is launched: an address alone, charged apart.
+    /// The address of a graph's memory node, charged when the graph is launched.
     Graph,
-    /// Another process's: an address alone, charged there.
+    /// Memory of another process, charged there.
     Imported,
 }
 
 /// A live block.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Block {
-    /// Its length as given out.
+    /// Its length in bytes.
     pub(crate) size: usize,
-    /// What it is.
-    pub(crate) purpose: Use,
-    /// The shared page that it lies in.
+    pub(crate) purpose: BlockPurpose,
+    /// The start of the shared page that it lies in.
     slab: Option<usize>,
 }
 
 /// The memory of one device.
 #[derive(Debug)]
 pub(crate) struct Vram {
-    space: Space,
+    ranges: RangeAllocator,
     blocks: BTreeMap<usize, Block>,
-    /// Shared pages and what is free in each.
-    slabs: BTreeMap<usize, Space>,
+    /// Shared pages and the free ranges of each.
+    slabs: BTreeMap<usize, RangeAllocator>,
+    /// Bytes charged.
     used: u64,
+    /// Bytes that can be charged.
     limit: u64,
 }
 
@@ -82,16 +83,16 @@ impl Vram {
     pub(crate) fn new(device: usize, limit: u64) -> Self {
         let start = FIRST + (device << SHARE_BITS);
         // The first page is left out, so that no block begins where a device's share does.
-        let space = Space::new(start + PAGE, start + (1 << SHARE_BITS));
-        Self { space, blocks: BTreeMap::new(), slabs: BTreeMap::new(), used: 0, limit }
+        let ranges = RangeAllocator::new(start + PAGE, start + (1 << SHARE_BITS));
+        Self { ranges, blocks: BTreeMap::new(), slabs: BTreeMap::new(), used: 0, limit }
     }
 
-    /// Bytes taken and bytes that there are.
+    /// Bytes charged, and bytes that can be charged in total.
     pub(crate) fn usage(&self) -> (u64, u64) {
         (self.used, self.limit)
     }
 
-    /// Charges memory that has no address of its own yet. False when it does not fit.
+    /// Charges bytes without an address. False when they do not fit.
     pub(crate) fn charge(&mut self, size: u64) -> bool {
         match self.used.checked_add(size).filter(|&used| used <= self.limit) {
             Some(used) => {
@@ -102,49 +103,49 @@ impl Vram {
         }
     }
 
-    /// Takes a charge back.
+    /// Reverses a charge.
     pub(crate) fn discharge(&mut self, size: u64) {
         self.used = self.used.saturating_sub(size);
     }
 
-    /// A new block, or `None` when it does not fit.
-    pub(crate) fn allocate(&mut self, size: usize, purpose: Use) -> Option<usize> {
-        let (address, block) = if size < PAGE && purpose == Use::Plain {
+    /// Allocates a block. `None` when it does not fit.
+    pub(crate) fn alloc(&mut self, size: usize, purpose: BlockPurpose) -> Option<usize> {
+        let (address, block) = if size < PAGE && purpose == BlockPurpose::Plain {
             let size = round_up(size, 512)?;
-            let (address, slab) = self.small(size)?;
+            let (address, slab) = self.alloc_in_slab(size)?;
             (address, Block { size, purpose, slab: Some(slab) })
         } else {
             let whole = round_up(size, PAGE)?;
-            (self.pages(whole, purpose)?, Block { size: whole, purpose, slab: None })
+            (self.alloc_pages(whole, purpose)?, Block { size: whole, purpose, slab: None })
         };
         self.blocks.insert(address, block);
         Some(address)
     }
 
-    fn small(&mut self, size: usize) -> Option<(usize, usize)> {
-        for (&slab, space) in &mut self.slabs {
-            if let Some(address) = space.take(size, 512) {
+    fn alloc_in_slab(&mut self, size: usize) -> Option<(usize, usize)> {
+        for (&slab, ranges) in &mut self.slabs {
+            if let Some(address) = ranges.alloc(size, 512) {
                 return Some((address, slab));
             }
         }
-        let slab = self.pages(PAGE, Use::Plain)?;
-        let mut space = Space::new(slab, slab + PAGE);
-        let address = space.take(size, 512)?;
-        self.slabs.insert(slab, space);
+        let slab = self.alloc_pages(PAGE, BlockPurpose::Plain)?;
+        let mut ranges = RangeAllocator::new(slab, slab + PAGE);
+        let address = ranges.alloc(size, 512)?;
+        self.slabs.insert(slab, ranges);
         Some((address, slab))
     }
 
-    fn pages(&mut self, size: usize, purpose: Use) -> Option<usize> {
-        let charged = if purpose == Use::Plain { size as u64 } else { 0 };
+    fn alloc_pages(&mut self, size: usize, purpose: BlockPurpose) -> Option<usize> {
+        let charged = if purpose == BlockPurpose::Plain { size as u64 } else { 0 };
         if !self.charge(charged) {
             return None;
         }
-        let address = self.space.take(size, PAGE);
+        let address = self.ranges.alloc(size, PAGE);
         match address {
             Some(address) if map(address, size) => Some(address),
             _ => {
                 if let Some(address) = address {
-                    self.space.give(address, size);
+                    self.ranges.free(address, size);
                 }
                 self.discharge(charged);
                 None
@@ -152,17 +153,17 @@ impl Vram {
         }
     }
 
-    /// Frees the block that begins there.
+    /// Frees the block that begins at an address and returns it.
     pub(crate) fn free(&mut self, address: usize) -> Option<Block> {
         let block = self.blocks.remove(&address)?;
         match block.slab {
-            None => self.release(address, block.size, block.purpose),
+            None => self.free_pages(address, block.size, block.purpose),
             Some(slab) => {
-                if let Some(space) = self.slabs.get_mut(&slab) {
-                    space.give(address, block.size);
-                    if space.is_empty() {
+                if let Some(ranges) = self.slabs.get_mut(&slab) {
+                    ranges.free(address, block.size);
+                    if ranges.is_empty() {
                         self.slabs.remove(&slab);
-                        self.release(slab, PAGE, Use::Plain);
+                        self.free_pages(slab, PAGE, BlockPurpose::Plain);
                     }
                 }
             }
@@ -170,48 +171,52 @@ impl Vram {
         Some(block)
     }
 
-    fn release(&mut self, address: usize, size: usize, purpose: Use) {
-        unmap(address, size);
-        self.space.give(address, size);
-        if purpose == Use::Plain {
+    fn free_pages(&mut self, address: usize, size: usize, purpose: BlockPurpose) {
+        // SAFETY: `alloc_pages` mapped the range, and its block has been removed.
+        unsafe { unmap(address, size) };
+        self.ranges.free(address, size);
+        if purpose == BlockPurpose::Plain {
             self.discharge(size as u64);
         }
     }
 
-    /// The block that an address lies in, and where it begins.
+    /// The block that contains an address, and its start.
     pub(crate) fn find(&self, address: usize) -> Option<(usize, Block)> {
         let (&start, &block) = self.blocks.range(..=address).next_back()?;
         (address < start + block.size).then_some((start, block))
     }
 }
 
-/// Puts readable and writable address space there, with no memory behind it until it is touched.
-/// False when the host refuses or the place is not free.
+/// Maps readable and writable address space, which takes host memory only once it is touched. False when the
+/// host refuses or the range is in use.
 pub(crate) fn map(address: usize, size: usize) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: a new mapping that replaces none (NOREPLACE), in a range that only this library uses.
+    // SAFETY: a new mapping that replaces none (NOREPLACE).
     let got =
         unsafe { libc::mmap(address as *mut _, size, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     if got == libc::MAP_FAILED {
         return false;
     }
     if got as usize != address {
-        // A kernel older than 4.17 takes the flag for a hint.
-        // SAFETY: the mapping was made a moment ago and nobody knows of it.
+        // A kernel older than 4.17 treats the address as a hint.
+        // SAFETY: the mapping is new and nothing refers to it.
         unsafe { libc::munmap(got, size) };
         return false;
     }
-    // A small copy must not cost a huge page, and a core dump must not hold 80 GB of nothing.
+    // A small copy must not cost a huge page, and a core dump must not contain 80 GB of zeros.
     for advice in [libc::MADV_NOHUGEPAGE, libc::MADV_DONTDUMP] {
-        // SAFETY: advice about the mapping made above; refusal changes nothing.
+        // SAFETY: advice about the mapping made above. A failure changes nothing.
         unsafe { libc::madvise(got, size, advice) };
     }
     true
 }
 
-/// Takes the address space back.
-pub(crate) fn unmap(address: usize, size: usize) {
-    // SAFETY: the range was mapped by `map` and its block has just been taken out of the books.
+/// Unmaps address space.
+///
+/// # Safety
+/// [`map`] mapped the range, and nothing uses it any more.
+pub(crate) unsafe fn unmap(address: usize, size: usize) {
+    // SAFETY: the caller's promise.
     unsafe { libc::munmap(address as *mut _, size) };
 }
 
@@ -220,12 +225,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_blocks_share_a_page_and_large_ones_take_whole_pages() {
+    fn small_blocks_share_a_page_and_large_blocks_take_entire_pages() {
         let mut vram = Vram::new(30, 64 << 20);
-        let a = vram.allocate(1, Use::Plain).unwrap();
-        let b = vram.allocate(513, Use::Plain).unwrap();
+        let a = vram.alloc(1, BlockPurpose::Plain).unwrap();
+        let b = vram.alloc(513, BlockPurpose::Plain).unwrap();
         assert_eq!((b - a, vram.usage().0), (512, PAGE as u64));
-        let c = vram.allocate(PAGE + 1, Use::Plain).unwrap();
+        let c = vram.alloc(PAGE + 1, BlockPurpose::Plain).unwrap();
         assert_eq!((c % PAGE, vram.usage().0), (0, 3 * PAGE as u64));
         assert_eq!(vram.find(b + 1023).map(|(start, _)| start), Some(b));
         assert!(vram.find(b + 1024).is_none());
@@ -234,19 +239,19 @@ mod tests {
         }
         assert!(vram.free(a).is_none());
         assert_eq!(vram.usage().0, 0);
-        assert_eq!(vram.allocate(PAGE, Use::Plain), Some(a));
+        assert_eq!(vram.alloc(PAGE, BlockPurpose::Plain), Some(a));
         vram.free(a);
     }
 
     #[test]
-    fn the_limit_holds_to_the_page() {
+    fn the_memory_limit_is_exact_to_the_page() {
         let mut vram = Vram::new(31, 4 * PAGE as u64);
-        let a = vram.allocate(4 * PAGE, Use::Plain).unwrap();
-        assert_eq!(vram.allocate(1, Use::Plain), None);
-        assert!(vram.allocate(PAGE, Use::Managed).is_some());
+        let a = vram.alloc(4 * PAGE, BlockPurpose::Plain).unwrap();
+        assert_eq!(vram.alloc(1, BlockPurpose::Plain), None);
+        assert!(vram.alloc(PAGE, BlockPurpose::Managed).is_some());
         vram.free(a);
-        assert_eq!(vram.allocate(4 * PAGE + 1, Use::Plain), None);
-        assert_eq!(vram.allocate(usize::MAX, Use::Plain), None);
-        assert!(vram.allocate(4 * PAGE, Use::Plain).is_some());
+        assert_eq!(vram.alloc(4 * PAGE + 1, BlockPurpose::Plain), None);
+        assert_eq!(vram.alloc(usize::MAX, BlockPurpose::Plain), None);
+        assert!(vram.alloc(4 * PAGE, BlockPurpose::Plain).is_some());
     }
 }

@@ -1,23 +1,28 @@
-//! Devices: how many, what they are, and which is the thread's.
+//! Devices: their number, their properties, and the current device of a thread.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_uint};
+use std::mem::zeroed;
 
-use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, NO_DEVICE, OK, Out, Status, Text, Word};
-use crate::core::host_state::{current_index, device, fail, last_error, machine, set_current};
-use crate::table::call_table::answers;
+use cudarc::driver::sys::{CUdevice_attribute, CUlimit_enum};
+use cudarc::runtime::sys::{cudaDeviceProp, cudaUUID_t};
 
-/// What depends on the compute capability alone (CUDA C++ Programming Guide, "Technical
-/// Specifications per Compute Capability").
-pub(crate) struct Limits {
+use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, NO_DEVICE, OK, Out, Status, Text, Word, codes};
+use crate::core::host_state::{current_index, device, fail, host_state, last_error, set_current};
+use crate::table::call_table::{answers, by_contract};
+
+/// Limits that depend on the compute capability alone (CUDA C++ Programming Guide, "Technical Specifications
+/// per Compute Capability"). Shared memory is in bytes.
+pub(crate) struct CapabilityLimits {
     pub(crate) shared_per_sm: usize,
     pub(crate) shared_per_block_optin: usize,
     pub(crate) threads_per_sm: u32,
     pub(crate) blocks_per_sm: u32,
 }
 
-/// The limits of the pretended capability; of one that came later, those of the newest known.
-pub(crate) fn limits() -> Limits {
-    let (shared, threads_per_sm, blocks_per_sm) = match machine().spec.cc {
+/// The limits of the simulated card. A capability newer than the table has the limits of the newest one in
+/// it.
+pub(crate) fn capability_limits() -> CapabilityLimits {
+    let (shared_kib, threads_per_sm, blocks_per_sm) = match host_state().spec.cc {
         (..=6, _) | (7, ..=4) => (96, 2048, 32),
         (7, _) => (64, 1024, 16),
         (8, 0) => (164, 2048, 32),
@@ -26,324 +31,491 @@ pub(crate) fn limits() -> Limits {
         (9..=11, _) => (228, 2048, 32),
         _ => (100, 1536, 24),
     };
-    let reserved = reserved_shared();
-    Limits {
-        shared_per_sm: shared << 10,
-        shared_per_block_optin: (shared << 10) - reserved,
+    CapabilityLimits {
+        shared_per_sm: shared_kib << 10,
+        shared_per_block_optin: (shared_kib << 10) - reserved_shared(),
         threads_per_sm,
         blocks_per_sm,
     }
 }
 
-/// Shared memory that the system keeps of each block's, since Ampere.
+/// The bytes of shared memory that the system reserves in each block, since Ampere.
 fn reserved_shared() -> usize {
-    if machine().spec.cc.0 >= 8 { 1024 } else { 0 }
+    if host_state().spec.cc.0 >= 8 { 1024 } else { 0 }
 }
 
-/// Identifies a device; the last byte is its index.
+/// The UUID of a device. Its last byte is the index.
 pub(crate) fn uuid(index: usize) -> [u8; 16] {
     let mut bytes = *b"PHANTOM-DEVICE-0";
     bytes[15] = index as u8;
     bytes
 }
 
-/// The identifier as NVML and `CUDA_VISIBLE_DEVICES` write it.
+/// The UUID as NVML and `CUDA_VISIBLE_DEVICES` write it.
 pub(crate) fn uuid_text(index: usize) -> String {
     let hex: String = uuid(index).iter().map(|byte| format!("{byte:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// Each device has a bus of its own.
+/// The number of a device's PCI bus. Each device has its own.
 fn bus(index: usize) -> c_int {
     0x10 + index as c_int
 }
 
+/// The PCI address of a device, as the CUDA runtime writes it.
 pub(crate) fn bus_id(index: usize) -> String {
     format!("0000:{:02X}:00.0", bus(index))
 }
 
-/// One `CU_DEVICE_ATTRIBUTE` (`cudaDevAttr` has the same numbers).
-pub(crate) fn attribute(attribute: c_int, index: usize) -> c_int {
-    let spec = &machine().spec;
-    let (sm_mhz, memory_mhz) = spec.base.clocks_mhz;
-    let limits = limits();
-    let hopper = c_int::from(spec.cc.0 >= 9);
-    match attribute {
-        1..=3 => 1024,
-        4 => 64,
-        5 | 11 => c_int::MAX,
-        6 | 7 => 65535,
-        8 => 48 << 10,
-        9 | 12 | 82 => 64 << 10,
-        10 => 32,
-        13 => sm_mhz as c_int * 1000,
-        14 | 30 => 512,
-        15 | 18 | 19 | 31 | 32 | 41 | 51 => match attribute {
-            18 => 0,
-            51 => 32,
-            _ => 1,
-        },
-        16 => spec.sms as c_int,
-        17 | 20 | 34 | 35 | 50 => 0,
-        21 => 131_072,
-        22 => 131_072,
-        23 => 65_536,
-        24..=26 => 16_384,
-        27 | 28 => 32_768,
-        29 => 2048,
-        33 => bus(index),
-        36 => memory_mhz as c_int * 1000,
-        37 => spec.base.bus_bits as c_int,
-        38 => (spec.base.l2_mib << 20) as c_int,
-        39 => limits.threads_per_sm as c_int,
-        40 => 3,
-        75 => spec.cc.0 as c_int,
-        76 => spec.cc.1 as c_int,
-        78..=80 | 83 | 89..=94 => 1,
-        81 => limits.shared_per_sm as c_int,
-        87 => 2,
-        95 | 96 | 98 | 99 => 1,
-        97 => limits.shared_per_block_optin as c_int,
-        102 | 103 | 115 | 122 | 123 => 1,
-        106 => limits.blocks_per_sm as c_int,
-        108 | 109 => 0,
-        111 => reserved_shared() as c_int,
-        // Handles that another process could open: a file descriptor.
-        119 => 1,
-        120 | 127 => hopper,
-        126 => {
-            if hopper == 1 {
-                4
-            } else {
-                1
-            }
-        }
-        129 => 1,
-        131 | 134 => -1,
-        _ => 0,
-    }
-}
-
-/// The one-dimensional fields that both CUDA majors' `cudaDeviceProp` share, in their order; the
-/// two differ in the clocks and modes that CUDA 13 left out.
-macro_rules! properties {
-    ($name:ident, clock: [$($clock:ident)?], overlap: [$($overlap:ident)?], timeout: [$($timeout:ident)?],
-     mode: [$($mode:ident)?], textures: $textures:literal, memory_clock: [$($memory_clock:ident)?],
-     ratio: [$($ratio:ident)?], multi: [$($multi:ident)?], tail: $tail:literal) => {
-        #[repr(C)]
-        #[derive(Clone, Copy)]
-        pub(crate) struct $name {
-            name: [u8; 256],
-            uuid: [u8; 16],
-            luid: [u8; 8],
-            luid_mask: u32,
-            total_memory: usize,
-            shared_per_block: usize,
-            registers_per_block: c_int,
-            warp: c_int,
-            pitch: usize,
-            threads_per_block: c_int,
-            threads_dim: [c_int; 3],
-            grid: [c_int; 3],
-            $($clock: c_int,)?
-            constant: usize,
-            major: c_int,
-            minor: c_int,
-            texture_alignment: usize,
-            texture_pitch_alignment: usize,
-            $($overlap: c_int,)?
-            sms: c_int,
-            $($timeout: c_int,)?
-            integrated: c_int,
-            map_host: c_int,
-            $($mode: c_int,)?
-            textures: [c_int; $textures],
-            surface_alignment: usize,
-            concurrent: c_int,
-            ecc: c_int,
-            pci: [c_int; 3],
-            tcc: c_int,
-            async_engines: c_int,
-            unified: c_int,
-            $($memory_clock: c_int,)?
-            bus_bits: c_int,
-            l2: c_int,
-            l2_persisting: c_int,
-            threads_per_sm: c_int,
-            priorities: c_int,
-            l1: [c_int; 2],
-            shared_per_sm: usize,
-            registers_per_sm: c_int,
-            managed: c_int,
-            board: [c_int; 2],
-            host_atomics: c_int,
-            $($ratio: c_int,)?
-            pageable: c_int,
-            concurrent_managed: c_int,
-            preemption: c_int,
-            registered_pointers: c_int,
-            cooperative: c_int,
-            $($multi: c_int,)?
-            shared_optin: usize,
-            host_page_tables: c_int,
-            managed_from_host: c_int,
-            blocks_per_sm: c_int,
-            window: c_int,
-            shared_reserved: usize,
-            host_register: c_int,
-            sparse_arrays: c_int,
-            register_read_only: c_int,
-            timeline: c_int,
-            pools: c_int,
-            rdma: [c_int; 3],
-            pool_handles: u32,
-            deferred_arrays: c_int,
-            ipc_events: c_int,
-            clusters: c_int,
-            unified_functions: c_int,
-            tail: [c_int; $tail],
-        }
-
-        impl $name {
-            fn of(index: usize) -> Self {
-                let spec = &machine().spec;
-                let get = |number| attribute(number, index);
-                let mut name = [0; 256];
-                let length = spec.name.len().min(255);
-                name[..length].copy_from_slice(&spec.name.as_bytes()[..length]);
-                Self {
-                    name,
-                    uuid: uuid(index),
-                    luid: [0; 8],
-                    luid_mask: 0,
-                    total_memory: spec.memory as usize,
-                    shared_per_block: get(8) as usize,
-                    registers_per_block: get(12),
-                    warp: get(10),
-                    pitch: get(11) as usize,
-                    threads_per_block: get(1),
-                    threads_dim: [get(2), get(3), get(4)],
-                    grid: [get(5), get(6), get(7)],
-                    $($clock: get(13),)?
-                    constant: get(9) as usize,
-                    major: get(75),
-                    minor: get(76),
-                    texture_alignment: get(14) as usize,
-                    texture_pitch_alignment: get(51) as usize,
-                    $($overlap: get(15),)?
-                    sms: get(16),
-                    $($timeout: get(17),)?
-                    integrated: get(18),
-                    map_host: get(19),
-                    $($mode: get(20),)?
-                    textures: [16_384; $textures],
-                    surface_alignment: get(30) as usize,
-                    concurrent: get(31),
-                    ecc: get(32),
-                    pci: [get(33), get(34), get(50)],
-                    tcc: get(35),
-                    async_engines: get(40),
-                    unified: get(41),
-                    $($memory_clock: get(36),)?
-                    bus_bits: get(37),
-                    l2: get(38),
-                    l2_persisting: get(108),
-                    threads_per_sm: get(39),
-                    priorities: get(78),
-                    l1: [get(79), get(80)],
-                    shared_per_sm: get(81) as usize,
-                    registers_per_sm: get(82),
-                    managed: get(83),
-                    board: [0; 2],
-                    host_atomics: get(86),
-                    $($ratio: get(87),)?
-                    pageable: get(88),
-                    concurrent_managed: get(89),
-                    preemption: get(90),
-                    registered_pointers: get(91),
-                    cooperative: get(95),
-                    $($multi: get(96),)?
-                    shared_optin: get(97) as usize,
-                    host_page_tables: get(100),
-                    managed_from_host: get(101),
-                    blocks_per_sm: get(106),
-                    window: get(109),
-                    shared_reserved: get(111) as usize,
-                    host_register: get(99),
-                    sparse_arrays: get(112),
-                    register_read_only: get(113),
-                    timeline: get(114),
-                    pools: get(115),
-                    rdma: [get(116), get(117), get(118)],
-                    pool_handles: get(119) as u32,
-                    deferred_arrays: get(121),
-                    ipc_events: get(125),
-                    clusters: get(120),
-                    unified_functions: get(129),
-                    tail: [0; $tail],
-                }
-            }
-        }
-    };
-}
-
-properties!(Properties13, clock: [], overlap: [], timeout: [], mode: [], textures: 39, memory_clock: [],
-    ratio: [], multi: [], tail: 63);
-properties!(Properties12, clock: [clock], overlap: [overlap], timeout: [timeout], mode: [mode], textures: 40,
-    memory_clock: [memory_clock], ratio: [ratio], multi: [multi], tail: 63);
-
-// The sizes that the two headers give; a field too many would write past the caller's struct.
-const _: () = assert!(size_of::<Properties13>() == SIZE_13);
-const _: () = assert!(size_of::<Properties12>() == SIZE_12);
-const SIZE_13: usize = 1008;
-const SIZE_12: usize = 1032;
-
-fn count(out: Out<c_int>) -> Status {
-    let devices = machine().devices.len() as c_int;
-    out.put(devices);
-    if devices == 0 { fail(NO_DEVICE) } else { OK }
-}
-
-fn on<T>(index: c_int, answer: impl FnOnce(usize) -> T) -> Result<T, Status> {
-    match device(index) {
-        Some(device) => Ok(answer(device.index)),
-        None => Err(fail(INVALID_DEVICE)),
-    }
-}
-
-fn give<T: Copy>(out: Out<T>, index: c_int, answer: impl FnOnce(usize) -> T) -> Status {
-    match on(index, answer) {
-        Ok(value) => out.give(value),
-        Err(status) => status,
-    }
-}
-
-/// The version of the runtime that the program brought, which the pretended driver supports exactly.
-pub(crate) fn driver_version() -> c_int {
-    type Version = extern "C" fn(Out<c_int>) -> Status;
-    let mut version: c_int = 0;
-    // SAFETY: looks a name up; the library itself does not define it.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"cudaRuntimeGetVersion".as_ptr()) };
-    if !found.is_null() {
-        // SAFETY: the runtime's header gives the function of that name this signature.
-        let ask: Version = unsafe { std::mem::transmute(found) };
-        ask(Out::from_address(&raw mut version as usize));
-    }
-    if version > 0 { version } else { 13000 }
-}
-
-fn index_of_bus(text: &str) -> Option<usize> {
-    (0..machine().devices.len()).find(|&index| {
+/// The device with this PCI address, with or without its domain.
+fn index_of_bus_id(text: &str) -> Option<usize> {
+    (0..host_state().devices.len()).find(|&index| {
         let id = bus_id(index);
         text.eq_ignore_ascii_case(&id) || text.get(text.len().saturating_sub(7)..) == Some(&id[5..])
     })
 }
 
+codes!(pub(crate) CUdevice_attribute {
+    CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+    CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X,
+    CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y,
+    CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z,
+    CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X,
+    CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y,
+    CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z,
+    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK,
+    CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY,
+    CU_DEVICE_ATTRIBUTE_WARP_SIZE,
+    CU_DEVICE_ATTRIBUTE_MAX_PITCH,
+    CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK,
+    CU_DEVICE_ATTRIBUTE_CLOCK_RATE,
+    CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT,
+    CU_DEVICE_ATTRIBUTE_GPU_OVERLAP,
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+    CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_WIDTH,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_WIDTH,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_HEIGHT,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_WIDTH,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_HEIGHT,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_DEPTH,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_WIDTH,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_HEIGHT,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_LAYERS,
+    CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT,
+    CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS,
+    CU_DEVICE_ATTRIBUTE_ECC_ENABLED,
+    CU_DEVICE_ATTRIBUTE_PCI_BUS_ID,
+    CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
+    CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH,
+    CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE,
+    CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR,
+    CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT,
+    CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING,
+    CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT,
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+    CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR,
+    CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY,
+    CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO,
+    CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
+    CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
+    CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1,
+    CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1,
+    CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR_V1,
+    CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH,
+    CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH,
+    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+    CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES,
+    CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR,
+    CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK,
+    CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES,
+    CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH,
+    CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS,
+    CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR,
+    CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT,
+    CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS,
+    CU_DEVICE_ATTRIBUTE_NUMA_ID,
+    CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID,
+});
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`: the kind of handle by which a memory pool can be shared.
+const POSIX_FILE_DESCRIPTOR: c_int = 1;
+
+/// The value of a `CUdevice_attribute`, or of the `cudaDeviceAttr` with the same number. An attribute that is
+/// not listed is 0.
+pub(crate) fn attribute(attribute: c_int, index: usize) -> c_int {
+    let spec = &host_state().spec;
+    let (sm_mhz, memory_mhz) = spec.base.clocks_mhz;
+    let limits = capability_limits();
+    let hopper = spec.cc.0 >= 9;
+    match attribute {
+        CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+        | CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X
+        | CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y => 1024,
+        CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z => 64,
+        CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X | CU_DEVICE_ATTRIBUTE_MAX_PITCH => c_int::MAX,
+        CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y | CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z => 65_535,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK => 48 << 10,
+        CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY
+        | CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK
+        | CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR => 64 << 10,
+        CU_DEVICE_ATTRIBUTE_WARP_SIZE | CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT => 32,
+        CU_DEVICE_ATTRIBUTE_CLOCK_RATE => sm_mhz as c_int * 1000,
+        CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE => memory_mhz as c_int * 1000,
+        CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT | CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT => 512,
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => spec.sms as c_int,
+        CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_WIDTH | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_WIDTH => 131_072,
+        CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_HEIGHT => 65_536,
+        CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_WIDTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_HEIGHT
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_DEPTH => 16_384,
+        CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_WIDTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_HEIGHT => 32_768,
+        CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_LAYERS => 2048,
+        CU_DEVICE_ATTRIBUTE_PCI_BUS_ID => bus(index),
+        CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH => spec.base.bus_bits as c_int,
+        CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE => (spec.base.l2_mib << 20) as c_int,
+        CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR => limits.threads_per_sm as c_int,
+        CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT => 3,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => spec.cc.0 as c_int,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => spec.cc.1 as c_int,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR => limits.shared_per_sm as c_int,
+        CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO => 2,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => limits.shared_per_block_optin as c_int,
+        CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR => limits.blocks_per_sm as c_int,
+        CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK => reserved_shared() as c_int,
+        CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES => POSIX_FILE_DESCRIPTOR,
+        CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH | CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED => {
+            c_int::from(hopper)
+        }
+        CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT => {
+            if hopper {
+                4
+            } else {
+                1
+            }
+        }
+        CU_DEVICE_ATTRIBUTE_NUMA_ID | CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID => -1,
+        CU_DEVICE_ATTRIBUTE_GPU_OVERLAP
+        | CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY
+        | CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS
+        | CU_DEVICE_ATTRIBUTE_ECC_ENABLED
+        | CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
+        | CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY
+        | CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
+        | CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR_V1
+        | CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH
+        | CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH
+        | CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
+        | CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR
+        | CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS => 1,
+        _ => 0,
+    }
+}
+
+/// The limit of every texture and surface dimension.
+const TEXTURE_LIMIT: c_int = 16_384;
+
+/// The properties of a device as CUDA 12 lays them out. Fields that are not set are 0, as their attributes
+/// are.
+fn properties_12(index: usize) -> cudaDeviceProp {
+    let spec = &host_state().spec;
+    let get = |number| attribute(number, index);
+    let length = spec.name.len().min(255);
+    // SAFETY: a struct of integers, for which zero is a value.
+    let mut properties: cudaDeviceProp = unsafe { zeroed() };
+    for (to, &from) in properties.name.iter_mut().zip(&spec.name.as_bytes()[..length]) {
+        *to = from as c_char;
+    }
+    cudaDeviceProp {
+        uuid: cudaUUID_t { bytes: uuid(index).map(|byte| byte as c_char) },
+        totalGlobalMem: spec.memory as usize,
+        sharedMemPerBlock: get(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK) as usize,
+        regsPerBlock: get(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK),
+        warpSize: get(CU_DEVICE_ATTRIBUTE_WARP_SIZE),
+        memPitch: get(CU_DEVICE_ATTRIBUTE_MAX_PITCH) as usize,
+        maxThreadsPerBlock: get(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
+        maxThreadsDim: [
+            get(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X),
+            get(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y),
+            get(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z),
+        ],
+        maxGridSize: [
+            get(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X),
+            get(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y),
+            get(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z),
+        ],
+        clockRate: get(CU_DEVICE_ATTRIBUTE_CLOCK_RATE),
+        totalConstMem: get(CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY) as usize,
+        major: get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+        minor: get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        textureAlignment: get(CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT) as usize,
+        texturePitchAlignment: get(CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT) as usize,
+        deviceOverlap: get(CU_DEVICE_ATTRIBUTE_GPU_OVERLAP),
+        multiProcessorCount: get(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+        canMapHostMemory: get(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY),
+        maxTexture1D: TEXTURE_LIMIT,
+        maxTexture1DMipmap: TEXTURE_LIMIT,
+        maxTexture1DLinear: TEXTURE_LIMIT,
+        maxTexture2D: [TEXTURE_LIMIT; 2],
+        maxTexture2DMipmap: [TEXTURE_LIMIT; 2],
+        maxTexture2DLinear: [TEXTURE_LIMIT; 3],
+        maxTexture2DGather: [TEXTURE_LIMIT; 2],
+        maxTexture3D: [TEXTURE_LIMIT; 3],
+        maxTexture3DAlt: [TEXTURE_LIMIT; 3],
+        maxTextureCubemap: TEXTURE_LIMIT,
+        maxTexture1DLayered: [TEXTURE_LIMIT; 2],
+        maxTexture2DLayered: [TEXTURE_LIMIT; 3],
+        maxTextureCubemapLayered: [TEXTURE_LIMIT; 2],
+        maxSurface1D: TEXTURE_LIMIT,
+        maxSurface2D: [TEXTURE_LIMIT; 2],
+        maxSurface3D: [TEXTURE_LIMIT; 3],
+        maxSurface1DLayered: [TEXTURE_LIMIT; 2],
+        maxSurface2DLayered: [TEXTURE_LIMIT; 3],
+        maxSurfaceCubemap: TEXTURE_LIMIT,
+        maxSurfaceCubemapLayered: [TEXTURE_LIMIT; 2],
+        surfaceAlignment: get(CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT) as usize,
+        concurrentKernels: get(CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS),
+        ECCEnabled: get(CU_DEVICE_ATTRIBUTE_ECC_ENABLED),
+        pciBusID: get(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID),
+        asyncEngineCount: get(CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT),
+        unifiedAddressing: get(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING),
+        memoryClockRate: get(CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE),
+        memoryBusWidth: get(CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH),
+        l2CacheSize: get(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE),
+        maxThreadsPerMultiProcessor: get(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR),
+        streamPrioritiesSupported: get(CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED),
+        globalL1CacheSupported: get(CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED),
+        localL1CacheSupported: get(CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED),
+        sharedMemPerMultiprocessor: get(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR) as usize,
+        regsPerMultiprocessor: get(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR),
+        managedMemory: get(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY),
+        singleToDoublePrecisionPerfRatio: get(CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO),
+        concurrentManagedAccess: get(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS),
+        computePreemptionSupported: get(CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED),
+        canUseHostPointerForRegisteredMem: get(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM),
+        cooperativeLaunch: get(CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH),
+        cooperativeMultiDeviceLaunch: get(CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH),
+        sharedMemPerBlockOptin: get(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN) as usize,
+        maxBlocksPerMultiProcessor: get(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR),
+        reservedSharedMemPerBlock: get(CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK) as usize,
+        hostRegisterSupported: get(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED),
+        memoryPoolsSupported: get(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED),
+        memoryPoolSupportedHandleTypes: get(CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES) as c_uint,
+        clusterLaunch: get(CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH),
+        unifiedFunctionPointers: get(CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS),
+        ..properties
+    }
+}
+
+/// Declares the properties as CUDA 13 lays them out: CUDA 12's without the clocks and modes that CUDA 13
+/// removed. cudarc has the layout of one CUDA version in a build.
+macro_rules! properties_13 {
+    ($($field:ident: $type:ty,)*) => {
+        #[expect(non_snake_case, reason = "named as in the header")]
+        #[repr(C)]
+        #[derive(Clone, Copy)]
+        struct DeviceProp13 {
+            $($field: $type,)*
+            /// Fields that are new in CUDA 13, and reserved ones: 0.
+            tail: [c_int; 63],
+        }
+
+        impl From<cudaDeviceProp> for DeviceProp13 {
+            fn from(properties: cudaDeviceProp) -> Self {
+                Self { $($field: properties.$field,)* tail: [0; 63] }
+            }
+        }
+    };
+}
+
+properties_13! {
+    name: [c_char; 256],
+    uuid: cudaUUID_t,
+    luid: [c_char; 8],
+    luidDeviceNodeMask: c_uint,
+    totalGlobalMem: usize,
+    sharedMemPerBlock: usize,
+    regsPerBlock: c_int,
+    warpSize: c_int,
+    memPitch: usize,
+    maxThreadsPerBlock: c_int,
+    maxThreadsDim: [c_int; 3],
+    maxGridSize: [c_int; 3],
+    totalConstMem: usize,
+    major: c_int,
+    minor: c_int,
+    textureAlignment: usize,
+    texturePitchAlignment: usize,
+    multiProcessorCount: c_int,
+    integrated: c_int,
+    canMapHostMemory: c_int,
+    maxTexture1D: c_int,
+    maxTexture1DMipmap: c_int,
+    maxTexture2D: [c_int; 2],
+    maxTexture2DMipmap: [c_int; 2],
+    maxTexture2DLinear: [c_int; 3],
+    maxTexture2DGather: [c_int; 2],
+    maxTexture3D: [c_int; 3],
+    maxTexture3DAlt: [c_int; 3],
+    maxTextureCubemap: c_int,
+    maxTexture1DLayered: [c_int; 2],
+    maxTexture2DLayered: [c_int; 3],
+    maxTextureCubemapLayered: [c_int; 2],
+    maxSurface1D: c_int,
+    maxSurface2D: [c_int; 2],
+    maxSurface3D: [c_int; 3],
+    maxSurface1DLayered: [c_int; 2],
+    maxSurface2DLayered: [c_int; 3],
+    maxSurfaceCubemap: c_int,
+    maxSurfaceCubemapLayered: [c_int; 2],
+    surfaceAlignment: usize,
+    concurrentKernels: c_int,
+    ECCEnabled: c_int,
+    pciBusID: c_int,
+    pciDeviceID: c_int,
+    pciDomainID: c_int,
+    tccDriver: c_int,
+    asyncEngineCount: c_int,
+    unifiedAddressing: c_int,
+    memoryBusWidth: c_int,
+    l2CacheSize: c_int,
+    persistingL2CacheMaxSize: c_int,
+    maxThreadsPerMultiProcessor: c_int,
+    streamPrioritiesSupported: c_int,
+    globalL1CacheSupported: c_int,
+    localL1CacheSupported: c_int,
+    sharedMemPerMultiprocessor: usize,
+    regsPerMultiprocessor: c_int,
+    managedMemory: c_int,
+    isMultiGpuBoard: c_int,
+    multiGpuBoardGroupID: c_int,
+    hostNativeAtomicSupported: c_int,
+    pageableMemoryAccess: c_int,
+    concurrentManagedAccess: c_int,
+    computePreemptionSupported: c_int,
+    canUseHostPointerForRegisteredMem: c_int,
+    cooperativeLaunch: c_int,
+    sharedMemPerBlockOptin: usize,
+    pageableMemoryAccessUsesHostPageTables: c_int,
+    directManagedMemAccessFromHost: c_int,
+    maxBlocksPerMultiProcessor: c_int,
+    accessPolicyMaxWindowSize: c_int,
+    reservedSharedMemPerBlock: usize,
+    hostRegisterSupported: c_int,
+    sparseCudaArraySupported: c_int,
+    hostRegisterReadOnlySupported: c_int,
+    timelineSemaphoreInteropSupported: c_int,
+    memoryPoolsSupported: c_int,
+    gpuDirectRDMASupported: c_int,
+    gpuDirectRDMAFlushWritesOptions: c_uint,
+    gpuDirectRDMAWritesOrdering: c_int,
+    memoryPoolSupportedHandleTypes: c_uint,
+    deferredMappingCudaArraySupported: c_int,
+    ipcEventSupported: c_int,
+    clusterLaunch: c_int,
+    unifiedFunctionPointers: c_int,
+}
+
+// The sizes in the two headers. A field too many would write past the struct of the caller, so cudarc must be
+// built for CUDA 12: CUDA 13's runtime has another function for its layout.
+const _: () = assert!(size_of::<cudaDeviceProp>() == 1032 && align_of::<cudaDeviceProp>() == 8);
+const _: () = assert!(size_of::<DeviceProp13>() == 1008 && align_of::<DeviceProp13>() == 8);
+
+fn device_count(out: Out<c_int>) -> Status {
+    let devices = host_state().devices.len() as c_int;
+    out.put(devices);
+    if devices == 0 { fail(NO_DEVICE) } else { OK }
+}
+
+/// Computes a value for the device with this index, or fails when there is none.
+fn on_device<T>(index: c_int, value: impl FnOnce(usize) -> T) -> Result<T, Status> {
+    match device(index) {
+        Some(device) => Ok(value(device.index)),
+        None => Err(fail(INVALID_DEVICE)),
+    }
+}
+
+fn give<T: Copy>(out: Out<T>, index: c_int, value: impl FnOnce(usize) -> T) -> Status {
+    match on_device(index, value) {
+        Ok(value) => out.give(value),
+        Err(status) => status,
+    }
+}
+
+/// The version of the CUDA runtime that the program brought. The simulated driver has the same version.
+pub(crate) fn driver_version() -> c_int {
+    type Version = unsafe extern "C" fn(Out<c_int>) -> Status;
+    let mut version: c_int = 0;
+    // SAFETY: looks a name up. This library does not define it.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"cudaRuntimeGetVersion".as_ptr()) };
+    if !found.is_null() {
+        // SAFETY: the header of the runtime gives the function of that name this signature.
+        let get_version: Version = unsafe { std::mem::transmute(found) };
+        // SAFETY: the place is good for one write.
+        unsafe { get_version(Out::of(&mut version)) };
+    }
+    if version > 0 { version } else { 13000 }
+}
+
+codes!(CUlimit_enum {
+    CU_LIMIT_STACK_SIZE,
+    CU_LIMIT_PRINTF_FIFO_SIZE,
+    CU_LIMIT_MALLOC_HEAP_SIZE,
+    CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH,
+    CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT,
+    CU_LIMIT_MAX_L2_FETCH_GRANULARITY,
+});
+
+/// The value of a `CUlimit`, or of the `cudaLimit` with the same number: the documented defaults of the
+/// driver.
+pub(crate) fn limit_value(limit: c_int) -> usize {
+    match limit {
+        CU_LIMIT_STACK_SIZE => 1024,
+        CU_LIMIT_PRINTF_FIFO_SIZE => 1 << 20,
+        CU_LIMIT_MALLOC_HEAP_SIZE => 8 << 20,
+        CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH => 2,
+        CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT => 2048,
+        CU_LIMIT_MAX_L2_FETCH_GRANULARITY => 128,
+        _ => 0,
+    }
+}
+
+/// The highest stream priority since Volta. The lowest is 0.
+pub(crate) const HIGHEST_PRIORITY: c_int = -5;
+
 answers! {
-    Real fn cudaGetDeviceCount(out: Out<c_int>) { count(out) }
+    Real fn cudaGetDeviceCount(out: Out<c_int>) { device_count(out) }
     Real fn cudaGetDevice(out: Out<c_int>) { out.give(current_index()) }
-    Real fn cudaSetDevice(index: c_int) { if machine().devices.is_empty() { fail(NO_DEVICE) } else { set_current(index) } }
-    Real fn cudaInitDevice(index: c_int, _device_flags: u32, _flags: u32) { on(index, |_| OK).unwrap_or_else(|status| status) }
+    Real fn cudaSetDevice(index: c_int) { if host_state().devices.is_empty() {
+        fail(NO_DEVICE) } else { set_current(index) }
+    }
+    Real fn cudaInitDevice(index: c_int, _device_flags: u32, _flags: u32) {
+        on_device(index, |_| OK).unwrap_or_else(|status| status)
+    }
     Success fn cudaSetDeviceFlags(_flags: u32) { OK }
     Real fn cudaGetDeviceFlags(out: Out<u32>) { out.give(0) }
     Real fn cudaDriverGetVersion(out: Out<c_int>) { out.give(driver_version()) }
@@ -353,50 +525,50 @@ answers! {
     Real fn cudaDeviceGetAttribute(out: Out<c_int>, number: c_int, index: c_int) {
         give(out, index, |index| attribute(number, index))
     }
-    /// As CUDA 13 has it.
-    Real fn cudaGetDeviceProperties(out: Out<Properties13>, index: c_int) { give(out, index, Properties13::of) }
-    /// As CUDA 12 has it.
-    Real fn cudaGetDeviceProperties_v2(out: Out<Properties12>, index: c_int) { give(out, index, Properties12::of) }
-    Real fn cudaDeviceCanAccessPeer(out: Out<c_int>, from: c_int, to: c_int) { out.give(c_int::from(from != to)) }
+    /// With the layout of CUDA 13.
+    Real fn cudaGetDeviceProperties(out: Out<DeviceProp13>, index: c_int) {
+        give(out, index, |index| properties_12(index).into())
+    }
+    /// With the layout of CUDA 12.
+    Real fn cudaGetDeviceProperties_v2(out: Out<cudaDeviceProp>, index: c_int) {
+        give(out, index, properties_12)
+    }
+    Real fn cudaDeviceCanAccessPeer(out: Out<c_int>, from: c_int, to: c_int) {
+        out.give(c_int::from(from != to))
+    }
     Success fn cudaDeviceEnablePeerAccess(_peer: c_int, _flags: u32) { OK }
     Success fn cudaDeviceDisablePeerAccess(_peer: c_int) { OK }
-    Real fn cudaDeviceGetP2PAttribute(out: Out<c_int>, _attribute: c_int, _from: c_int, _to: c_int) { out.give(1) }
+    Real fn cudaDeviceGetP2PAttribute(out: Out<c_int>, _attribute: c_int, _from: c_int, _to: c_int) {
+        out.give(1)
+    }
     Real fn cudaDeviceGetStreamPriorityRange(lowest: Out<c_int>, highest: Out<c_int>) {
         lowest.put(0);
-        highest.put(-5);
+        highest.put(HIGHEST_PRIORITY);
         OK
     }
     Real fn cudaDeviceGetPCIBusId(out: Out<c_char>, capacity: c_int, index: c_int) {
-        match on(index, bus_id) {
-            Ok(text) => { out.text(&text, capacity.max(0) as usize); OK }
+        match on_device(index, bus_id) {
+            Ok(text) => {
+                by_contract!(out.text(&text, capacity.max(0) as usize));
+                OK
+            }
             Err(status) => status,
         }
     }
     Real fn cudaDeviceGetByPCIBusId(out: Out<c_int>, id: Text) {
-        match index_of_bus(id.str()) {
+        match index_of_bus_id(id.str()) {
             Some(index) => out.give(index as c_int),
             None => fail(INVALID_DEVICE),
         }
     }
-    Guess fn cudaDeviceGetLimit(out: Out<usize>, limit: c_int) { out.give(limit_of(limit)) }
+    Guess fn cudaDeviceGetLimit(out: Out<usize>, limit: c_int) { out.give(limit_value(limit)) }
     Success fn cudaDeviceSetLimit(_limit: c_int, _value: usize) { OK }
     Real fn cudaDeviceGetCacheConfig(out: Out<c_int>) { out.give(0) }
     Success fn cudaDeviceSetCacheConfig(_mode: c_int) { OK }
     Success fn cudaCtxResetPersistingL2Cache() { OK }
     Success fn cudaProfilerStart() { OK }
     Success fn cudaProfilerStop() { OK }
-    Real fn cudaChooseDevice(out: Out<c_int>, _properties: Word) { if machine().devices.is_empty() { INVALID_VALUE } else { out.give(0) } }
-}
-
-/// One `cudaLimit`: the driver's documented defaults.
-pub(crate) fn limit_of(limit: c_int) -> usize {
-    match limit {
-        0 => 1024,
-        1 => 1 << 20,
-        2 => 8 << 20,
-        3 => 2,
-        4 => 2048,
-        5 => 128,
-        _ => 0,
+    Real fn cudaChooseDevice(out: Out<c_int>, _properties: Word) { if host_state().devices.is_empty() {
+        INVALID_VALUE } else { out.give(0) }
     }
 }

@@ -1,87 +1,97 @@
-//! Memory that graphs take: nodes that allocate and free, captured or added.
+//! Memory nodes of graphs: allocations and frees that are captured or added, and take place at a launch.
 //!
-//! A node has an address from its making on, and memory from the launch on. What is assumed of the real driver, of
-//! which NVIDIA documents the calls and not the amounts: a graph holds, from its first launch on, pages for the
-//! most that its nodes have at once; what it held stays with the device when it is destroyed, serves the
-//! next graph, and goes back with `cudaDeviceGraphMemTrim`.
+//! A node has an address from its creation, and memory from the launch. NVIDIA documents the calls but not
+//! the amounts. Assumed here: from its first launch a graph reserves pages for the most that its nodes have
+//! allocated at once. The reservation stays with the device when the graph is destroyed and serves the next
+//! graph; `cudaDeviceGraphMemTrim` returns it.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::{Arc, LazyLock, Mutex};
 
-use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, OK, OUT_OF_MEMORY, Out, Status};
-use crate::core::host_state::{Device, device, fail, lock};
-use crate::core::vram::{PAGE, Use};
+use cudarc::driver::sys::CUgraphMem_attribute_enum;
 
-/// What a graph does with memory, in order.
+use crate::core::device::Device;
+use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, OK, OUT_OF_MEMORY, Out, Status, codes};
+use crate::core::host_state::{device, fail};
+use crate::core::lock::lock;
+use crate::core::vram::{BlockPurpose, PAGE};
+
+/// The memory nodes of a graph.
 #[derive(Default)]
-pub(crate) struct Memory {
-    steps: Mutex<Vec<Step>>,
-    /// Of a graph made ready to launch: what earlier launches left is freed by the next.
-    frees_itself: bool,
-    /// The graph that it was made from, whose addresses it uses.
-    of: Option<Arc<Memory>>,
+pub(crate) struct GraphMemory {
+    /// In the order of their creation.
+    steps: Mutex<Vec<MemoryStep>>,
+    /// Of an executable graph: a launch frees the memory that earlier launches left allocated.
+    auto_free: bool,
+    /// Of an executable graph: the graph that it was instantiated from, which owns the addresses.
+    origin: Option<Arc<GraphMemory>>,
 }
 
+/// A memory node, with its address.
 #[derive(Clone, Copy)]
-enum Step {
-    Take(usize),
-    Give(usize),
+enum MemoryStep {
+    Alloc(usize),
+    Free(usize),
 }
 
-/// An address that a node gave.
-struct Node {
+/// The address of an allocation node.
+struct NodeBlock {
     device: &'static Device,
     size: u64,
-    /// Taken by a launch and not freed since.
+    /// A launch allocated it, and nothing freed it since.
     live: bool,
-    /// There is a graph that has it.
+    /// A graph with this node exists.
     owned: bool,
 }
 
-/// What graphs hold of one device.
+/// The memory of all graphs on one device, in bytes.
 #[derive(Default, Clone, Copy)]
-struct Held {
+struct DeviceUsage {
     /// Charged to the device.
     reserved: u64,
-    /// Taken by a launch and not freed since.
+    /// Allocated by launches and not freed since.
     used: u64,
     reserved_high: u64,
     used_high: u64,
 }
 
+/// The state of all graphs.
 #[derive(Default)]
-struct Tables {
-    nodes: HashMap<usize, Node>,
-    devices: HashMap<usize, Held>,
-    /// What each launched graph needs of each device, by the address of its [`Memory`].
+struct GraphTables {
+    /// By address.
+    blocks: HashMap<usize, NodeBlock>,
+    /// By device index.
+    devices: HashMap<usize, DeviceUsage>,
+    /// The bytes that each launched graph needs on each device, by the address of its [`GraphMemory`].
     launched: HashMap<usize, Vec<(usize, u64)>>,
 }
 
-static TABLES: LazyLock<Mutex<Tables>> = LazyLock::new(Mutex::default);
+static TABLES: LazyLock<Mutex<GraphTables>> = LazyLock::new(Mutex::default);
 
-impl Memory {
-    /// A node that allocates.
-    pub(crate) fn take(&self, device: &'static Device, size: usize) -> Option<usize> {
+impl GraphMemory {
+    /// Adds an allocation node and returns its address. `None` when the device has no addresses left.
+    pub(crate) fn add_alloc(&self, device: &'static Device, size: usize) -> Option<usize> {
         let size = size.checked_add(511)? & !511;
-        let address = device.vram().allocate(size, Use::Graph)?;
-        lock(&TABLES).nodes.insert(address, Node { device, size: size as u64, live: false, owned: true });
-        lock(&self.steps).push(Step::Take(address));
+        let address = device.vram().alloc(size, BlockPurpose::Graph)?;
+        let block = NodeBlock { device, size: size as u64, live: false, owned: true };
+        lock(&TABLES).blocks.insert(address, block);
+        lock(&self.steps).push(MemoryStep::Alloc(address));
         Some(address)
     }
 
-    /// A node that frees.
-    pub(crate) fn give(&self, address: usize) {
-        lock(&self.steps).push(Step::Give(address));
+    /// Adds a free node.
+    pub(crate) fn add_free(&self, address: usize) {
+        lock(&self.steps).push(MemoryStep::Free(address));
     }
 
-    /// The same, ready to launch.
-    pub(crate) fn instantiated(self: &Arc<Self>, frees_itself: bool) -> Arc<Memory> {
+    /// The memory nodes of an executable graph.
+    pub(crate) fn instantiate(self: &Arc<Self>, auto_free: bool) -> Arc<GraphMemory> {
         let steps = lock(&self.steps).clone();
-        Arc::new(Memory { steps: Mutex::new(steps), frees_itself, of: Some(Arc::clone(self)) })
+        Arc::new(GraphMemory { steps: Mutex::new(steps), auto_free, origin: Some(Arc::clone(self)) })
     }
 
-    /// Takes and gives what the nodes do.
+    /// Runs the nodes.
     pub(crate) fn launch(&self) -> Status {
         let steps = lock(&self.steps);
         if steps.is_empty() {
@@ -89,13 +99,13 @@ impl Memory {
         }
         let tables = &mut *lock(&TABLES);
         for step in steps.iter() {
-            if let Step::Take(address) = step
-                && tables.nodes.get(address).is_some_and(|node| node.live)
+            if let MemoryStep::Alloc(address) = step
+                && tables.blocks.get(address).is_some_and(|block| block.live)
             {
-                if !self.frees_itself {
+                if !self.auto_free {
                     return INVALID_VALUE;
                 }
-                tables.give(*address);
+                tables.free(*address);
             }
         }
         let key = std::ptr::from_ref(self) as usize;
@@ -108,152 +118,162 @@ impl Memory {
         }
         for step in steps.iter() {
             match *step {
-                Step::Take(address) => tables.take(address),
-                Step::Give(address) => tables.give(address),
+                MemoryStep::Alloc(address) => tables.alloc(address),
+                MemoryStep::Free(address) => tables.free(address),
             }
         }
         OK
     }
 }
 
-impl Drop for Memory {
-    /// What is live stays until it is freed, and what was held until it is trimmed.
+impl Drop for GraphMemory {
+    /// Live memory stays until it is freed, and the reservation until it is trimmed.
     fn drop(&mut self) {
         let tables = &mut *lock(&TABLES);
         tables.launched.remove(&(std::ptr::from_ref(self) as usize));
-        if self.of.is_some() {
+        if self.origin.is_some() {
             return;
         }
         for step in lock(&self.steps).iter() {
-            if let Step::Take(address) = *step
-                && let Some(node) = tables.nodes.get_mut(&address)
+            if let MemoryStep::Alloc(address) = *step
+                && let Some(block) = tables.blocks.get_mut(&address)
             {
-                node.owned = false;
-                tables.forget(address);
+                block.owned = false;
+                tables.release_if_unused(address);
             }
         }
     }
 }
 
-impl Tables {
-    fn held(&mut self, device: usize) -> &mut Held {
+impl GraphTables {
+    fn usage(&mut self, device: usize) -> &mut DeviceUsage {
         self.devices.entry(device).or_default()
     }
 
-    /// The most that the nodes have at once, in pages, on each device.
-    fn needs(&self, steps: &[Step]) -> Vec<(usize, u64)> {
-        let mut now: HashMap<usize, (u64, u64)> = HashMap::new();
+    /// The most bytes that the nodes have allocated at once on each device, in whole pages.
+    fn needs(&self, steps: &[MemoryStep]) -> Vec<(usize, u64)> {
+        let mut live_and_peak: HashMap<usize, (u64, u64)> = HashMap::new();
         for step in steps {
-            let (Step::Take(address) | Step::Give(address)) = step;
-            let Some(node) = self.nodes.get(address) else { continue };
-            let (live, most) = now.entry(node.device.index).or_default();
+            let (MemoryStep::Alloc(address) | MemoryStep::Free(address)) = step;
+            let Some(block) = self.blocks.get(address) else { continue };
+            let (live, peak) = live_and_peak.entry(block.device.index).or_default();
             match step {
-                Step::Take(_) => *live += node.size,
-                Step::Give(_) => *live = live.saturating_sub(node.size),
+                MemoryStep::Alloc(_) => *live += block.size,
+                MemoryStep::Free(_) => *live = live.saturating_sub(block.size),
             }
-            *most = (*live).max(*most);
+            *peak = (*live).max(*peak);
         }
-        now.into_iter().map(|(device, (_, most))| (device, most.next_multiple_of(PAGE as u64))).collect()
+        live_and_peak
+            .into_iter()
+            .map(|(device, (_, peak))| (device, peak.next_multiple_of(PAGE as u64)))
+            .collect()
     }
 
-    /// Charges what is not held yet. False when a device has too little.
+    /// Charges the bytes that are not reserved yet. False when a device has too little free memory.
     fn reserve(&mut self, needs: &[(usize, u64)]) -> bool {
         needs.iter().all(|&(index, bytes)| {
-            let of_device = |&&(of, _): &&(usize, u64)| of == index;
+            let on_device = |&&(of, _): &&(usize, u64)| of == index;
             let needed: u64 =
-                self.launched.values().flatten().filter(of_device).map(|(_, bytes)| bytes).sum();
-            let held = self.held(index);
-            let more = (needed + bytes).saturating_sub(held.reserved);
+                self.launched.values().flatten().filter(on_device).map(|(_, bytes)| bytes).sum();
+            let usage = self.usage(index);
+            let more = (needed + bytes).saturating_sub(usage.reserved);
             let fits = device(index as c_int).is_some_and(|device| device.vram().charge(more));
             if fits {
-                held.reserved += more;
-                held.reserved_high = held.reserved_high.max(held.reserved);
+                usage.reserved += more;
+                usage.reserved_high = usage.reserved_high.max(usage.reserved);
             }
             fits
         })
     }
 
-    fn take(&mut self, address: usize) {
-        let Some(node) = self.nodes.get_mut(&address).filter(|node| !node.live) else { return };
-        node.live = true;
-        let (index, size) = (node.device.index, node.size);
-        let held = self.held(index);
-        held.used += size;
-        held.used_high = held.used_high.max(held.used);
+    fn alloc(&mut self, address: usize) {
+        let Some(block) = self.blocks.get_mut(&address).filter(|block| !block.live) else { return };
+        block.live = true;
+        let (index, size) = (block.device.index, block.size);
+        let usage = self.usage(index);
+        usage.used += size;
+        usage.used_high = usage.used_high.max(usage.used);
     }
 
-    fn give(&mut self, address: usize) {
-        let Some(node) = self.nodes.get_mut(&address).filter(|node| node.live) else { return };
-        node.live = false;
-        let (device, size) = (node.device, node.size);
-        self.held(device.index).used -= size;
+    fn free(&mut self, address: usize) {
+        let Some(block) = self.blocks.get_mut(&address).filter(|block| block.live) else { return };
+        block.live = false;
+        let (device, size) = (block.device, block.size);
+        self.usage(device.index).used -= size;
         device.values().forget(address, size as usize);
-        self.forget(address);
+        self.release_if_unused(address);
     }
 
-    /// An address that no graph has and no launch left goes back.
-    fn forget(&mut self, address: usize) {
-        if let Some(node) = self.nodes.get(&address).filter(|node| !node.live && !node.owned) {
-            node.device.vram().free(address);
-            self.nodes.remove(&address);
+    /// Frees an address that no graph owns and no launch left allocated.
+    fn release_if_unused(&mut self, address: usize) {
+        if let Some(block) = self.blocks.get(&address).filter(|block| !block.live && !block.owned) {
+            block.device.vram().free(address);
+            self.blocks.remove(&address);
         }
     }
 }
 
-/// Whether a node gave that address.
+/// Whether an address belongs to an allocation node.
 pub(crate) fn owns(address: usize) -> bool {
-    lock(&TABLES).nodes.contains_key(&address)
+    lock(&TABLES).blocks.contains_key(&address)
 }
 
-/// Frees, outside a graph, what a launch left.
+/// Frees, outside a graph, memory that a launch left allocated.
 pub(crate) fn free(address: usize) -> Status {
     let mut tables = lock(&TABLES);
-    if tables.nodes.get(&address).is_none_or(|node| !node.live) {
+    if tables.blocks.get(&address).is_none_or(|block| !block.live) {
         return fail(INVALID_VALUE);
     }
-    tables.give(address);
+    tables.free(address);
     OK
 }
 
-/// One `CU_GRAPH_MEM_ATTR`.
+codes!(CUgraphMem_attribute_enum {
+    CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT,
+    CU_GRAPH_MEM_ATTR_USED_MEM_HIGH,
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH,
+});
+
+/// The value of a `CUgraphMem_attribute`, in bytes.
 pub(crate) fn attribute(index: c_int, attribute: c_int, out: Out<u64>) -> Status {
     let Some(device) = device(index) else { return fail(INVALID_DEVICE) };
-    let held = *lock(&TABLES).held(device.index);
+    let usage = *lock(&TABLES).usage(device.index);
     match attribute {
-        0 => out.give(held.used),
-        1 => out.give(held.used_high),
-        2 => out.give(held.reserved),
-        3 => out.give(held.reserved_high),
+        CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT => out.give(usage.used),
+        CU_GRAPH_MEM_ATTR_USED_MEM_HIGH => out.give(usage.used_high),
+        CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT => out.give(usage.reserved),
+        CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH => out.give(usage.reserved_high),
         _ => fail(INVALID_VALUE),
     }
 }
 
-/// Lets a high-water mark begin anew: the only value that may be written is zero.
-pub(crate) fn restart(index: c_int, attribute: c_int) -> Status {
+/// Resets a high-water mark to the current value. The only value that a program may write is zero.
+pub(crate) fn reset_high_water_mark(index: c_int, attribute: c_int) -> Status {
     let Some(device) = device(index) else { return fail(INVALID_DEVICE) };
     let mut tables = lock(&TABLES);
-    let held = tables.held(device.index);
+    let usage = tables.usage(device.index);
     match attribute {
-        1 => held.used_high = held.used,
-        3 => held.reserved_high = held.reserved,
+        CU_GRAPH_MEM_ATTR_USED_MEM_HIGH => usage.used_high = usage.used,
+        CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH => usage.reserved_high = usage.reserved,
         _ => return fail(INVALID_VALUE),
     }
     OK
 }
 
-/// Gives back what no launch left: every launch here is over when it returns.
+/// Returns reserved memory that no launch left allocated. A launch is over when its call returns.
 pub(crate) fn trim(index: c_int) -> Status {
     let Some(device) = device(index) else { return fail(INVALID_DEVICE) };
     let tables = &mut *lock(&TABLES);
-    // Each graph takes its memory anew when it is launched again.
+    // A graph reserves again when it is launched again.
     for needs in tables.launched.values_mut() {
         needs.retain(|&(of, _)| of != device.index);
     }
     tables.launched.retain(|_, needs| !needs.is_empty());
-    let held = tables.held(device.index);
-    let kept = held.used.next_multiple_of(PAGE as u64);
-    let gone = held.reserved.saturating_sub(kept);
-    held.reserved -= gone;
-    device.vram().discharge(gone);
+    let usage = tables.usage(device.index);
+    let kept = usage.used.next_multiple_of(PAGE as u64);
+    let returned = usage.reserved.saturating_sub(kept);
+    usage.reserved -= returned;
+    device.vram().discharge(returned);
     OK
 }

@@ -1,56 +1,61 @@
-//! Device memory, pinned host memory, and what a pointer is.
+//! Device memory, pinned host memory, and the attributes of a pointer.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::ptr::null_mut;
 use std::sync::Mutex;
 
-use crate::core::ffi::{INVALID_VALUE, NOT_SUPPORTED, OK, OUT_OF_MEMORY, Out, Status, Word};
-use crate::core::host_state::{current, current_index, device, fail, lock, machine};
-use crate::core::range_allocator::Space;
-use crate::core::vram::{self, PINNED, Use};
-use crate::cuda::graph_memory;
-use crate::cuda::pool;
-use crate::cuda::stream;
-use crate::table::call_table::answers;
+use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute_enum};
+use cudarc::runtime::sys::{cudaMemoryType, cudaPointerAttributes};
 
-/// `cudaErrorHostMemoryAlreadyRegistered` and its opposite.
-const REGISTERED: Status = 712;
-const NOT_REGISTERED: Status = 713;
+use crate::core::device::context_handle;
+use crate::core::ffi::{
+    ALREADY_REGISTERED, INVALID_VALUE, In, NOT_FOUND, NOT_REGISTERED, NOT_SUPPORTED, OK, OUT_OF_MEMORY, Out,
+    Status, Word, codes,
+};
+use crate::core::host_state::{current, current_index, device, fail, host_state};
+use crate::core::lock::lock;
+use crate::core::range_allocator::RangeAllocator;
+use crate::core::vram::{self, BlockPurpose, PINNED};
+use crate::cuda::{graph_memory, streams, vmm};
+use crate::table::call_table::{answers, by_contract};
 
-/// Gives out a block of the current device.
-pub(crate) fn allocate(out: Out<usize>, size: usize, purpose: Use) -> Status {
-    if out.address() == 0 {
+/// Allocates a block of the current device and writes its address.
+pub(crate) fn alloc(out: Out<usize>, size: usize, purpose: BlockPurpose) -> Status {
+    if out.is_null() {
         return fail(INVALID_VALUE);
     }
     if size == 0 {
         out.put(0);
         return OK;
     }
-    let taken = current().vram().allocate(size, purpose);
-    match taken {
+    let address = current().vram().alloc(size, purpose);
+    match address {
         Some(address) => out.give(address),
         None => fail(OUT_OF_MEMORY),
     }
 }
 
-/// Takes a block back, from whichever device has it.
+/// Frees a block of any device: a plain one, one of a memory pool, or one that a graph left allocated.
 pub(crate) fn free(address: usize) -> Status {
     if address == 0 {
         return OK;
     }
-    let Some(device) = vram::share_of(address).and_then(|index| machine().devices.get(index)) else {
+    let Some(device) = vram::share_of(address).and_then(|index| host_state().devices.get(index)) else {
         return fail(INVALID_VALUE);
     };
-    if pool::owns(device, address) {
-        return pool::free(device, address);
+    let pooled = device.pool().free(address);
+    if let Some(size) = pooled {
+        device.values().forget(address, size);
+        return OK;
     }
     if graph_memory::owns(address) {
         return graph_memory::free(address);
     }
-    // Freeing waits for the device, so every event recorded on it has passed.
-    stream::synchronize_device(device);
-    let freed = device.vram().free(address);
-    match freed {
+    // `cudaFree` waits for the device, so every event recorded on it has been reached.
+    streams::synchronize_device(device);
+    let block = device.vram().free(address);
+    match block {
         Some(block) => {
             device.values().forget(address, block.size);
             OK
@@ -59,38 +64,40 @@ pub(crate) fn free(address: usize) -> Status {
     }
 }
 
-/// A range of host memory that the device may read.
+/// A range of host memory that the device may access.
 #[derive(Clone, Copy)]
-struct Host {
+struct HostRange {
     size: usize,
-    /// Ours to unmap; else the program registered what it already had.
+    /// Allocated here; else the program registered memory that it had.
     pinned: bool,
 }
 
-struct Hosts {
-    space: Space,
-    ranges: BTreeMap<usize, Host>,
+struct HostRanges {
+    free: RangeAllocator,
+    /// By start address.
+    ranges: BTreeMap<usize, HostRange>,
 }
 
-static HOSTS: Mutex<Hosts> =
-    Mutex::new(Hosts { space: Space::new(PINNED.start, PINNED.end), ranges: BTreeMap::new() });
+static HOST_RANGES: Mutex<HostRanges> =
+    Mutex::new(HostRanges { free: RangeAllocator::new(PINNED.start, PINNED.end), ranges: BTreeMap::new() });
 
-/// Pinned memory is ordinary memory here, from a range of its own so that runs are alike.
-fn allocate_host(out: Out<usize>, size: usize) -> Status {
-    if out.address() == 0 {
+/// Allocates pinned memory: ordinary memory, in an address range of its own so that two runs get the same
+/// addresses.
+fn alloc_host(out: Out<usize>, size: usize) -> Status {
+    if out.is_null() {
         return fail(INVALID_VALUE);
     }
     if size == 0 {
         return out.give(0);
     }
     let Some(size) = size.checked_add(4095).map(|size| size & !4095) else { return fail(OUT_OF_MEMORY) };
-    let mut hosts = lock(&HOSTS);
-    let Some(address) = hosts.space.take(size, 4096) else { return fail(OUT_OF_MEMORY) };
+    let mut host = lock(&HOST_RANGES);
+    let Some(address) = host.free.alloc(size, 4096) else { return fail(OUT_OF_MEMORY) };
     if !vram::map(address, size) {
-        hosts.space.give(address, size);
+        host.free.free(address, size);
         return fail(OUT_OF_MEMORY);
     }
-    hosts.ranges.insert(address, Host { size, pinned: true });
+    host.ranges.insert(address, HostRange { size, pinned: true });
     out.give(address)
 }
 
@@ -98,202 +105,261 @@ fn free_host(address: usize) -> Status {
     if address == 0 {
         return OK;
     }
-    let mut hosts = lock(&HOSTS);
-    match hosts.ranges.get(&address).copied() {
-        Some(Host { size, pinned: true }) => {
-            hosts.ranges.remove(&address);
-            vram::unmap(address, size);
-            hosts.space.give(address, size);
+    let mut host = lock(&HOST_RANGES);
+    match host.ranges.get(&address).copied() {
+        Some(HostRange { size, pinned: true }) => {
+            host.ranges.remove(&address);
+            // SAFETY: `alloc_host` mapped the range, and its entry has been removed.
+            unsafe { vram::unmap(address, size) };
+            host.free.free(address, size);
             OK
         }
         _ => fail(INVALID_VALUE),
     }
 }
 
-fn register(address: usize, size: usize) -> Status {
+fn register_host(address: usize, size: usize) -> Status {
     if address == 0 || size == 0 {
         return fail(INVALID_VALUE);
     }
-    let mut hosts = lock(&HOSTS);
-    let before = hosts.ranges.range(..address + size).next_back();
-    if before.is_some_and(|(&start, host)| start + host.size > address) {
-        return fail(REGISTERED);
+    let mut host = lock(&HOST_RANGES);
+    let before = host.ranges.range(..address + size).next_back();
+    if before.is_some_and(|(&start, range)| start + range.size > address) {
+        return fail(ALREADY_REGISTERED);
     }
-    hosts.ranges.insert(address, Host { size, pinned: false });
+    host.ranges.insert(address, HostRange { size, pinned: false });
     OK
 }
 
-fn unregister(address: usize) -> Status {
-    let mut hosts = lock(&HOSTS);
-    match hosts.ranges.get(&address) {
-        Some(Host { pinned: false, .. }) => {
-            hosts.ranges.remove(&address);
+fn unregister_host(address: usize) -> Status {
+    let mut host = lock(&HOST_RANGES);
+    match host.ranges.get(&address) {
+        Some(HostRange { pinned: false, .. }) => {
+            host.ranges.remove(&address);
             OK
         }
         _ => fail(NOT_REGISTERED),
     }
 }
 
-/// What an address is to the device.
+/// The memory that an address belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pointer {
+pub(crate) enum PointerKind {
+    /// Memory that CUDA does not know.
     Unknown,
+    /// Pinned or registered host memory.
     Host,
+    /// A block of a device: its device, start and length.
     Device { device: usize, start: usize, size: usize, managed: bool },
 }
 
-/// Looks an address up.
-pub(crate) fn pointer(address: usize) -> Pointer {
+/// The memory that an address belongs to.
+pub(crate) fn pointer_kind(address: usize) -> PointerKind {
     if let Some(index) = vram::share_of(address) {
         let found = device(index as c_int).and_then(|device| device.vram().find(address));
         return match found {
-            Some((start, block)) => Pointer::Device {
+            Some((start, block)) => PointerKind::Device {
                 device: index,
                 start,
                 size: block.size,
-                managed: block.purpose == Use::Managed,
+                managed: block.purpose == BlockPurpose::Managed,
             },
-            None => Pointer::Unknown,
+            None => PointerKind::Unknown,
         };
     }
     if vram::is_device(address) {
-        return match crate::cuda::vmm::find(address) {
-            Some((start, size, device)) => Pointer::Device { device, start, size, managed: false },
-            None => Pointer::Unknown,
+        return match vmm::find(address) {
+            Some((start, size, device)) => PointerKind::Device { device, start, size, managed: false },
+            None => PointerKind::Unknown,
         };
     }
-    let hosts = lock(&HOSTS);
-    match hosts.ranges.range(..=address).next_back() {
-        Some((&start, host)) if address < start + host.size => Pointer::Host,
-        _ => Pointer::Unknown,
+    let host = lock(&HOST_RANGES);
+    match host.ranges.range(..=address).next_back() {
+        Some((&start, range)) if address < start + range.size => PointerKind::Host,
+        _ => PointerKind::Unknown,
     }
 }
 
-/// The part of `cudaPointerAttributes` that both CUDA majors share.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct PointerAttributes {
-    kind: c_int,
-    device: c_int,
-    on_device: usize,
-    on_host: usize,
-}
+// CUDA 12's layout. CUDA 13's has reserved fields after it, which must not be written: the struct of a
+// program for CUDA 12 ends here.
+const _: () = assert!(size_of::<cudaPointerAttributes>() == 24 && align_of::<cudaPointerAttributes>() == 8);
 
-fn attributes(address: usize) -> PointerAttributes {
-    match pointer(address) {
-        Pointer::Unknown => PointerAttributes { kind: 0, device: -1, on_device: 0, on_host: 0 },
-        Pointer::Host => {
-            PointerAttributes { kind: 1, device: current_index(), on_device: address, on_host: address }
-        }
-        Pointer::Device { device, managed, .. } => PointerAttributes {
-            kind: if managed { 3 } else { 2 },
+fn pointer_attributes(address: usize) -> cudaPointerAttributes {
+    let pointer = address as *mut _;
+    match pointer_kind(address) {
+        PointerKind::Unknown => cudaPointerAttributes {
+            type_: cudaMemoryType::cudaMemoryTypeUnregistered,
+            device: -1,
+            devicePointer: null_mut(),
+            hostPointer: null_mut(),
+        },
+        PointerKind::Host => cudaPointerAttributes {
+            type_: cudaMemoryType::cudaMemoryTypeHost,
+            device: current_index(),
+            devicePointer: pointer,
+            hostPointer: pointer,
+        },
+        PointerKind::Device { device, managed, .. } => cudaPointerAttributes {
+            type_: if managed {
+                cudaMemoryType::cudaMemoryTypeManaged
+            } else {
+                cudaMemoryType::cudaMemoryTypeDevice
+            },
             device: device as c_int,
-            on_device: address,
-            on_host: if managed { address } else { 0 },
+            devicePointer: pointer,
+            hostPointer: if managed { pointer } else { null_mut() },
         },
     }
 }
 
-/// What `cudaMemGetInfo` says of the current device: free, total.
-pub(crate) fn info() -> (usize, usize) {
-    let (used, limit) = current().vram().usage();
-    ((limit - used) as usize, machine().spec.memory as usize)
+codes!(CUpointer_attribute_enum {
+    CU_POINTER_ATTRIBUTE_CONTEXT,
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+    CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
+    CU_POINTER_ATTRIBUTE_HOST_POINTER,
+    CU_POINTER_ATTRIBUTE_SYNC_MEMOPS,
+    CU_POINTER_ATTRIBUTE_BUFFER_ID,
+    CU_POINTER_ATTRIBUTE_IS_MANAGED,
+    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+    CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+    CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+    CU_POINTER_ATTRIBUTE_MAPPED,
+    CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE,
+});
+
+/// Writes the value of a `CUpointer_attribute`.
+///
+/// # Safety
+/// `out` is null or good for a write of the attribute's type.
+unsafe fn pointer_attribute(out: Out<u64>, attribute: c_int, address: usize) -> Status {
+    let kind = pointer_kind(address);
+    let (device, start, size, managed) = match kind {
+        PointerKind::Unknown => return INVALID_VALUE,
+        PointerKind::Host => (current().index, address, 0, false),
+        PointerKind::Device { device, start, size, managed } => (device, start, size, managed),
+    };
+    let host = kind == PointerKind::Host;
+    // SAFETY: used for the attributes of 32 bits alone.
+    let out_u32 = unsafe { out.cast::<u32>() };
+    match attribute {
+        CU_POINTER_ATTRIBUTE_CONTEXT => out.give(context_handle(device) as u64),
+        CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
+            let memory =
+                if host { CUmemorytype::CU_MEMORYTYPE_HOST } else { CUmemorytype::CU_MEMORYTYPE_DEVICE };
+            out_u32.give(memory as u32)
+        }
+        CU_POINTER_ATTRIBUTE_DEVICE_POINTER => out.give(address as u64),
+        CU_POINTER_ATTRIBUTE_HOST_POINTER if host || managed => out.give(address as u64),
+        CU_POINTER_ATTRIBUTE_HOST_POINTER => INVALID_VALUE,
+        CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+        | CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
+        | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => out_u32.give(0),
+        CU_POINTER_ATTRIBUTE_BUFFER_ID | CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => out.give(start as u64),
+        CU_POINTER_ATTRIBUTE_IS_MANAGED => out_u32.give(u32::from(managed)),
+        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => out_u32.give(device as u32),
+        CU_POINTER_ATTRIBUTE_RANGE_SIZE => out.give(size as u64),
+        CU_POINTER_ATTRIBUTE_MAPPED => out_u32.give(1),
+        _ => NOT_SUPPORTED,
+    }
 }
 
-/// Rows of an array of so many bytes are placed at a multiple of 512, as on every card since 2010.
-fn pitched(out: Out<usize>, pitch: Out<usize>, width: usize, height: usize) -> Status {
+/// Writes the values of several attributes, each to a place of its own.
+///
+/// # Safety
+/// Both arrays are null or have `count` elements, and each place is null or good for a write of its
+/// attribute's type.
+unsafe fn several_pointer_attributes(
+    count: u32,
+    attributes: In<c_int>,
+    outs: In<Out<u64>>,
+    address: usize,
+) -> Status {
+    for index in 0..count as usize {
+        // SAFETY: index < count.
+        let (attribute, out) = unsafe { (attributes.at(index).get(), outs.at(index).get()) };
+        if let (Some(attribute), Some(out)) = (attribute, out) {
+            // SAFETY: the caller's promise.
+            unsafe { pointer_attribute(out, attribute, address) };
+        }
+    }
+    OK
+}
+
+/// Writes the free and the total bytes of the current device.
+fn memory_info(free: Out<usize>, total: Out<usize>) -> Status {
+    let (used, limit) = current().vram().usage();
+    free.put((limit - used) as usize);
+    total.put(host_state().spec.memory as usize);
+    OK
+}
+
+/// Allocates an array with rows of `width` bytes. Rows begin at multiples of 512 bytes, as on every card
+/// since 2010.
+fn alloc_pitched(out: Out<usize>, pitch: Out<usize>, width: usize, height: usize) -> Status {
     let row = width.div_ceil(512) * 512;
-    let status = allocate(out, row.saturating_mul(height), Use::Plain);
+    let status = alloc(out, row.saturating_mul(height), BlockPurpose::Plain);
     if status == OK {
         pitch.put(row);
     }
     status
 }
 
-answers! {
-    Real fn cudaMalloc(out: Out<usize>, size: usize) { allocate(out, size, Use::Plain) }
-    Real fn cudaFree(address: Word) { free(address) }
-    Guess fn cudaMallocManaged(out: Out<usize>, size: usize, _flags: Word) { allocate(out, size, Use::Managed) }
-    Real fn cudaMallocPitch(out: Out<usize>, pitch: Out<usize>, width: usize, height: usize) {
-        pitched(out, pitch, width, height)
-    }
-    Real fn cudaMallocHost(out: Out<usize>, size: usize) { allocate_host(out, size) }
-    Real fn cudaHostAlloc(out: Out<usize>, size: usize, _flags: Word) { allocate_host(out, size) }
-    Real fn cudaFreeHost(address: Word) { free_host(address) }
-    Real fn cudaHostRegister(address: Word, size: usize, _flags: Word) { register(address, size) }
-    Real fn cudaHostUnregister(address: Word) { unregister(address) }
-    Real fn cudaHostGetDevicePointer(out: Out<usize>, address: Word, _flags: Word) { out.give(address) }
-    Real fn cudaHostGetFlags(out: Out<u32>, _address: Word) { out.give(0) }
-    Real fn cudaMemGetInfo(free: Out<usize>, total: Out<usize>) {
-        let (left, all) = info();
-        free.put(left);
-        total.put(all);
-        OK
-    }
-    Real fn cudaPointerGetAttributes(out: Out<PointerAttributes>, address: Word) { out.give(attributes(address)) }
-    Real fn cuMemAlloc_v2(out: Out<usize>, size: usize) { allocate(out, size, Use::Plain) }
-    Real fn cuMemFree_v2(address: Word) { free(address) }
-    Guess fn cuMemAllocManaged(out: Out<usize>, size: usize, _flags: Word) { allocate(out, size, Use::Managed) }
-    Real fn cuMemAllocPitch_v2(out: Out<usize>, pitch: Out<usize>, width: usize, height: usize, _element: Word) {
-        pitched(out, pitch, width, height)
-    }
-    Real fn cuMemAllocHost_v2(out: Out<usize>, size: usize) { allocate_host(out, size) }
-    Real fn cuMemHostAlloc(out: Out<usize>, size: usize, _flags: Word) { allocate_host(out, size) }
-    Real fn cuMemFreeHost(address: Word) { free_host(address) }
-    Real fn cuMemHostRegister_v2(address: Word, size: usize, _flags: Word) { register(address, size) }
-    Real fn cuMemHostUnregister(address: Word) { unregister(address) }
-    Real fn cuMemHostGetDevicePointer_v2(out: Out<usize>, address: Word, _flags: Word) { out.give(address) }
-    Real fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
-        let (left, all) = info();
-        free.put(left);
-        total.put(all);
-        OK
-    }
-    Real fn cuMemGetAddressRange_v2(base: Out<usize>, length: Out<usize>, address: Word) {
-        match pointer(address) {
-            Pointer::Device { start, size, .. } => {
-                base.put(start);
-                length.put(size);
-                OK
-            }
-            _ => crate::core::ffi::NOT_FOUND,
+fn address_range(base: Out<usize>, length: Out<usize>, address: usize) -> Status {
+    match pointer_kind(address) {
+        PointerKind::Device { start, size, .. } => {
+            base.put(start);
+            length.put(size);
+            OK
         }
-    }
-    Real fn cuPointerGetAttribute(out: Out<u64>, attribute: c_int, address: Word) { attribute_of(out, attribute, address) }
-    Real fn cuPointerGetAttributes(count: u32, attributes: Out<c_int>, out: Out<Out<u64>>, address: Word) {
-        for index in 0..count as usize {
-            if let (Some(attribute), Some(place)) = (attributes.at(index).get(), out.at(index).get()) {
-                attribute_of(place, attribute, address);
-            }
-        }
-        OK
+        _ => NOT_FOUND,
     }
 }
 
-/// One `CU_POINTER_ATTRIBUTE`.
-fn attribute_of(out: Out<u64>, attribute: c_int, address: usize) -> Status {
-    let found = pointer(address);
-    if found == Pointer::Unknown {
-        return INVALID_VALUE;
+answers! {
+    Real fn cudaMalloc(out: Out<usize>, size: usize) { alloc(out, size, BlockPurpose::Plain) }
+    Real fn cudaFree(address: Word) { free(address) }
+    Guess fn cudaMallocManaged(out: Out<usize>, size: usize, _flags: Word) {
+        alloc(out, size, BlockPurpose::Managed)
     }
-    let (device, start, size, managed) = match found {
-        Pointer::Device { device, start, size, managed } => (device, start, size, managed),
-        _ => (current().index, address, 0, false),
-    };
-    let host = found == Pointer::Host;
-    match attribute {
-        1 => out.give(crate::cuda::driver::context(device) as u64),
-        2 => out.cast().give(if host { 1u32 } else { 2 }),
-        3 => out.give(address as u64),
-        4 if host || managed => out.give(address as u64),
-        4 => INVALID_VALUE,
-        6 | 10 | 15 => out.cast().give(0u32),
-        7 => out.give(start as u64),
-        8 => out.cast().give(u32::from(managed)),
-        9 => out.cast().give(device as c_int),
-        11 => out.give(start as u64),
-        12 => out.give(size as u64),
-        13 => out.cast().give(1u32),
-        _ => NOT_SUPPORTED,
+    Real fn cudaMallocPitch(out: Out<usize>, pitch: Out<usize>, width: usize, height: usize) {
+        alloc_pitched(out, pitch, width, height)
+    }
+    Real fn cudaMallocHost(out: Out<usize>, size: usize) { alloc_host(out, size) }
+    Real fn cudaHostAlloc(out: Out<usize>, size: usize, _flags: Word) { alloc_host(out, size) }
+    Real fn cudaFreeHost(address: Word) { free_host(address) }
+    Real fn cudaHostRegister(address: Word, size: usize, _flags: Word) { register_host(address, size) }
+    Real fn cudaHostUnregister(address: Word) { unregister_host(address) }
+    Real fn cudaHostGetDevicePointer(out: Out<usize>, address: Word, _flags: Word) { out.give(address) }
+    Real fn cudaHostGetFlags(out: Out<u32>, _address: Word) { out.give(0) }
+    Real fn cudaMemGetInfo(free: Out<usize>, total: Out<usize>) { memory_info(free, total) }
+    Real fn cudaPointerGetAttributes(out: Out<cudaPointerAttributes>, address: Word) {
+        out.give(pointer_attributes(address))
+    }
+    Real fn cuMemAlloc_v2(out: Out<usize>, size: usize) { alloc(out, size, BlockPurpose::Plain) }
+    Real fn cuMemFree_v2(address: Word) { free(address) }
+    Guess fn cuMemAllocManaged(out: Out<usize>, size: usize, _flags: Word) {
+        alloc(out, size, BlockPurpose::Managed)
+    }
+    Real fn cuMemAllocPitch_v2(
+        out: Out<usize>, pitch: Out<usize>, width: usize, height: usize, _element: Word,
+    ) {
+        alloc_pitched(out, pitch, width, height)
+    }
+    Real fn cuMemAllocHost_v2(out: Out<usize>, size: usize) { alloc_host(out, size) }
+    Real fn cuMemHostAlloc(out: Out<usize>, size: usize, _flags: Word) { alloc_host(out, size) }
+    Real fn cuMemFreeHost(address: Word) { free_host(address) }
+    Real fn cuMemHostRegister_v2(address: Word, size: usize, _flags: Word) { register_host(address, size) }
+    Real fn cuMemHostUnregister(address: Word) { unregister_host(address) }
+    Real fn cuMemHostGetDevicePointer_v2(out: Out<usize>, address: Word, _flags: Word) { out.give(address) }
+    Real fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) { memory_info(free, total) }
+    Real fn cuMemGetAddressRange_v2(base: Out<usize>, length: Out<usize>, address: Word) {
+        address_range(base, length, address)
+    }
+    Real fn cuPointerGetAttribute(out: Out<u64>, attribute: c_int, address: Word) {
+        by_contract!(pointer_attribute(out, attribute, address))
+    }
+    Real fn cuPointerGetAttributes(count: u32, attributes: In<c_int>, outs: In<Out<u64>>, address: Word) {
+        by_contract!(several_pointer_attributes(count, attributes, outs, address))
     }
 }

@@ -1,14 +1,14 @@
-//! The CUDA runtime and driver: memory, streams, events, graphs, modules and device properties.
+//! The calls of the CUDA runtime and driver. Each file answers one family of calls.
 
+pub(crate) mod captures;
 pub(crate) mod copy;
 pub(crate) mod device_properties;
 pub(crate) mod driver;
-pub(crate) mod event;
-pub(crate) mod graph;
+pub(crate) mod events;
 pub(crate) mod graph_memory;
+pub(crate) mod graphs;
 pub(crate) mod ipc;
 pub(crate) mod memory;
-pub(crate) mod module;
-pub(crate) mod pool;
-pub(crate) mod stream;
+pub(crate) mod pools;
+pub(crate) mod streams;
 pub(crate) mod vmm;

@@ -1,48 +1,61 @@
-//! The driver's virtual memory calls, on which `expandable_segments:True` stands: physical memory
-//! is charged when it is created, addresses are reserved apart from it, and mapping joins the two.
+//! The driver's virtual memory calls, which `expandable_segments:True` uses.
+//!
+//! Physical memory is charged when it is created. Address ranges are reserved separately, and a mapping
+//! connects the two.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::mem::zeroed;
 use std::sync::Mutex;
 
-use crate::core::ffi::{INVALID_VALUE, NOT_SUPPORTED, OK, OUT_OF_MEMORY, Out, Status, Word};
-use crate::core::host_state::{current_index, device, lock};
-use crate::core::range_allocator::Space;
+use cudarc::driver::sys::{CUmemAccess_flags, CUmemAllocationProp, CUmemAllocationType, CUmemLocationType};
+
+use crate::core::ffi::{
+    INVALID_DEVICE, INVALID_VALUE, In, NOT_SUPPORTED, OK, OUT_OF_MEMORY, Out, Status, Word,
+};
+use crate::core::host_state::{current_index, device};
+use crate::core::lock::lock;
+use crate::core::range_allocator::RangeAllocator;
 use crate::core::vram::{self, PAGE, RESERVED};
 use crate::table::call_table::answers;
 
 /// Physical memory.
-struct Physical {
-    size: u64,
+struct PhysicalMemory {
+    /// Bytes charged to the device.
+    charged: u64,
     device: usize,
-    /// Its handle, and each place where it is mapped.
+    /// One for its handle, and one for each mapping.
     references: u32,
 }
 
+/// A mapped range, which begins at its key in [`VmmTables::mappings`].
 struct Mapping {
     size: usize,
     handle: u64,
     accessible: bool,
 }
 
-struct Tables {
-    space: Space,
+struct VmmTables {
+    free: RangeAllocator,
+    /// Reserved ranges: start and length.
     reservations: BTreeMap<usize, usize>,
-    physical: BTreeMap<u64, Physical>,
+    /// By handle.
+    physical: BTreeMap<u64, PhysicalMemory>,
     mappings: BTreeMap<usize, Mapping>,
-    next: u64,
+    next_handle: u64,
 }
 
-static TABLES: Mutex<Tables> = Mutex::new(Tables {
-    space: Space::new(RESERVED.start, RESERVED.end),
+static TABLES: Mutex<VmmTables> = Mutex::new(VmmTables {
+    free: RangeAllocator::new(RESERVED.start, RESERVED.end),
     reservations: BTreeMap::new(),
     physical: BTreeMap::new(),
     mappings: BTreeMap::new(),
-    // Not a small number: a handle must not be taken for an index or for null.
-    next: 0x5000_0000,
+    // Not a small number: a handle must not look like an index or like null.
+    next_handle: 0x5000_0000,
 });
 
-impl Tables {
+impl VmmTables {
+    /// The mapping that contains an address, and its start.
     fn mapping(&self, address: usize) -> Option<(usize, &Mapping)> {
         let (&start, mapping) = self.mappings.range(..=address).next_back()?;
         (address < start + mapping.size).then_some((start, mapping))
@@ -52,17 +65,17 @@ impl Tables {
         let Some(physical) = self.physical.get_mut(&handle) else { return INVALID_VALUE };
         physical.references -= 1;
         if physical.references == 0 {
-            let (size, index) = (physical.size, physical.device);
+            let (charged, index) = (physical.charged, physical.device);
             self.physical.remove(&handle);
             if let Some(device) = device(index as c_int) {
-                device.vram().discharge(size);
+                device.vram().discharge(charged);
             }
         }
         OK
     }
 }
 
-/// The device behind a mapped range.
+/// The device of an accessible range. `None` when a part of it is not accessible.
 pub(crate) fn device_of(address: usize, size: usize) -> Option<usize> {
     let tables = lock(&TABLES);
     let (mut at, mut found) = (address, None);
@@ -74,7 +87,7 @@ pub(crate) fn device_of(address: usize, size: usize) -> Option<usize> {
     found
 }
 
-/// The mapping that an address lies in: where it begins, its length, its device.
+/// The mapping that contains an address: its start, its length and its device.
 pub(crate) fn find(address: usize) -> Option<(usize, usize, usize)> {
     let tables = lock(&TABLES);
     let (start, mapping) = tables.mapping(address)?;
@@ -82,66 +95,64 @@ pub(crate) fn find(address: usize) -> Option<(usize, usize, usize)> {
     Some((start, mapping.size, device))
 }
 
-/// `CUmemAllocationProp`, as far as needed.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Properties {
-    kind: c_int,
-    handles: c_int,
-    location: Location,
-}
-
-/// `CUmemLocation`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Location {
-    kind: c_int,
-    id: c_int,
-}
-
-/// `CU_MEM_LOCATION_TYPE_DEVICE`.
-const ON_DEVICE: c_int = 1;
-
-fn reserve(out: Out<usize>, size: usize, align: usize, wanted: usize) -> Status {
+fn reserve(out: Out<usize>, size: usize, align: usize, hint: usize) -> Status {
     if size == 0 || !size.is_multiple_of(PAGE) {
         return INVALID_VALUE;
     }
     let mut tables = lock(&TABLES);
     let align = align.max(PAGE).next_power_of_two();
-    let hinted = wanted.is_multiple_of(PAGE) && tables.space.take_at(wanted, size);
-    let taken = if hinted { Some(wanted) } else { tables.space.take(size, align) };
-    let Some(address) = taken else { return OUT_OF_MEMORY };
+    let at_hint = hint.is_multiple_of(PAGE) && tables.free.alloc_at(hint, size);
+    let address = if at_hint { Some(hint) } else { tables.free.alloc(size, align) };
+    let Some(address) = address else { return OUT_OF_MEMORY };
     tables.reservations.insert(address, size);
     out.give(address)
 }
 
-fn release_addresses(address: usize, size: usize) -> Status {
+fn free_reservation(address: usize, size: usize) -> Status {
     let mut tables = lock(&TABLES);
     if tables.reservations.get(&address) != Some(&size) {
         return INVALID_VALUE;
     }
     tables.reservations.remove(&address);
-    tables.space.give(address, size);
+    tables.free.free(address, size);
     OK
 }
 
-fn create(out: Out<u64>, size: usize, properties: Out<Properties>) -> Status {
-    let Some(properties) = properties.get() else { return INVALID_VALUE };
+/// The layout of CUDA 12 and 13.
+const _: () = assert!(size_of::<CUmemAllocationProp>() == 32 && align_of::<CUmemAllocationProp>() == 8);
+
+/// The location that allocation properties ask for: its type and its id.
+fn location(properties: In<CUmemAllocationProp>) -> Option<(c_int, c_int)> {
+    let properties = properties.as_ptr();
+    if properties.is_null() {
+        return None;
+    }
+    // SAFETY: not null, so by the invariant of `In` good for reads of its fields. The type is read as an
+    // integer, because it may be a code that the enum does not list.
+    unsafe {
+        let location = &raw const (*properties).location;
+        let kind = (&raw const (*location).type_).cast::<c_int>().read_unaligned();
+        Some((kind, (&raw const (*location).id).read_unaligned()))
+    }
+}
+
+fn create(out: Out<u64>, size: usize, properties: In<CUmemAllocationProp>) -> Status {
+    let Some((kind, id)) = location(properties) else { return INVALID_VALUE };
     if size == 0 || !size.is_multiple_of(PAGE) {
         return INVALID_VALUE;
     }
-    // Host memory made this way is not charged to a device.
-    let on_device = properties.location.kind == ON_DEVICE;
-    let index = if on_device { properties.location.id } else { current_index() };
-    let Some(device) = device(index) else { return crate::core::ffi::INVALID_DEVICE };
+    // Host memory is not charged to a device.
+    let on_device = kind == CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as c_int;
+    let index = if on_device { id } else { current_index() };
+    let Some(device) = device(index) else { return INVALID_DEVICE };
     let charged = if on_device { size as u64 } else { 0 };
     if !device.vram().charge(charged) {
         return OUT_OF_MEMORY;
     }
     let mut tables = lock(&TABLES);
-    let handle = tables.next;
-    tables.next += 16;
-    tables.physical.insert(handle, Physical { size: charged, device: device.index, references: 1 });
+    let handle = tables.next_handle;
+    tables.next_handle += 16;
+    tables.physical.insert(handle, PhysicalMemory { charged, device: device.index, references: 1 });
     out.give(handle)
 }
 
@@ -158,11 +169,9 @@ fn map(address: usize, size: usize, handle: u64) -> Status {
     OK
 }
 
-fn allow(address: usize, size: usize) -> Status {
+fn make_accessible(address: usize, size: usize) -> Status {
     let mut tables = lock(&TABLES);
-    let starts: Vec<_> = tables.mappings.range(address..address + size).map(|(&start, _)| start).collect();
-    for start in starts {
-        let Some(mapping) = tables.mappings.get_mut(&start) else { continue };
+    for (&start, mapping) in tables.mappings.range_mut(address..address + size) {
         if !mapping.accessible {
             if !vram::map(start, mapping.size) {
                 return OUT_OF_MEMORY;
@@ -182,14 +191,15 @@ fn unmap(address: usize, size: usize) -> Status {
     for start in starts {
         let Some(mapping) = tables.mappings.remove(&start) else { continue };
         if mapping.accessible {
-            vram::unmap(start, mapping.size);
+            // SAFETY: `make_accessible` mapped the range, and its entry has been removed.
+            unsafe { vram::unmap(start, mapping.size) };
         }
         tables.drop_reference(mapping.handle);
     }
     OK
 }
 
-fn retain(out: Out<u64>, address: usize) -> Status {
+fn retain_handle(out: Out<u64>, address: usize) -> Status {
     let mut tables = lock(&TABLES);
     let Some(handle) = tables.mapping(address).map(|(_, mapping)| mapping.handle) else {
         return INVALID_VALUE;
@@ -200,30 +210,47 @@ fn retain(out: Out<u64>, address: usize) -> Status {
     out.give(handle)
 }
 
-fn properties_of(out: Out<Properties>, handle: u64) -> Status {
+/// Writes the type and the location of an allocation.
+fn write_properties(out: Out<CUmemAllocationProp>, handle: u64) -> Status {
     let tables = lock(&TABLES);
     let Some(physical) = tables.physical.get(&handle) else { return INVALID_VALUE };
-    out.give(Properties {
-        kind: 1,
-        handles: 0,
-        location: Location { kind: ON_DEVICE, id: physical.device as c_int },
-    })
+    // SAFETY: zero is a value of each field: no handle type, no location, null.
+    let mut properties: CUmemAllocationProp = unsafe { zeroed() };
+    properties.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type_ = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.location.id = physical.device as c_int;
+    out.give(properties)
 }
 
+/// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+const READ_WRITE: u64 = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u64;
+
 answers! {
-    Real fn cuMemGetAllocationGranularity(out: Out<usize>, _properties: Word, _option: c_int) { out.give(PAGE) }
-    Real fn cuMemAddressReserve(out: Out<usize>, size: usize, align: usize, wanted: Word, _flags: u64) {
-        reserve(out, size, align, wanted)
+    Real fn cuMemGetAllocationGranularity(out: Out<usize>, _properties: Word, _option: c_int) {
+        out.give(PAGE)
     }
-    Real fn cuMemAddressFree(address: Word, size: usize) { release_addresses(address, size) }
-    Real fn cuMemCreate(out: Out<u64>, size: usize, properties: Out<Properties>, _flags: u64) { create(out, size, properties) }
+    Real fn cuMemAddressReserve(out: Out<usize>, size: usize, align: usize, hint: Word, _flags: u64) {
+        reserve(out, size, align, hint)
+    }
+    Real fn cuMemAddressFree(address: Word, size: usize) { free_reservation(address, size) }
+    Real fn cuMemCreate(out: Out<u64>, size: usize, properties: In<CUmemAllocationProp>, _flags: u64) {
+        create(out, size, properties)
+    }
     Real fn cuMemRelease(handle: u64) { lock(&TABLES).drop_reference(handle) }
-    Real fn cuMemMap(address: Word, size: usize, _offset: usize, handle: u64, _flags: u64) { map(address, size, handle) }
-    Real fn cuMemSetAccess(address: Word, size: usize, _list: Word, _count: usize) { allow(address, size) }
+    Real fn cuMemMap(address: Word, size: usize, _offset: usize, handle: u64, _flags: u64) {
+        map(address, size, handle)
+    }
+    Real fn cuMemSetAccess(address: Word, size: usize, _list: Word, _count: usize) {
+        make_accessible(address, size)
+    }
     Real fn cuMemUnmap(address: Word, size: usize) { unmap(address, size) }
-    Real fn cuMemRetainAllocationHandle(out: Out<u64>, address: Word) { retain(out, address) }
-    Real fn cuMemGetAllocationPropertiesFromHandle(out: Out<Properties>, handle: u64) { properties_of(out, handle) }
-    Real fn cuMemGetAccess(out: Out<u64>, _location: Word, _address: Word) { out.give(3) }
-    Unsupported fn cuMemExportToShareableHandle(_out: Word, _handle: u64, _kind: c_int, _flags: u64) { NOT_SUPPORTED }
+    Real fn cuMemRetainAllocationHandle(out: Out<u64>, address: Word) { retain_handle(out, address) }
+    Real fn cuMemGetAllocationPropertiesFromHandle(out: Out<CUmemAllocationProp>, handle: u64) {
+        write_properties(out, handle)
+    }
+    Real fn cuMemGetAccess(out: Out<u64>, _location: Word, _address: Word) { out.give(READ_WRITE) }
+    Unsupported fn cuMemExportToShareableHandle(_out: Word, _handle: u64, _kind: c_int, _flags: u64) {
+        NOT_SUPPORTED
+    }
     Unsupported fn cuMemImportFromShareableHandle(_out: Word, _from: Word, _kind: c_int) { NOT_SUPPORTED }
 }

@@ -1,82 +1,106 @@
-//! For which architectures a program's kernels were compiled.
+//! The architectures that a program's kernels were compiled for.
 //!
-//! A card runs the newest code that is not newer than itself, and a kernel's attributes name that code's
-//! version: an RTX 4090 (8.9) runs what PyTorch compiled for 8.6. CUB asks an empty kernel of each library for
-//! it and refuses a version that it was not compiled for.
+//! A card runs the newest code that is not newer than itself, and the attributes of a kernel name the version
+//! of that code: an RTX 4090 (8.9) runs what PyTorch compiled for 8.6. CUB asks an empty kernel of each
+//! library for it and refuses a version that it was not compiled for.
 //!
-//! The layout is not documented; it is as `cuobjdump` shows it, and as ZLUDA describes it. What does not look
-//! like it counts as compiled for every card.
+//! NVIDIA does not document the layout. It is read here as `cuobjdump` shows it and as ZLUDA describes it. A
+//! binary that does not look like it counts as compiled for every card.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
 
-use crate::core::ffi::{Out, leak};
-use crate::core::host_state::{lock, machine};
+use crate::core::ffi::Handle;
+use crate::core::host_state::host_state;
+use crate::core::lock::lock;
 
-/// `__fatBinC_Wrapper_t` and the header of what it points to.
+/// The magic numbers of `__fatBinC_Wrapper_t` and of the header that it points to.
 const WRAPPER_MAGIC: u32 = 0x4662_43b1;
 const BINARY_MAGIC: u32 = 0xba55_ed50;
 
-/// The architectures of a library's kernels, as `86` for 8.6.
-type Architectures = Vec<u32>;
+/// The bytes of the smallest entry header.
+const ENTRY_HEADER: usize = 64;
 
-/// The empty kernels by their host address, and the architectures of their libraries.
-static EMPTY_KERNELS: LazyLock<Mutex<HashMap<usize, &'static Architectures>>> = LazyLock::new(Mutex::default);
-
-fn number(place: usize) -> u32 {
-    Out::<u32>::from_address(place).get().unwrap_or(0)
+/// A registered binary: the architectures of its kernels, as `86` for 8.6.
+pub(crate) struct FatBinary {
+    architectures: Vec<u32>,
 }
 
-/// Reads the architectures of a registered binary.
-fn architectures(wrapper: usize) -> Architectures {
+/// Empty kernels by their host address, and the binaries that they belong to.
+static EMPTY_KERNELS: LazyLock<Mutex<HashMap<usize, &'static FatBinary>>> = LazyLock::new(Mutex::default);
+
+/// Reads an integer at an address.
+///
+/// # Safety
+/// The address is good for a read of a `T`, which is an integer.
+unsafe fn read<T: Copy>(address: usize) -> T {
+    // SAFETY: the caller's promise.
+    unsafe { (address as *const T).read_unaligned() }
+}
+
+/// Reads the architectures of a binary.
+///
+/// # Safety
+/// `wrapper` is null or the address of a `__fatBinC_Wrapper_t`, as nvcc generates it.
+unsafe fn architectures(wrapper: usize) -> Vec<u32> {
     let mut all = Vec::new();
-    let Some(header) =
-        Out::<usize>::from_address(wrapper + 8).get().filter(|_| number(wrapper) == WRAPPER_MAGIC)
-    else {
-        return all;
-    };
-    if header == 0 || number(header) != BINARY_MAGIC {
-        return all;
-    }
-    // Version and the header's size in 16 bits each, then the size of all entries.
-    let mut entry = header + (number(header + 4) >> 16) as usize;
-    let end = entry + Out::<usize>::from_address(header + 8).get().unwrap_or(0);
-    while entry + 64 <= end {
-        // Kind and version in 16 bits each, the header's size, the payload's, ..., the architecture at 28.
-        let size = number(entry + 4) as usize + Out::<usize>::from_address(entry + 8).get().unwrap_or(0);
-        let architecture = number(entry + 28);
-        if size < 64 || !(20..1000).contains(&architecture) {
-            break;
+    // SAFETY: each read is inside the wrapper, inside the header that it points to, or inside an entry that
+    // ends before the end which the header states. The magic numbers and the sizes are checked before the
+    // next read.
+    unsafe {
+        if wrapper == 0 || read::<u32>(wrapper) != WRAPPER_MAGIC {
+            return all;
         }
-        if !all.contains(&architecture) {
-            all.push(architecture);
+        let header: usize = read(wrapper + 8);
+        if header == 0 || read::<u32>(header) != BINARY_MAGIC {
+            return all;
         }
-        entry += size;
+        // Version and header size of 16 bits each, then the size of all entries.
+        let mut entry = header + (read::<u32>(header + 4) >> 16) as usize;
+        let end = entry + read::<usize>(header + 8);
+        while entry + ENTRY_HEADER <= end {
+            // Kind and version of 16 bits each, the size of the header, the size of the payload, ..., the
+            // architecture at 28.
+            let size = read::<u32>(entry + 4) as usize + read::<usize>(entry + 8);
+            let architecture: u32 = read(entry + 28);
+            if size < ENTRY_HEADER || !(20..1000).contains(&architecture) {
+                break;
+            }
+            if !all.contains(&architecture) {
+                all.push(architecture);
+            }
+            entry += size;
+        }
     }
     all
 }
 
-/// A binary is registered: its handle.
-pub(crate) fn register(wrapper: usize) -> usize {
-    leak(architectures(wrapper))
+/// Registers a binary.
+///
+/// # Safety
+/// `wrapper` is null or the address of a `__fatBinC_Wrapper_t`, as nvcc generates it.
+pub(crate) unsafe fn register(wrapper: usize) -> Handle<FatBinary> {
+    // SAFETY: the caller's promise.
+    Handle::new(FatBinary { architectures: unsafe { architectures(wrapper) } })
 }
 
-/// A kernel of the binary with that handle is registered.
-pub(crate) fn register_kernel(handle: usize, kernel: usize, name: &[u8]) {
+/// Registers a kernel of a binary, by the address of its host stub.
+pub(crate) fn register_kernel(binary: Handle<FatBinary>, kernel: usize, name: &[u8]) {
     if !name.windows(11).any(|part| part == b"EmptyKernel") {
         return;
     }
-    // SAFETY: the handle came from `register`, which leaks what it points to.
-    if let Some(architectures) = unsafe { (handle as *const Architectures).as_ref() } {
-        lock(&EMPTY_KERNELS).insert(kernel, architectures);
+    if let Some(binary) = binary.get() {
+        lock(&EMPTY_KERNELS).insert(kernel, binary);
     }
 }
 
-/// The version of the code that this card would run of a kernel: the card's own unless its library is known
-/// to have been compiled for others.
+/// The version of the code that the card runs of a kernel: the card's own, unless the kernel's binary is
+/// known to have been compiled for others.
 pub(crate) fn version(kernel: usize) -> u32 {
-    let (major, minor) = machine().spec.cc;
+    let (major, minor) = host_state().spec.cc;
     let card = major * 10 + minor;
     let known = lock(&EMPTY_KERNELS).get(&kernel).copied();
-    known.and_then(|all| all.iter().copied().filter(|&there| there <= card).max()).unwrap_or(card)
+    known
+        .and_then(|binary| binary.architectures.iter().copied().filter(|&version| version <= card).max())
+        .unwrap_or(card)
 }

@@ -1,188 +1,219 @@
-//! Kernels: registration, attributes, occupancy and launches that do nothing but take device time.
+//! Kernels: registration, attributes, occupancy and launches. A launch takes device time and runs nothing.
 
 use std::cell::Cell;
-use std::ffi::c_int;
+use std::collections::HashMap;
+use std::ffi::{c_char, c_int};
+use std::mem::zeroed;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{LazyLock, Mutex};
 
-use crate::core::ffi::{Dim3, INVALID_VALUE, OK, Out, Status, Text, Word};
-use crate::core::host_state::{current, fail, lock, machine};
-use crate::core::vram::Use;
-use crate::cuda::device_properties::limits;
-use crate::cuda::stream::stream;
-use crate::kernels::fatbin;
+use cudarc::driver::sys::CUfunction_attribute;
+use cudarc::runtime::sys::{cudaFuncAttributes, cudaLaunchConfig_t};
+
+use crate::core::ffi::{Dim3, Handle, INVALID_VALUE, In, OK, Out, Status, Text, Word, codes, volume};
+use crate::core::host_state::{current, fail, host_state};
+use crate::core::lock::lock;
+use crate::core::vram::BlockPurpose;
+use crate::cuda::device_properties::capability_limits;
+use crate::cuda::streams::StreamHandle;
+use crate::kernels::fatbin::{self, FatBinary};
 use crate::kernels::kernel_effects;
-use crate::table::call_table::answers;
+use crate::table::call_table::{answers, by_contract};
 
 static LAUNCHES: AtomicU64 = AtomicU64::new(0);
 
-/// Kernels launched so far.
+/// The number of kernels launched so far.
 pub(crate) fn launches() -> u64 {
     LAUNCHES.load(Ordering::Relaxed)
 }
 
-/// What a kernel is taken to cost: the gap between two launches, and one microsecond for each
-/// full load of the card. Invented, but the same in every run, so that autotuners decide alike.
-fn cost(grid: Dim3, block: Dim3) -> u64 {
-    let threads = grid.product().saturating_mul(block.product());
-    let load = u64::from(machine().spec.sms) * 2048;
-    2_000 + (threads / load.max(1)).min(1_000_000) * 1_000
+/// The assumed time of a kernel in nanoseconds: the gap between two launches, and one microsecond for each
+/// full load of the card. It is the same in every run, so autotuners decide alike.
+fn cost_ns(grid: Dim3, block: Dim3) -> u64 {
+    let threads = volume(grid).saturating_mul(volume(block));
+    let full_load = u64::from(host_state().spec.sms) * 2048;
+    2_000 + (threads / full_load.max(1)).min(1_000_000) * 1_000
 }
 
-/// Queues a kernel of which nothing is known.
-pub(crate) fn launch(grid: Dim3, block: Dim3, on: usize) -> Status {
-    queue(cost(grid, block), on);
-    kernel_effects::unknown();
-    stream(on).device().disturb();
+/// The assumed time of a call of a math library, in nanoseconds.
+const LIBRARY_COST_NS: u64 = 20_000;
+
+fn queue(cost_ns: u64, stream: StreamHandle) {
+    LAUNCHES.fetch_add(1, Ordering::Relaxed);
+    stream.stream().launch(cost_ns);
+}
+
+fn queue_unknown(cost_ns: u64, stream: StreamHandle) -> Status {
+    queue(cost_ns, stream);
+    kernel_effects::launched_unknown();
+    stream.stream().clock().invalidate_values();
     OK
 }
 
-fn queue(cost: u64, on: usize) {
-    LAUNCHES.fetch_add(1, Ordering::Relaxed);
-    stream(on).launch(cost);
+/// Launches a kernel of unknown effect.
+pub(crate) fn launch(grid: Dim3, block: Dim3, stream: StreamHandle) -> Status {
+    queue_unknown(cost_ns(grid, block), stream)
 }
 
-/// Queues a kernel of the program's own.
-fn launch_function(function: usize, grid: Dim3, block: Dim3, arguments: usize, on: usize) -> Status {
-    queue(cost(grid, block), on);
-    // What is captured is only done when the graph is launched.
-    if stream(on).capturing().is_none() {
-        kernel_effects::launched(function, arguments, on);
+/// Launches the work of a math library: one kernel of unknown shape and effect.
+pub(crate) fn launch_library(stream: StreamHandle) -> Status {
+    queue_unknown(LIBRARY_COST_NS, stream)
+}
+
+/// The same on the default stream, for calls whose stream is not known.
+pub(crate) fn launch_library_on_default_stream() -> Status {
+    launch_library(StreamHandle::DEFAULT)
+}
+
+/// Launches a kernel that the program registered, with the effect that its name tells.
+///
+/// # Safety
+/// `arguments` is the argument list of a launch of this function: an array with the address of each argument.
+unsafe fn launch_function(
+    function: usize,
+    grid: Dim3,
+    block: Dim3,
+    arguments: In<usize>,
+    stream: StreamHandle,
+) -> Status {
+    queue(cost_ns(grid, block), stream);
+    // A captured kernel has its effect when the graph is launched.
+    if stream.stream().capturing().is_none() {
+        // SAFETY: the caller's promise.
+        unsafe { kernel_effects::launched(function, arguments, stream) };
     }
     OK
 }
 
-/// Queues work of a library: one kernel of an unknown shape.
-pub(crate) fn launch_library(on: usize) -> Status {
-    queue(20_000, on);
-    kernel_effects::unknown();
-    stream(on).device().disturb();
-    OK
+/// Launches a registered kernel with the shape and the stream of a configuration.
+///
+/// # Safety
+/// `config` is null or holds a stream handle; `arguments` as for [`launch_function`].
+unsafe fn launch_with(config: In<cudaLaunchConfig_t>, function: usize, arguments: In<usize>) -> Status {
+    let Some(config) = config.get() else { return fail(INVALID_VALUE) };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let stream = StreamHandle::from_address(config.stream as usize);
+        launch_function(function, config.gridDim, config.blockDim, arguments, stream)
+    }
 }
 
-/// A launch written `kernel<<<...>>>` passes its shape through here.
+/// The configuration of a launch that is written `kernel<<<...>>>`: pushed before the call, popped inside it.
 #[derive(Clone, Copy)]
-pub(crate) struct Configuration {
+struct CallConfiguration {
     grid: Dim3,
     block: Dim3,
     shared: usize,
     stream: usize,
 }
 
-/// Launches never nest deeper than the arguments of one launch that launch another.
-const NESTING: usize = 8;
-const NOTHING: Configuration =
-    Configuration { grid: Dim3 { x: 1, y: 1, z: 1 }, block: Dim3 { x: 1, y: 1, z: 1 }, shared: 0, stream: 0 };
+/// The most configurations that are pushed at once: the arguments of one launch may contain others.
+const MAX_NESTING: usize = 8;
+
+const EMPTY_CONFIGURATION: CallConfiguration = CallConfiguration {
+    grid: Dim3 { x: 1, y: 1, z: 1 },
+    block: Dim3 { x: 1, y: 1, z: 1 },
+    shared: 0,
+    stream: 0,
+};
 
 thread_local! {
-    static PUSHED: Cell<([Configuration; NESTING], usize)> = const { Cell::new(([NOTHING; NESTING], 0)) };
+    /// The pushed configurations and their number.
+    static PUSHED: Cell<([CallConfiguration; MAX_NESTING], usize)> =
+        const { Cell::new(([EMPTY_CONFIGURATION; MAX_NESTING], 0)) };
 }
 
-fn push(configuration: Configuration) {
+fn push(configuration: CallConfiguration) {
     let _ = PUSHED.try_with(|cell| {
         let (mut stack, depth) = cell.get();
-        if depth < NESTING {
+        if depth < MAX_NESTING {
             stack[depth] = configuration;
         }
         cell.set((stack, depth + 1));
     });
 }
 
-fn pop() -> Configuration {
+fn pop() -> CallConfiguration {
     PUSHED
         .try_with(|cell| {
             let (stack, depth) = cell.get();
             let depth = depth.saturating_sub(1);
             cell.set((stack, depth));
-            stack.get(depth).copied().unwrap_or(NOTHING)
+            stack.get(depth).copied().unwrap_or(EMPTY_CONFIGURATION)
         })
-        .unwrap_or(NOTHING)
+        .unwrap_or(EMPTY_CONFIGURATION)
 }
 
-/// `cudaFuncAttributes`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct FunctionAttributes {
-    shared: usize,
-    constant: usize,
-    local: usize,
-    most_threads: c_int,
-    registers: c_int,
-    ptx: c_int,
-    binary: c_int,
-    cache_mode: c_int,
-    most_dynamic_shared: c_int,
-    others: [c_int; 23],
-}
+// The layout of CUDA 12 and 13.
+const _: () = assert!(size_of::<cudaFuncAttributes>() == 144 && align_of::<cudaFuncAttributes>() == 8);
+const _: () = assert!(size_of::<cudaLaunchConfig_t>() == 56 && align_of::<cudaLaunchConfig_t>() == 8);
 
-fn function_attributes(kernel: usize) -> FunctionAttributes {
+/// The assumed attributes of a kernel.
+fn function_attributes(kernel: usize) -> cudaFuncAttributes {
     let version = fatbin::version(kernel) as c_int;
-    FunctionAttributes {
-        shared: 0,
-        constant: 0,
-        local: 0,
-        most_threads: 1024,
-        registers: 32,
-        ptx: version,
-        binary: version,
-        cache_mode: 0,
-        most_dynamic_shared: limits().shared_per_block_optin as c_int,
-        others: [0; 23],
+    // SAFETY: a struct of integers, for which zero is a value.
+    let zero: cudaFuncAttributes = unsafe { zeroed() };
+    cudaFuncAttributes {
+        maxThreadsPerBlock: 1024,
+        numRegs: 32,
+        ptxVersion: version,
+        binaryVersion: version,
+        maxDynamicSharedSizeBytes: capability_limits().shared_per_block_optin as c_int,
+        ..zero
     }
 }
 
-/// One `CU_FUNC_ATTRIBUTE`.
+codes!(CUfunction_attribute {
+    CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+    CU_FUNC_ATTRIBUTE_NUM_REGS,
+    CU_FUNC_ATTRIBUTE_PTX_VERSION,
+    CU_FUNC_ATTRIBUTE_BINARY_VERSION,
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+});
+
+/// The value of a `CUfunction_attribute`.
 pub(crate) fn function_attribute(attribute: c_int) -> c_int {
     let all = function_attributes(0);
     match attribute {
-        0 => all.most_threads,
-        4 => all.registers,
-        5 => all.ptx,
-        6 => all.binary,
-        8 => all.most_dynamic_shared,
+        CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK => all.maxThreadsPerBlock,
+        CU_FUNC_ATTRIBUTE_NUM_REGS => all.numRegs,
+        CU_FUNC_ATTRIBUTE_PTX_VERSION => all.ptxVersion,
+        CU_FUNC_ATTRIBUTE_BINARY_VERSION => all.binaryVersion,
+        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES => all.maxDynamicSharedSizeBytes,
         _ => 0,
     }
 }
 
-/// Blocks of that many threads that fit on a multiprocessor, by threads alone: what registers and
-/// shared memory would allow is in the kernel's code, which nobody loaded.
+/// The number of blocks of `threads` threads that fit on a multiprocessor. It counts threads alone: the
+/// registers and the shared memory of a kernel are in its code, which is not loaded.
 pub(crate) fn occupancy(threads: c_int) -> c_int {
-    let limits = limits();
+    let limits = capability_limits();
     if threads <= 0 {
         return 1;
     }
     (limits.threads_per_sm as c_int / threads).clamp(1, limits.blocks_per_sm as c_int)
 }
 
-/// `cudaLaunchConfig_t`, as far as needed.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct LaunchConfiguration {
-    grid: Dim3,
-    block: Dim3,
-    shared: usize,
-    stream: usize,
-}
+/// The assumed size of a global variable, in bytes: the real one is in the code.
+pub(crate) const GLOBAL_SIZE: usize = 64 << 10;
 
-/// The place of a kernel's global variable, the same one for the same name.
-pub(crate) fn global(key: &[u8], size: usize) -> usize {
-    use std::collections::HashMap;
-    use std::sync::{LazyLock, Mutex};
-    type Places = HashMap<(usize, Vec<u8>), usize>;
-    static PLACES: LazyLock<Mutex<Places>> = LazyLock::new(Mutex::default);
+/// The address of a kernel's global variable on the current device: the same for the same key.
+pub(crate) fn global_variable(key: &[u8], size: usize) -> usize {
+    type Addresses = HashMap<(usize, Vec<u8>), usize>;
+    static ADDRESSES: LazyLock<Mutex<Addresses>> = LazyLock::new(Mutex::default);
     let device = current();
-    *lock(&PLACES)
+    *lock(&ADDRESSES)
         .entry((device.index, key.to_vec()))
-        .or_insert_with(|| device.vram().allocate(size, Use::Global).unwrap_or(0))
+        .or_insert_with(|| device.vram().alloc(size, BlockPurpose::Global).unwrap_or(0))
 }
-
-/// What a variable of unknown size gets.
-pub(crate) const GLOBAL: usize = 64 << 10;
 
 answers! {
-    Real fn __cudaRegisterFatBinary(binary: Word) -> usize { fatbin::register(binary) }
+    Real fn __cudaRegisterFatBinary(wrapper: Word) -> Handle<FatBinary> {
+        by_contract!(fatbin::register(wrapper))
+    }
     Real fn __cudaRegisterFatBinaryEnd(_handle: Word) -> () {}
     Real fn __cudaUnregisterFatBinary(_handle: Word) -> () {}
-    Real fn __cudaRegisterFunction(handle: Word, host: Word, _device: Word, name: Text) -> () {
+    Real fn __cudaRegisterFunction(handle: Handle<FatBinary>, host: Word, _device: Word, name: Text) -> () {
         fatbin::register_kernel(handle, host, name.bytes());
         kernel_effects::register(host, name.bytes());
     }
@@ -190,10 +221,12 @@ answers! {
     Real fn __cudaRegisterManagedVar(_handle: Word, _host: Word, _device: Word, _name: Text) -> () {}
     Real fn __cudaInitModule(_handle: Word) -> c_int { 1 }
     Real fn __cudaPushCallConfiguration(grid: Dim3, block: Dim3, shared: usize, stream: Word) -> u32 {
-        push(Configuration { grid, block, shared, stream });
+        push(CallConfiguration { grid, block, shared, stream });
         0
     }
-    Real fn __cudaPopCallConfiguration(grid: Out<Dim3>, block: Out<Dim3>, shared: Out<usize>, stream: Out<usize>) {
+    Real fn __cudaPopCallConfiguration(
+        grid: Out<Dim3>, block: Out<Dim3>, shared: Out<usize>, stream: Out<usize>,
+    ) {
         let popped = pop();
         grid.put(popped.grid);
         block.put(popped.block);
@@ -202,32 +235,35 @@ answers! {
         OK
     }
     Real fn __cudaGetKernel(out: Out<usize>, function: Word) { out.give(function) }
-    Success fn __cudaLaunchKernel(kernel: Word, grid: Dim3, block: Dim3, arguments: Word, _shared: usize, on: Word) {
-        launch_function(kernel, grid, block, arguments, on)
+    Success fn __cudaLaunchKernel(
+        kernel: Word, grid: Dim3, block: Dim3, arguments: In<usize>, _shared: usize, stream: StreamHandle,
+    ) {
+        by_contract!(launch_function(kernel, grid, block, arguments, stream))
     }
-    Success fn cudaLaunchKernel(function: Word, grid: Dim3, block: Dim3, arguments: Word, _shared: usize, on: Word) {
-        launch_function(function, grid, block, arguments, on)
+    Success fn cudaLaunchKernel(
+        function: Word, grid: Dim3, block: Dim3, arguments: In<usize>, _shared: usize, stream: StreamHandle,
+    ) {
+        by_contract!(launch_function(function, grid, block, arguments, stream))
     }
     Success fn cudaLaunchCooperativeKernel(
-        _function: Word, grid: Dim3, block: Dim3, _arguments: Word, _shared: usize, on: Word,
+        _function: Word, grid: Dim3, block: Dim3, _arguments: Word, _shared: usize, stream: StreamHandle,
     ) {
-        launch(grid, block, on)
+        launch(grid, block, stream)
     }
-    Success fn cudaLaunchKernelExC(configuration: Out<LaunchConfiguration>, function: Word, arguments: Word) {
-        match configuration.get() {
-            Some(shape) => launch_function(function, shape.grid, shape.block, arguments, shape.stream),
-            None => fail(INVALID_VALUE),
-        }
+    Success fn cudaLaunchKernelExC(config: In<cudaLaunchConfig_t>, function: Word, arguments: In<usize>) {
+        by_contract!(launch_with(config, function, arguments))
     }
-    Guess fn cudaFuncGetAttributes(out: Out<FunctionAttributes>, function: Word) {
+    Guess fn cudaFuncGetAttributes(out: Out<cudaFuncAttributes>, function: Word) {
         out.give(function_attributes(function))
     }
     Success fn cudaFuncSetAttribute(_function: Word, _attribute: c_int, _value: c_int) { OK }
     Success fn cudaFuncSetCacheConfig(_function: Word, _mode: c_int) { OK }
     Success fn cudaFuncSetSharedMemConfig(_function: Word, _mode: c_int) { OK }
-    Real fn cudaFuncGetName(out: Out<usize>, _function: Word) { out.give(c"phantom".as_ptr() as usize) }
+    Real fn cudaFuncGetName(out: Out<*const c_char>, _function: Word) { out.give(c"phantom".as_ptr()) }
     Real fn cudaGetFuncBySymbol(out: Out<usize>, function: Word) { out.give(function) }
-    Guess fn cudaOccupancyMaxActiveBlocksPerMultiprocessor(out: Out<c_int>, _function: Word, threads: c_int, _shared: usize) {
+    Guess fn cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        out: Out<c_int>, _function: Word, threads: c_int, _shared: usize,
+    ) {
         out.give(occupancy(threads))
     }
     Guess fn cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
@@ -235,8 +271,12 @@ answers! {
     ) {
         out.give(occupancy(threads))
     }
-    Guess fn cudaOccupancyMaxActiveClusters(out: Out<c_int>, _function: Word, _configuration: Word) { out.give(1) }
-    Guess fn cudaOccupancyMaxPotentialClusterSize(out: Out<c_int>, _function: Word, _configuration: Word) { out.give(8) }
-    Guess fn cudaGetSymbolAddress(out: Out<usize>, symbol: Word) { out.give(global(&symbol.to_le_bytes(), GLOBAL)) }
-    Guess fn cudaGetSymbolSize(out: Out<usize>, _symbol: Word) { out.give(GLOBAL) }
+    Guess fn cudaOccupancyMaxActiveClusters(out: Out<c_int>, _function: Word, _config: Word) { out.give(1) }
+    Guess fn cudaOccupancyMaxPotentialClusterSize(out: Out<c_int>, _function: Word, _config: Word) {
+        out.give(8)
+    }
+    Guess fn cudaGetSymbolAddress(out: Out<usize>, symbol: Word) {
+        out.give(global_variable(&symbol.to_le_bytes(), GLOBAL_SIZE))
+    }
+    Guess fn cudaGetSymbolSize(out: Out<usize>, _symbol: Word) { out.give(GLOBAL_SIZE) }
 }

@@ -1,70 +1,73 @@
-//! Kernels whose effect can be told from their name and arguments, though none of them runs.
+//! Kernels with an effect that their name and arguments tell, though none of them runs.
 //!
-//! - Counting kernels: their result becomes the size of a tensor, so what it reads as is an assumption
-//!   that the user can set ([`Dynamic`](crate::core::values::Dynamic)).
-//! - Fills of small ranges are really done, so `torch.ones(3)` reads as ones.
-//! - Comparisons and reductions of small known tensors are done, because ranks agree on sizes by them.
-//!   Of unknown values, "all" is taken for true and "any" for false: what programs ask that way is
-//!   whether their data is sound. That two different tensors are equal is taken for false.
-//! - Elementwise kernels write one range and leave what is known of all other memory alone.
+//! - Counting kernels: their result becomes the size of a tensor, so its value is an assumption that the user
+//!   can set ([`DynamicSizes`](crate::core::values::DynamicSizes)).
+//! - Fills of small ranges are done, so `torch.ones(3)` reads as ones.
+//! - Comparisons and reductions of small known tensors are done, because ranks use them to agree on sizes. Of
+//!   unknown values "all" is assumed true and "any" false: with these, programs check that their data is
+//!   sound. Two different tensors are assumed to be unequal.
+//! - Elementwise kernels write one range and keep the known content of all other memory.
 //!
-//! A kernel is known by its mangled name, which the program registers before it can launch it; its
-//! arguments are as PyTorch, CUB and Thrust declare them. A kernel whose name or arguments changed is
-//! no longer recognized: a count then reads as zero, and memory as unknown.
+//! A kernel is recognized by its mangled name, which the program registers before it can launch the kernel.
+//! Its arguments are the ones that PyTorch, CUB and Thrust declare. A kernel with another name or other
+//! arguments is not recognized: then a count reads as zero, and memory becomes unknown.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::core::ffi::Out;
-use crate::core::host_state::{Device, machine};
+use crate::core::device::Device;
+use crate::core::ffi::In;
+use crate::core::host_state::host_state;
 use crate::core::values::SMALL;
-use crate::cuda::copy::{device_of, forget, read_host, read_known, set, write_known};
-use crate::cuda::stream::stream;
-use crate::kernels::reduce::{self, Comparison};
+use crate::cuda::copy::{device_of, fill, forget, read_known, write_known};
+use crate::cuda::streams::{self, StreamHandle};
+use crate::kernels::reduce::{
+    self, Comparison, DataType, ncclBfloat16, ncclFloat16, ncclFloat32, ncclFloat64, ncclInt8, ncclInt32,
+    ncclInt64, ncclMax, ncclMin, ncclSum, ncclUint8, ncclUint32, ncclUint64,
+};
 
-/// A type of elements, numbered as `ncclDataType_t`.
-type DataType = i32;
-
-/// What a kernel does.
+/// The effect of a kernel, and the arguments that tell it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Meaning {
+enum KernelEffect {
     /// `cub::DeviceReduceSingleTileKernel` over a test for nonzero: (in, out, count, ...).
-    Nonzero,
+    CountNonzero,
     /// `cub::DeviceReduceKernel` over a test for nonzero: (in, partial results, count, ...).
-    NonzeroPart,
-    /// `cub::DeviceReduceSingleTileKernel` over anything, which may finish the above.
-    Finish,
-    /// `cub::DeviceSelectSweepKernel` by equality: (in, flags, out, count out, tiles, op, equality, count, ...).
-    Unique,
-    /// `cub::DeviceReduceByKeyKernel` that encodes run lengths: (in, out, values, lengths, count out,
-    /// tiles, first tile, equality, op, count).
-    Runs,
+    CountNonzeroPartial,
+    /// `cub::DeviceReduceSingleTileKernel` over anything else: (in, out, ...). It may finish the above.
+    FinishReduction,
+    /// `cub::DeviceSelectSweepKernel` by equality: (in, flags, out, count out, tiles, op, equality, count,
+    /// ...).
+    CountUnique,
+    /// `cub::DeviceReduceByKeyKernel` that encodes run lengths: (in, out, values, lengths, count out, tiles,
+    /// first tile, equality, op, count).
+    CountRuns,
     /// Thrust's `unique`: (in, out, predicate, count out, count, ...).
-    ThrustUnique,
-    /// An elementwise kernel of PyTorch: (count, function, addresses, ...), the output's first.
+    CountThrustUnique,
+    /// An elementwise kernel of PyTorch: (count, functor, operands, ...). The operands are addresses, the
+    /// output first.
     Elementwise,
-    /// The same with a function that gives one value of so many bytes.
+    /// An elementwise kernel with a functor that holds one value of this many bytes, which it writes.
     Fill(usize),
-    /// The same that compares its two inputs; the function is a number for `>= > <= <`.
+    /// An elementwise comparison of two inputs. The functor is the number of a [`Comparison`].
     Compare(DataType),
-    /// The same that compares its input with a scalar; the function is that number and the scalar.
+    /// An elementwise comparison with a scalar. The functor is the number of a [`Comparison`] and the scalar.
     CompareScalar(DataType),
-    /// The same that tests its input and a scalar for equality; the function is 0 for equal, 1 for
-    /// not equal, and the scalar.
+    /// An elementwise test for equality with a scalar. The functor is 0 for equal or 1 for unequal, and the
+    /// scalar.
     EqualScalar(DataType),
-    /// The same that tests its two inputs for equality.
+    /// An elementwise test of two inputs for equality.
     Equal,
-    /// The same that says whether both of two flags are set.
-    Both,
-    /// The same over strides, with its places among the function's own values.
+    /// The elementwise logical and of two flags.
+    And,
+    /// A test for equality over strides, with its addresses inside the functor.
     EqualStrided,
-    /// PyTorch's `reduce_kernel`: one struct, see [`reduction`].
-    Reduce(Reduction, DataType),
+    /// PyTorch's `reduce_kernel`: one struct, see [`reduce_to_one`].
+    Reduce(ReductionKind, DataType),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reduction {
+enum ReductionKind {
     Sum,
     Max,
     Min,
@@ -72,138 +75,140 @@ enum Reduction {
     Any,
 }
 
-fn has(text: &[u8], part: &[u8]) -> bool {
-    // SAFETY: both slices are good for their length; `memmem` reads no further. Tens of thousands of
-    // names pass here while PyTorch is loaded, and it is the fastest search at hand.
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    // SAFETY: both slices are good for their length, and `memmem` reads no further. Tens of thousands of
+    // names pass here while PyTorch is loaded, and this is the fastest search at hand.
     !unsafe { libc::memmem(text.as_ptr().cast(), text.len(), part.as_ptr().cast(), part.len()) }.is_null()
 }
 
-/// What follows a part of a mangled name.
+/// The text after a part of a mangled name.
 fn after<'a>(name: &'a [u8], part: &[u8]) -> Option<&'a [u8]> {
     let at = name.windows(part.len()).position(|window| window == part)? + part.len();
     name.get(at..)
 }
 
-/// The type whose mangled name begins there. Booleans are bytes.
+/// The type with the mangled name at the start of `name`. A boolean is a byte.
 fn data_type(name: &[u8]) -> Option<DataType> {
     Some(match name.first()? {
-        b'a' => 0,
-        b'b' | b'h' => 1,
-        b'i' => 2,
-        b'j' => 3,
-        b'l' => 4,
-        b'm' => 5,
-        b'f' => 7,
-        b'd' => 8,
-        _ if name.starts_with(b"N3c104HalfE") => 6,
-        _ if name.starts_with(b"N3c108BFloat16E") => 9,
+        b'a' => ncclInt8,
+        b'b' | b'h' => ncclUint8,
+        b'i' => ncclInt32,
+        b'j' => ncclUint32,
+        b'l' => ncclInt64,
+        b'm' => ncclUint64,
+        b'f' => ncclFloat32,
+        b'd' => ncclFloat64,
+        _ if name.starts_with(b"N3c104HalfE") => ncclFloat16,
+        _ if name.starts_with(b"N3c108BFloat16E") => ncclBfloat16,
         _ => return None,
     })
 }
 
-impl Meaning {
+impl KernelEffect {
+    /// The effect of the kernel with this mangled name.
     fn of(name: &[u8]) -> Option<Self> {
-        // The unrolled form may convert types and walk over strides; the vectorized one never does.
-        let plain = has(name, b"vectorized_elementwise_kernel");
-        if plain || has(name, b"unrolled_elementwise_kernel") {
-            let known = plain || has(name, b"TrivialOffset") && !has(name, b"WithCast");
-            let function = known.then(|| Self::fill(name).or_else(|| Self::compare(name))).flatten();
-            return Some(function.unwrap_or(Self::Elementwise));
+        // The unrolled form may convert types and use strides; the vectorized form never does.
+        let vectorized = contains(name, b"vectorized_elementwise_kernel");
+        if vectorized || contains(name, b"unrolled_elementwise_kernel") {
+            let contiguous = vectorized || contains(name, b"TrivialOffset") && !contains(name, b"WithCast");
+            let known = contiguous.then(|| Self::fill(name).or_else(|| Self::comparison(name))).flatten();
+            return Some(known.unwrap_or(Self::Elementwise));
         }
-        if has(name, b"18elementwise_kernelI") {
-            return Self::equal(name).then_some(Self::EqualStrided);
+        if contains(name, b"18elementwise_kernelI") {
+            return Self::is_equality(name).then_some(Self::EqualStrided);
         }
-        if has(name, b"6native13reduce_kernel") {
+        if contains(name, b"6native13reduce_kernel") {
             return Self::reduction(name);
         }
-        if has(name, b"DeviceReduce") {
-            let nonzero = has(name, b"NonZeroOp");
-            return match (has(name, b"SingleTileKernel"), has(name, b"ByKeyKernel")) {
-                (true, _) => Some(if nonzero { Self::Nonzero } else { Self::Finish }),
-                (false, false) => nonzero.then_some(Self::NonzeroPart),
-                // Only run lengths add up a constant.
+        if contains(name, b"DeviceReduce") {
+            let nonzero = contains(name, b"NonZeroOp");
+            return match (contains(name, b"SingleTileKernel"), contains(name, b"ByKeyKernel")) {
+                (true, _) => Some(if nonzero { Self::CountNonzero } else { Self::FinishReduction }),
+                (false, false) => nonzero.then_some(Self::CountNonzeroPartial),
+                // Only the encoding of run lengths adds up a constant.
                 (false, true) => [&b"rle"[..], b"ConstantInput", b"constant_iter"]
                     .iter()
-                    .any(|part| has(name, part))
-                    .then_some(Self::Runs),
+                    .any(|part| contains(name, part))
+                    .then_some(Self::CountRuns),
             };
         }
-        if has(name, b"DeviceSelectSweepKernel") {
-            return has(name, b"equal_to").then_some(Self::Unique);
+        if contains(name, b"DeviceSelectSweepKernel") {
+            return contains(name, b"equal_to").then_some(Self::CountUnique);
         }
-        has(name, b"UniqueAgent").then_some(Self::ThrustUnique)
+        contains(name, b"UniqueAgent").then_some(Self::CountThrustUnique)
     }
 
     /// `FillFunctor<T>`.
     fn fill(name: &[u8]) -> Option<Self> {
-        let kind = after(name, b"FillFunctorI")?;
-        match kind.first()? {
+        let element = after(name, b"FillFunctorI")?;
+        match element.first()? {
             b's' | b't' => Some(Self::Fill(2)),
-            _ => data_type(kind).map(|data_type| Self::Fill(reduce::width(data_type))),
+            _ => data_type(element).map(|data_type| Self::Fill(reduce::width(data_type))),
         }
     }
 
-    /// `CompareFunctor<T>` with two inputs; one that is wrapped in another function has its operator
-    /// elsewhere.
-    fn compare(name: &[u8]) -> Option<Self> {
-        if let Some(kind) = after(name, b"compare_scalar_kernelI") {
-            return data_type(kind).map(Self::CompareScalar);
+    /// `CompareFunctor<T>` and its relatives with two inputs or a scalar. A functor that is wrapped in
+    /// another one has its operator elsewhere and is not recognized.
+    fn comparison(name: &[u8]) -> Option<Self> {
+        if let Some(element) = after(name, b"compare_scalar_kernelI") {
+            return data_type(element).map(Self::CompareScalar);
         }
-        if Self::equal(name) {
+        if Self::is_equality(name) {
             return Some(Self::Equal);
         }
-        if has(name, b"13BinaryFunctorI") && has(name, b"17BitwiseAndFunctorIbE") {
-            return Some(Self::Both);
+        if contains(name, b"13BinaryFunctorI") && contains(name, b"17BitwiseAndFunctorIbE") {
+            return Some(Self::And);
         }
-        if has(name, b"13AUnaryFunctorI") {
+        if contains(name, b"13AUnaryFunctorI") {
             return data_type(after(name, b"16CompareEqFunctorI")?).map(Self::EqualScalar);
         }
-        let kind = after(name, b"14CompareFunctorI")?;
-        let two_inputs = has(name, b"arrayIPcLm3E") || has(name, b"ArrayIPcLi3E");
-        (two_inputs && !has(name, b"aryFunctorI")).then_some(Self::Compare(data_type(kind)?))
+        let element = after(name, b"14CompareFunctorI")?;
+        let two_inputs = contains(name, b"arrayIPcLm3E") || contains(name, b"ArrayIPcLi3E");
+        (two_inputs && !contains(name, b"aryFunctorI")).then_some(Self::Compare(data_type(element)?))
     }
 
-    fn equal(name: &[u8]) -> bool {
-        has(name, b"13BinaryFunctorI") && has(name, b"16CompareEqFunctorI")
+    fn is_equality(name: &[u8]) -> bool {
+        contains(name, b"13BinaryFunctorI") && contains(name, b"16CompareEqFunctorI")
     }
 
     /// `ReduceOp<T, ...>` of the plain operations.
     fn reduction(name: &[u8]) -> Option<Self> {
         let data_type = data_type(after(name, b"8ReduceOpI")?)?;
-        let reductions: [(&[u8], Reduction); 5] = [
-            (b"and_kernel_cuda", Reduction::All),
-            (b"or_kernel_cuda", Reduction::Any),
-            (b"sum_functor", Reduction::Sum),
-            (b"MaxNanFunctor", Reduction::Max),
-            (b"MinNanFunctor", Reduction::Min),
+        let kinds: [(&[u8], ReductionKind); 5] = [
+            (b"and_kernel_cuda", ReductionKind::All),
+            (b"or_kernel_cuda", ReductionKind::Any),
+            (b"sum_functor", ReductionKind::Sum),
+            (b"MaxNanFunctor", ReductionKind::Max),
+            (b"MinNanFunctor", ReductionKind::Min),
         ];
-        let (_, reduction) = reductions.into_iter().find(|(part, _)| has(name, part))?;
-        // What is added up in another type has another layout.
-        let same = after(name, b"14func_wrapper_tI").and_then(self::data_type) == Some(data_type);
-        (same || matches!(reduction, Reduction::All | Reduction::Any))
-            .then_some(Self::Reduce(reduction, data_type))
+        let (_, kind) = kinds.into_iter().find(|(part, _)| contains(name, part))?;
+        // A reduction that accumulates in another type has another layout.
+        let same_type = after(name, b"14func_wrapper_tI").and_then(self::data_type) == Some(data_type);
+        (same_type || matches!(kind, ReductionKind::All | ReductionKind::Any))
+            .then_some(Self::Reduce(kind, data_type))
     }
 }
 
-/// Slots of the table; PyTorch has some ten thousand such kernels.
+/// The slots of the table. PyTorch has about ten thousand recognized kernels.
 const SLOTS: usize = 1 << 16;
-/// The table, from a kernel's host address to its meaning. Only ever added to, so that a launch
-/// finds its kernel without a lock.
+/// A hash table from the host address of a kernel to its effect, with linear probing. Entries are only added,
+/// so a launch finds its kernel without a lock.
 static KERNELS: [AtomicUsize; SLOTS] = [const { AtomicUsize::new(0) }; SLOTS];
-static MEANINGS: [OnceLock<Meaning>; SLOTS] = [const { OnceLock::new() }; SLOTS];
+static EFFECTS: [OnceLock<KernelEffect>; SLOTS] = [const { OnceLock::new() }; SLOTS];
 
+/// The slots in which a kernel may be, in the order of the search.
 fn slots(kernel: usize) -> impl Iterator<Item = usize> {
     let first = (kernel >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
     (0..64).map(move |step| (first + step) % SLOTS)
 }
 
-/// Notes a kernel that the program registers, if it is one of these.
+/// Registers a kernel, if its effect is known.
 pub(crate) fn register(kernel: usize, name: &[u8]) {
-    let Some(meaning) = Meaning::of(name) else { return };
+    let Some(effect) = KernelEffect::of(name) else { return };
     for slot in slots(kernel) {
         match KERNELS[slot].compare_exchange(0, kernel, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
-                let _ = MEANINGS[slot].set(meaning);
+                let _ = EFFECTS[slot].set(effect);
                 return;
             }
             Err(there) if there == kernel => return,
@@ -212,293 +217,402 @@ pub(crate) fn register(kernel: usize, name: &[u8]) {
     }
 }
 
-fn meaning(kernel: usize) -> Option<Meaning> {
+fn effect_of(kernel: usize) -> Option<KernelEffect> {
     for slot in slots(kernel) {
         match KERNELS[slot].load(Ordering::Acquire) {
             0 => return None,
-            there if there == kernel => return MEANINGS[slot].get().copied(),
+            there if there == kernel => return EFFECTS[slot].get().copied(),
             _ => {}
         }
     }
     None
 }
 
-/// A place that is not known.
-const ANYWHERE: usize = usize::MAX;
+/// An address that is not known.
+const UNKNOWN_ADDRESS: usize = usize::MAX;
 
 thread_local! {
-    /// Partial results that the next reduction finishes: their address and how many elements they count.
-    static PARTIAL: Cell<(usize, u64)> = const { Cell::new((0, 0)) };
-    /// Where the last launch wrote whether two tensors are equal; 0 when it was no such test.
-    static EQUALITY: Cell<usize> = const { Cell::new(0) };
+    /// Partial counts that the next reduction finishes: their address and the number of counted elements.
+    static PARTIAL_COUNT: Cell<(usize, u64)> = const { Cell::new((0, 0)) };
+    /// The address to which the last launch wrote whether two tensors are equal, or 0.
+    static LAST_EQUALITY: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The arguments of a launch: a list of the address of each.
+/// The arguments of a launch.
 #[derive(Clone, Copy)]
-struct Arguments(Out<usize>);
+struct KernelArguments<'call>(In<'call, usize>);
 
-impl Arguments {
-    fn place(self, index: usize) -> Option<usize> {
-        self.0.at(index).get()
+impl<'call> KernelArguments<'call> {
+    /// # Safety
+    /// `list` is the argument list of a launch of a kernel with a known effect, and only the arguments that
+    /// the [`KernelEffect`] lists are read, with their types.
+    unsafe fn new(list: In<'call, usize>) -> Self {
+        Self(list)
     }
 
+    /// The address of an argument.
+    fn address(self, index: usize) -> Option<usize> {
+        // SAFETY: the promise of `new`.
+        unsafe { self.0.at(index) }.get()
+    }
+
+    /// The value of a pointer argument.
     fn pointer(self, index: usize) -> Option<usize> {
-        Out::<usize>::from_address(self.place(index)?).get()
+        // SAFETY: the promise of `new`.
+        self.address(index).and_then(|address| unsafe { read(address) })
     }
 
-    /// A number of elements, of 32 or 64 bits: no tensor that is counted in one launch has more than
-    /// 2^32, so the lower half tells.
+    /// A number of elements, of 32 or 64 bits. No tensor that one launch counts has 2^32 elements, so the
+    /// lower half is the number.
     fn count(self, index: usize) -> Option<u64> {
-        Out::<u32>::from_address(self.place(index)?).get().map(u64::from)
+        // SAFETY: the promise of `new`.
+        self.address(index).and_then(|address| unsafe { read::<u32>(address) }).map(u64::from)
+    }
+
+    /// The arguments of an elementwise kernel.
+    fn elementwise(self) -> Option<ElementwiseLaunch> {
+        let count = self.count(0)? as usize;
+        let (functor, operands) = (self.address(1)?, self.address(2).filter(|&address| address != 0)?);
+        Some(ElementwiseLaunch { count, functor, operands })
     }
 }
 
-/// Looks at a launch and lets it have the effect that is known of it.
-pub(crate) fn launched(kernel: usize, arguments: usize, on: usize) {
-    let device = stream(on).device();
-    let Some(meaning) = meaning(kernel) else {
-        unknown();
-        return device.disturb();
+/// Reads a value at an address. `None` for null.
+///
+/// # Safety
+/// The address is null or good for a read of a `T`, which is an integer.
+unsafe fn read<T: Copy>(address: usize) -> Option<T> {
+    // SAFETY: the caller's promise.
+    (address != 0).then(|| unsafe { (address as *const T).read_unaligned() })
+}
+
+/// The launch of an elementwise kernel. Only [`KernelArguments::elementwise`] makes one, so its addresses are
+/// good for the reads that the [`KernelEffect`] allows.
+#[derive(Clone, Copy)]
+struct ElementwiseLaunch {
+    /// The number of elements.
+    count: usize,
+    /// The address of the functor.
+    functor: usize,
+    /// The address of the operands' addresses.
+    operands: usize,
+}
+
+impl ElementwiseLaunch {
+    /// The address of the output (0) or of an input (1, 2).
+    fn operand(&self, index: usize) -> Option<usize> {
+        // SAFETY: the kernel has this operand.
+        unsafe { read(self.operands + index * size_of::<usize>()) }
+    }
+
+    /// The first member of the functor.
+    fn operator(&self) -> Option<i32> {
+        // SAFETY: the functor begins with an `int`.
+        unsafe { read(self.functor) }
+    }
+
+    /// Bytes of the functor.
+    fn functor_bytes(&self, offset: usize, length: usize) -> Vec<u8> {
+        // SAFETY: the functor has these members.
+        unsafe { std::slice::from_raw_parts((self.functor + offset) as *const u8, length) }.to_vec()
+    }
+
+    /// The scalar that follows the operator.
+    fn scalar(&self, data_type: DataType) -> Vec<u8> {
+        let width = reduce::width(data_type);
+        self.functor_bytes(width.max(4), width)
+    }
+
+    /// The elements of an input, when they are few and known.
+    fn input(&self, index: usize, data_type: DataType) -> Option<Vec<u8>> {
+        let from = self.operand(index)?;
+        let size = small_size(self.count, data_type)?;
+        // SAFETY: an input of the kernel, good for its elements.
+        unsafe { read_known(from, size) }
+    }
+
+    /// Writes the output: the known beginning of its `size` bytes.
+    fn write(&self, to: usize, bytes: Option<&[u8]>, size: usize) {
+        // SAFETY: the output of the kernel, good for its elements.
+        unsafe { write_known(to, bytes, size) };
+    }
+
+    /// Stores the assumed value of a single unknown output flag.
+    fn assume(&self, to: usize, flag: bool) {
+        if let (1, Some(device)) = (self.count, device_of(to)) {
+            device.values().set_result(device.epoch(), to, u64::from(flag));
+        }
+    }
+}
+
+/// Applies the known effect of a launch.
+///
+/// # Safety
+/// `arguments` is the argument list of a launch of this kernel: an array with the address of each argument.
+pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, stream: StreamHandle) {
+    let device = streams::device_of(stream.stream());
+    let Some(effect) = effect_of(kernel) else {
+        launched_unknown();
+        return device.clock().invalidate_values();
     };
-    let arguments = Arguments(Out::from_address(arguments));
-    let equality = EQUALITY.try_with(|cell| cell.replace(0)).unwrap_or(0);
-    let counted = match meaning {
-        Meaning::Nonzero => arguments.pointer(1).zip(arguments.count(2)),
-        Meaning::NonzeroPart => {
+    // SAFETY: the caller's promise, and below each effect reads the arguments that it lists.
+    let arguments = unsafe { KernelArguments::new(arguments) };
+    let equality = LAST_EQUALITY.try_with(|cell| cell.replace(0)).unwrap_or(0);
+    let counted = match effect {
+        KernelEffect::CountNonzero => arguments.pointer(1).zip(arguments.count(2)),
+        KernelEffect::CountNonzeroPartial => {
             if let Some(partial) = arguments.pointer(1).zip(arguments.count(2)) {
-                let _ = PARTIAL.try_with(|cell| cell.set(partial));
+                let _ = PARTIAL_COUNT.try_with(|cell| cell.set(partial));
             }
             None
         }
-        Meaning::Finish => {
-            let (partial, all) = PARTIAL.try_with(|cell| cell.replace((0, 0))).unwrap_or((0, 0));
+        KernelEffect::FinishReduction => {
+            let (partial, all) = PARTIAL_COUNT.try_with(|cell| cell.replace((0, 0))).unwrap_or((0, 0));
             let finishes = partial != 0 && arguments.pointer(0) == Some(partial);
             arguments.pointer(1).filter(|_| finishes).map(|to| (to, all))
         }
-        Meaning::Unique => arguments.pointer(3).zip(arguments.count(7)),
-        Meaning::Runs => arguments.pointer(4).zip(arguments.count(9)),
-        Meaning::ThrustUnique => arguments.pointer(3).zip(arguments.count(4)),
-        Meaning::Reduce(reduction, data_type) => {
-            if let Some(operation) = arguments.place(0) {
-                self::reduction(device, reduction, data_type, operation, equality);
+        KernelEffect::CountUnique => arguments.pointer(3).zip(arguments.count(7)),
+        KernelEffect::CountRuns => arguments.pointer(4).zip(arguments.count(9)),
+        KernelEffect::CountThrustUnique => arguments.pointer(3).zip(arguments.count(4)),
+        KernelEffect::Reduce(kind, data_type) => {
+            if let Some(operation) = arguments.address(0) {
+                // SAFETY: the address of the kernel's only argument.
+                unsafe { reduce_to_one(device, kind, data_type, operation, equality) };
             }
             return;
         }
-        Meaning::EqualStrided => {
-            let _ = EQUALITY.try_with(|cell| cell.set(ANYWHERE));
+        KernelEffect::EqualStrided => {
+            let _ = LAST_EQUALITY.try_with(|cell| cell.set(UNKNOWN_ADDRESS));
             None
         }
-        Meaning::Elementwise
-        | Meaning::Equal
-        | Meaning::Both
-        | Meaning::Fill(_)
-        | Meaning::Compare(_)
-        | Meaning::EqualScalar(_)
-        | Meaning::CompareScalar(_) => {
-            let count = arguments.count(0);
-            if let (Some(count), Some(function), Some(places)) =
-                (count, arguments.place(1), arguments.place(2))
-            {
-                elementwise(meaning, count as usize, function, Out::from_address(places));
+        KernelEffect::Elementwise
+        | KernelEffect::Equal
+        | KernelEffect::And
+        | KernelEffect::Fill(_)
+        | KernelEffect::Compare(_)
+        | KernelEffect::EqualScalar(_)
+        | KernelEffect::CompareScalar(_) => {
+            if let Some(launch) = arguments.elementwise() {
+                elementwise(effect, &launch);
             }
             return;
         }
     };
-    device.disturb();
+    device.clock().invalidate_values();
     if let Some((place, all)) = counted {
-        device.values().result(device.epoch(), place, machine().dynamic.of(all));
+        device.values().set_result(device.epoch(), place, host_state().dynamic.count_of(all));
     }
 }
 
-/// An elementwise kernel writes `count` elements at the first of its places and nothing else.
-fn elementwise(meaning: Meaning, count: usize, function: usize, places: Out<usize>) {
-    /// The widest element that there is: a complex number of two doubles.
+/// Applies the effect of an elementwise kernel, which writes its elements to its first operand and nothing
+/// else.
+fn elementwise(effect: KernelEffect, launch: &ElementwiseLaunch) {
+    /// The bytes of the widest element: a complex number of two doubles.
     const WIDEST: usize = 16;
-    let Some(to) = places.get() else { return };
-    match meaning {
-        Meaning::Fill(width) if count.saturating_mul(width) <= SMALL => {
-            let mut pattern = [0; 8];
-            read_host(function, &mut pattern[..width]);
-            set(to, &pattern[..width], count * width);
-            if width == 1 && count <= ROWS {
-                filled(pattern[0]);
+    let Some(to) = launch.operand(0) else { return };
+    let count = launch.count;
+    match effect {
+        KernelEffect::Fill(width) if count.saturating_mul(width) <= SMALL => {
+            let pattern = launch.functor_bytes(0, width);
+            // SAFETY: the output of the kernel, good for its elements.
+            unsafe { fill(to, &pattern, count * width) };
+            if width == 1 && count <= MAX_BATCH {
+                note_flag_fill(pattern[0]);
             }
         }
-        Meaning::Fill(width) => forget(to, count.saturating_mul(width)),
-        Meaning::Compare(data_type) => {
-            let operator = Out::<i32>::from_address(function).get().and_then(Comparison::numbered);
-            let result = (|| {
-                let size = small(count, data_type)?;
-                let left = read_known(places.at(1).get()?, size)?;
-                let right = read_known(places.at(2).get()?, size)?;
-                Some(reduce::compare(data_type, operator?, &left, &right))
-            })();
-            write_known(to, result.as_deref(), count);
+        KernelEffect::Fill(width) => forget(to, count.saturating_mul(width)),
+        KernelEffect::Compare(data_type) => {
+            let comparison = launch.operator().and_then(Comparison::from_number);
+            let inputs = launch.input(1, data_type).zip(launch.input(2, data_type));
+            let result = comparison
+                .zip(inputs)
+                .map(|(comparison, (left, right))| reduce::compare(data_type, comparison, &left, &right));
+            launch.write(to, result.as_deref(), count);
         }
-        Meaning::CompareScalar(data_type) => compare_scalar(data_type, count, function, places),
-        Meaning::EqualScalar(data_type) => equal_scalar(data_type, count, function, places),
-        Meaning::Both => both(count, places),
-        Meaning::Equal => {
+        KernelEffect::CompareScalar(data_type) => compare_scalar(to, data_type, launch),
+        KernelEffect::EqualScalar(data_type) => equal_scalar(to, data_type, launch),
+        KernelEffect::And => and_flags(to, launch),
+        KernelEffect::Equal => {
             forget(to, count);
-            let different = places.at(1).get() != places.at(2).get();
-            let _ = EQUALITY.try_with(|cell| cell.set(if different { to } else { 0 }));
+            let different = launch.operand(1) != launch.operand(2);
+            let _ = LAST_EQUALITY.try_with(|cell| cell.set(if different { to } else { 0 }));
         }
         _ => forget(to, count.saturating_mul(WIDEST)),
     }
 }
 
-/// No batch that is generated for is larger.
-const ROWS: usize = 1024;
-/// A few flags were filled with true, and since then neither did anything unknown run nor did anybody
-/// ask whether a value is zero.
-static FINISHED: AtomicBool = AtomicBool::new(false);
+/// The largest batch of a program that generates tokens. A fill of at most this many bytes counts as a fill
+/// of flags.
+const MAX_BATCH: usize = 1024;
 
-/// What the last three such fills wrote, the newest in the lowest bit.
-static FILLS: AtomicUsize = AtomicUsize::new(0);
+/// A few flags were filled with true; since then nothing of unknown effect ran, and no value was tested for
+/// equality.
+static TRUE_FILL: AtomicBool = AtomicBool::new(false);
 
-/// A few flags were filled.
-fn filled(flag: u8) {
+/// The last three fills of a few flags, the newest in the lowest bit.
+static RECENT_FILLS: AtomicUsize = AtomicUsize::new(0);
+
+fn note_flag_fill(flag: u8) {
     if flag == 1 {
-        FINISHED.store(true, Ordering::Relaxed);
+        TRUE_FILL.store(true, Ordering::Relaxed);
     }
-    let before = FILLS.load(Ordering::Relaxed);
-    FILLS.store((before << 1 | usize::from(flag)) & 0b111, Ordering::Relaxed);
+    let before = RECENT_FILLS.load(Ordering::Relaxed);
+    RECENT_FILLS.store((before << 1 | usize::from(flag)) & 0b111, Ordering::Relaxed);
 }
 
-/// Something of unknown effect runs.
-pub(crate) fn unknown() {
-    FINISHED.store(false, Ordering::Relaxed);
+/// A kernel of unknown effect was launched.
+pub(crate) fn launched_unknown() {
+    TRUE_FILL.store(false, Ordering::Relaxed);
 }
 
-/// Are two flags both set? Beam search asks so whether it may go on, of flags that no kernel computed,
-/// with work of unknown effect between the length limit's fill and the question. A step fills flags three
-/// times: with false to begin with, for the length limit, and with false before it looks for the end's
-/// token; so one unknown flag and another are both set unless one of the last three fills wrote true.
-fn both(count: usize, places: Out<usize>) {
-    let (Some(to), Some(left), Some(right)) = (places.get(), places.at(1).get(), places.at(2).get()) else {
+/// The logical and of two flags. Beam search asks in this way whether it may go on, for flags that no kernel
+/// computed, with work of unknown effect between the fill for the length limit and the question. One step
+/// fills flags three times: with false at its start, for the length limit, and with false before it looks for
+/// the end token. So the result for unknown flags is true unless one of the last three fills wrote true.
+fn and_flags(to: usize, launch: &ElementwiseLaunch) {
+    if launch.operand(1).is_none() || launch.operand(2).is_none() {
         return;
-    };
-    let known = small(count, 1).and_then(|size| read_known(left, size).zip(read_known(right, size)));
-    if let Some((left, right)) = known {
-        let truth: Vec<u8> = left.iter().zip(&right).map(|(left, right)| left & right).collect();
-        write_known(to, Some(&truth), count);
+    }
+    let count = launch.count;
+    if let Some((left, right)) = launch.input(1, ncclUint8).zip(launch.input(2, ncclUint8)) {
+        let result: Vec<u8> = left.iter().zip(&right).map(|(left, right)| left & right).collect();
+        launch.write(to, Some(&result), count);
         return;
     }
     forget(to, count);
-    if let (1, Some(device)) = (count, device_of(to)) {
-        let goes_on = FILLS.load(Ordering::Relaxed) == 0;
-        device.values().result(device.epoch(), to, u64::from(goes_on));
-    }
+    launch.assume(to, RECENT_FILLS.load(Ordering::Relaxed) == 0);
 }
 
-/// Tests for equality with a scalar. Loops that generate tokens ask so whether all sequences are
-/// finished, a value that no kernel computed; but that the length limit is reached they say by a fill
-/// with true, just before. So the test of one unknown value holds after such a fill, and only then.
-fn equal_scalar(data_type: DataType, count: usize, function: usize, places: Out<usize>) {
-    let (Some(to), Some(from)) = (places.get(), places.at(1).get()) else { return };
-    let width = reduce::width(data_type);
-    let mut scalar = vec![0; width];
-    read_host(function + width.max(4), &mut scalar);
-    let operator = Out::<i32>::from_address(function).get();
-    match small(count, data_type).and_then(|size| read_known(from, size)) {
+/// A test for equality with a scalar. Loops that generate tokens ask in this way whether all sequences are
+/// finished, for values that no kernel computed. When the length limit is reached, they fill flags with true
+/// just before. So the test of one unknown value holds after such a fill, and only then.
+fn equal_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
+    if launch.operand(1).is_none() {
+        return;
+    }
+    let scalar = launch.scalar(data_type);
+    let wanted = launch.operator() == Some(0);
+    match launch.input(1, data_type) {
         Some(bytes) => {
-            let truth: Vec<u8> = bytes
-                .chunks_exact(width)
-                .map(|element| u8::from((element == scalar) == (operator == Some(0))))
+            let result: Vec<u8> = bytes
+                .chunks_exact(reduce::width(data_type))
+                .map(|element| u8::from((element == scalar) == wanted))
                 .collect();
-            write_known(to, Some(&truth), count);
+            launch.write(to, Some(&result), launch.count);
         }
         None => {
-            forget(to, count);
-            if let (1, Some(device)) = (count, device_of(to)) {
-                let finished = FINISHED.swap(false, Ordering::Relaxed);
-                device.values().result(device.epoch(), to, u64::from(finished));
+            forget(to, launch.count);
+            if launch.count == 1 && device_of(to).is_some() {
+                launch.assume(to, TRUE_FILL.swap(false, Ordering::Relaxed));
             }
         }
     }
 }
 
-/// Compares with a scalar: `torch.normal` asks so whether its deviations are sound. An unknown value
-/// is compared as the zero that it reads as.
-fn compare_scalar(data_type: DataType, count: usize, function: usize, places: Out<usize>) {
-    let (Some(to), Some(from)) = (places.get(), places.at(1).get()) else { return };
-    let comparison = Out::<i32>::from_address(function).get().and_then(Comparison::numbered);
-    let (Some(size), Some(comparison)) = (small(count, data_type), comparison) else {
+/// A comparison with a scalar. `torch.normal` checks its deviations in this way. An unknown value counts as
+/// zero, as it reads.
+fn compare_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
+    if launch.operand(1).is_none() {
+        return;
+    }
+    let count = launch.count;
+    let comparison = launch.operator().and_then(Comparison::from_number);
+    let (Some(size), Some(comparison)) = (small_size(count, data_type), comparison) else {
         return forget(to, count);
     };
-    let width = reduce::width(data_type);
-    let mut scalar = vec![0; width];
-    read_host(function + width.max(4), &mut scalar);
-    let left = read_known(from, size);
-    let known = left.is_some();
-    let truth =
-        reduce::compare(data_type, comparison, &left.unwrap_or_else(|| vec![0; size]), &scalar.repeat(count));
-    write_known(to, Some(&truth).filter(|_| known).map(Vec::as_slice), count);
-    if let (false, [truth], Some(device)) = (known, truth.as_slice(), device_of(to)) {
-        device.values().result(device.epoch(), to, u64::from(*truth));
+    let scalars = launch.scalar(data_type).repeat(count);
+    match launch.input(1, data_type) {
+        Some(left) => {
+            let result = reduce::compare(data_type, comparison, &left, &scalars);
+            launch.write(to, Some(&result), count);
+        }
+        None => {
+            let result = reduce::compare(data_type, comparison, &vec![0; size], &scalars);
+            launch.write(to, None, count);
+            if let [flag] = result.as_slice() {
+                launch.assume(to, *flag == 1);
+            }
+        }
     }
 }
 
-/// Bytes of so many elements, if they are few.
-fn small(count: usize, data_type: DataType) -> Option<usize> {
+/// The bytes of `count` elements, if they are few.
+fn small_size(count: usize, data_type: DataType) -> Option<usize> {
     count.checked_mul(reduce::width(data_type)).filter(|&size| size <= SMALL)
 }
 
-/// A reduction to one value. The kernel's only argument is PyTorch's `ReduceOp` (ATen's Reduce.cuh):
-/// the operation and its identity, the configuration, a calculator of offsets for the input (its
-/// dimensions, 25 sizes of 12 bytes, 25 strides) and one for the output, then the two addresses.
-fn reduction(device: &Device, reduction: Reduction, data_type: DataType, operation: usize, equality: usize) {
-    let configuration = match reduce::width(data_type) {
+/// Applies the effect of a reduction to one value. `equality` is the address to which the launch before it
+/// wrote whether two tensors are equal.
+///
+/// # Safety
+/// `operation` is the address of the kernel's only argument, PyTorch's `ReduceOp` (ATen's Reduce.cuh): the
+/// operation and its identity, the configuration, an offset calculator for the input (its dimensions, 25
+/// sizes of 12 bytes, 25 strides) and one for the output, then the two addresses.
+unsafe fn reduce_to_one(
+    device: &Device,
+    kind: ReductionKind,
+    data_type: DataType,
+    operation: usize,
+    equality: usize,
+) {
+    let width = reduce::width(data_type);
+    let configuration = match width {
         1 => 4,
         4 => 8,
         8 => 16,
-        // Halves are added up in a wider type, which moves everything.
-        _ => return device.disturb(),
+        // Halves are accumulated in a wider type, which moves every member.
+        _ => return device.clock().invalidate_values(),
     };
-    let number = |offset: usize| Out::<u32>::from_address(operation + offset).get().unwrap_or(0) as usize;
+    // SAFETY: members of the struct, by the caller's promise.
+    let number = |offset: usize| unsafe { read::<u32>(operation + offset) }.unwrap_or(0) as usize;
+    // SAFETY: as above.
+    let address = |offset: usize| unsafe { read::<usize>(operation + offset) };
     let pointers = (configuration + 972usize).next_multiple_of(8);
-    let address = |offset: usize| Out::<usize>::from_address(operation + offset).get();
-    let (Some(from), Some(to)) = (address(pointers), address(pointers + 8)) else { return device.disturb() };
-    let (inputs, outputs) = (number(configuration + 4), number(configuration + 8));
-    if number(configuration) != reduce::width(data_type) || inputs == 0 {
-        return device.disturb();
-    }
-    let (dimensions, stride) = (number(configuration + 64), number(configuration + 64 + 4 + 300));
-    let element = match reduction {
-        Reduction::All | Reduction::Any => 1,
-        _ => reduce::width(data_type),
+    let (Some(from), Some(to)) = (address(pointers), address(pointers + 8)) else {
+        return device.clock().invalidate_values();
     };
-    forget(to, outputs.max(1).saturating_mul(element));
+    let (inputs, outputs) = (number(configuration + 4), number(configuration + 8));
+    if number(configuration) != width || inputs == 0 {
+        return device.clock().invalidate_values();
+    }
+    // The stride is in bytes.
+    let (dimensions, stride) = (number(configuration + 64), number(configuration + 64 + 4 + 300));
+    let result_width = match kind {
+        ReductionKind::All | ReductionKind::Any => 1,
+        _ => width,
+    };
+    forget(to, outputs.max(1).saturating_mul(result_width));
     if outputs != 1 {
         return;
     }
-    // Strides are in bytes.
-    let straight = inputs == 1 || dimensions == 1 && stride == reduce::width(data_type);
-    let known = small(inputs, data_type).filter(|_| straight).and_then(|size| read_known(from, size));
-    match (reduction, known) {
-        (Reduction::All | Reduction::Any, None) => {
-            let sound = reduction == Reduction::All && from != equality && equality != ANYWHERE;
-            device.values().result(device.epoch(), to, u64::from(sound));
+    let contiguous = inputs == 1 || dimensions == 1 && stride == width;
+    let size = small_size(inputs, data_type).filter(|_| contiguous);
+    // SAFETY: the input of the kernel, good for its elements.
+    let known = size.and_then(|size| unsafe { read_known(from, size) });
+    let result = match (kind, known) {
+        (ReductionKind::All | ReductionKind::Any, None) => {
+            let all_hold = kind == ReductionKind::All && from != equality && equality != UNKNOWN_ADDRESS;
+            device.values().set_result(device.epoch(), to, u64::from(all_hold));
+            return;
         }
-        (Reduction::All, Some(bytes)) => {
-            let width = reduce::width(data_type);
+        (_, None) => return,
+        (ReductionKind::All, Some(bytes)) => {
             let all = bytes.chunks_exact(width).all(|element| element.iter().any(|&byte| byte != 0));
-            write_known(to, Some(&[u8::from(all)]), 1);
+            vec![u8::from(all)]
         }
-        (Reduction::Any, Some(bytes)) => {
-            write_known(to, Some(&[u8::from(bytes.iter().any(|&byte| byte != 0))]), 1);
-        }
-        (_, Some(bytes)) => {
-            let operation = match reduction {
-                Reduction::Max => reduce::MAX,
-                Reduction::Min => reduce::MIN,
-                _ => reduce::SUM,
+        (ReductionKind::Any, Some(bytes)) => vec![u8::from(bytes.iter().any(|&byte| byte != 0))],
+        (ReductionKind::Sum | ReductionKind::Max | ReductionKind::Min, Some(bytes)) => {
+            let operation = match kind {
+                ReductionKind::Max => ncclMax,
+                ReductionKind::Min => ncclMin,
+                _ => ncclSum,
             };
-            let elements: Vec<_> = bytes.chunks_exact(element).map(<[u8]>::to_vec).collect();
-            write_known(to, Some(&reduce::reduce(data_type, operation, &elements)), element);
+            let elements: Vec<_> = bytes.chunks_exact(width).map(<[u8]>::to_vec).collect();
+            reduce::reduce(data_type, operation, &elements)
         }
-        (_, None) => {}
-    }
+    };
+    // SAFETY: the output of the kernel, good for its one value.
+    unsafe { write_known(to, Some(&result), result_width) };
 }
 
 #[cfg(test)]
@@ -506,42 +620,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_are_known_by_their_names() {
-        let cases: [(&[u8], Option<Meaning>); 13] = [
-            (b"_ZN3cub28DeviceReduceSingleTileKernelI9NonZeroOpIfE", Some(Meaning::Nonzero)),
-            (b"_ZN3cub18DeviceReduceKernelI9NonZeroOpIfE", Some(Meaning::NonzeroPart)),
-            (b"_ZN3cub28DeviceReduceSingleTileKernelI3Sum", Some(Meaning::Finish)),
-            (b"_ZN3cub23DeviceReduceByKeyKernelI3rle", Some(Meaning::Runs)),
+    fn kernels_are_recognized_by_their_mangled_names() {
+        let cases: [(&[u8], Option<KernelEffect>); 13] = [
+            (b"_ZN3cub28DeviceReduceSingleTileKernelI9NonZeroOpIfE", Some(KernelEffect::CountNonzero)),
+            (b"_ZN3cub18DeviceReduceKernelI9NonZeroOpIfE", Some(KernelEffect::CountNonzeroPartial)),
+            (b"_ZN3cub28DeviceReduceSingleTileKernelI3Sum", Some(KernelEffect::FinishReduction)),
+            (b"_ZN3cub23DeviceReduceByKeyKernelI3rle", Some(KernelEffect::CountRuns)),
             (b"_ZN3cub23DeviceSelectSweepKernelI9NonZeroOpIfE", None),
-            (b"_ZN3cub23DeviceSelectSweepKernelI8equal_to", Some(Meaning::Unique)),
+            (b"_ZN3cub23DeviceSelectSweepKernelI8equal_to", Some(KernelEffect::CountUnique)),
             (b"_ZN3at6native12other_kernelILi512E", None),
-            (b"_ZN29vectorized_elementwise_kernelILi2ENS0_11FillFunctorIlEE", Some(Meaning::Fill(8))),
-            (b"_ZN29vectorized_elementwise_kernelILi2ENS0_11FillFunctorIN3c104HalfEEE", Some(Meaning::Fill(2))),
+            (b"_ZN29vectorized_elementwise_kernelILi2ENS0_11FillFunctorIlEE", Some(KernelEffect::Fill(8))),
+            (b"_ZN29vectorized_elementwise_kernelILi2ENS0_11FillFunctorIN3c104HalfEEE", Some(KernelEffect::Fill(2))),
             (
                 b"29vectorized_elementwise_kernelILi4ENS0_14CompareFunctorIlEESt5arrayIPcLm3EEEE",
-                Some(Meaning::Compare(4)),
+                Some(KernelEffect::Compare(4)),
             ),
-            (b"_ZN27unrolled_elementwise_kernelI3Add", Some(Meaning::Elementwise)),
+            (b"_ZN27unrolled_elementwise_kernelI3Add", Some(KernelEffect::Elementwise)),
             (
                 b"_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIbNS0_14func_wrapper_tIbZ15and_kernel_cuda",
-                Some(Meaning::Reduce(Reduction::All, 1)),
+                Some(KernelEffect::Reduce(ReductionKind::All, 1)),
             ),
             (
                 b"_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIlNS0_14func_wrapper_tIlZNS0_11sum_functorIlll",
-                Some(Meaning::Reduce(Reduction::Sum, 4)),
+                Some(KernelEffect::Reduce(ReductionKind::Sum, 4)),
             ),
         ];
         for (name, expected) in cases {
-            assert_eq!(Meaning::of(name), expected, "{}", String::from_utf8_lossy(name));
+            assert_eq!(KernelEffect::of(name), expected, "{}", String::from_utf8_lossy(name));
         }
     }
 
     #[test]
-    fn a_registered_kernel_is_found_again_and_no_other() {
+    fn only_registered_kernels_are_found() {
         for kernel in (0x1000..0x9000).step_by(16) {
             register(kernel, b"UniqueAgent");
         }
-        assert_eq!(meaning(0x1010), Some(Meaning::ThrustUnique));
-        assert_eq!(meaning(0x900_0000), None);
+        assert_eq!(effect_of(0x1010), Some(KernelEffect::CountThrustUnique));
+        assert_eq!(effect_of(0x900_0000), None);
     }
 }

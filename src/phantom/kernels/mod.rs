@@ -1,6 +1,7 @@
-//! Kernels: registration, launches and their effects on memory.
+//! Kernels: registration, launches, modules, and the effects of known kernels on memory.
 
 pub(crate) mod fatbin;
 pub(crate) mod kernel;
 pub(crate) mod kernel_effects;
+pub(crate) mod modules;
 pub(crate) mod reduce;

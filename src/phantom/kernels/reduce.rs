@@ -1,52 +1,80 @@
-//! Arithmetic on small data of known value: what a reduction over ranks or a comparison gives.
+//! Arithmetic on small data of known content: reductions over ranks and elements, and comparisons.
 
+#![expect(non_upper_case_globals, reason = "constants of NCCL are named as in its header")]
+
+use std::cmp::Ordering;
 use std::ffi::c_int;
 
-/// Bytes of one element of an `ncclDataType_t`.
-pub(crate) fn width(data_type: c_int) -> usize {
+use cudarc::nccl::sys::{ncclDataType_t, ncclRedOp_t};
+
+use crate::core::ffi::codes;
+
+/// A type of elements: an `ncclDataType_t`.
+pub(crate) type DataType = c_int;
+
+codes!(pub(crate) ncclDataType_t {
+    ncclInt8,
+    ncclUint8,
+    ncclInt32,
+    ncclUint32,
+    ncclInt64,
+    ncclUint64,
+    ncclFloat16,
+    ncclFloat32,
+    ncclFloat64,
+    ncclBfloat16,
+});
+
+/// A reduction: an `ncclRedOp_t`. An operation that the program created counts as a sum.
+pub(crate) type Operation = c_int;
+
+codes!(pub(crate) ncclRedOp_t { ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg });
+
+/// The bytes of one element. A type that is not listed has one byte.
+pub(crate) fn width(data_type: DataType) -> usize {
     match data_type {
-        2 | 3 | 7 => 4,
-        4 | 5 | 8 => 8,
-        6 | 9 => 2,
+        ncclInt32 | ncclUint32 | ncclFloat32 => 4,
+        ncclInt64 | ncclUint64 | ncclFloat64 => 8,
+        ncclFloat16 | ncclBfloat16 => 2,
         _ => 1,
     }
 }
 
-/// An element, wide enough to add many of its kind up.
+/// The value of an element, wide enough for the sum of many.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Number {
-    Whole(i128),
-    Real(f64),
+enum Element {
+    Integer(i128),
+    Float(f64),
 }
 
-fn decode(data_type: c_int, bytes: &[u8]) -> Number {
-    use Number::{Real, Whole};
-    let fixed = |length: usize| {
+fn decode(data_type: DataType, bytes: &[u8]) -> Element {
+    use Element::{Float, Integer};
+    let word = |length: usize| {
         let mut all = [0u8; 8];
         all[..length].copy_from_slice(&bytes[..length]);
         u64::from_le_bytes(all)
     };
     match data_type {
-        0 => Whole(i128::from(bytes[0] as i8)),
-        2 => Whole(i128::from(fixed(4) as u32 as i32)),
-        3 => Whole(i128::from(fixed(4))),
-        4 => Whole(i128::from(fixed(8) as i64)),
-        5 => Whole(i128::from(fixed(8))),
-        6 => Real(half_to_f64(fixed(2) as u16)),
-        7 => Real(f64::from(f32::from_bits(fixed(4) as u32))),
-        8 => Real(f64::from_bits(fixed(8))),
-        9 => Real(f64::from(f32::from_bits((fixed(2) as u32) << 16))),
-        _ => Whole(i128::from(bytes[0])),
+        ncclInt8 => Integer(i128::from(bytes[0] as i8)),
+        ncclInt32 => Integer(i128::from(word(4) as u32 as i32)),
+        ncclUint32 => Integer(i128::from(word(4))),
+        ncclInt64 => Integer(i128::from(word(8) as i64)),
+        ncclUint64 => Integer(i128::from(word(8))),
+        ncclFloat16 => Float(half_to_f64(word(2) as u16)),
+        ncclFloat32 => Float(f64::from(f32::from_bits(word(4) as u32))),
+        ncclFloat64 => Float(f64::from_bits(word(8))),
+        ncclBfloat16 => Float(f64::from(f32::from_bits((word(2) as u32) << 16))),
+        _ => Integer(i128::from(bytes[0])),
     }
 }
 
-fn encode(data_type: c_int, number: Number, out: &mut [u8]) {
-    let bits = match (number, data_type) {
-        (Number::Whole(whole), _) => whole as u64,
-        (Number::Real(real), 6) => u64::from(f64_to_half(real)),
-        (Number::Real(real), 7) => u64::from((real as f32).to_bits()),
-        (Number::Real(real), 9) => u64::from((real as f32).to_bits() >> 16),
-        (Number::Real(real), _) => real.to_bits(),
+fn encode(data_type: DataType, element: Element, out: &mut [u8]) {
+    let bits = match (element, data_type) {
+        (Element::Integer(value), _) => value as u64,
+        (Element::Float(value), ncclFloat16) => u64::from(f64_to_half(value)),
+        (Element::Float(value), ncclFloat32) => u64::from((value as f32).to_bits()),
+        (Element::Float(value), ncclBfloat16) => u64::from((value as f32).to_bits() >> 16),
+        (Element::Float(value), _) => value.to_bits(),
     };
     let length = out.len();
     out.copy_from_slice(&bits.to_le_bytes()[..length]);
@@ -63,100 +91,98 @@ fn half_to_f64(bits: u16) -> f64 {
     }
 }
 
-fn f64_to_half(real: f64) -> u16 {
-    let sign = if real.is_sign_negative() { 0x8000 } else { 0 };
-    let size = real.abs();
-    if size.is_nan() {
+fn f64_to_half(value: f64) -> u16 {
+    let sign = if value.is_sign_negative() { 0x8000 } else { 0 };
+    let magnitude = value.abs();
+    if magnitude.is_nan() {
         return sign | 0x7e00;
     }
-    if size >= 65520.0 {
+    if magnitude >= 65520.0 {
         return sign | 0x7c00;
     }
-    // The step between neighbours at this size; below the smallest normal number it stays the same.
-    let exponent = if size < 2f64.powi(-14) { -14 } else { size.log2().floor() as i32 };
-    let steps = (size / 2f64.powi(exponent - 10)).round_ties_even() as u16;
-    // As many steps as a normal number has carry into its exponent by themselves.
+    // The step between neighbours at this magnitude. Below the smallest normal number it is constant.
+    let exponent = if magnitude < 2f64.powi(-14) { -14 } else { magnitude.log2().floor() as i32 };
+    let steps = (magnitude / 2f64.powi(exponent - 10)).round_ties_even() as u16;
+    // The steps of a normal number carry into the exponent.
     sign | (((exponent + 14) as u16) * 1024 + steps)
 }
 
-/// What two elements are compared for.
+/// A comparison of two elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Comparison {
-    AtLeast,
-    More,
-    AtMost,
+    GreaterEqual,
+    Greater,
+    LessEqual,
     Less,
 }
 
 impl Comparison {
-    /// As PyTorch numbers them.
-    pub(crate) fn numbered(number: i32) -> Option<Self> {
-        [Self::AtLeast, Self::More, Self::AtMost, Self::Less].get(usize::try_from(number).ok()?).copied()
+    /// The comparison with this number in PyTorch's `CompareFunctor`.
+    pub(crate) fn from_number(number: i32) -> Option<Self> {
+        let all = [Self::GreaterEqual, Self::Greater, Self::LessEqual, Self::Less];
+        all.get(usize::try_from(number).ok()?).copied()
+    }
+
+    fn holds(self, order: Ordering) -> bool {
+        match self {
+            Self::GreaterEqual => order.is_ge(),
+            Self::Greater => order.is_gt(),
+            Self::LessEqual => order.is_le(),
+            Self::Less => order.is_lt(),
+        }
     }
 }
 
-/// Compares two buffers of elements: a byte for each pair, 1 where it holds.
-pub(crate) fn compare(data_type: c_int, comparison: Comparison, left: &[u8], right: &[u8]) -> Vec<u8> {
+/// Compares two buffers by element. The result has one byte for each pair: 1 where the comparison holds. A
+/// comparison with NaN does not hold.
+pub(crate) fn compare(data_type: DataType, comparison: Comparison, left: &[u8], right: &[u8]) -> Vec<u8> {
     let width = width(data_type);
-    let holds = |(left, right): (&[u8], &[u8])| {
+    let compare_pair = |(left, right): (&[u8], &[u8])| {
         let order = match (decode(data_type, left), decode(data_type, right)) {
-            (Number::Whole(left), Number::Whole(right)) => Some(left.cmp(&right)),
-            (Number::Real(left), Number::Real(right)) => left.partial_cmp(&right),
+            (Element::Integer(left), Element::Integer(right)) => Some(left.cmp(&right)),
+            (Element::Float(left), Element::Float(right)) => left.partial_cmp(&right),
             _ => None,
         };
-        // What is no number compares as false.
-        u8::from(order.is_some_and(|order| match comparison {
-            Comparison::AtLeast => order.is_ge(),
-            Comparison::More => order.is_gt(),
-            Comparison::AtMost => order.is_le(),
-            Comparison::Less => order.is_lt(),
-        }))
+        u8::from(order.is_some_and(|order| comparison.holds(order)))
     };
-    left.chunks_exact(width).zip(right.chunks_exact(width)).map(holds).collect()
+    left.chunks_exact(width).zip(right.chunks_exact(width)).map(compare_pair).collect()
 }
 
-/// Three of `ncclRedOp_t`.
-pub(crate) const SUM: c_int = 0;
-pub(crate) const MAX: c_int = 2;
-pub(crate) const MIN: c_int = 3;
-
-/// `ncclRedOp_t`: sum, product, maximum, minimum, average; an operation of the program's own is
-/// taken for a sum.
-fn combine(operation: c_int, a: Number, b: Number) -> Number {
-    use Number::{Real, Whole};
+fn combine(operation: Operation, a: Element, b: Element) -> Element {
+    use Element::{Float, Integer};
     match (a, b) {
-        (Whole(a), Whole(b)) => Whole(match operation {
-            1 => a.wrapping_mul(b),
-            MAX => a.max(b),
-            MIN => a.min(b),
+        (Integer(a), Integer(b)) => Integer(match operation {
+            ncclProd => a.wrapping_mul(b),
+            ncclMax => a.max(b),
+            ncclMin => a.min(b),
             _ => a.wrapping_add(b),
         }),
-        (Real(a), Real(b)) => Real(match operation {
-            1 => a * b,
-            MAX => a.max(b),
-            MIN => a.min(b),
+        (Float(a), Float(b)) => Float(match operation {
+            ncclProd => a * b,
+            ncclMax => a.max(b),
+            ncclMin => a.min(b),
             _ => a + b,
         }),
         (a, _) => a,
     }
 }
 
-/// Reduces as many buffers of one length into one.
-pub(crate) fn reduce(data_type: c_int, operation: c_int, all: &[Vec<u8>]) -> Vec<u8> {
+/// Reduces buffers of one length to one, element by element.
+pub(crate) fn reduce(data_type: DataType, operation: Operation, all: &[Vec<u8>]) -> Vec<u8> {
     let width = width(data_type);
     let mut result = all.first().cloned().unwrap_or_default();
     for (index, place) in result.chunks_exact_mut(width).enumerate() {
         let range = index * width..(index + 1) * width;
-        let numbers = all.iter().filter_map(|bytes| bytes.get(range.clone()));
+        let elements = all.iter().filter_map(|bytes| bytes.get(range.clone()));
         let Some(mut total) =
-            numbers.map(|bytes| decode(data_type, bytes)).reduce(|a, b| combine(operation, a, b))
+            elements.map(|bytes| decode(data_type, bytes)).reduce(|a, b| combine(operation, a, b))
         else {
             continue;
         };
-        if operation == 4 {
+        if operation == ncclAvg {
             total = match total {
-                Number::Whole(sum) => Number::Whole(sum / all.len() as i128),
-                Number::Real(sum) => Number::Real(sum / all.len() as f64),
+                Element::Integer(sum) => Element::Integer(sum / all.len() as i128),
+                Element::Float(sum) => Element::Float(sum / all.len() as f64),
             };
         }
         encode(data_type, total, place);
@@ -169,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_survive_the_way_there_and_back() {
+    fn every_half_survives_conversion_to_f64_and_back() {
         for bits in 0..=u16::MAX {
             let real = half_to_f64(bits);
             if !real.is_nan() {
@@ -181,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn each_operation_does_what_it_says() {
+    fn each_reduction_of_integers_floats_and_bfloat16_is_right() {
         let all = [3i64, -5, 11].map(|value| value.to_le_bytes().to_vec());
         let number = |operation| i64::from_le_bytes(reduce(4, operation, &all).try_into().unwrap());
         assert_eq!([0, 1, 2, 3, 4].map(number), [9, -165, 11, -5, 3]);

@@ -1,89 +1,96 @@
-//! cuBLAS and cuBLASLt: handles that remember their modes, and a heuristic with one answer.
+//! cuBLAS and cuBLASLt: handles that store their modes, and a heuristic with one result.
 //!
-//! The workspaces are PyTorch's own (`CUBLAS_WORKSPACE_CONFIG`, `CUBLASLT_WORKSPACE_SIZE`), so the
-//! memory is right whatever algorithm would have been chosen. The products themselves are in
-//! [`defaults`](crate::table::generated).
+//! The workspaces are PyTorch's own (`CUBLAS_WORKSPACE_CONFIG`, `CUBLASLT_WORKSPACE_SIZE`), so their memory
+//! is right for any algorithm. The products themselves are in [`generated`](crate::table::generated).
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-use crate::core::ffi::{INVALID_VALUE, OK, Out, Status, Word, leak};
+use cudarc::cublaslt::sys::{cublasLtMatmulAlgo_t, cublasLtMatmulHeuristicResult_t, cublasStatus_t};
+
+use crate::core::ffi::{Handle, OK, Out, Status, Word};
+use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::launch_library;
 use crate::table::call_table::answers;
 
-/// A cuBLAS handle.
+/// The state of a cuBLAS handle.
 #[derive(Default)]
-struct Handle {
+struct BlasHandle {
+    /// The stream handle that the program set, only handed back to it.
     stream: AtomicUsize,
-    math: AtomicI32,
-    pointers: AtomicI32,
-    atomics: AtomicI32,
+    math_mode: AtomicI32,
+    pointer_mode: AtomicI32,
+    atomics_mode: AtomicI32,
 }
 
-/// `CUBLAS_STATUS_NOT_INITIALIZED`.
-const NOT_INITIALIZED: Status = 1;
+const NOT_INITIALIZED: Status = cublasStatus_t::CUBLAS_STATUS_NOT_INITIALIZED as Status;
+const INVALID_VALUE: Status = cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE as Status;
 
-fn handle(address: usize) -> Option<&'static Handle> {
-    // SAFETY: by the C contract a handle is null or came from `cublasCreate`; those are leaked.
-    unsafe { (address as *const Handle).as_ref() }
-}
-
-fn set(address: usize, value: c_int, field: impl Fn(&Handle) -> &AtomicI32) -> Status {
-    let Some(handle) = handle(address) else { return NOT_INITIALIZED };
+fn set(handle: Handle<BlasHandle>, value: c_int, field: impl Fn(&BlasHandle) -> &AtomicI32) -> Status {
+    let Some(handle) = handle.get() else { return NOT_INITIALIZED };
     field(handle).store(value, Ordering::Relaxed);
     OK
 }
 
-fn get(address: usize, out: Out<c_int>, field: impl Fn(&Handle) -> &AtomicI32) -> Status {
-    let Some(handle) = handle(address) else { return NOT_INITIALIZED };
+fn get(handle: Handle<BlasHandle>, out: Out<c_int>, field: impl Fn(&BlasHandle) -> &AtomicI32) -> Status {
+    let Some(handle) = handle.get() else { return NOT_INITIALIZED };
     out.give(field(handle).load(Ordering::Relaxed))
 }
 
-/// `cublasLtMatmulHeuristicResult_t`: the algorithm, the workspace it needs, its state, its waves.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Heuristic {
-    algorithm: [u64; 8],
-    workspace: usize,
-    state: c_int,
-    waves: f32,
-    reserved: [c_int; 4],
-}
+const _: () = assert!(size_of::<cublasLtMatmulHeuristicResult_t>() == 96);
 
 answers! {
-    Real fn cublasCreate_v2(out: Out<usize>) { out.give(leak(Handle::default())) }
+    Real fn cublasCreate_v2(out: Out<Handle<BlasHandle>>) { out.give(Handle::new(BlasHandle::default())) }
     Success fn cublasDestroy_v2(_handle: Word) { OK }
-    Real fn cublasSetStream_v2(address: Word, stream: Word) {
-        let Some(handle) = handle(address) else { return NOT_INITIALIZED };
+    Real fn cublasSetStream_v2(handle: Handle<BlasHandle>, stream: Word) {
+        let Some(handle) = handle.get() else { return NOT_INITIALIZED };
         handle.stream.store(stream, Ordering::Relaxed);
         OK
     }
-    Real fn cublasGetStream_v2(address: Word, out: Out<usize>) {
-        let Some(handle) = handle(address) else { return NOT_INITIALIZED };
+    Real fn cublasGetStream_v2(handle: Handle<BlasHandle>, out: Out<usize>) {
+        let Some(handle) = handle.get() else { return NOT_INITIALIZED };
         out.give(handle.stream.load(Ordering::Relaxed))
     }
     Success fn cublasSetWorkspace_v2(_handle: Word, _workspace: Word, _size: usize) { OK }
-    Real fn cublasSetMathMode(address: Word, mode: c_int) { set(address, mode, |handle| &handle.math) }
-    Real fn cublasGetMathMode(address: Word, out: Out<c_int>) { get(address, out, |handle| &handle.math) }
-    Real fn cublasSetPointerMode_v2(address: Word, mode: c_int) { set(address, mode, |handle| &handle.pointers) }
-    Real fn cublasGetPointerMode_v2(address: Word, out: Out<c_int>) { get(address, out, |handle| &handle.pointers) }
-    Real fn cublasSetAtomicsMode(address: Word, mode: c_int) { set(address, mode, |handle| &handle.atomics) }
-    Real fn cublasGetAtomicsMode(address: Word, out: Out<c_int>) { get(address, out, |handle| &handle.atomics) }
-    /// One algorithm that needs no workspace: PyTorch allocates its own size whatever this says.
+    Real fn cublasSetMathMode(handle: Handle<BlasHandle>, mode: c_int) {
+        set(handle, mode, |handle| &handle.math_mode)
+    }
+    Real fn cublasGetMathMode(handle: Handle<BlasHandle>, out: Out<c_int>) {
+        get(handle, out, |handle| &handle.math_mode)
+    }
+    Real fn cublasSetPointerMode_v2(handle: Handle<BlasHandle>, mode: c_int) {
+        set(handle, mode, |handle| &handle.pointer_mode)
+    }
+    Real fn cublasGetPointerMode_v2(handle: Handle<BlasHandle>, out: Out<c_int>) {
+        get(handle, out, |handle| &handle.pointer_mode)
+    }
+    Real fn cublasSetAtomicsMode(handle: Handle<BlasHandle>, mode: c_int) {
+        set(handle, mode, |handle| &handle.atomics_mode)
+    }
+    Real fn cublasGetAtomicsMode(handle: Handle<BlasHandle>, out: Out<c_int>) {
+        get(handle, out, |handle| &handle.atomics_mode)
+    }
+    /// One algorithm that needs no workspace: PyTorch allocates a workspace of its own size for any result.
     Success fn cublasLtMatmulAlgoGetHeuristic(
         _handle: Word, _operation: Word, _a: Word, _b: Word, _c: Word, _d: Word, _preference: Word,
-        wanted: c_int, results: Out<Heuristic>, count: Out<c_int>,
+        wanted: c_int, results: Out<cublasLtMatmulHeuristicResult_t>, count: Out<c_int>,
     ) {
         if wanted < 1 {
             return INVALID_VALUE;
         }
-        results.put(Heuristic { algorithm: [0; 8], workspace: 0, state: 0, waves: 1.0, reserved: [0; 4] });
+        results.put(cublasLtMatmulHeuristicResult_t {
+            algo: cublasLtMatmulAlgo_t { data: [0; 8] },
+            workspaceSize: 0,
+            state: cublasStatus_t::CUBLAS_STATUS_SUCCESS,
+            wavesCount: 1.0,
+            reserved: [0; 4],
+        });
         count.give(1)
     }
     Success fn cublasLtMatmul(
         _handle: Word, _operation: Word, _alpha: Word, _a: Word, _a_layout: Word, _b: Word, _b_layout: Word,
         _beta: Word, _c: Word, _c_layout: Word, _d: Word, _d_layout: Word, _algorithm: Word, _workspace: Word,
-        _size: usize, stream: Word,
+        _size: usize, stream: StreamHandle,
     ) {
         launch_library(stream)
     }

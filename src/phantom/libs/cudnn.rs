@@ -1,126 +1,161 @@
-//! cuDNN's graph API, in which PyTorch asks for convolutions and attention.
+//! cuDNN's graph API, by which PyTorch runs convolutions and attention.
 //!
-//! From 9.8 on, cuDNN chooses engines and workspaces with no device when its descriptors carry a
-//! description of one. So the real library is asked, with the phantom card's description put on
-//! the heuristics, the engine and the plan, and with the handle left out. An older
-//! cuDNN gets a stand-in: one plan that needs no workspace, told as a guess.
+//! From 9.8 on, cuDNN chooses engines and workspaces without a device, if its descriptors carry a description
+//! of one. So the real library is asked: the description of the simulated card is set on the heuristics, the
+//! engine and the plan, and the handle is left out. An older cuDNN is replaced by a stand-in with one plan
+//! that needs no workspace, which is reported as a guess.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::mem::transmute;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex, OnceLock};
 
-use crate::core::ffi::{OK, Out, Status, Word, leak};
-use crate::core::host_state::{current, device, lock, machine};
-use crate::cuda::device_properties::attribute;
+use cudarc::cudnn::sys::{
+    cudnnBackendAttributeName_t, cudnnBackendAttributeType_t, cudnnBackendDescriptorType_t,
+};
+
+use crate::core::ffi::{Handle, OK, Out, Status, Word, codes};
+use crate::core::host_state::{current, host_state};
+use crate::core::lock::lock;
+use crate::cuda::device_properties::{
+    CU_DEVICE_ATTRIBUTE_CLOCK_RATE, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE,
+    CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X,
+    CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK,
+    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+    CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
+    CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, attribute, driver_version,
+};
+use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::launch_library;
-use crate::table::call_table::answers;
+use crate::table::call_table::{answers, by_contract};
 
-/// The first version that can be asked without a device.
-const DEVICELESS: usize = 90_800;
+/// The first version that can choose plans without a device.
+const FIRST_DEVICELESS: usize = 90_800;
 
-// Numbers from cudnn_graph.h.
-const DEVICE_PROPERTIES: c_int = 38;
-const DEVICE_PROPERTIES_JSON: c_int = 2702;
-const TYPE_CHAR: c_int = 24;
-const TYPE_DESCRIPTOR: c_int = 15;
-const OPERATION_GRAPH_HANDLE: c_int = 800;
-const PLAN_HANDLE: c_int = 400;
-const PLAN_WORKSPACE: c_int = 402;
+codes!(cudnnBackendDescriptorType_t {
+    CUDNN_BACKEND_ENGINE_DESCRIPTOR,
+    CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR,
+    CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR,
+    CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR,
+});
 
-/// The attribute under which a descriptor of that type takes the device's description.
+codes!(cudnnBackendAttributeName_t {
+    CUDNN_ATTR_ENGINEHEUR_RESULTS,
+    CUDNN_ATTR_ENGINEHEUR_DEVICEPROP,
+    CUDNN_ATTR_ENGINECFG_ENGINE,
+    CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE,
+    CUDNN_ATTR_ENGINECFG_SHARED_MEMORY_USED,
+    CUDNN_ATTR_EXECUTION_PLAN_HANDLE,
+    CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG,
+    CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
+    CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP,
+    CUDNN_ATTR_OPERATIONGRAPH_HANDLE,
+    CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT,
+    CUDNN_ATTR_ENGINE_GLOBAL_INDEX,
+    CUDNN_ATTR_ENGINE_DEVICEPROP,
+    CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION,
+});
+
+codes!(cudnnBackendAttributeType_t { CUDNN_TYPE_BACKEND_DESCRIPTOR, CUDNN_TYPE_CHAR });
+
+/// The attribute by which a descriptor of this type takes the description of a device.
 fn description_attribute(descriptor_type: c_int) -> Option<c_int> {
     match descriptor_type {
-        // CUDNN_BACKEND_ENGINE_DESCRIPTOR: CUDNN_ATTR_ENGINE_DEVICEPROP.
-        2 => Some(1307),
-        // CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR: CUDNN_ATTR_ENGINEHEUR_DEVICEPROP.
-        4 => Some(204),
-        // CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR: CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP.
-        5 => Some(407),
+        CUDNN_BACKEND_ENGINE_DESCRIPTOR => Some(CUDNN_ATTR_ENGINE_DEVICEPROP),
+        CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR => Some(CUDNN_ATTR_ENGINEHEUR_DEVICEPROP),
+        CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR => Some(CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP),
         _ => None,
     }
 }
 
-type Create = extern "C" fn(c_int, Out<usize>) -> Status;
-type OnDescriptor = extern "C" fn(Word) -> Status;
-type Set = extern "C" fn(Word, c_int, c_int, i64, Word) -> Status;
-type Get = extern "C" fn(Word, c_int, c_int, i64, Out<i64>, Word) -> Status;
+type Create = unsafe extern "C" fn(c_int, Out<usize>) -> Status;
+type OnDescriptor = unsafe extern "C" fn(Word) -> Status;
+type Set = unsafe extern "C" fn(Word, c_int, c_int, i64, Word) -> Status;
+type Get = unsafe extern "C" fn(Word, c_int, c_int, i64, Out<i64>, Word) -> Status;
 
 /// The real library.
-struct Real {
+struct RealCudnn {
     create: Create,
     destroy: OnDescriptor,
     finalize: OnDescriptor,
     set: Set,
     get: Get,
-    /// The description of the phantom card, a finalized descriptor.
+    /// A finalized descriptor with the description of the simulated card.
     card: usize,
-    /// Types of the live descriptors.
+    /// The types of the live descriptors.
     types: Mutex<HashMap<usize, c_int>>,
 }
 
-type Found = *mut libc::c_void;
-
 /// Looks a function up in the loaded libcudnn.
-fn symbol(library: Found, name: &CStr) -> Option<Found> {
+fn symbol(library: *mut c_void, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: the handle came from dlopen and is never closed.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
     (!found.is_null()).then_some(found)
 }
 
-/// The real library, when it is loaded and new enough.
-fn real() -> Option<&'static Real> {
-    static REAL: OnceLock<Option<Real>> = OnceLock::new();
+/// The real library, if it is loaded and new enough.
+fn real() -> Option<&'static RealCudnn> {
+    static REAL: OnceLock<Option<RealCudnn>> = OnceLock::new();
     REAL.get_or_init(open).as_ref()
 }
 
-fn open() -> Option<Real> {
-    // PyTorch loads it privately, so the default search does not see it; asked for by name, an
-    // already loaded library is found and none is loaded.
-    // SAFETY: a plain look-up.
+fn open() -> Option<RealCudnn> {
+    // PyTorch loads the library privately, so the default search does not find it. A search by name finds a
+    // loaded library and loads none.
+    // SAFETY: a look-up without side effects.
     let library = unsafe { libc::dlopen(c"libcudnn.so.9".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
     if library.is_null() {
         return None;
     }
     // SAFETY: the header gives the function of that name this signature.
-    let version =
-        unsafe { transmute::<Found, extern "C" fn() -> usize>(symbol(library, c"cudnnGetVersion")?) };
-    if version() < DEVICELESS {
+    let version = unsafe {
+        transmute::<*mut c_void, unsafe extern "C" fn() -> usize>(symbol(library, c"cudnnGetVersion")?)
+    };
+    // SAFETY: takes no arguments.
+    if unsafe { version() } < FIRST_DEVICELESS {
         return None;
     }
-    // SAFETY: as above, for each; an address of ours where a `void*` stands has the same size.
+    // SAFETY: as above, for each. A `void*` of the header has the size of a `Word`.
     let mut real = unsafe {
-        Real {
-            create: transmute::<Found, Create>(symbol(library, c"cudnnBackendCreateDescriptor")?),
-            destroy: transmute::<Found, OnDescriptor>(symbol(library, c"cudnnBackendDestroyDescriptor")?),
-            finalize: transmute::<Found, OnDescriptor>(symbol(library, c"cudnnBackendFinalize")?),
-            set: transmute::<Found, Set>(symbol(library, c"cudnnBackendSetAttribute")?),
-            get: transmute::<Found, Get>(symbol(library, c"cudnnBackendGetAttribute")?),
+        RealCudnn {
+            create: transmute::<*mut c_void, Create>(symbol(library, c"cudnnBackendCreateDescriptor")?),
+            destroy: transmute::<*mut c_void, OnDescriptor>(symbol(
+                library,
+                c"cudnnBackendDestroyDescriptor",
+            )?),
+            finalize: transmute::<*mut c_void, OnDescriptor>(symbol(library, c"cudnnBackendFinalize")?),
+            set: transmute::<*mut c_void, Set>(symbol(library, c"cudnnBackendSetAttribute")?),
+            get: transmute::<*mut c_void, Get>(symbol(library, c"cudnnBackendGetAttribute")?),
             card: 0,
             types: Mutex::default(),
         }
     };
     let mut card = 0usize;
-    let text = description();
-    let status = [
-        (real.create)(DEVICE_PROPERTIES, Out::from_address(&raw mut card as usize)),
-        (real.set)(
-            card,
-            DEVICE_PROPERTIES_JSON,
-            TYPE_CHAR,
-            text.as_bytes_with_nul().len() as i64,
-            text.as_ptr() as usize,
-        ),
-        (real.finalize)(card),
-    ];
+    let text = card_description();
+    let length = text.as_bytes_with_nul().len() as i64;
+    // SAFETY: the place and the text are good for the calls, with the length and the type that the header
+    // asks for.
+    let status = unsafe {
+        [
+            (real.create)(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, Out::of(&mut card)),
+            (real.set)(
+                card,
+                CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION,
+                CUDNN_TYPE_CHAR,
+                length,
+                text.as_ptr() as usize,
+            ),
+            (real.finalize)(card),
+        ]
+    };
     real.card = card;
     (status == [OK; 3]).then_some(real)
 }
 
-/// The card as cuDNN serializes a device's properties.
-fn description() -> std::ffi::CString {
-    let spec = &machine().spec;
+/// The card in the form in which cuDNN serializes the properties of a device.
+fn card_description() -> CString {
+    let spec = &host_state().spec;
     let get = |number| attribute(number, 0);
     let name: String = spec.name.chars().filter(|c| c.is_ascii() && !matches!(c, '"' | '\\')).collect();
     let text = format!(
@@ -133,66 +168,133 @@ fn description() -> std::ffi::CString {
          \"totalGlobalMem\":{memory},\"smClockRateKHz\":{clock},\"memClockRateKHz\":{memory_clock},\
          \"l2CacheSize\":{l2}}}",
         version = spec.cc.0 * 100 + spec.cc.1 * 10,
-        driver = crate::cuda::device_properties::driver_version(),
-        x = get(5),
-        y = get(6),
+        driver = driver_version(),
+        x = get(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X),
+        y = get(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y),
         sms = spec.sms,
-        shared = get(8),
-        optin = get(97),
-        reserved = get(111),
-        blocks = get(106),
-        threads = get(39),
+        shared = get(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK),
+        optin = get(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+        reserved = get(CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK),
+        blocks = get(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR),
+        threads = get(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR),
         memory = spec.memory,
-        clock = get(13),
-        memory_clock = get(36),
-        l2 = get(38),
+        clock = get(CU_DEVICE_ATTRIBUTE_CLOCK_RATE),
+        memory_clock = get(CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE),
+        l2 = get(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE),
     );
-    std::ffi::CString::new(text).unwrap_or_default()
+    CString::new(text).unwrap_or_default()
 }
 
-/// The largest workspace that a plan asked for.
-static WORKSPACE: AtomicUsize = AtomicUsize::new(0);
+/// The largest workspace that the real library asked for, in bytes.
+static LARGEST_WORKSPACE: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether the real library chooses, and the largest workspace that it asked for.
-pub(crate) fn chosen_by_real() -> (Option<bool>, usize) {
-    let asked = calls::cudnnBackendCreateDescriptor.hits() > 0;
-    (asked.then(|| real().is_some()), WORKSPACE.load(Ordering::Relaxed))
+/// Whether the real library chose the plans (`None` when there were none), and the largest workspace in bytes
+/// that it asked for.
+pub(crate) fn plans() -> (Option<bool>, usize) {
+    let used = entries::cudnnBackendCreateDescriptor.calls() > 0;
+    (used.then(|| real().is_some()), LARGEST_WORKSPACE.load(Ordering::Relaxed))
 }
 
-fn finalize(real: &Real, descriptor: usize) -> Status {
-    let kind = lock(&real.types).get(&descriptor).copied().unwrap_or(-1);
-    if let Some(attribute) = description_attribute(kind) {
-        (real.set)(descriptor, attribute, TYPE_DESCRIPTOR, 1, &raw const real.card as usize);
-    }
-    (real.finalize)(descriptor)
-}
-
-fn get(descriptor: usize, name: c_int, kind: c_int, wanted: i64, count: Out<i64>, values: usize) -> Status {
-    let Some(real) = real() else { return stand_in(name, count, values) };
-    let status = (real.get)(descriptor, name, kind, wanted, count, values);
-    if status == OK
-        && name == PLAN_WORKSPACE
-        && let Some(size) = Out::<i64>::from_address(values).get()
-    {
-        WORKSPACE.fetch_max(size.max(0) as usize, Ordering::Relaxed);
+/// Creates a descriptor.
+///
+/// # Safety
+/// By the contract of `cudnnBackendCreateDescriptor`.
+unsafe fn create_descriptor(descriptor_type: c_int, out: Out<usize>) -> Status {
+    let Some(real) = real() else { return out.give(Handle::new([0u64; 32]).address()) };
+    let mut descriptor = 0;
+    // SAFETY: the caller's promise, with a place of ours.
+    let status = unsafe { (real.create)(descriptor_type, Out::of(&mut descriptor)) };
+    if status == OK {
+        lock(&real.types).insert(descriptor, descriptor_type);
+        return out.give(descriptor);
     }
     status
 }
 
-/// What an older cuDNN's stand-in says: one engine, one configuration, no workspace.
-fn stand_in(name: c_int, count: Out<i64>, values: usize) -> Status {
-    let number = Out::<i64>::from_address(values);
+/// Destroys a descriptor.
+///
+/// # Safety
+/// By the contract of `cudnnBackendDestroyDescriptor`.
+unsafe fn destroy_descriptor(descriptor: usize) -> Status {
+    let Some(real) = real() else { return OK };
+    lock(&real.types).remove(&descriptor);
+    // SAFETY: the caller's promise.
+    unsafe { (real.destroy)(descriptor) }
+}
+
+/// Finalizes a descriptor, with the description of the card where it takes one.
+///
+/// # Safety
+/// By the contract of `cudnnBackendFinalize`.
+unsafe fn finalize(descriptor: usize) -> Status {
+    let Some(real) = real() else { return OK };
+    let descriptor_type = lock(&real.types).get(&descriptor).copied().unwrap_or(-1);
+    // SAFETY: the caller's promise; the attribute takes one descriptor.
+    unsafe {
+        if let Some(attribute) = description_attribute(descriptor_type) {
+            (real.set)(
+                descriptor,
+                attribute,
+                CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                1,
+                &raw const real.card as usize,
+            );
+        }
+        (real.finalize)(descriptor)
+    }
+}
+
+/// The arguments by which a program reads an attribute.
+#[derive(Clone, Copy)]
+struct AttributeRequest<'call> {
+    name: c_int,
+    kind: c_int,
+    wanted: i64,
+    count: Out<'call, i64>,
+    values: usize,
+}
+
+/// Reads an attribute, from the stand-in where there is no real library.
+///
+/// # Safety
+/// By the contract of `cudnnBackendGetAttribute`.
+unsafe fn get_attribute(descriptor: usize, request: AttributeRequest) -> Status {
+    let AttributeRequest { name, kind, wanted, count, values } = request;
+    // SAFETY: the caller's promise, for each.
+    unsafe {
+        let Some(real) = real() else { return stand_in(name, count, values) };
+        let status = (real.get)(descriptor, name, kind, wanted, count, values);
+        if status == OK && name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE && values != 0 {
+            let size = (values as *const i64).read_unaligned();
+            LARGEST_WORKSPACE.fetch_max(size.max(0) as usize, Ordering::Relaxed);
+        }
+        status
+    }
+}
+
+/// Reads an attribute of the stand-in: one engine, one configuration, no workspace.
+///
+/// # Safety
+/// `values` is null or good for a write of the attribute's type.
+unsafe fn stand_in(name: c_int, count: Out<i64>, values: usize) -> Status {
+    // SAFETY: the caller's promise.
+    let (number, number_32) =
+        unsafe { (Out::<i64>::from_address(values), Out::<c_int>::from_address(values)) };
     let found = match name {
-        202 | 300 | 401 => 1,
-        303 | 402 | 1301 => {
+        CUDNN_ATTR_ENGINEHEUR_RESULTS
+        | CUDNN_ATTR_ENGINECFG_ENGINE
+        | CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG => 1,
+        CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE
+        | CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE
+        | CUDNN_ATTR_ENGINE_GLOBAL_INDEX => {
             number.put(0);
             1
         }
-        304 => {
-            number.cast::<c_int>().put(0);
+        CUDNN_ATTR_ENGINECFG_SHARED_MEMORY_USED => {
+            number_32.put(0);
             1
         }
-        802 => {
+        CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT => {
             number.put(1);
             1
         }
@@ -202,47 +304,41 @@ fn stand_in(name: c_int, count: Out<i64>, values: usize) -> Status {
     OK
 }
 
-/// Streams that the program set on its handles.
-static STREAMS: LazyLock<Mutex<HashMap<usize, usize>>> = LazyLock::new(Mutex::default);
+/// The streams that the program set on its handles.
+static STREAMS: LazyLock<Mutex<HashMap<usize, StreamHandle>>> = LazyLock::new(Mutex::default);
 
-fn stream_of(handle: usize) -> usize {
-    lock(&STREAMS).get(&handle).copied().unwrap_or(0)
+fn stream_of(handle: usize) -> StreamHandle {
+    lock(&STREAMS).get(&handle).copied().unwrap_or(StreamHandle::DEFAULT)
 }
 
 answers! {
-    Real fn cudnnCreate(out: Out<usize>) {
-        // Which device it was made on is all that a handle could be asked for.
-        let made = device(current().index as c_int).map_or(0, |device| device.index);
-        out.give(leak([made; 8]))
-    }
+    /// A handle holds the index of the device on which it was created.
+    Real fn cudnnCreate(out: Out<Handle<[usize; 8]>>) { out.give(Handle::new([current().index; 8])) }
     Success fn cudnnDestroy(_handle: Word) { OK }
-    Real fn cudnnSetStream(handle: Word, stream: Word) { lock(&STREAMS).insert(handle, stream); OK }
-    Real fn cudnnGetStream(handle: Word, out: Out<usize>) { out.give(stream_of(handle)) }
-    Real fn cudnnBackendCreateDescriptor(kind: c_int, out: Out<usize>) {
-        let Some(real) = real() else { return out.give(leak([0u64; 32])) };
-        let status = (real.create)(kind, out);
-        if let (OK, Some(descriptor)) = (status, out.get()) {
-            lock(&real.types).insert(descriptor, kind);
-        }
-        status
+    Real fn cudnnSetStream(handle: Word, stream: StreamHandle) {
+        lock(&STREAMS).insert(handle, stream);
+        OK
     }
-    Real fn cudnnBackendDestroyDescriptor(descriptor: Word) {
-        let Some(real) = real() else { return OK };
-        lock(&real.types).remove(&descriptor);
-        (real.destroy)(descriptor)
+    Real fn cudnnGetStream(handle: Word, out: Out<StreamHandle>) { out.give(stream_of(handle)) }
+    Real fn cudnnBackendCreateDescriptor(descriptor_type: c_int, out: Out<usize>) {
+        by_contract!(create_descriptor(descriptor_type, out))
     }
+    Real fn cudnnBackendDestroyDescriptor(descriptor: Word) { by_contract!(destroy_descriptor(descriptor)) }
     Real fn cudnnBackendSetAttribute(descriptor: Word, name: c_int, kind: c_int, count: i64, values: Word) {
+        // The real library cannot use our handle.
+        let is_handle = matches!(name, CUDNN_ATTR_OPERATIONGRAPH_HANDLE | CUDNN_ATTR_EXECUTION_PLAN_HANDLE);
         match real() {
-            Some(real) if !matches!(name, OPERATION_GRAPH_HANDLE | PLAN_HANDLE) => {
-                (real.set)(descriptor, name, kind, count, values)
-            }
-            // The handle is ours: the real library could not make anything of it.
+            Some(real) if !is_handle => by_contract!((real.set)(descriptor, name, kind, count, values)),
             _ => OK,
         }
     }
-    Real fn cudnnBackendFinalize(descriptor: Word) { real().map_or(OK, |real| finalize(real, descriptor)) }
-    Real fn cudnnBackendGetAttribute(descriptor: Word, name: c_int, kind: c_int, wanted: i64, count: Out<i64>, values: Word) {
-        get(descriptor, name, kind, wanted, count, values)
+    Real fn cudnnBackendFinalize(descriptor: Word) { by_contract!(finalize(descriptor)) }
+    Real fn cudnnBackendGetAttribute(
+        descriptor: Word, name: c_int, kind: c_int, wanted: i64, count: Out<i64>, values: Word,
+    ) {
+        by_contract!(get_attribute(descriptor, AttributeRequest { name, kind, wanted, count, values }))
     }
-    Success fn cudnnBackendExecute(handle: Word, _plan: Word, _values: Word) { launch_library(stream_of(handle)) }
+    Success fn cudnnBackendExecute(handle: Word, _plan: Word, _values: Word) {
+        launch_library(stream_of(handle))
+    }
 }

@@ -1,72 +1,95 @@
-//! cuDNN's older convolution calls, which PyTorch takes where the graph API has no engine for it:
-//! one algorithm, no workspace. A guess.
+//! cuDNN's older convolution calls, which PyTorch uses where the graph API has no engine. They offer one
+//! algorithm that needs no workspace, which is a guess.
 
 use std::ffi::c_int;
+
+use cudarc::cudnn::sys::{
+    cudnnConvolutionBwdDataAlgo_t, cudnnConvolutionBwdDataAlgoPerf_t, cudnnConvolutionBwdFilterAlgo_t,
+    cudnnConvolutionBwdFilterAlgoPerf_t, cudnnConvolutionFwdAlgo_t, cudnnConvolutionFwdAlgoPerf_t,
+    cudnnDeterminism_t, cudnnMathType_t, cudnnStatus_t,
+};
 
 use crate::core::ffi::{Out, Status, Word};
 use crate::table::call_table::answers;
 
-/// `cudnnConvolution*AlgoPerf_t`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Performance {
-    algorithm: c_int,
-    status: c_int,
-    milliseconds: f32,
-    workspace: usize,
-    deterministic: c_int,
-    math: c_int,
-    reserved: [c_int; 3],
+// The three structs have one layout.
+const _: () = assert!(size_of::<cudnnConvolutionFwdAlgoPerf_t>() == 48);
+const _: () = assert!(size_of::<cudnnConvolutionBwdDataAlgoPerf_t>() == 48);
+const _: () = assert!(size_of::<cudnnConvolutionBwdFilterAlgoPerf_t>() == 48);
+
+/// Writes the one result of a search for algorithms.
+macro_rules! one_result {
+    ($struct:ident, $algorithm:expr, $count:ident, $results:ident) => {{
+        $results.put($struct {
+            algo: $algorithm,
+            status: cudnnStatus_t::CUDNN_STATUS_SUCCESS,
+            time: 0.1,
+            memory: 0,
+            determinism: cudnnDeterminism_t::CUDNN_DETERMINISTIC,
+            mathType: cudnnMathType_t::CUDNN_DEFAULT_MATH,
+            reserved: [0; 3],
+        });
+        $count.give(1)
+    }};
 }
 
-/// Algorithm 1 exists for all three directions: the precomputed implicit product forward, the
-/// deterministic one backward.
-fn one(count: Out<c_int>, results: Out<Performance>) -> Status {
-    results.put(Performance {
-        algorithm: 1,
-        status: 0,
-        milliseconds: 0.1,
-        workspace: 0,
-        deterministic: 1,
-        math: 0,
-        reserved: [0; 3],
-    });
-    count.give(1)
+/// The implicit product with precomputed indices.
+fn one_forward(count: Out<c_int>, results: Out<cudnnConvolutionFwdAlgoPerf_t>) -> Status {
+    use cudnnConvolutionFwdAlgo_t::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM as ALGORITHM;
+    one_result!(cudnnConvolutionFwdAlgoPerf_t, ALGORITHM, count, results)
+}
+
+/// The deterministic algorithm.
+fn one_backward_data(count: Out<c_int>, results: Out<cudnnConvolutionBwdDataAlgoPerf_t>) -> Status {
+    use cudnnConvolutionBwdDataAlgo_t::CUDNN_CONVOLUTION_BWD_DATA_ALGO_1 as ALGORITHM;
+    one_result!(cudnnConvolutionBwdDataAlgoPerf_t, ALGORITHM, count, results)
+}
+
+/// The deterministic algorithm.
+fn one_backward_filter(count: Out<c_int>, results: Out<cudnnConvolutionBwdFilterAlgoPerf_t>) -> Status {
+    use cudnnConvolutionBwdFilterAlgo_t::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1 as ALGORITHM;
+    one_result!(cudnnConvolutionBwdFilterAlgoPerf_t, ALGORITHM, count, results)
 }
 
 answers! {
     Guess fn cudnnGetConvolutionForwardAlgorithm_v7(
-        _handle: Word, _x: Word, _w: Word, _conv: Word, _y: Word, _wanted: c_int, count: Out<c_int>, results: Out<Performance>,
+        _handle: Word, _x: Word, _w: Word, _conv: Word, _y: Word, _wanted: c_int, count: Out<c_int>,
+        results: Out<cudnnConvolutionFwdAlgoPerf_t>,
     ) {
-        one(count, results)
+        one_forward(count, results)
     }
     Guess fn cudnnGetConvolutionBackwardDataAlgorithm_v7(
-        _handle: Word, _w: Word, _dy: Word, _conv: Word, _dx: Word, _wanted: c_int, count: Out<c_int>, results: Out<Performance>,
+        _handle: Word, _w: Word, _dy: Word, _conv: Word, _dx: Word, _wanted: c_int, count: Out<c_int>,
+        results: Out<cudnnConvolutionBwdDataAlgoPerf_t>,
     ) {
-        one(count, results)
+        one_backward_data(count, results)
     }
     Guess fn cudnnGetConvolutionBackwardFilterAlgorithm_v7(
-        _handle: Word, _x: Word, _dy: Word, _conv: Word, _dw: Word, _wanted: c_int, count: Out<c_int>, results: Out<Performance>,
+        _handle: Word, _x: Word, _dy: Word, _conv: Word, _dw: Word, _wanted: c_int, count: Out<c_int>,
+        results: Out<cudnnConvolutionBwdFilterAlgoPerf_t>,
     ) {
-        one(count, results)
+        one_backward_filter(count, results)
     }
     Guess fn cudnnFindConvolutionForwardAlgorithmEx(
         _handle: Word, _x: Word, _x_data: Word, _w: Word, _w_data: Word, _conv: Word, _y: Word, _y_data: Word,
-        _wanted: c_int, count: Out<c_int>, results: Out<Performance>, _workspace: Word, _size: usize,
+        _wanted: c_int, count: Out<c_int>, results: Out<cudnnConvolutionFwdAlgoPerf_t>, _workspace: Word,
+        _size: usize,
     ) {
-        one(count, results)
+        one_forward(count, results)
     }
     Guess fn cudnnFindConvolutionBackwardDataAlgorithmEx(
-        _handle: Word, _w: Word, _w_data: Word, _dy: Word, _dy_data: Word, _conv: Word, _dx: Word, _dx_data: Word,
-        _wanted: c_int, count: Out<c_int>, results: Out<Performance>, _workspace: Word, _size: usize,
+        _handle: Word, _w: Word, _w_data: Word, _dy: Word, _dy_data: Word, _conv: Word, _dx: Word,
+        _dx_data: Word, _wanted: c_int, count: Out<c_int>, results: Out<cudnnConvolutionBwdDataAlgoPerf_t>,
+        _workspace: Word, _size: usize,
     ) {
-        one(count, results)
+        one_backward_data(count, results)
     }
     Guess fn cudnnFindConvolutionBackwardFilterAlgorithmEx(
-        _handle: Word, _x: Word, _x_data: Word, _dy: Word, _dy_data: Word, _conv: Word, _dw: Word, _dw_data: Word,
-        _wanted: c_int, count: Out<c_int>, results: Out<Performance>, _workspace: Word, _size: usize,
+        _handle: Word, _x: Word, _x_data: Word, _dy: Word, _dy_data: Word, _conv: Word, _dw: Word,
+        _dw_data: Word, _wanted: c_int, count: Out<c_int>, results: Out<cudnnConvolutionBwdFilterAlgoPerf_t>,
+        _workspace: Word, _size: usize,
     ) {
-        one(count, results)
+        one_backward_filter(count, results)
     }
     Guess fn cudnnGetConvolutionForwardWorkspaceSize(
         _handle: Word, _x: Word, _w: Word, _conv: Word, _y: Word, _algorithm: c_int, size: Out<usize>,

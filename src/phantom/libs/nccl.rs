@@ -1,9 +1,10 @@
-//! NCCL: communicators that know their size and rank, and collectives whose memory is right.
+//! NCCL: communicators that know their size and rank, and collectives with the right memory.
 //!
-//! Small data of known value is really exchanged with the other ranks ([`peers`](crate::libs::rank_mailbox));
-//! of anything else only the bookkeeping is done, and nobody waits. Where the others cannot be
-//! reached (other hosts, or several ranks in one process) a rank goes by its own data. The buffers of
-//! a communicator's ring are taken at its first operation ([`libraries`](crate::libs::nccl_buffers)).
+//! Small data of known content is exchanged with the other ranks
+//! ([`rank_mailbox`](crate::libs::rank_mailbox)). Other data is not moved, and no rank waits for it. Where
+//! the other ranks cannot be reached (other hosts, or several ranks in one process), a rank uses its own data
+//! in place of theirs. A communicator takes the buffers of a ring at its first operation
+//! ([`nccl_buffers`](crate::libs::nccl_buffers)).
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_int};
@@ -11,71 +12,97 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use crate::core::ffi::{OK, Out, Status, Word, leak, opaque_handle};
-use crate::core::host_state::{current, lock};
+use cudarc::nccl::sys::{ncclResult_t, ncclUniqueId};
+
+use crate::core::ffi::{Handle, In, OK, Out, Status, Word, opaque_handle};
+use crate::core::host_state::current;
+use crate::core::lock::lock;
 use crate::core::values::SMALL;
-use crate::core::vram::Use;
+use crate::core::vram::BlockPurpose;
 use crate::cuda::copy::{read_prefix, write_known};
 use crate::cuda::memory;
-use crate::kernels::reduce::{reduce, width};
-use crate::libs::nccl_buffers::{Taken, ring_of_nccl};
-use crate::libs::rank_mailbox::{Contribution, Peers};
-use crate::table::call_table::answers;
+use crate::kernels::reduce::{self, DataType, reduce, width};
+use crate::libs::nccl_buffers::{LibraryMemory, ring_buffers};
+use crate::libs::rank_mailbox::{Contribution, RankMailbox};
+use crate::table::call_table::{answers, by_contract};
 
 /// A communicator.
-struct Comm {
+struct Communicator {
     ranks: usize,
     rank: usize,
+    /// The index of its device.
     device: usize,
-    /// What its ranks' shared memory is called; `None` when they are not to be reached.
+    /// The name of the ranks' shared memory, or `None` when they cannot be reached.
     name: Option<u64>,
-    peers: OnceLock<Option<Peers>>,
-    /// How many communicators were made from it.
+    mailbox: OnceLock<Option<RankMailbox>>,
+    /// The number of communicators that were made from it.
     children: AtomicU64,
-    /// Its own memory; `None` before the first operation.
-    buffers: Mutex<Option<Taken>>,
+    /// The buffers of its ring, `None` before the first operation.
+    buffers: Mutex<Option<LibraryMemory>>,
 }
 
+/// The library in whose place the buffers are allocated.
 const LIBRARY: &CStr = c"libnccl.so.2";
 
-/// `ncclInvalidArgument`, `ncclUnhandledCudaError`.
-const INVALID: Status = 4;
-const CUDA_ERROR: Status = 1;
+const INVALID_ARGUMENT: Status = ncclResult_t::ncclInvalidArgument as Status;
+const UNHANDLED_CUDA_ERROR: Status = ncclResult_t::ncclUnhandledCudaError as Status;
 /// `NCCL_SPLIT_NOCOLOR`.
 const NO_COLOR: c_int = -1;
 
-/// `ncclUniqueId`: 128 bytes, by value.
+/// The content of an `ncclUniqueId`, which some calls take by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct UniqueId([u64; 16]);
+struct UniqueId([u64; 16]);
 
-fn comm(handle: usize) -> Option<&'static Comm> {
-    // SAFETY: by the C contract a handle is null or came from a call below; those are leaked.
-    unsafe { (handle as *const Comm).as_ref() }
-}
+const _: () = assert!(size_of::<UniqueId>() == size_of::<ncclUniqueId>());
 
-fn create(out: Out<usize>, ranks: usize, rank: usize, name: Option<u64>) -> Status {
+fn create(out: Out<Handle<Communicator>>, ranks: usize, rank: usize, name: Option<u64>) -> Status {
     if ranks < 1 || rank >= ranks {
-        return INVALID;
+        return INVALID_ARGUMENT;
     }
-    let (peers, children, buffers) = (OnceLock::new(), AtomicU64::new(0), Mutex::new(None));
-    out.give(leak(Comm { ranks, rank, device: current().index, name, peers, children, buffers }))
+    out.give(Handle::new(Communicator {
+        ranks,
+        rank,
+        device: current().index,
+        name,
+        mailbox: OnceLock::new(),
+        children: AtomicU64::new(0),
+        buffers: Mutex::new(None),
+    }))
 }
 
-fn create_by_id(out: Out<usize>, ranks: c_int, rank: c_int, id: UniqueId) -> Status {
-    let (Ok(ranks), Ok(rank)) = (usize::try_from(ranks), usize::try_from(rank)) else { return INVALID };
-    // An id from another machine names memory that is not here.
+fn create_with_id(out: Out<Handle<Communicator>>, ranks: c_int, rank: c_int, id: UniqueId) -> Status {
+    let (Ok(ranks), Ok(rank)) = (usize::try_from(ranks), usize::try_from(rank)) else {
+        return INVALID_ARGUMENT;
+    };
+    // The id of another machine names memory that does not exist here.
     let name = (id.0[3] == machine_hash()).then(|| hash(id.0));
     create(out, ranks, rank, name)
 }
 
-fn hash(what: impl Hash) -> u64 {
+/// Creates communicators for all ranks in this process. Several ranks in one thread cannot wait for each
+/// other, so each uses its own data.
+///
+/// # Safety
+/// `out` is null or has `ranks` elements.
+unsafe fn create_all(out: Out<Handle<Communicator>>, ranks: usize) -> Status {
+    for rank in 0..ranks {
+        // SAFETY: rank < ranks.
+        let status = create(unsafe { out.at(rank) }, ranks, rank, None);
+        if status != OK {
+            return status;
+        }
+    }
+    OK
+}
+
+fn hash(value: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
-    what.hash(&mut hasher);
+    value.hash(&mut hasher);
     hasher.finish()
 }
 
-/// Tells machines apart, and their boots.
+/// Identifies the machine and its boot.
 fn machine_hash() -> u64 {
     hash(std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default())
 }
@@ -85,319 +112,406 @@ fn unique_id(out: Out<UniqueId>) -> Status {
     let mut id = [0; 16];
     id[0] = u64::from_le_bytes(*b"phantom!");
     id[1] = u64::from(std::process::id()) << 32 | NEXT.fetch_add(1, Ordering::Relaxed);
-    // Two programs may have had the same process id: the time tells them apart.
+    // Process ids are reused, so the id contains the time, too.
     id[2] = std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64);
     id[3] = machine_hash();
     out.give(UniqueId(id))
 }
 
-impl Comm {
-    /// Takes the buffers of its ring, once. Alone it needs none.
-    fn connect(&self) -> Status {
+impl Communicator {
+    /// Allocates the buffers of the ring, once. A single rank needs none.
+    fn alloc_buffers(&self) -> Status {
         let mut buffers = lock(&self.buffers);
         if self.ranks > 1 && buffers.is_none() {
-            match Taken::new(LIBRARY, self.device, &ring_of_nccl()) {
-                Ok(taken) => *buffers = Some(taken),
+            match LibraryMemory::alloc(LIBRARY, self.device, &ring_buffers()) {
+                Ok(memory) => *buffers = Some(memory),
                 Err(status) => return status,
             }
         }
         OK
     }
 
-    /// Gives them back.
-    fn disconnect(&self) {
+    fn free_buffers(&self) {
         let buffers = lock(&self.buffers).take();
         if let Some(buffers) = buffers {
-            buffers.give(LIBRARY);
+            buffers.free(LIBRARY);
         }
     }
 
-    fn peers(&self) -> Option<&Peers> {
+    /// The mailbox of the ranks, if they can be reached.
+    fn mailbox(&self) -> Option<&RankMailbox> {
         let attach = || {
             let name = self.name.filter(|_| self.ranks > 1)?;
-            Peers::attach(&format!("/memtrace-phantom-{name:016x}"), self.ranks, self.rank)
+            RankMailbox::attach(&format!("/memtrace-phantom-{name:016x}"), self.ranks, self.rank)
         };
-        self.peers.get_or_init(attach).as_ref()
+        self.mailbox.get_or_init(attach).as_ref()
     }
 
-    /// Everyone's contribution to an operation; one's own for everyone's where they are out of reach.
-    fn everyone(&self, mine: Contribution) -> Vec<Contribution> {
-        let heard = self.peers().and_then(|peers| peers.exchange(mine.as_deref()));
-        heard.unwrap_or_else(|| vec![mine; self.ranks])
+    /// The contributions of all ranks to an operation. Its own replaces those of ranks that cannot be
+    /// reached.
+    fn exchange(&self, mine: Contribution) -> Vec<Contribution> {
+        let all = self.mailbox().and_then(|mailbox| mailbox.exchange(mine.as_deref()));
+        all.unwrap_or_else(|| vec![mine; self.ranks])
     }
 
-    /// A communicator of those ranks that said the same colour, in the order of their keys.
-    fn split(&self, color: c_int, key: c_int, out: Out<usize>) -> Status {
+    /// Creates a communicator of the ranks with the same color, in the order of their keys.
+    fn split(&self, color: c_int, key: c_int, out: Out<Handle<Communicator>>) -> Status {
         let child = self.children.fetch_add(1, Ordering::Relaxed);
         let mine = [color.to_le_bytes(), key.to_le_bytes()].concat();
-        let everyone = self.everyone(Some(mine));
-        let said = |rank: usize| -> Option<(c_int, c_int)> {
-            let bytes = everyone.get(rank)?.as_ref()?;
+        let all = self.exchange(Some(mine));
+        let color_and_key = |rank: usize| -> Option<(c_int, c_int)> {
+            let bytes = all.get(rank)?.as_ref()?;
             let number = |at: usize| Some(c_int::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
             Some((number(0)?, number(4)?))
         };
         if color == NO_COLOR {
-            return out.give(0);
+            return out.give(Handle::null());
         }
         let mut members: Vec<_> = (0..self.ranks)
-            .filter_map(|rank| said(rank).map(|(color, key)| (color, key, rank)))
+            .filter_map(|rank| color_and_key(rank).map(|(color, key)| (color, key, rank)))
             .filter(|&(other, ..)| other == color)
             .map(|(_, key, rank)| (key, rank))
             .collect();
         members.sort_unstable();
-        let Some(rank) = members.iter().position(|&(_, rank)| rank == self.rank) else { return INVALID };
+        let Some(rank) = members.iter().position(|&(_, rank)| rank == self.rank) else {
+            return INVALID_ARGUMENT;
+        };
         create(out, members.len(), rank, self.name.map(|name| hash((name, child, color))))
     }
 
-    fn shrink(&self, excluded: Out<c_int>, count: usize, out: Out<usize>) -> Status {
+    /// Creates a communicator without some ranks.
+    ///
+    /// # Safety
+    /// `excluded` is null or has `count` elements.
+    unsafe fn shrink(&self, excluded: In<c_int>, count: usize, out: Out<Handle<Communicator>>) -> Status {
         let child = self.children.fetch_add(1, Ordering::Relaxed);
-        let gone: Vec<_> = (0..count).filter_map(|index| excluded.at(index).get()).collect();
+        // SAFETY: index < count.
+        let gone: Vec<_> = (0..count).filter_map(|index| unsafe { excluded.at(index) }.get()).collect();
         let left: Vec<_> = (0..self.ranks).filter(|&rank| !gone.contains(&(rank as c_int))).collect();
-        let Some(rank) = left.iter().position(|&rank| rank == self.rank) else { return INVALID };
+        let Some(rank) = left.iter().position(|&rank| rank == self.rank) else { return INVALID_ARGUMENT };
         create(out, left.len(), rank, self.name.map(|name| hash((name, child, "shrunk"))))
     }
 }
 
-/// What an operation does with the data.
+/// The kind of an operation, with its reduction or its rank.
 #[derive(Debug, Clone, Copy)]
 enum Action {
-    AllReduce(c_int),
-    Reduce(c_int, usize),
+    AllReduce(reduce::Operation),
+    Reduce(reduce::Operation, usize),
     Broadcast(usize),
     AllGather,
-    ReduceScatter(c_int),
+    ReduceScatter(reduce::Operation),
     AllToAll,
     Send(usize),
     Receive(usize),
 }
 
-/// An operation, as the program asked for it.
-#[derive(Debug, Clone, Copy)]
+/// One call of an operation.
+#[derive(Clone, Copy)]
 struct Operation {
     action: Action,
-    handle: usize,
+    comm: Handle<Communicator>,
     from: usize,
     to: usize,
-    /// Elements that each rank gives to each place: the header's count.
+    /// The header's count: elements that each rank contributes to each result.
     count: usize,
-    data_type: c_int,
+    data_type: DataType,
 }
 
 impl Operation {
-    fn run(&self) -> Status {
-        let Some(comm) = comm(self.handle) else { return INVALID };
-        let connected = comm.connect();
-        if connected != OK {
-            return connected;
+    /// Runs the operation.
+    ///
+    /// # Safety
+    /// `from` and `to` are good for the data of the operation, as NCCL's header defines it.
+    unsafe fn run(&self) -> Status {
+        let Some(comm) = self.comm.get() else { return INVALID_ARGUMENT };
+        let status = comm.alloc_buffers();
+        if status != OK {
+            return status;
         }
-        let one = self.count.saturating_mul(width(self.data_type));
-        let (gives, gets) = match self.action {
-            Action::AllGather => (one, one.saturating_mul(comm.ranks)),
-            Action::ReduceScatter(_) => (one.saturating_mul(comm.ranks), one),
-            Action::AllToAll => (one.saturating_mul(comm.ranks), one.saturating_mul(comm.ranks)),
-            Action::Send(_) => (one, 0),
-            _ => (one, one),
+        let part = self.count.saturating_mul(width(self.data_type));
+        let (input, output) = match self.action {
+            Action::AllGather => (part, part.saturating_mul(comm.ranks)),
+            Action::ReduceScatter(_) => (part.saturating_mul(comm.ranks), part),
+            Action::AllToAll => (part.saturating_mul(comm.ranks), part.saturating_mul(comm.ranks)),
+            Action::Send(_) => (part, 0),
+            _ => (part, part),
         };
-        if gives == 0 && gets == 0 {
+        if input == 0 && output == 0 {
             return OK;
         }
-        if gives > SMALL {
-            // Too large to be of known value; in place, nothing changed that anybody could tell.
-            return if gets == 0 { OK } else { write_known(self.to, None, gets) };
+        if input > SMALL {
+            // Too large to be known. The content of the output becomes unknown.
+            // SAFETY: the caller's promise.
+            return if output == 0 { OK } else { unsafe { write_known(self.to, None, output) } };
         }
         let mine = match self.action {
             Action::Receive(_) => None,
-            // Only the root's buffer counts; the others' may not even be there.
+            // Only the root's input is read. The others' may not exist.
             Action::Broadcast(root) if root != comm.rank => None,
-            _ => read_prefix(self.from, gives),
+            // SAFETY: the caller's promise.
+            _ => unsafe { read_prefix(self.from, input) },
         };
         match self.action {
-            Action::Send(peer) => {
-                if let Some(peers) = comm.peers() {
-                    peers.send(peer.min(comm.ranks - 1), mine.as_deref());
+            Action::Send(rank) => {
+                if let Some(mailbox) = comm.mailbox() {
+                    mailbox.send(rank.min(comm.ranks - 1), mine.as_deref());
                 }
                 OK
             }
-            Action::Receive(peer) => {
-                let heard = comm.peers().and_then(|peers| peers.receive(peer.min(comm.ranks - 1)));
-                write_known(self.to, heard.flatten().as_deref(), gets)
+            Action::Receive(rank) => {
+                let received = comm.mailbox().and_then(|mailbox| mailbox.receive(rank.min(comm.ranks - 1)));
+                // SAFETY: the caller's promise.
+                unsafe { write_known(self.to, received.flatten().as_deref(), output) }
             }
-            _ => self.finish(comm, &comm.everyone(mine), one),
+            // SAFETY: the caller's promise.
+            _ => unsafe { self.write_result(comm, &comm.exchange(mine), part) },
         }
     }
 
-    /// Writes the result of a collective, from everyone's contributions.
-    fn finish(&self, comm: &Comm, everyone: &[Contribution], one: usize) -> Status {
-        let reduced = |operation, part: usize| {
-            let whole = |bytes| slice(bytes, part, one).filter(|bytes| bytes.len() == one);
-            let all: Option<Vec<_>> = everyone.iter().map(whole).collect();
-            all.map(|all| reduce(self.data_type, operation, &all))
+    /// Writes the result of a collective from the contributions of all ranks, in parts of `part` bytes.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run).
+    unsafe fn write_result(&self, comm: &Communicator, all: &[Contribution], part: usize) -> Status {
+        let reduced = |operation, index: usize| {
+            let whole = |bytes| slice(bytes, index, part).filter(|bytes| bytes.len() == part);
+            let parts: Option<Vec<_>> = all.iter().map(whole).collect();
+            parts.map(|parts| reduce(self.data_type, operation, &parts))
         };
-        match self.action {
-            Action::AllReduce(operation) => write_known(self.to, reduced(operation, 0).as_deref(), one),
-            Action::Reduce(operation, root) if root == comm.rank => {
-                write_known(self.to, reduced(operation, 0).as_deref(), one)
+        // SAFETY: the caller's promise, for each.
+        unsafe {
+            match self.action {
+                Action::AllReduce(operation) => write_known(self.to, reduced(operation, 0).as_deref(), part),
+                Action::Reduce(operation, root) if root == comm.rank => {
+                    write_known(self.to, reduced(operation, 0).as_deref(), part)
+                }
+                Action::Reduce(..) => OK,
+                Action::Broadcast(root) => {
+                    // When the root cannot be reached, its contribution is unknown, except to itself.
+                    let bytes = all.get(root).and_then(|bytes| slice(bytes, 0, part));
+                    write_known(self.to, bytes.as_deref(), part)
+                }
+                Action::ReduceScatter(operation) => {
+                    write_known(self.to, reduced(operation, comm.rank).as_deref(), part)
+                }
+                Action::AllGather => self.write_parts(part, all.iter().map(|bytes| slice(bytes, 0, part))),
+                Action::AllToAll => {
+                    self.write_parts(part, all.iter().map(|bytes| slice(bytes, comm.rank, part)))
+                }
+                Action::Send(_) | Action::Receive(_) => OK,
             }
-            Action::Reduce(..) => OK,
-            Action::Broadcast(root) => {
-                let said = everyone.get(root).and_then(|bytes| slice(bytes, 0, one));
-                // Where the root is out of reach there is nothing to say, unless this is the root.
-                write_known(self.to, said.as_deref(), one)
-            }
-            Action::ReduceScatter(operation) => {
-                write_known(self.to, reduced(operation, comm.rank).as_deref(), one)
-            }
-            Action::AllGather => self.parts(one, everyone.iter().map(|bytes| slice(bytes, 0, one))),
-            Action::AllToAll => self.parts(one, everyone.iter().map(|bytes| slice(bytes, comm.rank, one))),
-            Action::Send(_) | Action::Receive(_) => OK,
         }
     }
 
-    fn parts(&self, one: usize, parts: impl Iterator<Item = Contribution>) -> Status {
-        // All are written, then the first failure counts.
+    /// Writes one part for each rank. Returns the first failure after all are written.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run).
+    unsafe fn write_parts(&self, part: usize, parts: impl Iterator<Item = Contribution>) -> Status {
         let statuses: Vec<_> = parts
             .enumerate()
-            .map(|(rank, bytes)| write_known(self.to + rank * one, bytes.as_deref(), one))
+            // SAFETY: the caller's promise.
+            .map(|(rank, bytes)| unsafe { write_known(self.to + rank * part, bytes.as_deref(), part) })
             .collect();
         statuses.into_iter().find(|&status| status != OK).unwrap_or(OK)
     }
 }
 
-/// The `part`th piece of a contribution, as far as it is known.
-fn slice(bytes: &Contribution, part: usize, one: usize) -> Contribution {
+/// The part of a contribution with this index, as far as it is known.
+fn slice(bytes: &Contribution, index: usize, part: usize) -> Contribution {
     let bytes = bytes.as_ref()?;
-    Some(bytes.get(part * one..bytes.len().min((part + 1) * one))?.to_vec())
+    Some(bytes.get(index * part..bytes.len().min((index + 1) * part))?.to_vec())
 }
 
 thread_local! {
-    /// Groups begun and not ended, and what was asked for in them.
-    static DEPTH: Cell<u32> = const { Cell::new(0) };
-    static QUEUE: RefCell<Vec<Operation>> = const { RefCell::new(Vec::new()) };
+    /// The number of open groups, and the operations in them.
+    static GROUP_DEPTH: Cell<u32> = const { Cell::new(0) };
+    static GROUP: RefCell<Vec<Operation>> = const { RefCell::new(Vec::new()) };
 }
 
-fn ask(operation: Operation) -> Status {
-    if comm(operation.handle).is_none() {
-        return INVALID;
+/// Runs an operation now, or at the end of the open group.
+///
+/// # Safety
+/// The pointers of the operation are good for its data until the end of the group.
+unsafe fn submit(operation: Operation) -> Status {
+    if operation.comm.get().is_none() {
+        return INVALID_ARGUMENT;
     }
-    let queued = DEPTH.try_with(Cell::get).unwrap_or(0) > 0
-        && QUEUE.try_with(|queue| queue.borrow_mut().push(operation)).is_ok();
-    if queued { OK } else { done(operation.run()) }
+    let queued = GROUP_DEPTH.try_with(Cell::get).unwrap_or(0) > 0
+        && GROUP.try_with(|group| group.borrow_mut().push(operation)).is_ok();
+    // SAFETY: the caller's promise.
+    if queued { OK } else { nccl_status(unsafe { operation.run() }) }
 }
 
-fn done(status: Status) -> Status {
-    if status == OK || status == INVALID { status } else { CUDA_ERROR }
+/// The status that NCCL returns for the status of an operation.
+fn nccl_status(status: Status) -> Status {
+    if status == OK || status == INVALID_ARGUMENT { status } else { UNHANDLED_CUDA_ERROR }
 }
 
 fn group_end() -> Status {
-    let depth = DEPTH.try_with(|depth| depth.replace(depth.get().saturating_sub(1))).unwrap_or(1);
+    let depth = GROUP_DEPTH.try_with(|depth| depth.replace(depth.get().saturating_sub(1))).unwrap_or(1);
     if depth > 1 {
         return OK;
     }
-    let queue = QUEUE.try_with(RefCell::take).unwrap_or_default();
-    // Nothing in a group waits for another of it: what is sent goes first.
+    let group = GROUP.try_with(RefCell::take).unwrap_or_default();
+    // An operation must not wait for another one of its group, so sends run first.
     let (sends, others): (Vec<_>, Vec<_>) =
-        queue.into_iter().partition(|operation| matches!(operation.action, Action::Send(_)));
-    let statuses: Vec<_> = sends.iter().chain(&others).map(Operation::run).collect();
-    statuses.into_iter().map(done).find(|&status| status != OK).unwrap_or(OK)
+        group.into_iter().partition(|operation| matches!(operation.action, Action::Send(_)));
+    let statuses: Vec<_> = sends
+        .iter()
+        .chain(&others)
+        // SAFETY: `submit` queued the operation, and its caller promised this.
+        .map(|operation| unsafe { operation.run() })
+        .collect();
+    statuses.into_iter().map(nccl_status).find(|&status| status != OK).unwrap_or(OK)
 }
 
-fn destroy(handle: usize) -> Status {
-    if let Some(comm) = comm(handle) {
-        comm.disconnect();
+fn destroy(comm: Handle<Communicator>) -> Status {
+    if let Some(comm) = comm.get() {
+        comm.free_buffers();
     }
     OK
 }
 
-fn peer(rank: c_int) -> usize {
-    usize::try_from(rank).unwrap_or(0)
+/// A rank or a count that arrives as an `int`.
+fn unsigned(number: c_int) -> usize {
+    usize::try_from(number).unwrap_or(0)
+}
+
+/// Calls a function with a communicator.
+fn with(comm: Handle<Communicator>, answer: impl FnOnce(&Communicator) -> Status) -> Status {
+    comm.get().map_or(INVALID_ARGUMENT, answer)
 }
 
 answers! {
     Real fn ncclGetUniqueId(out: Out<UniqueId>) { unique_id(out) }
-    Real fn ncclCommInitRank(out: Out<usize>, ranks: c_int, id: UniqueId, rank: c_int) {
-        create_by_id(out, ranks, rank, id)
+    Real fn ncclCommInitRank(out: Out<Handle<Communicator>>, ranks: c_int, id: UniqueId, rank: c_int) {
+        create_with_id(out, ranks, rank, id)
     }
-    Real fn ncclCommInitRankConfig(out: Out<usize>, ranks: c_int, id: UniqueId, rank: c_int, _config: Word) {
-        create_by_id(out, ranks, rank, id)
+    Real fn ncclCommInitRankConfig(
+        out: Out<Handle<Communicator>>, ranks: c_int, id: UniqueId, rank: c_int, _config: Word,
+    ) {
+        create_with_id(out, ranks, rank, id)
     }
     Real fn ncclCommInitRankScalable(
-        out: Out<usize>, ranks: c_int, rank: c_int, _count: c_int, ids: Out<UniqueId>, _config: Word,
+        out: Out<Handle<Communicator>>, ranks: c_int, rank: c_int, _count: c_int, ids: In<UniqueId>,
+        _config: Word,
     ) {
-        ids.get().map_or(INVALID, |id| create_by_id(out, ranks, rank, id))
+        ids.get().map_or(INVALID_ARGUMENT, |id| create_with_id(out, ranks, rank, id))
     }
-    /// Several ranks in one thread cannot wait for each other: each goes by its own data.
-    Guess fn ncclCommInitAll(out: Out<usize>, ranks: c_int, _devices: Word) {
-        let ranks = peer(ranks);
-        (0..ranks).map(|rank| create(out.at(rank), ranks, rank, None)).find(|&status| status != OK).unwrap_or(OK)
+    Guess fn ncclCommInitAll(out: Out<Handle<Communicator>>, ranks: c_int, _devices: Word) {
+        by_contract!(create_all(out, unsigned(ranks)))
     }
-    Real fn ncclCommSplit(handle: Word, color: c_int, key: c_int, out: Out<usize>, _config: Word) {
-        comm(handle).map_or(INVALID, |comm| comm.split(color, key, out))
+    Real fn ncclCommSplit(
+        comm: Handle<Communicator>, color: c_int, key: c_int, out: Out<Handle<Communicator>>, _config: Word,
+    ) {
+        with(comm, |comm| comm.split(color, key, out))
     }
     Real fn ncclCommShrink(
-        handle: Word, excluded: Out<c_int>, count: c_int, out: Out<usize>, _config: Word, _flags: c_int,
+        comm: Handle<Communicator>, excluded: In<c_int>, count: c_int, out: Out<Handle<Communicator>>,
+        _config: Word, _flags: c_int,
     ) {
-        comm(handle).map_or(INVALID, |comm| comm.shrink(excluded, peer(count), out))
+        with(comm, |comm| by_contract!(comm.shrink(excluded, unsigned(count), out)))
     }
-    Real fn ncclCommCount(handle: Word, out: Out<c_int>) {
-        comm(handle).map_or(INVALID, |comm| out.give(comm.ranks as c_int))
+    Real fn ncclCommCount(comm: Handle<Communicator>, out: Out<c_int>) {
+        with(comm, |comm| out.give(comm.ranks as c_int))
     }
-    Real fn ncclCommUserRank(handle: Word, out: Out<c_int>) {
-        comm(handle).map_or(INVALID, |comm| out.give(comm.rank as c_int))
+    Real fn ncclCommUserRank(comm: Handle<Communicator>, out: Out<c_int>) {
+        with(comm, |comm| out.give(comm.rank as c_int))
     }
-    Real fn ncclCommCuDevice(handle: Word, out: Out<c_int>) {
-        comm(handle).map_or(INVALID, |comm| out.give(comm.device as c_int))
+    Real fn ncclCommCuDevice(comm: Handle<Communicator>, out: Out<c_int>) {
+        with(comm, |comm| out.give(comm.device as c_int))
     }
-    Real fn ncclCommGetAsyncError(_handle: Word, out: Out<c_int>) { out.give(OK) }
-    Success fn ncclCommFinalize(_handle: Word) { OK }
-    Real fn ncclCommDestroy(handle: Word) { destroy(handle) }
-    Real fn ncclCommAbort(handle: Word) { destroy(handle) }
-    Success fn ncclCommRegister(_handle: Word, _address: Word, _size: usize, out: Out<usize>) { out.give(opaque_handle()) }
-    Success fn ncclCommDeregister(_handle: Word, _registration: Word) { OK }
-    Success fn ncclCommWindowRegister(_handle: Word, _address: Word, _size: usize, out: Out<usize>, _flags: c_int) {
+    Real fn ncclCommGetAsyncError(_comm: Word, out: Out<c_int>) { out.give(OK) }
+    Success fn ncclCommFinalize(_comm: Word) { OK }
+    Real fn ncclCommDestroy(comm: Handle<Communicator>) { destroy(comm) }
+    Real fn ncclCommAbort(comm: Handle<Communicator>) { destroy(comm) }
+    Success fn ncclCommRegister(_comm: Word, _address: Word, _size: usize, out: Out<usize>) {
         out.give(opaque_handle())
     }
-    Success fn ncclCommWindowDeregister(_handle: Word, _window: Word) { OK }
+    Success fn ncclCommDeregister(_comm: Word, _registration: Word) { OK }
+    Success fn ncclCommWindowRegister(
+        _comm: Word, _address: Word, _size: usize, out: Out<usize>, _flags: c_int,
+    ) {
+        out.give(opaque_handle())
+    }
+    Success fn ncclCommWindowDeregister(_comm: Word, _window: Word) { OK }
     Real fn ncclGroupStart() {
-        let _ = DEPTH.try_with(|depth| depth.set(depth.get() + 1));
+        let _ = GROUP_DEPTH.try_with(|depth| depth.set(depth.get() + 1));
         OK
     }
     Real fn ncclGroupEnd() { group_end() }
     Success fn ncclGroupSimulateEnd(_info: Word) { OK }
-    Guess fn ncclRedOpCreatePreMulSum(out: Out<c_int>, _scalar: Word, _data_type: c_int, _residence: c_int, _handle: Word) {
+    /// The number of an operation that the program created: `ncclNumOps`, which counts as a sum.
+    Guess fn ncclRedOpCreatePreMulSum(
+        out: Out<c_int>, _scalar: Word, _data_type: DataType, _residence: c_int, _comm: Word,
+    ) {
         out.give(5)
     }
-    Success fn ncclRedOpDestroy(_operation: c_int, _handle: Word) { OK }
-    Real fn ncclAllReduce(from: Word, to: Word, count: usize, data_type: c_int, operation: c_int, handle: Word, _stream: Word) {
-        ask(Operation { action: Action::AllReduce(operation), handle, from, to, count, data_type })
+    Success fn ncclRedOpDestroy(_operation: c_int, _comm: Word) { OK }
+    Real fn ncclAllReduce(
+        from: Word, to: Word, count: usize, data_type: DataType, operation: c_int, comm: Handle<Communicator>,
+        _stream: Word,
+    ) {
+        let action = Action::AllReduce(operation);
+        by_contract!(submit(Operation { action, comm, from, to, count, data_type }))
     }
     Real fn ncclReduce(
-        from: Word, to: Word, count: usize, data_type: c_int, operation: c_int, root: c_int, handle: Word, _stream: Word,
+        from: Word, to: Word, count: usize, data_type: DataType, operation: c_int, root: c_int,
+        comm: Handle<Communicator>, _stream: Word,
     ) {
-        ask(Operation { action: Action::Reduce(operation, peer(root)), handle, from, to, count, data_type })
+        let action = Action::Reduce(operation, unsigned(root));
+        by_contract!(submit(Operation { action, comm, from, to, count, data_type }))
     }
-    Real fn ncclBroadcast(from: Word, to: Word, count: usize, data_type: c_int, root: c_int, handle: Word, _stream: Word) {
-        ask(Operation { action: Action::Broadcast(peer(root)), handle, from, to, count, data_type })
+    Real fn ncclBroadcast(
+        from: Word, to: Word, count: usize, data_type: DataType, root: c_int, comm: Handle<Communicator>,
+        _stream: Word,
+    ) {
+        let action = Action::Broadcast(unsigned(root));
+        by_contract!(submit(Operation { action, comm, from, to, count, data_type }))
     }
-    Real fn ncclBcast(at: Word, count: usize, data_type: c_int, root: c_int, handle: Word, _stream: Word) {
-        ask(Operation { action: Action::Broadcast(peer(root)), handle, from: at, to: at, count, data_type })
+    Real fn ncclBcast(
+        at: Word, count: usize, data_type: DataType, root: c_int, comm: Handle<Communicator>, _stream: Word,
+    ) {
+        let action = Action::Broadcast(unsigned(root));
+        by_contract!(submit(Operation { action, comm, from: at, to: at, count, data_type }))
     }
-    Real fn ncclAllGather(from: Word, to: Word, count: usize, data_type: c_int, handle: Word, _stream: Word) {
-        ask(Operation { action: Action::AllGather, handle, from, to, count, data_type })
+    Real fn ncclAllGather(
+        from: Word, to: Word, count: usize, data_type: DataType, comm: Handle<Communicator>, _stream: Word,
+    ) {
+        let action = Action::AllGather;
+        by_contract!(submit(Operation { action, comm, from, to, count, data_type }))
     }
-    Real fn ncclReduceScatter(from: Word, to: Word, count: usize, data_type: c_int, operation: c_int, handle: Word, _stream: Word) {
-        ask(Operation { action: Action::ReduceScatter(operation), handle, from, to, count, data_type })
+    Real fn ncclReduceScatter(
+        from: Word, to: Word, count: usize, data_type: DataType, operation: c_int, comm: Handle<Communicator>,
+        _stream: Word,
+    ) {
+        let action = Action::ReduceScatter(operation);
+        by_contract!(submit(Operation { action, comm, from, to, count, data_type }))
     }
-    Real fn ncclAlltoAll(from: Word, to: Word, count: usize, data_type: c_int, handle: Word, _stream: Word) {
-        ask(Operation { action: Action::AllToAll, handle, from, to, count, data_type })
+    Real fn ncclAlltoAll(
+        from: Word, to: Word, count: usize, data_type: DataType, comm: Handle<Communicator>, _stream: Word,
+    ) {
+        let action = Action::AllToAll;
+        by_contract!(submit(Operation { action, comm, from, to, count, data_type }))
     }
-    Real fn ncclSend(from: Word, count: usize, data_type: c_int, to_rank: c_int, handle: Word, _stream: Word) {
-        ask(Operation { action: Action::Send(peer(to_rank)), handle, from, to: 0, count, data_type })
+    Real fn ncclSend(
+        from: Word, count: usize, data_type: DataType, to_rank: c_int, comm: Handle<Communicator>,
+        _stream: Word,
+    ) {
+        let action = Action::Send(unsigned(to_rank));
+        by_contract!(submit(Operation { action, comm, from, to: 0, count, data_type }))
     }
-    Real fn ncclRecv(to: Word, count: usize, data_type: c_int, from_rank: c_int, handle: Word, _stream: Word) {
-        ask(Operation { action: Action::Receive(peer(from_rank)), handle, from: 0, to, count, data_type })
+    Real fn ncclRecv(
+        to: Word, count: usize, data_type: DataType, from_rank: c_int, comm: Handle<Communicator>,
+        _stream: Word,
+    ) {
+        let action = Action::Receive(unsigned(from_rank));
+        by_contract!(submit(Operation { action, comm, from: 0, to, count, data_type }))
     }
     Real fn ncclMemAlloc(out: Out<usize>, size: usize) {
-        if memory::allocate(out, size, Use::Plain) == OK { OK } else { CUDA_ERROR }
+        if memory::alloc(out, size, BlockPurpose::Plain) == OK { OK } else { UNHANDLED_CUDA_ERROR }
     }
-    Real fn ncclMemFree(address: Word) { if memory::free(address) == OK { OK } else { CUDA_ERROR } }
+    Real fn ncclMemFree(address: Word) { if memory::free(address) == OK { OK } else { UNHANDLED_CUDA_ERROR } }
 }

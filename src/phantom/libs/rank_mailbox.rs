@@ -1,58 +1,73 @@
-//! What the ranks of a communicator tell each other: small data, through shared memory.
+//! Small messages between the ranks of a communicator, through shared memory.
 //!
-//! A rank publishes what it contributes to its n-th operation and waits until the others published
-//! theirs, as the operation's result needs them. So object collectives, barriers and the reduction of
-//! a metric mean what they say. Large data is never exchanged, so training waits for nobody. A peer
-//! that does not come within [`PATIENCE`] is given up, with one line: no rank hangs for ever.
+//! A rank publishes its contribution to its n-th operation and waits until the other ranks have published
+//! theirs. So object collectives, barriers and reductions of metrics give their real results. Large data is
+//! never exchanged, so training waits for nobody. A rank that does not answer within [`PATIENCE`] is given up
+//! with one line on stderr: no rank hangs for ever.
 
+use std::ffi::CString;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::core::values::SMALL;
 
-/// How long a peer is waited for.
+/// The longest wait for another rank.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A cache line, so that ranks do not slow each other down.
-const LINE: usize = 64;
-/// Where the count of attached ranks lies.
+/// The bytes of a cache line: each control block has its own, so that ranks do not slow each other down.
+const CACHE_LINE: usize = 64;
+/// The bytes before the control blocks. The first word counts the attached ranks.
 const HEADER: usize = 4096;
 
-/// What one rank contributed: its bytes as far as they are known from the beginning on, or `None`.
+/// The contribution of one rank: the known beginning of its bytes, or `None`.
 pub(crate) type Contribution = Option<Vec<u8>>;
 
-/// One rank's view of the memory that a communicator's ranks share.
+/// One rank's view of the memory that the ranks of a communicator share.
+///
+/// The memory has a header, then the control blocks, then the payloads. Both are indexed by mailbox: the
+/// ranks' own come first, then one for each ordered pair of ranks.
 #[derive(Debug)]
-pub(crate) struct Peers {
-    base: usize,
+pub(crate) struct RankMailbox {
+    base: NonNull<u8>,
     ranks: usize,
     rank: usize,
-    /// Operations done so far.
-    done: AtomicU64,
+    /// The number of collective operations so far.
+    operations: AtomicU64,
     given_up: AtomicBool,
 }
 
-/// One mailbox: how many messages were put in and taken out, and what the last one is.
+// SAFETY: the memory is mapped for ever and shared between processes. It is accessed through atomics, and a
+// payload only by the side whose turn the control block shows.
+unsafe impl Send for RankMailbox {}
+// SAFETY: as above.
+unsafe impl Sync for RankMailbox {}
+
+/// The state of one mailbox.
 #[repr(C)]
 struct Control {
+    /// The number of the last message.
     written: AtomicU64,
-    /// Of a rank's own box, how many operations the rank is through with; of a pair's, messages taken.
+    /// In a rank's own mailbox, the number of operations that the rank has finished; in a pair's, of messages
+    /// received.
     read: AtomicU64,
+    /// Whether the content of the message is known.
     known: AtomicU64,
+    /// The length of the message, in bytes.
     length: AtomicU64,
 }
 
-impl Peers {
-    /// Attaches to the memory of that name, made by whoever comes first and unlinked by the last.
+impl RankMailbox {
+    /// Attaches to the shared memory of this name. The first rank creates it, the last one unlinks it.
     pub(crate) fn attach(name: &str, ranks: usize, rank: usize) -> Option<Self> {
-        let name = std::ffi::CString::new(name).ok()?;
-        let size = HEADER + ranks * (LINE + SMALL) + ranks * ranks * (LINE + SMALL);
-        // SAFETY: opens or makes a file in shared memory that only this user can reach.
+        let name = CString::new(name).ok()?;
+        let size = HEADER + ranks * (CACHE_LINE + SMALL) + ranks * ranks * (CACHE_LINE + SMALL);
+        // SAFETY: opens or creates a file in shared memory that only this user can open.
         let file = unsafe { libc::shm_open(name.as_ptr(), libc::O_CREAT | libc::O_RDWR, 0o600) };
         if file < 0 {
             return None;
         }
-        // Pages come into being when touched: most of it never is.
-        // SAFETY: the descriptor was opened above; every rank sets the same size.
+        // Pages are allocated when they are touched, and most never are.
+        // SAFETY: the descriptor was opened above. Every rank sets the same size.
         let sized = unsafe { libc::ftruncate(file, size as libc::off_t) } == 0;
         // SAFETY: a new shared mapping of that file.
         let base = unsafe {
@@ -65,68 +80,77 @@ impl Peers {
                 0,
             )
         };
-        // SAFETY: the mapping keeps the file; the descriptor is ours.
+        // SAFETY: the mapping keeps the file open, and the descriptor is ours.
         unsafe { libc::close(file) };
         if !sized || base == libc::MAP_FAILED {
             return None;
         }
-        // SAFETY: the mapping is longer than the header, zeroed when new, and never unmapped; other
-        // processes only use it as this type.
-        let attached = unsafe { &*base.cast::<AtomicU32>() };
+        let base = NonNull::new(base.cast::<u8>())?;
+        // SAFETY: the mapping is longer than the header, zero when new, and never unmapped. Other processes
+        // use the word as this type, too.
+        let attached = unsafe { base.cast::<AtomicU32>().as_ref() };
         if attached.fetch_add(1, Ordering::AcqRel) as usize + 1 == ranks {
-            // SAFETY: takes the name away; the mappings stay.
+            // SAFETY: removes the name. The mappings stay.
             unsafe { libc::shm_unlink(name.as_ptr()) };
         }
-        let (done, given_up) = (AtomicU64::new(0), AtomicBool::new(false));
-        Some(Self { base: base as usize, ranks, rank, done, given_up })
+        let (operations, given_up) = (AtomicU64::new(0), AtomicBool::new(false));
+        Some(Self { base, ranks, rank, operations, given_up })
     }
 
-    /// A box: `0..ranks` are the ranks' own, then one for each pair.
-    fn control(&self, index: usize) -> &Control {
-        // SAFETY: within the mapping, aligned to a line, zero at first, and used as this type alone.
-        unsafe { &*((self.base + HEADER + index * LINE) as *const Control) }
+    /// The number of mailboxes.
+    fn mailboxes(&self) -> usize {
+        self.ranks + self.ranks * self.ranks
     }
 
-    fn payload(&self, index: usize) -> *mut u8 {
-        let boxes = self.ranks + self.ranks * self.ranks;
-        (self.base + HEADER + boxes * LINE + index * SMALL) as *mut u8
+    fn control(&self, mailbox: usize) -> &Control {
+        assert!(mailbox < self.mailboxes());
+        // SAFETY: inside the mapping, aligned to a cache line, zero at first, and only used as this type.
+        unsafe { self.base.add(HEADER + mailbox * CACHE_LINE).cast::<Control>().as_ref() }
     }
 
+    fn payload(&self, mailbox: usize) -> *mut u8 {
+        assert!(mailbox < self.mailboxes());
+        // SAFETY: inside the mapping.
+        unsafe { self.base.add(HEADER + self.mailboxes() * CACHE_LINE + mailbox * SMALL) }.as_ptr()
+    }
+
+    /// The mailbox for messages from one rank to another.
     fn pair(&self, from: usize, to: usize) -> usize {
         self.ranks + from * self.ranks + to
     }
 
-    fn put(&self, index: usize, bytes: Option<&[u8]>, number: u64) {
-        let control = self.control(index);
+    /// Writes a message. The caller has waited until its readers have received the last one.
+    fn write(&self, mailbox: usize, bytes: Option<&[u8]>, number: u64) {
+        let control = self.control(mailbox);
         if let Some(bytes) = bytes {
-            // SAFETY: at most SMALL bytes into a box of that size, which its readers have left:
-            // the caller waited for that.
-            unsafe {
-                std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.payload(index), bytes.len().min(SMALL))
-            };
+            let length = bytes.len().min(SMALL);
+            // SAFETY: at most SMALL bytes into a payload of that size, which nobody reads now.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.payload(mailbox), length) };
         }
         control.known.store(u64::from(bytes.is_some()), Ordering::Relaxed);
         control.length.store(bytes.map_or(0, <[u8]>::len).min(SMALL) as u64, Ordering::Relaxed);
         control.written.store(number, Ordering::Release);
     }
 
-    fn take(&self, index: usize) -> Contribution {
-        let control = self.control(index);
+    /// Reads the last message. The caller has seen its number, so its writer waits until it has been
+    /// received.
+    fn read(&self, mailbox: usize) -> Contribution {
+        let control = self.control(mailbox);
         if control.known.load(Ordering::Relaxed) == 0 {
             return None;
         }
         let length = (control.length.load(Ordering::Relaxed) as usize).min(SMALL);
         let mut bytes = vec![0; length];
-        // SAFETY: at most SMALL bytes out of a box of that size; its writer waits until we are through.
-        unsafe { std::ptr::copy_nonoverlapping(self.payload(index), bytes.as_mut_ptr(), length) };
+        // SAFETY: at most SMALL bytes from a payload of that size, which nobody writes now.
+        unsafe { std::ptr::copy_nonoverlapping(self.payload(mailbox), bytes.as_mut_ptr(), length) };
         Some(bytes)
     }
 
-    /// Waits for something another rank does. False when it is given up.
-    fn until(&self, what: impl Fn() -> bool) -> bool {
+    /// Waits until a condition on another rank holds. False when that rank is given up.
+    fn wait_until(&self, condition: impl Fn() -> bool) -> bool {
         let started = Instant::now();
         let mut rounds = 0u32;
-        while !what() {
+        while !condition() {
             if self.given_up.load(Ordering::Relaxed) {
                 return false;
             }
@@ -139,8 +163,8 @@ impl Peers {
             if started.elapsed() > PATIENCE {
                 if !self.given_up.swap(true, Ordering::Relaxed) {
                     eprintln!(
-                        "memtrace: the phantom NCCL of rank {} of {} waited {} s for another rank and goes on alone: \
-                         what it exchanges with the others from here on is its own data",
+                        "memtrace: the phantom NCCL of rank {} of {} waited {} s for another rank and goes on \
+                         alone: from here on it uses its own data in place of the other ranks' data",
                         self.rank,
                         self.ranks,
                         PATIENCE.as_secs()
@@ -152,46 +176,46 @@ impl Peers {
         true
     }
 
-    /// Gives this rank's contribution to the next operation and gets everyone's, in order of rank.
-    /// `None` when the others are given up.
+    /// Publishes this rank's contribution to the next operation and returns those of all ranks, in order.
+    /// `None` when the other ranks are given up.
     pub(crate) fn exchange(&self, mine: Option<&[u8]>) -> Option<Vec<Contribution>> {
         if self.given_up.load(Ordering::Relaxed) {
             return None;
         }
-        let number = self.done.fetch_add(1, Ordering::Relaxed) + 1;
-        let through = |rank: usize| self.control(rank).read.load(Ordering::Acquire) + 1 >= number;
-        if !self.until(|| (0..self.ranks).all(through)) {
+        let number = self.operations.fetch_add(1, Ordering::Relaxed) + 1;
+        let finished = |rank: usize| self.control(rank).read.load(Ordering::Acquire) + 1 >= number;
+        if !self.wait_until(|| (0..self.ranks).all(finished)) {
             return None;
         }
-        self.put(self.rank, mine, number);
+        self.write(self.rank, mine, number);
         let published = |rank: usize| self.control(rank).written.load(Ordering::Acquire) >= number;
-        if !self.until(|| (0..self.ranks).all(published)) {
+        if !self.wait_until(|| (0..self.ranks).all(published)) {
             return None;
         }
-        let all = (0..self.ranks).map(|rank| self.take(rank)).collect();
+        let all = (0..self.ranks).map(|rank| self.read(rank)).collect();
         self.control(self.rank).read.store(number, Ordering::Release);
         Some(all)
     }
 
-    /// Sends to one rank. Waits only while the last message to it has not been taken.
+    /// Sends to one rank. Waits only while that rank has not received the last message.
     pub(crate) fn send(&self, to: usize, bytes: Option<&[u8]>) {
-        let index = self.pair(self.rank, to);
-        let control = self.control(index);
+        let mailbox = self.pair(self.rank, to);
+        let control = self.control(mailbox);
         let number = control.written.load(Ordering::Relaxed) + 1;
-        if self.until(|| control.read.load(Ordering::Acquire) + 1 >= number) {
-            self.put(index, bytes, number);
+        if self.wait_until(|| control.read.load(Ordering::Acquire) + 1 >= number) {
+            self.write(mailbox, bytes, number);
         }
     }
 
-    /// Receives from one rank. `None` when it is given up.
+    /// Receives from one rank. `None` when that rank is given up.
     pub(crate) fn receive(&self, from: usize) -> Option<Contribution> {
-        let index = self.pair(from, self.rank);
-        let control = self.control(index);
+        let mailbox = self.pair(from, self.rank);
+        let control = self.control(mailbox);
         let number = control.read.load(Ordering::Relaxed) + 1;
-        if !self.until(|| control.written.load(Ordering::Acquire) >= number) {
+        if !self.wait_until(|| control.written.load(Ordering::Acquire) >= number) {
             return None;
         }
-        let bytes = self.take(index);
+        let bytes = self.read(mailbox);
         control.read.store(number, Ordering::Release);
         Some(bytes)
     }
@@ -202,21 +226,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_hear_each_other_in_order_many_times() {
+    fn ranks_exchange_messages_in_order_many_times() {
         let name = format!("/memtrace-phantom-test-{}", std::process::id());
         let rank = |rank: usize| {
-            let peers = Peers::attach(&name, 3, rank).unwrap();
+            let mailbox = RankMailbox::attach(&name, 3, rank).unwrap();
             for round in 0..200u8 {
                 let mine = [rank as u8, round];
                 let known = (round % 5 != rank as u8).then_some(&mine[..]);
-                let all = peers.exchange(known).unwrap();
+                let all = mailbox.exchange(known).unwrap();
                 for (other, bytes) in all.into_iter().enumerate() {
                     let expected = (round % 5 != other as u8).then(|| vec![other as u8, round]);
                     assert_eq!(bytes, expected);
                 }
-                peers.send((rank + 1) % 3, Some(&mine));
+                mailbox.send((rank + 1) % 3, Some(&mine));
                 let before = (rank + 2) % 3;
-                assert_eq!(peers.receive(before), Some(Some(vec![before as u8, round])));
+                assert_eq!(mailbox.receive(before), Some(Some(vec![before as u8, round])));
             }
         };
         std::thread::scope(|scope| {

@@ -1,85 +1,108 @@
-//! cuDNN's recurrent networks: the layout of the packed weights, into which PyTorch makes views,
-//! and the sizes of its scratch memory.
+//! cuDNN's recurrent networks: the layout of the packed weights, into which PyTorch makes views, and the
+//! sizes of the scratch memory.
 //!
-//! The layout is the documented one: all matrices, layer by layer and direction by direction, then
-//! all biases. Whether cuDNN aligns or pads inside is not documented; PyTorch only needs the parts
-//! to be disjoint and inside. The sizes of workspace and reserve space are guesses.
+//! The layout is the documented one: all matrices, layer by layer and direction by direction, then all
+//! biases. cuDNN does not document whether it aligns or pads inside. PyTorch only needs the parts to be
+//! disjoint and inside the buffer. The sizes of workspace and reserve space are guesses.
 
 use std::ffi::c_int;
 use std::sync::Mutex;
 
-use crate::core::ffi::{INVALID_VALUE, OK, Out, Word, leak};
-use crate::core::host_state::{lock, machine};
-use crate::table::call_table::answers;
+use cudarc::cudnn::sys::{cudnnDataType_t, cudnnDirectionMode_t, cudnnRNNMode_t, cudnnStatus_t};
 
-/// What a recurrent network is.
+use crate::core::ffi::{Handle, In, OK, Out, Status, Word, codes};
+use crate::core::host_state::host_state;
+use crate::core::lock::lock;
+use crate::table::call_table::{answers, by_contract};
+
+codes!(cudnnRNNMode_t { CUDNN_LSTM, CUDNN_GRU });
+codes!(cudnnDirectionMode_t { CUDNN_UNIDIRECTIONAL });
+codes!(cudnnDataType_t {
+    CUDNN_DATA_DOUBLE,
+    CUDNN_DATA_HALF,
+    CUDNN_DATA_INT8,
+    CUDNN_DATA_UINT8,
+    CUDNN_DATA_BFLOAT16,
+    CUDNN_DATA_INT64,
+    CUDNN_DATA_BOOLEAN,
+    CUDNN_DATA_FP8_E4M3,
+    CUDNN_DATA_FP8_E5M2,
+});
+
+/// The status of a call with a null descriptor.
+const NOT_INITIALIZED: Status = cudnnStatus_t::CUDNN_STATUS_NOT_INITIALIZED as Status;
+
+/// The most dimensions of a tensor (`CUDNN_DIM_MAX`).
+const MAX_RANK: usize = 8;
+
+/// The shape of a recurrent network.
 #[derive(Debug, Clone, Copy, Default)]
-struct Network {
-    /// `cudnnRNNMode_t`: 2 is LSTM, 3 is GRU.
+struct RnnShape {
+    /// A `cudnnRNNMode_t`.
     cell: c_int,
     bias: bool,
     directions: usize,
+    /// A `cudnnDataType_t`.
     data_type: c_int,
     input: usize,
     hidden: usize,
+    /// The size of the recurrent projection, or 0.
     projected: usize,
     layers: usize,
 }
 
-/// What a batch of sequences is.
+/// The shape of a batch of sequences.
 #[derive(Debug, Clone, Copy, Default)]
-struct Data {
+struct SequenceShape {
     steps: usize,
     batch: usize,
 }
 
-/// A tensor descriptor's shape.
+/// The shape of a tensor.
 #[derive(Debug, Clone, Copy, Default)]
-struct Tensor {
+struct TensorShape {
+    /// A `cudnnDataType_t`.
     data_type: c_int,
     rank: usize,
-    sizes: [c_int; 8],
-    strides: [c_int; 8],
+    sizes: [c_int; MAX_RANK],
+    strides: [c_int; MAX_RANK],
 }
 
-/// Every object is one of these, whichever it is: PyTorch destroys them in any order.
+/// A descriptor of any of the three types.
 #[derive(Default)]
-struct Object {
-    network: Mutex<Network>,
-    data: Mutex<Data>,
-    tensor: Mutex<Tensor>,
+struct Descriptor {
+    network: Mutex<RnnShape>,
+    sequences: Mutex<SequenceShape>,
+    tensor: Mutex<TensorShape>,
 }
 
-fn object(handle: usize) -> Option<&'static Object> {
-    // SAFETY: by the C contract a handle is null or came from a create call below; those are leaked.
-    unsafe { (handle as *const Object).as_ref() }
-}
-
-/// Bytes of one element of a `cudnnDataType_t`.
+/// The bytes of one element of a `cudnnDataType_t`.
 fn width(data_type: c_int) -> usize {
     match data_type {
-        1 | 6 => 8,
-        2 | 9 => 2,
-        3 | 5 | 7 | 8 | 12 | 13 => 1,
+        CUDNN_DATA_DOUBLE | CUDNN_DATA_INT64 => 8,
+        CUDNN_DATA_HALF | CUDNN_DATA_BFLOAT16 => 2,
+        CUDNN_DATA_INT8 | CUDNN_DATA_UINT8 | CUDNN_DATA_BOOLEAN | CUDNN_DATA_FP8_E4M3
+        | CUDNN_DATA_FP8_E5M2 => 1,
         _ => 4,
     }
 }
 
-impl Network {
+impl RnnShape {
     fn gates(self) -> usize {
         match self.cell {
-            2 => 4,
-            3 => 3,
+            CUDNN_LSTM => 4,
+            CUDNN_GRU => 3,
             _ => 1,
         }
     }
 
+    /// The size of the output of one direction.
     fn output(self) -> usize {
         if self.projected > 0 { self.projected } else { self.hidden }
     }
 
-    /// Rows and columns of one matrix: first the gates' input matrices, then their recurrent
-    /// ones, then the projection.
+    /// The rows and columns of one matrix: first the input matrices of the gates, then the recurrent ones,
+    /// then the projection.
     fn matrix(self, pseudo_layer: usize, linear: usize) -> (usize, usize) {
         let gates = self.gates();
         if linear >= 2 * gates {
@@ -93,81 +116,133 @@ impl Network {
         (self.hidden, columns)
     }
 
-    /// Elements of all matrices before that one; with a layer too many, of all.
-    fn before(self, pseudo_layer: usize, linear: usize) -> usize {
-        let one = |layer, count: usize| -> usize {
+    /// The number of elements of all matrices before this one.
+    fn elements_before(self, pseudo_layer: usize, linear: usize) -> usize {
+        let of_layer = |layer, count: usize| -> usize {
             (0..count).map(|linear| self.matrix(layer, linear)).map(|(rows, columns)| rows * columns).sum()
         };
-        (0..pseudo_layer).map(|layer| one(layer, 2 * self.gates() + 1)).sum::<usize>()
-            + one(pseudo_layer, linear)
+        (0..pseudo_layer).map(|layer| of_layer(layer, 2 * self.gates() + 1)).sum::<usize>()
+            + of_layer(pseudo_layer, linear)
     }
 
-    fn matrices(self) -> usize {
-        self.before(self.layers * self.directions, 0)
+    /// The number of elements of all matrices.
+    fn matrix_elements(self) -> usize {
+        self.elements_before(self.layers * self.directions, 0)
     }
 
-    /// Bytes of the whole packed buffer.
-    fn weights(self) -> usize {
+    /// The bytes of the packed buffer.
+    fn weight_bytes(self) -> usize {
         let biases =
             if self.bias { self.layers * self.directions * 2 * self.gates() * self.hidden } else { 0 };
-        (self.matrices() + biases) * width(self.data_type)
+        (self.matrix_elements() + biases) * width(self.data_type)
     }
 }
 
-fn describe(handle: usize, data_type: c_int, sizes: [usize; 3]) {
-    if let Some(object) = object(handle) {
-        let mut tensor = Tensor { data_type, rank: 3, ..Tensor::default() };
+fn create(out: Out<Handle<Descriptor>>) -> Status {
+    out.give(Handle::new(Descriptor::default()))
+}
+
+/// Makes a descriptor one of a contiguous tensor of three dimensions.
+fn set_contiguous(descriptor: Handle<Descriptor>, data_type: c_int, sizes: [usize; 3]) {
+    if let Some(descriptor) = descriptor.get() {
+        let mut tensor = TensorShape { data_type, rank: 3, ..TensorShape::default() };
         let mut stride = 1;
         for axis in (0..3).rev() {
             tensor.sizes[axis] = sizes[axis] as c_int;
             tensor.strides[axis] = stride;
             stride *= sizes[axis].max(1) as c_int;
         }
-        *lock(&object.tensor) = tensor;
+        *lock(&descriptor.tensor) = tensor;
     }
 }
 
-fn read_ints(list: Out<c_int>, count: usize) -> [c_int; 8] {
-    std::array::from_fn(|axis| if axis < count { list.at(axis).get().unwrap_or(1) } else { 0 })
+/// Reads the sizes or strides of a tensor.
+///
+/// # Safety
+/// `list` is null or has `count` elements.
+unsafe fn read_dimensions(list: In<c_int>, count: usize) -> [c_int; MAX_RANK] {
+    std::array::from_fn(|axis| {
+        // SAFETY: axis < count.
+        if axis < count { unsafe { list.at(axis) }.get().unwrap_or(1) } else { 0 }
+    })
+}
+
+/// Sets the shape of a tensor.
+///
+/// # Safety
+/// Both lists are null or have `rank` elements.
+unsafe fn set_tensor(
+    descriptor: Handle<Descriptor>,
+    data_type: c_int,
+    rank: c_int,
+    sizes: In<c_int>,
+    strides: In<c_int>,
+) -> Status {
+    let Some(descriptor) = descriptor.get() else { return NOT_INITIALIZED };
+    let rank = rank.clamp(0, MAX_RANK as c_int) as usize;
+    // SAFETY: the caller's promise.
+    let (sizes, strides) = unsafe { (read_dimensions(sizes, rank), read_dimensions(strides, rank)) };
+    *lock(&descriptor.tensor) = TensorShape { data_type, rank, sizes, strides };
+    OK
+}
+
+/// The out-parameters of `cudnnGetTensorNdDescriptor`.
+#[derive(Clone, Copy)]
+struct TensorOut<'call> {
+    data_type: Out<'call, c_int>,
+    rank: Out<'call, c_int>,
+    sizes: Out<'call, c_int>,
+    strides: Out<'call, c_int>,
+}
+
+/// Writes the shape of a tensor.
+///
+/// # Safety
+/// Both lists are null or have `capacity` elements.
+unsafe fn get_tensor(descriptor: Handle<Descriptor>, capacity: c_int, out: TensorOut) -> Status {
+    let Some(descriptor) = descriptor.get() else { return NOT_INITIALIZED };
+    let tensor = *lock(&descriptor.tensor);
+    out.data_type.put(tensor.data_type);
+    out.rank.put(tensor.rank as c_int);
+    for axis in 0..tensor.rank.min(capacity.max(0) as usize) {
+        // SAFETY: axis < capacity.
+        unsafe {
+            out.sizes.at(axis).put(tensor.sizes[axis]);
+            out.strides.at(axis).put(tensor.strides[axis]);
+        }
+    }
+    OK
 }
 
 answers! {
-    Real fn cudnnCreateRNNDescriptor(out: Out<usize>) { out.give(leak(Object::default())) }
-    Real fn cudnnCreateRNNDataDescriptor(out: Out<usize>) { out.give(leak(Object::default())) }
-    Real fn cudnnCreateTensorDescriptor(out: Out<usize>) { out.give(leak(Object::default())) }
-    Success fn cudnnDestroyRNNDescriptor(_handle: Word) { OK }
-    Success fn cudnnDestroyRNNDataDescriptor(_handle: Word) { OK }
-    Success fn cudnnDestroyTensorDescriptor(_handle: Word) { OK }
-    Real fn cudnnSetTensorNdDescriptor(handle: Word, data_type: c_int, rank: c_int, sizes: Out<c_int>, strides: Out<c_int>) {
-        let Some(object) = object(handle) else { return INVALID_VALUE };
-        let rank = rank.clamp(0, 8) as usize;
-        *lock(&object.tensor) = Tensor { data_type, rank, sizes: read_ints(sizes, rank), strides: read_ints(strides, rank) };
-        OK
+    Real fn cudnnCreateRNNDescriptor(out: Out<Handle<Descriptor>>) { create(out) }
+    Real fn cudnnCreateRNNDataDescriptor(out: Out<Handle<Descriptor>>) { create(out) }
+    Real fn cudnnCreateTensorDescriptor(out: Out<Handle<Descriptor>>) { create(out) }
+    Success fn cudnnDestroyRNNDescriptor(_descriptor: Word) { OK }
+    Success fn cudnnDestroyRNNDataDescriptor(_descriptor: Word) { OK }
+    Success fn cudnnDestroyTensorDescriptor(_descriptor: Word) { OK }
+    Real fn cudnnSetTensorNdDescriptor(
+        descriptor: Handle<Descriptor>, data_type: c_int, rank: c_int, sizes: In<c_int>, strides: In<c_int>,
+    ) {
+        by_contract!(set_tensor(descriptor, data_type, rank, sizes, strides))
     }
     Real fn cudnnGetTensorNdDescriptor(
-        handle: Word, wanted: c_int, data_type: Out<c_int>, rank: Out<c_int>, sizes: Out<c_int>, strides: Out<c_int>,
+        descriptor: Handle<Descriptor>, capacity: c_int, data_type: Out<c_int>, rank: Out<c_int>,
+        sizes: Out<c_int>, strides: Out<c_int>,
     ) {
-        let Some(object) = object(handle) else { return INVALID_VALUE };
-        let tensor = *lock(&object.tensor);
-        data_type.put(tensor.data_type);
-        rank.put(tensor.rank as c_int);
-        for axis in 0..tensor.rank.min(wanted.max(0) as usize) {
-            sizes.at(axis).put(tensor.sizes[axis]);
-            strides.at(axis).put(tensor.strides[axis]);
-        }
-        OK
+        by_contract!(get_tensor(descriptor, capacity, TensorOut { data_type, rank, sizes, strides }))
     }
     Real fn cudnnSetRNNDescriptor_v8(
-        handle: Word, _algorithm: c_int, cell: c_int, bias: c_int, direction: c_int, _input_mode: c_int,
-        data_type: c_int, _precision: c_int, _math: c_int, input: c_int, hidden: c_int, projected: c_int,
-        layers: c_int, _dropout: Word, _flags: u32,
+        descriptor: Handle<Descriptor>, _algorithm: c_int, cell: c_int, bias: c_int, direction: c_int,
+        _input_mode: c_int, data_type: c_int, _precision: c_int, _math: c_int, input: c_int, hidden: c_int,
+        projected: c_int, layers: c_int, _dropout: Word, _flags: u32,
     ) {
-        let Some(object) = object(handle) else { return INVALID_VALUE };
+        let Some(descriptor) = descriptor.get() else { return NOT_INITIALIZED };
         let size = |value: c_int| value.max(0) as usize;
-        *lock(&object.network) = Network {
+        *lock(&descriptor.network) = RnnShape {
             cell,
             bias: bias != 0,
-            directions: if direction == 0 { 1 } else { 2 },
+            directions: if direction == CUDNN_UNIDIRECTIONAL { 1 } else { 2 },
             data_type,
             input: size(input),
             hidden: size(hidden),
@@ -177,59 +252,63 @@ answers! {
         OK
     }
     Real fn cudnnSetRNNDataDescriptor(
-        handle: Word, _data_type: c_int, _layout: c_int, steps: c_int, batch: c_int, _vector: c_int, _lengths: Word, _fill: Word,
+        descriptor: Handle<Descriptor>, _data_type: c_int, _layout: c_int, steps: c_int, batch: c_int,
+        _vector: c_int, _lengths: Word, _fill: Word,
     ) {
-        let Some(object) = object(handle) else { return INVALID_VALUE };
-        *lock(&object.data) = Data { steps: steps.max(0) as usize, batch: batch.max(0) as usize };
+        let Some(descriptor) = descriptor.get() else { return NOT_INITIALIZED };
+        *lock(&descriptor.sequences) =
+            SequenceShape { steps: steps.max(0) as usize, batch: batch.max(0) as usize };
         OK
     }
-    Guess fn cudnnGetRNNWeightSpaceSize(_handle: Word, network: Word, size: Out<usize>) {
-        let Some(object) = object(network) else { return INVALID_VALUE };
-        size.give(lock(&object.network).weights())
+    Guess fn cudnnGetRNNWeightSpaceSize(_handle: Word, network: Handle<Descriptor>, size: Out<usize>) {
+        let Some(network) = network.get() else { return NOT_INITIALIZED };
+        size.give(lock(&network.network).weight_bytes())
     }
     Guess fn cudnnGetRNNWeightParams(
-        _handle: Word, network: Word, pseudo_layer: c_int, _size: usize, weights: Word, linear: c_int,
-        matrix: Word, matrix_at: Out<usize>, bias: Word, bias_at: Out<usize>,
+        _handle: Word, network: Handle<Descriptor>, pseudo_layer: c_int, _size: usize, weights: Word,
+        linear: c_int, matrix: Handle<Descriptor>, matrix_at: Out<usize>, bias: Handle<Descriptor>,
+        bias_at: Out<usize>,
     ) {
-        let Some(object) = object(network) else { return INVALID_VALUE };
-        let net = *lock(&object.network);
+        let Some(network) = network.get() else { return NOT_INITIALIZED };
+        let shape = *lock(&network.network);
         let (layer, linear) = (pseudo_layer.max(0) as usize, linear.max(0) as usize);
-        let (rows, columns) = net.matrix(layer, linear);
-        describe(matrix, net.data_type, [1, rows, columns]);
-        let at = weights + net.before(layer, linear) * width(net.data_type);
+        let (rows, columns) = shape.matrix(layer, linear);
+        set_contiguous(matrix, shape.data_type, [1, rows, columns]);
+        let at = weights + shape.elements_before(layer, linear) * width(shape.data_type);
         matrix_at.put(if rows * columns > 0 { at } else { 0 });
-        describe(bias, net.data_type, [1, net.hidden, 1]);
-        let number = layer * 2 * net.gates() + linear;
-        let at = weights + (net.matrices() + number * net.hidden) * width(net.data_type);
-        bias_at.put(if net.bias && linear < 2 * net.gates() { at } else { 0 });
+        set_contiguous(bias, shape.data_type, [1, shape.hidden, 1]);
+        let index = layer * 2 * shape.gates() + linear;
+        let at = weights + (shape.matrix_elements() + index * shape.hidden) * width(shape.data_type);
+        bias_at.put(if shape.bias && linear < 2 * shape.gates() { at } else { 0 });
         OK
     }
     Guess fn cudnnGetRNNTempSpaceSizes(
-        _handle: Word, network: Word, training: c_int, data: Word, workspace: Out<usize>, reserve: Out<usize>,
+        _handle: Word, network: Handle<Descriptor>, training: c_int, data: Handle<Descriptor>,
+        workspace: Out<usize>, reserve: Out<usize>,
     ) {
-        let (Some(network), Some(data)) = (object(network), object(data)) else { return INVALID_VALUE };
-        let (net, data) = (*lock(&network.network), *lock(&data.data));
-        let step = net.layers * net.directions * data.batch * net.hidden * width(net.data_type);
-        // Every step's gates of one layer to work in; in training every layer's gates, cell and
-        // output of every step are kept for the way back.
-        workspace.put(step * net.gates() * 2);
-        reserve.put(if training == 0 { 0 } else { step * data.steps * (net.gates() + 2) });
+        let (Some(network), Some(data)) = (network.get(), data.get()) else { return NOT_INITIALIZED };
+        let (shape, sequences) = (*lock(&network.network), *lock(&data.sequences));
+        let step = shape.layers * shape.directions * sequences.batch * shape.hidden * width(shape.data_type);
+        // The workspace holds the gates of each step of one layer. In training the reserve holds the gates,
+        // the cell and the output of each step of all layers for the backward pass.
+        workspace.put(step * shape.gates() * 2);
+        reserve.put(if training == 0 { 0 } else { step * sequences.steps * (shape.gates() + 2) });
         OK
     }
-    /// One generator state per thread that a card can hold.
+    /// The state of one generator for each thread that the card can hold.
     Guess fn cudnnDropoutGetStatesSize(_handle: Word, size: Out<usize>) {
-        size.give(machine().spec.sms as usize * 2048 * 48)
+        size.give(host_state().spec.sms as usize * 2048 * 48)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Network;
+    use super::RnnShape;
 
     #[test]
-    fn the_packed_weights_have_as_many_elements_as_the_modules_parameters() {
+    fn packed_rnn_weights_have_as_many_elements_as_the_module_has_parameters() {
         // torch.nn.LSTM(64, 128, 2): 4 * 128 * (64 + 128 + 2) + 4 * 128 * (128 + 128 + 2).
-        let lstm = Network {
+        let lstm = RnnShape {
             cell: 2,
             bias: true,
             directions: 1,
@@ -239,9 +318,9 @@ mod tests {
             projected: 0,
             layers: 2,
         };
-        assert_eq!(lstm.weights(), 4 * (4 * 128 * (64 + 128 + 2) + 4 * 128 * (128 + 128 + 2)));
+        assert_eq!(lstm.weight_bytes(), 4 * (4 * 128 * (64 + 128 + 2) + 4 * 128 * (128 + 128 + 2)));
         // torch.nn.GRU(8, 16, bidirectional=True, bias=False).
-        let gru = Network {
+        let gru = RnnShape {
             cell: 3,
             bias: false,
             directions: 2,
@@ -251,6 +330,6 @@ mod tests {
             projected: 0,
             layers: 1,
         };
-        assert_eq!(gru.weights(), 2 * (2 * 3 * 16 * (8 + 16)));
+        assert_eq!(gru.weight_bytes(), 2 * (2 * 3 * 16 * (8 + 16)));
     }
 }

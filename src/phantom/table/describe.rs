@@ -1,5 +1,5 @@
-//! What the phantom says of itself: which card, under which assumptions, how much was invented.
-//! The tracer finds these functions by name and puts their text into the trace.
+//! The functions by which the tracer asks the library about itself: the card, the assumptions, the counts.
+//! The tracer finds them by name and writes their text into the trace.
 
 use std::ffi::c_char;
 use std::fmt::Write;
@@ -7,35 +7,42 @@ use std::fmt::Write;
 use memtrace_cards::CARDS;
 
 use crate::core::ffi::Out;
-use crate::core::host_state::machine;
+use crate::core::host_state::host_state;
+use crate::core::stream::LAG_NS;
 use crate::core::values::invented;
-use crate::cuda::stream::waits;
+use crate::cuda::streams::waits;
 use crate::kernels::kernel::launches;
 use crate::libs::cudnn;
-use crate::table::call_table::{self, Kind};
+use crate::table::call_table::AnswerKind;
+use crate::table::registry;
 
-/// Names that the real library answers: names, or their beginnings with `.*` behind.
-const PASSED_ON: &str = include_str!("passthrough.txt");
+/// Names that are left to the real library, or their beginnings followed by `.*`.
+const PASSED_THROUGH: &str = include_str!("passthrough.txt");
 
-/// Writes what fits, with its zero, and tells how long the whole text is.
-fn write(text: &str, out: Out<c_char>, capacity: usize) -> usize {
-    if out.address() != 0 {
-        out.text(text, capacity);
+/// Writes the text, cut to `capacity` with its terminating zero, and returns its whole length in bytes.
+///
+/// # Safety
+/// `out` is null or good for `capacity` bytes.
+unsafe fn write(text: &str, out: Out<c_char>, capacity: usize) -> usize {
+    if !out.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { out.text(text, capacity) };
     }
     text.len()
 }
 
-/// JSON without quotes or backslashes inside its strings: our names have none.
-fn clean(text: &str) -> String {
+/// A string without the characters that JSON would escape. Our names have none.
+fn without_escapes(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() && !matches!(c, '"' | '\\')).collect()
 }
 
+/// The card and the run so far, as JSON.
 fn description() -> String {
-    let machine = machine();
-    let spec = &machine.spec;
+    let host = host_state();
+    let spec = &host.spec;
     let (reads, bytes) = invented();
-    let (real, workspace) = cudnn::chosen_by_real();
-    let cudnn = match real {
+    let (plans, workspace) = cudnn::plans();
+    let cudnn = match plans {
         None => "unused",
         Some(true) => "real",
         Some(false) => "guess",
@@ -46,24 +53,24 @@ fn description() -> String {
          \"values\":\"zero\",\"lag_ns\":{}}},\"cudnn_workspace_bytes\":{workspace},\"launches\":{},\
          \"waits\":{},\"invented_reads\":{reads},\"invented_bytes\":{bytes}",
         spec.base.id,
-        clean(&spec.name),
+        without_escapes(&spec.name),
         spec.memory,
         spec.context,
         spec.cc.0,
         spec.cc.1,
         spec.sms,
         spec.count,
-        machine.dynamic.word(),
-        crate::cuda::stream::LAG,
+        host.dynamic.name(),
+        LAG_NS,
         launches(),
         waits(),
     );
-    for (label, kind) in [("guessed_calls", Kind::Guess), ("refused_calls", Kind::Unsupported)] {
+    for (label, kind) in [("guessed_calls", AnswerKind::Guess), ("refused_calls", AnswerKind::Unsupported)] {
         let _ = write!(text, ",\"{label}\":{{");
-        let called = call_table::calls().filter(|call| call.kind == kind && call.hits() > 0);
-        for (index, call) in called.enumerate() {
+        let called = registry::entries().filter(|entry| entry.kind == kind && entry.calls() > 0);
+        for (index, entry) in called.enumerate() {
             let comma = if index == 0 { "" } else { "," };
-            let _ = write!(text, "{comma}\"{}\":{}", call.name, call.hits());
+            let _ = write!(text, "{comma}\"{}\":{}", entry.name, entry.calls());
         }
         text.push('}');
     }
@@ -71,13 +78,15 @@ fn description() -> String {
     text
 }
 
+/// The presets, as a JSON array.
 fn cards() -> String {
     let mut text = String::from("[");
     for (index, card) in CARDS.iter().enumerate() {
         let comma = if index == 0 { "" } else { "," };
         let _ = write!(
             text,
-            "{comma}{{\"card\":\"{}\",\"name\":\"{}\",\"memory_mib\":{},\"context_mib\":{},\"cc\":\"{}.{}\",\"sms\":{}}}",
+            "{comma}{{\"card\":\"{}\",\"name\":\"{}\",\"memory_mib\":{},\"context_mib\":{},\
+             \"cc\":\"{}.{}\",\"sms\":{}}}",
             card.id, card.name, card.memory_mib, card.context_mib, card.cc.0, card.cc.1, card.sms
         );
     }
@@ -85,34 +94,49 @@ fn cards() -> String {
     text
 }
 
+/// One line per exported function or pattern of names passed through: the kind of answer and the name,
+/// sorted.
 fn answers() -> String {
     let mut lines: Vec<_> =
-        call_table::calls().map(|call| format!("{} {}\n", call.kind.word(), call.name)).collect();
-    let passed = PASSED_ON.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        registry::entries().map(|entry| format!("{} {}\n", entry.kind.name(), entry.name)).collect();
+    let passed =
+        PASSED_THROUGH.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines.extend(passed.map(|pattern| format!("passed {pattern}\n")));
     lines.sort_unstable();
     lines.concat()
 }
 
-/// Writes JSON about the device and the run so far into a buffer of `capacity` bytes, cut to what
-/// fits with a zero, and returns the length of the whole text. A null buffer only asks for it.
-// SAFETY: the name is ours alone.
+/// Writes JSON about the device and the run so far into a buffer of `capacity` bytes, cut to the bytes that
+/// fit before a terminating zero. Returns the length of the whole text.
+///
+/// # Safety
+/// `out` is null, which only asks for the length, or good for `capacity` bytes.
+// SAFETY: only this library defines the name.
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn memtrace_phantom_describe(out: *mut c_char, capacity: usize) -> usize {
-    write(&description(), Out::from_address(out as usize), capacity)
+unsafe extern "C" fn memtrace_phantom_describe(out: Out<c_char>, capacity: usize) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { write(&description(), out, capacity) }
 }
 
-/// The same for the list of cards, as a JSON array.
-// SAFETY: the name is ours alone.
+/// Writes the presets as a JSON array, in the same way.
+///
+/// # Safety
+/// As for [`memtrace_phantom_describe`].
+// SAFETY: only this library defines the name.
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn memtrace_phantom_cards(out: *mut c_char, capacity: usize) -> usize {
-    write(&cards(), Out::from_address(out as usize), capacity)
+unsafe extern "C" fn memtrace_phantom_cards(out: Out<c_char>, capacity: usize) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { write(&cards(), out, capacity) }
 }
 
-/// The same for the table of answered calls: a line for each, how it is answered and its name, or a
-/// pattern of names that are left to the real library.
-// SAFETY: the name is ours alone.
+/// Writes the list of answered calls, in the same way: a line for each with the kind of answer and the name,
+/// or a pattern of names that are left to the real library.
+///
+/// # Safety
+/// As for [`memtrace_phantom_describe`].
+// SAFETY: only this library defines the name.
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn memtrace_phantom_answers(out: *mut c_char, capacity: usize) -> usize {
-    write(&answers(), Out::from_address(out as usize), capacity)
+unsafe extern "C" fn memtrace_phantom_answers(out: Out<c_char>, capacity: usize) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { write(&answers(), out, capacity) }
 }

@@ -201,7 +201,7 @@ HEAD = """//! Written by generate.py; edit that, or answer a name by hand and ru
 use std::ffi::c_int;
 
 use crate::core::ffi::{Out, Word, opaque_handle};
-use crate::table::call_table::defaults::{fills, refuse, success, work};
+use crate::table::generated_macros::{fills, refuse, success, work};
 
 """
 

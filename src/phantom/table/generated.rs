@@ -7,7 +7,7 @@
 use std::ffi::c_int;
 
 use crate::core::ffi::{Out, Word, opaque_handle};
-use crate::table::call_table::defaults::{fills, refuse, success, work};
+use crate::table::generated_macros::{fills, refuse, success, work};
 
 success! {
     cublasGetMatrixAsync,

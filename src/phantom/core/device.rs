@@ -1,0 +1,93 @@
+//! One simulated device.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use memtrace_cards::Spec;
+
+use crate::core::async_pool::AsyncPool;
+use crate::core::clock::DeviceClock;
+use crate::core::lock::lock;
+use crate::core::stream::Stream;
+use crate::core::values::KnownValues;
+use crate::core::vram::Vram;
+
+/// A device and its state. It lives as long as the process.
+pub(crate) struct Device {
+    /// Its position in the list of visible devices.
+    pub(crate) index: usize,
+    /// Its legacy default stream.
+    pub(crate) stream: Stream,
+    clock: Arc<DeviceClock>,
+    vram: Mutex<Vram>,
+    values: Mutex<KnownValues>,
+    pool: Mutex<AsyncPool>,
+}
+
+impl Device {
+    /// A device with empty memory.
+    pub(crate) fn new(index: usize, spec: &Spec) -> Self {
+        let clock = Arc::new(DeviceClock::default());
+        Self {
+            index,
+            stream: Stream::new(index, Arc::clone(&clock), 0, 0),
+            clock,
+            vram: Mutex::new(Vram::new(index, spec.memory - spec.context - spec.others)),
+            values: Mutex::default(),
+            pool: Mutex::default(),
+        }
+    }
+
+    /// Its clock, which its streams share.
+    pub(crate) fn clock(&self) -> &Arc<DeviceClock> {
+        &self.clock
+    }
+
+    /// The epoch of its memory, see [`DeviceClock::epoch`].
+    pub(crate) fn epoch(&self) -> u64 {
+        self.clock.epoch()
+    }
+
+    /// Its memory.
+    pub(crate) fn vram(&self) -> MutexGuard<'_, Vram> {
+        lock(&self.vram)
+    }
+
+    /// The known content of its memory.
+    pub(crate) fn values(&self) -> MutexGuard<'_, KnownValues> {
+        lock(&self.values)
+    }
+
+    /// Its default memory pool. Lock it before [`vram`](Self::vram), never after.
+    pub(crate) fn pool(&self) -> MutexGuard<'_, AsyncPool> {
+        lock(&self.pool)
+    }
+
+    /// Allocates from the default memory pool. `None` when the device is full.
+    pub(crate) fn alloc_from_pool(&self, size: usize) -> Option<usize> {
+        self.pool().alloc(&self.vram, size)
+    }
+
+    /// Trims the default memory pool until at most `keep` bytes are reserved.
+    pub(crate) fn trim_pool(&self, keep: u64) {
+        self.pool().trim(&self.vram, keep);
+    }
+
+    /// Trims the default memory pool to its release threshold: the program waited for the device.
+    pub(crate) fn synchronize_pool(&self) {
+        self.pool().synchronize(&self.vram);
+    }
+}
+
+/// The lowest context handle, and the distance between two of them.
+const CONTEXT_BASE: usize = 0x10_0000;
+const CONTEXT_STEP: usize = 0x1000;
+
+/// The handle of a device's primary context. It only encodes the device.
+pub(crate) fn context_handle(device: usize) -> usize {
+    CONTEXT_BASE + device * CONTEXT_STEP
+}
+
+/// The device whose primary context has this handle.
+pub(crate) fn device_of_context(context: usize) -> usize {
+    context.wrapping_sub(CONTEXT_BASE) / CONTEXT_STEP
+}

@@ -1,0 +1,207 @@
+//! CUDA graphs: the amount of work that was captured, and the memory that its nodes allocate.
+//!
+//! A graph has no list of its work, only its size ([`RecordedWork`]), and the steps of its memory nodes
+//! ([`GraphMemory`]). The memory that the driver takes for an instantiated graph (some KiB per kernel) is not
+//! counted.
+
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::sys::CUDA_MEM_ALLOC_NODE_PARAMS;
+use cudarc::runtime::sys::cudaMemAllocNodeParams;
+
+use crate::core::capture::RecordedWork;
+use crate::core::device::Device;
+use crate::core::ffi::{
+    Handle, INVALID_HANDLE, INVALID_VALUE, InOut, OK, OUT_OF_MEMORY, Out, Status, Word, opaque_handle,
+};
+use crate::core::host_state::{device, fail};
+use crate::core::lock::lock;
+use crate::cuda::device_properties::driver_version;
+use crate::cuda::graph_memory::{self, GraphMemory};
+use crate::cuda::streams::StreamHandle;
+use crate::table::call_table::{answers, by_contract};
+
+/// A graph, or an executable graph.
+#[derive(Default)]
+pub(crate) struct Graph {
+    pub(crate) work: RecordedWork,
+    /// Replaced by an empty one when the graph is destroyed; its handle stays valid.
+    memory: Mutex<Arc<GraphMemory>>,
+}
+
+impl Graph {
+    /// Adds an allocation node and returns its address. No memory is taken before the launch.
+    pub(crate) fn add_alloc(&self, device: &'static Device, size: usize) -> Option<usize> {
+        self.work.add_node(0);
+        lock(&self.memory).add_alloc(device, size)
+    }
+
+    /// Adds a free node for an address that a node of a graph allocates.
+    pub(crate) fn add_free(&self, address: usize) -> Status {
+        if !graph_memory::owns(address) {
+            return fail(INVALID_VALUE);
+        }
+        self.work.add_node(0);
+        lock(&self.memory).add_free(address);
+        OK
+    }
+}
+
+// The two headers declare one layout, which is the same in CUDA 12 and 13.
+const _: () =
+    assert!(size_of::<cudaMemAllocNodeParams>() == 120 && align_of::<cudaMemAllocNodeParams>() == 8);
+const _: () = assert!(size_of::<CUDA_MEM_ALLOC_NODE_PARAMS>() == size_of::<cudaMemAllocNodeParams>());
+
+/// Adds an allocation node with the size and the device that `params` hold, and writes its address into them.
+fn add_alloc_node(out: Out<usize>, graph: Handle<Graph>, params: InOut<cudaMemAllocNodeParams>) -> Status {
+    let params = params.as_ptr();
+    if params.is_null() {
+        return fail(INVALID_VALUE);
+    }
+    // SAFETY: not null, so by the invariant of `InOut` good for reads of its fields.
+    let (index, size) = unsafe {
+        (
+            (&raw const (*params).poolProps.location.id).read_unaligned(),
+            (&raw const (*params).bytesize).read_unaligned(),
+        )
+    };
+    let Some(device) = device(index).filter(|_| size > 0) else { return fail(INVALID_VALUE) };
+    let address = graph.get().and_then(|graph| graph.add_alloc(device, size));
+    let Some(address) = address else { return fail(OUT_OF_MEMORY) };
+    // SAFETY: as above, and good for a write.
+    unsafe { (&raw mut (*params).dptr).write_unaligned(address as *mut _) };
+    out.give(opaque_handle())
+}
+
+fn add_free_node(out: Out<usize>, graph: Handle<Graph>, address: usize) -> Status {
+    match graph.get().map_or_else(|| fail(INVALID_VALUE), |graph| graph.add_free(address)) {
+        OK => out.give(opaque_handle()),
+        status => status,
+    }
+}
+
+/// `cudaGraphInstantiateFlagAutoFreeOnLaunch`.
+const AUTO_FREE_ON_LAUNCH: u64 = 1;
+
+fn instantiate(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) -> Status {
+    let executable = match graph.get() {
+        Some(graph) => {
+            let memory = lock(&graph.memory).instantiate(flags & AUTO_FREE_ON_LAUNCH != 0);
+            Graph { work: graph.work.snapshot(), memory: Mutex::new(memory) }
+        }
+        None => Graph::default(),
+    };
+    out.give(Handle::new(executable))
+}
+
+fn destroy(graph: Handle<Graph>) -> Status {
+    if let Some(graph) = graph.get() {
+        drop(std::mem::take(&mut *lock(&graph.memory)));
+    }
+    OK
+}
+
+/// Lists the nodes of a graph: numbers that are distinct and never dereferenced.
+///
+/// # Safety
+/// `list` is null or has as many elements as `count` holds.
+unsafe fn nodes(handle: Handle<Graph>, list: Out<usize>, count: InOut<usize>) -> Status {
+    let Some(graph) = handle.get() else { return fail(INVALID_HANDLE) };
+    let all = graph.work.nodes() as usize;
+    let capacity = if list.is_null() { 0 } else { count.input().get().unwrap_or(0) };
+    for index in 0..capacity {
+        // SAFETY: index < capacity.
+        unsafe { list.at(index) }.put(if index < all { handle.address() + 1 + index } else { 0 });
+    }
+    count.output().give(all)
+}
+
+fn launch(graph: Handle<Graph>, stream: StreamHandle) -> Status {
+    let Some(graph) = graph.get() else { return fail(INVALID_HANDLE) };
+    let status = lock(&graph.memory).launch();
+    if status != OK {
+        return fail(status);
+    }
+    let stream = stream.stream();
+    stream.launch(graph.work.cost_ns().max(1));
+    stream.clock().invalidate_values();
+    OK
+}
+
+answers! {
+    Real fn cudaGraphCreate(out: Out<Handle<Graph>>, _flags: u32) { out.give(Handle::new(Graph::default())) }
+    Real fn cudaGraphDestroy(graph: Handle<Graph>) { destroy(graph) }
+    Real fn cudaGraphInstantiate(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) {
+        instantiate(out, graph, flags)
+    }
+    Real fn cudaGraphInstantiateWithFlags(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) {
+        instantiate(out, graph, flags)
+    }
+    Real fn cudaGraphExecDestroy(graph: Handle<Graph>) { destroy(graph) }
+    Real fn cudaGraphLaunch(graph: Handle<Graph>, stream: StreamHandle) { launch(graph, stream) }
+    Success fn cudaGraphUpload(_graph: Word, _stream: Word) { OK }
+    Real fn cudaGraphGetNodes(graph: Handle<Graph>, list: Out<usize>, count: InOut<usize>) {
+        by_contract!(nodes(graph, list, count))
+    }
+    Real fn cudaGraphGetRootNodes(graph: Handle<Graph>, list: Out<usize>, count: InOut<usize>) {
+        by_contract!(nodes(graph, list, count))
+    }
+    /// With the arguments of CUDA 13. CUDA 12 has `count` in the place of `edges`, and no argument after it.
+    Guess fn cudaGraphNodeGetDependencies(_node: Word, _list: Word, edges: Out<usize>, count: Out<usize>) {
+        edges.put(0);
+        if driver_version() >= 13000 {
+            count.put(0);
+        }
+        OK
+    }
+    Success fn cudaGraphDebugDotPrint(_graph: Word, _path: Word, _flags: u32) { OK }
+    Real fn cuGraphCreate(out: Out<Handle<Graph>>, _flags: u32) { out.give(Handle::new(Graph::default())) }
+    Real fn cuGraphDestroy(graph: Handle<Graph>) { destroy(graph) }
+    Real fn cuGraphInstantiateWithFlags(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) {
+        instantiate(out, graph, flags)
+    }
+    Real fn cuGraphExecDestroy(graph: Handle<Graph>) { destroy(graph) }
+    Real fn cuGraphLaunch(graph: Handle<Graph>, stream: StreamHandle) { launch(graph, stream) }
+    Real fn cuGraphGetNodes(graph: Handle<Graph>, list: Out<usize>, count: InOut<usize>) {
+        by_contract!(nodes(graph, list, count))
+    }
+    Guess fn cudaGraphAddMemAllocNode(
+        out: Out<usize>, graph: Handle<Graph>, _after: Word, _count: usize,
+        params: InOut<cudaMemAllocNodeParams>,
+    ) {
+        add_alloc_node(out, graph, params)
+    }
+    Guess fn cuGraphAddMemAllocNode(
+        out: Out<usize>, graph: Handle<Graph>, _after: Word, _count: usize,
+        params: InOut<cudaMemAllocNodeParams>,
+    ) {
+        add_alloc_node(out, graph, params)
+    }
+    Guess fn cudaGraphAddMemFreeNode(
+        out: Out<usize>, graph: Handle<Graph>, _after: Word, _count: usize, address: Word,
+    ) {
+        add_free_node(out, graph, address)
+    }
+    Guess fn cuGraphAddMemFreeNode(
+        out: Out<usize>, graph: Handle<Graph>, _after: Word, _count: usize, address: Word,
+    ) {
+        add_free_node(out, graph, address)
+    }
+    /// Not a guess: it reports the bytes that launches took, and only the launches guess. The tracer's own
+    /// samples call it in every run.
+    Real fn cudaDeviceGetGraphMemAttribute(index: c_int, attribute: c_int, out: Out<u64>) {
+        graph_memory::attribute(index, attribute, out)
+    }
+    Real fn cuDeviceGetGraphMemAttribute(index: c_int, attribute: c_int, out: Out<u64>) {
+        graph_memory::attribute(index, attribute, out)
+    }
+    Real fn cudaDeviceSetGraphMemAttribute(index: c_int, attribute: c_int, _value: Word) {
+        graph_memory::reset_high_water_mark(index, attribute)
+    }
+    Real fn cuDeviceSetGraphMemAttribute(index: c_int, attribute: c_int, _value: Word) {
+        graph_memory::reset_high_water_mark(index, attribute)
+    }
+    Real fn cudaDeviceGraphMemTrim(index: c_int) { graph_memory::trim(index) }
+    Real fn cuDeviceGraphMemTrim(index: c_int) { graph_memory::trim(index) }
+}

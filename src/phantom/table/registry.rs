@@ -1,0 +1,108 @@
+//! Every exported function, and the calls by which a program looks functions up by name.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::sync::OnceLock;
+
+use crate::core::ffi::{NOT_FOUND, OK, Out, Status, Text};
+use crate::cuda::device_properties::driver_version;
+use crate::table::call_table::{AnswerKind, CallEntry, answers};
+use crate::{cuda, kernels, libs, table};
+
+/// The tables, in the order in which `memtrace_phantom_describe` lists guesses and refusals.
+const TABLES: &[&[&CallEntry]] = &[
+    cuda::device_properties::TABLE,
+    cuda::memory::TABLE,
+    cuda::ipc::TABLE,
+    cuda::copy::TABLE,
+    cuda::pools::TABLE,
+    cuda::streams::TABLE,
+    cuda::events::TABLE,
+    kernels::kernel::TABLE,
+    cuda::captures::TABLE,
+    cuda::graphs::TABLE,
+    cuda::driver::TABLE,
+    TABLE,
+    kernels::modules::TABLE,
+    cuda::vmm::TABLE,
+    libs::cublas::TABLE,
+    libs::cudnn::TABLE,
+    libs::cudnn_conv::TABLE,
+    libs::rnn::TABLE,
+    libs::nccl::TABLE,
+    libs::nvml::TABLE,
+    table::generated::SUCCESS,
+    table::generated::WORK,
+    table::generated::FILLS,
+    table::generated::UNSUPPORTED,
+];
+
+/// Every entry, in the order of the tables.
+pub(crate) fn entries() -> impl Iterator<Item = &'static CallEntry> {
+    TABLES.iter().flat_map(|table| table.iter().copied())
+}
+
+/// The entry with this name.
+fn find(name: &str) -> Option<&'static CallEntry> {
+    static INDEX: OnceLock<HashMap<&'static str, &'static CallEntry>> = OnceLock::new();
+    INDEX.get_or_init(|| entries().map(|entry| (entry.name, entry)).collect()).get(name).copied()
+}
+
+/// The function that the driver would return for a base name: the newest version that is answered. Callers
+/// that want an older version ask for its full name.
+fn entry_point(name: &str) -> Option<*const ()> {
+    if name.is_empty() {
+        return None;
+    }
+    // The arguments of this call changed with CUDA 13; both versions are answered.
+    let newest = if name == "cuStreamGetCaptureInfo" && driver_version() >= 13000 { "_v3" } else { "_v2" };
+    let versioned = find(&format!("{name}{newest}"));
+    let entry = versioned
+        .filter(|entry| entry.kind != AnswerKind::Unsupported)
+        .or_else(|| find(name))
+        .or(versioned)?;
+    Some(entry.function)
+}
+
+/// `cuGetProcAddress`: an unknown name is an error.
+fn look_up(name: &str, function: Out<usize>, found: Out<c_int>) -> Status {
+    match entry_point(name) {
+        Some(address) => {
+            found.put(0);
+            function.give(address as usize)
+        }
+        None => {
+            // CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND and cudaDriverEntryPointSymbolNotFound are both 1.
+            found.put(1);
+            function.put(0);
+            NOT_FOUND
+        }
+    }
+}
+
+/// `cudaGetDriverEntryPoint`: an unknown name is reported through `found` and is an error only without it.
+fn look_up_for_runtime(name: &str, function: Out<usize>, found: Out<c_int>) -> Status {
+    match look_up(name, function, found) {
+        NOT_FOUND if !found.is_null() => OK,
+        status => status,
+    }
+}
+
+answers! {
+    Real fn cuGetProcAddress(name: Text, function: Out<usize>, _version: c_int, _flags: u64) {
+        look_up(name.str(), function, Out::null())
+    }
+    Real fn cuGetProcAddress_v2(
+        name: Text, function: Out<usize>, _version: c_int, _flags: u64, found: Out<c_int>,
+    ) {
+        look_up(name.str(), function, found)
+    }
+    Real fn cudaGetDriverEntryPoint(name: Text, function: Out<usize>, _flags: u64, found: Out<c_int>) {
+        look_up_for_runtime(name.str(), function, found)
+    }
+    Real fn cudaGetDriverEntryPointByVersion(
+        name: Text, function: Out<usize>, _version: u32, _flags: u64, found: Out<c_int>,
+    ) {
+        look_up_for_runtime(name.str(), function, found)
+    }
+}
