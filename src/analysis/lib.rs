@@ -6,8 +6,8 @@
 //! - [`state`]: records replayed into live memory over time.
 //! - [`profile`]: the roles of blocks, inferred from the flow of data between ops.
 //! - [`render`]: text for a terminal.
-//! - [`reports`], [`exports`] and [`html`]: the answers. Each report and each export is one file and one line of
-//!   a table ([`reports::REPORTS`], [`exports::EXPORTS`]) that the command, its help and its tests walk.
+//! - [`reports`], [`exports`] and [`html`]: the answers. Each report and each export is one file and one line
+//!   of a table ([`reports::REPORTS`], [`exports::EXPORTS`]) that the command, its help and its tests walk.
 //!
 //! Nothing here prints or parses arguments. The only unsafe code is in `read/scan/cpu.rs`, for instructions
 //! that safe Rust has no names for.

@@ -1,4 +1,4 @@
-//! What a report was asked for.
+//! The options of reports and exports, and the parsers of their values.
 
 use std::collections::BTreeMap;
 
@@ -7,50 +7,50 @@ use memtrace_trace::units::Unit;
 use crate::error::{Error, Result};
 use crate::state::replay::Window;
 
-/// An option that one report has beside the shared ones.
+/// An option of one report, in addition to the shared ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Flag {
-    /// Its long name, without dashes.
+    /// The long name, without dashes.
     pub name: &'static str,
-    /// What its value is called in the help; `None` for a switch.
+    /// The name of its value in the help; `None` for a switch.
     pub value: Option<&'static str>,
-    /// The value taken when it is not given; empty for none.
+    /// The default; empty for none.
     pub default: &'static str,
-    /// The values that it takes; empty when any will do.
+    /// The valid values; empty when any is valid.
     pub choices: &'static [&'static str],
-    /// One line.
+    /// The help text: one line.
     pub help: &'static str,
 }
 
-/// The shared options, and the report's own by name.
+/// The shared options, and those of one report by name.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Only this device.
     pub device: Option<i32>,
-    /// How many lines a list has; the report's default when not said.
+    /// The most lines of a list; `None` for the default of the report.
     pub top: Option<usize>,
-    /// How bytes are shown.
+    /// The unit for bytes.
     pub units: Unit,
-    /// The part of the trace to look at.
+    /// The part of the trace that is reported on.
     pub window: Window,
-    /// Lines that are not rows are counted and passed over.
+    /// Skip and count lines that are not rows, instead of failing.
     pub lenient: bool,
-    /// Colours and bold, for a terminal.
+    /// Print colours and bold.
     pub paint: bool,
-    /// The columns of the terminal; `None` when there is none.
+    /// The width of the terminal in columns; `None` without a terminal.
     pub width: Option<usize>,
-    /// The report's own.
+    /// The options of the report, by name.
     pub values: BTreeMap<&'static str, String>,
 }
 
 impl Options {
-    /// The value of the report's own option `name`; empty when it was not given and has no default.
+    /// The value of the report's option `name`; empty when it was not given and has no default.
     #[must_use]
     pub fn text(&self, name: &str) -> &str {
         self.values.get(name).map_or("", String::as_str)
     }
 
-    /// Was the switch `name` given?
+    /// Whether the switch `name` was given.
     #[must_use]
     pub fn is_set(&self, name: &str) -> bool {
         self.values.contains_key(name)
@@ -59,7 +59,7 @@ impl Options {
     /// The value of `name` as a number; `None` when it was not given.
     ///
     /// # Errors
-    /// When it is not one.
+    /// When the value is not a number.
     pub fn number(&self, name: &str) -> Result<Option<usize>> {
         match self.text(name) {
             "" => Ok(None),
@@ -71,11 +71,11 @@ impl Options {
     }
 }
 
-/// Reads `T0:T1`, times since the trace's start such as `1.5s`, `200ms`, `3` (seconds); either may be
-/// left out.
+/// Parses `T0:T1`: times since the start of the trace, such as `1.5s`, `200ms` or `3` (seconds). Either may
+/// be empty. Returns ns.
 ///
 /// # Errors
-/// Says what was expected.
+/// When the text has another form; the error names the valid one.
 pub fn parse_window(text: &str) -> Result<(i64, i64)> {
     let bad = || Error::usage(format!("--window {text}: expected T0:T1, such as 1.5s:2s, 200ms: or :3"));
     let (from, to) = text.split_once(':').ok_or_else(bad)?;
@@ -105,10 +105,10 @@ pub fn parse_window(text: &str) -> Result<(i64, i64)> {
     Ok(window)
 }
 
-/// Reads `A:B`, `A:`, `:B` or `A`, both ends included.
+/// Parses `A:B`, `A:`, `:B` or `A`: a range of steps with both ends.
 ///
 /// # Errors
-/// Says what was expected.
+/// When the text has another form; the error names the valid one.
 pub fn parse_steps(text: &str) -> Result<(i64, i64)> {
     let bad = || Error::usage(format!("--step {text}: expected A:B, such as 3:5, 3: or 3"));
     let step = |part: &str, open: i64| -> Result<i64> {
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_and_steps_are_read_and_refused() {
+    fn windows_and_steps_are_parsed_or_refused() {
         assert_eq!(parse_window("1.5s:2").unwrap(), (1_500_000_000, 2_000_000_000));
         assert_eq!(parse_window("200ms:").unwrap(), (200_000_000, i64::MAX));
         assert!(parse_window("3").is_err());

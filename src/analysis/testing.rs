@@ -4,8 +4,8 @@ use memtrace_trace::csv::RowWriter;
 use memtrace_trace::meta::Meta;
 use memtrace_trace::{EventName, Row};
 
-/// Builds the bytes of a trace row by row. It numbers the rows and keeps the totals of each device, so that a test
-/// gives only the fields that matter to it.
+/// Builds the bytes of a trace row by row. It numbers the rows and keeps the totals of each device, so that a
+/// test gives only the fields that matter to it.
 pub struct TraceBuilder {
     writer: RowWriter<Vec<u8>>,
     seq: i64,
@@ -51,8 +51,8 @@ impl TraceBuilder {
         &mut self.totals[at].1
     }
 
-    /// Writes a row with the totals of its device after `change`: allocated, active and reserved bytes. Returns the
-    /// `seq`.
+    /// Writes a row with the totals of its device after `change`: allocated, active and reserved bytes.
+    /// Returns the `seq`.
     pub fn change(&mut self, row: Row<'_>, change: [i64; 3]) -> i64 {
         let totals = self.totals(row.device);
         for (total, by) in totals.iter_mut().zip(change) {
@@ -62,7 +62,8 @@ impl TraceBuilder {
         self.raw(Row { allocated_bytes, active_bytes, reserved_bytes, ..row })
     }
 
-    /// Writes the allocation of a segment of `bytes` on device 0, or the free of one where `bytes` is negative.
+    /// Writes the allocation of a segment of `bytes` on device 0, or the free of one where `bytes` is
+    /// negative.
     pub fn segment(&mut self, bytes: i64) -> i64 {
         let event = if bytes >= 0 { EventName::SegmentAlloc } else { EventName::SegmentFree };
         let row = Row { device: 0, event, api: "cudaMalloc", delta_bytes: bytes, ..Row::default() };

@@ -1,23 +1,23 @@
-//! The flow of data between ops: which versions of which blocks each op read, wrote, made and dropped.
+//! The flow of data between ops: the versions of blocks that each op reads, writes, allocates and frees.
 //!
-//! A node is an op with a schema that is in no other such op, a backward function, or an allocation or a
-//! free that happened outside of both (`DataFlowGraph._extract_leaf_events`).
+//! A node is an op with a schema that is not nested in another such op, a backward function, or an allocation
+//! or free outside of both (`DataFlowGraph._extract_leaf_events` in `torch/profiler/_memory_profiler.py`).
 
 use rustc_hash::FxHashMap;
 
-/// What a node did to a block.
+/// The effect of a node on a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Edge {
-    /// The version that it met; `None` when it allocated the block.
+    /// The version before the node; `None` where the node allocated the block.
     pub input: Option<u32>,
-    /// It changed the block in place.
+    /// Whether the node changed the block in place.
     pub mutated: bool,
-    /// It gave the block back.
+    /// Whether the node freed the block.
     pub deleted: bool,
 }
 
 impl Edge {
-    /// The version that the block has behind the node, when the node made it.
+    /// The version after the node; `None` where the node made no new version.
     #[must_use]
     pub fn output(&self) -> Option<u32> {
         match self.input {
@@ -28,97 +28,98 @@ impl Edge {
         }
     }
 
-    /// Did the block live inside the node alone?
+    /// Whether the block was allocated and freed inside the node.
     #[must_use]
     pub fn is_intermediate(&self) -> bool {
         self.input.is_none() && self.deleted
     }
 }
 
-/// One node.
+/// A node of the flow.
 #[derive(Clone, Debug, Default)]
 pub struct Node {
-    /// When it began, ns.
+    /// Its start, in ns since the start of the trace.
     pub start_ns: i64,
-    /// Is it a backward function?
+    /// Whether it is a backward function.
     pub backward: bool,
-    /// Does it accumulate a gradient?
+    /// Whether it accumulates a gradient.
     pub accumulates: bool,
-    /// Its blocks, each once, by their place.
+    /// Its blocks, by index; each occurs once.
     pub edges: Vec<(u32, Edge)>,
 }
 
 impl Node {
-    /// The blocks and versions that it met.
+    /// The blocks and versions before the node.
     pub fn inputs(&self) -> impl Iterator<Item = (u32, u32)> {
         self.edges.iter().filter_map(|(block, edge)| Some((*block, edge.input?)))
     }
 
-    /// The blocks and versions that it made.
+    /// The blocks and versions that the node made.
     pub fn outputs(&self) -> impl Iterator<Item = (u32, u32)> {
         self.edges.iter().filter_map(|(block, edge)| Some((*block, edge.output()?)))
     }
 }
 
-/// One thing that a node, or nobody, did to a block.
+/// One access to a block, by a node or outside every node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// Read it, by a schema.
+    /// Read, by the op's schema.
     Read,
-    /// Changed it, by a schema.
-    Wrote,
-    /// Got it where no schema says what for.
-    Got,
-    /// Allocated it.
-    Made,
-    /// Gave it back.
-    Dropped,
+    /// Changed in place, by the op's schema.
+    Write,
+    /// Passed to a function without a schema.
+    Passed,
+    /// Allocated.
+    Alloc,
+    /// Freed.
+    Free,
 }
 
-/// A deed, by a thread, at a time.
+/// An access to a block at a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AccessEvent {
     pub(super) ts_ns: i64,
     pub(super) block: u32,
-    pub(super) did: Access,
+    pub(super) access: Access,
 }
 
-/// Makes nodes of deeds as rows tell them: what an op did stands before the row of its end.
+/// Builds nodes from accesses in the order of the rows: the accesses of an op come before the row of its end.
 #[derive(Debug, Default)]
 pub(super) struct FlowBuilder {
-    /// By thread, what belongs to no op yet.
+    /// The accesses of each thread that belong to no op yet.
     open: FxHashMap<i32, Vec<AccessEvent>>,
     nodes: Vec<Node>,
 }
 
 impl FlowBuilder {
-    pub(super) fn did(&mut self, tid: i32, deed: AccessEvent) {
-        self.open.entry(tid).or_default().push(deed);
+    /// Adds an access by thread `tid`.
+    pub(super) fn record(&mut self, tid: i32, event: AccessEvent) {
+        self.open.entry(tid).or_default().push(event);
     }
 
-    /// An op of this thread that is a node ended: what the thread did since `start_ns` is its.
-    pub(super) fn ended(&mut self, tid: i32, start_ns: i64, backward: bool, accumulates: bool) {
+    /// Ends an op of thread `tid` that is a node: the accesses of the thread since `start_ns` are its own.
+    pub(super) fn end_node(&mut self, tid: i32, start_ns: i64, backward: bool, accumulates: bool) {
         let open = self.open.entry(tid).or_default();
-        let first = open.partition_point(|deed| deed.ts_ns < start_ns);
+        let first = open.partition_point(|event| event.ts_ns < start_ns);
         let own: Vec<AccessEvent> = open.drain(first..).collect();
-        let loose = std::mem::take(open);
-        loose.into_iter().for_each(|deed| self.alone(deed));
+        let outside = std::mem::take(open);
+        outside.into_iter().for_each(|event| self.add_outside(event));
         let edges = edges_of(&own);
         self.nodes.push(Node { start_ns, backward, accumulates, edges });
     }
 
-    /// A deed outside every op. Only allocations and frees are nodes by themselves.
-    fn alone(&mut self, deed: AccessEvent) {
-        if matches!(deed.did, Access::Made | Access::Dropped) {
-            self.nodes.push(Node { start_ns: deed.ts_ns, edges: edges_of(&[deed]), ..Node::default() });
+    /// An access outside every op. Only an allocation or a free is a node of its own.
+    fn add_outside(&mut self, event: AccessEvent) {
+        if matches!(event.access, Access::Alloc | Access::Free) {
+            self.nodes.push(Node { start_ns: event.ts_ns, edges: edges_of(&[event]), ..Node::default() });
         }
     }
 
-    /// The nodes in the order in which they began, each edge with the version that it met; and the last
-    /// version of each of `blocks` blocks.
+    /// The nodes in order of their start, with the version before each edge, and the last version of each of
+    /// `blocks` blocks.
     pub(super) fn finish(mut self, blocks: usize) -> (Vec<Node>, Vec<u32>) {
         let open = std::mem::take(&mut self.open);
-        open.into_values().flatten().for_each(|deed| self.alone(deed));
+        open.into_values().flatten().for_each(|event| self.add_outside(event));
         self.nodes.sort_by_key(|node| node.start_ns);
         let mut versions = vec![0; blocks];
         for node in &mut self.nodes {
@@ -136,36 +137,36 @@ impl FlowBuilder {
     }
 }
 
-/// What a node did to each block in all. One that only got a block where no schema says what for is taken
-/// to have changed it, as the profiler does (`DataFlowNode._determine_edges`).
-fn edges_of(deeds: &[AccessEvent]) -> Vec<(u32, Edge)> {
+/// The effect of a node on each of its blocks. A block that was only passed to a function without a schema
+/// counts as changed, as in the profiler (`DataFlowNode._determine_edges`).
+fn edges_of(events: &[AccessEvent]) -> Vec<(u32, Edge)> {
     #[derive(Default)]
     struct Sum {
         edge: Edge,
         has_schema: bool,
         wrote: bool,
-        got: bool,
-        made: bool,
+        passed: bool,
+        allocated: bool,
     }
     let mut sums: Vec<(u32, Sum)> = Vec::new();
     let mut places: FxHashMap<u32, usize> = FxHashMap::default();
-    for deed in deeds {
-        let place = *places.entry(deed.block).or_insert_with(|| {
-            sums.push((deed.block, Sum::default()));
+    for event in events {
+        let place = *places.entry(event.block).or_insert_with(|| {
+            sums.push((event.block, Sum::default()));
             sums.len() - 1
         });
         let sum = &mut sums[place].1;
-        match deed.did {
+        match event.access {
             Access::Read => sum.has_schema = true,
-            Access::Wrote => (sum.has_schema, sum.wrote) = (true, true),
-            Access::Got => sum.got = true,
-            Access::Made => sum.made = true,
-            Access::Dropped => sum.edge.deleted = true,
+            Access::Write => (sum.has_schema, sum.wrote) = (true, true),
+            Access::Passed => sum.passed = true,
+            Access::Alloc => sum.allocated = true,
+            Access::Free => sum.edge.deleted = true,
         }
     }
     let edge = |sum: Sum| Edge {
-        input: (!sum.made).then_some(0),
-        mutated: !sum.edge.deleted && (sum.wrote || (sum.got && !sum.has_schema)),
+        input: (!sum.allocated).then_some(0),
+        mutated: !sum.edge.deleted && (sum.wrote || (sum.passed && !sum.has_schema)),
         deleted: sum.edge.deleted,
     };
     sums.into_iter().map(|(block, sum)| (block, edge(sum))).collect()

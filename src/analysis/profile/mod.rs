@@ -1,13 +1,13 @@
-//! What `torch.profiler`'s memory profile says of a run, from its trace: the eight categories, the actions
-//! on each block, and the timeline that its exports hold (`torch/profiler/_memory_profiler.py`).
+//! The memory profile of `torch.profiler`, computed from a trace: its eight categories, its actions on each
+//! block, and the timelines of its exports (`torch/profiler/_memory_profiler.py`).
 //!
-//! [`Profile::of`] reads a trace; [`Profile::actions`] are the profiler's raw rows, [`Profile::timeline`]
-//! the coalesced ones. With the `io` records of `MEMTRACE_OPS=io` the categories come from the flow of data
-//! between ops, in the profiler's own passes ([`flow`]), and a block that an op changes gets a new version.
-//! Without them a block has the category that its rows give it, and no version.
+//! [`Profile::of`] reads a trace. [`Profile::actions`] are the profiler's raw rows, [`Profile::timeline`] the
+//! coalesced ones. With io records (`MEMTRACE_OPS=io`), categories come from the flow of data between ops, by
+//! the profiler's own passes ([`flow`]), and a block that an op changes in place gets a new version. Without
+//! io records, a block has the category of its rows and no versions.
 //!
-//! Where the two differ: the trace knows every block, also those that no op touched while it was recorded;
-//! and what the flow leaves without a category has the one of the rows, where the profiler says nothing.
+//! Differences from the profiler: a trace has every block, also those that no op used while it was recorded;
+//! and a block to which the flow gives no category has the one of its rows, where the profiler has none.
 
 mod changes;
 pub mod flow;
@@ -32,20 +32,20 @@ use read::BlocksAndFlow;
 /// The memory profile of one process.
 #[derive(Debug, Default)]
 pub struct Profile {
-    /// Every block, in the order in which the trace first has it.
+    /// Every block, in the order of its first row.
     pub blocks: Vec<Block>,
-    /// Has the trace io records? Else there are no versions, and nothing is inferred from data flow.
+    /// Whether the trace has io records. Without them there are no versions and no inferred categories.
     pub has_io: bool,
-    /// Has the trace tags?
+    /// Whether the trace has tags.
     pub has_tags: bool,
-    /// Wall-clock ns since 1970 at the trace's start: `time_ns` plus this is the profiler's own clock.
+    /// Unix time of the start of the trace, in ns: `time_ns` plus this is the profiler's clock.
     pub start_unix_ns: i64,
     changes: Vec<Change>,
 }
 
 impl Profile {
-    /// Reads a trace and classifies its blocks. A window or a range of steps in `options` limits it: what
-    /// was live when it opens is [`Action::Preexisting`]. Its memory grows with the trace, by some 60 bytes a row.
+    /// Reads a trace and classifies its blocks. Reads the part that the window in `options` selects: blocks
+    /// that are live when it begins are [`Action::Preexisting`]. Uses about 60 bytes of memory per row.
     ///
     /// # Errors
     /// When the trace cannot be read.
@@ -57,7 +57,7 @@ impl Profile {
         Ok(Profile { blocks, has_io, has_tags, start_unix_ns: trace.meta.start_unix_ns, changes })
     }
 
-    /// The actions on a device, in the profiler's order: by time, then by action.
+    /// The actions on blocks of a device, in the profiler's order: by time, then by action.
     pub fn actions(&self, device: i32) -> impl Iterator<Item = &Change> {
         self.changes.iter().filter(move |change| self.block(change).device == device)
     }
@@ -68,7 +68,7 @@ impl Profile {
         &self.blocks[change.block as usize]
     }
 
-    /// The devices that have blocks, in order; -1 for CPU tensors.
+    /// The devices with blocks, in order; -1 stands for CPU tensors.
     #[must_use]
     pub fn devices(&self) -> Vec<i32> {
         let all: std::collections::BTreeSet<i32> = self.blocks.iter().map(|block| block.device).collect();
@@ -88,7 +88,7 @@ impl Profile {
         FlowCategories::new(categories)
     }
 
-    /// What a reader should know: what is missing, and what was inferred.
+    /// Notes on missing data and on inferred categories.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
@@ -104,9 +104,9 @@ impl Profile {
     }
 }
 
-/// The categories that a replay of `trace` takes from the flow of data between ops: empty when the trace has tags, or
-/// no io records. Otherwise this reads the whole trace, whatever window `options` has, as only the whole shows the
-/// role of a block.
+/// The categories that a replay of `trace` takes from the flow of data between ops: empty when the trace has
+/// tags, or no io records. Otherwise this reads the whole trace, whatever window `options` has, as only the
+/// whole shows the role of a block.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -118,8 +118,8 @@ pub fn flow_categories(trace: &TraceFile, options: &Options) -> Result<FlowCateg
     Ok(Profile::of(trace, &whole)?.final_categories())
 }
 
-/// As [`flow_categories`], and the profile of the part of `trace` that `options` asks for: where that part is the
-/// whole trace, one reading serves both.
+/// As [`flow_categories`], and the profile of the part of `trace` that `options` asks for: where that part is
+/// the whole trace, one reading serves both.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -133,15 +133,15 @@ pub fn profile_and_flow(trace: &TraceFile, options: &Options) -> Result<(Profile
     Ok((profile, flow))
 }
 
-/// Whether the roles of blocks are known from the flow of data alone: the trace has io records, and no Python part
-/// that tags parameters.
+/// Whether the roles of blocks are known from the flow of data alone: the trace has io records, and no Python
+/// part that tags parameters.
 fn needs_flow(trace: &TraceFile) -> bool {
     trace.meta.ops == Ops::Io.name() && !trace.meta.modules
 }
 
-/// Said of a trace without io records.
+/// The note on a trace without io records.
 pub const NO_IO: &str = "no io records in the trace (MEMTRACE_OPS=io makes them): no INCREMENT_VERSION, and categories are those of the rows";
-/// Said of a trace with them.
+/// The note on a trace with io records.
 pub const RULE: &str =
     "* inferred from the flow of data between ops, by torch.profiler's passes (MEMTRACE_OPS=io)";
 

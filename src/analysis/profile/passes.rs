@@ -1,16 +1,17 @@
-//! The profiler's passes over the flow of data, in its order (`MemoryProfile.__init__`):
+//! The passes by which `torch.profiler` gives categories to blocks, in its order (`MemoryProfile.__init__`):
 //!
-//! 1. GRADIENT by evidence, and TEMPORARY for what lived inside one node;
+//! 1. GRADIENT by evidence, and TEMPORARY for blocks that live inside one node;
 //! 2. PARAMETER by evidence;
-//! 3. INPUT: contributes to a gradient or parameter, is not made by backward, never depends on either;
-//! 4. PARAMETER by flow: used in the forward with what depends on an input, contributes to a gradient and
-//!    depends on one;
-//! 5. ACTIVATION: made in the forward from inputs and activations, and else only parameters and temporaries;
+//! 3. INPUT: contributes to a gradient or parameter, is not made by backward, and never depends on either;
+//! 4. PARAMETER by flow: used in the forward together with data that depends on an input, contributes to a
+//!    gradient and depends on one;
+//! 5. ACTIVATION: made in the forward from inputs or activations, and otherwise from parameters and
+//!    temporaries only;
 //! 6. OPTIMIZER_STATE by evidence;
-//! 7. AUTOGRAD_DETAIL: made in backward, when it is new or nothing else is known of it.
+//! 7. AUTOGRAD_DETAIL: made in backward, where the block is new or has no category.
 //!
-//! Evidence is a `tag` row, or an `AccumulateGrad`. What is said of a block goes before what is said of a
-//! version of it; of a block, the last pass wins, of a version the first.
+//! Evidence is a `tag` row or an `AccumulateGrad` node. The category of a block takes precedence over that of
+//! one of its versions. The last pass decides for a block, the first for a version.
 
 use std::collections::VecDeque;
 
@@ -21,11 +22,11 @@ use super::flow::Node;
 use super::read::BlocksAndFlow;
 use super::types::{Block, Category};
 
-/// What the passes found; see [`Categories::of`].
+/// The result of the passes; see [`Categories::of`].
 #[derive(Debug, Default)]
 pub(super) struct Categories {
     of_block: Vec<Option<Category>>,
-    /// Blocks whose category is inferred, not told.
+    /// Whether the category of each block is inferred, not from a tag.
     inferred: Vec<bool>,
     temporary: Vec<bool>,
     of_version: FxHashMap<(u32, u32), Category>,
@@ -38,13 +39,13 @@ impl Categories {
             .or_else(|| self.of_version.get(&(block, version)).copied())
     }
 
-    /// The category of a version, and whether the flow of data gave it. Where that gives none, it is what
-    /// the block's rows say.
+    /// The category of a version, and whether it was inferred from the flow of data. Where the flow gives
+    /// none, it is the one of the block's rows.
     pub(super) fn of(&self, place: u32, version: u32, block: &Block) -> (Category, bool) {
         match self.get(place, version) {
             Some(category) => {
-                let told = self.of_block[place as usize].is_some() && !self.inferred[place as usize];
-                (category, !told)
+                let tagged = self.of_block[place as usize].is_some() && !self.inferred[place as usize];
+                (category, !tagged)
             }
             None => (Category::of(block.recorded), false),
         }
@@ -61,7 +62,7 @@ impl Categories {
 
 const GRADIENT_OR_PARAMETER: [Category; 2] = [Category::Gradient, Category::Parameter];
 
-/// Runs the passes. Without io records nothing is found, and every block has what its rows say.
+/// Runs the passes. Without io records they find nothing, and every block keeps the category of its rows.
 pub(super) fn classify(reading: &BlocksAndFlow) -> Categories {
     let count = reading.blocks.len();
     let mut found = Categories {
@@ -88,16 +89,17 @@ pub(super) fn classify(reading: &BlocksAndFlow) -> Categories {
     found
 }
 
-/// What tags say.
-fn apply_tags(found: &mut Categories, reading: &BlocksAndFlow, told: TraceCategory, category: Category) {
+/// Applies the tags of category `recorded`.
+fn apply_tags(found: &mut Categories, reading: &BlocksAndFlow, recorded: TraceCategory, category: Category) {
     for (place, block) in reading.blocks.iter().enumerate() {
-        if block.tagged && block.recorded == told {
+        if block.tagged && block.recorded == recorded {
             (found.of_block[place], found.inferred[place]) = (Some(category), false);
         }
     }
 }
 
-/// `AccumulateGrad` either adds to a gradient in place, or keeps what it got, or a copy of it.
+/// Marks the gradients of `AccumulateGrad` nodes: one changed in place, else one allocated, else the one
+/// passed in.
 fn accumulated(found: &mut Categories, reading: &BlocksAndFlow) {
     for node in reading.nodes.iter().filter(|node| node.accumulates) {
         let place = |is: fn(&super::flow::Edge) -> bool| {
@@ -115,12 +117,12 @@ fn accumulated(found: &mut Categories, reading: &BlocksAndFlow) {
     }
 }
 
-/// The blocks of which any version depends on a gradient or parameter (`_any_version_depends_on_gradient`):
-/// a node that has one among its inputs hands that on to all that it made.
+/// For each block, whether any of its versions depends on a gradient or parameter
+/// (`_any_version_depends_on_gradient`): a node with such an input makes all its outputs dependent.
 fn depends_on_gradient(found: &Categories, reading: &BlocksAndFlow) -> Vec<bool> {
     let nodes = &reading.nodes;
     let mut depends = vec![false; reading.blocks.len()];
-    // The nodes that each block goes into.
+    // The nodes that use each block.
     let mut users: Vec<Vec<u32>> = vec![Vec::new(); reading.blocks.len()];
     let mut todo = VecDeque::new();
     for (index, node) in nodes.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A trace as blocks and the flow of data between ops.
+//! Reads a trace into blocks and the flow of data between ops.
 
 use std::collections::hash_map::Entry;
 
@@ -15,18 +15,20 @@ use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::replay::{self, HOST, MemoryKind, Metric, Replay};
 use crate::state::replay_trace::replay_rows;
 
-/// What [`read`] found.
+/// The blocks of a trace, and the flow of data between its ops.
 #[derive(Default)]
 pub(super) struct BlocksAndFlow {
     pub(super) blocks: Vec<Block>,
     pub(super) nodes: Vec<Node>,
-    /// The last version of each block.
+    /// The last version of each block, by its index.
     pub(super) versions: Vec<u32>,
+    /// Whether the trace has io records.
     pub(super) has_io: bool,
+    /// Whether the trace has tags.
     pub(super) has_tags: bool,
 }
 
-/// Reads the trace once.
+/// Reads the part of `trace` that `options` select. Reads the file once.
 pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<BlocksAndFlow> {
     let mut reader = FlowReader::default();
     let columns = Columns::of(&["ts_ns", "tid", "api", "alloc_id", "addr", "op", "latency_ns", "category"]);
@@ -44,7 +46,7 @@ pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<BlocksAndFlow
     Ok(reading)
 }
 
-/// The texts that rows are compared with.
+/// The symbols that rows are compared with.
 struct KnownSymbols {
     operator: Symbol,
     backward_function: Symbol,
@@ -74,71 +76,71 @@ impl KnownSymbols {
 
 #[derive(Default)]
 struct FlowReader {
-    words: Option<KnownSymbols>,
+    known: Option<KnownSymbols>,
     reading: BlocksAndFlow,
     flow: FlowBuilder,
-    /// The place of each live block, by `alloc_id`.
+    /// The index of each live block, by `alloc_id`.
     live: FxHashMap<i64, u32>,
 }
 
 impl FlowReader {
     fn feed(&mut self, row: &Record, replay: &Replay) {
-        let words = match self.words.take() {
-            Some(words) => words,
+        let known = match self.known.take() {
+            Some(known) => known,
             None => {
-                // The first row of the window: what is live was there before it.
+                // The first row of the window: the live blocks were allocated before it.
                 let mut before: Vec<_> =
                     replay.live.values().filter(|block| block.kind != MemoryKind::Outside).collect();
                 before.sort_by_key(|block| block.id);
                 for block in before.into_iter().filter(|block| block.id != row.alloc_id) {
                     let (addr, recorded) = (block.addr, block.owner.category);
-                    // What lives from step to step and has a use that is no birth's was tagged.
-                    let birth = matches!(
+                    // A category that no allocation has comes from a tag.
+                    let at_alloc = matches!(
                         recorded,
                         TraceCategory::None | TraceCategory::Activation | TraceCategory::Temporary
                     );
-                    let place = self.add(Block {
+                    let index = self.add(Block {
                         addr,
                         recorded,
-                        tagged: !birth,
+                        tagged: !at_alloc,
                         ..block_of(block.id, block.device, block.bytes)
                     });
-                    self.reading.has_tags |= self.reading.blocks[place as usize].tagged;
+                    self.reading.has_tags |= self.reading.blocks[index as usize].tagged;
                 }
                 KnownSymbols::new(&replay.symbols)
             }
         };
-        self.row(row, &words);
-        self.words = Some(words);
+        self.row(row, &known);
+        self.known = Some(known);
     }
 
     fn add(&mut self, block: Block) -> u32 {
-        let place = self.reading.blocks.len() as u32;
+        let index = self.reading.blocks.len() as u32;
         if block.id != 0 {
-            self.live.insert(block.id, place);
+            self.live.insert(block.id, index);
         }
         self.reading.blocks.push(block);
-        place
+        index
     }
 
-    fn did(&mut self, row: &Record, block: u32, did: Access) {
-        self.flow.did(row.tid, AccessEvent { ts_ns: row.ts_ns, block, did });
+    fn record(&mut self, row: &Record, block: u32, access: Access) {
+        self.flow.record(row.tid, AccessEvent { ts_ns: row.ts_ns, block, access });
     }
 
-    fn row(&mut self, row: &Record, words: &KnownSymbols) {
+    fn row(&mut self, row: &Record, known: &KnownSymbols) {
         match row.event {
-            EventName::HostAlloc | EventName::HostFree if row.api != words.cpu_allocator => {}
+            EventName::HostAlloc | EventName::HostFree if row.api != known.cpu_allocator => {}
             EventName::Alloc | EventName::HostAlloc if row.alloc_id != 0 => {
                 let device = if row.event == EventName::Alloc { row.device } else { HOST };
                 let born_ns = Some(row.ts_ns);
                 let (addr, recorded) = (row.addr, row.category);
-                let place = self.add(Block {
+                let index = self.add(Block {
                     addr,
                     recorded,
                     born_ns,
                     ..block_of(row.alloc_id, device, row.delta_bytes)
                 });
-                self.did(row, place, Access::Made);
+                self.record(row, index, Access::Alloc);
             }
             EventName::Live if row.alloc_id != 0 && !self.live.contains_key(&row.alloc_id) => {
                 let (addr, recorded) = (row.addr, row.category);
@@ -147,29 +149,34 @@ impl FlowReader {
             EventName::Free | EventName::HostFree => self.free(row),
             EventName::Tag if row.delta_bytes > 0 => {
                 self.reading.has_tags = true;
-                if let Entry::Occupied(place) = self.live.entry(row.alloc_id) {
-                    let block = &mut self.reading.blocks[*place.get() as usize];
+                if let Entry::Occupied(index) = self.live.entry(row.alloc_id) {
+                    let block = &mut self.reading.blocks[*index.get() as usize];
                     (block.recorded, block.tagged) = (row.category, true);
                 }
             }
             EventName::Io => {
-                let did = match row.api {
-                    api if api == words.read => Access::Read,
-                    api if api == words.write || api == words.read_write => Access::Wrote,
-                    api if api == words.given => Access::Got,
+                let access = match row.api {
+                    api if api == known.read => Access::Read,
+                    api if api == known.write || api == known.read_write => Access::Write,
+                    api if api == known.given => Access::Passed,
                     _ => return,
                 };
                 self.reading.has_io = true;
-                if let Some(place) = self.live.get(&row.alloc_id).copied() {
-                    self.did(row, place, did);
+                if let Some(index) = self.live.get(&row.alloc_id).copied() {
+                    self.record(row, index, access);
                 }
             }
             EventName::Op => {
-                let backward = row.api == words.backward_function;
-                if backward || row.api == words.operator {
+                let backward = row.api == known.backward_function;
+                if backward || row.api == known.operator {
                     self.reading.has_io = true;
-                    let accumulates = backward && row.op == words.accumulate_grad;
-                    self.flow.ended(row.tid, row.ts_ns.wrapping_sub(row.latency_ns), backward, accumulates);
+                    let accumulates = backward && row.op == known.accumulate_grad;
+                    self.flow.end_node(
+                        row.tid,
+                        row.ts_ns.wrapping_sub(row.latency_ns),
+                        backward,
+                        accumulates,
+                    );
                 }
             }
             _ => {}
@@ -177,20 +184,20 @@ impl FlowReader {
     }
 
     fn free(&mut self, row: &Record) {
-        let place = match self.live.remove(&row.alloc_id) {
-            Some(place) => place,
-            // Its allocation is not in the trace: it was there before.
+        let index = match self.live.remove(&row.alloc_id) {
+            Some(index) => index,
+            // Its allocation is not in the trace, so it was allocated before.
             None => {
                 let (addr, recorded) = (row.addr, row.category);
                 self.add(Block { addr, recorded, ..block_of(0, row.device, -row.delta_bytes) })
             }
         };
-        self.reading.blocks[place as usize].died_ns = Some(row.ts_ns);
-        self.did(row, place, Access::Dropped);
+        self.reading.blocks[index as usize].died_ns = Some(row.ts_ns);
+        self.record(row, index, Access::Free);
     }
 }
 
-/// A block that was there before, of which nothing more is known.
+/// A block that was allocated before the trace or the window; the other fields are unknown.
 fn block_of(id: i64, device: i32, bytes: i64) -> Block {
     let recorded = TraceCategory::None;
     Block { id, device, addr: 0, bytes, born_ns: None, died_ns: None, recorded, tagged: false }

@@ -29,7 +29,7 @@ fn actions(profile: &Profile) -> Vec<(Action, u32, u32, Category, Category)> {
         .collect()
 }
 
-/// An op's row, `rows` rows (of 1 µs each) long.
+/// Writes the row of an op that lasts `rows` rows of 1 µs.
 fn op(trace: &mut TraceBuilder, name: &str, api: &str, rows: i64) {
     trace.raw(Row {
         event: EventName::Op,
@@ -71,22 +71,22 @@ fn without_io_records_blocks_have_the_category_of_their_last_row() {
 }
 
 #[test]
-fn what_a_free_alone_tells_of_was_there_before() {
+fn a_block_with_a_free_alone_is_preexisting() {
     let mut trace = TraceBuilder::default();
     trace.free(7, 2 * KIB, Row::default());
     let profile = profile_of(trace, "before");
     let raw: Vec<Raw> = profile.raw(0).collect();
     assert_eq!((raw[0].0, raw[0].1, raw[0].2), (-1, 1, 2 * KIB));
     assert_eq!((raw[1].1, raw[1].2), (4, -2 * KIB));
-    // It stands at the first time of all, in a row of its own.
+    // It has a row of its own, at the first time of all.
     let timeline: Vec<(i64, [i64; 9])> = profile.timeline(0).collect();
     assert_eq!(timeline[0].0, timeline[1].0);
     assert_eq!([timeline[0].1, timeline[1].1], [[0, 0, 0, 0, 0, 0, 0, 0, 2 * KIB], [0; 9]]);
 }
 
-/// One step of SGD on `y = relu(x * w)`, as rows would tell it, with no tag at all.
+/// The rows of one step of SGD on `y = relu(x * w)`, without tags.
 #[test]
-fn the_passes_tell_parameters_inputs_activations_and_gradients_apart() {
+fn the_passes_distinguish_parameters_inputs_activations_and_gradients() {
     let mut trace = TraceBuilder::default();
     let none = Row::default();
     let w = trace.alloc(64 * KIB, none);

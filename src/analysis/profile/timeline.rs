@@ -3,25 +3,25 @@
 use super::Profile;
 use super::types::{Action, Category, Change};
 
-/// The time of what was there before.
+/// The time of blocks that were allocated before.
 const BEFORE: i64 = -1;
 
-/// A row of the coalesced timeline: wall-clock µs, then what stands in its row there: a leading 0, and the
-/// bytes of the eight categories by their number.
+/// A row of the coalesced timeline: Unix time in µs, and the sizes of the row: a leading 0, then the bytes of
+/// the eight categories in order of their number.
 pub type Row = (i64, [i64; 9]);
 
-/// One entry of the raw timeline, what `export_memory_timeline_raw` writes: wall-clock ns (-1 for what was
-/// there before), the number of the action, signed bytes, the number of the category.
+/// An entry of the raw timeline, as `export_memory_timeline_raw` writes it: Unix time in ns (-1 for blocks
+/// that were allocated before), the number of the action, signed bytes, and the number of the category.
 pub type Raw = (i64, u8, i64, u8);
 
 impl Profile {
-    /// The timeline of a device, what `export_memory_timeline` writes as `[times, sizes]`; times rise.
+    /// The timeline of a device, as `export_memory_timeline` writes it (`[times, sizes]`), in order of time.
     pub fn timeline(&self, device: i32) -> impl Iterator<Item = Row> {
         let time = |change: &Change| match change.time_ns {
             ..0 => BEFORE,
             time_ns => self.micros(time_ns),
         };
-        // What was there before stands at the first time of all, in a row of its own.
+        // Blocks that were allocated before have a row of their own, at the first time of all.
         let first = self.actions(device).map(time).find(|time| *time != BEFORE).unwrap_or(BEFORE);
         let mut changes = self.actions(device).peekable();
         let mut sizes = [0; 9];
@@ -46,7 +46,7 @@ impl Profile {
         })
     }
 
-    /// The raw timeline of a device; a new version has two entries, the old one leaves and the new one
+    /// The raw timeline of a device. A new version has two entries: the old version leaves, the new one
     /// comes.
     pub fn raw(&self, device: i32) -> impl Iterator<Item = Raw> {
         self.actions(device).flat_map(|change| {

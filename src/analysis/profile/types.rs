@@ -2,7 +2,7 @@
 
 use memtrace_trace::Category as TraceCategory;
 
-/// The profiler's categories, in the order of its export.
+/// The categories of `torch.profiler`, in the order of its export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Category {
@@ -10,22 +10,22 @@ pub enum Category {
     Parameter = 0,
     /// Held by an optimizer.
     OptimizerState = 1,
-    /// Given to the model: the batch, and buffers.
+    /// An input of the model: the batch, or a buffer.
     Input = 2,
-    /// Made and dropped inside one op.
+    /// Allocated and freed inside one op.
     Temporary = 3,
-    /// Made in the forward pass.
+    /// Allocated in the forward pass.
     Activation = 4,
     /// A gradient.
     Gradient = 5,
-    /// Made by autograd for itself.
+    /// Internal to autograd.
     AutogradDetail = 6,
-    /// `None`, which the profiler draws as "Unknown".
+    /// No category; the profiler's plot calls it "Unknown".
     Unknown = 7,
 }
 
 impl Category {
-    /// All, by their number in the export.
+    /// Every category, in the order of its number in the export.
     pub const ALL: [Category; 8] = [
         Category::Parameter,
         Category::OptimizerState,
@@ -37,7 +37,7 @@ impl Category {
         Category::Unknown,
     ];
 
-    /// As the profiler writes it.
+    /// The profiler's name of it.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ impl Category {
         }
     }
 
-    /// The colour that the profiler draws it in, a name of matplotlib's and of CSS.
+    /// The colour in the profiler's plot, a name known to matplotlib and CSS.
     #[must_use]
     pub const fn color(self) -> &'static str {
         match self {
@@ -67,8 +67,8 @@ impl Category {
         }
     }
 
-    /// The profiler's category of one of the trace's: it has none for a module's buffers, whose data flow
-    /// is that of an input, and none for what a user registers.
+    /// The profiler's category for one of the trace. A module's buffer is an input, as its data flow is that
+    /// of one; memory that a user registers has no category.
     #[must_use]
     pub const fn of(told: TraceCategory) -> Category {
         match told {
@@ -83,7 +83,7 @@ impl Category {
         }
     }
 
-    /// The trace's category of one of the profiler's.
+    /// The trace's category for one of the profiler.
     #[must_use]
     pub const fn to_trace(self) -> TraceCategory {
         match self {
@@ -99,26 +99,26 @@ impl Category {
     }
 }
 
-/// What happened to a block, by its number in the profiler's export.
+/// An action on a block, with its number in the profiler's export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Action {
-    /// It was there before the recording, or before the window.
+    /// Allocated before the trace, or before the window.
     Preexisting = 1,
-    /// It was allocated.
+    /// Allocated.
     Create = 2,
-    /// An op changed it in place. Only with io records.
+    /// Changed in place by an op. Needs io records.
     IncrementVersion = 3,
-    /// It was given back.
+    /// Freed.
     Destroy = 4,
 }
 
 impl Action {
-    /// All, by their number.
+    /// Every action, in the order of its number.
     pub const ALL: [Action; 4] =
         [Action::Preexisting, Action::Create, Action::IncrementVersion, Action::Destroy];
 
-    /// As the profiler writes it.
+    /// The profiler's name of it.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -133,19 +133,19 @@ impl Action {
 /// One action on one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// ns since the trace's start; -1 of a block that was there before.
+    /// Time in ns since the start of the trace; -1 for a block that was allocated before.
     pub time_ns: i64,
-    /// What happened.
+    /// The action.
     pub action: Action,
-    /// The block, a place in [`Profile::blocks`].
+    /// The index of the block in [`Profile::blocks`](super::Profile::blocks).
     pub block: u32,
-    /// The version that it had; of a creation the one that it gets.
+    /// The version before the action; for a creation the new one.
     pub version: u32,
     /// The category of that version.
     pub category: Category,
-    /// The category that it has then: of the next version when the action makes one.
+    /// The category after the action: that of the next version, where the action makes one.
     pub after: Category,
-    /// Was one of the two inferred from the flow of data?
+    /// Whether one of the two categories was inferred from the flow of data.
     pub inferred: bool,
 }
 
@@ -160,12 +160,12 @@ pub struct Block {
     pub addr: i64,
     /// Its size in bytes, as the allocator gave it.
     pub bytes: i64,
-    /// When it was allocated, ns; `None` for one that was there before.
+    /// Time of its allocation in ns; `None` where it was allocated before.
     pub born_ns: Option<i64>,
-    /// When it was given back, ns.
+    /// Time of its free in ns; `None` while it is live.
     pub died_ns: Option<i64>,
-    /// What its rows say that it is for, by the last of them.
+    /// The category in its last row.
     pub recorded: TraceCategory,
-    /// Is that from a `tag` row? Else it is what was known at its birth.
+    /// Whether that row is a `tag` row; otherwise the category is the one known at the allocation.
     pub tagged: bool,
 }

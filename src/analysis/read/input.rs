@@ -1,4 +1,4 @@
-//! What the user calls TRACE: a file, or a folder of the files of one run.
+//! The TRACE argument of a command: a file, or the folder of a run.
 
 use std::path::{Path, PathBuf};
 
@@ -8,23 +8,23 @@ use memtrace_trace::files as names;
 use crate::error::{Error, Result};
 use crate::read::stream::TraceFile;
 
-/// The traces of one run, a process each.
+/// The traces of one run, one per process.
 #[derive(Clone, Debug)]
 pub struct Input {
-    /// What the user typed, or the folder found for it.
+    /// The path that the user gave, or the folder that was found in it.
     pub path: PathBuf,
-    /// Its processes, by rank, then by start.
+    /// The traces, in order of rank and start time.
     pub traces: Vec<TraceFile>,
-    /// What was passed over, in words.
+    /// Notes on files that were left out.
     pub notes: Vec<String>,
 }
 
 impl Input {
-    /// Opens the file or folder at `path`. A folder with no trace of its own stands for the newest of
-    /// its folders that has one; among several runs in a folder, the newest counts.
+    /// Opens the file or folder at `path`. A folder without a trace stands for the newest folder in it that
+    /// has one. Of several runs in one folder, the newest is opened.
     ///
     /// # Errors
-    /// When there is no trace, or one cannot be read.
+    /// When there is no trace, or when one cannot be read.
     pub fn open(path: &Path) -> Result<Input> {
         let io = |source| TraceError::Io { path: path.to_owned(), source };
         if !std::fs::metadata(path).map_err(io)?.is_dir() {
@@ -38,7 +38,7 @@ impl Input {
             }
             return Err(TraceError::NoTrace { path: path.to_owned() }.into());
         }
-        // A process that was killed in its first moment leaves an empty file; the others still count.
+        // A process that was killed at its start leaves an empty file; the other files are still read.
         let (files, empty): (Vec<_>, Vec<_>) =
             files.into_iter().partition(|file| std::fs::metadata(file).map_or(true, |data| data.len() > 0));
         if files.is_empty() {
@@ -66,17 +66,17 @@ impl Input {
         Ok(input)
     }
 
-    /// Keeps the processes of one launch; how many others there were.
+    /// Keeps the traces of one launch. Returns the number of others.
     pub fn only_run(&mut self, run_id: &str) -> usize {
         let all = self.traces.len();
         self.traces.retain(|trace| trace.meta.run_id == run_id);
         all - self.traces.len()
     }
 
-    /// Keeps the processes of one rank.
+    /// Keeps the traces of one rank.
     ///
     /// # Errors
-    /// When there is none; says which there are.
+    /// When there is none; the error names the ranks that exist.
     pub fn only_rank(&mut self, rank: i32) -> Result<()> {
         let there: Vec<String> = self.traces.iter().map(|trace| trace.meta.rank.to_string()).collect();
         self.traces.retain(|trace| trace.meta.rank == rank);
@@ -88,7 +88,7 @@ impl Input {
     }
 }
 
-/// The traces with the parts of each rotated one put together.
+/// Joins the parts of rotated traces.
 fn joined(mut files: Vec<TraceFile>) -> Vec<TraceFile> {
     files.sort_by_key(|file| file.meta.part);
     let mut traces: Vec<TraceFile> = Vec::new();
@@ -99,19 +99,19 @@ fn joined(mut files: Vec<TraceFile>) -> Vec<TraceFile> {
     traces
 }
 
-/// The traces in a folder, not in its folders.
+/// The trace files in a folder, without its subfolders.
 pub(crate) fn trace_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = children(folder)?;
     files.retain(|file| {
         file.file_name().is_some_and(|name| names::is_trace(&name.to_string_lossy())) && file.is_file()
     });
-    // A part that was just being compressed is there twice.
+    // A part that is being compressed exists twice: the uncompressed file is complete.
     files.retain(|file| !names::uncompressed(file).is_some_and(|plain| plain.exists()));
     files.sort();
     Ok(files)
 }
 
-/// The folder in `folder` with a trace in it that changed last.
+/// The subfolder of `folder` with a trace that changed last.
 pub(crate) fn newest_run(folder: &Path) -> Result<Option<PathBuf>> {
     let mut newest = None;
     for child in children(folder)? {

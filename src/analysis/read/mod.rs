@@ -1,4 +1,4 @@
-//! From the files of a run to records: which files make up a run, the rows of each in order, and their texts.
+//! Reads the files of a run: finds them, parses their rows into records in order, and interns their texts.
 
 pub mod input;
 mod ordered_pool;

@@ -1,115 +1,118 @@
-//! Jobs done on every core and handed back in order.
+//! A thread pool that returns results in order.
 //!
-//! The calling thread takes what is done, and does jobs too while there is nothing to take: there are no
-//! more threads than cores. Only a few jobs are on the way at a time, and each is used again.
+//! The calling thread takes finished jobs, and works on jobs itself while none is finished, so there are no
+//! more threads than cores. Only a few jobs are in flight at a time, and their buffers are reused.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// How many jobs are on the way, for each thread.
-const AHEAD: u64 = 4;
+/// The most jobs in flight per thread.
+const IN_FLIGHT: u64 = 4;
 
-/// Makes jobs with `next` until that says `false`, does each on one of `threads` threads with what
-/// `worker` makes for the thread, and gives them to `take` in the order in which they were made, until it
-/// breaks off.
+/// Fills jobs with `next` until it returns false, works on each on one of `threads` threads with the function
+/// that `worker` makes for that thread, and passes them to `take` in the order in which they were filled.
+/// Ends early when `take` breaks.
 pub(crate) fn in_order<J: Default + Send, D: FnMut(&mut J), B>(
     threads: usize,
     next: impl FnMut(&mut J) -> bool + Send,
     worker: impl Fn() -> D + Sync,
     mut take: impl FnMut(&mut J) -> ControlFlow<B>,
 ) -> ControlFlow<B> {
-    let belt = Belt {
+    let pool = OrderedPool {
         source: Mutex::new((0, next)),
-        state: Mutex::new(State {
-            most: AHEAD * threads as u64,
-            under_way: 0,
+        state: Mutex::new(PoolState {
+            most: IN_FLIGHT * threads as u64,
+            in_flight: 0,
             taken: 0,
             done: VecDeque::new(),
             spare: Vec::new(),
             end: None,
-            over: false,
+            stopped: false,
         }),
         ready: Condvar::new(),
         room: Condvar::new(),
     };
     std::thread::scope(|scope| {
-        let _end = Close { belt: &belt, always: true };
+        let _end = StopOnDrop { pool: &pool, always: true };
         for _ in 1..threads {
             scope.spawn(|| {
-                let _end = Close { belt: &belt, always: false };
+                let _end = StopOnDrop { pool: &pool, always: false };
                 let mut work = worker();
-                while let Some((number, mut job)) = belt.claim(true) {
+                while let Some((number, mut job)) = pool.claim(true) {
                     work(&mut job);
-                    belt.deliver(number, job);
+                    pool.deliver(number, job);
                 }
             });
         }
         let mut work = worker();
         loop {
-            match belt.front() {
+            match pool.front() {
                 Front::Ready(mut job) => {
                     take(&mut job)?;
-                    belt.state().spare.push(job);
+                    pool.state().spare.push(job);
                 }
                 Front::End => return ControlFlow::Continue(()),
-                Front::NotYet => match belt.claim(false) {
+                Front::NotYet => match pool.claim(false) {
                     Some((number, mut job)) => {
                         work(&mut job);
-                        belt.deliver(number, job);
+                        pool.deliver(number, job);
                     }
-                    None => belt.wait(),
+                    None => pool.wait(),
                 },
             }
         }
     })
 }
 
-struct Belt<J, N> {
-    /// The number of the next job, and what makes it.
+struct OrderedPool<J, N> {
+    /// The number of the next job, and the function that fills it.
     source: Mutex<(u64, N)>,
-    state: Mutex<State<J>>,
-    /// The next job is done, or there is none.
+    state: Mutex<PoolState<J>>,
+    /// Signalled when the next job to take is finished, or there is none.
     ready: Condvar,
-    /// There is room for another job.
+    /// Signalled when another job may be started.
     room: Condvar,
 }
 
-struct State<J> {
+struct PoolState<J> {
+    /// The most jobs in flight.
     most: u64,
-    /// How many jobs are being made, being done, or done and not taken.
-    under_way: u64,
-    /// How many were taken.
+    /// The jobs in flight: being filled, being worked on, or finished and not taken.
+    in_flight: u64,
+    /// The number of jobs taken.
     taken: u64,
-    /// Those that are done, from the next to be taken.
+    /// Finished jobs in order, beginning with the next to take; `None` for one that is not finished.
     done: VecDeque<Option<J>>,
+    /// Jobs to reuse.
     spare: Vec<J>,
-    /// How many jobs there are, once that is known.
+    /// The number of all jobs, once `next` returned false.
     end: Option<u64>,
-    /// Nobody takes any more.
-    over: bool,
+    /// No more jobs will be taken.
+    stopped: bool,
 }
 
-/// What is to be taken next.
+/// The next job to take.
 enum Front<J> {
     Ready(J),
     NotYet,
     End,
 }
 
-impl<J: Default, N: FnMut(&mut J) -> bool> Belt<J, N> {
-    fn state(&self) -> MutexGuard<'_, State<J>> {
+impl<J: Default, N: FnMut(&mut J) -> bool> OrderedPool<J, N> {
+    fn state(&self) -> MutexGuard<'_, PoolState<J>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next job to be done, with its number. `None` when there is none, or, unless it waits, no room.
+    /// Starts the next job; returns its number and the job. `None` when there is none, or, unless `wait`,
+    /// when too many are in flight.
     fn claim(&self, wait: bool) -> Option<(u64, J)> {
         let mut state = self.state();
         loop {
-            if state.over || state.end.is_some() {
+            if state.stopped || state.end.is_some() {
                 return None;
             }
-            if state.under_way < state.most {
+            if state.in_flight < state.most {
                 break;
             }
             if !wait {
@@ -117,7 +120,7 @@ impl<J: Default, N: FnMut(&mut J) -> bool> Belt<J, N> {
             }
             state = self.room.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.under_way += 1;
+        state.in_flight += 1;
         let mut job = state.spare.pop().unwrap_or_default();
         drop(state);
         let mut source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
@@ -132,6 +135,7 @@ impl<J: Default, N: FnMut(&mut J) -> bool> Belt<J, N> {
         None
     }
 
+    /// Stores a finished job.
     fn deliver(&self, number: u64, job: J) {
         let mut state = self.state();
         let place = (number - state.taken) as usize;
@@ -144,44 +148,46 @@ impl<J: Default, N: FnMut(&mut J) -> bool> Belt<J, N> {
         }
     }
 
+    /// Takes the next finished job.
     fn front(&self) -> Front<J> {
         let mut state = self.state();
         if let Some(Some(_)) = state.done.front()
             && let Some(Some(job)) = state.done.pop_front()
         {
             state.taken += 1;
-            state.under_way -= 1;
-            // Whoever waits for room does several jobs then: to be woken for each costs more than a job.
-            if state.under_way <= state.most / 2 {
+            state.in_flight -= 1;
+            // Wake a waiting thread only when it can do several jobs: waking it for each costs more than a
+            // job.
+            if state.in_flight <= state.most / 2 {
                 self.room.notify_one();
             }
             return Front::Ready(job);
         }
-        if state.over || state.end == Some(state.taken) { Front::End } else { Front::NotYet }
+        if state.stopped || state.end == Some(state.taken) { Front::End } else { Front::NotYet }
     }
 
-    /// Waits until there is something to take, or it is known that nothing comes.
+    /// Waits until a job is finished, or there are no more.
     fn wait(&self) {
-        let nothing = |state: &mut State<J>| {
+        let nothing = |state: &mut PoolState<J>| {
             let ready = matches!(state.done.front(), Some(Some(_)));
-            !ready && !state.over && state.end != Some(state.taken)
+            !ready && !state.stopped && state.end != Some(state.taken)
         };
         drop(self.ready.wait_while(self.state(), nothing));
     }
 }
 
-/// Ends the others: when the thread that takes has what it wants, or one panics.
-struct Close<'a, J: Default, N: FnMut(&mut J) -> bool> {
-    belt: &'a Belt<J, N>,
+/// Stops the other threads on drop: when the taking thread is done, or when a thread panics.
+struct StopOnDrop<'a, J: Default, N: FnMut(&mut J) -> bool> {
+    pool: &'a OrderedPool<J, N>,
     always: bool,
 }
 
-impl<J: Default, N: FnMut(&mut J) -> bool> Drop for Close<'_, J, N> {
+impl<J: Default, N: FnMut(&mut J) -> bool> Drop for StopOnDrop<'_, J, N> {
     fn drop(&mut self) {
         if self.always || std::thread::panicking() {
-            self.belt.state().over = true;
-            self.belt.ready.notify_one();
-            self.belt.room.notify_all();
+            self.pool.state().stopped = true;
+            self.pool.ready.notify_one();
+            self.pool.room.notify_all();
         }
     }
 }
@@ -212,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_on_any_thread_is_taken_in_order() {
+    fn jobs_of_the_pool_are_taken_in_order() {
         for threads in 1..5 {
             for jobs in [0, 1, 2, 7, 1000] {
                 assert_eq!(count(threads, jobs, usize::MAX), (0..jobs).collect::<Vec<_>>());
@@ -221,14 +227,14 @@ mod tests {
     }
 
     #[test]
-    fn whoever_breaks_off_ends_the_other_threads() {
+    fn breaking_off_stops_the_threads_of_the_pool() {
         for threads in 1..5 {
             assert_eq!(count(threads, 1 << 40, 10), (0..10).collect::<Vec<_>>());
         }
     }
 
     #[test]
-    fn a_panic_on_any_thread_comes_out() {
+    fn a_panic_on_a_thread_of_the_pool_reaches_the_caller() {
         for threads in 1..5 {
             for at in [0, 3, 50] {
                 let mut made = 0;

@@ -1,46 +1,46 @@
-//! The texts of a trace, each kept once: a row carries small numbers instead.
+//! Interns the texts of a trace: a record holds small numbers ([`Symbol`]) instead.
 //!
-//! One table per file that is read. Readers on several threads add to it; the order of the numbers
-//! therefore means nothing, and nothing may sort by them.
+//! There is one table per trace that is read. Readers on several threads add to it, so the order of the
+//! numbers has no meaning and nothing may sort by them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memtrace_trace::text::{NONE, SCRIPT};
 
-/// A text of the table.
+/// The number of an interned text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Symbol(u32);
 
 impl Symbol {
-    /// `(none)`: nobody.
+    /// `(none)`: no owner.
     pub const NONE: Symbol = Symbol(0);
-    /// `(script)`: an op outside every module.
+    /// `(script)`: code outside every module.
     pub const SCRIPT: Symbol = Symbol(1);
-    /// What stands for every text behind the first [`MOST_BYTES`] of them.
+    /// `(other names)`: every text beyond the first [`MOST_BYTES`].
     pub const REST: Symbol = Symbol(2);
 
-    /// Its place in a table of all symbols.
+    /// Its index in a table of all symbols.
     #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// A trace whose texts take more than this many bytes is hostile or broken: what comes later is
-/// counted under one name, so that memory stays bounded.
+/// The most bytes of texts in a table. A trace with more is hostile or broken: further texts become
+/// [`Symbol::REST`], so that memory stays bounded.
 pub const MOST_BYTES: usize = 64 << 20;
 
 const REST: &str = "(other names)";
 
-/// The table. Clones share it.
+/// A table of symbols. Clones share one table.
 #[derive(Clone)]
 pub struct SymbolTable {
-    inner: Arc<Mutex<Inner>>,
+    inner: Arc<Mutex<Interned>>,
 }
 
 #[derive(Default)]
-struct Inner {
+struct Interned {
     ids: HashMap<Arc<str>, Symbol>,
     symbols: Vec<Arc<str>>,
     bytes: usize,
@@ -48,7 +48,7 @@ struct Inner {
 
 impl Default for SymbolTable {
     fn default() -> Self {
-        let mut inner = Inner::default();
+        let mut inner = Interned::default();
         for text in [NONE, SCRIPT, REST] {
             inner.intern(text);
         }
@@ -82,17 +82,17 @@ impl SymbolTable {
         if symbol == Symbol::NONE { "-".to_owned() } else { self.get(symbol).to_string() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, Interned> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Inner {
+impl Interned {
     fn intern(&mut self, text: &str) -> Symbol {
         if let Some(symbol) = self.ids.get(text) {
             return *symbol;
         }
-        // What the two tables hold per text, beside its bytes.
+        // The bytes per text in the map and the list, in addition to its own.
         const ENTRY: usize = 64;
         if self.bytes > MOST_BYTES {
             return Symbol::REST;
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_has_one_symbol_and_comes_back() {
+    fn a_text_has_one_symbol() {
         let symbols = SymbolTable::default();
         let mm = symbols.intern("aten::mm");
         assert_eq!(symbols.clone().intern("aten::mm"), mm);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_for_texts_is_bounded() {
+    fn the_memory_of_symbols_is_bounded() {
         let symbols = SymbolTable::default();
         let long = "x".repeat(1 << 20);
         let mut last = Symbol::NONE;

@@ -1,7 +1,7 @@
 //! Reads a file that is still being written.
 //!
-//! A read takes every whole line that is there and keeps the start of a line whose end is not written yet. It never
-//! waits.
+//! A read takes every whole line that is there and keeps the start of a line whose end is not written yet. It
+//! never waits.
 
 use std::io::Read;
 

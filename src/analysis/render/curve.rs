@@ -65,7 +65,8 @@ impl Curve<'_> {
         self.grid.index(ts_ns) / 2
     }
 
-    /// Prints the curve. `height` is the number of lines of the area, without the marks above and the axes below.
+    /// Prints the curve. `height` is the number of lines of the area, without the marks above and the axes
+    /// below.
     pub fn print(&self, printer: &mut Printer, height: usize) {
         let columns = self.columns();
         let highest = |values: &[i64]| values.iter().copied().max().unwrap_or(0);

@@ -50,8 +50,8 @@ impl Footer {
         self.notes.extend(trace.meta.degraded.iter().cloned());
     }
 
-    /// Adds the unattributed bytes of a device. A report that stops before the end of the trace calls this instead of
-    /// [`Footer::add`].
+    /// Adds the unattributed bytes of a device. A report that stops before the end of the trace calls this
+    /// instead of [`Footer::add`].
     pub fn add_share(&mut self, replayed: &Replayed, ordinal: i32) {
         let (peak, ever) = (replayed.unattributed(ordinal), replayed.replay.given(ordinal));
         self.add_bytes(peak, ever);

@@ -5,7 +5,8 @@ use memtrace_trace::meta::Meta;
 use super::printer::{Cell, Printer, Style};
 use crate::read::input::Input;
 
-/// Prints the first line of every report: the traced command, the GPU, the version of torch and the number of ranks.
+/// Prints the first line of every report: the traced command, the GPU, the version of torch and the number of
+/// ranks.
 pub fn heading(printer: &mut Printer, input: &Input, meta: &Meta) {
     // The interpreter and the script are named without their folders: the user knows where they are.
     let base = |word: &String| word.rsplit('/').next().unwrap_or(word).to_owned();

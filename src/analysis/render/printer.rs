@@ -20,8 +20,8 @@ pub enum Style {
     Hue(u8),
 }
 
-/// The colours of Okabe and Ito, which colour-blind people can distinguish: blue, orange, green, purple, sky blue,
-/// vermilion, yellow, grey. As escape codes of the palette of 256 colours.
+/// The colours of Okabe and Ito, which colour-blind people can distinguish: blue, orange, green, purple, sky
+/// blue, vermilion, yellow, grey. As escape codes of the palette of 256 colours.
 pub const HUES: [&str; 8] = [
     "\x1b[38;5;32m",
     "\x1b[38;5;214m",

@@ -1,9 +1,10 @@
 //! Infers the category of a block where no `tag` row gives it.
 //!
-//! The traced process categorizes a block at its allocation. It cannot know then that the block is a parameter or a
-//! gradient: a `tag` row of the Python side says so later. In a trace without `tag` rows, the category follows from the
-//! phase and the lifetime of a block, by the rules of [`RULE`], and reports mark inferred categories with `*`. With io
-//! records it follows from the flow of data between ops ([`crate::profile`]), which is more precise.
+//! The traced process categorizes a block at its allocation. It cannot know then that the block is a
+//! parameter or a gradient: a `tag` row of the Python side says so later. In a trace without `tag` rows, the
+//! category follows from the phase and the lifetime of a block, by the rules of [`RULE`], and reports mark
+//! inferred categories with `*`. With io records it follows from the flow of data between ops
+//! ([`crate::profile`]), which is more precise.
 
 use std::sync::Arc;
 
@@ -65,8 +66,8 @@ pub struct Death {
     pub phase: Symbol,
 }
 
-/// Sets the categories of the blocks of one moment by [`RULE`], in a trace without tags. A block to which no rule applies
-/// keeps the category of its rows.
+/// Sets the categories of the blocks of one moment by [`RULE`], in a trace without tags. A block to which no
+/// rule applies keeps the category of its rows.
 pub fn infer(blocks: &mut [Block], replay: &Replay) {
     let mut sizes = FxHashSet::default();
     for block in blocks.iter_mut().filter(|block| is_parameter(block, replay)) {

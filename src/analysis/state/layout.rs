@@ -1,7 +1,7 @@
 //! The address layout of each device: its segments, the blocks in them and the holes between blocks.
 //!
-//! A layout is fed the same rows as a replay, whose live blocks it places into segments. A segment without a known
-//! address counts in [`Layout::unplaced`].
+//! A layout is fed the same rows as a replay, whose live blocks it places into segments. A segment without a
+//! known address counts in [`Layout::unplaced`].
 
 use std::collections::BTreeMap;
 
@@ -170,7 +170,8 @@ impl Layout {
             .filter(|block| block.device == ordinal && block.kind == MemoryKind::Torch)
             .copied()
             .collect();
-        // Where a free row is missing, two blocks have one address: the order must not depend on the hash table.
+        // Where a free row is missing, two blocks have one address: the order must not depend on the hash
+        // table.
         blocks.sort_by_key(|block| (block.addr, block.id));
         let mut blocks = blocks.into_iter().peekable();
         let mut segments = Vec::new();

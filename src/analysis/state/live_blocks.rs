@@ -1,8 +1,8 @@
 //! The live blocks, by id.
 //!
-//! Blocks are stored in slots with a LIFO free list, for locality: a block that an op allocates and frees at once stays in
-//! the processor's cache. A freed block stays in its slot until another one takes the slot, as blocks are too large to
-//! copy out.
+//! Blocks are stored in slots with a LIFO free list, for locality: a block that an op allocates and frees at
+//! once stays in the processor's cache. A freed block stays in its slot until another one takes the slot, as
+//! blocks are too large to copy out.
 
 use rustc_hash::FxHashMap;
 
@@ -16,8 +16,8 @@ const NO_SLOT: u32 = u32::MAX;
 
 /// Blocks by id.
 pub struct LiveBlocks {
-    /// The slots of recent blocks, by the low bits of their id. Ids are row numbers and most blocks are short-lived, so
-    /// this finds nearly all of them without hashing.
+    /// The slots of recent blocks, by the low bits of their id. Ids are row numbers and most blocks are
+    /// short-lived, so this finds nearly all of them without hashing.
     recent: Vec<u32>,
     /// The slots of the blocks that a later id displaced from `recent`.
     older: FxHashMap<i64, u32>,

@@ -1,7 +1,7 @@
 //! The state of a running program, updated from the trace that it writes.
 //!
-//! The trace may not exist yet, may end in the middle of a line, may continue in another part, may be compressed in the
-//! meantime, and may end. An update never waits for any of these.
+//! The trace may not exist yet, may end in the middle of a line, may continue in another part, may be
+//! compressed in the meantime, and may end. An update never waits for any of these.
 
 use std::path::{Path, PathBuf};
 
@@ -60,8 +60,8 @@ impl LiveRun {
     /// Reads the new rows. Returns their number.
     pub fn update(&mut self) -> u64 {
         let rows = self.read(false);
-        // A part that was compressed between the listing of the folder and its opening is in the next listing under its
-        // new name; a part that is missing there too is lost.
+        // A part that was compressed between the listing of the folder and its opening is in the next listing
+        // under its new name; a part that is missing there too is lost.
         if self.processes.iter().any(LiveProcess::is_at_gap) { rows + self.read(true) } else { rows }
     }
 
@@ -134,7 +134,8 @@ impl LiveProcess {
     fn new(part: TraceFile) -> Result<LiveProcess> {
         let symbols = SymbolTable::default();
         let io = |source| memtrace_trace::Error::Io { path: part.path.clone(), source };
-        // The opening rows of the first part that is read hold what was live before it, so they are not skipped.
+        // The opening rows of the first part that is read hold what was live before it, so they are not
+        // skipped.
         let reading = PartTail::open(&part, wanted(), &symbols, 0).map_err(io)?;
         let metric = Metric::Allocated;
         Ok(LiveProcess {
@@ -163,7 +164,8 @@ impl LiveProcess {
         self.later.first().is_some_and(|next| next.meta.part != self.part + 1)
     }
 
-    /// Reads up to the end of what is written, or up to a missing part unless `over_gaps`. Returns the number of rows.
+    /// Reads up to the end of what is written, or up to a missing part unless `over_gaps`. Returns the number
+    /// of rows.
     fn update(&mut self, over_gaps: bool) -> u64 {
         let mut rows = 0;
         loop {
@@ -182,7 +184,8 @@ impl LiveProcess {
             let Ok(reading) = PartTail::open(next, wanted(), &self.symbols, again) else { return rows };
             let next = self.later.remove(0);
             if !follows {
-                // A part is missing: the opening rows of this one hold what is live, so the state restarts with it.
+                // A part is missing: the opening rows of this one hold what is live, so the state restarts
+                // with it.
                 self.replay = Replay::new(&self.symbols, Window::default(), Metric::Allocated);
             }
             (self.reading, self.part, self.path) = (reading, next.meta.part, next.path);

@@ -1,4 +1,4 @@
-//! From records to memory over time: the replay, and views of its state.
+//! Replays records into the state of memory over time, and views of that state.
 
 pub mod categories;
 pub mod group;

@@ -63,8 +63,8 @@ impl FromStr for NamedMoment {
     }
 }
 
-/// Replays `trace` up to the moment `at`; for `flow` and `visit` see [`replay_trace`]. `None` when there is no such moment:
-/// no OOM, or no device in use.
+/// Replays `trace` up to the moment `at`; for `flow` and `visit` see [`replay_trace`]. `None` when there is
+/// no such moment: no OOM, or no device in use.
 ///
 /// A peak and an OOM take two readings: the first finds the row, the second stops there.
 ///
@@ -117,7 +117,8 @@ pub fn replay_to_moment(
     if last == 0 {
         return Ok(None);
     }
-    // The row of a segment raises the total before the row of the block that it was allocated for: stop after that one.
+    // The row of a segment raises the total before the row of the block that it was allocated for: stop after
+    // that one.
     let waits = matches!(at, NamedMoment::Peak(Metric::Reserved | Metric::Used));
     let mut found = !waits;
     let stop = |row: &Record| {

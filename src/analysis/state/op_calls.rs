@@ -1,7 +1,7 @@
 //! Op calls, counted and named as PyTorch's `MemoryTracker` does.
 //!
-//! Each call has its number among all calls, its number among those of the same name, and the device's totals after it.
-//! The `top-ops` report lists them; the exports draw them.
+//! Each call has its number among all calls, its number among those of the same name, and the device's totals
+//! after it. The `top-ops` report lists them; the exports draw them.
 
 use memtrace_trace::{Api, EventName};
 use rustc_hash::FxHashMap;
@@ -10,8 +10,8 @@ use crate::read::record::{Columns, Record};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::replay::{Device, HOST, Replay, Totals};
 
-/// Torch's name of the frame in which a dispatch mode, such as that of `MemoryTracker`, handles an op. Of nested ops
-/// (`aten::linear`, `aten::addmm`), the mode was called for the one directly inside this frame.
+/// Torch's name of the frame in which a dispatch mode, such as that of `MemoryTracker`, handles an op. Of
+/// nested ops (`aten::linear`, `aten::addmm`), the mode was called for the one directly inside this frame.
 const DISPATCH_MODE: &str = "PythonDispatchMode";
 
 /// The unit that `MemoryTracker` calls "MB": 1024² bytes.
@@ -27,7 +27,8 @@ pub struct OpCall {
     pub index: usize,
     /// The op.
     pub op: Symbol,
-    /// The name that is numbered: the op, or `mm.default` (no namespace, with overload) where the overload is known.
+    /// The name that is numbered: the op, or `mm.default` (no namespace, with overload) where the overload is
+    /// known.
     pub called: Symbol,
     /// The module whose forward began last.
     pub entered: Symbol,
@@ -46,9 +47,9 @@ pub struct OpCall {
 }
 
 impl OpCall {
-    /// The name in `MemoryTracker`: `{module}.forward.{op}_{n}`. The module is the one whose forward began last, also
-    /// after it ended and in backward. The op is `mm.default` where the trace has overloads (`MEMTRACE_OPS=io`), else
-    /// `aten::mm`, which stands for all its overloads.
+    /// The name in `MemoryTracker`: `{module}.forward.{op}_{n}`. The module is the one whose forward began
+    /// last, also after it ended and in backward. The op is `mm.default` where the trace has overloads
+    /// (`MEMTRACE_OPS=io`), else `aten::mm`, which stands for all its overloads.
     #[must_use]
     pub fn name(&self, symbols: &SymbolTable) -> String {
         let module =
@@ -117,8 +118,8 @@ impl OpCalls {
         }
     }
 
-    /// Requests that failed and then succeeded. One that ended with an out-of-memory error failed twice, and counts
-    /// once.
+    /// Requests that failed and then succeeded. One that ended with an out-of-memory error failed twice, and
+    /// counts once.
     #[must_use]
     pub fn retries(&self) -> u64 {
         self.failed.saturating_sub(self.ooms)
@@ -151,8 +152,8 @@ impl OpCalls {
         self.count = 0;
     }
 
-    /// A module's forward begins or ends. The markers of `MemoryTracker` for the root module hold the number of the
-    /// next call.
+    /// A module's forward begins or ends. The markers of `MemoryTracker` for the root module hold the number
+    /// of the next call.
     fn module(&mut self, row: &Record, replay: &Replay) {
         if replay.symbols.get(row.api).as_ref() != Api::Module.name() {
             return;

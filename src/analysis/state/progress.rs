@@ -7,8 +7,8 @@ use crate::read::symbols::Symbol;
 use crate::state::replay::{Replay, tells_step};
 use crate::state::series::TimeGrid;
 
-/// A value over time, as the times at which it changes. At most one change is kept per bucket of the grid, so the memory
-/// is bounded however often the value changes.
+/// A value over time, as the times at which it changes. At most one change is kept per bucket of the grid, so
+/// the memory is bounded however often the value changes.
 #[derive(Clone, Debug)]
 pub struct Bands<T> {
     grid: TimeGrid,
@@ -90,7 +90,8 @@ impl Progress {
         }
     }
 
-    /// The time range to show first: `whole`, or the steps where they are a small part of it that contains the peak.
+    /// The time range to show first: `whole`, or the steps where they are a small part of it that contains
+    /// the peak.
     #[must_use]
     pub fn home(&self, whole: (i64, i64), peak_ns: i64) -> (i64, i64) {
         let steps = &self.steps.steps;

@@ -358,8 +358,8 @@ pub struct Replay {
     latest: usize,
 }
 
-/// Does a row of this event say which step and phase the program is in? That of a free has its block's, which may
-/// be long ago; the writer thread's own rows have none.
+/// Does a row of this event say which step and phase the program is in? That of a free has its block's, which
+/// may be long ago; the writer thread's own rows have none.
 pub(crate) fn tells_step(event: EventName) -> bool {
     use EventName::{ExtFree, Free, FreeCompleted, HostFree, Live, Lost, Meta, Sample, Tag};
     !matches!(event, Free | FreeCompleted | ExtFree | HostFree | Tag | Live | Sample | Lost | Meta)
@@ -663,7 +663,8 @@ impl Replay {
         }
     }
 
-    /// A block is gone that nobody owned. Whether the trace has tags, and so infers nothing, is not known yet.
+    /// A block is gone that nobody owned. Whether the trace has tags, and so infers nothing, is not known
+    /// yet.
     #[cold]
     fn unowned(&mut self, mut block: Block) {
         self.type_by_inference(std::slice::from_mut(&mut block));
@@ -674,8 +675,8 @@ impl Replay {
         }
     }
 
-    /// The bytes that a device's blocks had in all when they were handed out in the window: those that nobody owned
-    /// when they went back, or at the end, and all of them.
+    /// The bytes that a device's blocks had in all when they were handed out in the window: those that nobody
+    /// owned when they went back, or at the end, and all of them.
     #[must_use]
     pub fn given(&self, ordinal: i32) -> (i64, i64) {
         let Some(device) = self.find(ordinal) else { return (0, 0) };

@@ -1,7 +1,7 @@
 //! A trace, replayed from its file.
 //!
-//! Each function here reads the file once. In a trace with io records and no tags, the categories of blocks come from
-//! the flow of data between ops, which needs a reading of its own: the caller makes it with
+//! Each function here reads the file once. In a trace with io records and no tags, the categories of blocks
+//! come from the flow of data between ops, which needs a reading of its own: the caller makes it with
 //! [`crate::profile::flow_categories`] and gives the result to each replay, or gives
 //! [`FlowCategories::default()`] when it uses no category.
 
@@ -27,8 +27,8 @@ pub struct Replayed {
     pub told: Told,
 }
 
-/// Replays `trace`. `visit` gets each row after the replay took it, with `columns` in addition to those of the replay.
-/// The peak of `tracked` is the one at which the live blocks can be asked for.
+/// Replays `trace`. `visit` gets each row after the replay took it, with `columns` in addition to those of
+/// the replay. The peak of `tracked` is the one at which the live blocks can be asked for.
 ///
 /// # Errors
 /// When the trace cannot be read.

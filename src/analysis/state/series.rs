@@ -1,6 +1,7 @@
 //! A total over time, as the lowest and highest value of each bucket of a grid.
 //!
-//! No peak is lost, however few buckets there are. The HTML page and the terminal's curve are drawn from these.
+//! No peak is lost, however few buckets there are. The HTML page and the terminal's curve are drawn from
+//! these.
 
 /// Time divided into buckets of equal width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +58,8 @@ impl Series {
         Series { grid, low: values(), high: values(), last: 0 }
     }
 
-    /// Sets the total from `ts_ns` on. Times must not fall. A value before the grid is the one that the grid begins
-    /// with; one after the grid is ignored.
+    /// Sets the total from `ts_ns` on. Times must not fall. A value before the grid is the one that the grid
+    /// begins with; one after the grid is ignored.
     pub fn set(&mut self, ts_ns: i64, value: i64) {
         if self.grid.has(ts_ns) {
             self.fill(self.grid.index(ts_ns) + 1);

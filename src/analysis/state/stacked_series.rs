@@ -1,7 +1,8 @@
-//! Memory by owner over time: for each bucket of a grid, the bytes of each owner at the bucket's highest total.
+//! Memory by owner over time: for each bucket of a grid, the bytes of each owner at the bucket's highest
+//! total.
 //!
-//! The owners of a bucket therefore add up to the peak of the curve there. A block counts under its final owner from its
-//! allocation on, as in every report: a `tag` row moves its bytes in all buckets since then.
+//! The owners of a bucket therefore add up to the peak of the curve there. A block counts under its final
+//! owner from its allocation on, as in every report: a `tag` row moves its bytes in all buckets since then.
 
 use crate::state::series::TimeGrid;
 

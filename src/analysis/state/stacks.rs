@@ -28,7 +28,8 @@ pub struct Stacks {
 const SHOWN: usize = 4;
 
 impl Stacks {
-    /// Reads the stacks of all parts of `trace`. A missing file is skipped, a truncated one read as far as it goes.
+    /// Reads the stacks of all parts of `trace`. A missing file is skipped, a truncated one read as far as it
+    /// goes.
     #[must_use]
     pub fn read(trace: &TraceFile) -> Stacks {
         let mut stacks = Stacks::default();
@@ -68,8 +69,8 @@ impl Stacks {
         self.of(id).filter(|frame| frame.kind == FrameKind::Python).map(|frame| call_of(&frame.text))
     }
 
-    /// The lines of Python of a stack in the program's own files, innermost first; those of libraries where it has
-    /// none of its own.
+    /// The lines of Python of a stack in the program's own files, innermost first; those of libraries where
+    /// it has none of its own.
     #[must_use]
     pub fn lines(&self, id: i64) -> Vec<&str> {
         let all: Vec<&str> =
