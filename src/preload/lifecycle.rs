@@ -9,7 +9,7 @@ use memtrace_record::{Recorder, Session};
 use memtrace_trace::config::{Level, Settings};
 
 use crate::attribution::{phases, ranges};
-use crate::ffi::{nvml, symbols};
+use crate::ffi::{device_sample, symbols};
 use crate::python::errors;
 use crate::runtime::{fork, log, session};
 use crate::{hooks, process_info};
@@ -36,7 +36,7 @@ fn load() {
         caching: allocator.caching && allocator.backend == "native",
         describe: process_info::describe,
         conclude: process_info::conclude,
-        sample: nvml::sample,
+        sample: device_sample::sample,
         say: log::line,
         settings,
     };

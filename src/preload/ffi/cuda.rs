@@ -1,10 +1,11 @@
 //! The functions of CUDA that are called and not hooked.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 use memtrace_trace::Meta;
 use memtrace_trace::meta::Device;
 
+use crate::ffi::cuda_types::SUCCESS;
 use crate::ffi::symbols::{Home, RealFn, Symbol};
 
 // SAFETY: the signature is the one in cuda_runtime_api.h.
@@ -32,7 +33,7 @@ fn ordinal_from(get_device: &RealFn<unsafe extern "C" fn(*mut c_int) -> c_int>) 
     let mut device = 0;
     // SAFETY: the place is valid for the answer.
     let status = unsafe { get_device(&raw mut device) };
-    if status == 0 { i8::try_from(device).unwrap_or(0) } else { 0 }
+    if status == SUCCESS { i8::try_from(device).unwrap_or(0) } else { 0 }
 }
 
 // SAFETY: the signature is the one in cuda.h.
@@ -51,30 +52,58 @@ pub(crate) unsafe fn is_captured(stream: *mut c_void) -> bool {
     }
     let mut captured = 0;
     // SAFETY: a live stream by the contract, and the place is valid for the answer.
-    IS_CAPTURING.get().is_some_and(|ask| unsafe { ask(stream, &raw mut captured) } == 0 && captured != 0)
+    IS_CAPTURING
+        .get()
+        .is_some_and(|ask| unsafe { ask(stream, &raw mut captured) } == SUCCESS && captured != 0)
 }
 
 const DRIVER: Home = Home::Anywhere("libcuda.so");
 const RUNTIME: Home = Home::Anywhere("libcudart.so");
 
 // SAFETY: the signatures are those in cuda.h, here and below.
-static GET_COUNT: Symbol<unsafe extern "C" fn(*mut c_int) -> c_uint> =
+static GET_COUNT: Symbol<unsafe extern "C" fn(*mut c_int) -> c_int> =
     unsafe { Symbol::new(c"cuDeviceGetCount", DRIVER) };
 // SAFETY: as above.
-static GET: Symbol<unsafe extern "C" fn(*mut c_int, c_int) -> c_uint> =
+static GET: Symbol<unsafe extern "C" fn(*mut c_int, c_int) -> c_int> =
     unsafe { Symbol::new(c"cuDeviceGet", DRIVER) };
 // SAFETY: as above.
-static GET_NAME: Symbol<unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_uint> =
+static GET_NAME: Symbol<unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int> =
     unsafe { Symbol::new(c"cuDeviceGetName", DRIVER) };
 // SAFETY: as above.
-static TOTAL_MEM: Symbol<unsafe extern "C" fn(*mut usize, c_int) -> c_uint> =
+static TOTAL_MEM: Symbol<unsafe extern "C" fn(*mut usize, c_int) -> c_int> =
     unsafe { Symbol::new(c"cuDeviceTotalMem_v2", DRIVER) };
 // SAFETY: as above.
-static DRIVER_VERSION: Symbol<unsafe extern "C" fn(*mut c_int) -> c_uint> =
+static DRIVER_VERSION: Symbol<unsafe extern "C" fn(*mut c_int) -> c_int> =
     unsafe { Symbol::new(c"cuDriverGetVersion", DRIVER) };
 // SAFETY: the signature is the one in cuda_runtime_api.h; it reads a constant.
-static RUNTIME_VERSION: Symbol<unsafe extern "C" fn(*mut c_int) -> c_uint> =
+static RUNTIME_VERSION: Symbol<unsafe extern "C" fn(*mut c_int) -> c_int> =
     unsafe { Symbol::new(c"cudaRuntimeGetVersion", RUNTIME) };
+
+type GetUuid = unsafe extern "C" fn(*mut [u8; 16], c_int) -> c_int;
+// SAFETY: as above; `CUuuid` is 16 bytes.
+static GET_UUIDS: [Symbol<GetUuid>; 2] =
+    unsafe { [Symbol::new(c"cuDeviceGetUuid_v2", DRIVER), Symbol::new(c"cuDeviceGetUuid", DRIVER)] };
+// SAFETY: as above.
+static GET_BUS_ID: Symbol<unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int> =
+    unsafe { Symbol::new(c"cuDeviceGetPCIBusId", DRIVER) };
+
+/// The UUID of a device, or of a MIG instance.
+pub(crate) fn device_uuid(ordinal: c_int) -> Option<[u8; 16]> {
+    let get = GET_UUIDS.iter().find_map(Symbol::get)?;
+    let mut uuid = [0u8; 16];
+    // SAFETY: the place is valid for the answer.
+    (unsafe { get(&raw mut uuid, ordinal) } == SUCCESS).then_some(uuid)
+}
+
+/// The PCI bus id of a device.
+pub(crate) fn device_bus_id(ordinal: c_int) -> Option<CString> {
+    let mut id = [0u8; 32];
+    // SAFETY: the length is the buffer's, less a 0 that stays.
+    if unsafe { GET_BUS_ID.get()?(id.as_mut_ptr().cast(), 31, ordinal) } != SUCCESS {
+        return None;
+    }
+    Some(CStr::from_bytes_until_nul(&id).ok()?.to_owned())
+}
 
 /// Adds the devices and the versions of CUDA. Runs on the writer thread, never in a hook, and makes only driver calls
 /// that need no context, so none is created.
@@ -91,7 +120,7 @@ pub(crate) fn describe(meta: &mut Meta) {
         let (mut device, mut total, mut name) = (0, 0usize, [0 as c_char; 256]);
         // SAFETY: as above; the length that is passed is the buffer's.
         unsafe {
-            if get(&raw mut device, ordinal) != 0 {
+            if get(&raw mut device, ordinal) != SUCCESS {
                 continue;
             }
             total_of(&raw mut total, device);

@@ -3,9 +3,13 @@
 pub(crate) mod callers;
 pub(crate) mod cpython;
 pub(crate) mod cuda;
+mod cuda_memory;
+pub(crate) mod cuda_types;
+pub(crate) mod device_sample;
 pub(crate) mod guarded_memory;
 pub(crate) mod loaded_libraries;
-pub(crate) mod nvml;
+mod nvml;
+mod own_process;
 pub(crate) mod phantom;
 pub(crate) mod symbols;
 pub(crate) mod torch;

@@ -1,7 +1,7 @@
-//! What the hooks of all calls that take and give back memory share, whichever library has the call.
+//! The part that the hooks of all calls share which allocate or free memory, of the runtime and of the driver.
 //!
-//! An allocation is recorded after the call, when its outcome is known; a free is announced before it,
-//! so that nobody who is given the same address meanwhile stands before it in the trace.
+//! An allocation is recorded after the call, when its outcome is known. A free is begun before the call: another thread
+//! may be given the same address at once, and its allocation must come later in the trace.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -10,21 +10,20 @@ use memtrace_record::clock::now_ns;
 use memtrace_trace::event::{self, AllocCall};
 use memtrace_trace::{Api, Event, Header, Payload};
 
-use crate::attribution::context;
-use crate::attribution::private_pools;
-use crate::attribution::requested_sizes;
+use crate::attribution::{context, private_pools, requested_sizes};
 use crate::ffi::callers::{Library, library_at};
 use crate::ffi::cuda::is_captured;
+use crate::ffi::cuda_types::{AllocNodeParams, SUCCESS};
 use crate::ffi::torch::current_stream;
 use crate::runtime::guard::{Outermost, shielded};
 use crate::runtime::session;
 
-/// Where a call writes the address that it gives.
+/// The place that a call writes its address or handle to.
 pub(super) type Out = *mut *mut c_void;
 
-/// What a call does.
+/// The kind of a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum CallKind {
     /// It allocates device memory.
     DeviceAlloc,
     /// It frees device memory.
@@ -35,79 +34,84 @@ pub(super) enum Kind {
     HostFree,
 }
 
-/// A call, as far as it is known before it is made.
+/// A call, before it is made.
 #[derive(Clone, Copy)]
 pub(super) struct Call {
-    pub(super) kind: Kind,
+    pub(super) kind: CallKind,
     pub(super) api: Api,
-    /// The address behind the call.
+    /// The return address of the call.
     pub(super) caller: *const c_void,
-    /// What tells the thread's device.
+    /// Queries the thread's device.
     pub(super) device: fn() -> i8,
 }
 
-/// What a successful call gave.
+/// The result of a successful allocation.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Taken {
+pub(super) struct Allocated {
     /// Its address, or the handle that stands for it.
-    pub(super) addr: u64,
+    pub(super) address: u64,
     /// Its bytes.
     pub(super) bytes: usize,
     /// The device, when the call names it.
     pub(super) device: Option<i8>,
-    /// The physical memory behind it, of a mapping.
+    /// Of a mapping: the handle of the physical memory behind it.
     pub(super) handle: u64,
 }
 
-impl Taken {
-    pub(super) fn new(addr: Option<*mut c_void>, bytes: usize) -> Taken {
-        Taken { addr: addr.map_or(0, |addr| addr as u64), bytes, ..Taken::default() }
+impl Allocated {
+    /// `bytes` at `address`, on the thread's device.
+    pub(super) fn new(address: Option<*mut c_void>, bytes: usize) -> Allocated {
+        Allocated { address: address.map_or(0, |address| address as u64), bytes, ..Allocated::default() }
     }
 
-    /// What an allocation on `stream` gave. One that is captured gives an address and no memory: the graph takes that
-    /// when it is launched, and the looks at the device tell what all graphs hold.
-    pub(super) fn on(stream: *mut c_void, addr: Option<*mut c_void>, bytes: usize) -> Taken {
+    /// As [`new`](Allocated::new), for an allocation on `stream`. A captured one gives an address and no memory: the graph
+    /// allocates when it is launched, and device samples show the memory of all graphs.
+    pub(super) fn on(stream: *mut c_void, address: Option<*mut c_void>, bytes: usize) -> Allocated {
         // SAFETY: the stream has just been good for a call of the caller's.
         let is_captured = unsafe { is_captured(stream) };
-        Taken::new(addr, if is_captured { 0 } else { bytes })
+        Allocated::new(address, if is_captured { 0 } else { bytes })
     }
 }
 
-/// A call that takes memory: `run` makes it, `taken` reads what it gave after a success.
-pub(super) fn takes(
+/// Makes an allocating call and records it. `run` makes the call, `allocated` reads its result after a success.
+pub(super) fn record_alloc(
     call: Call,
-    asked: usize,
+    requested: usize,
     run: impl FnOnce() -> c_int,
-    taken: impl FnOnce() -> Taken,
+    allocated: impl FnOnce() -> Allocated,
 ) -> c_int {
     let Some(_outermost) = Outermost::enter() else { return run() };
     let recorder = Recorder::active();
     let before = now_ns();
     let status = run();
-    // The first call of a process starts CUDA, and then the recorder, whose first row tells of CUDA's devices.
+    // The first call of a process starts CUDA, and then the recorder, whose first row describes CUDA's devices.
     let after = recorder.is_none().then(now_ns);
     shielded(|| {
         let Some(recorder) = recorder.or_else(session::recorder) else { return };
-        let taken = if status == 0 { taken() } else { Taken { bytes: asked, ..Taken::default() } };
-        let device = match taken.device {
+        let allocated = if status == SUCCESS {
+            allocated()
+        } else {
+            Allocated { bytes: requested, ..Allocated::default() }
+        };
+        let device = match allocated.device {
             Some(device) => device,
-            None if call.kind == Kind::HostAlloc => Event::HOST,
+            None if call.kind == CallKind::HostAlloc => Event::HOST,
             None => (call.device)(),
         };
         let (header, known) = before_outcome(call, Some(device));
         recorder.record(|clock_ns| {
             let alloc = AllocCall {
                 call: event::Call {
-                    address: taken.addr,
-                    bytes: taken.bytes as i64,
+                    address: allocated.address,
+                    bytes: allocated.bytes as i64,
                     status: code(status),
                     latency_ns: after.unwrap_or(clock_ns).saturating_sub(before),
                     ..known
                 },
-                requested: asked as i64,
-                handle: taken.handle,
+                requested: requested as i64,
+                handle: allocated.handle,
             };
-            let payload = if device == Event::HOST || call.kind == Kind::HostAlloc {
+            let payload = if device == Event::HOST || call.kind == CallKind::HostAlloc {
                 Payload::HostAlloc(alloc)
             } else {
                 Payload::DeviceAlloc(alloc)
@@ -118,31 +122,31 @@ pub(super) fn takes(
     status
 }
 
-/// A call that gives back `bytes` at `addr`, 0 for all that began there.
-pub(super) fn gives(call: Call, addr: u64, bytes: usize, run: impl FnOnce() -> c_int) -> c_int {
-    // `cudaFree(0)` is how programs initialize the runtime.
-    if addr == 0 {
+/// Makes a freeing call and records it. It frees `bytes` at `address`; 0 bytes stand for the whole allocation.
+pub(super) fn record_free(call: Call, address: u64, bytes: usize, run: impl FnOnce() -> c_int) -> c_int {
+    // Programs initialize the runtime with `cudaFree(0)`.
+    if address == 0 {
         return run();
     }
     let Some(_outermost) = Outermost::enter() else { return run() };
-    // What was never seen to be taken is not worth a trace of its own.
-    let announced = Recorder::active().and_then(|recorder| {
+    // A free alone starts no trace: its allocation was never recorded.
+    let begun = Recorder::active().and_then(|recorder| {
         shielded(|| {
             let (header, known) = before_outcome(call, None);
             (recorder, Header { clock_ns: recorder.begin(), ..header }, known)
         })
     });
     let status = run();
-    if let Some((recorder, header, known)) = announced {
+    if let Some((recorder, header, known)) = begun {
         shielded(|| {
             let free = event::Call {
-                address: addr,
+                address,
                 bytes: bytes as i64,
                 status: code(status),
                 latency_ns: now_ns().saturating_sub(header.clock_ns),
                 ..known
             };
-            recorder.commit(if call.kind == Kind::HostFree {
+            recorder.commit(if call.kind == CallKind::HostFree {
                 Payload::HostFree(free).pack(Header { device: Event::HOST, ..header })
             } else {
                 Payload::DeviceFree(free).pack(Header { device: Event::UNKNOWN_DEVICE, ..header })
@@ -152,12 +156,12 @@ pub(super) fn gives(call: Call, addr: u64, bytes: usize, run: impl FnOnce() -> c
     status
 }
 
-/// The part of a call's event that does not depend on its outcome. `device` is where it took memory; what gives
-/// memory back repeats the stream of the call that took it.
+/// The part of a call's event that does not depend on its outcome. `device` is that of an allocation; a free repeats the
+/// stream of its allocation.
 fn before_outcome(call: Call, device: Option<i8>) -> (Header, event::Call) {
     let Library { name, is_torch_allocator, .. } = library_at(call.caller);
     let is_torchs = is_torch_allocator || requested_sizes::is_inside();
-    // With its caching off, torch's allocator may be called before there are streams.
+    // Without caching torch's allocator may be called before there are streams.
     let has_streams = is_torchs && session::session().is_some_and(|session| session.rounding.caching);
     let at =
         device.filter(|device| has_streams && *device >= 0).map(|device| (device, current_stream(device)));
@@ -177,46 +181,34 @@ fn before_outcome(call: Call, device: Option<i8>) -> (Header, event::Call) {
     (Header { clock_ns: 0, api: Some(call.api), device: 0, context, step }, known)
 }
 
-/// CUDA's codes are below 1000; one that is not is still an error.
+/// A status as events hold it. CUDA's codes are below 1000; a larger one is still an error.
 fn code(status: c_int) -> i16 {
     i16::try_from(status).unwrap_or(i16::MAX)
 }
 
-/// A node of a CUDA graph that allocates, as far as `CUDA_MEM_ALLOC_NODE_PARAMS` and `cudaMemAllocNodeParams` agree.
-#[repr(C)]
-pub(super) struct AllocationNode {
-    kind: c_int,
-    handles: c_int,
-    /// 1 is a device.
-    location: c_int,
-    id: c_int,
-    rest: [u64; 11],
-    size: usize,
-    address: *mut c_void,
+/// The bytes that an allocation node of a CUDA graph allocates at each launch.
+///
+/// # Safety
+/// `node` is null or the caller's own, valid by CUDA's contract.
+pub(super) unsafe fn node_bytes(node: *const AllocNodeParams) -> usize {
+    // SAFETY: by the contract; the field is a number.
+    if node.is_null() { 0 } else { unsafe { (*node).bytesize } }
 }
 
-impl AllocationNode {
-    /// What the node will take, when it is launched.
-    ///
-    /// # Safety
-    /// `node` is null or the caller's own, valid by CUDA's contract.
-    pub(super) unsafe fn asked(node: *const AllocationNode) -> usize {
-        // SAFETY: by the contract.
-        unsafe { node.as_ref() }.map_or(0, |node| node.size)
+/// The result of making an allocation node: an address and no memory.
+///
+/// # Safety
+/// The call that made the node succeeded.
+pub(super) unsafe fn allocated_node(node: *const AllocNodeParams) -> Allocated {
+    if node.is_null() {
+        return Allocated::default();
     }
-
-    /// What making it gave: an address and no memory.
-    ///
-    /// # Safety
-    /// The call that made the node succeeded.
-    pub(super) unsafe fn taken(node: *const AllocationNode) -> Taken {
-        // SAFETY: a call that succeeded has read the node and written its address.
-        let Some(node) = (unsafe { node.as_ref() }) else { return Taken::default() };
-        Taken { device: i8::try_from(node.id).ok(), ..Taken::new(Some(node.address), 0) }
-    }
+    // SAFETY: a call that succeeded has read the node and written its address. The fields are numbers.
+    let (device, address) = unsafe { ((*node).poolProps.location.id, (*node).dptr) };
+    Allocated { address, device: i8::try_from(device).ok(), ..Allocated::default() }
 }
 
-/// What a successful call wrote through `out`.
+/// The value that a successful call wrote to `out`.
 ///
 /// # Safety
 /// The call that was given `out` succeeded.
@@ -225,14 +217,22 @@ pub(super) unsafe fn written<T: Copy>(out: *const T) -> Option<T> {
     (!out.is_null()).then(|| unsafe { *out })
 }
 
-/// `cudaIpcMemHandle_t` and `CUipcMemHandle`, which are passed by value.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct IpcHandle([u8; 64]);
-
-/// The elements of `levels` levels of a mipmapped array, each half as long every way as the one before.
+/// The elements of `levels` levels of a mipmapped array; each side of a level is half of that of the level before.
 pub(super) fn mipmapped_elements(extent: [usize; 3], levels: c_uint) -> usize {
     let sides = |level: c_uint| extent.map(|side| side.checked_shr(level).unwrap_or(0).max(1));
     let of = |level| sides(level).into_iter().fold(1usize, usize::saturating_mul);
     (0..levels.clamp(1, usize::BITS)).map(of).fold(0, usize::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mipmapped_array_has_the_elements_of_all_its_levels() {
+        assert_eq!(mipmapped_elements([4, 4, 0], 1), 16);
+        assert_eq!(mipmapped_elements([4, 4, 0], 3), 16 + 4 + 1);
+        assert_eq!(mipmapped_elements([8, 1, 1], 100), 8 + 4 + 2 + (usize::BITS as usize - 3));
+        assert_eq!(mipmapped_elements([2, 2, 2], 0), 8, "one level at least");
+    }
 }

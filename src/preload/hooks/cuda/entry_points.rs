@@ -7,8 +7,10 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::null_mut;
 
-use super::driver::{self, DriverFn};
-use super::stand_in::{NO_RUNTIME, StandIn};
+use super::driver;
+use super::driver_fn::DriverFn;
+use super::stand_in::StandIn;
+use crate::ffi::cuda_types::{NOT_INITIALIZED, SUCCESS};
 use crate::ffi::symbols::RealFn;
 use crate::runtime::guard::shielded;
 use crate::runtime::session;
@@ -132,10 +134,10 @@ unsafe extern "C" fn get<const WAY: usize>(
     version: c_int,
     flags: c_ulonglong,
 ) -> c_int {
-    let Some(real) = GET.get(WAY) else { return NO_RUNTIME };
+    let Some(real) = GET.get(WAY) else { return NOT_INITIALIZED };
     // SAFETY: the caller's own arguments, passed on unchanged.
     let status = unsafe { real(name, place, version, flags) };
-    if status == 0 {
+    if status == SUCCESS {
         // SAFETY: it succeeded.
         unsafe { replace(name, place, version) };
     }
@@ -149,10 +151,10 @@ unsafe extern "C" fn get_v2<const WAY: usize>(
     flags: c_ulonglong,
     found: *mut c_int,
 ) -> c_int {
-    let Some(real) = GET_V2.get(WAY) else { return NO_RUNTIME };
+    let Some(real) = GET_V2.get(WAY) else { return NOT_INITIALIZED };
     // SAFETY: the caller's own arguments, passed on unchanged.
     let status = unsafe { real(name, place, version, flags, found) };
-    if status == 0 {
+    if status == SUCCESS {
         // SAFETY: it succeeded.
         unsafe { replace(name, place, version) };
     }
@@ -193,10 +195,10 @@ macro_rules! of_runtime {
             flags: c_ulonglong,
             found: *mut c_int,
         ) -> c_int {
-            let Some(real) = $real.get() else { return NO_RUNTIME };
+            let Some(real) = $real.get() else { return NOT_INITIALIZED };
             // SAFETY: the caller's own arguments, passed on unchanged.
             let status = unsafe { real(name, place, $($arg,)* flags, found) };
-            if status == 0 {
+            if status == SUCCESS {
                 // SAFETY: it succeeded.
                 unsafe { replace(name, place, $version) };
             }

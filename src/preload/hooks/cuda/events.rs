@@ -2,8 +2,9 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use super::stand_in::{NO_RUNTIME, caller_hooks};
+use super::stand_in::caller_hooks;
 use crate::attribution::deferred_frees;
+use crate::ffi::cuda_types::{NOT_INITIALIZED, SUCCESS};
 use crate::runtime::guard::shielded;
 
 caller_hooks! {
@@ -14,7 +15,7 @@ caller_hooks! {
 }
 
 unsafe extern "C" fn record(event: *mut c_void, stream: *mut c_void, caller: *const c_void) -> c_int {
-    let Some(real) = CUDA_EVENT_RECORD.get() else { return NO_RUNTIME };
+    let Some(real) = CUDA_EVENT_RECORD.get() else { return NOT_INITIALIZED };
     shielded(|| deferred_frees::event_recorded(event, caller));
     // SAFETY: the caller's own arguments, passed on unchanged.
     unsafe { real(event, stream) }
@@ -26,27 +27,27 @@ unsafe extern "C" fn record_with_flags(
     flags: c_uint,
     caller: *const c_void,
 ) -> c_int {
-    let Some(real) = CUDA_EVENT_RECORD_WITH_FLAGS.get() else { return NO_RUNTIME };
+    let Some(real) = CUDA_EVENT_RECORD_WITH_FLAGS.get() else { return NOT_INITIALIZED };
     shielded(|| deferred_frees::event_recorded(event, caller));
     // SAFETY: the caller's own arguments, passed on unchanged.
     unsafe { real(event, stream, flags) }
 }
 
 unsafe extern "C" fn query(event: *mut c_void, caller: *const c_void) -> c_int {
-    let Some(real) = CUDA_EVENT_QUERY.get() else { return NO_RUNTIME };
+    let Some(real) = CUDA_EVENT_QUERY.get() else { return NOT_INITIALIZED };
     // SAFETY: the caller's own argument, passed on unchanged.
     let status = unsafe { real(event) };
-    if status == 0 {
+    if status == SUCCESS {
         shielded(|| deferred_frees::event_completed(event, caller));
     }
     status
 }
 
 unsafe extern "C" fn synchronize(event: *mut c_void, caller: *const c_void) -> c_int {
-    let Some(real) = CUDA_EVENT_SYNCHRONIZE.get() else { return NO_RUNTIME };
+    let Some(real) = CUDA_EVENT_SYNCHRONIZE.get() else { return NOT_INITIALIZED };
     // SAFETY: the caller's own argument, passed on unchanged.
     let status = unsafe { real(event) };
-    if status == 0 {
+    if status == SUCCESS {
         shielded(|| deferred_frees::event_completed(event, caller));
     }
     status

@@ -1,7 +1,8 @@
-//! CUDA's functions that take and give back memory: those of the runtime and of the driver.
+//! CUDA's functions that allocate and free memory: those of the runtime and of the driver.
 
 mod alloc_call;
 mod driver;
+mod driver_fn;
 mod entry_points;
 mod events;
 mod runtime;

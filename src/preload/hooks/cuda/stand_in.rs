@@ -1,11 +1,15 @@
-//! Stand-ins: our functions in the place of CUDA's.
+//! Stand-ins: functions of ours in the place of CUDA's.
 
-/// Gives our function for what the program itself found under a name; null to leave it alone.
-pub(in crate::hooks) type StandIn = fn(*mut std::ffi::c_void) -> *mut std::ffi::c_void;
+use std::ffi::c_void;
 
-/// Defines the exported function of each call of the runtime: it hands the return address, which a function of the
-/// usual kind cannot see, to `$body` as one more argument, in the register `$register` that the ABI
-/// gives to it. The real function is `$real`.
+/// Returns our function for the address that the program found under a name; null to leave the address alone.
+pub(crate) type StandIn = fn(*mut c_void) -> *mut c_void;
+
+/// Defines the exported hook of each function of the runtime.
+///
+/// A line gives the function's signature, the register of its next argument by the ABI, the body, and the static of the
+/// real function. The hook passes the return address, which a function of the usual kind cannot see, to the body in that
+/// register.
 macro_rules! caller_hooks {
     ($($name:ident($($arg:ident: $type:ty),*) caller $register:literal => $body:ident, $real:ident;)*) => {
         $(
@@ -25,9 +29,9 @@ macro_rules! caller_hooks {
             }
         )*
 
-        /// Our function for an exported name of the runtime. A second runtime in the process keeps its own
-        /// calls: ours lead to the first.
-        pub(super) fn exported(name: &[u8]) -> Option<$crate::hooks::cuda::stand_in::StandIn> {
+        /// The stand-in for an exported name of the runtime. A second runtime in the process keeps its own functions: our
+        /// hooks call the first.
+        pub(crate) fn exported(name: &[u8]) -> Option<$crate::hooks::cuda::stand_in::StandIn> {
             match name {
                 $(_ if name == stringify!($name).as_bytes() => Some(|found| {
                     let ours = $name as *mut std::ffi::c_void;
@@ -40,6 +44,3 @@ macro_rules! caller_hooks {
 }
 
 pub(super) use caller_hooks;
-
-/// `cudaErrorInitializationError`: what a program gets when there is no runtime behind the hook.
-pub(in crate::hooks) const NO_RUNTIME: std::ffi::c_int = 3;

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::{allocator, callback_state};
 use crate::attribution::autograd_seq;
 use crate::attribution::op_stack::{self, Ending};
+use crate::ffi::cuda_types::NOT_INITIALIZED;
 use crate::ffi::symbols::{Home, RealFn, Symbol};
-use crate::hooks::cuda::stand_in::NO_RUNTIME;
 use crate::python::{injection, op_io};
 use crate::runtime::guard::shielded;
 use crate::runtime::session;
@@ -52,7 +52,7 @@ static GET_DEVICE_COUNT: RealFn<unsafe extern "C" fn(*mut c_int) -> c_int> =
 unsafe extern "C" fn cudaGetDeviceCount(count: *mut c_int) -> c_int {
     shielded(install);
     // SAFETY: the caller's own argument, passed on unchanged.
-    GET_DEVICE_COUNT.get().map_or(NO_RUNTIME, |real| unsafe { real(count) })
+    GET_DEVICE_COUNT.get().map_or(NOT_INITIALIZED, |real| unsafe { real(count) })
 }
 
 fn install() {

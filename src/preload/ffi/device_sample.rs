@@ -1,0 +1,73 @@
+//! Device samples: the memory of a device as nvidia-smi shows it, taken now and then on the writer thread.
+//!
+//! NVML knows the whole device and every process. Without it the driver says how much is free, once the process has a
+//! context: a sample must create none.
+
+use std::ffi::c_int;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use memtrace_trace::Api;
+use memtrace_trace::sample::Sample;
+
+use crate::ffi::cuda_memory;
+use crate::ffi::nvml::{Nvml, ProcessMemory, bytes};
+use crate::ffi::own_process;
+
+/// NVML, in the process that loaded it: the child of a fork loads it anew.
+struct Loaded {
+    pid: u32,
+    nvml: Option<Nvml>,
+}
+
+static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
+/// Is the process ending? Then its libraries are being taken down.
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
+
+/// A sample of each of `devices`, CUDA ordinals, and its source. A device without an answer has none.
+pub(crate) fn sample(devices: &[i8]) -> Vec<(i8, Api, Sample)> {
+    // The lock is held by a thread that a fork left behind, or at the end of the process.
+    let Ok(mut loaded) = LOADED.try_lock() else { return Vec::new() };
+    let pid = std::process::id();
+    if loaded.as_ref().is_none_or(|loaded| loaded.pid != pid) {
+        *loaded = Some(Loaded { pid, nvml: Nvml::load() });
+        // NVML's own exit handlers run after this one, which was registered later.
+        // SAFETY: the handler takes nothing and does not unwind.
+        unsafe { libc::atexit(stop) };
+    }
+    if IS_ENDING.load(Ordering::Acquire) {
+        return Vec::new();
+    }
+    let nvml = loaded.as_ref().and_then(|loaded| loaded.nvml);
+    let of = |&device: &i8| {
+        let mut sample = Sample::default();
+        let ordinal = c_int::from(device);
+        let has_nvml = nvml.is_some_and(|nvml| fill_from_nvml(nvml, ordinal, &mut sample).is_some());
+        // SAFETY: the process uses the device, so the driver has it.
+        unsafe { cuda_memory::fill(ordinal, !has_nvml, &mut sample) };
+        let api = if has_nvml { Api::Nvml } else { Api::CuMemGetInfo };
+        sample.total.is_some().then_some((device, api, sample))
+    };
+    devices.iter().filter_map(of).collect()
+}
+
+/// Waits for a running sample, and lets no other begin.
+extern "C" fn stop() {
+    IS_ENDING.store(true, Ordering::Release);
+    drop(LOADED.lock());
+}
+
+/// Fills in the part of a sample that NVML knows; `None` when it does not know the device or its processes.
+fn fill_from_nvml(nvml: Nvml, ordinal: c_int, sample: &mut Sample) -> Option<()> {
+    let memory = nvml.memory(ordinal)?;
+    (sample.total, sample.free, sample.bar1) = (memory.total, memory.free, memory.bar1);
+    let processes = memory.processes?;
+    let own = own_process::index_in(&processes);
+    sample.process = own.and_then(|own| bytes(processes[own].used));
+    if own.is_some() || processes.is_empty() {
+        let is_other = |(index, _): &(usize, &ProcessMemory)| Some(*index) != own;
+        let others = processes.iter().enumerate().filter(is_other);
+        sample.others = others.map(|(_, other)| bytes(other.used)).sum();
+    }
+    Some(())
+}

@@ -1,0 +1,60 @@
+//! This process in NVML's lists, which have the process ids of the host.
+//!
+//! In a PID namespace (most containers) a process does not know its id on the host. Then it is the only process on the
+//! device, or its memory stays unknown.
+
+use crate::ffi::nvml::ProcessMemory;
+use crate::ffi::phantom;
+
+/// `PROC_PID_INIT_INO`: the PID namespace of the host.
+const HOST_NAMESPACE: &str = "pid:[4026531836]";
+
+/// The index of this process in a list.
+pub(crate) fn index_in(processes: &[ProcessMemory]) -> Option<usize> {
+    index_of(processes, &own_pids(), in_namespace())
+}
+
+fn index_of(processes: &[ProcessMemory], pids: &[u32], in_namespace: bool) -> Option<usize> {
+    // In a namespace our only id is another process's on the host. The outermost of several is the host's own.
+    let known: &[u32] = if in_namespace && pids.len() < 2 { &[] } else { &pids[..1.min(pids.len())] };
+    match processes.iter().position(|process| known.contains(&process.pid)) {
+        None if in_namespace && processes.len() == 1 => Some(0),
+        found => found,
+    }
+}
+
+/// The ids of this process, that of the outermost namespace first, as far as /proc shows them.
+fn own_pids() -> Vec<u32> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    let pids: Vec<u32> =
+        line.unwrap_or_default().split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    if pids.is_empty() { vec![std::process::id()] } else { pids }
+}
+
+/// Does the device number this process in another PID namespace? The phantom device uses the process's own.
+fn in_namespace() -> bool {
+    !phantom::is_present()
+        && std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() != HOST_NAMESPACE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn processes(pids: &[u32]) -> Vec<ProcessMemory> {
+        pids.iter().map(|&pid| ProcessMemory { pid, used: 1, instances: [0; 2] }).collect()
+    }
+
+    #[test]
+    fn a_process_finds_itself_by_its_id_on_the_host() {
+        assert_eq!(index_of(&processes(&[5, 7]), &[7], false), Some(1));
+        assert_eq!(index_of(&processes(&[5, 7]), &[8], false), None);
+        // In a namespace with a /proc of the host's: the outermost id counts.
+        assert_eq!(index_of(&processes(&[5, 7]), &[7, 5], true), Some(1));
+        // In a container 7 may be any process.
+        assert_eq!(index_of(&processes(&[5, 7]), &[7], true), None);
+        assert_eq!(index_of(&processes(&[5]), &[7], true), Some(0));
+        assert_eq!(index_of(&[], &[7], true), None);
+    }
+}

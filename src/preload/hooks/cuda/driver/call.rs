@@ -1,0 +1,52 @@
+//! The hooks of the driver whose calls have one of the two usual forms, and the setting that turns all of them off.
+
+use std::ffi::{c_int, c_void};
+
+use memtrace_trace::Api;
+
+use crate::ffi::cuda::current_driver_device;
+use crate::hooks::cuda::alloc_call::{self, Allocated, Call, CallKind};
+use crate::runtime::session;
+
+/// `CUdeviceptr` and handles of physical memory are numbers, the others pointers; all are one word.
+pub(super) type Word = *mut c_void;
+
+/// Are calls of the driver recorded?
+fn is_on() -> bool {
+    session::session().is_some_and(|session| session.settings.driver)
+}
+
+/// A call of the driver, on the device of the thread's context.
+pub(super) fn call(kind: CallKind, api: Api, caller: *const c_void) -> Call {
+    Call { kind, api, caller, device: current_driver_device }
+}
+
+/// As [`alloc_call::record_alloc`], where calls of the driver are recorded.
+pub(super) fn record_alloc(
+    call: Call,
+    asked: usize,
+    run: impl FnOnce() -> c_int,
+    allocated: impl FnOnce() -> Allocated,
+) -> c_int {
+    if is_on() { alloc_call::record_alloc(call, asked, run, allocated) } else { run() }
+}
+
+/// As [`alloc_call::record_free`], where calls of the driver are recorded.
+pub(super) fn record_free(call: Call, addr: u64, bytes: usize, run: impl FnOnce() -> c_int) -> c_int {
+    if is_on() { alloc_call::record_free(call, addr, bytes, run) } else { run() }
+}
+
+/// Defines hooks of the form `f(ptr, rest...)`, which free `ptr`. The last expression is the number of bytes, 0 for the
+/// whole allocation.
+macro_rules! simple_free {
+    ($($body:ident = $real:ident, $kind:ident, $api:ident ($($arg:ident: $type:ty),*) $bytes:expr;)*) => { $(
+        unsafe extern "C" fn $body<const WAY: usize>(ptr: Word, $($arg: $type,)* caller: *const c_void) -> c_int {
+            let Some(real) = $real.get(WAY) else { return NOT_INITIALIZED };
+            // SAFETY: the caller's own arguments, passed on unchanged.
+            let run = || unsafe { real(ptr, $($arg),*) };
+            record_free(call(CallKind::$kind, Api::$api, caller), ptr as u64, $bytes, run)
+        }
+    )* };
+}
+
+pub(super) use simple_free;

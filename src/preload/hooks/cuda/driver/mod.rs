@@ -1,0 +1,34 @@
+//! The CUDA driver's calls that allocate and free memory: those of libraries with a runtime of their own (cuBLAS, cuDNN,
+//! NCCL), of programs without one (Triton, CuPy), and of expandable segments.
+//!
+//! The calls that the runtime makes for one of its own are not recorded: the runtime's hook records the outer call; see
+//! [`crate::runtime::guard`].
+
+mod arrays;
+mod call;
+mod graph_nodes;
+mod imported;
+mod linear;
+mod physical;
+
+use std::ffi::c_int;
+
+use super::stand_in::StandIn;
+
+/// The stand-in for an exported name.
+pub(super) fn exported(name: &[u8]) -> Option<StandIn> {
+    linear::exported(name)
+        .or_else(|| physical::exported(name))
+        .or_else(|| arrays::exported(name))
+        .or_else(|| imported::exported(name))
+        .or_else(|| graph_nodes::exported(name))
+}
+
+/// The stand-in for the address that `cuGetProcAddress` returns for `name` of CUDA `version`.
+pub(super) fn by_base_name(name: &[u8], version: c_int) -> Option<StandIn> {
+    linear::by_base_name(name, version)
+        .or_else(|| physical::by_base_name(name, version))
+        .or_else(|| arrays::by_base_name(name, version))
+        .or_else(|| imported::by_base_name(name, version))
+        .or_else(|| graph_nodes::by_base_name(name, version))
+}

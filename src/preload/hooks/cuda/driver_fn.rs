@@ -1,0 +1,127 @@
+//! The functions of the driver behind our hooks.
+//!
+//! A program gets a function of the driver in several ways: it is linked to it, it looks the name up with `dlsym`, or it
+//! asks `cuGetProcAddress`, once for each kind of default stream. Each way may give another address, and each address gets
+//! a stand-in of its own, which calls what is behind it.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::ffi::symbols::{RealFn, function};
+
+/// The number of addresses of one function that get a stand-in: that of `dlsym`, those of `cuGetProcAddress` for both kinds
+/// of default stream, and one more.
+const WAYS: usize = 4;
+
+/// A function of the driver, for each way in which a program gets it. `F` is its type.
+pub(crate) struct DriverFn<F> {
+    /// For programs that are linked to it: way 0.
+    linked: RealFn<F>,
+    /// The addresses that were looked up: ways 1 and on.
+    found: [AtomicPtr<c_void>; WAYS],
+}
+
+impl<F: Copy> DriverFn<F> {
+    /// # Safety
+    /// `F` must be the type of the function `name` as cuda.h declares it.
+    pub(crate) const unsafe fn new(name: &'static std::ffi::CStr) -> Self {
+        // SAFETY: by the contract.
+        let linked = unsafe { RealFn::new(name, "libcuda.so") };
+        DriverFn { linked, found: [const { AtomicPtr::new(null_mut()) }; WAYS] }
+    }
+
+    /// The real function of a way.
+    #[inline]
+    pub(crate) fn get(&self, way: usize) -> Option<F> {
+        if way == 0 {
+            return self.linked.get();
+        }
+        // SAFETY: the driver's address for the name, so of type `F` by the contract of `new`.
+        unsafe { function(self.found.get(way - 1)?.load(Ordering::Relaxed)) }
+    }
+
+    /// The stand-in for an address that the program looked up; null when it is one of ours, or one address too many.
+    pub(crate) fn stand_in(&self, found: *mut c_void, ours: [*mut c_void; WAYS + 1]) -> *mut c_void {
+        if ours.contains(&found) {
+            return null_mut();
+        }
+        for (place, stand_in) in self.found.iter().zip(&ours[1..]) {
+            let known = match place.compare_exchange(null_mut(), found, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => found,
+                Err(known) => known,
+            };
+            if known == found {
+                return *stand_in;
+            }
+        }
+        null_mut()
+    }
+}
+
+/// Defines, for each function of the driver, its real function, the exported hook, the stand-ins, and its line of `exported`
+/// and `by_base_name`.
+///
+/// The name after `as` is the one that `cuGetProcAddress` knows, from the CUDA version on that follows it. The rest is as
+/// in [`caller_hooks`](crate::hooks::cuda::stand_in).
+macro_rules! driver_hooks {
+    ($($name:ident as $base:literal from $since:literal ($($arg:ident: $type:ty),*) caller $register:literal => $body:ident, $real:ident;)*) => {
+        $(
+            static $real: DriverFn<unsafe extern "C" fn($($type),*) -> std::ffi::c_int> =
+                // SAFETY: the signature is the one in cuda.h.
+                unsafe { DriverFn::new($crate::ffi::symbols::c_name(concat!(stringify!($name), "\0"))) };
+
+            #[unsafe(no_mangle)]
+            #[unsafe(naked)]
+            unsafe extern "C" fn $name($($arg: $type),*) -> std::ffi::c_int {
+                // At the entry of a function the return address is on top of the stack.
+                core::arch::naked_asm!(
+                    concat!("mov ", $register, ", qword ptr [rsp]"),
+                    "jmp {body}",
+                    body = sym $body::<0>
+                )
+            }
+        )*
+
+        /// The hooks for addresses that were looked up.
+        struct StandIns;
+
+        #[expect(non_snake_case, reason = "named as the functions that they replace")]
+        impl StandIns {
+            $(
+                #[unsafe(naked)]
+                unsafe extern "C" fn $name<const WAY: usize>($($arg: $type),*) -> std::ffi::c_int {
+                    core::arch::naked_asm!(
+                        concat!("mov ", $register, ", qword ptr [rsp]"),
+                        "jmp {body}",
+                        body = sym $body::<WAY>
+                    )
+                }
+            )*
+        }
+
+        /// The stand-in for an exported name of the driver.
+        pub(super) fn exported(name: &[u8]) -> Option<$crate::hooks::cuda::stand_in::StandIn> {
+            match name {
+                $(_ if name == stringify!($name).as_bytes() => Some(|found| $real.stand_in(found, [
+                    $name as *mut std::ffi::c_void,
+                    StandIns::$name::<1> as *mut std::ffi::c_void,
+                    StandIns::$name::<2> as *mut std::ffi::c_void,
+                    StandIns::$name::<3> as *mut std::ffi::c_void,
+                    StandIns::$name::<4> as *mut std::ffi::c_void,
+                ])),)*
+                _ => None,
+            }
+        }
+
+        /// The stand-in for the address that `cuGetProcAddress` returns for `name` of CUDA `version`.
+        pub(super) fn by_base_name(name: &[u8], version: std::ffi::c_int) -> Option<$crate::hooks::cuda::stand_in::StandIn> {
+            match name {
+                $(_ if name == $base && version >= $since => exported(stringify!($name).as_bytes()),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+pub(super) use driver_hooks;

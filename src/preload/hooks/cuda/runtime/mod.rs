@@ -1,0 +1,17 @@
+//! The CUDA runtime's calls that allocate and free memory.
+
+mod arrays;
+mod call;
+mod graph_nodes;
+mod imported;
+mod linear;
+
+use super::stand_in::StandIn;
+
+/// The stand-in for an exported name.
+pub(super) fn exported(name: &[u8]) -> Option<StandIn> {
+    linear::exported(name)
+        .or_else(|| arrays::exported(name))
+        .or_else(|| imported::exported(name))
+        .or_else(|| graph_nodes::exported(name))
+}

@@ -1,0 +1,143 @@
+//! The injection: NVTX loads this library and gets its tables filled with our functions.
+
+use std::ffi::{CStr, CString, OsString, c_int, c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+
+use memtrace_record::recorder::text_id;
+
+use super::callbacks::{self, SLOTS, Slot};
+use super::legacy;
+use crate::ffi::symbols::{find_in, function};
+use crate::ffi::{callers, loaded_libraries};
+use crate::runtime::guard::shielded;
+use crate::runtime::session;
+
+const VARIABLE: &str = "NVTX_INJECTION64_PATH";
+/// Names the earlier tool to the processes that this one starts.
+const NEXT_VARIABLE: &str = "MEMTRACE_NVTX_NEXT";
+/// The tool that [`VARIABLE`] named before us.
+static EARLIER_TOOL: OnceLock<CString> = OnceLock::new();
+
+/// Names this library in the variable that NVTX reads.
+pub(crate) fn announce() {
+    use std::os::unix::ffi::OsStrExt;
+    let Some(own) = loaded_libraries::own_path() else { return };
+    let named = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
+    let is_ours = |path: &OsString| std::fs::canonicalize(path).is_ok_and(|path| path == own);
+    let earlier = match named {
+        Some(path) if is_ours(&path) => std::env::var_os(NEXT_VARIABLE).filter(|path| !is_ours(path)),
+        named => named,
+    };
+    if let Some(earlier) = earlier
+        && let Ok(text) = CString::new(earlier.as_bytes())
+    {
+        let _ = EARLIER_TOOL.set(text);
+        // SAFETY: this runs while the program is loaded, before it can have a second thread.
+        unsafe { std::env::set_var(NEXT_VARIABLE, earlier) };
+    }
+    // SAFETY: as above.
+    unsafe { std::env::set_var(VARIABLE, own) };
+}
+
+/// `NvtxGetExportTableFunc_t`.
+type GetExportTable = unsafe extern "C" fn(c_uint) -> *const c_void;
+/// `InitializeInjectionNvtx2`, which every injection library exports.
+type Initialize = unsafe extern "C" fn(GetExportTable) -> c_int;
+
+/// `NvtxExportTableCallbacks`.
+#[repr(C)]
+struct Callbacks {
+    size: usize,
+    get_table: unsafe extern "C" fn(c_uint, *mut *mut *mut Slot, *mut c_uint) -> c_int,
+}
+
+/// NVTX calls this once for each shared object that uses it.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn InitializeInjectionNvtx2(get: GetExportTable) -> c_int {
+    if session::session().is_none_or(|session| !session.settings.nvtx) {
+        return 0;
+    }
+    if callers::library_at(get as *const c_void).name == text_id("libnvToolsExt.so.1") {
+        legacy::set_injected();
+    }
+    // SAFETY: NVTX's own function and its table, by the contract of the injection.
+    shielded(|| unsafe { inject(get) }).unwrap_or(0)
+}
+
+/// Puts our functions into NVTX's tables; returns 1 when that succeeded.
+///
+/// # Safety
+/// `get` is NVTX's function that returns its tables.
+unsafe fn inject(get: GetExportTable) -> c_int {
+    const CALLBACKS: c_uint = 1;
+    // SAFETY: by the contract; the table is null or at least as long as it says.
+    let Some(callbacks) = (unsafe { get(CALLBACKS).cast::<Callbacks>().as_ref() }) else { return 0 };
+    if callbacks.size < size_of::<Callbacks>() {
+        return 0;
+    }
+    let before = callbacks::modules().map(|module| unfilled(callbacks, module.id));
+    if let Some(tool) = EARLIER_TOOL.get() {
+        // SAFETY: the same call that NVTX made to us.
+        unsafe { initialize_tool(tool, get) };
+    }
+    for (module, before) in callbacks::modules().iter().zip(before) {
+        for (slot, place) in places(callbacks, module.id) {
+            let Some(ours) = module.ours.get(slot).copied().flatten() else { continue };
+            // SAFETY: a place for a function pointer, in NVTX's table.
+            let now = unsafe { *place };
+            // Before any tool a slot holds NVTX's own initializer, which a function that it installs must not call.
+            if before.get(slot).copied().flatten() != Some(now) && !now.is_null() {
+                module.next[slot].store(now, Ordering::Release);
+            }
+            // SAFETY: as above; NVTX reads it at the next call.
+            unsafe { *place = ours };
+        }
+    }
+    1
+}
+
+/// Initializes the earlier tool, when it can be loaded.
+///
+/// # Safety
+/// `get` is NVTX's function that returns its tables.
+unsafe fn initialize_tool(tool: &CStr, get: GetExportTable) {
+    // SAFETY: the path ends in 0; NVTX itself would have loaded the tool.
+    let handle = unsafe { libc::dlopen(tool.as_ptr(), libc::RTLD_LAZY) };
+    // A null handle would stand for the global scope, where our own function is.
+    if handle.is_null() {
+        return;
+    }
+    // SAFETY: an open handle, and the type of the function that every injection library exports.
+    if let Some(initialize) = unsafe { function::<Initialize>(find_in(handle, c"InitializeInjectionNvtx2")) }
+    {
+        // SAFETY: by the contract.
+        unsafe { initialize(get) };
+    }
+}
+
+/// The places of a module's functions by slot.
+fn places(callbacks: &Callbacks, module: c_uint) -> Vec<(usize, *mut Slot)> {
+    let (mut table, mut count) = (null_mut(), 0);
+    // SAFETY: NVTX's own function; both places are valid for the answer.
+    let known = unsafe { (callbacks.get_table)(module, &raw mut table, &raw mut count) };
+    if known == 0 || table.is_null() {
+        return Vec::new();
+    }
+    (1..(count as usize).min(SLOTS))
+        // SAFETY: the table has `count` entries, null where NVTX has no function.
+        .map(|slot| (slot, unsafe { *table.add(slot) }))
+        .filter(|(_, place)| !place.is_null())
+        .collect()
+}
+
+/// The slots of a module before any tool.
+fn unfilled(callbacks: &Callbacks, module: c_uint) -> [Option<Slot>; SLOTS] {
+    let mut slots = [None; SLOTS];
+    for (slot, place) in places(callbacks, module) {
+        // SAFETY: a valid place of NVTX's table.
+        slots[slot] = Some(unsafe { *place });
+    }
+    slots
+}

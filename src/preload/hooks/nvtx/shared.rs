@@ -1,0 +1,64 @@
+//! Ranges as the injection and the legacy library both report them.
+
+use std::ffi::c_int;
+
+use super::names::{Attributes, message_of};
+use crate::attribution::ranges;
+use crate::runtime::fork::ForkSafe;
+use crate::runtime::guard::shielded;
+
+/// The domain of plain push and pop; the domain calls name it with a null handle.
+pub(super) const DEFAULT_DOMAIN: usize = 0;
+
+/// The result of push and pop in NVTX when no tool keeps a stack. The program must see the same.
+pub(super) const NO_TRACKING: c_int = -2;
+
+/// The ids of start/end ranges: the program's, from an earlier tool, and ours. Equal ids are not listed.
+static IDS: ForkSafe<Vec<(u64, u64)>> = ForkSafe::new(Vec::new());
+
+/// Opens a start/end range and returns the program's id of it: the earlier tool's, or our own.
+pub(super) fn start(name: &str, domain: usize, category: Option<&str>, theirs: Option<u64>) -> u64 {
+    let ours = shielded(|| ranges::start(name, domain, category)).unwrap_or(0);
+    match theirs {
+        Some(theirs) if theirs != ours => {
+            IDS.with(|ids| ids.push((theirs, ours)));
+            theirs
+        }
+        _ => ours,
+    }
+}
+
+/// Closes the start/end range with the program's id.
+pub(super) fn end(id: u64) {
+    let ours = IDS.with(|ids| {
+        let index = ids.iter().position(|(theirs, _)| *theirs == id)?;
+        Some(ids.swap_remove(index).1)
+    });
+    shielded(|| ranges::end(ours.unwrap_or(id)));
+}
+
+/// Opens a push/pop range of a domain.
+///
+/// # Safety
+/// `attributes` is null or the program's own, as it passed them to NVTX.
+pub(super) unsafe fn push_in_domain(domain: usize, attributes: *const Attributes) {
+    shielded(|| {
+        // SAFETY: by the contract.
+        let (name, category) = unsafe { message_of(domain, attributes) };
+        ranges::push(&name, domain, category.as_deref());
+    });
+}
+
+/// As [`start`], for a range of a domain.
+///
+/// # Safety
+/// `attributes` is null or the program's own, as it passed them to NVTX.
+pub(super) unsafe fn start_in_domain(
+    domain: usize,
+    attributes: *const Attributes,
+    theirs: Option<u64>,
+) -> u64 {
+    // SAFETY: by the contract.
+    let (name, category) = shielded(|| unsafe { message_of(domain, attributes) }).unwrap_or_default();
+    start(&name, domain, category.as_deref(), theirs)
+}
