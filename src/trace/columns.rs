@@ -37,9 +37,12 @@ pub const MAX_BYTES: u64 = 1 << 56;
 ///   `repeats(COLUMN)`, mostly the last number of that column or of others that repeat it, the sign apart;
 ///   `same_as(COLUMN)`, often the number of that column in this row; `mostly_none`.
 ///
-/// Columns stand in blocks: `each()` writes each column by itself; `group(NAME)` writes the block's numbers as one copy
-/// when all are those of the row before; `owner(NAME)` writes the block's texts as one copy when
-/// [`columns::Row::owner`] is a known number. `NAME` is that of the block's cache.
+/// Columns stand in blocks. `NAME` is that of the block's cache.
+///
+/// - `each()` writes each column by itself.
+/// - `group(NAME)` holds `plain` numbers that mostly are all those of the row before; then it writes one copy.
+/// - `varying(NAME)` writes one copy when all numbers are those of the row before, else each column by itself.
+/// - `owner(NAME)` holds texts. It writes one copy when [`columns::Row::owner`] is a known number.
 ///
 /// `any, rare, plain` in a block `each()` is right for a new column. The other words change speed and never a byte.
 ///
@@ -90,7 +93,7 @@ macro_rules! columns {
                 /// signed change: the block really given (it can exceed `rounded_bytes`), negative on free
                 delta_bytes: bytes = 0, any, common, repeats(requested_bytes);
             }
-            group(totals) {
+            varying(totals) {
                 /// the device's total after the event: blocks handed out
                 allocated_bytes: bytes = 0, natural, common, repeated;
                 /// the device's total after the event: blocks handed out or freed and still in use by a

@@ -187,7 +187,7 @@ crate::columns!(column_caches);
 /// The cache of a block of columns.
 macro_rules! block_cache {
     (owner { $($columns:tt)+ }) => { Owners };
-    (group { $(
+    ($group:ident { $(
         $(#[$doc:meta])+
         $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
     )+ }) => {

@@ -176,6 +176,12 @@ macro_rules! write_block {
     };
     ($line:ident $cache:ident $row:ident group($group:ident) { $(
         $(#[$doc:meta])+
+        $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, plain;
+    )+ }) => {
+        $line.numbers([$(i64::from($row.$name)),+], &mut $cache.blocks.$group);
+    };
+    ($line:ident $cache:ident $row:ident varying($group:ident) { $(
+        $(#[$doc:meta])+
         $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
     )+ }) => {
         let numbers = [$(i64::from($row.$name)),+];
