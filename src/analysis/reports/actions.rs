@@ -1,5 +1,5 @@
-//! `memtrace actions`: what `torch.profiler`'s memory profile says of a run: each block is there before,
-//! created, changed in place or destroyed, in the profiler's categories.
+//! `memtrace actions`: the memory profile of `torch.profiler`: blocks that existed before, were created,
+//! changed in place or destroyed, in the profiler's categories.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::replay::{HOST, Metric};
 use crate::state::replay_trace::replay_trace;
 
-/// See the module.
+/// `memtrace actions`.
 pub(super) struct Actions;
 
 impl Report for Actions {
@@ -25,7 +25,7 @@ impl Report for Actions {
     }
 
     fn about(&self) -> &'static str {
-        "Blocks created, changed in place and destroyed, by torch.profiler's categories"
+        "Count blocks created, changed in place and destroyed, by torch.profiler's categories"
     }
 
     fn flags(&self) -> &'static [Flag] {
@@ -34,7 +34,7 @@ impl Report for Actions {
             value: None,
             default: "",
             choices: &[],
-            help: "With --json: every action by itself, in the profiler's order",
+            help: "With --json: list every action, in the profiler's order",
         }]
     }
 
@@ -67,7 +67,7 @@ impl Report for Actions {
                 } else {
                     String::new()
                 };
-                printer.plain(format!("{rank}{}", name_of(device)));
+                printer.plain(format!("{rank}{}", device_name(device)));
                 let sums = Sums::of(&profile, device);
                 sums.print(&mut printer, options);
                 let mut value = sums.json(device);
@@ -94,21 +94,21 @@ impl Report for Actions {
     }
 }
 
-fn name_of(device: i32) -> String {
+fn device_name(device: i32) -> String {
     if device == HOST { "CPU tensors".to_owned() } else { format!("device {device}") }
 }
 
-/// How often, and of how many bytes.
+/// A number of actions, and their bytes.
 type Sum = (u64, i64);
 
-/// Of one device, by the categories' numbers.
+/// The sums of one device, by category.
 #[derive(Default)]
 struct Sums {
-    /// By the actions' order.
+    /// By category, then by action.
     actions: [[Sum; 4]; 8],
-    /// The most bytes that a category had.
+    /// The peak of each category, in bytes.
     highest: [i64; 8],
-    /// Was any of a category's inferred?
+    /// Was a block of the category inferred?
     inferred: [bool; 8],
 }
 
@@ -132,8 +132,8 @@ impl Sums {
 
     fn print(&self, printer: &mut Printer, options: &Options) {
         let mut table = Table::new(&[
-            ("most at once", Side::Right),
-            ("there before", Side::Right),
+            ("peak", Side::Right),
+            ("preexisting", Side::Right),
             ("created", Side::Right),
             ("changed in place", Side::Right),
             ("destroyed", Side::Right),

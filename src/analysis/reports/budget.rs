@@ -1,15 +1,15 @@
-//! `memtrace budget`: limits in a file, and an exit status for CI.
+//! `memtrace budget`: checks limits from a file, with an exit status for CI.
 //!
 //! ```toml
-//! [total]               # the device's peaks
+//! [total]               # peaks of the device
 //! allocated = "10g"
 //! reserved = "12g"
 //! used = "14g"
-//! [modules]             # what a module and those below it own, at its own highest
+//! [modules]             # the peak of what a module and its submodules own
 //! "GPT.h" = "6g"
-//! [categories]          # the same, by what memory is for
+//! [categories]          # the peak of a category
 //! activation = "4g"
-//! [phases]              # the highest allocated total while the phase runs
+//! [phases]              # the peak of allocated memory while the phase runs
 //! backward = "9g"
 //! ```
 
@@ -34,7 +34,7 @@ use crate::state::group::category;
 use crate::state::replay::{HOST, Metric, Replay};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
-/// See the module.
+/// `memtrace budget`.
 pub(super) struct Budget;
 
 impl Report for Budget {
@@ -43,7 +43,7 @@ impl Report for Budget {
     }
 
     fn about(&self) -> &'static str {
-        "Limits per module, category, phase or whole; exits 3 with what broke them"
+        "Check limits per module, category, phase or in total; exit 3 if one is exceeded"
     }
 
     fn flags(&self) -> &'static [Flag] {
@@ -52,7 +52,7 @@ impl Report for Budget {
             value: Some("FILE"),
             default: "",
             choices: &[],
-            help: "A TOML file with [total], [modules], [categories], [phases]: name = \"2g\"",
+            help: "A TOML file of limits, name = \"2g\", in [total], [modules], [categories], [phases]",
         }]
     }
 
@@ -61,7 +61,8 @@ impl Report for Budget {
         let file = options.text("limits");
         if file.is_empty() {
             return Err(Error::usage(
-                "--limits FILE: a TOML file, such as\n  [total]\n  allocated = \"10g\"\n  [modules]\n  \"GPT.h\" = \"6g\"",
+                "--limits FILE is missing; FILE is a TOML file such as\n  [total]\n  allocated = \"10g\"\n  \
+                 [modules]\n  \"GPT.h\" = \"6g\"",
             ));
         }
         let text = std::fs::read_to_string(file).map_err(|error| Error::usage(format!("{file}: {error}")))?;
@@ -97,8 +98,8 @@ impl Report for Budget {
         }
         printer.gap();
         printer.line([match broken {
-            0 => Cell::new("every limit holds", Style::Strong),
-            n => Cell::new(format!("{n} of {} limits broken", json.len()), Style::Alarm),
+            0 => Cell::new("all limits hold", Style::Strong),
+            n => Cell::new(format!("{n} of {} limits exceeded", json.len()), Style::Alarm),
         }]);
         let verdict = if broken > 0 { Verdict::OverLimit } else { Verdict::Fine };
         let json = json!({ "broken": broken, "limits": json });
@@ -107,7 +108,7 @@ impl Report for Budget {
     }
 }
 
-/// What a limit is on.
+/// The kind of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LimitSubject {
     Total(Metric),
@@ -129,7 +130,7 @@ impl LimitSubject {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Limit {
-    what: LimitSubject,
+    subject: LimitSubject,
     name: String,
     bytes: i64,
 }
@@ -140,7 +141,7 @@ fn parse(text: &str) -> std::result::Result<Vec<Limit>, String> {
     for (section, entries) in &table {
         let entries = entries.as_table().ok_or_else(|| format!("{section}: expected a section of limits"))?;
         for (name, value) in entries {
-            let what = match (section.as_str(), name.as_str()) {
+            let subject = match (section.as_str(), name.as_str()) {
                 ("total", "allocated") => LimitSubject::Total(Metric::Allocated),
                 ("total", "active") => LimitSubject::Total(Metric::Active),
                 ("total", "reserved") => LimitSubject::Total(Metric::Reserved),
@@ -164,36 +165,36 @@ fn parse(text: &str) -> std::result::Result<Vec<Limit>, String> {
                     return Err(format!("[{section}] {name}: expected a size such as \"2g\", got {other}"));
                 }
             };
-            limits.push(Limit { what, name: name.clone(), bytes });
+            limits.push(Limit { subject, name: name.clone(), bytes });
         }
     }
     if limits.is_empty() {
-        return Err("no limits".to_owned());
+        return Err("the file has no limits".to_owned());
     }
     Ok(limits)
 }
 
-/// The level of what one limit is on.
+/// The level and peak of the memory under one limit.
 struct Gauge<'a> {
     limit: &'a Limit,
     /// Live bytes of the owner, by device.
     now: FxHashMap<i32, i64>,
     highest: i64,
-    /// The row that raised it there.
+    /// The row of the peak.
     at: Option<Record>,
-    /// Whether a symbol is the limit's, looked up once.
+    /// Caches whether the limit applies to a symbol.
     known: FxHashMap<Symbol, bool>,
 }
 
 impl Gauge<'_> {
-    /// Is `symbol` what the limit is on: the phase itself, or the module or one below it?
-    fn is_on(&mut self, symbol: Symbol, symbols: &SymbolTable) -> bool {
+    /// Does the limit apply to `symbol`: the phase itself, or the module or a submodule?
+    fn applies_to(&mut self, symbol: Symbol, symbols: &SymbolTable) -> bool {
         let limit = self.limit;
         *self.known.entry(symbol).or_insert_with(|| {
             let text = symbols.get(symbol);
             match text.strip_prefix(limit.name.as_str()) {
                 Some("") => true,
-                Some(below) => limit.what == LimitSubject::Module && below.starts_with('.'),
+                Some(below) => limit.subject == LimitSubject::Module && below.starts_with('.'),
                 None => false,
             }
         })
@@ -207,20 +208,20 @@ impl Gauge<'_> {
     }
 
     fn feed(&mut self, row: &Record, replay: &Replay) {
-        let owned = match self.limit.what {
+        let owned = match self.limit.subject {
             LimitSubject::Total(_) => return,
             LimitSubject::Phase => {
                 let raises = row.event == EventName::Alloc && replay.in_window();
-                if raises && self.is_on(row.phase, &replay.symbols) {
+                if raises && self.applies_to(row.phase, &replay.symbols) {
                     self.raise(row.allocated_bytes, row);
                 }
                 return;
             }
-            LimitSubject::Module => row.event.is_block() && self.is_on(row.module, &replay.symbols),
+            LimitSubject::Module => row.event.is_block() && self.applies_to(row.module, &replay.symbols),
             LimitSubject::Category => row.event.is_block() && category(row.category) == self.limit.name,
         };
         if owned {
-            // As the schema promises: deltas by owner sum to live memory by owner.
+            // The schema guarantees that the deltas of an owner sum to its live memory.
             let now = self.now.entry(row.device).or_default();
             *now += row.delta_bytes;
             let level = *now;
@@ -259,7 +260,7 @@ impl<'a> Meter<'a> {
     fn results(&self, replayed: &Replayed, options: &Options) -> Vec<Outcome> {
         let outcome = |gauge: &Gauge<'_>| {
             let symbols = &replayed.symbols;
-            let (highest, at) = match gauge.limit.what {
+            let (highest, at) = match gauge.limit.subject {
                 LimitSubject::Total(metric) => match replayed.fullest(metric, options) {
                     Some(device) => {
                         let peak = device.peak(metric);
@@ -292,7 +293,7 @@ impl Outcome {
     fn json(&self, rank: i32) -> Value {
         json!({
             "rank": rank,
-            "on": self.limit.what.name(),
+            "on": self.limit.subject.name(),
             "name": self.limit.name,
             "limit_bytes": self.limit.bytes,
             "highest_bytes": self.highest,
@@ -306,11 +307,11 @@ fn print(printer: &mut Printer, results: &[Outcome], options: &Options) {
     let mut table = Table::new(&[
         ("", Side::Left),
         ("limit", Side::Right),
-        ("highest", Side::Right),
-        ("of it", Side::Right),
+        ("peak", Side::Right),
+        ("of limit", Side::Right),
         ("on", Side::Left),
         ("name", Side::Left),
-        ("highest at", Side::Left),
+        ("at", Side::Left),
     ]);
     for result in results {
         let (mark, style) = if result.is_broken() { ("over", Style::Alarm) } else { ("ok", Style::Plain) };
@@ -319,7 +320,7 @@ fn print(printer: &mut Printer, results: &[Outcome], options: &Options) {
             options.units.show(result.limit.bytes).to_string().into(),
             Cell::new(options.units.show(result.highest).to_string(), style),
             percent(share(result.highest, result.limit.bytes)).into(),
-            result.limit.what.name().into(),
+            result.limit.subject.name().into(),
             result.limit.name.as_str().into(),
             result.at.as_str().into(),
         ]);
@@ -332,10 +333,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_read_and_what_is_wrong_is_named() {
+    fn budget_reads_limits_and_names_what_is_wrong() {
         let limits = parse("[total]\nallocated = \"1g\"\n[modules]\n\"GPT.h\" = 512\n").unwrap();
         assert_eq!(limits.len(), 2);
-        assert!(limits.contains(&Limit { what: LimitSubject::Module, name: "GPT.h".to_owned(), bytes: 512 }));
+        let layers = Limit { subject: LimitSubject::Module, name: "GPT.h".to_owned(), bytes: 512 };
+        assert!(limits.contains(&layers));
         for (text, part) in [
             ("", "no limits"),
             ("[total]\nmost = 1", "allocated"),

@@ -1,5 +1,5 @@
-//! `memtrace check`: does the trace say one thing? Schema, `seq`, and every row's totals against the
-//! replay of the deltas.
+//! `memtrace check`: checks that a trace is consistent: its schema, `seq`, and the totals of every row
+//! against the replay of the deltas.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ use crate::render::printer::{Cell, Printer, Style};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::{Replayed, replay_checked};
 
-/// See the module.
+/// `memtrace check`.
 pub(super) struct Check;
 
 impl Report for Check {
@@ -23,17 +23,17 @@ impl Report for Check {
     }
 
     fn about(&self) -> &'static str {
-        "Schema, sequence and totals of every row against the replay; exits 1 when they differ"
+        "Check schema, sequence and totals of every row against a replay; exit 1 if they differ"
     }
 
     fn flags(&self) -> &'static [Flag] {
-        // The command does it before this report runs: it takes the encoder, which is not here.
+        // The command repairs the trace before this report runs, because repair needs the encoder.
         &[Flag {
             name: "repair",
             value: None,
             default: "",
             choices: &[],
-            help: "First finish the trace of a process that was killed, from its journal",
+            help: "First complete the trace of a killed process from its journal",
         }]
     }
 

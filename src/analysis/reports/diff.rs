@@ -1,4 +1,5 @@
-//! `memtrace diff`: two runs, peak against peak, by owner; aligned by step and module, never by time.
+//! `memtrace diff`: compares the peaks of two runs by owner. Runs are aligned by step and module, never by
+//! time.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,7 @@ use crate::state::group::{self, Group, Key};
 use crate::state::replay::{Device, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
-/// See the module.
+/// `memtrace diff`.
 pub(super) struct Diff;
 
 impl Report for Diff {
@@ -27,7 +28,7 @@ impl Report for Diff {
     }
 
     fn about(&self) -> &'static str {
-        "Two runs, peak against peak, by owner; --fail-over makes it a gate for CI"
+        "Compare the peaks of two runs by owner; --fail-over makes it a gate for CI"
     }
 
     fn inputs(&self) -> &'static [&'static str] {
@@ -43,7 +44,7 @@ impl Report for Diff {
                 value: Some("LIMIT"),
                 default: "",
                 choices: &[],
-                help: "Exit with 3 when the peak grew by more: 2%, 100m",
+                help: "Exit with status 3 when the peak grew by more than this: 2%, 100m",
             },
         ]
     }
@@ -113,13 +114,13 @@ fn limit(text: &str) -> Result<Option<GrowthLimit>> {
     }
 }
 
-/// One of the two runs: its fullest process.
+/// One of the two runs: its process with the highest peak.
 struct DiffSide<'a> {
     trace: &'a TraceFile,
     replayed: Replayed,
     device: Device,
     groups: rustc_hash::FxHashMap<String, Group>,
-    /// The highest level of each step.
+    /// The peak of each step.
     steps: BTreeMap<i64, i64>,
 }
 
@@ -172,7 +173,7 @@ impl<'a> DiffSide<'a> {
     }
 }
 
-/// A change of bytes with its sign.
+/// A change of bytes, with its sign.
 fn signed(bytes: i64, options: &Options) -> String {
     let sign = if bytes > 0 { "+" } else { "" };
     format!("{sign}{}", options.units.show(bytes))
@@ -207,7 +208,7 @@ fn totals(printer: &mut Printer, before: &DiffSide<'_>, after: &DiffSide<'_>, op
     printer.table(&table);
 }
 
-/// Every owner of either peak, the largest change first.
+/// Every owner at either peak, the largest change first.
 fn changes(before: &DiffSide<'_>, after: &DiffSide<'_>) -> Vec<(String, Group, Group)> {
     let mut all: BTreeMap<&String, (Group, Group)> = BTreeMap::new();
     for (name, group) in &before.groups {
@@ -217,7 +218,7 @@ fn changes(before: &DiffSide<'_>, after: &DiffSide<'_>) -> Vec<(String, Group, G
         all.entry(name).or_default().1 = *group;
     }
     let mut all: Vec<_> = all.into_iter().map(|(name, (old, new))| (name.clone(), old, new)).collect();
-    // Stable: equal changes stay in the order of their names.
+    // The sort is stable: equal changes keep the order of their names.
     all.sort_by_key(|(_, old, new)| -(new.bytes - old.bytes).abs());
     all
 }
@@ -248,11 +249,11 @@ fn owners(printer: &mut Printer, changes: &[(String, Group, Group)], by: &Key, o
     }
     printer.table(&table);
     if changed.len() > top {
-        printer.line([Cell::new(format!("{} more; --top N", changed.len() - top), Style::Faint)]);
+        printer.line([Cell::new(format!("{} more; --top N lists them", changed.len() - top), Style::Faint)]);
     }
 }
 
-/// The first step at which the two differ, when both have steps.
+/// Prints the first step at which the two runs differ, when both have steps.
 fn steps(printer: &mut Printer, before: &DiffSide<'_>, after: &DiffSide<'_>, options: &Options) {
     let first = before.steps.iter().filter(|(step, _)| **step >= 0).find_map(|(step, old)| {
         let new = after.steps.get(step)?;
@@ -261,7 +262,7 @@ fn steps(printer: &mut Printer, before: &DiffSide<'_>, after: &DiffSide<'_>, opt
     if let Some((step, old, new)) = first {
         printer.gap();
         printer.plain(format!(
-            "they part at step {step}: its highest was {}, now {} ({})",
+            "first difference at step {step}: its peak was {}, now {} ({})",
             options.units.show(old),
             options.units.show(new),
             percent(share(new - old, old))
@@ -274,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_shares_or_bytes() {
+    fn diff_reads_limits_as_shares_or_bytes() {
         assert_eq!(limit("2%").unwrap(), Some(GrowthLimit::Share(0.02)));
         assert_eq!(limit("100m").unwrap(), Some(GrowthLimit::Bytes(100 << 20)));
         assert_eq!(limit("").unwrap(), None);

@@ -1,4 +1,4 @@
-//! `memtrace frag`: what the allocator holds beyond what is in use, in which pieces, and who pins them.
+//! `memtrace frag`: the reserved memory that is not in use, its pieces, and the blocks that pin them.
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ use crate::state::moment::{self, NamedMoment, replay_to_moment};
 use crate::state::replay::{Block, Metric};
 use crate::state::replay_trace::Replayed;
 
-/// See the module.
+/// `memtrace frag`.
 pub(super) struct Frag;
 
 impl Report for Frag {
@@ -28,7 +28,7 @@ impl Report for Frag {
     }
 
     fn about(&self) -> &'static str {
-        "Reserved but not in use: rounding, holes, empty segments, and who pins the rest"
+        "Explain reserved memory not in use: rounding, holes, empty segments, pinning blocks"
     }
 
     fn flags(&self) -> &'static [Flag] {
@@ -82,24 +82,24 @@ impl Report for Frag {
     }
 }
 
-/// Where the reserved bytes of one device are.
+/// The reserved bytes of one device, by use.
 struct Fragmentation {
     ordinal: i32,
     ts_ns: i64,
     reserved: i64,
     allocated: i64,
-    /// What was asked for, where that is known; else the block.
+    /// Requested bytes; the block's where the request is unknown.
     requested: i64,
-    /// Freed, and still in use by a stream.
+    /// Bytes freed but still in use by a stream.
     pending: i64,
-    /// In segments without a block: `empty_cache` gives them back.
+    /// Bytes in segments without a block, which `empty_cache` returns.
     empty: i64,
     empty_segments: u64,
-    /// Holes in segments that a block keeps.
+    /// Bytes of holes in segments with live blocks.
     holes: i64,
     hole_count: u64,
     largest: i64,
-    /// Segments that a block keeps, those with the most free first.
+    /// Segments with live blocks, the most free bytes first.
     pinned: Vec<Segment>,
 }
 
@@ -156,25 +156,25 @@ impl Fragmentation {
                 what.into(),
             ]);
         };
-        line(self.requested, "asked for".to_owned());
+        line(self.requested, "requested".to_owned());
         line(
             self.allocated - self.requested,
-            "rounding and splitting: in blocks, never asked for".to_owned(),
+            "rounding and splitting: in blocks, but not requested".to_owned(),
         );
         if self.pending > 0 {
             line(self.pending, "freed, still in use by another stream".to_owned());
         }
-        line(self.holes, format!("{} holes in segments that something pins", count(self.hole_count)));
+        line(self.holes, format!("{} holes in segments that live blocks pin", count(self.hole_count)));
         line(
             self.empty,
             format!("{} empty segments: torch.cuda.empty_cache() returns them", count(self.empty_segments)),
         );
         let rest = self.reserved - self.allocated - self.holes - self.empty;
         if rest != 0 {
-            line(rest, "in segments whose place is not known".to_owned());
+            line(rest, "in segments with an unknown address".to_owned());
         }
         printer.table(&table);
-        printer.plain(format!("the largest free piece has {}", units.show(self.largest)));
+        printer.plain(format!("the largest free piece is {}", units.show(self.largest)));
         if self.pinned.is_empty() {
             return;
         }
@@ -208,7 +208,7 @@ impl Fragmentation {
         printer.table(&table);
         let rest = self.pinned.len().saturating_sub(options.top.unwrap_or(10));
         if rest > 0 {
-            printer.line([Cell::new(format!("{rest} more; --top N"), Style::Faint)]);
+            printer.line([Cell::new(format!("{rest} more; --top N lists them"), Style::Faint)]);
         }
     }
 
@@ -242,6 +242,7 @@ impl Fragmentation {
                 })
             })
             .collect();
+        let peak = replayed.replay.find(self.ordinal).map_or(0, |d| d.peak(Metric::Reserved).bytes);
         json!({
             "file": trace.path.display().to_string(),
             "rank": trace.meta.rank,
@@ -257,13 +258,13 @@ impl Fragmentation {
             "empty_segment_bytes": self.empty,
             "empty_segments": self.empty_segments,
             "largest_free_bytes": self.largest,
-            "peak_reserved_bytes": replayed.replay.find(self.ordinal).map_or(0, |d| d.peak(Metric::Reserved).bytes),
+            "peak_reserved_bytes": peak,
             "pinned_segments": pinned,
         })
     }
 }
 
-/// The block that pins the most.
+/// The largest block of a segment.
 fn largest(segment: &Segment) -> Option<&Block> {
     segment.blocks.iter().max_by_key(|block| (block.bytes, -block.id))
 }

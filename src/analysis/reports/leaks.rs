@@ -1,9 +1,9 @@
-//! `memtrace leaks`: what grows from step to step, how fast, and whose it is.
+//! `memtrace leaks`: memory that grows from step to step, its growth rate and its owner.
 //!
-//! A leak is told by what it leaves behind: blocks of one owner that are still live when the last
-//! step begins, born in several steps before. Growth is the slope of a least-squares line through the
-//! bytes that survived, step by step; what is kept from one step alone (parameters, optimizer state,
-//! caches that fill once) has none.
+//! A leak is a set of blocks of one owner that are live when the last step begins and were allocated in
+//! several earlier steps. Growth is the slope of a least-squares line through the surviving bytes, step by
+//! step. Memory that survives from a single step (parameters, optimizer state, caches that fill once) is no
+//! growth.
 
 use std::collections::BTreeMap;
 
@@ -28,10 +28,10 @@ use crate::state::replay::{HOST, MemoryKind, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 use crate::state::stacks::Stacks;
 
-/// See the module.
+/// `memtrace leaks`.
 pub(super) struct Leaks;
 
-/// Survivors of fewer steps are no growth.
+/// Growth needs surviving blocks of at least so many steps.
 const FEWEST_STEPS: usize = 3;
 
 impl Report for Leaks {
@@ -40,7 +40,7 @@ impl Report for Leaks {
     }
 
     fn about(&self) -> &'static str {
-        "What grows from step to step, its slope and its owner; what was never freed"
+        "Find memory that grows from step to step, its rate and owner, and what was never freed"
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
@@ -50,7 +50,7 @@ impl Report for Leaks {
         let mut json = Vec::new();
         let mut any = false;
         for (index, trace) in input.traces.iter().enumerate() {
-            // First to the end, for the last step and what was never freed.
+            // The first reading goes to the end: it finds the last step and the blocks never freed.
             let mut levels = StepLevels::default();
             let flow = flow_categories(trace, options)?;
             let whole = replay_trace(
@@ -123,11 +123,11 @@ impl StepLevels {
     }
 }
 
-/// A straight line through points, by least squares.
+/// A least-squares line.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct FittedLine {
     slope: f64,
-    /// The share of the variance that the line explains, 1 for points on a line.
+    /// The coefficient of determination: 1 for points on a line.
     r2: f64,
 }
 
@@ -169,7 +169,7 @@ struct Leak {
 
 struct Findings {
     leaks: Vec<Leak>,
-    /// All of the process, over the ends of its steps.
+    /// The growth of all allocated memory, from the ends of the steps.
     growth: FittedLine,
     steps: usize,
     never_freed: (u64, i64),
@@ -211,7 +211,7 @@ impl Findings {
             .into_iter()
             .filter_map(|((op, module, phase, kind, line), steps)| {
                 let (first, newest) = (*steps.keys().next()?, *steps.keys().next_back()?);
-                // Survivors of the step before the last alone, or of a few odd steps, are no growth.
+                // Blocks that survive only from the last steps, or from a few scattered steps, are no growth.
                 let span = (newest - first + 1) as usize;
                 if steps.len() < FEWEST_STEPS || steps.len() * 2 < span || newest + 2 < last {
                     return None;
@@ -251,7 +251,7 @@ impl Findings {
         }
         let mut by_category: Vec<_> = by_category.into_iter().collect();
         by_category.sort_by_key(|(name, bytes)| (-bytes, *name));
-        // The first step fills what later ones reuse.
+        // The first step is left out: it fills caches that later steps reuse.
         let points: Vec<(f64, f64)> =
             levels.ends.iter().skip(1).map(|(step, bytes)| (*step as f64, *bytes as f64)).collect();
         Findings {
@@ -267,22 +267,23 @@ impl Findings {
         let units = options.units;
         if self.steps < FEWEST_STEPS {
             printer.plain(format!(
-                "{} finished steps: growth needs {FEWEST_STEPS} or more. Mark steps with a range such as step:12.",
+                "{} finished steps, but growth needs {FEWEST_STEPS}. Mark the steps with ranges such as \
+                 step:12.",
                 self.steps
             ));
         } else if self.leaks.is_empty() {
-            printer.plain(format!("Nothing grows over {} steps.", self.steps));
+            printer.plain(format!("No growth over {} steps.", self.steps));
         } else {
             let sum: f64 = self.leaks.iter().map(|leak| leak.line.slope).sum();
             printer.line([
-                Cell::new(format!("{} a step", units.show(sum as i64)), Style::Alarm),
-                format!(" survive their step, over {} steps", self.steps).into(),
+                Cell::new(format!("{} per step", units.show(sum as i64)), Style::Alarm),
+                format!(" outlive the step of their allocation, over {} steps", self.steps).into(),
             ]);
             printer.gap();
             let mut table = Table::new(&[
-                ("a step", Side::Right),
+                ("per step", Side::Right),
                 ("fit", Side::Right),
-                ("so far", Side::Right),
+                ("bytes", Side::Right),
                 ("blocks", Side::Right),
                 ("steps", Side::Right),
                 ("category", Side::Left),
@@ -310,7 +311,8 @@ impl Findings {
             }
             for leak in self.leaks.iter().take(options.top.unwrap_or(10)) {
                 if let Some(line) = &leak.code {
-                    printer.plain(format!("  {} a step: {line}", units.show(leak.line.slope.round() as i64)));
+                    printer
+                        .plain(format!("  {} per step: {line}", units.show(leak.line.slope.round() as i64)));
                 }
             }
         }
@@ -331,9 +333,10 @@ impl Findings {
             .iter()
             .map(|leak| {
                 json!({
-                    "line": leak.code, "op": leak.op, "module": leak.module, "category": leak.category, "phase": leak.phase,
-                    "bytes_per_step": leak.line.slope, "r2": leak.line.r2, "bytes": leak.bytes,
-                    "blocks": leak.blocks, "steps": leak.steps, "first_step": leak.first, "last_step": leak.last,
+                    "line": leak.code, "op": leak.op, "module": leak.module, "category": leak.category,
+                    "phase": leak.phase, "bytes_per_step": leak.line.slope, "r2": leak.line.r2,
+                    "bytes": leak.bytes, "blocks": leak.blocks, "steps": leak.steps,
+                    "first_step": leak.first, "last_step": leak.last,
                 })
             })
             .collect();
@@ -355,7 +358,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_through_points_on_a_line_is_that_line() {
+    fn leaks_fit_a_line_to_points_on_a_line_exactly() {
         let points: Vec<(f64, f64)> = (0..10).map(|x| (f64::from(x), f64::from(3 * x + 1))).collect();
         let line = fit(&points);
         assert!((line.slope - 3.0).abs() < 1e-9 && (line.r2 - 1.0).abs() < 1e-9);

@@ -1,11 +1,11 @@
-//! What the reports after PyTorch's `MemTracker` share: its reference types, and how it prints bytes.
+//! The reference types of PyTorch's `MemTracker`, and its format of bytes, for the reports that follow it.
 
 use memtrace_trace::Category;
 use memtrace_trace::units::Unit;
 
 use crate::options::Flag;
 
-/// MemTracker's reference types in its order, and our categories in each.
+/// MemTracker's reference types in its order, with our categories of each.
 pub(super) const TYPES: &[(&str, &[Category])] = &[
     ("Parameter", &[Category::Parameter]),
     ("Buffer", &[Category::Buffer]),
@@ -16,31 +16,31 @@ pub(super) const TYPES: &[(&str, &[Category])] = &[
     ("Other", &[Category::Other, Category::Input, Category::AutogradDetail, Category::None]),
 ];
 
-/// The option that counts what `MemTracker` counts.
+/// The option that counts bytes as `MemTracker` does.
 pub(super) const ROUNDED: Flag = Flag {
     name: "rounded",
     value: None,
     default: "",
     choices: &[],
-    help: "Count what was asked for, rounded up, as MemTracker does, not the blocks that were given",
+    help: "Count requested sizes, rounded up, as MemTracker does, instead of the sizes of blocks",
 };
 
 /// The bytes of each of [`TYPES`].
 pub(super) type Types = [i64; TYPES.len()];
 
-/// The place of a category in [`TYPES`].
+/// The index of a category in [`TYPES`].
 pub(super) fn type_of(category: Category) -> usize {
     TYPES.iter().position(|(_, categories)| categories.contains(&category)).unwrap_or(TYPES.len() - 1)
 }
 
-/// A value as MemTracker prints it: Python's `round(value, 2)`, raw in bytes.
+/// A value as MemTracker prints it: Python's `round(value, 2)`, unrounded in bytes.
 pub(super) fn value(bytes: i64, units: Unit) -> String {
     if units == Unit::Auto {
         return units.show(bytes).to_string();
     }
     let text = units.show(bytes).to_string();
     match text.split_once('.') {
-        // Python drops a last zero: 1.50 is 1.5, 2.00 is 2.0.
+        // Python drops trailing zeros: 1.50 is 1.5, 2.00 is 2.0.
         Some((whole, rest)) => {
             let (decimals, unit) = rest.split_at(2);
             format!("{whole}.{}{unit}", decimals.strip_suffix('0').unwrap_or(decimals))
@@ -49,7 +49,7 @@ pub(super) fn value(bytes: i64, units: Unit) -> String {
     }
 }
 
-/// Is there nothing left of the total once it is rounded to the unit?
+/// Is the total zero once rounded to the unit?
 pub(super) fn rounds_to_nothing(total: i64, units: Unit) -> bool {
     total <= 0 || (units != Unit::Auto && value(total, units).starts_with("0.0 "))
 }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_those_of_pythons_round() {
+    fn mem_tracker_values_are_rounded_as_in_python() {
         assert_eq!(value(1536, Unit::KiB), "1.5 KiB");
         assert_eq!(value(2048, Unit::KiB), "2.0 KiB");
         assert_eq!(value(1234, Unit::KiB), "1.21 KiB");
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn every_category_has_a_type() {
+    fn every_category_has_a_mem_tracker_type() {
         for category in Category::ALL {
             assert!(TYPES[type_of(*category)].1.contains(category));
         }

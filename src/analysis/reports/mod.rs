@@ -1,6 +1,6 @@
-//! The reports: one table, a file each.
+//! The reports, a file or folder for each.
 //!
-//! A new report is a file here and a line in [`REPORTS`]; the command, its help and the tests walk the
+//! A new report is a file here and a line in [`REPORTS`]. The command line, its help and the tests read that
 //! table.
 
 mod actions;
@@ -44,7 +44,7 @@ pub const REPORTS: &[&dyn Report] = &[
     &check::Check,
 ];
 
-/// The report of that name.
+/// The report called `name`.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static dyn Report> {
     REPORTS.iter().copied().find(|report| report.name() == name)

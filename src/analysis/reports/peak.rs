@@ -1,4 +1,4 @@
-//! `memtrace peak`: what was live at the peak, by owner.
+//! `memtrace peak`: the live blocks at the peak, by owner.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ use crate::state::group::{self, Group, Key, sorted};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::{Replayed, replay_trace};
 
-/// See the module.
+/// `memtrace peak`.
 pub(super) struct Peak;
 
 impl Report for Peak {
@@ -25,7 +25,7 @@ impl Report for Peak {
     }
 
     fn about(&self) -> &'static str {
-        "What was live when memory was highest, by owner"
+        "List the live blocks at the peak, by owner"
     }
 
     fn flags(&self) -> &'static [Flag] {
@@ -37,14 +37,14 @@ impl Report for Peak {
                 value: Some("TOTAL"),
                 default: "allocated",
                 choices: &["allocated", "used"],
-                help: "Whose peak: torch's blocks, or everything on the device",
+                help: "The total with the peak: torch's blocks, or all memory in use on the device",
             },
             Flag {
                 name: "as-of",
                 value: None,
                 default: "",
                 choices: &[],
-                help: "Owners as they were known at the peak, not as they were known last",
+                help: "Use the owners as known at the peak, without what later rows add",
             },
         ]
     }
@@ -55,7 +55,7 @@ impl Report for Peak {
         let by = Key::from_options(options)?;
         let mut best = fullest(input, options, metric, &by)?;
         if best.peak == 0 && metric == Metric::Allocated {
-            // A program without torch: everything that it holds is outside torch's allocator.
+            // A program without torch: all its memory is outside torch's allocator.
             metric = Metric::Used;
             best = fullest(input, options, metric, &by)?;
         }
@@ -105,7 +105,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
         footer.note_inference(&replayed);
     }
     let mut groups = by.groups(&blocks, &replayed.symbols);
-    // Held by the allocator and handed out to nobody: it is part of what the device shows.
+    // Cached by the allocator: no block has it, but the device counts it as in use.
     let listed: i64 = groups.values().map(|group| group.bytes).sum();
     if metric == Metric::Used && peak.bytes > listed {
         groups.insert("(cached by torch)".to_owned(), Group { bytes: peak.bytes - listed, blocks: 0 });
@@ -114,7 +114,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     if matches!(by.name, "line" | "stack") && !by.has_lines() {
         footer.notes.push("no lines of Python in this trace: MEMTRACE_STACKS=python records them".to_owned());
     }
-    // Here the share is that of what the reader asked for.
+    // The share without an owner is that of the chosen key.
     let nobody = groups.iter().find(|(name, _)| name == "(unattributed)").map_or(0, |(_, group)| group.bytes);
     footer.unattributed = (nobody, peak.bytes);
 
@@ -134,7 +134,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     ]);
     if input.traces.len() > 1 {
         printer.plain(format!(
-            "rank {}, the highest of {}; --rank shows another",
+            "rank {} has the highest peak of {}; --rank shows another",
             trace.meta.rank,
             input.traces.len()
         ));
@@ -145,8 +145,13 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     let json: Vec<Value> = groups
         .iter()
         .map(|(name, group)| {
-            json!({ "key": name.trim_end_matches(" *"), "inferred": name.ends_with(" *"), "bytes": group.bytes, "blocks": group.blocks,
-                    "share": share(group.bytes, peak.bytes) })
+            json!({
+                "key": name.trim_end_matches(" *"),
+                "inferred": name.ends_with(" *"),
+                "bytes": group.bytes,
+                "blocks": group.blocks,
+                "share": share(group.bytes, peak.bytes),
+            })
         })
         .collect();
     let json = json!({
@@ -198,7 +203,7 @@ fn table(
         let rest = &groups[top..];
         let bytes = rest.iter().map(|(_, group)| group.bytes).sum();
         let blocks = rest.iter().map(|(_, group)| group.blocks).sum();
-        line(bytes, blocks, Cell::new(format!("{} more; --top N", rest.len()), Style::Faint));
+        line(bytes, blocks, Cell::new(format!("{} more; --top N lists them", rest.len()), Style::Faint));
     }
     printer.table(&table);
 }

@@ -1,4 +1,4 @@
-//! `memtrace ranks`: one line a rank, the skew, and the first module where ranks differ.
+//! `memtrace ranks`: a line for each rank, the skew, and the first module where ranks differ.
 
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::{Replayed, replay_trace};
 
-/// See the module.
+/// `memtrace ranks`.
 pub(super) struct Ranks;
 
 impl Report for Ranks {
@@ -30,7 +30,7 @@ impl Report for Ranks {
     }
 
     fn about(&self) -> &'static str {
-        "All ranks in one table, the skew, and the first module where they part"
+        "Compare all ranks: a table, the skew, and the first module where they differ"
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
@@ -71,13 +71,14 @@ impl Report for Ranks {
         let part = ranks.iter().skip(1).find_map(|rank| first_difference(&ranks[0], rank));
         match &part {
             Some(part) => part.print(&mut printer, options),
-            None if ranks.len() > 1 => printer.plain("every module allocates the same on every rank"),
-            None => printer.plain("one rank only; a folder with the traces of all ranks compares them"),
+            None if ranks.len() > 1 => printer.plain("every module allocates the same on all ranks"),
+            None => printer
+                .plain("this trace has one rank; to compare ranks, name the folder with the traces of all"),
         }
         let json = json!({
             "ranks": ranks.iter().map(Rank::json).collect::<Vec<Value>>(),
             "skew_bytes": high - low,
-            "first_difference": part.as_ref().map(Part::json),
+            "first_difference": part.as_ref().map(Difference::json),
         });
         let fullest = ranks.iter().max_by_key(|rank| (rank.allocated, -rank.rank));
         let hints =
@@ -86,7 +87,7 @@ impl Report for Ranks {
     }
 }
 
-/// What each module allocated, in the order in which modules first did.
+/// The allocations of each module, in the order of their first one.
 #[derive(Default)]
 struct Work {
     order: Vec<(Symbol, Symbol)>,
@@ -114,7 +115,7 @@ struct Rank {
     ooms: u64,
     retries: u64,
     rows: u64,
-    /// Phase and module, blocks and bytes, in the order of the first allocation.
+    /// Phase, module, blocks and bytes, in the order of the first allocation.
     work: Vec<(String, String, u64, i64)>,
 }
 
@@ -159,8 +160,8 @@ impl Rank {
     }
 }
 
-/// Where two ranks part.
-struct Part {
+/// The first difference of two ranks.
+struct Difference {
     ranks: (i32, i32),
     phase: String,
     module: String,
@@ -168,14 +169,14 @@ struct Part {
     bytes: (i64, i64),
 }
 
-/// The first module, in the order of the first rank, that allocated something else on the other.
-fn first_difference(a: &Rank, b: &Rank) -> Option<Part> {
+/// The first module, in the order of rank `a`, with different allocations on rank `b`.
+fn first_difference(a: &Rank, b: &Rank) -> Option<Difference> {
     let others: FxHashMap<(&str, &str), (u64, i64)> = b
         .work
         .iter()
         .map(|(phase, module, blocks, bytes)| ((phase.as_str(), module.as_str()), (*blocks, *bytes)))
         .collect();
-    let part = |phase: &str, module: &str, old: (u64, i64), new: (u64, i64)| Part {
+    let difference = |phase: &str, module: &str, old: (u64, i64), new: (u64, i64)| Difference {
         ranks: (a.rank, b.rank),
         phase: phase.to_owned(),
         module: module.to_owned(),
@@ -184,19 +185,19 @@ fn first_difference(a: &Rank, b: &Rank) -> Option<Part> {
     };
     let differs = a.work.iter().find_map(|(phase, module, blocks, bytes)| {
         let other = others.get(&(phase.as_str(), module.as_str())).copied().unwrap_or_default();
-        (other != (*blocks, *bytes)).then(|| part(phase, module, (*blocks, *bytes), other))
+        (other != (*blocks, *bytes)).then(|| difference(phase, module, (*blocks, *bytes), other))
     });
     differs.or_else(|| {
         let (phase, module, blocks, bytes) =
             b.work.iter().find(|new| !a.work.iter().any(|old| (&old.0, &old.1) == (&new.0, &new.1)))?;
-        Some(part(phase, module, (0, 0), (*blocks, *bytes)))
+        Some(difference(phase, module, (0, 0), (*blocks, *bytes)))
     })
 }
 
-impl Part {
+impl Difference {
     fn print(&self, printer: &mut Printer, options: &Options) {
         printer.line([
-            "they part first in ".into(),
+            "first difference: ".into(),
             Cell::new(self.module.clone(), Style::Strong),
             format!(
                 ", {}: rank {} allocates {} in {} blocks, rank {} {} in {}",

@@ -1,4 +1,4 @@
-//! What every report shares: the trait, and the answer that a command prints.
+//! The trait of a report, and the answer that a command prints.
 
 use serde_json::{Value, json};
 
@@ -8,60 +8,60 @@ use crate::read::input::Input;
 use crate::render::footer::Footer;
 use crate::render::printer::{Cell, Printer, Style};
 
-/// One question, answered.
+/// A command that answers one question about a trace.
 pub trait Report: Sync {
-    /// What the user types.
+    /// The name of the command.
     fn name(&self) -> &'static str;
 
     /// One line for the help.
     fn about(&self) -> &'static str;
 
-    /// The options that it has beside the shared ones.
+    /// Its own options, in addition to the shared ones.
     fn flags(&self) -> &'static [Flag] {
         &[]
     }
 
-    /// What its traces are called in the help; how many there are, it takes.
+    /// The names of the traces that it takes, for the help.
     fn inputs(&self) -> &'static [&'static str] {
         &["TRACE"]
     }
 
-    /// Reads the traces, as many as [`Report::inputs`] names, and answers.
+    /// Answers from `inputs`, as many traces as [`Report::inputs`] names.
     ///
     /// # Errors
-    /// When a trace cannot be read or what was asked for makes no sense.
+    /// When a trace cannot be read, or the request is invalid.
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer>;
 }
 
-/// How a command that asked for an answer ends.
+/// The verdict of an answer, which decides the exit status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing to complain of.
+    /// No problem: exit status 0.
     #[default]
     Fine,
-    /// The trace contradicts itself.
+    /// The trace contradicts itself: exit status 1.
     Problem,
-    /// A limit was broken.
+    /// A limit was exceeded: exit status 3.
     OverLimit,
 }
 
-/// What a report found.
+/// The answer of a report.
 #[derive(Debug, Default)]
 pub struct Answer {
-    /// For people, without the footer.
+    /// The text, without the footer.
     pub body: Printer,
-    /// For programs: an object.
+    /// The JSON object for `--json`, without the footer.
     pub json: Value,
-    /// How far it can be trusted.
+    /// Notes on how far the answer can be trusted.
     pub footer: Footer,
-    /// What to type next.
+    /// Commands that show more.
     pub next: Vec<String>,
-    /// How the command ends.
+    /// The verdict.
     pub verdict: Verdict,
 }
 
 impl Answer {
-    /// The whole screen.
+    /// The whole text, with the footer and the next commands.
     #[must_use]
     pub fn text(&self) -> String {
         let mut printer = self.body.clone();
@@ -91,7 +91,7 @@ impl Answer {
     }
 }
 
-/// The command that shows more: `memtrace REPORT TRACE MORE`.
+/// The command line `memtrace REPORT TRACE MORE`.
 #[must_use]
 pub(super) fn next(report: &str, input: &Input, more: &str) -> String {
     let path = input.path.display().to_string();

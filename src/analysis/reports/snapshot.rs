@@ -1,4 +1,4 @@
-//! `memtrace snapshot`: per device and category, as PyTorch's `MemTracker` prints it.
+//! `memtrace snapshot`: memory per device and category, in the format of PyTorch's `MemTracker`.
 
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ use crate::state::moment::{self, NamedMoment, replay_to_moment};
 use crate::state::replay::{Block, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
-/// See the module.
+/// `memtrace snapshot`.
 pub(super) struct Snapshot;
 
 impl Report for Snapshot {
@@ -27,7 +27,7 @@ impl Report for Snapshot {
     }
 
     fn about(&self) -> &'static str {
-        "Memory per device and category, now or at the peak, as MemTracker prints it"
+        "Show memory per device and category, now or at the peak, as MemTracker prints it"
     }
 
     fn flags(&self) -> &'static [Flag] {
@@ -37,17 +37,23 @@ impl Report for Snapshot {
                 value: Some("TYPE"),
                 default: "peak",
                 choices: &[],
-                help: "current (the end, or --at) or peak",
+                help: "peak, or current: the end of the trace or --at",
             },
             moment::FLAG,
-            Flag { name: "table", value: None, default: "", choices: &[], help: "A reStructuredText table" },
+            Flag {
+                name: "table",
+                value: None,
+                default: "",
+                choices: &[],
+                help: "Print a reStructuredText table",
+            },
             ROUNDED,
             Flag {
                 name: "as-of",
                 value: None,
                 default: "",
                 choices: &[],
-                help: "Categories as they were known then, not as they were known last",
+                help: "Use the categories as known then, without what later rows add",
             },
         ]
     }
@@ -56,7 +62,7 @@ impl Report for Snapshot {
         let input = &inputs[0];
         let kind = options.text("type");
         if !matches!(kind, "current" | "peak") {
-            // MemTracker's own text.
+            // The message is MemTracker's.
             return Err(Error::usage(format!("Invalid type {kind}")));
         }
         let mut printer = Printer::new(options.paint, options.width);
@@ -143,7 +149,7 @@ fn wanted(ordinal: i32, options: &Options) -> bool {
     options.device.is_none_or(|only| only == ordinal)
 }
 
-/// Each device at its own peak.
+/// The memory of each device at its own peak.
 fn at_peaks(replayed: &Replayed, options: &Options, footer: &mut Footer) -> Vec<(i32, Types)> {
     footer.lost += replayed.replay.counts.lost;
     footer.note_inference(replayed);

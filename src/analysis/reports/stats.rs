@@ -1,4 +1,4 @@
-//! `memtrace stats`: how many blocks, how large, how long they lived, how long the calls took.
+//! `memtrace stats`: distributions of block sizes, lifetimes and call latencies.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
 
-/// See the module.
+/// `memtrace stats`.
 pub(super) struct Stats;
 
 impl Report for Stats {
@@ -31,7 +31,7 @@ impl Report for Stats {
     }
 
     fn about(&self) -> &'static str {
-        "Sizes, lifetimes and latencies: counts, p50, p99; temporaries; retries"
+        "Show distributions of sizes, lifetimes and latencies; temporaries; retries"
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
@@ -75,24 +75,24 @@ impl Report for Stats {
     }
 }
 
-/// A distribution: three digits are kept of each value.
-struct Spread(Option<Histogram<u64>>);
+/// A distribution, with values kept to three significant digits.
+struct Distribution(Option<Histogram<u64>>);
 
-impl Default for Spread {
+impl Default for Distribution {
     fn default() -> Self {
-        // Three digits, growing with the largest value: this cannot fail.
+        // Three digits with automatic growth: this cannot fail.
         let mut histogram = Histogram::new(3).ok();
         if let Some(histogram) = &mut histogram {
             histogram.auto(true);
         }
-        Spread(histogram)
+        Distribution(histogram)
     }
 }
 
-impl Spread {
+impl Distribution {
     fn add(&mut self, value: i64) {
         if let Some(histogram) = &mut self.0 {
-            // A value beyond what the histogram can hold would need more than 63 bits.
+            // The histogram holds every value of up to 63 bits.
             histogram.record(value.max(0).cast_unsigned()).ok();
         }
     }
@@ -110,32 +110,38 @@ impl Spread {
     }
 
     fn json(&self) -> Value {
-        json!({ "count": self.count(), "p50": self.at(0.5), "p90": self.at(0.9), "p99": self.at(0.99), "max": self.max() })
+        json!({
+            "count": self.count(),
+            "p50": self.at(0.5),
+            "p90": self.at(0.9),
+            "p99": self.at(0.99),
+            "max": self.max(),
+        })
     }
 }
 
-/// When a block was born.
+/// The allocation of a block.
 #[derive(Clone, Copy)]
 struct Birth {
     ts_ns: i64,
-    /// Its step and phase.
+    /// The step and phase of the allocation.
     during: (i64, Symbol),
 }
 
 #[derive(Default)]
 struct Numbers {
-    requested: Spread,
-    blocks: Spread,
-    lifetimes: Spread,
-    latencies: FxHashMap<(EventName, bool, Symbol), Spread>,
-    /// Blocks by the power of two that they fit in: how many, and their bytes.
+    requested: Distribution,
+    blocks: Distribution,
+    lifetimes: Distribution,
+    latencies: FxHashMap<(EventName, bool, Symbol), Distribution>,
+    /// By power of two, the number and bytes of the blocks of at most that size.
     sizes: BTreeMap<u32, (u64, i64)>,
     born: FxHashMap<i64, Birth>,
-    /// The step and phase of the last allocation: a free row has those of its block.
+    /// The step and phase of the last allocation. A free row has those of its block instead.
     during: (i64, Symbol),
-    /// Freed in the step and phase they were born in: blocks and bytes.
+    /// The number and bytes of blocks that were freed in the step and phase of their allocation.
     temporaries: (u64, i64),
-    /// Given beyond what was asked for, where that is known.
+    /// Bytes of blocks beyond the requested ones, where these are known.
     rounding: i64,
     total: i64,
     failed: u64,
@@ -177,8 +183,8 @@ impl Numbers {
         }
     }
 
-    /// The latencies by what they are of, in the order of the events.
-    fn calls(&self, symbols: &SymbolTable) -> Vec<(String, &Spread)> {
+    /// The latencies by call and event, in the order of the events.
+    fn calls(&self, symbols: &SymbolTable) -> Vec<(String, &Distribution)> {
         let mut calls: Vec<_> = self
             .latencies
             .iter()
@@ -201,7 +207,7 @@ impl Numbers {
             ("max", Side::Right),
         ]);
         let bytes = |value| options.units.show(value).to_string();
-        let mut line = |name: String, spread: &Spread, show: &dyn Fn(i64) -> String| {
+        let mut line = |name: String, spread: &Distribution, show: &dyn Fn(i64) -> String| {
             let at = |quantile| Cell::from(show(spread.at(quantile)));
             table.row([
                 name.into(),
@@ -238,21 +244,17 @@ impl Numbers {
         printer.table(&table);
         printer.gap();
         printer.plain(format!(
-            "temporaries (freed in the step and phase they were born in): {} blocks, {}",
+            "temporaries (freed in the step and phase of their allocation): {} blocks, {}",
             count(self.temporaries.0),
             bytes(self.temporaries.1)
         ));
         printer.plain(format!(
-            "given beyond what was asked for: {} of {}",
+            "rounding, beyond the requested sizes: {} of {}",
             bytes(self.rounding),
             bytes(self.total)
         ));
         let retries = self.failed.saturating_sub(self.ooms);
-        printer.plain(format!(
-            "{} allocation retries (inferred), {} out of memory",
-            count(retries),
-            count(self.ooms)
-        ));
+        printer.plain(format!("{} allocation retries (inferred), {} OOMs", count(retries), count(self.ooms)));
     }
 
     fn json(&self, trace: &TraceFile, symbols: &SymbolTable) -> Value {

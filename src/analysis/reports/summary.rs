@@ -1,4 +1,4 @@
-//! `memtrace summary`: the peaks, when they were and who made them, and how much was recorded.
+//! `memtrace summary`: the peaks, their time and owner, and counts of the recorded events.
 
 use memtrace_trace::EventName;
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ use crate::state::group::block_category;
 use crate::state::replay::{Block, Device, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
-/// See the module.
+/// `memtrace summary`.
 pub(super) struct Summary;
 
 impl Report for Summary {
@@ -28,7 +28,7 @@ impl Report for Summary {
     }
 
     fn about(&self) -> &'static str {
-        "Peak memory: how much, when, and whose; events, steps, ranks and what was lost"
+        "Show the peaks, their time and owner, and counts of events, steps and ranks"
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
@@ -52,7 +52,7 @@ impl Report for Summary {
         let processes: Vec<Value> =
             all.iter().map(|(trace, replayed)| process(trace, replayed, options)).collect();
         let json = json!({ "processes": processes });
-        // One screen: every process in a line, and the fullest in full.
+        // One screen: a line for each process, and details of the one with the highest peak.
         let fullest = all.iter().max_by_key(|(trace, replayed)| {
             let device = replayed.fullest(Metric::Used, options);
             let peak = |metric| device.map_or(0, |device| device.peak(metric).bytes);
@@ -65,7 +65,7 @@ impl Report for Summary {
             if all.len() > 1 {
                 ranks(&mut printer, &all, options);
                 printer.gap();
-                printer.plain(format!("rank {} is the fullest:", trace.meta.rank));
+                printer.plain(format!("rank {} has the highest peak:", trace.meta.rank));
             }
             detail(&mut printer, trace, replayed, options);
             if replayed.replay.counts.of(EventName::Oom) > 0 {
@@ -112,7 +112,7 @@ fn pid(trace: &TraceFile) -> String {
     if pid.parse::<u32>().is_ok() { pid } else { "-".to_owned() }
 }
 
-/// How many steps there were: the numbers need not start at 0.
+/// The number of steps, from the first and the last: numbers need not start at 0.
 fn steps(replayed: &Replayed) -> u64 {
     let replay = &replayed.replay;
     replay.first_step.map_or(0, |first| (replay.last_step - first + 1).max(0).cast_unsigned())
@@ -131,7 +131,7 @@ fn detail(printer: &mut Printer, trace: &TraceFile, replayed: &Replayed, options
     }
     if let Some(host) = replayed.replay.find(HOST) {
         let pinned = host.peak(Metric::Allocated).bytes;
-        printer.plain(format!("pinned host memory: {} at most", options.units.show(pinned)));
+        printer.plain(format!("pinned host memory: peak {}", options.units.show(pinned)));
     }
     let counts = &replayed.replay.counts;
     printer.plain(format!(
@@ -145,7 +145,8 @@ fn detail(printer: &mut Printer, trace: &TraceFile, replayed: &Replayed, options
     ));
     let ooms = counts.of(EventName::Oom);
     if ooms + counts.failed > 0 {
-        let text = format!("{} out of memory, {} failed calls", count(ooms), count(counts.failed));
+        let text =
+            format!("{} requests ran out of memory, {} calls failed", count(ooms), count(counts.failed));
         printer.line([Cell::new(text, Style::Alarm)]);
     }
 }
@@ -197,7 +198,7 @@ fn categories(printer: &mut Printer, replayed: &Replayed, device: &Device, optio
     }
     if !table.is_empty() {
         printer.gap();
-        printer.plain("live at the peak of allocated memory:");
+        printer.plain("in live blocks at the peak of allocated memory:");
         printer.table(&table);
     }
 }

@@ -1,4 +1,4 @@
-//! `memtrace timeline`: the curve of memory in the terminal, with phases and steps below it.
+//! `memtrace timeline`: memory over time as a curve in the terminal, with phases and steps below.
 
 use memtrace_trace::{Category, EventName};
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ use crate::state::replay_trace::{Replayed, replay_rows, replay_trace};
 use crate::state::series::{Series, TimeGrid};
 use crate::state::stacked_series::StackedSeries;
 
-/// See the module.
+/// `memtrace timeline`.
 pub(super) struct Timeline;
 
 const WIDTH: Flag = Flag {
@@ -32,23 +32,23 @@ const WIDTH: Flag = Flag {
     value: Some("COLUMNS"),
     default: "",
     choices: &[],
-    help: "How wide [default: the terminal, or 100]",
+    help: "Width of the curve [default: the terminal's, or 100]",
 };
 const HEIGHT: Flag =
-    Flag { name: "height", value: Some("LINES"), default: "16", choices: &[], help: "How high the curve is" };
+    Flag { name: "height", value: Some("LINES"), default: "16", choices: &[], help: "Height of the curve" };
 const BY: Flag = Flag {
     name: "by",
     value: Some("WHAT"),
     default: "total",
     choices: &["total", "category"],
-    help: "The totals, or what they are made of",
+    help: "Draw the totals, or stack the categories",
 };
 const ALL: Flag = Flag {
     name: "all",
     value: None,
     default: "",
     choices: &[],
-    help: "From the first row to the last, also when the steps are a small part of it",
+    help: "Draw the whole trace, even if the steps are a small part of it",
 };
 
 impl Report for Timeline {
@@ -57,7 +57,7 @@ impl Report for Timeline {
     }
 
     fn about(&self) -> &'static str {
-        "The curve of memory in the terminal, with phases, steps and the peak"
+        "Draw memory over time in the terminal, with phases, steps and the peak"
     }
 
     fn flags(&self) -> &'static [Flag] {
@@ -96,7 +96,7 @@ impl Report for Timeline {
         let drawn = SecondReading::read(trace, options, &first, grid)?;
         if input.traces.len() > 1 {
             printer.plain(format!(
-                "rank {}, the highest of {}; --rank shows another",
+                "rank {} has the highest peak of {}; --rank shows another",
                 trace.meta.rank,
                 input.traces.len()
             ));
@@ -105,7 +105,7 @@ impl Report for Timeline {
         if shown != whole {
             printer.line([Cell::new(
                 format!(
-                    "the steps, {} of {}; --all shows the rest",
+                    "drawn: the steps, {} of {}; --all draws the whole trace",
                     duration(shown.1 - shown.0),
                     duration(whole.1 - whole.0)
                 ),
@@ -124,7 +124,7 @@ impl Report for Timeline {
     }
 }
 
-/// What the first reading tells: which device, and when.
+/// The first reading: finds the device and the time span to draw.
 struct FirstReading {
     replayed: Replayed,
     metric: Metric,
@@ -137,7 +137,7 @@ impl FirstReading {
     fn read(trace: &TraceFile, options: &Options) -> Result<FirstReading> {
         let flow = flow_categories(trace, options)?;
         let first = FirstReading::read_for(trace, options, Metric::Allocated, flow.clone())?;
-        // A program without torch: everything that it holds is outside torch's allocator.
+        // A program without torch: all its memory is outside torch's allocator.
         if first.peak() == 0 { FirstReading::read_for(trace, options, Metric::Used, flow) } else { Ok(first) }
     }
 
@@ -149,7 +149,7 @@ impl FirstReading {
     ) -> Result<FirstReading> {
         let mut course = Progress::new(TimeGrid::new(0, i64::MAX / 4, 1));
         let mut time: Option<(i64, i64)> = None;
-        // An op's row tells the step before any memory does: its time counts.
+        // The time span includes op rows, which come before the first allocation of a step.
         let replayed = replay_trace(trace, Columns::of(&["ts_ns"]), options, metric, flow, |row, replay| {
             if replay.in_window() {
                 time = Some((time.map_or(replay.ts_ns, |time| time.0), replay.ts_ns));
@@ -169,7 +169,7 @@ impl FirstReading {
     }
 }
 
-/// What the second reading collects.
+/// The second reading: collects the curve.
 struct SecondReading {
     grid: TimeGrid,
     total: Series,

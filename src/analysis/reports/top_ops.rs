@@ -1,11 +1,11 @@
-//! `memtrace top-ops`: the ops that added most memory, as PyTorch's `MemoryTracker` lists them.
+//! `memtrace top-ops`: the ops that allocated the most memory, as PyTorch's `MemoryTracker` lists them.
 //!
-//! With `op` rows (`MEMTRACE_OPS=all`), an op's delta is the difference of `allocated` between its
-//! end and the end of the op before, as in `MemoryTracker`; the first op has none. Without them, the
-//! allocations themselves are added up by the op that made them, and the page says so.
+//! With `op` rows (`MEMTRACE_OPS=all`), the delta of an op is the difference of `allocated` between its end
+//! and the end of the previous op, as in `MemoryTracker`; the first op has none. Without them, the report
+//! sums the allocations of each op, and says so.
 //!
-//! Held against `MemoryTracker` in the same process: the series is the same to the byte, and so are the
-//! names with the overloads of `MEMTRACE_OPS=io` ([`OpCall::name`]).
+//! Compared with `MemoryTracker` in the same process, the series is identical to the byte. So are the names
+//! with the overloads of `MEMTRACE_OPS=io` ([`OpCall::name`]).
 
 use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
@@ -28,7 +28,7 @@ use crate::state::op_calls::{self, MB, OpCall, OpCalls};
 use crate::state::replay::{Metric, Replay, Totals};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
-/// See the module.
+/// `memtrace top-ops`.
 pub(super) struct TopOps;
 
 impl Report for TopOps {
@@ -37,7 +37,7 @@ impl Report for TopOps {
     }
 
     fn about(&self) -> &'static str {
-        "The ops that added most memory, and the allocation retries (MemoryTracker's list)"
+        "List the ops that allocated the most memory, as MemoryTracker does, and the retries"
     }
 
     fn flags(&self) -> &'static [Flag] {
@@ -47,14 +47,14 @@ impl Report for TopOps {
                 value: None,
                 default: "",
                 choices: &[],
-                help: "MemoryTracker's own text, and names as it numbers them",
+                help: "Print MemoryTracker's text, with its numbered names of ops",
             },
             Flag {
                 name: "series",
                 value: None,
                 default: "",
                 choices: &[],
-                help: "With --json: allocated, active and reserved after every op, and the markers",
+                help: "With --json: add allocated, active and reserved after every op, and the markers",
             },
         ]
     }
@@ -100,7 +100,7 @@ impl Report for TopOps {
     }
 }
 
-/// What one op allocated, without op rows.
+/// The allocations of one op, for traces without op rows.
 #[derive(Clone, Copy, Default)]
 struct Sum {
     bytes: i64,
@@ -143,7 +143,7 @@ impl Ops {
             self.series.clear();
         }
         if let Some(delta) = call.delta {
-            // Python's sort is stable: of equal deltas, the earlier op comes first.
+            // Python's sort is stable: among equal deltas, the earlier op comes first.
             let place = self.largest.partition_point(|(other, _)| *other >= delta);
             if place < self.top {
                 self.largest.insert(place, (delta, call));
@@ -213,7 +213,8 @@ impl Ops {
 
     fn print_sums(&self, printer: &mut Printer, replayed: &Replayed, options: &Options) {
         printer.plain(
-            "no op rows in this trace (MEMTRACE_OPS=all writes them); all allocations of each op, added up:",
+            "this trace has no op rows (MEMTRACE_OPS=all writes them); the sum of the allocations of each \
+             op:",
         );
         let mut table = Table::new(&[
             ("allocated", Side::Right),

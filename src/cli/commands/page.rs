@@ -35,10 +35,7 @@ pub(crate) fn command() -> Command {
                 .filter(|arg| !matches!(arg.get_id().as_str(), "json" | "top" | "color"))
                 .map(|arg| match arg.get_id().as_str() {
                     "output" => arg
-                        .help(
-                            "Write the page to this file; - is standard output \
-                                   [default: report.html]",
-                        )
+                        .help("Write the page to this file; - is standard output [default: report.html]")
                         .value_hint(ValueHint::FilePath),
                     _ => arg,
                 }),

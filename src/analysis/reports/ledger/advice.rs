@@ -1,4 +1,4 @@
-//! What can be done about each holder, and what libraries are called.
+//! Advice for each owner of memory, and the common names of libraries.
 
 pub(super) const ROUNDING: &str = "odd sizes: pad shapes, or roundup_power2_divisions off";
 pub(super) const PENDING: &str = "record_stream holds it: fewer side streams, or wait for them sooner";
@@ -14,7 +14,7 @@ pub(super) const UNKNOWN_PROCESS: &str = "outside the container, or with --pid=h
 pub(super) const UNEXPLAINED: &str =
     "the driver's own, ECC, a display; more than 1 GiB: a process that was killed?";
 
-/// How libraries' files begin, what people call them, and what can be done.
+/// By prefix of a library's file: its common name, and the advice.
 const LIBRARIES: &[(&str, &str, &str)] = &[
     ("libcublas", "cuBLAS", "CUBLAS_WORKSPACE_CONFIG=:4096:2 makes its workspaces smaller"),
     ("libcudnn", "cuDNN", "torch.backends.cudnn.benchmark = False; fewer shapes"),
@@ -37,20 +37,20 @@ const LIBRARIES: &[(&str, &str, &str)] = &[
 
 const OTHER_LIBRARY: &str = "memtrace peak --of used shows when it was taken";
 
-/// What people call the library of this file.
+/// The common name of the library in `file`.
 pub(super) fn library(file: &str) -> String {
     let known = LIBRARIES.iter().find(|(prefix, _, _)| file.starts_with(prefix));
     known.map_or_else(|| file.to_owned(), |(_, name, _)| (*name).to_owned())
 }
 
-/// What can be done about a library's memory.
-pub(super) fn of_library(name: &str) -> &'static str {
+/// Advice about the memory of a library.
+pub(super) fn for_library(name: &str) -> &'static str {
     let known = LIBRARIES.iter().find(|(_, known, advice)| *known == name && !advice.is_empty());
     known.map_or(OTHER_LIBRARY, |(_, _, advice)| advice)
 }
 
-/// What can be done about torch's blocks of a category.
-pub(super) fn category(name: &str) -> &'static str {
+/// Advice about torch's blocks of a category.
+pub(super) fn for_category(name: &str) -> &'static str {
     match name.trim_end_matches('*').trim() {
         "parameter" => "a smaller type (bf16), sharding (FSDP)",
         "gradient" => "zero_grad(set_to_none=True), gradients in the backward's own type",
@@ -67,10 +67,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_called_what_people_call_them() {
+    fn the_ledger_calls_libraries_by_their_common_names() {
         assert_eq!(library("libcublasLt.so.12"), "cuBLAS");
         assert_eq!(library("libcudnn_graph.so.9"), "cuDNN");
         assert_eq!(library("libmine.so"), "libmine.so");
-        assert_eq!(of_library("libmine.so"), OTHER_LIBRARY);
+        assert_eq!(for_library("libmine.so"), OTHER_LIBRARY);
     }
 }

@@ -1,4 +1,4 @@
-//! `memtrace ledger`: what the device holds, row by row, and what can be done about each.
+//! `memtrace ledger`: the memory in use on a device, by owner, with advice for each.
 
 use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
@@ -27,7 +27,7 @@ mod samples;
 
 use samples::{DeviceSample, DeviceSamples, is_managed};
 
-/// See the module.
+/// `memtrace ledger`.
 pub(super) struct Ledger;
 
 const COLUMNS: Columns = layout::COLUMNS.and(Columns::of(&["api", "source", "name"]));
@@ -38,7 +38,7 @@ impl Report for Ledger {
     }
 
     fn about(&self) -> &'static str {
-        "What nvidia-smi shows, explained: torch, its cache, each library, the context, others"
+        "Explain the memory that nvidia-smi shows: torch, its cache, libraries, context, others"
     }
 
     fn flags(&self) -> &'static [Flag] {
@@ -58,7 +58,7 @@ impl Report for Ledger {
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         for trace in &input.traces {
-            let looks = DeviceSamples::of(trace, options)?;
+            let samples = DeviceSamples::of(trace, options)?;
             let mut layout = Layout::default();
             let mut callers = FxHashMap::default();
             let replayed = replay_to_moment(
@@ -77,7 +77,7 @@ impl Report for Ledger {
             footer.note_inference(&replayed);
             let devices: Vec<i32> = replayed.gpus(options).map(|device| device.ordinal).collect();
             for ordinal in devices {
-                let state = LedgerState::new(trace, &replayed, &layout, &callers, &looks, ordinal);
+                let state = LedgerState::new(trace, &replayed, &layout, &callers, &samples, ordinal);
                 if state.lines.is_empty() {
                     continue;
                 }
@@ -109,7 +109,7 @@ impl Report for Ledger {
     }
 }
 
-/// Who made the call that gave a block outside torch's allocator, and which call.
+/// By `alloc_id` of blocks outside torch's allocator: the calling library, and the call.
 type Callers = FxHashMap<i64, (Symbol, Symbol)>;
 
 fn remember_caller(callers: &mut Callers, row: &Record, replay: &Replay) {
@@ -126,25 +126,25 @@ fn remember_caller(callers: &mut Callers, row: &Record, replay: &Replay) {
 
 /// One line of the ledger.
 struct LedgerLine {
-    /// The kind of holder: `torch`, `cache`, `library`, `context`, `others`, `unexplained`.
+    /// The kind of owner: `torch`, `cache`, `library`, `context`, `others`, `unexplained`.
     group: &'static str,
     what: String,
     bytes: i64,
-    /// How many blocks; 0 where that means nothing.
+    /// The number of blocks; 0 where there are none to count.
     blocks: u64,
     advice: String,
 }
 
-/// Where the bytes of one device are.
+/// The memory of one device, by owner.
 struct LedgerState {
     ordinal: i32,
     ts_ns: i64,
-    /// The device's memory; 0 when unknown.
+    /// The memory of the device, in bytes; 0 when unknown.
     total: i64,
-    /// All lines together.
+    /// The sum of the lines.
     used: i64,
     lines: Vec<LedgerLine>,
-    look: Option<DeviceSample>,
+    sample: Option<DeviceSample>,
     notes: Vec<String>,
 }
 
@@ -154,18 +154,20 @@ impl LedgerState {
         replayed: &Replayed,
         layout: &Layout,
         callers: &Callers,
-        looks: &DeviceSamples,
+        samples: &DeviceSamples,
         ordinal: i32,
     ) -> LedgerState {
         let ts_ns = replayed.replay.ts_ns;
-        let look = looks.near(ordinal, ts_ns);
+        let sample = samples.near(ordinal, ts_ns);
         let mut state = LedgerState {
             ordinal,
             ts_ns,
-            total: look.and_then(|look| look.sample.total).unwrap_or_else(|| trace.meta.total_bytes(ordinal)),
+            total: sample
+                .and_then(|sample| sample.sample.total)
+                .unwrap_or_else(|| trace.meta.total_bytes(ordinal)),
             used: 0,
             lines: Vec::new(),
-            look,
+            sample,
             notes: Vec::new(),
         };
         state.torch(trace, replayed, layout);
@@ -189,7 +191,8 @@ impl LedgerState {
         }
     }
 
-    /// What torch's allocator holds: its blocks by category, and what of its segments is in no block.
+    /// Adds the memory of torch's allocator: its blocks by category, and the part of its segments outside
+    /// blocks.
     fn torch(&mut self, trace: &TraceFile, replayed: &Replayed, layout: &Layout) {
         let totals = replayed.replay.find(self.ordinal).map(|device| device.totals).unwrap_or_default();
         let live = replayed.replay.live_on(self.ordinal, false);
@@ -205,7 +208,13 @@ impl LedgerState {
             })
             .collect();
         for (name, group) in sorted(Key::CATEGORY.groups(&asked, &replayed.symbols)) {
-            self.line("torch", format!("torch: {name}"), group.bytes, group.blocks, advice::category(&name));
+            self.line(
+                "torch",
+                format!("torch: {name}"),
+                group.bytes,
+                group.blocks,
+                advice::for_category(&name),
+            );
         }
         self.line("torch", "torch: rounding and splitting", rounding, 0, advice::ROUNDING);
         let pending = (totals.active - totals.allocated).max(0);
@@ -219,7 +228,7 @@ impl LedgerState {
                 pinned += u64::from(!segment.holes.is_empty());
             }
         }
-        // What a stream still uses is no hole that could be filled.
+        // Memory that a stream still uses is not a usable hole.
         let cached = (totals.reserved - totals.allocated - pending).max(0);
         let holes = (holes - pending).clamp(0, cached);
         let empty = empty.min(cached - holes);
@@ -233,7 +242,7 @@ impl LedgerState {
         }
     }
 
-    /// What others than torch's allocator took, by library.
+    /// Adds the traced memory outside torch's allocator, by library.
     fn libraries(&mut self, replayed: &Replayed, callers: &Callers) {
         let mut holders: FxHashMap<String, (i64, u64)> = FxHashMap::default();
         let mut managed = 0;
@@ -253,29 +262,31 @@ impl LedgerState {
         let mut holders: Vec<_> = holders.into_iter().collect();
         holders.sort_by(|a, b| (b.1.0, &a.0).cmp(&(a.1.0, &b.0)));
         for (name, (bytes, blocks)) in holders {
-            let advice = advice::of_library(&name);
+            let advice = advice::for_library(&name);
             self.line("library", name, bytes, blocks, advice);
         }
         if managed > 0 {
             self.notes.push(format!(
-                "{} of managed memory lie where they were touched last: what of it is on the device is in context and modules",
+                "{} of managed memory lie where they were touched last: what of it is on the device is in \
+                 context and modules",
                 memtrace_trace::units::Unit::Auto.show(managed)
             ));
         }
     }
 
-    /// What no call tells.
+    /// Adds the memory without a traced call, from the sample.
     fn rest(&mut self, trace: &TraceFile) {
-        let Some(look) = self.look else {
+        let Some(sample) = self.sample else {
             let context = trace.meta.phantom["context_bytes"].as_i64().unwrap_or(0);
             self.line("context", "context and modules (assumed)", context, 0, advice::CONTEXT);
             self.notes.push(
-                "nobody looked at the device (MEMTRACE_SAMPLE_MS=0, or no NVML and no driver): the context and other processes are not known"
+                "nobody looked at the device (MEMTRACE_SAMPLE_MS=0, or no NVML and no driver): the context \
+                 and other processes are not known"
                     .to_owned(),
             );
             return;
         };
-        let rest = look.rest;
+        let rest = sample.rest;
         let pool =
             if trace.meta.allocator.backend == "native" { "the driver's pool" } else { "torch's pool" };
         self.line("cache", format!("{pool}: cached and free"), rest.pool, 0, advice::POOL);
@@ -287,7 +298,8 @@ impl LedgerState {
         self.line(group, rest.unexplained_name(), rest.unexplained.unwrap_or(0), 0, advice);
         if rest.context.is_none() {
             self.notes.push(
-                "which process of the device this one is cannot be told (a PID namespace, or no NVML): see the last row"
+                "which process of the device this one is cannot be told (a PID namespace, or no NVML): see \
+                 the last row"
                     .to_owned(),
             );
         }
@@ -311,7 +323,7 @@ impl LedgerState {
             ("", Side::Left),
             ("blocks", Side::Right),
             ("held by", Side::Left),
-            ("what can be done", Side::Left),
+            ("advice", Side::Left),
         ]);
         for line in &self.lines {
             table.row([
@@ -324,15 +336,15 @@ impl LedgerState {
             ]);
         }
         printer.table(&table);
-        if let Some(look) = self.look {
-            let away = look.ts_ns - self.ts_ns;
+        if let Some(sample) = self.sample {
+            let away = sample.ts_ns - self.ts_ns;
             let when = match away {
-                0 => "at that moment".to_owned(),
+                0 => "at the same moment".to_owned(),
                 away if away > 0 => format!("{} later", duration(away)),
                 away => format!("{} earlier", duration(-away)),
             };
             printer.line([Cell::new(
-                format!("what no call tells: by a look at the device {when}"),
+                format!("memory without a traced call: from a sample of the device {when}"),
                 Style::Faint,
             )]);
         }
@@ -359,10 +371,10 @@ impl LedgerState {
             "ts_ns": self.ts_ns,
             "total_bytes": self.total,
             "used_bytes": self.used,
-            "looked_ts_ns": self.look.map_or(-1, |look| look.ts_ns),
-            "looked_used_bytes": self.look.and_then(|look| look.sample.used()).unwrap_or(-1),
-            "looked_process_bytes": self.look.and_then(|look| look.sample.process).unwrap_or(-1),
-            "looked_bar1_bytes": self.look.and_then(|look| look.sample.bar1).unwrap_or(-1),
+            "looked_ts_ns": self.sample.map_or(-1, |sample| sample.ts_ns),
+            "looked_used_bytes": self.sample.and_then(|sample| sample.sample.used()).unwrap_or(-1),
+            "looked_process_bytes": self.sample.and_then(|sample| sample.sample.process).unwrap_or(-1),
+            "looked_bar1_bytes": self.sample.and_then(|sample| sample.sample.bar1).unwrap_or(-1),
             "rows": rows,
         })
     }

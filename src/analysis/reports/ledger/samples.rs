@@ -1,4 +1,4 @@
-//! The `sample` rows of a trace: what each look at a device showed beyond what the calls accounted for then.
+//! The `sample` rows of a trace: the memory in use on a device beyond what traced calls account for.
 
 use memtrace_trace::EventName;
 use memtrace_trace::ledger::{Accounted, Rest};
@@ -13,7 +13,7 @@ use crate::state::categories::FlowCategories;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
 
-/// A look at a device.
+/// A sample of a device.
 #[derive(Clone, Copy)]
 pub(super) struct DeviceSample {
     pub(super) ts_ns: i64,
@@ -21,19 +21,22 @@ pub(super) struct DeviceSample {
     pub(super) rest: Rest,
 }
 
-/// Every look of a trace, by device.
+/// All samples of a trace, by device.
 pub(super) struct DeviceSamples(FxHashMap<i32, Vec<DeviceSample>>);
 
-/// Is it a call whose memory lies on the host or on the device, as it is used?
+/// Does the call allocate managed memory, which moves between host and device?
 pub(super) fn is_managed(api: &str) -> bool {
     matches!(api, "cudaMallocManaged" | "cuMemAllocManaged")
 }
 
 impl DeviceSamples {
-    /// Reads them all: the one nearest to a moment may come after it.
+    /// Reads all samples, because the one nearest to a moment may come after it.
+    ///
+    /// # Errors
+    /// When the trace cannot be read.
     pub(super) fn of(trace: &TraceFile, options: &Options) -> Result<DeviceSamples> {
-        let mut looks: FxHashMap<i32, Vec<DeviceSample>> = FxHashMap::default();
-        // By alloc_id: the device and the bytes.
+        let mut samples: FxHashMap<i32, Vec<DeviceSample>> = FxHashMap::default();
+        // By alloc_id: the device, and the bytes.
         let mut managed: FxHashMap<i64, (i32, i64)> = FxHashMap::default();
         let columns = Columns::of(&["api", "name"]);
         replay_trace(
@@ -59,14 +62,14 @@ impl DeviceSamples {
                     let accounted =
                         Accounted { reserved: totals.reserved, outside: totals.outside - elsewhere };
                     let sample = Sample::parse(&replay.symbols.get(row.name));
-                    let looks = looks.entry(row.device).or_default();
-                    match looks.last_mut() {
-                        // Pools and graphs have a row of their own, right behind.
+                    let samples = samples.entry(row.device).or_default();
+                    match samples.last_mut() {
+                        // Pools and graphs have a row of their own that follows directly.
                         Some(last) if sample.total.is_none() => {
                             last.sample = last.sample.updated(sample);
                             last.rest = Rest::of(&last.sample, accounted);
                         }
-                        _ => looks.push(DeviceSample {
+                        _ => samples.push(DeviceSample {
                             ts_ns: row.ts_ns,
                             sample,
                             rest: Rest::of(&sample, accounted),
@@ -76,11 +79,11 @@ impl DeviceSamples {
                 _ => {}
             },
         )?;
-        Ok(DeviceSamples(looks))
+        Ok(DeviceSamples(samples))
     }
 
-    /// The look that is nearest to a moment.
+    /// The sample nearest to a moment.
     pub(super) fn near(&self, device: i32, ts_ns: i64) -> Option<DeviceSample> {
-        self.0.get(&device)?.iter().min_by_key(|look| look.ts_ns.abs_diff(ts_ns)).copied()
+        self.0.get(&device)?.iter().min_by_key(|sample| sample.ts_ns.abs_diff(ts_ns)).copied()
     }
 }

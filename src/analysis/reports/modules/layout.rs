@@ -14,7 +14,7 @@ use crate::render::rst;
 use crate::state::replay::HOST;
 
 impl Tracker {
-    /// Modules by MemTracker's natural order.
+    /// The modules in MemTracker's natural order.
     fn sorted(&self) -> Vec<(&String, &ModuleStats)> {
         let mut all: Vec<_> = self.modules.iter().collect();
         all.sort_by_cached_key(|(path, _)| natural(path));
@@ -23,7 +23,10 @@ impl Tracker {
 
     pub(super) fn print(&self, printer: &mut Printer, options: &Options) {
         if self.modules.is_empty() {
-            printer.plain("No module calls in this trace: mark them with ranges, such as torch.cuda.nvtx.range(\"module:Net.layer\").");
+            printer.plain(
+                "This trace has no module calls. Mark them with ranges: \
+                torch.cuda.nvtx.range(\"module:Net.layer\").",
+            );
             return;
         }
         if options.is_set("table") {
@@ -80,18 +83,19 @@ impl Tracker {
         }
         printer.table(&table);
         if sorted.len() > top {
-            printer.line([Cell::new(format!("{} more; --top N", sorted.len() - top), Style::Faint)]);
+            printer
+                .line([Cell::new(format!("{} more; --top N lists them", sorted.len() - top), Style::Faint)]);
         }
-        printer.plain("the device's memory, the highest over all calls; --full shows each call by category");
+        printer.plain("device memory, the maximum over all calls; --full shows each call by category");
         if !self.memories.has_io {
             printer.plain(memory::NO_IO);
         }
         if self.modules.values().all(|stats| stats.of(CallState::PreBackward).is_none()) {
-            printer.plain("no row in backward belongs to a module in this trace, so backward has no states");
+            printer.plain("no row of the backward pass belongs to a module, so there are no backward states");
         }
     }
 
-    /// What each module has, and what its calls are given and return, as a table.
+    /// Prints parameters, buffers, inputs and outputs of each module as a table.
     fn print_memories(&self, printer: &mut Printer, units: Unit) {
         let heads = ["Module", "Parameter", "Buffer", "Input", "Output"];
         let row = |path: &String| {
@@ -193,7 +197,7 @@ fn print_table(printer: &mut Printer, stats: &ModuleStats, units: Unit) {
                 if rounds_to_nothing(total(types), units) {
                     continue;
                 }
-                // Blank when the row above has the same.
+                // Blank when it equals the row above.
                 let mut row = vec![std::mem::take(&mut label), device_name(*device)];
                 row.extend(types.iter().chain([&total(types)]).map(|bytes| value(*bytes, units)));
                 rows.push(row);

@@ -1,9 +1,9 @@
-//! What a module has and what its calls are given and return: `MemTracker`'s `parameter_mem`, `buffer_mem`,
+//! Parameters, buffers, inputs and outputs of modules: `MemTracker`'s `parameter_mem`, `buffer_mem`,
 //! `input_mem` and `output_mem`, rounded as the allocator does.
 //!
-//! With io records (`MEMTRACE_OPS=io`) all four are as `MemTracker` counts them: a storage as often as it
-//! comes. Without them, parameters and buffers are the sums of the blocks that tags give to a module and
-//! those below it; there a tied weight counts once, for the module that has it first.
+//! With io records (`MEMTRACE_OPS=io`) all four are counted as in `MemTracker`: a storage counts each time
+//! that it occurs. Without them, parameters and buffers are the sums of the tagged blocks of a module and its
+//! submodules; a tied weight then counts once, for the module that has it first.
 
 use std::collections::BTreeMap;
 
@@ -14,24 +14,24 @@ use serde_json::{Value, json};
 use crate::read::record::Record;
 use crate::read::symbols::{Symbol, SymbolTable};
 
-/// Of one module, in bytes.
+/// The memory of one module, in bytes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Memory {
-    /// Parameters and buffers, of this module and all below it, on each device.
+    /// Parameters and buffers of this module and its submodules, on each device.
     own: [BTreeMap<i32, i64>; 2],
-    /// Of each call that is kept.
+    /// Inputs and outputs of each call that is kept.
     given: Vec<i64>,
     returned: Vec<i64>,
-    /// The most over all calls.
+    /// The maximum over all calls.
     most: [i64; 2],
-    /// The calls' memory is known.
+    /// Is the memory of its calls known?
     has_calls: bool,
-    /// Tagged blocks, now and at most: parameters, buffers.
+    /// Bytes of tagged blocks, now and at the peak: parameters, buffers.
     tagged: [(i64, i64); 2],
 }
 
 impl Memory {
-    /// Its parameters or its buffers: as io records have it, else as tags do.
+    /// Its parameters or buffers: from io records, or else from tags.
     fn own(&self, which: usize) -> i64 {
         if self.has_calls {
             self.own[which].values().fold(0, |sum: i64, bytes| sum.wrapping_add(*bytes))
@@ -40,17 +40,17 @@ impl Memory {
         }
     }
 
-    /// The most that a call was given or returned; `None` when nothing tells.
-    fn most(&self, which: usize) -> Option<i64> {
+    /// The maximum of the inputs or outputs of a call; `None` when unknown.
+    fn largest_call(&self, which: usize) -> Option<i64> {
         self.has_calls.then_some(self.most[which])
     }
 
     /// Parameters, buffers, inputs and outputs, for a table.
     pub(super) fn columns(&self) -> [Option<i64>; 4] {
-        [Some(self.own(0)), Some(self.own(1)), self.most(0), self.most(1)]
+        [Some(self.own(0)), Some(self.own(1)), self.largest_call(0), self.largest_call(1)]
     }
 
-    /// Adds its fields to a module's JSON: calls one by one, null when nothing tells.
+    /// Adds its fields to the JSON of a module: calls one by one, null when unknown.
     pub(super) fn add_to(&self, value: &mut Value) {
         let calls = |bytes: &Vec<i64>| if self.has_calls { json!(bytes) } else { Value::Null };
         value["parameter_bytes"] = self.own(0).into();
@@ -71,7 +71,7 @@ impl Memory {
     }
 }
 
-/// What the rows of one call say.
+/// Inputs and outputs of one call.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CallMemory {
     given: i64,
@@ -79,18 +79,18 @@ pub(super) struct CallMemory {
     own: Vec<(usize, i32, i64)>,
 }
 
-/// Of all modules.
+/// The memory of all modules.
 #[derive(Default)]
 pub(super) struct Memories {
     by_path: FxHashMap<String, Memory>,
     words: Option<[Symbol; 4]>,
-    /// Has the trace io records of modules?
+    /// Does the trace have io records of modules?
     pub(super) has_io: bool,
 }
 
 impl Memories {
-    /// An io row inside a call: what it says of the call's memory.
-    pub(super) fn in_call(&mut self, call: &mut CallMemory, row: &Record, symbols: &SymbolTable) {
+    /// Adds an io row inside a call to the memory of the call.
+    pub(super) fn add_io(&mut self, call: &mut CallMemory, row: &Record, symbols: &SymbolTable) {
         let words = *self.words.get_or_insert_with(|| {
             [Api::ModuleParameters, Api::ModuleBuffers, Api::ModuleInputs, Api::ModuleOutputs]
                 .map(|api| symbols.intern(api.name()))
@@ -104,8 +104,8 @@ impl Memories {
         }
     }
 
-    /// A call ended.
-    pub(super) fn called(&mut self, path: &str, call: &CallMemory, keep: usize) {
+    /// Records the end of a call.
+    pub(super) fn end_call(&mut self, path: &str, call: &CallMemory, keep: usize) {
         if !self.has_io {
             return;
         }
@@ -116,8 +116,8 @@ impl Memories {
         memory.add_call(call, keep);
     }
 
-    /// A row about a block: what it tells of parameters and buffers.
-    pub(super) fn block(&mut self, row: &Record, rounded: i64, symbols: &SymbolTable) {
+    /// Counts a row of a parameter's or buffer's block.
+    pub(super) fn add_block(&mut self, row: &Record, rounded: i64, symbols: &SymbolTable) {
         let which = match row.category {
             Category::Parameter => 0,
             Category::Buffer => 1,
@@ -140,11 +140,13 @@ impl Memories {
         }
     }
 
-    /// Of the module at `path`.
+    /// The memory of the module at `path`.
     pub(super) fn of(&self, path: &str) -> Memory {
         self.by_path.get(path).cloned().unwrap_or_default()
     }
 }
 
-/// Said where the calls' memory is not known.
-pub(super) const NO_IO: &str = "inputs and outputs of calls are not in this trace (MEMTRACE_OPS=io records them); parameters and buffers are those that tags name, a tied weight with the module that has it first";
+/// Printed when the memory of the calls is unknown.
+pub(super) const NO_IO: &str = "this trace has no inputs and outputs of calls (MEMTRACE_OPS=io records \
+    them); parameters and buffers are those that are tagged, and a tied weight belongs to the module that \
+    has it first";

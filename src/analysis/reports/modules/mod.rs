@@ -1,11 +1,11 @@
 //! `memtrace modules`: PyTorch's `MemTracker` states, one entry for each call of a module.
 //!
-//! A module call is a range whose name is a level of the module path. A forward call inside backward
-//! is a recomputation (activation checkpointing). Backward has no ranges: a module is in backward
-//! from the first row in the backward phase that belongs to it or to one below it, up to the next
-//! that does not; an op outside of all modules that took no memory (the accumulation of a gradient) is not asked. Peaks follow `MemTracker`'s strict rule; where the trace has `op` rows,
-//! `--op-boundary` looks only where an op ended, as `MemTracker` does, which misses what an op takes
-//! and gives back inside.
+//! A module call is a range named after a level of the module path. A forward call inside backward is a
+//! recomputation (activation checkpointing). Backward has no ranges: the backward of a module begins with the
+//! first row in the backward phase that belongs to it or to a submodule, and ends with the next row that does
+//! not. An op outside all modules that allocated nothing (the accumulation of a gradient) does not end it.
+//! Peaks follow `MemTracker`'s strict rule. Where the trace has `op` rows, `--op-boundary` looks for peaks
+//! only at the end of an op, as `MemTracker` does, which misses what an op allocates and frees inside.
 
 mod layout;
 mod memory;
@@ -29,7 +29,7 @@ use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
 use tracker::Tracker;
 
-/// See the module.
+/// `memtrace modules`.
 pub(super) struct Modules;
 
 impl Report for Modules {
@@ -38,7 +38,7 @@ impl Report for Modules {
     }
 
     fn about(&self) -> &'static str {
-        "Memory before, at the peak of and after each module call, as MemTracker has it"
+        "Show memory before, at the peak of and after each module call, as MemTracker does"
     }
 
     fn flags(&self) -> &'static [Flag] {
@@ -49,21 +49,21 @@ impl Report for Modules {
                 value: Some("N"),
                 default: "100",
                 choices: &[],
-                help: "How many calls of a module are kept one by one",
+                help: "Keep the first N calls of each module one by one",
             },
             Flag {
                 name: "full",
                 value: None,
                 default: "",
                 choices: &[],
-                help: "Every state of every call, by category, as MemTracker prints them",
+                help: "Print every state of every call, by category, as MemTracker does",
             },
             Flag {
                 name: "table",
                 value: None,
                 default: "",
                 choices: &[],
-                help: "The same as reStructuredText tables",
+                help: "As --full, as reStructuredText tables",
             },
             ROUNDED,
             Flag {
@@ -71,7 +71,7 @@ impl Report for Modules {
                 value: None,
                 default: "",
                 choices: &[],
-                help: "Peaks at the ends of ops only: MemTracker's own numbers",
+                help: "Look for peaks at the ends of ops only, as MemTracker does",
             },
         ]
     }

@@ -1,13 +1,13 @@
 //! MemTracker's order of module paths: layer 9 before layer 10.
 
-/// A piece of a path as MemTracker sorts it: digits as numbers, the rest in lower case.
+/// A piece of a path as MemTracker sorts it: digits as numbers, other text in lower case.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Piece {
     Text(String),
     Number(u128),
 }
 
-/// `split([0-9]+)`: texts and numbers in turn, a text first.
+/// Splits a path as `split([0-9]+)`: texts and numbers in turn, a text first.
 pub(super) fn natural(path: &str) -> Vec<Piece> {
     let mut pieces = vec![Piece::Text(String::new())];
     for c in path.chars() {
@@ -29,7 +29,7 @@ mod tests {
     use super::natural;
 
     #[test]
-    fn layers_sort_by_their_number() {
+    fn modules_sort_layers_by_their_number() {
         let mut paths = ["GPT.h.10", "GPT.h.9", "GPT", "gpt.A", "GPT.h.9.mlp"];
         paths.sort_by_key(|path| natural(path));
         assert_eq!(paths, ["GPT", "gpt.A", "GPT.h.9", "GPT.h.9.mlp", "GPT.h.10"]);

@@ -13,7 +13,7 @@ use crate::read::record::Record;
 use crate::read::symbols::Symbol;
 use crate::state::replay::{HOST, Replay};
 
-/// MemTracker's states, by their names there.
+/// The states of `MemTracker`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallState {
     PeakForward,
@@ -41,37 +41,37 @@ impl CallState {
     }
 }
 
-/// The change that a row would make if every block had what was asked for, rounded up.
+/// The change of a row, in bytes, with every block counted at its requested size, rounded up.
 fn rounded(row: &Record) -> i64 {
     if row.rounded_bytes > 0 { row.rounded_bytes * row.delta_bytes.signum() } else { row.delta_bytes }
 }
 
-/// What each device holds, by category.
+/// The bytes of each device, by reference type.
 pub(super) type DeviceTypes = BTreeMap<i32, Types>;
 
 pub(super) fn total(types: &Types) -> i64 {
     types.iter().sum()
 }
 
-/// Of one state of a module.
+/// All occurrences of one state of a module.
 #[derive(Clone, Debug)]
 pub(super) struct StateHistory {
     pub(super) state: CallState,
     pub(super) calls: u64,
-    /// The first calls, one by one.
+    /// The memory in the first calls.
     pub(super) kept: Vec<DeviceTypes>,
-    /// The last call's.
+    /// The memory in the last call.
     pub(super) last: DeviceTypes,
     /// The highest total of a device over all calls.
     pub(super) highest: i64,
 }
 
-/// One module.
+/// The states of one module.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ModuleStats {
-    /// In the order in which they first came, as in MemTracker.
+    /// In the order of their first occurrence, as in MemTracker.
     pub(super) states: Vec<StateHistory>,
-    /// Bytes that stayed from before a forward call to behind it, at most.
+    /// The maximum growth of a forward call, in bytes: after minus before.
     pub(super) retained: i64,
 }
 
@@ -95,7 +95,7 @@ impl ModuleStats {
         series.last = snapshot;
     }
 
-    /// The last call's snapshot was not the peak after all.
+    /// Replaces the snapshot of the last call by a higher one.
     fn raise(&mut self, state: CallState, snapshot: &DeviceTypes, keep: usize) {
         if let Some(series) = self.states.iter_mut().find(|series| series.state == state) {
             series.highest = series.highest.max(highest(snapshot));
@@ -117,12 +117,12 @@ fn highest(snapshot: &DeviceTypes) -> i64 {
     snapshot.iter().filter(|(device, _)| **device != HOST).map(|(_, types)| total(types)).max().unwrap_or(0)
 }
 
-/// A call that has not ended.
+/// A call in progress.
 struct OpenCall {
     path: String,
-    /// The state that its end has.
+    /// The state to record at its end.
     after: CallState,
-    /// The state that its peak has; none in a recomputation.
+    /// The state to record at its peak; none in a recomputation.
     peak: Option<CallState>,
     local_peak: BTreeMap<i32, i64>,
     at_peak: DeviceTypes,
@@ -137,7 +137,7 @@ pub(super) struct Tracker {
     rounded: bool,
     device: Option<i32>,
     now: DeviceTypes,
-    /// Open ranges of each thread; `None` for one that is no module, or too deep.
+    /// The open ranges of each thread; the call is `None` for a range that is not a module, or is too deep.
     ranges: FxHashMap<i32, Vec<(Symbol, Option<OpenCall>)>>,
     backward: Vec<OpenCall>,
     pub(super) modules: FxHashMap<String, ModuleStats>,
@@ -162,7 +162,7 @@ impl Tracker {
         }
     }
 
-    /// Ranges that the trace left open, the module calls among them.
+    /// The number of module calls that the trace leaves open.
     pub(super) fn open_calls(&self) -> usize {
         self.ranges.values().flatten().filter(|(_, call)| call.is_some()).count()
     }
@@ -172,12 +172,12 @@ impl Tracker {
             match row.event {
                 EventName::RangeBegin => self.begin(row, replay),
                 EventName::RangeEnd => self.end(row),
-                // The state before a call is that before its first row.
+                // The state before a call excludes its first row.
                 EventName::Free | EventName::Tag => {}
                 EventName::Io => {
                     let open = self.ranges.entry(row.tid).or_default();
                     if let Some((_, Some(call))) = open.last_mut() {
-                        self.memories.in_call(&mut call.memory, row, &replay.symbols);
+                        self.memories.add_io(&mut call.memory, row, &replay.symbols);
                     }
                 }
                 _ => self.follow_backward(row, replay),
@@ -189,18 +189,19 @@ impl Tracker {
             let bytes = &mut types[type_of(row.category)];
             let change = if self.rounded { rounded(row) } else { row.delta_bytes };
             *bytes = bytes.wrapping_add(change);
-            self.memories.block(row, rounded(row), &replay.symbols);
+            self.memories.add_block(row, rounded(row), &replay.symbols);
         }
         if !replay.in_window() {
             return;
         }
-        let looks = if self.op_boundary { row.event == EventName::Op } else { row.event == EventName::Alloc };
-        if looks {
+        let is_boundary =
+            if self.op_boundary { row.event == EventName::Op } else { row.event == EventName::Alloc };
+        if is_boundary {
             self.look_for_peaks();
         }
     }
 
-    /// The path of the module whose range opens; `None` when the range is no module's, or too deep.
+    /// The path of the module whose range opens; `None` when the range is not a module, or is too deep.
     fn path_of(&self, row: &Record, replay: &Replay) -> Option<String> {
         let name = replay.symbols.get(row.name);
         let path = match meaning(&name, None, &[]) {
@@ -211,7 +212,7 @@ impl Tracker {
             Meaning::Level(level) => format!("{}.{level}", replay.symbols.get(row.module)),
             Meaning::Phase(_) | Meaning::Op(_) | Meaning::Step(_) | Meaning::Library => return None,
         };
-        // CUDA's own libraries mark their C++ functions; no module is called so.
+        // CUDA's libraries open ranges for their C++ functions, which are not modules.
         (path.matches('.').count() < self.depth && !path.contains("::")).then_some(path)
     }
 
@@ -253,7 +254,7 @@ impl Tracker {
 
     fn leave(&mut self, call: OpenCall) {
         if call.after == CallState::PostForward {
-            self.memories.called(&call.path, &call.memory, self.keep);
+            self.memories.end_call(&call.path, &call.memory, self.keep);
         }
         let stats = self.modules.entry(call.path).or_default();
         if call.after == CallState::PostForward {
@@ -264,7 +265,7 @@ impl Tracker {
 
     fn end(&mut self, row: &Record) {
         let open = self.ranges.entry(row.tid).or_default();
-        // Ranges of different kinds may end in another order than they began.
+        // Ranges of different kinds may close in another order than they opened.
         let Some(at) = open.iter().rposition(|(name, _)| *name == row.name) else {
             self.unmatched += 1;
             return;
@@ -279,11 +280,12 @@ impl Tracker {
         if !in_backward && self.backward.is_empty() || in_backward && row.module == Symbol::NONE {
             return;
         }
-        // A parameter's accumulation is of no module and comes between a module's own. Were there memory, blocks told.
+        // The accumulation of a gradient belongs to no module and comes between the rows of a module. An
+        // allocation would have its own row.
         if in_backward && row.event == EventName::Op && row.module == Symbol::SCRIPT {
             return;
         }
-        // A recomputed forward has ranges of its own.
+        // A recomputed forward has its own ranges.
         let recomputes = self.ranges.get(&row.tid).is_some_and(|open| {
             open.iter().flat_map(|(_, call)| call).any(|call| call.after == CallState::PostForwardAc)
         });
@@ -299,7 +301,7 @@ impl Tracker {
         }
         let ends = module.match_indices('.').map(|(end, _)| end).chain([module.len()]);
         for path in ends.take(self.depth).map(|end| &module[..end]) {
-            // A container (`GPT.h`) is never called, and has no states.
+            // A container (`GPT.h`) is never called, so it has no states.
             let was_called = self.modules.contains_key(path);
             if was_called && !self.backward.iter().any(|call| call.path == path) {
                 let call = self.enter(

@@ -18,22 +18,22 @@ use crate::state::replay::Replay;
 use crate::state::replay_trace::Replayed;
 use crate::state::stacks::Stacks;
 
-/// How many lines of Python of the request are shown.
+/// The lines of Python of the request that are shown.
 const LINES: usize = 5;
 
-/// What a CUDA context and the libraries' own code and workspaces take at most, as far as no call
-/// shows it: memory beyond this that nobody in the trace holds is another's.
+/// An upper bound, in bytes, of what a CUDA context and the code and workspaces of libraries take without a
+/// traced call. Unaccounted memory beyond it belongs to another process.
 const CONTEXT: i64 = GIB;
 
-/// What the rows before the OOM told.
+/// Facts from the rows before the OOM.
 #[derive(Default)]
 pub(super) struct RowsBefore {
     pub(super) oom: Option<Record>,
     ooms: u64,
-    /// Failed calls since the last one that worked: those of this request.
+    /// Failed calls since the last successful one: those of this request.
     failed: u64,
     failed_of_oom: u64,
-    /// By device, what a sample found taken that no row accounts for.
+    /// By device, the bytes that a sample found in use and no row accounts for.
     foreign: Vec<(i32, i64)>,
 }
 
@@ -59,16 +59,16 @@ impl RowsBefore {
     }
 }
 
-/// Why.
+/// The cause of an OOM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OomCause {
-    /// More than what the device has beside what must stay.
+    /// The request is larger than the device minus the memory that must stay.
     TooBig,
-    /// Enough is free, in pieces.
+    /// Enough memory is free, but in pieces that are too small.
     Fragmented,
-    /// It would fit if torch had the device for itself.
+    /// It would fit if torch used the device alone.
     Outside,
-    /// The device had room: torch was told to take no more.
+    /// The device had room, but a limit of torch forbade the allocation.
     Limited,
 }
 
@@ -77,22 +77,22 @@ pub(super) struct OomCase<'a> {
     trace: &'a TraceFile,
     why: OomCause,
     ooms: u64,
-    /// The device's memory; 0 when unknown.
+    /// The memory of the device, in bytes; 0 when unknown.
     capacity: i64,
     allocated: i64,
     reserved: i64,
-    /// Memory outside torch's allocator that the trace saw.
+    /// Traced memory outside torch's allocator.
     outside: i64,
     /// Memory that no row accounts for.
     unknown: i64,
-    /// Free on the device; `None` when nothing in the trace told it.
+    /// Free memory on the device; `None` when the trace has no sample of it.
     device_free: Option<i64>,
-    /// The segment that the request needs.
+    /// The size of the segment that the request needs.
     segment: i64,
     holes: Vec<i64>,
     largest_hole: i64,
     owner: String,
-    /// The lines of Python that asked, innermost first, the program's own.
+    /// The program's own lines of Python that made the request, innermost first.
     lines: Vec<String>,
 }
 
@@ -113,7 +113,7 @@ impl<'a> OomCase<'a> {
             segments.iter().filter(|s| s.is_small() == small).flat_map(|s| s.holes.clone()).collect();
         holes.sort_unstable_by_key(|hole| -hole);
         let left = (capacity - totals.reserved - totals.outside).max(0);
-        // The sample is older than the request, so its free bytes are not today's; what others held is.
+        // The sample is older than the request, so its free bytes are out of date; those of others are not.
         let foreign = seen.foreign.iter().find(|(device, _)| *device == row.device);
         let unknown = foreign.map_or(0, |(_, bytes)| *bytes.min(&left));
         let device_free = foreign.map(|_| left - unknown);
@@ -144,17 +144,17 @@ impl<'a> OomCase<'a> {
         case
     }
 
-    /// Bytes that the allocator holds and nobody has.
+    /// Bytes in the allocator's cache.
     fn cached(&self) -> i64 {
         (self.reserved - self.allocated).max(0)
     }
 
-    /// What may be free on the device: as it was told, or else all that the trace knows no owner of.
+    /// Free memory on the device: as sampled, or else an upper bound, all memory without a known owner.
     fn room(&self) -> i64 {
         self.device_free.unwrap_or((self.capacity - self.reserved - self.outside).max(0))
     }
 
-    /// [`OomCase::room`] in words.
+    /// [`OomCase::room`] as text.
     fn room_text(&self, units: Unit) -> String {
         let most = if self.device_free.is_none() { "at most " } else { "" };
         format!("{most}{}", units.show(self.room()))
@@ -169,7 +169,7 @@ impl<'a> OomCase<'a> {
         if self.capacity > 0 && request > self.capacity {
             return OomCause::TooBig;
         }
-        // No call failed, and there was room: a limit of torch's own (`set_per_process_memory_fraction`).
+        // No call failed and there was room: a limit of torch (`set_per_process_memory_fraction`).
         if failed_calls == 0 && self.capacity > 0 && self.room() >= self.segment {
             return OomCause::Limited;
         }
@@ -201,7 +201,8 @@ impl<'a> OomCase<'a> {
             OomCause::Fragmented => (
                 "fragmentation",
                 format!(
-                    "{} are free in torch's cache and {} on the device, but the largest piece has {} and {request} are needed",
+                    "{} are free in torch's cache and {} on the device, but the largest piece has {} and \
+                     {request} are needed",
                     units.show(self.cached()),
                     self.room_text(units),
                     units.show(self.largest_hole)
@@ -214,12 +215,14 @@ impl<'a> OomCase<'a> {
             OomCause::Outside => (
                 "outside torch",
                 format!(
-                    "{} on the device belong to others than torch's allocator; without them {request} would fit",
+                    "{} on the device belong to others than torch's allocator; without them {request} would \
+                     fit",
                     units.show(self.outside + self.unknown)
                 ),
                 vec![
                     "look for another process on this GPU (nvidia-smi)",
-                    "libraries beside torch (NCCL, a second framework, plain cudaMalloc): memtrace peak --of used",
+                    "libraries beside torch (NCCL, a second framework, plain cudaMalloc): memtrace peak --of \
+                     used",
                 ],
             ),
             OomCause::Limited => (
@@ -239,7 +242,7 @@ impl<'a> OomCase<'a> {
             printer.plain(format!("  {line}"));
         }
         if self.ooms > 1 {
-            printer.plain(format!("the last of {}", count(self.ooms)));
+            printer.plain(format!("the last of {} OOMs", count(self.ooms)));
         }
         printer.gap();
         let (name, because, tries) = self.verdict(units);
@@ -248,8 +251,8 @@ impl<'a> OomCase<'a> {
             Cell::new(name, Style::Strong),
             format!(". {}.", upper_first(&because)).into(),
         ]);
-        for what in tries {
-            printer.plain(format!("  try: {what}"));
+        for advice in tries {
+            printer.plain(format!("  try: {advice}"));
         }
         printer.gap();
         let mut table = Table::new(&[("", Side::Right), ("", Side::Left)]);
@@ -258,24 +261,24 @@ impl<'a> OomCase<'a> {
         };
         line(
             self.request(),
-            format!("asked for; a segment of {} would be taken for it", units.show(self.segment)),
+            format!("requested; the allocator would take a segment of {} for it", units.show(self.segment)),
         );
-        line(self.allocated, "handed out by torch's allocator".to_owned());
+        line(self.allocated, "in blocks of torch's allocator".to_owned());
         let holes = self.holes.len();
         let largest = units.show(self.largest_hole);
         line(
             self.cached(),
-            format!("in its cache and free, in {} usable pieces, the largest {largest}", count(holes as u64)),
+            format!("free in its cache, in {} usable pieces, the largest {largest}", count(holes as u64)),
         );
-        line(self.outside, "outside torch's allocator, by calls in the trace".to_owned());
+        line(self.outside, "outside torch's allocator, in traced calls".to_owned());
         if self.unknown > 0 {
-            line(self.unknown, "taken by nobody in the trace: the CUDA context, other processes".to_owned());
+            line(self.unknown, "in use without a traced call: the CUDA context, other processes".to_owned());
         }
         match self.device_free {
             Some(free) => line(free, format!("free on the device, of {}", units.show(self.capacity))),
             None if self.capacity > 0 => {
                 let most = format!(
-                    "free on the device: {} of {}; no sample told it",
+                    "free on the device: {} of {}; the trace has no sample of it",
                     self.room_text(units),
                     units.show(self.capacity)
                 );

@@ -1,4 +1,4 @@
-//! `memtrace oom`: why a request found no memory, the evidence, and what to try.
+//! `memtrace oom`: why a request ran out of memory, the evidence, and what to try.
 
 mod case;
 
@@ -22,7 +22,7 @@ use crate::state::replay_trace::Replayed;
 
 use case::{OomCase, RowsBefore};
 
-/// See the module.
+/// `memtrace oom`.
 pub(super) struct Oom;
 
 impl Report for Oom {
@@ -31,7 +31,7 @@ impl Report for Oom {
     }
 
     fn about(&self) -> &'static str {
-        "Why memory ran out: what was asked, what was free, a verdict and what to try"
+        "Explain an out-of-memory error: the request, the free memory, the cause, what to try"
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
@@ -80,7 +80,7 @@ impl Report for Oom {
     }
 }
 
-/// Who held the memory then: by category, and the ten largest modules.
+/// Prints the live blocks at the OOM: by category, and by module for the ten largest.
 fn holders(printer: &mut Printer, replayed: &Replayed, ordinal: i32, options: &Options) {
     let live: Vec<Block> = replayed.replay.live_on(ordinal, false);
     let total: i64 = live.iter().map(|block| block.bytes).sum();
