@@ -1,42 +1,42 @@
-//! The table of cards: one line per card.
+//! The table of presets: one line per card.
 //!
-//! `memory` is what `cudaMemGetInfo` calls total, which is less than the number on the box: it is
-//! the figure in PyTorch's own out-of-memory message ("GPU 0 has a total capacity of ..."). It
-//! differs by some MiB between drivers and boards; where public reports differ the smaller of the
-//! usual ones stands here. `context` is what a process with one CUDA context and PyTorch's kernels
-//! has taken before its first allocation: a round figure, never measured by us, which differs by
-//! driver and by how much code gets loaded. Change either with `mem=` and `context=`.
+//! The memory is the total that `cudaMemGetInfo` reports, which is less than the nominal size. PyTorch prints
+//! it in its out-of-memory message ("GPU 0 has a total capacity of ..."). It differs by some MiB between
+//! drivers and boards; where public reports differ, the table has the smaller of the usual values. The
+//! context is the memory that a process with one CUDA context and PyTorch's kernels takes before its first
+//! allocation. It is a round guess that we never measured, and it differs by driver and by the code that is
+//! loaded. `mem=` and `context=` change either.
 
-/// A card as its table line has it.
+/// A preset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Card {
-    /// What the user types: `h100-80g`.
+    /// The name by which a user asks for it: `h100-80g`.
     pub id: &'static str,
-    /// What `torch.cuda.get_device_name` says.
+    /// The name that `torch.cuda.get_device_name` returns.
     pub name: &'static str,
     /// Total memory in MiB, as the CUDA runtime reports it.
     pub memory_mib: u64,
     /// Compute capability, major and minor.
     pub cc: (u32, u32),
-    /// Multiprocessors.
+    /// The number of multiprocessors.
     pub sms: u32,
-    /// MiB taken before the first allocation.
+    /// Memory in MiB that is used before the first allocation.
     pub context_mib: u64,
-    /// L2 cache in MiB.
+    /// The L2 cache in MiB.
     pub l2_mib: u32,
-    /// Memory bus in bits.
+    /// The width of the memory bus in bits.
     pub bus_bits: u32,
-    /// Clocks of multiprocessors and memory in MHz.
+    /// The clocks of the multiprocessors and of the memory, in MHz.
     pub clocks_mhz: (u32, u32),
 }
 
-/// The card taken when nobody asked for one.
+/// The preset that is used without a request.
 pub const DEFAULT_CARD: &str = "h100-80g";
 
 macro_rules! cards {
     ($($id:literal $name:literal $memory:literal MiB, cc $major:literal $minor:literal, $sms:literal SMs,
        context $context:literal, L2 $l2:literal, bus $bus:literal, MHz $sm_mhz:literal $memory_mhz:literal;)*) => {
-        /// Every preset, in the order in which they are listed.
+        /// Every preset, in the order of the list that users see.
         pub const CARDS: &[Card] = &[$(Card {
             id: $id, name: $name, memory_mib: $memory, cc: ($major, $minor), sms: $sms,
             context_mib: $context, l2_mib: $l2, bus_bits: $bus, clocks_mhz: ($sm_mhz, $memory_mhz),
@@ -44,9 +44,9 @@ macro_rules! cards {
     };
 }
 
-// Memory: from totals in public out-of-memory reports, GiB in brackets. Capability: NVIDIA's table
-// of CUDA GPUs (developer.nvidia.com/cuda-gpus). Multiprocessors, L2, bus and clocks: the
-// architecture white papers and data sheets of each card.
+// Sources. Memory: totals in public out-of-memory reports, in GiB at the end of the line. Capability:
+// NVIDIA's table of CUDA GPUs (developer.nvidia.com/cuda-gpus). Multiprocessors, L2, bus and clocks: the
+// architecture white papers and the data sheets of each card.
 cards! {
     "t4"        "Tesla T4"                          15095 MiB, cc  7 5,  40 SMs, context 120, L2   4, bus  256, MHz 1590  5001; // 14.74
     "v100-16g"  "Tesla V100-SXM2-16GB"              16151 MiB, cc  7 0,  80 SMs, context 310, L2   6, bus 4096, MHz 1530   877; // 15.77
@@ -66,15 +66,15 @@ cards! {
 }
 
 impl Card {
-    /// The preset of that name, if there is one.
+    /// The preset with this name, in any case.
     #[must_use]
     pub fn find(id: &str) -> Option<&'static Card> {
         CARDS.iter().find(|card| card.id.eq_ignore_ascii_case(id))
     }
 
-    /// The channels that NCCL opens between such cards in one machine: by its logs in public reports 24 where
-    /// NVSwitch joins them and 12 for the links of a V100; two, its least, where there is no NVLink. It differs
-    /// by machine.
+    /// The number of channels that NCCL opens between such cards in one machine. Its logs in public reports
+    /// show 24 with NVSwitch and 12 with the links of a V100. Without NVLink it is 2, NCCL's minimum. It
+    /// differs by machine.
     #[must_use]
     pub fn nccl_channels(&self) -> u32 {
         match self.id.split('-').next() {

@@ -1,7 +1,7 @@
-//! The cards that the phantom device can be, and how one is asked for.
+//! The cards that the phantom device can simulate, and the syntax of a request for one.
 //!
-//! Both the phantom library and the command use this: the library to be the card, the command to
-//! list the cards and to refuse a bad request before anything starts. No state, no I/O.
+//! The phantom library uses it to take the properties of the card, the command to list the cards and to
+//! refuse an invalid request before anything starts. It has no state and does no I/O.
 #![forbid(unsafe_code)]
 
 mod cards;
@@ -10,5 +10,5 @@ mod spec;
 pub use cards::{CARDS, Card, DEFAULT_CARD};
 pub use spec::{Spec, SpecError};
 
-/// The variable that holds the card as the user typed it.
+/// The environment variable with the requested card, as the user typed it.
 pub const CARD_VARIABLE: &str = "MEMTRACE_PHANTOM";

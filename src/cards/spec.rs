@@ -1,55 +1,55 @@
-//! What the user asked for: `h100-80g`, `8xh100-80g`, `mem=48g,cc=8.9`, `h100-80g,mem=40g`.
+//! The request for a card: `h100-80g`, `8xh100-80g`, `mem=48g,cc=8.9`, `h100-80g,mem=40g`.
 
 use std::fmt;
 
 use crate::cards::{CARDS, Card, DEFAULT_CARD};
 
 const MIB: u64 = 1 << 20;
-/// Each device has a fixed range of addresses, and so many ranges there are.
-const MOST_DEVICES: u32 = 32;
+/// The number of devices for which the phantom library has an address range.
+const MAX_DEVICES: u32 = 32;
 
-/// The device to be: a preset with the user's changes.
+/// The simulated devices: a preset with the user's changes. All devices are alike.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
-    /// The preset that everything not said comes from.
+    /// The preset for the properties that the request does not set.
     pub base: &'static Card,
-    /// What `torch.cuda.get_device_name` says.
+    /// The name that `torch.cuda.get_device_name` returns.
     pub name: String,
-    /// Bytes that `cudaMemGetInfo` calls total.
+    /// Total memory in bytes.
     pub memory: u64,
     /// Compute capability, major and minor.
     pub cc: (u32, u32),
-    /// Multiprocessors.
+    /// The number of multiprocessors.
     pub sms: u32,
-    /// Bytes taken before the first allocation.
+    /// Memory in bytes that is used before the first allocation.
     pub context: u64,
-    /// Bytes that other processes have on each device.
+    /// Memory in bytes that other processes use on each device.
     pub others: u64,
-    /// How many such devices there are.
+    /// The number of devices.
     pub count: u32,
-    /// Channels of each NCCL communicator.
+    /// The number of channels of each NCCL communicator.
     pub channels: u32,
 }
 
-/// Why a request was refused. Its text names the part that is wrong and what would be right.
+/// The reason for which a request is invalid. Its text names the invalid part and the valid values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SpecError {
-    /// Neither a preset nor `key=value`.
+    /// A word is neither a preset nor `key=value`.
     UnknownCard(String),
-    /// A preset after something else.
+    /// A preset is not the first word.
     LateCard(String),
-    /// A key that is not in the list.
+    /// A key is unknown.
     UnknownKey(String),
-    /// A value that its key cannot take.
+    /// A value is invalid for its key.
     BadValue {
         /// The key.
         key: &'static str,
         /// The value as typed.
         value: String,
-        /// What would be right.
+        /// The valid values.
         expected: &'static str,
     },
-    /// The context takes more than the whole memory.
+    /// The context and the other processes use the whole memory.
     NothingFree,
 }
 
@@ -57,7 +57,7 @@ impl fmt::Display for SpecError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownCard(word) => {
-                write!(f, "no card is called `{word}`; there are")?;
+                write!(f, "no card is called `{word}`; the cards are")?;
                 for card in CARDS {
                     write!(f, " {}", card.id)?;
                 }
@@ -67,14 +67,17 @@ impl fmt::Display for SpecError {
             Self::UnknownKey(key) => {
                 write!(
                     f,
-                    "`{key}=` is not known; the keys are mem, cc, sms, name, context, others, count, channels"
+                    "`{key}=` is unknown; the keys are mem, cc, sms, name, context, others, count, channels"
                 )
             }
             Self::BadValue { key, value, expected } => {
-                write!(f, "`{key}={value}` is not right: {expected}")
+                write!(f, "`{key}={value}` is invalid: expected {expected}")
             }
             Self::NothingFree => {
-                write!(f, "the context takes the whole memory: raise mem= or lower context= and others=")
+                write!(
+                    f,
+                    "the context and others= use the whole memory: raise mem= or lower context= and others="
+                )
             }
         }
     }
@@ -89,7 +92,7 @@ impl Default for Spec {
 }
 
 impl Spec {
-    /// One device of that card.
+    /// One device of a preset.
     #[must_use]
     pub fn of(card: &'static Card) -> Self {
         Self {
@@ -105,10 +108,11 @@ impl Spec {
         }
     }
 
-    /// Reads what the user typed.
+    /// Parses a request. An empty one is the [`DEFAULT_CARD`].
     ///
     /// # Errors
-    /// When a word is neither a preset nor a known `key=value`, or a value cannot be.
+    /// When a word is neither a preset nor a known `key=value`, when a value is invalid, or when no memory
+    /// would be free.
     pub fn parse(text: &str) -> Result<Self, SpecError> {
         let mut words = text.split(',').map(str::trim).filter(|word| !word.is_empty()).peekable();
         let mut spec = match words.peek() {
@@ -117,7 +121,7 @@ impl Spec {
                 words.next();
                 spec
             }
-            // Anonymous: the name must not claim to be a card that it is not.
+            // The properties are the user's, so the name must not be that of a real card.
             Some(_) => Self { name: "Phantom GPU".to_owned(), ..Self::default() },
             None => Self::default(),
         };
@@ -159,7 +163,7 @@ impl Spec {
                 self.memory = size(value)
                     .filter(|&n| (64 * MIB..=900 << 30).contains(&n))
                     .ok_or_else(|| bad("mem", "a size such as 48g, 40960m, from 64m to 900g"))?;
-                // A small card cannot have the context of a big one.
+                // The context of a large card would not fit into the memory of a small one.
                 self.context = self.context.min(self.memory / 8);
             }
             "context" => {
@@ -179,7 +183,7 @@ impl Spec {
                 self.sms = sms.ok_or_else(|| bad("sms", "a number of multiprocessors, from 1 to 1024"))?;
             }
             "count" => {
-                let count = value.parse().ok().filter(|n| (1..=MOST_DEVICES).contains(n));
+                let count = value.parse().ok().filter(|n| (1..=MAX_DEVICES).contains(n));
                 self.count = count.ok_or_else(|| bad("count", "a number of devices, from 1 to 32"))?;
             }
             "channels" => {
@@ -199,7 +203,8 @@ impl Spec {
     }
 }
 
-/// `48g`, `48gb`, `48GiB`, `512m`, `1024k`, plain bytes; a fraction is allowed. Powers of two always.
+/// Parses a size in bytes: `48g`, `48gb`, `48GiB`, `512m`, `1024k` or a plain number, also with a fraction.
+/// Units are powers of two.
 fn size(text: &str) -> Option<u64> {
     let lower = text.to_ascii_lowercase();
     let digits = lower.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -225,27 +230,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_preset_parses_by_its_name_and_says_what_its_line_says() {
+    fn a_request_with_the_name_of_a_preset_is_that_preset() {
         for card in CARDS {
             assert_eq!(Spec::parse(card.id), Ok(Spec::of(card)));
         }
     }
 
     #[test]
-    fn no_two_presets_share_a_name() {
+    fn presets_have_distinct_names() {
         for (i, card) in CARDS.iter().enumerate() {
             assert!(CARDS[..i].iter().all(|other| other.id != card.id && other.name != card.name));
         }
     }
 
     #[test]
-    fn a_count_before_the_preset_gives_several_devices() {
+    fn a_count_before_a_preset_requests_several_devices() {
         let spec = Spec::parse("8xh100-80g").unwrap();
         assert_eq!((spec.count, spec.base.id), (8, "h100-80g"));
     }
 
     #[test]
-    fn keys_change_a_preset_and_stand_alone() {
+    fn keys_change_a_preset_or_describe_a_card() {
         let spec = Spec::parse("h100-80g,mem=40g,context=0").unwrap();
         assert_eq!((spec.memory, spec.context, spec.cc), (40 << 30, 0, (9, 0)));
         let spec = Spec::parse("mem=48GiB, cc=8.9, sms=142, name=My card, count=2").unwrap();
@@ -255,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_powers_of_two_and_may_have_a_fraction() {
+    fn sizes_have_binary_units_and_may_have_a_fraction() {
         assert_eq!(size("1.5g"), Some(3 << 29));
         assert_eq!(size("512MiB"), Some(512 << 20));
         assert_eq!(size("0"), Some(0));
@@ -265,12 +270,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_at_all_is_the_default_card() {
+    fn an_empty_request_is_the_default_card() {
         assert_eq!(Spec::parse("").unwrap(), Spec::default());
     }
 
     #[test]
-    fn a_bad_request_is_refused_and_told_what_would_be_right() {
+    fn an_invalid_request_is_refused_with_the_valid_values() {
         for (text, part) in [
             ("h100", "a100-80g"),
             ("0xh100-80g", "count=0"),

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Writes generated.rs: an answer for every CUDA-family name that a torch build leaves undefined and
-that no answers! block has by hand, and a refusal for every other name of the driver's header.
+"""Writes generated.rs: the functions that no answers! block defines by hand.
 
     src/phantom/table/generate.py PYTHON...
 
-Each PYTHON is an environment with torch in it. Names are never dropped: what is in generated.rs and is
-wanted by none of the environments given stays, so one torch version can be added at a time.
-A default does nothing and returns success. Where the header that comes with the wheels shows an
-out-parameter that the caller will use (a handle, a size, a count), it is filled.
+Each PYTHON is an interpreter with torch. The list has every CUDA-family name that a library of torch leaves
+undefined, and, as a refusal, every other name of the driver's header. A name stays in the list when none of
+the given environments wants it, so torch versions can be added one at a time.
+
+A generated function does nothing and returns success. Where the header in the wheels shows an out-parameter
+that the caller uses (a handle, a size, a count), the function fills it.
 """
 
 import glob
@@ -28,7 +29,7 @@ NUMBERS = {
     "unsigned int": "u32",
     "cusparseIndexBase_t": "c_int",
 }
-# What a math library does on the device, as against what it only notes down.
+# Functions of a math library that run on the device, and not only store a setting.
 WORK = re.compile(
     r"(?:cublas|cusolver|cusparse|cufft|curand|cudnn)(?!.*(?:Create|Destroy|Set|Get|Init|Support|bufferSize|MatDescr|Version|nnz$)).*"
 )
@@ -55,6 +56,7 @@ def wanted(site):
 
 
 def text_of(header):
+    """The declarations of a header, without comments and preprocessor lines."""
     with open(header, errors="replace") as file:
         text = file.read()
     text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
@@ -63,6 +65,7 @@ def text_of(header):
 
 
 def prototypes(site):
+    """The parameter list of each function in the headers of the wheels."""
     found = {}
     for pattern in ("nvidia/*/include/*.h", "cusparselt/include/*.h"):
         for header in sorted(glob.glob(f"{site}/{pattern}")):
@@ -75,6 +78,7 @@ def prototypes(site):
 
 
 def driver_names(site):
+    """Every function of the driver's header, with the versioned names behind its macros."""
     names = set()
     for header in glob.glob(f"{site}/nvidia/*/include/cuda.h"):
         with open(header, errors="replace") as file:
@@ -85,6 +89,7 @@ def driver_names(site):
 
 
 def by_hand():
+    """The names that an answers! block defines."""
     names = set()
     for source in glob.glob(f"{HERE}/../*/*.rs"):
         if os.path.basename(source) != "generated.rs":
@@ -96,24 +101,24 @@ def by_hand():
 
 
 def passed_through():
+    """The patterns of names that are left to the real libraries."""
     with open(f"{HERE}/passthrough.txt") as file:
         return [re.compile(line.strip()) for line in file if line.strip() and not line.startswith("#")]
 
 
 def parameters(name, prototype):
-    """The Rust parameters of a name, and what is written through them. None when nothing is."""
+    """The Rust parameters and the values written through them, or None without an out-parameter."""
     arguments, fills = [], []
     for index, text in enumerate(re.sub(r"\s+", " ", part).strip() for part in prototype.split(",")):
         text = re.sub(r"\[\s*\w*\s*\]$", "", text)
         if "*" not in text:
             scalar = re.match(r"(?:const )?(float|double|cu\w*[Cc]omplex)\b", text)
-            # A complex number is a struct; in its place the registers are what matters, and its
-            # two floats share one.
+            # A complex number is a struct that arrives in one vector register, as a double does.
             kind = {"float": "f32", "double": "f64"}.get(scalar[1], "f64") if scalar else "Word"
             arguments.append(f"_a{index}: {kind}")
             continue
         base, label, stars = text.split("*")[0].strip(), text.split("*")[-1].strip(), text.count("*")
-        making = re.search(r"Create|Init|Alloc", name)
+        creates = re.search(r"Create|Init|Alloc", name)
         kind, value = None, None
         if base.startswith("const"):
             pass
@@ -124,8 +129,8 @@ def parameters(name, prototype):
         elif (
             stars == 1 and base == "int" and label == "info" and re.search(r"geqrfBatched|gelsBatched", name)
         ):
-            kind, value = "c_int", "0"  # on the host, as in few functions of the family
-        elif making and ((stars == 1 and re.search(r"(_t|Info|Descr|Handle)$", base)) or stars == 2):
+            kind, value = "c_int", "0"  # Host memory, unlike in most of the family.
+        elif creates and ((stars == 1 and re.search(r"(_t|Info|Descr|Handle)$", base)) or stars == 2):
             kind, value = "usize", "opaque_handle()"
         if kind is None:
             arguments.append(f"_a{index}: Word")
@@ -136,6 +141,7 @@ def parameters(name, prototype):
 
 
 def kept(section):
+    """The lines of a section of the present generated.rs, by name."""
     path = f"{HERE}/generated.rs"
     if not os.path.exists(path):
         return {}
@@ -174,7 +180,7 @@ def main(pythons):
         shape = parameters(name, shapes.get(name, ""))
         if shape:
             body = " ".join(f"{place} = {value};" for place, value in shape[1])
-            # A handle is an answer like any other; a size is a guess.
+            # A handle is not a guess, but a size is.
             kind = "Success" if all(value == "opaque_handle()" for _, value in shape[1]) else "Guess"
             fills[name] = f"{kind} {name}({', '.join(shape[0])}) {{ {body} }}"
         else:
@@ -192,11 +198,11 @@ def main(pythons):
         file.write(HEAD + "\n".join(sections))
 
 
-HEAD = """//! Written by generate.py; edit that, or answer a name by hand and run it again.
+HEAD = """//! The functions that no file answers by hand. Written by `generate.py`: edit that, or answer a name by
+//! hand and run it again.
 //!
-//! What torch wants and nobody answered by hand: success, success after some device time, success
-//! with an out-parameter filled, or (names of the driver that only a program looking for them by name
-//! could want) a refusal.
+//! `success!` does nothing, `work!` takes device time, `fills!` fills out-parameters. `refuse!` has the names
+//! of the driver that torch does not want, which a program can only look up by name.
 
 use std::ffi::c_int;
 

@@ -1,8 +1,8 @@
-//! Written by generate.py; edit that, or answer a name by hand and run it again.
+//! The functions that no file answers by hand. Written by `generate.py`: edit that, or answer a name by
+//! hand and run it again.
 //!
-//! What torch wants and nobody answered by hand: success, success after some device time, success
-//! with an out-parameter filled, or (names of the driver that only a program looking for them by name
-//! could want) a refusal.
+//! `success!` does nothing, `work!` takes device time, `fills!` fills out-parameters. `refuse!` has the names
+//! of the driver that torch does not want, which a program can only look up by name.
 
 use std::ffi::c_int;
 

@@ -6,7 +6,7 @@ use crate::ffi::symbols::{Home, RealFn, Symbol, find_anywhere};
 
 const LIBRARY: &str = "libmemtrace_phantom.so";
 
-// SAFETY: the type is the one in the phantom device's `libraries.rs`.
+// SAFETY: the type is the one in the phantom device's `nccl_buffers.rs`.
 static STANDS_FOR: RealFn<unsafe extern "C" fn() -> *const c_char> =
     unsafe { RealFn::new(c"memtrace_phantom_stands_for", LIBRARY) };
 
