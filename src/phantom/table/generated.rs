@@ -1,5 +1,5 @@
-//! The functions that no file answers by hand. Written by `generate.py`: edit that, or answer a name by
-//! hand and run it again.
+//! The functions that no file answers by hand. Written by `generate.py`: edit that, or answer a name by hand
+//! and run it again.
 //!
 //! `success!` does nothing, `work!` takes device time, `fills!` fills out-parameters. `refuse!` has the names
 //! of the driver that torch does not want, which a program can only look up by name.
