@@ -87,7 +87,7 @@ pub(crate) fn context_handle(device: usize) -> usize {
     CONTEXT_BASE + device * CONTEXT_STEP
 }
 
-/// The device whose primary context has this handle.
+/// The device of a primary context.
 pub(crate) fn device_of_context(context: usize) -> usize {
     context.wrapping_sub(CONTEXT_BASE) / CONTEXT_STEP
 }

@@ -111,7 +111,7 @@ impl<'call, T> Out<'call, T> {
         Self(std::ptr::null_mut(), PhantomData)
     }
 
-    /// A place whose address the program passed in another way than as a typed argument.
+    /// A place that the program passed in another way than as a typed argument.
     ///
     /// # Safety
     /// The address is null or good for a write of a `T` during `'call`.

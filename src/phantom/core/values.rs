@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The largest copy, fill or message, in bytes, whose bytes are really moved.
+/// The largest copy, fill or message that really moves its bytes, in bytes.
 pub(crate) const SMALL: usize = 64 << 10;
 /// An input of at least this many bytes from the host means that the program makes progress.
 const PROGRESS_INPUT: usize = 1 << 10;

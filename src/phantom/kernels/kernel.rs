@@ -60,7 +60,7 @@ pub(crate) fn launch_library(stream: StreamHandle) -> Status {
     queue_unknown(LIBRARY_COST_NS, stream)
 }
 
-/// The same on the default stream, for calls whose stream is not known.
+/// The same on the default stream, for calls with an unknown stream.
 pub(crate) fn launch_library_on_default_stream() -> Status {
     launch_library(StreamHandle::DEFAULT)
 }

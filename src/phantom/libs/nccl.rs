@@ -41,7 +41,7 @@ struct Communicator {
     buffers: Mutex<Option<LibraryMemory>>,
 }
 
-/// The library in whose place the buffers are allocated.
+/// The library that the buffers are attributed to.
 const LIBRARY: &CStr = c"libnccl.so.2";
 
 const INVALID_ARGUMENT: Status = ncclResult_t::ncclInvalidArgument as Status;

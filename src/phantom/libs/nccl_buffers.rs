@@ -25,16 +25,16 @@ thread_local! {
     static STANDS_FOR: Cell<Option<&'static CStr>> = const { Cell::new(None) };
 }
 
-/// The library in whose place this one calls the driver on the calling thread, or null. The tracer asks, to
-/// attribute the memory to it.
+/// The library on behalf of which the calling thread calls the driver now, or null. The tracer asks, to attribute
+/// the memory to it.
 // SAFETY: only this library defines the name.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_phantom_stands_for() -> *const c_char {
     STANDS_FOR.try_with(Cell::get).ok().flatten().map_or(null(), CStr::as_ptr)
 }
 
-/// Runs driver calls in the place of a library.
-fn standing_for<T>(library: &'static CStr, calls: impl FnOnce() -> T) -> T {
+/// Runs driver calls on behalf of a library.
+fn on_behalf_of<T>(library: &'static CStr, calls: impl FnOnce() -> T) -> T {
     let _ = STANDS_FOR.try_with(|cell| cell.set(Some(library)));
     let result = calls();
     let _ = STANDS_FOR.try_with(|cell| cell.set(None));
@@ -67,8 +67,8 @@ pub(crate) struct LibraryMemory {
 }
 
 impl LibraryMemory {
-    /// Allocates buffers of these sizes in the place of a library, each in whole pages. On an error nothing
-    /// stays allocated.
+    /// Allocates buffers of these sizes on behalf of a library, each in whole pages. On an error nothing stays
+    /// allocated.
     pub(crate) fn alloc(library: &'static CStr, device: usize, sizes: &[usize]) -> Result<Self, Status> {
         // SAFETY: the signature of cuda.h.
         let create = unsafe { find_in_program::<MemCreate>(c"cuMemCreate") };
@@ -79,7 +79,7 @@ impl LibraryMemory {
         properties.location.type_ = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
         properties.location.id = device as c_int;
         let mut memory = Self::default();
-        standing_for(library, || {
+        on_behalf_of(library, || {
             for &size in sizes {
                 let mut handle = 0;
                 // SAFETY: both places are good for the call.
@@ -96,9 +96,9 @@ impl LibraryMemory {
         .map(|()| memory)
     }
 
-    /// Frees the buffers in the place of the library.
+    /// Frees the buffers on behalf of the library.
     pub(crate) fn free(mut self, library: &'static CStr) {
-        standing_for(library, || self.release());
+        on_behalf_of(library, || self.release());
     }
 
     fn release(&mut self) {

@@ -37,7 +37,7 @@ pub(crate) struct RankMailbox {
 }
 
 // SAFETY: the memory is mapped for ever and shared between processes. It is accessed through atomics, and a
-// payload only by the side whose turn the control block shows.
+// payload only by the side that the control block gives it to.
 unsafe impl Send for RankMailbox {}
 // SAFETY: as above.
 unsafe impl Sync for RankMailbox {}
