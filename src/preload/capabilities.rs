@@ -1,24 +1,22 @@
-//! What cannot be captured of this process's torch, in plain words for the meta row.
+//! The parts of this process's torch that cannot be captured, for the meta row.
 //!
-//! Asked on the writer thread when the trace begins: the libraries are loaded then.
+//! Queried on the writer thread when the trace begins: the libraries are loaded then.
 
 use std::ffi::CStr;
 
 use memtrace_trace::Meta;
 use memtrace_trace::config::Settings;
 
-use crate::attribution::private_pools;
-use crate::attribution::requested_sizes;
-use crate::ffi::cpython;
+use crate::attribution::{private_pools, requested_sizes};
 use crate::ffi::loaded_libraries::loaded_libraries;
 use crate::ffi::symbols::find_in_loaded;
-use crate::ffi::torch;
+use crate::ffi::{cpython, torch};
 use crate::python::op_io;
 
-/// The oldest and the newest minor version of torch 2 that was tried.
+/// The oldest and the newest minor version of torch 2 that was tested.
 const TRIED: (u32, u32) = (1, 15);
 
-/// A function that a hook needs, and what is lost without it.
+/// A function that a hook needs, and the loss without it.
 const NEEDED: &[(&str, &CStr, &str)] = &[
     (
         "libc10.so",
@@ -29,11 +27,11 @@ const NEEDED: &[(&str, &CStr, &str)] = &[
     ("libc10_cuda.so", c"_ZN3c104cuda20getCurrentCUDAStreamEa", "no streams: stream is 0"),
 ];
 
-/// What torch's ops need.
+/// The functions that the op callbacks need.
 const NEEDED_FOR_OPS: &[&CStr] =
     &[c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE", c"_ZNK2at14RecordFunction4nameEv"];
 
-/// Adds torch's version and what degrades.
+/// Adds torch's version and every loss.
 pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
     if loaded_libraries("libc10.so").is_empty() {
         return;

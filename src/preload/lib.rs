@@ -1,7 +1,7 @@
 //! `libmemtrace.so`: the hooks that `LD_PRELOAD` puts between a program and CUDA, torch and NVTX.
 //!
-//! A hook passes its arguments on unchanged, returns what the real function returned, and records one event; the rest
-//! is the work of [`memtrace_record`]. The rooms, from below:
+//! A hook passes its arguments on unchanged, returns what the real function returned, and records one event;
+//! the rest is the work of [`memtrace_record`]. The rooms, from below:
 //!
 //! - [`ffi`]: symbols, loaded libraries, and the functions of others that are called
 //! - [`runtime`]: the session, the thread state, the guard around our code, the log
@@ -10,7 +10,8 @@
 //! - [`hooks`]: the functions that stand before the real ones
 //! - [`capabilities`], [`process_info`] and [`lifecycle`]: the process as a whole
 //!
-//! State lives as long as the process. Settings are read once, at load, and the child of a fork starts a trace of its own.
+//! State lives as long as the process. Settings are read once, at load, and the child of a fork starts a
+//! trace of its own.
 
 mod attribution;
 mod capabilities;

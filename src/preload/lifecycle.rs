@@ -1,7 +1,7 @@
 //! Load, fork and exit of the process.
 //!
-//! The library loads into every process that inherits `LD_PRELOAD`, most of which never see a GPU. Loading reads the
-//! settings and opens nothing; the first event that is worth a trace starts the recorder.
+//! The library loads into every process that inherits `LD_PRELOAD`, most of which never see a GPU. Loading
+//! reads the settings and opens nothing; the first event that is worth a trace starts the recorder.
 
 use std::ffi::c_void;
 
@@ -47,7 +47,8 @@ fn load() {
     hooks::libc::exec::install();
     // SAFETY: the three handlers take nothing and only change atomics and our own locks.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child)) };
-    // Handlers run in the reverse order of their registration. This one is among the first, so the program's run before.
+    // Handlers run in the reverse order of their registration. This one is among the first, so the program's
+    // run before.
     // SAFETY: the handler takes nothing and does not unwind.
     unsafe { libc::atexit(at_exit) };
     if nvtx {
@@ -80,8 +81,8 @@ extern "C" fn after_fork_in_child() {
     errors::reset_in_child();
 }
 
-/// Reports to the launcher, which cannot see it otherwise, that the library was loaded: one byte in the file that
-/// `MEMTRACE_HELLO` names.
+/// Reports to the launcher, which cannot see it otherwise, that the library was loaded: one byte in the file
+/// that `MEMTRACE_HELLO` names.
 fn report_load() {
     let Some(path) = std::env::var_os("MEMTRACE_HELLO") else { return };
     use std::io::Write;

@@ -1,4 +1,5 @@
-//! The description of the process in the meta row and the end row: host, rank, allocator, devices, capabilities.
+//! The description of the process in the meta row and the end row: host, rank, allocator, devices,
+//! capabilities.
 
 use std::ffi::{CStr, c_char, c_int};
 

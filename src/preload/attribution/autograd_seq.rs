@@ -1,10 +1,10 @@
 //! The forward that made a backward function, by autograd's sequence numbers.
 //!
-//! An op that makes a node of autograd's graph has a number, counted per thread, and the backward function of that node
-//! has the same: (forward thread, number) identifies both. The number is a field of torch's `RecordFunction` without a
-//! symbol. While an op starts it equals the result of the exported `at::sequence_number::peek`, so its place is found by
-//! watching ops. The id of the forward thread is at one of two distances behind it (`RecordFunction` in
-//! ATen/record_function.h, 2.1 to 2.15).
+//! An op that makes a node of autograd's graph has a number, counted per thread, and the backward function of
+//! that node has the same: (forward thread, number) identifies both. The number is a field of torch's
+//! `RecordFunction` without a symbol. While an op starts it equals the result of the exported
+//! `at::sequence_number::peek`, so its place is found by watching ops. The id of the forward thread is at one
+//! of two distances behind it (`RecordFunction` in ATen/record_function.h, 2.1 to 2.15).
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -30,14 +30,14 @@ static CURRENT_THREAD_ID: Symbol<Query> =
 
 /// Are module paths known in this process? Without them no origin is remembered.
 static MODULES: AtomicBool = AtomicBool::new(false);
-/// The index of the number among the words of a `RecordFunction`; 0 while it is sought, `NOT_FOUND` when the search has
-/// failed.
+/// The index of the number among the words of a `RecordFunction`; 0 while it is sought, `NOT_FOUND` when the
+/// search has failed.
 static PLACE: AtomicUsize = AtomicUsize::new(0);
 const NOT_FOUND: usize = usize::MAX;
 /// The words of a `RecordFunction` that are searched; it is longer in every version.
 const WORDS: usize = 32;
-/// The distance from the number to the forward thread's id, in words. The inputs and the outputs are between them, and in
-/// later versions the inputs by name, a `std::unordered_map` behind the inputs.
+/// The distance from the number to the forward thread's id, in words. The inputs and the outputs are between
+/// them, and in later versions the inputs by name, a `std::unordered_map` behind the inputs.
 const TO_THREAD: usize = 6;
 const TO_THREAD_WITH_NAMES: usize = 13;
 const TO_NAMES: usize = 3;
@@ -45,8 +45,8 @@ const TO_NAMES: usize = 3;
 const TO_BUCKET: usize = 6;
 /// The distance in this torch; 0 before the first backward function.
 static DISTANCE: AtomicUsize = AtomicUsize::new(0);
-/// The number of ops that must agree on a word. `tracer.py` runs twice as many when it is installed, so that the place
-/// is known before the first forward.
+/// The number of ops that must agree on a word. `tracer.py` runs twice as many when it is installed, so that
+/// the place is known before the first forward.
 const ENOUGH: u32 = 8;
 /// The search fails after this many ops.
 const TOO_MANY: u32 = 20_000;
@@ -57,16 +57,17 @@ static WATCHED: AtomicU32 = AtomicU32::new(0);
 static WATCHER: AtomicU64 = AtomicU64::new(0);
 static LAST: AtomicU64 = AtomicU64::new(0);
 
-/// The modules of the latest numbers of all threads; 0 is empty. One table for all: a program may start a thread for every
-/// forward (`DataParallel` does), and torch never reuses the id of a thread.
+/// The modules of the latest numbers of all threads; 0 is empty. One table for all: a program may start a
+/// thread for every forward (`DataParallel` does), and torch never reuses the id of a thread.
 static MODULE_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 /// The same for Python stacks, which exist only when they are asked for.
 static PYTHON_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
-/// The nodes of all graphs that can be alive at once; older ones are overwritten. The numbers of a thread are consecutive,
-/// so two of one thread meet only this far apart.
+/// The nodes of all graphs that can be alive at once; older ones are overwritten. The numbers of a thread are
+/// consecutive, so two of one thread meet only this far apart.
 const PLACES: usize = 1 << 19;
 
-/// The index of a thread's number in the tables, and its key: the upper half of an entry, whose lower half is the value.
+/// The index of a thread's number in the tables, and its key: the upper half of an entry, whose lower half is
+/// the value.
 fn place_of(thread: u64, number: u64) -> (usize, u64) {
     // The threads start anywhere in the table, far from each other.
     let first = thread.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
@@ -117,15 +118,15 @@ fn thread_id(state: &ThreadState) -> u64 {
 /// A word of a `RecordFunction`.
 ///
 /// # Safety
-/// `record` is a live `RecordFunction`. `index` is below [`WORDS`], or within [`TO_THREAD_WITH_NAMES`] behind the word
-/// that was found to be the number.
+/// `record` is a live `RecordFunction`. `index` is below [`WORDS`], or within [`TO_THREAD_WITH_NAMES`] behind
+/// the word that was found to be the number.
 unsafe fn word(record: *const c_void, index: usize) -> u64 {
     // SAFETY: by the contract, the word is inside the record.
     unsafe { record.cast::<u64>().add(index).read() }
 }
 
-/// The number of the node that a starting op may make; `None` for an op that makes none, and while the place of numbers or
-/// the modules are unknown.
+/// The number of the node that a starting op may make; `None` for an op that makes none, and while the place
+/// of numbers or the modules are unknown.
 ///
 /// # Safety
 /// `record` is a live `RecordFunction`.
@@ -144,7 +145,8 @@ pub(crate) unsafe fn number_of(state: &ThreadState, record: *const c_void) -> Op
     }
 }
 
-/// Remembers the origin of the node with this number of the thread: the module, 0 for none, and the Python stack.
+/// Remembers the origin of the node with this number of the thread: the module, 0 for none, and the Python
+/// stack.
 #[inline]
 pub(crate) fn remember(state: &ThreadState, number: u64, module: TextId, python: impl FnOnce() -> StackId) {
     let module = if module == 0 { script_module() } else { module };

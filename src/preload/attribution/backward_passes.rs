@@ -1,8 +1,9 @@
-//! Backward passes: how many backward functions have run, and whether the gradients of the next pass are reported.
+//! Backward passes: how many backward functions have run, and whether the gradients of the next pass are
+//! reported.
 //!
-//! The Python side reports gradients after a backward pass of the main thread, from a call that the interpreter runs
-//! there. While the pass runs the main thread waits for it, so a call that is scheduled when the pass begins runs when
-//! the pass is over.
+//! The Python side reports gradients after a backward pass of the main thread, from a call that the
+//! interpreter runs there. While the pass runs the main thread waits for it, so a call that is scheduled when
+//! the pass begins runs when the pass is over.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,8 +20,9 @@ pub(crate) fn set_schedule(schedule: fn() -> bool) {
     let _ = SCHEDULE.set(schedule);
 }
 
-/// A backward function begins, on any thread. `is_of_main`: the main thread ran the op that it belongs to, so the main
-/// thread waits for this pass. It does not wait for the pass of another thread, which reports its gradients itself.
+/// A backward function begins, on any thread. `is_of_main`: the main thread ran the op that it belongs to, so
+/// the main thread waits for this pass. It does not wait for the pass of another thread, which reports its
+/// gradients itself.
 #[inline]
 pub(crate) fn function_begins(is_of_main: bool) {
     FUNCTIONS.fetch_add(1, Ordering::Relaxed);

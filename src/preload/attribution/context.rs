@@ -1,4 +1,5 @@
-//! The context of an event: what the thread's ranges, the process's phase and the innermost op say about its owner.
+//! The context of an event: what the thread's ranges, the process's phase and the innermost op say about its
+//! owner.
 //!
 //! A thread computes its base context, the part before any op, when something that it depends on has changed
 //! ([`state_version`]), and keeps it until then.
@@ -115,8 +116,8 @@ fn recompute(ranges: &OpenRanges, version: u64, stream: i64) {
 
 /// The context that a stack of ranges gives.
 ///
-/// A module's path replaces that of the module around it. The user's own levels stay, before and behind it, and a whole
-/// path that the user gave stands alone.
+/// A module's path replaces that of the module around it. The user's own levels stay, before and behind it,
+/// and a whole path that the user gave stands alone.
 fn base_of(open: &[OpenRange], inherited: TextId, thread: &OpenRanges) -> Context {
     let on_autograd_thread = thread.is_autograd();
     let join = |path: TextId, level: TextId| {
@@ -172,8 +173,8 @@ fn join(path: TextId, level: TextId) -> TextId {
     text_id(&with_tables(|tables| format!("{}.{}", tables.text_of(path), tables.text_of(level))))
 }
 
-/// Autograd's threads work for the thread that called backward, so they have the process's phase. Other threads (pinning,
-/// prefetch) do not.
+/// Autograd's threads work for the thread that called backward, so they have the process's phase. Other
+/// threads (pinning, prefetch) do not.
 fn inherited_phase(thread: &OpenRanges) -> TextId {
     if thread.is_autograd() { phases::top() } else { 0 }
 }

@@ -1,8 +1,8 @@
 //! Deferred frees: a block that is freed while streams still use it (`record_stream`) is free later.
 //!
-//! Just before it reports such a free, the allocator records a CUDA event on each of those streams. When it sees the last
-//! of them completed, it reuses the block and reports nothing. So the last successful query of the events is the end of
-//! the block.
+//! Just before it reports such a free, the allocator records a CUDA event on each of those streams. When it
+//! sees the last of them completed, it reuses the block and reports nothing. So the last successful query of
+//! the events is the end of the block.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -128,8 +128,9 @@ unsafe extern "C" {
     fn _Unwind_FindEnclosingFunction(pc: *const c_void) -> *const c_void;
 }
 
-/// Is the call at `caller` one of torch's device guard? The guard is in the allocator's library and records the events of
-/// `torch.Event` and of autograd's streams, which belong to no block. There are few call sites, and each is resolved once.
+/// Is the call at `caller` one of torch's device guard? The guard is in the allocator's library and records
+/// the events of `torch.Event` and of autograd's streams, which belong to no block. There are few call sites,
+/// and each is resolved once.
 fn is_device_guard(caller: *const c_void) -> bool {
     /// Call sites, shifted left by one: the lowest bit is set for a site of the guard.
     static KNOWN: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];

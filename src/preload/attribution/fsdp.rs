@@ -1,5 +1,5 @@
-//! The parameters that FSDP2 gathers: whole before a module's forward and before its backward, freed behind it. Their
-//! memory is parameters of the module that FSDP gathers them for, in every phase.
+//! The parameters that FSDP2 gathers: whole before a module's forward and before its backward, freed behind
+//! it. Their memory is parameters of the module that FSDP gathers them for, in every phase.
 
 use memtrace_record::intern::{TextId, with_tables};
 use rustc_hash::FxHashMap;
@@ -7,16 +7,17 @@ use rustc_hash::FxHashMap;
 use crate::attribution::context;
 use crate::runtime::fork::ForkSafe;
 
-/// The user scopes that gather parameters (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, 2.6 to 2.15), each
-/// followed by the name of the module in its root: `FSDP::pre_backward (layers.0)`.
+/// The user scopes that gather parameters (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, 2.6 to
+/// 2.15), each followed by the name of the module in its root: `FSDP::pre_backward (layers.0)`.
 const FORWARD: &str = "pre_forward";
 const OTHERS: [&str; 4] = ["pre_backward", "all_gather", "forward_prefetch for ", "backward_prefetch for "];
 
-/// The paths of modules by their names in their root, as their forwards show them: several where models share a name.
+/// The paths of modules by their names in their root, as their forwards show them: several where models share
+/// a name.
 static PATHS: ForkSafe<Option<FxHashMap<String, Vec<TextId>>>> = ForkSafe::new(None);
 
-/// The module whose parameters this scope gathers, 0 for an unknown one; `None` for a scope that gathers nothing. `near` is
-/// a module of the model whose backward runs.
+/// The module whose parameters this scope gathers, 0 for an unknown one; `None` for a scope that gathers
+/// nothing. `near` is a module of the model whose backward runs.
 pub(crate) fn gathered_module(scope: TextId, near: TextId) -> Option<TextId> {
     let scope = with_tables(|tables| tables.text_of(scope).strip_prefix("FSDP::").map(str::to_owned))?;
     let is_forward = scope.starts_with(FORWARD);

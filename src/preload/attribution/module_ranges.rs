@@ -69,8 +69,8 @@ pub(crate) fn leave(key: usize) {
     });
 }
 
-/// The fast path of [`leave`]: almost every module that ends is the innermost range of its thread and lies in another
-/// module. Then the context around it is restored, unless process-wide state has changed.
+/// The fast path of [`leave`]: almost every module that ends is the innermost range of its thread and lies in
+/// another module. Then the context around it is restored, unless process-wide state has changed.
 fn leave_innermost(thread: &OpenRanges, key: usize) -> Option<OpenRange> {
     let mut open = thread.open.try_borrow_mut().ok()?;
     let range = *open.last()?;

@@ -1,7 +1,7 @@
 //! The context of an allocation inside torch ops.
 //!
-//! Names, stacks and contexts are made only when a report asks for them, and then from small caches of the thread: a
-//! training loop runs the same ops again and again.
+//! Names, stacks and contexts are made only when a report asks for them, and then from small caches of the
+//! thread: a training loop runs the same ops again and again.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
@@ -15,7 +15,8 @@ use crate::runtime::cache::Cache;
 use crate::runtime::thread;
 use crate::runtime::thread::running_ops::{RunningOp, RunningOps};
 
-/// The context of the innermost op over `base`, which belongs to `epoch` of this thread; `None` outside every op.
+/// The context of the innermost op over `base`, which belongs to `epoch` of this thread; `None` outside every
+/// op.
 #[inline]
 pub(crate) fn innermost(ops: &RefCell<RunningOps>, base: &Cell<Context>, epoch: u64) -> Option<ContextId> {
     let mut ops = ops.try_borrow_mut().ok()?;
@@ -120,12 +121,7 @@ pub(crate) fn name(names: &mut Cache<Vec<u8>, TextId>, op: &RunningOp) -> TextId
     if op.name != 0 {
         return op.name;
     }
-    // SAFETY: the op is running, so its record is alive and has a name.
-    let text = unsafe { (op.name_of)(op.record) };
-    if text.is_null() {
-        return 0;
-    }
-    // SAFETY: a C string that lives as long as the record. Another may have its place later.
-    let text = unsafe { CStr::from_ptr(text) }.to_bytes();
-    names.get(text, || text_id(&String::from_utf8_lossy(text)))
+    // The bytes are the key of the cache: another record may have this address later.
+    let text = op.name_text().map_or(&b""[..], CStr::to_bytes);
+    if text.is_empty() { 0 } else { names.get(text, || text_id(&String::from_utf8_lossy(text))) }
 }

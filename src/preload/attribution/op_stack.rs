@@ -12,7 +12,7 @@ use memtrace_trace::{Api, Header, Payload};
 
 use crate::attribution::{autograd_seq, backward_passes, context, fsdp, op_context, phases, steps};
 use crate::runtime::pause;
-use crate::runtime::thread::running_ops::{NameOf, Origin, RunningOp, RunningOps, Scope};
+use crate::runtime::thread::running_ops::{NameOf, RunningOp, RunningOps, Scope};
 use crate::runtime::thread::{self, ThreadState};
 
 /// A deeper stack is an error (an op that ended on another thread): it is dropped.
@@ -48,35 +48,15 @@ pub(crate) unsafe fn enter(scope: Scope, record: *const c_void, name_of: NameOf)
         if ops.running.len() >= MAX_DEPTH {
             ops.running.clear();
         }
-        let around = ops.running.last();
-        let inside = around.is_some_and(|op| op.inside || op.scope != Scope::User);
-        let mut op = RunningOp {
-            record,
-            name_of,
-            scope,
-            phase: around.map_or(0, |op| op.phase),
-            origin: around.map_or(Origin::default(), |op| op.origin),
-            gathers: around.and_then(|op| op.gathers),
-            name: 0,
-            stack: 0,
-            root: 0,
-            context: 0,
-            epoch: 0,
-            python: 0,
-            inside,
-            outermost: !inside && scope != Scope::User,
-            start_ns: 0,
-            bytes: 0,
-        };
-        if !inside {
+        // SAFETY: by the contract; the op leaves the list with `leave`.
+        let mut op = unsafe { RunningOp::new(scope, record, name_of, ops.running.last()) };
+        if !op.inside {
             ops.python_key = None;
         }
         match scope {
-            // SAFETY: the record is alive, by the contract.
-            Scope::Backward => unsafe { backward_begins(&mut ops, &mut op) },
+            Scope::Backward => backward_begins(&mut ops, &mut op),
             Scope::User => scope_begins(&mut ops, &mut op),
-            // SAFETY: as above.
-            Scope::Function => unsafe { function_begins(state, &mut ops, &op) },
+            Scope::Function => function_begins(state, &mut ops, &op),
         }
         if op.outermost && op.phase == 0 && state.ranges.is_autograd() {
             // `autograd::engine::evaluate_function: ...`: the thread does nothing else.
@@ -96,15 +76,13 @@ pub(crate) unsafe fn enter(scope: Scope, record: *const c_void, name_of: NameOf)
     });
 }
 
-/// # Safety
-/// The record of `op` is alive.
 #[inline]
-unsafe fn backward_begins(ops: &mut RunningOps, op: &mut RunningOp) {
-    // SAFETY: by the contract, here and below.
-    match unsafe { autograd_seq::origin_of(op.record) } {
+fn backward_begins(ops: &mut RunningOps, op: &mut RunningOp) {
+    // SAFETY: the record of a running op is alive, here and below.
+    match unsafe { autograd_seq::origin_of(op.record()) } {
         Some(origin) => (op.origin, ops.near) = (origin, origin.module),
         // SAFETY: as above.
-        None if unsafe { autograd_seq::has_number(op.record) } => ops.near = 0,
+        None if unsafe { autograd_seq::has_number(op.record()) } => ops.near = 0,
         // It adds to a gradient, of the model of the functions around it.
         None => {}
     }
@@ -112,7 +90,7 @@ unsafe fn backward_begins(ops: &mut RunningOps, op: &mut RunningOp) {
     steps::training_began();
     phases::forward_is_over();
     // SAFETY: as above.
-    backward_passes::function_begins(unsafe { autograd_seq::is_of_main(op.record) });
+    backward_passes::function_begins(unsafe { autograd_seq::is_of_main(op.record()) });
 }
 
 #[inline]
@@ -129,15 +107,13 @@ fn scope_begins(ops: &mut RunningOps, op: &mut RunningOp) {
     }
 }
 
-/// # Safety
-/// The record of `op` is alive.
 #[inline]
-unsafe fn function_begins(state: &ThreadState, ops: &mut RunningOps, op: &RunningOp) {
-    // SAFETY: by the contract.
-    let Some(number) = (unsafe { autograd_seq::number_of(state, op.record) }) else { return };
+fn function_begins(state: &ThreadState, ops: &mut RunningOps, op: &RunningOp) {
+    // SAFETY: the record of a running op is alive.
+    let Some(number) = (unsafe { autograd_seq::number_of(state, op.record()) }) else { return };
     let base = context::base(state);
-    // Inside a backward function too: a recomputation, or the graph of a double backward. And in the step of an
-    // optimizer that calls a closure.
+    // Inside a backward function too: a recomputation, or the graph of a double backward. And in the step of
+    // an optimizer that calls a closure.
     if op.phase == 0 || op.origin.module != 0 || base.flags & Context::IN_MODULE != 0 {
         let python = || ops.python_stack(state.ranges.is_autograd(), op.origin.python);
         autograd_seq::remember(state, number, base.module, python);
@@ -173,7 +149,7 @@ pub(crate) fn innermost() -> Option<(usize, bool)> {
 pub(crate) fn leave(record: *const c_void, ending: Ending) {
     thread::with(|state| {
         let Ok(mut ops) = state.ops.try_borrow_mut() else { return };
-        let Some(index) = ops.running.iter().rposition(|op| op.record == record) else { return };
+        let Some(index) = ops.running.iter().rposition(|op| op.record() == record) else { return };
         let RunningOp { start_ns, bytes, .. } = ops.running[index];
         if start_ns != 0 {
             // The row of an op is made while the op is still the innermost.
@@ -196,8 +172,8 @@ fn end_from(ops: &mut RunningOps, index: usize) {
     match scope {
         Scope::User => steps::scope_ended(name),
         Scope::Backward => {
-            // The engine's own work on the gradients afterwards (sums over broadcast dimensions, casts) belongs to the
-            // same forward.
+            // The engine's own work on the gradients afterwards (sums over broadcast dimensions, casts)
+            // belongs to the same forward.
             let around = ops.running.last_mut().filter(|around| around.scope == Scope::Function);
             if let Some(around) = around {
                 (around.origin, around.context, around.root) = (origin, 0, 0);

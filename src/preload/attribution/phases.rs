@@ -63,8 +63,8 @@ fn change(change: impl FnOnce(&mut Vec<(u64, TextId)>)) {
     state_version::advance();
 }
 
-/// The thread whose outermost module returned last and whose backward has not begun: its work between the two, the
-/// loss, belongs to the forward. 0 for none.
+/// The thread whose outermost module returned last and whose backward has not begun: its work between the
+/// two, the loss, belongs to the forward. 0 for none.
 static LOSS_THREAD: AtomicU32 = AtomicU32::new(0);
 
 /// Does this thread compute the loss?
@@ -72,7 +72,8 @@ pub(crate) fn is_in_loss() -> bool {
     LOSS_THREAD.load(Ordering::Relaxed) == thread_id()
 }
 
-/// The outermost module of this thread has returned. Without autograd no backward follows, and there is no loss.
+/// The outermost module of this thread has returned. Without autograd no backward follows, and there is no
+/// loss.
 pub(crate) fn forward_returned() {
     if torch::is_grad_enabled() {
         LOSS_THREAD.store(thread_id(), Ordering::Relaxed);

@@ -1,17 +1,16 @@
-//! The private pool that a block lies in: those of CUDA graphs and of `torch.cuda.MemPool`.
+//! The private pool of a block: a pool of a CUDA graph or of `torch.cuda.MemPool`.
 //!
-//! Whoever wants a pool gives the allocator a filter, a `std::function` that says of a stream whether
-//! its allocations belong to the pool; the allocator asks it at each allocation, on the allocating thread,
-//! just before it reports the block. We stand before the function that takes the filter
-//! (`beginAllocateToPool`, a slot of the allocator's vtable), put a filter of ours around it, and
-//! remember which one said yes last.
+//! The user of a pool gives the allocator a filter, a `std::function` that says whether the allocations of a
+//! stream belong to the pool. The allocator calls it at each allocation, on the allocating thread, just
+//! before it reports the block. We hook the function that takes the filter (`beginAllocateToPool`, a slot of
+//! the allocator's vtable), wrap the filter, and remember the last one that said yes.
 //!
-//! Up to torch 2.1 there is no filter: a stream belongs to a pool from `beginAllocateStreamToPool` to
-//! `endAllocateStreamToPool`, and what a thread allocates while that is its current stream lies in the pool.
+//! Up to torch 2.1 there is no filter. A stream belongs to a pool from `beginAllocateStreamToPool` to
+//! `endAllocateStreamToPool`, and so does a thread's allocation while that is its current stream.
 //!
-//! Which slot it is differs from version to version, and is read off torch itself: its pluggable allocator
-//! is of the same class, and has both its vtable and these functions exported. Where it has not, `pool` stays 0
-//! and the meta row says so.
+//! The slot differs between versions, and torch itself shows it: its pluggable allocator is of the same
+//! class, and exports both its vtable and these functions. Without them `pool` stays 0, and the meta row says
+//! so.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
@@ -24,13 +23,14 @@ use crate::runtime::fork::ForkSafe;
 use crate::runtime::guard::shielded;
 use crate::runtime::thread::{self, ThreadState};
 
-/// The vtable of `torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator`, and the libraries that may have it.
+/// The vtable of `torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator`, and the libraries that may
+/// have it.
 const TABLE: &CStr = c"_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
 const LIBRARIES: [&str; 2] = ["libtorch_cuda.so", "libtorch_python.so"];
 /// More functions than the class has.
 const FUNCTIONS: usize = 96;
 
-/// A virtual function that we stand before.
+/// A virtual function that we hook.
 struct Hook {
     /// Its name in the pluggable allocator.
     name: &'static CStr,
@@ -38,20 +38,20 @@ struct Hook {
     ours: fn() -> *mut c_void,
 }
 
-static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static REAL_BEGIN: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static REAL_BEGIN_STREAM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static REAL_END_STREAM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 static HOOKS: &[Hook] = &[
-    // The device became one byte, which is passed alike.
+    // The device became one byte in later versions, which is passed in the same way.
     Hook {
         name: c"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator19beginAllocateToPoolEaSt4pairIyyESt8functionIFbP11CUstream_stEE",
-        real: &REAL,
+        real: &REAL_BEGIN,
         ours: || begin as *mut c_void,
     },
     Hook {
         name: c"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator19beginAllocateToPoolEiSt4pairIyyESt8functionIFbP11CUstream_stEE",
-        real: &REAL,
+        real: &REAL_BEGIN,
         ours: || begin as *mut c_void,
     },
     Hook {
@@ -66,8 +66,8 @@ static HOOKS: &[Hook] = &[
     },
 ];
 
-/// Those that this torch has, with their slots.
-fn found() -> Vec<(usize, &'static Hook)> {
+/// The hooks that this torch has, with their slots.
+fn hooks_with_slots() -> Vec<(usize, &'static Hook)> {
     let places = LIBRARIES.map(|library| (library, find_in_loaded(library, TABLE).cast::<*mut c_void>()));
     let Some((library, table)) = places.into_iter().find(|(_, table)| !table.is_null()) else {
         return Vec::new();
@@ -81,14 +81,14 @@ fn found() -> Vec<(usize, &'static Hook)> {
     HOOKS.iter().filter_map(slot).collect()
 }
 
-/// Can this torch's pools be told apart?
+/// Does this torch show the pool of a block?
 pub(crate) fn are_known() -> bool {
-    !found().is_empty()
+    !hooks_with_slots().is_empty()
 }
 
-/// Puts our functions among those of an allocator's vtable.
+/// Replaces the functions of an allocator's vtable by ours.
 pub(crate) fn hook(functions: &mut [*mut c_void]) {
-    for (slot, hook) in found() {
+    for (slot, hook) in hooks_with_slots() {
         if let Some(place) = functions.get_mut(slot).filter(|place| !place.is_null()) {
             hook.real.store(*place, Ordering::Release);
             *place = (hook.ours)();
@@ -113,41 +113,42 @@ struct Function {
 }
 
 type Manager = unsafe extern "C-unwind" fn(*mut [usize; 2], *const [usize; 2], u32) -> bool;
-/// The argument is a reference to the stream; only handed on.
+/// The argument is a reference to the stream; we only pass it on.
 type Invoker = unsafe extern "C-unwind" fn(*const [usize; 2], usize) -> bool;
 
-/// A filter of torch's, and the pool that it is for.
+/// A filter of torch's, and its pool.
 struct Filter {
     inner: Function,
     pool: u16,
 }
 
-/// The ids of pools; their numbers are their places, from 1 on.
+/// The ids of pools by their number; the first is 1.
 static POOLS: ForkSafe<Vec<(u64, u64)>> = ForkSafe::new(Vec::new());
 
 /// A stream that belongs to a pool.
 struct Stream {
     device: i8,
-    /// As CUDA has it, and as torch numbers it.
+    /// CUDA's handle and torch's id.
     handle: usize,
     id: i64,
     pool: u16,
 }
 
 static STREAMS: ForkSafe<Vec<Stream>> = ForkSafe::new(Vec::new());
-/// How many there are: none, but while a graph is captured by an old torch.
+/// The length of [`STREAMS`]: 0 except while an old torch captures a graph.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// The pool of the allocation that this thread is in, on `device` and its current stream there; 0 for the default.
+/// The pool of the allocation in progress on this thread, with its device and current stream; 0 for the
+/// default pool.
 #[inline]
 pub(crate) fn current(device: i8, stream: i64) -> u16 {
-    of_filter_or_stream(thread::with(|own| own.pool.get()).unwrap_or(0), device, stream)
+    of_filter_or_stream(thread::with(|state| state.pool.get()).unwrap_or(0), device, stream)
 }
 
-/// As [`current`], for the last word about an allocation of the thread that `own` is of.
+/// As [`current`], at the end of an allocation on the thread of `state`: the next one starts without a pool.
 #[inline]
-pub(crate) fn take(own: &ThreadState, device: i8, stream: i64) -> u16 {
-    of_filter_or_stream(own.pool.replace(0), device, stream)
+pub(crate) fn take(state: &ThreadState, device: i8, stream: i64) -> u16 {
+    of_filter_or_stream(state.pool.replace(0), device, stream)
 }
 
 #[inline]
@@ -172,7 +173,7 @@ unsafe extern "C-unwind" fn begin_stream(
     low: u64,
 ) {
     shielded(|| {
-        // Who begins has made it the current stream of its thread.
+        // The caller has made it the current stream of its thread.
         let id = current_stream(device as i8);
         let of = Stream { device: device as i8, handle: stream, id, pool: number(high, low) };
         STREAMS.with(|streams| {
@@ -181,7 +182,7 @@ unsafe extern "C-unwind" fn begin_stream(
         });
     });
     let real = REAL_BEGIN_STREAM.load(Ordering::Acquire);
-    // SAFETY: the slot's own function, stored before ours was put there.
+    // SAFETY: the slot's original function, stored before ours replaced it.
     let real = unsafe { std::mem::transmute::<*mut c_void, BeginStream>(real) };
     // SAFETY: the caller's own arguments, passed on unchanged.
     unsafe { real(this, device, stream, high, low) }
@@ -195,7 +196,7 @@ unsafe extern "C-unwind" fn end_stream(this: *mut c_void, device: usize, stream:
         });
     });
     let real = REAL_END_STREAM.load(Ordering::Acquire);
-    // SAFETY: the slot's own function, stored before ours was put there.
+    // SAFETY: the slot's original function, stored before ours replaced it.
     let real = unsafe { std::mem::transmute::<*mut c_void, EndStream>(real) };
     // SAFETY: the caller's own arguments, passed on unchanged.
     unsafe { real(this, device, stream) }
@@ -218,14 +219,14 @@ unsafe extern "C-unwind" fn begin(
         let inner = std::mem::replace(filter, own);
         filter.data[0] = Box::into_raw(Box::new(Filter { inner, pool: number(high, low) })) as usize;
     });
-    let real = REAL.load(Ordering::Acquire);
-    // SAFETY: the slot's own function, stored before ours was put there.
+    let real = REAL_BEGIN.load(Ordering::Acquire);
+    // SAFETY: the slot's original function, stored before ours replaced it.
     let real = unsafe { std::mem::transmute::<*mut c_void, Begin>(real) };
     // SAFETY: the caller's own arguments; the filter answers as before.
     unsafe { real(this, device, high, low, filter) }
 }
 
-/// The number of a pool; 0 when there are more than a row can tell apart.
+/// The number of a pool; 0 when there are more than a row can name.
 fn number(high: u64, low: u64) -> u16 {
     POOLS.with(|pools| {
         let known = pools.iter().position(|id| *id == (high, low));
@@ -237,35 +238,36 @@ fn number(high: u64, low: u64) -> u16 {
     })
 }
 
-/// What `std::function` does with what it holds: `std::_Manager_operation`.
+/// The operations of a `std::function` on its content: `std::_Manager_operation`.
 unsafe extern "C-unwind" fn manage(to: *mut [usize; 2], from: *const [usize; 2], operation: u32) -> bool {
     const GET_POINTER: u32 = 1;
     const CLONE: u32 = 2;
     const DESTROY: u32 = 3;
     match operation {
-        // SAFETY: both places are a function object's, and `from` holds what `begin` or a clone put there.
+        // SAFETY: both places belong to function objects, and `from` holds the filter of `begin` or of a
+        // clone.
         GET_POINTER => unsafe { (*to)[0] = (*from)[0] },
         CLONE => {
             // SAFETY: as above; the filter lives until it is destroyed.
             let old = unsafe { &*((*from)[0] as *const Filter) };
             let mut inner = Function { data: old.inner.data, ..old.inner };
             if let Some(manager) = old.inner.manager {
-                // SAFETY: the same operation on what torch's own function holds.
+                // SAFETY: the same operation on the content of torch's own function.
                 unsafe { manager(&raw mut inner.data, &raw const old.inner.data, operation) };
             }
             // SAFETY: as above.
             unsafe { (*to)[0] = Box::into_raw(Box::new(Filter { inner, pool: old.pool })) as usize };
         }
         DESTROY => {
-            // SAFETY: as above; a function object destroys what it holds once.
+            // SAFETY: as above; a function object destroys its content once.
             let mut filter = unsafe { Box::from_raw((*to)[0] as *mut Filter) };
             let data = &raw mut filter.inner.data;
             if let Some(manager) = filter.inner.manager {
-                // SAFETY: the same operation on what torch's own function holds.
+                // SAFETY: the same operation on the content of torch's own function.
                 unsafe { manager(data, data, operation) };
             }
         }
-        // The type of what it holds: none that anybody could ask for.
+        // The type of the content: nobody can ask for it.
         // SAFETY: as above.
         _ => unsafe { (*to)[0] = 0 },
     }
@@ -273,13 +275,13 @@ unsafe extern "C-unwind" fn manage(to: *mut [usize; 2], from: *const [usize; 2],
 }
 
 unsafe extern "C-unwind" fn invoke(data: *const [usize; 2], stream: usize) -> bool {
-    // SAFETY: the function object holds what `begin` or a clone put there.
+    // SAFETY: the function object holds the filter of `begin` or of a clone.
     let filter = unsafe { &*((*data)[0] as *const Filter) };
     let Some(invoker) = filter.inner.invoker else { return false };
     // SAFETY: the caller's own argument, passed on to torch's own function.
     let yes = unsafe { invoker(&raw const filter.inner.data, stream) };
     if yes {
-        thread::with(|own| own.pool.set(filter.pool));
+        thread::with(|state| state.pool.set(filter.pool));
     }
     yes
 }

@@ -16,8 +16,8 @@ fn on_thread<R>(work: impl FnOnce(&OpenRanges) -> R) -> Option<R> {
 }
 
 impl Drop for OpenRanges {
-    /// A thread ends inside its ranges. Nobody can pop the push/pop ranges any more; another thread may still end the
-    /// start/end ranges.
+    /// A thread ends inside its ranges. Nobody can pop the push/pop ranges any more; another thread may still
+    /// end the start/end ranges.
     fn drop(&mut self) {
         for range in self.open.get_mut().drain(..) {
             if range.id == 0 && range.phase != 0 {
@@ -29,8 +29,8 @@ impl Drop for OpenRanges {
     }
 }
 
-/// Opens a push/pop range on this thread. `category` names the NVTX category when the range belongs to the domain
-/// `memtrace`.
+/// Opens a push/pop range on this thread. `category` names the NVTX category when the range belongs to the
+/// domain `memtrace`.
 pub(crate) fn push(name: &str, domain: usize, category: Option<&str>) {
     open(name, domain, category, 0);
 }
@@ -150,7 +150,8 @@ fn set_step(meaning: Meaning<'_>) {
     }
 }
 
-/// In the child of a fork: the ranges of the thread that forked stay open and have no rows in the child's trace.
+/// In the child of a fork: the ranges of the thread that forked stay open and have no rows in the child's
+/// trace.
 pub(crate) fn reset_in_child() {
     on_thread(|thread| {
         if let Ok(mut open) = thread.open.try_borrow_mut() {

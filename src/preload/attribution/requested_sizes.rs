@@ -1,12 +1,12 @@
-//! The requested size of a block: what the program asked torch's allocator for, before rounding.
+//! The requested size of a block: the bytes that the program asked torch's allocator for, before rounding.
 //!
-//! The allocator's reports do not say it. Its C++ object does, at the call of `allocate(size)`: slot 2 of
-//! the vtable in every version from 2.1 on (`c10/core/Allocator.h`: two destructors, then `allocate`).
-//! The object gets a copy of its vtable in which that slot is ours. Whoever calls `raw_alloc` goes past
-//! it, so those blocks have -1.
+//! The allocator's reports do not contain it. The call of its C++ object does: `allocate(size)`, slot 2 of
+//! the vtable in every version from 2.1 on (`c10/core/Allocator.h`: two destructors, then `allocate`). The
+//! object gets a copy of its vtable with our function in that slot. A call of `raw_alloc` bypasses it, and
+//! its block has -1.
 //!
-//! A program may put another allocator in its place (`change_current_allocator`), which reports nothing: what
-//! it takes while it allocates is then the block itself.
+//! A program may replace the allocator (`change_current_allocator`) by one that reports nothing. Then the
+//! memory that it takes while it allocates is the block itself.
 
 use std::ffi::{CStr, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -17,8 +17,7 @@ use crate::attribution::private_pools;
 use crate::ffi::loaded_libraries;
 use crate::ffi::symbols::find_in_loaded;
 use crate::ffi::vtables::VtableCopy;
-use crate::runtime::thread;
-use crate::runtime::thread::ThreadState;
+use crate::runtime::thread::{self, ThreadState};
 
 /// `std::atomic<CUDAAllocator*> c10::cuda::CUDACachingAllocator::allocator`.
 const ALLOCATOR: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
@@ -30,27 +29,26 @@ const FUNCTIONS: usize = 126;
 /// `DataPtr allocate(size_t)`: the result goes through a pointer that is returned.
 type Allocate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, usize) -> *mut c_void;
 
-/// More allocators than one process has: the first one, and those that were put in its place.
-const MOST_OBJECTS: usize = 4;
+/// More allocators than one process has: the first one, and its replacements.
+const MAX_OBJECTS: usize = 4;
 
-/// What is behind our function in the vtable of each object.
-static REAL_ALLOCATE: [AtomicPtr<c_void>; MOST_OBJECTS] =
-    [const { AtomicPtr::new(null_mut()) }; MOST_OBJECTS];
-/// The objects whose vtable is ours.
-static HOOKED: [AtomicPtr<c_void>; MOST_OBJECTS] = [const { AtomicPtr::new(null_mut()) }; MOST_OBJECTS];
-/// Our function for each.
-const OURS: [Allocate; MOST_OBJECTS] = [allocate::<0>, allocate::<1>, allocate::<2>, allocate::<3>];
-/// Of each: is it not one of torch's own, which report their blocks?
-static REPORTS_NOTHING: [AtomicBool; MOST_OBJECTS] = [const { AtomicBool::new(false) }; MOST_OBJECTS];
-/// Was it tried?
+/// The function that ours replaced in the vtable of each object.
+static REAL_ALLOCATE: [AtomicPtr<c_void>; MAX_OBJECTS] = [const { AtomicPtr::new(null_mut()) }; MAX_OBJECTS];
+/// The objects that have a vtable of ours.
+static HOOKED: [AtomicPtr<c_void>; MAX_OBJECTS] = [const { AtomicPtr::new(null_mut()) }; MAX_OBJECTS];
+/// Our function for each object.
+const OURS: [Allocate; MAX_OBJECTS] = [allocate::<0>, allocate::<1>, allocate::<2>, allocate::<3>];
+/// Of each object: does it report no blocks? torch's own do.
+static REPORTS_NOTHING: [AtomicBool; MAX_OBJECTS] = [const { AtomicBool::new(false) }; MAX_OBJECTS];
+/// Has [`install`] run?
 static TRIED: AtomicBool = AtomicBool::new(false);
-/// A request was larger than its block: this is not the function that it was taken for.
+/// A request was larger than its block: the slot is another function.
 static WRONG: AtomicBool = AtomicBool::new(false);
 
-/// What the thread asked for, for the block of `block` bytes that is being reported; -1 when unknown.
+/// The requested size of the block of `block` bytes that is reported now; -1 when unknown.
 #[inline]
-pub(crate) fn of_block(own: &ThreadState, block: i64) -> i64 {
-    let requested = own.requested.get();
+pub(crate) fn of_block(state: &ThreadState, block: i64) -> i64 {
+    let requested = state.requested.get();
     if requested > block {
         WRONG.store(true, Ordering::Relaxed);
         return -1;
@@ -60,22 +58,22 @@ pub(crate) fn of_block(own: &ThreadState, block: i64) -> i64 {
 
 /// Is the thread inside the allocator?
 pub(crate) fn is_inside() -> bool {
-    thread::with(|own| own.requested.get()).unwrap_or(-1) >= 0
+    thread::with(|state| state.requested.get()).unwrap_or(-1) >= 0
 }
 
-/// Is it inside one that reports nothing, so that its calls are the blocks?
+/// Is it inside an allocator that reports nothing, so that its calls are the blocks?
 pub(crate) fn is_inside_unreported() -> bool {
-    thread::with(|own| own.unreported.get()).unwrap_or(false)
+    thread::with(|state| state.unreported.get()).unwrap_or(false)
 }
 
-/// Can it be said that this torch's allocator is not hooked, or not as it was taken for? A trace may begin
-/// before torch calls CUDA, which is when it is hooked.
+/// Is it certain that requested sizes are missing? `false` before torch calls CUDA, which is when its
+/// allocator is hooked: a trace may begin earlier.
 pub(crate) fn is_missing() -> bool {
     let tried = TRIED.load(Ordering::Relaxed) && HOOKED[0].load(Ordering::Acquire).is_null();
     tried || WRONG.load(Ordering::Relaxed) || find_in_loaded("libc10_cuda.so", ALLOCATOR).is_null()
 }
 
-/// Puts our function into the allocator's vtable, when there is an allocator that has not got it.
+/// Puts our function into the vtable of torch's current allocator, unless it is there.
 pub(crate) fn install() {
     TRIED.store(true, Ordering::Relaxed);
     let place = find_in_loaded("libc10_cuda.so", ALLOCATOR).cast::<*mut c_void>();
@@ -87,7 +85,7 @@ pub(crate) fn install() {
     if object.is_null() {
         return;
     }
-    // The first one may still be called when another has its place.
+    // The first allocator may still be called after it was replaced.
     let mut hooked = HOOKED.iter().map(|place| place.load(Ordering::Acquire));
     let Some(index) = hooked.position(|known| known.is_null() || known == object) else { return };
     if HOOKED[index].load(Ordering::Acquire) == object {
@@ -118,19 +116,20 @@ unsafe extern "C-unwind" fn allocate<const INDEX: usize>(
     this: *mut c_void,
     size: usize,
 ) -> *mut c_void {
-    /// An OOM leaves by an exception.
-    struct Clear((i64, bool));
-    impl Drop for Clear {
+    /// Restores the thread's state; an OOM leaves by an exception.
+    struct Restore((i64, bool));
+    impl Drop for Restore {
         fn drop(&mut self) {
-            thread::with(|own| (own.requested.set(self.0.0), own.unreported.set(self.0.1)));
+            thread::with(|state| (state.requested.set(self.0.0), state.unreported.set(self.0.1)));
         }
     }
     let reports_nothing = REPORTS_NOTHING[INDEX].load(Ordering::Relaxed);
-    let outer =
-        thread::with(|own| (own.requested.replace(size as i64), own.unreported.replace(reports_nothing)));
-    let _clear = Clear(outer.unwrap_or((-1, false)));
+    let outer = thread::with(|state| {
+        (state.requested.replace(size as i64), state.unreported.replace(reports_nothing))
+    });
+    let _restore = Restore(outer.unwrap_or((-1, false)));
     let real = REAL_ALLOCATE[INDEX].load(Ordering::Acquire);
-    // SAFETY: the slot's own function, stored before ours was put there.
+    // SAFETY: the slot's original function, stored before ours replaced it.
     let real = unsafe { std::mem::transmute::<*mut c_void, Allocate>(real) };
     // SAFETY: the caller's own arguments, passed on unchanged.
     unsafe { real(result, this, size) }

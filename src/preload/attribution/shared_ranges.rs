@@ -10,8 +10,8 @@ use crate::runtime::thread::open_ranges::OpenRange;
 static STARTED: ForkSafe<Vec<OpenRange>> = ForkSafe::new(Vec::new());
 /// Start/end ranges that another thread ended: the thread that started them has them on its stack still.
 static ENDED: ForkSafe<Vec<u64>> = ForkSafe::new(Vec::new());
-/// Ids of start/end ranges and of phases. A tool that was loaded first counts from 1, and the program holds its ids:
-/// ours must differ from them.
+/// Ids of start/end ranges and of phases. A tool that was loaded first counts from 1, and the program holds
+/// its ids: ours must differ from them.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1 << 62);
 
 /// A new id.

@@ -23,8 +23,8 @@ pub(crate) fn are_set_by_program() -> bool {
     SET_BY_PROGRAM.load(Ordering::Relaxed)
 }
 
-/// The program sets the step. A step lasts until the next one is set: the time between two step ranges belongs to the
-/// first of them.
+/// The program sets the step. A step lasts until the next one is set: the time between two step ranges
+/// belongs to the first of them.
 pub(crate) fn set(step: i64) {
     SET_BY_PROGRAM.store(true, Ordering::Relaxed);
     let before = STEP.swap(i32::try_from(step).unwrap_or(i32::MAX), Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Which library made a call, by its return address.
+//! The library that made a call, by its return address.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
@@ -14,9 +14,9 @@ use crate::ffi::phantom;
 pub(crate) struct Library {
     /// Its file name.
     pub(crate) name: TextId,
-    /// Is it the home of torch's caching allocator?
+    /// Does it contain torch's caching allocator?
     pub(crate) is_torch_allocator: bool,
-    /// Is it the phantom device, which makes calls in the name of libraries that it stands for?
+    /// Is it the phantom device, which makes calls for the libraries that it stands for?
     is_phantom: bool,
 }
 
@@ -33,20 +33,22 @@ impl Library {
     }
 }
 
+/// A segment of code.
 struct Range {
     start: usize,
     end: usize,
     library: Library,
 }
 
+/// The segments of all loaded libraries, by address.
 struct Ranges {
-    /// What the loader counted when they were read: libraries that it loaded and unloaded.
+    /// The loader's counts of loaded and unloaded libraries when the segments were read.
     version: (u64, u64),
     ranges: Vec<Range>,
 }
 
-/// The code of every loaded library, sorted. Replaced as a whole and never freed: it changes only when
-/// a call comes from a library that was loaded since.
+/// The code of every loaded library. Replaced as a whole and never freed: it changes only when a call comes
+/// from a library that was loaded since.
 static RANGES: AtomicPtr<Ranges> = AtomicPtr::new(null_mut());
 
 /// The library that the code at `address` belongs to; generated code belongs to `(unknown)`.
@@ -56,12 +58,12 @@ pub(crate) fn library_at(address: *const c_void) -> Library {
         return library.named();
     }
     let version = loader_version();
-    // SAFETY: null or a table that is never freed nor changed.
+    // SAFETY: null or a table, which is never freed nor changed.
     let known = unsafe { RANGES.load(Ordering::Acquire).as_ref() };
-    // Generated code is in no library: it must not make a table at each of its calls.
+    // Generated code is in no library: its calls must not build a table each.
     if known.is_none_or(|known| known.version != version) {
         let fresh = Box::into_raw(Box::new(Ranges { version, ranges: loaded_code() }));
-        // The old table may be in use by another thread: it stays, some hundred bytes a library.
+        // Another thread may use the old table: it is leaked, some hundred bytes per library.
         RANGES.store(fresh, Ordering::Release);
     }
     let unknown = || Library { name: text_id("(unknown)"), is_torch_allocator: false, is_phantom: false };
@@ -69,13 +71,13 @@ pub(crate) fn library_at(address: *const c_void) -> Library {
 }
 
 fn look_up(address: usize) -> Option<Library> {
-    // SAFETY: null or a table that is never freed nor changed.
+    // SAFETY: null or a table, which is never freed nor changed.
     let ranges = &unsafe { RANGES.load(Ordering::Acquire).as_ref() }?.ranges;
     let index = ranges.partition_point(|range| range.end <= address);
     ranges.get(index).filter(|range| range.start <= address).map(|range| range.library)
 }
 
-/// How many libraries the loader has loaded and unloaded.
+/// The loader's counts of loaded and unloaded libraries.
 fn loader_version() -> (u64, u64) {
     unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
         // SAFETY: `data` is the pair below, and `info` is valid during the call.
@@ -84,14 +86,14 @@ fn loader_version() -> (u64, u64) {
         1
     }
     let mut version = (0, 0);
-    // SAFETY: `first` has the type that is asked for and the pair outlives the call.
+    // SAFETY: `first` has the expected type, and the pair outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut version).cast()) };
     version
 }
 
-/// The executable segments of everything loaded. `dl_iterate_phdr` takes a lock that the loader holds
-/// only while it links, not while a constructor runs (`dladdr` takes that one), so a hook cannot wait
-/// for a thread that waits for the hook.
+/// The executable segments of all loaded objects. `dl_iterate_phdr` takes a lock that the loader holds only
+/// while it links, not while a constructor runs (`dladdr` takes that one), so a hook cannot wait for a thread
+/// that waits for the hook.
 fn loaded_code() -> Vec<Range> {
     type Found = Vec<(usize, usize, String)>;
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
@@ -114,7 +116,7 @@ fn loaded_code() -> Vec<Range> {
         0
     }
     let mut found = Found::new();
-    // SAFETY: `visit` has the type that is asked for and the list outlives the call.
+    // SAFETY: `visit` has the expected type, and the list outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut found).cast()) };
     let mut ranges: Vec<Range> = found
         .into_iter()

@@ -12,8 +12,8 @@ use crate::ffi::symbols::{Home, RealFn, Symbol};
 static CUDA_GET_DEVICE: RealFn<unsafe extern "C" fn(*mut c_int) -> c_int> =
     unsafe { RealFn::new(c"cudaGetDevice", "libcudart.so") };
 
-/// The runtime's current device of the calling thread: a read of thread-local state. Called right after a call of the
-/// same thread that has initialized the runtime.
+/// The runtime's current device of the calling thread: a read of thread-local state. Called right after a
+/// call of the same thread that has initialized the runtime.
 pub(crate) fn current_device() -> i8 {
     ordinal_from(&CUDA_GET_DEVICE)
 }
@@ -22,8 +22,8 @@ pub(crate) fn current_device() -> i8 {
 static CU_CTX_GET_DEVICE: RealFn<unsafe extern "C" fn(*mut c_int) -> c_int> =
     unsafe { RealFn::new(c"cuCtxGetDevice", "libcuda.so") };
 
-/// The device of the calling thread's context, for calls of the driver in a process that may have no runtime: a read of
-/// thread-local state, too.
+/// The device of the calling thread's context, for calls of the driver in a process that may have no runtime:
+/// a read of thread-local state, too.
 pub(crate) fn current_driver_device() -> i8 {
     ordinal_from(&CU_CTX_GET_DEVICE)
 }
@@ -40,8 +40,8 @@ fn ordinal_from(get_device: &RealFn<unsafe extern "C" fn(*mut c_int) -> c_int>) 
 static IS_CAPTURING: RealFn<unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int> =
     unsafe { RealFn::new(c"cuStreamIsCapturing", "libcuda.so") };
 
-/// Is the work on `stream` captured into a CUDA graph? The driver is asked: its failures do not show in the runtime's
-/// `cudaGetLastError`.
+/// Is the work on `stream` captured into a CUDA graph? The driver is asked: its failures do not show in the
+/// runtime's `cudaGetLastError`.
 ///
 /// # Safety
 /// `stream` is null or a live stream.
@@ -105,8 +105,8 @@ pub(crate) fn device_bus_id(ordinal: c_int) -> Option<CString> {
     Some(CStr::from_bytes_until_nul(&id).ok()?.to_owned())
 }
 
-/// Adds the devices and the versions of CUDA. Runs on the writer thread, never in a hook, and makes only driver calls
-/// that need no context, so none is created.
+/// Adds the devices and the versions of CUDA. Runs on the writer thread, never in a hook, and makes only
+/// driver calls that need no context, so none is created.
 pub(crate) fn describe(meta: &mut Meta) {
     let (Some(count), Some(get), Some(name_of), Some(total_of)) =
         (GET_COUNT.get(), GET.get(), GET_NAME.get(), TOTAL_MEM.get())

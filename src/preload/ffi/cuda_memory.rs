@@ -45,8 +45,8 @@ static GET_POOL_ATTRIBUTE: Symbol<GetPoolAttribute> =
 static GET_GRAPH_ATTRIBUTE: Symbol<GetGraphAttribute> =
     unsafe { Symbol::new(c"cuDeviceGetGraphMemAttribute", DRIVER) };
 
-/// Fills in pools and graphs, and total and free memory if `with_memory`. Does nothing for a device without a context of
-/// the process.
+/// Fills in pools and graphs, and total and free memory if `with_memory`. Does nothing for a device without a
+/// context of the process.
 ///
 /// # Safety
 /// `ordinal` is a device of the driver.
@@ -98,8 +98,8 @@ unsafe fn fill_memory(ordinal: c_int, sample: &mut Sample) -> Option<()> {
 static GRAPHS_HELD: AtomicBool = AtomicBool::new(false);
 static POOL_HELD: AtomicBool = AtomicBool::new(false);
 
-/// The bytes of pools or graphs; `None` until the first sample with some. Most programs have neither, and a sample without
-/// them costs no row; after the first, 0 bytes are a change.
+/// The bytes of pools or graphs; `None` until the first sample with some. Most programs have neither, and a
+/// sample without them costs no row; after the first, 0 bytes are a change.
 fn once_held(held: &AtomicBool, value: u64) -> Option<i64> {
     if value > 0 {
         held.store(true, Ordering::Relaxed);

@@ -1,14 +1,15 @@
 //! CUDA's own types and codes, from the `sys` modules of `cudarc`.
 //!
-//! Types only. Nothing of `cudarc` is called: a hook calls the function that is behind it, and the functions of `cudarc`
-//! would load libraries by names of their own.
+//! Types only. Nothing of `cudarc` is called: a hook calls the function that is behind it, and the functions
+//! of `cudarc` would load libraries by names of their own.
 //!
-//! A code crosses the boundary as an integer. A Rust enum that holds a value it does not list is undefined behaviour, and
-//! every CUDA version adds values. So a struct of CUDA's with an enum in it is never read as a whole, nor through a
-//! reference: its fields are read one by one through a raw pointer, an enum as an integer.
+//! A code crosses the boundary as an integer. A Rust enum that holds a value it does not list is undefined
+//! behaviour, and every CUDA version adds values. So a struct of CUDA's with an enum in it is never read as a
+//! whole, nor through a reference: its fields are read one by one through a raw pointer, an enum as an
+//! integer.
 //!
-//! `cudarc` has the headers of one CUDA version per build. The checks below hold the layouts that are the same in every
-//! version from 12.0 to 13.x (in 13.2 the `id` of a location became a union of the same size).
+//! `cudarc` has the headers of one CUDA version per build. The checks below hold the layouts that are the
+//! same in every version from 12.0 to 13.x (in 13.2 the `id` of a location became a union of the same size).
 
 use std::ffi::c_int;
 use std::mem::offset_of;

@@ -1,7 +1,7 @@
 //! Device samples: the memory of a device as nvidia-smi shows it, taken now and then on the writer thread.
 //!
-//! NVML knows the whole device and every process. Without it the driver says how much is free, once the process has a
-//! context: a sample must create none.
+//! NVML knows the whole device and every process. Without it the driver says how much is free, once the
+//! process has a context: a sample must create none.
 
 use std::ffi::c_int;
 use std::sync::Mutex;

@@ -1,4 +1,5 @@
-//! Code of others, as this library calls it: symbols, loaded libraries, vtables, CUDA, NVML, torch and the phantom device.
+//! Code of others, as this library calls it: symbols, loaded libraries, vtables, CUDA, NVML, torch and the
+//! phantom device.
 
 pub(crate) mod callers;
 pub(crate) mod cpython;

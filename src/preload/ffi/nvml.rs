@@ -1,7 +1,7 @@
 //! NVML: the memory of a device and of the processes on it, as nvidia-smi shows them.
 //!
-//! The library is loaded when it is first asked, and may be missing. Nothing here runs in a hook. The types are those of
-//! nvml.h, which `cudarc` does not have.
+//! The library is loaded when it is first asked, and may be missing. Nothing here runs in a hook. The types
+//! are those of nvml.h, which `cudarc` does not have.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -61,7 +61,8 @@ pub(crate) struct DeviceMemory {
 impl Nvml {
     /// Loads NVML and initializes it; `None` when it is missing.
     pub(crate) fn load() -> Option<Nvml> {
-        // A preloaded phantom device is in the global scope. Otherwise the library is loaded unless it is already.
+        // A preloaded phantom device is in the global scope. Otherwise the library is loaded unless it is
+        // already.
         let mut handle = libc::RTLD_DEFAULT;
         let memory = c"nvmlDeviceGetMemoryInfo";
         if find_global(memory).is_null() {
@@ -131,8 +132,8 @@ impl Nvml {
         Some(all)
     }
 
-    /// The device that the driver numbers `ordinal`, by its UUID or its PCI bus id. A MIG instance has a UUID as any device,
-    /// and the driver has applied `CUDA_VISIBLE_DEVICES`.
+    /// The device that the driver numbers `ordinal`, by its UUID or its PCI bus id. A MIG instance has a UUID
+    /// as any device, and the driver has applied `CUDA_VISIBLE_DEVICES`.
     fn device(&self, ordinal: c_int) -> Option<Device> {
         let mut device = null_mut();
         if let Some(uuid) = cuda::device_uuid(ordinal) {

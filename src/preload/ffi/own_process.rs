@@ -1,7 +1,7 @@
 //! This process in NVML's lists, which have the process ids of the host.
 //!
-//! In a PID namespace (most containers) a process does not know its id on the host. Then it is the only process on the
-//! device, or its memory stays unknown.
+//! In a PID namespace (most containers) a process does not know its id on the host. Then it is the only
+//! process on the device, or its memory stays unknown.
 
 use crate::ffi::nvml::ProcessMemory;
 use crate::ffi::phantom;
@@ -15,7 +15,8 @@ pub(crate) fn index_in(processes: &[ProcessMemory]) -> Option<usize> {
 }
 
 fn index_of(processes: &[ProcessMemory], pids: &[u32], in_namespace: bool) -> Option<usize> {
-    // In a namespace our only id is another process's on the host. The outermost of several is the host's own.
+    // In a namespace our only id is another process's on the host. The outermost of several is the host's
+    // own.
     let known: &[u32] = if in_namespace && pids.len() < 2 { &[] } else { &pids[..1.min(pids.len())] };
     match processes.iter().position(|process| known.contains(&process.pid)) {
         None if in_namespace && processes.len() == 1 => Some(0),

@@ -10,7 +10,8 @@ const LIBRARY: &str = "libmemtrace_phantom.so";
 static STANDS_FOR: RealFn<unsafe extern "C" fn() -> *const c_char> =
     unsafe { RealFn::new(c"memtrace_phantom_stands_for", LIBRARY) };
 
-// SAFETY: the type is the one in the phantom device: it writes at most that many bytes of JSON and returns their number.
+// SAFETY: the type is the one in the phantom device: it writes at most that many bytes of JSON and returns
+// their number.
 static DESCRIBE: Symbol<unsafe extern "C" fn(*mut c_char, usize) -> usize> =
     unsafe { Symbol::new(c"memtrace_phantom_describe", Home::Loaded(LIBRARY)) };
 
@@ -33,7 +34,8 @@ pub(crate) fn describe() -> serde_json::Value {
     describe_at_end()
 }
 
-/// As [`describe`], which has been called before. It looks nothing up: another thread may hold the loader's lock.
+/// As [`describe`], which has been called before. It looks nothing up: another thread may hold the loader's
+/// lock.
 pub(crate) fn describe_at_end() -> serde_json::Value {
     let Some(write) = DESCRIBE.cached() else { return serde_json::Value::Null };
     let mut text = vec![0u8; 16 << 10];

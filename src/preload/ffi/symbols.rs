@@ -2,17 +2,17 @@
 //!
 //! Two kinds of look-up, and one rule for each:
 //!
-//! - [`RealFn`], the function behind a hook of ours. `RTLD_NEXT` finds the definition behind ours in the global scope.
-//!   It misses libraries that were loaded with `RTLD_LOCAL` (torch's, through Python): those are then searched by file
-//!   name. Last comes the address that the program itself found with `dlsym`.
+//! - [`RealFn`], the function behind a hook of ours. `RTLD_NEXT` finds the definition behind ours in the
+//!   global scope. It misses libraries that were loaded with `RTLD_LOCAL` (torch's, through Python): those
+//!   are then searched by file name. Last comes the address that the program itself found with `dlsym`.
 //! - [`Symbol`], a function that we call and do not hook. It is searched where its [`Home`] says.
 //!
-//! A library is searched by file name through an `RTLD_NOLOAD` handle: that loads nothing and runs no constructor. A
-//! failed look-up is never cached, because the library may be loaded before the next call.
+//! A library is searched by file name through an `RTLD_NOLOAD` handle: that loads nothing and runs no
+//! constructor. A failed look-up is never cached, because the library may be loaded before the next call.
 //!
-//! Every look-up goes through glibc's own `dlsym`, since the exported name is our hook, and may take a lock of the
-//! loader. Code that runs under a lock of the program (torch's allocator reports under its mutex) must therefore not
-//! look up: it asks [`Symbol::cached`], and the symbol was found before, by [`Symbol::get`].
+//! Every look-up goes through glibc's own `dlsym`, since the exported name is our hook, and may take a lock
+//! of the loader. Code that runs under a lock of the program (torch's allocator reports under its mutex) must
+//! therefore not look up: it asks [`Symbol::cached`], and the symbol was found before, by [`Symbol::get`].
 
 use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
@@ -57,8 +57,8 @@ pub(crate) unsafe fn find_in(handle: *mut c_void, name: &CStr) -> *mut c_void {
     real_dlsym().map_or(null_mut(), |dlsym| unsafe { dlsym(handle, name.as_ptr()) })
 }
 
-/// Looks `name` up in the global scope: the program, its libraries, and preloaded ones. Finds our own hook where we have
-/// one of that name.
+/// Looks `name` up in the global scope: the program, its libraries, and preloaded ones. Finds our own hook
+/// where we have one of that name.
 pub(crate) fn find_global(name: &CStr) -> *mut c_void {
     // SAFETY: RTLD_DEFAULT is a special handle.
     unsafe { find_in(libc::RTLD_DEFAULT, name) }
@@ -89,8 +89,8 @@ pub(crate) fn find_anywhere(library: &str, name: &CStr) -> *mut c_void {
     if found.is_null() { find_in_loaded(library, name) } else { found }
 }
 
-/// Looks `name` up in the program's own scope, which begins with the program and the preloaded libraries. `RTLD_DEFAULT`
-/// would begin with the scope that this library was loaded into.
+/// Looks `name` up in the program's own scope, which begins with the program and the preloaded libraries.
+/// `RTLD_DEFAULT` would begin with the scope that this library was loaded into.
 pub(crate) fn find_in_program(name: &CStr) -> *mut c_void {
     // SAFETY: null stands for the program; nothing is loaded, and the handle needs no closing.
     let program = unsafe { libc::dlopen(std::ptr::null(), libc::RTLD_LAZY) };
@@ -181,8 +181,8 @@ unsafe impl<F> Sync for RealFn<F> {}
 
 impl<F: Copy> RealFn<F> {
     /// # Safety
-    /// `F` is the type of the function `name` as its library's header declares it. The file name of that library starts
-    /// with `library`.
+    /// `F` is the type of the function `name` as its library's header declares it. The file name of that
+    /// library starts with `library`.
     pub(crate) const unsafe fn new(name: &'static CStr, library: &'static str) -> Self {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
         RealFn {
@@ -205,9 +205,12 @@ impl<F: Copy> RealFn<F> {
         unsafe { function(found) }
     }
 
-    /// Does the hook call `found`, which the program looked up under this name? If nothing is behind the hook yet,
-    /// `found` is from now on.
-    pub(crate) fn leads_to(&self, found: *mut c_void) -> bool {
+    /// Does the hook call `found`, which the program looked up under this name? If nothing is behind the hook
+    /// yet, `found` is from now on.
+    ///
+    /// # Safety
+    /// `found` is a function of type `F`: the one of this name in a library that has it.
+    pub(crate) unsafe fn leads_to(&self, found: *mut c_void) -> bool {
         let _ = self.looked_up.compare_exchange(null_mut(), found, Ordering::Relaxed, Ordering::Relaxed);
         let _ = self.get();
         self.found.load(Ordering::Relaxed) == found

@@ -27,19 +27,21 @@ struct Stream {
     id: i64,
 }
 
-// SAFETY: `CUDAStream c10::cuda::getCurrentCUDAStream(DeviceIndex)` in c10/cuda/CUDAStream.h, 2.1 to 2.15: two words are
-// returned in registers.
+// SAFETY: `CUDAStream c10::cuda::getCurrentCUDAStream(DeviceIndex)` in c10/cuda/CUDAStream.h, 2.1 to 2.15:
+// two words are returned in registers.
 static CURRENT_STREAM: Symbol<unsafe extern "C" fn(i8) -> Stream> =
     unsafe { Symbol::new(c"_ZN3c104cuda20getCurrentCUDAStreamEa", Home::Loaded("libc10_cuda.so")) };
 
-/// Finds the functions that a block report needs. A report comes under the allocator's mutex, where a look-up could
-/// deadlock: it takes a lock of the loader, which a thread may hold whose constructor waits for that mutex.
+/// Finds the functions that a block report needs. A report comes under the allocator's mutex, where a look-up
+/// could deadlock: it takes a lock of the loader, which a thread may hold whose constructor waits for that
+/// mutex.
 pub(crate) fn prepare_reports() {
     let _ = CURRENT_STREAM.get();
 }
 
-/// The id of the thread's current stream on `device`, 0 for the default stream: a read of thread-local state, no lock.
-/// torch has set its streams up: the allocator, which asks for a segment or reports a block, has just asked for it too.
+/// The id of the thread's current stream on `device`, 0 for the default stream: a read of thread-local state,
+/// no lock. torch has set its streams up: the allocator, which asks for a segment or reports a block, has
+/// just asked for it too.
 #[inline]
 pub(crate) fn current_stream(device: i8) -> i64 {
     // SAFETY: the device is one of the allocator's own, and streams are set up, see above.

@@ -1,7 +1,7 @@
 //! Vtables of C++ objects, which are replaced by copies with our functions in some slots.
 //!
-//! Itanium C++ ABI, 2.5: two words precede the first function of a vtable, and an object with virtual functions begins
-//! with the address of that first function.
+//! Itanium C++ ABI, 2.5: two words precede the first function of a vtable, and an object with virtual
+//! functions begins with the address of that first function.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -49,20 +49,22 @@ impl VtableCopy {
         &mut self.words[HEADER..self.known]
     }
 
-    /// Gives the copy to `object`, for as long as the process lives. The original stays valid for a thread that has read
-    /// its address already.
+    /// Gives the copy to `object`, for as long as the process lives. The original stays valid for a thread
+    /// that has read its address already.
     ///
     /// # Safety
     /// `object` is the object that was copied from, and every replaced function has the type of its slot.
     pub(crate) unsafe fn install(self, object: *mut c_void) {
         let words = Box::leak(self.words);
-        // SAFETY: the object's own first word. A store of a whole pointer: a call through it sees the old or the new.
+        // SAFETY: the object's own first word. A store of a whole pointer: a call through it sees the old or
+        // the new.
         unsafe { object.cast::<AtomicPtr<*mut c_void>>().as_ref() }
             .inspect(|first| first.store(words[HEADER..].as_mut_ptr(), Ordering::Release));
     }
 }
 
-/// The first functions of the vtable at `table`, which is a symbol and so begins with the header; at most `most`.
+/// The first functions of the vtable at `table`, which is a symbol and so begins with the header; at most
+/// `most`.
 pub(crate) fn functions_of_table(table: *const *mut c_void, most: usize) -> Vec<*mut c_void> {
     let words = readable_words(table).min(HEADER + most);
     // SAFETY: `readable_words` found this many in the mapping, which stays.
@@ -76,8 +78,8 @@ pub(crate) fn functions_from(first: *const *mut c_void, most: usize) -> Vec<*mut
     (0..words).map(|index| unsafe { *first.add(index) }).collect()
 }
 
-/// The number of words that are readable from `address` on: to the end of the loaded segment that holds it, 0 outside
-/// every segment.
+/// The number of words that are readable from `address` on: to the end of the loaded segment that holds it, 0
+/// outside every segment.
 fn readable_words(address: *const *mut c_void) -> usize {
     struct Search {
         address: usize,

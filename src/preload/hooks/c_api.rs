@@ -1,7 +1,6 @@
-//! What a program may tell us of itself: the functions of `include/memtrace.h`, exported for C and for
-//! ctypes.
+//! The C API: the functions of `include/memtrace.h`, exported for C and for ctypes.
 //!
-//! They mean what NVTX ranges mean, and their push and pop have a stack of their own.
+//! They have the meaning of NVTX ranges. Their push and pop have a stack of their own.
 
 use std::borrow::Cow;
 use std::ffi::{CStr, c_char, c_int};
@@ -16,9 +15,11 @@ use crate::runtime::pause;
 use crate::runtime::session;
 use crate::runtime::thread::open_ranges::C_DOMAIN;
 
-/// How long a flush waits for the writer thread.
+/// The time that a flush waits for the writer thread.
 const FLUSH: Duration = Duration::from_secs(10);
 
+/// A text of the program; empty for null.
+///
 /// # Safety
 /// `text` is null or a C string that lives for the call.
 unsafe fn text<'a>(text: *const c_char) -> Cow<'a, str> {
@@ -29,7 +30,7 @@ unsafe fn text<'a>(text: *const c_char) -> Cow<'a, str> {
     unsafe { CStr::from_ptr(text) }.to_string_lossy()
 }
 
-/// Runs `work` when the library is not told to stay out.
+/// Runs `work` if the process is traced.
 fn traced<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
     if session::session().is_none() {
         return otherwise;
@@ -37,31 +38,31 @@ fn traced<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
     shielded(work).unwrap_or(otherwise)
 }
 
-/// Is the program traced?
+/// Returns 1 if the process is traced.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn memtrace_is_traced() -> c_int {
     traced(0, || 1)
 }
 
-/// Leaves out the rows of ops and ranges.
+/// Pauses the rows of ops and ranges.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_pause() {
     traced((), || pause::set_paused(true));
 }
 
-/// Writes them again.
+/// Resumes the rows of ops and ranges.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_resume() {
     traced((), || pause::set_paused(false));
 }
 
-/// Are they left out?
+/// Returns 1 while the rows of ops and ranges are paused.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_is_paused() -> c_int {
     traced(0, || c_int::from(pause::is_paused()))
 }
 
-/// A mark.
+/// Records a mark.
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -71,7 +72,7 @@ unsafe extern "C" fn memtrace_mark(name: *const c_char) {
     traced((), || ranges::mark(Api::Memtrace, &unsafe { text(name) }));
 }
 
-/// Opens a range on this thread; gives how many were open.
+/// Opens a range on this thread and returns the number of ranges that were open.
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -85,7 +86,8 @@ unsafe extern "C" fn memtrace_range_push(name: *const c_char) -> c_int {
     })
 }
 
-/// Closes the last range of this thread; gives how many are left, -1 when there was none.
+/// Closes the last range of this thread and returns the number of ranges that are left; -1 when there was
+/// none.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_range_pop() -> c_int {
     traced(-1, || {
@@ -95,7 +97,7 @@ extern "C" fn memtrace_range_pop() -> c_int {
     })
 }
 
-/// Opens a range that any thread may close; gives its number.
+/// Opens a range that any thread may close, and returns its id.
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -105,19 +107,19 @@ unsafe extern "C" fn memtrace_range_start(name: *const c_char) -> u64 {
     traced(0, || ranges::start(&unsafe { text(name) }, C_DOMAIN, None))
 }
 
-/// Closes the range of this number.
+/// Closes the range of this id.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_range_end(range: u64) {
     traced((), || ranges::end(range));
 }
 
-/// The training step `step` begins.
+/// Begins the training step `step`.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_step(step: i64) {
     traced((), || ranges::begin_step(step));
 }
 
-/// Waits until what was recorded is in the file; 0 when it is.
+/// Waits until all recorded events are in the file; returns 0, or -1 after a time-out.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_flush() -> c_int {
     traced(0, || match Recorder::active() {

@@ -1,31 +1,31 @@
-//! What was numbered, by thread, so that the tables of the process and their lock are seldom asked.
+//! A per-thread cache of interned ids, so that the tables of the process and their lock are seldom used.
 
 use std::borrow::Borrow;
 use std::hash::{Hash, Hasher};
 
 use rustc_hash::FxHasher;
 
-/// Entries of a cache that is used at all.
-const FEWEST: usize = 256;
-/// More are not kept: what a model does in one step of training fits, and memory stays bounded.
-const MOST: usize = 1 << 14;
+/// The first size of a cache that is used.
+const MIN_ENTRIES: usize = 256;
+/// The largest size. The contexts of one training step fit, and memory stays bounded.
+const MAX_ENTRIES: usize = 1 << 14;
 
-/// Remembers what was numbered: each key has one place, and is overwritten by the next of that place. It grows
-/// while it misses.
+/// Ids by their keys. Each key has one place, and overwrites the key that was there. The cache grows while it
+/// misses.
 pub(crate) struct Cache<K, V> {
-    /// None, or a power of two.
+    /// Empty, or a power of two.
     entries: Vec<(K, V)>,
-    /// How often it missed since it grew.
-    missed: usize,
+    /// The misses since it grew.
+    misses: usize,
 }
 
 impl<K: Default, V: Copy + Default> Cache<K, V> {
     pub(crate) const fn new() -> Self {
-        Cache { entries: Vec::new(), missed: 0 }
+        Cache { entries: Vec::new(), misses: 0 }
     }
 
-    /// What was numbered for `key`, or what `make` numbers now. What is numbered for the default of a key must be
-    /// the default of a number.
+    /// The id of `key`, which `make` makes on a miss. The id of a default key must be the default id: empty
+    /// entries hold both.
     #[inline]
     pub(crate) fn get<Q>(&mut self, key: &Q, make: impl FnOnce() -> V) -> V
     where
@@ -52,16 +52,16 @@ impl<K: Default, V: Copy + Default> Cache<K, V> {
         K: Borrow<Q>,
         Q: ?Sized + Hash + Eq + ToOwned<Owned = K>,
     {
-        self.missed += 1;
-        if self.missed > self.entries.len() && self.entries.len() < MOST {
-            let twice = (2 * self.entries.len()).max(FEWEST);
+        self.misses += 1;
+        if self.misses > self.entries.len() && self.entries.len() < MAX_ENTRIES {
+            let twice = (2 * self.entries.len()).max(MIN_ENTRIES);
             let before = std::mem::take(&mut self.entries);
             self.entries.resize_with(twice, Default::default);
             for (key, value) in before {
                 let place = self.place(key.borrow());
                 self.entries[place] = (key, value);
             }
-            self.missed = 0;
+            self.misses = 0;
         }
         let place = self.place(key);
         if let Some(entry) = self.entries.get_mut(place) {
@@ -76,19 +76,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_it_gives_is_always_of_the_key() {
+    fn the_cached_id_is_always_that_of_the_key() {
         let mut cache: Cache<Vec<u8>, usize> = Cache::new();
         for _ in 0..3 {
-            for number in 0..2 * MOST {
+            for number in 0..2 * MAX_ENTRIES {
                 let key = number.to_string().into_bytes();
                 assert_eq!(cache.get(&key[..], || number + 1), number + 1);
-                assert_eq!(cache.get(&key[..], || 0), number + 1, "it was just numbered");
+                assert_eq!(cache.get(&key[..], || 0), number + 1, "it was just cached");
             }
         }
     }
 
     #[test]
-    fn it_grows_while_it_misses_and_not_without_end() {
+    fn the_cache_grows_while_it_misses_up_to_its_largest_size() {
         let mut cache: Cache<u64, u64> = Cache::new();
         let mut made = 0;
         for _ in 0..20 {
@@ -99,8 +99,8 @@ mod tests {
                 });
             }
         }
-        assert!(made < 6_000, "{made} of 20,000 were not remembered");
-        (1..=10 * MOST as u64).for_each(|key| assert_eq!(cache.get(&key, || key), key));
-        assert_eq!(cache.entries.len(), MOST);
+        assert!(made < 6_000, "{made} of 20,000 look-ups missed");
+        (1..=10 * MAX_ENTRIES as u64).for_each(|key| assert_eq!(cache.get(&key, || key), key));
+        assert_eq!(cache.entries.len(), MAX_ENTRIES);
     }
 }

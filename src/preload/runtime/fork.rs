@@ -1,8 +1,8 @@
 //! The registry of locks that a fork takes.
 //!
-//! A child must not inherit data that another thread was changing, nor a lock whose holder it does not have. So a fork
-//! takes every lock of this library first, and both sides release them. A lock registers itself at its first use: one
-//! that was never used is held by nobody.
+//! A child must not inherit data that another thread was changing, nor a lock whose holder it does not have.
+//! So a fork takes every lock of this library first, and both sides release them. A lock registers itself at
+//! its first use: one that was never used is held by nobody.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -18,8 +18,9 @@ trait Registered: Sync {
 
 /// Data behind a lock that a fork takes.
 ///
-/// No thread may take a second lock of this kind while it holds one: the fork takes them in the order of their first
-/// use. The intern tables may be used under any of these locks, because the fork takes those last.
+/// No thread may take a second lock of this kind while it holds one: the fork takes them in the order of
+/// their first use. The intern tables may be used under any of these locks, because the fork takes those
+/// last.
 pub(crate) struct ForkSafe<T> {
     lock: ForkLock<T>,
     is_registered: AtomicBool,

@@ -1,4 +1,4 @@
-//! What every hook keeps: it never panics into the program, and it never counts a call twice.
+//! The guard around our part of a hook: it never panics into the program, and it never records a call twice.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,18 +8,18 @@ use memtrace_record::fast_tls::words;
 /// Is the calling thread inside a hook?
 #[inline(always)]
 fn inside<'a>() -> &'a Cell<bool> {
-    // SAFETY: the thread's own words, which last as long as the thread.
+    // SAFETY: the thread's own words, which live as long as the thread.
     unsafe { &(*words()).inside }
 }
 
-/// The outermost hook of a thread: calls that the real function makes in turn belong to it.
+/// The outermost hook of a thread. The calls that the real function makes in turn belong to it.
 pub(crate) struct Outermost;
 
 impl Outermost {
     /// `None` inside another hook of this thread.
     #[inline]
     pub(crate) fn enter() -> Option<Outermost> {
-        // Not `then_some`: the one that is not wanted would be dropped, and end the outermost.
+        // Not `then_some`: it would construct an `Outermost` and drop it, which ends the outer hook.
         if inside().replace(true) { None } else { Some(Outermost) }
     }
 }
@@ -31,7 +31,7 @@ impl Drop for Outermost {
     }
 }
 
-/// Runs our part of a hook; a panic in it costs the event, never the program.
+/// Runs our part of a hook. A panic in it costs the event, never the program.
 #[inline]
 pub(crate) fn shielded<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()

@@ -14,8 +14,8 @@ pub(crate) fn is_paused() -> bool {
 
 /// Pauses or resumes the rows of ops and ranges; ownership is tracked in both states.
 ///
-/// A range whose begin is in the trace gets its end even while paused. A range that opened during the pause and is still
-/// open at the resume gets its begin then.
+/// A range whose begin is in the trace gets its end even while paused. A range that opened during the pause
+/// and is still open at the resume gets its begin then.
 pub(crate) fn set_paused(paused: bool) {
     PAUSED.store(paused, Ordering::Relaxed);
     state_version::advance();

@@ -1,7 +1,8 @@
 //! The version of the process-wide state that thread contexts depend on.
 //!
-//! A thread caches its context. The cache is valid while this version is the one it was computed at. The version grows
-//! when the phase, the step or the pause changes, when the recorder starts, and when a thread ends a range of another.
+//! A thread caches its context. The cache is valid while this version is the one it was computed at. The
+//! version grows when the phase, the step or the pause changes, when the recorder starts, and when a thread
+//! ends a range of another.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

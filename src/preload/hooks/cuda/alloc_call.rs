@@ -1,7 +1,8 @@
-//! The part that the hooks of all calls share which allocate or free memory, of the runtime and of the driver.
+//! The part that the hooks of all calls share which allocate or free memory, of the runtime and of the
+//! driver.
 //!
-//! An allocation is recorded after the call, when its outcome is known. A free is begun before the call: another thread
-//! may be given the same address at once, and its allocation must come later in the trace.
+//! An allocation is recorded after the call, when its outcome is known. A free is begun before the call:
+//! another thread may be given the same address at once, and its allocation must come later in the trace.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -64,16 +65,20 @@ impl Allocated {
         Allocated { address: address.map_or(0, |address| address as u64), bytes, ..Allocated::default() }
     }
 
-    /// As [`new`](Allocated::new), for an allocation on `stream`. A captured one gives an address and no memory: the graph
-    /// allocates when it is launched, and device samples show the memory of all graphs.
-    pub(super) fn on(stream: *mut c_void, address: Option<*mut c_void>, bytes: usize) -> Allocated {
-        // SAFETY: the stream has just been good for a call of the caller's.
+    /// As [`new`](Allocated::new), for an allocation on `stream`. A captured one gives an address and no
+    /// memory: the graph allocates when it is launched, and device samples show the memory of all graphs.
+    ///
+    /// # Safety
+    /// `stream` is null or a live stream.
+    pub(super) unsafe fn on(stream: *mut c_void, address: Option<*mut c_void>, bytes: usize) -> Allocated {
+        // SAFETY: by the contract.
         let is_captured = unsafe { is_captured(stream) };
         Allocated::new(address, if is_captured { 0 } else { bytes })
     }
 }
 
-/// Makes an allocating call and records it. `run` makes the call, `allocated` reads its result after a success.
+/// Makes an allocating call and records it. `run` makes the call, `allocated` reads its result after a
+/// success.
 pub(super) fn record_alloc(
     call: Call,
     requested: usize,
@@ -84,7 +89,8 @@ pub(super) fn record_alloc(
     let recorder = Recorder::active();
     let before = now_ns();
     let status = run();
-    // The first call of a process starts CUDA, and then the recorder, whose first row describes CUDA's devices.
+    // The first call of a process starts CUDA, and then the recorder, whose first row describes CUDA's
+    // devices.
     let after = recorder.is_none().then(now_ns);
     shielded(|| {
         let Some(recorder) = recorder.or_else(session::recorder) else { return };
@@ -122,7 +128,8 @@ pub(super) fn record_alloc(
     status
 }
 
-/// Makes a freeing call and records it. It frees `bytes` at `address`; 0 bytes stand for the whole allocation.
+/// Makes a freeing call and records it. It frees `bytes` at `address`; 0 bytes stand for the whole
+/// allocation.
 pub(super) fn record_free(call: Call, address: u64, bytes: usize, run: impl FnOnce() -> c_int) -> c_int {
     // Programs initialize the runtime with `cudaFree(0)`.
     if address == 0 {
@@ -156,8 +163,8 @@ pub(super) fn record_free(call: Call, address: u64, bytes: usize, run: impl FnOn
     status
 }
 
-/// The part of a call's event that does not depend on its outcome. `device` is that of an allocation; a free repeats the
-/// stream of its allocation.
+/// The part of a call's event that does not depend on its outcome. `device` is that of an allocation; a free
+/// repeats the stream of its allocation.
 fn before_outcome(call: Call, device: Option<i8>) -> (Header, event::Call) {
     let Library { name, is_torch_allocator, .. } = library_at(call.caller);
     let is_torchs = is_torch_allocator || requested_sizes::is_inside();
@@ -217,7 +224,8 @@ pub(super) unsafe fn written<T: Copy>(out: *const T) -> Option<T> {
     (!out.is_null()).then(|| unsafe { *out })
 }
 
-/// The elements of `levels` levels of a mipmapped array; each side of a level is half of that of the level before.
+/// The elements of `levels` levels of a mipmapped array; each side of a level is half of that of the level
+/// before.
 pub(super) fn mipmapped_elements(extent: [usize; 3], levels: c_uint) -> usize {
     let sides = |level: c_uint| extent.map(|side| side.checked_shr(level).unwrap_or(0).max(1));
     let of = |level| sides(level).into_iter().fold(1usize, usize::saturating_mul);

@@ -1,8 +1,8 @@
 //! The functions of the driver behind our hooks.
 //!
-//! A program gets a function of the driver in several ways: it is linked to it, it looks the name up with `dlsym`, or it
-//! asks `cuGetProcAddress`, once for each kind of default stream. Each way may give another address, and each address gets
-//! a stand-in of its own, which calls what is behind it.
+//! A program gets a function of the driver in several ways: it is linked to it, it looks the name up with
+//! `dlsym`, or it asks `cuGetProcAddress`, once for each kind of default stream. Each way may give another
+//! address, and each address gets a stand-in of its own, which calls what is behind it.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::ffi::symbols::{RealFn, function};
 
-/// The number of addresses of one function that get a stand-in: that of `dlsym`, those of `cuGetProcAddress` for both kinds
-/// of default stream, and one more.
+/// The number of addresses of one function that get a stand-in: that of `dlsym`, those of `cuGetProcAddress`
+/// for both kinds of default stream, and one more.
 const WAYS: usize = 4;
 
 /// A function of the driver, for each way in which a program gets it. `F` is its type.
@@ -41,8 +41,12 @@ impl<F: Copy> DriverFn<F> {
         unsafe { function(self.found.get(way - 1)?.load(Ordering::Relaxed)) }
     }
 
-    /// The stand-in for an address that the program looked up; null when it is one of ours, or one address too many.
-    pub(crate) fn stand_in(&self, found: *mut c_void, ours: [*mut c_void; WAYS + 1]) -> *mut c_void {
+    /// The stand-in for an address that the program looked up; null when it is one of ours, or one address
+    /// too many.
+    ///
+    /// # Safety
+    /// `found` is a function of type `F`: the driver's own of that name.
+    pub(crate) unsafe fn stand_in(&self, found: *mut c_void, ours: [*mut c_void; WAYS + 1]) -> *mut c_void {
         if ours.contains(&found) {
             return null_mut();
         }
@@ -59,11 +63,11 @@ impl<F: Copy> DriverFn<F> {
     }
 }
 
-/// Defines, for each function of the driver, its real function, the exported hook, the stand-ins, and its line of `exported`
-/// and `by_base_name`.
+/// Defines, for each function of the driver, its real function, the exported hook, the stand-ins, and its
+/// line of `exported` and `by_base_name`.
 ///
-/// The name after `as` is the one that `cuGetProcAddress` knows, from the CUDA version on that follows it. The rest is as
-/// in [`caller_hooks`](crate::hooks::cuda::stand_in).
+/// The name after `as` is the one that `cuGetProcAddress` knows, from the CUDA version on that follows it.
+/// The rest is as in [`caller_hooks`](crate::hooks::cuda::stand_in).
 macro_rules! driver_hooks {
     ($($name:ident as $base:literal from $since:literal ($($arg:ident: $type:ty),*) caller $register:literal => $body:ident, $real:ident;)*) => {
         $(
@@ -103,13 +107,17 @@ macro_rules! driver_hooks {
         /// The stand-in for an exported name of the driver.
         pub(super) fn exported(name: &[u8]) -> Option<$crate::hooks::cuda::stand_in::StandIn> {
             match name {
-                $(_ if name == stringify!($name).as_bytes() => Some(|found| $real.stand_in(found, [
+                $(_ if name == stringify!($name).as_bytes() => Some(|found| {
+                    let ours = [
                     $name as *mut std::ffi::c_void,
                     StandIns::$name::<1> as *mut std::ffi::c_void,
                     StandIns::$name::<2> as *mut std::ffi::c_void,
                     StandIns::$name::<3> as *mut std::ffi::c_void,
                     StandIns::$name::<4> as *mut std::ffi::c_void,
-                ])),)*
+                    ];
+                    // SAFETY: the driver's own function, by the contract of `StandIn`.
+                    unsafe { $real.stand_in(found, ours) }
+                }),)*
                 _ => None,
             }
         }

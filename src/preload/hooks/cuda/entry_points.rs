@@ -1,7 +1,7 @@
-//! Functions of the driver that are asked for by name: `cuGetProcAddress`, and the runtime's calls that stand
-//! for it. What they give is replaced where it is a call of [`super::driver`].
+//! The functions that return a function of the driver by its name: `cuGetProcAddress`, and the runtime's
+//! calls for it. Their result is replaced when it is one that [`super::driver`] hooks.
 //!
-//! Every runtime, linked into a program or loaded beside it, finds `cuGetProcAddress` with `dlsym` and
+//! Every runtime, linked into a program or loaded beside it, finds `cuGetProcAddress` with `dlsym`, and
 //! everything else with that.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -15,7 +15,7 @@ use crate::ffi::symbols::RealFn;
 use crate::runtime::guard::shielded;
 use crate::runtime::session;
 
-/// Where a function's address is written.
+/// The place that a function's address is written to.
 type Place = *mut *mut c_void;
 type Get = unsafe extern "C" fn(*const c_char, Place, c_int, c_ulonglong) -> c_int;
 type GetV2 = unsafe extern "C" fn(*const c_char, Place, c_int, c_ulonglong, *mut c_int) -> c_int;
@@ -38,38 +38,44 @@ static BY_VERSION: RealFn<ByVersion> =
 static BY_VERSION_PTSZ: RealFn<ByVersion> =
     unsafe { RealFn::new(c"cudaGetDriverEntryPointByVersion_ptsz", "libcudart.so") };
 
-/// The version in which `cuGetProcAddress` got its fifth argument.
+/// The CUDA version since which `cuGetProcAddress` has a fifth argument.
 const V2_SINCE: c_int = 12000;
-/// No runtime that can ask is older: what it asks for without a version is at least this new.
+/// The CUDA version of a runtime's request without a version: no runtime that can request is older.
 const RUNTIME_SINCE: c_int = 11030;
 
-fn get_proc_address(found: *mut c_void) -> *mut c_void {
-    GET.stand_in(
-        found,
-        [
-            cuGetProcAddress as *mut c_void,
-            get::<1> as *mut c_void,
-            get::<2> as *mut c_void,
-            get::<3> as *mut c_void,
-            get::<4> as *mut c_void,
-        ],
-    )
+/// The stand-in for `cuGetProcAddress` of CUDA 11.
+///
+/// # Safety
+/// `found` is that function.
+unsafe fn get_proc_address(found: *mut c_void) -> *mut c_void {
+    let ours = [
+        cuGetProcAddress as *mut c_void,
+        get::<1> as *mut c_void,
+        get::<2> as *mut c_void,
+        get::<3> as *mut c_void,
+        get::<4> as *mut c_void,
+    ];
+    // SAFETY: by the contract.
+    unsafe { GET.stand_in(found, ours) }
 }
 
-fn get_proc_address_v2(found: *mut c_void) -> *mut c_void {
-    GET_V2.stand_in(
-        found,
-        [
-            cuGetProcAddress_v2 as *mut c_void,
-            get_v2::<1> as *mut c_void,
-            get_v2::<2> as *mut c_void,
-            get_v2::<3> as *mut c_void,
-            get_v2::<4> as *mut c_void,
-        ],
-    )
+/// The stand-in for `cuGetProcAddress` since CUDA 12.
+///
+/// # Safety
+/// `found` is that function.
+unsafe fn get_proc_address_v2(found: *mut c_void) -> *mut c_void {
+    let ours = [
+        cuGetProcAddress_v2 as *mut c_void,
+        get_v2::<1> as *mut c_void,
+        get_v2::<2> as *mut c_void,
+        get_v2::<3> as *mut c_void,
+        get_v2::<4> as *mut c_void,
+    ];
+    // SAFETY: by the contract.
+    unsafe { GET_V2.stand_in(found, ours) }
 }
 
-/// Our function for an exported name of the driver.
+/// The stand-in for an exported name of the driver.
 pub(super) fn of_driver(name: &[u8]) -> Option<StandIn> {
     match name {
         b"cuGetProcAddress" => Some(get_proc_address),
@@ -78,29 +84,7 @@ pub(super) fn of_driver(name: &[u8]) -> Option<StandIn> {
     }
 }
 
-/// Our function for an exported name of the runtime.
-pub(super) fn of_runtime(name: &[u8]) -> Option<StandIn> {
-    fn if_leads<F: Copy>(real: &RealFn<F>, ours: *mut c_void, found: *mut c_void) -> *mut c_void {
-        if found != ours && real.leads_to(found) { ours } else { null_mut() }
-    }
-    match name {
-        b"cudaGetDriverEntryPoint" => {
-            Some(|found| if_leads(&OF_RUNTIME, cudaGetDriverEntryPoint as *mut c_void, found))
-        }
-        b"cudaGetDriverEntryPoint_ptsz" => {
-            Some(|found| if_leads(&OF_RUNTIME_PTSZ, cudaGetDriverEntryPoint_ptsz as *mut c_void, found))
-        }
-        b"cudaGetDriverEntryPointByVersion" => {
-            Some(|found| if_leads(&BY_VERSION, cudaGetDriverEntryPointByVersion as *mut c_void, found))
-        }
-        b"cudaGetDriverEntryPointByVersion_ptsz" => Some(|found| {
-            if_leads(&BY_VERSION_PTSZ, cudaGetDriverEntryPointByVersion_ptsz as *mut c_void, found)
-        }),
-        _ => None,
-    }
-}
-
-/// Puts ours where the driver put the address of one of the functions that we stand before.
+/// Replaces the address that the driver wrote by a stand-in, if it is that of a hooked function.
 ///
 /// # Safety
 /// The call that was given both succeeded, so `name` is a C string, and `place` null or written.
@@ -121,7 +105,8 @@ unsafe fn replace(name: *const c_char, place: Place, version: c_int) {
         };
         // SAFETY: by the contract above.
         let Some(place) = (unsafe { place.as_mut() }).filter(|place| !place.is_null()) else { return };
-        let ours = stand_in(*place);
+        // SAFETY: the driver's own function of that name.
+        let ours = unsafe { stand_in(*place) };
         if !ours.is_null() {
             *place = ours;
         }
@@ -184,7 +169,7 @@ unsafe extern "C" fn cuGetProcAddress_v2(
     unsafe { get_v2::<0>(name, place, version, flags, found) }
 }
 
-/// Defines a call of the runtime that gives functions of the driver; `$version` is what it asks for.
+/// Defines the hook of a call of the runtime that returns functions of the driver, of CUDA `$version`.
 macro_rules! of_runtime {
     ($($name:ident($($arg:ident: $type:ty),*) version $version:expr => $real:ident;)*) => { $(
         #[unsafe(no_mangle)]
@@ -204,7 +189,20 @@ macro_rules! of_runtime {
             }
             status
         }
-    )* };
+    )*
+
+        /// The stand-in for an exported name of the runtime.
+        pub(super) fn of_runtime(name: &[u8]) -> Option<StandIn> {
+            match name {
+                $(_ if name == stringify!($name).as_bytes() => Some(|found| {
+                    let ours = $name as *mut c_void;
+                    // SAFETY: the runtime's own function, by the contract of `StandIn`.
+                    if found != ours && unsafe { $real.leads_to(found) } { ours } else { null_mut() }
+                }),)*
+                _ => None,
+            }
+        }
+    };
 }
 
 of_runtime! {

@@ -3,13 +3,16 @@
 use std::ffi::c_void;
 
 /// Returns our function for the address that the program found under a name; null to leave the address alone.
-pub(crate) type StandIn = fn(*mut c_void) -> *mut c_void;
+///
+/// # Safety
+/// The address is that of the function of that name, from its library.
+pub(crate) type StandIn = unsafe fn(*mut c_void) -> *mut c_void;
 
 /// Defines the exported hook of each function of the runtime.
 ///
-/// A line gives the function's signature, the register of its next argument by the ABI, the body, and the static of the
-/// real function. The hook passes the return address, which a function of the usual kind cannot see, to the body in that
-/// register.
+/// A line gives the function's signature, the register of its next argument by the ABI, the body, and the
+/// static of the real function. The hook passes the return address, which a function of the usual kind cannot
+/// see, to the body in that register.
 macro_rules! caller_hooks {
     ($($name:ident($($arg:ident: $type:ty),*) caller $register:literal => $body:ident, $real:ident;)*) => {
         $(
@@ -29,13 +32,14 @@ macro_rules! caller_hooks {
             }
         )*
 
-        /// The stand-in for an exported name of the runtime. A second runtime in the process keeps its own functions: our
-        /// hooks call the first.
+        /// The stand-in for an exported name of the runtime. A second runtime in the process keeps its own
+        /// functions: our hooks call the first.
         pub(crate) fn exported(name: &[u8]) -> Option<$crate::hooks::cuda::stand_in::StandIn> {
             match name {
                 $(_ if name == stringify!($name).as_bytes() => Some(|found| {
                     let ours = $name as *mut std::ffi::c_void;
-                    if found != ours && $real.leads_to(found) { ours } else { std::ptr::null_mut() }
+                    // SAFETY: the library's own function, by the contract of `StandIn`.
+                    if found != ours && unsafe { $real.leads_to(found) } { ours } else { std::ptr::null_mut() }
                 }),)*
                 _ => None,
             }

@@ -1,13 +1,14 @@
-//! `dlsym`: for programs that load the CUDA runtime or the driver themselves and look functions up.
+//! `dlsym`, for programs that load the CUDA runtime or the driver themselves and look functions up.
 //!
-//! Only exact names of our own table are answered, and only where the library that was asked has the
-//! function. Every other call goes on by a jump, so that glibc sees the program's return address:
-//! `RTLD_NEXT` and `RTLD_DEFAULT` mean something else for every caller.
+//! A stand-in is returned only for an exact name of our own tables, and only if the library that was asked
+//! has the function. Every other call continues with a jump, so that glibc sees the program's return address:
+//! the meaning of `RTLD_NEXT` and `RTLD_DEFAULT` depends on the caller.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
 
 use crate::ffi::symbols;
+use crate::hooks::cuda;
 use crate::runtime::guard::shielded;
 
 #[unsafe(no_mangle)]
@@ -30,7 +31,7 @@ unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_v
     )
 }
 
-/// What goes back in `rax` and `rdx`.
+/// The result in `rax` and `rdx`.
 #[repr(C)]
 struct Answer {
     ours: *mut c_void,
@@ -39,7 +40,7 @@ struct Answer {
 
 unsafe extern "C" fn answer(handle: *mut c_void, name: *const c_char) -> Answer {
     let Some(real) = symbols::real_dlsym() else {
-        // Without glibc's own there is nothing to jump to; this glibc is not one that runs here.
+        // Never with a known glibc: without its own function there is nothing to jump to.
         return Answer { ours: null_mut(), real: nothing as *mut c_void };
     };
     let ours = shielded(|| {
@@ -53,12 +54,12 @@ unsafe extern "C" fn nothing(_: *mut c_void, _: *const c_char) -> *mut c_void {
     null_mut()
 }
 
-/// Our function for this look-up, null to leave it alone.
+/// Our function for this look-up; null to leave the look-up alone.
 ///
 /// # Safety
 /// `name` is null or a C string.
 unsafe fn ours(handle: *mut c_void, name: *const c_char, real: symbols::Dlsym) -> *mut c_void {
-    // In the global scope ours stand first already; "next" is for whoever asks.
+    // Our hooks are first in the global scope already, and "next" depends on the caller.
     if name.is_null() || handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT {
         return null_mut();
     }
@@ -67,8 +68,9 @@ unsafe fn ours(handle: *mut c_void, name: *const c_char, real: symbols::Dlsym) -
     if !text.starts_with(b"cu") {
         return null_mut();
     }
-    let Some(stand_in) = crate::hooks::cuda::exported(text) else { return null_mut() };
+    let Some(stand_in) = cuda::exported(text) else { return null_mut() };
     // SAFETY: the program's own arguments.
     let found = unsafe { real(handle, name) };
-    if found.is_null() { null_mut() } else { stand_in(found) }
+    // SAFETY: the library's own function of that name.
+    if found.is_null() { null_mut() } else { unsafe { stand_in(found) } }
 }

@@ -1,4 +1,4 @@
-//! Ways out of a process that run no destructor.
+//! The ways out of a process that run no destructor.
 
 use std::ffi::c_int;
 
@@ -15,8 +15,8 @@ static EXIT_NOW_C99: RealFn<Exit> = unsafe { RealFn::new(c"_Exit", "libc.so") };
 // SAFETY: the signature is the one in stdlib.h.
 static QUICK_EXIT: RealFn<Exit> = unsafe { RealFn::new(c"quick_exit", "libc.so") };
 
-/// Writes the trace, then leaves by `real`. The child of a `vfork` borrows its parent's memory: there
-/// the recorder is the parent's and stays untouched ([`session::finish`] compares the process ids).
+/// Ends the trace, then leaves by `real`. The child of a `vfork` borrows its parent's memory: its recorder is
+/// the parent's and stays untouched, since the recorder compares the process ids.
 fn leave(real: &RealFn<Exit>, status: c_int) -> ! {
     shielded(session::finish);
     match real.get() {

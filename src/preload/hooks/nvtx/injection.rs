@@ -87,7 +87,8 @@ unsafe fn inject(get: GetExportTable) -> c_int {
             let Some(ours) = module.ours.get(slot).copied().flatten() else { continue };
             // SAFETY: a place for a function pointer, in NVTX's table.
             let now = unsafe { *place };
-            // Before any tool a slot holds NVTX's own initializer, which a function that it installs must not call.
+            // Before any tool a slot holds NVTX's own initializer, which a function that it installs must not
+            // call.
             if before.get(slot).copied().flatten() != Some(now) && !now.is_null() {
                 module.next[slot].store(now, Ordering::Release);
             }

@@ -1,7 +1,8 @@
 //! The symbols of the legacy `libnvToolsExt.so.1`, which torch 2.1 and old C programs link.
 //!
-//! The real function runs first: a tool behind it gets its call, and the program gets its result. The library of CUDA 12
-//! loads the injection itself, at its first call. Then the injection records the call, and the hook only passes it on.
+//! The real function runs first: a tool behind it gets its call, and the program gets its result. The library
+//! of CUDA 12 loads the injection itself, at its first call. Then the injection records the call, and the
+//! hook only passes it on.
 
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +29,8 @@ fn of_tool<T: Default + PartialEq>(answer: T) -> Option<T> {
     (answer != T::default()).then_some(answer)
 }
 
-/// Defines the hook of each function of the library: `$then` records the call and returns the result of the program.
+/// Defines the hook of each function of the library: `$then` records the call and returns the result of the
+/// program.
 macro_rules! legacy {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty, $real:ident, else $without:expr => |$answer:ident| $then:expr;)*) => { $(
         static $real: RealFn<unsafe extern "C" fn($($type),*) -> $result> =

@@ -100,7 +100,8 @@ pub(super) fn name_category(domain: usize, category: u32, name: impl FnOnce() ->
     });
 }
 
-/// The handle that the program gets: the earlier tool's, or an odd number of our own, which no pointer can equal.
+/// The handle that the program gets: the earlier tool's, or an odd number of our own, which no pointer can
+/// equal.
 fn handle(theirs: Option<usize>, names: &mut Names) -> usize {
     theirs.filter(|handle| *handle != 0).unwrap_or_else(|| {
         names.handles += 1;

@@ -1,7 +1,7 @@
 //! The caching allocator's reports: every block that it hands out or takes back, and every OOM.
 //!
-//! They come on the allocating thread, under the allocator's mutex, always for CUDA and for the CPU
-//! only while a profiler asks. `c10::Device` is two bytes in one register whose upper bits are garbage.
+//! A report comes on the allocating thread, under the allocator's mutex: always for CUDA, for the CPU only
+//! while a profiler asks for it. `c10::Device` is two bytes in one register, with garbage in the upper bits.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -11,17 +11,13 @@ use memtrace_record::recorder::text_id;
 use memtrace_trace::event::{AllocCall, Block, Call};
 use memtrace_trace::{Api, Event, Header, Payload};
 
-use crate::attribution::context;
-use crate::attribution::deferred_frees;
-use crate::attribution::private_pools;
-use crate::attribution::requested_sizes;
+use crate::attribution::{context, deferred_frees, private_pools, requested_sizes};
 use crate::ffi::symbols::RealFn;
 use crate::ffi::torch::{self, current_stream};
 use crate::python::{callbacks, injection};
 use crate::runtime::guard::shielded;
 use crate::runtime::session;
-use crate::runtime::thread;
-use crate::runtime::thread::ThreadState;
+use crate::runtime::thread::{self, ThreadState};
 
 type Report = unsafe extern "C-unwind" fn(*mut c_void, i64, usize, usize, u64);
 type OutOfMemory = unsafe extern "C-unwind" fn(i64, usize, usize, u64);
@@ -34,16 +30,16 @@ static REPORT: RealFn<Report> =
 static OUT_OF_MEMORY: RealFn<OutOfMemory> =
     unsafe { RealFn::new(c"_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE", "libc10.so") };
 
-/// Finds what reports need; at torch's first call to CUDA.
+/// Finds the functions that reports need; called at torch's first call to CUDA.
 pub(super) fn install() {
     requested_sizes::install();
-    // Now and not in the first report, which comes under the allocator's mutex: the look-up takes a lock of
-    // the loader, which a thread may hold whose constructor waits for that mutex.
+    // Not in the first report, see `prepare_reports`.
     let _ = (REPORT.get(), OUT_OF_MEMORY.get());
     torch::prepare_reports();
 }
 
-/// `void changeCurrentAllocator(const std::shared_ptr<CUDAAllocator> &)`: the argument is passed by its address.
+/// `void changeCurrentAllocator(const std::shared_ptr<CUDAAllocator> &)`: the argument is passed by its
+/// address.
 type Change = unsafe extern "C-unwind" fn(*const c_void);
 
 // SAFETY: the signature is the one in torch/csrc/cuda/CUDAPluggableAllocator.h, 2.6 to 2.15.
@@ -54,7 +50,7 @@ static CHANGE_ALLOCATOR: RealFn<Change> = unsafe {
     )
 };
 
-/// The program puts an allocator of its own in the place of torch's.
+/// The program replaces torch's allocator by its own.
 #[unsafe(export_name = "_ZN5torch4cuda22CUDAPluggableAllocator22changeCurrentAllocatorERKSt10shared_ptrIN3c104cuda20CUDACachingAllocator13CUDAAllocatorEE")]
 unsafe extern "C-unwind" fn change_current_allocator(allocator: *const c_void) {
     if let Some(real) = CHANGE_ALLOCATOR.get() {
@@ -68,7 +64,7 @@ unsafe extern "C-unwind" fn change_current_allocator(allocator: *const c_void) {
 static PROFILING_ENABLED: RealFn<unsafe extern "C-unwind" fn() -> bool> =
     unsafe { RealFn::new(c"_ZN3c1022memoryProfilingEnabledEv", "libc10.so") };
 
-/// torch's allocator of CPU tensors asks this before it reports; CUDA's does not.
+/// torch's allocator of CPU tensors queries this before it reports; CUDA's does not.
 #[unsafe(export_name = "_ZN3c1022memoryProfilingEnabledEv")]
 unsafe extern "C-unwind" fn memory_profiling_enabled() -> bool {
     // SAFETY: it takes nothing and reads thread-local state.
@@ -79,7 +75,7 @@ fn wants_host_tensors() -> bool {
     session::session().is_some_and(|session| session.settings.host_tensors)
 }
 
-/// A report about a CPU tensor.
+/// Records a report about a CPU tensor.
 fn host_tensor(addr: u64, size: i64) {
     static LIBRARY: OnceLock<TextId> = OnceLock::new();
     let Some(recorder) = session::recorder() else { return };
@@ -105,7 +101,7 @@ fn host_tensor(addr: u64, size: i64) {
     });
 }
 
-/// Is it a CPU?
+/// Is the `c10::Device` a CPU?
 fn is_cpu(device: u64) -> bool {
     device.to_le_bytes()[0] == 0
 }
@@ -130,14 +126,14 @@ unsafe extern "C-unwind" fn report_memory_usage(
             let Some(recorder) = session::recorder() else { return };
             let stream = current_stream(ordinal);
             let (mut requested, mut pool, mut deferred) = (-1, 0, false);
-            let owner = thread::with(|own| {
+            let owner = thread::with(|state| {
                 if size >= 0 {
-                    requested = requested_sizes::of_block(own, size);
-                    pool = private_pools::take(own, ordinal, stream);
+                    requested = requested_sizes::of_block(state, size);
+                    pool = private_pools::take(state, ordinal, stream);
                 }
-                context::of_report(own, stream, size, ordinal)
+                context::of_report(state, stream, size, ordinal)
             });
-            // A thread that is ending owns nothing any more.
+            // A thread that is ending has no state any more.
             let (context, step) = owner.unwrap_or_else(context::current);
             if size >= 0 {
                 deferred_frees::forget_recorded();
@@ -147,7 +143,7 @@ unsafe extern "C-unwind" fn report_memory_usage(
             if injection::is_wanted() {
                 injection::schedule();
             }
-            // Made once, where it is stored: a copy through the stack would cost more than the clock.
+            // Built once, in its final place: a copy through the stack would cost more than the clock.
             recorder.record(|clock_ns| {
                 let address = ptr as u64;
                 Payload::Block(Block { address, bytes: size, allocated, reserved, requested, pool, deferred })
@@ -177,10 +173,10 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
             callbacks::out_of_memory(recorder);
             let stream = current_stream(ordinal);
             let (context, step) = context::current_on(stream);
-            let asked = |own: &ThreadState| {
-                (requested_sizes::of_block(own, size), private_pools::take(own, ordinal, stream))
+            let of_request = |state: &ThreadState| {
+                (requested_sizes::of_block(state, size), private_pools::take(state, ordinal, stream))
             };
-            let (requested, pool) = thread::with(asked).unwrap_or((-1, 0));
+            let (requested, pool) = thread::with(of_request).unwrap_or((-1, 0));
             recorder.record(|clock_ns| {
                 Payload::OutOfMemory { bytes: size, requested, allocated, reserved, pool }.pack(Header {
                     clock_ns,

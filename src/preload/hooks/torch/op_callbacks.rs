@@ -1,7 +1,7 @@
 //! torch's op callbacks (`at::RecordFunction`), installed from here without Python.
 //!
-//! There is one callback for each scope, so that none has to query its scope. They are global: threads that exist already
-//! have them too, and they see what `torch.profiler` sees.
+//! There is one callback for each scope, so that none has to query its scope. They are global: threads that
+//! exist already have them too, and they see what `torch.profiler` sees.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -47,7 +47,8 @@ static INSTALLED: AtomicBool = AtomicBool::new(false);
 static GET_DEVICE_COUNT: RealFn<unsafe extern "C" fn(*mut c_int) -> c_int> =
     unsafe { RealFn::new(c"cudaGetDeviceCount", "libcudart.so") };
 
-/// The first call of torch to CUDA: its libraries are loaded and its mutexes free, so our callbacks can be installed.
+/// The first call of torch to CUDA: its libraries are loaded and its mutexes free, so our callbacks can be
+/// installed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaGetDeviceCount(count: *mut c_int) -> c_int {
     shielded(install);

@@ -1,8 +1,8 @@
 //! This thread's state, in one place: a block report reads most of it and reaches it by one word
 //! ([`memtrace_record::fast_tls`]).
 //!
-//! Data only; the modules of [`crate::attribution`] work on it. It lives as long as the thread, and the child of a fork
-//! has that of the thread that forked.
+//! Data only; the modules of [`crate::attribution`] work on it. It lives as long as the thread, and the child
+//! of a fork has that of the thread that forked.
 
 pub(crate) mod open_ranges;
 pub(crate) mod running_ops;
@@ -60,8 +60,8 @@ impl Drop for ThreadState {
 /// Runs `work` on the calling thread's state; `None` when the thread is ending and the state is gone.
 #[inline(always)]
 pub(crate) fn with<R>(work: impl FnOnce(&ThreadState) -> R) -> Option<R> {
-    // SAFETY: the thread's own words; only `find` sets this one, to the thread's `STATE`, whose destructor makes it
-    // null.
+    // SAFETY: the thread's own words; only `find` sets this one, to the thread's `STATE`, whose destructor
+    // makes it null.
     let state = unsafe { (*words()).user.get().cast::<ThreadState>().as_ref() };
     Some(work(match state {
         Some(state) => state,

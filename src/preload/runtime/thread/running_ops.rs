@@ -1,6 +1,6 @@
 //! The torch ops that run on a thread, innermost last.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 
 use memtrace_record::intern::{Context, ContextId, Frame, StackId, TextId};
 
@@ -31,16 +31,16 @@ pub(crate) struct Origin {
 
 /// An op that is running.
 pub(crate) struct RunningOp {
-    /// torch's `RecordFunction`.
-    pub(crate) record: *const c_void,
-    pub(crate) name_of: NameOf,
+    /// torch's `RecordFunction`, alive while the op runs.
+    record: *const c_void,
+    name_of: NameOf,
     pub(crate) scope: Scope,
     /// The phase that this op or one around it implies; 0 for none.
     pub(crate) phase: TextId,
     /// The origin of the backward function that runs.
     pub(crate) origin: Origin,
-    /// The module whose sharded parameters FSDP gathers in this op or one around it, 0 for an unknown module; `None`
-    /// when it gathers nothing.
+    /// The module whose sharded parameters FSDP gathers in this op or one around it, 0 for an unknown module;
+    /// `None` when it gathers nothing.
     pub(crate) gathers: Option<TextId>,
     /// The id of its name; 0 until the first query.
     pub(crate) name: TextId,
@@ -63,6 +63,54 @@ pub(crate) struct RunningOp {
     pub(crate) bytes: i64,
 }
 
+impl RunningOp {
+    /// An op that begins inside `around`; `None` outside every op.
+    ///
+    /// # Safety
+    /// `record` is torch's `RecordFunction`, alive for as long as this value, and `name_of` is its `name`.
+    #[inline]
+    pub(crate) unsafe fn new(
+        scope: Scope,
+        record: *const c_void,
+        name_of: NameOf,
+        around: Option<&RunningOp>,
+    ) -> RunningOp {
+        let inside = around.is_some_and(|op| op.inside || op.scope != Scope::User);
+        RunningOp {
+            record,
+            name_of,
+            scope,
+            phase: around.map_or(0, |op| op.phase),
+            origin: around.map_or(Origin::default(), |op| op.origin),
+            gathers: around.and_then(|op| op.gathers),
+            name: 0,
+            stack: 0,
+            root: 0,
+            context: 0,
+            epoch: 0,
+            python: 0,
+            inside,
+            outermost: !inside && scope != Scope::User,
+            start_ns: 0,
+            bytes: 0,
+        }
+    }
+
+    /// torch's `RecordFunction`, which is alive.
+    #[inline]
+    pub(crate) fn record(&self) -> *const c_void {
+        self.record
+    }
+
+    /// The name of the op; `None` for one without.
+    pub(crate) fn name_text(&self) -> Option<&CStr> {
+        // SAFETY: the record is alive and has this name, by the contract of `new`.
+        let text = unsafe { (self.name_of)(self.record) };
+        // SAFETY: not null, so a C string that lives as long as the record.
+        (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
+    }
+}
+
 /// The ops of a thread, and the caches of what they are resolved to.
 pub(crate) struct RunningOps {
     pub(crate) running: Vec<RunningOp>,
@@ -70,7 +118,8 @@ pub(crate) struct RunningOps {
     pub(crate) near: TextId,
     pub(crate) names: Cache<Vec<u8>, TextId>,
     pub(crate) stacks: Cache<Frame, StackId>,
-    /// The Python stack around the running ops, and its key: the innermost Python frame, and the stack below it.
+    /// The Python stack around the running ops, and its key: the innermost Python frame, and the stack below
+    /// it.
     pub(crate) python: StackId,
     pub(crate) python_key: Option<((usize, usize), StackId)>,
     pub(crate) contexts: Cache<Context, ContextId>,

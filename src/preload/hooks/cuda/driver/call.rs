@@ -1,4 +1,5 @@
-//! The hooks of the driver whose calls have one of the two usual forms, and the setting that turns all of them off.
+//! The hooks of the driver whose calls have one of the two usual forms, and the setting that turns all of
+//! them off.
 
 use std::ffi::{c_int, c_void};
 
@@ -36,8 +37,8 @@ pub(super) fn record_free(call: Call, addr: u64, bytes: usize, run: impl FnOnce(
     if is_on() { alloc_call::record_free(call, addr, bytes, run) } else { run() }
 }
 
-/// Defines hooks of the form `f(ptr, rest...)`, which free `ptr`. The last expression is the number of bytes, 0 for the
-/// whole allocation.
+/// Defines hooks of the form `f(ptr, rest...)`, which free `ptr`. The last expression is the number of bytes,
+/// 0 for the whole allocation.
 macro_rules! simple_free {
     ($($body:ident = $real:ident, $kind:ident, $api:ident ($($arg:ident: $type:ty),*) $bytes:expr;)*) => { $(
         unsafe extern "C" fn $body<const WAY: usize>(ptr: Word, $($arg: $type,)* caller: *const c_void) -> c_int {

@@ -1,8 +1,8 @@
-//! The CUDA driver's calls that allocate and free memory: those of libraries with a runtime of their own (cuBLAS, cuDNN,
-//! NCCL), of programs without one (Triton, CuPy), and of expandable segments.
+//! The CUDA driver's calls that allocate and free memory: those of libraries with a runtime of their own
+//! (cuBLAS, cuDNN, NCCL), of programs without one (Triton, CuPy), and of expandable segments.
 //!
-//! The calls that the runtime makes for one of its own are not recorded: the runtime's hook records the outer call; see
-//! [`crate::runtime::guard`].
+//! The calls that the runtime makes for one of its own are not recorded: the runtime's hook records the outer
+//! call; see [`crate::runtime::guard`].
 
 mod arrays;
 mod call;

@@ -40,8 +40,8 @@ macro_rules! simple_alloc {
                 size,
                 // SAFETY: the caller's own arguments, passed on unchanged.
                 || unsafe { real(ptr, size, $($arg),*) },
-                // SAFETY: called after a success only.
-                || Allocated::on([$($stream,)? null_mut()][0], unsafe { written(ptr) }, size),
+                // SAFETY: called after a success only, so the stream is alive too.
+                || unsafe { Allocated::on([$($stream,)? null_mut()][0], written(ptr), size) },
             )
         }
     )* };
