@@ -1,9 +1,11 @@
 //! Reads the files of a run: finds them, parses their rows into records in order, and interns their texts.
 
+mod blocks;
 pub mod input;
 mod ordered_pool;
 pub mod record;
 pub(crate) mod scan;
+mod source;
 pub mod stream;
 pub mod symbols;
 pub(crate) mod tail;

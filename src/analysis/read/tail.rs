@@ -7,7 +7,8 @@ use std::io::Read;
 
 use super::record::Wanted;
 use super::scan::{Chunk, Scanner};
-use super::stream::{self, TraceFile};
+use super::source;
+use super::stream::TraceFile;
 use super::symbols::SymbolTable;
 
 /// The most bytes of one read.
@@ -35,7 +36,7 @@ impl PartTail {
         opening_rows: u64,
     ) -> std::io::Result<PartTail> {
         Ok(PartTail {
-            source: stream::bytes(&part.path)?,
+            source: source::bytes(&part.path)?,
             scanner: Scanner::new(wanted, part.width(), true, symbols.clone()),
             rest: Vec::new(),
             skip: opening_rows + 1,

@@ -43,8 +43,8 @@ impl Footer {
         if replayed.replay.problems.unfinished {
             self.notes.push(format!("{name} has no end row: the process was killed, or still runs"));
         }
-        if let Some(first) = &replayed.told.first_skipped {
-            let skipped = count(replayed.told.skipped);
+        if let Some(first) = &replayed.summary.first_skipped {
+            let skipped = count(replayed.summary.skipped);
             self.notes.push(format!("{skipped} lines are not rows and were passed over; the first: {first}"));
         }
         self.notes.extend(trace.meta.degraded.iter().cloned());

@@ -90,7 +90,7 @@ fn findings(replayed: &Replayed) -> [(&'static str, u64); 8] {
         ("allocations under a live id", problems.double_allocs),
         ("frees of another size", problems.wrong_sizes),
         ("no end row", u64::from(problems.unfinished)),
-        ("last line cut off", u64::from(replayed.told.cut)),
-        ("lines that are not rows", replayed.told.skipped),
+        ("last line cut off", u64::from(replayed.summary.cut)),
+        ("lines that are not rows", replayed.summary.skipped),
     ]
 }

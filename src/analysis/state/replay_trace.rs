@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::error::Result;
 use crate::options::Options;
 use crate::read::record::{Columns, Record, Wanted};
-use crate::read::stream::{Told, TraceFile};
+use crate::read::stream::{ReadSummary, TraceFile};
 use crate::read::symbols::SymbolTable;
 use crate::state::categories::FlowCategories;
 use crate::state::replay::{self, Device, HOST, Metric, Moment, Replay};
@@ -24,7 +24,7 @@ pub struct Replayed {
     /// The symbols of its rows.
     pub symbols: SymbolTable,
     /// The result of reading: skipped lines, and whether the last one was cut off.
-    pub told: Told,
+    pub summary: ReadSummary,
 }
 
 /// Replays `trace`. `visit` gets each row after the replay took it, with `columns` in addition to those of
@@ -97,7 +97,7 @@ fn run(
     mut stop: impl FnMut(&Record) -> bool,
     mut visit: impl FnMut(&Record, &Replay),
 ) -> Result<Replayed> {
-    let told = trace.read(wanted, options.lenient, &symbols, |row| {
+    let summary = trace.read(wanted, options.lenient, &symbols, |row| {
         if stop(row) {
             return ControlFlow::Break(());
         }
@@ -105,7 +105,7 @@ fn run(
         visit(row, &replay);
         ControlFlow::Continue(())
     })?;
-    Ok(Replayed { replay, symbols, told })
+    Ok(Replayed { replay, symbols, summary })
 }
 
 impl Replayed {

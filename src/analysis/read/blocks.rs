@@ -1,0 +1,219 @@
+//! Divides a trace file into blocks of whole lines, which threads read and scan in parallel.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::scan::{Chunk, Scanner};
+use super::source::{self, Source};
+
+/// The bytes of one block. A block and its records fit a core's cache, and are large enough that passing them
+/// between threads costs little.
+pub(super) const BLOCK: usize = 256 << 10;
+/// The bytes that are read behind a block at first, for the end of its last line.
+const TAIL: usize = 4 << 10;
+/// A longer line, in bytes, is not a row of a trace.
+const LONGEST_LINE: usize = 16 << 20;
+
+/// A block of a trace, from reading to scanned records. Jobs are reused.
+#[derive(Default)]
+pub(super) struct Job {
+    bytes: Vec<u8>,
+    /// The range of the file to read into `bytes`; `None` when they are read.
+    range: Option<FileRange>,
+    /// Whether it begins with the header.
+    header: bool,
+    /// Whether it ends with the file's last line and that line has no end.
+    pub(super) cut: bool,
+    /// The bytes on disk that it covers.
+    pub(super) size: u64,
+    /// Its records.
+    pub(super) chunk: Chunk,
+    /// The error that ended its reading.
+    pub(super) error: Option<io::Error>,
+}
+
+/// A range of bytes of a plain file. It stands for the lines that begin in it.
+#[derive(Clone)]
+struct FileRange {
+    file: Arc<File>,
+    start: u64,
+    end: u64,
+    file_end: u64,
+}
+
+impl Job {
+    /// Ends the job with an error of reading. Always true: the job is still to be delivered.
+    pub(super) fn fail(&mut self, error: io::Error) -> bool {
+        (self.error, self.range, self.header) = (Some(error), None, false);
+        self.bytes.clear();
+        true
+    }
+
+    /// Reads the bytes of the block, where that is still to do, and scans them.
+    pub(super) fn run(&mut self, scanner: &mut Scanner) {
+        self.chunk.records.clear();
+        self.chunk.lines = 0;
+        self.chunk.fault = None;
+        self.chunk.skipped = 0;
+        if let Some(range) = self.range.take() {
+            match range.read(&mut self.bytes) {
+                Ok(lines) => self.scan(scanner, lines),
+                Err(error) => self.error = Some(error),
+            }
+        } else {
+            self.scan(scanner, 0..self.bytes.len());
+        }
+    }
+
+    fn scan(&mut self, scanner: &mut Scanner, lines: Range<usize>) {
+        let mut lines = &self.bytes[lines];
+        if self.header {
+            let end = lines.iter().position(|byte| *byte == b'\n').map_or(lines.len(), |end| end + 1);
+            lines = &lines[end..];
+            self.chunk.lines = 1;
+        }
+        scanner.scan(lines, &mut self.chunk);
+    }
+}
+
+impl FileRange {
+    /// Reads into `bytes`. Returns the part of them that holds the lines which begin in this range.
+    fn read(&self, bytes: &mut Vec<u8>) -> io::Result<Range<usize>> {
+        // Read from the byte before: a line begins at `start` when that byte ends a line.
+        let from = self.start.saturating_sub(1);
+        let own = (self.end - from) as usize;
+        let mut filled: usize = 0;
+        loop {
+            // Read on behind the range for the end of its last line, twice as far each time.
+            let behind = filled.saturating_sub(own) * 2 + TAIL;
+            let wanted = ((self.file_end - from) as usize).min(own + behind);
+            if bytes.len() < wanted {
+                bytes.resize(wanted, 0);
+            }
+            while filled < wanted {
+                match self.file.read_at(&mut bytes[filled..wanted], from + filled as u64) {
+                    // The file was truncated meanwhile.
+                    Ok(0) => return Ok(0..0),
+                    Ok(got) => filled += got,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            let first = if self.start == 0 {
+                Some(0)
+            } else {
+                bytes[..own.min(filled)].iter().position(|byte| *byte == b'\n').map(|end| end + 1)
+            };
+            // No line begins in this range, or only at the first byte of the next one.
+            let Some(first) = first.filter(|first| *first < own) else { return Ok(0..0) };
+            if let Some(end) = bytes[own - 1..filled].iter().position(|byte| *byte == b'\n') {
+                return Ok(first..own + end);
+            }
+            if from + filled as u64 == self.file_end {
+                return Ok(first..filled);
+            }
+            if filled > own + LONGEST_LINE {
+                return Err(too_long());
+            }
+        }
+    }
+}
+
+/// The blocks of a trace file, in order.
+pub(super) enum Blocks {
+    /// A plain file: the thread that scans a block also reads it, so that it is in that core's cache.
+    Plain { file: Arc<File>, at: u64, size: u64, cut: bool },
+    /// A compressed file, which can only be read from its start.
+    Packed { lines: Lines<Box<dyn Read + Send>>, read: Arc<AtomicU64>, counted: u64 },
+}
+
+impl Blocks {
+    pub(super) fn open(path: &Path) -> io::Result<Blocks> {
+        match source::open(path)? {
+            Source::Plain(file) => {
+                let size = file.metadata()?.len();
+                let mut last = [b'\n'];
+                file.read_at(&mut last, size.saturating_sub(1))?;
+                Ok(Blocks::Plain { file: Arc::new(file), at: 0, size, cut: last[0] != b'\n' })
+            }
+            Source::Packed(bytes, read) => Ok(Blocks::Packed { lines: Lines::new(bytes), read, counted: 0 }),
+        }
+    }
+
+    /// Makes `job` the next block; false at the end of the file.
+    pub(super) fn next(&mut self, job: &mut Job) -> io::Result<bool> {
+        match self {
+            Blocks::Plain { file, at, size, cut } => {
+                if at == size {
+                    return Ok(false);
+                }
+                let end = (*at + BLOCK as u64).min(*size);
+                job.header = *at == 0;
+                job.cut = *cut && end == *size;
+                job.size = end - *at;
+                job.range = Some(FileRange { file: Arc::clone(file), start: *at, end, file_end: *size });
+                *at = end;
+                Ok(true)
+            }
+            Blocks::Packed { lines, read, counted } => {
+                job.header = !lines.started;
+                let more = lines.next(&mut job.bytes)?;
+                job.cut = lines.cut;
+                let now = read.load(Ordering::Relaxed);
+                job.size = now - std::mem::replace(counted, now);
+                Ok(more)
+            }
+        }
+    }
+}
+
+/// Divides a byte stream into blocks of whole lines.
+pub(super) struct Lines<R> {
+    source: R,
+    /// The start of a line whose end is not read yet.
+    rest: Vec<u8>,
+    started: bool,
+    ended: bool,
+    cut: bool,
+}
+
+impl<R: Read> Lines<R> {
+    pub(super) fn new(source: R) -> Self {
+        Lines { source, rest: Vec::new(), started: false, ended: false, cut: false }
+    }
+
+    /// Fills `block` with the next whole lines; false at the end.
+    pub(super) fn next(&mut self, block: &mut Vec<u8>) -> io::Result<bool> {
+        self.started = true;
+        block.clear();
+        block.append(&mut self.rest);
+        while !self.ended {
+            let old = block.len();
+            let got = self.source.by_ref().take(BLOCK as u64).read_to_end(block)?;
+            if got == 0 {
+                self.ended = true;
+                self.cut = block.last().is_some_and(|byte| *byte != b'\n');
+                break;
+            }
+            if let Some(last) = block[old..].iter().rposition(|byte| *byte == b'\n') {
+                self.rest.extend_from_slice(&block[old + last + 1..]);
+                block.truncate(old + last + 1);
+                break;
+            }
+            if block.len() > LONGEST_LINE {
+                return Err(too_long());
+            }
+        }
+        Ok(!block.is_empty())
+    }
+}
+
+fn too_long() -> io::Error {
+    let what = format!("a line of more than {} MiB: not a trace", LONGEST_LINE >> 20);
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
