@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::text_enum::text_enum;
 
 text_enum! {
-    /// The column `category`: what memory is for.
+    /// The purpose of memory.
     #[derive(Default)]
     Category {
         /// A parameter of a module.
@@ -14,19 +14,19 @@ text_enum! {
         Buffer = "buffer",
         /// A parameter's gradient.
         Gradient = "gradient",
-        /// Made in a forward pass.
+        /// Allocated in a forward pass.
         Activation = "activation",
-        /// Made in a backward pass.
+        /// Allocated in a backward pass.
         Temporary = "temporary",
         /// Held by an optimizer.
         OptimizerState = "optimizer_state",
-        /// Given to the model.
+        /// An input of the model.
         Input = "input",
-        /// Made by autograd for itself.
+        /// Allocated by autograd for its own use.
         AutogradDetail = "autograd_detail",
         /// Registered by the user.
         Other = "other",
-        /// Not known.
+        /// Unknown.
         #[default]
         None = "(none)",
     }

@@ -1,7 +1,7 @@
-//! Every `MEMTRACE_*` variable, in one table.
+//! The table of all `MEMTRACE_*` variables.
 //!
-//! The preloaded library reads them once, at load; `memtrace run` sets them for its child from the
-//! same names; a test checks the README against the table.
+//! The preloaded library reads them once, when it is loaded. `memtrace run` sets them for its child by the same names.
+//! A test checks the documentation against the table.
 
 use std::path::PathBuf;
 
@@ -12,71 +12,71 @@ use crate::units::parse_bytes;
 pub struct Variable {
     /// Its name.
     pub name: &'static str,
-    /// The value taken when it is unset or bad, as a user would write it.
+    /// The value when it is unset or invalid, as a user would write it.
     pub default: &'static str,
-    /// What it does, one line.
+    /// Its effect, in one line.
     pub help: &'static str,
 }
 
-/// How loud the library is on stderr.
+/// The messages that the library prints to stderr; each level includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Nothing at all.
+    /// None.
     Off,
-    /// What went wrong with the trace.
+    /// Failures of tracing.
     Error,
-    /// And what the user should know: an OOM's holders, a degraded trace.
+    /// Warnings: the holders of memory at an OOM, capabilities that this process lacks.
     Warn,
-    /// And where the trace is.
+    /// The place of the trace.
     Info,
-    /// And what the library does.
+    /// The actions of the library.
     Debug,
 }
 
-/// A switch that may also follow the terminal.
+/// A switch that may depend on the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Auto {
     /// Always.
     On,
     /// Never.
     Off,
-    /// When stderr is a terminal.
+    /// On when stderr is a terminal.
     Terminal,
 }
 
-/// What is recorded of torch's ops.
+/// The recording of torch's ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ops {
-    /// Nothing: allocations have no op.
+    /// Off: allocations have no op.
     Off,
-    /// The op of each allocation, and a row for each outermost op.
+    /// Allocations have their op, and each outermost op has a row.
     Top,
-    /// And a row for each op inside another.
+    /// Like `Top`, and each op inside another has a row too.
     All,
-    /// And the storages that ops read and write, and the memory of module calls.
+    /// Like `All`, and the storages that ops read and write and the memory of module calls have rows too.
     Io,
 }
 
 impl Ops {
-    /// Are torch's callbacks installed?
+    /// Whether torch's callbacks are installed.
     #[must_use]
     pub fn callbacks(self) -> bool {
         self != Ops::Off
     }
 
-    /// Do outermost ops get a row?
+    /// Whether outermost ops have a row.
     #[must_use]
     pub fn rows(self) -> bool {
         self != Ops::Off
     }
 
-    /// Do all ops get a row?
+    /// Whether all ops have a row.
     #[must_use]
     pub fn all(self) -> bool {
         matches!(self, Ops::All | Ops::Io)
     }
 
-    /// As the variable says it.
+    /// The value of the variable.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -87,26 +87,26 @@ impl Ops {
         }
     }
 
-    /// Are the storages told that ops read and write?
+    /// Whether the storages that ops read and write have rows.
     #[must_use]
     pub fn io(self) -> bool {
         self == Ops::Io
     }
 }
 
-/// What `stack_id` holds beside ops and the module.
+/// The frames of a stack beside ops and the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stacks {
-    /// Nothing more.
+    /// None.
     Ops,
-    /// The lines of Python that made the call.
+    /// The lines of Python on the call stack.
     Python,
 }
 
-/// How a finished part of a trace is stored.
+/// The compression of a finished trace or part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
-    /// As it was written.
+    /// None.
     Off,
     /// gzip.
     Gz,
@@ -115,7 +115,7 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// What is added to the file's name, with its dot.
+    /// The ending that is appended to the name of the file, with its dot.
     #[must_use]
     pub fn suffix(self) -> &'static str {
         match self {
@@ -181,7 +181,7 @@ impl Default for Settings {
     }
 }
 
-/// One row of the table: a variable, and how its text becomes a setting.
+/// One row of the table: a variable, and the function that parses its value.
 struct Entry {
     variable: Variable,
     set: fn(&mut Settings, &str) -> Result<(), String>,
@@ -390,7 +390,7 @@ const TABLE: &[Entry] = &[
     ),
 ];
 
-/// Variables that another part reads: the launcher or the phantom device.
+/// Variables that the launcher or the simulated GPU reads.
 const OTHERS: &[Variable] = &[
     Variable {
         name: "MEMTRACE_PHANTOM",
@@ -404,13 +404,13 @@ const OTHERS: &[Variable] = &[
     },
 ];
 
-/// Every variable, for the README and `memtrace help variables`.
+/// All variables, for the documentation and `memtrace help variables`.
 pub fn variables() -> impl Iterator<Item = &'static Variable> {
     TABLE.iter().map(|entry| &entry.variable).chain(OTHERS)
 }
 
 impl Settings {
-    /// Reads the settings through `lookup`; the second value says what was bad, a line each.
+    /// Reads the settings through `lookup`. The second value has a line for each invalid one.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> (Settings, Vec<String>) {
         let mut settings = Settings {
             enabled: true,
@@ -455,8 +455,8 @@ impl Settings {
     }
 }
 
-/// A level by its name, by our numbers (0 to 4, quiet to loud), or by those of Python's `logging` (10 to
-/// 50, loud to quiet).
+/// Parses a level: its name, memtrace's number (0 to 4, with increasing detail), or the number of Python's `logging`
+/// (10 to 50, with decreasing detail).
 fn level(value: &str) -> Result<Level, String> {
     Ok(match value.to_ascii_lowercase().as_str() {
         "off" | "0" | "critical" => Level::Off,
@@ -475,7 +475,7 @@ fn level(value: &str) -> Result<Level, String> {
     })
 }
 
-/// The names that may stand in braces in `MEMTRACE_NAME`.
+/// The placeholders of `MEMTRACE_NAME`, without their braces.
 const PLACES: [&str; 4] = ["host", "rank", "pid", "run"];
 
 fn check_name(pattern: &str) -> Result<(), String> {
@@ -493,7 +493,7 @@ fn check_name(pattern: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// `pattern` with its places filled.
+/// Replaces the placeholders of `pattern`.
 #[must_use]
 pub fn fill(pattern: &str, host: &str, rank: i32, pid: u32, run: &str) -> String {
     let values = [host, &rank.to_string(), &pid.to_string(), run];
@@ -516,7 +516,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_default_is_a_value_that_its_own_parser_takes() {
+    fn every_default_of_a_variable_is_a_valid_value() {
         let mut settings = Settings::default();
         for Entry { variable, set } in TABLE {
             assert_eq!(set(&mut settings, variable.default), Ok(()), "{}", variable.name);
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_level_is_a_word_or_a_number_of_ours_or_of_python() {
+    fn a_log_level_is_a_name_or_a_number_of_memtrace_or_python() {
         for (value, level) in [
             ("debug", Level::Debug),
             ("10", Level::Debug),
@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_a_file_name_with_places_that_exist() {
+    fn a_trace_name_is_a_file_name_with_known_placeholders() {
         assert_eq!(fill("{run}-{host}.r{rank}.{pid}", "h", 3, 7, "x"), "x-h.r3.7");
         for bad in ["", "a/b", ".hidden", "{user}", "{pid", "../x"] {
             let (settings, warnings) = with("MEMTRACE_NAME", bad);
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_value_is_named_with_the_default_taken() {
+    fn the_warning_about_an_invalid_value_names_the_default() {
         let (settings, warnings) =
             Settings::from_lookup(|name| (name == "MEMTRACE_BUFFER").then(|| "lots".to_owned()));
         assert_eq!(settings.buffer_bytes, 16 << 20);

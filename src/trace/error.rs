@@ -1,4 +1,4 @@
-//! Why a trace could not be read.
+//! Errors of reading a trace.
 
 use std::fmt;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// The result of reading or writing a trace.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong, and where.
+/// A failure, with its place.
 #[derive(Debug)]
 pub enum Error {
     /// The file could not be opened, read or written.
@@ -17,27 +17,27 @@ pub enum Error {
         /// The system's reason.
         source: io::Error,
     },
-    /// The header is not this schema's.
+    /// The header is not that of this schema.
     Header {
         /// The file.
         path: PathBuf,
-        /// The first column that differs, or what the file looks like.
+        /// The first column that differs, or a description of the file.
         found: String,
     },
-    /// The trace was written by a schema this version does not know.
+    /// The trace is of a schema that this version does not know.
     Schema {
         /// The file.
         path: PathBuf,
-        /// The schema named in the meta row.
+        /// The schema in the meta row.
         found: String,
     },
-    /// A row does not have the form that its columns ask for.
+    /// A row does not fit its columns.
     Row {
         /// The file.
         path: PathBuf,
-        /// The line, counted from 1, the header's.
+        /// The line, counted from the header, which is line 1.
         line: u64,
-        /// What was expected and what stood there.
+        /// The expected and the found value.
         what: String,
     },
     /// There is no trace at this place.

@@ -9,47 +9,47 @@ text_enum! {
     EventName {
         /// The caching allocator handed out a block.
         Alloc = "alloc",
-        /// A block went back to the allocator.
+        /// A block was returned to the caching allocator.
         Free = "free",
-        /// The last stream that used a freed block is done with it.
+        /// The last stream that used a freed block has passed that use.
         FreeCompleted = "free_completed",
         /// The allocator took a segment from CUDA.
         SegmentAlloc = "segment_alloc",
-        /// The allocator gave a segment back.
+        /// The allocator returned a segment to CUDA.
         SegmentFree = "segment_free",
         /// Memory was mapped into an expandable segment.
         SegmentMap = "segment_map",
         /// Memory was unmapped from an expandable segment.
         SegmentUnmap = "segment_unmap",
-        /// The allocator gave up on a request.
+        /// The allocator could not serve a request.
         Oom = "oom",
-        /// Device memory outside torch's allocator.
+        /// Device memory was allocated outside torch's allocator.
         ExtAlloc = "ext_alloc",
-        /// The same, given back.
+        /// Device memory outside torch's allocator was freed.
         ExtFree = "ext_free",
-        /// Pinned host memory.
+        /// Pinned host memory, or a CPU tensor, was allocated.
         HostAlloc = "host_alloc",
-        /// The same, given back.
+        /// Pinned host memory, or a CPU tensor, was freed.
         HostFree = "host_free",
         /// An outermost op ended.
         Op = "op",
-        /// A storage that an op reads or writes, or the memory of a module's call.
+        /// A storage that an op reads or writes, or the memory of a module call.
         Io = "io",
         /// A range opened.
         RangeBegin = "range_begin",
         /// A range closed.
         RangeEnd = "range_end",
-        /// A mark.
+        /// A point in time that the program marked.
         Mark = "mark",
-        /// A block's owner or category is now known; in pairs, out of the old and into the new.
+        /// The owner or category of a block became known. Tags come in pairs: out of the old, into the new.
         Tag = "tag",
-        /// What the device shows.
+        /// A sample of the state of a device.
         Sample = "sample",
         /// A block that was live when this part of a rotated trace began.
         Live = "live",
-        /// Events were dropped: `name` says how many and why.
+        /// Events were dropped; `name` says how many and why.
         Lost = "lost",
-        /// The first row: `name` holds JSON.
+        /// The first row; `name` holds JSON.
         Meta = "meta",
         /// The last row of a complete trace.
         End = "end",
@@ -57,7 +57,7 @@ text_enum! {
 }
 
 impl EventName {
-    /// Do the deltas of this event sum to live memory by owner (`groupby` over a prefix of the file)?
+    /// Whether the deltas of this event, summed by owner over the start of a file, give the live memory of each owner.
     #[must_use]
     pub const fn is_block(self) -> bool {
         matches!(self, EventName::Alloc | EventName::Free | EventName::Tag | EventName::Live)

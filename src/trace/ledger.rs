@@ -1,35 +1,35 @@
-//! What a device holds beside the calls that a trace has: one rule for the ledger, the exit summary and the
-//! lines of an OOM.
+//! Splits the used memory of a device into traced calls and the rest. The ledger report, the exit summary and the OOM
+//! message share this rule.
 
 use crate::sample::Sample;
 
-/// What the calls of a process account for on a device, in bytes.
+/// The memory of a device that the traced calls of a process account for, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Accounted {
     /// Segments of torch's allocator.
     pub reserved: i64,
-    /// Memory outside it, without managed memory: that lies wherever it was touched last.
+    /// Memory outside it. Managed memory is excluded: it resides where it was last touched.
     pub outside: i64,
 }
 
-/// What a look at the device shows beyond that, in bytes.
+/// The used memory of a device beyond [`Accounted`], in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rest {
-    /// Held by the driver's memory pool and not given out.
+    /// Free memory that the driver's memory pool holds.
     pub pool: i64,
-    /// Held for memory nodes of CUDA graphs.
+    /// Memory for the memory nodes of CUDA graphs.
     pub graphs: i64,
-    /// The process's context, its kernels, and what the driver rounds up; `None` when what the process has is
-    /// not known.
+    /// The CUDA context of the process, its loaded kernels, and the driver's rounding; `None` when the memory of the
+    /// process is unknown.
     pub context: Option<i64>,
-    /// What other processes have.
+    /// The memory of other processes.
     pub others: Option<i64>,
-    /// What nobody has told of. With an unknown `context` or `others` it is in here.
+    /// Memory without a known holder. It includes `context` and `others` when these are unknown.
     pub unexplained: Option<i64>,
 }
 
 impl Rest {
-    /// What `sample` shows beyond what was accounted for at the same moment.
+    /// The memory in `sample` that was not accounted for at the same moment.
     #[must_use]
     pub fn of(sample: &Sample, accounted: Accounted) -> Rest {
         let pool = match (sample.pool_reserved, sample.pool_used) {
@@ -45,14 +45,14 @@ impl Rest {
         Rest { pool, graphs, context, others, unexplained }
     }
 
-    /// All of it.
+    /// The sum of all parts.
     #[must_use]
     pub fn total(&self) -> i64 {
         let Rest { pool, graphs, context, others, unexplained } = *self;
         pool + graphs + context.unwrap_or(0) + others.unwrap_or(0) + unexplained.unwrap_or(0)
     }
 
-    /// Its parts that hold something, each with its name.
+    /// The parts that are not 0, with their names.
     #[must_use]
     pub fn parts(&self) -> Vec<(&'static str, i64)> {
         let parts = [
@@ -68,7 +68,7 @@ impl Rest {
             .collect()
     }
 
-    /// What `unexplained` is, by what is known.
+    /// The name of `unexplained`, which depends on the parts that are known.
     #[must_use]
     pub fn unexplained_name(&self) -> &'static str {
         match (self.context, self.others) {
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_used_is_explained_once() {
+    fn the_ledger_counts_each_used_byte_once() {
         let sample = Sample {
             total: Some(1000),
             free: Some(300),

@@ -1,8 +1,11 @@
-//! What the traced process and the command agree on.
+//! The contract between the traced process and the command.
 //!
-//! The preloaded library writes with these types and the command reads with them, so a rule that
-//! both sides need (the columns, the names of ranges, the allocator's rounding, the settings) is
-//! written once, here. Nothing in this crate keeps state, and nothing in it is unsafe.
+//! The preloaded library writes with these types and the command reads with them, so each rule that both sides need
+//! (the columns, the names of files and ranges, the allocator's rounding, the settings) is written once, here. The
+//! crate has no global state and no unsafe code.
+//!
+//! Units: names end in `_bytes` or `_ns`; an `addr` is an address of a device or of the host. No function of this crate
+//! takes two of the three, so they need no types of their own here.
 #![forbid(unsafe_code)]
 
 pub mod api;

@@ -1,9 +1,9 @@
-//! The first row's JSON: what a reader must know about the run before it reads a number.
+//! The JSON of the first row: the run, its devices and its settings.
 
 use serde::{Deserialize, Serialize};
 
-/// What the `name` of the meta row holds. Fields are only ever added; a reader takes the default of
-/// one that an older trace lacks.
+/// The JSON in the `name` of the meta row. Fields are only ever added; a reader takes the default of a field that an
+/// older trace lacks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Meta {
@@ -19,7 +19,7 @@ pub struct Meta {
     pub run_id: String,
     /// The distributed rank; 0 when not distributed.
     pub rank: i32,
-    /// How many ranks there are; 1 when not distributed.
+    /// The number of ranks; 1 when not distributed.
     pub world_size: i32,
     /// The command line, secrets redacted.
     pub argv: Vec<String>,
@@ -27,21 +27,21 @@ pub struct Meta {
     pub devices: Vec<Device>,
     /// The caching allocator's settings.
     pub allocator: Allocator,
-    /// Versions, as far as they could be told: `cuda_runtime`, `cuda_driver`, `torch`.
+    /// The versions that were found: `cuda_runtime`, `cuda_driver`, `torch`.
     pub versions: std::collections::BTreeMap<String, String>,
-    /// The journal of this trace, empty when there is none.
+    /// The path of this trace's journal; empty when there is none.
     pub journal: String,
     /// The number of this file among the parts of a rotated trace: 1, 2, 3, ...; 0 in older traces.
     pub part: u32,
-    /// How many rows behind this one only say again what was live when this part began.
+    /// The number of rows behind this one that repeat the blocks and totals that were live when this part began.
     pub opening_rows: u64,
-    /// What the phantom device says of itself; null on a real one.
+    /// The description of the simulated GPU; null on a real one.
     pub phantom: serde_json::Value,
-    /// What was asked of torch's ops, as `MEMTRACE_OPS` says it; empty in older traces.
+    /// The value of `MEMTRACE_OPS`; empty in older traces.
     pub ops: String,
-    /// Were modules and tags asked for (`MEMTRACE_MODULES`)? False in older traces too.
+    /// Whether modules and tags were recorded (`MEMTRACE_MODULES`); false in older traces.
     pub modules: bool,
-    /// What could not be captured in this process, in plain words.
+    /// The capabilities that this process lacked, a sentence each.
     pub degraded: Vec<String>,
 }
 
@@ -51,14 +51,14 @@ pub struct Meta {
 pub struct Device {
     /// Its CUDA ordinal.
     pub ordinal: i32,
-    /// Its name; empty when the runtime was not asked.
+    /// Its name; empty when unknown.
     pub name: String,
     /// Its memory in bytes; 0 when unknown.
     pub total_bytes: i64,
 }
 
 impl Meta {
-    /// What is known of a device.
+    /// The device with this ordinal.
     #[must_use]
     pub fn device(&self, ordinal: i32) -> Option<&Device> {
         self.devices.iter().find(|device| device.ordinal == ordinal)
@@ -71,7 +71,7 @@ impl Meta {
     }
 }
 
-/// How torch's allocator is set.
+/// The settings of torch's allocator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Allocator {
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_leave_the_command_line() {
+    fn secrets_are_redacted_from_the_command_line() {
         let argv = ["train.py", "--hf-token", "abc", "--lr=1", "WANDB_API_KEY=xyz", "--token", "--next"];
         let shown = redact(argv.map(str::to_owned));
         assert_eq!(

@@ -1,9 +1,9 @@
-//! What the name of a range means.
+//! The meaning of range names.
 //!
-//! One rule for NVTX push/pop, start/end, domain ranges and the C functions; see "What a range name
-//! means" in the README.
+//! One rule serves NVTX push/pop and start/end ranges, domain ranges, and the C functions. The documentation of ranges
+//! describes it.
 
-/// What a range says about the memory that is allocated inside it.
+/// The attribute that a range sets for the memory allocated inside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meaning<'a> {
     /// The phase of the process: `forward`, `backward`, ...
@@ -16,17 +16,17 @@ pub enum Meaning<'a> {
     Op(&'a str),
     /// The number of a training step.
     Step(i64),
-    /// A library marks its own kernels: a row, but no owner.
+    /// A library's mark on its own kernels: it gets a row and sets no attribute.
     Library,
 }
 
-/// NVTX domains of libraries that mark what they do for themselves: CUB and Thrust, which torch uses.
+/// NVTX domains in which libraries mark their own kernels: CUB and Thrust, which torch uses.
 pub const LIBRARY_DOMAINS: &[&str] = &["CCCL", "CUB", "Thrust"];
 
 /// The category that stands for a range of [`LIBRARY_DOMAINS`].
 pub const LIBRARY: &str = "library";
 
-/// Bare names that are phases, before what `MEMTRACE_PHASES` adds.
+/// Bare names that are phases. `MEMTRACE_PHASES` adds more.
 pub const PHASE_WORDS: &[&str] = &[
     "forward",
     "backward",
@@ -45,8 +45,8 @@ pub const PHASE_WORDS: &[&str] = &[
     "decode",
 ];
 
-/// Reads a range's name. `category` is the name of the NVTX category when the range belongs to the
-/// domain `memtrace`, else `None`; `more_phases` are the words of `MEMTRACE_PHASES`.
+/// The meaning of a range's name. `category` is the name of the NVTX category when the range belongs to the domain
+/// `memtrace`, else `None`; `more_phases` are the words of `MEMTRACE_PHASES`.
 #[must_use]
 pub fn meaning<'a>(name: &'a str, category: Option<&str>, more_phases: &[String]) -> Meaning<'a> {
     match category {
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_says_it_outright() {
+    fn a_prefix_of_a_range_name_decides() {
         assert_eq!(plain("phase:warmup"), Meaning::Phase("warmup"));
         assert_eq!(plain("module:GPT.h.0"), Meaning::ModulePath("GPT.h.0"));
         assert_eq!(plain("op:fused"), Meaning::Op("fused"));
@@ -122,14 +122,14 @@ mod tests {
     }
 
     #[test]
-    fn a_phase_word_is_a_phase() {
+    fn a_range_named_by_a_phase_word_is_a_phase() {
         assert_eq!(plain("forward"), Meaning::Phase("forward"));
         assert_eq!(plain("sampling"), Meaning::Level("sampling"));
         assert_eq!(meaning("sampling", None, &["sampling".into()]), Meaning::Phase("sampling"));
     }
 
     #[test]
-    fn numbered_steps_are_steps() {
+    fn ranges_with_numbered_steps_are_steps() {
         for name in ["step 12", "iteration_12", "ProfilerStep#12", "Step_12", "iter-12"] {
             assert_eq!(plain(name), Meaning::Step(12), "{name}");
         }
@@ -139,14 +139,14 @@ mod tests {
     }
 
     #[test]
-    fn what_emit_nvtx_pushes_is_an_op() {
+    fn ranges_of_emit_nvtx_are_ops() {
         assert_eq!(plain("aten::mul, seq = 8, op_id = 107"), Meaning::Op("aten::mul"));
         assert_eq!(plain("aten::empty, op_id = 1"), Meaning::Op("aten::empty"));
         assert_eq!(plain("hello, world"), Meaning::Level("hello, world"));
     }
 
     #[test]
-    fn categories_of_the_memtrace_domain_say_it_too() {
+    fn the_nvtx_category_of_the_memtrace_domain_decides_first() {
         assert_eq!(meaning("GPT.h", Some("module"), &[]), Meaning::ModulePath("GPT.h"));
         assert_eq!(meaning("12", Some("step"), &[]), Meaning::Step(12));
         assert_eq!(meaning("12", Some("unknown"), &[]), Meaning::Level("12"));

@@ -13,10 +13,10 @@ pub const LARGE_SEGMENT: u64 = 20 << 20;
 /// Larger segments are a multiple of this (`kRoundLarge`).
 pub const ROUND_LARGE: u64 = 2 << 20;
 
-/// Is PyTorch's caching allocator on, given the value of `PYTORCH_NO_CUDA_MEMORY_CACHING`?
+/// Whether PyTorch's caching allocator is on, given the value of `PYTORCH_NO_CUDA_MEMORY_CACHING`.
 ///
-/// MemTracker reads it as an integer and PyTorch from 2.3 on as a flag, so `0` means caching; older
-/// versions turned caching off when the variable was merely set.
+/// MemTracker reads the variable as an integer and PyTorch from 2.3 on as a flag, so `0` means caching. Older versions
+/// turned caching off whenever the variable was set.
 #[must_use]
 pub fn caching_enabled(no_caching: Option<&str>) -> bool {
     matches!(no_caching, None | Some("" | "0"))
@@ -25,9 +25,9 @@ pub fn caching_enabled(no_caching: Option<&str>) -> bool {
 /// The caching allocator's rounding of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rounding {
-    /// False rounds nothing: `PYTORCH_NO_CUDA_MEMORY_CACHING`, or memory that is not CUDA's.
+    /// False turns rounding off: under `PYTORCH_NO_CUDA_MEMORY_CACHING`, and for memory that is not on a CUDA device.
     pub caching: bool,
-    /// `roundup_power2_divisions` of the allocator's settings; 0 and 1 are off.
+    /// The allocator's setting `roundup_power2_divisions`; 0 and 1 turn it off.
     pub power2_divisions: u64,
 }
 
@@ -38,7 +38,7 @@ impl Default for Rounding {
 }
 
 impl Rounding {
-    /// What the allocator makes of a request of `size` bytes.
+    /// The block size, in bytes, for a request of `size` bytes.
     #[must_use]
     pub fn round(self, size: u64) -> u64 {
         if !self.caching || size == 0 {
@@ -52,7 +52,7 @@ impl Rounding {
     }
 }
 
-/// Up to the next of `divisions` equal steps between two powers of two.
+/// Rounds up to the next of `divisions` equal steps between two powers of two.
 fn round_power2(size: u64, divisions: u64) -> u64 {
     if size.is_power_of_two() {
         return size;
@@ -62,8 +62,8 @@ fn round_power2(size: u64, divisions: u64) -> u64 {
     size.checked_next_multiple_of(step).unwrap_or(size)
 }
 
-/// The size of the segment that the allocator takes from CUDA for a request already rounded to
-/// `rounded` bytes, with default settings.
+/// The size of the segment that the allocator requests from CUDA for a request that was rounded to `rounded` bytes,
+/// with default settings.
 #[must_use]
 pub fn segment_size(rounded: u64) -> u64 {
     if rounded <= SMALL_SIZE {
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounds_as_the_allocator_does() {
+    fn requests_are_rounded_as_the_allocator_rounds_them() {
         let r = Rounding::default();
         for (asked, got) in [(0, 0), (1, 512), (512, 512), (513, 1024), (1 << 20, 1 << 20)] {
             assert_eq!(r.round(asked), got, "{asked}");
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_nothing_when_caching_is_off() {
+    fn requests_are_not_rounded_when_caching_is_off() {
         let r = Rounding { caching: false, ..Rounding::default() };
         assert_eq!(r.round(513), 513);
         assert!(!caching_enabled(Some("1")));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_to_divisions_of_a_power_of_two() {
+    fn requests_are_rounded_to_divisions_of_a_power_of_two() {
         let r = Rounding { power2_divisions: 8, ..Rounding::default() };
         assert_eq!(r.round(4097), 4608);
         assert_eq!(r.round(100_000), 106_496);

@@ -1,28 +1,30 @@
-//! What a look at a device told: the values of a `sample` row.
+//! The values of a `sample` row.
 //!
-//! They stand in the row's `name` as `key=value`, in bytes; what nobody could tell is not there. What is free
-//! is in `device_free_bytes` too.
+//! They stand in the row's `name` as `key=value`, in bytes; unknown values are left out. The free memory is in
+//! `device_free_bytes` too.
 
 use std::fmt;
 
-/// A device as the driver or NVML sees it, in bytes; `None` is unknown.
+use crate::columns::MAX_BYTES;
+
+/// The state of a device according to the driver or NVML, in bytes; `None` is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
     /// The device's memory.
     pub total: Option<i64>,
-    /// What nobody has.
+    /// Free memory.
     pub free: Option<i64>,
-    /// What this process has, its context and code too.
+    /// The memory of this process, with its context and code.
     pub process: Option<i64>,
-    /// What other processes have.
+    /// The memory of other processes.
     pub others: Option<i64>,
-    /// The part of BAR1, through which the host sees device memory, that is in use.
+    /// The used part of BAR1, the window through which the host accesses device memory.
     pub bar1: Option<i64>,
-    /// What the device's current memory pool holds (`cudaMallocAsync`).
+    /// The memory that the device's current memory pool holds (`cudaMallocAsync`).
     pub pool_reserved: Option<i64>,
-    /// What of it is given out.
+    /// The allocated part of it.
     pub pool_used: Option<i64>,
-    /// What is held for memory nodes of CUDA graphs.
+    /// Memory for the memory nodes of CUDA graphs.
     pub graphs: Option<i64>,
 }
 
@@ -36,27 +38,26 @@ impl Sample {
         [total, free, process, others, bar1, pool_reserved, pool_used, graphs]
     }
 
-    /// Reads the text of a `sample` row; what is not a value of a known name, or larger than any device, is
-    /// passed over.
+    /// Parses the text of a `sample` row. Unknown names, and values that no device can have, are skipped.
     #[must_use]
     pub fn parse(text: &str) -> Sample {
         let value = |key: &str| {
             let parsed = text
                 .split(' ')
                 .find_map(|word| word.strip_prefix(key)?.strip_prefix('=')?.parse::<i64>().ok());
-            parsed.filter(|bytes| (0..1 << 56).contains(bytes))
+            parsed.filter(|bytes| u64::try_from(*bytes).is_ok_and(|bytes| bytes < MAX_BYTES))
         };
         let [total, free, process, others, bar1, pool_reserved, pool_used, graphs] = KEYS.map(value);
         Sample { total, free, process, others, bar1, pool_reserved, pool_used, graphs }
     }
 
-    /// What of the device is in use.
+    /// The used memory of the device.
     #[must_use]
     pub fn used(&self) -> Option<i64> {
         Some(self.total? - self.free?)
     }
 
-    /// This one, with what `later` knows beside or anew.
+    /// This sample with the known values of a `later` one.
     #[must_use]
     pub fn updated(self, later: Sample) -> Sample {
         Sample {

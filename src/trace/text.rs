@@ -1,22 +1,22 @@
-//! The texts of text columns: the placeholders, and which texts may stand in the file.
+//! The texts of text columns: the placeholders, and the form that a text must have in the file.
 
-/// The text of a text column that has nothing to say.
+/// The placeholder of a text column without a text.
 pub const NONE: &str = "(none)";
 
-/// The module of what an op allocates outside every module.
+/// The module of an op that runs outside every module.
 pub const SCRIPT: &str = "(script)";
 
 /// The longest text of a column, in bytes; longer ones are cut.
 pub const MAX_TEXT: usize = 4096;
 
-/// What pandas takes for a missing value (`pandas._libs.parsers.STR_NA_VALUES`).
+/// The texts that pandas reads as a missing value (`pandas._libs.parsers.STR_NA_VALUES`).
 const MISSING: &[&str] = &[
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A",
     "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
 ];
 
-/// A text as it may stand in the file: cut to [`MAX_TEXT`], one line, and quoted when a loader would
-/// take it for a missing value, a number or a truth value.
+/// A text in the form that the file allows: cut to [`MAX_TEXT`], on one line, and in quotes when a loader would read it
+/// as a missing value, a number or a truth value.
 #[must_use]
 pub fn safe_text(text: &str) -> String {
     let mut end = text.len().min(MAX_TEXT);

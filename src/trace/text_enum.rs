@@ -1,6 +1,8 @@
-//! Enums that are written as texts.
+//! Enums with a text and a number for each value.
 
-/// An enum whose values are words of a text column.
+/// Declares an enum with a text for each value. The text stands in files; the number, the value's place in the
+/// declaration, stands where a text cannot: in events and in the Python tracer. Values may be appended; they are never
+/// reordered.
 macro_rules! text_enum {
     ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal,)* }) => {
         $(#[$doc])*
@@ -10,10 +12,10 @@ macro_rules! text_enum {
         }
 
         impl $name {
-            /// Every value, in a fixed order.
+            /// Every value, in the order of the numbers.
             pub const ALL: &'static [$name] = &[$($name::$variant),*];
 
-            /// The word in the file.
+            /// The text of the value.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $($name::$variant => $text),* }
@@ -31,10 +33,10 @@ macro_rules! text_enum {
                 Self::ALL.get(usize::try_from(id).ok()?).copied()
             }
 
-            /// The value of a word; `None` for a word that this schema does not have.
+            /// The value of a text; `None` for a text that no value has.
             #[must_use]
-            pub fn parse(word: &str) -> Option<Self> {
-                match word { $($text => Some($name::$variant),)* _ => None }
+            pub fn parse(text: &str) -> Option<Self> {
+                match text { $($text => Some($name::$variant),)* _ => None }
             }
         }
 
@@ -53,7 +55,7 @@ mod tests {
     use crate::{Category, EventName};
 
     #[test]
-    fn words_round_trip() {
+    fn texts_and_numbers_come_back_as_their_values() {
         for event in EventName::ALL {
             assert_eq!(EventName::parse(event.as_str()), Some(*event));
             assert_eq!(EventName::from_id(event.id().into()), Some(*event));

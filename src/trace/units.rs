@@ -1,4 +1,4 @@
-//! Bytes, as people read and type them.
+//! Formats and parses byte counts.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ pub const MIB: i64 = 1 << 20;
 /// One gibibyte.
 pub const GIB: i64 = 1 << 30;
 
-/// How a byte count is shown.
+/// The unit of a formatted byte count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unit {
     /// The largest unit in which the value is at least 1.
@@ -66,7 +66,7 @@ impl FromStr for Unit {
     }
 }
 
-/// A byte count that knows its unit; see [`Unit::show`].
+/// A byte count with a unit; see [`Unit::show`].
 #[derive(Clone, Copy, Debug)]
 pub struct Shown {
     unit: Unit,
@@ -85,10 +85,10 @@ impl fmt::Display for Shown {
     }
 }
 
-/// Reads `512`, `10k`, `2m`, `1.5g`, `80GiB`: powers of 1024 whatever the spelling.
+/// Parses `512`, `10k`, `2m`, `1.5g`, `80GiB`. Every spelling is a power of 1024.
 ///
 /// # Errors
-/// Says what was expected when `text` is none of these.
+/// A message with the expected form.
 pub fn parse_bytes(text: &str) -> Result<i64, String> {
     let text = text.trim();
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shows_two_decimals_and_raw_bytes() {
+    fn sizes_have_two_decimals_unless_in_bytes() {
         assert_eq!(Unit::Auto.show(512).to_string(), "512 B");
         assert_eq!(Unit::Auto.show(1536).to_string(), "1.50 KiB");
         assert_eq!(Unit::MiB.show(20 * MIB).to_string(), "20.00 MiB");
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_sizes_in_any_spelling() {
+    fn sizes_are_parsed_in_any_spelling() {
         assert_eq!(parse_bytes("64m"), Ok(64 * MIB));
         assert_eq!(parse_bytes("1.5 GiB"), Ok(GIB * 3 / 2));
         assert!(parse_bytes("12 parsecs").is_err());

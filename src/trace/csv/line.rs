@@ -35,7 +35,7 @@ impl<'a> Line<'a> {
         bytes
     }
 
-    /// Writes `bytes`, the first `count` of which count: a copy of a fixed length compiles to no call.
+    /// Writes the first `count` of `bytes` and copies all of them: a copy of a fixed length compiles to no call.
     #[inline(always)]
     pub(super) fn put<const N: usize>(&mut self, bytes: &[u8; N], count: usize) {
         self.bytes[self.at..self.at + N].copy_from_slice(bytes);

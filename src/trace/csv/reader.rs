@@ -1,4 +1,4 @@
-//! Rows out of a CSV, one at a time, with the line of what is wrong.
+//! Reads rows from CSV one at a time. Errors name the line and the column.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -48,7 +48,7 @@ impl<R: Read> RowReader<R> {
         Ok(reader)
     }
 
-    /// What the first row says of the run.
+    /// The meta row.
     #[must_use]
     pub fn meta(&self) -> &Meta {
         &self.meta
@@ -57,7 +57,7 @@ impl<R: Read> RowReader<R> {
     /// The next row, the meta row first; `None` at the end.
     ///
     /// # Errors
-    /// With file, line and what was expected, when a row is malformed.
+    /// When a row is malformed; with file, line and the expected value.
     pub fn next_row(&mut self) -> Result<Option<Row<'_>>> {
         if !std::mem::take(&mut self.first) && !self.advance()? {
             return Ok(None);
@@ -65,7 +65,7 @@ impl<R: Read> RowReader<R> {
         self.row().map(Some)
     }
 
-    /// The line of the row read last, counted from 1, the header's.
+    /// The line of the last row, counted from the header, which is line 1.
     #[must_use]
     pub fn line(&self) -> u64 {
         self.record.position().map_or(0, csv::Position::line)
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_row_is_named_by_line_and_column() {
+    fn the_error_of_a_damaged_row_names_line_and_column() {
         let bytes = trace(&[Row { seq: 2, ..Row::default() }]);
         let text = String::from_utf8(bytes).unwrap();
         let damaged = text.replace("\n2,", "\ntwo,");
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_trace_is_said_so() {
+    fn a_file_that_is_no_trace_gives_an_error_that_says_so() {
         for text in ["", "a,b,c\n1,2,3\n"] {
             let error = open(text.as_bytes()).err().unwrap().to_string();
             assert!(error.contains("not a memtrace trace"), "{error}");

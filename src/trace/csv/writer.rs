@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn every_byte_is_what_csv_and_serde_write() {
-        // Owners that fit in a register or two, in a place of their own, and in none.
+        // Owners whose texts fit in one piece, in two pieces, and in none.
         let (long, longer) = ("h.".repeat(40), "h.".repeat(60));
         let texts = [
             "(none)",
@@ -272,12 +272,12 @@ mod tests {
         let mut ours = RowWriter::new(Vec::new());
         let mut theirs = csv::Writer::from_writer(Vec::new());
         for seq in 1..=1000 {
-            // Twice the same, as rows often are.
+            // Each twice, as rows often repeat.
             let index = seq as usize / 2;
             let text = |shift: usize| texts[(index * 7 + shift) % texts.len()];
             let number = |shift: usize| numbers[(index * 5 + shift) % numbers.len()];
             let row = Row {
-                // One owner, in two places of which each is another's too.
+                // Each owner has two numbers, and each number shares its cache entry with another one.
                 owner: (index % texts.len() + 1 + (index & 1) * texts.len() + (index & 2) * 512) as u64,
                 seq,
                 ts_ns: number(0),
