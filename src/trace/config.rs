@@ -476,7 +476,7 @@ fn level(value: &str) -> Result<Level, String> {
 }
 
 /// The placeholders of `MEMTRACE_NAME`, without their braces.
-const PLACES: [&str; 4] = ["host", "rank", "pid", "run"];
+const PLACEHOLDERS: [&str; 4] = ["host", "rank", "pid", "run"];
 
 fn check_name(pattern: &str) -> Result<(), String> {
     if pattern.is_empty() || pattern.contains(['/', '\0']) || pattern.starts_with('.') {
@@ -485,8 +485,8 @@ fn check_name(pattern: &str) -> Result<(), String> {
     let mut rest = pattern;
     while let Some((_, behind)) = rest.split_once('{') {
         let place = behind.split_once('}');
-        let Some((_, after)) = place.filter(|(place, _)| PLACES.contains(place)) else {
-            return Err(format!("expected {} in braces", PLACES.map(|p| format!("{{{p}}}")).join(", ")));
+        let Some((_, after)) = place.filter(|(place, _)| PLACEHOLDERS.contains(place)) else {
+            return Err(format!("expected {} in braces", PLACEHOLDERS.map(|p| format!("{{{p}}}")).join(", ")));
         };
         rest = after;
     }
@@ -497,7 +497,7 @@ fn check_name(pattern: &str) -> Result<(), String> {
 #[must_use]
 pub fn fill(pattern: &str, host: &str, rank: i32, pid: u32, run: &str) -> String {
     let values = [host, &rank.to_string(), &pid.to_string(), run];
-    PLACES
+    PLACEHOLDERS
         .iter()
         .zip(values)
         .fold(pattern.to_owned(), |name, (place, value)| name.replace(&format!("{{{place}}}"), value))
