@@ -486,7 +486,10 @@ fn check_name(pattern: &str) -> Result<(), String> {
     while let Some((_, behind)) = rest.split_once('{') {
         let place = behind.split_once('}');
         let Some((_, after)) = place.filter(|(place, _)| PLACEHOLDERS.contains(place)) else {
-            return Err(format!("expected {} in braces", PLACEHOLDERS.map(|p| format!("{{{p}}}")).join(", ")));
+            return Err(format!(
+                "expected {} in braces",
+                PLACEHOLDERS.map(|p| format!("{{{p}}}")).join(", ")
+            ));
         };
         rest = after;
     }

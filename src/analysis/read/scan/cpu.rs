@@ -1,39 +1,37 @@
-//! What a scan asks of the processor, answered by AVX2 where there is one. All of the crate's unsafe code
-//! is here.
+//! The SIMD operations of a scan: AVX-512, AVX2, or portable. All unsafe code of the crate is here.
 
 use wide::{CmpEq, i8x16};
 
-/// Where commas and line ends are, one bit for each byte of sixty-four.
+/// The delimiters of 64 bytes, a bit for each byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Masks {
     /// Commas and line ends.
-    pub(super) stops: u64,
+    pub(super) delimiters: u64,
     /// Line ends.
     pub(super) lines: u64,
-    /// Is there a quote?
+    /// Whether there is a quote.
     pub(super) quotes: bool,
 }
 
-/// A way to answer; every one gives the same answers.
+/// An implementation of the operations; all implementations give the same results.
 pub(super) trait Cpu: Copy {
     /// The masks of sixty-four bytes.
     fn masks(self, bytes: &[u8; 64]) -> Masks;
 
-    /// Writes where the bits of a mask are, counted from `base`. What is behind them means nothing.
+    /// Writes the positions of the bits of a mask, counted from `base`. Elements behind them are unspecified.
     fn places(self, mask: u64, base: u32, places: &mut [u32; 64]);
 
-    /// The decimal number that the last `count` of sixteen bytes are, 1 to 16 of them; `None` when one is
-    /// no digit.
+    /// The decimal number in the last `count` (1 to 16) of sixteen bytes; `None` when one of them is no digit.
     fn digits(self, bytes: &[u8; 16], count: usize) -> Option<i64>;
 }
 
-/// Something that is done in the way that suits this processor.
+/// Work that is compiled for each type of processor.
 pub(super) trait Work {
-    /// Does it. Must be `#[inline(always)]`, to be compiled for the processor of each [`Cpu`].
+    /// Does it. Must be `#[inline(always)]`, so that it is compiled with the features of each [`Cpu`].
     fn on(self, cpu: impl Cpu);
 }
 
-/// Does `work` in the best way that there is here.
+/// Does `work` with the best implementation for this processor.
 pub(super) fn run(work: impl Work) {
     #[cfg(target_arch = "x86_64")]
     if let Some(cpu) = x86::Avx512::here() {
@@ -44,7 +42,7 @@ pub(super) fn run(work: impl Work) {
     work.on(Plain);
 }
 
-/// What every processor can.
+/// Portable.
 #[derive(Clone, Copy)]
 pub(super) struct Plain;
 
@@ -60,7 +58,7 @@ impl Cpu for Plain {
             lines |= mask(equal(b'\n'));
             quotes |= equal(b'"');
         }
-        Masks { stops: commas | lines, lines, quotes: quotes.any() }
+        Masks { delimiters: commas | lines, lines, quotes: quotes.any() }
     }
 
     #[inline(always)]
@@ -79,10 +77,10 @@ impl Cpu for Plain {
     }
 }
 
-/// Writes the place of the `first` bit of the mask, and of each that follows.
+/// Writes the position of each bit of the mask; `first` gives that of the lowest one.
 #[inline(always)]
 fn one_by_one(mut mask: u64, places: &mut [u32; 64], first: impl Fn(u64) -> u32) {
-    // Twelve at a time and some for nothing: cheaper than to ask after each whether it was the last.
+    // Twelve at a time, some of them unused: cheaper than a branch after each.
     for some in places.chunks_mut(12) {
         for place in some {
             *place = first(mask);
@@ -94,7 +92,7 @@ fn one_by_one(mut mask: u64, places: &mut [u32; 64], first: impl Fn(u64) -> u32)
     }
 }
 
-/// The last `count` of eight bytes, one at least, behind zeros.
+/// The last `count` (1 or more) of eight bytes, the others replaced by `0`.
 fn last_of(bytes: [u8; 8], count: usize) -> u64 {
     let kept = u64::MAX << (64 - 8 * count);
     u64::from_le_bytes(bytes) & kept | ZEROS & !kept
@@ -102,11 +100,11 @@ fn last_of(bytes: [u8; 8], count: usize) -> u64 {
 
 const ZEROS: u64 = u64::from_ne_bytes([b'0'; 8]);
 
-/// Eight digits at once, the first in the lowest byte: pairs, then fours, then all, each by one multiplication.
+/// Parses eight digits, the first in the lowest byte: pairs, then fours, then all, each by one multiplication.
 fn eight_digits(word: u64) -> Option<i64> {
     const HIGH: u64 = u64::from_ne_bytes([0xF0; 8]);
     const SIX: u64 = u64::from_ne_bytes([6; 8]);
-    // A digit has 3 in its upper half, and still has when six is added.
+    // The upper half of a digit is 3, and stays 3 when six is added.
     if word & HIGH != ZEROS || word.wrapping_add(SIX) & HIGH != ZEROS {
         return None;
     }
@@ -124,12 +122,12 @@ pub(super) mod x86 {
 
     use super::{Cpu, Masks, Work, one_by_one};
 
-    /// A processor that has AVX2, and what came with it: proof that its functions may be called.
+    /// Proof that this processor has AVX2 and the features that came with it.
     #[derive(Clone, Copy)]
     pub(in crate::read::scan) struct Avx2(());
 
     impl Avx2 {
-        /// Is this such a processor?
+        /// The proof, if this processor has these features.
         pub(in crate::read::scan) fn here() -> Option<Avx2> {
             let has = is_x86_feature_detected!("avx2")
                 && is_x86_feature_detected!("bmi1")
@@ -144,17 +142,17 @@ pub(super) mod x86 {
             fn compiled_for_it(cpu: Avx2, work: impl Work) {
                 work.on(cpu);
             }
-            // SAFETY: there is an `Avx2` only where the processor has all that the function is compiled for.
+            // SAFETY: `Avx2` exists only where the processor has all features of the function.
             unsafe { compiled_for_it(self, work) }
         }
     }
 
-    /// A processor that can pack bytes by a mask too.
+    /// Proof that this processor has AVX-512 with VBMI2, which packs bytes by a mask.
     #[derive(Clone, Copy)]
     pub(in crate::read::scan) struct Avx512(Avx2);
 
     impl Avx512 {
-        /// Is this such a processor?
+        /// The proof, if this processor has these features.
         pub(in crate::read::scan) fn here() -> Option<Avx512> {
             let has = is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
@@ -169,7 +167,7 @@ pub(super) mod x86 {
             fn compiled_for_it(cpu: Avx512, work: impl Work) {
                 work.on(cpu);
             }
-            // SAFETY: there is an `Avx512` only where the processor has all that the function is compiled for.
+            // SAFETY: `Avx512` exists only where the processor has all features of the function.
             unsafe { compiled_for_it(self, work) }
         }
     }
@@ -188,20 +186,19 @@ pub(super) mod x86 {
     impl Cpu for Avx512 {
         #[inline(always)]
         fn masks(self, bytes: &[u8; 64]) -> Masks {
-            // SAFETY: whoever has an `Avx512` has the processor; sixty-four bytes are there, and the load
-            // asks for no alignment.
+            // SAFETY: `Avx512` proves the features; the reference covers 64 bytes, and the load needs no alignment.
             unsafe {
                 let bytes = _mm512_loadu_si512(bytes.as_ptr().cast());
                 let equal = |byte: u8| _mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8(byte.cast_signed()));
                 let lines = equal(b'\n');
-                Masks { stops: equal(b',') | lines, lines, quotes: equal(b'"') != 0 }
+                Masks { delimiters: equal(b',') | lines, lines, quotes: equal(b'"') != 0 }
             }
         }
 
         #[inline(always)]
         fn places(self, mask: u64, base: u32, places: &mut [u32; 64]) {
-            // SAFETY: whoever has an `Avx512` has the processor; there are sixty-four bytes and four times
-            // sixteen places, and loads and stores ask for no alignment.
+            // SAFETY: `Avx512` proves the features; the references cover 64 bytes and four times sixteen elements,
+            // and loads and stores need no alignment.
             unsafe {
                 let count = _mm512_loadu_si512(COUNT.as_ptr().cast());
                 let packed = _mm512_maskz_compress_epi8(mask, count);
@@ -225,7 +222,7 @@ pub(super) mod x86 {
         }
     }
 
-    /// Sixteen bytes that are no digits, then sixteen that are.
+    /// Sixteen zeros, then sixteen `0xFF`: a window of it masks the last `count` bytes.
     static KEPT: [u8; 32] = {
         let mut kept = [0; 32];
         let mut at = 16;
@@ -240,8 +237,8 @@ pub(super) mod x86 {
         #[inline(always)]
         fn masks(self, bytes: &[u8; 64]) -> Masks {
             let from = bytes.as_ptr().cast::<__m256i>();
-            // SAFETY: whoever has an `Avx2` has the processor; both halves of the sixty-four bytes are
-            // there, and the loads ask for no alignment.
+            // SAFETY: `Avx2` proves the features; the reference covers both halves of 64 bytes, and the loads need
+            // no alignment.
             unsafe {
                 let (low, high) = (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1)));
                 let equal = |half, byte: u8| _mm256_cmpeq_epi8(half, _mm256_set1_epi8(byte.cast_signed()));
@@ -249,7 +246,11 @@ pub(super) mod x86 {
                 let both = |byte| bits(equal(high, byte)) << 32 | bits(equal(low, byte));
                 let quotes = _mm256_or_si256(equal(low, b'"'), equal(high, b'"'));
                 let lines = both(b'\n');
-                Masks { stops: both(b',') | lines, lines, quotes: _mm256_testz_si256(quotes, quotes) == 0 }
+                Masks {
+                    delimiters: both(b',') | lines,
+                    lines,
+                    quotes: _mm256_testz_si256(quotes, quotes) == 0,
+                }
             }
         }
 
@@ -257,8 +258,8 @@ pub(super) mod x86 {
         fn places(self, mask: u64, base: u32, places: &mut [u32; 64]) {
             one_by_one(mask, places, |bits| {
                 let mut first = base + bits.trailing_zeros();
-                // SAFETY: no instruction at all. The compiler would gather several of these in a vector,
-                // which takes longer than to find them.
+                // SAFETY: there is no instruction. It keeps the compiler from gathering several positions in a
+                // vector, which takes longer than finding them.
                 unsafe {
                     asm!("/* {0:e} */", inout(reg) first, options(pure, nomem, nostack, preserves_flags));
                 }
@@ -269,8 +270,8 @@ pub(super) mod x86 {
         #[inline(always)]
         fn digits(self, bytes: &[u8; 16], count: usize) -> Option<i64> {
             let kept: &[u8; 16] = KEPT.get(count..)?.first_chunk()?;
-            // SAFETY: whoever has an `Avx2` has the processor; sixteen bytes are there twice, and the
-            // loads ask for no alignment.
+            // SAFETY: `Avx2` proves the features; both references cover sixteen bytes, and the loads need no
+            // alignment.
             unsafe {
                 let kept = _mm_loadu_si128(kept.as_ptr().cast());
                 let bytes = _mm_loadu_si128(bytes.as_ptr().cast());

@@ -1,18 +1,17 @@
-//! Where the fields and lines of a block end.
+//! Finds the commas and line ends of a block.
 
 use super::cpu::Cpu;
 
-/// The places in a strip of a block, and of the line that began before it.
+/// The delimiters of one strip of a block, with those of an unfinished line of the strip before.
 #[derive(Default)]
 pub(super) struct Delimiters {
-    /// Every comma and line end, from the block's start; what is behind `count` means nothing.
+    /// The offset in the block of every comma and line end. Elements from `count` on are unused.
     places: Vec<u32>,
     count: usize,
-    /// For each line that ends in the strip, the place of its end in `places`.
-    /// What is behind `ended` means nothing.
+    /// For each line that ends in the strip, the index of its end in `places`. Elements from `ended` on are unused.
     ends: Vec<u32>,
     ended: usize,
-    /// There may be a quote.
+    /// Whether there may be a quote.
     pub(super) quotes: bool,
 }
 
@@ -22,19 +21,19 @@ impl Delimiters {
         (self.count, self.ended, self.quotes) = (0, 0, false);
     }
 
-    /// Every comma and line end.
+    /// The offset of every comma and line end.
     #[inline(always)]
     pub(super) fn places(&self) -> &[u32] {
         &self.places[..self.count]
     }
 
-    /// For each line that ends in the strip, the place of its end in [`Delimiters::places`].
+    /// For each line that ends in the strip, the index of its end in [`Delimiters::places`].
     #[inline(always)]
     pub(super) fn lines(&self) -> &[u32] {
         &self.ends[..self.ended]
     }
 
-    /// Forgets the first `done` places, those of the lines before the `unfinished` one.
+    /// Drops the first `done` offsets, those of the lines before the `unfinished` one.
     #[inline(always)]
     pub(super) fn forget(&mut self, done: usize, unfinished: &[u8]) {
         self.places.copy_within(done..self.count, 0);
@@ -42,10 +41,10 @@ impl Delimiters {
         self.quotes = self.quotes && unfinished.contains(&b'"');
     }
 
-    /// Adds the places in `block[from..to]`, and tells the lines that end there.
+    /// Adds the delimiters in `block[from..to]`, the next strip.
     #[inline(always)]
     pub(super) fn next(&mut self, cpu: impl Cpu, block: &[u8], from: usize, to: usize) {
-        // Room for the stops of every byte, and for what is written for nothing.
+        // Every byte may be a delimiter, and the stores of 64 elements reach behind the last one.
         let most = self.count + (to - from) + 2 * 64;
         if self.places.len() < most {
             self.places.resize(most, 0);
@@ -57,7 +56,7 @@ impl Delimiters {
         let ends = self.ends.as_mut_slice();
         let places = self.places.as_mut_slice();
         let (words, rest) = block[from..to].as_chunks::<64>();
-        // A space is none of what is looked for.
+        // A space is no delimiter.
         let mut last = [b' '; 64];
         last[..rest.len()].copy_from_slice(rest);
         let last = (!rest.is_empty()).then_some(&last);
@@ -65,12 +64,12 @@ impl Delimiters {
         for word in words.iter().chain(last) {
             let masks = cpu.masks(word);
             let Some(places) = places[count..].first_chunk_mut::<64>() else { return };
-            cpu.places(masks.stops, base, places);
+            cpu.places(masks.delimiters, base, places);
             let end = |lines: u64| {
-                let before = masks.stops & (lines & lines.wrapping_neg()).wrapping_sub(1);
+                let before = masks.delimiters & (lines & lines.wrapping_neg()).wrapping_sub(1);
                 count as u32 + before.count_ones()
             };
-            // Mostly one ends in every fourth word: cheaper than to ask whether it does.
+            // One line ends in about every fourth word: storing always is cheaper than a branch.
             let Some(place) = ends.get_mut(ended) else { return };
             *place = end(masks.lines);
             ended += usize::from(masks.lines != 0);
@@ -82,13 +81,13 @@ impl Delimiters {
                 more &= more - 1;
             }
             self.quotes |= masks.quotes;
-            count += masks.stops.count_ones() as usize;
+            count += masks.delimiters.count_ones() as usize;
             base += 64;
         }
         (self.count, self.ended) = (count, ended);
     }
 
-    /// Ends the last line, which has no line end, with the block.
+    /// Adds the end of a last line without line end.
     pub(super) fn end(&mut self, at: usize) {
         self.ends.truncate(self.ended);
         self.ends.push(self.count as u32);

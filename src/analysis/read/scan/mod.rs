@@ -35,43 +35,43 @@ const OWNER: Columns = {
     owner
 };
 
-/// What is wrong with a line.
+/// The fault of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     /// The line in the block, counted from 0.
     pub(crate) line: u64,
-    /// What was expected and what stood there.
+    /// The expected and the found value.
     pub(crate) what: String,
 }
 
-/// What came out of one block of whole lines.
+/// The result of scanning one block of whole lines.
 #[derive(Default)]
 pub(crate) struct Chunk {
     /// The rows, in order.
     pub(crate) records: Vec<Record>,
-    /// How many lines there were, the empty ones too.
+    /// The number of lines, empty ones included.
     pub(crate) lines: u64,
-    /// The first line that was not a row. Unless the scan is lenient, nothing behind it was read.
+    /// The first line that was not a row. Unless the scan is lenient, it stopped there.
     pub(crate) fault: Option<Fault>,
-    /// How many lines were not rows.
+    /// The number of lines that were not rows.
     pub(crate) skipped: u64,
 }
 
-/// Parses blocks; keeps the texts that it saw, so that the shared table is seldom asked.
+/// Parses blocks. It caches the symbols of the texts it has seen, so it seldom locks the shared table.
 pub(crate) struct Scanner {
     wanted: Wanted,
     width: usize,
     lenient: bool,
     texts: SymbolTable,
     known: FxHashMap<Box<[u8]>, Symbol>,
-    /// Per column, the text of the row before: most rows repeat it.
+    /// For each column, the text of the row before: most rows repeat it.
     last: [(Vec<u8>, Symbol); COLUMNS.len()],
     owners: Owners,
-    stops: Delimiters,
+    delimiters: Delimiters,
 }
 
 impl Scanner {
-    /// Rows must have `width` fields, of which those `wanted` are parsed.
+    /// A scanner for rows of `width` fields that parses the `wanted` ones.
     pub(crate) fn new(wanted: Wanted, width: usize, lenient: bool, texts: SymbolTable) -> Self {
         Scanner {
             wanted,
@@ -81,17 +81,16 @@ impl Scanner {
             known: FxHashMap::default(),
             last: std::array::from_fn(|_| (Vec::new(), Symbol::NONE)),
             owners: Owners::default(),
-            stops: Delimiters::default(),
+            delimiters: Delimiters::default(),
         }
     }
 
-    /// Parses `block`, whole lines but for the last, whose line end may be missing. A block is smaller
-    /// than 4 GiB.
+    /// Parses `block`, which holds whole lines; the last line end may be missing. A block is smaller than 4 GiB.
     pub(crate) fn scan(&mut self, block: &[u8], chunk: &mut Chunk) {
         cpu::run(Block { scanner: self, block, chunk });
     }
 
-    /// Takes one line; false when the scan must stop at it.
+    /// Parses one line; false when the scan must stop at it.
     #[inline(always)]
     fn line(&mut self, cpu: impl Cpu, block: &[u8], line: &Line<'_>, chunk: &mut Chunk) -> bool {
         let number = chunk.lines;
@@ -100,15 +99,15 @@ impl Scanner {
         if start == end {
             return true;
         }
-        // In its place at once: a record is three cache lines.
+        // Parsed in place: a record is three cache lines.
         chunk.records.push(Record::default());
         let Some(record) = chunk.records.last_mut() else { return false };
         let parsed = if line.quotes && block[start..end].contains(&b'"') {
             self.quoted(&block[start..end], record)
-        } else if let (true, Some(first)) = (line.stops.len() == self.width, line.stops.first_chunk()) {
-            self.fields(record, &Plain { cpu, block, start, stops: first, width: self.width })
+        } else if let (true, Some(first)) = (line.ends.len() == self.width, line.ends.first_chunk()) {
+            self.fields(record, &Plain { cpu, block, start, ends: first, width: self.width })
         } else {
-            Err(wrong_width(self.width, line.stops.len()))
+            Err(wrong_width(self.width, line.ends.len()))
         };
         let Err(what) = parsed else { return true };
         chunk.records.pop();
@@ -117,7 +116,7 @@ impl Scanner {
         self.lenient
     }
 
-    /// A row with quotes.
+    /// Parses a row with quotes.
     #[cold]
     fn quoted(&mut self, line: &[u8], record: &mut Record) -> Result<(), String> {
         let mut reader =
@@ -214,7 +213,7 @@ impl Scanner {
     }
 }
 
-/// A block of lines, to be scanned.
+/// A block of lines and the destination of its records.
 struct Block<'a> {
     scanner: &'a mut Scanner,
     block: &'a [u8],
@@ -225,20 +224,20 @@ impl Work for Block<'_> {
     #[inline(always)]
     fn on(self, cpu: impl Cpu) {
         let Block { scanner, block, chunk } = self;
-        let mut stops = std::mem::take(&mut scanner.stops);
-        stops.clear();
+        let mut delimiters = std::mem::take(&mut scanner.delimiters);
+        delimiters.clear();
         let (mut read, mut start) = (0, 0);
         'block: while read < block.len() {
             let to = block.len().min(read + STRIP);
-            stops.next(cpu, block, read, to);
+            delimiters.next(cpu, block, read, to);
             read = to;
             if to == block.len() && block.last() != Some(&b'\n') {
-                stops.end(to);
+                delimiters.end(to);
             }
             let mut done = 0;
-            for last in stops.lines() {
+            for last in delimiters.lines() {
                 let next = *last as usize + 1;
-                let line = Line { start, stops: &stops.places()[done..next], quotes: stops.quotes };
+                let line = Line { start, ends: &delimiters.places()[done..next], quotes: delimiters.quotes };
                 start = line.end() + 1;
                 if !scanner.line(cpu, block, &line, chunk) {
                     break 'block;
@@ -246,26 +245,26 @@ impl Work for Block<'_> {
                 done = next;
             }
             if done > 0 {
-                stops.forget(done, &block[start.min(to)..to]);
+                delimiters.forget(done, &block[start.min(to)..to]);
             }
         }
-        scanner.stops = stops;
+        scanner.delimiters = delimiters;
     }
 }
 
 /// A line of a block.
 struct Line<'a> {
     start: usize,
-    /// Where its fields end.
-    stops: &'a [u32],
-    /// It may have quotes.
+    /// The ends of its fields.
+    ends: &'a [u32],
+    /// Whether it may have quotes.
     quotes: bool,
 }
 
 impl Line<'_> {
     #[inline(always)]
     fn end(&self) -> usize {
-        self.stops.last().map_or(self.start, |end| *end as usize)
+        self.ends.last().map_or(self.start, |end| *end as usize)
     }
 }
 
@@ -281,28 +280,28 @@ trait Fields {
         None
     }
 
-    /// The integer of the field at `index`, if it is no further from 0 than `most`.
+    /// The integer of the field at `index`; `None` when it is none or further than `most` from 0.
     #[inline(always)]
     fn int(&self, index: usize, most: u64) -> Option<i64> {
         int(self.text(index), most)
     }
 }
 
-/// A row without quotes, which begins at `start` and whose fields end at `stops`.
+/// A row without quotes that begins at `start`. `ends` are the ends of its fields.
 struct Plain<'a, C> {
     cpu: C,
     block: &'a [u8],
     start: usize,
-    stops: &'a [u32; COLUMNS.len()],
+    ends: &'a [u32; COLUMNS.len()],
     width: usize,
 }
 
 impl<C> Plain<'_, C> {
-    /// Where the field at `index` begins and ends.
+    /// The begin and the end of the field at `index`.
     #[inline(always)]
     fn span(&self, index: usize) -> (usize, usize) {
-        let from = if index == 0 { self.start } else { self.stops[index - 1] as usize + 1 };
-        (from, self.stops[index] as usize)
+        let from = if index == 0 { self.start } else { self.ends[index - 1] as usize + 1 };
+        (from, self.ends[index] as usize)
     }
 }
 
@@ -310,7 +309,7 @@ impl<C: Cpu> Fields for Plain<'_, C> {
     #[inline(always)]
     fn text(&self, index: usize) -> &[u8] {
         let (from, mut to) = self.span(index);
-        // A file that went through Windows has CR before LF.
+        // Tools on Windows write CR before LF.
         if index + 1 == self.width && to > from && self.block[to - 1] == b'\r' {
             to -= 1;
         }
@@ -364,7 +363,7 @@ fn bad(column: usize, expected: &str, found: &[u8]) -> String {
     format!("column {name}: expected {expected}, found {shown:?}")
 }
 
-/// The event of its word; the frequent ones first.
+/// The event of a text; the frequent ones first.
 fn event(bytes: &[u8]) -> Option<EventName> {
     match bytes {
         b"alloc" => Some(EventName::Alloc),
@@ -375,7 +374,7 @@ fn event(bytes: &[u8]) -> Option<EventName> {
     }
 }
 
-/// The category of its word.
+/// The category of a text; the frequent ones first.
 fn category(bytes: &[u8]) -> Option<Category> {
     match bytes {
         b"activation" => Some(Category::Activation),

@@ -1,8 +1,8 @@
-//! Decimal integers.
+//! Parses decimal integers.
 
 use super::cpu::Cpu;
 
-/// The integer `block[from..to]`, if it is no further from 0 than `most`, which has more than sixteen
+/// The integer `block[from..to]`; `None` when it is none or further than `most` from 0. `most` has more than sixteen
 /// digits.
 #[inline(always)]
 pub(super) fn int_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize, most: u64) -> Option<i64> {
@@ -13,7 +13,7 @@ pub(super) fn int_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize, mo
     }
 }
 
-/// As [`int_within`], of an integer that mostly is not below 0.
+/// Like [`int_within`], for integers that are mostly not negative.
 #[inline(always)]
 pub(super) fn natural_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize, most: u64) -> Option<i64> {
     match digits_within(cpu, block, from, to) {
@@ -22,12 +22,12 @@ pub(super) fn natural_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize
     }
 }
 
-/// The number `block[from..to]`, if it is 1 to 16 digits that can be read at once: sixteen bytes up to its
-/// end, over what stands before it, so that no step depends on how many digits there are.
+/// The number `block[from..to]` when it has 1 to 16 digits. It loads the sixteen bytes that end at `to`, with bytes
+/// before the number, so no step depends on the number of digits.
 #[inline(always)]
 fn digits_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize) -> Option<i64> {
     let digits = to - from;
-    // A first field may have too little before it; more digits than sixteen are rare.
+    // A first field may have too few bytes before it. More digits than sixteen are rare.
     let sixteen = block[..to].last_chunk::<16>()?;
     if digits.wrapping_sub(1) >= 16 {
         return None;
@@ -35,7 +35,7 @@ fn digits_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize) -> Option<
     cpu.digits(sixteen, digits)
 }
 
-/// The integer `block[from..to]`, which mostly is one digit.
+/// Like [`int_within`], for integers that mostly have one digit.
 #[inline(always)]
 pub(super) fn digit_within(block: &[u8], from: usize, to: usize, most: u64) -> Option<i64> {
     let digit = block.get(from).map_or(0, |digit| digit.wrapping_sub(b'0'));
@@ -45,11 +45,11 @@ pub(super) fn digit_within(block: &[u8], from: usize, to: usize, most: u64) -> O
     int(&block[from..to], most)
 }
 
-/// A decimal integer that is no further from 0 than `most`.
+/// The integer of any field; `None` when it is none or further than `most` from 0.
 #[cold]
 #[inline(never)]
 pub(super) fn int(bytes: &[u8], most: u64) -> Option<i64> {
-    // Rust's own parser takes a plus sign.
+    // Rust's parser accepts a plus sign.
     let number: i64 = std::str::from_utf8(bytes).ok().filter(|text| !text.starts_with('+'))?.parse().ok()?;
     (number.unsigned_abs() <= most).then_some(number)
 }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
     use crate::read::scan::cpu::{self, Work};
 
-    /// What the numbers of a block are.
+    /// Parses one number in every way.
     struct Numbers<'a>(&'a [u8], usize, usize, &'a mut Vec<Option<i64>>);
 
     impl Work for Numbers<'_> {
@@ -73,7 +73,7 @@ mod tests {
 
     const MOST: u64 = u64::MAX;
 
-    /// The integer `block[from..to]`, by every way there is.
+    /// The integer `block[from..to]`, from every parser on every processor type.
     fn all(block: &[u8], from: usize, to: usize) -> Option<i64> {
         let mut found = vec![int(&block[from..to], MOST), digit_within(block, from, to, MOST)];
         Numbers(block, from, to, &mut found).on(cpu::Plain);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_are_read_to_the_last_that_fits() {
+    fn integers_are_parsed_up_to_the_largest_that_fits() {
         assert_eq!(all(b"0", 0, 1), Some(0));
         assert_eq!(all(b"-1", 0, 2), Some(-1));
         for number in [i64::MIN, i64::MAX] {
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_are_read_whatever_stands_around_them() {
+    fn integers_are_parsed_whatever_bytes_surround_them() {
         let mut number = 0_i64;
         for digit in (1..=9).chain([0, 9, 9, 9, 1, 2, 3, 4, 5]) {
             number = number * 10 + digit;

@@ -1,7 +1,6 @@
-//! Whose the memory of rows is: the columns op, module, phase and category, read as one.
+//! Interns owners: (op, module, phase, category).
 //!
-//! They stand side by side and repeat themselves together, so that one look-up of their bytes does for
-//! four.
+//! These columns are adjacent and repeat together, so one lookup of their bytes replaces four.
 
 use std::sync::Arc;
 
@@ -11,27 +10,27 @@ use rustc_hash::FxHashMap;
 use crate::read::record::Record;
 use crate::read::symbols::Symbol;
 
-/// More bytes than this are not remembered: memory stays bounded whatever the rows say.
+/// The most bytes of owners that are kept: memory stays bounded for every input.
 const MOST_BYTES: usize = 4 << 20;
 
 /// The columns that make an owner.
 pub(super) const COLUMNS: [&str; 4] = ["op", "module", "phase", "category"];
 
-/// The owners seen so far.
+/// The owners that were seen.
 #[derive(Default)]
 pub(super) struct Owners {
-    /// Where each is in `all`.
+    /// The index in `all` of each.
     known: FxHashMap<Arc<[u8]>, usize>,
     all: Vec<Known>,
     bytes: usize,
-    /// That of the row before: many rows repeat it.
+    /// The owner of the row before: many rows repeat it.
     last: usize,
 }
 
 struct Known {
     bytes: Arc<[u8]>,
     owner: Owner,
-    /// Which one came after it: a program does again what it did before.
+    /// The owner that followed it last time: a program repeats its steps.
     next: usize,
 }
 
@@ -44,7 +43,7 @@ struct Owner {
 }
 
 impl Owners {
-    /// Sets the record's owner if these bytes were seen.
+    /// Sets the owner of the record if these bytes are known.
     #[inline(always)]
     pub(super) fn find(&mut self, bytes: Option<&[u8]>, record: &mut Record) -> bool {
         let Some(bytes) = bytes else { return false };
@@ -69,14 +68,14 @@ impl Owners {
         true
     }
 
-    /// Remembers that these bytes are the record's owner.
+    /// Keeps the owner of the record under these bytes.
     #[cold]
     pub(super) fn add(&mut self, bytes: Option<&[u8]>, record: &Record) {
         let Some(bytes) = bytes else { return };
         if self.bytes > MOST_BYTES {
             *self = Owners::default();
         }
-        // What the tables hold for each, beside its bytes.
+        // The size of an entry in the tables beside its bytes.
         const ENTRY: usize = 128;
         self.bytes += bytes.len() + ENTRY;
         let Record { op, module, phase, category, .. } = *record;
@@ -90,10 +89,10 @@ impl Owners {
     }
 }
 
-/// Are they equal? Looked at here: most are short, and to call somebody takes as long again.
+/// `a == b`, inlined: most owners are short, and a call would double the cost.
 #[inline(always)]
 fn same(a: &[u8], b: &[u8]) -> bool {
-    // The last sixteen bytes may say again what those before them said.
+    // The last sixteen bytes may overlap those before them.
     let ends = (a.last_chunk::<16>(), b.last_chunk::<16>());
     let (Some(a_end), Some(b_end)) = ends else { return a == b };
     let (a_parts, b_parts) = (a.as_chunks::<16>().0, b.as_chunks::<16>().0);
@@ -104,7 +103,7 @@ fn same(a: &[u8], b: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// The owner of a row whose bytes are new or were seen, and whether they were.
+    /// The category found for these bytes, and whether they were known.
     fn look(owners: &mut Owners, bytes: &str, category: Category) -> (Category, bool) {
         let mut record = Record::default();
         let seen = owners.find(Some(bytes.as_bytes()), &mut record);
@@ -116,11 +115,11 @@ mod tests {
     }
 
     #[test]
-    fn each_is_told_from_the_others_whatever_came_before_it() {
+    fn each_owner_is_found_whatever_owner_came_before_it() {
         let mut owners = Owners::default();
         let (mut state, mut seen) = (0x9E37_79B9_u64, 0);
         for round in 0..3000 {
-            // In the same order for a while, as the steps of a training are, then in any.
+            // In the same order for a while, like the steps of a training, then in any order.
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let which = if round < 1000 { round / 2 } else { (state >> 33) as usize } % Category::ALL.len();
             let category = Category::ALL[which];
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_the_same_only_when_all_are() {
+    fn owners_are_equal_only_when_all_bytes_are() {
         let bytes: Vec<u8> = (0..70).collect();
         for length in 0..70 {
             assert!(same(&bytes[..length], &bytes[..length]));

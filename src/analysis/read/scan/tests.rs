@@ -1,4 +1,4 @@
-//! A scan gives what the rows say, whatever the processor and whatever the bytes.
+//! A scan gives the values of the rows on every processor and for all bytes.
 
 use super::*;
 use memtrace_trace::Row;
@@ -114,7 +114,7 @@ fn a_record_has_every_value_of_its_row() {
 }
 
 #[test]
-fn only_the_columns_asked_for_are_parsed() {
+fn a_scan_parses_only_the_wanted_columns() {
     let text = String::from_utf8(lines(&[FULL])).unwrap().replace("-15", "many");
     let (chunk, _) = scan(text.as_bytes(), Columns::of(&["seq", "op"]), false);
     assert_eq!((chunk.records[0].seq, chunk.records[0].delta_bytes), (1, 0));
@@ -124,7 +124,7 @@ fn only_the_columns_asked_for_are_parsed() {
 }
 
 #[test]
-fn a_fault_stops_a_strict_scan_and_is_counted_by_a_lenient_one() {
+fn a_fault_stops_a_strict_scan_and_is_counted_by_a_lenient_scan() {
     let mut block = lines(&[FULL; 3]);
     block.extend(b"1,2,3\n\n");
     block.extend(lines(&[FULL]));
@@ -137,7 +137,7 @@ fn a_fault_stops_a_strict_scan_and_is_counted_by_a_lenient_one() {
 }
 
 #[test]
-fn carriage_returns_and_a_missing_last_line_end_are_read_over() {
+fn a_scan_accepts_carriage_returns_and_a_missing_last_line_end() {
     let text = String::from_utf8(lines(&[Row { name: "n", ..FULL }; 2])).unwrap();
     let windows = text.replace('\n', "\r\n");
     let (chunk, texts) = scan(windows.trim_end().as_bytes(), Columns::ALL, false);
@@ -146,8 +146,8 @@ fn carriage_returns_and_a_missing_last_line_end_are_read_over() {
     assert_eq!(&*texts.get(chunk.records[0].name), "n");
 }
 
-/// Every way to scan that there is here.
-const WAYS: &[fn(Block<'_>)] = &[
+/// Every implementation that this processor can run.
+const IMPLEMENTATIONS: &[fn(Block<'_>)] = &[
     |block| block.on(cpu::Plain),
     #[cfg(target_arch = "x86_64")]
     |block| match cpu::x86::Avx2::here() {
@@ -157,7 +157,7 @@ const WAYS: &[fn(Block<'_>)] = &[
     |block| cpu::run(block),
 ];
 
-/// What the csv crate and Rust's own numbers make of the lines of a block.
+/// The lines of a block, parsed by the csv crate and by Rust's own number parser.
 fn judge(scanner: &mut Scanner, block: &[u8]) -> Chunk {
     let mut chunk = Chunk::default();
     let lines = block.strip_suffix(b"\n").unwrap_or(block);
@@ -197,7 +197,7 @@ impl Random {
         some[self.next(some.len())]
     }
 
-    /// A number of any length, mostly one that a trace may have.
+    /// A number of any length, mostly one that is valid in a trace.
     fn number(&mut self) -> i64 {
         let number = (self.0 >> (1 + self.next(63))).cast_signed();
         match self.next(20) {
@@ -212,7 +212,7 @@ impl Random {
     }
 }
 
-/// Rows with anything in them, some of them damaged.
+/// Rows with any values, some of them damaged.
 fn hostile(random: &mut Random) -> Vec<u8> {
     let mut block = Vec::new();
     for _ in 0..random.next(40) {
@@ -247,7 +247,7 @@ fn every_processor_reads_what_the_csv_crate_reads() {
         let lenient = random.next(4) > 0;
         let scanner = || Scanner::new(wanted, COLUMNS.len(), lenient, SymbolTable::default());
         let expected = judge(&mut scanner(), &block);
-        for (way, scan) in WAYS.iter().enumerate() {
+        for (way, scan) in IMPLEMENTATIONS.iter().enumerate() {
             let (mut scanner, mut chunk) = (scanner(), Chunk::default());
             scan(Block { scanner: &mut scanner, block: &block, chunk: &mut chunk });
             let told = |chunk: &Chunk| (chunk.lines, chunk.skipped, chunk.fault.clone());
@@ -257,12 +257,12 @@ fn every_processor_reads_what_the_csv_crate_reads() {
         rows += expected.records.len();
         faults += usize::from(expected.fault.is_some());
     }
-    // Both were there to be told apart.
+    // The inputs had both.
     assert!(rows > 5000 && faults > 250, "{rows} rows, {faults} faults");
 }
 
 #[test]
-fn strips_and_lines_may_end_anywhere() {
+fn strips_and_lines_of_a_scan_may_end_anywhere() {
     let row = lines(&[FULL]);
     for before in [0, 1, STRIP - 300, STRIP - 64, STRIP - 1, STRIP, 3 * STRIP + 17] {
         // A line that is no row and longer than a strip, then rows.
@@ -271,7 +271,7 @@ fn strips_and_lines_may_end_anywhere() {
         for _ in 0..200 {
             block.extend(&row);
         }
-        for scan in WAYS {
+        for scan in IMPLEMENTATIONS {
             let (texts, mut chunk) = (SymbolTable::default(), Chunk::default());
             let wanted = Wanted::all_events(Columns::ALL);
             let mut scanner = Scanner::new(wanted, COLUMNS.len(), true, texts);
@@ -283,10 +283,10 @@ fn strips_and_lines_may_end_anywhere() {
 }
 
 #[test]
-fn every_byte_may_be_a_line_end() {
+fn every_byte_of_a_scanned_block_may_be_a_line_end() {
     for ends in [1, 63, 64, 65, STRIP, STRIP + 1, 2 * STRIP + 65] {
         let block = [vec![b'\n'; ends], lines(&[FULL, FULL])].concat();
-        for scan in WAYS {
+        for scan in IMPLEMENTATIONS {
             let (texts, mut chunk) = (SymbolTable::default(), Chunk::default());
             let mut scanner = Scanner::new(Wanted::all_events(Columns::ALL), COLUMNS.len(), false, texts);
             scan(Block { scanner: &mut scanner, block: &block, chunk: &mut chunk });
@@ -297,7 +297,7 @@ fn every_byte_may_be_a_line_end() {
 }
 
 #[test]
-fn a_quote_before_the_end_of_a_strip_is_not_forgotten() {
+fn a_scan_keeps_a_quote_before_the_end_of_a_strip() {
     let row = String::from_utf8(lines(&[Row { name: "plain", ..FULL }])).unwrap();
     let quoted = row.replacen("1,", "\"1\",", 1);
     for gap in 1..8 {
