@@ -1,4 +1,4 @@
-//! The CSV as a format: what a reader must take, and what it must refuse without falling over.
+//! The CSV format: files that a reader must accept, and files that it must refuse without a panic.
 
 use std::io::Write;
 use std::path::Path;
@@ -8,9 +8,10 @@ use memtrace_analysis::options::Options;
 use memtrace_analysis::read::input::Input;
 use memtrace_analysis::reports;
 use memtrace_analysis::testing::TraceBuilder;
-use memtrace_trace::Row;
+use memtrace_trace::columns::{MAX_BYTES, MAX_NUMBER};
+use memtrace_trace::{EventName, Row};
 
-/// A trace of many rows, more than a block holds.
+/// A trace of more rows than a block holds.
 fn long() -> Vec<u8> {
     let mut trace = TraceBuilder::default();
     trace.segment(20 << 20);
@@ -46,7 +47,7 @@ fn zstd(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn compressed_traces_tell_what_plain_ones_do() {
+fn compressed_traces_give_the_answers_of_plain_traces() {
     let folder = tempfile::tempdir().unwrap();
     let bytes = long();
     assert!(bytes.len() > 3 << 20, "the test must cross blocks: {}", bytes.len());
@@ -70,7 +71,7 @@ fn compressed_traces_tell_what_plain_ones_do() {
 }
 
 #[test]
-fn a_fault_is_named_by_its_line_wherever_it_is() {
+fn the_error_of_a_damaged_trace_names_the_line() {
     let folder = tempfile::tempdir().unwrap();
     let text = String::from_utf8(long()).unwrap();
     let lines: Vec<&str> = text.lines().collect();
@@ -87,7 +88,7 @@ fn a_fault_is_named_by_its_line_wherever_it_is() {
 }
 
 #[test]
-fn hostile_files_end_in_an_error_and_never_in_a_panic() {
+fn hostile_trace_files_give_an_error_and_no_panic() {
     let folder = tempfile::tempdir().unwrap();
     let good = long();
     let head: Vec<u8> = good.split_inclusive(|byte| *byte == b'\n').take(2).flatten().copied().collect();
@@ -111,22 +112,21 @@ fn hostile_files_end_in_an_error_and_never_in_a_panic() {
         let path = write(&folder, "a.csv", &bytes);
         let error = summary(&path, false).expect_err(what);
         assert!(error.contains("a.csv"), "{what}: {error}");
-        // A lenient reading may find an answer in what is left, or say the same.
+        // A lenient pass may find an answer in the rest of the file, or give the same error.
         let _ = summary(&path, true);
     }
 }
 
 #[test]
-fn extreme_numbers_overflow_nothing() {
+fn extreme_numbers_in_a_trace_overflow_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    /// The most that a column of bytes takes, and the most that another one does.
-    const LARGE: i64 = 1 << 56;
-    const MOST: i64 = 1 << 62;
+    const LARGE: i64 = MAX_BYTES.cast_signed();
+    const MOST: i64 = MAX_NUMBER.cast_signed();
     let mut trace = TraceBuilder::default();
     for delta_bytes in [LARGE, LARGE, -LARGE, -LARGE] {
         let row = Row {
             device: i32::MAX,
-            event: memtrace_trace::EventName::Alloc,
+            event: EventName::Alloc,
             alloc_id: MOST,
             addr: MOST,
             delta_bytes,
@@ -139,14 +139,14 @@ fn extreme_numbers_overflow_nothing() {
             ..Row::default()
         };
         trace.raw(row);
-        trace.raw(Row { event: memtrace_trace::EventName::SegmentMap, ..row });
-        trace.raw(Row { event: memtrace_trace::EventName::SegmentUnmap, ..row });
-        trace.raw(Row { event: memtrace_trace::EventName::ExtAlloc, ..row });
-        trace.raw(Row { event: memtrace_trace::EventName::Free, ..row });
-        trace.raw(Row { event: memtrace_trace::EventName::Tag, ..row });
-        trace.raw(Row { event: memtrace_trace::EventName::Oom, ..row });
-        trace.raw(Row { event: memtrace_trace::EventName::Op, ..row });
-        trace.raw(Row { event: memtrace_trace::EventName::Lost, requested_bytes: LARGE, ..row });
+        trace.raw(Row { event: EventName::SegmentMap, ..row });
+        trace.raw(Row { event: EventName::SegmentUnmap, ..row });
+        trace.raw(Row { event: EventName::ExtAlloc, ..row });
+        trace.raw(Row { event: EventName::Free, ..row });
+        trace.raw(Row { event: EventName::Tag, ..row });
+        trace.raw(Row { event: EventName::Oom, ..row });
+        trace.raw(Row { event: EventName::Op, ..row });
+        trace.raw(Row { event: EventName::Lost, requested_bytes: LARGE, ..row });
     }
     let bytes = trace.finish();
     let path = write(&folder, "a.csv", &bytes);

@@ -1,6 +1,8 @@
-//! `parquet`: every row and column, a file for each process in a folder `rank=N`, so that DuckDB, Polars and
-//! Spark read a whole cluster's run in one line. The rank is in the path and not in the files, as these
-//! tools have it; the JSON of the meta row is also in each file's metadata, under `memtrace`.
+//! `parquet`: all rows and columns, a file for each process in a folder `rank=N`.
+//!
+//! DuckDB, Polars and Spark read the run of a whole cluster from it in one line. The rank is in the path and not in the
+//! files, as the Hive partitions of these tools have it. The JSON of the meta row is in the metadata of each file too,
+//! under `memtrace`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,13 +29,13 @@ use crate::render::numbers::count;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
 
-/// See the module.
+/// The export; see the module.
 pub(super) struct Parquet;
 
-/// The rows that are in memory at once, and what DuckDB gives a thread.
+/// The rows of a row group: the rows in memory at a time, and DuckDB's unit of work for a thread.
 const ROW_GROUP: usize = 122_880;
 
-/// What the folders are named by.
+/// The column that names the folders.
 const PARTITION: &str = "rank";
 
 impl Export for Parquet {
@@ -94,7 +96,7 @@ impl Parquet {
     }
 }
 
-/// A folder that holds an earlier export is emptied of it; one that holds anything else is left alone.
+/// Removes an earlier export from the folder. A folder with any other file in it is an error.
 fn clear(folder: &Path) -> Result<()> {
     let io = |source| Error::from(memtrace_trace::Error::Io { path: folder.to_owned(), source });
     if !folder.exists() {
@@ -132,7 +134,7 @@ fn clear(folder: &Path) -> Result<()> {
 enum Get {
     Int(fn(&Record) -> i64),
     Text(fn(&Record) -> Symbol),
-    /// A text of a short list.
+    /// A text of an enum.
     Word(fn(&Record) -> &'static str),
 }
 
@@ -168,7 +170,7 @@ fn exported() -> impl Iterator<Item = (&'static Column, Get)> {
     COLUMNS.iter().zip(GET).filter(|(column, _)| column.name != PARTITION)
 }
 
-/// A file with the rows of its next group.
+/// A file that is being written, with the rows of its next group.
 struct File {
     writer: SerializedFileWriter<Out>,
     group: Vec<Record>,
@@ -252,7 +254,7 @@ impl File {
     }
 }
 
-/// Each text once, shared by all rows that have it.
+/// Each text once, shared by all its rows.
 #[derive(Default)]
 struct Cache(Vec<Option<ByteArray>>);
 
