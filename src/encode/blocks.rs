@@ -1,10 +1,12 @@
 //! The reports of the caching allocator: blocks and OOMs. Also the tags of blocks, and the rows of ops.
 
 use memtrace_trace::event::Block;
+use memtrace_trace::memory::{LiveMemory, MemoryKind};
 use memtrace_trace::{Api, Category, EventName, Header, Row};
 
 use crate::encoder::{Encoder, LIBRARY, RowSink, TORCH_ALLOCATOR};
-use crate::live::{Live, MemoryKind, OutOfMemory};
+use crate::live::{Live, OutOfMemory};
+use crate::memory::Key;
 
 impl Encoder {
     pub(crate) fn block<S: RowSink>(
@@ -19,21 +21,12 @@ impl Encoder {
         self.reconcile(tid, header, reserved, pool, sink)?;
         // The address of a live block was allocated again: the report of its free was lost.
         if bytes >= 0
-            && let Some(missed) = self.blocks.remove(&address)
+            && let Some(missed) = self.memory.live.blocks.get(&address).copied()
         {
             self.anomalies.missed_frees += 1;
-            let totals = self.device(missed.device);
-            totals.allocated -= missed.bytes;
-            totals.active -= missed.bytes;
+            self.memory.free(Key::Block(address), (), |_| missed.extent());
             self.freed(tid, header, address, &missed, sink)?;
         }
-        let totals = self.device(header.device);
-        // The sum of other lost reports.
-        let gap = (allocated as i64).wrapping_sub(totals.allocated).wrapping_sub(bytes);
-        totals.active = totals.active.wrapping_add(gap).wrapping_add(if deferred { 0 } else { bytes });
-        totals.allocated = allocated as i64;
-        self.anomalies.gaps += u64::from(gap != 0);
-        self.statistics.peak(header.device, allocated as i64, reserved as i64);
         let unknown = Live {
             alloc_id: 0,
             device: header.device,
@@ -46,31 +39,50 @@ impl Encoder {
             context: header.context,
             category: Category::None,
             step: header.step,
-            what: MemoryKind::Block,
-            api: header.api,
+            kind: MemoryKind::Block,
+            api: Some(Api::CachingAllocator),
             library: 0,
             pool,
         };
-        if bytes >= 0 {
+        let live = if bytes >= 0 {
             self.statistics.block(bytes);
             let category = self.category_at_birth(header.context);
             let live = Live { alloc_id: self.next_seq(), category, ..unknown };
             // No stream uses an address that is allocated again.
-            if let Some(deferred) = self.deferred.remove(&address) {
-                self.device(header.device).active -= deferred.bytes;
-            }
-            self.blocks.insert(address, live);
-            self.allocated(tid, header, address, &live, sink)
+            self.complete(address);
+            self.memory.alloc(&live.extent(), Key::Block(address), live);
+            live
         } else {
-            let live = self.blocks.remove(&address);
-            self.anomalies.unmatched_frees += u64::from(live.is_none());
             // The size is that of the report; the live block only adds the owner.
+            let extent = unknown.extent();
+            let live = if deferred {
+                self.memory.free_deferred(Key::Block(address), (), &extent)
+            } else {
+                self.memory.free(Key::Block(address), (), |_| extent)
+            };
+            self.anomalies.unmatched_frees += u64::from(live.is_none());
             let live = Live { bytes: unknown.bytes, ..live.unwrap_or(unknown) };
             if deferred {
-                self.deferred.insert(address, live);
+                self.memory.live.deferred.insert(address, live);
             }
+            live
+        };
+        // The sum of other reports that were lost.
+        let gap = self.memory.correct_allocated(unknown.extent().device, allocated as i64);
+        self.anomalies.gaps += u64::from(gap != 0);
+        self.statistics.peak(header.device, allocated as i64, reserved as i64);
+        if bytes >= 0 {
+            self.allocated(tid, header, address, &live, sink)
+        } else {
             self.freed(tid, header, address, &live, sink)
         }
+    }
+
+    /// Ends the use of a deferred block.
+    pub(crate) fn complete(&mut self, address: u64) -> Option<Live> {
+        let live = self.memory.live.deferred.remove(&address)?;
+        self.memory.complete(live.extent().device, live.bytes);
+        Some(live)
     }
 
     /// The last stream that used a freed block is done with it: the allocator can hand it out again.
@@ -81,11 +93,10 @@ impl Encoder {
         address: u64,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let Some(live) = self.deferred.remove(&address) else {
+        let Some(live) = self.complete(address) else {
             self.anomalies.unmatched_frees += 1;
             return Ok(());
         };
-        self.device(live.device).active -= live.bytes;
         self.emit(
             &Row {
                 event: EventName::FreeCompleted,
@@ -107,10 +118,7 @@ impl Encoder {
         (module, name): (u32, u32),
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let map = if self.blocks.contains_key(&address) { &self.blocks } else { &self.regions };
-        let Some(before) = map.get(&address).copied().filter(|live| live.what == MemoryKind::Block) else {
-            return Ok(());
-        };
+        let Some((key, before)) = self.memory.live.block_at(address) else { return Ok(()) };
         let mut context = self.context(before.context);
         if module > 0 {
             context.module = module;
@@ -140,8 +148,7 @@ impl Encoder {
                 sink,
             )?;
         }
-        let map = if self.blocks.contains_key(&address) { &mut self.blocks } else { &mut self.regions };
-        map.insert(address, after);
+        self.memory.live.insert(key, after);
         Ok(())
     }
 
@@ -176,12 +183,10 @@ impl Encoder {
         pool: u16,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let totals = self.device(header.device);
-        let delta = reserved as i64 - totals.reserved;
+        let delta = self.memory.correct_reserved(header.device.max(0).into(), reserved as i64);
         if delta == 0 {
             return Ok(());
         }
-        totals.reserved = reserved as i64;
         self.anomalies.corrections += 1;
         let event = if delta > 0 { EventName::SegmentMap } else { EventName::SegmentUnmap };
         self.emit(

@@ -2,11 +2,13 @@
 //! are blocks where torch's allocator makes no reports.
 
 use memtrace_trace::event::{AllocCall, Call};
+use memtrace_trace::memory::{LiveMemory, MemoryKind};
 use memtrace_trace::{Api, Category, Event, Header};
 
 use crate::encoder::{Encoder, RowSink};
 use crate::keys::key_bit;
-use crate::live::{Live, MemoryKind};
+use crate::live::Live;
+use crate::memory::Key;
 use crate::physical::is_virtual_memory;
 
 /// A call, and the thread that made it.
@@ -40,7 +42,7 @@ impl Encoder {
     ) -> Result<(), S::Error> {
         self.count_call(event);
         let CallEvent { header, call, .. } = *event;
-        let what = self.kind_of_call(event);
+        let kind = self.kind_of_call(event);
         let given = call.status == 0 && call.address != 0;
         let live = Live {
             alloc_id: if given { self.next_seq() } else { 0 },
@@ -49,31 +51,32 @@ impl Encoder {
             rounded: call.bytes,
             bytes: if given { call.bytes } else { 0 },
             context: header.context,
-            category: if what == MemoryKind::Block {
+            category: if kind == MemoryKind::Block {
                 self.category_at_birth(header.context)
             } else {
                 Category::None
             },
             step: header.step,
-            what,
+            kind,
             api: header.api,
             library: call.library,
             pool: call.pool,
         };
         if given {
-            if what == MemoryKind::Block {
+            if kind == MemoryKind::Block {
                 self.statistics.block(live.bytes);
             }
             // The address of a live region was allocated again: its free was not seen. A region without memory of its
             // own (another process's, a graph's) may be freed with the one that it belongs to.
-            if let Some(missed) = self.regions.insert(event.key(), live) {
+            if let Some(missed) = self.memory.live.regions.get(&event.key()).copied() {
                 self.anomalies.missed_frees += u64::from(missed.bytes > 0);
-                self.change(&missed, -missed.bytes);
+                self.memory.free(Key::Region(event.key()), (), |_| missed.extent());
+                self.note_peak(missed.device);
                 self.freed_by(event, &missed, sink)?;
-                self.regions.insert(event.key(), Live { alloc_id: self.next_seq(), ..live });
             }
             let live = Live { alloc_id: self.next_seq(), ..live };
-            self.change(&live, live.bytes);
+            self.memory.alloc(&live.extent(), Key::Region(event.key()), live);
+            self.note_peak(live.device);
             return self.allocated_by(event, &live, sink);
         }
         self.allocated_by(event, &live, sink)
@@ -92,7 +95,7 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let CallEvent { header, call, .. } = *event;
-        let live = if call.status == 0 { self.regions.remove(&key) } else { None };
+        let live = if call.status == 0 { self.memory.live.remove(Key::Region(key), ()) } else { None };
         // CPU tensors may be older than the trace.
         if live.is_none() && header.api == Some(Api::CpuAllocator) {
             return Ok(());
@@ -108,12 +111,13 @@ impl Encoder {
             context: header.context,
             category: Category::None,
             step: header.step,
-            what: self.kind_of_call(event),
+            kind: self.kind_of_call(event),
             api: header.api,
             library: call.library,
             pool: call.pool,
         });
-        self.change(&live, -live.bytes);
+        self.memory.count(&live.extent().freed());
+        self.note_peak(live.device);
         self.freed_by(event, &live, sink)
     }
 

@@ -8,13 +8,15 @@ use std::cell::Cell;
 use memtrace_trace::context::{Context, Frame};
 use memtrace_trace::end_row::Anomalies;
 use memtrace_trace::ledger::{Accounted, Rest};
+use memtrace_trace::memory::{MemoryKind, Totals};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::sample::Sample;
 use memtrace_trace::{Api, Category, Event, EventName, Payload, Row};
 use rustc_hash::FxHashMap;
 
 use crate::calls::CallEvent;
-use crate::live::{Live, MemoryKind, OutOfMemory, Owner, Totals};
+use crate::live::{Live, OutOfMemory, Owner};
+use crate::memory::Memory;
 use crate::own_names::OwnNames;
 use crate::physical::Physical;
 use crate::statistics::Statistics;
@@ -52,19 +54,12 @@ pub struct Encoder {
     pub(crate) stacks: Vec<Frame>,
     /// How many of `stacks` were given out by [`Encoder::new_stacks`].
     pub(crate) stacks_told: usize,
-    /// What reports gave, by address.
-    pub(crate) blocks: FxHashMap<u64, Live>,
-    /// What runtime calls gave, by address: a segment begins where its first block does.
-    pub(crate) regions: FxHashMap<u64, Live>,
-    /// Blocks that were freed and are still in use by a stream, by address.
-    pub(crate) deferred: FxHashMap<u64, Live>,
+    pub(crate) memory: Memory,
     pub(crate) physical: Physical,
     /// What the last looks told, by device.
     pub(crate) samples: FxHashMap<i8, Sample>,
     /// What they showed beyond what was accounted for then.
     pub(crate) rests: FxHashMap<i8, Rest>,
-    pub(crate) devices: Vec<Totals>,
-    pub(crate) pinned: i64,
     pub(crate) own_names: OwnNames,
     pub(crate) oom: Option<OutOfMemory>,
     pub(crate) told_lost: u64,
@@ -90,14 +85,10 @@ impl Encoder {
             learned: 0,
             stacks: Vec::new(),
             stacks_told: 0,
-            blocks: FxHashMap::default(),
-            regions: FxHashMap::default(),
-            deferred: FxHashMap::default(),
+            memory: Memory::default(),
             physical: Physical::default(),
             samples: FxHashMap::default(),
             rests: FxHashMap::default(),
-            devices: Vec::new(),
-            pinned: 0,
             own_names: OwnNames::default(),
             oom: None,
             told_lost: 0,
@@ -154,18 +145,13 @@ impl Encoder {
 
     /// What is live now.
     pub fn live(&self) -> impl Iterator<Item = &Live> {
-        self.blocks.values().chain(self.regions.values())
+        self.memory.live.blocks.values().chain(self.memory.live.regions.values())
     }
 
     /// The totals of a device; all zero for one that was never used.
     #[must_use]
     pub fn totals(&self, device: i8) -> Totals {
-        match usize::try_from(device) {
-            Ok(index) => self.devices.get(index).copied().unwrap_or_default(),
-            Err(_) => {
-                Totals { allocated: self.pinned, active: self.pinned, reserved: self.pinned, external: 0 }
-            }
-        }
+        self.memory.devices.totals(device)
     }
 
     /// What is known of a device beside what was traced.
@@ -180,18 +166,20 @@ impl Encoder {
         let totals = self.totals(device);
         let is_managed = |api| matches!(api, Some(Api::CudaMallocManaged | Api::CuMemAllocManaged));
         let managed: i64 = self
+            .memory
+            .live
             .regions
             .values()
-            .filter(|live| live.device == device && live.what == MemoryKind::External && is_managed(live.api))
+            .filter(|live| live.device == device && live.kind == MemoryKind::External && is_managed(live.api))
             .map(|live| live.bytes)
             .sum();
-        let accounted = Accounted { reserved: totals.reserved, outside: totals.external - managed };
+        let accounted = Accounted { reserved: totals.reserved, outside: totals.outside - managed };
         (accounted, self.rests.get(&device).copied().unwrap_or_default())
     }
 
     /// Every device that was used, with its totals.
     pub fn devices(&self) -> impl Iterator<Item = (usize, Totals)> {
-        self.devices.iter().copied().enumerate()
+        self.memory.devices.gpus.iter().copied().enumerate()
     }
 
     /// The rows so far.
@@ -215,20 +203,10 @@ impl Encoder {
         Owner { op: self.text(op), module: self.text(module), phase: self.text(phase) }
     }
 
-    pub(crate) fn change(&mut self, live: &Live, bytes: i64) {
-        match live.what {
-            MemoryKind::Host => self.pinned += bytes,
-            MemoryKind::External => self.device(live.device).external += bytes,
-            MemoryKind::Segment | MemoryKind::Mapped => self.device(live.device).reserved += bytes,
-            MemoryKind::Block => {
-                let totals = self.device(live.device);
-                totals.allocated += bytes;
-                totals.active += bytes;
-                totals.reserved += bytes;
-            }
-        }
-        let Totals { allocated, reserved, .. } = self.totals(live.device);
-        self.statistics.peak(live.device, allocated, reserved);
+    /// Notes the peaks of a device after a call.
+    pub(crate) fn note_peak(&mut self, device: i8) {
+        let Totals { allocated, reserved, .. } = self.totals(device);
+        self.statistics.peak(device, allocated, reserved);
     }
 
     /// What memory is for as far as the moment of its allocation tells: see "What memory is for".
@@ -243,14 +221,6 @@ impl Encoder {
             "forward" | "backward" => Category::Activation,
             _ => Category::None,
         }
-    }
-
-    pub(crate) fn device(&mut self, device: i8) -> &mut Totals {
-        let index = device.max(0) as usize;
-        if self.devices.len() <= index {
-            self.devices.resize(index + 1, Totals::default());
-        }
-        &mut self.devices[index]
     }
 }
 

@@ -1,10 +1,10 @@
 //! The rows of `MEMTRACE_OPS=io`: storages that ops use, and the memory of modules.
 
+use memtrace_trace::memory::MemoryKind;
 use memtrace_trace::{Api, Event, EventName, Header, Row};
 
 use crate::encoder::{Encoder, LIBRARY, RowSink};
 use crate::keys::CPU_TENSOR;
-use crate::live::MemoryKind;
 
 impl Encoder {
     /// A storage that an op reads or writes, or the memory of a module's call. It changes nothing: totals
@@ -42,10 +42,10 @@ impl Encoder {
     /// The allocation that is live at an address; 0 for memory that came another way.
     fn live_at(&self, device: i8, addr: u64) -> i64 {
         let found = if device == Event::HOST {
-            self.regions.get(&(addr | CPU_TENSOR)).or_else(|| self.regions.get(&addr))
+            self.memory.live.regions.get(&(addr | CPU_TENSOR)).or_else(|| self.memory.live.regions.get(&addr))
         } else {
-            self.blocks.get(&addr).or_else(|| self.regions.get(&addr))
+            self.memory.live.blocks.get(&addr).or_else(|| self.memory.live.regions.get(&addr))
         };
-        found.filter(|live| live.what != MemoryKind::Segment).map_or(0, |live| live.alloc_id)
+        found.filter(|live| live.kind != MemoryKind::Segment).map_or(0, |live| live.alloc_id)
     }
 }

@@ -11,6 +11,7 @@ mod encoder;
 mod io;
 mod keys;
 mod live;
+mod memory;
 mod opening;
 mod own_names;
 mod physical;
@@ -21,5 +22,5 @@ pub mod statistics;
 mod virtual_memory;
 
 pub use encoder::{Encoder, RowSink};
-pub use live::{Live, MemoryKind, OutOfMemory, Owner, Totals};
+pub use live::{Live, OutOfMemory, Owner};
 pub use rows::Place;

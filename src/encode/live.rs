@@ -1,41 +1,29 @@
-//! What is live, and what is told of it.
+//! Live memory, and the owner that its rows name.
 
-use memtrace_trace::{Api, Category, EventName};
+use memtrace_trace::memory::{Extent, MemoryKind};
+use memtrace_trace::{Api, Category, Event};
 
-/// A device's totals, in bytes.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Totals {
-    /// Blocks handed out.
-    pub allocated: i64,
-    /// Blocks handed out, or freed and still in use by a stream.
-    pub active: i64,
-    /// Segments held.
-    pub reserved: i64,
-    /// Memory outside torch's allocator.
-    pub external: i64,
-}
-
-/// What is live at an address: the first row of it, which the free repeats.
+/// Live memory: the values of its first row, which the row of its free repeats.
 #[derive(Clone, Copy, Debug)]
 pub struct Live {
     /// The `seq` of its row.
     pub alloc_id: i64,
     /// The device; -1 for the host.
     pub device: i8,
-    /// As in the row.
+    /// The column `requested_bytes`.
     pub requested: i64,
-    /// As in the row.
+    /// The column `rounded_bytes`.
     pub rounded: i64,
-    /// The bytes that it really takes.
+    /// The bytes that it takes.
     pub bytes: i64,
-    /// Who owns it.
+    /// Its owner.
     pub context: u32,
-    /// What it is for.
+    /// Its use.
     pub category: Category,
-    /// The step it was made in.
+    /// The training step of its allocation.
     pub step: i32,
-    /// What gave it: a block, a segment, memory outside torch's allocator, pinned memory.
-    pub what: MemoryKind,
+    /// Its kind.
+    pub kind: MemoryKind,
     /// The call that allocated it; `None` for a byte that no version wrote.
     pub api: Option<Api>,
     /// The text id of the library that made the call; 0 for a report.
@@ -44,30 +32,26 @@ pub struct Live {
     pub pool: u16,
 }
 
-/// The kinds of memory that a trace tells apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemoryKind {
-    /// A block of torch's allocator.
-    Block,
-    /// A segment of torch's allocator.
-    Segment,
-    /// A piece of one of its expandable segments.
-    Mapped,
-    /// Device memory of others.
-    External,
-    /// Pinned host memory.
-    Host,
-}
+impl Live {
+    /// Whether it is a block, reported or the memory of a call.
+    #[must_use]
+    pub fn is_block(&self) -> bool {
+        self.kind == MemoryKind::Block
+    }
 
-impl MemoryKind {
-    pub(crate) fn events(self) -> (EventName, EventName) {
-        match self {
-            MemoryKind::Block => (EventName::Alloc, EventName::Free),
-            MemoryKind::Segment => (EventName::SegmentAlloc, EventName::SegmentFree),
-            MemoryKind::Mapped => (EventName::SegmentMap, EventName::SegmentUnmap),
-            MemoryKind::External => (EventName::ExtAlloc, EventName::ExtFree),
-            MemoryKind::Host => (EventName::HostAlloc, EventName::HostFree),
-        }
+    /// Whether torch's allocator reported it.
+    #[must_use]
+    pub fn is_reported(&self) -> bool {
+        self.api == Some(Api::CachingAllocator)
+    }
+
+    /// Its amount of memory.
+    #[must_use]
+    pub fn extent(&self) -> Extent {
+        let kind = self.kind;
+        // Pinned memory counts on the host, whatever device the call names; no other memory does.
+        let device = if kind == MemoryKind::Host { Event::HOST } else { self.device.max(0) };
+        Extent { device: device.into(), kind, in_segment: self.is_reported(), bytes: self.bytes }
     }
 }
 
@@ -76,13 +60,13 @@ impl MemoryKind {
 pub struct OutOfMemory {
     /// The device.
     pub device: i8,
-    /// The rounded request.
+    /// The rounded request in bytes.
     pub bytes: i64,
-    /// Who asked.
+    /// The context of the request.
     pub context: u32,
 }
 
-/// The owner's texts, as they stand in the file.
+/// The texts of an owner, as they stand in the file.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner<'a> {
     /// The innermost op.

@@ -6,11 +6,12 @@
 //! Their totals are the sums of what was said so far, as everywhere; behind the last of them the totals
 //! are the device's again.
 
+use memtrace_trace::memory::{DeviceTotals, MemoryKind, Totals};
 use memtrace_trace::{Api, EventName, Header, Row};
 
 use crate::encoder::{Encoder, RowSink, TORCH_ALLOCATOR};
 use crate::keys::address;
-use crate::live::{Live, MemoryKind, Totals};
+use crate::live::Live;
 
 /// The text of the column `name` of these rows.
 const LIVE: &str = "live";
@@ -36,15 +37,15 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let pieces = self.pieces();
-        let (devices, pinned) = (std::mem::take(&mut self.devices), std::mem::take(&mut self.pinned));
-        let unseen = self.unseen(&pieces, &devices);
+        let devices = std::mem::take(&mut self.memory.devices);
+        let unseen = unseen(&pieces, &devices.gpus);
         let rows =
             pieces.iter().map(|piece| if piece.deferred { 2 } else { 1 }).sum::<usize>() + unseen.len();
         let last = self.rows();
         self.seq.set(last - rows as i64 - 1);
         self.emit(&Row { event: EventName::Meta, name: &meta(rows as u64), ..self.blank(clock_ns) }, sink)?;
         for (device, bytes) in unseen {
-            self.device(device).reserved += bytes;
+            self.memory.correct_reserved(device.into(), bytes);
             let header = Header { step: -1, ..Header::new(clock_ns, Api::Reconciled, device) };
             let what = if bytes > 0 { EventName::SegmentMap } else { EventName::SegmentUnmap };
             let row = Row {
@@ -57,25 +58,19 @@ impl Encoder {
             self.emit(&Row { tid: self.pid, ..row }, sink)?;
         }
         for Piece { addr, live, deferred } in pieces {
-            if live.api == Some(Api::CachingAllocator) {
-                // Its segment is there already.
-                let totals = self.device(live.device);
-                totals.allocated += live.bytes;
-                totals.active += live.bytes;
-            } else {
-                self.change(&live, live.bytes);
-            }
-            let event = match live.what {
+            self.memory.count(&live.extent());
+            let event = match live.kind {
                 MemoryKind::Block => EventName::Live,
-                what => what.events().0,
+                kind => kind.alloc_event(),
             };
             self.say_again(clock_ns, event, addr, &live, live.bytes, sink)?;
             if deferred {
-                self.device(live.device).allocated -= live.bytes;
+                let extent = live.extent();
+                self.memory.devices.totals_mut(extent.device).defer(&extent);
                 self.say_again(clock_ns, EventName::Free, addr, &live, -live.bytes, sink)?;
             }
         }
-        (self.devices, self.pinned) = (devices, pinned);
+        self.memory.devices = devices;
         self.seq.set(last);
         Ok(())
     }
@@ -83,29 +78,11 @@ impl Encoder {
     /// What is live, in the order of its allocation.
     fn pieces(&self) -> Vec<Piece> {
         let of = |deferred| move |(addr, live): (&u64, &Live)| Piece { addr: *addr, live: *live, deferred };
-        let mut pieces: Vec<Piece> = self.regions.iter().map(of(false)).collect();
-        pieces.extend(self.blocks.iter().map(of(false)));
-        pieces.extend(self.deferred.iter().map(of(true)));
+        let mut pieces: Vec<Piece> = self.memory.live.regions.iter().map(of(false)).collect();
+        pieces.extend(self.memory.live.blocks.iter().map(of(false)));
+        pieces.extend(self.memory.live.deferred.iter().map(of(true)));
         pieces.sort_by_key(|piece| piece.live.alloc_id);
         pieces
-    }
-
-    /// By device, bytes of segments that no call told of; see `reconcile`.
-    fn unseen(&self, pieces: &[Piece], devices: &[Totals]) -> Vec<(i8, i64)> {
-        let mut unseen: Vec<i64> = devices.iter().map(|totals| totals.reserved).collect();
-        for Piece { live, .. } in pieces {
-            // A block of the allocator lies in a segment; one that a call gave is its own.
-            let takes = match live.what {
-                MemoryKind::Segment | MemoryKind::Mapped => true,
-                MemoryKind::Block => live.api != Some(Api::CachingAllocator),
-                MemoryKind::External | MemoryKind::Host => false,
-            };
-            if let Some(bytes) = unseen.get_mut(live.device.max(0) as usize).filter(|_| takes) {
-                *bytes -= live.bytes;
-            }
-        }
-        let devices = unseen.into_iter().enumerate().filter(|(_, bytes)| *bytes != 0);
-        devices.map(|(device, bytes)| (device as i8, bytes)).collect()
     }
 
     fn say_again<S: RowSink>(
@@ -119,10 +96,23 @@ impl Encoder {
     ) -> Result<(), S::Error> {
         let header =
             Header { clock_ns, api: live.api, device: live.device, context: live.context, step: live.step };
-        let is_report = live.api == Some(Api::CachingAllocator);
-        let source = if is_report { TORCH_ALLOCATOR } else { self.text(live.library) };
+        let source = if live.is_reported() { TORCH_ALLOCATOR } else { self.text(live.library) };
         let row = self.of_live(0, &header, address(addr), live);
         let row = Row { event, delta_bytes: bytes, name: LIVE, source, ..row };
         self.emit(&Row { tid: self.pid, ..row }, sink)
     }
+}
+
+/// The bytes of segments without a call, by device; see [`Encoder::reconcile`].
+fn unseen(pieces: &[Piece], devices: &[Totals]) -> Vec<(i8, i64)> {
+    let mut unseen: Vec<i64> = devices.iter().map(|totals| totals.reserved).collect();
+    for extent in pieces.iter().map(|piece| piece.live.extent()) {
+        if let Some(bytes) = usize::try_from(extent.device).ok().and_then(|device| unseen.get_mut(device))
+            && extent.is_reserved()
+        {
+            *bytes -= extent.bytes;
+        }
+    }
+    let devices = unseen.into_iter().enumerate().filter(|(_, bytes)| *bytes != 0);
+    devices.map(|(device, bytes)| (device as i8, bytes)).collect()
 }

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use memtrace_trace::Api;
+use memtrace_trace::memory::MemoryKind;
 use rustc_hash::FxHashMap;
 
 use crate::keys::{PHYSICAL, address};
-use crate::live::{Live, MemoryKind};
+use crate::live::Live;
 
 /// The handles that are held and the addresses that they are mapped at.
 #[derive(Default)]
@@ -28,7 +29,7 @@ pub(crate) struct Held {
 impl Physical {
     /// Restores memory that a row of a resumed trace says to be live.
     pub(crate) fn restore(&mut self, key: u64, live: &Live) {
-        if live.what == MemoryKind::Mapped {
+        if live.kind == MemoryKind::Mapped {
             self.mapped.insert(key, (live.bytes as u64, 0));
         } else if key & PHYSICAL != 0 {
             let held = Held { references: 1, device: live.device, is_torchs: false };

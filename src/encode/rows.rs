@@ -3,13 +3,14 @@
 use memtrace_trace::context::Context;
 use memtrace_trace::end_row::{EndText, Ending};
 use memtrace_trace::ledger::Rest;
+use memtrace_trace::memory::Totals;
 use memtrace_trace::sample::Sample;
 use memtrace_trace::text::NONE;
 use memtrace_trace::{Api, Event, EventName, Header, Row};
 
 use crate::calls::CallEvent;
 use crate::encoder::{Encoder, LIBRARY, RowSink, TORCH_ALLOCATOR};
-use crate::live::{Live, Owner, Totals};
+use crate::live::{Live, Owner};
 
 /// A place between two rows.
 #[derive(Clone, Copy)]
@@ -84,7 +85,7 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let row = self.of_live(tid, header, address, live);
-        self.emit(&Row { event: live.what.events().0, delta_bytes: live.bytes, ..row }, sink)
+        self.emit(&Row { event: live.kind.alloc_event(), delta_bytes: live.bytes, ..row }, sink)
     }
 
     /// The row of a free.
@@ -97,7 +98,7 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let row = self.of_live(tid, header, address, live);
-        self.emit(&Row { event: live.what.events().1, delta_bytes: -live.bytes, ..row }, sink)
+        self.emit(&Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..row }, sink)
     }
 
     /// The row of a call that allocated.
@@ -108,7 +109,7 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let row = self.of_call(event, live);
-        self.emit(&Row { event: live.what.events().0, delta_bytes: live.bytes, ..row }, sink)
+        self.emit(&Row { event: live.kind.alloc_event(), delta_bytes: live.bytes, ..row }, sink)
     }
 
     /// The row of a call that freed.
@@ -119,7 +120,7 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let row = self.of_call(event, live);
-        self.emit(&Row { event: live.what.events().1, delta_bytes: -live.bytes, ..row }, sink)
+        self.emit(&Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..row }, sink)
     }
 
     /// The row of a range or of a mark.
@@ -227,6 +228,7 @@ impl Encoder {
     /// A row of our own: no thread, no memory.
     #[inline(always)]
     pub(crate) fn blank(&self, clock_ns: u64) -> Row<'static> {
+        let host = &self.memory.devices.host;
         Row {
             seq: self.next_seq(),
             ts_ns: clock_ns.saturating_sub(self.start_ns) as i64,
@@ -235,9 +237,9 @@ impl Encoder {
             tid: self.pid,
             api: Api::Memtrace.name(),
             source: LIBRARY,
-            allocated_bytes: self.pinned,
-            active_bytes: self.pinned,
-            reserved_bytes: self.pinned,
+            allocated_bytes: host.allocated,
+            active_bytes: host.active,
+            reserved_bytes: host.reserved,
             ..Row::default()
         }
     }

@@ -7,11 +7,11 @@
 
 use memtrace_trace::Api;
 use memtrace_trace::event::{AllocCall, Call};
+use memtrace_trace::memory::MemoryKind;
 
 use crate::calls::CallEvent;
 use crate::encoder::{Encoder, RowSink};
 use crate::keys::PHYSICAL;
-use crate::live::MemoryKind;
 use crate::physical::{Held, is_virtual_memory};
 
 impl Encoder {
@@ -75,7 +75,13 @@ impl Encoder {
                     self.physical.mapped.range(call.address..end).next()
                 {
                     self.physical.mapped.remove(&address);
-                    if self.regions.get(&address).is_some_and(|live| live.what == MemoryKind::Mapped) {
+                    if self
+                        .memory
+                        .live
+                        .regions
+                        .get(&address)
+                        .is_some_and(|live| live.kind == MemoryKind::Mapped)
+                    {
                         let unmapped = CallEvent { call: Call { address, ..call }, ..event };
                         self.free_region(address, &unmapped, sink)?;
                     }
@@ -106,7 +112,7 @@ impl Encoder {
         }
         self.physical.held.remove(&handle);
         let key = handle | PHYSICAL;
-        if !self.regions.contains_key(&key) {
+        if !self.memory.live.regions.contains_key(&key) {
             return Ok(());
         }
         let released = CallEvent { call: Call { address: handle, ..event.call }, ..*event };

@@ -21,6 +21,7 @@ pub mod event_name;
 pub mod files;
 pub mod journal;
 pub mod ledger;
+pub mod memory;
 pub mod meta;
 pub mod ranges;
 pub mod rounding;

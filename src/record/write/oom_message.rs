@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use memtrace_encode::{Encoder, Live, MemoryKind, OutOfMemory, Owner, Totals};
+use memtrace_encode::{Encoder, Live, OutOfMemory, Owner};
 use memtrace_trace::Meta;
 use memtrace_trace::config::Level;
+use memtrace_trace::memory::Totals;
 use memtrace_trace::text::{NONE, SCRIPT};
 use memtrace_trace::units::Unit;
 use rustc_hash::FxHashMap;
@@ -81,7 +82,7 @@ struct OomSnapshot {
 
 impl OomSnapshot {
     fn new(encoder: &Encoder, oom: OutOfMemory) -> OomSnapshot {
-        let of_device = |live: &&Live| live.device == oom.device && live.what == MemoryKind::Block;
+        let of_device = |live: &&Live| live.device == oom.device && live.is_block();
         let live = encoder.live().filter(of_device).copied().collect();
         OomSnapshot { oom, totals: encoder.totals(oom.device), live, since: Instant::now() }
     }
@@ -96,7 +97,7 @@ impl OomSnapshot {
     fn lines(&self, encoder: &Encoder, meta: &Meta, trace: &Path) -> Vec<String> {
         let show = |bytes| Unit::Auto.show(bytes);
         let (oom, live) = (&self.oom, &self.tagged(encoder));
-        let Totals { allocated, reserved, external, .. } = self.totals;
+        let Totals { allocated, reserved, outside, .. } = self.totals;
         let device = i32::from(oom.device);
         let size = meta.total_bytes(device);
         let mut first = format!("out of memory on GPU {device}: {} were asked for", show(oom.bytes));
@@ -105,8 +106,8 @@ impl OomSnapshot {
             first += &format!(" by {asker}");
         }
         let mut second = format!("torch holds {} allocated in {} reserved", show(allocated), show(reserved));
-        if external > 0 {
-            second += &format!(", libraries {}", show(external));
+        if outside > 0 {
+            second += &format!(", libraries {}", show(outside));
         }
         for (name, bytes) in encoder.ledger(oom.device).1.parts() {
             second += &format!(", {name} {}", show(bytes));

@@ -63,5 +63,5 @@ impl Sampler {
 
 /// The bytes that calls and reports account for, on all devices.
 fn held(encoder: &Encoder) -> i64 {
-    encoder.devices().map(|(_, totals)| totals.reserved + totals.external).sum()
+    encoder.devices().map(|(_, totals)| totals.reserved + totals.outside).sum()
 }

@@ -1,0 +1,354 @@
+//! How memory evolves: the totals of devices, and the memory that is live.
+//!
+//! [`MemoryState`] has the rules, and three drivers apply them: the encoder for live events, the same encoder for
+//! the rows of a trace that it resumes, and the analysis for the rows of a trace that it replays. The drivers differ
+//! in what they keep of a block and how they find it, so they bring the collections ([`LiveMemory`],
+//! [`DeviceTotals`]).
+
+use crate::EventName;
+
+/// The kinds of memory that a trace tells apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// A block of torch's allocator.
+    Block,
+    /// A segment of torch's allocator.
+    Segment,
+    /// A mapped piece of an expandable segment of torch's allocator.
+    Mapped,
+    /// Device memory outside torch's allocator.
+    External,
+    /// Pinned host memory.
+    Host,
+}
+
+/// The effect of a row on memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Memory was allocated, or a later part of a rotated trace lists it.
+    Alloc,
+    /// Memory was freed.
+    Free,
+    /// The last stream that used a freed block is done with it.
+    Complete,
+    /// The bytes of a block move from one owner to another, in two rows.
+    Tag,
+}
+
+impl MemoryKind {
+    /// The event of an allocation.
+    #[must_use]
+    pub const fn alloc_event(self) -> EventName {
+        match self {
+            MemoryKind::Block => EventName::Alloc,
+            MemoryKind::Segment => EventName::SegmentAlloc,
+            MemoryKind::Mapped => EventName::SegmentMap,
+            MemoryKind::External => EventName::ExtAlloc,
+            MemoryKind::Host => EventName::HostAlloc,
+        }
+    }
+
+    /// The event of a free.
+    #[must_use]
+    pub const fn free_event(self) -> EventName {
+        match self {
+            MemoryKind::Block => EventName::Free,
+            MemoryKind::Segment => EventName::SegmentFree,
+            MemoryKind::Mapped => EventName::SegmentUnmap,
+            MemoryKind::External => EventName::ExtFree,
+            MemoryKind::Host => EventName::HostFree,
+        }
+    }
+
+    /// The memory that rows of `event` are about, and their effect; `None` for rows that change no memory.
+    #[inline]
+    #[must_use]
+    pub const fn of(event: EventName) -> Option<(MemoryKind, Effect)> {
+        Some(match event {
+            EventName::Alloc | EventName::Live => (MemoryKind::Block, Effect::Alloc),
+            EventName::Free => (MemoryKind::Block, Effect::Free),
+            EventName::FreeCompleted => (MemoryKind::Block, Effect::Complete),
+            EventName::Tag => (MemoryKind::Block, Effect::Tag),
+            EventName::SegmentAlloc => (MemoryKind::Segment, Effect::Alloc),
+            EventName::SegmentFree => (MemoryKind::Segment, Effect::Free),
+            EventName::SegmentMap => (MemoryKind::Mapped, Effect::Alloc),
+            EventName::SegmentUnmap => (MemoryKind::Mapped, Effect::Free),
+            EventName::ExtAlloc => (MemoryKind::External, Effect::Alloc),
+            EventName::ExtFree => (MemoryKind::External, Effect::Free),
+            EventName::HostAlloc => (MemoryKind::Host, Effect::Alloc),
+            EventName::HostFree => (MemoryKind::Host, Effect::Free),
+            _ => return None,
+        })
+    }
+}
+
+/// An amount of memory, as the totals count it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The CUDA ordinal; -1 for the host.
+    pub device: i32,
+    /// The kind of memory.
+    pub kind: MemoryKind,
+    /// Of a block: it lies in a segment that is counted by itself. A block of an allocator that does not cache is the
+    /// memory of a runtime call and its own segment.
+    pub in_segment: bool,
+    /// The bytes.
+    pub bytes: i64,
+}
+
+impl Extent {
+    /// The same memory, freed.
+    #[must_use]
+    pub const fn freed(self) -> Extent {
+        Extent { bytes: self.bytes.wrapping_neg(), ..self }
+    }
+
+    /// Whether the memory counts as reserved.
+    #[must_use]
+    pub const fn is_reserved(&self) -> bool {
+        match self.kind {
+            MemoryKind::Block => !self.in_segment,
+            MemoryKind::Segment | MemoryKind::Mapped | MemoryKind::Host => true,
+            MemoryKind::External => false,
+        }
+    }
+}
+
+/// The totals of one device, in bytes. On the host all but `outside` are pinned memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Blocks handed out.
+    pub allocated: i64,
+    /// Blocks handed out, or freed and still in use by a stream.
+    pub active: i64,
+    /// Segments.
+    pub reserved: i64,
+    /// Memory outside torch's allocator.
+    pub outside: i64,
+}
+
+impl Totals {
+    /// Adds memory; a negative amount is freed. Sums wrap, because a damaged trace may hold any numbers.
+    #[inline]
+    pub const fn add(&mut self, extent: &Extent) {
+        let bytes = extent.bytes;
+        match extent.kind {
+            MemoryKind::Block | MemoryKind::Host => {
+                self.allocated = self.allocated.wrapping_add(bytes);
+                self.active = self.active.wrapping_add(bytes);
+            }
+            MemoryKind::External => self.outside = self.outside.wrapping_add(bytes),
+            MemoryKind::Segment | MemoryKind::Mapped => {}
+        }
+        if extent.is_reserved() {
+            self.reserved = self.reserved.wrapping_add(bytes);
+        }
+    }
+
+    /// Frees a block that streams still use: it stays active.
+    #[inline]
+    pub const fn defer(&mut self, block: &Extent) {
+        self.add(&block.freed());
+        self.active = self.active.wrapping_add(block.bytes);
+    }
+
+    /// Ends the use of a block that was freed before.
+    #[inline]
+    pub const fn complete(&mut self, bytes: i64) {
+        self.active = self.active.wrapping_sub(bytes);
+    }
+
+    /// Takes the totals of a row, which are those of the allocator itself. Rows have no total of the memory outside
+    /// it: that is the sum of their deltas.
+    #[inline]
+    pub const fn adopt(&mut self, allocated: i64, active: i64, reserved: i64) {
+        *self = Totals { allocated, active, reserved, outside: self.outside };
+    }
+}
+
+/// The totals of all devices, as a driver keeps them.
+pub trait DeviceTotals {
+    /// The totals of a device, new or known; -1 is the host.
+    fn totals_mut(&mut self, device: i32) -> &mut Totals;
+}
+
+/// The live memory, as a driver keeps it.
+pub trait LiveMemory {
+    /// The name of a piece of memory: an address, or the id of its allocation.
+    type Key: Copy;
+    /// The properties that the driver keeps.
+    type Block;
+    /// The result of an insertion: the driver may need to know what was live under the key.
+    type Replaced;
+    /// The circumstances of a free.
+    type Cause;
+    /// Memory that was freed.
+    type Freed;
+
+    /// Adds memory.
+    fn insert(&mut self, key: Self::Key, block: Self::Block) -> Self::Replaced;
+
+    /// Removes memory; `None` when none is live under the key.
+    fn remove(&mut self, key: Self::Key, cause: Self::Cause) -> Option<Self::Freed>;
+}
+
+/// The memory of one process.
+#[derive(Default)]
+pub struct MemoryState<L, D> {
+    /// The live memory.
+    pub live: L,
+    /// The devices with their totals.
+    pub devices: D,
+}
+
+impl<L: LiveMemory, D: DeviceTotals> MemoryState<L, D> {
+    /// Memory was allocated.
+    #[inline]
+    pub fn alloc(&mut self, extent: &Extent, key: L::Key, block: L::Block) -> L::Replaced {
+        self.count(extent);
+        self.live.insert(key, block)
+    }
+
+    /// Memory was freed. `extent` gives its amount by what was live, because sometimes only that knows it.
+    #[inline]
+    pub fn free(
+        &mut self,
+        key: L::Key,
+        cause: L::Cause,
+        extent: impl FnOnce(Option<&L::Freed>) -> Extent,
+    ) -> Option<L::Freed> {
+        let freed = self.live.remove(key, cause);
+        self.count(&extent(freed.as_ref()).freed());
+        freed
+    }
+
+    /// The program freed a block that streams still use. The caller keeps the block until
+    /// [`MemoryState::complete`].
+    #[inline]
+    pub fn free_deferred(&mut self, key: L::Key, cause: L::Cause, block: &Extent) -> Option<L::Freed> {
+        self.devices.totals_mut(block.device).defer(block);
+        self.live.remove(key, cause)
+    }
+
+    /// The last stream that used such a block is done with it.
+    #[inline]
+    pub fn complete(&mut self, device: i32, bytes: i64) {
+        self.devices.totals_mut(device).complete(bytes);
+    }
+
+    /// Counts memory that has no key: that of a row which names no allocation, or whose owner changes.
+    #[inline]
+    pub fn count(&mut self, extent: &Extent) {
+        self.devices.totals_mut(extent.device).add(extent);
+    }
+
+    /// The allocator reported its total of blocks. Returns the difference to the sum, which lost reports explain.
+    pub fn correct_allocated(&mut self, device: i32, reported: i64) -> i64 {
+        let totals = self.devices.totals_mut(device);
+        let gap = reported.wrapping_sub(totals.allocated);
+        totals.allocated = reported;
+        totals.active = totals.active.wrapping_add(gap);
+        gap
+    }
+
+    /// The allocator reported its total of segments. Returns the difference to the sum, which unseen calls explain.
+    pub fn correct_reserved(&mut self, device: i32, reported: i64) -> i64 {
+        let totals = self.devices.totals_mut(device);
+        let gap = reported.wrapping_sub(totals.reserved);
+        totals.reserved = reported;
+        gap
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    /// Two devices and the host.
+    #[derive(Default)]
+    struct Devices([Totals; 3]);
+
+    impl DeviceTotals for Devices {
+        fn totals_mut(&mut self, device: i32) -> &mut Totals {
+            &mut self.0[(device + 1) as usize]
+        }
+    }
+
+    impl LiveMemory for HashMap<u64, Extent> {
+        type Key = u64;
+        type Block = Extent;
+        type Replaced = Option<Extent>;
+        type Cause = ();
+        type Freed = Extent;
+
+        fn insert(&mut self, key: u64, block: Extent) -> Option<Extent> {
+            HashMap::insert(self, key, block)
+        }
+
+        fn remove(&mut self, key: u64, (): ()) -> Option<Extent> {
+            HashMap::remove(self, &key)
+        }
+    }
+
+    type State = MemoryState<HashMap<u64, Extent>, Devices>;
+
+    fn extent(kind: MemoryKind, bytes: i64) -> Extent {
+        let device = if kind == MemoryKind::Host { -1 } else { 0 };
+        Extent { device, kind, in_segment: kind == MemoryKind::Block, bytes }
+    }
+
+    fn totals(allocated: i64, active: i64, reserved: i64, outside: i64) -> Totals {
+        Totals { allocated, active, reserved, outside }
+    }
+
+    #[test]
+    fn every_kind_of_memory_counts_in_its_totals_and_leaves_nothing_behind() {
+        use MemoryKind::{Block, External, Host, Mapped, Segment};
+        let cases = [
+            (Block, totals(8, 8, 0, 0)),
+            (Segment, totals(0, 0, 8, 0)),
+            (Mapped, totals(0, 0, 8, 0)),
+            (External, totals(0, 0, 0, 8)),
+            (Host, totals(8, 8, 8, 0)),
+        ];
+        for (kind, expected) in cases {
+            let mut state = State::default();
+            let extent = extent(kind, 8);
+            assert_eq!(state.alloc(&extent, 1, extent), None);
+            assert_eq!(*state.devices.totals_mut(extent.device), expected, "{kind:?}");
+            assert_eq!(state.free(1, (), |live| *live.unwrap()), Some(extent));
+            assert_eq!(*state.devices.totals_mut(extent.device), Totals::default(), "{kind:?}");
+            assert_eq!(MemoryKind::of(kind.alloc_event()), Some((kind, Effect::Alloc)));
+            assert_eq!(MemoryKind::of(kind.free_event()), Some((kind, Effect::Free)));
+        }
+        let mut own_segment = Totals::default();
+        own_segment.add(&Extent { in_segment: false, ..extent(Block, 8) });
+        assert_eq!(own_segment, totals(8, 8, 8, 0));
+    }
+
+    #[test]
+    fn a_block_that_streams_still_use_stays_active_until_they_are_done() {
+        let mut state = State::default();
+        let block = extent(MemoryKind::Block, 8);
+        state.alloc(&block, 1, block);
+        assert_eq!(state.free_deferred(1, (), &block), Some(block));
+        assert_eq!(*state.devices.totals_mut(0), totals(0, 8, 0, 0));
+        state.complete(0, 8);
+        assert_eq!(*state.devices.totals_mut(0), Totals::default());
+    }
+
+    #[test]
+    fn the_totals_of_the_allocator_replace_the_sums() {
+        let mut state = State::default();
+        let (block, external) = (extent(MemoryKind::Block, 8), extent(MemoryKind::External, 3));
+        state.alloc(&block, 1, block);
+        state.count(&external);
+        assert_eq!((state.correct_allocated(0, 10), state.correct_allocated(0, 10)), (2, 0));
+        assert_eq!((state.correct_reserved(0, 32), state.correct_reserved(0, 32)), (32, 0));
+        assert_eq!(*state.devices.totals_mut(0), totals(10, 10, 32, 3));
+        state.devices.totals_mut(0).adopt(1, 2, 4);
+        assert_eq!(*state.devices.totals_mut(0), totals(1, 2, 4, 3));
+    }
+}
