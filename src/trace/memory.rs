@@ -128,6 +128,17 @@ pub struct Totals {
 }
 
 impl Totals {
+    /// One of the totals.
+    #[must_use]
+    pub const fn get(&self, metric: Metric) -> i64 {
+        match metric {
+            Metric::Allocated => self.allocated,
+            Metric::Active => self.active,
+            Metric::Reserved => self.reserved,
+            Metric::Used => self.reserved.wrapping_add(self.outside),
+        }
+    }
+
     /// Adds memory; a negative amount is freed. Sums wrap, because a damaged trace may hold any numbers.
     #[inline]
     pub const fn add(&mut self, extent: &Extent) {
@@ -163,6 +174,35 @@ impl Totals {
     #[inline]
     pub const fn adopt(&mut self, allocated: i64, active: i64, reserved: i64) {
         *self = Totals { allocated, active, reserved, outside: self.outside };
+    }
+}
+
+/// One of the totals of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Metric {
+    /// Blocks handed out.
+    Allocated,
+    /// Blocks handed out, or freed and still in use by a stream.
+    Active,
+    /// Segments held by the allocator.
+    Reserved,
+    /// Segments, and device memory outside torch's allocator.
+    Used,
+}
+
+impl Metric {
+    /// Every metric.
+    pub const ALL: [Metric; 4] = [Metric::Allocated, Metric::Active, Metric::Reserved, Metric::Used];
+
+    /// The name in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Metric::Allocated => "allocated",
+            Metric::Active => "active",
+            Metric::Reserved => "reserved",
+            Metric::Used => "device used",
+        }
     }
 }
 

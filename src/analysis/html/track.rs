@@ -160,11 +160,11 @@ impl Track {
     }
 
     fn counts(&self, kind: MemoryKind) -> bool {
-        kind == MemoryKind::Torch || kind == MemoryKind::Outside && self.plan.metric == Metric::Used
+        kind == MemoryKind::Block || kind == MemoryKind::External && self.plan.metric == Metric::Used
     }
 
     fn alloc(&mut self, row: &Record, replay: &Replay) {
-        let kind = if row.event == EventName::ExtAlloc { MemoryKind::Outside } else { MemoryKind::Torch };
+        let kind = if row.event == EventName::ExtAlloc { MemoryKind::External } else { MemoryKind::Block };
         if row.alloc_id == 0 || !self.counts(kind) {
             return;
         }
@@ -196,7 +196,7 @@ impl Track {
     }
 
     fn tag(&mut self, row: &Record, replay: &Replay) {
-        if replay.live.contains(row.alloc_id) {
+        if replay.live().contains(row.alloc_id) {
             let owners = self.owners(replay, row.category, row.module);
             self.stack.correct(replay.ts_ns, row.seq, row.alloc_id, &owners, row.delta_bytes);
         }
@@ -204,7 +204,7 @@ impl Track {
 
     /// What the page needs of this track, its columns in `pack`.
     pub(super) fn finish(mut self, replayed: &Replayed, pack: &mut Pack, strings: &mut Strings) -> Value {
-        for block in replayed.replay.live.values() {
+        for block in replayed.replay.live().values() {
             if block.device == self.plan.ordinal && self.counts(block.kind) {
                 self.plan.keeper.take(block, None);
             }

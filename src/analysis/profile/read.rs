@@ -90,7 +90,7 @@ impl FlowReader {
             None => {
                 // The first row of the window: the live blocks were allocated before it.
                 let mut before: Vec<_> =
-                    replay.live.values().filter(|block| block.kind != MemoryKind::Outside).collect();
+                    replay.live().values().filter(|block| block.kind != MemoryKind::External).collect();
                 before.sort_by_key(|block| block.id);
                 for block in before.into_iter().filter(|block| block.id != row.alloc_id) {
                     let (addr, recorded) = (block.addr, block.owner.category);

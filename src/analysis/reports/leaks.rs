@@ -62,7 +62,12 @@ impl Report for Leaks {
                 |row, replay| {
                     levels.feed(
                         row.step,
-                        replay.devices.iter().filter(|d| d.ordinal != HOST).map(|d| d.totals.allocated).sum(),
+                        replay
+                            .devices()
+                            .iter()
+                            .filter(|d| d.ordinal != HOST)
+                            .map(|d| d.totals.allocated)
+                            .sum(),
                     );
                 },
             )?;
@@ -189,7 +194,7 @@ impl Findings {
         let mut owners: FxHashMap<LeakOwner<'_>, BTreeMap<i64, (u64, i64)>> = FxHashMap::default();
         let mut lines: FxHashMap<i64, Option<&str>> = FxHashMap::default();
         let window = options.window;
-        for block in before_last.replay.live.values() {
+        for block in before_last.replay.live().values() {
             let step = block.owner.step;
             let wanted = options.device.is_none_or(|only| only == block.device);
             if block.kind == MemoryKind::Host
@@ -244,7 +249,7 @@ impl Findings {
         });
         let mut by_category: BTreeMap<&'static str, i64> = BTreeMap::new();
         let mut never_freed = (0, 0);
-        for block in whole.replay.live.values().filter(|block| block.kind != MemoryKind::Host) {
+        for block in whole.replay.live().values().filter(|block| block.kind != MemoryKind::Host) {
             never_freed.0 += 1;
             never_freed.1 += block.bytes;
             *by_category.entry(category(block.owner.category)).or_default() += block.bytes;

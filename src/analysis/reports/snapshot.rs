@@ -153,7 +153,7 @@ fn wanted(ordinal: i32, options: &Options) -> bool {
 fn at_peaks(replayed: &Replayed, options: &Options, footer: &mut Footer) -> Vec<(i32, Types)> {
     footer.lost += replayed.replay.counts.lost;
     footer.note_inference(replayed);
-    let ordinals = replayed.replay.devices.iter().map(|device| device.ordinal);
+    let ordinals = replayed.replay.devices().iter().map(|device| device.ordinal);
     ordinals
         .filter(|ordinal| wanted(*ordinal, options))
         .map(|ordinal| {
@@ -166,7 +166,7 @@ fn at_peaks(replayed: &Replayed, options: &Options, footer: &mut Footer) -> Vec<
 fn current(replayed: &Replayed, options: &Options, footer: &mut Footer) -> Vec<(i32, Types)> {
     footer.lost += replayed.replay.counts.lost;
     footer.note_inference(replayed);
-    let ordinals = replayed.replay.devices.iter().map(|device| device.ordinal);
+    let ordinals = replayed.replay.devices().iter().map(|device| device.ordinal);
     ordinals
         .filter(|ordinal| wanted(*ordinal, options))
         .map(|ordinal| {

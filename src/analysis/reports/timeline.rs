@@ -225,7 +225,7 @@ impl SecondReading {
                         stack.add(ts, row.seq, &[category as usize], -block.bytes, value);
                     }
                 }
-                EventName::Tag if replay.live.contains(row.alloc_id) => {
+                EventName::Tag if replay.live().contains(row.alloc_id) => {
                     stack.correct(ts, row.seq, row.alloc_id, &[row.category as usize], row.delta_bytes);
                 }
                 EventName::Oom if grid.has(ts) => ooms.push(ts),

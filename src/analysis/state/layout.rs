@@ -165,9 +165,9 @@ impl Layout {
     #[must_use]
     pub fn segments(&self, replay: &Replay, ordinal: i32) -> Vec<Segment> {
         let mut blocks: Vec<Block> = replay
-            .live
+            .live()
             .values()
-            .filter(|block| block.device == ordinal && block.kind == MemoryKind::Torch)
+            .filter(|block| block.device == ordinal && block.kind == MemoryKind::Block)
             .copied()
             .collect();
         // Where a free row is missing, two blocks have one address: the order must not depend on the hash

@@ -4,6 +4,7 @@
 //! once stays in the processor's cache. A freed block stays in its slot until another one takes the slot, as
 //! blocks are too large to copy out.
 
+use memtrace_trace::memory::LiveMemory;
 use rustc_hash::FxHashMap;
 
 use crate::state::categories::Death;
@@ -43,7 +44,7 @@ impl Default for LiveBlocks {
 
 /// The slot of a removed block, valid until the next insertion.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FreedSlot(u32);
+pub struct FreedSlot(u32);
 
 impl LiveBlocks {
     /// Whether the block `id` is live.
@@ -74,10 +75,22 @@ impl LiveBlocks {
         self.blocks.get_mut(slot as usize)
     }
 
+    /// The removed block.
+    pub(crate) fn removed(&self, removed: FreedSlot) -> Option<&Block> {
+        self.blocks.get(removed.0 as usize)
+    }
+}
+
+impl LiveMemory for LiveBlocks {
+    type Key = i64;
+    type Block = Block;
+    type Replaced = bool;
+    type Cause = Death;
+    type Freed = FreedSlot;
+
     /// Adds a block. Returns whether it replaced a live block of the same id.
     #[inline]
-    pub(crate) fn insert(&mut self, block: Block) -> bool {
-        let id = block.id;
+    fn insert(&mut self, id: i64, block: Block) -> bool {
         if id <= self.highest
             && let Some(slot) = self.slot(id)
         {
@@ -99,7 +112,7 @@ impl LiveBlocks {
 
     /// Removes the block `id`, which was freed at `death`.
     #[inline]
-    pub(crate) fn remove(&mut self, id: i64, death: Death) -> Option<FreedSlot> {
+    fn remove(&mut self, id: i64, death: Death) -> Option<FreedSlot> {
         let slot = self.slot(id)?;
         // A slot is either in `recent` or in `older`.
         if self.recent[recent_index(id)] == slot {
@@ -110,11 +123,6 @@ impl LiveBlocks {
         self.free.push(slot);
         self.blocks.get_mut(slot as usize)?.died = Some(death);
         Some(FreedSlot(slot))
-    }
-
-    /// The removed block.
-    pub(crate) fn removed(&self, removed: FreedSlot) -> Option<&Block> {
-        self.blocks.get(removed.0 as usize)
     }
 }
 

@@ -155,7 +155,7 @@ impl LiveProcess {
     /// The GPU with the highest peak of used memory.
     #[must_use]
     pub fn device(&self) -> Option<&replay::Device> {
-        let gpus = self.replay.devices.iter().filter(|device| device.ordinal != HOST);
+        let gpus = self.replay.devices().iter().filter(|device| device.ordinal != HOST);
         gpus.max_by_key(|device| (device.peak(Metric::Used).bytes, -device.ordinal))
     }
 

@@ -198,7 +198,7 @@ impl OpCalls {
         let totals = match wanted {
             Some(ordinal) => replay.find(ordinal).map(|device| device.totals),
             None => replay
-                .devices
+                .devices()
                 .iter()
                 .find(|device| device.ordinal != HOST)
                 .map(|device: &Device| device.totals),

@@ -5,6 +5,8 @@
 //! memory that grows with what is live, never with the file. What the rows contradict is counted in
 //! [`Problems`] and never stops it.
 
+use memtrace_trace::memory::{DeviceTotals, Effect, Extent, MemoryState};
+pub use memtrace_trace::memory::{MemoryKind, Metric, Totals};
 use memtrace_trace::{Category, EventName};
 
 use crate::read::record::{Columns, Record, Wanted};
@@ -70,21 +72,10 @@ impl Owner {
     }
 }
 
-/// What kind of memory a block is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemoryKind {
-    /// Handed out by torch's allocator.
-    Torch,
-    /// Device memory outside torch's allocator.
-    Outside,
-    /// Pinned host memory.
-    Host,
-}
-
 /// A live block, or one that was.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
-    /// Which memory.
+    /// Its kind: memory of segments has no block.
     pub kind: MemoryKind,
     /// Its device.
     pub device: i32,
@@ -118,35 +109,6 @@ pub struct Block {
     given: bool,
 }
 
-/// One of the totals that has a peak.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Metric {
-    /// Blocks handed out.
-    Allocated,
-    /// Blocks handed out, or freed and still in use by a stream.
-    Active,
-    /// Segments held by the allocator.
-    Reserved,
-    /// Segments, and device memory outside torch's allocator.
-    Used,
-}
-
-impl Metric {
-    /// Every metric.
-    pub const ALL: [Metric; 4] = [Metric::Allocated, Metric::Active, Metric::Reserved, Metric::Used];
-
-    /// As reports call it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Metric::Allocated => "allocated",
-            Metric::Active => "active",
-            Metric::Reserved => "reserved",
-            Metric::Used => "device used",
-        }
-    }
-}
-
 /// A moment at which a total was highest.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
@@ -173,32 +135,6 @@ impl Default for Moment {
     }
 }
 
-/// The totals of one device, in bytes, after a row. On the host, `allocated` is pinned memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Blocks handed out.
-    pub allocated: i64,
-    /// Blocks handed out, or freed and still in use by a stream.
-    pub active: i64,
-    /// Segments.
-    pub reserved: i64,
-    /// Memory outside torch's allocator.
-    pub outside: i64,
-}
-
-impl Totals {
-    /// One of them.
-    #[must_use]
-    pub fn get(&self, metric: Metric) -> i64 {
-        match metric {
-            Metric::Allocated => self.allocated,
-            Metric::Active => self.active,
-            Metric::Reserved => self.reserved,
-            Metric::Used => self.reserved + self.outside,
-        }
-    }
-}
-
 /// One device.
 #[derive(Clone, Debug, Default)]
 pub struct Device {
@@ -206,7 +142,7 @@ pub struct Device {
     pub ordinal: i32,
     /// As the rows tell it.
     pub totals: Totals,
-    /// As the deltas sum up: of torch's memory, only when the replay checks.
+    /// The sums of the deltas. Those of torch's memory are exact only when every column is read.
     pub summed: Totals,
     /// The peak of each metric, in the order of [`Metric::ALL`].
     pub peaks: [Moment; 4],
@@ -221,6 +157,46 @@ pub struct Device {
     gone: Vec<Block>,
     /// How far the totals are from the sums: allocated, reserved.
     drift: (i64, i64),
+}
+
+/// The devices of a process.
+#[derive(Default)]
+struct Devices {
+    /// By ordinal.
+    list: Vec<Device>,
+    /// The index of the device of the last row.
+    latest: usize,
+}
+
+impl Devices {
+    /// The device of that ordinal, new or known.
+    #[inline]
+    fn device(&mut self, ordinal: i32) -> &mut Device {
+        // Most rows are about the device of the row before.
+        if self.list.get(self.latest).is_none_or(|device| device.ordinal != ordinal) {
+            self.latest = self.place(ordinal);
+        }
+        &mut self.list[self.latest]
+    }
+
+    /// The index of that device.
+    #[cold]
+    fn place(&mut self, ordinal: i32) -> usize {
+        match self.list.binary_search_by_key(&ordinal, |device| device.ordinal) {
+            Ok(at) => at,
+            Err(at) => {
+                self.list.insert(at, Device { ordinal, ..Device::default() });
+                at
+            }
+        }
+    }
+}
+
+impl DeviceTotals for Devices {
+    #[inline]
+    fn totals_mut(&mut self, device: i32) -> &mut Totals {
+        &mut self.device(device).summed
+    }
 }
 
 /// Bytes that no row says the owner of.
@@ -317,10 +293,8 @@ impl Window {
 
 /// The state of one process's memory; see the module.
 pub struct Replay {
-    /// The devices seen so far, the host too, by ordinal.
-    pub devices: Vec<Device>,
-    /// The blocks that are live, by `alloc_id`.
-    pub live: LiveBlocks,
+    /// The devices seen so far, and the blocks that are live, by `alloc_id`.
+    memory: MemoryState<LiveBlocks, Devices>,
     /// What the row fed last gave back.
     freed: Option<FreedSlot>,
     /// What was counted.
@@ -354,8 +328,6 @@ pub struct Replay {
     /// Whether every row's totals are held against the sums; that needs every column.
     checks: bool,
     caching_allocator: Symbol,
-    /// Where the device of the row before is.
-    latest: usize,
 }
 
 /// Does a row of this event say which step and phase the program is in? That of a free has its block's, which
@@ -371,8 +343,7 @@ impl Replay {
     #[must_use]
     pub fn new(symbols: &SymbolTable, window: Window, tracked: Metric) -> Replay {
         Replay {
-            devices: Vec::new(),
-            live: LiveBlocks::default(),
+            memory: MemoryState::default(),
             freed: None,
             counts: Counts::default(),
             problems: Problems::default(),
@@ -391,7 +362,6 @@ impl Replay {
             tracked,
             checks: false,
             caching_allocator: symbols.intern("caching_allocator"),
-            latest: 0,
         }
     }
 
@@ -430,37 +400,49 @@ impl Replay {
             self.enter_window(row);
         }
         self.inside = inside;
-        match row.event {
-            EventName::Alloc | EventName::Live => self.alloc(row, MemoryKind::Torch),
-            EventName::Free => self.free(row, MemoryKind::Torch),
-            EventName::ExtAlloc => self.alloc(row, MemoryKind::Outside),
-            EventName::ExtFree => self.free(row, MemoryKind::Outside),
-            EventName::HostAlloc => self.alloc(row, MemoryKind::Host),
-            EventName::HostFree => self.free(row, MemoryKind::Host),
-            EventName::Tag => self.tag(row),
-            EventName::SegmentAlloc
-            | EventName::SegmentFree
-            | EventName::SegmentMap
-            | EventName::SegmentUnmap => {
-                let summed = &mut self.device(row.device).summed;
-                summed.reserved = summed.reserved.wrapping_add(row.delta_bytes);
+        match MemoryKind::of(row.event) {
+            Some((_, Effect::Tag)) => self.tag(row),
+            Some((_, Effect::Complete)) => self.totals(row),
+            Some((kind @ (MemoryKind::Segment | MemoryKind::Mapped), _)) => {
+                self.memory.count(&self.extent(row, kind));
                 self.totals(row);
             }
-            EventName::FreeCompleted | EventName::Oom => self.totals(row),
+            Some((kind, Effect::Alloc)) => self.alloc(row, kind),
+            Some((kind, Effect::Free)) => self.free(row, kind),
+            None => self.other(row),
+        }
+        self.seq = row.seq;
+        self.problems.unfinished = row.event != EventName::End;
+    }
+
+    /// A row that changes no memory.
+    fn other(&mut self, row: &Record) {
+        match row.event {
+            EventName::Oom => self.totals(row),
             EventName::Lost => {
                 let lost = row.requested_bytes.max(0).cast_unsigned();
                 self.counts.lost = self.counts.lost.saturating_add(lost);
             }
             _ => {}
         }
-        self.seq = row.seq;
-        self.problems.unfinished = row.event != EventName::End;
+    }
+
+    /// The devices seen so far, the host too, by ordinal.
+    #[must_use]
+    pub fn devices(&self) -> &[Device] {
+        &self.memory.devices.list
+    }
+
+    /// The blocks that are live, by `alloc_id`.
+    #[must_use]
+    pub fn live(&self) -> &LiveBlocks {
+        &self.memory.live
     }
 
     /// The block that the row fed last gave back, with its last owner.
     #[must_use]
     pub fn freed(&self) -> Option<&Block> {
-        self.live.removed(self.freed?)
+        self.memory.live.removed(self.freed?)
     }
 
     /// Is the row fed last in the window?
@@ -469,38 +451,16 @@ impl Replay {
         self.inside
     }
 
-    /// The device of that ordinal, new or known.
-    #[inline]
-    fn device(&mut self, ordinal: i32) -> &mut Device {
-        // Most rows are about the device of the row before.
-        if self.devices.get(self.latest).is_none_or(|device| device.ordinal != ordinal) {
-            self.latest = self.place(ordinal);
-        }
-        &mut self.devices[self.latest]
-    }
-
-    /// Where that device is.
-    #[cold]
-    fn place(&mut self, ordinal: i32) -> usize {
-        match self.devices.binary_search_by_key(&ordinal, |device| device.ordinal) {
-            Ok(at) => at,
-            Err(at) => {
-                self.devices.insert(at, Device { ordinal, ..Device::default() });
-                at
-            }
-        }
-    }
-
     /// The device of that ordinal, if a row named it.
     #[must_use]
     pub fn find(&self, ordinal: i32) -> Option<&Device> {
-        self.devices.iter().find(|device| device.ordinal == ordinal)
+        self.memory.devices.list.iter().find(|device| device.ordinal == ordinal)
     }
 
     /// The level at which a window opens is its first candidate for the peak.
     fn enter_window(&mut self, row: &Record) {
         let (seq, ts_ns) = (self.seq, row.ts_ns);
-        for device in &mut self.devices {
+        for device in &mut self.memory.devices.list {
             for metric in Metric::ALL {
                 let bytes = device.totals.get(metric);
                 if bytes > device.peaks[metric as usize].bytes {
@@ -517,14 +477,9 @@ impl Replay {
     /// Takes the totals of a row of its device, and looks whether they are the highest so far.
     fn totals(&mut self, row: &Record) {
         let (tracked, inside) = (self.tracked, self.inside);
-        let device = self.device(row.device);
-        let outside = device.summed.outside;
-        let totals = Totals {
-            allocated: row.allocated_bytes,
-            active: row.active_bytes,
-            reserved: row.reserved_bytes,
-            outside,
-        };
+        let device = self.memory.devices.device(row.device);
+        let mut totals = device.summed;
+        totals.adopt(row.allocated_bytes, row.active_bytes, row.reserved_bytes);
         device.totals = totals;
         if inside {
             for metric in Metric::ALL {
@@ -545,7 +500,7 @@ impl Replay {
 
     /// Compares the totals of a row with the deltas so far.
     fn compare(&mut self, row: &Record) {
-        let device = self.device(row.device);
+        let device = self.memory.devices.device(row.device);
         let (totals, summed) = (device.totals, device.summed);
         let drift = (totals.allocated - summed.allocated, totals.reserved - summed.reserved);
         // A total that is off stays off: only the row at which that begins or changes is a problem.
@@ -567,28 +522,15 @@ impl Replay {
         }
     }
 
-    /// Adds a row's delta to the sums of the memory that it belongs to.
-    fn sum(&mut self, row: &Record, kind: MemoryKind) {
-        if !self.checks && kind != MemoryKind::Outside {
-            return;
-        }
+    /// The amount of memory that a row is about; a free has a negative one.
+    fn extent(&self, row: &Record, kind: MemoryKind) -> Extent {
         // With caching off, a block is its own segment.
-        let own_segment = kind == MemoryKind::Host || row.api != self.caching_allocator;
-        let summed = &mut self.device(row.device).summed;
-        if kind == MemoryKind::Outside {
-            summed.outside = summed.outside.wrapping_add(row.delta_bytes);
-            return;
-        }
-        // A hostile trace may wrap a sum; a panic would be worse than its nonsense.
-        summed.allocated = summed.allocated.wrapping_add(row.delta_bytes);
-        if own_segment {
-            summed.reserved = summed.reserved.wrapping_add(row.delta_bytes);
-        }
+        let in_segment = row.api == self.caching_allocator;
+        Extent { device: row.device, kind, in_segment, bytes: row.delta_bytes }
     }
 
     fn alloc(&mut self, row: &Record, kind: MemoryKind) {
         if row.alloc_id != 0 {
-            self.sum(row, kind);
             let block = Block {
                 kind,
                 device: row.device,
@@ -607,12 +549,12 @@ impl Replay {
                 inferred: false,
                 given: self.inside && row.event != EventName::Live && self.is_of(kind, row.device),
             };
-            if self.live.insert(block) {
+            if self.memory.alloc(&self.extent(row, kind), block.id, block) {
                 self.problems.double_allocs += 1;
                 self.problems
                     .example(|| format!("seq {}: alloc_id {} was live already", row.seq, row.alloc_id));
             } else {
-                let device = self.device(row.device);
+                let device = self.memory.devices.device(row.device);
                 device.live_blocks += 1;
                 device.given = device.given.wrapping_add(if block.given { block.bytes } else { 0 });
             }
@@ -622,8 +564,8 @@ impl Replay {
 
     fn free(&mut self, row: &Record, kind: MemoryKind) {
         if row.alloc_id != 0 {
-            self.sum(row, kind);
-            self.freed = self.live.remove(row.alloc_id, Death { step: self.step, phase: self.phase });
+            let (extent, death) = (self.extent(row, kind), Death { step: self.step, phase: self.phase });
+            self.freed = self.memory.free(row.alloc_id, death, |_| extent.freed());
             if let Some(left) = self.freed {
                 self.gone(row, left);
             } else {
@@ -638,7 +580,7 @@ impl Replay {
 
     /// What the row gave back is no longer live.
     fn gone(&mut self, row: &Record, left: FreedSlot) {
-        let Some(block) = self.live.removed(left) else { return };
+        let Some(block) = self.memory.live.removed(left) else { return };
         let (id, device, bytes) = (block.id, block.device, block.bytes);
         let is_unowned = block.given && block.owner.is_nobody();
         if bytes != -row.delta_bytes {
@@ -651,14 +593,14 @@ impl Replay {
             });
         }
         let tracked = self.tracked;
-        let device = self.device(device);
+        let device = self.memory.devices.device(device);
         device.live_blocks = device.live_blocks.saturating_sub(1);
         if id <= device.peak(tracked).seq
-            && let Some(block) = self.live.removed(left).copied()
+            && let Some(block) = self.memory.live.removed(left).copied()
         {
-            self.device(block.device).gone.push(block);
+            self.memory.devices.device(block.device).gone.push(block);
         }
-        if is_unowned && let Some(block) = self.live.removed(left).copied() {
+        if is_unowned && let Some(block) = self.memory.live.removed(left).copied() {
             self.unowned(block);
         }
     }
@@ -668,7 +610,7 @@ impl Replay {
     #[cold]
     fn unowned(&mut self, mut block: Block) {
         self.type_by_inference(std::slice::from_mut(&mut block));
-        let unowned = &mut self.device(block.device).unowned;
+        let unowned = &mut self.memory.devices.device(block.device).unowned;
         unowned.all = unowned.all.wrapping_add(block.bytes);
         if !block.owner.is_nobody() {
             unowned.inferred = unowned.inferred.wrapping_add(block.bytes);
@@ -680,7 +622,7 @@ impl Replay {
     #[must_use]
     pub fn given(&self, ordinal: i32) -> (i64, i64) {
         let Some(device) = self.find(ordinal) else { return (0, 0) };
-        let blocks = self.live.values().filter(|block| block.device == ordinal && block.given);
+        let blocks = self.memory.live.values().filter(|block| block.device == ordinal && block.given);
         let live = self.typed(blocks.filter(|block| block.owner.is_nobody()).copied().collect());
         let live = live.iter().filter(|block| block.owner.is_nobody()).map(|block| block.bytes);
         let inferred = if self.infers() { device.unowned.inferred } else { 0 };
@@ -690,13 +632,13 @@ impl Replay {
     /// The row that takes bytes out of the old owner comes first; the one that gives them to the new
     /// owner tells it.
     fn tag(&mut self, row: &Record) {
-        self.sum(row, MemoryKind::Torch);
+        self.memory.count(&self.extent(row, MemoryKind::Block));
         if row.delta_bytes <= 0 {
             return;
         }
         let tracked = self.tracked;
         let peak = self.find(row.device).map_or(0, |device| device.peak(tracked).seq);
-        let Some(block) = self.live.get_mut(row.alloc_id) else { return };
+        let Some(block) = self.memory.live.get_mut(row.alloc_id) else { return };
         if block.id <= peak && block.then.is_none_or(|(_, at)| at != peak) {
             block.then = Some((block.owner, peak));
         }
@@ -729,9 +671,11 @@ impl Replay {
     /// Does a block of this kind count among those of that device?
     fn is_of(&self, kind: MemoryKind, ordinal: i32) -> bool {
         match kind {
-            MemoryKind::Torch => true,
-            MemoryKind::Outside => self.tracked == Metric::Used,
+            MemoryKind::Block => true,
+            MemoryKind::External => self.tracked == Metric::Used,
             MemoryKind::Host => ordinal == HOST,
+            // Segments have no block.
+            MemoryKind::Segment | MemoryKind::Mapped => false,
         }
     }
 
@@ -739,8 +683,8 @@ impl Replay {
     /// is inferred.
     #[must_use]
     pub fn live_on(&self, ordinal: i32, as_of: bool) -> Vec<Block> {
-        let here = |block: &&Block| block.device == ordinal && block.kind != MemoryKind::Outside;
-        let blocks = self.live.values().filter(here).copied().collect();
+        let here = |block: &&Block| block.device == ordinal && block.kind != MemoryKind::External;
+        let blocks = self.memory.live.values().filter(here).copied().collect();
         if as_of { blocks } else { self.typed(blocks) }
     }
 
@@ -751,6 +695,7 @@ impl Replay {
         let Some(device) = self.find(ordinal) else { return Vec::new() };
         let peak = device.peak(self.tracked).seq;
         let blocks = self
+            .memory
             .live
             .values()
             .filter(|block| block.device == ordinal && block.id <= peak)

@@ -1,6 +1,7 @@
 //! What a replay must get right, on traces of a few rows.
 
 use memtrace_trace::Category;
+use memtrace_trace::memory::LiveMemory;
 use memtrace_trace::{EventName, Row};
 use rustc_hash::FxHashMap;
 
@@ -55,8 +56,8 @@ fn what_a_row_gave_back_can_be_asked_for_until_the_next_row() {
     let block = replay.freed().unwrap();
     assert_eq!((block.id, block.bytes, block.owner.step), (a, 512, 3));
     assert!(block.died.is_some());
-    assert_eq!(replay.live.values().map(|block| block.id).collect::<Vec<_>>(), [b]);
-    assert!(!replay.live.contains(a));
+    assert_eq!(replay.live().values().map(|block| block.id).collect::<Vec<_>>(), [b]);
+    assert!(!replay.live().contains(a));
     assert!(given_back(true).0.freed().is_none());
 }
 
@@ -79,7 +80,7 @@ fn the_peak_is_the_first_moment_at_which_the_total_was_highest() {
     let mut ids: Vec<i64> = replay.at_peak(0, false).iter().map(|block| block.id).collect();
     ids.sort_unstable();
     assert_eq!(ids, [a, b]);
-    assert_eq!(replay.live.values().map(|block| block.id).collect::<Vec<_>>(), [c]);
+    assert_eq!(replay.live().values().map(|block| block.id).collect::<Vec<_>>(), [c]);
 }
 
 #[test]
@@ -241,7 +242,7 @@ fn a_window_opens_at_the_level_that_it_finds() {
 fn a_live_block_is_found_however_old_it_is() {
     let owner = Moment::default().owner;
     let block = |id, bytes| Block {
-        kind: MemoryKind::Torch,
+        kind: MemoryKind::Block,
         device: 0,
         id,
         born_ns: 0,
@@ -273,7 +274,7 @@ fn a_live_block_is_found_however_old_it_is() {
             assert_eq!(found, expected.remove(&id).map(|bytes| (id, bytes)), "round {round}");
             freed += i32::from(found.is_some());
         } else {
-            let known = live.insert(block(id, round));
+            let known = live.insert(id, block(id, round));
             assert_eq!(known, expected.insert(id, round).is_some(), "round {round}");
         }
         assert_eq!(live.contains(id), expected.contains_key(&id), "round {round}");

@@ -114,7 +114,7 @@ impl Replayed {
         let only = options.device;
         let wanted =
             move |device: &&Device| device.ordinal != HOST && only.is_none_or(|only| only == device.ordinal);
-        self.replay.devices.iter().filter(wanted)
+        self.replay.devices().iter().filter(wanted)
     }
 
     /// The GPU with the highest peak of `metric`.

@@ -297,14 +297,14 @@ impl Collector {
     pub(super) fn segments(&mut self, replay: &Replay) -> Vec<SnapshotSegment> {
         let mut active: BTreeMap<i32, Vec<ActiveBlock>> = BTreeMap::new();
         for block in
-            replay.live.values().filter(|block| block.kind == MemoryKind::Torch && block.device != HOST)
+            replay.live().values().filter(|block| block.kind == MemoryKind::Block && block.device != HOST)
         {
             active.entry(block.device).or_default().push(ActiveBlock::of(block));
         }
         for ((device, _), block) in &self.pending {
             active.entry(*device).or_default().push(*block);
         }
-        let devices: Vec<i32> = replay.devices.iter().map(|device| device.ordinal).collect();
+        let devices: Vec<i32> = replay.devices().iter().map(|device| device.ordinal).collect();
         let mut segments = Vec::new();
         for device in devices.into_iter().filter(|device| *device != HOST) {
             if self.only.is_some_and(|only| only != device) {

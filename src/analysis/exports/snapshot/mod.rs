@@ -109,7 +109,7 @@ impl Export for Snapshot {
         let mut categories: FxHashMap<i64, Category> = FxHashMap::default();
         // Later rows of a block know more of it.
         categories.extend(collected.entries.iter().filter_map(|entry| entry.block));
-        categories.extend(replayed.replay.live.values().map(|block| (block.id, block.owner.category)));
+        categories.extend(replayed.replay.live().values().map(|block| (block.id, block.owner.category)));
         let mut writer = Writer {
             pickle: Pickle::new(&mut out).map_err(io_error)?,
             symbols: &replayed.symbols,

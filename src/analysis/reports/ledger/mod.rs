@@ -117,7 +117,7 @@ fn remember_caller(callers: &mut Callers, row: &Record, replay: &Replay) {
         EventName::ExtAlloc if row.alloc_id != 0 => {
             callers.insert(row.alloc_id, (row.source, row.api));
         }
-        EventName::ExtFree if !replay.live.contains(row.alloc_id) => {
+        EventName::ExtFree if !replay.live().contains(row.alloc_id) => {
             callers.remove(&row.alloc_id);
         }
         _ => {}
@@ -247,9 +247,9 @@ impl LedgerState {
         let mut holders: FxHashMap<String, (i64, u64)> = FxHashMap::default();
         let mut managed = 0;
         let here = |block: &&crate::state::replay::Block| {
-            block.kind == MemoryKind::Outside && block.device == self.ordinal
+            block.kind == MemoryKind::External && block.device == self.ordinal
         };
-        for block in replayed.replay.live.values().filter(here) {
+        for block in replayed.replay.live().values().filter(here) {
             let (source, api) = callers.get(&block.id).copied().unwrap_or_default();
             if is_managed(&replayed.symbols.get(api)) {
                 managed += block.bytes;
