@@ -1,21 +1,21 @@
-//! What is kept of more than a picture can show: the largest of many events, and the turns of a curve.
+//! Downsampling for pictures and viewers: the largest of many events, and the local extrema of a curve.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-/// The largest entries, at most so many.
+/// The largest entries, up to a limit.
 pub(super) struct Largest<T> {
     most: usize,
     entries: BinaryHeap<Reverse<HeapEntry<T>>>,
-    /// How many were left out.
+    /// The number of entries left out.
     pub(super) dropped: u64,
 }
 
 struct HeapEntry<T> {
     weight: i64,
-    /// Of equal weight, the earlier goes first.
+    /// Among equal weights, the earlier entry is dropped first.
     number: Reverse<i64>,
-    what: T,
+    item: T,
 }
 
 impl<T> HeapEntry<T> {
@@ -45,27 +45,28 @@ impl<T> Ord for HeapEntry<T> {
 }
 
 impl<T> Largest<T> {
-    /// Keeps `most`.
+    /// Keeps up to `most` entries.
     pub(super) fn new(most: usize) -> Largest<T> {
         Largest { most, entries: BinaryHeap::new(), dropped: 0 }
     }
 
-    /// Takes an entry. Those of one `number` and `weight` are kept or dropped together, but for one.
-    pub(super) fn add(&mut self, weight: i64, number: i64, what: T) {
-        self.entries.push(Reverse(HeapEntry { weight, number: Reverse(number), what }));
+    /// Adds an entry. Entries of equal `number` and `weight` are kept or dropped together, except at the
+    /// limit.
+    pub(super) fn add(&mut self, weight: i64, number: i64, entry: T) {
+        self.entries.push(Reverse(HeapEntry { weight, number: Reverse(number), item: entry }));
         if self.entries.len() > self.most {
             self.entries.pop();
             self.dropped += 1;
         }
     }
 
-    /// What was kept, in no order.
+    /// The entries kept, in no order.
     pub(super) fn into_entries(self) -> impl Iterator<Item = T> {
-        self.entries.into_iter().map(|Reverse(entry)| entry.what)
+        self.entries.into_iter().map(|Reverse(entry)| entry.item)
     }
 }
 
-/// A point of a curve with two lines: time, and what stands there.
+/// A point of a curve with two lines: the time, and the value of each line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Point {
     pub(super) at: i64,
@@ -73,13 +74,13 @@ pub(super) struct Point {
     pub(super) high: i64,
 }
 
-/// A curve by its turns: of each stretch of equally many points, the first, the last, and those at which
-/// its lines are lowest and highest. While there are few points, each is kept.
+/// A curve by its local extrema: of each stretch of equally many points, the first, the last, and the lowest
+/// and highest of each line. While there are few points, all are kept.
 pub(super) struct DownsampledCurve {
     most: usize,
-    /// How many points one stretch has.
+    /// The points of one stretch.
     every: usize,
-    /// How many the last one has.
+    /// The points of the last stretch.
     filled: usize,
     stretches: Vec<Stretch>,
 }
@@ -113,12 +114,12 @@ impl Stretch {
 }
 
 impl DownsampledCurve {
-    /// At most `most` stretches.
+    /// A curve of at most `most` stretches.
     pub(super) fn new(most: usize) -> DownsampledCurve {
         DownsampledCurve { most: most.max(2), every: 1, filled: 0, stretches: Vec::new() }
     }
 
-    /// The next point.
+    /// Adds the next point.
     pub(super) fn add(&mut self, point: Point) {
         match self.stretches.last_mut() {
             Some(last) if self.filled < self.every => {
@@ -141,7 +142,7 @@ impl DownsampledCurve {
         }
     }
 
-    /// The points kept, in their order.
+    /// The points kept, in order.
     pub(super) fn points(&self) -> Vec<Point> {
         let mut points = Vec::new();
         for stretch in &self.stretches {
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn few_points_are_all_kept_and_of_many_the_peaks() {
+    fn downsampling_keeps_few_points_whole_and_the_peaks_of_many() {
         let mut curve = DownsampledCurve::new(100);
         (0..100).for_each(|at| curve.add(point(at, at % 7, at % 5)));
         assert_eq!(curve.points(), (0..100).map(|at| point(at, at % 7, at % 5)).collect::<Vec<_>>());
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_stay() {
+    fn downsampling_keeps_the_largest_entries() {
         let mut largest = Largest::new(3);
         for (number, weight) in [5, 1, 9, 1, 7].into_iter().enumerate() {
             largest.add(weight, number as i64, weight);

@@ -1,4 +1,4 @@
-//! What every export shares: the trait, and the job that it works on.
+//! The trait of an export, and the job that it works on.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::render::footer::Footer;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::Replayed;
 
-/// What an export leaves behind, with the ending that its name gets.
+/// The files that an export writes, with the ending of their names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaves {
     /// One file for all processes.
@@ -22,29 +22,29 @@ pub enum Leaves {
     Folder(&'static str),
 }
 
-/// One form that a trace can take.
+/// A conversion of a trace for another tool.
 pub trait Export: Sync {
-    /// What the user types behind `--to`.
+    /// The name for `--to`.
     fn name(&self) -> &'static str;
 
     /// One line for the help.
     fn about(&self) -> &'static str;
 
-    /// The options that it has beside the shared ones. One that several exports have is the same in each.
+    /// Its own options, in addition to the shared ones. An option of several exports is the same in each.
     fn flags(&self) -> &'static [Flag] {
         &[]
     }
 
-    /// What it leaves behind.
+    /// The files that it writes.
     fn leaves(&self, options: &Options) -> Leaves;
 
-    /// How to look at it, in a line; `FILE` and `FOLDER` stand for what was written.
+    /// How to open the result, in one line; `FILE` and `FOLDER` stand for what was written.
     fn open_with(&self) -> &'static str;
 
     /// Reads the traces of `job` and writes to its place.
     ///
     /// # Errors
-    /// When a trace cannot be read, the place cannot be written, or the request makes no sense.
+    /// When a trace cannot be read, the place cannot be written, or the request is invalid.
     fn write(&self, job: &mut Job<'_>) -> Result<()>;
 }
 
@@ -54,10 +54,13 @@ pub(super) const MAX_EVENTS: Flag = Flag {
     value: Some("N"),
     default: "100000",
     choices: &[],
-    help: "How many events it may hold; 0 for all",
+    help: "Write at most N events; 0 for all",
 };
 
-/// The most events, as [`MAX_EVENTS`] says it.
+/// The value of [`MAX_EVENTS`].
+///
+/// # Errors
+/// When it is not a number.
 pub(super) fn max_events(options: &Options) -> Result<usize> {
     Ok(match options.number(MAX_EVENTS.name)? {
         Some(0) => usize::MAX,
@@ -66,34 +69,40 @@ pub(super) fn max_events(options: &Options) -> Result<usize> {
     })
 }
 
-/// What an export works on, and what it tells of its work.
+/// The input of an export, and its results.
 pub struct Job<'a> {
-    /// The processes.
+    /// The processes to export.
     pub input: &'a Input,
-    /// What was asked for.
+    /// The options of the command line.
     pub options: &'a Options,
     /// The file or folder to write.
     pub place: &'a Path,
-    /// How far it can be trusted.
+    /// Notes on how far the result can be trusted.
     pub footer: Footer,
-    /// What was written: the path, its size in bytes, and what is in it.
+    /// The files written: path, size in bytes, and a description of the content.
     pub wrote: Vec<(PathBuf, u64, String)>,
 }
 
 impl<'a> Job<'a> {
-    /// The only process, of an export with a file for each.
+    /// The only process, for an export with a file for each.
+    ///
+    /// # Errors
+    /// When there is none.
     pub(super) fn trace(&self) -> Result<&'a TraceFile> {
         let none = || Error::usage(format!("{}: no trace", self.input.path.display()));
         self.input.traces.first().ok_or_else(none)
     }
 
-    /// Takes in what was learned of a trace: how far it can be trusted.
-    pub(super) fn learn(&mut self, trace: &TraceFile, replayed: &Replayed) {
+    /// Adds a trace to the footer.
+    pub(super) fn add_to_footer(&mut self, trace: &TraceFile, replayed: &Replayed) {
         let fullest = replayed.fullest(Metric::Allocated, self.options).map(|device| device.ordinal);
         self.footer.add(trace, replayed, fullest);
     }
 
-    /// Closes a file and notes what is in it.
+    /// Closes a file and describes its content.
+    ///
+    /// # Errors
+    /// When a write failed.
     pub(super) fn done(&mut self, out: Out, what: impl Into<String>) -> Result<()> {
         let path = out.path().to_owned();
         let bytes = out.finish()?;
@@ -102,7 +111,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The name of a trace without the endings that mark it as one: `run.csv.gz` is `run`.
+/// The name of a trace without its endings: `run` of `run.csv.gz`.
 pub(super) fn trace_stem(path: &Path) -> String {
     let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let name = whole.file_name().map_or_else(|| "trace".into(), |name| name.to_string_lossy().into_owned());

@@ -1,5 +1,5 @@
-//! `speedscope` and `collapsed`: the bytes that were live at the peak, as stacks of their owners:
-//! phase, the levels of the module path, the program's own lines of Python where the trace has them, op.
+//! `speedscope` and `collapsed`: the live bytes at the peak, as stacks of their owners: phase, the levels of
+//! the module path, the program's own lines of Python where the trace has them, op.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -17,9 +17,9 @@ use crate::state::replay::{Metric, Owner};
 use crate::state::replay_trace::{Replayed, replay_trace};
 use crate::state::stacks::Stacks;
 
-/// See the module.
+/// `--to speedscope`.
 pub(super) struct Speedscope;
-/// See the module.
+/// `--to collapsed`.
 pub(super) struct Collapsed;
 
 impl Export for Speedscope {
@@ -28,7 +28,7 @@ impl Export for Speedscope {
     }
 
     fn about(&self) -> &'static str {
-        "What was live at the peak, by phase, module and op, for speedscope.app"
+        "Live memory at the peak by phase, module and op, for speedscope.app"
     }
 
     fn leaves(&self, _: &crate::options::Options) -> Leaves {
@@ -90,7 +90,7 @@ impl Export for Collapsed {
     }
 
     fn about(&self) -> &'static str {
-        "The same as collapsed stacks, a line each, for flamegraph.pl, inferno and others"
+        "Live memory at the peak as collapsed stacks, for flamegraph.pl, inferno and others"
     }
 
     fn leaves(&self, _: &crate::options::Options) -> Leaves {
@@ -109,7 +109,7 @@ impl Export for Collapsed {
         for profile in &profiles {
             let root = several.then(|| format!("rank {} device {}", profile.rank, profile.ordinal));
             for (stack, bytes) in &profile.stacks {
-                // A semicolon parts the frames, and the last space the number.
+                // A semicolon separates frames, and the last space precedes the number.
                 let frames: Vec<String> =
                     root.iter().chain(stack).map(|frame| frame.replace(';', ":")).collect();
                 writeln!(out, "{} {bytes}", frames.join(";")).ok();
@@ -120,12 +120,12 @@ impl Export for Collapsed {
     }
 }
 
-/// What was live at the peak of one device.
+/// The live memory at the peak of one device.
 struct Profile {
     rank: i32,
     ordinal: i32,
     title: String,
-    /// The bytes of each stack, its outermost frame first.
+    /// The bytes of each stack; its outermost frame comes first.
     stacks: BTreeMap<Vec<String>, i64>,
 }
 
@@ -142,7 +142,7 @@ fn profiles_of(job: &mut Job<'_>) -> Result<Vec<Profile>> {
             flow_categories(trace, job.options)?,
             |_, _| {},
         )?;
-        job.learn(trace, &replayed);
+        job.add_to_footer(trace, &replayed);
         for device in replayed.gpus(job.options) {
             let peak = device.peak(Metric::Allocated);
             if peak.bytes > 0 {
@@ -168,12 +168,12 @@ fn stacks(replayed: &Replayed, lines: &Stacks, ordinal: i32) -> BTreeMap<Vec<Str
         let sum = stacks.entry(stack(&owner, &replayed.symbols, &lines.lines(id))).or_default();
         *sum = sum.saturating_add(bytes);
     }
-    // Frames weigh what is there; a trace that contradicts itself has less than nothing.
+    // A trace that contradicts itself can have negative sums, which the formats do not allow.
     stacks.retain(|_, bytes| *bytes > 0);
     stacks
 }
 
-/// `forward`, `GPT`, `h`, `0`, `mlp`, `train.py:9 <module>`, `aten::mm`
+/// The frames of an owner: `forward`, `GPT`, `h`, `0`, `mlp`, `train.py:9 <module>`, `aten::mm`.
 fn stack(owner: &Owner, symbols: &SymbolTable, lines: &[&str]) -> Vec<String> {
     let mut frames = Vec::new();
     if owner.phase != Symbol::NONE {

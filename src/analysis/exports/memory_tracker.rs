@@ -1,9 +1,9 @@
 //! `memory-tracker`: the statistics that `torch.distributed._tools.memory_tracker.MemoryTracker` saves, so
-//! that its `load`, `summary` and `show_traces` work on a run that it did not watch. Ops are named and
-//! numbered as it does it (see [`crate::state::op_calls`]); its "MB" are 1024² bytes.
+//! that its `load`, `summary` and `show_traces` work on a traced run. Ops have the names and numbers of
+//! `MemoryTracker` (see [`crate::state::op_calls`]); its "MB" are 1024² bytes.
 //!
-//! A trace has more ops than memory has room for names: the rows are read once for each of the three
-//! series, and once before for where they begin.
+//! The names of all ops may not fit in memory, so the rows are read once to find the first op and once for
+//! each of the three series.
 
 use std::io::{self, Write};
 
@@ -20,7 +20,7 @@ use crate::state::op_calls::{self, MB, OpCall, OpCalls};
 use crate::state::replay::{Metric, Totals};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
-/// See the module.
+/// `--to memory-tracker`.
 pub(super) struct MemoryTracker;
 
 const FORMAT: Flag = Flag {
@@ -28,10 +28,10 @@ const FORMAT: Flag = Flag {
     value: Some("FORMAT"),
     default: "pickle",
     choices: &["pickle", "json"],
-    help: "What MemoryTracker.load reads, or the same as JSON",
+    help: "Write the pickle that MemoryTracker.load reads, or the same as JSON",
 };
 
-/// What a series is called, and the total that it follows.
+/// The name of each series, and its total.
 type TotalSeries = (&'static str, fn(&Totals) -> i64);
 
 const SERIES: [TotalSeries; 3] = [
@@ -68,17 +68,17 @@ impl Export for MemoryTracker {
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
         let trace = job.trace()?;
         let options = job.options;
-        // Under a dispatch mode the count begins anew: only the last beginning is of interest.
+        // A dispatch mode restarts the numbering of ops; only the last numbering counts.
         let (mut calls, mut first) = (OpCalls::new(options.device), 0);
         let replayed = each(trace, options, &mut calls, |seq, call, _| {
             if call.index == 0 {
                 first = seq;
             }
         })?;
-        job.learn(trace, &replayed);
+        job.add_to_footer(trace, &replayed);
         if calls.count == 0 {
             return Err(Error::usage(format!(
-                "{}: no op in it; trace with MEMTRACE_OPS=top or all",
+                "{}: this trace has no ops; trace with MEMTRACE_OPS=top or all",
                 trace.path.display()
             )));
         }
@@ -93,7 +93,7 @@ impl Export for MemoryTracker {
     }
 }
 
-/// Visits the calls of ops, with the row's `seq`.
+/// Visits the calls of ops, with the `seq` of their rows.
 fn each(
     trace: &TraceFile,
     options: &Options,
@@ -116,7 +116,7 @@ fn each(
     )
 }
 
-/// What is to be written.
+/// The op calls to write.
 struct OpCallRun<'a> {
     trace: &'a TraceFile,
     options: &'a Options,
@@ -136,7 +136,7 @@ impl OpCallRun<'_> {
         Ok(())
     }
 
-    /// It keeps the last of each marker.
+    /// The markers: `MemoryTracker` keeps the last of each.
     fn markers(&self) -> impl Iterator<Item = (&'static str, usize)> {
         [("fw_start", self.calls.fw_start.last()), ("fw_bw_boundary", self.calls.fw_bw_boundary.last())]
             .into_iter()
@@ -184,7 +184,7 @@ impl OpCallRun<'_> {
         Ok(())
     }
 
-    /// `Out` keeps its failures to itself until it is closed.
+    /// Writes the JSON. `Out` reports its first failure when it is closed.
     fn json(&self, out: &mut Out) -> Result<()> {
         out.write_all(b"{").ok();
         for (name, total) in SERIES {

@@ -1,8 +1,8 @@
-//! The exports: one table, a file each. A trace as what other tools open.
+//! The exports, a file or folder for each: conversions of a trace for other tools.
 //!
-//! A new export is a file here and a line in [`EXPORTS`]; the command, its help, the README and the tests
-//! walk the table. An export reads with memory that does not grow with the trace, writes under another
-//! name until it is whole, and never over the trace that it reads.
+//! A new export is a file here and a line in [`EXPORTS`]. The command line, its help, the docs and the tests
+//! read that table. An export writes under a temporary name until it is complete, and never over the trace
+//! that it reads. Most exports need memory that does not grow with the trace.
 
 mod chrome;
 mod downsample;
@@ -47,17 +47,16 @@ pub const EXPORTS: &[&dyn Export] = &[
     &plots::Plots,
 ];
 
-/// The export of that name.
+/// The export called `name`.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static dyn Export> {
     EXPORTS.iter().copied().find(|export| export.name() == name)
 }
 
-/// Exports `input` to `place`, or to a name made from that of the trace, in the folder that the command
-/// was started in.
+/// Exports `input` to `place`, or else to a file in the working directory that is named after the trace.
 ///
 /// # Errors
-/// As [`Export::write`]; and when the place is one of the traces, or is one place for several files.
+/// As [`Export::write`]. Also when `place` is one of the traces, or a single place for several files.
 pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<&Path>) -> Result<Answer> {
     let mut printer = Printer::new(options.paint, options.width);
     if let Some(trace) = input.traces.first() {
@@ -68,8 +67,8 @@ pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<
     let mut wrote = Vec::new();
     let mut folder = PathBuf::new();
     for (input, place) in jobs(export.leaves(options), input, place)? {
-        spare_the_trace(&input, &place)?;
-        // The notes on the input stand there once already.
+        refuse_trace_as_place(&input, &place)?;
+        // The footer has the notes on the input already.
         let mut job =
             Job { input: &input, options, place: &place, footer: Footer::default(), wrote: Vec::new() };
         export.write(&mut job)?;
@@ -98,7 +97,7 @@ pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<
     Ok(Answer { body: printer, json: Value::Object(json), footer, ..Answer::default() })
 }
 
-/// Which processes go where.
+/// The processes of each file to write, and its path.
 fn jobs(leaves: Leaves, input: &Input, place: Option<&Path>) -> Result<Vec<(Input, PathBuf)>> {
     let (Leaves::OneFile(ending) | Leaves::FileEach(ending) | Leaves::Folder(ending)) = leaves;
     let stem = trace_stem(&input.path);
@@ -106,11 +105,11 @@ fn jobs(leaves: Leaves, input: &Input, place: Option<&Path>) -> Result<Vec<(Inpu
     let each = matches!(leaves, Leaves::FileEach(_)) && input.traces.len() != 1;
     if to_stdout && (each || matches!(leaves, Leaves::Folder(_))) {
         return Err(Error::usage(format!(
-            "-o -: this leaves several files; name a folder{}",
-            if each { ", or one process with --rank" } else { "" }
+            "-o -: this export writes several files; name a folder{}",
+            if each { ", or choose one process with --rank" } else { "" }
         )));
     }
-    // Into a folder that is there go files of our own names.
+    // In an existing folder, files are named after the trace.
     let folder = place.filter(|place| place.is_dir() || place.as_os_str().as_encoded_bytes().ends_with(b"/"));
     let file = match (leaves, place, folder) {
         (Leaves::Folder(_), Some(place), _) => place.to_owned(),
@@ -125,7 +124,7 @@ fn jobs(leaves: Leaves, input: &Input, place: Option<&Path>) -> Result<Vec<(Inpu
     ranks.dedup();
     let unique = ranks.len() == input.traces.len();
     let jobs = input.traces.iter().map(|trace| {
-        // Processes without a rank of their own are told apart as their traces are.
+        // Processes that share a rank are labelled with the names of their traces.
         let label = if unique {
             format!("r{}", trace.meta.rank)
         } else {
@@ -150,13 +149,13 @@ fn labelled(file: &Path, label: &str, ending: &str) -> PathBuf {
     file.with_file_name(named)
 }
 
-/// An export never replaces what it reads.
-fn spare_the_trace(input: &Input, place: &Path) -> Result<()> {
+/// Refuses a place that is one of the traces.
+fn refuse_trace_as_place(input: &Input, place: &Path) -> Result<()> {
     let Ok(place) = place.canonicalize() else { return Ok(()) };
     for file in input.traces.iter().flat_map(TraceFile::files) {
         if file.canonicalize().is_ok_and(|file| file == place) {
             return Err(Error::usage(format!(
-                "{} is the trace that is to be exported: name another file with -o",
+                "{} is the trace itself; name another file with -o",
                 file.display()
             )));
         }
@@ -169,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_label_stands_before_the_ending() {
+    fn an_export_label_stands_before_the_ending() {
         let name = |file: &str| labelled(Path::new(file), "r1", ".snapshot.pickle").display().to_string();
         assert_eq!(name("a/run.snapshot.pickle"), "a/run.r1.snapshot.pickle");
         assert_eq!(name("a/mine.pickle"), "a/mine.r1.pickle");
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_of_several_exports_is_one_flag() {
+    fn a_flag_of_several_exports_is_the_same_in_each() {
         for (at, export) in EXPORTS.iter().enumerate() {
             for flag in export.flags() {
                 let others = EXPORTS[at + 1..].iter().flat_map(|export| export.flags());

@@ -1,4 +1,5 @@
-//! A file on its way: under another name until it is whole, packed when its name ends in `.gz`.
+//! An output file: written under a temporary name until it is complete, and compressed when its name ends in
+//! `.gz`.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Stdout, Write};
@@ -9,14 +10,14 @@ use flate2::write::GzEncoder;
 
 use crate::error::{Error, Result};
 
-/// The place that stands for standard output.
+/// The path that stands for standard output.
 pub const STDOUT: &str = "-";
 
-/// Takes the bytes of one export. A failure is kept until [`Out::finish`]: what visits the rows of a trace
-/// has nobody to tell it to.
+/// The output of one export. The first failure is kept until [`Out::finish`], because the callbacks that
+/// visit rows cannot return an error.
 pub struct Out {
     path: PathBuf,
-    /// The name until it is whole; `None` for standard output.
+    /// The temporary name; `None` for standard output.
     partial: Option<PathBuf>,
     sink: Sink,
     failed: Option<io::Error>,
@@ -29,10 +30,10 @@ enum Sink {
 }
 
 impl Out {
-    /// Opens a file for `path`, and the folders that it is in.
+    /// Creates the file, and the folders of its path.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When a file or folder cannot be created.
     pub fn create(path: &Path) -> Result<Out> {
         if path == Path::new(STDOUT) {
             let sink = Sink::Stdout(BufWriter::with_capacity(1 << 16, io::stdout()));
@@ -40,7 +41,7 @@ impl Out {
         }
         let error = |source| memtrace_trace::Error::Io { path: path.to_owned(), source };
         let Some(name) = path.file_name() else {
-            return Err(Error::usage(format!("{}: not the name of a file", path.display())));
+            return Err(Error::usage(format!("{} is not the name of a file", path.display())));
         };
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder).map_err(error)?;
@@ -55,16 +56,16 @@ impl Out {
         Ok(Out { path: path.to_owned(), partial: Some(partial), sink, failed: None })
     }
 
-    /// Where it goes.
+    /// The final path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Closes the file and gives it its name; its size in bytes.
+    /// Closes the file, renames it to its final path and returns its size in bytes.
     ///
     /// # Errors
-    /// The first failure of all.
+    /// The first failure of any write.
     pub fn finish(mut self) -> Result<u64> {
         let result = match self.failed.take() {
             Some(error) => Err(error),
@@ -94,7 +95,7 @@ impl Write for Out {
         Ok(bytes.len())
     }
 
-    /// Never fails: the first failure waits for [`Out::finish`], and nothing is written behind it.
+    /// Never fails: [`Out::finish`] returns the first failure, after which nothing more is written.
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         if self.failed.is_none() {
             let result = match &mut self.sink {
@@ -113,7 +114,7 @@ impl Write for Out {
 }
 
 impl Drop for Out {
-    /// What was not finished is not left behind.
+    /// Removes an unfinished file.
     fn drop(&mut self) {
         if let Some(partial) = &self.partial {
             std::fs::remove_file(partial).ok();

@@ -86,7 +86,7 @@ impl Parquet {
                 }
             },
         )?;
-        job.learn(trace, &replayed);
+        job.add_to_footer(trace, &replayed);
         if let Some(failure) = failure {
             return Err(failed(failure));
         }

@@ -1,14 +1,14 @@
-//! Python's pickle format, as much as a list of numbers and names needs.
+//! A writer of Python's pickle format, for lists and dicts of numbers and texts.
 //!
-//! The readers are Python's and the one in PyTorch's memory_viz page, which knows few opcodes: what is
-//! written is protocol 4 without frames, integers of at most 8 bytes, texts that are remembered and
-//! recalled, and lists and dicts that grow by at most [`BATCH`] entries at once.
+//! The readers are Python and PyTorch's memory_viz page, which knows few opcodes. The format is protocol 4
+//! without frames, with integers of at most 8 bytes, memoized texts, and lists and dicts that grow by at most
+//! [`BATCH`] entries at once.
 
 use std::io::{self, Write};
 
 use rustc_hash::FxHashMap;
 
-/// How many entries one opcode adds.
+/// The most entries that one opcode adds.
 pub const BATCH: usize = 1000;
 
 const PROTO: u8 = 0x80;
@@ -33,19 +33,19 @@ const MEMOIZE: u8 = 0x94;
 const BINGET: u8 = b'h';
 const LONG_BINGET: u8 = b'j';
 
-/// A value that was remembered.
+/// A memoized value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memo(u32);
 
-/// A list or dict that is being filled.
+/// A list or dict under construction.
 #[derive(Debug)]
-#[must_use = "it is closed with `Pickle::close`"]
+#[must_use = "close it with `Pickle::close`"]
 pub struct Open {
     opcode: u8,
     entries: usize,
 }
 
-/// Writes one value; see the module.
+/// Writes one value as a pickle.
 pub struct Pickle<W> {
     out: W,
     symbols: FxHashMap<Box<str>, Memo>,
@@ -53,44 +53,44 @@ pub struct Pickle<W> {
 }
 
 impl<W: Write> Pickle<W> {
-    /// Begins.
+    /// Writes the header to `out`.
     ///
     /// # Errors
-    /// The writer's, as of every method.
+    /// Those of the writer, as for every method.
     pub fn new(mut out: W) -> io::Result<Self> {
         out.write_all(&[PROTO, 4])?;
         Ok(Pickle { out, symbols: FxHashMap::default(), remembered: 0 })
     }
 
-    /// Ends, and gives the writer back.
+    /// Writes the end, and returns the writer.
     ///
     /// # Errors
-    /// The writer's.
+    /// Those of the writer.
     pub fn finish(mut self) -> io::Result<W> {
         self.out.write_all(&[STOP])?;
         Ok(self.out)
     }
 
-    /// `None`
+    /// Writes `None`.
     ///
     /// # Errors
-    /// The writer's.
+    /// Those of the writer.
     pub fn none(&mut self) -> io::Result<()> {
         self.out.write_all(&[NONE])
     }
 
-    /// `True` or `False`
+    /// Writes `True` or `False`.
     ///
     /// # Errors
-    /// The writer's.
+    /// Those of the writer.
     pub fn bool(&mut self, value: bool) -> io::Result<()> {
         self.out.write_all(&[if value { TRUE } else { FALSE }])
     }
 
-    /// An integer.
+    /// Writes an integer.
     ///
     /// # Errors
-    /// The writer's.
+    /// Those of the writer.
     pub fn int(&mut self, value: i64) -> io::Result<()> {
         let bytes = value.to_le_bytes();
         match value {
@@ -106,19 +106,19 @@ impl<W: Write> Pickle<W> {
         }
     }
 
-    /// A float.
+    /// Writes a float.
     ///
     /// # Errors
-    /// The writer's.
+    /// Those of the writer.
     pub fn float(&mut self, value: f64) -> io::Result<()> {
         self.out.write_all(&[BINFLOAT])?;
         self.out.write_all(&value.to_be_bytes())
     }
 
-    /// A text that may come again.
+    /// Writes a text, memoized because it may occur again.
     ///
     /// # Errors
-    /// The writer's.
+    /// Those of the writer.
     pub fn text(&mut self, text: &str) -> io::Result<()> {
         if let Some(memo) = self.symbols.get(text) {
             return self.recall(*memo);
@@ -129,10 +129,10 @@ impl<W: Write> Pickle<W> {
         Ok(())
     }
 
-    /// A text that will not come again, and takes no memory.
+    /// Writes a text without memoizing it, for texts that occur once.
     ///
     /// # Errors
-    /// The writer's.
+    /// Those of the writer.
     pub fn text_once(&mut self, text: &str) -> io::Result<()> {
         match u8::try_from(text.len()) {
             Ok(length) => self.out.write_all(&[SHORT_BINUNICODE, length])?,
@@ -144,18 +144,18 @@ impl<W: Write> Pickle<W> {
         self.out.write_all(text.as_bytes())
     }
 
-    /// The two values written last as a tuple.
+    /// Replaces the two values written last by a tuple of them.
     ///
     /// # Errors
-    /// The writer's.
+    /// Those of the writer.
     pub fn pair(&mut self) -> io::Result<()> {
         self.out.write_all(&[TUPLE2])
     }
 
-    /// Remembers the value written last.
+    /// Memoizes the value written last.
     ///
     /// # Errors
-    /// The writer's.
+    /// Those of the writer.
     pub fn remember(&mut self) -> io::Result<Memo> {
         let memo = Memo(self.remembered);
         self.remembered += 1;
@@ -163,10 +163,10 @@ impl<W: Write> Pickle<W> {
         Ok(memo)
     }
 
-    /// The same object again.
+    /// Writes a reference to a memoized value.
     ///
     /// # Errors
-    /// The writer's.
+    /// Those of the writer.
     pub fn recall(&mut self, memo: Memo) -> io::Result<()> {
         match u8::try_from(memo.0) {
             Ok(place) => self.out.write_all(&[BINGET, place]),
@@ -177,28 +177,28 @@ impl<W: Write> Pickle<W> {
         }
     }
 
-    /// Opens a list; its entries follow, each announced with [`Pickle::entry`].
+    /// Opens a list. Call [`Pickle::entry`] before each entry.
     ///
     /// # Errors
-    /// The writer's.
+    /// Those of the writer.
     pub fn list(&mut self) -> io::Result<Open> {
         self.out.write_all(&[EMPTY_LIST, MARK])?;
         Ok(Open { opcode: APPENDS, entries: 0 })
     }
 
-    /// Opens a dict; a key and a value follow for each [`Pickle::entry`].
+    /// Opens a dict. Call [`Pickle::entry`] before each key and value.
     ///
     /// # Errors
-    /// The writer's.
+    /// Those of the writer.
     pub fn dict(&mut self) -> io::Result<Open> {
         self.out.write_all(&[EMPTY_DICT, MARK])?;
         Ok(Open { opcode: SETITEMS, entries: 0 })
     }
 
-    /// An entry comes next.
+    /// Announces an entry.
     ///
     /// # Errors
-    /// The writer's.
+    /// Those of the writer.
     pub fn entry(&mut self, open: &mut Open) -> io::Result<()> {
         if open.entries == BATCH {
             self.out.write_all(&[open.opcode, MARK])?;
@@ -208,19 +208,19 @@ impl<W: Write> Pickle<W> {
         Ok(())
     }
 
-    /// An entry of a dict comes next, with this key.
+    /// Announces an entry of a dict, and writes its key.
     ///
     /// # Errors
-    /// The writer's.
+    /// Those of the writer.
     pub fn key(&mut self, open: &mut Open, key: &str) -> io::Result<()> {
         self.entry(open)?;
         self.text(key)
     }
 
-    /// There are no more entries.
+    /// Closes a list or dict.
     ///
     /// # Errors
-    /// The writer's.
+    /// Those of the writer.
     pub fn close(&mut self, open: Open) -> io::Result<()> {
         self.out.write_all(&[open.opcode])
     }
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_value_takes_the_shortest_opcode_that_the_page_knows() {
+    fn a_pickle_uses_the_shortest_opcode_that_memory_viz_knows() {
         let mut pickle = Pickle::new(Vec::new()).unwrap();
         let mut list = pickle.list().unwrap();
         for value in [0, 255, 256, 65_535, 65_536, -1, i64::from(i32::MIN), 1 << 40] {
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lists_grow_in_batches() {
+    fn a_pickle_fills_long_lists_in_batches() {
         let mut pickle = Pickle::new(Vec::new()).unwrap();
         let mut list = pickle.list().unwrap();
         for _ in 0..2500 {

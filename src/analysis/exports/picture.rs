@@ -1,5 +1,5 @@
-//! Figures with axes, as SVG and, drawn from that, as PNG. The font is a part of the program, so a picture
-//! looks the same on a machine without any.
+//! Figures with axes, as SVG and, rendered from that, as PNG. The font is compiled in, so a picture looks the
+//! same on a machine without fonts.
 
 use std::fmt::Write;
 use std::sync::{Arc, LazyLock};
@@ -7,29 +7,29 @@ use std::sync::{Arc, LazyLock};
 use resvg::usvg::fontdb::Database;
 use resvg::{tiny_skia, usvg};
 
-/// The size of a figure in SVG's units; a PNG has [`SCALE`] pixels for each.
+/// The size of a figure in SVG units; a PNG has [`SCALE`] pixels per unit.
 const WIDTH: f64 = 1200.0;
 const HEIGHT: f64 = 640.0;
 const SCALE: f32 = 1.25;
-/// Where the axes lie.
+/// The edges of the plot.
 const LEFT: f64 = 96.0;
 const RIGHT: f64 = WIDTH - 230.0;
 const TOP: f64 = 72.0;
 const BOTTOM: f64 = HEIGHT - 72.0;
 
-/// How many columns a figure can tell apart.
+/// The pixel columns of the plot.
 pub(super) const COLUMNS: usize = (RIGHT - LEFT) as usize;
 
 /// One axis.
 #[derive(Clone, Debug)]
 pub(super) struct Axis {
-    /// What it counts, with the unit.
+    /// The quantity, with its unit.
     pub(super) label: String,
-    /// Its ends.
+    /// The range of values.
     pub(super) range: (f64, f64),
 }
 
-/// How something stands in the legend.
+/// The symbol in the legend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
     Line,
@@ -39,7 +39,7 @@ enum Shape {
 
 const DASHES: &str = r#" stroke-dasharray="7 5""#;
 
-/// A figure that is being drawn.
+/// A figure under construction.
 pub(super) struct Figure {
     x: Axis,
     y: Axis,
@@ -49,7 +49,7 @@ pub(super) struct Figure {
 }
 
 impl Figure {
-    /// Empty axes under a title of a few lines.
+    /// Empty axes below a title of a few lines.
     pub(super) fn new(title: &[String], x: Axis, y: Axis) -> Figure {
         let mut head = String::new();
         let last = title.len().saturating_sub(1) as f64;
@@ -64,7 +64,7 @@ impl Figure {
         }
         let widened = |axis: Axis| {
             let (from, to) = axis.range;
-            // Where all values are one, there is still an axis.
+            // A range of a single value still gets an axis.
             Axis { range: (from, if to > from { to } else { from + from.abs().max(1.0) }), ..axis }
         };
         Figure { x: widened(x), y: widened(y), head, body: String::new(), legend: Vec::new() }
@@ -95,14 +95,15 @@ impl Figure {
         let dashes = if dashed { DASHES } else { "" };
         writeln!(
             self.body,
-            r#"<path d="{path}" fill="none" stroke="{color}" stroke-width="1.8" stroke-linejoin="round"{dashes}/>"#
+            r#"<path d="{path}" fill="none" stroke="{color}" stroke-width="1.8" \
+                stroke-linejoin="round"{dashes}/>"#
         )
         .ok();
         let shape = if dashed { Shape::Dashes } else { Shape::Line };
         self.legend.push((label.to_owned(), color, shape));
     }
 
-    /// What lies between two lines of as many points.
+    /// The area between two lines with the same number of points.
     pub(super) fn area(
         &mut self,
         lower: &[(f64, f64)],
@@ -115,7 +116,7 @@ impl Figure {
         self.legend.push((label.to_owned(), color, Shape::Area));
     }
 
-    /// Upright lines from bottom to top.
+    /// Vertical lines from bottom to top.
     pub(super) fn markers(&mut self, at: &[f64], color: &'static str, label: &str) {
         for x in at {
             let x = self.x(*x);
@@ -133,7 +134,8 @@ impl Figure {
     /// The figure as an SVG file.
     pub(super) fn svg(&self) -> String {
         let mut svg = format!(
-            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-family="DejaVu Sans, Verdana, sans-serif" font-size="14">
+            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" \
+                height="{HEIGHT}" font-family="DejaVu Sans, Verdana, sans-serif" font-size="14">
 <rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>
 {}"#,
             self.head
@@ -141,11 +143,26 @@ impl Figure {
         let (grid, frame) = ("#dddddd", "#444444");
         for value in ticks(self.x.range) {
             let x = self.x(value);
-            writeln!(svg, r#"<path d="M{x:.1} {TOP}V{BOTTOM}" stroke="{grid}"/><text x="{x:.1}" y="{}" text-anchor="middle">{}</text>"#, BOTTOM + 22.0, number(value, self.x.range)).ok();
+            writeln!(
+                svg,
+                r#"<path d="M{x:.1} {TOP}V{BOTTOM}" stroke="{grid}"/><text x="{x:.1}" y="{}" \
+                text-anchor="middle">{}</text>"#,
+                BOTTOM + 22.0,
+                number(value, self.x.range)
+            )
+            .ok();
         }
         for value in ticks(self.y.range) {
             let y = self.y(value);
-            writeln!(svg, r#"<path d="M{LEFT} {y:.1}H{RIGHT}" stroke="{grid}"/><text x="{}" y="{:.1}" text-anchor="end">{}</text>"#, LEFT - 8.0, y + 5.0, number(value, self.y.range)).ok();
+            writeln!(
+                svg,
+                r#"<path d="M{LEFT} {y:.1}H{RIGHT}" stroke="{grid}"/><text x="{}" y="{:.1}" \
+                text-anchor="end">{}</text>"#,
+                LEFT - 8.0,
+                y + 5.0,
+                number(value, self.y.range)
+            )
+            .ok();
         }
         svg.push_str(&self.body);
         let (middle_x, middle_y) = ((LEFT + RIGHT) / 2.0, (TOP + BOTTOM) / 2.0);
@@ -158,7 +175,13 @@ impl Figure {
             escaped(&self.x.label)
         )
         .ok();
-        writeln!(svg, r#"<text x="24" y="{middle_y}" text-anchor="middle" font-size="16" transform="rotate(-90 24 {middle_y})">{}</text>"#, escaped(&self.y.label)).ok();
+        writeln!(
+            svg,
+            r#"<text x="24" y="{middle_y}" text-anchor="middle" font-size="16" \
+            transform="rotate(-90 24 {middle_y})">{}</text>"#,
+            escaped(&self.y.label)
+        )
+        .ok();
         for (index, (label, color, shape)) in self.legend.iter().enumerate() {
             let (x, y) = (RIGHT + 20.0, TOP + 12.0 + index as f64 * 24.0);
             let dashes = if *shape == Shape::Dashes { DASHES } else { "" };
@@ -181,7 +204,7 @@ impl Figure {
     }
 }
 
-/// An SVG file as a PNG file.
+/// Renders an SVG file as a PNG file.
 pub(super) fn png(svg: &str) -> Result<Vec<u8>, String> {
     static FONT: LazyLock<Arc<Database>> = LazyLock::new(|| {
         let mut fonts = Database::new();
@@ -191,12 +214,13 @@ pub(super) fn png(svg: &str) -> Result<Vec<u8>, String> {
     let options = usvg::Options { fontdb: Arc::clone(&FONT), ..usvg::Options::default() };
     let tree = usvg::Tree::from_str(svg, &options).map_err(|error| error.to_string())?;
     let (width, height) = (WIDTH as f32 * SCALE, HEIGHT as f32 * SCALE);
-    let mut pixels = tiny_skia::Pixmap::new(width as u32, height as u32).ok_or("no room for the picture")?;
+    let mut pixels =
+        tiny_skia::Pixmap::new(width as u32, height as u32).ok_or("not enough memory for the picture")?;
     resvg::render(&tree, tiny_skia::Transform::from_scale(SCALE, SCALE), &mut pixels.as_mut());
     pixels.encode_png().map_err(|error| error.to_string())
 }
 
-/// Round numbers on an axis, some six of them.
+/// About six round numbers on an axis.
 fn ticks((from, to): (f64, f64)) -> Vec<f64> {
     let step = step((from, to));
     let first = (from / step).ceil();
@@ -211,7 +235,7 @@ fn step((from, to): (f64, f64)) -> f64 {
     step.unwrap_or(10.0) * power
 }
 
-/// A tick's number: as many decimals as its neighbours need, thousands apart.
+/// The text of a tick: as many decimals as the step needs, thousands separated.
 fn number(value: f64, range: (f64, f64)) -> String {
     let decimals = (-step(range).log10().floor()).clamp(0.0, 9.0) as usize;
     let text = format!("{value:.decimals$}");
@@ -241,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_round_and_legible() {
+    fn plots_have_round_ticks() {
         assert_eq!(ticks((0.0, 13.0)), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0]);
         let shown: Vec<String> =
             ticks((0.0, 12_000.0)).into_iter().map(|v| number(v, (0.0, 12_000.0))).collect();
@@ -252,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_becomes_a_png_with_its_text_drawn() {
+    fn plots_render_text_into_the_png() {
         let axis = |label: &str| Axis { label: label.to_owned(), range: (0.0, 10.0) };
         let blank = Figure::new(&[], axis(""), axis(""));
         let mut figure = Figure::new(&["a < b & c".to_owned()], axis("x"), axis("y"));
@@ -261,7 +285,7 @@ mod tests {
         assert!(svg.contains("a &lt; b &amp; c"));
         let drawn = png(&svg).unwrap();
         assert!(drawn.starts_with(b"\x89PNG"));
-        // The letters are outlines in the picture: without its font it would be as small as a blank one.
+        // Without the font, the text would be missing and the file as small as that of a blank figure.
         assert!(drawn.len() > png(&blank.svg()).unwrap().len() + 500);
     }
 }

@@ -1,5 +1,5 @@
-//! `plots`: the four figures of PyTorch's `MemoryTracker`, with its marker lines, and the stacked timeline
-//! of `torch.profiler` with its eight colours and its title, as SVG and PNG.
+//! `plots`: the four figures of PyTorch's `MemoryTracker` with its marker lines, and the stacked timeline of
+//! `torch.profiler` with its eight colours and its title, as SVG and PNG.
 
 use std::io::Write;
 
@@ -16,7 +16,7 @@ use crate::state::op_calls::{self, MB, OpCalls};
 use crate::state::replay::{Metric, Totals};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
-/// See the module.
+/// `--to plots`.
 pub(super) struct Plots;
 
 const IMAGE: Flag = Flag {
@@ -24,15 +24,15 @@ const IMAGE: Flag = Flag {
     value: Some("FORMAT"),
     default: "both",
     choices: &["svg", "png", "both"],
-    help: "What pictures are stored as",
+    help: "Write the pictures in this format",
 };
 
 const GIB: f64 = 1_073_741_824.0;
 
-/// A run of many steps has more markers than a figure has room for; `MemoryTracker` draws the last of each.
+/// With more markers than this in a figure, only the last of each is drawn, as `MemoryTracker` does.
 const MOST_MARKERS: usize = 24;
 
-/// The lines: what `MemoryTracker` calls them, their colour there, the file of their own figure, the total.
+/// The lines: `MemoryTracker`'s name and colour, the file of the line's own figure, the total.
 type FigureLine = (&'static str, &'static str, &'static str, fn(&Totals) -> i64);
 const LINES: [FigureLine; 3] = [
     ("allocated_memory", "#1f77b4", "allocated", |totals| totals.allocated),
@@ -58,7 +58,7 @@ impl Export for Plots {
     }
 
     fn open_with(&self) -> &'static str {
-        "any viewer of pictures: FOLDER"
+        "any picture viewer: FOLDER"
     }
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
@@ -75,7 +75,7 @@ impl Export for Plots {
 }
 
 impl Plots {
-    /// `MemoryTracker`'s figures: all three totals over the calls of ops, then each alone.
+    /// Writes `MemoryTracker`'s figures: all three totals over the op calls, then each alone.
     fn op_calls(&self, job: &mut Job<'_>, trace: &TraceFile, prefix: &str) -> Result<()> {
         let mut calls = OpCalls::new(job.options.device);
         let curve = || DownsampledCurve::new(COLUMNS);
@@ -100,7 +100,7 @@ impl Plots {
                 }
             },
         )?;
-        job.learn(trace, &replayed);
+        job.add_to_footer(trace, &replayed);
         if calls.count == 0 {
             job.footer.notes.push(
                 "no op in the trace, so no figure over op calls: trace with MEMTRACE_OPS=top or all"
@@ -126,8 +126,8 @@ impl Plots {
             let range = ((low - room).max(0.0), high + room);
             let y = Axis { label: "Memory (MiB)".to_owned(), range };
             let mut figure = Figure::new(std::slice::from_ref(&title), x, y);
-            // Active is allocated but for what a stream still holds: where it is above the other line it is
-            // seen, and elsewhere between its dashes.
+            // Active equals allocated except for memory that a stream still uses. Active is dashed, so that
+            // both lines are visible where they coincide.
             for line in shown {
                 let (label, color, ..) = LINES[*line];
                 figure.line(&lines[*line], color, shown.len() > 1 && *line == 1, label);
@@ -144,7 +144,7 @@ impl Plots {
         Ok(())
     }
 
-    /// The profiler's stacked timeline of each GPU.
+    /// Writes the profiler's stacked timeline of each GPU.
     fn categories(&self, job: &mut Job<'_>, trace: &TraceFile, prefix: &str) -> Result<()> {
         let (profile, flow) = profile_and_flow(trace, job.options)?;
         let replayed =
@@ -165,7 +165,7 @@ impl Plots {
     }
 }
 
-/// What was traced, above a figure.
+/// The title of a figure: the program and its rank.
 fn title(trace: &TraceFile) -> String {
     let base = |word: &String| word.rsplit('/').next().unwrap_or(word).to_owned();
     let words: Vec<String> = trace.meta.argv.iter().map(base).collect();
@@ -180,7 +180,7 @@ fn title(trace: &TraceFile) -> String {
     title
 }
 
-/// The profiler's title: the highest totals of a device.
+/// The profiler's title: the peaks of a device.
 pub(super) fn maxima(replayed: &Replayed, device: i32) -> Vec<String> {
     let peak =
         |metric| replayed.replay.find(device).map_or(0, |device| device.peak(metric).bytes) as f64 / GIB;
@@ -190,7 +190,7 @@ pub(super) fn maxima(replayed: &Replayed, device: i32) -> Vec<String> {
     ]
 }
 
-/// The stacked timeline. A column of the picture shows the row of its time at which most was allocated.
+/// Draws the stacked timeline. A pixel column shows the row with the most allocated memory in its time.
 pub(super) fn categories(profile: &Profile, device: i32, title: &[String]) -> Figure {
     let times = || profile.timeline(device).map(|(time, _)| time);
     let first = times().next().unwrap_or(0);
@@ -203,7 +203,7 @@ pub(super) fn categories(profile: &Profile, device: i32, title: &[String]) -> Fi
         let place = time.saturating_sub(first) as f64 / span as f64 * (COLUMNS - 1) as f64;
         let place = (place as usize).min(COLUMNS - 1);
         while filled <= place {
-            // Until something happens, it is as it was.
+            // Memory is constant between two changes.
             columns[filled] = now;
             filled += 1;
         }
@@ -218,7 +218,7 @@ pub(super) fn categories(profile: &Profile, device: i32, title: &[String]) -> Fi
     let x = Axis { label: "Time (ms)".to_owned(), range: (0.0, milliseconds) };
     let y = Axis { label: "Memory (GiB)".to_owned(), range: (0.0, highest * 1.03) };
     let mut figure = Figure::new(title, x, y);
-    // Memory stays what it is until it changes: two points a change make the steps.
+    // Memory is constant between two changes: two points per change draw the steps.
     let at = |index: usize| index as f64 / COLUMNS as f64 * milliseconds;
     let steps = |heights: &[f64]| -> Vec<(f64, f64)> {
         let mut points = Vec::new();
@@ -241,7 +241,7 @@ pub(super) fn categories(profile: &Profile, device: i32, title: &[String]) -> Fi
     figure
 }
 
-/// Writes a figure in the formats asked for.
+/// Writes a figure in the requested formats.
 fn save(job: &mut Job<'_>, name: &str, figure: &Figure) -> Result<()> {
     let svg = figure.svg();
     let image = job.options.text(IMAGE.name);

@@ -1,5 +1,5 @@
-//! `timeline`, `timeline-raw` and `timeline-html`: what `torch.profiler`'s `export_memory_timeline` writes,
-//! from [`crate::profile`]. The device is the one asked for, or the one with the highest peak.
+//! `timeline`, `timeline-raw` and `timeline-html`: the output of `torch.profiler`'s `export_memory_timeline`,
+//! from [`crate::profile`]. The device is that of `--device`, or the one with the highest peak.
 
 use std::io::Write;
 
@@ -14,11 +14,11 @@ use crate::render::numbers::count;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::{Replayed, replay_trace};
 
-/// See the module.
+/// `--to timeline`.
 pub(super) struct Timeline;
-/// See the module.
+/// `--to timeline-raw`.
 pub(super) struct Raw;
-/// See the module.
+/// `--to timeline-html`.
 pub(super) struct Html;
 
 impl Export for Timeline {
@@ -39,9 +39,9 @@ impl Export for Timeline {
     }
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
-        let Profiled { profile, device, .. } = Profiled::of(job)?;
+        let DeviceProfile { profile, device, .. } = DeviceProfile::of(job)?;
         let mut out = Out::create(job.place)?;
-        // `Out` keeps its failure to itself, here and below.
+        // `Out` reports its first failure when it is closed, here and below.
         out.write_all(b"[").ok();
         let times = list(&mut out, profile.timeline(device).map(|(time, _)| time));
         out.write_all(b",").ok();
@@ -69,7 +69,7 @@ impl Export for Raw {
     }
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
-        let Profiled { profile, device, .. } = Profiled::of(job)?;
+        let DeviceProfile { profile, device, .. } = DeviceProfile::of(job)?;
         let mut out = Out::create(job.place)?;
         let events = list(&mut out, profile.raw(device));
         job.done(out, format!("device {device}, {} events", count(events)))
@@ -94,12 +94,13 @@ impl Export for Html {
     }
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
-        let Profiled { profile, device, replayed } = Profiled::of(job)?;
+        let DeviceProfile { profile, device, replayed } = DeviceProfile::of(job)?;
         let picture = categories(&profile, device, &maxima(&replayed, device));
         let mut out = Out::create(job.place)?;
         write!(
             out,
-            "<!DOCTYPE html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"><title>GPU Memory Timeline HTML</title></head>\n<body>\n{}</body>\n</html>\n",
+            "<!DOCTYPE html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"><title>GPU Memory Timeline \
+             HTML</title></head>\n<body>\n{}</body>\n</html>\n",
             picture.svg()
         )
         .ok();
@@ -107,7 +108,7 @@ impl Export for Html {
     }
 }
 
-/// Writes a list, one entry behind the other; how many there were.
+/// Writes a JSON list, and returns the number of entries.
 fn list<T: serde::Serialize>(out: &mut Out, entries: impl Iterator<Item = T>) -> u64 {
     let mut written = 0;
     out.write_all(b"[").ok();
@@ -122,29 +123,30 @@ fn list<T: serde::Serialize>(out: &mut Out, entries: impl Iterator<Item = T>) ->
     written
 }
 
-/// The profile of the job's process, and the device that it is about.
-struct Profiled {
+/// The profile of one process, and the device to export.
+struct DeviceProfile {
     profile: Profile,
     device: i32,
     replayed: Replayed,
 }
 
-impl Profiled {
-    fn of(job: &mut Job<'_>) -> Result<Profiled> {
+impl DeviceProfile {
+    fn of(job: &mut Job<'_>) -> Result<DeviceProfile> {
         let trace = job.trace()?;
         let (profile, flow) = profile_and_flow(trace, job.options)?;
         let replayed =
             replay_trace(trace, Columns::of(&[]), job.options, Metric::Allocated, flow, |_, _| {})?;
-        job.learn(trace, &replayed);
+        job.add_to_footer(trace, &replayed);
         let Some(device) = replayed.fullest(Metric::Allocated, job.options).map(|device| device.ordinal)
         else {
-            return Err(Error::usage(format!("{}: no GPU was used in it", trace.path.display())));
+            return Err(Error::usage(format!("{}: the traced program used no GPU", trace.path.display())));
         };
         if !profile.has_io {
             job.footer.notes.push(
-            "categories are those of the rows, and there is no INCREMENT_VERSION: MEMTRACE_OPS=io records what each op reads and writes".to_owned(),
+            "categories are those of the rows, and there is no INCREMENT_VERSION: MEMTRACE_OPS=io records \
+             what each op reads and writes".to_owned(),
         );
         }
-        Ok(Profiled { profile, device, replayed })
+        Ok(DeviceProfile { profile, device, replayed })
     }
 }

@@ -1,4 +1,4 @@
-//! The slices, instants and memory curves of one process, collected from the rows.
+//! Collects the slices, instants and memory curves of one process from its rows.
 
 use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
@@ -8,17 +8,17 @@ use crate::read::record::Record;
 use crate::read::symbols::Symbol;
 use crate::state::replay::{HOST, Replay};
 
-/// A counter shows no more turns than a screen has columns, several times over.
+/// The stretches of a counter's curve: several times the columns of a screen.
 const STRETCHES: usize = 16_384;
 
-/// Of threads that end no range that they begin, the innermost of this many are known.
+/// The most open ranges of a thread that are kept, for programs that never close their ranges.
 const MOST_OPEN: usize = 4096;
 
-/// Tracks that are no thread: no process has a thread with an id that low.
+/// Tracks beside the threads: no thread has so low an id.
 pub(super) const STEPS: i32 = 1;
 pub(super) const PHASES: i32 = 2;
 
-/// A range that has not ended.
+/// A range that is open.
 struct OpenSlice {
     name: Symbol,
     api: Symbol,
@@ -44,27 +44,27 @@ pub(super) enum SliceName {
 
 #[derive(Clone, Copy)]
 pub(super) enum SliceKind {
-    /// A range that the program or a module's call opened: the call that told of it.
+    /// A range of the program or of a module call, with the API that opened it.
     Range(Symbol),
-    /// One that did not end in the order of its thread's.
+    /// A range that did not close in the order of its thread.
     Astray(Symbol),
     Op,
     Band,
 }
 
-/// What is shown as a moment.
+/// A row shown as an instant.
 pub(super) struct Instant {
     pub(super) row: Record,
 }
 
-/// What is kept of one process.
+/// The collected content of one process.
 pub(super) struct SliceCollector {
     pub(super) pid: i32,
     pub(super) curves: FxHashMap<i32, DownsampledCurve>,
     pub(super) slices: Largest<Slice>,
     pub(super) instants: Largest<Instant>,
     open: FxHashMap<i32, Vec<OpenSlice>>,
-    /// The step and the phase that run, and since when.
+    /// The current step and phase, with the time of their start.
     step: (i64, i64),
     phase: (Symbol, i64),
 }
@@ -114,7 +114,7 @@ impl SliceCollector {
                 self.instants.add(i64::MAX, row.seq, Instant { row: *row });
             }
             EventName::Alloc | EventName::Free | EventName::ExtAlloc | EventName::ExtFree => {
-                // A block and its free are equally large: both are kept, or none.
+                // An allocation and its free have the same weight, so both are kept or neither.
                 self.instants.add(row.delta_bytes.saturating_abs(), row.alloc_id, Instant { row: *row });
             }
             _ => {}
@@ -166,7 +166,7 @@ impl SliceCollector {
         }
     }
 
-    /// What is open at the end of the trace ends there.
+    /// Closes everything that is open at the end of the trace.
     pub(super) fn close(&mut self, now_ns: i64) {
         self.end_step(now_ns);
         self.end_phase(now_ns);

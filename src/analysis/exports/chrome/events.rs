@@ -1,4 +1,4 @@
-//! The events of the file, as JSON.
+//! Writes the events of the file as JSON.
 
 use std::io::Write;
 
@@ -12,7 +12,7 @@ use crate::read::record::Record;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
 
-/// The events of the file, one behind the other.
+/// The list of events in the file.
 pub(super) struct EventList<'a> {
     pub(super) out: &'a mut Out,
     pub(super) events: u64,
@@ -20,10 +20,11 @@ pub(super) struct EventList<'a> {
 
 impl EventList<'_> {
     pub(super) fn begin(&mut self, base_ns: i64) {
-        // `Out` keeps its failure to itself, here and below.
+        // `Out` reports its first failure when it is closed, here and below.
         write!(
             self.out,
-            "{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"version\":\"memtrace {}\"}},\"baseTimeNanoseconds\":{base_ns},\"traceEvents\":[",
+            "{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"version\":\"memtrace \
+             {}\"}},\"baseTimeNanoseconds\":{base_ns},\"traceEvents\":[",
             env!("CARGO_PKG_VERSION")
         )
         .ok();
@@ -40,10 +41,10 @@ impl EventList<'_> {
     }
 }
 
-/// One process of the file.
+/// Writes one process of the file.
 pub(super) struct ProcessWriter<'a> {
     pub(super) pid: i64,
-    /// From the first process's start to this one's.
+    /// The time from the start of the first process to the start of this one.
     pub(super) offset_ns: i64,
     pub(super) symbols: &'a SymbolTable,
 }
@@ -55,7 +56,9 @@ impl ProcessWriter<'_> {
             trace.meta.argv.iter().map(|word| word.rsplit('/').next().unwrap_or(word)).collect();
         let name = format!("rank {} (pid {}): {}", trace.meta.rank, tracks.pid, words.join(" "));
         self.named(list, "process_name", 0, &name);
-        list.add(&json!({ "ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": { "sort_index": pid } }));
+        list.add(&json!({
+            "ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": { "sort_index": pid },
+        }));
         self.named(list, "thread_name", STEPS, "steps");
         self.named(list, "thread_name", PHASES, "phases");
         let mut devices: Vec<(i32, DownsampledCurve)> = tracks.curves.into_iter().collect();
@@ -83,7 +86,7 @@ impl ProcessWriter<'_> {
         list.add(&json!({ "ph": "M", "pid": self.pid, "tid": tid, "name": what, "args": { "name": name } }));
     }
 
-    /// µs since the first process started.
+    /// The time in µs since the start of the first process.
     fn us(&self, ts_ns: i64) -> f64 {
         self.offset_ns.saturating_add(ts_ns) as f64 / 1e3
     }
@@ -107,12 +110,15 @@ impl ProcessWriter<'_> {
             SliceKind::Range(api) => event["cat"] = self.text(api).into(),
             SliceKind::Op => {
                 event["cat"] = "cpu_op".into();
-                event["args"] = json!({ "module": self.text(slice.module), "phase": self.text(slice.phase), "bytes": slice.bytes });
+                let (module, phase) = (self.text(slice.module), self.text(slice.phase));
+                event["args"] = json!({ "module": module, "phase": phase, "bytes": slice.bytes });
             }
             SliceKind::Astray(api) => {
                 let cat = self.text(api);
                 for (ph, ts) in [("b", start), ("e", start + duration)] {
-                    list.add(&json!({ "ph": ph, "pid": pid, "tid": tid, "name": name, "ts": ts, "cat": cat, "id": number }));
+                    list.add(&json!({
+                        "ph": ph, "pid": pid, "tid": tid, "name": name, "ts": ts, "cat": cat, "id": number,
+                    }));
                 }
                 return;
             }
@@ -147,7 +153,7 @@ impl ProcessWriter<'_> {
                     "phase": self.text(row.phase),
                 });
             }
-            // As `torch.profiler` has it, and then whose it is.
+            // The fields of `torch.profiler`, then the owner.
             _ => {
                 event["name"] = "[memory]".into();
                 event["cat"] = "cpu_instant_event".into();

@@ -1,8 +1,8 @@
 //! `chrome`: trace-event JSON, for Perfetto and chrome://tracing.
 //!
-//! A process each has the counters of its GPUs, its steps and phases, and its threads with their ranges
-//! and ops as slices and the instants `[memory]` that `torch.profiler` writes for allocations. Times are µs
-//! since the first process started.
+//! Each process has the counters of its GPUs, tracks of steps and phases, and its threads with ranges and ops
+//! as slices and the instants `[memory]` that `torch.profiler` writes for allocations. Times are in µs since
+//! the start of the first process.
 
 mod collector;
 mod events;
@@ -19,7 +19,7 @@ use crate::state::replay_trace::replay_trace;
 use collector::SliceCollector;
 use events::{EventList, ProcessWriter};
 
-/// See the module.
+/// `--to chrome`.
 pub(super) struct Chrome;
 
 const COLUMNS: Columns = Columns::of(&[
@@ -84,11 +84,11 @@ impl Export for Chrome {
                     }
                 },
             )?;
-            job.learn(trace, &replayed);
+            job.add_to_footer(trace, &replayed);
             tracks.close(replayed.replay.ts_ns);
             dropped += tracks.slices.dropped + tracks.instants.dropped;
             let process = ProcessWriter {
-                // Two hosts may have given one pid twice.
+                // Processes on two hosts may share a pid.
                 pid: number as i64,
                 offset_ns: trace.meta.start_unix_ns.saturating_sub(base_ns),
                 symbols: &replayed.symbols,

@@ -1,4 +1,4 @@
-//! The entries and segments of a snapshot, collected from the rows.
+//! Collects the entries and segments of a snapshot from the rows.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,10 +11,10 @@ use crate::read::symbols::Symbol;
 use crate::state::layout::{Layout, SegmentRange};
 use crate::state::replay::{Block, HOST, MemoryKind, Replay, Totals};
 
-/// So many segments wait for their first block at most: a block takes its segment just before.
+/// The most segments that wait for their first block, which follows directly.
 const MOST_FRESH: usize = 256;
 
-/// Whose an entry or block is: op, module, phase, step, and the lines of Python where the trace has them.
+/// The owner of an entry or block: op, module, phase, step, and lines of Python where the trace has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FrameOwner {
     pub(super) op: Symbol,
@@ -30,21 +30,21 @@ impl FrameOwner {
     }
 }
 
-/// One entry of the trace.
+/// One entry of the snapshot's trace.
 pub(super) struct TraceEntry {
     pub(super) action: &'static str,
     pub(super) device: i32,
-    /// The address; of an OOM, what was free on the device.
+    /// The address; for an OOM, the free bytes of the device.
     pub(super) addr: i64,
     pub(super) size: i64,
     pub(super) stream: i64,
     pub(super) ts_ns: i64,
     pub(super) owner: FrameOwner,
-    /// Of blocks: the `alloc_id`, and the category that the row has.
+    /// For blocks, the `alloc_id` and the category of the row.
     pub(super) block: Option<(i64, Category)>,
 }
 
-/// A block that is in use.
+/// A block in use.
 #[derive(Clone, Copy)]
 pub(super) struct ActiveBlock {
     pub(super) addr: i64,
@@ -52,7 +52,7 @@ pub(super) struct ActiveBlock {
     pub(super) requested: i64,
     pub(super) stream: i64,
     pub(super) pool: i64,
-    /// Freed, and still in use by another stream.
+    /// Freed, but still in use by another stream.
     pub(super) pending: bool,
     pub(super) owner: FrameOwner,
 }
@@ -78,7 +78,7 @@ impl ActiveBlock {
     }
 }
 
-/// Whose a segment is.
+/// The owner of a segment.
 #[derive(Clone, Copy)]
 pub(super) struct SegmentOwner {
     pub(super) owner: FrameOwner,
@@ -94,26 +94,25 @@ pub(super) struct SnapshotSegment {
     pub(super) blocks: Vec<ActiveBlock>,
 }
 
-/// What the rows leave for the snapshot.
+/// The collected content of a snapshot.
 pub(super) struct Collector {
     pub(super) layout: Layout,
-    /// The most entries.
+    /// The most entries to keep.
     pub(super) most: usize,
     pub(super) only: Option<i32>,
     pub(super) meta: Meta,
     pub(super) entries: VecDeque<TraceEntry>,
     pub(super) dropped: u64,
-    /// Blocks that were freed and are still in use, by device and address.
+    /// Blocks freed but still in use, by device and address.
     pub(super) pending: BTreeMap<(i32, i64), ActiveBlock>,
-    /// What each device's totals were before the row.
+    /// The totals of each device before the row.
     pub(super) before: FxHashMap<i32, Totals>,
-    /// Each segment, or piece of an expandable one, by device and address: who took it, and the stream
-    /// whose blocks lie in it.
+    /// The owner and stream of each segment, or piece of an expandable one, by device and address.
     pub(super) takers: FxHashMap<(i32, i64), SegmentOwner>,
-    /// Segments without a block so far, and their ends. Their rows do not have the stream: the call for a
-    /// segment comes before the report of the block that it is for.
+    /// Segments without a block so far, with their ends. Their rows have no stream, because the call precedes
+    /// the report of the block that needs the segment.
     pub(super) fresh: Vec<(i32, i64, i64)>,
-    /// Where blocks were that lie in no segment known, from and to, by device.
+    /// Address ranges of blocks outside all known segments, by device.
     pub(super) strays: BTreeMap<i32, BTreeMap<i64, i64>>,
 }
 
@@ -141,14 +140,14 @@ impl Collector {
         self.layout.feed(row);
         if row.event == EventName::Alloc {
             self.name_streams(row);
-            self.complete(row, replay.in_window());
+            self.complete_pending(row, replay.in_window());
         }
         let now = replay.find(row.device).map(|device| device.totals).unwrap_or_default();
         let before = self.before.insert(row.device, now).unwrap_or_default();
         let inside = replay.in_window();
         let size = if row.requested_bytes < 0 { row.delta_bytes.abs() } else { row.requested_bytes };
         let key = (row.device, row.addr);
-        // Its row has what the segment's has.
+        // Its row has the fields of a segment's row.
         let stream = match row.event {
             EventName::SegmentFree | EventName::SegmentUnmap => {
                 self.takers.get(&key).map_or(row.stream, |taker| taker.stream)
@@ -174,7 +173,7 @@ impl Collector {
             }
             EventName::Free => {
                 self.push(inside, new("free_requested", row.addr, size, block));
-                // A block that no stream holds leaves `active` with its free.
+                // A block that no stream uses leaves `active` with its free.
                 if row.delta_bytes != 0 && before.active == row.active_bytes {
                     let active = ActiveBlock {
                         addr: row.addr,
@@ -197,7 +196,7 @@ impl Collector {
                 }
             }
             EventName::Oom => {
-                // The viewer wants a number: where no row told it, what none accounts for.
+                // The viewer needs a number. Without a sample it is the memory that no row accounts for.
                 let most = (self.meta.total_bytes(row.device) - now.reserved - now.outside).max(0);
                 let free = if row.device_free_bytes >= 0 { row.device_free_bytes } else { most };
                 self.push(inside, new("oom", free, row.rounded_bytes, None));
@@ -222,7 +221,7 @@ impl Collector {
         }
     }
 
-    /// Takes the next entry, when it is in the window.
+    /// Adds the next entry, if it is in the window.
     fn push(&mut self, inside: bool, entry: TraceEntry) {
         if !inside {
             return;
@@ -234,8 +233,8 @@ impl Collector {
         self.entries.push_back(entry);
     }
 
-    /// What is handed out again is in use by no stream, whether or not a row said so.
-    fn complete(&mut self, row: &Record, inside: bool) {
+    /// Completes the pending frees that a new block overlaps: no stream can use that memory any more.
+    fn complete_pending(&mut self, row: &Record, inside: bool) {
         let end = row.addr.saturating_add(row.delta_bytes.max(1));
         let over = self.pending.range((row.device, i64::MIN)..(row.device, end)).rev();
         let over = over.take_while(|(_, block)| block.addr.saturating_add(block.bytes) > row.addr);
@@ -243,8 +242,8 @@ impl Collector {
         for key in over.into_iter().rev() {
             let Some(block) = self.pending.remove(&key) else { continue };
             let ActiveBlock { addr, stream, owner, .. } = block;
-            let (action, device, size) = ("free_completed", row.device, block.wanted());
-            // Its own rows say what it was for.
+            let (action, device, size) = ("free_completed", row.device, block.requested_or_size());
+            // The rows of the block have the category.
             let block = None;
             self.push(
                 inside,
@@ -253,7 +252,7 @@ impl Collector {
         }
     }
 
-    /// The segments that a block is the first in are of its stream.
+    /// Assigns the stream of a block to the segments that it is the first in.
     fn name_streams(&mut self, row: &Record) {
         let end = row.addr.saturating_add(row.delta_bytes);
         let (takers, entries) = (&mut self.takers, &mut self.entries);
@@ -272,7 +271,7 @@ impl Collector {
         });
     }
 
-    /// Notes where a block lies that is in no segment known.
+    /// Records the address range of a block outside all known segments.
     fn place(&mut self, row: &Record) {
         let end = row.addr.saturating_add(row.delta_bytes.max(0));
         if self.layout.holds(row.device, row.addr, end) {
@@ -280,7 +279,7 @@ impl Collector {
         }
         let strays = self.strays.entry(row.device).or_default();
         let (mut from, mut to) = (row.addr, end);
-        // Together with those that it touches.
+        // Merge it with adjacent ranges.
         while let Some((start, stop)) = strays
             .range(..=to)
             .next_back()
@@ -293,7 +292,7 @@ impl Collector {
         strays.insert(from, to);
     }
 
-    /// The segments with the blocks in them. A block lies in one, whatever the rows say.
+    /// The segments with their blocks. Every block lies in one, even if the rows contradict each other.
     pub(super) fn segments(&mut self, replay: &Replay) -> Vec<SnapshotSegment> {
         let mut active: BTreeMap<i32, Vec<ActiveBlock>> = BTreeMap::new();
         for block in
@@ -312,7 +311,7 @@ impl Collector {
             }
             let mut ranges: BTreeMap<i64, SegmentRange> = self.layout.ranges(device).collect();
             for (from, to) in self.strays.get(&device).into_iter().flatten() {
-                // What was there once may be under a segment of today.
+                // A known segment may cover an earlier stray range.
                 if !self.layout.touches(device, *from, *to) {
                     ranges.insert(
                         *from,
@@ -328,7 +327,7 @@ impl Collector {
                 let mut inside: Vec<ActiveBlock> = Vec::new();
                 while let Some(block) = blocks.next_if(|block| block.addr < end) {
                     let from = inside.last().map_or(addr, |last: &ActiveBlock| last.addr + last.bytes);
-                    // A trace that contradicts itself may have blocks one over the other.
+                    // A trace that contradicts itself may have overlapping blocks.
                     if block.addr >= from && block.bytes > 0 && block.addr.saturating_add(block.bytes) <= end
                     {
                         inside.push(block);
@@ -343,8 +342,8 @@ impl Collector {
 }
 
 impl ActiveBlock {
-    /// What was asked for; the block where that is not known.
-    pub(super) fn wanted(&self) -> i64 {
+    /// The requested size; that of the block when unknown.
+    pub(super) fn requested_or_size(&self) -> i64 {
         if self.requested < 0 { self.bytes } else { self.requested.min(self.bytes) }
     }
 }

@@ -1,8 +1,8 @@
-//! `snapshot`: what `torch.cuda.memory._dump_snapshot()` would have written, for PyTorch's memory_viz.
+//! `snapshot`: the file of `torch.cuda.memory._dump_snapshot()`, for PyTorch's memory_viz.
 //!
-//! The segments and blocks are those at the end of the window, the entries those that led there. Op,
-//! module, phase and step stand where PyTorch has the frames of a call stack. An entry has PyTorch's name
-//! and size: of blocks the requested size, of an OOM the rounded one.
+//! Segments and blocks are those at the end of the window; the trace entries precede it. Op, module, phase
+//! and step take the place of the frames of a call stack. Entries have PyTorch's names and sizes: the
+//! requested size for blocks, the rounded size for an OOM.
 
 mod collector;
 mod writer;
@@ -26,10 +26,10 @@ use crate::state::stacks::Stacks;
 use collector::Collector;
 use writer::Writer;
 
-/// See the module.
+/// `--to snapshot`.
 pub(super) struct Snapshot;
 
-/// Beside what the replay needs.
+/// The columns beyond those of the replay.
 const COLUMNS: Columns = Columns::of(&[
     "ts_ns",
     "addr",
@@ -64,7 +64,8 @@ impl Export for Snapshot {
     }
 
     fn open_with(&self) -> &'static str {
-        "drop the file on https://pytorch.org/memory_viz, or: python -m torch.cuda._memory_viz trace_plot FILE"
+        "drop the file on https://pytorch.org/memory_viz, or: python -m torch.cuda._memory_viz trace_plot \
+         FILE"
     }
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
@@ -73,7 +74,7 @@ impl Export for Snapshot {
         let stacks = Stacks::read(trace);
         let columns = if stacks.has_lines() { COLUMNS.and(Columns::of(&["stack_id"])) } else { COLUMNS };
         let window = job.options.window;
-        // The snapshot is that of the window's end.
+        // The snapshot shows the end of the window.
         let stop = |row: &Record| {
             row.ts_ns > window.to_ns || row.event != EventName::End && row.step > window.to_step
         };
@@ -86,7 +87,7 @@ impl Export for Snapshot {
             stop,
             |row, replay| collected.feed(row, replay),
         )?;
-        job.learn(trace, &replayed);
+        job.add_to_footer(trace, &replayed);
         if window.to_ns < i64::MAX || window.to_step < i64::MAX {
             job.footer.notes.retain(|note| !note.contains("has no end row"));
         }
@@ -107,7 +108,7 @@ impl Export for Snapshot {
         let what = format!("{} entries, {} segments", count(entries as u64), count(segments.len() as u64));
         let mut out = Out::create(job.place)?;
         let mut categories: FxHashMap<i64, Category> = FxHashMap::default();
-        // Later rows of a block know more of it.
+        // The last known category of a block counts.
         categories.extend(collected.entries.iter().filter_map(|entry| entry.block));
         categories.extend(replayed.replay.live().values().map(|block| (block.id, block.owner.category)));
         let mut writer = Writer {
@@ -124,7 +125,7 @@ impl Export for Snapshot {
     }
 }
 
-/// [`Out`] keeps its failures to itself until it is closed.
+/// The error of a [`Pickle`] on an [`Out`], which reports its failures only when closed.
 fn io_error(source: io::Error) -> crate::Error {
     memtrace_trace::Error::Io { path: "snapshot".into(), source }.into()
 }

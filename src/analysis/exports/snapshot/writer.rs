@@ -1,4 +1,4 @@
-//! A snapshot as a pickle.
+//! Writes a snapshot as a pickle.
 
 use std::io;
 
@@ -13,16 +13,16 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::stacks::Stacks;
 
-/// Writes it all.
+/// Writes the segments, blocks and entries of a snapshot.
 pub(super) struct Writer<'a> {
     pub(super) pickle: Pickle<&'a mut Out>,
     pub(super) symbols: &'a SymbolTable,
     pub(super) stacks: &'a Stacks,
-    /// What each block turned out to be for: a parameter is known as one only when it is there.
+    /// The last known category of each block, because a parameter is recognized only after its allocation.
     pub(super) categories: FxHashMap<i64, Category>,
-    /// The list of frames of each owner.
+    /// The memoized frames of each owner.
     pub(super) frames: FxHashMap<FrameOwner, Memo>,
-    /// Each line of Python, which many stacks share.
+    /// The memoized lines of Python, which many stacks share.
     pub(super) lines: FxHashMap<(&'a str, i64, &'a str), Memo>,
 }
 
@@ -46,7 +46,7 @@ impl Writer<'_> {
         self.pickle.key(&mut top, "device_traces")?;
         let last = segments.iter().map(|segment| segment.device);
         let last = last.chain(collected.entries.iter().map(|entry| entry.device)).max().unwrap_or(-1);
-        // A hostile ordinal must not make a list of two billion.
+        // An invalid ordinal must not create a list of two billion entries.
         let last = last.min(trace.meta.devices.len().max(256) as i32);
         let mut list = self.pickle.list()?;
         for device in 0..=last {
@@ -97,7 +97,7 @@ impl Writer<'_> {
             ("total_size", segment.range.bytes),
             ("allocated_size", sum(|block| if block.pending { 0 } else { block.bytes })),
             ("active_size", sum(|block| block.bytes)),
-            ("requested_size", sum(ActiveBlock::wanted)),
+            ("requested_size", sum(ActiveBlock::requested_or_size)),
             ("stream", stream),
         ] {
             self.pickle.key(&mut dict, key)?;
@@ -129,7 +129,7 @@ impl Writer<'_> {
             }
             self.pickle.entry(&mut list)?;
             let state = if block.pending { "active_pending_free" } else { "active_allocated" };
-            self.block(block.addr, block.bytes, block.wanted(), state, Some(block.owner))?;
+            self.block(block.addr, block.bytes, block.requested_or_size(), state, Some(block.owner))?;
             from = block.addr + block.bytes;
         }
         let end = segment.addr.saturating_add(segment.range.bytes);
@@ -195,8 +195,8 @@ impl Writer<'_> {
         self.pickle.close(dict)
     }
 
-    /// PyTorch closes its traces with the snapshot itself. Ours has the category that the viewer fails
-    /// without, when there are others.
+    /// Writes the final entry `snapshot`, as PyTorch does. It has a category when others do, because the
+    /// viewer fails without it.
     fn last_entry(&mut self, time_us: i64) -> io::Result<()> {
         let mut dict = self.pickle.dict()?;
         self.pickle.key(&mut dict, "action")?;
@@ -213,8 +213,8 @@ impl Writer<'_> {
         self.pickle.close(dict)
     }
 
-    /// The owner as frames, the innermost first: the op, the lines of Python, each level of the module, the phase,
-    /// the step.
+    /// Writes the owner as frames, the innermost first: op, lines of Python, levels of the module, phase,
+    /// step.
     fn frames(&mut self, owner: FrameOwner) -> io::Result<()> {
         if let Some(memo) = self.frames.get(&owner) {
             return self.pickle.recall(*memo);
@@ -274,8 +274,8 @@ impl Writer<'_> {
     }
 }
 
-/// No module lies deeper than this; what only looks like a path does.
+/// The most levels of a module path that become frames.
 const MOST_FRAMES: usize = 100;
 
-/// What memory_viz calls a category that is none.
+/// The category of memory_viz for blocks without one.
 const UNKNOWN: &str = "unknown";
