@@ -1,18 +1,18 @@
-//! Which allocations the page keeps whole: the largest, and what was live when it mattered.
+//! Selects the allocations that the page keeps: the largest, and those live at the peak and the OOM.
 
 use memtrace_trace::Category;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::state::replay::Block;
 
-/// How many allocations a page keeps.
+/// The most allocations of a page.
 pub(super) const MOST: usize = 15_000;
 
-/// How many allocations there are of each size: a bin is an eighth of a power of two.
+/// The number of allocations by size; a bin is an eighth of a power of two.
 #[derive(Clone)]
 pub(super) struct SizeHistogram {
     bins: Vec<u64>,
-    /// All of them.
+    /// The number of all allocations.
     pub(super) count: u64,
 }
 
@@ -35,7 +35,7 @@ impl SizeHistogram {
         self.count += 1;
     }
 
-    /// The lowest bin of which some can be kept, and how many of it, when `room` are kept in all.
+    /// The lowest bin with kept allocations, and how many of that bin are kept, when `room` are kept in all.
     fn border(&self, mut room: u64) -> (usize, u64) {
         for (bin, count) in self.bins.iter().enumerate().rev() {
             if *count > room {
@@ -47,28 +47,28 @@ impl SizeHistogram {
     }
 }
 
-/// An allocation that is kept.
+/// A kept allocation.
 #[derive(Clone, Copy)]
 pub(super) struct KeptBlock {
-    /// With the owner that it had last.
+    /// The block, with its last known owner.
     pub(super) block: Block,
-    /// When it went back, ns; `None` when it never did.
+    /// The time of its free in ns; `None` if it was never freed.
     pub(super) died_ns: Option<i64>,
 }
 
-/// Chooses as the rows come.
+/// Selects allocations while the rows are read.
 pub(super) struct BlockSelection {
     border: usize,
     room_at_border: u64,
     wanted: FxHashSet<i64>,
     inferred: FxHashMap<i64, Category>,
     room: usize,
-    /// The chosen.
+    /// The kept allocations.
     pub(super) kept: Vec<KeptBlock>,
 }
 
 impl BlockSelection {
-    /// Keeps up to `most`: of what was live at the peak first.
+    /// A selection of up to `most` allocations, with those live at the peak first.
     pub(super) fn new(sizes: &SizeHistogram, at_peak: &[Block], most: usize) -> BlockSelection {
         let mut largest: Vec<&Block> = at_peak.iter().collect();
         largest.sort_by_key(|block| (-block.bytes, block.id));
@@ -87,20 +87,20 @@ impl BlockSelection {
         }
     }
 
-    /// The category that inference gave a block of the peak.
+    /// The inferred category of a block at the peak.
     pub(super) fn inferred(&self, id: i64) -> Option<Category> {
         self.inferred.get(&id).copied()
     }
 
-    /// Wants what is live now too, the largest up to a sixth of the page.
-    pub(super) fn want(&mut self, live: &[Block]) {
+    /// Reserves a sixth of the page for the largest blocks that are live now.
+    pub(super) fn reserve(&mut self, live: &[Block]) {
         let mut largest: Vec<&Block> = live.iter().collect();
         largest.sort_by_key(|block| (-block.bytes, block.id));
         self.wanted.extend(largest.iter().take(MOST / 6).map(|block| block.id));
     }
 
-    /// Takes a block that went back, or that is still there at the end.
-    pub(super) fn take(&mut self, block: &Block, died_ns: Option<i64>) {
+    /// Adds a block that was freed, or is live at the end.
+    pub(super) fn add(&mut self, block: &Block, died_ns: Option<i64>) {
         if !self.wanted.contains(&block.id) {
             let bin = bin(block.bytes);
             if bin < self.border || self.kept.len() >= self.room {
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_border_leaves_room_for_the_largest() {
+    fn the_page_keeps_the_largest_allocations() {
         let mut sizes = SizeHistogram::default();
         for _ in 0..10 {
             sizes.add(512);

@@ -1,4 +1,4 @@
-//! What was live at a moment, by each key, as `memtrace peak` lists it.
+//! The live blocks at a moment by each key, as `memtrace peak` lists them.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::read::symbols::SymbolTable;
 use crate::state::group::{KEYS, Key, sorted};
 use crate::state::replay::Block;
 
-/// How many lines of each list the page gets; the rest is one more.
+/// The most lines of each list; the rest is summed in one more.
 const MOST: usize = 200;
 
 /// The blocks by module, op, category, phase and step: `[key, bytes, blocks]`, largest first.
@@ -16,7 +16,7 @@ pub(super) fn json(blocks: &[Block], symbols: &SymbolTable) -> Value {
     for name in KEYS {
         let mut options = Options::default();
         options.values.insert("by", (*name).to_owned());
-        // No depth is given, so none can be wrong.
+        // Only an invalid --depth is an error, and none is given.
         let Ok(key) = Key::from_options(&options) else { continue };
         let groups = sorted(key.groups(blocks, symbols));
         let (first, rest) = groups.split_at(groups.len().min(MOST));

@@ -1,9 +1,9 @@
-//! `memtrace report`: the report page, one file that opens from disk and asks nothing of any network.
+//! `memtrace report`: the report page, a single HTML file that opens from disk and makes no network request.
 //!
-//! A trace is read twice. The first reading finds the peaks, the time that the page covers and which
-//! sizes are among the largest; the second fills what the page draws: minimum and maximum of each total
-//! in 131,072 pieces of time, whose bytes they were, the largest allocations, the rows around the peak
-//! and the OOM. All of that is bounded, whatever the trace's length.
+//! A trace is read twice. The first reading finds the peaks, the time span of the page and the size above
+//! which allocations are kept. The second collects the content of the page: minimum and maximum of each total
+//! in 131,072 time buckets, memory by category and module, the largest allocations, and the rows around the
+//! peak and the OOM. The size of a page is bounded, whatever the length of the trace.
 
 mod blocks;
 mod groups;
@@ -27,14 +27,14 @@ use pack::Pack;
 use process::FirstReading;
 use strings::Strings;
 
-/// Pieces of time of the fullest device; the others share as many.
+/// The time buckets of the device with the highest peak. All others together get as many.
 const BUCKETS: usize = 131_072;
-/// The fewest that a device gets, however many there are.
+/// The fewest time buckets of a device.
 const FEWEST_BUCKETS: usize = 2048;
 
 const HTML: &str = include_str!("page.html");
 const CSS: &str = include_str!("page.css");
-/// The page's program, in the order in which the parts are put together.
+/// The scripts of the page, in the order of their concatenation.
 const SCRIPTS: &[&str] = &[
     include_str!("js/data.js"),
     include_str!("js/format.js"),
@@ -53,7 +53,7 @@ const SCRIPTS: &[&str] = &[
     include_str!("js/main.js"),
 ];
 
-/// The page of one run, or of two that are compared.
+/// The page of one run, or of two runs compared.
 pub struct Page {
     about: Value,
     pack: Pack,
@@ -124,18 +124,19 @@ impl Page {
         Ok(Page { about, pack, title, headline })
     }
 
-    /// One line: the peak and who holds it.
+    /// The peak and its largest categories, in one line.
     #[must_use]
     pub fn headline(&self) -> &str {
         &self.headline
     }
 
-    /// Writes the file.
+    /// Writes the page to `out`.
     ///
     /// # Errors
     /// Those of `out`.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        // The page is cut at its places: what a trace says is never looked at for places.
+        // The template is split at its placeholders first, so a placeholder in the text of a trace has no
+        // effect.
         let mut rest = HTML;
         while let Some((before, after)) = rest.split_once("<!--{") {
             out.write_all(before.as_bytes())?;
@@ -150,7 +151,7 @@ impl Page {
                         out.write_all(script.as_bytes())?;
                     }
                 }
-                other => unreachable!("page.html has a place {other:?} that nobody fills"),
+                other => unreachable!("page.html has an unknown placeholder {other:?}"),
             }
             rest = after;
         }
@@ -158,7 +159,7 @@ impl Page {
     }
 }
 
-/// Text for HTML.
+/// Escapes a text for HTML.
 fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -176,7 +177,7 @@ fn escaped(text: &str) -> String {
 
 type Processes<'a> = Vec<(&'a Input, Footer, Vec<(&'a TraceFile, FirstReading)>)>;
 
-/// The file and the device with the highest peak of the first run.
+/// The file and device with the highest peak of the first run.
 fn fullest(firsts: &Processes<'_>, options: &Options) -> Option<(std::path::PathBuf, i32)> {
     let (_, _, processes) = firsts.first()?;
     let mut best: Option<(i64, &TraceFile, i32)> = None;
@@ -196,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_in_a_text_can_leave_it() {
+    fn the_page_escapes_text() {
         assert_eq!(escaped("</script>\"'&"), "&lt;/script&gt;&quot;&#39;&amp;");
     }
 }

@@ -1,4 +1,4 @@
-//! The parts of a model that a stacked curve can show: the tree of modules, cut where the bytes are.
+//! The parts of a model in the stacked curve: the tree of modules, cut where the memory is.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,28 +6,28 @@ use rustc_hash::FxHashMap;
 
 use crate::read::symbols::{Symbol, SymbolTable};
 
-/// How many parts are told apart; the rest is one more.
+/// The most parts; all other modules form one more.
 const MOST: usize = 12;
-/// A level with more numbered children than this is shown by what they have in common: `h.*.mlp`.
+/// The numbered children of a level are merged when they are more than this: `h.*.mlp`.
 const MOST_LAYERS: usize = 8;
 
-/// What stands for every other module.
+/// The name of the part of all other modules.
 pub(super) const REST: &str = "(other)";
 
 /// A cut through the tree of modules.
 pub(super) struct ModuleCut {
     /// The parts, largest first, and [`REST`] as the last.
     pub(super) names: Vec<String>,
-    /// Modules and whether those below them belong to the part too.
+    /// Modules, and whether their submodules belong to the part too.
     parts: BTreeMap<String, (usize, bool)>,
     known: FxHashMap<Symbol, usize>,
-    /// The levels whose numbers are one: `GPT.h`.
+    /// The levels with merged children: `GPT.h`.
     layers: BTreeSet<String>,
 }
 
 impl ModuleCut {
-    /// Opens the part with the most bytes again and again, while there are few. `bytes` is what each
-    /// module has at the peak.
+    /// Splits the part with the most bytes repeatedly, while there are few parts. `bytes` are the bytes of
+    /// each module at the peak.
     pub(super) fn new(bytes: &[(String, i64)]) -> ModuleCut {
         let layers = layers(bytes);
         let mut joined: BTreeMap<String, i64> = BTreeMap::new();
@@ -35,7 +35,7 @@ impl ModuleCut {
             *joined.entry(starred(path, &layers)).or_default() += held;
         }
         let bytes: &[(String, i64)] = &joined.into_iter().collect::<Vec<_>>();
-        // Path, with all below or alone, and its bytes.
+        // The path, whether it includes its submodules, and the bytes.
         let mut parts: Vec<(String, bool, i64)> = Vec::new();
         for (path, held) in bytes {
             let root = path.split('.').next().unwrap_or(path);
@@ -66,7 +66,7 @@ impl ModuleCut {
         ModuleCut { names, parts: places, known: FxHashMap::default(), layers }
     }
 
-    /// The part that a module belongs to.
+    /// The index of the part of a module.
     pub(super) fn place(&mut self, module: Symbol, symbols: &SymbolTable) -> usize {
         if let Some(place) = self.known.get(&module) {
             return *place;
@@ -96,7 +96,7 @@ fn is_number(name: &str) -> bool {
     name.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// The levels with many numbered children, by paths whose upper levels are starred already.
+/// The levels with many numbered children, as paths with stars at upper levels.
 fn layers(bytes: &[(String, i64)]) -> BTreeSet<String> {
     let mut layers = BTreeSet::new();
     loop {
@@ -119,7 +119,7 @@ fn layers(bytes: &[(String, i64)]) -> BTreeSet<String> {
     }
 }
 
-/// `path` with a star for each number of `layers`.
+/// `path` with a star for each number at a level of `layers`.
 fn starred(path: &str, layers: &BTreeSet<String>) -> String {
     let mut whole = String::new();
     for name in path.split('.') {
@@ -136,8 +136,8 @@ fn push(path: &mut String, name: &str) {
     path.push_str(name);
 }
 
-/// The parts that `path` falls into: itself alone when it holds bytes, and its children with all below
-/// them. `None` when there is nothing below it.
+/// The parts of `path`: itself alone if it has bytes, and each child with its submodules. `None` without
+/// children.
 fn children(path: &str, bytes: &[(String, i64)]) -> Option<Vec<(String, bool, i64)>> {
     let mut own = 0;
     let mut below: BTreeMap<String, i64> = BTreeMap::new();
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tree_is_cut_where_the_bytes_are() {
+    fn the_page_splits_the_modules_with_the_most_bytes() {
         let bytes: Vec<(String, i64)> =
             [("GPT", 5), ("GPT.h.0.mlp", 50), ("GPT.h.1.mlp", 40), ("GPT.head", 30)]
                 .map(|(path, held)| (path.to_owned(), held))
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn many_layers_are_shown_by_what_they_have_in_common() {
+    fn the_page_merges_many_layers() {
         let bytes: Vec<(String, i64)> = (0..48)
             .flat_map(|n| [(format!("GPT.h.{n}.attn"), 3), (format!("GPT.h.{n}.mlp"), 4)])
             .chain([("GPT.head".to_owned(), 9)])
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wide_level_stays_whole() {
+    fn the_page_keeps_a_wide_level_whole() {
         let bytes: Vec<(String, i64)> = (0..40).map(|n| (format!("Net.layer.x{n}"), 1)).collect();
         assert_eq!(ModuleCut::new(&bytes).names, ["Net.layer", REST]);
     }

@@ -1,4 +1,4 @@
-//! Numbers into the page: columns of small differences, deflated as one stream, in base64.
+//! Encodes the numbers of a page: columns of differences, deflated as one stream, in base64.
 
 use std::io::{self, Write};
 
@@ -7,17 +7,17 @@ use flate2::Compression;
 use flate2::write::DeflateEncoder;
 use serde_json::{Value, json};
 
-/// Columns of integers, one behind another.
+/// Encoded columns of integers, one after another.
 #[derive(Default)]
 pub(super) struct Pack {
     bytes: Vec<u8>,
 }
 
 impl Pack {
-    /// Adds a column, of which `unit` is the greatest common divisor; gives where it lies.
+    /// Adds a column, and returns its place: start, length, and the greatest common divisor of its numbers.
     ///
-    /// Each number is stored as its difference to the one before, zigzag, seven bits a byte: what changes
-    /// little takes a byte, and deflate does the rest.
+    /// Each number is stored as its difference from the previous one, in zigzag encoding, seven bits per
+    /// byte. Small changes take one byte, and deflate compresses the rest.
     pub(super) fn column(&mut self, numbers: impl Iterator<Item = i64> + Clone) -> Value {
         let unit = numbers.clone().fold(0, gcd).max(1);
         let start = self.bytes.len();
@@ -37,8 +37,8 @@ impl Pack {
         json!([start, count, unit])
     }
 
-    /// The JSON that describes the columns, its length before it and the columns behind it, deflated and
-    /// in base64, which no text of a trace can break out of.
+    /// Writes the length of the JSON `about`, that JSON and the columns, deflated and in base64. No text of a
+    /// trace can break out of base64.
     pub(super) fn write(&self, about: &Value, out: &mut dyn Write) -> io::Result<()> {
         let about = about.to_string();
         let mut stream = DeflateEncoder::new(Vec::new(), Compression::new(6));
@@ -55,7 +55,7 @@ fn gcd(a: i64, b: i64) -> i64 {
     while b != 0 {
         (a, b) = (b, a % b);
     }
-    // No number of a trace has the 64th bit.
+    // No number in a trace uses the 64th bit.
     i64::try_from(a).unwrap_or(1)
 }
 
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_stored_as_small_differences() {
+    fn the_page_stores_numbers_as_differences() {
         let mut pack = Pack::default();
         assert_eq!(pack.column([512, 1024, 0].into_iter()), json!([0, 3, 512]));
         assert_eq!(pack.column([0, 0].into_iter()), json!([3, 2, 1]));

@@ -1,4 +1,4 @@
-//! One process of a page: a first reading for its peaks, a second for its tracks.
+//! One process of a page: the first reading of its trace finds the peaks, the second fills its tracks.
 
 use memtrace_trace::EventName;
 use serde_json::{Value, json};
@@ -21,14 +21,14 @@ use crate::state::replay::{self, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_rows, replay_trace};
 use crate::state::series::TimeGrid;
 
-/// What the first reading of a process tells.
+/// The results of the first reading of a trace.
 pub(super) struct FirstReading {
     pub(super) replayed: Replayed,
     metric: Metric,
     sizes: Vec<(i32, SizeHistogram)>,
-    /// The last OOM of each device, by `seq`.
+    /// The `seq` of the last OOM of each device.
     ooms: Vec<(i32, i64)>,
-    /// The time that the window covers.
+    /// The time span of the window.
     time_ns: (i64, i64),
 }
 
@@ -36,7 +36,7 @@ impl FirstReading {
     pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<FirstReading> {
         let flow = flow_categories(trace, options)?;
         let first = FirstReading::read_for(trace, options, Metric::Allocated, flow.clone())?;
-        // A program without torch: everything that it holds is outside torch's allocator.
+        // A program without torch: all its memory is outside torch's allocator.
         let none = |device: &replay::Device| device.peak(Metric::Allocated).bytes == 0;
         if first.replayed.gpus(options).all(none) {
             return FirstReading::read_for(trace, options, Metric::Used, flow);
@@ -67,14 +67,14 @@ impl FirstReading {
                 *of_device(&mut ooms, row.device) = row.seq;
             }
         })?;
-        // A whole trace begins with its clock.
+        // A trace without a window starts at time 0.
         let whole = options.window == replay::Window::default();
         let (start, end) = time.unwrap_or((0, 0));
         let time_ns = (if whole { start.min(0) } else { start }, end);
         Ok(FirstReading { replayed, metric, sizes, ooms, time_ns })
     }
 
-    /// The GPUs that were used, the fullest first.
+    /// The GPUs that were used, the highest peak first.
     pub(super) fn devices(&self, options: &Options) -> Vec<(i32, Metric)> {
         let mut used: Vec<&replay::Device> = self
             .replayed
@@ -85,7 +85,7 @@ impl FirstReading {
         used.into_iter().map(|device| (device.ordinal, self.metric)).collect()
     }
 
-    /// The peak and who holds it, in one line.
+    /// The peak and its largest categories, in one line.
     pub(super) fn headline(&self, trace: &TraceFile, options: &Options) -> String {
         let Some((ordinal, metric)) = self.devices(options).first().copied() else {
             return "No GPU memory was used.".to_owned();
@@ -118,8 +118,8 @@ impl FirstReading {
         line
     }
 
-    /// The second reading: a track for each device that was used. `size` says how many pieces of time and
-    /// how many allocations a device gets.
+    /// The second reading: fills a track for each device that was used. `size` gives the number of time
+    /// buckets and of allocations of a device.
     pub(super) fn read_again(
         self,
         trace: &TraceFile,
@@ -179,7 +179,7 @@ impl FirstReading {
                 keeper: BlockSelection::new(sizes, &at_peak, most),
             }));
         }
-        // Only what is live is needed from here on.
+        // Only the live blocks are needed from here on.
         drop(self.replayed);
         let wanted = replay::COLUMNS
             .and(Columns::of(&["ts_ns"]))

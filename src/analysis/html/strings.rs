@@ -1,19 +1,19 @@
-//! The names that a page shows, each once.
+//! The string table of a page: each name once.
 
 use rustc_hash::FxHashMap;
 
 use crate::read::symbols::{Symbol, SymbolTable};
 
-/// The table of one page.
+/// The string table of one page.
 #[derive(Default)]
 pub(super) struct Strings {
     places: FxHashMap<String, i64>,
-    /// In the order of their places.
+    /// The names, by index.
     pub(super) names: Vec<String>,
 }
 
 impl Strings {
-    /// The place of a symbol's text, as reports show it.
+    /// The index of the text of a symbol, as reports print it.
     pub(super) fn of(&mut self, symbol: Symbol, symbols: &SymbolTable) -> i64 {
         let name = symbols.or_unattributed(symbol);
         let next = self.names.len() as i64;

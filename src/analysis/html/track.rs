@@ -1,4 +1,4 @@
-//! One device of one process, as the page shows it: what the second reading of its trace collects.
+//! One device of one process in the page, collected in the second reading of its trace.
 
 use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
@@ -17,32 +17,32 @@ use crate::state::replay_trace::Replayed;
 use crate::state::series::{Series, TimeGrid};
 use crate::state::stacked_series::StackedSeries;
 
-/// A piece of the stacked curve is this many of the lines'.
+/// The time buckets of the lines in one bucket of the stacked curve.
 const STACK: usize = 8;
-/// Rows kept whole on each side of the peak and of the OOM.
+/// Rows kept on each side of the peak and of the OOM.
 const AROUND: i64 = 8192;
-/// OOMs, failed calls and changes of segments kept, of each.
+/// The most OOMs, failed calls and segment changes kept, each.
 const MOST_MARKS: usize = 20_000;
-/// Failed calls and OOMs that get a pin.
+/// The most failed calls and OOMs that get a pin.
 const MOST_PINS: usize = 500;
 
-/// What a track is told before the second reading.
+/// The results of the first reading that a track needs.
 pub(super) struct TrackPlan {
     pub(super) ordinal: i32,
     pub(super) metric: Metric,
     pub(super) grid: TimeGrid,
-    /// The device's memory in bytes; 0 when unknown.
+    /// The memory of the device, in bytes; 0 when unknown.
     pub(super) capacity: i64,
-    /// The rows of the peak and of the last OOM, by `seq`.
+    /// The `seq` of the rows of the peak and of the last OOM.
     pub(super) moments: Vec<i64>,
     pub(super) last_oom: i64,
-    /// When the peak was.
+    /// The time of the peak.
     pub(super) peak_ns: i64,
     pub(super) cut: ModuleCut,
     pub(super) keeper: BlockSelection,
 }
 
-/// A moment in detail: every row around the peak and the OOM.
+/// Every row around the peak and the OOM.
 #[derive(Default)]
 struct DetailRows {
     ts_ns: Vec<i64>,
@@ -50,7 +50,7 @@ struct DetailRows {
     reserved: Vec<i64>,
 }
 
-/// See the module.
+/// One device of one process.
 pub(super) struct Track {
     plan: TrackPlan,
     allocated: Series,
@@ -60,14 +60,14 @@ pub(super) struct Track {
     course: Progress,
     stack: StackedSeries,
     detail: DetailRows,
-    /// Lifetimes by power of two of ns, sizes by power of two of bytes: how many, and their bytes.
+    /// The number and bytes of blocks, by power of two of their lifetime in ns and of their size in bytes.
     lifetimes: Vec<(u64, i64)>,
     sizes: Vec<(u64, i64)>,
     ooms: Vec<Record>,
     failed: Vec<Record>,
     segments: Vec<(i64, i64, i64, bool)>,
     segments_left_out: u64,
-    /// What was live at the last OOM, grouped.
+    /// The live blocks at the last OOM, grouped.
     pub(super) at_oom: Option<Value>,
 }
 
@@ -103,13 +103,13 @@ impl Track {
         self.plan.ordinal
     }
 
-    /// What ran at a row, whatever its device.
+    /// Follows steps and phases, which rows of every device tell.
     pub(super) fn course(&mut self, row: &Record, replay: &Replay) {
         let total = replay.find(self.plan.ordinal).map_or(0, |d| d.totals.get(self.plan.metric));
         self.course.feed(row, replay, total);
     }
 
-    /// A row of this device, which the replay has taken.
+    /// Adds a row of this device, after the replay has processed it.
     pub(super) fn feed(&mut self, row: &Record, replay: &Replay) {
         let ts = replay.ts_ns;
         match row.event {
@@ -154,7 +154,7 @@ impl Track {
         }
         if row.seq == self.plan.last_oom {
             let live = replay.live_on(self.plan.ordinal, false);
-            self.plan.keeper.want(&live);
+            self.plan.keeper.reserve(&live);
             self.at_oom = Some(super::groups::json(&live, &replay.symbols));
         }
     }
@@ -182,7 +182,7 @@ impl Track {
         self.lifetimes[age].1 += block.bytes;
         let category = self.plan.keeper.inferred(block.id).unwrap_or(block.owner.category);
         self.add(row, replay, category, block.owner.module, -block.bytes);
-        self.plan.keeper.take(block, Some(replay.ts_ns));
+        self.plan.keeper.add(block, Some(replay.ts_ns));
     }
 
     fn owners(&mut self, replay: &Replay, category: Category, module: Symbol) -> [usize; 2] {
@@ -202,11 +202,11 @@ impl Track {
         }
     }
 
-    /// What the page needs of this track, its columns in `pack`.
+    /// The JSON of this track, with its columns in `pack`.
     pub(super) fn finish(mut self, replayed: &Replayed, pack: &mut Pack, strings: &mut Strings) -> Value {
         for block in replayed.replay.live().values() {
             if block.device == self.plan.ordinal && self.counts(block.kind) {
-                self.plan.keeper.take(block, None);
+                self.plan.keeper.add(block, None);
             }
         }
         let allocated = self.allocated.finish();
@@ -276,7 +276,7 @@ impl Track {
 }
 
 fn line(name: &str, series: &Series, pack: &mut Pack) -> Value {
-    // The height of a piece is small where little happens.
+    // Heights compress better than low values: they are small where little happens.
     let heights = series.high.iter().zip(&series.low).map(|(high, low)| high - low);
     json!({ "name": name, "high": pack.column(series.high.iter().copied()), "height": pack.column(heights) })
 }
@@ -289,7 +289,7 @@ fn stacked(names: impl Iterator<Item = String>, owners: &[Vec<i64>], pack: &mut 
     Value::Array(bands)
 }
 
-/// The bins that hold something: the power of two, how many, and their bytes.
+/// The bins that are not empty: power of two, number and bytes.
 fn spread(bins: &[(u64, i64)]) -> Vec<(usize, u64, i64)> {
     let bins = bins.iter().enumerate().filter(|(_, bin)| bin.0 > 0);
     bins.map(|(power, (count, bytes))| (power, *count, *bytes)).collect()

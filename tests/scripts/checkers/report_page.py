@@ -293,7 +293,7 @@ def oom(path, answer):
         state = it.state()
         assert state["at"] == answer["ts_ns"], (state, answer)
         assert state["from"] <= state["at"] <= state["to"]
-        assert "at the out-of-memory" in it.text("#live-title")
+        assert "at the OOM" in it.text("#live-title")
         assert shown(answer["requested_bytes"]) in it.text("#live-note"), it.text("#live-note")
         assert it.page.is_visible("#to-oom")
         assert "ran out of memory" in it.text("#badges")

@@ -1,6 +1,6 @@
-// What the small charts share: a frame with axes.
+// The frame and axes of the small charts.
 
-/** Draws the axes of a chart and gives its scales. `xs`: marks of the x axis, `{at, text}` in [0, 1]. */
+/** Draws the axes of a chart and returns its scales. `xs`: marks of the x axis, `{at, text}` in [0, 1]. */
 function chart(id, height, most, unitOf, xs, xTitle, yTitle) {
   const colours = ink(),
     { c, width, it } = canvas(id, height);

@@ -1,5 +1,5 @@
-// Colours that the colour-blind can tell apart, after Okabe and Ito, for light and dark. Their pink is paler here:
-// beside their green, with which it is stacked, it is told apart by its lightness too.
+// Colours for colour-blind readers, after Okabe and Ito, for light and dark themes. The pink is paler than
+// theirs, so that its lightness differs from the green on which it is stacked.
 
 const CATEGORY = {
   parameter: "#0072B2",
@@ -34,7 +34,7 @@ const LINES = { allocated: "#0072B2", reserved: "#D55E00" };
 
 const categoryColour = (name) => CATEGORY[name.replace(" *", "")] ?? "#9AA0A6";
 const moduleColour = (place, name) => (name === "(other)" ? "#9AA0A6" : MODULES[place % 12]);
-/** The same two, bright enough for thin lines on dark. */
+/** The same lines in the dark theme: bright enough for thin lines. */
 const DARK_LINES = { allocated: "#56A9E8", reserved: "#F0884A" };
 
 const lineColour = (name) =>
@@ -42,7 +42,7 @@ const lineColour = (name) =>
 
 const OTHER_PHASES = ["#8F8B66", "#4B6A9B", "#C8B400", "#6FBF9F", "#A65B83"];
 
-/** Colours of phases: the three of training keep theirs. */
+/** Colours of phases; the three of training are fixed. */
 function phaseColour(name) {
   const known = {
     forward: "#56B4E9",
@@ -61,7 +61,7 @@ function phaseColour(name) {
   return OTHER_PHASES[hash % OTHER_PHASES.length];
 }
 
-/** The page's own colours, as the style sheet has them for the theme in use. */
+/** The colours of the page, from the style sheet in the current theme. */
 function ink() {
   const style = getComputedStyle(document.documentElement);
   const get = (name) => style.getPropertyValue(name).trim();
@@ -76,13 +76,13 @@ function ink() {
   };
 }
 
-/** `colour` with an opacity. */
+/** `colour` with the given opacity. */
 function faded(colour, opacity) {
   const n = parseInt(colour.slice(1), 16);
   return `rgba(${n >> 16},${(n >> 8) & 255},${n & 255},${opacity})`;
 }
 
-/** Black or white, whichever is read better on `colour`. */
+/** Black or white, whichever has more contrast on `colour`. */
 function readable(colour) {
   const n = parseInt(colour.slice(1), 16);
   const light =

@@ -1,4 +1,4 @@
-// Two runs: their curves laid over one another, and what grew and shrank from peak to peak.
+// Compares two runs: their curves in one chart, and the changes from peak to peak.
 
 painters.compare = () => {
   const two = page.about.runs.length === 2;
@@ -16,8 +16,8 @@ painters.compare = () => {
     return;
   }
   const by = b.peak.bytes - a.peak.bytes;
-  const says = element("p", "verdict");
-  says.append(
+  const verdict = element("p", "verdict");
+  verdict.append(
     "From ",
     element("b", "", bytes(a.peak.bytes)),
     " to ",
@@ -29,7 +29,7 @@ painters.compare = () => {
       `${signedBytes(by)} (${by > 0 ? "+" : "−"}${percent(Math.abs(by) / (a.peak.bytes || 1))})`,
     ),
   );
-  it.append(says);
+  it.append(verdict);
   const names = element("p", "quiet");
   for (const [t, colour, letter] of [
     [a, "#0072B2", "A"],
@@ -44,7 +44,7 @@ painters.compare = () => {
   drawn.id = "both";
   drawn.setAttribute("role", "img");
   it.append(drawn);
-  // From where each page would open: what comes before the first step takes as long as it likes.
+  // Each curve starts where its page would open, because the time before the first step varies.
   const longest = Math.max(...[a, b].map(({ home }) => home[1] - home[0])),
     ticks = timeTicks(0, longest, 7);
   const most = Math.max(a.peak.bytes, b.peak.bytes) * 1.06;
@@ -57,7 +57,7 @@ painters.compare = () => {
     `${ticks.unit} since ${a.home[0] > a.start_ns ? "the steps began" : "the start"}`,
     "",
   );
-  plot.it.setAttribute("aria-label", `Both curves. ${says.textContent}`);
+  plot.it.setAttribute("aria-label", `Both curves. ${verdict.textContent}`);
   const pixels = Math.floor(plot.right - plot.left);
   for (const [t, colour] of [
     [a, "#0072B2"],
@@ -76,7 +76,7 @@ painters.compare = () => {
   for (const key of ["category", "module"]) pair.append(differences(a, b, key));
 };
 
-/** What each holder had at the one peak and at the other, the largest change first. */
+/** A table of each owner at both peaks, the largest change first. */
 function differences(a, b, key) {
   const all = new Map();
   for (const [place, t] of [a, b].entries()) {

@@ -1,13 +1,13 @@
-// The data of the page: a deflated stream of JSON and columns, in base64.
+// Decodes the data of the page: a deflated stream of JSON and columns, in base64.
 
-/** An element of the page. */
+/** The element with this id. */
 const $ = (id) => document.getElementById(id);
 
-/** Inflates what the page carries; gives the JSON and a function that reads a column. */
+/** Inflates the data; returns the JSON and a function that decodes a column. */
 async function load() {
   if (typeof DecompressionStream === "undefined") {
     throw new Error(
-      "this browser is too old for this page: it has no DecompressionStream (Chrome 103, Firefox 113, Safari 16.4)",
+      "this browser is too old: it lacks DecompressionStream (needs Chrome 103, Firefox 113 or Safari 16.4)",
     );
   }
   const text = atob($("data").textContent.trim());
@@ -22,7 +22,7 @@ async function load() {
   return { about, column: (place) => column(columns, place) };
 }
 
-/** A column: differences in zigzag, seven bits a byte, times their common divisor. */
+/** Decodes a column: zigzag differences, seven bits per byte, times their common divisor. */
 function column(bytes, [start, count, unit]) {
   const numbers = new Float64Array(count);
   let at = start,
@@ -36,17 +36,17 @@ function column(bytes, [start, count, unit]) {
       value += (byte & 127) * scale;
       scale *= 128;
     }
-    // Beyond 32 bits the low bit must be taken without the bit operators.
+    // Bit operators are limited to 32 bits, so the low bit is computed.
     last += value % 2 ? -(value + 1) / 2 : value / 2;
     numbers[i] = last * unit;
   }
   return numbers;
 }
 
-/** What is drawn of one device of one process, unpacked when it is first looked at. */
+/** One device of one process. Its columns are decoded on first use. */
 class Track {
   constructor(about, data, run) {
-    // What comes in columns is unpacked when it is asked for.
+    // The getters below decode the fields that are columns.
     for (const [name, value] of Object.entries(about)) if (!(name in Track.prototype)) this[name] = value;
     this.raw = about;
     this.data = data;
@@ -67,7 +67,7 @@ class Track {
     );
   }
 
-  /** The line whose peak this is about. */
+  /** The line of the metric of this track. */
   get total() {
     return this.metric === "allocated"
       ? this.lines[0]
@@ -122,12 +122,12 @@ class Track {
     return this.kept.get(name);
   }
 
-  /** The piece of time that a moment falls into. */
+  /** The time bucket of a moment. */
   bucket(ts) {
     return Math.max(0, Math.min(this.buckets - 1, Math.floor((ts - this.start_ns) / this.width_ns)));
   }
 
-  /** What the page opens with. */
+  /** The view in which the page opens. */
   get home() {
     return this.home_ns;
   }
@@ -148,7 +148,7 @@ class Track {
   }
 }
 
-/** The last place in an ascending column whose value is at most `value`; -1 when there is none. */
+/** The last index in an ascending column with a value of at most `value`; -1 when there is none. */
 function last(column, value) {
   let low = 0,
     high = column.length;

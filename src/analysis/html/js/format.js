@@ -1,4 +1,4 @@
-// Bytes, times and counts as the command prints them.
+// Formats bytes, times and counts as the command does.
 
 const UNITS = [
   ["GiB", 2 ** 30],
@@ -12,7 +12,7 @@ function bytes(value) {
   return `${value} B`;
 }
 
-/** Two digits, a half to the even one: as the command rounds, and `toFixed` does not. */
+/** Two decimals, rounded half to even as in the command, unlike `toFixed`. */
 function hundredths(value) {
   const below = Math.floor(value),
     half = value - below === 0.5;
@@ -38,14 +38,14 @@ const count = (value) => Math.round(value).toLocaleString("en-US");
 const percent = (share) => `${(share * 100).toFixed(1)} %`;
 const shown = (text) => (text === "(none)" ? "–" : text);
 
-/** A moment with as many digits as tell it from its neighbours `width` ns away. */
+/** A moment, with enough digits to differ from its neighbours `width` ns away. */
 function moment(ns, width) {
   if (Math.abs(ns) >= 120e9 && width >= 1e8) return duration(ns);
   const digits = Math.max(0, Math.min(9, Math.ceil(-Math.log10(width / 1e9))));
   return `${(ns / 1e9).toFixed(digits)} s`;
 }
 
-/** Round steps of about `about` in the units of `scale`. */
+/** A round step near `about`. */
 function roundStep(about) {
   const power = 10 ** Math.floor(Math.log10(about));
   const lead = about / power;
@@ -89,7 +89,7 @@ function timeTicks(from, to, ticks) {
   return { marks, unit };
 }
 
-/** A new element with a class and a text. A trace's words become text, never markup. */
+/** A new element with a class and a text. Text of a trace never becomes markup. */
 function element(tag, name, text) {
   const made = document.createElement(tag);
   if (name) made.className = name;
@@ -97,7 +97,7 @@ function element(tag, name, text) {
   return made;
 }
 
-/** A word as a shell takes it. */
+/** A word quoted for a shell. */
 function quoted(word) {
   return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 }

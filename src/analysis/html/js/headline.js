@@ -1,4 +1,4 @@
-// The sentence on top: where the peak is and who holds it.
+// The headline: the peak, its place and its largest categories.
 
 painters.headline = () => {
   const t = track(),
@@ -22,12 +22,12 @@ painters.headline = () => {
     part(", ");
     part(peak.module, true);
   }
-  const holders = t.at_peak.category
+  const largest = t.at_peak.category
     .slice(0, 2)
     .map(([name, held]) => `${name} ${percent(held / total(t.at_peak.category))}`);
-  if (holders.length) {
+  if (largest.length) {
     part(". Held by ");
-    part(holders.join(" and "), true);
+    part(largest.join(" and "), true);
   }
   part(".");
   head.replaceChildren(...about);
@@ -45,15 +45,15 @@ painters.headline = () => {
   const badges = $("badges");
   badges.replaceChildren();
   const badge = (text, kind) => badges.append(element("span", "badge" + (kind ? " " + kind : ""), text));
-  if (t.phantom) badge("phantom run: this device was not there; reserved is an estimate", "phantom");
+  if (t.phantom) badge("simulated GPU: reserved memory is an estimate", "phantom");
   if (t.gpu) badge(t.gpu);
   if (t.versions.torch) badge(`torch ${t.versions.torch}`);
   if (t.world_size > 1) badge(`${t.world_size} ranks`);
   if (t.oom_count) badge(`ran out of memory ${t.oom_count === 1 ? "once" : `${t.oom_count} times`}`, "alarm");
-  if (!t.finished) badge("no end: the process was killed, or still runs", "alarm");
+  if (!t.finished) badge("no end row: the process was killed or still runs", "alarm");
   if (run.lost) badge(`${count(run.lost)} events lost`, "alarm");
 
-  // Who holds the peak, as one bar.
+  // The categories at the peak, as one bar.
   const held = t.at_peak.category,
     sum = total(held),
     bar = $("holders");
@@ -68,7 +68,7 @@ painters.headline = () => {
     bar.append(piece);
     piece.shorter = bytes(size);
   }
-  // A name that would be cut off says nothing: it is in the tooltip.
+  // A name that does not fit is left out; the tooltip has it.
   for (const piece of bar.children) {
     const [name, size] = piece.children,
       room = piece.clientWidth;
@@ -80,7 +80,7 @@ painters.headline = () => {
     `Live at the peak: ${held.map(([name, size]) => `${name} ${bytes(size)}`).join(", ")}`,
   );
 
-  // The numbers that people come for.
+  // The most important numbers.
   const facts = $("facts");
   facts.replaceChildren();
   const fact = (name, value, more) => {
@@ -91,28 +91,24 @@ painters.headline = () => {
   const when = (m) =>
     [m.step >= 0 ? `step ${m.step}` : "", shown(m.phase)].filter((word) => word && word !== "–").join(", ");
   fact(
-    "allocated, peak",
+    "peak allocated",
     bytes(t.peak_allocated.bytes),
     `${duration(t.peak_allocated.ts_ns)} ${when(t.peak_allocated)}`,
   );
   fact(
-    "reserved, peak",
+    "peak reserved",
     bytes(t.peak_reserved.bytes),
     `${duration(t.peak_reserved.ts_ns)} ${when(t.peak_reserved)}`,
   );
   if (t.peak_used.bytes !== t.peak_reserved.bytes)
-    fact(
-      "device used, peak",
-      bytes(t.peak_used.bytes),
-      `${duration(t.peak_used.ts_ns)} ${when(t.peak_used)}`,
-    );
+    fact("peak device used", bytes(t.peak_used.bytes), `${duration(t.peak_used.ts_ns)} ${when(t.peak_used)}`);
   const top = t.at_peak.module[0];
   if (top) fact("largest module at the peak", top[0], `${bytes(top[1])}, ${percent(top[1] / sum)}`);
   const op = peak.op;
   if (op && op !== "(none)") fact("op at the peak", op, "");
   const steps = t.steps.length ? t.steps.last[t.steps.length - 1] - t.steps.first[0] + 1 : 0;
   fact(
-    "ran",
+    "duration",
     duration(t.duration_ns),
     `${count(steps)} ${steps === 1 ? "step" : "steps"}, ${count(t.rows)} events`,
   );
@@ -121,7 +117,7 @@ painters.headline = () => {
 
 const total = (groups) => groups.reduce((sum, group) => sum + group[1], 0) || 1;
 
-/** What is known of how far the page can be trusted. */
+/** Notes on how far the page can be trusted. */
 painters.footer = () => {
   const foot = $("footer"),
     t = track(),
@@ -134,15 +130,15 @@ painters.footer = () => {
   );
   if (t.phantom)
     line(
-      "A phantom run: PyTorch's own allocator on a device that was not there. Allocated is PyTorch's arithmetic; reserved is an estimate.",
+      "Simulated GPU: PyTorch's allocator ran without a device. Allocated memory is exact; reserved memory is an estimate.",
     );
   const kept = t.blocks.length;
   line(
     kept < t.allocations
-      ? `${count(kept)} of ${count(t.allocations)} allocations are kept whole: the largest, and what was live at the peak and at the OOM; the curves and their shares count all.`
-      : `All ${count(t.allocations)} allocations are in this page.`,
+      ? `This page lists ${count(kept)} of ${count(t.allocations)} allocations: the largest, and those live at the peak and at the OOM. Curves and shares count all.`
+      : `This page lists all ${count(t.allocations)} allocations.`,
   );
-  if (t.pinned_peak) line(`Pinned host memory: ${bytes(t.pinned_peak)} at most.`);
+  if (t.pinned_peak) line(`Pinned host memory: peak ${bytes(t.pinned_peak)}.`);
   for (const note of run.notes) line(note);
   const p = element("p", "next");
   p.append(

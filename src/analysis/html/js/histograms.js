@@ -1,15 +1,15 @@
-// How large blocks are and how long they live.
+// Histograms of the sizes and lifetimes of blocks.
 
 painters.histograms = () => {
   const t = track();
-  bars("sizes", t.sizes, "size of the block", "#0072B2", (power) => bytes(2 ** power));
-  bars("lifetimes", t.lifetimes, "lived for", "#009E73", (power) => duration(2 ** power));
+  bars("sizes", t.sizes, "block size", "#0072B2", (power) => bytes(2 ** power));
+  bars("lifetimes", t.lifetimes, "lifetime", "#009E73", (power) => duration(2 ** power));
 };
 
 function bars(id, bins, title, colour, name) {
   const column = state.weigh === "bytes" ? 2 : 1;
   if (!bins.length) {
-    $(id + "-says").textContent = "Nothing to count.";
+    $(id + "-says").textContent = "No blocks.";
     return;
   }
   const from = bins[0][0],

@@ -1,4 +1,4 @@
-// The mouse, the wheel, fingers and keys.
+// Input: mouse, wheel, touch and keys.
 
 /** Zooms by `factor` around a moment. */
 function zoom(factor, around) {
@@ -7,7 +7,7 @@ function zoom(factor, around) {
   setView(around - span * share, around - span * share + span);
 }
 
-/** Shows a moment in the middle of a view that tells it from its neighbours, and pins it. */
+/** Centres the view on a moment, zoomed in enough to separate it from its neighbours, and pins it. */
 function jump(ts) {
   const t = track(),
     all = t.end_ns - t.start_ns;
@@ -30,7 +30,7 @@ function setMode(mode) {
   draw("curve", "legend", "choices");
 }
 
-/** The highest moment of the pixel column at `x`: what a click means. */
+/** The moment of a click at `x`: the highest in its pixel column. */
 function momentAt(t, x, width) {
   const from = toTs(x - 0.5, width),
     to = toTs(x + 0.5, width);
@@ -43,7 +43,7 @@ function momentAt(t, x, width) {
   return t.start_ns + (best + 0.5) * t.width_ns;
 }
 
-/** The part that is being chosen with Shift, in pixels. */
+/** The range being selected with Shift, in pixels. */
 let selected = null;
 
 function listenToCurve() {
@@ -145,7 +145,7 @@ function listenToCurve() {
   overview.addEventListener("pointerup", () => (grabbed = false));
 }
 
-/** What the mouse is over. */
+/** Shows the values under the mouse. */
 function hover(event) {
   const it = $("curve"),
     t = track(),
@@ -256,7 +256,7 @@ function listenToKeys() {
     };
     const act = keys[event.key] ?? keys[event.key.toLowerCase()];
     if (!act) return;
-    // The arrows scroll the page unless the curve has the focus or nothing has.
+    // Without this, the arrow keys would scroll the page.
     event.preventDefault();
     act();
   });
@@ -268,7 +268,7 @@ function search(text) {
 }
 
 function isDark() {
-  // Print is light whatever was chosen: the document says what holds.
+  // Printing is always light, so the theme of the document counts, not the chosen one.
   const { theme } = document.documentElement.dataset;
   return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
@@ -286,7 +286,7 @@ function switchTheme() {
   drawAll();
 }
 
-/** A row of choices, one of which holds. */
+/** Shows a row of options, with the chosen one marked. */
 function choices(id, names, chosen, choose) {
   const it = $(id);
   it.replaceChildren();

@@ -1,4 +1,4 @@
-// What is live at the pinned moment: an icicle and a table.
+// The live blocks at the pinned moment: an icicle and a table.
 
 const TABLES = ["module", "category", "op", "phase", "step", "block"];
 const TREES = {
@@ -15,7 +15,7 @@ function blockWords(t, i) {
   return [strings[b.module[i]], strings[b.op[i]], strings[b.phase[i]], categories[b.category[i]]];
 }
 
-/** The blocks that are kept and live at a moment, and what there is beside them. */
+/** The listed blocks that are live at a moment, and the bytes of all others. */
 function liveAt(t, ts) {
   const b = t.blocks,
     { strings, categories } = page.about,
@@ -42,7 +42,7 @@ function liveAt(t, ts) {
     });
   }
   const total = valueAt(t, t.total, ts);
-  // At a moment between two rows of one piece of time, the piece's highest value can exceed what is live.
+  // Between two rows of one time bucket, the maximum of the bucket can exceed the live bytes.
   const whole = t.blocks.length >= t.allocations;
   return {
     live,
@@ -53,7 +53,7 @@ function liveAt(t, ts) {
   };
 }
 
-/** The groups of a moment. At the peak and the OOM they are known of every block. */
+/** The live blocks at a moment by group. At the peak and the OOM the groups count every block. */
 function groupsAt(t, ts, at, by) {
   const known =
     ts === t.peak.ts_ns
@@ -101,7 +101,7 @@ painters.live = () => {
   const title = $("live-title");
   title.replaceChildren(
     element("span", "", "Live "),
-    element("b", "", isPeak ? "at the peak" : oom ? "at the out-of-memory" : `at ${moment(ts, t.width_ns)}`),
+    element("b", "", isPeak ? "at the peak" : oom ? "at the OOM" : `at ${moment(ts, t.width_ns)}`),
     element("span", "quiet", "  " + bytes(isPeak ? t.peak.bytes : at.total)),
   );
   const where = [step === null ? "" : `step ${t.stepName(step)}`, phase === "(unattributed)" ? "" : phase]
@@ -114,9 +114,9 @@ painters.live = () => {
     note +
     (where ? where + ". " : "") +
     (at.rest > 0
-      ? `${count(at.live.length)} blocks are known one by one, ${percent(at.sum / Math.max(1, at.total))} of the bytes; the rest are smaller. `
+      ? `${count(at.live.length)} blocks are listed, ${percent(at.sum / Math.max(1, at.total))} of the bytes; the others are smaller. `
       : `${count(at.live.length)} blocks. `) +
-    "Click the curve to look at another moment.";
+    "Click the curve to pin another moment.";
   paintIcicle(at);
   paintTable(t, ts, at);
 };
@@ -192,21 +192,21 @@ function paintIcicle(at) {
       if (w < 1) break;
       const way = [...names, child.name];
       const full = way.join(" › ");
-      // Colour is for the category alone: a level that mixes them is grey.
+      // Colours are categories; a level with several is grey.
       const colour = child.mix.size === 1 ? categoryColour([...child.mix.keys()][0]) : null;
       const box = element("button", "cell" + (child.found || !state.search ? "" : " dim"));
       box.type = "button";
-      // One stop for Tab; the arrows go on from there.
+      // Tab stops once; the arrow keys move inside.
       box.tabIndex = cells.length ? -1 : 0;
       cells.push({ box, x, w, level });
-      // Padding would widen a narrow one over its neighbours.
+      // Padding would make a narrow cell overlap its neighbours.
       box.style.cssText =
         `left:${x}px;top:${level * 24}px;width:${Math.max(1, w - 1)}px;padding:0 ${w > 34 ? 5 : 0}px` +
         (colour ? `;background:${colour};color:${readable(colour)}` : "");
       if (w > 34) box.textContent = w > 150 ? `${child.name}  ${bytes(child.bytes)}` : child.name;
-      const says = `${bytes(child.bytes)}, ${percent(child.bytes / tree.bytes)}${child.blocks ? `, ${count(child.blocks)} ${child.blocks === 1 ? "block" : "blocks"}` : ""}`;
-      box.title = `${full}\n${says}`;
-      box.setAttribute("aria-label", `${full}: ${says}`);
+      const label = `${bytes(child.bytes)}, ${percent(child.bytes / tree.bytes)}${child.blocks ? `, ${count(child.blocks)} ${child.blocks === 1 ? "block" : "blocks"}` : ""}`;
+      box.title = `${full}\n${label}`;
+      box.setAttribute("aria-label", `${full}: ${label}`);
       box.onclick = () => {
         zoomedInto = [...trail, ...way];
         draw("live");
@@ -231,7 +231,7 @@ function paintIcicle(at) {
   if (focused) cells[0]?.box.focus();
   it.setAttribute(
     "aria-label",
-    `What is live, by ${TREES[state.tree].text}: ` +
+    `Live blocks by ${TREES[state.tree].text}: ` +
       [...tree.below.values()]
         .sort((a, b) => b.bytes - a.bytes)
         .slice(0, 5)
@@ -240,7 +240,7 @@ function paintIcicle(at) {
   );
 }
 
-/** The cell that an arrow leads to: beside, below what holds it, above; `null` at an edge, `undefined` for other keys. */
+/** The cell in the direction of an arrow key; `null` at an edge, `undefined` for other keys. */
 function neighbour(cells, from, key) {
   const level = { ArrowLeft: 0, ArrowRight: 0, ArrowUp: -1, ArrowDown: 1 }[key];
   if (level === undefined) return undefined;
@@ -262,8 +262,8 @@ const COLUMNS = {
   block: [
     ["bytes", "bytes", true],
     ["share", "share", true],
-    ["requested", "asked for", true],
-    ["born", "born", true],
+    ["requested", "requested", true],
+    ["born", "allocated at", true],
     ["age", "lived", true],
     ["step", "step", true],
     ["category", "category", false],
@@ -311,7 +311,7 @@ function paintTable(t, ts, at) {
   thead.append(head);
   const limit = 25 * state.more,
     most = rows.reduce((most, row) => Math.max(most, row.bytes), 1);
-  // What is searched for comes first; the rest stays, dimmed.
+  // Matches of the search come first; the others follow, dimmed.
   const hit = (row) => (single ? matches(row.module, row.op, row.phase, row.category) : matches(row.name));
   const order = state.search ? [...rows.filter(hit), ...rows.filter((row) => !hit(row))] : rows;
   for (const row of order.slice(0, limit)) {

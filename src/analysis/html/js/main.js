@@ -1,4 +1,4 @@
-// From the data to the page.
+// Starts the page: loads the data, and connects the controls.
 
 function choose(place) {
   state.track = place;
@@ -79,7 +79,7 @@ async function main() {
       drawAll();
     }
   }).observe(document.body);
-  // Print is on white paper and as wide as the paper.
+  // Print in the light theme, at the width of the paper.
   addEventListener("beforeprint", () => {
     document.documentElement.dataset.theme = "light";
     for (const name of Object.keys(painters)) painters[name]();
@@ -91,7 +91,7 @@ async function main() {
   drawAll();
 }
 
-/** For tests and for the curious: `memtrace.frames` are the milliseconds that drawing took. */
+/** For tests and debugging; `memtrace.frames` are the drawing times in ms. */
 globalThis.memtrace = {
   state,
   frames,

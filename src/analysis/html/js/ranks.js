@@ -1,4 +1,4 @@
-// Every rank and device in a line of its own, on one scale.
+// A line for each rank and device, on one scale.
 
 painters.ranks = () => {
   const own = tracks.filter((t) => t.run === 0),
@@ -13,7 +13,7 @@ painters.ranks = () => {
     element(
       "p",
       "quiet",
-      `Peaks from ${bytes(least.peak.bytes)} (${least.label}) to ${bytes(top.peak.bytes)} (${top.label}): a skew of ${bytes(top.peak.bytes - least.peak.bytes)}, ${percent((top.peak.bytes - least.peak.bytes) / (top.peak.bytes || 1))}. A click shows the rank above.`,
+      `Peaks from ${bytes(least.peak.bytes)} (${least.label}) to ${bytes(top.peak.bytes)} (${top.label}): a skew of ${bytes(top.peak.bytes - least.peak.bytes)}, ${percent((top.peak.bytes - least.peak.bytes) / (top.peak.bytes || 1))}. Click a rank to show it above.`,
     ),
   );
   const list = element("div", "rank-list");
@@ -60,7 +60,7 @@ painters.ranks = () => {
   const axis = element("div", "rank-axis");
   axis.append(
     element("span", "", moment(from, to - from)),
-    element("span", "", "the peak is orange-red; times since the start of each process"),
+    element("span", "", "orange-red: the peak; times are since the start of each process"),
     element("span", "", moment(to, to - from)),
   );
   list.append(axis);

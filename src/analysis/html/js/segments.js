@@ -1,4 +1,4 @@
-// The segments that the allocator holds at the pinned moment, laid out as one tape, with what is in them.
+// The segments of the allocator at the pinned moment, as one tape, with their blocks.
 
 /** The segments at a moment, by address. */
 function segmentsAt(t, ts) {
@@ -23,7 +23,7 @@ function segmentsAt(t, ts) {
   return segments;
 }
 
-/** Takes an unmapped range out of the pieces that it lies in. */
+/** Removes an unmapped range from the pieces that contain it. */
 function cutOut(pieces, from, to) {
   for (const piece of [...pieces.values()]) {
     const end = piece.addr + piece.bytes;
@@ -52,7 +52,7 @@ painters.segments = () => {
   tape = [];
   const width = $("segment-map").clientWidth || 600;
   const rows = Math.max(1, Math.min(16, segments.length, Math.ceil(reserved / 2 ** 21)));
-  // Gaps between segments take room too.
+  // The gaps between segments take space too.
   const scale = (width * rows - segments.length * 3) / Math.max(1, reserved);
   let place = 0,
     next = 0;
@@ -97,12 +97,12 @@ painters.segments = () => {
     }
   }
   const holes = reserved - used - empty;
-  const known = at.rest > 0 ? " of the blocks that are kept" : "";
-  const text = `${count(segments.length)} segments, ${bytes(reserved)} reserved: ${bytes(used)} in blocks${known}, ${bytes(Math.max(0, holes))} in holes beside them, ${bytes(empty)} in segments with no block. Each outlined run is a segment in the order of its address; colour is the category, grey is free.`;
+  const known = at.rest > 0 ? " that this page lists" : "";
+  const text = `${count(segments.length)} segments, ${bytes(reserved)} reserved: ${bytes(used)} in blocks${known}, ${bytes(Math.max(0, holes))} in holes beside them, ${bytes(empty)} in segments with no block. Each outline is a segment, in address order; colours are categories, grey is free.`;
   $("segments-note").textContent =
     text +
     (t.segmentRows.left_out
-      ? ` ${count(t.segmentRows.left_out)} later changes of segments are not in this page.`
+      ? ` ${count(t.segmentRows.left_out)} later segment changes are not in this page.`
       : "");
   it.setAttribute("aria-label", text);
 };

@@ -1,4 +1,4 @@
-// What is looked at, kept in the address; and when to draw.
+// The state of the view, stored in the address, and the scheduling of drawing.
 
 const state = {
   track: 0,
@@ -15,55 +15,55 @@ const state = {
   weigh: "bytes",
   theme: "",
 };
-let page = null; // what load() gave
+let page = null; // the result of load()
 let tracks = [];
 
 const track = () => tracks[state.track];
 
-/** The words of the address: `#at=1819...&view=from:to`, times in ns. */
+/** Writes the state to the address: `#at=1819...&view=from:to`, times in ns. */
 function writeHash() {
   const t = track();
-  const words = new URLSearchParams();
-  if (state.track !== firstTrack()) words.set("track", state.track);
+  const params = new URLSearchParams();
+  if (state.track !== firstTrack()) params.set("track", state.track);
   if (state.from !== t.home[0] || state.to !== t.home[1])
-    words.set("view", `${Math.round(state.from)}:${Math.round(state.to)}`);
-  if (state.at !== null) words.set("at", Math.round(state.at));
-  if (state.mode !== "lines") words.set("show", state.mode);
-  if (state.search) words.set("search", state.search);
-  if (state.by !== "module") words.set("by", state.by);
-  if (state.tree !== "module") words.set("tree", state.tree);
-  if (state.sort !== "bytes" || !state.down) words.set("sort", (state.down ? "" : "-") + state.sort);
-  if (state.theme) words.set("theme", state.theme);
-  const hash = "#" + words;
+    params.set("view", `${Math.round(state.from)}:${Math.round(state.to)}`);
+  if (state.at !== null) params.set("at", Math.round(state.at));
+  if (state.mode !== "lines") params.set("show", state.mode);
+  if (state.search) params.set("search", state.search);
+  if (state.by !== "module") params.set("by", state.by);
+  if (state.tree !== "module") params.set("tree", state.tree);
+  if (state.sort !== "bytes" || !state.down) params.set("sort", (state.down ? "" : "-") + state.sort);
+  if (state.theme) params.set("theme", state.theme);
+  const hash = "#" + params;
   if (hash !== location.hash && !(hash === "#" && !location.hash))
     history.replaceState(null, "", hash === "#" ? location.pathname + location.search : hash);
 }
 
-/** Takes over what the address says; what makes no sense is left out. */
+/** Reads the state from the address; invalid values are ignored. */
 function readHash() {
-  const words = new URLSearchParams(location.hash.slice(1));
+  const params = new URLSearchParams(location.hash.slice(1));
   const number = (text) =>
     text !== null && text !== "" && Number.isFinite(Number(text)) ? Number(text) : null;
-  const chosen = number(words.get("track"));
+  const chosen = number(params.get("track"));
   state.track = chosen !== null && tracks[chosen] ? chosen : firstTrack();
   const t = track();
-  const [from, to] = (words.get("view") ?? "").split(":").map(number);
+  const [from, to] = (params.get("view") ?? "").split(":").map(number);
   const sound = from !== null && to !== null && from !== undefined && to !== undefined && to > from;
   [state.from, state.to] = sound ? clampView(from, to) : t.home;
-  const at = number(words.get("at"));
+  const at = number(params.get("at"));
   state.at = at === null ? t.peak.ts_ns : Math.max(t.start_ns, Math.min(t.end_ns, at));
-  const one = (name, all, otherwise) => (all.includes(words.get(name)) ? words.get(name) : otherwise);
+  const one = (name, all, otherwise) => (all.includes(params.get(name)) ? params.get(name) : otherwise);
   state.mode = one("show", ["lines", "category", "module"], "lines");
-  state.search = words.get("search") ?? "";
+  state.search = params.get("search") ?? "";
   state.by = one("by", TABLES, "module");
   state.tree = one("tree", Object.keys(TREES), "module");
-  const sort = words.get("sort") ?? "bytes";
+  const sort = params.get("sort") ?? "bytes";
   state.down = !sort.startsWith("-");
   state.sort = sort.replace(/^-/, "");
   state.theme = one("theme", ["light", "dark"], "");
 }
 
-/** The track with the highest peak of the first run. */
+/** The index of the track with the highest peak of the first run. */
 function firstTrack() {
   let best = 0;
   tracks.forEach((t, i) => {
@@ -72,7 +72,7 @@ function firstTrack() {
   return best;
 }
 
-/** A view no wider than the trace and no narrower than a few ns, within it. */
+/** Limits a view to the trace, and to at least a few ns. */
 function clampView(from, to) {
   const t = track();
   const span = Math.max(Math.min(to - from, t.end_ns - t.start_ns), Math.min(16, t.end_ns - t.start_ns));
@@ -92,16 +92,16 @@ function pin(at) {
   draw("curve", "live", "segments");
 }
 
-/** Does a name match what is searched for? Everything does when nothing is. */
+/** Does a name match the search? Every name matches an empty search. */
 const matches = (...names) =>
   !state.search || names.some((name) => name.toLowerCase().includes(state.search.toLowerCase()));
 
 const painters = {};
 const waiting = new Set();
-/** How long each frame's script took, ms, the newest 2,000: for the tests. */
+/** The script time of the last 2,000 frames, in ms, for the tests. */
 const frames = [];
 
-/** Draws parts of the page at the next frame, each once. */
+/** Schedules parts of the page for drawing at the next frame, each once. */
 function draw(...parts) {
   if (!waiting.size) requestAnimationFrame(paint);
   for (const part of parts) waiting.add(part);
@@ -113,7 +113,7 @@ function paint() {
   const parts = [...waiting];
   waiting.clear();
   for (const part of parts) painters[part]();
-  // Browsers refuse an address that changes at every frame.
+  // Browsers throttle changes of the address, so it is not changed at every frame.
   clearTimeout(hashTimer);
   hashTimer = setTimeout(writeHash, 150);
   frames.push(performance.now() - start);
@@ -124,7 +124,7 @@ function drawAll() {
   draw(...Object.keys(painters));
 }
 
-/** A canvas of `height` CSS pixels as sharp as the screen is, cleared. */
+/** Clears a canvas and sizes it to `height` CSS pixels at the resolution of the screen. */
 function canvas(id, height) {
   const it = $(id),
     ratio = window.devicePixelRatio || 1,

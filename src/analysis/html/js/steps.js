@@ -1,6 +1,6 @@
-// The steps laid over one another, and the peak of each.
+// Compares steps: their curves in one chart, and the peak of each.
 
-/** At most this many curves: the page shows which. */
+/** The most curves in the chart. */
 const OVERLAID = 40;
 
 painters.steps = () => {
@@ -15,7 +15,7 @@ painters.steps = () => {
   for (let i = 0; i < steps.length; i++) if (steps.high[i] > steps.high[highest]) highest = i;
   if (!chosen.includes(highest)) chosen.push(highest);
   const pinned = state.at === null ? -1 : last(steps.from, state.at);
-  // A first step that compiles or warms up would squeeze the others: the axis is that of the usual.
+  // A long first step (compilation, warm-up) would squeeze the others, so the axis fits the usual length.
   const lengths = chosen.map((i) => steps.to[i] - steps.from[i]).sort((a, b) => a - b);
   const longest = Math.max(
     lengths[Math.floor(lengths.length * 0.75)] * 1.5,
@@ -30,7 +30,7 @@ painters.steps = () => {
     most,
     byteTicks,
     ticks.marks.map((mark) => ({ at: mark.at / longest, text: mark.text })),
-    `${ticks.unit} since the step began`,
+    `${ticks.unit} since the start of the step`,
     "",
   );
   const { c } = plot;
@@ -50,20 +50,18 @@ painters.steps = () => {
     c.stroke();
   };
   for (const [order, i] of chosen.entries()) {
-    // From pale to dark as the run goes on.
+    // Later steps are darker.
     if (i !== highest && i !== pinned) curve(i, faded("#0072B2", 0.18 + (0.5 * order) / chosen.length), 1);
   }
   if (pinned >= 0 && pinned !== highest) curve(pinned, plot.colours.accent, 2);
   curve(highest, "#D55E00", 2);
   c.restore();
   $("overlay-says").textContent =
-    `${count(chosen.length)} of ${count(steps.length)} steps, later ones darker; step ${t.stepName(highest)}, the highest, in orange-red` +
-    (pinned >= 0 && pinned !== highest
-      ? `; step ${t.stepName(pinned)}, where the pin is, in the pin's colour.`
-      : ".");
+    `${count(chosen.length)} of ${count(steps.length)} steps, later ones darker. Orange-red: step ${t.stepName(highest)}, the highest` +
+    (pinned >= 0 && pinned !== highest ? `; pin colour: step ${t.stepName(pinned)}, the pinned one.` : ".");
   plot.it.setAttribute(
     "aria-label",
-    `Steps laid over one another. The highest is step ${t.stepName(highest)} with ${bytes(steps.high[highest])}.`,
+    `The curves of the steps. The highest is step ${t.stepName(highest)} with ${bytes(steps.high[highest])}.`,
   );
   paintStepPeaks(t, highest, pinned);
 };
@@ -119,6 +117,6 @@ function paintStepPeaks(t, highest, pinned) {
   const first = steps.high[0],
     end = steps.high[n - 1];
   $("step-peaks-says").textContent =
-    `The peak of each step: ${bytes(first)} in the first, ${bytes(end)} in the last. A click goes to the step.`;
+    `The peak of each step: ${bytes(first)} in the first, ${bytes(end)} in the last. Click a step to show it.`;
   plot.it.setAttribute("aria-label", $("step-peaks-says").textContent);
 }

@@ -1,4 +1,5 @@
-// The curve: totals or stacked owners, phases and steps below, pins above, and the whole run in small.
+// The curve: totals or stacked owners, with phases and steps below, pins above, and an overview of the whole
+// run.
 
 const PLOT = { left: 62, right: 14, top: 22, bottom: 58, height: 360 };
 const BAND = 9,
@@ -28,14 +29,14 @@ function columnsOf(t, line, from, to, pixels) {
   return { low, high };
 }
 
-/** The rows that are known one by one, when the view is finer than the pieces and lies among them. */
+/** The detailed rows, when the view is finer than the time buckets and inside the detail. */
 function detailOf(t, from, to, pixels) {
   const { ts } = t.detail;
   if (!ts.length || (to - from) / pixels > t.width_ns * 2 || from < ts[0] || to > ts[ts.length - 1])
     return null;
   const first = Math.max(0, last(ts, from)),
     end = Math.min(ts.length - 1, last(ts, to) + 1);
-  // The peak and the OOM may be far apart: between their rows nothing is known.
+  // The peak and the OOM may be far apart, with no detail between them.
   for (let i = first; i < end; i++) if (ts[i + 1] - ts[i] > t.width_ns * 64) return null;
   return { first, end };
 }
@@ -58,7 +59,7 @@ painters.curve = () => {
   most = Math.max(most, capacityShown ? t.capacity : 0) * 1.06;
   const y = (value) => bottom - (value / most) * high;
 
-  // Axis of bytes.
+  // The axis of bytes.
   const scale = byteTicks(most, 5);
   c.lineWidth = 1;
   c.textAlign = "right";
@@ -113,7 +114,7 @@ painters.curve = () => {
     c.setLineDash([]);
     c.fillStyle = colours.alarm;
     c.textBaseline = "bottom";
-    c.fillText(`all of the device, ${bytes(t.capacity)}`, PLOT.left + 6, at - 2);
+    c.fillText(`device memory, ${bytes(t.capacity)}`, PLOT.left + 6, at - 2);
   }
   paintFound(c, t, y, width, colours);
   paintBands(c, t, bottom, width, colours);
@@ -126,7 +127,7 @@ painters.curve = () => {
   }
   paintOverview(t, colours);
   sayCurve(t, it);
-  sayFiner(t, pixels);
+  offerDetails(t, pixels);
 };
 
 const hiddenLines = new Set();
@@ -137,8 +138,8 @@ function edge(x) {
   return Math.round((PLOT.left + x) * ratio) / ratio;
 }
 
-/** Does a line go up and down so much that its outline has more corners than a renderer can take? Columns of
- * rectangles look the same then, and are cheap. */
+/** Does a line rise and fall so often that drawing its outline is slow? Rectangles for each column look the same
+ * then, and are fast. */
 function isRough(low, high, y) {
   let travelled = 0;
   for (let x = 0; x < high.length; x++) travelled += y(low[x]) - y(high[x]);
@@ -154,7 +155,7 @@ function paintRough(c, one, y, bottom, colour, filled) {
     if (area && !filled) continue;
     c.fillStyle = style;
     for (let x = 0; x < pixels; x++) {
-      // A column reaches to where the one before it ended.
+      // A column extends to the end of the previous one.
       const from = Math.min(y(one.high[x]), x ? y(one.low[x - 1]) : Infinity),
         to = Math.max(y(one.low[x]), x ? y(one.high[x - 1]) : -Infinity);
       const top = edge(x),
@@ -186,7 +187,7 @@ function paintLine(c, t, one, detail, name, y, bottom, colour, filled, width) {
     upper.lineTo(PLOT.left + pixels, y(before));
   } else {
     for (let x = 0; x < pixels; x++) {
-      // Down and up again within one column: the low is not lost either.
+      // Draw the low of a column too.
       const at = PLOT.left + x + 0.5;
       if (x === 0) upper.moveTo(at, y(one.high[x]));
       upper.lineTo(at, y(one.low[x]));
@@ -208,7 +209,7 @@ function paintLine(c, t, one, detail, name, y, bottom, colour, filled, width) {
   c.setLineDash([]);
 }
 
-/** The composition at each column's highest moment. */
+/** The composition at the highest moment of each column. */
 function paintStack(c, t, y, bottom, pixels, line) {
   const stack = t.stack(state.mode),
     { bands, sum } = stack;
@@ -222,8 +223,7 @@ function paintStack(c, t, y, bottom, pixels, line) {
     let best = first;
     for (let i = first + 1; i <= end; i++) if (sum[i] > sum[best]) best = i;
     at[x] = best;
-    // A piece of the stack is wider than one of the line: what holds the memory is known to the piece, how
-    // much there is, to the line.
+    // Buckets of the stack are wider than those of the line: the stack gives the shares, the line the total.
     shrink[x] = sum[best] > 0 ? line.high[x] / sum[best] : 0;
   }
   const base = new Float64Array(pixels).fill(bottom);
@@ -255,7 +255,7 @@ function paintStack(c, t, y, bottom, pixels, line) {
   }
 }
 
-/** What a search finds among the allocations that are kept, as a line of its own. */
+/** The line of the listed allocations that match the search. */
 function paintFound(c, t, y, width, colours) {
   const found = foundCurve(t);
   if (!found?.ts.length) return;
@@ -387,14 +387,14 @@ function paintTime(c, bottom, width, colours) {
   c.fillRect(PLOT.left, bottom, plotWidth(width), 1);
 }
 
-/** The peaks, OOMs, failed calls and what is pinned. */
+/** The pins of the peaks, OOMs and failed calls. */
 function pinsOf(t) {
   return t.once("pins", () => [
     ...t.failed.map((m) => ({
       ts: m.ts_ns,
       kind: "retry",
       text: "retry",
-      title: `cudaMalloc failed (status ${m.status}): the allocator frees what it caches and tries again`,
+      title: `cudaMalloc failed (status ${m.status}): the allocator empties its cache and retries`,
     })),
     ...t.ooms.map((m) => ({
       ts: m.ts_ns,
@@ -433,7 +433,7 @@ function paintPins(c, t, y, bottom, width, colours) {
     c.globalAlpha = 1;
     const text = pin.kind === "peak" ? `peak ${bytes(t.peak.bytes)}` : pin.text;
     const w = c.measureText(text).width + 12;
-    // Over its line, else beside the labels that are there; a retry that finds no place has its line alone.
+    // Above its line, or else beside other labels; a retry without space gets no label.
     const free = (left) =>
       left >= PLOT.left &&
       left + w <= width - 2 &&
@@ -480,7 +480,7 @@ function paintPins(c, t, y, bottom, width, colours) {
 
 const OVERVIEW = 44;
 
-/** The whole run in small, with the view in it. It changes with the track and the size alone. */
+/** The overview of the whole run, with the view marked. It depends on the track and the size only. */
 let overviewFor = "";
 let overviewImage = null;
 function paintOverview(t, colours) {
@@ -524,11 +524,11 @@ function sayCurve(t, it) {
       : `Pinned at ${moment(state.at, t.width_ns)}: ${bytes(valueAt(t, t.total, state.at))}.`);
   it.setAttribute("aria-label", text);
   clearTimeout(sayCurve.timer);
-  // A reader of the screen is told when the view rests, not at every frame of a drag.
+  // Screen readers are updated when the view rests, not at every frame of a drag.
   sayCurve.timer = setTimeout(() => ($("curve-says").textContent = text), 600);
 }
 
-/** What is known of a line at a moment: exactly at the peak, else the highest of the piece of time. */
+/** The value of a line at a moment: exact in the detail, or else the maximum of the time bucket. */
 function valueAt(t, line, ts) {
   if (line === t.total && ts === t.peak.ts_ns) return t.peak.bytes;
   const rows = t.detail,
@@ -539,8 +539,8 @@ function valueAt(t, line, ts) {
   return line.high[t.bucket(ts)];
 }
 
-/** Finer than the pieces: the command that knows more. */
-function sayFiner(t, pixels) {
+/** Offers a command for details, when the view is finer than the time buckets. */
+function offerDetails(t, pixels) {
   const it = $("finer"),
     fine = (state.to - state.from) / pixels < t.width_ns && !detailOf(t, state.from, state.to, pixels);
   it.hidden = !fine;
@@ -553,7 +553,7 @@ function sayFiner(t, pixels) {
   copy.type = "button";
   copy.onclick = () => navigator.clipboard?.writeText(command).then(() => (copy.textContent = "Copied"));
   it.replaceChildren(
-    `This page knows ${duration(t.width_ns)} apart, no finer. Every row of what you look at: `,
+    `This page resolves ${duration(t.width_ns)}. For every row in this view: `,
     element("code", "", command),
     " ",
     copy,
@@ -600,7 +600,7 @@ painters.legend = () => {
         band.name,
         state.mode === "category" ? categoryColour(band.name) : moduleColour(i, band.name),
         share.has(band.name) ? `${bytes(share.get(band.name))} at the peak` : "",
-        "Dim this one",
+        "Dim this band",
       );
     });
   }
