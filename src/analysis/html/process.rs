@@ -139,6 +139,8 @@ impl FirstReading {
             let none = SizeHistogram::default();
             let sizes = self.sizes.iter().find(|sizes| sizes.0 == ordinal).map_or(&none, |(_, sizes)| sizes);
             let oom = self.ooms.iter().find(|oom| oom.0 == ordinal).map_or(0, |(_, seq)| *seq);
+            let host = self.replayed.replay.find(HOST);
+            let pinned_peak = host.map_or(0, |host| host.peak(Metric::Allocated).bytes);
             about.push(json!({
                 "rank": trace.meta.rank,
                 "world_size": trace.meta.world_size,
@@ -165,7 +167,7 @@ impl FirstReading {
                 "duration_ns": self.replayed.replay.ts_ns,
                 "finished": !self.replayed.replay.problems.unfinished,
                 "lost": self.replayed.replay.counts.lost,
-                "pinned_peak": self.replayed.replay.find(HOST).map_or(0, |host| host.peak(Metric::Allocated).bytes),
+                "pinned_peak": pinned_peak,
             }));
             tracks.push(Track::new(TrackPlan {
                 ordinal,
