@@ -26,7 +26,7 @@ fn program(target: &str, more: &[&str]) -> PathBuf {
 }
 
 #[test]
-fn c_functions_say_who_owns_memory_and_pausing_loses_none() {
+fn c_api_names_the_owner_of_memory_and_pause_loses_no_event() {
     let ran = Traced::new(&program("api", &[]), &[]).run();
     assert_eq!(ran.stderr(), "");
     assert_eq!(ran.numbers(), [1, 0, 1, 1, 2, 2, 1, 1, 0, 1, 0, -1, 1, 0]);
@@ -75,7 +75,7 @@ fn c_functions_say_who_owns_memory_and_pausing_loses_none() {
 }
 
 #[test]
-fn the_c_functions_do_nothing_when_nothing_is_preloaded() {
+fn c_api_does_nothing_without_the_preload() {
     // Also where the linker could take the missing functions for null: a fixed-address executable.
     for (target, more) in [("api", &[][..]), ("api-fixed", &["-no-pie", "-fno-pie"])] {
         let output = untraced(&program(target, more), &[]).output().unwrap();
@@ -87,7 +87,7 @@ fn the_c_functions_do_nothing_when_nothing_is_preloaded() {
 }
 
 #[test]
-fn a_library_that_is_told_to_stay_out_answers_and_does_nothing() {
+fn c_api_answers_and_does_nothing_with_enabled_0() {
     let ran = Traced::new(&program("api", &[]), &[]).env("MEMTRACE_ENABLED", "0").run();
     assert_eq!(ran.numbers(), [0, 0, 0, 0, 0, -1, -1, 0, 0, -1, -1, -1, 0, 0]);
     assert!(ran.files().is_empty());
@@ -128,7 +128,7 @@ fn python(command: &mut Command) -> String {
 }
 
 #[test]
-fn the_python_module_wraps_them_and_is_harmless_alone() {
+fn python_api_wraps_the_c_api_and_does_nothing_without_the_preload() {
     let mut alone = untraced(Path::new("python3"), &[]);
     assert_eq!(python(&mut alone), "False\nFalse\nFalse 2 2 True\n");
 

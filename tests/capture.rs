@@ -45,7 +45,7 @@ fn told(row: &Rec) -> String {
 }
 
 #[test]
-fn every_call_of_the_runtime_is_told_as_the_program_saw_it() {
+fn each_runtime_call_has_a_row_with_the_values_that_the_program_got() {
     let ran = Traced::new(&program("calls/calls"), &[]).run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     let trace = ran.trace();
@@ -58,7 +58,7 @@ fn every_call_of_the_runtime_is_told_as_the_program_saw_it() {
 }
 
 #[test]
-fn a_plugin_loaded_out_of_sight_is_seen_and_named() {
+fn dlopen_a_plugin_with_rtld_local_is_traced_and_named() {
     runtime();
     let plugin = compiled("lookups/plugin.c", "libplugin.so", &[RUNTIME]);
     let loads = compiled("lookups/loads.c", "loads", &[]);
@@ -70,7 +70,7 @@ fn a_plugin_loaded_out_of_sight_is_seen_and_named() {
 }
 
 #[test]
-fn a_runtime_that_the_program_looks_up_itself_is_seen_unless_told_otherwise() {
+fn dlsym_of_the_runtime_is_traced_unless_dlsym_is_off() {
     let library = runtime();
     let loads = compiled("lookups/loads.c", "loads", &[]);
     let arguments = ["lookup", library.to_str().unwrap()];
@@ -85,7 +85,7 @@ fn a_runtime_that_the_program_looks_up_itself_is_seen_unless_told_otherwise() {
 }
 
 #[test]
-fn of_two_runtimes_each_gets_its_own_calls() {
+fn dlsym_in_two_runtimes_calls_each_runtime_itself() {
     let first = runtime();
     let second = compiled("fakes/cudart.c", "libcudart.so.13", &[]);
     let loads = compiled("lookups/loads.c", "loads", &[]);
@@ -96,7 +96,7 @@ fn of_two_runtimes_each_gets_its_own_calls() {
 }
 
 #[test]
-fn what_a_library_finds_depends_on_who_asks_as_it_does_untraced() {
+fn dlsym_resolves_by_caller_as_in_an_untraced_program() {
     compiled("lookups/who.c", "libfirst.so", &["-DNAME=first"]);
     compiled("lookups/who.c", "libsecond.so", &["-DNAME=second"]);
     compiled("lookups/who.c", "libbelow.so", &["-DNAME=below"]);
@@ -116,7 +116,7 @@ fn what_a_library_finds_depends_on_who_asks_as_it_does_untraced() {
 }
 
 #[test]
-fn eight_threads_that_get_each_others_addresses_are_told_in_an_order_that_replays() {
+fn threads_that_reuse_each_others_addresses_replay_in_order() {
     for round in 0..3 {
         let ran = Traced::new(&program("threads/threads"), &["8", "4000"]).run();
         assert_eq!(ran.status(), 0, "round {round}: {}", ran.stderr());
@@ -129,7 +129,7 @@ fn eight_threads_that_get_each_others_addresses_are_told_in_an_order_that_replay
 }
 
 #[test]
-fn the_allocators_blocks_of_eight_threads_agree_with_its_own_totals() {
+fn threads_of_the_caching_allocator_agree_with_its_own_totals() {
     for round in 0..3 {
         let ran = Traced::new(&torch_program("threads/trains"), &["8", "4000"]).run();
         assert_eq!(ran.status(), 0, "round {round}: {}", ran.stderr());
@@ -153,7 +153,7 @@ fn the_allocators_blocks_of_eight_threads_agree_with_its_own_totals() {
 }
 
 #[test]
-fn with_caching_off_a_call_of_the_allocator_is_a_block_of_the_size_it_asked() {
+fn allocator_without_caching_has_blocks_of_the_requested_size() {
     let ran = Traced::new(&torch_program("calls/calls_as_torch"), &[])
         .env("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
         .run();
@@ -164,7 +164,7 @@ fn with_caching_off_a_call_of_the_allocator_is_a_block_of_the_size_it_asked() {
 }
 
 #[test]
-fn every_end_of_a_program_leaves_a_complete_trace_and_its_own_exit() {
+fn exit_of_every_kind_leaves_a_complete_trace_and_the_same_status() {
     let ends = program("processes/ends");
     // What each way out takes and gives beside the first two allocations and the first free.
     let ways = [
@@ -194,7 +194,7 @@ fn every_end_of_a_program_leaves_a_complete_trace_and_its_own_exit() {
 }
 
 #[test]
-fn a_program_that_becomes_another_ends_its_trace() {
+fn exec_ends_the_trace() {
     let ends = program("processes/ends");
     for how in ["exec", "execle", "execlp", "execv", "execvp", "execve", "execvpe", "fexecve"] {
         let alone = untraced(&ends, &[how]).output().unwrap();
@@ -218,7 +218,7 @@ fn a_program_that_becomes_another_ends_its_trace() {
 }
 
 #[test]
-fn a_kill_after_an_exec_that_failed_leaves_what_was_flushed() {
+fn exec_that_fails_before_a_kill_leaves_the_flushed_rows() {
     let ran = Traced::new(&program("processes/ends"), &["exec that fails late", "kill"]).run();
     assert_eq!(ran.status(), 128 + 9, "{}", ran.stderr());
     let mut reader = memtrace_trace::csv::RowReader::open(&ran.files()[0]).unwrap();
@@ -231,7 +231,7 @@ fn a_kill_after_an_exec_that_failed_leaves_what_was_flushed() {
 }
 
 #[test]
-fn the_first_row_tells_of_the_devices_of_a_program_whose_first_call_starts_cuda() {
+fn meta_row_has_the_devices_even_if_the_first_call_starts_cuda() {
     compiled("fakes/lazy.c", "liblazy.so", &[]);
     let ran = Traced::new(&compiled("fakes/lazy.c", "lazy", &["-DMAIN", "liblazy.so"]), &[]).run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
@@ -247,7 +247,7 @@ fn the_first_row_tells_of_the_devices_of_a_program_whose_first_call_starts_cuda(
 }
 
 #[test]
-fn a_flush_behind_a_free_that_does_not_return_says_so_and_returns() {
+fn flush_behind_a_blocked_cuda_free_fails_and_returns() {
     let include = format!("-I{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("include").display());
     runtime();
     let ran = Traced::new(&compiled("api/blocked.c", "blocked", &[&include, RUNTIME]), &[]).run();
@@ -258,7 +258,7 @@ fn a_flush_behind_a_free_that_does_not_return_says_so_and_returns() {
 }
 
 #[test]
-fn more_threads_than_the_buffer_has_room_for_lose_nothing() {
+fn buffer_with_more_threads_than_chunks_loses_no_event() {
     for (threads, buffer) in [("1200", "16m"), ("300", "1m")] {
         let ran =
             Traced::new(&program("threads/crowd"), &[threads, "5"]).env("MEMTRACE_BUFFER", buffer).run();
@@ -272,7 +272,7 @@ fn more_threads_than_the_buffer_has_room_for_lose_nothing() {
 }
 
 #[test]
-fn children_of_every_kind_leave_their_parents_trace_whole() {
+fn fork_and_spawn_of_every_kind_leave_the_parents_trace_complete() {
     let children = program("processes/children");
     // The number of traces: a child that allocates has its own.
     let kinds = [
@@ -306,7 +306,7 @@ fn children_of_every_kind_leave_their_parents_trace_whole() {
 }
 
 #[test]
-fn a_process_that_never_allocates_leaves_nothing() {
+fn out_folder_stays_empty_for_a_process_that_never_allocates() {
     let ran = Traced::new(&program("processes/nothing"), &[]).run();
     assert_eq!((ran.status(), ran.stdout().as_str(), ran.stderr().as_str()), (0, "0 0\n", ""));
     let out = Traced::new(Path::new("/bin/true"), &[]);
@@ -316,7 +316,7 @@ fn a_process_that_never_allocates_leaves_nothing() {
 }
 
 #[test]
-fn a_library_that_is_told_to_stay_out_does() {
+fn enabled_0_traces_nothing() {
     let ran = Traced::new(&program("calls/calls"), &[]).env("MEMTRACE_ENABLED", "0").run();
     assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
     assert!(ran.files().is_empty());
@@ -362,6 +362,14 @@ fn the_ranges_mean_what_the_rules_say(trace: &Trace) {
     the_ranges_pair(trace, 13);
 }
 
+#[test]
+fn phases_adds_range_names_that_are_phases() {
+    let ran = Traced::new(&program("ranges/ranges"), &[]).env("MEMTRACE_PHASES", "warm up,layer.0").run();
+    let trace = ran.trace();
+    assert_eq!(owner(&trace, 103), ("layer.0", "encöder", NONE, -1));
+    assert_eq!(owner(&trace, 102), ("forward", "encöder", NONE, -1));
+}
+
 /// Each of `count` ranges opens once and closes once.
 fn the_ranges_pair(trace: &Trace, count: usize) {
     let names = |event| {
@@ -374,7 +382,7 @@ fn the_ranges_pair(trace: &Trace, count: usize) {
 }
 
 #[test]
-fn injected_ranges_of_every_kind_mean_what_the_rules_say() {
+fn nvtx_ranges_of_every_kind_follow_the_rules() {
     let ranges = program("ranges/ranges");
     let ran = Traced::new(&ranges, &[]).run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
@@ -382,7 +390,7 @@ fn injected_ranges_of_every_kind_mean_what_the_rules_say() {
 }
 
 #[test]
-fn a_phase_ends_with_its_thread_and_stays_behind_at_a_fork() {
+fn phases_end_with_their_thread_and_are_not_inherited_by_fork() {
     let include = format!("-I{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("include").display());
     runtime();
     let ran = Traced::new(&compiled("ranges/phases.c", "phases", &[&include, RUNTIME]), &[]).run();
@@ -398,7 +406,7 @@ fn a_phase_ends_with_its_thread_and_stays_behind_at_a_fork() {
 }
 
 #[test]
-fn a_child_that_dropped_the_preload_leaves_no_trace_of_ranges_alone() {
+fn nvtx_ranges_alone_leave_no_trace_in_a_child_without_the_preload() {
     let ranges = program("ranges/ranges");
     let command = format!("unset LD_PRELOAD; {}", ranges.display());
     let ran = Traced::new(Path::new("/bin/sh"), &["-c", &command]).run();
@@ -407,7 +415,7 @@ fn a_child_that_dropped_the_preload_leaves_no_trace_of_ranges_alone() {
 }
 
 #[test]
-fn a_tool_that_was_there_first_gets_every_call_and_its_numbers_are_the_programs() {
+fn nvtx_tool_loaded_first_gets_every_call_and_its_return_values_are_kept() {
     let ranges = program("ranges/ranges");
     let tool = compiled("other_tools/tool.c", "libtool.so", &[]);
     let logs = tempfile::tempdir().unwrap();
@@ -429,7 +437,7 @@ fn a_tool_that_was_there_first_gets_every_call_and_its_numbers_are_the_programs(
 }
 
 #[test]
-fn a_tool_that_was_there_first_is_still_there_in_a_child() {
+fn nvtx_tool_loaded_first_is_kept_in_a_child() {
     let ranges = program("ranges/ranges");
     let tool = compiled("other_tools/tool.c", "libtool.so", &[]);
     let logs = tempfile::tempdir().unwrap();
@@ -444,7 +452,7 @@ fn a_tool_that_was_there_first_is_still_there_in_a_child() {
 }
 
 #[test]
-fn without_nvtx_ranges_are_left_alone() {
+fn nvtx_0_ignores_ranges() {
     let ran = Traced::new(&program("ranges/ranges"), &[]).env("MEMTRACE_NVTX", "0").run();
     assert_eq!(ran.status(), 0);
     let trace = ran.trace();
@@ -453,7 +461,7 @@ fn without_nvtx_ranges_are_left_alone() {
 }
 
 #[test]
-fn ranges_of_the_legacy_library_mean_the_same_and_return_what_it_returns() {
+fn nvtx_legacy_library_ranges_mean_the_same_and_return_the_same() {
     runtime();
     compiled("fakes/nvtools.c", "libnvToolsExt.so.1", &[]);
     let legacy = compiled("ranges/legacy.c", "legacy", &["libnvToolsExt.so.1", RUNTIME]);
@@ -473,7 +481,7 @@ fn ranges_of_the_legacy_library_mean_the_same_and_return_what_it_returns() {
 }
 
 #[test]
-fn domains_of_the_legacy_library_have_their_own_stacks_categories_and_strings() {
+fn nvtx_legacy_library_domains_have_their_own_stacks_categories_and_strings() {
     runtime();
     // With a tool behind it the library gives handles and numbers of ranges; with none it gives nothing.
     for (library, define) in [("libnvToolsExt.so.1", "-DTOOL"), ("libnvToolsBare.so.1", "-DBARE")] {
@@ -503,7 +511,7 @@ fn domains_of_the_legacy_library_have_their_own_stacks_categories_and_strings() 
 }
 
 #[test]
-fn what_a_small_buffer_loses_is_counted_and_told() {
+fn buffer_that_is_too_small_counts_and_reports_lost_events() {
     let traced = Traced::new(&program("threads/flood"), &["8", "40000"]).env("MEMTRACE_BUFFER", "1m");
     let ran = traced.run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
@@ -519,7 +527,7 @@ fn what_a_small_buffer_loses_is_counted_and_told() {
 }
 
 #[test]
-fn a_file_is_private_and_never_reached_through_a_link() {
+fn out_file_is_private_and_never_follows_a_link() {
     let threads = program("threads/threads");
     let traced = Traced::new(&threads, &["1", "10"]);
     let ran = traced.run();
@@ -545,7 +553,7 @@ fn a_file_is_private_and_never_reached_through_a_link() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_made_costs_the_trace_and_one_line() {
+fn out_folder_that_cannot_be_made_costs_the_trace_and_prints_one_line() {
     let blocked = tempfile::NamedTempFile::new().unwrap();
     let out = blocked.path().join("out");
     let ran = Traced::new(&program("threads/threads"), &["8", "500"]).env("MEMTRACE_OUT", &out).run();
@@ -562,7 +570,7 @@ fn a_folder_that_cannot_be_made_costs_the_trace_and_one_line() {
 }
 
 #[test]
-fn a_limit_on_the_size_of_files_costs_the_trace_and_never_the_program() {
+fn file_size_limit_costs_the_trace_and_not_the_program() {
     let flood = program("threads/flood");
     let script = "ulimit -f 64; exec \"$1\" 2 5000";
     let ran = Traced::new(Path::new("/bin/sh"), &["-c", script, "sh", flood.to_str().unwrap()]).run();
@@ -573,7 +581,7 @@ fn a_limit_on_the_size_of_files_costs_the_trace_and_never_the_program() {
 }
 
 #[test]
-fn a_bad_setting_is_told_with_the_default_that_is_taken() {
+fn bad_setting_is_reported_with_the_default_used_unless_log_is_off() {
     let ran = Traced::new(&program("processes/nothing"), &[]).env("MEMTRACE_BUFFER", "lots").run();
     assert_eq!(ran.status(), 0);
     let said = ran.stderr();
@@ -609,7 +617,7 @@ fn pythons() -> BTreeMap<(u32, u32), PathBuf> {
 }
 
 #[test]
-fn modules_and_lines_of_python_are_had_in_every_interpreter() {
+fn stacks_and_modules_are_recorded_in_every_python_version() {
     torch_program("threads/trains");
     let torch = compiled("fakes/c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/owners/any_python.py");

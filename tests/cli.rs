@@ -63,7 +63,7 @@ fn path(folder: &tempfile::TempDir) -> &str {
 }
 
 #[test]
-fn the_peak_is_told_by_module_and_adds_up() {
+fn peak_by_module_adds_up() {
     let folder = folder_with(&[("host.r0.1.csv", training(0))]);
     let text = stdout(&output(&["peak", path(&folder), "--by", "category"]));
     for line in ["parameter", "gradient", "activation"] {
@@ -78,7 +78,7 @@ fn the_peak_is_told_by_module_and_adds_up() {
 }
 
 #[test]
-fn a_summary_fits_one_screen_and_ends_with_what_to_type_next() {
+fn summary_fits_one_screen_and_ends_with_the_next_command() {
     let folder = folder_with(&[("host.r0.1.csv", training(0)), ("host.r1.2.csv", training(1))]);
     let text = stdout(&output(&["summary", path(&folder)]));
     assert!(text.lines().count() <= 30, "{text}");
@@ -104,7 +104,7 @@ fn check_exits_with_1_when_the_totals_are_wrong() {
 }
 
 #[test]
-fn what_cannot_be_read_exits_with_2_and_says_why() {
+fn input_that_cannot_be_read_exits_with_2_and_a_reason() {
     let folder = folder_with(&[("a.csv", b"a,b\n1,2\n".to_vec())]);
     let bad = output(&["summary", path(&folder)]);
     assert_eq!(bad.status.code(), Some(2));
@@ -126,7 +126,7 @@ fn what_cannot_be_read_exits_with_2_and_says_why() {
 }
 
 #[test]
-fn a_reader_that_leaves_early_is_no_error() {
+fn broken_pipe_is_no_error() {
     let folder = folder_with(&[("a.csv", training(0))]);
     let mut child = memtrace(&["peak", path(&folder), "--json"])
         .stdout(Stdio::piped())
@@ -140,7 +140,7 @@ fn a_reader_that_leaves_early_is_no_error() {
 }
 
 #[test]
-fn an_unfinished_trace_says_so() {
+fn summary_says_that_a_trace_is_unfinished() {
     let mut trace = TraceBuilder::default();
     trace.segment(2 << 20);
     trace.raw(Row { event: EventName::Lost, name: "3 dropped", requested_bytes: 3, ..Row::default() });
@@ -150,7 +150,7 @@ fn an_unfinished_trace_says_so() {
 }
 
 #[test]
-fn help_knows_every_variable_and_every_column() {
+fn help_describes_every_variable_and_every_column() {
     let variables = stdout(&output(&["help", "variables"]));
     for variable in memtrace_trace::config::variables() {
         assert!(variables.contains(variable.name), "{}", variable.name);
@@ -213,7 +213,7 @@ __attribute__((constructor)) static void hello(void) {
 }
 
 #[test]
-fn the_launcher_passes_on_streams_status_and_environment() {
+fn run_passes_on_streams_status_and_environment() {
     let Some(installed) = Installed::new() else { return };
     let script = "cat; echo \"$LD_PRELOAD\"; echo \"$MEMTRACE_OUT\"; echo \"$MEMTRACE_RUN_ID\" >&2; exit 7";
     let mut child = installed
@@ -239,7 +239,7 @@ fn the_launcher_passes_on_streams_status_and_environment() {
 }
 
 #[test]
-fn the_launcher_dies_of_the_signal_that_its_program_died_of() {
+fn run_dies_of_the_same_signal_as_its_program() {
     let Some(installed) = Installed::new() else { return };
     for signal in [9, 15, 11] {
         let output = installed.run(&["--", "sh", "-c", &format!("kill -{signal} $$")]).output().unwrap();
@@ -248,7 +248,7 @@ fn the_launcher_dies_of_the_signal_that_its_program_died_of() {
 }
 
 #[test]
-fn the_launcher_passes_a_signal_on_once() {
+fn run_forwards_a_signal_once() {
     let Some(installed) = Installed::new() else { return };
     let script =
         "n=0; trap 'n=$((n+1))' USR1; trap 'echo $n; exit 3' TERM; echo ready; while :; do sleep 0.05; done";
@@ -266,7 +266,7 @@ fn the_launcher_passes_a_signal_on_once() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_127_as_in_a_shell() {
+fn run_of_a_missing_program_exits_with_127_as_a_shell_does() {
     let Some(installed) = Installed::new() else { return };
     let output = installed.run(&["--", "no-such-program"]).output().unwrap();
     assert_eq!(output.status.code(), Some(127));
@@ -275,7 +275,7 @@ fn a_program_that_is_not_there_is_127_as_in_a_shell() {
 }
 
 #[test]
-fn a_program_that_drops_the_library_is_noticed() {
+fn run_reports_a_program_that_did_not_load_the_library() {
     let Some(installed) = Installed::new() else { return };
     // Break the library as far as the loader is concerned: it warns, goes on, and nobody says hello.
     fs::write(installed.folder.path().join("libmemtrace.so"), b"not a library").unwrap();
@@ -285,7 +285,7 @@ fn a_program_that_drops_the_library_is_noticed() {
 }
 
 #[test]
-fn a_bad_card_is_refused_before_anything_runs() {
+fn run_refuses_an_unknown_phantom_card_before_it_starts_the_program() {
     let Some(installed) = Installed::new() else { return };
     let output = installed.run(&["--phantom", "h900", "--", "touch", "ran"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
@@ -296,7 +296,7 @@ fn a_bad_card_is_refused_before_anything_runs() {
 }
 
 #[test]
-fn the_trace_of_the_run_is_summed_up_on_stderr() {
+fn run_prints_the_summary_of_its_trace_on_stderr() {
     let Some(installed) = Installed::new() else { return };
     // The trace of this very run: `training` with the run's id in its meta row.
     let trace = String::from_utf8(training(0)).unwrap();

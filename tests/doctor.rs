@@ -1,18 +1,17 @@
 //! `memtrace doctor`: without a torch, and on every torch that is installed.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::Path;
+use std::process::Output;
 
 use serde_json::Value;
 
+#[path = "common/torch.rs"]
+#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+mod harness;
+use harness::{Torch, memtrace};
+
 fn doctor(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("MEMTRACE_") {
-            command.env_remove(name);
-        }
-    }
-    command.arg("doctor").args(arguments).current_dir(env!("CARGO_TARGET_TMPDIR")).output().unwrap()
+    memtrace().arg("doctor").args(arguments).current_dir(env!("CARGO_TARGET_TMPDIR")).output().unwrap()
 }
 
 /// What it says of each thing: the worst state, and all lines.
@@ -30,28 +29,10 @@ fn findings(output: &Output) -> Vec<(String, String, String)> {
     findings.iter().map(|line| (text(&line["what"]), text(&line["state"]), text(&line["says"]))).collect()
 }
 
-fn torches() -> Vec<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = set("MEMTRACE_CACHE")
-        .or_else(|| set("XDG_CACHE_HOME").map(|base| base.join("memtrace")))
-        .unwrap_or_else(|| set("HOME").unwrap().join(".cache/memtrace"));
-    let pythons: Vec<PathBuf> = ["2.11.0", "2.6.0"]
-        .iter()
-        .map(|version| cache.join(format!("torch-{version}")))
-        .filter(|folder| folder.join(".complete").exists())
-        .map(|folder| folder.join("bin/python"))
-        .collect();
-    if pythons.len() < 2 {
-        assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "scripts/torch-env 2.11.0 and 2.6.0");
-        eprintln!("skipped in part: run scripts/torch-env 2.11.0 and 2.6.0");
-    }
-    pythons
-}
-
 #[test]
-fn every_hook_sees_something_on_the_phantom_device() {
-    for python in torches() {
-        let output = doctor(&["--json", "--phantom", "--", python.to_str().unwrap()]);
+fn doctor_sees_every_hook_work_on_the_phantom() {
+    Torch::on_each(|torch| {
+        let output = doctor(&["--json", "--phantom", "--", torch.python.to_str().unwrap()]);
         let found = findings(&output);
         assert!(output.status.success(), "{found:#?}");
         for (what, state, says) in &found {
@@ -73,11 +54,11 @@ fn every_hook_sees_something_on_the_phantom_device() {
         assert!(answers("wanted", "cudaMalloc") && answers("success", "cublasSgemm_v2"), "{json:#}");
         assert_eq!(json["phantom_answers"]["missing"], Value::Array(Vec::new()));
         assert!(found.iter().any(|line| line.0 == "answers" && line.2.starts_with("none of the")));
-    }
+    });
 }
 
 #[test]
-fn a_program_that_is_no_python_with_torch_cannot_be_traced_and_is_told_why() {
+fn doctor_says_why_a_python_without_torch_cannot_be_traced() {
     let empty = tempfile::TempDir::new().unwrap();
     for (python, what, says) in [
         (&["/nowhere/python"][..], "python", "cannot run /nowhere/python"),

@@ -8,7 +8,11 @@ use memtrace_trace::EventName;
 
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod common;
+#[path = "common/installed.rs"]
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod installer;
 use common::{Ran, Rec, Traced, compiled, library, untraced};
+use installer::missing;
 
 const DRIVER: &str = "libcuda.so.1";
 
@@ -44,7 +48,7 @@ fn build_ways() -> Vec<(&'static str, PathBuf)> {
 }
 
 #[test]
-fn every_call_of_the_driver_is_told_once_however_the_program_came_by_it() {
+fn driver_calls_have_one_row_each_however_they_are_looked_up() {
     let library = driver();
     for (how, program) in ways() {
         let ran = Traced::new(&program, &[how, library.to_str().unwrap()]).run();
@@ -68,7 +72,7 @@ fn every_call_of_the_driver_is_told_once_however_the_program_came_by_it() {
 }
 
 #[test]
-fn the_driver_is_left_alone_when_told_so() {
+fn driver_0_ignores_driver_calls() {
     let library = driver();
     for (how, program) in ways() {
         for variable in ["MEMTRACE_DRIVER", "MEMTRACE_DLSYM"] {
@@ -84,7 +88,7 @@ fn the_driver_is_left_alone_when_told_so() {
 }
 
 #[test]
-fn a_runtime_within_a_library_is_seen_and_nothing_is_told_twice() {
+fn driver_calls_of_a_runtime_linked_into_a_library_have_one_row_each() {
     let ran = Traced::new(&both(), &[]).run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     let trace = ran.trace();
@@ -131,13 +135,15 @@ fn of_phantom(program: &Path, args: &[&str]) -> Traced {
 
 /// The program is this test, started by itself.
 #[test]
-fn a_program_of_cudarc_is_told_once() {
+fn driver_calls_of_a_cudarc_program_have_one_row_each() {
     const INSIDE: &str = "DRIVER_TEST_INSIDE";
     if std::env::var_os(INSIDE).is_some() {
         return uses_cudarc();
     }
     let program = std::env::current_exe().unwrap();
-    let ran = of_phantom(&program, &["a_program_of_cudarc_is_told_once", "--exact"]).env(INSIDE, "1").run();
+    let ran = of_phantom(&program, &["driver_calls_of_a_cudarc_program_have_one_row_each", "--exact"])
+        .env(INSIDE, "1")
+        .run();
     assert_eq!(ran.status(), 0, "{}{}", ran.stdout(), ran.stderr());
     let trace = ran.trace();
     let name = program.file_name().unwrap().to_str().unwrap();
@@ -161,7 +167,7 @@ fn uses_cudarc() {
 /// NVIDIA's own runtime does not start on the phantom driver (see its README); one that asks for the documented calls
 /// alone does.
 #[test]
-fn a_runtime_within_a_library_works_on_the_phantom_driver() {
+fn phantom_driver_serves_a_runtime_linked_into_a_library() {
     let ran = on_phantom(&both());
     assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
     let trace = ran.trace();
@@ -183,7 +189,7 @@ fn a_runtime_within_a_library_works_on_the_phantom_driver() {
 
 /// A graph takes its memory when it is launched: its rows take none, and a look at the device tells what graphs hold.
 #[test]
-fn what_graphs_take_is_in_the_looks_alone_and_counted_once() {
+fn graph_memory_is_in_device_samples_only_and_counted_once() {
     let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
     let phantom = library("libmemtrace_phantom.so");
     let ran = on_phantom(&compiled("calls/graphs.c", "graphs", &[&include, phantom.to_str().unwrap()]));
@@ -204,7 +210,7 @@ fn what_graphs_take_is_in_the_looks_alone_and_counted_once() {
 /// Each way in which a machine tells who has a device's memory, or does not: an instance of it (MIG), a server for
 /// many (MPS), a device known by its bus, figures that are not given, no NVML.
 #[test]
-fn whose_memory_it_is_is_told_as_far_as_the_machine_tells() {
+fn device_samples_attribute_memory_as_far_as_nvml_reports_it() {
     const GIB: i64 = 1 << 30;
     let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
     compiled("fakes/cudart.c", "libcudart.so.12", &[]);
@@ -235,6 +241,21 @@ fn whose_memory_it_is_is_told_as_far_as_the_machine_tells() {
     }
 }
 
+#[test]
+fn sample_ms_0_takes_no_device_samples() {
+    let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
+    compiled("fakes/cudart.c", "libcudart.so.12", &[]);
+    let program = compiled("api/looks.c", "looks", &[&include, "libcudart.so.12"]);
+    let nvml = compiled("fakes/nvml.c", "libfake-nvml.so", &[]);
+    let preload = format!("{}:{}", library("libmemtrace.so").display(), nvml.display());
+    let samples = |sample_ms: &str| {
+        let run = Traced::new(&program, &[]).env("LD_PRELOAD", &preload).env("FAKE_NVML", "plain");
+        run.env("MEMTRACE_SAMPLE_MS", sample_ms).run().trace().of(EventName::Sample).len()
+    };
+    assert!(samples("10") > 0);
+    assert_eq!(samples("0"), 0);
+}
+
 /// Both orders of two preloaded libraries.
 fn orders(other: &Path) -> [String; 2] {
     let (ours, other) = (library("libmemtrace.so"), other.display());
@@ -242,7 +263,7 @@ fn orders(other: &Path) -> [String; 2] {
 }
 
 #[test]
-fn another_tool_before_or_after_us_sees_what_it_saw_without_us() {
+fn preload_of_another_tool_before_or_after_sees_the_same_calls() {
     let interposer = compiled("other_tools/interposer.c", "libinterposer.so", &[]);
     let path = driver();
     for (how, program) in ways() {
@@ -283,17 +304,13 @@ fn installed(path: &str, package: &str) -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
-    assert!(
-        std::env::var_os("CI").is_none_or(|ci| ci != "true"),
-        "{package} is not installed: scripts/test does it"
-    );
-    eprintln!("skipped: apt-get install {package}");
+    missing(&format!("{package} is not installed: run scripts/test, or apt-get install {package}"));
     None
 }
 
 /// jemalloc looks functions up while it sets itself up, and must not be called back then.
 #[test]
-fn a_program_with_jemalloc_runs_and_is_traced() {
+fn preload_beside_jemalloc_runs_and_traces() {
     let Some(jemalloc) = installed("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "libjemalloc2") else {
         return;
     };
@@ -306,7 +323,7 @@ fn a_program_with_jemalloc_runs_and_is_traced() {
 
 /// A debugger calls functions of the program from nowhere: no code lies behind the call.
 #[test]
-fn a_debugger_may_call_dlsym_at_any_moment() {
+fn dlsym_may_be_called_by_a_debugger_at_any_moment() {
     let Some(gdb) = installed("/usr/bin/gdb", "gdb") else { return };
     let both = both();
     let preload = format!("set environment LD_PRELOAD {}", library("libmemtrace.so").display());

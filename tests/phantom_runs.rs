@@ -1,51 +1,31 @@
-//! `memtrace run --phantom` as its users run it: the tracer and the device that is not there together.
-
-#[path = "common/installed.rs"]
-mod installed;
+//! `memtrace run --phantom` as its users run it: the tracer and the simulated GPU together.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
-use installed::python;
 use memtrace_trace::EventName;
 use memtrace_trace::csv::RowReader;
 use serde_json::Value;
 use tempfile::TempDir;
 
-const TORCHES: [&str; 2] = ["2.11.0", "2.6.0"];
+#[path = "common/torch.rs"]
+#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+mod harness;
+use harness::{Torch, built, on_phantom, scripts, succeeded, text, traces};
 
-fn script(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts").join(name)
-}
-
-/// A command with nothing of the caller's settings.
-fn clean(program: impl AsRef<std::ffi::OsStr>) -> Command {
-    let mut command = Command::new(program);
-    for (name, _) in std::env::vars_os() {
-        let name = name.to_string_lossy();
-        if ["MEMTRACE_", "PYTORCH_", "CUDA_"].iter().any(|prefix| name.starts_with(prefix)) {
-            command.env_remove(name.as_ref());
-        }
-    }
-    command
+/// The script that trains a little and prints the statistics of torch.
+fn stats() -> PathBuf {
+    scripts().join("phantom/stats.py")
 }
 
 /// `memtrace ARGUMENTS`, in the folder.
 fn memtrace(folder: &TempDir, arguments: &[&str]) -> Output {
-    clean(env!("CARGO_BIN_EXE_memtrace")).args(arguments).current_dir(folder.path()).output().unwrap()
+    harness::memtrace().args(arguments).current_dir(folder.path()).output().unwrap()
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Everything of a trace that is about memory, in the order of the file.
+/// The memory events of the only trace in a folder, without times.
 fn sizes(folder: &Path) -> String {
-    let mut files: Vec<PathBuf> =
-        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.retain(|file| {
-        file.to_str().unwrap().ends_with(".csv") && !file.to_str().unwrap().ends_with(".stacks.csv")
-    });
+    let files = traces(folder);
     assert_eq!(files.len(), 1, "{files:?}");
     let mut reader = RowReader::open(&files[0]).unwrap();
     let mut lines = String::new();
@@ -73,14 +53,13 @@ fn sizes(folder: &Path) -> String {
 }
 
 #[test]
-fn two_runs_have_the_same_sizes_byte_for_byte_and_the_statistics_of_an_untraced_one() {
-    for version in TORCHES {
-        let Some(python) = python(version) else { continue };
-        let (python, stats) = (python.to_str().unwrap().to_owned(), script("phantom/stats.py"));
-        let stats = stats.to_str().unwrap();
+fn phantom_runs_repeat_byte_for_byte_and_match_the_statistics_of_an_untraced_run() {
+    Torch::on_each(|torch| {
+        let (version, stats) = (&torch.version, stats());
+        let (python, stats) = (torch.python.to_str().unwrap(), stats.to_str().unwrap());
         let folder = TempDir::new().unwrap();
         let run = |out: &str| {
-            let ran = memtrace(&folder, &["run", "-q", "--phantom", "a10", "-o", out, "--", &python, stats]);
+            let ran = memtrace(&folder, &["run", "-q", "--phantom", "a10", "-o", out, "--", python, stats]);
             assert!(ran.status.success(), "{}", text(&ran.stderr));
             (text(&ran.stdout), sizes(&folder.path().join(out)))
         };
@@ -91,12 +70,10 @@ fn two_runs_have_the_same_sizes_byte_for_byte_and_the_statistics_of_an_untraced_
         }
         assert_eq!(first, second, "torch {version}");
 
-        let library = Path::new(env!("CARGO_BIN_EXE_memtrace")).with_file_name("libmemtrace_phantom.so");
-        let mut untraced = clean(&python);
-        untraced.env("LD_PRELOAD", library).env("MEMTRACE_PHANTOM", "a10").arg(stats);
-        assert_eq!(text(&untraced.output().unwrap().stdout), first.0, "torch {version}");
+        let untraced = torch.untraced_on("a10", &[], "phantom/stats.py", &[], &[]).expect_success();
+        assert_eq!(untraced.stdout(), first.0, "torch {version}");
 
-        // Its reports say what it was, and how many values were invented.
+        // The reports name the simulated GPU and count the values that no kernel computed.
         let summary = memtrace(&folder, &["summary", "--json", "first"]);
         let json: Value = serde_json::from_slice(&summary.stdout).unwrap();
         assert_eq!(json["phantom"]["invented_reads"], 3, "{json:#}");
@@ -107,22 +84,19 @@ fn two_runs_have_the_same_sizes_byte_for_byte_and_the_statistics_of_an_untraced_
                 && peak.contains("3 values that no kernel computed"),
             "{peak}"
         );
-    }
+    });
 }
 
 #[test]
-fn a_model_that_is_too_large_for_a_t4_ends_in_torchs_own_error_and_its_explanation() {
-    for version in TORCHES {
-        let Some(python) = python(version) else { continue };
+fn phantom_oom_is_torchs_own_error_and_is_explained() {
+    Torch::on_each(|torch| {
+        let (version, python) = (&torch.version, torch.python.to_str().unwrap());
         let folder = TempDir::new().unwrap();
         let code = "import torch\nkept = [torch.nn.Linear(16384, 16384, device='cuda') for _ in range(20)]";
-        let ran = memtrace(
-            &folder,
-            &["run", "--phantom", "t4", "-o", "out", "--", python.to_str().unwrap(), "-c", code],
-        );
+        let ran = memtrace(&folder, &["run", "--phantom", "t4", "-o", "out", "--", python, "-c", code]);
         let stderr = text(&ran.stderr);
         assert_eq!(ran.status.code(), Some(1), "{stderr}");
-        // NVML's words are there, as on a machine with a driver.
+        // The message has the figures of NVML, as on a machine with a driver.
         for words in [
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of 14.74 GiB",
             "this process has 14.",
@@ -132,16 +106,13 @@ fn a_model_that_is_too_large_for_a_t4_ends_in_torchs_own_error_and_its_explanati
         }
         let oom = text(&memtrace(&folder, &["oom", "out"]).stdout);
         assert!(oom.contains("verdict: too big") && oom.contains("phantom"), "{oom}");
-    }
+    });
 }
 
 #[test]
-fn a_call_that_is_not_answered_fails_and_is_named() {
-    let library = Path::new(env!("CARGO_BIN_EXE_memtrace")).with_file_name("libmemtrace_phantom.so");
+fn phantom_names_a_call_that_it_does_not_answer() {
     let code = "import ctypes\nd = ctypes.CDLL('libcuda.so.1')\nprint([d.cuGraphicsMapResources() for _ in range(3)])";
-    let output =
-        clean("python3").env("LD_PRELOAD", library).env("MEMTRACE_PHANTOM", "t4").args(["-c", code]).output();
-    let output = output.unwrap();
+    let output = on_phantom(Path::new("python3"), "t4").args(["-c", code]).output().unwrap();
     assert_eq!(text(&output.stdout), "[801, 801, 801]\n", "{}", text(&output.stderr));
     assert_eq!(
         text(&output.stderr),
@@ -149,32 +120,30 @@ fn a_call_that_is_not_answered_fails_and_is_named() {
     );
 }
 
-/// `scripts/gpu-compare` with one card in the part of the real one; what it said.
-fn compared(real: &str, phantom: &str) -> Option<String> {
-    let python = python("2.11.0")?;
+/// The output of `scripts/gpu-compare`, where one simulated GPU plays the real one.
+fn compared(torch: &Torch, real: &str, phantom: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let target = Path::new(env!("CARGO_BIN_EXE_memtrace")).parent().unwrap();
-    let mut command = clean(&python);
-    command.arg(root.join("scripts/gpu-compare")).arg("--target").arg(target);
-    let output = command
-        .args(["--real", real, "--phantom", phantom])
-        .arg(script("phantom/stats.py"))
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    Some(text(&output.stdout))
+    let target = built("libmemtrace.so");
+    let mut command = torch.command();
+    command.arg(root.join("scripts/gpu-compare")).arg("--target").arg(target.parent().unwrap());
+    let output = command.args(["--real", real, "--phantom", phantom]).arg(stats()).output().unwrap();
+    succeeded("gpu-compare", &output)
 }
 
 #[test]
-fn two_cards_are_compared_event_by_event() {
-    let Some(same) = compared("a100-80g", "a100-80g") else { return };
+fn gpu_compare_finds_the_first_event_where_two_cards_differ() {
+    Torch::run("2.11.0", gpu_compare_on);
+}
+
+fn gpu_compare_on(torch: &Torch) {
+    let same = compared(torch, "a100-80g", "a100-80g");
     assert!(same.contains("events of the allocator") && same.contains("0 failed, 0 parted"), "{same}");
     assert_eq!(same.matches("the same\n").count(), 3, "{same}");
     // PyTorch gives cuBLAS 8 MiB and 128 KiB of workspace, and 32 MiB on Hopper
     // (`parseChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp).
-    let other = compared("a100-80g", "h100-80g").unwrap();
+    let other = compared(torch, "a100-80g", "h100-80g");
     assert!(other.contains("1 parted") && other.contains("they part at event"), "{other}");
-    // There is no segment yet that either fits into.
+    // No segment exists yet that has room for either.
     for words in
         ["real     seq", "segment_alloc of asked 20971520", "phantom  seq", "segment_alloc of asked 33554432"]
     {

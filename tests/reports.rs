@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use memtrace_analysis::options::Options;
 use memtrace_analysis::read::input::Input;
@@ -15,6 +14,11 @@ use memtrace_analysis::testing::TraceBuilder;
 use memtrace_trace::meta::{Device, Meta};
 use memtrace_trace::{EventName, Row};
 use serde_json::{Value, json};
+
+#[path = "common/torch.rs"]
+#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+mod harness;
+use harness::{Torch, scripts, succeeded};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
@@ -68,7 +72,7 @@ fn json_of(report: &str, trace: &str, values: &[(&'static str, &str)]) -> Value 
 }
 
 #[test]
-fn every_recorded_trace_is_sound() {
+fn check_passes_on_every_fixture() {
     for name in names() {
         let answer = answer("check", &[&name], &options(&[]));
         assert_eq!(answer.verdict, Verdict::Fine, "{name}: {}", answer.text());
@@ -76,7 +80,7 @@ fn every_recorded_trace_is_sound() {
 }
 
 #[test]
-fn every_report_answers_on_every_trace_and_names_a_command_that_exists() {
+fn every_report_answers_on_every_fixture_and_suggests_a_command_that_exists() {
     for name in names() {
         for report in reports::REPORTS {
             let traces = vec![name.as_str(); report.inputs().len()];
@@ -105,7 +109,7 @@ fn every_report_answers_on_every_trace_and_names_a_command_that_exists() {
 }
 
 #[test]
-fn peaks_are_those_of_the_columns() {
+fn summary_peaks_are_those_of_the_columns() {
     for (name, expected) in expected().as_object().unwrap() {
         let summary = json_of("summary", name, &[]);
         let process = &summary["processes"][0];
@@ -120,7 +124,7 @@ fn peaks_are_those_of_the_columns() {
 }
 
 #[test]
-fn what_was_live_at_the_peak_is_what_pandas_joins() {
+fn peak_blocks_are_those_that_pandas_joins() {
     for (name, expected) in expected().as_object().unwrap() {
         for by in ["module", "op", "phase", "category", "step"] {
             let peak = json_of("peak", name, &[("by", by), ("as-of", "")]);
@@ -186,7 +190,7 @@ fn with_strangers(from: &Path, to: &Path) -> [(i64, i64); 2] {
 }
 
 #[test]
-fn the_footer_has_the_share_of_all_bytes_that_pandas_finds_no_owner_of() {
+fn footer_share_of_unattributed_bytes_is_that_of_pandas() {
     for (name, expected) in expected().as_object().unwrap() {
         let mut input = Input::open(&fixtures().join(name)).unwrap();
         input.only_rank(0).unwrap();
@@ -200,7 +204,7 @@ fn the_footer_has_the_share_of_all_bytes_that_pandas_finds_no_owner_of() {
 }
 
 #[test]
-fn the_footer_has_the_shares_that_nobody_owns() {
+fn footer_has_the_unattributed_shares() {
     let folder = tempfile::TempDir::new().unwrap();
     for name in ["gpt", "conv", "sharded"] {
         let from = fixtures().join(name).join("host.r0.1.csv.gz");
@@ -224,7 +228,7 @@ fn the_footer_has_the_shares_that_nobody_owns() {
 }
 
 #[test]
-fn the_ops_that_added_most_are_memory_trackers() {
+fn top_ops_are_those_of_memory_tracker() {
     for (name, expected) in expected().as_object().unwrap() {
         // Nested ops under a dispatch mode have a test of their own.
         if name == "memory-tracker" {
@@ -243,7 +247,7 @@ fn the_ops_that_added_most_are_memory_trackers() {
 }
 
 #[test]
-fn three_mib_a_step_are_named_with_their_op_and_module() {
+fn leaks_names_three_mib_per_step_with_op_and_module() {
     for (name, expected) in expected().as_object().unwrap() {
         let found = &json_of("leaks", name, &[])["processes"][0]["leaks"];
         let wanted = expected["leaks"].as_array().unwrap();
@@ -262,7 +266,7 @@ fn three_mib_a_step_are_named_with_their_op_and_module() {
 }
 
 #[test]
-fn holes_and_pins_are_those_between_the_addresses() {
+fn frag_holes_and_pins_are_those_between_the_addresses() {
     for (name, expected) in expected().as_object().unwrap() {
         let found = &json_of("frag", name, &[])["devices"][0];
         let expected = &expected["frag"];
@@ -294,7 +298,7 @@ fn holes_and_pins_are_those_between_the_addresses() {
 }
 
 #[test]
-fn each_way_to_run_out_of_memory_has_its_verdict() {
+fn oom_has_a_verdict_for_each_cause() {
     for (kind, verdict) in [
         ("oom-big", "too big"),
         ("oom-fragments", "fragmentation"),
@@ -324,7 +328,7 @@ fn each_way_to_run_out_of_memory_has_its_verdict() {
 }
 
 #[test]
-fn what_others_hold_by_the_last_sample_is_not_free() {
+fn oom_subtracts_memory_of_other_processes_from_the_free_memory() {
     const MIB: i64 = 1 << 20;
     let devices = vec![Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 1000 * MIB }];
     let mut trace = TraceBuilder::new(Meta { world_size: 1, devices, ..Meta::default() });
@@ -355,7 +359,7 @@ fn what_others_hold_by_the_last_sample_is_not_free() {
 }
 
 #[test]
-fn counts_and_quantiles_are_those_of_the_rows() {
+fn stats_counts_and_quantiles_are_those_of_the_rows() {
     for (name, expected) in expected().as_object().unwrap() {
         let found = &json_of("stats", name, &[])["processes"][0];
         let expected = &expected["stats"];
@@ -380,7 +384,7 @@ fn counts_and_quantiles_are_those_of_the_rows() {
 }
 
 #[test]
-fn a_snapshot_at_the_end_is_the_sum_of_the_deltas() {
+fn snapshot_at_the_end_is_the_sum_of_the_deltas() {
     const TYPES: &[(&str, &[&str])] = &[
         ("Parameter", &["parameter"]),
         ("Activation", &["activation"]),
@@ -401,7 +405,7 @@ fn a_snapshot_at_the_end_is_the_sum_of_the_deltas() {
 }
 
 #[test]
-fn the_rank_with_the_longer_batch_is_where_the_ranks_part() {
+fn ranks_finds_the_rank_with_the_larger_batch() {
     let found = answer("ranks", &["sharded"], &options(&[])).json;
     let expected = &expected()["sharded"]["ranks"];
     let peaks: Vec<Value> =
@@ -413,7 +417,7 @@ fn the_rank_with_the_longer_batch_is_where_the_ranks_part() {
 }
 
 #[test]
-fn a_budget_holds_or_breaks_at_the_byte() {
+fn budget_holds_or_breaks_at_the_exact_byte() {
     let highest = &expected()["gpt"]["highest"];
     let folder = tempfile::tempdir().unwrap();
     let limits = folder.path().join("budget.toml");
@@ -434,7 +438,7 @@ fn a_budget_holds_or_breaks_at_the_byte() {
 }
 
 #[test]
-fn two_runs_differ_by_owner_and_a_gate_can_fail() {
+fn diff_compares_owners_and_its_gate_can_fail() {
     let gate = |limit: &str, traces: &[&str]| answer("diff", traces, &options(&[("fail-over", limit)]));
     assert_eq!(gate("0%", &["gpt", "gpt"]).verdict, Verdict::Fine);
     let worse = gate("2%", &["leaks", "gpt"]);
@@ -448,7 +452,7 @@ fn two_runs_differ_by_owner_and_a_gate_can_fail() {
 }
 
 #[test]
-fn every_field_of_every_answer_is_documented() {
+fn json_fields_of_every_report_are_documented() {
     let page = std::fs::read_to_string(fixtures().join("../../docs/json.md")).unwrap();
     let documented = |report: &str, field: &str| {
         let row = page.lines().find(|line| line.starts_with(&format!("| `{report}` |")));
@@ -487,7 +491,7 @@ fn assert_mem_trackers(found: &Value, wanted: &Value, what: &str) {
 }
 
 #[test]
-fn mem_tracker_in_the_same_process_has_the_same_numbers() {
+fn snapshot_and_modules_have_the_numbers_of_mem_tracker_in_the_same_process() {
     let wanted = tracker("mem-tracker");
     let on_gpu = |json: &Value| {
         json["devices"].as_array().unwrap().iter().find(|device| device["device"] == 0).unwrap().clone()
@@ -515,7 +519,7 @@ fn mem_tracker_in_the_same_process_has_the_same_numbers() {
 }
 
 #[test]
-fn memory_tracker_in_the_same_process_has_the_same_series() {
+fn top_ops_series_is_that_of_memory_tracker_in_the_same_process() {
     let wanted = tracker("memory-tracker");
     let found = &json_of("top-ops", "memory-tracker", &[("series", "")])["processes"][0];
     let allocated: Vec<f64> = found["series"]["allocated_bytes"]
@@ -546,18 +550,11 @@ fn memory_tracker_in_the_same_process_has_the_same_series() {
 }
 
 #[test]
-fn pandas_still_computes_what_is_expected() {
-    let set = |name| std::env::var_os(name).map(PathBuf::from);
-    let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache"))).unwrap();
-    let cache = set("MEMTRACE_CACHE").unwrap_or_else(|| base.join("memtrace"));
-    let python = cache.join("torch-2.11.0/bin/python");
-    if !python.exists() {
-        eprintln!("skipped: scripts/torch-env 2.11.0 has not been run");
-        return;
-    }
-    let script = fixtures().join("../scripts/fixtures/expected.py");
-    let output = Command::new(python).arg(script).arg(fixtures()).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let now: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(now, expected());
+fn expected_json_is_still_the_answer_of_pandas() {
+    Torch::run("2.11.0", |torch| {
+        let output =
+            torch.command().arg(scripts().join("fixtures/expected.py")).arg(fixtures()).output().unwrap();
+        let now: Value = serde_json::from_str(&succeeded("expected.py", &output)).unwrap();
+        assert_eq!(now, expected());
+    });
 }

@@ -141,7 +141,7 @@ fn hold_together(parts: &[Part]) {
 }
 
 #[test]
-fn each_part_of_a_rotated_trace_replays_by_itself_and_all_are_one() {
+fn rotate_writes_parts_that_replay_alone_and_read_as_one() {
     let ran =
         traced("exit", "6000").env("MEMTRACE_ROTATE", "128k").env("MEMTRACE_NAME", "r{rank}-{host}").run();
     assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
@@ -173,7 +173,7 @@ fn each_part_of_a_rotated_trace_replays_by_itself_and_all_are_one() {
 }
 
 #[test]
-fn finished_parts_are_compressed_and_read_as_before() {
+fn compress_packs_finished_parts_and_they_read_the_same() {
     for (how, ending) in [("gz", ".csv.gz"), ("zst", ".csv.zst")] {
         let traced = traced("exit", "4000").env("MEMTRACE_ROTATE", "128k").env("MEMTRACE_COMPRESS", how);
         let ran = traced.run();
@@ -192,7 +192,7 @@ fn traced_by_others() {
 }
 
 #[test]
-fn a_process_killed_in_a_later_part_loses_nothing() {
+fn rotate_and_compress_lose_nothing_when_the_process_is_killed() {
     for compress in ["off", "gz"] {
         let traced = traced("kill", "3017").env("MEMTRACE_ROTATE", "64k").env("MEMTRACE_COMPRESS", compress);
         let ran = traced.run();
@@ -215,7 +215,7 @@ fn a_process_killed_in_a_later_part_loses_nothing() {
 }
 
 #[test]
-fn a_process_of_another_container_is_not_taken_for_a_dead_one() {
+fn recovery_leaves_a_live_process_of_another_container_alone() {
     use std::process::Stdio;
     let folder = tempfile::TempDir::new().unwrap();
     // Ids of processes of its own, and the same folder of journals.
@@ -253,7 +253,48 @@ fn a_process_of_another_container_is_not_taken_for_a_dead_one() {
 }
 
 #[test]
-fn a_part_ends_when_its_time_is_over() {
+fn name_and_run_id_are_in_the_file_name_and_the_meta_row() {
+    let ran =
+        traced("exit", "10").env("MEMTRACE_RUN_ID", "launch7").env("MEMTRACE_NAME", "{run}-{pid}").run();
+    let [file] = &ran.files()[..] else { panic!("{:?}", ran.files()) };
+    let name = file.file_name().unwrap().to_string_lossy().into_owned();
+    assert!(name.starts_with("launch7-") && name.ends_with(".csv"), "{name}");
+    assert_eq!(RowReader::open(file).unwrap().meta().run_id, "launch7");
+}
+
+#[test]
+fn summary_on_prints_the_summary_at_exit() {
+    let summary = |value: &str| traced("exit", "10").env("MEMTRACE_SUMMARY", value).run().stderr();
+    let on = summary("on");
+    assert!(on.contains(" rows in ") && on.contains("next: memtrace summary "), "{on}");
+    // `auto` prints only to a terminal, and this stderr is a pipe.
+    assert_eq!((summary("off"), summary("auto")), (String::new(), String::new()));
+}
+
+#[test]
+fn flush_ms_brings_the_trace_up_to_date_while_the_program_runs() {
+    use std::process::Stdio;
+    let folder = tempfile::TempDir::new().unwrap();
+    let mut command = common::untraced(&program(), &["wait", "10"]);
+    command.env("LD_PRELOAD", common::library("libmemtrace.so")).env("MEMTRACE_OUT", folder.path());
+    command.env("MEMTRACE_FLUSH_MS", "10").env("MEMTRACE_SAMPLE_MS", "0");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut ready = [0; 6];
+    child.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
+    let trace = || std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let rows = || {
+        let trace =
+            trace().find(|path| path.extension().is_some_and(|extension| extension == "csv")).unwrap();
+        std::fs::read_to_string(trace).unwrap().lines().count()
+    };
+    // Ten rounds of allocations, behind the header and the meta row.
+    assert!(rows() > 12, "{} rows", rows());
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn rotate_secs_ends_a_part_by_time() {
     let ran = traced("slow", "10").env("MEMTRACE_ROTATE_SECS", "1").run();
     let parts = parts(&ran);
     assert_eq!(parts.len(), 2);
@@ -261,7 +302,7 @@ fn a_part_ends_when_its_time_is_over() {
 }
 
 #[test]
-fn cpu_tensors_are_pinned_memorys_neighbours_when_asked_for() {
+fn host_tensors_records_cpu_tensors() {
     let of_cpu = |ran: &Ran| -> Vec<(EventName, i64)> {
         let trace = ran.trace();
         let rows = trace.rows.iter().filter(|row| row.api == "cpu_allocator");
@@ -275,7 +316,7 @@ fn cpu_tensors_are_pinned_memorys_neighbours_when_asked_for() {
 }
 
 #[test]
-fn lines_go_to_a_file_with_their_time_and_process() {
+fn log_file_has_each_line_with_its_time_and_process() {
     let folder = tempfile::TempDir::new().unwrap();
     let pattern = folder.path().join("logs/r{rank}.log");
     let ran = traced("exit", "10")
@@ -296,7 +337,7 @@ fn lines_go_to_a_file_with_their_time_and_process() {
 }
 
 #[test]
-fn the_meta_row_names_what_this_torch_lacks() {
+fn meta_row_names_the_capabilities_that_this_torch_lacks() {
     let ran = traced("exit", "10").run();
     let file = &ran.files()[0];
     let degraded = RowReader::open(file).unwrap().meta().degraded.clone();

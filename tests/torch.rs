@@ -16,50 +16,50 @@ mod harness;
 use harness::{Rec, Torch, exit_of, memtrace, on_every_torch, preloads, read, scripts, text, traces};
 
 on_every_torch![and_of_the_matrix:
-    a_gpt_agrees_with_torch_to_the_byte,
-    a_convolutional_net_agrees_with_torch_to_the_byte,
-    odd_sizes_threads_and_ooms_agree_with_torch_to_the_byte,
-    blocks_that_other_streams_hold_agree_with_torch_to_the_byte,
-    graphs_and_pools_agree_with_torch_to_the_byte,
-    settings_of_the_allocator_are_followed,
-    expandable_segments_agree_with_torch_to_the_byte,
-    a_pool_of_the_driver_agrees_with_torchs_own_statistics,
-    an_allocator_of_the_programs_own_gives_blocks,
-    a_pool_with_an_allocator_of_its_own_agrees_with_torch_to_the_byte,
-    the_ledger_adds_up_to_what_the_device_says,
-    without_caching_the_trace_has_the_exact_request,
-    a_doctored_trace_does_not_agree,
-    ranges_give_phase_module_and_step,
-    ranges_of_the_nvtx_package_mean_the_same,
-    the_op_of_each_block_is_the_one_that_the_profiler_names,
-    every_end_of_a_program_is_the_untraced_one,
-    a_process_that_never_uses_cuda_leaves_no_file,
-    pandas_polars_and_duckdb_read_the_same_typed_columns,
-    children_trace_into_their_own_files_or_leave_none,
+    trace_of_a_gpt_agrees_with_torch_to_the_byte,
+    trace_of_a_convolutional_net_agrees_with_torch_to_the_byte,
+    trace_of_odd_sizes_threads_and_ooms_agrees_with_torch_to_the_byte,
+    trace_of_blocks_held_by_other_streams_agrees_with_torch_to_the_byte,
+    trace_of_graphs_and_pools_agrees_with_torch_to_the_byte,
+    trace_with_allocator_settings_agrees_with_torch_to_the_byte,
+    trace_of_expandable_segments_agrees_with_torch_to_the_byte,
+    trace_of_the_cuda_malloc_async_pool_agrees_with_torchs_statistics,
+    trace_of_a_pluggable_allocator_has_its_blocks,
+    trace_of_a_pool_with_a_pluggable_allocator_agrees_with_torch_to_the_byte,
+    ledger_adds_up_to_the_devices_own_figure,
+    trace_without_caching_has_the_exact_request,
+    verify_rejects_a_doctored_trace,
+    nvtx_ranges_give_phase_module_and_step,
+    nvtx_package_ranges_mean_the_same,
+    ops_of_blocks_are_those_that_the_profiler_names,
+    exit_of_every_kind_is_that_of_the_untraced_program,
+    out_folder_stays_empty_for_a_process_that_never_uses_cuda,
+    csv_has_the_same_typed_columns_in_pandas_polars_and_duckdb,
+    children_trace_into_files_of_their_own_or_leave_none,
     ranks_of_torchrun_have_traces_of_their_own,
-    tensors_of_another_process_have_rows_and_no_bytes,
-    a_killed_process_leaves_every_event_behind,
-    faults_around_the_trace_cost_the_trace_and_never_the_program,
-    a_trace_is_never_written_over_what_is_not_ours,
+    ipc_tensors_of_another_process_have_rows_and_no_bytes,
+    sigkill_loses_no_event,
+    faults_of_the_file_system_cost_the_trace_and_not_the_program,
+    out_file_never_overwrites_a_file_of_somebody_else,
 ];
 
-fn a_gpt_agrees_with_torch_to_the_byte(torch: &Torch) {
+fn trace_of_a_gpt_agrees_with_torch_to_the_byte(torch: &Torch) {
     torch.verify("truth/gpt.py");
 }
 
-fn a_convolutional_net_agrees_with_torch_to_the_byte(torch: &Torch) {
+fn trace_of_a_convolutional_net_agrees_with_torch_to_the_byte(torch: &Torch) {
     torch.verify("truth/conv.py");
 }
 
-fn odd_sizes_threads_and_ooms_agree_with_torch_to_the_byte(torch: &Torch) {
+fn trace_of_odd_sizes_threads_and_ooms_agrees_with_torch_to_the_byte(torch: &Torch) {
     torch.verify("truth/odd.py");
 }
 
-fn blocks_that_other_streams_hold_agree_with_torch_to_the_byte(torch: &Torch) {
+fn trace_of_blocks_held_by_other_streams_agrees_with_torch_to_the_byte(torch: &Torch) {
     torch.verify("truth/streams.py");
 }
 
-fn graphs_and_pools_agree_with_torch_to_the_byte(torch: &Torch) {
+fn trace_of_graphs_and_pools_agrees_with_torch_to_the_byte(torch: &Torch) {
     let run = torch.trace("truth/graph.py", &[]).expect_success();
     torch.verify_file(&run.file(), &run.checkpoints);
     torch.check(memtrace().arg("check").arg(run.file()));
@@ -68,7 +68,7 @@ fn graphs_and_pools_agree_with_torch_to_the_byte(torch: &Torch) {
     assert!(!meta.name.contains("pools are not told apart"), "{}", meta.name);
 }
 
-fn settings_of_the_allocator_are_followed(torch: &Torch) {
+fn trace_with_allocator_settings_agrees_with_torch_to_the_byte(torch: &Torch) {
     for conf in ["roundup_power2_divisions:8", "max_split_size_mb:32,garbage_collection_threshold:0.5"] {
         let run =
             torch.trace_with("truth/odd.py", &[], &[("PYTORCH_CUDA_ALLOC_CONF", conf)]).expect_success();
@@ -76,7 +76,7 @@ fn settings_of_the_allocator_are_followed(torch: &Torch) {
     }
 }
 
-fn expandable_segments_agree_with_torch_to_the_byte(torch: &Torch) {
+fn trace_of_expandable_segments_agrees_with_torch_to_the_byte(torch: &Torch) {
     for script in ["truth/gpt.py", "truth/odd.py"] {
         let conf = [("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")];
         let run = torch.trace_with(script, &[], &conf).expect_success();
@@ -89,7 +89,7 @@ fn expandable_segments_agree_with_torch_to_the_byte(torch: &Torch) {
 
 /// What torch says of its pool is what the look at the device beside it says, and the blocks are those that
 /// the script holds.
-fn a_pool_of_the_driver_agrees_with_torchs_own_statistics(torch: &Torch) {
+fn trace_of_the_cuda_malloc_async_pool_agrees_with_torchs_statistics(torch: &Torch) {
     let conf = [("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")];
     let run = torch.trace_with("allocators/async_backend.py", &[], &conf).expect_success();
     torch.check(memtrace().arg("check").arg(run.file()));
@@ -128,7 +128,7 @@ fn a_pool_of_the_driver_agrees_with_torchs_own_statistics(torch: &Torch) {
     assert_eq!(looks.first(), Some(&"8388608"), "{looks:?}");
 }
 
-fn an_allocator_of_the_programs_own_gives_blocks(torch: &Torch) {
+fn trace_of_a_pluggable_allocator_has_its_blocks(torch: &Torch) {
     let run = torch.trace("allocators/pluggable.py", &["current"]).expect_success();
     torch.check(memtrace().arg("check").arg(run.file()));
     let rows = run.rows();
@@ -144,7 +144,7 @@ fn an_allocator_of_the_programs_own_gives_blocks(torch: &Torch) {
     assert_eq!(blocks.iter().map(|row| row.delta_bytes).sum::<i64>(), 0);
 }
 
-fn a_pool_with_an_allocator_of_its_own_agrees_with_torch_to_the_byte(torch: &Torch) {
+fn trace_of_a_pool_with_a_pluggable_allocator_agrees_with_torch_to_the_byte(torch: &Torch) {
     let run = torch.trace("allocators/pluggable.py", &["pool"]).expect_success();
     // As in torch 2.1, which `scripts/test-matrix` has.
     if text(&run.output.stdout) == "no MemPool\n" {
@@ -160,7 +160,7 @@ fn a_pool_with_an_allocator_of_its_own_agrees_with_torch_to_the_byte(torch: &Tor
     assert!(text(&run.output.stdout).starts_with(&format!("{mine} ")), "{mine}");
 }
 
-fn the_ledger_adds_up_to_what_the_device_says(torch: &Torch) {
+fn ledger_adds_up_to_the_devices_own_figure(torch: &Torch) {
     const GIB: i64 = 1 << 30;
     let out = TempDir::new().unwrap();
     let mut command = torch.traced_command_on("h100-80g,others=2g", out.path());
@@ -201,7 +201,7 @@ fn the_ledger_adds_up_to_what_the_device_says(torch: &Torch) {
     assert!(text(&shown.stdout).contains("other processes"), "{}", text(&shown.stdout));
 }
 
-fn without_caching_the_trace_has_the_exact_request(torch: &Torch) {
+fn trace_without_caching_has_the_exact_request(torch: &Torch) {
     // Neither makes the caching allocator's reports, so the calls themselves are the blocks.
     for (name, value) in
         [("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"), ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")]
@@ -218,7 +218,7 @@ fn without_caching_the_trace_has_the_exact_request(torch: &Torch) {
 }
 
 /// A check that cannot fail shows nothing: each of these small lies must be seen.
-fn a_doctored_trace_does_not_agree(torch: &Torch) {
+fn verify_rejects_a_doctored_trace(torch: &Torch) {
     let run = torch.trace("truth/gpt.py", &[]).expect_success();
     let text = std::fs::read_to_string(run.file()).unwrap();
     let lines: Vec<&str> = text.lines().collect();
@@ -255,7 +255,7 @@ fn a_doctored_trace_does_not_agree(torch: &Torch) {
     }
 }
 
-fn ranges_give_phase_module_and_step(torch: &Torch) {
+fn nvtx_ranges_give_phase_module_and_step(torch: &Torch) {
     let run = torch.trace("ranges/torch_nvtx.py", &[]).expect_success();
     let rows = run.rows();
 
@@ -297,7 +297,7 @@ fn ranges_give_phase_module_and_step(torch: &Torch) {
     }
 }
 
-fn ranges_of_the_nvtx_package_mean_the_same(torch: &Torch) {
+fn nvtx_package_ranges_mean_the_same(torch: &Torch) {
     let run = torch.trace("ranges/nvtx_package.py", &[]).expect_success();
     let rows = run.rows();
     let owner = |count| owner(&rows, count);
@@ -311,7 +311,7 @@ fn ranges_of_the_nvtx_package_mean_the_same(torch: &Torch) {
     assert!(rows.iter().any(|row| row.event == "mark" && row.name == "a mark of the package"));
 }
 
-fn the_op_of_each_block_is_the_one_that_the_profiler_names(torch: &Torch) {
+fn ops_of_blocks_are_those_that_the_profiler_names(torch: &Torch) {
     let run = torch.trace("owners/profiled_ops.py", &[]).expect_success();
     let rows = run.rows();
     let at = |name| rows.iter().position(|row| row.event == "mark" && row.name == name).unwrap();
@@ -337,7 +337,7 @@ fn owner(rows: &[Rec], count: i64) -> (&str, &str, &str, i64) {
     (&row.phase, &row.module, &row.op, row.step)
 }
 
-fn every_end_of_a_program_is_the_untraced_one(torch: &Torch) {
+fn exit_of_every_kind_is_that_of_the_untraced_program(torch: &Torch) {
     for how in [
         "normal",
         "exit 3",
@@ -364,7 +364,7 @@ fn every_end_of_a_program_is_the_untraced_one(torch: &Torch) {
     }
 }
 
-fn a_process_that_never_uses_cuda_leaves_no_file(torch: &Torch) {
+fn out_folder_stays_empty_for_a_process_that_never_uses_cuda(torch: &Torch) {
     let out = TempDir::new().unwrap();
     let mut command = torch.traced_command(out.path());
     command.args(["-c", "import torch; print(torch.ones(3).sum().item())"]);
@@ -373,12 +373,12 @@ fn a_process_that_never_uses_cuda_leaves_no_file(torch: &Torch) {
     assert_eq!(traces(out.path()), Vec::<PathBuf>::new());
 }
 
-fn pandas_polars_and_duckdb_read_the_same_typed_columns(torch: &Torch) {
+fn csv_has_the_same_typed_columns_in_pandas_polars_and_duckdb(torch: &Torch) {
     let run = torch.trace("ranges/torch_nvtx.py", &[]).expect_success();
-    torch.check(torch.command().arg(scripts().join("checkers/csv_loaders.py")).arg(run.file()));
+    torch.checker("csv_loaders", &[&run.file()]);
 }
 
-fn children_trace_into_their_own_files_or_leave_none(torch: &Torch) {
+fn children_trace_into_files_of_their_own_or_leave_none(torch: &Torch) {
     for (how, files, stdout) in [
         ("fork", 1, "0\n"),
         ("fork first", 2, "child 15360\n0\n"),
@@ -433,7 +433,7 @@ fn ranks_of_torchrun_have_traces_of_their_own(torch: &Torch) {
     }
 }
 
-fn tensors_of_another_process_have_rows_and_no_bytes(torch: &Torch) {
+fn ipc_tensors_of_another_process_have_rows_and_no_bytes(torch: &Torch) {
     let run = torch.trace("processes/ipc_tensors.py", &[]).expect_success();
     torch.check(memtrace().arg("check").arg(run.dir()));
     let told: Vec<i64> =
@@ -461,7 +461,7 @@ fn tensors_of_another_process_have_rows_and_no_bytes(torch: &Torch) {
     assert_eq!(seen, [(1, kept, kept_reserved), (2, allocated, reserved)]);
 }
 
-fn a_killed_process_leaves_every_event_behind(torch: &Torch) {
+fn sigkill_loses_no_event(torch: &Torch) {
     const ROUNDS: usize = 50;
     let run = torch.trace("processes/kill_rounds.py", &[&ROUNDS.to_string()]).expect_success();
     torch.check(memtrace().arg("check").arg("--repair").arg(run.dir()));
@@ -483,7 +483,7 @@ fn a_killed_process_leaves_every_event_behind(torch: &Torch) {
     }
 }
 
-fn faults_around_the_trace_cost_the_trace_and_never_the_program(torch: &Torch) {
+fn faults_of_the_file_system_cost_the_trace_and_not_the_program(torch: &Torch) {
     let untraced = text(&torch.untraced("processes/faults.py", &["none"]).stdout);
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("file");
@@ -519,7 +519,7 @@ fn faults_around_the_trace_cost_the_trace_and_never_the_program(torch: &Torch) {
     unharmed("full disk", &command.output().unwrap());
 }
 
-fn a_trace_is_never_written_over_what_is_not_ours(torch: &Torch) {
+fn out_file_never_overwrites_a_file_of_somebody_else(torch: &Torch) {
     use std::os::unix::fs::PermissionsExt;
     let dir = TempDir::new().unwrap();
     let victim = dir.path().join("victim");

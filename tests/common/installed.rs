@@ -1,8 +1,8 @@
-//! Where `scripts/torch-env` and its like install what tests need.
+//! The cache into which scripts such as `scripts/torch-env` install programs for the tests.
 
 use std::path::PathBuf;
 
-/// The folder that the project's scripts install into, as they find it.
+/// The folder into which the scripts install.
 pub(crate) fn cache() -> PathBuf {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set("MEMTRACE_CACHE").unwrap_or_else(|| {
@@ -11,14 +11,18 @@ pub(crate) fn cache() -> PathBuf {
     })
 }
 
-/// The python of an installed torch; one that is missing skips its test, and with `CI=true` fails it.
+/// The Python of an installed torch. One that is missing skips its test, and fails it with `CI=true`.
 pub(crate) fn python(version: &str) -> Option<PathBuf> {
     let folder = cache().join(format!("torch-{version}"));
     if folder.join(".complete").exists() {
         return Some(folder.join("bin/python"));
     }
-    let why = format!("torch {version} is not installed: run scripts/torch-env {version}");
+    missing(&format!("torch {version} is not installed: run scripts/torch-env {version}"));
+    None
+}
+
+/// Skips a test that misses a program, and says so; fails it with `CI=true`.
+pub(crate) fn missing(why: &str) {
     assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{why}");
     eprintln!("skipped: {why}");
-    None
 }

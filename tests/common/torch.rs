@@ -1,7 +1,10 @@
-//! One installed torch, and the scripts of tests/scripts that run on it: what the tests that need torch share.
+//! The harness of all tests that run PyTorch: an installed torch, the scripts of `tests/scripts` under it, and the
+//! traces that they leave. Programs run on the simulated GPU, with memtrace or without it.
 
 #[path = "installed.rs"]
 mod installed;
+#[allow(unused_imports, reason = "each test crate uses its own part")]
+pub(crate) use installed::{cache, missing};
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -10,11 +13,15 @@ use std::process::{Command, Output};
 use serde::Deserialize;
 use tempfile::TempDir;
 
-/// The card of a test that asks for no other.
+/// The simulated GPU of a test that asks for no other.
 pub(crate) const CARD: &str = "h100-80g";
+/// The versions of torch that `scripts/test` installs.
+pub(crate) const VERSIONS: [&str; 2] = ["2.11.0", "2.6.0"];
+/// Variables that change how memtrace or torch behaves; a test sets its own.
+const OUTSIDE_SETTINGS: [&str; 4] = ["MEMTRACE_", "PYTORCH_", "CUDA_", "NCCL_"];
 
-/// A test per function and torch; a function takes the torch that it runs on. With `and_of_the_matrix`, also the
-/// torch that `scripts/test-matrix` names.
+/// Defines one test per function and version of torch; each function takes the [`Torch`] to run on. With
+/// `and_of_the_matrix`, also an ignored test on the version that `scripts/test-matrix` names.
 macro_rules! on_every_torch {
     ($($name:ident),* $(,)?) => {
         mod torch_2_11_0 {
@@ -42,58 +49,65 @@ pub(crate) use on_every_torch;
 
 /// One installed torch.
 pub(crate) struct Torch {
-    /// Its interpreter.
+    /// Its version, as in [`VERSIONS`].
+    pub(crate) version: String,
+    /// Its Python interpreter.
     pub(crate) python: PathBuf,
 }
 
 impl Torch {
+    /// The torch of this version. One that is not installed skips its test, and fails it with `CI=true`.
+    pub(crate) fn installed(version: &str) -> Option<Torch> {
+        installed::python(version).map(|python| Torch { version: version.to_owned(), python })
+    }
+
     /// Runs a test on an installed torch.
-    pub(crate) fn run(version: &str, test: fn(&Torch)) {
-        if let Some(python) = installed::python(version) {
-            test(&Torch { python });
+    pub(crate) fn run(version: &str, test: impl FnOnce(&Torch)) {
+        if let Some(torch) = Torch::installed(version) {
+            test(&torch);
         }
     }
 
-    /// This python, with nothing of ours in its environment.
-    pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(&self.python);
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("MEMTRACE_") && name != "MEMTRACE_CACHE" {
-                command.env_remove(name);
-            }
+    /// Runs a test on each version in turn. Prefer [`on_every_torch`], which makes them separate tests.
+    pub(crate) fn on_each(mut test: impl FnMut(&Torch)) {
+        for version in VERSIONS {
+            Torch::run(version, &mut test);
         }
-        command.env("PYTHONDONTWRITEBYTECODE", "1");
+    }
+
+    /// This Python, without settings from outside.
+    pub(crate) fn command(&self) -> Command {
+        clean(&self.python)
+    }
+
+    /// `memtrace run OPTIONS -- PYTHON`.
+    pub(crate) fn run_command(&self, options: &[&dyn AsRef<OsStr>]) -> Command {
+        let mut command = memtrace();
+        command.arg("run").args(options.iter().map(AsRef::as_ref)).arg("--").arg(&self.python);
         command
     }
 
-    /// `memtrace run` of this python on the phantom device, tracing into `out`.
+    /// `memtrace run` of this Python on [`CARD`], which traces into `out`.
     pub(crate) fn traced_command(&self, out: &Path) -> Command {
         self.traced_command_on(CARD, out)
     }
 
+    /// `memtrace run` of this Python on a simulated GPU, which traces into `out`.
     pub(crate) fn traced_command_on(&self, card: &str, out: &Path) -> Command {
-        let mut command = memtrace();
-        command.args(["run", "--quiet", "--phantom", card, "-o"]).arg(out).arg("--").arg(&self.python);
-        for (name, value) in self.command().get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        command
+        self.run_command(&[&"--quiet", &"--phantom", &card, &"-o", &out])
     }
 
-    /// A script of tests/scripts under memtrace on the phantom device.
+    /// Traces a script of `tests/scripts` on [`CARD`].
     pub(crate) fn trace(&self, script: &str, args: &[&str]) -> Run {
         self.trace_with(script, args, &[])
     }
 
-    /// The same with variables.
+    /// Traces a script on [`CARD`], with variables.
     pub(crate) fn trace_with(&self, script: &str, args: &[&str], env: &[(&str, &str)]) -> Run {
         self.trace_on(CARD, &[], script, args, env)
     }
 
-    /// The same on another card, with options for python: `-I`, or a module that launches the script.
+    /// Traces a script on a card, with variables and options for Python: `-I`, or a module that launches the script.
     pub(crate) fn trace_on(
         &self,
         card: &str,
@@ -106,14 +120,14 @@ impl Torch {
         let mut command = self.traced_command_on(card, &out.path().join("trace"));
         command.args(options);
         if options.contains(&"-S") {
-            // No site, so no installed packages: the script finds them by hand.
+            // Without `site` there are no installed packages: the script gets their folder.
             command.args(["-c", BARE]).arg(self.packages());
         }
         command.arg(scripts().join(script)).args(args).envs(env.iter().copied());
         Run::of(command, out)
     }
 
-    /// The same without memtrace, on the phantom device alone.
+    /// Runs a script without memtrace, on a simulated GPU.
     pub(crate) fn untraced_on(
         &self,
         card: &str,
@@ -122,100 +136,126 @@ impl Torch {
         args: &[&str],
         env: &[(&str, &str)],
     ) -> Run {
-        let mut command = self.command();
+        let mut command = on_phantom(&self.python, card);
         command.args(options).arg(scripts().join(script)).args(args).envs(env.iter().copied());
-        command.env("LD_PRELOAD", built("libmemtrace_phantom.so")).env("MEMTRACE_PHANTOM", card);
         Run::of(command, TempDir::new().unwrap())
     }
 
-    /// Where its packages are.
-    fn packages(&self) -> PathBuf {
+    /// Runs a script without memtrace, on [`CARD`].
+    pub(crate) fn untraced(&self, script: &str, args: &[&str]) -> Output {
+        self.untraced_on(CARD, &[], script, args, &[]).output
+    }
+
+    /// The folder of its packages.
+    pub(crate) fn packages(&self) -> PathBuf {
         let lib = self.python.parent().and_then(Path::parent).unwrap().join("lib");
         let mut versions = std::fs::read_dir(lib).unwrap().map(|entry| entry.unwrap().path());
         versions.find(|path| path.join("site-packages").exists()).unwrap().join("site-packages")
     }
 
-    /// The user's own way: the libraries preloaded by hand, and no launcher.
+    /// This Python with the libraries in `LD_PRELOAD`, without `memtrace run`.
     pub(crate) fn preloaded_command(&self, out: &Path) -> Command {
         let mut command = self.command();
         command.env("LD_PRELOAD", preloads()).env("MEMTRACE_PHANTOM", CARD).env("MEMTRACE_OUT", out);
         command
     }
 
-    /// A script without memtrace, on the phantom device alone.
-    pub(crate) fn untraced(&self, script: &str, args: &[&str]) -> Output {
-        self.untraced_on(CARD, &[], script, args, &[]).output
-    }
-
-    /// Runs a script under memtrace and holds its trace against the checkpoints that it wrote.
+    /// Traces a script, and compares its trace with the statistics of torch that it recorded.
     pub(crate) fn verify(&self, script: &str) {
         let run = self.trace(script, &[]).expect_success();
         self.verify_file(&run.file(), &run.checkpoints);
         self.check(memtrace().arg("check").arg(run.file()));
     }
 
+    /// Compares a trace with the statistics of torch that its program recorded.
     pub(crate) fn verify_file(&self, trace: &Path, checkpoints: &Path) {
-        self.check(self.command().arg(scripts().join("checkers/verify.py")).arg(trace).arg(checkpoints));
+        self.checker("verify", &[trace, checkpoints]);
     }
 
-    /// Runs a command that must succeed.
+    /// Runs `tests/scripts/checkers/<name>.py`, which must succeed.
+    pub(crate) fn checker(&self, name: &str, args: &[&Path]) {
+        let script = scripts().join(format!("checkers/{name}.py"));
+        self.check(self.command().arg(script).args(args));
+    }
+
+    /// Runs a command, which must succeed.
     pub(crate) fn check(&self, command: &mut Command) {
         let output = command.output().unwrap();
-        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
-        assert!(output.status.success(), "{command:?}: {}\n{stdout}\n{stderr}", output.status);
-        eprintln!("{}", stdout.trim_end());
+        eprintln!("{}", succeeded(&format!("{command:?}"), &output).trim_end());
     }
 }
 
-/// What a traced script left.
+/// The result of a run.
 pub(crate) struct Run {
-    /// Its streams and its exit.
+    /// Exit status, stdout and stderr.
     pub(crate) output: Output,
-    /// What `checkpoints.py` wrote.
+    /// The file of `checkers/checkpoints.py`: torch's statistics.
     pub(crate) checkpoints: PathBuf,
     out: TempDir,
 }
 
 impl Run {
-    /// Runs a command whose scripts leave what they know in the folder.
+    /// Runs a command. The script may leave files in the folder for a checker.
     fn of(mut command: Command, out: TempDir) -> Run {
         let checkpoints = out.path().join("checkpoints.jsonl");
         command.env("MEMTRACE_TEST_CHECKPOINTS", &checkpoints).env("OWNER_OUT", out.path());
         Run { output: command.output().unwrap(), checkpoints, out }
     }
 
-    /// The folder that the traces' folder is in.
+    /// The folder of the script's own files, and of the folder `trace`.
     pub(crate) fn folder(&self) -> &Path {
         self.out.path()
     }
 
+    /// The same run, which must have succeeded.
     pub(crate) fn expect_success(self) -> Run {
-        let (stdout, stderr) = (text(&self.output.stdout), text(&self.output.stderr));
-        assert!(self.output.status.success(), "{}\n{stdout}\n{stderr}", self.output.status);
+        succeeded("the script", &self.output);
         self
     }
 
+    pub(crate) fn stdout(&self) -> String {
+        text(&self.output.stdout)
+    }
+
+    pub(crate) fn stderr(&self) -> String {
+        text(&self.output.stderr)
+    }
+
+    /// `memtrace REPORT ARGS` of its traces, which must succeed.
+    pub(crate) fn report(&self, report: &str, args: &[&str]) -> String {
+        let output = memtrace().arg(report).args(args).arg(self.dir()).output().unwrap();
+        succeeded(report, &output)
+    }
+
+    /// The answer of `memtrace REPORT --json ARGS`.
+    pub(crate) fn json(&self, report: &str, args: &[&str]) -> serde_json::Value {
+        serde_json::from_str(&self.report(report, &[&["--json"], args].concat())).unwrap()
+    }
+
+    /// The folder of its traces.
     pub(crate) fn dir(&self) -> PathBuf {
         self.out.path().join("trace")
     }
 
+    /// Its traces, sorted by name.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         traces(&self.dir())
     }
 
-    /// The one trace.
+    /// The only trace.
     pub(crate) fn file(&self) -> PathBuf {
         let files = self.files();
         assert_eq!(files.len(), 1, "expected one trace, found {files:?}\n{}", text(&self.output.stderr));
         files.into_iter().next().unwrap()
     }
 
+    /// The rows of the only trace.
     pub(crate) fn rows(&self) -> Vec<Rec> {
         read(&self.file())
     }
 }
 
-/// The columns of a row that the tests look at.
+/// The columns of a row that the tests use.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Rec {
     pub(crate) ts_ns: i64,
@@ -234,11 +274,12 @@ pub(crate) struct Rec {
     pub(crate) name: String,
 }
 
+/// The rows of a trace.
 pub(crate) fn read(path: &Path) -> Vec<Rec> {
     csv::Reader::from_path(path).unwrap().deserialize().map(Result::unwrap).collect()
 }
 
-/// The trace files of a folder, without what lies beside them (stacks, journals).
+/// The traces in a folder, without the files of stacks and the journals.
 pub(crate) fn traces(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -250,7 +291,7 @@ pub(crate) fn traces(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Exit code and signal. `memtrace run` passes a signal on as a shell does, 128 + its number.
+/// The exit status. A signal is 128 + its number, as a shell and `memtrace run` report it.
 pub(crate) fn exit_of(output: &Output) -> i32 {
     use std::os::unix::process::ExitStatusExt;
     output.status.code().or(output.status.signal().map(|signal| 128 + signal)).unwrap()
@@ -260,27 +301,56 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// `tests/scripts`.
 pub(crate) fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts")
 }
 
+/// `memtrace`, without settings from outside.
 pub(crate) fn memtrace() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_memtrace"))
+    clean(Path::new(env!("CARGO_BIN_EXE_memtrace")))
 }
 
-/// What `memtrace run --phantom` preloads.
+/// A program without settings from outside.
+pub(crate) fn clean(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if name != "MEMTRACE_CACHE" && OUTSIDE_SETTINGS.iter().any(|prefix| name.starts_with(prefix)) {
+            command.env_remove(name.as_ref());
+        }
+    }
+    command.env("PYTHONDONTWRITEBYTECODE", "1");
+    command
+}
+
+/// A program on a simulated GPU, without memtrace.
+pub(crate) fn on_phantom(program: &Path, card: &str) -> Command {
+    let mut command = clean(program);
+    command.env("LD_PRELOAD", built("libmemtrace_phantom.so")).env("MEMTRACE_PHANTOM", card);
+    command
+}
+
+/// Checks that a program succeeded, and returns its stdout.
+pub(crate) fn succeeded(name: &str, output: &Output) -> String {
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{name}: {}\n{stdout}\n{stderr}", output.status);
+    stdout
+}
+
+/// The value of `LD_PRELOAD` that `memtrace run --phantom` sets.
 pub(crate) fn preloads() -> String {
     let [tracer, phantom] = ["libmemtrace.so", "libmemtrace_phantom.so"].map(built);
     format!("{}:{}", tracer.display(), phantom.display())
 }
 
-/// A library beside the command, where `cargo build` leaves it.
+/// A library that `cargo build` left beside the command.
 pub(crate) fn built(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_memtrace")).with_file_name(name);
-    assert!(path.exists(), "{} is missing: cargo build first, as scripts/test does", path.display());
+    assert!(path.exists(), "{} is missing: run cargo build first, as scripts/test does", path.display());
     path
 }
 
-/// Runs the script that its arguments name, with packages from the first.
+/// Runs a script with a folder of packages: `-c BARE PACKAGES SCRIPT ARGS`.
 const BARE: &str = "import sys, os, runpy; packages, script = sys.argv[1:3]; sys.argv = sys.argv[2:]; \
                     sys.path += [packages, os.path.dirname(script)]; runpy.run_path(script, run_name='__main__')";

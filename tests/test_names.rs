@@ -1,0 +1,103 @@
+//! Every feature has a test with the feature in its name: `cargo test leaks` finds the tests of `leaks`.
+//!
+//! The features are the commands, which include the reports, the exports and the variables. A name counts if it has
+//! the words of the feature in sequence: `top-ops` is in `top_ops_are_those_of_memory_tracker`.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use memtrace_analysis::{exports::EXPORTS, reports::REPORTS};
+use memtrace_trace::config;
+
+/// The names of all tests in the sources of the workspace.
+fn test_names() -> BTreeSet<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut names = BTreeSet::new();
+    collect(&root.join("src"), &mut names);
+    collect(&root.join("tests"), &mut names);
+    names
+}
+
+fn collect(folder: &Path, names: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let path = entry.path();
+        if path.is_dir() {
+            collect(&path, names);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            names.extend(tests_of(&text));
+        }
+    }
+}
+
+/// The functions under `#[test]`, and the names in the tables `on_every_torch!` and `scripts!`.
+fn tests_of(text: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    let (mut is_test, mut table) = (false, false);
+    for line in text.lines().map(str::trim) {
+        if line == "#[test]" {
+            is_test = true;
+        } else if let Some(rest) = line.strip_prefix("fn ") {
+            if is_test {
+                names.push(rest.split('(').next().unwrap().to_owned());
+            }
+            is_test = false;
+        } else if line.starts_with("on_every_torch![") || line == "scripts! {" {
+            table = true;
+        } else if line == "];" || line == "}" {
+            table = false;
+        } else if table {
+            let end = line.find([',', ':']).unwrap_or(0);
+            names.extend(Some(line[..end].to_owned()).filter(|name| !name.is_empty()));
+        }
+    }
+    names
+}
+
+/// Has the test the words of the feature in its name, in sequence?
+fn is_named_in(feature: &str, test: &str) -> bool {
+    let feature = feature.to_lowercase().replace('-', "_");
+    format!("_{test}_").contains(&format!("_{feature}_"))
+}
+
+/// Fails for each feature that no test names.
+fn each_is_named(kind: &str, features: impl IntoIterator<Item = String>) {
+    let tests = test_names();
+    assert!(tests.len() > 300, "only {} tests were found", tests.len());
+    let unnamed: Vec<String> =
+        features.into_iter().filter(|feature| !tests.iter().any(|test| is_named_in(feature, test))).collect();
+    assert!(unnamed.is_empty(), "no test has the name of {kind}: {unnamed:?}");
+}
+
+#[test]
+fn every_command_is_in_the_name_of_a_test() {
+    let help = Command::new(env!("CARGO_BIN_EXE_memtrace")).arg("--help").output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let (_, commands) = help.split_once("\nCommands:\n").unwrap();
+    let commands = commands.lines().take_while(|line| !line.is_empty());
+    each_is_named("a command", commands.filter_map(|line| Some(line.split_whitespace().next()?.to_owned())));
+}
+
+#[test]
+fn every_report_is_in_the_name_of_a_test() {
+    each_is_named("a report", REPORTS.iter().map(|report| report.name().to_owned()));
+}
+
+#[test]
+fn every_export_is_in_the_name_of_a_test() {
+    each_is_named("an export", EXPORTS.iter().map(|export| export.name().to_owned()));
+}
+
+#[test]
+fn every_variable_is_in_the_name_of_a_test() {
+    let names = config::variables().map(|variable| variable.name.trim_start_matches("MEMTRACE_").to_owned());
+    each_is_named("a variable", names);
+}
+
+#[test]
+fn the_names_of_tests_are_found_in_sources() {
+    let text = "#[test]\nfn peak_adds_up() {}\nfn helper() {}\non_every_torch![\n    a_case,\n];\nscripts! {\n    b: \"c.py\" on \"t4\";\n}\n";
+    assert_eq!(tests_of(text), ["peak_adds_up", "a_case", "b"]);
+    assert!(is_named_in("top-ops", "the_top_ops_agree") && !is_named_in("peak", "peaks_agree"));
+}
