@@ -35,7 +35,7 @@ on_every_torch![
     wrappers_are_stripped_or_kept_and_compiled_models_keep_their_graphs,
     owners_of_parameters_are_shown_when_loading_the_model_runs_out_of_memory,
     modules_are_recorded_in_isolated_spawned_and_bare_interpreters,
-    errors_of_the_tracers_python_are_logged_at_debug_and_counted_in_the_end_row,
+    python_errors_of_the_tracer_are_logged_at_debug_and_counted_in_the_end_row,
     owners_hold_under_fsdp_peft_and_lightning_and_leave_the_output_unchanged,
     modules_are_recorded_under_launchers_notebooks_and_fork_servers,
     track_external_tensors_are_other_and_errors_are_those_of_mem_tracker,
@@ -109,7 +109,7 @@ fn modules_are_recorded_in_isolated_spawned_and_bare_interpreters(torch: &Torch)
     torch.checker("expected_owners", &[run.folder()]);
 }
 
-fn errors_of_the_tracers_python_are_logged_at_debug_and_counted_in_the_end_row(torch: &Torch) {
+fn python_errors_of_the_tracer_are_logged_at_debug_and_counted_in_the_end_row(torch: &Torch) {
     let run = |log| {
         let run =
             torch.trace_with("owners/failing_modules.py", &[], &[("MEMTRACE_LOG", log)]).expect_success();
