@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use memtrace_trace::units::Unit;
 
 use crate::error::{Error, Result};
-use crate::state::replay::Window;
+use crate::state::window::Window;
 
 /// An option of one report, in addition to the shared ones.
 #[derive(Clone, Copy, Debug)]

@@ -53,7 +53,7 @@ impl Footer {
     /// Adds the unattributed bytes of a device. A report that stops before the end of the trace calls this
     /// instead of [`Footer::add`].
     pub fn add_share(&mut self, replayed: &Replayed, ordinal: i32) {
-        let (peak, ever) = (replayed.unattributed(ordinal), replayed.replay.given(ordinal));
+        let (peak, ever) = (replayed.unattributed(ordinal), replayed.replay.unowned_and_total(ordinal));
         self.add_bytes(peak, ever);
     }
 

@@ -12,7 +12,8 @@ use memtrace_trace::Category;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::read::symbols::Symbol;
-use crate::state::replay::{Block, Replay};
+use crate::state::block::Block;
+use crate::state::replay::Replay;
 
 /// The rules of inference, as a note for the reader.
 pub const RULE: &str = "* inferred, as the trace has no tags: parameter = there before the first forward, and stayed; \
@@ -55,15 +56,6 @@ impl FlowCategories {
             }
         }
     }
-}
-
-/// The moment of a block's free.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Death {
-    /// The step at that moment.
-    pub step: i64,
-    /// The phase at that moment.
-    pub phase: Symbol,
 }
 
 /// Sets the categories of the blocks of one moment by [`RULE`], in a trace without tags. A block to which no

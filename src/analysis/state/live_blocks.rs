@@ -7,8 +7,7 @@
 use memtrace_trace::memory::LiveMemory;
 use rustc_hash::FxHashMap;
 
-use crate::state::categories::Death;
-use crate::state::replay::Block;
+use crate::state::block::{Block, Death};
 
 /// The size of the direct-mapped index of recent ids: a power of two.
 const RECENT: usize = 1 << 14;

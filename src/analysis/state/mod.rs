@@ -1,15 +1,19 @@
 //! Replays records into the state of memory over time, and views of that state.
 
+pub mod block;
 pub mod categories;
+pub mod device;
 pub mod group;
 pub mod layout;
 pub mod live_blocks;
 pub mod live_run;
 pub mod moment;
 pub mod op_calls;
+pub mod problems;
 pub mod progress;
 pub mod replay;
 pub mod replay_trace;
 pub mod series;
 pub(crate) mod stacked_series;
 pub mod stacks;
+pub mod window;

@@ -4,7 +4,7 @@ use memtrace_trace::EventName;
 
 use crate::read::record::Record;
 use crate::read::symbols::Symbol;
-use crate::state::replay::{Replay, tells_step};
+use crate::state::replay::{Replay, has_current_step};
 use crate::state::series::TimeGrid;
 
 /// A value over time, as the times at which it changes. At most one change is kept per bucket of the grid, so
@@ -79,7 +79,7 @@ impl Progress {
     /// Takes a row after the replay took it. `total` is the total in bytes whose peak is kept per step.
     pub fn feed(&mut self, row: &Record, replay: &Replay, total: i64) {
         // Segments that a process frees at its exit belong to no step.
-        let silent = !tells_step(row.event)
+        let silent = !has_current_step(row.event)
             || matches!(row.event, EventName::SegmentFree | EventName::SegmentUnmap | EventName::End);
         if !silent && self.phases.grid.has(replay.ts_ns) {
             self.phases.set(replay.ts_ns, replay.phase);

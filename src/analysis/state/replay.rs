@@ -1,22 +1,28 @@
-//! Rows into live memory over time: the one place that knows how state evolves.
+//! Replays rows into the state of memory over time.
 //!
-//! A [`Replay`] is fed the rows of one process in order. It keeps the totals of each device, both as
-//! the rows tell them and as the sum of their deltas, the blocks that are live, and the peaks; all in
-//! memory that grows with what is live, never with the file. What the rows contradict is counted in
-//! [`Problems`] and never stops it.
+//! A [`Replay`] takes the rows of one process in order. It keeps the totals of each device, as the rows have
+//! them and as the sum of their deltas, the live blocks, and the peaks. Its memory grows with the live
+//! blocks, not with the file. Contradictions between rows are counted in [`Problems`] and do not stop it. How
+//! an event changes the totals is defined by [`MemoryState`], which the encoder uses too.
 
-use memtrace_trace::memory::{DeviceTotals, Effect, Extent, MemoryState};
+use memtrace_trace::EventName;
+use memtrace_trace::memory::{Effect, Extent, MemoryState};
 pub use memtrace_trace::memory::{MemoryKind, Metric, Totals};
-use memtrace_trace::{Category, EventName};
 
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::symbols::{Symbol, SymbolTable};
-use crate::state::categories::{self, Death, FlowCategories, Phases};
+use crate::state::block::Death;
+pub use crate::state::block::{Block, Owner};
+use crate::state::categories::{self, FlowCategories, Phases};
+use crate::state::device::Devices;
+pub use crate::state::device::{Device, Moment};
 use crate::state::live_blocks::{FreedSlot, LiveBlocks};
+pub use crate::state::problems::{Counts, Problems};
+pub use crate::state::window::Window;
 
-/// What a row must say of itself, whatever its event.
+/// The columns needed of every row.
 const ANY: Columns = Columns::of(&["seq", "step", "phase"]);
-/// What a row about memory says.
+/// The columns needed of a row about memory.
 const MEMORY: Columns = Columns::of(&[
     "seq",
     "status",
@@ -27,12 +33,12 @@ const MEMORY: Columns = Columns::of(&[
     "active_bytes",
     "reserved_bytes",
 ]);
-/// What opens a block, and what may raise a peak.
+/// The columns needed of a row that allocates a block or may raise a peak.
 const OWNED: Columns = Columns::of(&["ts_ns", "op", "module", "category"]);
 
-/// The columns that a replay needs. A free repeats the owner of its block, which is known; an op or a
-/// range changes nothing. What else a report reads of a block, its address or what was asked for, the
-/// report adds.
+/// The columns that a replay needs. The owner in a free row is that of its block, which is known already; the
+/// row of an op or a range changes no memory. A report adds the other columns that it reads, such as
+/// addresses or requested sizes.
 pub const COLUMNS: Wanted = Wanted::all_events(ANY.and(MEMORY).and(OWNED))
     .except(EventName::Free, MEMORY)
     .except(EventName::Op, ANY)
@@ -42,304 +48,59 @@ pub const COLUMNS: Wanted = Wanted::all_events(ANY.and(MEMORY).and(OWNED))
     .except(EventName::Mark, ANY)
     .except(EventName::Lost, ANY.and(Columns::of(&["requested_bytes"])));
 
-/// The device of rows that are about the host.
+/// The device ordinal of rows about the host.
 pub const HOST: i32 = -1;
 
-/// Whose memory it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Owner {
-    /// The innermost op.
-    pub op: Symbol,
-    /// The module.
-    pub module: Symbol,
-    /// The phase.
-    pub phase: Symbol,
-    /// What it is for.
-    pub category: Category,
-    /// The training step of the allocation; -1 before the first.
-    pub step: i64,
-}
-
-impl Owner {
-    fn of(row: &Record) -> Owner {
-        Owner { op: row.op, module: row.module, phase: row.phase, category: row.category, step: row.step }
-    }
-
-    /// Does nothing say whose it is: no op, no module, no category?
-    #[must_use]
-    pub fn is_nobody(&self) -> bool {
-        self.op == Symbol::NONE && self.module == Symbol::NONE && self.category == Category::None
-    }
-}
-
-/// A live block, or one that was.
-#[derive(Clone, Copy, Debug)]
-pub struct Block {
-    /// Its kind: memory of segments has no block.
-    pub kind: MemoryKind,
-    /// Its device.
-    pub device: i32,
-    /// The `seq` of its allocation.
-    pub id: i64,
-    /// When it was allocated, ns since the trace's start.
-    pub born_ns: i64,
-    /// What was really given, in bytes.
-    pub bytes: i64,
-    /// What was asked for, in bytes; -1 when unknown.
-    pub requested: i64,
-    /// The request under the allocator's rule, in bytes.
-    pub rounded: i64,
-    /// Its address; 0 unless the reading asks for the column, as the next two.
-    pub addr: i64,
-    /// The stream that it was allocated on.
-    pub stream: i64,
-    /// The allocator's private pool that it lies in; 0 for the default.
-    pub pool: i64,
-    /// The stack of its allocation; 0 for none, or unless the reading asks for the column.
-    pub stack: i64,
-    /// Whose it is, as far as the rows so far tell.
-    pub owner: Owner,
-    /// Whose it was at the peak numbered `then.1`, when a later row changed it.
-    then: Option<(Owner, i64)>,
-    /// How it ended; `None` while it lives.
-    pub died: Option<Death>,
-    /// Its category was inferred.
-    pub inferred: bool,
-    /// It was handed out in the window: it counts in [`Device::given`].
-    given: bool,
-}
-
-/// A moment at which a total was highest.
-#[derive(Clone, Copy, Debug)]
-pub struct Moment {
-    /// The total, in bytes.
-    pub bytes: i64,
-    /// The `seq` of the row.
-    pub seq: i64,
-    /// ns since the trace's start.
-    pub ts_ns: i64,
-    /// Who raised it.
-    pub owner: Owner,
-}
-
-impl Default for Moment {
-    fn default() -> Self {
-        let owner = Owner {
-            op: Symbol::NONE,
-            module: Symbol::NONE,
-            phase: Symbol::NONE,
-            category: Category::None,
-            step: -1,
-        };
-        Moment { bytes: 0, seq: 0, ts_ns: 0, owner }
-    }
-}
-
-/// One device.
-#[derive(Clone, Debug, Default)]
-pub struct Device {
-    /// Its CUDA ordinal, or [`HOST`].
-    pub ordinal: i32,
-    /// As the rows tell it.
-    pub totals: Totals,
-    /// The sums of the deltas. Those of torch's memory are exact only when every column is read.
-    pub summed: Totals,
-    /// The peak of each metric, in the order of [`Metric::ALL`].
-    pub peaks: [Moment; 4],
-    /// How many blocks are live.
-    pub live_blocks: u64,
-    /// The bytes of all blocks that were handed out in the window, live or gone.
-    given: i64,
-    /// Of those of them that are gone, the bytes that nobody owned at the end.
-    unowned: Unowned,
-    /// Blocks that were live at the peak of the tracked metric and are gone now. No more bytes than
-    /// the peak had, so this stays as small as what is live.
-    gone: Vec<Block>,
-    /// How far the totals are from the sums: allocated, reserved.
-    drift: (i64, i64),
-}
-
-/// The devices of a process.
-#[derive(Default)]
-struct Devices {
-    /// By ordinal.
-    list: Vec<Device>,
-    /// The index of the device of the last row.
-    latest: usize,
-}
-
-impl Devices {
-    /// The device of that ordinal, new or known.
-    #[inline]
-    fn device(&mut self, ordinal: i32) -> &mut Device {
-        // Most rows are about the device of the row before.
-        if self.list.get(self.latest).is_none_or(|device| device.ordinal != ordinal) {
-            self.latest = self.place(ordinal);
-        }
-        &mut self.list[self.latest]
-    }
-
-    /// The index of that device.
-    #[cold]
-    fn place(&mut self, ordinal: i32) -> usize {
-        match self.list.binary_search_by_key(&ordinal, |device| device.ordinal) {
-            Ok(at) => at,
-            Err(at) => {
-                self.list.insert(at, Device { ordinal, ..Device::default() });
-                at
-            }
-        }
-    }
-}
-
-impl DeviceTotals for Devices {
-    #[inline]
-    fn totals_mut(&mut self, device: i32) -> &mut Totals {
-        &mut self.device(device).summed
-    }
-}
-
-/// Bytes that no row says the owner of.
-#[derive(Clone, Copy, Debug, Default)]
-struct Unowned {
-    all: i64,
-    /// Of these, what inference has a category for.
-    inferred: i64,
-}
-
-impl Device {
-    /// The peak of `metric`.
-    #[must_use]
-    pub fn peak(&self, metric: Metric) -> &Moment {
-        &self.peaks[metric as usize]
-    }
-}
-
-/// How many rows of each event there were, and what failed.
-#[derive(Clone, Debug, Default)]
-pub struct Counts {
-    /// Rows, the meta row too.
-    pub rows: u64,
-    /// Per event, in the order of [`EventName::ALL`].
-    events: [u64; EventName::ALL.len()],
-    /// Calls that failed.
-    pub failed: u64,
-    /// Events that the traced process dropped.
-    pub lost: u64,
-}
-
-impl Counts {
-    /// The rows of `event`.
-    #[must_use]
-    pub fn of(&self, event: EventName) -> u64 {
-        self.events[event as usize]
-    }
-}
-
-/// Where the rows contradict one another.
-#[derive(Clone, Debug, Default)]
-pub struct Problems {
-    /// Places where `seq` does not follow.
-    pub seq_gaps: u64,
-    /// Rows whose totals differ from the sum of the deltas by another amount than the row before.
-    pub totals: u64,
-    /// Frees of a block that was not live.
-    pub unmatched_frees: u64,
-    /// Allocations under an id that was live already.
-    pub double_allocs: u64,
-    /// Frees of another size than the block's.
-    pub wrong_sizes: u64,
-    /// The last row is not `end`.
-    pub unfinished: bool,
-    /// The first few, in words.
-    pub examples: Vec<String>,
-}
-
-/// How many examples are kept.
-const MOST_EXAMPLES: usize = 8;
-
-impl Problems {
-    fn example(&mut self, text: impl FnOnce() -> String) {
-        if self.examples.len() < MOST_EXAMPLES {
-            self.examples.push(text());
-        }
-    }
-}
-
-/// The part of a trace that peaks are looked for in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// From, ns since the trace's start.
-    pub from_ns: i64,
-    /// Up to and with, ns.
-    pub to_ns: i64,
-    /// The first step.
-    pub from_step: i64,
-    /// The last step.
-    pub to_step: i64,
-}
-
-impl Default for Window {
-    fn default() -> Self {
-        Window { from_ns: i64::MIN, to_ns: i64::MAX, from_step: i64::MIN, to_step: i64::MAX }
-    }
-}
-
-impl Window {
-    fn has(&self, ts_ns: i64, step: i64) -> bool {
-        (self.from_ns..=self.to_ns).contains(&ts_ns) && (self.from_step..=self.to_step).contains(&step)
-    }
-}
-
-/// The state of one process's memory; see the module.
+/// The state of the memory of one process.
 pub struct Replay {
-    /// The devices seen so far, and the blocks that are live, by `alloc_id`.
+    /// The devices so far, and the live blocks by `alloc_id`.
     memory: MemoryState<LiveBlocks, Devices>,
-    /// What the row fed last gave back.
+    /// The block that the last row freed.
     freed: Option<FreedSlot>,
-    /// What was counted.
+    /// Counts of rows, failed calls and lost events.
     pub counts: Counts,
-    /// What does not fit.
+    /// Contradictions between rows.
     pub problems: Problems,
-    /// The `seq` of the row fed last.
+    /// The `seq` of the last row.
     pub seq: i64,
-    /// Its time.
+    /// The time of the last row, in ns since the start of the trace.
     pub ts_ns: i64,
-    /// The step that runs; -1 before the first.
+    /// The current step; -1 before the first.
     pub step: i64,
-    /// The highest step seen; -1 before the first.
+    /// The highest step so far; -1 before the first.
     pub last_step: i64,
-    /// The lowest step seen that is not before the first.
+    /// The first step so far.
     pub first_step: Option<i64>,
-    /// The phase that runs.
+    /// The current phase.
     pub phase: Symbol,
-    /// The `seq` and the step of the first row in a forward pass.
+    /// The `seq` and step of the first row in a forward pass.
     pub first_forward: Option<(i64, i64)>,
-    /// The phases that inference asks for.
+    /// The phases that inference depends on.
     pub phases: Phases,
-    /// The texts of the rows' symbols.
+    /// The symbols of the rows.
     pub symbols: SymbolTable,
-    /// What the flow of data between ops says that blocks are for, by `alloc_id`: of a trace that has io
-    /// records and no tags.
+    /// Categories from the flow of data between ops, for a trace with io records and without tags.
     pub flow: FlowCategories,
     window: Window,
+    /// Whether the last row is in the window.
     inside: bool,
+    /// The metric whose peak keeps its blocks.
     tracked: Metric,
-    /// Whether every row's totals are held against the sums; that needs every column.
+    /// Whether the totals of each row are compared with the sums; that needs every column.
     checks: bool,
     caching_allocator: Symbol,
 }
 
-/// Does a row of this event say which step and phase the program is in? That of a free has its block's, which
-/// may be long ago; the writer thread's own rows have none.
-pub(crate) fn tells_step(event: EventName) -> bool {
+/// Whether a row of this event has the current step and phase. The row of a free or a tag has those of its
+/// block's allocation, and rows of the writer thread have none.
+pub(crate) fn has_current_step(event: EventName) -> bool {
     use EventName::{ExtFree, Free, FreeCompleted, HostFree, Live, Lost, Meta, Sample, Tag};
     !matches!(event, Free | FreeCompleted | ExtFree | HostFree | Tag | Live | Sample | Lost | Meta)
 }
 
 impl Replay {
-    /// Nothing yet. Peaks are looked for in `window`; what was live at a device's peak of `tracked` can
-    /// be asked for at the end. `symbols` is the table of the rows to come.
+    /// An empty state. Peaks are searched in `window`; [`Replay::at_peak`] has the blocks at the peak of
+    /// `tracked`. `symbols` is the table of the rows to come.
     #[must_use]
     pub fn new(symbols: &SymbolTable, window: Window, tracked: Metric) -> Replay {
         Replay {
@@ -365,7 +126,7 @@ impl Replay {
         }
     }
 
-    /// Holds the totals of every row against the sum of the deltas: for a reading of every column.
+    /// Makes it compare the totals of every row with the sum of the deltas. Needs a reading of every column.
     #[must_use]
     pub fn checking(self) -> Replay {
         Replay { checks: true, ..self }
@@ -386,14 +147,14 @@ impl Replay {
             self.last_step = self.last_step.max(row.step);
             self.first_step.get_or_insert(row.step);
         }
-        if tells_step(row.event) {
+        if has_current_step(row.event) {
             self.step = row.step;
             self.phase = row.phase;
             if row.phase == self.phases.forward && self.first_forward.is_none() {
                 self.first_forward = Some((row.seq, row.step));
             }
         }
-        // An op's row need not have its time parsed.
+        // The time of an op row may not be parsed, so it is 0.
         self.ts_ns = self.ts_ns.max(row.ts_ns);
         let inside = self.window.has(self.ts_ns, self.step);
         if inside && !self.inside {
@@ -415,7 +176,7 @@ impl Replay {
         self.problems.unfinished = row.event != EventName::End;
     }
 
-    /// A row that changes no memory.
+    /// Takes a row that changes no memory.
     fn other(&mut self, row: &Record) {
         match row.event {
             EventName::Oom => self.totals(row),
@@ -427,37 +188,37 @@ impl Replay {
         }
     }
 
-    /// The devices seen so far, the host too, by ordinal.
+    /// The devices so far, with the host, in order of ordinal.
     #[must_use]
     pub fn devices(&self) -> &[Device] {
         &self.memory.devices.list
     }
 
-    /// The blocks that are live, by `alloc_id`.
+    /// The live blocks, by `alloc_id`.
     #[must_use]
     pub fn live(&self) -> &LiveBlocks {
         &self.memory.live
     }
 
-    /// The block that the row fed last gave back, with its last owner.
+    /// The block that the last row freed, with its last owner.
     #[must_use]
     pub fn freed(&self) -> Option<&Block> {
         self.memory.live.removed(self.freed?)
     }
 
-    /// Is the row fed last in the window?
+    /// Whether the last row is in the window.
     #[must_use]
     pub fn in_window(&self) -> bool {
         self.inside
     }
 
-    /// The device of that ordinal, if a row named it.
+    /// The device `ordinal`, if a row named it.
     #[must_use]
     pub fn find(&self, ordinal: i32) -> Option<&Device> {
         self.memory.devices.list.iter().find(|device| device.ordinal == ordinal)
     }
 
-    /// The level at which a window opens is its first candidate for the peak.
+    /// The totals at the start of a window are the first candidates for its peaks.
     fn enter_window(&mut self, row: &Record) {
         let (seq, ts_ns) = (self.seq, row.ts_ns);
         for device in &mut self.memory.devices.list {
@@ -474,7 +235,7 @@ impl Replay {
         }
     }
 
-    /// Takes the totals of a row of its device, and looks whether they are the highest so far.
+    /// Takes the totals of a row, and updates the peaks.
     fn totals(&mut self, row: &Record) {
         let (tracked, inside) = (self.tracked, self.inside);
         let device = self.memory.devices.device(row.device);
@@ -498,13 +259,13 @@ impl Replay {
         }
     }
 
-    /// Compares the totals of a row with the deltas so far.
+    /// Compares the totals of a row with the sum of the deltas.
     fn compare(&mut self, row: &Record) {
         let device = self.memory.devices.device(row.device);
         let (totals, summed) = (device.totals, device.summed);
         let drift = (totals.allocated - summed.allocated, totals.reserved - summed.reserved);
-        // A total that is off stays off: only the row at which that begins or changes is a problem.
-        // While a rotated part lists what was live, its totals run ahead of the sums.
+        // A wrong total stays wrong: only the row at which the difference changes is a problem. In the
+        // opening rows of a rotated part the totals are ahead of the sums.
         let changed = drift != std::mem::replace(&mut device.drift, drift);
         if changed && drift != (0, 0) && row.event != EventName::Live {
             self.problems.totals += 1;
@@ -522,7 +283,7 @@ impl Replay {
         }
     }
 
-    /// The amount of memory that a row is about; a free has a negative one.
+    /// The memory that a row is about; the bytes of a free are negative.
     fn extent(&self, row: &Record, kind: MemoryKind) -> Extent {
         // With caching off, a block is its own segment.
         let in_segment = row.api == self.caching_allocator;
@@ -547,7 +308,7 @@ impl Replay {
                 then: None,
                 died: None,
                 inferred: false,
-                given: self.inside && row.event != EventName::Live && self.is_of(kind, row.device),
+                in_window: self.inside && row.event != EventName::Live && self.is_of(kind, row.device),
             };
             if self.memory.alloc(&self.extent(row, kind), block.id, block) {
                 self.problems.double_allocs += 1;
@@ -556,7 +317,8 @@ impl Replay {
             } else {
                 let device = self.memory.devices.device(row.device);
                 device.live_blocks += 1;
-                device.given = device.given.wrapping_add(if block.given { block.bytes } else { 0 });
+                device.total_allocated =
+                    device.total_allocated.wrapping_add(if block.in_window { block.bytes } else { 0 });
             }
         }
         self.totals(row);
@@ -566,8 +328,8 @@ impl Replay {
         if row.alloc_id != 0 {
             let (extent, death) = (self.extent(row, kind), Death { step: self.step, phase: self.phase });
             self.freed = self.memory.free(row.alloc_id, death, |_| extent.freed());
-            if let Some(left) = self.freed {
-                self.gone(row, left);
+            if let Some(freed) = self.freed {
+                self.account_freed(row, freed);
             } else {
                 self.problems.unmatched_frees += 1;
                 self.problems.example(|| {
@@ -578,11 +340,11 @@ impl Replay {
         self.totals(row);
     }
 
-    /// What the row gave back is no longer live.
-    fn gone(&mut self, row: &Record, left: FreedSlot) {
-        let Some(block) = self.memory.live.removed(left) else { return };
+    /// Accounts for a freed block.
+    fn account_freed(&mut self, row: &Record, freed: FreedSlot) {
+        let Some(block) = self.memory.live.removed(freed) else { return };
         let (id, device, bytes) = (block.id, block.device, block.bytes);
-        let is_unowned = block.given && block.owner.is_nobody();
+        let is_unowned = block.in_window && block.owner.is_nobody();
         if bytes != -row.delta_bytes {
             self.problems.wrong_sizes += 1;
             self.problems.example(|| {
@@ -596,20 +358,20 @@ impl Replay {
         let device = self.memory.devices.device(device);
         device.live_blocks = device.live_blocks.saturating_sub(1);
         if id <= device.peak(tracked).seq
-            && let Some(block) = self.memory.live.removed(left).copied()
+            && let Some(block) = self.memory.live.removed(freed).copied()
         {
             self.memory.devices.device(block.device).gone.push(block);
         }
-        if is_unowned && let Some(block) = self.memory.live.removed(left).copied() {
-            self.unowned(block);
+        if is_unowned && let Some(block) = self.memory.live.removed(freed).copied() {
+            self.count_unowned(block);
         }
     }
 
-    /// A block is gone that nobody owned. Whether the trace has tags, and so infers nothing, is not known
-    /// yet.
+    /// Counts a freed block without an owner, with and without inference: only the end of the trace shows
+    /// whether it has tags.
     #[cold]
-    fn unowned(&mut self, mut block: Block) {
-        self.type_by_inference(std::slice::from_mut(&mut block));
+    fn count_unowned(&mut self, mut block: Block) {
+        self.infer_categories(std::slice::from_mut(&mut block));
         let unowned = &mut self.memory.devices.device(block.device).unowned;
         unowned.all = unowned.all.wrapping_add(block.bytes);
         if !block.owner.is_nobody() {
@@ -617,20 +379,20 @@ impl Replay {
         }
     }
 
-    /// The bytes that a device's blocks had in all when they were handed out in the window: those that nobody
-    /// owned when they went back, or at the end, and all of them.
+    /// Of all blocks allocated on a device in the window: the bytes of those without an owner at their free
+    /// or at the end, and the bytes of all.
     #[must_use]
-    pub fn given(&self, ordinal: i32) -> (i64, i64) {
+    pub fn unowned_and_total(&self, ordinal: i32) -> (i64, i64) {
         let Some(device) = self.find(ordinal) else { return (0, 0) };
-        let blocks = self.memory.live.values().filter(|block| block.device == ordinal && block.given);
-        let live = self.typed(blocks.filter(|block| block.owner.is_nobody()).copied().collect());
+        let blocks = self.memory.live.values().filter(|block| block.device == ordinal && block.in_window);
+        let live = self.with_inferred(blocks.filter(|block| block.owner.is_nobody()).copied().collect());
         let live = live.iter().filter(|block| block.owner.is_nobody()).map(|block| block.bytes);
         let inferred = if self.infers() { device.unowned.inferred } else { 0 };
-        (live.fold(device.unowned.all.wrapping_sub(inferred), i64::wrapping_add), device.given)
+        (live.fold(device.unowned.all.wrapping_sub(inferred), i64::wrapping_add), device.total_allocated)
     }
 
-    /// The row that takes bytes out of the old owner comes first; the one that gives them to the new
-    /// owner tells it.
+    /// Takes a `tag` row. Tags come in pairs: the row with negative bytes of the old owner, then the row of
+    /// the new owner.
     fn tag(&mut self, row: &Record) {
         self.memory.count(&self.extent(row, MemoryKind::Block));
         if row.delta_bytes <= 0 {
@@ -645,22 +407,22 @@ impl Replay {
         block.owner = Owner::of(row);
     }
 
-    /// Does the trace leave categories to inference: has it blocks, and no tag?
+    /// Whether categories are inferred: the trace has no tags so far, and a forward pass or a flow of data.
     #[must_use]
     pub fn infers(&self) -> bool {
         self.counts.of(EventName::Tag) == 0 && (self.first_forward.is_some() || !self.flow.is_empty())
     }
 
-    /// The blocks with the categories that inference gives them, where it does.
-    fn typed(&self, mut blocks: Vec<Block>) -> Vec<Block> {
+    /// `blocks` with inferred categories, where the trace infers any.
+    fn with_inferred(&self, mut blocks: Vec<Block>) -> Vec<Block> {
         if self.infers() {
-            self.type_by_inference(&mut blocks);
+            self.infer_categories(&mut blocks);
         }
         blocks
     }
 
-    /// Gives blocks the categories that inference has for them.
-    fn type_by_inference(&self, blocks: &mut [Block]) {
+    /// Sets the inferred categories of `blocks`.
+    fn infer_categories(&self, blocks: &mut [Block]) {
         if self.flow.is_empty() {
             categories::infer(blocks, self);
         } else {
@@ -668,7 +430,7 @@ impl Replay {
         }
     }
 
-    /// Does a block of this kind count among those of that device?
+    /// Whether blocks of `kind` count among those of the device `ordinal`.
     fn is_of(&self, kind: MemoryKind, ordinal: i32) -> bool {
         match kind {
             MemoryKind::Block => true,
@@ -679,17 +441,17 @@ impl Replay {
         }
     }
 
-    /// What is live on a device now: torch's blocks, or pinned memory on the host. With `as_of`, nothing
-    /// is inferred.
+    /// The live blocks of a device: those of torch's allocator, or pinned memory on the host. With `as_of`,
+    /// without inferred categories.
     #[must_use]
     pub fn live_on(&self, ordinal: i32, as_of: bool) -> Vec<Block> {
         let here = |block: &&Block| block.device == ordinal && block.kind != MemoryKind::External;
         let blocks = self.memory.live.values().filter(here).copied().collect();
-        if as_of { blocks } else { self.typed(blocks) }
+        if as_of { blocks } else { self.with_inferred(blocks) }
     }
 
-    /// What was live on a device at its peak of the tracked metric. With `as_of`, each block has the
-    /// owner that it had then, else the one that it had last.
+    /// The blocks that were live on a device at its peak of the tracked metric. With `as_of`, each has its
+    /// owner of that moment; otherwise its last owner and an inferred category.
     #[must_use]
     pub fn at_peak(&self, ordinal: i32, as_of: bool) -> Vec<Block> {
         let Some(device) = self.find(ordinal) else { return Vec::new() };
@@ -706,7 +468,7 @@ impl Replay {
                 _ => *block,
             })
             .collect();
-        if as_of { blocks } else { self.typed(blocks) }
+        if as_of { blocks } else { self.with_inferred(blocks) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a replay must get right, on traces of a few rows.
+//! Tests of the replay, on traces of a few rows.
 
 use memtrace_trace::Category;
 use memtrace_trace::memory::LiveMemory;
@@ -41,8 +41,8 @@ fn step(step: i64) -> Row<'static> {
 }
 
 #[test]
-fn what_a_row_gave_back_can_be_asked_for_until_the_next_row() {
-    let given_back = |more: bool| {
+fn a_freed_block_is_available_until_the_next_row() {
+    let freed_block = |more: bool| {
         let mut trace = TraceBuilder::default();
         let a = trace.alloc(512, Row { op: "aten::mm", ..step(3) });
         let b = trace.alloc(1024, step(3));
@@ -52,17 +52,17 @@ fn what_a_row_gave_back_can_be_asked_for_until_the_next_row() {
         }
         (allocated(&trace.unfinished()), a, b)
     };
-    let (replay, a, b) = given_back(false);
+    let (replay, a, b) = freed_block(false);
     let block = replay.freed().unwrap();
     assert_eq!((block.id, block.bytes, block.owner.step), (a, 512, 3));
     assert!(block.died.is_some());
     assert_eq!(replay.live().values().map(|block| block.id).collect::<Vec<_>>(), [b]);
     assert!(!replay.live().contains(a));
-    assert!(given_back(true).0.freed().is_none());
+    assert!(freed_block(true).0.freed().is_none());
 }
 
 #[test]
-fn the_peak_is_the_first_moment_at_which_the_total_was_highest() {
+fn the_peak_is_the_first_row_with_the_highest_total() {
     let mut trace = TraceBuilder::default();
     trace.segment(2 << 20);
     let a = trace.alloc(512, step(0));
@@ -84,7 +84,7 @@ fn the_peak_is_the_first_moment_at_which_the_total_was_highest() {
 }
 
 #[test]
-fn a_block_at_the_peak_has_its_last_owner_or_the_one_it_had_then() {
+fn a_block_at_the_peak_has_its_last_owner_or_its_owner_at_the_peak() {
     let temporary = Row { category: Category::Temporary, ..step(0) };
     let gradient = Row { category: Category::Gradient, module: "GPT.h.0", ..step(0) };
     let mut trace = TraceBuilder::default();
@@ -107,7 +107,7 @@ fn a_block_at_the_peak_has_its_last_owner_or_the_one_it_had_then() {
 }
 
 #[test]
-fn all_bytes_ever_given_are_of_the_owner_that_each_block_had_last() {
+fn allocated_bytes_count_under_the_last_owner_of_each_block() {
     let mut trace = TraceBuilder::default();
     trace.segment(2 << 20);
     let named = Row { op: "aten::mm", module: "GPT", phase: "forward", ..step(0) };
@@ -119,13 +119,13 @@ fn all_bytes_ever_given_are_of_the_owner_that_each_block_had_last() {
     trace.alloc(4096, step(1));
     trace.free(born_named, 2048, step(0));
     let trace = trace.finish();
-    assert_eq!(allocated(&trace).given(0), (1024 + 4096, 512 + 1024 + 2048 + 4096));
+    assert_eq!(allocated(&trace).unowned_and_total(0), (1024 + 4096, 512 + 1024 + 2048 + 4096));
     let window = Window { from_step: 1, ..Window::default() };
-    assert_eq!(replay(&trace, window, Metric::Allocated).0.given(0), (4096, 4096));
+    assert_eq!(replay(&trace, window, Metric::Allocated).0.unowned_and_total(0), (4096, 4096));
 }
 
 #[test]
-fn what_inference_has_a_category_for_is_nobodys_no_more_once_it_is_gone() {
+fn a_freed_block_with_an_inferred_category_is_not_unowned() {
     let mut trace = TraceBuilder::default();
     trace.segment(2 << 20);
     let parameter = trace.alloc(512, step(0));
@@ -136,7 +136,7 @@ fn what_inference_has_a_category_for_is_nobodys_no_more_once_it_is_gone() {
     trace.free(parameter, 512, step(0));
     let replay = allocated(&trace.finish());
     assert!(replay.infers());
-    assert_eq!(replay.given(0), (1024 + 2048, 512 + 1024 + 2048 + 4096));
+    assert_eq!(replay.unowned_and_total(0), (1024 + 2048, 512 + 1024 + 2048 + 4096));
 }
 
 #[test]
@@ -176,11 +176,11 @@ fn pinned_memory_and_blocks_without_a_cache_are_their_own_segments() {
 }
 
 #[test]
-fn what_the_rows_contradict_is_counted_once() {
+fn a_contradiction_between_rows_is_counted_once() {
     let mut trace = TraceBuilder::default();
     trace.segment(2 << 20);
     let a = trace.alloc(512, step(0));
-    // The block's row says 512 more than the deltas do, and so do all rows behind it.
+    // The row of the block has 512 bytes more than the sum of the deltas, and so have all rows after it.
     let b = trace.change(
         Row {
             device: 0,
@@ -203,9 +203,9 @@ fn what_the_rows_contradict_is_counted_once() {
     assert_eq!(problems.examples.len(), 3);
 }
 
-/// A look at the device may come between a backward and the tags of its gradients, and is of no step.
+/// A sample of the device may come between a backward and the tags of its gradients. It has no step.
 #[test]
-fn a_window_of_steps_goes_on_behind_rows_that_are_of_no_step() {
+fn a_window_of_steps_continues_after_rows_without_a_step() {
     for event in [EventName::Sample, EventName::Lost, EventName::Meta] {
         let mut trace = TraceBuilder::default();
         trace.segment(2 << 20);
@@ -220,7 +220,7 @@ fn a_window_of_steps_goes_on_behind_rows_that_are_of_no_step() {
 }
 
 #[test]
-fn a_window_opens_at_the_level_that_it_finds() {
+fn a_window_begins_with_the_totals_before_it() {
     let mut trace = TraceBuilder::default();
     trace.segment(2 << 20);
     let a = trace.alloc(2048, step(0));
@@ -239,7 +239,7 @@ fn a_window_opens_at_the_level_that_it_finds() {
 }
 
 #[test]
-fn a_live_block_is_found_however_old_it_is() {
+fn a_live_block_is_found_at_any_age() {
     let owner = Moment::default().owner;
     let block = |id, bytes| Block {
         kind: MemoryKind::Block,
@@ -257,7 +257,7 @@ fn a_live_block_is_found_however_old_it_is() {
         then: None,
         died: None,
         inferred: false,
-        given: false,
+        in_window: false,
     };
     let death = Death { step: 0, phase: Symbol::NONE };
     let (mut live, mut expected) = (LiveBlocks::default(), FxHashMap::default());
@@ -265,7 +265,7 @@ fn a_live_block_is_found_however_old_it_is() {
     for round in 0..200_000 {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let random = (state >> 33).cast_signed();
-        // Mostly the number of a row, as the ids of a trace are, now and then any.
+        // Mostly row numbers, as the ids of a trace are, and sometimes any number.
         let id = if random % 8 > 0 { round } else { random / 8 % (1 << 17) - 1000 };
         if random % 3 == 0 {
             let id = if random % 2 == 0 { id } else { round - random / 2 % 50 };

@@ -1,0 +1,55 @@
+//! Counts of the rows of a trace, and contradictions between them.
+
+use memtrace_trace::EventName;
+
+/// Counts of rows, failed calls and lost events.
+#[derive(Clone, Debug, Default)]
+pub struct Counts {
+    /// Rows, with the meta row.
+    pub rows: u64,
+    /// Rows of each event, in the order of [`EventName::ALL`].
+    pub(super) events: [u64; EventName::ALL.len()],
+    /// Failed calls.
+    pub failed: u64,
+    /// Events that the traced process dropped.
+    pub lost: u64,
+}
+
+impl Counts {
+    /// The number of rows of `event`.
+    #[must_use]
+    pub fn of(&self, event: EventName) -> u64 {
+        self.events[event as usize]
+    }
+}
+
+/// Contradictions between rows.
+#[derive(Clone, Debug, Default)]
+pub struct Problems {
+    /// Gaps in `seq`.
+    pub seq_gaps: u64,
+    /// Rows at which the difference between the totals and the sum of the deltas changes.
+    pub totals: u64,
+    /// Frees of blocks that are not live.
+    pub unmatched_frees: u64,
+    /// Allocations under the id of a live block.
+    pub double_allocs: u64,
+    /// Frees with another size than that of the block.
+    pub wrong_sizes: u64,
+    /// Whether the last row is not an `end` row.
+    pub unfinished: bool,
+    /// Descriptions of the first few.
+    pub examples: Vec<String>,
+}
+
+/// The most descriptions that are kept.
+const MOST_EXAMPLES: usize = 8;
+
+impl Problems {
+    /// Keeps a description, if there is room for one more.
+    pub(super) fn example(&mut self, text: impl FnOnce() -> String) {
+        if self.examples.len() < MOST_EXAMPLES {
+            self.examples.push(text());
+        }
+    }
+}
