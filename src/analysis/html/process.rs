@@ -177,8 +177,8 @@ impl FirstReading {
                 moments: vec![device.peak(metric).seq, oom],
                 last_oom: oom,
                 peak_ns: device.peak(metric).ts_ns,
-                cut: ModuleCut::new(&modules),
-                keeper: BlockSelection::new(sizes, &at_peak, most),
+                module_cut: ModuleCut::new(&modules),
+                selection: BlockSelection::new(sizes, &at_peak, most),
             }));
         }
         // Only the live blocks are needed from here on.
@@ -199,7 +199,7 @@ impl FirstReading {
                 if track.ordinal() == row.device {
                     track.feed(row, replay);
                 }
-                track.course(row, replay);
+                track.progress(row, replay);
             }
         })?;
         let finished = tracks.into_iter().zip(about).map(|(track, mut about)| {

@@ -38,8 +38,8 @@ pub(super) struct TrackPlan {
     pub(super) last_oom: i64,
     /// The time of the peak.
     pub(super) peak_ns: i64,
-    pub(super) cut: ModuleCut,
-    pub(super) keeper: BlockSelection,
+    pub(super) module_cut: ModuleCut,
+    pub(super) selection: BlockSelection,
 }
 
 /// Every row around the peak and the OOM.
@@ -57,8 +57,8 @@ pub(super) struct Track {
     reserved: Series,
     used: Series,
     sampled: Option<Series>,
-    course: Progress,
-    stack: StackedSeries,
+    progress: Progress,
+    stacked: StackedSeries,
     detail: DetailRows,
     /// The number and bytes of blocks, by power of two of their lifetime in ns and of their size in bytes.
     lifetimes: Vec<(u64, i64)>,
@@ -79,14 +79,14 @@ impl Track {
             buckets: grid.buckets.div_ceil(STACK),
             ..grid
         };
-        let owners = Category::ALL.len() + plan.cut.names.len();
+        let owners = Category::ALL.len() + plan.module_cut.names.len();
         Track {
             allocated: Series::new(grid),
             reserved: Series::new(grid),
             used: Series::new(grid),
             sampled: None,
-            course: Progress::new(grid),
-            stack: StackedSeries::new(stacked, owners),
+            progress: Progress::new(grid),
+            stacked: StackedSeries::new(stacked, owners),
             detail: DetailRows::default(),
             lifetimes: vec![(0, 0); 64],
             sizes: vec![(0, 0); 64],
@@ -104,9 +104,9 @@ impl Track {
     }
 
     /// Follows steps and phases, which rows of every device tell.
-    pub(super) fn course(&mut self, row: &Record, replay: &Replay) {
+    pub(super) fn progress(&mut self, row: &Record, replay: &Replay) {
         let total = replay.find(self.plan.ordinal).map_or(0, |d| d.totals.get(self.plan.metric));
-        self.course.feed(row, replay, total);
+        self.progress.feed(row, replay, total);
     }
 
     /// Adds a row of this device, after the replay has processed it.
@@ -154,7 +154,7 @@ impl Track {
         }
         if row.seq == self.plan.last_oom {
             let live = replay.live_on(self.plan.ordinal, false);
-            self.plan.keeper.reserve(&live);
+            self.plan.selection.reserve(&live);
             self.at_oom = Some(super::groups::json(&live, &replay.symbols));
         }
     }
@@ -171,7 +171,7 @@ impl Track {
         let at = row.delta_bytes.max(1).ilog2() as usize;
         self.sizes[at].0 += 1;
         self.sizes[at].1 += row.delta_bytes;
-        let category = self.plan.keeper.inferred(row.alloc_id).unwrap_or(row.category);
+        let category = self.plan.selection.inferred(row.alloc_id).unwrap_or(row.category);
         self.add(row, replay, category, row.module, row.delta_bytes);
     }
 
@@ -180,25 +180,25 @@ impl Track {
         let age = (replay.ts_ns - block.born_ns).max(1).ilog2() as usize;
         self.lifetimes[age].0 += 1;
         self.lifetimes[age].1 += block.bytes;
-        let category = self.plan.keeper.inferred(block.id).unwrap_or(block.owner.category);
+        let category = self.plan.selection.inferred(block.id).unwrap_or(block.owner.category);
         self.add(row, replay, category, block.owner.module, -block.bytes);
-        self.plan.keeper.add(block, Some(replay.ts_ns));
+        self.plan.selection.add(block, Some(replay.ts_ns));
     }
 
     fn owners(&mut self, replay: &Replay, category: Category, module: Symbol) -> [usize; 2] {
-        [category as usize, Category::ALL.len() + self.plan.cut.place(module, &replay.symbols)]
+        [category as usize, Category::ALL.len() + self.plan.module_cut.place(module, &replay.symbols)]
     }
 
     fn add(&mut self, row: &Record, replay: &Replay, category: Category, module: Symbol, delta: i64) {
         let owners = self.owners(replay, category, module);
         let total = replay.find(row.device).map_or(0, |device| device.totals.get(self.plan.metric));
-        self.stack.add(replay.ts_ns, row.seq, &owners, delta, total);
+        self.stacked.add(replay.ts_ns, row.seq, &owners, delta, total);
     }
 
     fn tag(&mut self, row: &Record, replay: &Replay) {
         if replay.live().contains(row.alloc_id) {
             let owners = self.owners(replay, row.category, row.module);
-            self.stack.correct(replay.ts_ns, row.seq, row.alloc_id, &owners, row.delta_bytes);
+            self.stacked.correct(replay.ts_ns, row.seq, row.alloc_id, &owners, row.delta_bytes);
         }
     }
 
@@ -206,7 +206,7 @@ impl Track {
     pub(super) fn finish(mut self, replayed: &Replayed, pack: &mut Pack, strings: &mut Strings) -> Value {
         for block in replayed.replay.live().values() {
             if block.device == self.plan.ordinal && self.counts(block.kind) {
-                self.plan.keeper.add(block, None);
+                self.plan.selection.add(block, None);
             }
         }
         let allocated = self.allocated.finish();
@@ -219,15 +219,15 @@ impl Track {
         if let Some(sampled) = self.sampled.take() {
             series.push(line("device used (sampled)", &sampled.finish(), pack));
         }
-        let steps = &self.course.steps.steps;
+        let steps = &self.progress.steps.steps;
         let text = |symbol: Symbol, strings: &mut Strings| strings.of(symbol, &replayed.symbols);
         let phases: Vec<(i64, i64)> =
-            self.course.phases.starts.iter().map(|(ts, phase)| (*ts, text(*phase, strings))).collect();
+            self.progress.phases.starts.iter().map(|(ts, phase)| (*ts, text(*phase, strings))).collect();
         let grid = self.plan.grid;
         let whole = (grid.start_ns, grid.start_ns + grid.width_ns * grid.buckets as i64);
-        let home = self.course.home(whole, self.plan.peak_ns);
-        let blocks = blocks(&mut self.plan.keeper, replayed, pack, strings);
-        let owners = self.stack.finish();
+        let home = self.progress.initial_range(whole, self.plan.peak_ns);
+        let blocks = blocks(&mut self.plan.selection, replayed, pack, strings);
+        let owners = self.stacked.finish();
         let (categories, modules) = owners.split_at(Category::ALL.len());
         let names = Category::ALL.iter().map(|name| category(*name).to_owned());
         json!({
@@ -240,7 +240,7 @@ impl Track {
             "home_ns": home,
             "series": series,
             "by_category": stacked(names, categories, pack),
-            "by_module": stacked(self.plan.cut.names.iter().cloned(), modules, pack),
+            "by_module": stacked(self.plan.module_cut.names.iter().cloned(), modules, pack),
             "phases": {
                 "ts": pack.column(phases.iter().map(|phase| phase.0)),
                 "name": pack.column(phases.iter().map(|phase| phase.1)),
@@ -304,9 +304,14 @@ fn pin(row: &Record, replayed: &Replayed) -> Value {
     })
 }
 
-fn blocks(keeper: &mut BlockSelection, replayed: &Replayed, pack: &mut Pack, strings: &mut Strings) -> Value {
-    keeper.kept.sort_by_key(|kept| kept.block.id);
-    let kept = &keeper.kept;
+fn blocks(
+    selection: &mut BlockSelection,
+    replayed: &Replayed,
+    pack: &mut Pack,
+    strings: &mut Strings,
+) -> Value {
+    selection.kept.sort_by_key(|kept| kept.block.id);
+    let kept = &selection.kept;
     let mut symbol = FxHashMap::default();
     let mut text = |of: Symbol| *symbol.entry(of).or_insert_with(|| strings.of(of, &replayed.symbols));
     let names: Vec<[i64; 3]> = kept

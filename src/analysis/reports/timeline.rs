@@ -90,7 +90,7 @@ impl Report for Timeline {
         let shown = if options.is_set(ALL.name) || options.window != Window::default() {
             whole
         } else {
-            first.course.home(whole, first.moment().ts_ns)
+            first.progress.initial_range(whole, first.moment().ts_ns)
         };
         let grid = TimeGrid::new(shown.0, shown.1, (width - Curve::MARGIN) * 2);
         let drawn = SecondReading::read(trace, options, &first, grid)?;
@@ -130,7 +130,7 @@ struct FirstReading {
     metric: Metric,
     ordinal: i32,
     time_ns: (i64, i64),
-    course: Progress,
+    progress: Progress,
 }
 
 impl FirstReading {
@@ -147,17 +147,17 @@ impl FirstReading {
         metric: Metric,
         flow: FlowCategories,
     ) -> Result<FirstReading> {
-        let mut course = Progress::new(TimeGrid::new(0, i64::MAX / 4, 1));
+        let mut progress = Progress::new(TimeGrid::new(0, i64::MAX / 4, 1));
         let mut time: Option<(i64, i64)> = None;
         // The time span includes op rows, which come before the first allocation of a step.
         let replayed = replay_trace(trace, Columns::of(&["ts_ns"]), options, metric, flow, |row, replay| {
             if replay.in_window() {
                 time = Some((time.map_or(replay.ts_ns, |time| time.0), replay.ts_ns));
-                course.feed(row, replay, 0);
+                progress.feed(row, replay, 0);
             }
         })?;
         let ordinal = replayed.fullest(metric, options).map_or(0, |device| device.ordinal);
-        Ok(FirstReading { replayed, metric, ordinal, time_ns: time.unwrap_or((0, 0)), course })
+        Ok(FirstReading { replayed, metric, ordinal, time_ns: time.unwrap_or((0, 0)), progress })
     }
 
     fn moment(&self) -> replay::Moment {
@@ -174,7 +174,7 @@ struct SecondReading {
     grid: TimeGrid,
     total: Series,
     reserved: Series,
-    course: Progress,
+    progress: Progress,
     by_category: Vec<Vec<i64>>,
     ooms: Vec<i64>,
     replayed: Replayed,
@@ -188,8 +188,8 @@ impl SecondReading {
         grid: TimeGrid,
     ) -> Result<SecondReading> {
         let (mut total, mut reserved) = (Series::new(grid), Series::new(grid));
-        let mut course = Progress::new(grid);
-        let mut stack = StackedSeries::new(grid, Category::ALL.len());
+        let mut progress = Progress::new(grid);
+        let mut stacked = StackedSeries::new(grid, Category::ALL.len());
         let mut ooms = Vec::new();
         let inferred: rustc_hash::FxHashMap<i64, Category> = first
             .replayed
@@ -203,7 +203,7 @@ impl SecondReading {
         let replayed = replay_rows(trace, wanted, options, first.metric, |row, replay| {
             let Some(device) = replay.find(first.ordinal) else { return };
             let value = device.totals.get(first.metric);
-            course.feed(row, replay, value);
+            progress.feed(row, replay, value);
             if row.device != first.ordinal {
                 return;
             }
@@ -217,23 +217,23 @@ impl SecondReading {
                     if counts(row.event == EventName::ExtAlloc) =>
                 {
                     let category = known(row.alloc_id).unwrap_or(row.category);
-                    stack.add(ts, row.seq, &[category as usize], row.delta_bytes, value);
+                    stacked.add(ts, row.seq, &[category as usize], row.delta_bytes, value);
                 }
                 EventName::Free | EventName::ExtFree if counts(row.event == EventName::ExtFree) => {
                     if let Some(block) = replay.freed() {
                         let category = known(block.id).unwrap_or(block.owner.category);
-                        stack.add(ts, row.seq, &[category as usize], -block.bytes, value);
+                        stacked.add(ts, row.seq, &[category as usize], -block.bytes, value);
                     }
                 }
                 EventName::Tag if replay.live().contains(row.alloc_id) => {
-                    stack.correct(ts, row.seq, row.alloc_id, &[row.category as usize], row.delta_bytes);
+                    stacked.correct(ts, row.seq, row.alloc_id, &[row.category as usize], row.delta_bytes);
                 }
                 EventName::Oom if grid.has(ts) => ooms.push(ts),
                 _ => {}
             }
         })?;
         let (total, reserved) = (total.finish(), reserved.finish());
-        Ok(SecondReading { grid, total, reserved, course, by_category: stack.finish(), ooms, replayed })
+        Ok(SecondReading { grid, total, reserved, progress, by_category: stacked.finish(), ooms, replayed })
     }
 
     fn name(&self, phase: Symbol) -> String {
@@ -263,7 +263,7 @@ impl SecondReading {
                 }
             }
         }
-        let phases = self.course.phases.starts.iter().map(|(ts, phase)| (*ts, self.name(*phase))).collect();
+        let phases = self.progress.phases.starts.iter().map(|(ts, phase)| (*ts, self.name(*phase))).collect();
         let curve = Curve {
             grid: self.grid,
             high: &self.total.high,
@@ -271,7 +271,7 @@ impl SecondReading {
             total_name: first.metric.name(),
             bands,
             phases,
-            steps: self.course.steps.steps.iter().map(|step| (step.time_ns.0, step.numbers.0)).collect(),
+            steps: self.progress.steps.steps.iter().map(|step| (step.time_ns.0, step.numbers.0)).collect(),
             peak_ns: Some(peak.ts_ns),
             ooms: self.ooms.clone(),
             units: options.units,
@@ -287,14 +287,14 @@ impl SecondReading {
             .map(|(name, bytes)| (category(*name).to_owned(), json!(bytes)))
             .collect();
         let phases: Vec<Value> = self
-            .course
+            .progress
             .phases
             .starts
             .iter()
             .map(|(ts, phase)| json!({ "ts_ns": ts, "phase": &*self.replayed.symbols.get(*phase) }))
             .collect();
         let steps: Vec<Value> = self
-            .course
+            .progress
             .steps
             .steps
             .iter()

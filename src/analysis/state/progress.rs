@@ -93,7 +93,7 @@ impl Progress {
     /// The time range to show first: `whole`, or the steps where they are a small part of it that contains
     /// the peak.
     #[must_use]
-    pub fn home(&self, whole: (i64, i64), peak_ns: i64) -> (i64, i64) {
+    pub fn initial_range(&self, whole: (i64, i64), peak_ns: i64) -> (i64, i64) {
         let steps = &self.steps.steps;
         let (Some(first), Some(last)) = (steps.first(), steps.last()) else { return whole };
         let (from, end) = (first.time_ns.0, last.time_ns.1);
