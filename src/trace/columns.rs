@@ -53,11 +53,11 @@ macro_rules! columns {
     ($callback:ident) => {
         $callback! {
             each() {
-                /// 1, 2, 3, ... per process, in the order of the file, gapless: a gap means a damaged file;
-                /// the rows that open a later part of a rotated trace repeat the numbers before its first
-                /// new row
+                /// the number of the row in its process: 1, 2, 3, ... in file order, without gaps (a gap
+                /// means a damaged file); the rows that open a later part of a rotated trace repeat the
+                /// numbers before its first new row
                 seq: i64 = 0, rising, common, counter;
-                /// monotonic ns since the meta row's start; of `op` rows, the end
+                /// monotonic ns since the start in the meta row; for `op` rows the end of the op
                 ts_ns: i64 = 0, rising, common, shared_prefix;
             }
             group(process) {
@@ -67,16 +67,16 @@ macro_rules! columns {
                 pid: i32 = 0, any, rare, plain;
                 /// thread id
                 tid: i32 = 0, any, rare, plain;
-                /// CUDA ordinal; -1 is the host
+                /// the CUDA ordinal; -1 is the host
                 device: i32 = -1, digit, common, plain;
             }
             each() {
-                /// what happened; see Events
+                /// the kind of event; see Events
                 event: EventName = EventName::Mark, any, first, plain;
                 /// the call's return code, 0 for success
                 status: i32 = 0, digit, common, plain;
-                /// the call: `cudaMalloc`, `caching_allocator`, ...; of `io` rows, how the memory is used;
-                /// see Events
+                /// the call: `cudaMalloc`, `caching_allocator`, ...; for `io` rows the use of the memory; see
+                /// Events
                 api: text = NONE, any, rare, plain;
                 /// the library that made the call: `libc10_cuda.so`, `libnccl.so.2`
                 source: text = NONE, any, rare, plain;
@@ -85,30 +85,31 @@ macro_rules! columns {
                 alloc_id: i64 = 0, natural, common, same_as(seq);
                 /// the address, decimal
                 addr: i64 = 0, natural, rare, shared_prefix;
-                /// what the caller asked for; -1 when unknown; repeated on the free
+                /// the requested size; -1 when unknown; repeated on the free
                 requested_bytes: bytes = -1, any, rare, repeated;
-                /// the request under the allocator's rule: up to a multiple of 512, raw when caching is
-                /// off; repeated on the free
+                /// the requested size, rounded by the allocator to a multiple of 512, unrounded when
+                /// caching is off; repeated on the free
                 rounded_bytes: bytes = 0, natural, rare, repeats(requested_bytes);
-                /// signed change: the block really given (it can exceed `rounded_bytes`), negative on free
+                /// the signed change: the size of the block, which can exceed `rounded_bytes`; negative on
+                /// the free
                 delta_bytes: bytes = 0, any, common, repeats(requested_bytes);
             }
             varying(totals) {
-                /// the device's total after the event: blocks handed out
+                /// the device's total after the event: blocks in use by the program
                 allocated_bytes: bytes = 0, natural, common, repeated;
-                /// the device's total after the event: blocks handed out or freed and still in use by a
-                /// stream
+                /// the device's total after the event: blocks in use by the program, and freed blocks still
+                /// in use by a stream
                 active_bytes: bytes = 0, natural, common, repeats(allocated_bytes);
                 /// the device's total after the event: segments held by the allocator
                 reserved_bytes: bytes = 0, natural, common, repeated;
-                /// free on the device; -1 unless sampled
+                /// free memory on the device; -1 unless sampled
                 device_free_bytes: bytes = -1, any, rare, plain;
             }
             owner(owners) {
-                /// the innermost op: `aten::mm`; its stack goes through `stack_id`
+                /// the innermost op: `aten::mm`; `stack_id` leads to the whole stack
                 op: text = NONE, any, owner, plain;
-                /// path from the root class: `GPT.h.0.mlp.fc1`; `(script)` when an op ran outside every
-                /// module
+                /// the path from the root class: `GPT.h.0.mlp.fc1`; `(script)` when an op ran outside all
+                /// modules
                 module: text = NONE, any, owner, plain;
                 /// `forward`, `backward`, `optimizer`, or the user's own
                 phase: text = NONE, any, owner, plain;
@@ -123,16 +124,16 @@ macro_rules! columns {
                 step: i64 = -1, any, common, plain;
                 /// the current stream at the allocation; 0 is the default stream
                 stream: i64 = 0, digit, rare, plain;
-                /// the allocator's private pool (graphs, MemPool), numbered as they come; 0 for the default
+                /// the allocator's private pool (graphs, MemPool), numbered by first use; 0 for the default
                 pool: i64 = 0, digit, rare, plain;
             }
             each() {
-                /// time inside the call; of `op` rows the op's duration; 0 on block rows
+                /// the duration of the call, or of the op for `op` rows; 0 on block rows
                 latency_ns: i64 = 0, natural, rare, plain;
                 /// 0, or an id in the `<name>.stacks.csv` beside the trace
                 stack_id: i64 = 0, natural, rare, plain;
                 /// the text of ranges, marks, `meta` and `lost`; `live` on the rows that open a part of a
-                /// rotated trace; of `op` rows the overload, with `MEMTRACE_OPS=io`
+                /// rotated trace; for `op` rows the overload, with `MEMTRACE_OPS=io`
                 name: text = NONE, any, rare, mostly_none;
             }
         }

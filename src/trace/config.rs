@@ -1,7 +1,7 @@
 //! The table of all `MEMTRACE_*` variables.
 //!
-//! The preloaded library reads them once, when it is loaded. `memtrace run` sets them for its child by the same names.
-//! A test checks the documentation against the table.
+//! The preloaded library reads them once, when it is loaded. `memtrace run` sets them for its child by the
+//! same names. A test checks the documentation against the table.
 
 use std::path::PathBuf;
 
@@ -194,18 +194,24 @@ macro_rules! entry {
 }
 
 const TABLE: &[Entry] = &[
-    entry!("MEMTRACE_ENABLED", "1", "0 makes the library inert", |s, v| flag(v).map(|on| s.enabled = on)),
-    entry!("MEMTRACE_OUT", "memtrace-out", "the folder that the traces go to, made when missing", |s, v| {
-        if v.is_empty() {
-            return Err("expected a folder".to_owned());
+    entry!("MEMTRACE_ENABLED", "1", "0 switches tracing off", |s, v| flag(v).map(|on| s.enabled = on)),
+    entry!(
+        "MEMTRACE_OUT",
+        "memtrace-out",
+        "the folder of the traces, created when it does not exist",
+        |s, v| {
+            if v.is_empty() {
+                return Err("expected a folder".to_owned());
+            }
+            s.out = PathBuf::from(v);
+            Ok(())
         }
-        s.out = PathBuf::from(v);
-        Ok(())
-    }),
+    ),
     entry!(
         "MEMTRACE_NAME",
         "{host}.r{rank}.{pid}",
-        "the name of a process's trace, without `.csv`; {host}, {rank}, {pid} and {run} stand for what they say",
+        "the name of a process's trace, without `.csv`; {host}, {rank}, {pid} and {run} are replaced by \
+         their values",
         |s, v| {
             check_name(v)?;
             s.name = v.to_owned();
@@ -215,7 +221,7 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_ROTATE",
         "0",
-        "the size at which a trace goes on in a new part, such as 512m; 0 for never, else 64k or more",
+        "the size at which a trace continues in a new part, such as 512m; 64k or more, or 0 for never",
         |s, v| {
             let bytes = parse_bytes(v)?;
             if bytes != 0 && bytes < 64 << 10 {
@@ -228,7 +234,7 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_ROTATE_SECS",
         "0",
-        "the time after which a trace goes on in a new part, in seconds; 0 for never",
+        "the time in seconds after which a trace continues in a new part; 0 for never",
         |s, v| {
             s.rotate_secs = v.parse().map_err(|_| "expected seconds".to_owned())?;
             Ok(())
@@ -237,7 +243,7 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_COMPRESS",
         "off",
-        "off, gz or zst: how parts are stored once they are finished, the last one at exit",
+        "the compression of finished parts: off, gz or zst; the last part is compressed at exit",
         |s, v| {
             s.compress = match v.to_ascii_lowercase().as_str() {
                 "off" | "0" | "no" | "false" => Compression::Off,
@@ -251,17 +257,17 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_HOST_TENSORS",
         "0",
-        "1 also records CPU tensors, as `host_alloc` and `host_free` rows whose api is `cpu_allocator`",
+        "1 also records CPU tensors, as `host_alloc` and `host_free` rows with the api `cpu_allocator`",
         |s, v| flag(v).map(|on| s.host_tensors = on)
     ),
-    entry!("MEMTRACE_PHASES", "", "more range names that are phases, separated by commas", |s, v| {
+    entry!("MEMTRACE_PHASES", "", "further names of ranges that are phases, separated by commas", |s, v| {
         s.phases = v.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect();
         Ok(())
     }),
     entry!(
         "MEMTRACE_SUMMARY",
         "off",
-        "on prints a summary to stderr at exit; auto does when stderr is a terminal",
+        "on prints a summary to stderr at exit; auto does so when stderr is a terminal",
         |s, v| {
             s.summary = if v.eq_ignore_ascii_case("auto") {
                 Auto::Terminal
@@ -278,7 +284,7 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_LOG",
         "warn",
-        "what is said on stderr: off, error, warn, info, debug (or 0 to 4, or Python's 10 to 50)",
+        "the level of messages on stderr: off, error, warn, info or debug (or 0 to 4, or Python's 10 to 50)",
         |s, v| {
             s.log = level(v)?;
             Ok(())
@@ -287,13 +293,13 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_LOG_FILE",
         "",
-        "a file that takes the lines instead of stderr; its name may have the places of MEMTRACE_NAME",
+        "a file for the messages, instead of stderr; its name may have the placeholders of MEMTRACE_NAME",
         |s, v| {
             s.log_file = (!v.is_empty()).then(|| PathBuf::from(v));
             Ok(())
         }
     ),
-    entry!("MEMTRACE_BUFFER", "16m", "memory for events that are not written yet, 1m to 4g", |s, v| {
+    entry!("MEMTRACE_BUFFER", "16m", "the size of the buffer of events not yet written, 1m to 4g", |s, v| {
         let bytes = parse_bytes(v)?;
         if !(1 << 20..=4 << 30).contains(&bytes) {
             return Err("expected a size from 1m to 4g".to_owned());
@@ -304,7 +310,7 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_FLUSH_MS",
         "200",
-        "how often the trace is brought up to date, ms, 1 to 60000",
+        "the interval in ms at which buffered events are written, 1 to 60000",
         |s, v| {
             match v.parse() {
                 Ok(ms @ 1..=60_000) => s.flush_ms = ms,
@@ -316,7 +322,8 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_OPS",
         "top",
-        "torch's ops: off, top (each allocation's op, a row per outermost op), all (a row per op), io (and rows for what ops read and write, and for the memory of modules)",
+        "ops of torch: off; top (the op of each allocation, a row per outermost op); all (a row per op); io \
+         (also rows for the tensors that ops read and write, and for the memory of modules)",
         |s, v| {
             s.ops = match v.to_ascii_lowercase().as_str() {
                 "off" | "0" => Ops::Off,
@@ -331,7 +338,8 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_MODULES",
         "1",
-        "0 leaves Python alone: no module paths, no tags of parameters, gradients and optimizer state",
+        "0 installs no hooks in Python: no module paths, no tags of parameters, gradients and optimizer \
+         state",
         |s, v| flag(v).map(|on| s.modules = on)
     ),
     entry!(
@@ -343,7 +351,8 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_STACKS",
         "ops",
-        "what `stack_id` holds: ops (op stack and module), or python (and the lines of Python that made the call)",
+        "the content of `stack_id`: ops (op stack and module), or python (also the lines of Python of the \
+         call)",
         |s, v| {
             s.stacks = match v.to_ascii_lowercase().as_str() {
                 "ops" | "off" | "0" => Stacks::Ops,
@@ -353,24 +362,27 @@ const TABLE: &[Entry] = &[
             Ok(())
         }
     ),
-    entry!("MEMTRACE_NVTX", "1", "0 leaves NVTX alone: no injection, no ranges", |s, v| flag(v)
+    entry!("MEMTRACE_NVTX", "1", "0 installs no hooks in NVTX: no ranges", |s, v| flag(v)
         .map(|on| s.nvtx = on)),
     entry!(
         "MEMTRACE_DLSYM",
         "1",
-        "0 leaves dlsym alone: calls looked up with dlopen and dlsym go unseen, and with them most of the driver's",
+        "0 does not intercept dlsym: functions looked up with dlopen and dlsym, most of the driver's among \
+         them, are not traced",
         |s, v| flag(v).map(|on| s.dlsym = on)
     ),
     entry!(
         "MEMTRACE_DRIVER",
         "1",
-        "0 leaves the driver alone: what cuBLAS, cuDNN, NCCL and Triton take goes unseen, and the segments of expandable_segments",
+        "0 does not intercept the driver: memory of cuBLAS, cuDNN, NCCL and Triton is not traced, nor are \
+         the segments of expandable_segments",
         |s, v| flag(v).map(|on| s.driver = on)
     ),
     entry!(
         "MEMTRACE_SAMPLE_MS",
         "1000",
-        "how often NVML, or the driver, is asked what the device holds, ms, 10 or more; 0 for never",
+        "the interval in ms at which device memory is sampled through NVML or the driver, 10 or more; 0 for \
+         never",
         |s, v| {
             s.sample_ms = match v.parse() {
                 Ok(ms @ (0 | 10..)) => ms,
@@ -382,7 +394,7 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_RUN_ID",
         "",
-        "the same for every process of one launch; memtrace run sets it",
+        "an identifier that all processes of one launch share; memtrace run sets it",
         |s, v| {
             s.run_id = v.to_owned();
             Ok(())
@@ -395,12 +407,13 @@ const OTHERS: &[Variable] = &[
     Variable {
         name: "MEMTRACE_PHANTOM",
         default: "",
-        help: "the card that the phantom device plays; memtrace run --phantom sets it",
+        help: "the card of the simulated GPU; memtrace run --phantom sets it",
     },
     Variable {
         name: "MEMTRACE_PHANTOM_DYNAMIC",
         default: "full",
-        help: "how much nonzero, unique and masks find there: full, half or empty; --phantom-dynamic sets it",
+        help: "result sizes that depend on values (nonzero, unique, masks) on a simulated GPU: full, half or \
+            empty; --phantom-dynamic sets it",
     },
 ];
 
@@ -455,8 +468,8 @@ impl Settings {
     }
 }
 
-/// Parses a level: its name, memtrace's number (0 to 4, with increasing detail), or the number of Python's `logging`
-/// (10 to 50, with decreasing detail).
+/// Parses a level: its name, memtrace's number (0 to 4, with increasing detail), or the number of Python's
+/// `logging` (10 to 50, with decreasing detail).
 fn level(value: &str) -> Result<Level, String> {
     Ok(match value.to_ascii_lowercase().as_str() {
         "off" | "0" | "critical" => Level::Off,

@@ -13,7 +13,7 @@ use crate::read::input::Input;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::numbers::{percent, share};
+use crate::render::numbers::share;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::{self, Group, Key};
 use crate::state::replay::{Device, HOST, Metric};
@@ -262,10 +262,10 @@ fn steps(printer: &mut Printer, before: &DiffSide<'_>, after: &DiffSide<'_>, opt
     if let Some((step, old, new)) = first {
         printer.gap();
         printer.plain(format!(
-            "first difference at step {step}: its peak was {}, now {} ({})",
+            "first difference at step {step}: its peak was {}, now {} ({:+.1} %)",
             options.units.show(old),
             options.units.show(new),
-            percent(share(new - old, old))
+            share(new - old, old) * 100.0
         ));
     }
 }

@@ -259,26 +259,23 @@ impl<'a> OomCase<'a> {
         let mut line = |bytes: i64, what: String| {
             table.row([Cell::new(units.show(bytes).to_string(), Style::Strong), what.into()]);
         };
-        line(
-            self.request(),
-            format!("requested; the allocator would take a segment of {} for it", units.show(self.segment)),
-        );
+        line(self.request(), format!("requested; needs a segment of {}", units.show(self.segment)));
         line(self.allocated, "in blocks of torch's allocator".to_owned());
         let holes = self.holes.len();
         let largest = units.show(self.largest_hole);
         line(
             self.cached(),
-            format!("free in its cache, in {} usable pieces, the largest {largest}", count(holes as u64)),
+            format!("free in its cache: {} usable pieces, largest {largest}", count(holes as u64)),
         );
         line(self.outside, "outside torch's allocator, in traced calls".to_owned());
         if self.unknown > 0 {
-            line(self.unknown, "in use without a traced call: the CUDA context, other processes".to_owned());
+            line(self.unknown, "not traced: the CUDA context, other processes".to_owned());
         }
         match self.device_free {
             Some(free) => line(free, format!("free on the device, of {}", units.show(self.capacity))),
             None if self.capacity > 0 => {
                 let most = format!(
-                    "free on the device: {} of {}; the trace has no sample of it",
+                    "free on the device: {} of {}, not sampled",
                     self.room_text(units),
                     units.show(self.capacity)
                 );
