@@ -1,8 +1,8 @@
 //! `parquet`: all rows and columns, a file for each process in a folder `rank=N`.
 //!
-//! DuckDB, Polars and Spark read the run of a whole cluster from it in one line. The rank is in the path and not in the
-//! files, as the Hive partitions of these tools have it. The JSON of the meta row is in the metadata of each file too,
-//! under `memtrace`.
+//! DuckDB, Polars and Spark read the run of a whole cluster from it in one line. The rank is in the path and
+//! not in the files, as the Hive partitions of these tools have it. The JSON of the meta row is in the
+//! metadata of each file too, under `memtrace`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -103,7 +103,7 @@ impl Track {
         self.plan.ordinal
     }
 
-    /// Follows steps and phases, which rows of every device tell.
+    /// Takes the step and phase of a row of any device.
     pub(super) fn progress(&mut self, row: &Record, replay: &Replay) {
         let total = replay.find(self.plan.ordinal).map_or(0, |d| d.totals.get(self.plan.metric));
         self.progress.feed(row, replay, total);

@@ -46,7 +46,7 @@ fn io(trace: &mut TraceBuilder, api: &str, block: i64) {
 }
 
 #[test]
-fn without_io_records_blocks_have_the_category_of_their_last_row() {
+fn a_profile_without_io_records_has_the_category_of_each_blocks_last_row() {
     let mut trace = TraceBuilder::default();
     let none = Row::default();
     let weight = trace.alloc(4 * KIB, none);
@@ -86,7 +86,7 @@ fn a_block_with_a_free_alone_is_preexisting() {
 
 /// The rows of one step of SGD on `y = relu(x * w)`, without tags.
 #[test]
-fn the_passes_distinguish_parameters_inputs_activations_and_gradients() {
+fn the_profile_passes_distinguish_parameters_inputs_activations_and_gradients() {
     let mut trace = TraceBuilder::default();
     let none = Row::default();
     let w = trace.alloc(64 * KIB, none);

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seconds_of_a_long_run_are_whole() {
+    fn a_curve_of_a_long_run_has_whole_seconds() {
         let high = [1; 100];
         let grid = TimeGrid { start_ns: 0, width_ns: 10_000_000_000, buckets: high.len() };
         let mut printer = Printer::new(false, None);

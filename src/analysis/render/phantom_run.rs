@@ -1,4 +1,4 @@
-//! What reports print about a run on a simulated GPU (`memtrace run --phantom`).
+//! The notes of reports on a run on a simulated GPU (`memtrace run --phantom`).
 //!
 //! The meta row of such a trace has the card and the assumptions. The end row has the counts of the run:
 //! reads of values that no kernel computed, calls that were answered by a guess, and calls that were refused.

@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_their_widest_cell() {
+    fn rst_columns_are_as_wide_as_their_widest_cell() {
         let lines = table(&["Device", "Total"], &[vec!["cuda:0".to_owned(), "12345.67 MiB".to_owned()]]);
         assert_eq!(
             lines,

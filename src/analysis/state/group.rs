@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_cut_to_its_upper_levels() {
+    fn groups_cut_a_module_path_to_a_depth() {
         assert_eq!(upper_levels("GPT.h.0.mlp", 2), "GPT.h");
         assert_eq!(upper_levels("GPT", 2), "GPT");
         assert_eq!(upper_levels("GPT.h", 1), "GPT");

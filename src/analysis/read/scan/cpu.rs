@@ -21,7 +21,8 @@ pub(super) trait Cpu: Copy {
     /// Writes the positions of the bits of a mask, counted from `base`. Elements behind them are unspecified.
     fn places(self, mask: u64, base: u32, places: &mut [u32; 64]);
 
-    /// The decimal number in the last `count` (1 to 16) of sixteen bytes; `None` when one of them is no digit.
+    /// The decimal number in the last `count` (1 to 16) of sixteen bytes; `None` when one of them is no
+    /// digit.
     fn digits(self, bytes: &[u8; 16], count: usize) -> Option<i64>;
 }
 
@@ -100,7 +101,8 @@ fn last_of(bytes: [u8; 8], count: usize) -> u64 {
 
 const ZEROS: u64 = u64::from_ne_bytes([b'0'; 8]);
 
-/// Parses eight digits, the first in the lowest byte: pairs, then fours, then all, each by one multiplication.
+/// Parses eight digits, the first in the lowest byte: pairs, then fours, then all, each by one
+/// multiplication.
 fn eight_digits(word: u64) -> Option<i64> {
     const HIGH: u64 = u64::from_ne_bytes([0xF0; 8]);
     const SIX: u64 = u64::from_ne_bytes([6; 8]);
@@ -186,7 +188,8 @@ pub(super) mod x86 {
     impl Cpu for Avx512 {
         #[inline(always)]
         fn masks(self, bytes: &[u8; 64]) -> Masks {
-            // SAFETY: `Avx512` proves the features; the reference covers 64 bytes, and the load needs no alignment.
+            // SAFETY: `Avx512` proves the features; the reference covers 64 bytes, and the load needs no
+            // alignment.
             unsafe {
                 let bytes = _mm512_loadu_si512(bytes.as_ptr().cast());
                 let equal = |byte: u8| _mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8(byte.cast_signed()));
@@ -197,8 +200,8 @@ pub(super) mod x86 {
 
         #[inline(always)]
         fn places(self, mask: u64, base: u32, places: &mut [u32; 64]) {
-            // SAFETY: `Avx512` proves the features; the references cover 64 bytes and four times sixteen elements,
-            // and loads and stores need no alignment.
+            // SAFETY: `Avx512` proves the features; the references cover 64 bytes and four times sixteen
+            // elements, and loads and stores need no alignment.
             unsafe {
                 let count = _mm512_loadu_si512(COUNT.as_ptr().cast());
                 let packed = _mm512_maskz_compress_epi8(mask, count);
@@ -237,8 +240,8 @@ pub(super) mod x86 {
         #[inline(always)]
         fn masks(self, bytes: &[u8; 64]) -> Masks {
             let from = bytes.as_ptr().cast::<__m256i>();
-            // SAFETY: `Avx2` proves the features; the reference covers both halves of 64 bytes, and the loads need
-            // no alignment.
+            // SAFETY: `Avx2` proves the features; the reference covers both halves of 64 bytes, and the loads
+            // need no alignment.
             unsafe {
                 let (low, high) = (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1)));
                 let equal = |half, byte: u8| _mm256_cmpeq_epi8(half, _mm256_set1_epi8(byte.cast_signed()));
@@ -258,8 +261,8 @@ pub(super) mod x86 {
         fn places(self, mask: u64, base: u32, places: &mut [u32; 64]) {
             one_by_one(mask, places, |bits| {
                 let mut first = base + bits.trailing_zeros();
-                // SAFETY: there is no instruction. It keeps the compiler from gathering several positions in a
-                // vector, which takes longer than finding them.
+                // SAFETY: there is no instruction. It keeps the compiler from gathering several positions in
+                // a vector, which takes longer than finding them.
                 unsafe {
                     asm!("/* {0:e} */", inout(reg) first, options(pure, nomem, nostack, preserves_flags));
                 }

@@ -8,7 +8,8 @@ pub(super) struct Delimiters {
     /// The offset in the block of every comma and line end. Elements from `count` on are unused.
     places: Vec<u32>,
     count: usize,
-    /// For each line that ends in the strip, the index of its end in `places`. Elements from `ended` on are unused.
+    /// For each line that ends in the strip, the index of its end in `places`. Elements from `ended` on are
+    /// unused.
     ends: Vec<u32>,
     ended: usize,
     /// Whether there may be a quote.

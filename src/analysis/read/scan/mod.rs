@@ -1,7 +1,7 @@
 //! Parses bytes into records, by byte masks, and only the columns that are wanted.
 //!
-//! 64 bytes at a time become one bit mask of commas and line ends, so a column that is not wanted costs one bit. Rows
-//! with quotes take a slow path through the `csv` crate.
+//! 64 bytes at a time become one bit mask of commas and line ends, so a column that is not wanted costs one
+//! bit. Rows with quotes take a slow path through the `csv` crate.
 
 use memtrace_trace::columns::{COLUMNS, MAX_BYTES, MAX_NUMBER, Reading, Shape, index_of};
 use memtrace_trace::{Category, EventName};
@@ -20,11 +20,11 @@ mod delimiters;
 mod number;
 mod owners;
 
-/// The bytes that are searched for delimiters before their rows are parsed: bytes and delimiters fit in a core's L1
-/// cache.
+/// The bytes that are searched for delimiters before their rows are parsed: bytes and delimiters fit in a
+/// core's L1 cache.
 const STRIP: usize = 16 << 10;
 
-/// One test tells whether any of these columns is wanted.
+/// The rarely wanted columns: one test skips all of them.
 const RARE: Columns = Columns::of_reading(Reading::Rare);
 const ONE_DIGIT: Columns = Columns::of_shape(Shape::Digit);
 const NATURAL: Columns = Columns::of_shape(Shape::Natural).and(Columns::of_shape(Shape::Rising));
@@ -85,7 +85,8 @@ impl Scanner {
         }
     }
 
-    /// Parses `block`, which holds whole lines; the last line end may be missing. A block is smaller than 4 GiB.
+    /// Parses `block`, which holds whole lines; the last line end may be missing. A block is smaller than 4
+    /// GiB.
     pub(crate) fn scan(&mut self, block: &[u8], chunk: &mut Chunk) {
         cpu::run(Block { scanner: self, block, chunk });
     }
@@ -273,7 +274,8 @@ trait Fields {
     /// The bytes of the field at `index`.
     fn text(&self, index: usize) -> &[u8];
 
-    /// The bytes of the fields from `first` to `last` with the commas between them; `None` when they are not adjacent.
+    /// The bytes of the fields from `first` to `last` with the commas between them; `None` when they are not
+    /// adjacent.
     #[inline(always)]
     fn texts(&self, (first, last): (usize, usize)) -> Option<&[u8]> {
         let _ = (first, last);

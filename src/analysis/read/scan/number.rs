@@ -2,8 +2,8 @@
 
 use super::cpu::Cpu;
 
-/// The integer `block[from..to]`; `None` when it is none or further than `most` from 0. `most` has more than sixteen
-/// digits.
+/// The integer `block[from..to]`; `None` when it is none or further than `most` from 0. `most` has more than
+/// sixteen digits.
 #[inline(always)]
 pub(super) fn int_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize, most: u64) -> Option<i64> {
     let negative = block.get(from) == Some(&b'-');
@@ -22,8 +22,8 @@ pub(super) fn natural_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize
     }
 }
 
-/// The number `block[from..to]` when it has 1 to 16 digits. It loads the sixteen bytes that end at `to`, with bytes
-/// before the number, so no step depends on the number of digits.
+/// The number `block[from..to]` when it has 1 to 16 digits. It loads the sixteen bytes that end at `to`, with
+/// bytes before the number, so no step depends on the number of digits.
 #[inline(always)]
 fn digits_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize) -> Option<i64> {
     let digits = to - from;

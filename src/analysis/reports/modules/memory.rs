@@ -24,7 +24,7 @@ pub(super) struct Memory {
     returned: Vec<i64>,
     /// The maximum over all calls.
     most: [i64; 2],
-    /// Is the memory of its calls known?
+    /// Whether the memory of its calls is known.
     has_calls: bool,
     /// Bytes of tagged blocks, now and at the peak: parameters, buffers.
     tagged: [(i64, i64); 2],
@@ -84,7 +84,7 @@ pub(super) struct CallMemory {
 pub(super) struct Memories {
     by_path: FxHashMap<String, Memory>,
     words: Option<[Symbol; 4]>,
-    /// Does the trace have io records of modules?
+    /// Whether the trace has io records of modules.
     pub(super) has_io: bool,
 }
 

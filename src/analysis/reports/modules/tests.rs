@@ -26,7 +26,7 @@ fn answer(trace: TraceBuilder, flags: &[&'static str]) -> (Value, String) {
     (answer.json["processes"][0]["modules"].clone(), answer.text())
 }
 
-/// Two calls of a layer, the second of which is recomputed inside backward.
+/// Two calls of a layer; the second is recomputed inside backward.
 fn training() -> TraceBuilder {
     use EventName::{Op, RangeBegin, RangeEnd};
     let mut trace = TraceBuilder::default();
@@ -64,7 +64,7 @@ fn totals(modules: &Value, at: usize, state: &str) -> Vec<i64> {
 }
 
 #[test]
-fn each_call_has_an_entry_in_each_of_its_states() {
+fn modules_have_an_entry_for_each_state_of_each_call() {
     let (modules, _) = answer(training(), &[]);
     assert_eq!((&modules[0]["module"], &modules[1]["module"]), (&json!("Net"), &json!("Net.fc")));
     assert_eq!(totals(&modules, 1, "Pre-Forward"), [8, 10]);
@@ -84,7 +84,7 @@ fn each_call_has_an_entry_in_each_of_its_states() {
 }
 
 #[test]
-fn what_accumulates_a_gradient_does_not_end_the_backward_of_its_module() {
+fn modules_stay_in_backward_while_a_gradient_is_accumulated() {
     let mut trace = TraceBuilder::default();
     trace.alloc(8 * KIB, Row::default());
     let forward = Row { module: "Net.fc", phase: "forward", step: 0, ..Row::default() };
@@ -100,7 +100,7 @@ fn what_accumulates_a_gradient_does_not_end_the_backward_of_its_module() {
     trace.alloc(KIB, backward);
     trace.change(op(outside), [0; 3]);
     trace.change(op(backward), [0; 3]);
-    // What the script took ends it.
+    // An allocation by the script ends it.
     trace.alloc(2 * KIB, outside);
     trace.change(op(outside), [0; 3]);
     trace.alloc(4 * KIB, backward);
@@ -110,14 +110,14 @@ fn what_accumulates_a_gradient_does_not_end_the_backward_of_its_module() {
 }
 
 #[test]
-fn between_ops_a_peak_misses_what_an_op_gives_back() {
+fn modules_at_op_boundaries_miss_memory_freed_inside_an_op() {
     let (modules, _) = answer(training(), &["op-boundary"]);
     assert_eq!(totals(&modules, 1, "Peak-Forward"), [10, 12]);
     assert_eq!(totals(&modules, 1, "Peak-Backward"), [17]);
 }
 
 #[test]
-fn the_layouts_are_mem_trackers() {
+fn modules_are_printed_in_the_layouts_of_mem_tracker() {
     let (_, full) = answer(training(), &["full"]);
     let plain =
         "Module:  Net.fc\nPeak-Forward\n# 1:\nDevice: cuda:0\n\tParameter: 8.0 KiB\n\tBuffer: 0.0 KiB\n";
