@@ -62,7 +62,7 @@ pub(crate) struct Scanner {
     wanted: Wanted,
     width: usize,
     lenient: bool,
-    texts: SymbolTable,
+    symbols: SymbolTable,
     known: FxHashMap<Box<[u8]>, Symbol>,
     /// For each column, the text of the row before: most rows repeat it.
     last: [(Vec<u8>, Symbol); COLUMNS.len()],
@@ -72,12 +72,12 @@ pub(crate) struct Scanner {
 
 impl Scanner {
     /// A scanner for rows of `width` fields that parses the `wanted` ones.
-    pub(crate) fn new(wanted: Wanted, width: usize, lenient: bool, texts: SymbolTable) -> Self {
+    pub(crate) fn new(wanted: Wanted, width: usize, lenient: bool, symbols: SymbolTable) -> Self {
         Scanner {
             wanted,
             width,
             lenient,
-            texts,
+            symbols,
             known: FxHashMap::default(),
             last: std::array::from_fn(|_| (Vec::new(), Symbol::NONE)),
             owners: Owners::default(),
@@ -200,7 +200,7 @@ impl Scanner {
                 if text.is_empty() {
                     return Err(bad(column, "a text", bytes));
                 }
-                let symbol = self.texts.intern(text);
+                let symbol = self.symbols.intern(text);
                 if symbol != Symbol::REST {
                     self.known.insert(bytes.into(), symbol);
                 }

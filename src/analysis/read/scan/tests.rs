@@ -6,10 +6,11 @@ use memtrace_trace::columns::index_of;
 use memtrace_trace::csv::RowWriter;
 
 fn scan(block: &[u8], columns: Columns, lenient: bool) -> (Chunk, SymbolTable) {
-    let texts = SymbolTable::default();
+    let symbols = SymbolTable::default();
     let mut chunk = Chunk::default();
-    Scanner::new(Wanted::all_events(columns), COLUMNS.len(), lenient, texts.clone()).scan(block, &mut chunk);
-    (chunk, texts)
+    Scanner::new(Wanted::all_events(columns), COLUMNS.len(), lenient, symbols.clone())
+        .scan(block, &mut chunk);
+    (chunk, symbols)
 }
 
 /// The lines of `rows`, without the header.
@@ -67,10 +68,10 @@ macro_rules! any {
 
 /// The value of a record's column, as a row has it.
 macro_rules! value_of {
-    ($record:ident $texts:ident $name:ident text) => {
-        $texts.get($record.$name).to_string()
+    ($record:ident $symbols:ident $name:ident text) => {
+        $symbols.get($record.$name).to_string()
     };
-    ($record:ident $texts:ident $name:ident $type:ident) => {
+    ($record:ident $symbols:ident $name:ident $type:ident) => {
         $record.$name
     };
 }
@@ -91,8 +92,8 @@ macro_rules! rows {
         }
 
         /// Whether a record has the values of a row.
-        fn assert_same(record: &Record, texts: &SymbolTable, row: &Row<'_>) {
-            $($(assert_eq!(value_of!(record texts $name $type), row.$name, stringify!($name));)+)+
+        fn assert_same(record: &Record, symbols: &SymbolTable, row: &Row<'_>) {
+            $($(assert_eq!(value_of!(record symbols $name $type), row.$name, stringify!($name));)+)+
         }
     };
 }
@@ -105,11 +106,11 @@ const FULL: Row<'_> = Row { name: "a, \"b\" and c", delta_bytes: -15, ..DISTINCT
 #[test]
 fn a_record_has_every_value_of_its_row() {
     let rows = [FULL, Row { name: "plain", ..FULL }];
-    let (chunk, texts) = scan(&lines(&rows), Columns::ALL, false);
+    let (chunk, symbols) = scan(&lines(&rows), Columns::ALL, false);
     assert_eq!(chunk.fault, None);
     assert_eq!(chunk.records.len(), 2);
     for (record, row) in chunk.records.iter().zip(rows) {
-        assert_same(record, &texts, &row);
+        assert_same(record, &symbols, &row);
     }
 }
 
@@ -140,10 +141,10 @@ fn a_fault_stops_a_strict_scan_and_is_counted_by_a_lenient_scan() {
 fn a_scan_accepts_carriage_returns_and_a_missing_last_line_end() {
     let text = String::from_utf8(lines(&[Row { name: "n", ..FULL }; 2])).unwrap();
     let windows = text.replace('\n', "\r\n");
-    let (chunk, texts) = scan(windows.trim_end().as_bytes(), Columns::ALL, false);
+    let (chunk, symbols) = scan(windows.trim_end().as_bytes(), Columns::ALL, false);
     assert_eq!(chunk.fault, None);
     assert_eq!(chunk.records.len(), 2);
-    assert_eq!(&*texts.get(chunk.records[0].name), "n");
+    assert_eq!(&*symbols.get(chunk.records[0].name), "n");
 }
 
 /// Every implementation that this processor can run.
@@ -272,9 +273,9 @@ fn strips_and_lines_of_a_scan_may_end_anywhere() {
             block.extend(&row);
         }
         for scan in IMPLEMENTATIONS {
-            let (texts, mut chunk) = (SymbolTable::default(), Chunk::default());
+            let (symbols, mut chunk) = (SymbolTable::default(), Chunk::default());
             let wanted = Wanted::all_events(Columns::ALL);
-            let mut scanner = Scanner::new(wanted, COLUMNS.len(), true, texts);
+            let mut scanner = Scanner::new(wanted, COLUMNS.len(), true, symbols);
             scan(Block { scanner: &mut scanner, block: &block, chunk: &mut chunk });
             assert_eq!((chunk.records.len(), chunk.skipped), (200, u64::from(before > 0)));
             assert!(chunk.records.iter().all(|record| *record == chunk.records[0]));
@@ -287,8 +288,8 @@ fn every_byte_of_a_scanned_block_may_be_a_line_end() {
     for ends in [1, 63, 64, 65, STRIP, STRIP + 1, 2 * STRIP + 65] {
         let block = [vec![b'\n'; ends], lines(&[FULL, FULL])].concat();
         for scan in IMPLEMENTATIONS {
-            let (texts, mut chunk) = (SymbolTable::default(), Chunk::default());
-            let mut scanner = Scanner::new(Wanted::all_events(Columns::ALL), COLUMNS.len(), false, texts);
+            let (symbols, mut chunk) = (SymbolTable::default(), Chunk::default());
+            let mut scanner = Scanner::new(Wanted::all_events(Columns::ALL), COLUMNS.len(), false, symbols);
             scan(Block { scanner: &mut scanner, block: &block, chunk: &mut chunk });
             assert_eq!((chunk.records.len(), chunk.lines), (2, ends as u64 + 2), "{:?}", chunk.fault);
             assert_eq!(chunk.records[0], chunk.records[1]);

@@ -20,8 +20,8 @@ pub(super) struct Memory {
     /// Parameters and buffers of this module and its submodules, on each device.
     own: [BTreeMap<i32, i64>; 2],
     /// Inputs and outputs of each call that is kept.
-    given: Vec<i64>,
-    returned: Vec<i64>,
+    inputs: Vec<i64>,
+    outputs: Vec<i64>,
     /// The maximum over all calls.
     most: [i64; 2],
     /// Whether the memory of its calls is known.
@@ -55,13 +55,13 @@ impl Memory {
         let calls = |bytes: &Vec<i64>| if self.has_calls { json!(bytes) } else { Value::Null };
         value["parameter_bytes"] = self.own(0).into();
         value["buffer_bytes"] = self.own(1).into();
-        value["input_bytes"] = calls(&self.given);
-        value["output_bytes"] = calls(&self.returned);
+        value["input_bytes"] = calls(&self.inputs);
+        value["output_bytes"] = calls(&self.outputs);
     }
 
     fn add_call(&mut self, call: &CallMemory, keep: usize) {
         self.has_calls = true;
-        let of_call = [(&mut self.given, call.given), (&mut self.returned, call.returned)];
+        let of_call = [(&mut self.inputs, call.inputs), (&mut self.outputs, call.outputs)];
         for ((all, bytes), most) in of_call.into_iter().zip(&mut self.most) {
             if all.len() < keep {
                 all.push(bytes);
@@ -74,8 +74,8 @@ impl Memory {
 /// Inputs and outputs of one call.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CallMemory {
-    given: i64,
-    returned: i64,
+    inputs: i64,
+    outputs: i64,
     own: Vec<(usize, i32, i64)>,
 }
 
@@ -98,8 +98,8 @@ impl Memories {
         let Some(which) = words.iter().position(|word| *word == row.api) else { return };
         self.has_io = true;
         match which {
-            2 => call.given = call.given.wrapping_add(row.rounded_bytes),
-            3 => call.returned = call.returned.wrapping_add(row.rounded_bytes),
+            2 => call.inputs = call.inputs.wrapping_add(row.rounded_bytes),
+            3 => call.outputs = call.outputs.wrapping_add(row.rounded_bytes),
             _ => call.own.push((which, row.device, row.rounded_bytes)),
         }
     }
