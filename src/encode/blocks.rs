@@ -46,7 +46,7 @@ impl Encoder {
         };
         let live = if bytes >= 0 {
             self.statistics.block(bytes);
-            let category = self.category_at_birth(header.context);
+            let category = self.category_at_allocation(header.context);
             let live = Live { alloc_id: self.next_seq(), category, ..unknown };
             // No stream uses an address that is allocated again.
             self.complete(address);

@@ -1,4 +1,4 @@
-//! What numbers stand for: texts, contexts and stacks, as the journal's definitions tell.
+//! Definitions: the texts, contexts and stacks that numbers stand for.
 
 use memtrace_trace::context::{Context, Frame, MAX_CONTEXTS, MAX_TEXTS, StackId};
 use memtrace_trace::stacks::Stack;
@@ -8,8 +8,8 @@ use memtrace_trace::{Event, Payload};
 use crate::encoder::Encoder;
 use crate::own_names::OWN_IDS;
 
-/// Where what `id` stands for belongs; what lies before it is `unknown` so far. None for a number that no process
-/// gives: a damaged journal may say any.
+/// The entry of a number in its table; entries before it are `unknown` so far. `None` for a number that no
+/// process assigns: a damaged journal may hold any.
 fn entry<T: Clone>(table: &mut Vec<T>, id: u32, most: usize, unknown: T) -> Option<&mut T> {
     let index = (id as usize).checked_sub(1).filter(|index| *index < most)?;
     if table.len() <= index {
@@ -54,25 +54,25 @@ impl Encoder {
         }
     }
 
-    /// Were stacks learned since the last [`Encoder::new_stacks`]?
+    /// Whether there are stacks that are not in the file.
     #[must_use]
     pub fn has_new_stacks(&self) -> bool {
-        self.stacks_told < self.stacks.len()
+        self.stacks_written < self.stacks.len()
     }
 
     /// The first `count` stacks are in the file already.
-    pub fn stacks_are_told(&mut self, count: usize) {
-        self.stacks_told = count.min(self.stacks.len());
+    pub fn set_stacks_written(&mut self, count: usize) {
+        self.stacks_written = count.min(self.stacks.len());
     }
 
-    /// Stacks learned since the last call.
+    /// Takes the stacks that are not in the file yet.
     pub fn new_stacks(&mut self) -> Vec<Stack<'_>> {
-        let first = std::mem::replace(&mut self.stacks_told, self.stacks.len());
+        let first = std::mem::replace(&mut self.stacks_written, self.stacks.len());
         let ids = first as StackId + 1..self.stacks.len() as StackId + 1;
         ids.map(|id| {
             let mut frames = Vec::new();
             let mut next = id;
-            // A stack's parent has a smaller number, so this ends.
+            // The parent of a stack has a smaller number, so this ends.
             while let Some(frame) = (next as usize).checked_sub(1).and_then(|index| self.stacks.get(index)) {
                 frames.push(self.text(frame.text));
                 next = if frame.parent < next { frame.parent } else { 0 };

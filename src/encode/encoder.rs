@@ -1,7 +1,7 @@
-//! Events into rows: owns the map from address to owner, keeps the devices' totals, assigns `seq`.
+//! The encoder: turns events into rows. It tracks live memory and totals, knows the owners, and numbers the
+//! rows.
 //!
-//! One encoder serves the writer thread and, over a journal that a killed process left,
-//! `memtrace check --repair`. It sees the events of all threads in the order of their clocks.
+//! It gets the events of all threads in the order of their clocks.
 
 use std::cell::Cell;
 
@@ -21,56 +21,57 @@ use crate::own_names::OwnNames;
 use crate::physical::Physical;
 use crate::statistics::Statistics;
 
-/// The library that reports blocks.
+/// The value of the column `source` of reports.
 pub(crate) const TORCH_ALLOCATOR: &str = "libc10_cuda.so";
-/// The library that writes rows of its own accord.
+/// The value of the column `source` of rows that no call or report stands for.
 pub(crate) const LIBRARY: &str = "libmemtrace.so";
 
-/// Where rows go.
+/// A destination of rows.
 pub trait RowSink {
-    /// Why a row could not be taken.
+    /// The error of a row that could not be written.
     type Error;
-    /// Takes a row.
+    /// Writes a row.
     ///
     /// # Errors
     /// The sink's.
     fn row(&mut self, row: &Row<'_>) -> Result<(), Self::Error>;
 }
 
-/// See the module.
+/// Turns events into rows.
 pub struct Encoder {
     pub(crate) start_ns: u64,
     pub(crate) rank: i32,
     pub(crate) pid: i32,
     pub(crate) rounding: Rounding,
-    /// Do blocks come from reports? Else each call of torch's allocator is a block.
+    /// Whether torch's allocator reports blocks. If not, each call of it is a block.
     pub(crate) caching: bool,
-    /// The number of the last row.
+    /// The `seq` of the last row.
     pub(crate) seq: Cell<i64>,
     pub(crate) texts: Vec<String>,
     pub(crate) contexts: Vec<Context>,
-    /// Counts what `texts` and `contexts` learned; see [`Encoder::owner_number`].
+    /// Counts definitions of texts and contexts; see [`Encoder::owner_number`].
     pub(crate) learned: u32,
     pub(crate) stacks: Vec<Frame>,
-    /// How many of `stacks` were given out by [`Encoder::new_stacks`].
-    pub(crate) stacks_told: usize,
+    /// How many of `stacks` are in the file.
+    pub(crate) stacks_written: usize,
     pub(crate) memory: Memory,
     pub(crate) physical: Physical,
-    /// What the last looks told, by device.
+    /// The last device samples, by device.
     pub(crate) samples: FxHashMap<i8, Sample>,
-    /// What they showed beyond what was accounted for then.
+    /// The memory that they show and the trace does not account for.
     pub(crate) rests: FxHashMap<i8, Rest>,
     pub(crate) own_names: OwnNames,
     pub(crate) oom: Option<OutOfMemory>,
-    pub(crate) told_lost: u64,
-    /// What was odd.
+    pub(crate) reported_lost: u64,
+    /// How often events contradicted one another.
     pub anomalies: Anomalies,
-    /// Counts, sizes and latencies.
+    /// Counts, sizes and latencies for the exit summary.
     pub statistics: Statistics,
 }
 
 impl Encoder {
-    /// Rows count their time from `start_ns`.
+    /// An encoder whose rows count their time from `start_ns`. `caching` says whether torch's allocator
+    /// reports blocks.
     #[must_use]
     pub fn new(start_ns: u64, rank: i32, pid: u32, rounding: Rounding, caching: bool) -> Encoder {
         Encoder {
@@ -84,20 +85,20 @@ impl Encoder {
             contexts: Vec::new(),
             learned: 0,
             stacks: Vec::new(),
-            stacks_told: 0,
+            stacks_written: 0,
             memory: Memory::default(),
             physical: Physical::default(),
             samples: FxHashMap::default(),
             rests: FxHashMap::default(),
             own_names: OwnNames::default(),
             oom: None,
-            told_lost: 0,
+            reported_lost: 0,
             anomalies: Anomalies::default(),
             statistics: Statistics::default(),
         }
     }
 
-    /// The rows of one event of thread `tid`.
+    /// Writes the rows of an event of thread `tid`.
     ///
     /// # Errors
     /// The sink's.
@@ -138,12 +139,12 @@ impl Encoder {
         }
     }
 
-    /// The OOM encoded since the last call.
+    /// Takes the OOM that was encoded since the last call.
     pub fn take_oom(&mut self) -> Option<OutOfMemory> {
         self.oom.take()
     }
 
-    /// What is live now.
+    /// The live memory, without deferred blocks.
     pub fn live(&self) -> impl Iterator<Item = &Live> {
         self.memory.live.blocks.values().chain(self.memory.live.regions.values())
     }
@@ -154,13 +155,14 @@ impl Encoder {
         self.memory.devices.totals(device)
     }
 
-    /// What is known of a device beside what was traced.
+    /// The last samples of a device, combined.
     #[must_use]
     pub fn sampled(&self, device: i8) -> Sample {
         self.samples.get(&device).copied().unwrap_or_default()
     }
 
-    /// What the calls account for on a device, and what the last look at it showed beyond that.
+    /// The memory that calls and reports account for on a device, and the memory beyond it at the last
+    /// sample.
     #[must_use]
     pub fn ledger(&self, device: i8) -> (Accounted, Rest) {
         let totals = self.totals(device);
@@ -182,13 +184,14 @@ impl Encoder {
         self.memory.devices.gpus.iter().copied().enumerate()
     }
 
-    /// The rows so far.
+    /// The number of rows so far.
     #[must_use]
     pub fn rows(&self) -> i64 {
         self.seq.get()
     }
 
-    /// [`Row::owner`] of a context: what was told of it may be told otherwise only when something was learned.
+    /// The value of [`Row::owner`] for a context. A new definition may change the texts of a context, so the
+    /// number changes with each.
     pub(crate) fn owner_number(&self, context: u32) -> u64 {
         u64::from(self.learned) << 32 | u64::from(context)
     }
@@ -203,14 +206,14 @@ impl Encoder {
         Owner { op: self.text(op), module: self.text(module), phase: self.text(phase) }
     }
 
-    /// Notes the peaks of a device after a call.
+    /// Updates the peaks of a device after a call.
     pub(crate) fn note_peak(&mut self, device: i8) {
         let Totals { allocated, reserved, .. } = self.totals(device);
         self.statistics.peak(device, allocated, reserved);
     }
 
-    /// What memory is for as far as the moment of its allocation tells: see "What memory is for".
-    pub(crate) fn category_at_birth(&self, context: u32) -> Category {
+    /// The category of memory at its allocation, by its context; see "Categories" in the documentation.
+    pub(crate) fn category_at_allocation(&self, context: u32) -> Category {
         let context = self.context(context);
         if context.flags & Context::GATHERED != 0 {
             return Category::Parameter;

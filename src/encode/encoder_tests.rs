@@ -5,7 +5,7 @@ use memtrace_trace::text::NONE;
 
 use super::*;
 
-/// Keeps what the tests look at.
+/// Keeps the columns that the tests read: seq, event, alloc_id, delta, allocated, reserved, module.
 #[derive(Default)]
 struct Rows(Vec<(i64, EventName, i64, i64, i64, i64, String)>);
 
@@ -62,7 +62,7 @@ fn run(encoder: &mut Encoder, events: &[Event]) -> Rows {
 }
 
 #[test]
-fn a_block_at_the_start_of_its_segment_is_told_apart_from_it() {
+fn a_block_and_its_segment_may_have_the_same_address() {
     let events = [segment(64, 2 << 20, 0), block(64, 512, 512, 2 << 20), block(64, -512, 0, 2 << 20)];
     let rows = run(&mut encoder(), &events).0;
     let expected = [
@@ -95,9 +95,9 @@ fn a_free_carries_the_owner_of_its_allocation_and_a_reused_address_gets_a_new_id
 }
 
 #[test]
-fn a_lost_report_leaves_neither_its_block_nor_its_bytes_behind() {
+fn a_lost_free_is_made_up_for_when_its_address_or_the_total_shows_it() {
     let mut encoder = encoder();
-    // Two frees were lost: of the block at 64, which is handed out again, and of the one at 4096.
+    // Two frees were lost: that of the block at 64, which is allocated again, and that of the block at 4096.
     let events = [block(64, 512, 512, 0), block(4096, 1024, 1536, 0), block(64, 512, 512, 0)];
     let rows = run(&mut encoder, &events).0;
     let second: Vec<_> = rows.iter().skip(2).map(|row| (row.0, row.1, row.2, row.3, row.4)).collect();
@@ -117,7 +117,7 @@ fn with_caching_off_a_call_is_a_block() {
 }
 
 #[test]
-fn what_was_lost_is_told_once() {
+fn lost_events_are_reported_once() {
     let mut encoder = encoder();
     let lost = Payload::Lost { events: 5 }.pack(header(Api::Memtrace, 0, 0));
     let mut rows = run(&mut encoder, &[lost]);

@@ -7,8 +7,8 @@ use crate::encoder::{Encoder, LIBRARY, RowSink};
 use crate::keys::CPU_TENSOR;
 
 impl Encoder {
-    /// A storage that an op reads or writes, or the memory of a module's call. It changes nothing: totals
-    /// and owners stay.
+    /// The row of a storage that an op uses, or of the memory of a module. It changes neither totals nor
+    /// owners.
     pub(crate) fn io<S: RowSink>(
         &mut self,
         tid: u32,
@@ -39,7 +39,7 @@ impl Encoder {
         )
     }
 
-    /// The allocation that is live at an address; 0 for memory that came another way.
+    /// The id of the allocation that is live at an address; 0 for memory without a row.
     fn live_at(&self, device: i8, addr: u64) -> i64 {
         let found = if device == Event::HOST {
             self.memory.live.regions.get(&(addr | CPU_TENSOR)).or_else(|| self.memory.live.regions.get(&addr))

@@ -1,10 +1,10 @@
-//! The rows that open a later part of a rotated trace: what is live, said again, so that the part
-//! replays by itself.
+//! The opening rows of a later part of a rotated trace: they list the live memory, so that the part replays
+//! by itself.
 //!
-//! They are numbered backward from the part's first new row, so the new rows of all parts have the
-//! numbers that they would have in one file, and `alloc_id` stays the number of the allocation's own row.
-//! Their totals are the sums of what was said so far, as everywhere; behind the last of them the totals
-//! are the device's again.
+//! They are numbered backward from the first new row of the part. So the new rows of all parts have the
+//! numbers that they would have in one file, and `alloc_id` stays the number of the row of the allocation.
+//! Their totals are the sums of the opening rows so far; after the last one, the totals are those of the
+//! device again.
 
 use memtrace_trace::memory::{DeviceTotals, MemoryKind, Totals};
 use memtrace_trace::{Api, EventName, Header, Row};
@@ -13,20 +13,20 @@ use crate::encoder::{Encoder, RowSink, TORCH_ALLOCATOR};
 use crate::keys::address;
 use crate::live::Live;
 
-/// The text of the column `name` of these rows.
+/// The value of the column `name` in these rows.
 const LIVE: &str = "live";
 
-/// What one live piece of memory becomes.
+/// A live piece of memory.
 struct Piece {
     addr: u64,
     live: Live,
-    /// Freed by the program, and still in use by a stream.
+    /// The program freed it, and a stream still uses it.
     deferred: bool,
 }
 
 impl Encoder {
-    /// Opens a part: the meta row, whose text `meta` makes of the number of rows that follow it, then those
-    /// rows.
+    /// Writes the meta row and the opening rows. `meta` makes the text of the meta row from the number of
+    /// opening rows.
     ///
     /// # Errors
     /// The sink's.
@@ -63,11 +63,11 @@ impl Encoder {
                 MemoryKind::Block => EventName::Live,
                 kind => kind.alloc_event(),
             };
-            self.say_again(clock_ns, event, addr, &live, live.bytes, sink)?;
+            self.list(clock_ns, event, addr, &live, live.bytes, sink)?;
             if deferred {
                 let extent = live.extent();
                 self.memory.devices.totals_mut(extent.device).defer(&extent);
-                self.say_again(clock_ns, EventName::Free, addr, &live, -live.bytes, sink)?;
+                self.list(clock_ns, EventName::Free, addr, &live, -live.bytes, sink)?;
             }
         }
         self.memory.devices = devices;
@@ -75,7 +75,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// What is live, in the order of its allocation.
+    /// The live memory in the order of its allocation.
     fn pieces(&self) -> Vec<Piece> {
         let of = |deferred| move |(addr, live): (&u64, &Live)| Piece { addr: *addr, live: *live, deferred };
         let mut pieces: Vec<Piece> = self.memory.live.regions.iter().map(of(false)).collect();
@@ -85,7 +85,7 @@ impl Encoder {
         pieces
     }
 
-    fn say_again<S: RowSink>(
+    fn list<S: RowSink>(
         &mut self,
         clock_ns: u64,
         event: EventName,

@@ -4,10 +4,10 @@ use memtrace_trace::context::Context;
 use memtrace_trace::text::NONE;
 use rustc_hash::FxHashMap;
 
-/// Numbers from here on are the encoder's own.
+/// The first number of the encoder's own.
 pub(crate) const OWN_IDS: u32 = 1 << 31;
 
-/// Texts of a file that is continued, and contexts that no thread numbered: of such a file, of tags.
+/// Texts and contexts that no thread of the process numbered.
 #[derive(Default)]
 pub(crate) struct OwnNames {
     numbers: FxHashMap<String, u32>,

@@ -1,4 +1,4 @@
-//! The rows themselves: what each has, and its number.
+//! Rows: their fields and their numbers.
 
 use memtrace_trace::context::Context;
 use memtrace_trace::end_row::{EndText, Ending};
@@ -12,16 +12,15 @@ use crate::calls::CallEvent;
 use crate::encoder::{Encoder, LIBRARY, RowSink, TORCH_ALLOCATOR};
 use crate::live::{Live, Owner};
 
-/// A place between two rows.
+/// A position between two rows, for [`Encoder::take_back`].
 #[derive(Clone, Copy)]
 pub struct Place {
     seq: i64,
-    told_lost: u64,
+    reported_lost: u64,
 }
 
 impl Encoder {
-    /// Gives a row to the sink. Every row is made by [`Encoder::blank`] with the number that comes next;
-    /// here that number is used up.
+    /// Writes a row. [`Encoder::blank`] gives every row the next number; this uses the number up.
     pub(crate) fn emit<S: RowSink>(&self, row: &Row<'_>, sink: &mut S) -> Result<(), S::Error> {
         sink.row(row)?;
         self.seq.set(row.seq);
@@ -33,19 +32,19 @@ impl Encoder {
         self.seq.get() + 1
     }
 
-    /// Where the file is now.
+    /// The current position.
     #[must_use]
     pub fn place(&self) -> Place {
-        Place { seq: self.seq.get(), told_lost: self.told_lost }
+        Place { seq: self.seq.get(), reported_lost: self.reported_lost }
     }
 
-    /// The rows since `place` are taken out of the file: those of an end that was none.
+    /// Forgets the rows since `place`: the end row of a trace that continues.
     pub fn take_back(&mut self, place: Place) {
         self.seq.set(place.seq);
-        self.told_lost = place.told_lost;
+        self.reported_lost = place.reported_lost;
     }
 
-    /// The meta row, the first of a file.
+    /// Writes the meta row, the first row of a file.
     ///
     /// # Errors
     /// The sink's.
@@ -53,8 +52,8 @@ impl Encoder {
         self.emit(&Row { event: EventName::Meta, name: json, ..self.blank(self.start_ns) }, sink)
     }
 
-    /// The last row of a complete file; `dropped` is the number of events that were lost in all, `how`
-    /// the process ended.
+    /// Writes the end row, the last row of a complete file. `dropped` is the number of dropped events so far,
+    /// `ending` the way the trace ended, and `more` has additional words.
     ///
     /// # Errors
     /// The sink's.
@@ -66,11 +65,11 @@ impl Encoder {
         more: &str,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let untold = dropped.saturating_sub(self.told_lost);
-        if untold > 0 {
-            self.lost(clock_ns, 0, untold, sink)?;
+        let unreported = dropped.saturating_sub(self.reported_lost);
+        if unreported > 0 {
+            self.lost(clock_ns, 0, unreported, sink)?;
         }
-        let lost = dropped.max(self.told_lost);
+        let lost = dropped.max(self.reported_lost);
         let name = EndText { ending, more, lost, anomalies: self.anomalies }.to_string();
         self.emit(&Row { event: EventName::End, name: &name, ..self.blank(clock_ns) }, sink)
     }
@@ -164,7 +163,7 @@ impl Encoder {
         events: u64,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        self.told_lost += events;
+        self.reported_lost += events;
         let name = format!("{events} events dropped: the buffer was full; MEMTRACE_BUFFER makes it larger");
         let (event, requested_bytes) = (EventName::Lost, events as i64);
         self.emit(&Row { event, tid: tid as i32, requested_bytes, name: &name, ..self.blank(clock_ns) }, sink)
@@ -225,7 +224,7 @@ impl Encoder {
         }
     }
 
-    /// A row of our own: no thread, no memory.
+    /// The fields of a row that no thread and no memory stands for.
     #[inline(always)]
     pub(crate) fn blank(&self, clock_ns: u64) -> Row<'static> {
         let host = &self.memory.devices.host;

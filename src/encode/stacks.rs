@@ -1,4 +1,4 @@
-//! Writes the stacks that an encoder learned to the file of stacks.
+//! Writes the stacks of an encoder to the file of stacks.
 
 use std::io::{self, Write};
 
@@ -6,7 +6,7 @@ use memtrace_trace::stacks::StackWriter;
 
 use crate::encoder::Encoder;
 
-/// Writes the stacks that `encoder` learned since the last call; gives their number.
+/// Writes the stacks that are not in the file yet and returns their number.
 ///
 /// # Errors
 /// The writer's.

@@ -1,4 +1,4 @@
-//! What the writer thread counts on the way, and the summary that it can print at exit.
+//! The statistics for the exit summary.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ pub struct Statistics {
     blocks: Histogram<u64>,
     calls: FxHashMap<Option<Api>, Calls>,
     peaks: Vec<Peak>,
-    /// OOMs that torch raised.
+    /// OOMs that torch reported.
     pub ooms: u64,
 }
 
@@ -27,7 +27,7 @@ struct Peak {
     reserved: i64,
 }
 
-/// Two digits: a percentile of a latency is not known better.
+/// A histogram of two digits: percentiles of latencies are not more exact.
 fn histogram() -> Histogram<u64> {
     Histogram::new(2).expect("two digits are within the library's bounds")
 }
@@ -39,20 +39,20 @@ impl Default for Statistics {
 }
 
 impl Statistics {
-    /// A block of `bytes` was handed out.
+    /// Counts a block of `bytes`.
     pub fn block(&mut self, bytes: i64) {
-        // `record` grows the histogram; `saturating_record` would cut the value to its size now.
+        // `record` grows the histogram; `saturating_record` would clamp the value to its current range.
         let _ = self.blocks.record(bytes.max(0) as u64);
     }
 
-    /// A call returned after `latency_ns`.
+    /// Counts a call that returned after `latency_ns`.
     pub fn call(&mut self, api: Option<Api>, latency_ns: u64, failed: bool) {
         let calls = self.calls.entry(api).or_insert_with(|| Calls { latency: histogram(), failed: 0 });
         let _ = calls.latency.record(latency_ns);
         calls.failed += u64::from(failed);
     }
 
-    /// A device's totals changed.
+    /// Updates the peaks of a device to its new totals.
     pub fn peak(&mut self, device: i8, allocated: i64, reserved: i64) {
         let Ok(index) = usize::try_from(device) else { return };
         if self.peaks.len() <= index {
@@ -113,7 +113,7 @@ mod tests {
         statistics.peak(0, 0, 2 << 20);
         let lines = statistics.lines();
         assert_eq!(lines[0], "GPU 0: peak allocated 512 B, peak reserved 2.00 MiB");
-        // Two digits are kept: 512 shares its place with 515.
+        // At two digits, 512 and 515 are one value.
         assert!(lines[1].starts_with("1 blocks: p50 51"), "{}", lines[1]);
         assert!(lines[2].contains("p50 2.0 us, p99 2.0 us"), "{}", lines[2]);
         assert!(

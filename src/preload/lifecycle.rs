@@ -71,11 +71,13 @@ extern "C" fn before_fork() {
 }
 
 extern "C" fn after_fork() {
-    fork::unlock_all();
+    // SAFETY: pthread_atfork calls this after `before_fork`, on the thread that forks.
+    unsafe { fork::unlock_all() };
 }
 
 extern "C" fn after_fork_in_child() {
-    fork::unlock_all();
+    // SAFETY: pthread_atfork calls this after `before_fork`, on the copy of the thread that forks.
+    unsafe { fork::unlock_all() };
     Recorder::forget_after_fork();
     ranges::reset_in_child();
     errors::reset_in_child();

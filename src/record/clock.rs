@@ -1,32 +1,32 @@
-//! The one clock of a trace: `CLOCK_MONOTONIC`, in ns, the same for every process of the host and what Python
-//! calls `time.monotonic_ns()`.
+//! The clock of a trace: `CLOCK_MONOTONIC` in ns. It is the same for every process of the host and for
+//! Python's `time.monotonic_ns()`.
 //!
-//! A read of the system's clock is half of what an event costs. Where the kernel itself keeps time by the
-//! processor's time-stamp counter, that counter is read instead, and a straight line turns it into the
-//! system's clock. The writer thread draws that line, and a new one when the system's clock is slewed away
-//! from it; each begins where the one before it has come to, so time never goes back.
+//! Reading the system's clock takes half the time of an event. So where the kernel itself keeps time by the
+//! processor's time-stamp counter, the recorder reads that counter and converts it to the system's clock by a
+//! straight line. The writer thread fits the line, and a new one when the system's clock is slewed away from
+//! it. Each line begins where the one before it is, so time never goes back.
 
 use std::arch::x86_64::{__cpuid, __rdtscp};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Where the system's clock is, by the counter.
+/// A line from the counter to the system's clock.
 struct Line {
     tsc: u64,
     ns: u64,
-    /// ns per tick, times 2^32; 0 when the counter is not to be trusted any more: then `ns` is what the system's
-    /// clock is behind.
+    /// ns per tick, times 2^32. 0 when the counter is no longer reliable: then `ns` is the amount by which
+    /// the system's clock is behind.
     rate: u64,
 }
 
-/// The line that holds; null for the system's clock. A line is never freed (a thread may be in the middle of
-/// reading it), and there is a new one at most once a second, of 24 bytes.
+/// The current line; null for the system's clock. A line is never freed, because a thread may be reading it.
+/// There is at most one new line a second, of 24 bytes.
 static LINE: AtomicPtr<Line> = AtomicPtr::new(std::ptr::null_mut());
 
-/// `CLOCK_MONOTONIC`, in ns, to some 50 ns.
+/// `CLOCK_MONOTONIC` in ns, accurate to about 50 ns.
 #[inline]
 #[must_use]
 pub fn now_ns() -> u64 {
-    // SAFETY: null, or a line that was leaked whole before it was stored.
+    // SAFETY: null, or a line that was leaked after it was complete.
     match unsafe { LINE.load(Ordering::Acquire).as_ref() } {
         Some(line) if line.rate != 0 => line.at(ticks()),
         Some(behind) => system_ns() + behind.ns,
@@ -34,16 +34,16 @@ pub fn now_ns() -> u64 {
     }
 }
 
-/// The system's clock itself, about 24 ns a read.
+/// The system's clock; a read takes about 24 ns.
 #[must_use]
 pub fn system_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a valid place for the answer, and this clock exists on every Linux.
+    // SAFETY: `time` is valid for the answer, and every Linux has this clock.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// The child of a fork has no writer thread that keeps the line.
+/// In the child of a fork, no writer thread maintains the line.
 pub(crate) fn forget_after_fork() {
     LINE.store(std::ptr::null_mut(), Ordering::Release);
 }
@@ -51,22 +51,22 @@ pub(crate) fn forget_after_fork() {
 impl Line {
     #[inline]
     fn at(&self, tsc: u64) -> u64 {
-        // Signed: another core's counter may be some ticks behind the one that the line was drawn by.
+        // Signed: the counter of another core may be some ticks behind.
         let ticks = i128::from(tsc.wrapping_sub(self.tsc) as i64);
         self.ns.wrapping_add(((ticks * i128::from(self.rate)) >> 32) as u64)
     }
 }
 
-/// The counter, read when all that stands before is done: a plain `rdtsc` may come before the lock is
+/// The counter, read after all earlier instructions: a plain `rdtsc` could be executed before the lock is
 /// taken that orders two events.
 #[inline]
 fn ticks() -> u64 {
     let mut core = 0;
-    // SAFETY: called only once `is_counter_kept` said that this processor has the instruction.
+    // SAFETY: called only after `is_counter_kept` found that this processor has the instruction.
     unsafe { __rdtscp(&raw mut core) }
 }
 
-/// One moment by both clocks; `ns` is not before it.
+/// A reading of both clocks; `ns` is not the earlier one.
 #[derive(Clone, Copy)]
 struct Moment {
     tsc: u64,
@@ -74,7 +74,7 @@ struct Moment {
 }
 
 impl Moment {
-    /// The best of a few tries: whoever is interrupted between the clocks does not know what belongs together.
+    /// The tightest of a few readings: an interrupt between the clocks makes one useless.
     fn now() -> Moment {
         let tries = (0..8).map(|_| {
             let (before, tsc, after) = (system_ns(), ticks(), system_ns());
@@ -84,18 +84,19 @@ impl Moment {
     }
 }
 
-/// How far apart two moments are that make a line.
+/// How far apart the two readings of the first line are.
 const APART_NS: u64 = 400_000_000;
-/// How often a line is held against the system's clock.
+/// How often a line is compared with the system's clock.
 const EVERY_NS: u64 = 1_000_000_000;
-/// How far a line may be off; some of it is how exactly one moment can be had.
+/// The tolerated error of a line; part of it is the accuracy of one reading.
 const OFF_NS: i64 = 1_000;
-/// A new line meets the system's clock again after this time.
+/// The time in which a new line converges to the system's clock.
 const MEET_NS: i64 = 8_000_000_000;
-/// The kernel slews its clock by 500 ppm at most. What is further off has jumped (a machine that slept).
+/// The kernel slews its clock by 500 ppm at most. A larger error means that the clock jumped (after a
+/// suspend, for example).
 const JUMP_NS: i64 = 2_000_000;
 
-/// Draws the lines; the writer thread has the only one of a process.
+/// Fits the lines; only the writer thread of a process has one.
 pub(crate) struct Ruler {
     last: Option<Moment>,
 }
@@ -105,7 +106,7 @@ impl Ruler {
         Ruler { last: is_counter_kept().then(Moment::now) }
     }
 
-    /// To be called again and again: takes a moment when it is time to.
+    /// Takes a reading if it is time to. Call it regularly.
     pub(crate) fn adjust(&mut self) {
         let Some(last) = self.last else { return };
         // SAFETY: as in `now_ns`.
@@ -125,7 +126,7 @@ impl Ruler {
     }
 }
 
-/// The line from `now` on, when there has to be a new one.
+/// The line from `now` on, if a new one is needed.
 fn drawn(line: Option<&Line>, last: Moment, now: Moment) -> Option<Line> {
     let (ticks, ns) = (now.tsc.wrapping_sub(last.tsc), now.ns - last.ns);
     let rate = u64::try_from((u128::from(ns) << 32).checked_div(u128::from(ticks))?).ok()?;
@@ -133,7 +134,7 @@ fn drawn(line: Option<&Line>, last: Moment, now: Moment) -> Option<Line> {
     let ns = line.at(now.tsc);
     let ahead = ns.wrapping_sub(now.ns) as i64;
     if ahead.abs() > JUMP_NS {
-        // Behind the system's clock it can go on at once; ahead of it, it has to stay so.
+        // A clock that is behind can jump forward at once; one that is ahead has to stay ahead.
         return Some(Line { tsc: 0, ns: u64::try_from(ahead).unwrap_or(0), rate: 0 });
     }
     if ahead.abs() <= OFF_NS {
@@ -143,14 +144,14 @@ fn drawn(line: Option<&Line>, last: Moment, now: Moment) -> Option<Line> {
     Some(Line { tsc: now.tsc, ns, rate: u64::try_from(to_meet).ok().filter(|rate| *rate != 0)? })
 }
 
-/// Does the kernel keep time by a counter that programs can read? It looked whether the counter runs at
-/// one rate, never stops, and is the same on every core.
+/// Whether the kernel keeps time by the counter, and programs can read it. The kernel checks that the counter
+/// has a constant rate, never stops, and is the same on every core.
 fn is_counter_kept() -> bool {
     const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     const EXTENDED: u32 = 0x8000_0001;
     const RDTSCP: u32 = 1 << 27;
     let mut readable: libc::c_int = 0;
-    // SAFETY: writes an int, and there is a place for it.
+    // SAFETY: `readable` is valid for the int that the call writes.
     let asked = unsafe { libc::prctl(libc::PR_GET_TSC, &raw mut readable) };
     #[allow(
         unused_unsafe,
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_line_goes_through_both_moments() {
+    fn the_first_clock_line_goes_through_both_readings() {
         let (last, now) = (moment(1_000_000_000, 2.5), moment(1_400_000_000, 2.5));
         let line = drawn(None, last, now).unwrap();
         assert!(line.at(last.tsc).abs_diff(last.ns) <= 1);
@@ -182,8 +183,8 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_off_goes_on_without_a_step_and_meets_the_clock() {
-        // Drawn for 2.5 ticks a ns; really there are 2.4999, as after a slew.
+    fn a_clock_line_with_an_error_continues_without_a_step_and_converges() {
+        // Fitted for 2.5 ticks per ns; the counter has 2.4999, as after a slew.
         let line = Line { tsc: 0, ns: 0, rate: (1u64 << 32) * 2 / 5 };
         let (last, now) = (moment(9_000_000_000, 2.4999), moment(10_000_000_000, 2.4999));
         let next = drawn(Some(&line), last, now).unwrap();
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_jumped_ends_the_use_of_the_counter_and_time_does_not_go_back() {
+    fn after_a_clock_jump_the_counter_is_not_used_and_time_does_not_go_back() {
         let line = Line { tsc: 0, ns: 0, rate: 1 << 32 };
         let (last, now) = (moment(1_000_000_000, 1.0), Moment { tsc: 5_000_000_000, ns: 2_000_000_000 });
         let next = drawn(Some(&line), last, now).unwrap();
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_counter_keeps_to_the_system_clock() {
+    fn the_counter_agrees_with_the_system_clock() {
         let mut ruler = Ruler::new();
         if ruler.last.is_none() {
             eprintln!("skipped: the kernel does not keep time by the counter here");

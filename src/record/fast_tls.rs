@@ -1,12 +1,13 @@
-//! Three words of every thread that cost no call to reach.
+//! Thread-local storage that is reached without a call: three words per thread.
 //!
-//! Rust's `thread_local!` in a shared library asks the loader for the variable's place at every use, which a
-//! block report would do eight times; that is a third of what it costs. This library is there when the program
-//! starts, so its words can lie at a fixed distance from the thread's pointer ("initial-exec"), as those of
-//! the C library do. (glibc keeps room for so few bytes also where a library comes later.)
+//! In a shared library, every use of Rust's `thread_local!` asks the loader for the address of the variable.
+//! A block report would do that eight times, which is a third of its time. This library is loaded when the
+//! program starts, so its words can lie at a fixed offset from the thread pointer (the "initial-exec" model),
+//! like those of the C library. (glibc reserves room for so few bytes also for a library that is loaded
+//! later.)
 //!
-//! The pointers are null or lead to something that a `thread_local!` with a destructor owns, which is how they
-//! become null again when the thread ends. The words themselves last longer than every destructor.
+//! A pointer is null or leads to data that a `thread_local!` with a destructor owns; the destructor resets it
+//! when the thread ends. The words themselves outlive every destructor.
 
 use std::arch::{asm, global_asm};
 use std::cell::Cell;
@@ -23,24 +24,24 @@ global_asm!(
     ".popsection",
 );
 
-/// The words of a thread. A child of a fork has those of the thread that forked.
+/// The words of a thread. The child of a fork has those of the thread that forked.
 #[repr(C)]
 pub struct Words {
-    /// For this crate: the thread's lane.
+    /// The lane of the thread, for this crate.
     pub(crate) lane: Cell<*mut c_void>,
-    /// For the crate above, whatever it keeps of a thread.
+    /// The state of the thread, for the preloaded library.
     pub user: Cell<*mut c_void>,
-    /// Is the thread inside a hook? Destructors of the thread's locals may still free memory.
+    /// Whether the thread is inside a hook. Destructors of its locals may still free memory.
     pub inside: Cell<bool>,
 }
 
-/// The calling thread's words; null at first.
+/// The words of the calling thread; null at first.
 #[inline(always)]
 #[must_use]
 pub fn words() -> *const Words {
     let at: *const Words;
-    // SAFETY: x86-64's rule for the initial-exec model (ELF Handling For Thread-Local Storage, 4.3.6): the
-    // word at fs:0 is the thread's pointer, and the loader filled in the distance of the symbol from it.
+    // SAFETY: the initial-exec model of x86-64 (ELF Handling For Thread-Local Storage, 4.3.6): the word at
+    // fs:0 is the thread pointer, and the loader stored the offset of the symbol from it.
     unsafe {
         asm!(
             "mov {at}, qword ptr fs:[0]",

@@ -1,18 +1,19 @@
-//! A lock that a fork can hold.
+//! A lock that a fork takes.
 //!
-//! A child must not inherit data that another thread was in the middle of changing, nor a lock that
-//! nobody will give back. So the fork itself takes every such lock, and both sides give it back.
+//! A child must not inherit data that another thread was changing, nor a lock whose holder it does not have. So a
+//! fork takes every such lock first, and both sides release it.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Data behind a lock for short work: who waits yields.
+/// Data behind a lock for short work: a waiting thread yields.
 pub struct ForkLock<T> {
     locked: AtomicBool,
     data: UnsafeCell<T>,
 }
 
-// SAFETY: `data` is only reached in `with`, by the one thread that holds `locked`.
+// SAFETY: only the one thread that holds `locked` reaches `data`, in `with`. The contract of `unlock_after_fork`
+// keeps every other thread from releasing it.
 unsafe impl<T: Send> Sync for ForkLock<T> {}
 
 impl<T> ForkLock<T> {
@@ -21,17 +22,18 @@ impl<T> ForkLock<T> {
         ForkLock { locked: AtomicBool::new(false), data: UnsafeCell::new(data) }
     }
 
-    /// Runs `work` on the data. `work` must not call `with` of the same lock.
+    /// Runs `work` on the data with the lock held. `work` must not call `with` of the same lock: it would wait for
+    /// ever.
     pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
-        struct Unlock<'a, T>(&'a ForkLock<T>);
-        impl<T> Drop for Unlock<'_, T> {
+        struct Unlock<'a>(&'a AtomicBool);
+        impl Drop for Unlock<'_> {
             fn drop(&mut self) {
-                self.0.unlock_after_fork();
+                self.0.store(false, Ordering::Release);
             }
         }
         self.lock_for_fork();
-        let _unlock = Unlock(self);
-        // SAFETY: the lock is ours until `_unlock` drops, so this is the only reference.
+        let _unlock = Unlock(&self.locked);
+        // SAFETY: this thread holds the lock until `_unlock` drops, so this is the only reference.
         work(unsafe { &mut *self.data.get() })
     }
 
@@ -42,8 +44,31 @@ impl<T> ForkLock<T> {
         }
     }
 
-    /// Gives the lock back, in the parent and in the child.
-    pub fn unlock_after_fork(&self) {
+    /// Releases the lock after a fork, in the parent and in the child.
+    ///
+    /// # Safety
+    /// The calling thread holds the lock by [`ForkLock::lock_for_fork`]; in the child, the thread that forked did.
+    /// Otherwise a second thread could reach the data while one is in [`ForkLock::with`].
+    pub unsafe fn unlock_after_fork(&self) {
         self.locked.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fork_lock_keeps_other_threads_out_until_the_fork_is_over() {
+        let lock = ForkLock::new(0);
+        lock.lock_for_fork();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| lock.with(|value| *value += 1));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!other.is_finished());
+            // SAFETY: this thread took the lock above.
+            unsafe { lock.unlock_after_fork() };
+        });
+        assert_eq!(lock.with(|value| *value), 1);
     }
 }

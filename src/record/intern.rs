@@ -1,8 +1,8 @@
-//! Texts and contexts by number, so that an event carries four bytes for each.
+//! Interns texts, contexts and stacks, so that an event carries four bytes for each.
 //!
-//! Numbers live as long as the process and stay valid over a fork. The first use of one is written
-//! into the lane of the thread that made it ([`crate::recorder`]), so the events of a process that was
-//! killed can be read without its memory.
+//! Numbers are valid for the life of the process and after a fork. The first use of a number is defined in
+//! the lane of its thread ([`crate::recorder`]), so recovery can read the events of a killed process without
+//! its memory.
 
 pub use memtrace_trace::context::{Context, ContextId, Frame, StackId, TextId};
 use memtrace_trace::context::{MAX_CONTEXTS, MAX_TEXT_BYTES};
@@ -14,10 +14,10 @@ use crate::fork_lock::ForkLock;
 
 const MOST: usize = if cfg!(test) { 1 << 10 } else { MAX_CONTEXTS };
 const MOST_TEXT: usize = if cfg!(test) { 64 << 10 } else { MAX_TEXT_BYTES };
-/// The text of what has no number any more.
+/// The text that stands for those beyond the limit.
 const TOO_MANY: &str = "(too many names)";
 
-/// What was numbered.
+/// The interned texts, contexts and stacks.
 #[derive(Default)]
 pub struct Tables {
     text_bytes: usize,
@@ -58,7 +58,7 @@ impl Tables {
             return (*id, false);
         }
         if self.context_list.len() >= MOST {
-            // Its phase and its stream are few.
+            // There are few phases and streams.
             let Context { phase, stream, flags, .. } = context;
             let less = Context { phase, stream, flags, ..Context::default() };
             return if less == context { (0, false) } else { self.context(less) };
@@ -94,7 +94,7 @@ impl Tables {
         self.text_list.iter().enumerate().map(|(index, text)| (index as TextId + 1, &**text))
     }
 
-    /// Every stack with its number, what is around it before it.
+    /// Every stack with its number; a stack stands behind the one around it.
     pub fn stacks(&self) -> impl Iterator<Item = (StackId, Frame)> {
         self.stack_list.iter().enumerate().map(|(index, frame)| (index as StackId + 1, *frame))
     }
@@ -113,22 +113,26 @@ fn cut(text: &str) -> &str {
     &text[..end]
 }
 
-/// The tables of this process; made at the first use.
+/// The tables of this process, made at the first use.
 static TABLES: ForkLock<Option<Tables>> = ForkLock::new(None);
 
-/// Runs `work` on the tables of this process. `work` must not number anything but through them.
+/// Runs `work` on the tables of this process. `work` must intern through them only.
 pub fn with_tables<R>(work: impl FnOnce(&mut Tables) -> R) -> R {
     TABLES.with(|tables| work(tables.get_or_insert_with(Tables::default)))
 }
 
-/// Before a fork; see [`ForkLock`].
+/// Locks the tables before a fork; see [`ForkLock`].
 pub fn lock_for_fork() {
     TABLES.lock_for_fork();
 }
 
-/// After a fork, on both sides.
-pub fn unlock_after_fork() {
-    TABLES.unlock_after_fork();
+/// Unlocks the tables after a fork, on both sides.
+///
+/// # Safety
+/// As for [`ForkLock::unlock_after_fork`], after [`lock_for_fork`].
+pub unsafe fn unlock_after_fork() {
+    // SAFETY: by the contract.
+    unsafe { TABLES.unlock_after_fork() };
 }
 
 #[cfg(test)]
@@ -136,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_things_have_equal_numbers() {
+    fn equal_texts_and_contexts_are_interned_once() {
         let mut tables = Tables::default();
         assert_eq!(tables.text(""), (0, false));
         assert_eq!(tables.text("a"), (1, true));
@@ -151,13 +155,13 @@ mod tests {
     }
 
     #[test]
-    fn the_tables_have_an_end() {
+    fn the_intern_tables_are_bounded() {
         let mut tables = Tables::default();
         for number in 0..MOST as u32 {
             assert!(tables.context(Context { phase: 1, module: number, ..Context::default() }).1);
             assert!(tables.stack(Frame::op(0, number)).1);
         }
-        // What was numbered keeps its number, and the rest has one that says less.
+        // Interned ones keep their number, and others get a number with less detail.
         assert_eq!(tables.context(Context { phase: 1, module: 7, ..Context::default() }), (8, false));
         assert_eq!(tables.context(Context { phase: 1, module: u32::MAX, ..Context::default() }), (1, false));
         assert_eq!(tables.context(Context { phase: 2, module: u32::MAX, ..Context::default() }), (0, false));

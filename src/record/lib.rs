@@ -4,11 +4,11 @@
 //! hook -> Recorder (a thread's lane) -> chunk -> channel -> writer thread -> Encoder -> CSV
 //! ```
 //!
-//! Hooks run on the program's threads, often under the caching allocator's mutex. They store one
-//! [`memtrace_trace::Event`] in a chunk of their own and are gone. The writer thread alone does the
-//! rest: it merges the threads by clock, turns events into rows and writes them.
+//! Hooks run on the threads of the program, often under the mutex of the caching allocator. They only store
+//! one [`memtrace_trace::Event`] in a chunk of their thread. The writer thread does the rest: it merges the
+//! threads by clock, encodes events to rows and writes them.
 //!
-//! The state of this crate lives as long as the process, or until a fork: the child starts afresh.
+//! The state of this crate lives as long as the process, or until a fork: a child starts anew.
 
 pub mod clock;
 mod control;

@@ -1,34 +1,34 @@
-//! Journals as a killed process may leave them, made of what a test or a fuzzer says.
+//! Builds journals for tests and fuzzers, whole or damaged.
 
 use memtrace_trace::Event;
 use memtrace_trace::event::bytes::{bytes_of, event_of};
 use memtrace_trace::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, layout};
 
-/// A chunk of such a journal.
+/// A chunk of a journal.
 #[derive(Clone, Debug, Default)]
 pub struct Left {
-    /// The thread, its lane, and the chunk's place in it.
+    /// The thread, its lane, and the index of the chunk in the lane.
     pub owner: [u32; 3],
-    /// Does the header say that it is in use?
+    /// Whether the header says that the chunk is in use.
     pub in_use: bool,
-    /// How many events are complete, as the header says.
+    /// The number of complete events in the header.
     pub committed: u32,
-    /// How many of them the trace has, at each checkpoint.
+    /// The number of events that the trace has, at each checkpoint.
     pub consumed: [u32; 2],
-    /// The slots from the first on.
+    /// The first slots.
     pub slots: Vec<Event>,
 }
 
-/// The last checkpoints of such a journal.
+/// The last checkpoints of a journal.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Checkpoints {
-    /// How many there were.
+    /// The number of checkpoints so far.
     pub count: u64,
-    /// The part of the trace, its length and that of the definitions, in bytes, at each of the last two.
+    /// The part of the trace at each of the last two.
     pub parts: [u64; 2],
-    /// See `parts`.
+    /// The length of the trace in bytes.
     pub csv: [u64; 2],
-    /// See `parts`.
+    /// The length of the file of definitions in bytes.
     pub names: [u64; 2],
 }
 
@@ -68,13 +68,13 @@ pub fn journal(run: &Run, at: &Checkpoints, chunks: &[Left]) -> Vec<u8> {
     bytes
 }
 
-/// An event of any 64 bytes.
+/// The event that has these bytes.
 #[must_use]
 pub fn event(bytes: &[u8]) -> Event {
     event_of(&bytes[..bytes.len().min(size_of::<Event>())])
 }
 
-/// The bytes of an event, as the file of definitions has them.
+/// The bytes of an event in the file of definitions.
 #[must_use]
 pub fn bytes(event: &Event) -> [u8; 64] {
     bytes_of(event)

@@ -13,7 +13,9 @@ use memtrace_record::intern;
 /// A lock in the registry, whatever data it protects.
 trait Registered: Sync {
     fn lock(&self);
-    fn unlock(&self);
+    /// # Safety
+    /// The thread that forks called [`Registered::lock`].
+    unsafe fn unlock(&self);
 }
 
 /// Data behind a lock that a fork takes.
@@ -52,10 +54,16 @@ pub(crate) fn lock_all() {
 }
 
 /// Releases every lock: the part of a fork after it, in the parent and in the child.
-pub(crate) fn unlock_all() {
-    intern::unlock_after_fork();
-    entries().for_each(|entry| entry.lock.unlock());
-    REGISTERING.unlock_after_fork();
+///
+/// # Safety
+/// The thread that forks called [`lock_all`], and this is the same thread or its copy in the child.
+pub(crate) unsafe fn unlock_all() {
+    // SAFETY: by the contract, as for the locks below.
+    unsafe { intern::unlock_after_fork() };
+    // SAFETY: as above; no lock registered since, because `REGISTERING` is held.
+    entries().for_each(|entry| unsafe { entry.lock.unlock() });
+    // SAFETY: as above.
+    unsafe { REGISTERING.unlock_after_fork() };
 }
 
 impl<T: Send> ForkSafe<T> {
@@ -90,7 +98,8 @@ impl<T: Send> Registered for ForkSafe<T> {
         self.lock.lock_for_fork();
     }
 
-    fn unlock(&self) {
-        self.lock.unlock_after_fork();
+    unsafe fn unlock(&self) {
+        // SAFETY: by the contract.
+        unsafe { self.lock.unlock_after_fork() };
     }
 }

@@ -1,12 +1,12 @@
-//! The chunks that hot paths fill: one pool per process, preallocated, prefaulted and recycled.
+//! The chunk pool: preallocated, prefaulted and recycled chunks that threads fill with events.
 //!
-//! The pool is a mapped file in local memory or on a local disk, so that the events of a process that
-//! is killed stay behind; where there is no such place it is anonymous memory, and the meta row says
-//! so. It never grows, so a store can neither fault nor raise SIGBUS: every page was there before the
-//! first event.
+//! The pool is a mapped file, the journal, in local memory or on a local disk, so the events of a killed
+//! process survive. Without such a place it is anonymous memory, and the meta row says so. It never grows,
+//! and every page is present before the first event, so a store can neither fault nor raise SIGBUS.
 //!
-//! The rest of the crate sees [`ChunkWriter`] (one thread fills it) and [`ChunkReader`] (the writer
-//! thread drains it, also while it is being filled); neither can see a slot that is not complete.
+//! The rest of the crate uses [`ChunkWriter`], with which one thread fills a chunk, and [`ChunkReader`], with
+//! which the writer thread drains it, also while it is being filled. Neither sees a slot that is not
+//! complete.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -23,17 +23,17 @@ use memtrace_trace::journal::{
     CHUNK_BYTES, Chunk, ChunkHeader, JournalHeader, MAGIC, MAX_PATH, Run, SLOTS, names_path,
 };
 
-/// With fewer free chunks than this, in percent, the pool is short.
+/// The pool is short with fewer free chunks than this, in percent.
 const SHORT_PERCENT: usize = 25;
 
-/// The chunks of a process.
+/// The chunk pool of a process.
 pub(crate) struct ChunkPool {
     memory: MmapRaw,
     chunks: usize,
     path: Option<PathBuf>,
-    /// Open as long as the process lives, which is how long it has the lock.
+    /// The open file holds the lock of the journal for the life of the process.
     _lock: Option<File>,
-    /// The part of the trace that is being written.
+    /// The number of the part of the trace that is being written.
     part: AtomicU64,
     short: AtomicBool,
     free: (Sender<u32>, Receiver<u32>),
@@ -41,11 +41,11 @@ pub(crate) struct ChunkPool {
 }
 
 impl ChunkPool {
-    /// A pool of about `bytes`, its file in the first of `folders` that has the room; in anonymous
-    /// memory when none does.
+    /// A pool of about `bytes`. Its file is in the first of `folders` with enough room, or it is anonymous
+    /// memory.
     ///
     /// # Errors
-    /// When the system has no memory for it.
+    /// When there is not enough memory.
     pub(crate) fn new(bytes: usize, folders: &[&Path], name: &str, run: Run) -> io::Result<ChunkPool> {
         let chunks = (bytes / CHUNK_BYTES).max(8);
         let length = (chunks + 1) * CHUNK_BYTES;
@@ -68,13 +68,13 @@ impl ChunkPool {
         Ok(pool)
     }
 
-    /// The file behind the chunks; `None` for anonymous memory.
+    /// The file of the chunks; `None` for anonymous memory.
     #[must_use]
     pub(crate) fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// Are so few chunks free that what can be missed should be?
+    /// Whether few chunks are free, so that events of low value should be skipped.
     #[inline]
     #[must_use]
     pub(crate) fn is_short(&self) -> bool {
@@ -85,25 +85,25 @@ impl ChunkPool {
         self.short.store(self.percent_free() < SHORT_PERCENT, Ordering::Relaxed);
     }
 
-    /// How many chunks there are.
+    /// The number of chunks.
     #[must_use]
     pub(crate) fn chunks(&self) -> usize {
         self.chunks
     }
 
-    /// How many chunks are free, in percent.
+    /// The number of free chunks, in percent.
     #[must_use]
     pub(crate) fn percent_free(&self) -> usize {
         self.free.1.len() * 100 / self.chunks
     }
 
-    /// Is no chunk free?
+    /// Whether no chunk is free.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         self.free.1.is_empty()
     }
 
-    /// A free chunk to fill; waits for one up to `patience`.
+    /// Takes a free chunk to fill; waits for one up to `patience`.
     #[must_use]
     pub(crate) fn take(
         &'static self,
@@ -128,7 +128,7 @@ impl ChunkPool {
         Some(ChunkWriter { pool: self, number: chunk, chunk: self.chunk(chunk), len: 0 })
     }
 
-    /// Full chunks and those of ended threads, in the order of their lanes.
+    /// The channel of full chunks and of those of ended threads, in the order of their lanes.
     #[must_use]
     pub(crate) fn full(&self) -> &Receiver<u32> {
         &self.full.1
@@ -140,34 +140,35 @@ impl ChunkPool {
         ChunkReader { pool: self, chunk }
     }
 
-    /// Remembers the trace that the journal belongs to; called once, by the writer thread.
+    /// Stores the path of the trace in the journal; called once, by the writer thread.
     pub(crate) fn set_trace(&self, path: &Path) {
         use std::os::unix::ffi::OsStrExt;
         let bytes = path.as_os_str().as_bytes();
         if bytes.len() > MAX_PATH {
             return;
         }
-        // SAFETY: the mapping begins with the header; all that changes in it is atomic, but for the path.
+        // SAFETY: the mapping begins with the header; everything in it that changes is atomic, except the
+        // path.
         let header = unsafe { &*self.memory.as_ptr().cast::<JournalHeader>() };
-        // SAFETY: only this call writes the path, once, and nobody reads it in this process.
+        // SAFETY: only this call writes the path, once, and nothing in this process reads it.
         unsafe { (&mut *header.trace.get())[..bytes.len()].copy_from_slice(bytes) };
         header.trace_len.store(bytes.len() as u64, Ordering::Release);
     }
 
-    /// From the next checkpoint on, lengths are of this part of the trace.
+    /// Sets the part of the trace that the lengths of later checkpoints belong to.
     pub(crate) fn set_part(&self, part: u32) {
         self.part.store(u64::from(part), Ordering::Relaxed);
     }
 
-    /// Says that the trace and the definitions are whole up to these lengths, and which events are in
-    /// the trace: of every chunk that is in use, how many.
+    /// Stores a checkpoint: the lengths of the whole trace and the definitions, and how many events of each
+    /// used chunk are in the trace.
     pub(crate) fn checkpoint(
         &self,
         csv_len: u64,
         names_len: u64,
         consumed: impl Iterator<Item = (ChunkReader, usize)>,
     ) {
-        // SAFETY: the mapping begins with the header; all that changes in it is atomic.
+        // SAFETY: the mapping begins with the header; everything in it that changes is atomic.
         let header = unsafe { &*self.memory.as_ptr().cast::<JournalHeader>() };
         let next = header.checkpoints.load(Ordering::Relaxed) + 1;
         let place = (next & 1) as usize;
@@ -177,19 +178,19 @@ impl ChunkPool {
         header.csv_len[place].store(csv_len, Ordering::Relaxed);
         header.names_len[place].store(names_len, Ordering::Relaxed);
         header.part[place].store(self.part.load(Ordering::Relaxed), Ordering::Relaxed);
-        // The stores above may not be seen after this one.
+        // This store must not become visible before those above.
         header.checkpoints.store(next, Ordering::Release);
     }
 
-    /// Gives a drained chunk back.
+    /// Returns a drained chunk to the pool.
     pub(crate) fn recycle(&self, reader: ChunkReader) {
         self.chunk(reader.chunk).header.in_use.store(0, Ordering::Release);
-        // The channel has room for every chunk there is.
+        // The channel has room for every chunk.
         let _ = self.free.0.try_send(reader.chunk);
         self.note_shortness();
     }
 
-    /// Removes the file: everything in it is in the trace.
+    /// Removes the file, when the trace has every event in it.
     pub(crate) fn remove_file(&self) {
         if let Some(path) = &self.path {
             let _ = std::fs::remove_file(path);
@@ -198,7 +199,7 @@ impl ChunkPool {
     }
 
     fn start(&self, run: Run) {
-        // SAFETY: the mapping is at least a chunk long, page aligned, and no one else has it yet.
+        // SAFETY: the mapping is at least one chunk long and page aligned, and nothing else has it yet.
         let header = unsafe { &mut *self.memory.as_mut_ptr().cast::<JournalHeader>() };
         header.pid = AtomicU32::new(run.pid);
         header.rank = AtomicU32::new(run.rank);
@@ -207,7 +208,7 @@ impl ChunkPool {
         header.process_start = AtomicU64::new(run.process_start);
         header.power2_divisions = AtomicU64::new(run.power2_divisions);
         header.rules = AtomicU64::new(run.rules);
-        // Last: who looks meanwhile sees no journal yet.
+        // Last: until now a reader finds no journal.
         std::sync::atomic::fence(Ordering::Release);
         header.magic = MAGIC;
         for chunk in 0..self.chunks {
@@ -217,27 +218,27 @@ impl ChunkPool {
 
     fn chunk(&self, chunk: u32) -> &Chunk {
         assert!((chunk as usize) < self.chunks, "no such chunk");
-        // SAFETY: the mapping holds `chunks` chunks behind the journal's header and lives as long as
-        // `self`; a header is made of atomics and a slot is in a cell, so sharing them is sound.
+        // SAFETY: the mapping holds `chunks` chunks behind the header of the journal and lives as long as
+        // `self`. A header consists of atomics and a slot is in a cell, so sharing them is sound.
         unsafe { &*self.memory.as_ptr().add((chunk as usize + 1) * CHUNK_BYTES).cast::<Chunk>() }
     }
 }
 
-// SAFETY: slots are the only part that is not atomic. The one `ChunkWriter` of a chunk writes slots from
-// `committed` on and readers read slots before it, after an `Acquire` of the count.
+// SAFETY: only slots are not atomic. The one `ChunkWriter` of a chunk writes slots from `committed` on, and
+// readers read slots before it, after an `Acquire` of the count.
 unsafe impl Sync for ChunkPool {}
-// SAFETY: as above; nothing in it belongs to a thread.
+// SAFETY: as above; no part of it belongs to a thread.
 unsafe impl Send for ChunkPool {}
 
-/// How many slots ahead of an event its thread asks for: the slot was last in the writer thread's cache, or in
-/// none, and who waits for it waits for longer than an event takes.
+/// How many slots ahead of an event a thread prefetches. The slot was last in the cache of the writer thread,
+/// or in none, and a miss takes longer than an event.
 const AHEAD: usize = 8;
 
-/// Has the processor fetch a slot for writing.
+/// Prefetches a slot for writing.
 #[inline(always)]
 fn prefetch(slot: *const Event) {
-    // SAFETY: PREFETCHW changes nothing that a program can see and faults at no address; x86-64 processors that
-    // cannot do it pass over it.
+    // SAFETY: PREFETCHW has no visible effect and faults at no address; x86-64 processors without it execute
+    // it as a no-op.
     unsafe {
         std::arch::asm!("prefetchw [{slot}]", slot = in(reg) slot, options(nostack, preserves_flags, readonly));
     }
@@ -253,7 +254,7 @@ fn map_file(path: &Path, length: usize) -> io::Result<(MmapRaw, PathBuf, File)> 
         .open(path)?;
     let mapped =
         reserve(&file, length).and_then(|()| MmapOptions::new().len(length).populate().map_raw(&file));
-    // Before there is anything in it that could be taken for a journal.
+    // Before the file holds the magic bytes of a journal.
     let _ = lock(&file);
     match mapped {
         Ok(memory) => Ok((memory, path.to_owned(), file)),
@@ -264,8 +265,8 @@ fn map_file(path: &Path, length: usize) -> io::Result<(MmapRaw, PathBuf, File)> 
     }
 }
 
-/// A lock on a whole file, of the kind that belongs to a process: a child has none, however it was made, and the
-/// end of the process, or an `exec`, gives it back.
+/// A lock on a whole file that belongs to the process: no child has it, however it was made, and the end of
+/// the process or an `exec` releases it.
 fn whole_file() -> libc::flock {
     libc::flock {
         l_type: libc::F_WRLCK as libc::c_short,
@@ -276,21 +277,21 @@ fn whole_file() -> libc::flock {
     }
 }
 
-/// Says that the process which writes this journal is there.
+/// Locks the journal for this process.
 fn lock(file: &File) -> io::Result<()> {
-    // SAFETY: the descriptor is open, and the lock is described.
+    // SAFETY: the descriptor is open and the lock is initialized.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &whole_file()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Takes the room on the file system now: a store into a hole of a full tmpfs would be SIGBUS.
+/// Allocates the room on the file system: a store into a hole of a full tmpfs would raise SIGBUS.
 fn reserve(file: &File, length: usize) -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a place for the answer.
+    // SAFETY: `limit` is valid for the answer.
     unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
-    // Beyond the limit the call below would raise SIGXFSZ, which ends a program that never wrote a byte.
+    // Beyond the limit the call below would raise SIGXFSZ and end a program that wrote nothing.
     if limit.rlim_cur < length as libc::rlim_t {
         return Err(io::Error::from_raw_os_error(libc::EFBIG));
     }
@@ -305,11 +306,11 @@ fn anonymous(length: usize) -> io::Result<MmapRaw> {
     MmapOptions::new().len(length).populate().map_anon().map(MmapRaw::from)
 }
 
-/// The filling end of a chunk: there is one, on one thread.
+/// The filling end of a chunk; one thread has it.
 pub(crate) struct ChunkWriter {
     pool: &'static ChunkPool,
     number: u32,
-    /// The chunk itself, so that an event costs no look-up.
+    /// The chunk itself, so that an event needs no lookup.
     chunk: &'static Chunk,
     len: u32,
 }
@@ -321,13 +322,13 @@ impl ChunkWriter {
         self.number
     }
 
-    /// How many more events fit.
+    /// The number of events that still fit.
     #[must_use]
     pub(crate) fn room(&self) -> usize {
         SLOTS - self.len as usize
     }
 
-    /// Adds an event; the caller saw that there is [`ChunkWriter::room`].
+    /// Adds an event; the caller checks [`ChunkWriter::room`] first.
     #[inline(always)]
     pub(crate) fn push(&mut self, event: Event) {
         let chunk = self.chunk;
@@ -339,7 +340,7 @@ impl ChunkWriter {
         chunk.header.committed.store(self.len, Ordering::Release);
     }
 
-    /// Adds several events that readers see at once or not at all.
+    /// Adds several events that become visible to readers together.
     pub(crate) fn push_all(&mut self, events: &[Event]) {
         let chunk = self.chunk;
         for event in events {
@@ -353,7 +354,7 @@ impl ChunkWriter {
 
     /// Hands the chunk to the writer thread.
     pub(crate) fn finish(self) {
-        // The channel has room for every chunk there is.
+        // The channel has room for every chunk.
         let _ = self.pool.full.0.try_send(self.number);
     }
 }
@@ -372,7 +373,7 @@ impl ChunkReader {
         self.chunk
     }
 
-    /// How many events are complete.
+    /// The number of complete events.
     #[must_use]
     pub(crate) fn committed(self) -> usize {
         (self.header().committed.load(Ordering::Acquire) as usize).min(SLOTS)
@@ -399,7 +400,7 @@ impl ChunkReader {
         self.header().lane.load(Ordering::Relaxed)
     }
 
-    /// The place of the chunk in its lane.
+    /// The position of the chunk in its lane.
     #[must_use]
     pub(crate) fn index(self) -> u32 {
         self.header().index.load(Ordering::Relaxed)
@@ -416,7 +417,7 @@ mod tests {
     use memtrace_trace::{Api, Header, Payload};
 
     #[test]
-    fn a_reader_sees_what_is_complete_and_a_recycled_chunk_starts_empty() {
+    fn a_chunk_reader_sees_complete_events_and_a_recycled_chunk_starts_empty() {
         let pool: &'static ChunkPool =
             Box::leak(Box::new(ChunkPool::new(8 * CHUNK_BYTES, &[], "none", Run::default()).unwrap()));
         assert!(pool.path().is_none());
@@ -433,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_pool_gives_none_after_its_patience() {
+    fn an_empty_chunk_pool_returns_no_chunk_after_the_patience() {
         let pool: &'static ChunkPool =
             Box::leak(Box::new(ChunkPool::new(8 * CHUNK_BYTES, &[], "none", Run::default()).unwrap()));
         let taken: Vec<_> = (0..8).filter_map(|i| pool.take(1, 1, i, Duration::ZERO)).collect();
@@ -442,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_private_and_never_replaces_another() {
+    fn the_journal_is_private_and_never_replaces_another_file() {
         use std::os::unix::fs::PermissionsExt;
         let folder = std::env::temp_dir().join(format!("memtrace-journal-test-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();

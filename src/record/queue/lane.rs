@@ -1,4 +1,4 @@
-//! A thread's way to the writer: its current chunk, and what the writer may rely on.
+//! A lane: the per-thread producer end of the event queue.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ptr::null_mut;
@@ -14,10 +14,10 @@ use super::overflow::OverflowEvent;
 use crate::clock;
 use crate::fast_tls::words;
 
-/// How long a hook waits for a free chunk before it leaves its event to the recorder, or drops it.
+/// How long a hook waits for a free chunk before its event goes to the overflow list, or is dropped.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(10);
 
-/// The filling end of a lane; belongs to one thread.
+/// The part of a lane that only its thread uses.
 struct Lane {
     queue: &'static EventQueue,
     shared: Arc<LaneShared>,
@@ -26,26 +26,26 @@ struct Lane {
     chunks: u32,
     /// The clock of the last event.
     last: u64,
-    /// Dropped events that no `Lost` event tells of yet.
+    /// Dropped events that no `Lost` event reports yet.
     untold: u64,
-    /// Ops left out on purpose that no `Lost` event tells of yet: the next chunk does, since a row for
-    /// each would be no less than the op's own.
+    /// Skipped ops that no `Lost` event reports yet. The next chunk reports them together: a row for each
+    /// would be no less than the row of the op.
     left_out: u64,
-    /// The last wait for a free chunk was in vain.
+    /// The last wait for a free chunk failed.
     waited: bool,
 }
 
-/// A thread's lane; the thread's word points at it.
+/// The lane of a thread; [`crate::fast_tls`] points at it.
 struct Own {
     queue: &'static EventQueue,
-    /// Is the thread in the middle of it? A signal handler that comes then must not touch it.
+    /// Whether the lane is in use. A signal handler that interrupts it must not touch it.
     busy: Cell<bool>,
-    /// Does it end with the event that it was made for?
+    /// Whether it exists for one event only.
     for_one_event: bool,
     lane: UnsafeCell<Lane>,
 }
 
-/// Frees the thread's lane when the thread ends.
+/// Frees the lane of a thread that ends.
 struct Owner;
 
 thread_local! {
@@ -54,10 +54,10 @@ thread_local! {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // SAFETY: the thread's own words.
+        // SAFETY: the words of the calling thread.
         let own = unsafe { (*words()).lane.replace(null_mut()) };
         if !own.is_null() {
-            // SAFETY: `other_lane` made it with `Box::into_raw`, and the word that led to it is null now.
+            // SAFETY: `other_lane` made it with `Box::into_raw`, and the word is null now.
             drop(unsafe { Box::from_raw(own.cast::<Own>()) });
         }
     }
@@ -96,17 +96,17 @@ impl EventQueue {
     }
 }
 
-/// Runs `work` on the calling thread's lane of `queue`, made when there is none. A thread whose
-/// locals are gone (its other destructors may still free memory) gets a lane for this one event.
+/// Runs `work` on the lane of the calling thread, which is made at the first use. A thread whose locals are
+/// destroyed gets a lane for this one event: its other destructors may still free memory.
 #[inline(always)]
 fn with_lane<T>(queue: &'static EventQueue, work: impl FnOnce(&mut Lane) -> T) -> T {
-    // SAFETY: the thread's own words; what the word points at lives until the thread's `Owner` is dropped.
+    // SAFETY: the words of the calling thread; the lane lives until the thread's `Owner` is dropped.
     let own = unsafe { (*words()).lane.get().cast::<Own>().as_ref() };
     let own: *const Own = match own {
         Some(own) if std::ptr::eq(own.queue, queue) && !own.busy.get() => own,
         _ => other_lane(queue),
     };
-    // SAFETY: what the word points at, or what was made just now.
+    // SAFETY: the lane of the thread, or the one made above.
     let (result, ends) = unsafe { ((*own).run(work), (*own).for_one_event) };
     if ends {
         // SAFETY: `other_lane` made it with `Box::into_raw` for this event alone.
@@ -115,12 +115,12 @@ fn with_lane<T>(queue: &'static EventQueue, work: impl FnOnce(&mut Lane) -> T) -
     result
 }
 
-/// A lane for a thread that has none of this recorder: its own from now on, or one for one event when the
-/// thread is in the middle of its own, or its locals are gone.
+/// Makes a lane for a thread that has none in this queue. It is for one event if the thread's own lane is in
+/// use, or if its locals are destroyed.
 #[cold]
 #[inline(never)]
 fn other_lane(queue: &'static EventQueue) -> *const Own {
-    // SAFETY: the thread's own words.
+    // SAFETY: the words of the calling thread.
     let word = unsafe { &(*words()).lane };
     // SAFETY: as in `with_lane`.
     let before = unsafe { word.get().cast::<Own>().as_ref() };
@@ -129,7 +129,7 @@ fn other_lane(queue: &'static EventQueue) -> *const Own {
     let lane = UnsafeCell::new(Lane::new(queue));
     let own = Box::into_raw(Box::new(Own { queue, busy: Cell::new(false), for_one_event, lane }));
     if !for_one_event {
-        // A lane from before a fork is not dropped: its chunks belong to the parent.
+        // A lane from before a fork is leaked: its chunks belong to the parent.
         word.set(own.cast());
     }
     own
@@ -138,7 +138,7 @@ fn other_lane(queue: &'static EventQueue) -> *const Own {
 impl Own {
     #[inline(always)]
     fn run<T>(&self, work: impl FnOnce(&mut Lane) -> T) -> T {
-        /// A panic leaves the lane usable.
+        /// Resets the flag after a panic too.
         struct Free<'a>(&'a Cell<bool>);
         impl Drop for Free<'_> {
             #[inline(always)]
@@ -148,7 +148,7 @@ impl Own {
         }
         self.busy.set(true);
         let _free = Free(&self.busy);
-        // SAFETY: only this thread has the lane, and `busy` says that nobody else is at it.
+        // SAFETY: only this thread has the lane, and `busy` excludes a second use on it.
         work(unsafe { &mut *self.lane.get() })
     }
 }
@@ -158,7 +158,7 @@ impl Lane {
         Lane {
             queue,
             shared: queue.register_lane(),
-            // SAFETY: takes nothing and cannot fail.
+            // SAFETY: it has no arguments and cannot fail.
             tid: unsafe { libc::gettid() } as u32,
             chunk: None,
             chunks: 0,
@@ -169,7 +169,7 @@ impl Lane {
         }
     }
 
-    /// Records one event with the clock read here; `make` gets it.
+    /// Records one event. `make` gets the clock, which is read here.
     #[inline(always)]
     fn record(&mut self, make: impl FnOnce(u64) -> Event) {
         self.shared.pending.store(self.last, Ordering::Relaxed);
@@ -177,15 +177,14 @@ impl Lane {
         self.last = now;
         self.count();
         match &mut self.chunk {
-            // Made in its slot: a copy of it on the stack costs as much as the clock.
+            // The event is made in its slot: a copy on the stack would take as long as the clock.
             Some(chunk) if chunk.room() > 0 && self.untold == 0 => chunk.push(make(now)),
             _ => self.push_slowly(make(now)),
         }
         self.shared.pending.store(IDLE, Ordering::Release);
     }
 
-    /// Announces an event whose clock is now and whose outcome is not known yet; [`Lane::commit`]
-    /// ends it. Gives the clock.
+    /// Announces an event with an unknown outcome and returns its clock; [`Lane::commit`] records it.
     fn begin(&mut self) -> u64 {
         self.shared.announced.store(self.last, Ordering::Relaxed);
         let now = clock::now_ns();
@@ -193,14 +192,14 @@ impl Lane {
         now
     }
 
-    /// Ends what [`Lane::begin`] announced.
+    /// Records the event that [`Lane::begin`] announced.
     fn commit(&mut self, event: Event) {
         self.last = self.last.max(event.clock_ns);
         self.push(event);
         self.shared.announced.store(IDLE, Ordering::Release);
     }
 
-    /// Counts an op that is left out on purpose; the next chunk tells of it.
+    /// Counts a skipped op; the next chunk reports it.
     fn drop_op(&mut self) {
         self.shared.counted.store(self.shared.counted.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         self.left_out += 1;
@@ -211,10 +210,10 @@ impl Lane {
         self.shared.dropped.store(self.shared.dropped.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// Adds events that belong together (a definition and its text) and are not counted.
+    /// Adds a definition and the slots behind it; they are not counted.
     fn define(&mut self, events: &[Event]) {
         if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < events.len()) && !self.next_chunk() {
-            // What it names would have no name to the end of the trace.
+            // Without it, the number would have no text to the end of the trace.
             self.queue.keep_definition(events);
             return;
         }
@@ -256,16 +255,16 @@ impl Lane {
         }
     }
 
-    /// Gives the chunk to the writer thread and takes a free one.
+    /// Hands the chunk to the writer thread and takes a free one.
     fn next_chunk(&mut self) -> bool {
         if let Some(full) = self.chunk.take() {
             full.finish();
         }
-        // Once a wait was in vain, for an event or for a definition, the next ones do not wait: the program
-        // has waited enough.
+        // After a wait failed, for an event or a definition, the next ones do not wait: the program has
+        // waited enough.
         let patience = if self.waited { Duration::ZERO } else { PATIENCE };
         if !patience.is_zero() && self.pool().is_empty() {
-            // The writer thread looks less often than this thread waits.
+            // The writer thread reads the queue less often than this thread waits.
             self.queue.control.nudge();
         }
         self.chunk = self.pool().take(self.tid, self.shared.id, self.chunks, patience);
@@ -289,7 +288,7 @@ impl Lane {
 }
 
 impl Drop for Lane {
-    /// The thread ends: what it recorded goes to the writer thread now.
+    /// The thread ends: its events go to the writer thread now.
     fn drop(&mut self) {
         self.shared.chunk.store(NO_CHUNK, Ordering::Release);
         if let Some(chunk) = self.chunk.take() {

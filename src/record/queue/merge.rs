@@ -1,9 +1,8 @@
-//! The events of all lanes in the order of their clocks, up to a watermark.
+//! Merges the lanes: the events of all threads in the order of their clocks, up to a watermark.
 //!
-//! A lane's events are in order by themselves. What another lane may still add is later than the
-//! watermark: the time 1 ms ago, or the event that a lane has announced and not ended. Events are read
-//! where they lie; a chunk goes back to the pool only when the caller says that its events are in the
-//! file ([`Merge::release`]), so that at no moment the only copy is on the heap.
+//! The events of a lane are in order. A lane can only add events after the watermark, which is the time 1 ms
+//! ago or the clock of an announced event. Events are read in place; a chunk is recycled only after its
+//! events are in the file ([`Merge::release`]), so the only copy of an event is never on the heap.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,50 +18,50 @@ use super::event_queue::{EventQueue, IDLE, LaneShared, NO_CHUNK};
 use super::overflow::{MAX_OVERFLOW, OverflowEvent};
 use crate::clock;
 
-/// A store reaches the other cores within this time, so a lane that looked idle after it has nothing
-/// older to say. (The lane does not pay for a fence; x86 drains a store buffer in well under 1 us.)
+/// A store reaches the other cores within this time, so a lane that is idle after it has no older event. (The
+/// lane needs no fence; x86 drains a store buffer in well under 1 us.)
 const SLACK_NS: u64 = 1_000_000;
-/// With fewer free chunks than this, in percent, and as many full ones, an announced event no longer holds the
-/// others back.
+/// With fewer free chunks than this, in percent, and as many full ones, an announced event no longer delays
+/// the others.
 const SHORT_PERCENT: usize = 10;
 
-/// A chunk that is full or being filled.
+/// A chunk that is full or that its thread fills.
 struct Part {
     chunk: ChunkReader,
-    /// Slots that were complete at the last look, definitions among them known.
+    /// The slots that were complete when the queue was last read; definitions in them are known.
     seen: usize,
     full: bool,
 }
 
-/// A lane as the writer thread sees it.
+/// The writer thread's view of a lane.
 struct Source {
     shared: Arc<LaneShared>,
     tid: u32,
     parts: VecDeque<Part>,
     /// The index of the chunk behind the full ones.
     next_index: u32,
-    /// The next slot of the front part.
+    /// The next slot of the first part.
     slot: usize,
     /// Events that found no chunk, in the order of the lane.
     overflow: VecDeque<Event>,
     head: Option<Event>,
     head_is_overflow: bool,
-    /// The clock of the last event given; a lane's clocks never fall.
+    /// The clock of the last event; the clocks of a lane never decrease.
     last_ns: u64,
-    /// Read to the end, to be recycled.
+    /// Chunks that were read to the end, to be recycled.
     done: Vec<ChunkReader>,
 }
 
-/// The lanes of a process, merged.
+/// Merges the lanes of a process.
 #[derive(Default)]
 pub(crate) struct Merge {
     sources: FxHashMap<u32, Source>,
-    /// Events dropped by lanes that are gone.
+    /// Events dropped by lanes of threads that have ended.
     dropped_by_the_gone: u64,
 }
 
 impl Merge {
-    /// Looks at what the lanes have, gives definitions (with the slots behind them) to `define`, and returns the watermark.
+    /// Reads the lanes, passes definitions with the slots behind them to `define`, and returns the watermark.
     pub(crate) fn collect(
         &mut self,
         queue: &'static EventQueue,
@@ -73,8 +72,8 @@ impl Merge {
         for shared in queue.take_new_lanes() {
             self.sources.insert(shared.id, Source::new(shared));
         }
-        // First what is being filled, then what is full: a chunk that fills up in between is in the
-        // channel by then, so none is passed over.
+        // Chunks that threads fill come first, then full ones: a chunk that fills up in between is in the
+        // channel by then, so none is missed.
         let mut filling = Vec::new();
         for source in self.sources.values() {
             watermark = watermark.min(source.shared.pending.load(Ordering::Acquire));
@@ -88,7 +87,7 @@ impl Merge {
             queue.pool().full().try_iter().map(|chunk| queue.pool().reader(chunk)).collect();
         full.sort_by_key(|chunk| (chunk.lane(), chunk.index()));
         for chunk in full {
-            // A lane that registered after the look above waits in the recorder with its chunks' turn.
+            // A lane that registered since then is still among the new ones.
             self.source(chunk.lane(), queue).add(chunk, true);
         }
         for OverflowEvent { lane, tid, event } in queue.overflow.take() {
@@ -122,8 +121,8 @@ impl Merge {
         })
     }
 
-    /// Gives `emit` the events up to `watermark`, oldest first, with their threads, but not many more
-    /// than `most`; true when there are more.
+    /// Passes the events up to `watermark` to `emit`, oldest first, each with its thread. Stops soon after
+    /// `most` events; true when there are more.
     pub(crate) fn drain<E>(
         &mut self,
         watermark: u64,
@@ -134,7 +133,8 @@ impl Merge {
         let mut sources: Vec<&mut Source> = self.sources.values_mut().collect();
         sources.retain_mut(|source| source.peek().is_some());
         loop {
-            // The two oldest heads: the first lane may go on until it passes the second.
+            // The two oldest heads: events come from the first lane until its clock passes that of the
+            // second.
             let mut first: Option<(u64, usize)> = None;
             let mut second = u64::MAX;
             for (index, source) in sources.iter_mut().enumerate() {
@@ -160,7 +160,7 @@ impl Merge {
                 emit(tid, event)?;
                 source.next();
                 given += 1;
-                // At a tie one event, then look again: the totals tell which is next.
+                // At a tie, one event at a time: the totals decide which is next.
                 let go_on = |event: &Event| event.clock_ns < second && event.clock_ns <= watermark;
                 if given >= most || !source.peek().is_some_and(go_on) {
                     break;
@@ -169,8 +169,8 @@ impl Merge {
         }
     }
 
-    /// The events given so far are in the file, whose length is `csv_len`: says so in the journal and
-    /// lets their chunks be filled again.
+    /// The events emitted so far are in the file, which has `csv_len` bytes. Stores that in the journal and
+    /// recycles their chunks.
     pub(crate) fn release(&mut self, queue: &'static EventQueue, csv_len: u64, names_len: u64) {
         let consumed = self.sources.values().flat_map(|source| {
             let done = source.done.iter().map(|chunk| (*chunk, chunk.committed()));
@@ -201,7 +201,7 @@ impl Merge {
         self.dropped_by_the_gone + live
     }
 
-    /// Is an event announced and not ended, or recorded and not given?
+    /// Whether a thread is recording an event, or has announced one.
     pub(crate) fn is_busy(&self) -> bool {
         let is_idle = |of: &AtomicU64| of.load(Ordering::Acquire) == IDLE;
         self.sources
@@ -209,8 +209,8 @@ impl Merge {
             .any(|Source { shared, .. }| !is_idle(&shared.pending) || !is_idle(&shared.announced))
     }
 
-    /// Is the pool short, and not because so many threads have a chunk, but because full ones wait for an event
-    /// that was announced?
+    /// Whether the pool is short because full chunks wait for an announced event, and not because many
+    /// threads have a chunk each.
     fn is_held_up(&self, pool: &ChunkPool) -> bool {
         let full = || self.sources.values().flat_map(|source| &source.parts).filter(|part| part.full).count();
         let overflow = || self.sources.values().map(|source| source.overflow.len()).sum::<usize>();
@@ -256,7 +256,7 @@ impl Source {
         }
     }
 
-    /// Adds a chunk, or learns that the one being filled is full.
+    /// Adds a chunk, or marks the one being filled as full.
     fn add(&mut self, chunk: ChunkReader, full: bool) {
         self.tid = chunk.tid();
         if full {
@@ -268,7 +268,7 @@ impl Source {
         }
     }
 
-    /// Takes in what became complete since the last look.
+    /// Reads the slots that became complete.
     fn look(&mut self, define: &mut impl FnMut(&Event, &[u8])) {
         for part in &mut self.parts {
             let committed = part.chunk.committed();
@@ -288,7 +288,7 @@ impl Source {
         }
     }
 
-    /// The oldest event not given yet.
+    /// The oldest event that was not emitted yet.
     #[inline]
     fn peek(&mut self) -> Option<&Event> {
         if self.head.is_none() {
@@ -304,14 +304,14 @@ impl Source {
         self.head_is_overflow = overflow.is_some();
         self.head = overflow.or(placed);
         if let Some(head) = &mut self.head {
-            // An announced event has the clock of its beginning; what the thread recorded meanwhile stands
-            // before it in the lane.
+            // An announced event has the clock of its beginning, and the thread recorded other events
+            // meanwhile, which stand before it in the lane.
             head.clock_ns = head.clock_ns.max(self.last_ns);
             self.last_ns = head.clock_ns;
         }
     }
 
-    /// The oldest event of the chunks.
+    /// The oldest event in chunks.
     fn placed(&mut self) -> Option<Event> {
         loop {
             let part = self.parts.front()?;

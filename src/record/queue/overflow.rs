@@ -1,17 +1,18 @@
-//! Events that found no chunk: more threads record at once than there are chunks, or the writer fell behind.
+//! Overflow list, used when the chunk pool is empty: more threads record than there are chunks, or the writer
+//! thread fell behind.
 //!
-//! A stack without a lock: a thread that held one and was not running would make the others wait, and with
-//! a thousand of them on two cores it is not running for longer than a hook may wait. A kill loses what is here.
+//! It is a lock-free stack. A descheduled lock holder would make the others wait, and with a thousand threads
+//! on two cores it would be descheduled for longer than a hook may wait. A kill loses these events.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use memtrace_trace::Event;
 
-/// How many wait at most: 4 MiB.
+/// The capacity: 4 MiB.
 pub(crate) const MAX_OVERFLOW: usize = 32 << 10;
 
-/// An event, and who recorded it.
+/// An event and its thread.
 pub(crate) struct OverflowEvent {
     pub(crate) lane: u32,
     pub(crate) tid: u32,
@@ -23,7 +24,7 @@ struct Node {
     below: *mut Node,
 }
 
-/// The events that wait for the writer thread.
+/// The overflow list.
 pub(crate) struct Overflow {
     top: AtomicPtr<Node>,
     count: AtomicUsize,
@@ -34,7 +35,7 @@ impl Overflow {
         Overflow { top: AtomicPtr::new(null_mut()), count: AtomicUsize::new(0) }
     }
 
-    /// Keeps an event; false when there are too many.
+    /// Adds an event; false when the list is full.
     pub(crate) fn keep(&self, kept: OverflowEvent) -> bool {
         if self.count.fetch_add(1, Ordering::Relaxed) >= MAX_OVERFLOW {
             self.count.fetch_sub(1, Ordering::Relaxed);
@@ -42,21 +43,21 @@ impl Overflow {
         }
         let node = Box::into_raw(Box::new(Node { kept, below: null_mut() }));
         let push = |top: *mut Node| {
-            // SAFETY: made above, and nobody else's until the stack has it.
+            // SAFETY: made above, and no other thread has it until it is on the stack.
             unsafe { (*node).below = top };
             Some(node)
         };
-        // Never fails: `push` always has a new top.
+        // `push` always returns a new top, so this never fails.
         let _ = self.top.fetch_update(Ordering::AcqRel, Ordering::Acquire, push);
         true
     }
 
-    /// Takes all, oldest first.
+    /// Takes all events, oldest first.
     pub(crate) fn take(&self) -> Vec<OverflowEvent> {
         let mut taken = Vec::new();
         let mut next = self.top.swap(null_mut(), Ordering::AcqRel);
         while !next.is_null() {
-            // SAFETY: `keep` made it with `Box::into_raw`, and the swap made it ours alone.
+            // SAFETY: `keep` made it with `Box::into_raw`, and after the swap no other thread has it.
             let node = unsafe { Box::from_raw(next) };
             next = node.below;
             taken.push(node.kept);
@@ -85,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_threads_keep_at_once_is_all_taken_in_the_order_of_each() {
+    fn the_overflow_list_keeps_the_order_of_each_thread() {
         let events = Overflow::new();
         let mut taken = Vec::new();
         std::thread::scope(|scope| {
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_an_end_to_how_many_wait_and_room_again_when_they_were_taken() {
+    fn the_overflow_list_is_bounded_and_has_room_again_when_emptied() {
         let events = Overflow::new();
         assert!((0..MAX_OVERFLOW as u64).all(|clock| events.keep(kept(0, clock))));
         assert!(!events.keep(kept(0, 0)));

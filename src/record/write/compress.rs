@@ -46,7 +46,7 @@ impl Compressor {
         self.newest = newest.ok();
     }
 
-    /// Waits until every part is compressed; calls `while_waiting` again and again.
+    /// Waits until every part is compressed; calls `while_waiting` repeatedly.
     pub(crate) fn finish(&mut self, while_waiting: impl Fn()) {
         while self.newest.as_ref().is_some_and(|newest| !newest.is_finished()) {
             while_waiting();
@@ -55,7 +55,7 @@ impl Compressor {
     }
 }
 
-/// A reader or writer for a library that panics at an error: it keeps the error and goes on as if there
+/// A reader or writer for a library that panics at an error: it stores the error and continues as if there
 /// were none.
 struct Kept<T> {
     inner: T,
@@ -96,8 +96,8 @@ impl<T: Write> Write for Kept<T> {
     }
 }
 
-/// Puts a compressed copy in the place of a finished part. The copy has its name only when it is whole,
-/// and the part goes only then, so a kill in between costs nothing.
+/// Replaces a finished part by a compressed copy. The copy gets its name when it is complete, and the part is
+/// removed only then, so a kill loses nothing.
 pub(crate) fn compress(part: &Path, how: Compression) -> io::Result<()> {
     let (whole, unfinished) = (files::compressed(part, how), files::unfinished_copy(part));
     let done = (|| {
@@ -120,7 +120,7 @@ pub(crate) fn compress(part: &Path, how: Compression) -> io::Result<()> {
             }
         };
         target.into_inner()?.sync_all()?;
-        // Fails when somebody else's file has the name.
+        // Fails when another file has the name.
         fs::hard_link(&unfinished, &whole)?;
         fs::remove_file(part)
     })();

@@ -136,7 +136,7 @@ impl OomSnapshot {
     }
 }
 
-/// The live bytes by what `name` makes of a block, largest first.
+/// The live bytes by the `name` of their block, largest first.
 fn by(live: &[Live], name: impl Fn(&Live) -> String) -> Vec<(String, i64)> {
     let mut owners: FxHashMap<String, i64> = FxHashMap::default();
     for live in live {
@@ -150,7 +150,7 @@ fn by(live: &[Live], name: impl Fn(&Live) -> String) -> Vec<(String, i64)> {
     owners
 }
 
-/// The most telling name of an owner: its module; outside every module, its op and phase.
+/// The name of an owner: its module, or outside every module its op and phase.
 fn label(owner: Owner<'_>) -> String {
     let Owner { op, module, phase } = owner;
     if module != NONE && module != SCRIPT {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_holder_comes_first_and_the_next_command_last() {
+    fn an_oom_message_names_the_largest_owner_first_and_the_next_command_last() {
         let mut encoder = Encoder::new(0, 0, 1, Rounding::default(), true);
         encoder.define_text(1, "GPT.h.0");
         encoder.define_context(1, Context { module: 1, ..Context::default() });
@@ -198,7 +198,7 @@ mod tests {
         }
         let oom = OutOfMemory { device: 0, bytes: 1 << 30, context: 0 };
         let snapshot = OomSnapshot::new(&encoder, oom);
-        // Tagged, and freed, before it is told.
+        // The first block is tagged and the second one freed before the lines are printed.
         encoder.define_text(2, "GPT.head");
         let after = [
             Payload::Tag { address: 1, category: Category::Parameter, module: 2, name: 0 }.pack(header),

@@ -1,4 +1,4 @@
-//! Where files go.
+//! The files of a trace: their places, and how they are created.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 
 use memtrace_trace::files;
 
-/// Folders in which a journal of `bytes` may lie, best first: memory, then a local disk. A journal
-/// must not take more than a quarter of what is free: in a container `/dev/shm` may be 64 MiB, and it
-/// belongs to the program.
+/// Folders that can hold a journal of `bytes`, best first: memory, then a local disk. A journal takes at most
+/// a quarter of the free space: `/dev/shm` belongs to the program, and in a container it may have 64 MiB.
 pub(crate) fn journal_folders(bytes: usize) -> Vec<PathBuf> {
     let mut folders = vec![PathBuf::from("/dev/shm")];
     folders.push(std::env::temp_dir());
@@ -21,9 +20,9 @@ pub(crate) fn journal_folders(bytes: usize) -> Vec<PathBuf> {
 fn stat(folder: &Path) -> Option<libc::statfs> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(folder.as_os_str().as_bytes()).ok()?;
-    // SAFETY: all zero is a value of this plain struct.
+    // SAFETY: all zero is valid for this plain struct.
     let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path ends in 0 and `stat` is a place for the answer.
+    // SAFETY: the path ends in 0 and `stat` is valid for the answer.
     (unsafe { libc::statfs(path.as_ptr(), &raw mut stat) } == 0).then_some(stat)
 }
 
@@ -31,7 +30,7 @@ fn free_bytes(folder: &Path) -> u64 {
     stat(folder).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_bsize as u64))
 }
 
-/// Is the file system in memory or on a disk of this host? A mapping of a network file can fault.
+/// Whether the file system is in memory or on a disk of this host. A mapping of a network file can fault.
 fn is_local(folder: &Path) -> bool {
     const EXT: i64 = 0xEF53;
     const TMPFS: i64 = 0x0102_1994;
@@ -43,24 +42,24 @@ fn is_local(folder: &Path) -> bool {
     stat(folder).is_some_and(|stat| [EXT, TMPFS, XFS, BTRFS, OVERLAY, ZFS, F2FS].contains(&stat.f_type))
 }
 
-/// Makes the trace `<name>.csv` in `folder`: private, new, never through a link. When the name is taken
-/// (an earlier process had the same id) a number is added.
+/// Creates the trace `<name>.csv` in `folder`, private and new, never through a link. Adds a number when the
+/// name is taken by an earlier process with the same id.
 pub(crate) fn create_trace(folder: &Path, name: &str) -> io::Result<(File, PathBuf)> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     create_numbered(|suffix| folder.join(files::trace_name(name, suffix)))
 }
 
-/// Makes the file of a later part beside the first, under a name that nobody takes for a trace: its
-/// opening is not whole yet.
+/// Creates the file of a later part beside the first. Until its opening rows are complete, its name is not
+/// that of a trace.
 pub(crate) fn create_part(first: &Path, part: u32) -> io::Result<(File, PathBuf)> {
     create_numbered(|suffix| {
         let path = files::unfinished_part(first, part, suffix);
-        // The name that it will have may be taken.
+        // The final name may be taken.
         if files::finished_part(&path).exists() { first.to_owned() } else { path }
     })
 }
 
-/// Gives the part its name, which is a free one.
+/// Gives a part its final name, which must be free.
 pub(crate) fn publish_part(unfinished: &Path) -> io::Result<PathBuf> {
     let path = files::finished_part(unfinished);
     if fs::hard_link(unfinished, &path).is_ok() {
@@ -68,13 +67,13 @@ pub(crate) fn publish_part(unfinished: &Path) -> io::Result<PathBuf> {
     } else if path.exists() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, path.display().to_string()));
     } else {
-        // A file system without links.
+        // The file system has no hard links.
         fs::rename(unfinished, &path)?;
     }
     Ok(path)
 }
 
-/// Makes the first of `name("")`, `name("-2")`, ... that is not there.
+/// Creates the first of `name("")`, `name("-2")`, ... that does not exist.
 fn create_numbered(name: impl Fn(&str) -> PathBuf) -> io::Result<(File, PathBuf)> {
     for attempt in 1..1000 {
         let path = name(&if attempt == 1 { String::new() } else { format!("-{attempt}") });
@@ -87,9 +86,9 @@ fn create_numbered(name: impl Fn(&str) -> PathBuf) -> io::Result<(File, PathBuf)
     Err(io::Error::other("every name is taken"))
 }
 
-/// Makes a file that only its owner reads: new, never through a link. Its descriptor is a high one: a
-/// program that closes those that it does not know (daemons do) stops before it, and a low one would
-/// soon be some file of the program's.
+/// Creates a file that only its owner can read: new, never through a link. Its descriptor has a high number.
+/// Programs that close unknown descriptors (daemons, for example) stop before it, and a low number would soon
+/// be reused by the program.
 pub(crate) fn create_private(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new()
         .write(true)
@@ -98,17 +97,17 @@ pub(crate) fn create_private(path: &Path) -> io::Result<File> {
         .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
         .open(path)?;
     const HIGH: libc::c_int = 900;
-    // SAFETY: duplicates an open descriptor; on success the new one belongs to nobody else.
+    // SAFETY: duplicates an open descriptor; on success nothing else owns the new one.
     let high = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH) };
     if high < 0 {
-        // The limit of descriptors is lower than that.
+        // The limit of descriptors is lower.
         return Ok(file);
     }
     // SAFETY: see above.
     Ok(unsafe { File::from_raw_fd(high) })
 }
 
-/// Is the open `file` still the one at `path`? A folder that was removed takes the trace with it, and a
+/// Whether the open `file` is still the one at `path`. The folder of the trace may be removed, and a
 /// descriptor that the program closed may be another file by now.
 pub(crate) fn still_ours(file: &File, path: &Path) -> io::Result<()> {
     let gone = |_| io::Error::other("the file was removed");
@@ -120,10 +119,10 @@ pub(crate) fn still_ours(file: &File, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Cuts what a failed write left behind the last whole line of a trace that ends early.
+/// Cuts the incomplete last line that a failed write left.
 ///
 /// # Errors
-/// When the file is not ours any more: then nothing was done.
+/// When the file is no longer the trace: then nothing was done.
 pub(crate) fn cut_to_whole_lines(file: &File, path: &Path) -> io::Result<()> {
     still_ours(file, path)?;
     file.set_len(memtrace_recover::whole_lines(path, u64::MAX)?)

@@ -306,7 +306,7 @@ impl Writer {
         old.rows.flush()?;
         self.meta.part = number;
         // Each part has a file of stacks of its own.
-        self.encoder.stacks_are_told(0);
+        self.encoder.set_stacks_written(0);
         if self.session.settings.log >= Level::Info {
             (self.session.say)(&format!("tracing goes on in {}", self.part.path.display()));
         }

@@ -1,0 +1,157 @@
+//! The content of a journal.
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use memtrace_encode::Encoder;
+use memtrace_trace::Event;
+use memtrace_trace::event::bytes::{event_of, text_slots};
+use memtrace_trace::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, layout, process_start};
+use memtrace_trace::rounding::Rounding;
+use rustix::process::{Flock, FlockType, fcntl_getlk};
+
+const SLOT: usize = size_of::<Event>();
+
+/// A journal that was read.
+pub(crate) struct Journal {
+    /// The process.
+    pub(crate) run: Run,
+    /// The length of the whole part of the trace at the last checkpoint; 0 before the first.
+    pub(crate) csv_len: u64,
+    /// The length of the whole part of the file of definitions.
+    names_len: u64,
+    /// The part of the trace that these lengths belong to.
+    pub(crate) part: u64,
+    /// Events that the trace does not have, by lane: each with its thread, in order.
+    lanes: Vec<Vec<(u32, Event)>>,
+    /// Definitions in chunks, each with the bytes of the slots behind it.
+    definitions: Vec<(Event, Vec<u8>)>,
+}
+
+/// The 8 bytes at an offset as a number; 0 behind the end.
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).map_or(0, |value| u64::from_le_bytes(value.try_into().unwrap_or_default()))
+}
+
+/// The 4 bytes at an offset as a number; 0 behind the end.
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).map_or(0, |value| u32::from_le_bytes(value.try_into().unwrap_or_default()))
+}
+
+/// The process of a journal with this header.
+pub(crate) fn run_of(header: &[u8]) -> Run {
+    Run {
+        pid: u32_at(header, layout::PID),
+        rank: u32_at(header, layout::RANK),
+        start_ns: u64_at(header, layout::START_NS),
+        process_start: u64_at(header, layout::PROCESS_START),
+        power2_divisions: u64_at(header, layout::POWER2_DIVISIONS),
+        rules: u64_at(header, layout::RULES),
+    }
+}
+
+/// Whether the process of this journal still runs. The lock finds processes of other containers too: they may share
+/// `/dev/shm` and have process ids of their own. The id finds processes that closed all their files.
+pub(crate) fn is_running(journal: &File, run: &Run) -> bool {
+    is_locked(journal) || process_start(run.pid).is_some_and(|start| start == run.process_start)
+}
+
+/// Whether another process holds the lock of this journal. A process must not ask this about its own journal: closing
+/// any descriptor of a file releases its locks.
+fn is_locked(journal: &File) -> bool {
+    matches!(fcntl_getlk(journal, &Flock::from(FlockType::WriteLock)), Ok(Some(_)))
+}
+
+impl Journal {
+    /// Reads a journal; `None` when the bytes are none.
+    pub(crate) fn read(bytes: &[u8]) -> Option<Journal> {
+        if !bytes.starts_with(&MAGIC) {
+            return None;
+        }
+        let checkpoint = (u64_at(bytes, layout::CHECKPOINTS) & 1) as usize;
+        let mut journal = Journal {
+            run: run_of(bytes),
+            csv_len: u64_at(bytes, layout::CSV_LEN + 8 * checkpoint),
+            names_len: u64_at(bytes, layout::NAMES_LEN + 8 * checkpoint),
+            part: u64_at(bytes, layout::PART + 8 * checkpoint).max(1),
+            lanes: Vec::new(),
+            definitions: Vec::new(),
+        };
+        let mut chunks: Vec<&[u8]> = bytes
+            .chunks_exact(CHUNK_BYTES)
+            .skip(1)
+            .take(usize::try_from(u64_at(bytes, layout::CHUNKS)).unwrap_or(0))
+            .filter(|chunk| u32_at(chunk, layout::IN_USE) == 1)
+            .collect();
+        chunks.sort_by_key(|chunk| (u32_at(chunk, layout::LANE), u32_at(chunk, layout::INDEX)));
+        let mut lane = None;
+        for chunk in chunks {
+            if lane.replace(u32_at(chunk, layout::LANE)) != Some(u32_at(chunk, layout::LANE)) {
+                journal.lanes.push(Vec::new());
+            }
+            journal.read_chunk(chunk, checkpoint);
+        }
+        Some(journal)
+    }
+
+    fn read_chunk(&mut self, chunk: &[u8], checkpoint: usize) {
+        let tid = u32_at(chunk, layout::TID);
+        let committed = (u32_at(chunk, layout::COMMITTED) as usize).min(SLOTS);
+        let consumed = u32_at(chunk, layout::CONSUMED + 4 * checkpoint) as usize;
+        let slots = &chunk[SLOT..];
+        let mut index = 0;
+        while index < committed {
+            let event = event_of(&slots[index * SLOT..(index + 1) * SLOT]);
+            let behind = text_slots(&event).min(committed - index - 1);
+            if event.is_definition() {
+                let text = &slots[(index + 1) * SLOT..(index + 1 + behind) * SLOT];
+                self.definitions.push((event, text.to_vec()));
+            } else if index >= consumed
+                && !event.is_empty()
+                && let Some(lane) = self.lanes.last_mut()
+            {
+                lane.push((tid, event));
+            }
+            index += 1 + behind;
+        }
+    }
+
+    /// An encoder with the settings of the process.
+    pub(crate) fn encoder(&self) -> Encoder {
+        let Run { pid, rank, start_ns, power2_divisions, rules, .. } = self.run;
+        let rounding = Rounding { caching: rules & 1 != 0, power2_divisions };
+        Encoder::new(start_ns, rank as i32, pid, rounding, rules & 2 != 0)
+    }
+
+    /// Gives an encoder every definition: first those in the file `names`, whose chunks were recycled.
+    pub(crate) fn define(&self, names: &Path, encoder: &mut Encoder) {
+        let written = fs::read(names).unwrap_or_default();
+        let whole = written.len().min(self.names_len as usize) / SLOT * SLOT;
+        let mut at = 0;
+        while at < whole {
+            let event = event_of(&written[at..at + SLOT]);
+            let end = (at + SLOT).saturating_add(text_slots(&event).saturating_mul(SLOT)).min(whole);
+            encoder.define(&event, &written[at + SLOT..end]);
+            at = end;
+        }
+        for (event, text) in &self.definitions {
+            encoder.define(event, text);
+        }
+    }
+
+    /// The events in the order of their clocks. Those of a lane keep their order.
+    pub(crate) fn events(&self) -> Vec<(u32, Event)> {
+        let mut events = Vec::new();
+        for lane in &self.lanes {
+            let mut last = 0;
+            for (tid, event) in lane {
+                last = event.clock_ns.max(last);
+                let mut event = *event;
+                event.clock_ns = last;
+                events.push((*tid, event));
+            }
+        }
+        events.sort_by_key(|(_, event)| event.clock_ns);
+        events
+    }
+}
