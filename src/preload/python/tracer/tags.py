@@ -124,11 +124,11 @@ def tag_gradients() -> None:
     global _tagged_backwards
     here = get_ident()
     _tagged_backwards = backward_count()
+    # A copy: another thread may add parameters meanwhile.
+    owners = list(_owners.items())
     if _training_threads or here != MAIN_THREAD:
         thread_of = _training_threads.get
-        owners = [item for item in _owners.items() if thread_of(item[1].root_id, MAIN_THREAD) == here]
-    else:
-        owners = list(_owners.items())
+        owners = [item for item in owners if thread_of(item[1].root_id, MAIN_THREAD) == here]
     seen: set[int] = set()
     for index in record_gradients(owners, Tensor, strided, GRADIENT):
         key, owner = owners[index]
