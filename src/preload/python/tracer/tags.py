@@ -129,6 +129,18 @@ def tag_gradients() -> None:
     if _training_threads or here != MAIN_THREAD:
         thread_of = _training_threads.get
         owners = [item for item in owners if thread_of(item[1].root_id, MAIN_THREAD) == here]
+    _tag_gradients_of_owners(owners)
+
+
+def tag_gradients_of(optimizer) -> None:
+    """Tags the gradients of the parameters that an optimizer is about to step: they are complete, on any
+    thread."""
+    keys = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    _tag_gradients_of_owners([(key, _owners[key]) for key in keys if key in _owners])
+
+
+def _tag_gradients_of_owners(owners: list[tuple[int, Owner]]) -> None:
+    """Tags the gradients of parameters, which are given by their entries in `_owners`."""
     seen: set[int] = set()
     for index in record_gradients(owners, Tensor, strided, GRADIENT):
         key, owner = owners[index]
@@ -139,18 +151,6 @@ def tag_gradients() -> None:
         gradient = _gradient_of(parameter)
         if gradient is not None:
             tag(gradient, GRADIENT, owner.path_id, owner.name_id, seen)
-
-
-def tag_gradients_of(optimizer) -> None:
-    """Tags the gradients of the parameters that an optimizer is about to step: they are complete, on any
-    thread."""
-    seen: set[int] = set()
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            owner = owner_of(parameter)
-            gradient = _gradient_of(parameter)
-            if gradient is not None and owner is not None:
-                tag(gradient, GRADIENT, owner.path_id, owner.name_id, seen)
 
 
 def tag_state_of(optimizer) -> None:
