@@ -1,11 +1,11 @@
 //! The Python lines that made a call, for `MEMTRACE_STACKS=python`.
 //!
-//! torch's bindings release the GIL before they run an op, and a hook must not wait for it, so no function of Python
-//! that counts references or makes objects can be called. But only a thread itself changes its frames, and a running
-//! frame keeps its code alive: a thread may read its own frames, with the GIL or without. Their layout differs between
-//! versions of Python (3.9 to 3.14). It is learned once, with the GIL held, from frames that are known ([`learn`]), and
-//! used only when every line that is then read is the one that Python reports. An interpreter whose frames cannot be
-//! read has no such stacks, and one line on stderr says so.
+//! torch's bindings release the GIL before they run an op, and a hook must not wait for it, so no function of
+//! Python that counts references or makes objects can be called. But only a thread itself changes its frames,
+//! and a running frame keeps its code alive: a thread may read its own frames, with the GIL or without. Their
+//! layout differs between versions of Python (3.9 to 3.14). It is learned once, with the GIL held, from
+//! frames that are known ([`learn`]), and used only when every line that is then read is the one that Python
+//! reports. An interpreter whose frames cannot be read has no such stacks, and one line on stderr says so.
 
 use std::cell::RefCell;
 use std::ffi::c_int;
@@ -43,7 +43,8 @@ struct Layout {
 /// How a frame stores its place in the code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Instruction {
-    /// A word with the address of an instruction; the first one lies this many bytes behind the code object (3.11 on).
+    /// A word with the address of an instruction; the first one lies this many bytes behind the code object
+    /// (3.11 on).
     Address { word: usize, first: usize },
     /// A 32-bit number at this byte, which counts steps of this many bytes (3.9, 3.10).
     Number { byte: usize, step: i32 },
@@ -131,7 +132,8 @@ pub(crate) fn are_known() -> bool {
     IS_KNOWN.load(Ordering::Relaxed)
 }
 
-/// The innermost frame of this thread and its place, for comparison: within one op, equal ones are of the same stack.
+/// The innermost frame of this thread and its place, for comparison: within one op, equal ones are of the
+/// same stack.
 #[inline]
 pub(crate) fn innermost() -> (usize, usize) {
     let Some((layout, functions)) = LAYOUT.get() else { return (0, 0) };
@@ -225,8 +227,8 @@ unsafe fn read_frames(layout: &Layout, mut frame: *const usize, walk: &mut Vec<F
     let mut steps = 0;
     while !frame.is_null() && walk.len() < MAX_FRAMES && steps < 4 * MAX_FRAMES {
         steps += 1;
-        // SAFETY: a frame that has not returned has these words, and no other thread changes them. From 3.14 on the
-        // low bits of the word that leads to the code are a tag.
+        // SAFETY: a frame that has not returned has these words, and no other thread changes them. From 3.14
+        // on the low bits of the word that leads to the code are a tag.
         let (code, previous) = unsafe { (*frame.add(layout.code) & !7, *frame.add(layout.previous)) };
         let object = code as *const usize;
         // SAFETY: a running frame holds its code, or `None`: an object, whose second word is its type.
@@ -298,7 +300,8 @@ unsafe fn text(layout: &Layout, functions: &Functions, object: *const usize) -> 
 /// Learns the layout of this interpreter's frames. Returns whether Python lines can be read from now on.
 ///
 /// # Safety
-/// The GIL is held. `known` describes frames that run on this thread during the call, by addresses of live objects.
+/// The GIL is held. `known` describes frames that run on this thread during the call, by addresses of live
+/// objects.
 pub(crate) unsafe fn learn(known: &KnownCode) -> bool {
     // SAFETY: by the contract.
     let found =

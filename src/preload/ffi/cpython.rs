@@ -1,10 +1,12 @@
 //! Python's C API.
 //!
-//! One build serves Python 3.9 to 3.14 and programs without Python, so nothing is linked: each function is looked up by
-//! its name, once. The required ones belong to the stable ABI or have had the same type in all these versions.
+//! One build serves Python 3.9 to 3.14 and programs without Python, so nothing is linked: each function is
+//! looked up by its name, once. The required ones belong to the stable ABI or have had the same type in all
+//! these versions.
 //!
-//! A [`Gil`] stands for the right to call them. [`Object`] is a borrowed reference and [`Owned`] one of ours. Where a
-//! function returns `None`, Python has raised an exception, which the caller clears, fetches or leaves to its own caller.
+//! A [`Gil`] stands for the right to call them. [`Object`] is a borrowed reference and [`Owned`] one of ours.
+//! Where a function returns `None`, Python has raised an exception, which the caller clears, fetches or
+//! leaves to its own caller.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::marker::PhantomData;
@@ -34,7 +36,8 @@ pub(crate) struct Method {
 unsafe impl Sync for Method {}
 
 impl Method {
-    /// A function that Python calls with positional arguments; [`native_method`] makes one from a Rust function.
+    /// A function that Python calls with positional arguments; [`native_method`] makes one from a Rust
+    /// function.
     pub(crate) const fn new(name: &'static CStr, function: FastFunction) -> Method {
         const METH_FASTCALL: c_int = 0x80;
         Method { name: name.as_ptr(), function, flags: METH_FASTCALL, doc: std::ptr::null() }
@@ -73,7 +76,9 @@ macro_rules! functions {
                         $($maybe: function(find_global(c_name(concat!($maybe_symbol, "\0")))),)*
                         none: NonNull::new(find_global(c"_Py_NoneStruct"))?.as_ptr(),
                         // A variable, which is set before the interpreter runs anything.
-                        exception: *NonNull::new(find_global(c"PyExc_Exception"))?.cast::<RawObject>().as_ptr(),
+                        exception: *NonNull::new(find_global(c"PyExc_Exception"))?
+                            .cast::<RawObject>()
+                            .as_ptr(),
                     })
                 }
             }
@@ -91,7 +96,8 @@ functions! {
         attribute: "PyObject_GetAttr" as unsafe extern "C" fn(RawObject, RawObject) -> RawObject,
         call: "PyObject_CallObject" as unsafe extern "C" fn(RawObject, RawObject) -> RawObject,
         call_with: "PyObject_CallFunctionObjArgs" as unsafe extern "C" fn(RawObject, ...) -> RawObject,
-        call_method: "PyObject_CallMethodObjArgs" as unsafe extern "C" fn(RawObject, RawObject, ...) -> RawObject,
+        call_method: "PyObject_CallMethodObjArgs"
+            as unsafe extern "C" fn(RawObject, RawObject, ...) -> RawObject,
         integer_from: "PyLong_FromLong" as unsafe extern "C" fn(c_long) -> RawObject,
         integer_as_size: "PyLong_AsSize_t" as unsafe extern "C" fn(RawObject) -> usize,
         text_from: "PyUnicode_InternFromString" as unsafe extern "C" fn(*const c_char) -> RawObject,
@@ -102,7 +108,8 @@ functions! {
         list_append: "PyList_Append" as unsafe extern "C" fn(RawObject, RawObject) -> c_int,
         tuple_item: "PyTuple_GetItem" as unsafe extern "C" fn(RawObject, isize) -> RawObject,
         dict_new: "PyDict_New" as unsafe extern "C" fn() -> RawObject,
-        dict_set: "PyDict_SetItemString" as unsafe extern "C" fn(RawObject, *const c_char, RawObject) -> c_int,
+        dict_set: "PyDict_SetItemString"
+            as unsafe extern "C" fn(RawObject, *const c_char, RawObject) -> c_int,
         dict_get: "PyDict_GetItemString" as unsafe extern "C" fn(RawObject, *const c_char) -> RawObject,
         module_new: "PyModule_New" as unsafe extern "C" fn(*const c_char) -> RawObject,
         module_dict: "PyModule_GetDict" as unsafe extern "C" fn(RawObject) -> RawObject,
@@ -125,11 +132,13 @@ functions! {
         thread_state: "PyGILState_GetThisThreadState" as unsafe extern "C" fn() -> *const usize,
         line_of_code: "PyCode_Addr2Line" as unsafe extern "C" fn(*const usize, c_int) -> c_int,
         text_length: "PyUnicode_GetLength" as unsafe extern "C" fn(*const usize) -> isize,
-        text_as_ucs4: "PyUnicode_AsUCS4" as unsafe extern "C" fn(*const usize, *mut u32, isize, c_int) -> *mut u32,
+        text_as_ucs4: "PyUnicode_AsUCS4"
+            as unsafe extern "C" fn(*const usize, *mut u32, isize, c_int) -> *mut u32,
     }
 }
 
-/// `vectorcallfunc`: the function, its arguments, their number, the names of the keyword arguments behind them.
+/// `vectorcallfunc`: the function, its arguments, their number, the names of the keyword arguments behind
+/// them.
 ///
 /// It unwinds where Python ends a daemon thread: a caller keeps nothing that must be dropped across the call.
 pub(crate) type Vectorcall =
@@ -164,8 +173,8 @@ impl Functions {
         unsafe { (self.is_initialized)() != 0 }
     }
 
-    /// Asks Python's main thread to call `function` between two instructions. `false` when the queue is full, or when
-    /// no interpreter runs. Any thread may ask, with or without the GIL.
+    /// Asks Python's main thread to call `function` between two instructions. `false` when the queue is full,
+    /// or when no interpreter runs. Any thread may ask, with or without the GIL.
     ///
     /// # Safety
     /// `function` may run on the main thread at any time, with the GIL and a null argument.
@@ -286,7 +295,8 @@ impl Gil {
         unsafe { (self.functions.error_clear)() }
     }
 
-    /// Whether the exception that was raised is an `Exception`. Others, such as KeyboardInterrupt, are the program's.
+    /// Whether the exception that was raised is an `Exception`. Others, such as KeyboardInterrupt, are the
+    /// program's.
     pub(crate) fn is_exception_raised(self) -> bool {
         // SAFETY: the GIL is held; the class is alive. With no exception raised the function is not called.
         unsafe {
@@ -494,7 +504,8 @@ impl<'a> Object<'a> {
 
     /// An item of a dict. `None`, without an exception, when there is none.
     pub(crate) fn item(self, key: &CStr) -> Option<Owned> {
-        // SAFETY: the object is alive, and the key ends in 0; a borrowed reference, which becomes one of ours at once.
+        // SAFETY: the object is alive, and the key ends in 0; a borrowed reference, which becomes one of ours
+        // at once.
         unsafe {
             let item = (self.gil.functions.dict_get)(self.raw(), key.as_ptr());
             self.gil.borrowed(item).map(Object::to_owned)
@@ -614,8 +625,8 @@ impl IntoPython for Option<Owned> {
     }
 }
 
-/// Runs a function that Python calls: [`native_method`] makes the C function around it. When it panics it returns
-/// `None` to Python.
+/// Runs a function that Python calls: [`native_method`] makes the C function around it. When it panics it
+/// returns `None` to Python.
 ///
 /// # Safety
 /// The calling thread holds the GIL, and `count` objects stand at `arguments`, which live during the call.

@@ -1,5 +1,5 @@
-//! Reads of memory that may not be mapped. The kernel does them, through a pipe: it returns an error where a load would
-//! end the process.
+//! Reads of memory that may not be mapped. The kernel does them, through a pipe: it returns an error where a
+//! load would end the process.
 
 use std::ffi::{c_int, c_void};
 

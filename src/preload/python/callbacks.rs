@@ -1,5 +1,5 @@
-//! The functions of the tracer that the library calls: after a backward, when memory ran out, and when the program
-//! registers something.
+//! The functions of the tracer that the library calls: after a backward, when memory ran out, and when the
+//! program registers something.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -36,8 +36,9 @@ impl Callback {
         !self.function.load(Ordering::Relaxed).is_null()
     }
 
-    /// Calls it, with the arguments of a tuple if there are any. Returns what a pending call returns: -1 only when it
-    /// raised what belongs to the program (a KeyboardInterrupt that arrived meanwhile), which Python then raises there.
+    /// Calls it, with the arguments of a tuple if there are any. Returns what a pending call returns: -1 only
+    /// when it raised what belongs to the program (a KeyboardInterrupt that arrived meanwhile), which Python
+    /// then raises there.
     fn call(&self, gil: Gil, arguments: Option<Object<'_>>) -> c_int {
         // SAFETY: null or a function that is never released.
         let Some(function) = (unsafe { gil.borrowed(self.function.load(Ordering::Acquire)) }) else {
@@ -78,8 +79,8 @@ fn call_soon(function: PendingCall) -> bool {
     Functions::get().is_some_and(|functions| unsafe { functions.call_soon(function) })
 }
 
-/// Memory ran out: the tracer tags what models hold, so that the message about it names a model that dies while it is
-/// loaded. Called before the recorder gets the event, whose message then waits for the tags.
+/// Memory ran out: the tracer tags what models hold, so that the message about it names a model that dies
+/// while it is loaded. Called before the recorder gets the event, whose message then waits for the tags.
 pub(crate) fn out_of_memory(recorder: &Recorder) {
     if OUT_OF_MEMORY.is_set() {
         recorder.tags_follow();
@@ -107,8 +108,8 @@ unsafe extern "C" fn after_out_of_memory(_: *mut c_void) -> c_int {
     result
 }
 
-/// `memtrace.track_external` of `python/memtrace.py`: `arguments` is a tuple whose only item is the tuple of registered
-/// objects. It raises nothing of its own.
+/// `memtrace.track_external` of `python/memtrace.py`: `arguments` is a tuple whose only item is the tuple of
+/// registered objects. It raises nothing of its own.
 ///
 /// # Safety
 /// The calling thread holds the GIL (`ctypes.PyDLL`), and `arguments` is a tuple that lives during the call.

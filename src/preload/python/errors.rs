@@ -1,7 +1,7 @@
 //! Counts the exceptions that the tracer's Python code raised.
 //!
-//! None of them reaches the program. Each costs the rows that its hook would have recorded, so the trace's end row has
-//! their number, and `MEMTRACE_LOG=debug` logs the first of each type at each place.
+//! None of them reaches the program. Each costs the rows that its hook would have recorded, so the trace's
+//! end row has their number, and `MEMTRACE_LOG=debug` logs the first of each type at each place.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,12 +13,12 @@ use crate::ffi::cpython::Gil;
 use crate::runtime::{log as log_file, session};
 
 static TOTAL: AtomicU64 = AtomicU64::new(0);
-/// The number of exceptions, by place and type. Only a thread that holds the GIL takes the lock, and Python itself forks
-/// with the GIL: no child that goes on with Python finds it taken.
+/// The number of exceptions, by place and type. Only a thread that holds the GIL takes the lock, and Python
+/// itself forks with the GIL: no child that goes on with Python finds it taken.
 static BY_KIND: Mutex<Option<FxHashMap<(String, String), u64>>> = Mutex::new(None);
 
-/// Counts an exception of type `kind` raised at `place`. `true` when it is to be logged: the log is at debug, and it is
-/// the first of its type there.
+/// Counts an exception of type `kind` raised at `place`. `true` when it is to be logged: the log is at debug,
+/// and it is the first of its type there.
 pub(crate) fn count(place: &str, kind: &str) -> bool {
     TOTAL.fetch_add(1, Ordering::Relaxed);
     let mut by_kind = BY_KIND.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
-//! Tags of gradients. There is one for each parameter after each backward, and calling Python's API from here takes
-//! little more than half the time of the same code in Python.
+//! Tags of gradients. There is one for each parameter after each backward, and calling Python's API from here
+//! takes little more than half the time of the same code in Python.
 //!
 //! Gradients that are not plain tensors are left to the tracer.
 
@@ -119,9 +119,10 @@ fn gradient(
     gradient.storage_pointer().map(Gradient::At)
 }
 
-/// `record_gradients(owners, Tensor, strided, category) -> list`: tags the gradients of the parameters in `owners`, pairs
-/// of anything and an `Owner` (a weak reference, the id of the path, the id of the name, and more). When gradients share
-/// a storage, the first of them names it. Returns the indices of those that the tracer has to look at.
+/// `record_gradients(owners, Tensor, strided, category) -> list`: tags the gradients of the parameters in
+/// `owners`, pairs of anything and an `Owner` (a weak reference, the id of the path, the id of the name, and
+/// more). When gradients share a storage, the first of them names it. Returns the indices of those that the
+/// tracer has to look at.
 pub(crate) fn record_gradients(arguments: Arguments<'_>) -> Option<Owned> {
     let gil = arguments.gil;
     let (owners, plain, strided) = (arguments.get(0)?, arguments.get(1)?, arguments.get(2)?);

@@ -1,8 +1,8 @@
 //! Injection: runs the tracer in the program's Python.
 //!
-//! No file, no variable and no import by the user: a pending call, which Python runs in its main thread between two
-//! instructions, loads the modules under `tracer/`, which are compiled into this library. `tracer/loader.py` runs them
-//! in namespaces of their own.
+//! No file, no variable and no import by the user: a pending call, which Python runs in its main thread
+//! between two instructions, loads the modules under `tracer/`, which are compiled into this library.
+//! `tracer/loader.py` runs them in namespaces of their own.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -72,8 +72,8 @@ pub(crate) fn is_wanted() -> bool {
     STAGE.load(Ordering::Relaxed) == Stage::Waiting as u8
 }
 
-/// Asks Python to run the tracer as soon as it can. Hooks call this on any thread, with or without the GIL: adding a
-/// pending call needs neither the GIL nor an interpreter at rest.
+/// Asks Python to run the tracer as soon as it can. Hooks call this on any thread, with or without the GIL:
+/// adding a pending call needs neither the GIL nor an interpreter at rest.
 pub(crate) fn schedule() {
     let wanted = |session: &memtrace_record::Session| {
         let settings = &session.settings;
@@ -93,7 +93,8 @@ pub(crate) fn schedule() {
     }
 }
 
-/// Runs in Python's main thread with the GIL. It returns 0 in any case: -1 would raise an exception in the program.
+/// Runs in Python's main thread with the GIL. It returns 0 in any case: -1 would raise an exception in the
+/// program.
 unsafe extern "C" fn inject(_: *mut c_void) -> c_int {
     // SAFETY: a pending call runs with the GIL.
     let gil = unsafe { Gil::held() };
@@ -148,8 +149,8 @@ fn run(gil: Gil) -> Outcome {
     }
 }
 
-/// Loads the tracer and calls its `start`, which returns the functions that the library calls; Python's `None` when it
-/// is too early. `None`: Python raised an exception.
+/// Loads the tracer and calls its `start`, which returns the functions that the library calls; Python's
+/// `None` when it is too early. `None`: Python raised an exception.
 fn start(gil: Gil) -> Option<Owned> {
     static RUN_MODULE: Method = native_method!("run_module", run_module);
     let globals = gil.new_dict()?;
@@ -172,8 +173,8 @@ fn set(dict: Object<'_>, key: &CStr, value: &Owned) -> Option<()> {
     dict.set_item(key, value.get()).then_some(())
 }
 
-/// `run_module(name, namespace)`: runs a module of the tracer. `compile` and `exec` would raise audit events in the
-/// program.
+/// `run_module(name, namespace)`: runs a module of the tracer. `compile` and `exec` would raise audit events
+/// in the program.
 fn run_module(arguments: Arguments<'_>) -> Option<Owned> {
     let name = arguments.text(0);
     let source = SOURCES.iter().find(|source| source.name.to_bytes() == name.as_bytes())?;

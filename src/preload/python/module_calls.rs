@@ -1,17 +1,18 @@
 //! Module calls: the path of each module, and when its forward begins and ends.
 //!
-//! A global hook of torch puts every module call on torch's slow path, which costs more than all the work here. So calls
-//! of `Module._call_impl`, the one function that each of them goes through, are intercepted in C: CPython calls a
-//! function through the field `vectorcall` of its object (PEP 590), which is set to [`call_module`]. Python code sees
-//! the function unchanged.
+//! A global hook of torch puts every module call on torch's slow path, which costs more than all the work
+//! here. So calls of `Module._call_impl`, the one function that each of them goes through, are intercepted in
+//! C: CPython calls a function through the field `vectorcall` of its object (PEP 590), which is set to
+//! [`call_module`]. Python code sees the function unchanged.
 //!
-//! The interpreter runs some calls of Python functions without the field. From 3.12 on it does so only when the field
-//! has the usual value (`CALL` and `CALL_FUNCTION_EX` in ceval.c), and `PyFunction_SetVectorcall` sets the field and
-//! invalidates what call sites have cached about the function. 3.9 and 3.10 always use the field. 3.11 skips it without
-//! a check, but only where the arguments are written out: torch's `self._call_impl(*args, **kwargs)` uses the field.
+//! The interpreter runs some calls of Python functions without the field. From 3.12 on it does so only when
+//! the field has the usual value (`CALL` and `CALL_FUNCTION_EX` in ceval.c), and `PyFunction_SetVectorcall`
+//! sets the field and invalidates what call sites have cached about the function. 3.9 and 3.10 always use the
+//! field. 3.11 skips it without a check, but only where the arguments are written out: torch's
+//! `self._call_impl(*args, **kwargs)` uses the field.
 //!
-//! A daemon thread that waits for the interpreter when Python ends is unwound from there, through functions that are
-//! `extern "C-unwind"` here: they keep nothing that must be dropped across such a call.
+//! A daemon thread that waits for the interpreter when Python ends is unwound from there, through functions
+//! that are `extern "C-unwind"` here: they keep nothing that must be dropped across such a call.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
@@ -61,7 +62,8 @@ pub(crate) fn leave_module(arguments: Arguments<'_>) {
 /// How a module call begins.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Entered {
-    /// Inside another module's call, or for a backward that computes it again: autograd's thread calls no model.
+    /// Inside another module's call, or for a backward that computes it again: autograd's thread calls no
+    /// model.
     Inside = 0,
     /// As the outermost call of its thread.
     Outermost = 1,
@@ -115,7 +117,8 @@ unsafe extern "C-unwind" fn call_module(
     count: usize,
     names: RawObject,
 ) -> RawObject {
-    // SAFETY: `hook_vectorcall` stored the usual value before it set the field; the arguments are the caller's own.
+    // SAFETY: `hook_vectorcall` stored the usual value before it set the field; the arguments are the
+    // caller's own.
     let usual = unsafe { std::mem::transmute::<*mut c_void, Vectorcall>(USUAL.load(Ordering::Relaxed)) };
     // The highest bit is a flag.
     if count << 1 == 0 {
@@ -161,8 +164,9 @@ unsafe fn release(object: RawObject) {
     drop(unsafe { Gil::held().and_then(|gil| gil.owned(object)) });
 }
 
-/// Calls a function of the tracer. `false`: it raised what belongs to the program (a KeyboardInterrupt that arrived
-/// meanwhile). dynamo, where it watches this thread, would compile the tracer's frames: it sees none of them.
+/// Calls a function of the tracer. `false`: it raised what belongs to the program (a KeyboardInterrupt that
+/// arrived meanwhile). dynamo, where it watches this thread, would compile the tracer's frames: it sees none
+/// of them.
 ///
 /// # Safety
 /// The GIL is held; `args` and `names` are valid for a `vectorcallfunc`, and `usual` is [`USUAL`].
@@ -195,8 +199,8 @@ unsafe fn call_tracer(
     goes_on
 }
 
-/// Drops what was raised when it is an `Exception`, such as a RecursionError where the module's own forward would have
-/// met it. `false` for others.
+/// Drops what was raised when it is an `Exception`, such as a RecursionError where the module's own forward
+/// would have met it. `false` for others.
 fn drop_exception(gil: Gil) -> bool {
     let is_exception = gil.is_exception_raised();
     if is_exception {
@@ -216,10 +220,10 @@ fn set_eval_frame(gil: Gil, callback: Object<'_>) -> Option<Owned> {
     before
 }
 
-/// `hook_vectorcall(function, object_size, before, after, set_eval_frame) -> bool`: calls of `function`, whose object
-/// has `object_size` bytes, go through [`call_module`]; `None` for a function that is not there. `False`, and nothing is
-/// changed, where that is not possible: an interpreter that has the field elsewhere, or a function whose field somebody
-/// else has set.
+/// `hook_vectorcall(function, object_size, before, after, set_eval_frame) -> bool`: calls of `function`,
+/// whose object has `object_size` bytes, go through [`call_module`]; `None` for a function that is not there.
+/// `False`, and nothing is changed, where that is not possible: an interpreter that has the field elsewhere,
+/// or a function whose field somebody else has set.
 pub(crate) fn hook_vectorcall(arguments: Arguments<'_>) -> bool {
     let object = |index| arguments.get(index);
     let (Some(function), Some(before)) = (object(0), object(2)) else { return false };
@@ -248,8 +252,8 @@ enum Field {
 }
 
 impl Field {
-    /// The field of `function` when it has the usual value, which is kept in [`USUAL`]; `plain` is a function whose
-    /// field nobody has set.
+    /// The field of `function` when it has the usual value, which is kept in [`USUAL`]; `plain` is a function
+    /// whose field nobody has set.
     ///
     /// # Safety
     /// Both are functions written in Python, whose objects have `size` bytes.

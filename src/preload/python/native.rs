@@ -1,5 +1,5 @@
-//! The module `native` of the tracer: the C functions that it calls and the values that it is given. Its Python side is
-//! documented in `tracer/native.pyi`.
+//! The module `native` of the tracer: the C functions that it calls and the values that it is given. Its
+//! Python side is documented in `tracer/native.pyi`.
 
 use std::ffi::CStr;
 
@@ -135,8 +135,8 @@ fn finish_op_layout(_: Arguments<'_>) -> bool {
     is_known
 }
 
-/// The arguments are the code, its size, the first caller's file name, name and table of lines, and then of each caller
-/// its code, the byte of its instruction and its line.
+/// The arguments are the code, its size, the first caller's file name, name and table of lines, and then of
+/// each caller its code, the byte of its instruction and its line.
 fn learn_frame_layout(arguments: Arguments<'_>) {
     let numbers: Vec<usize> = (0..arguments.len()).map(|index| arguments.size(index)).collect();
     let is_known = if let [code, code_size, filename, name, lines, callers @ ..] = &numbers[..] {

@@ -1,9 +1,9 @@
-//! The fields of torch's objects that op io reads: the inputs of a `RecordFunction`, the storage of a `TensorImpl`, the
-//! memory of a `StorageImpl`, and whether a `FunctionSchema` changes an argument.
+//! The fields of torch's objects that op io reads: the inputs of a `RecordFunction`, the storage of a
+//! `TensorImpl`, the memory of a `StorageImpl`, and whether a `FunctionSchema` changes an argument.
 //!
-//! No symbol gives their places, so [`super::learn`] learns them from known objects before anything is read. The order
-//! of the fields is that of ATen/record_function.h, ATen/core/ivalue.h, ATen/core/function_schema.h,
-//! c10/core/TensorImpl.h and c10/core/StorageImpl.h, 2.1 to 2.15.
+//! No symbol gives their places, so [`super::learn`] learns them from known objects before anything is read.
+//! The order of the fields is that of ATen/record_function.h, ATen/core/ivalue.h,
+//! ATen/core/function_schema.h, c10/core/TensorImpl.h and c10/core/StorageImpl.h, 2.1 to 2.15.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::OnceLock;
@@ -32,8 +32,8 @@ pub(super) const CPU: u8 = 0;
 /// `c10::DeviceType::CUDA`.
 pub(super) const CUDA: u8 = 1;
 
-/// The places that differ between versions of torch. Those in a record count from its sequence number; all are offsets
-/// in bytes unless words are named.
+/// The places that differ between versions of torch. Those in a record count from its sequence number; all
+/// are offsets in bytes unless words are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// The word of a `RecordFunction` that is the sequence number.
@@ -96,8 +96,8 @@ impl Layout {
     /// # Safety
     /// `schema` is from [`Layout::schema`].
     pub(super) unsafe fn uses(&self, schema: usize) -> Vec<Api> {
-        // SAFETY: the vector of arguments follows two strings; its arguments have the size that was learned, and an
-        // alias is an `AliasInfo`.
+        // SAFETY: the vector of arguments follows two strings; its arguments have the size that was learned,
+        // and an alias is an `AliasInfo`.
         unsafe {
             let (begin, end): (usize, usize) = (at(schema, 2 * self.string), at(schema, 2 * self.string + 8));
             let length = self.string + ARGUMENT;
@@ -134,8 +134,8 @@ impl Layout {
         }
     }
 
-    /// Visits the tensors among the inputs of an op that starts: the index of the argument, and the address of the
-    /// `TensorImpl`.
+    /// Visits the tensors among the inputs of an op that starts: the index of the argument, and the address
+    /// of the `TensorImpl`.
     ///
     /// # Safety
     /// `record` is a live `RecordFunction` whose start callbacks run.

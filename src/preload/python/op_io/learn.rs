@@ -1,5 +1,5 @@
-//! Learns [`Layout`] from objects that are known: the tracer (`tracer/known_objects.py`) makes two tensors, passes the
-//! addresses of their parts, and runs ops on them whose inputs and schemas are known.
+//! Learns [`Layout`] from objects that are known: the tracer (`tracer/known_objects.py`) makes two tensors,
+//! passes the addresses of their parts, and runs ops on them whose inputs and schemas are known.
 //!
 //! Until everything agrees nothing is trusted: memory is read through [`GuardedMemory`].
 
@@ -131,8 +131,8 @@ impl Findings {
         }
     }
 
-    /// Compares an op with what is known of the ops that the tracer runs. `number` is the address of the sequence
-    /// number in its record.
+    /// Compares an op with what is known of the ops that the tracer runs. `number` is the address of the
+    /// sequence number in its record.
     fn look(&mut self, number: usize, name: &CStr) {
         let [a, b, ..] = self.tensors.as_slice() else { return };
         let (a, b) = (*a, *b);
@@ -225,8 +225,8 @@ impl Findings {
             .collect()
     }
 
-    /// The length of torch's strings, and the schema of an op: the one of two places whose schema has the op's own name.
-    /// Once the length is known, the place is.
+    /// The length of torch's strings, and the schema of an op: the one of two places whose schema has the
+    /// op's own name. Once the length is known, the place is.
     fn schema(&self, number: usize, name: usize) -> Option<(usize, usize)> {
         if let Some(string) = self.string {
             return Some((string, self.memory.word(number - 8 - string)?));

@@ -1,13 +1,14 @@
 //! `MEMTRACE_OPS=io`: the storages that an op reads and writes.
 //!
-//! The unit is what `torch.profiler` calls a leaf: an op with a schema that no such op called, or a backward function.
-//! Each storage that a leaf, or an op inside it, has among its inputs gets an event when it occurs first, and another
-//! one when an op inside does more to it than that. Whether an op changes a storage follows from its schema, as in the
-//! profiler: to compare versions of tensors, the tensors would have to be held, and a reference that is not the
-//! program's own changes what torch does.
+//! The unit is what `torch.profiler` calls a leaf: an op with a schema that no such op called, or a backward
+//! function. Each storage that a leaf, or an op inside it, has among its inputs gets an event when it occurs
+//! first, and another one when an op inside does more to it than that. Whether an op changes a storage
+//! follows from its schema, as in the profiler: to compare versions of tensors, the tensors would have to be
+//! held, and a reference that is not the program's own changes what torch does.
 //!
-//! No function of torch is called and no reference is taken: fields of objects that live while the start callbacks run
-//! are read at the places that [`learn`] found. Without these, op io is off, and ops get the rows of `MEMTRACE_OPS=all`.
+//! No function of torch is called and no reference is taken: fields of objects that live while the start
+//! callbacks run are read at the places that [`learn`] found. Without these, op io is off, and ops get the
+//! rows of `MEMTRACE_OPS=all`.
 
 mod layout;
 pub(crate) mod learn;
@@ -183,8 +184,8 @@ fn wants_host() -> bool {
     session::session().is_some_and(|session| session.settings.host_tensors)
 }
 
-/// Records the memory of a module, or of one of its calls, on a device: its bytes, and the same rounded up to what the
-/// allocator takes.
+/// Records the memory of a module, or of one of its calls, on a device: its bytes, and the same rounded up to
+/// what the allocator takes.
 pub(crate) fn module_memory(api: Api, device: i8, bytes: i64, rounded: i64) {
     let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) else { return };
     let (context, step) = context::current();

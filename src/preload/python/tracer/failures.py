@@ -1,4 +1,4 @@
-"""Failures of the tracer: none reaches the program, and each one is counted.
+"""Exceptions that the tracer catches: none reaches the program, and each one is counted.
 
 The trace's end row has their number (`python_errors=N`), and `MEMTRACE_LOG=debug` prints the first of each
 kind. Only `Exception` is caught: a KeyboardInterrupt that arrives in a hook belongs to the program.

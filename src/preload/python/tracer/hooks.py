@@ -1,8 +1,9 @@
 """The functions that torch and the library call: before and after a module's forward and an optimizer's step,
 after a backward.
 
-Each of them first asks whether dynamo is tracing, and ends every `Exception` where it arose: a failure costs
-tags, never the program.
+Each of them asks first whether dynamo is tracing. They read models and tensors of the program, whose classes
+may override what is read (`parameters`, `_parameters`, `state`, attributes of a tensor) and raise anything
+there: so each hook catches every `Exception` and counts it. A failure costs tags, never the program.
 """
 
 from __future__ import annotations

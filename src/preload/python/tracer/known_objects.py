@@ -29,6 +29,7 @@ def use_known_tensors() -> None:
             torch.add(a, b, out=torch.zeros(7, device="cpu"))
             torch.cat([a, b])
     except Exception as error:
+        # An op that the program overrides, or a torch that lacks one.
         count("ops on known tensors", error)
     finish_op_layout()
 
@@ -43,4 +44,5 @@ def make_graph_nodes() -> None:
             for _ in range(NODES):
                 node = node.neg()
     except Exception as error:
+        # As above.
         count("nodes of autograd's graph", error)

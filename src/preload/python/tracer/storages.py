@@ -60,6 +60,7 @@ def tag(tensor, category: int, path_id: int, name_id: int, seen: set[int]) -> No
                 seen.add(pointer)
                 record_tag(pointer, category, path_id, name_id)
     except Exception as error:
+        # A tensor without memory is no failure; a tensor subclass may raise anything.
         if not _is_without_storage(tensor, error):
             count("tag of a tensor", error)
 

@@ -45,7 +45,8 @@ def name_uncalled_models() -> None:
                 assign_paths(root)
                 tag_model(root)
         except Exception as error:
-            # One whose `__init__` has not run has no tables to read: it is no model yet.
+            # A module whose `__init__` has not run has no tables to read: it is no model yet. Others override
+            # what is read, and raise anything.
             if _is_initialized(root):
                 count("search for uncalled models", error)
 
@@ -70,6 +71,7 @@ def tag_everything_held() -> None:
             for optimizer in optimizers:
                 tag_state_of(optimizer)
     except Exception as error:
+        # A module that is half made, or one that overrides what is read.
         count("tags when memory ran out", error)
 
 
@@ -88,4 +90,5 @@ def tag_registered(leaves: tuple) -> None:
                 elif isinstance(leaf, Optimizer):
                     tag_state_of(leaf)
     except Exception as error:
+        # A module or an optimizer that overrides what is read.
         count("track_external", error)
