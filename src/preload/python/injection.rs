@@ -84,10 +84,11 @@ pub(crate) fn schedule() {
     }
     let Some(functions) = Functions::get() else { return STAGE.store(Stage::Over as u8, Ordering::Relaxed) };
     let (waiting, scheduled) = (Stage::Waiting as u8, Stage::Scheduled as u8);
+    if STAGE.compare_exchange(waiting, scheduled, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        return;
+    }
     // SAFETY: `inject` is made for a pending call.
-    if STAGE.compare_exchange(waiting, scheduled, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        && !unsafe { functions.call_soon(inject) }
-    {
+    if !unsafe { functions.call_soon(inject) } {
         // The queue is full: the next call of a hook tries again.
         STAGE.store(waiting, Ordering::Release);
     }
