@@ -15,7 +15,7 @@ class Unformattable(Exception):
 class Refusing(dict):
     """The parameters of a module: torch finds each by its name, and nobody can list them."""
 
-    error = Refusal("parameters are not listed today")
+    error = None
 
     def items(self):
         raise self.error
@@ -24,9 +24,8 @@ class Refusing(dict):
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).cuda()
 weight = model[1].weight
 model[1].__dict__["_parameters"] = Refusing(model[1]._parameters)
-for _ in range(3):
-    loss = model(torch.ones(4, 8, device="cuda")).sum()
-    loss.backward()
-Refusing.error = Unformattable()
-model(torch.ones(4, 8, device="cuda"))
+refusal = Refusal("parameters are not listed today")
+for error in (refusal, refusal, Unformattable()):
+    Refusing.error = error
+    model(torch.ones(4, 8, device="cuda")).sum().backward()
 print(weight.grad is not None)
