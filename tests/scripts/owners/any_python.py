@@ -1,8 +1,8 @@
-"""Modules and lines of Python, in any interpreter: any_python.py LIBC10_CUDA calls|hooks.
+"""Calls modules of every kind in an interpreter without torch: any_python.py LIBC10_CUDA calls|hooks.
 
-There is no torch: a stand-in has what src/preload/python/tracer.py asks of it, and blocks come from the stand-in for torch's
-allocator. Prints, of each block, the module that took it and the lines that were there, outermost first. With `hooks`
-calls of modules can't be heard of from C.
+A stand-in for torch has what src/preload/python/tracer reads of it, and blocks come from the stand-in for
+torch's allocator. Prints, for each block, the module that allocated it and the Python lines that were there,
+outermost first. With `hooks`, module calls cannot be intercepted in C.
 """
 
 import ctypes
@@ -102,7 +102,8 @@ def is_scripting():
     return False
 
 
-# One that asks another, as torch's does: near the end of the stack it fails where a module's forward does not.
+# One that asks another, as torch's does: near the end of the stack it fails where a module's forward does
+# not.
 compiler = types.SimpleNamespace(is_compiling=lambda: is_scripting())
 stand_in(
     "torch",
