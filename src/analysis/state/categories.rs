@@ -13,7 +13,6 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::read::symbols::Symbol;
 use crate::state::block::Block;
-use crate::state::replay::Replay;
 
 /// The rules of inference, as a note for the reader.
 pub const RULE: &str = "* inferred, as the trace has no tags: parameter = there before the first forward, and stayed; \
@@ -58,33 +57,46 @@ impl FlowCategories {
     }
 }
 
+/// The state of a replay that the rules depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct InferenceState {
+    /// The phases of a training step.
+    pub phases: Phases,
+    /// The `seq` and step of the first row in a forward pass.
+    pub first_forward: Option<(i64, i64)>,
+    /// The current step.
+    pub step: i64,
+    /// The current phase.
+    pub phase: Symbol,
+}
+
 /// Sets the categories of the blocks of one moment by [`RULE`], in a trace without tags. A block to which no
 /// rule applies keeps the category of its rows.
-pub fn infer(blocks: &mut [Block], replay: &Replay) {
+pub fn infer(blocks: &mut [Block], state: &InferenceState) {
     let mut sizes = FxHashSet::default();
-    for block in blocks.iter_mut().filter(|block| is_parameter(block, replay)) {
+    for block in blocks.iter_mut().filter(|block| is_parameter(block, state)) {
         sizes.insert(block.bytes);
         block.owner.category = Category::Parameter;
         block.inferred = true;
     }
     // A block that outlives backward and has no parameter's size is a workspace of a library.
     let fits = |block: &Block| sizes.contains(&block.bytes);
-    for block in blocks.iter_mut().filter(|block| fits(block) && outlived_backward(block, replay)) {
+    for block in blocks.iter_mut().filter(|block| fits(block) && outlived_backward(block, state)) {
         block.owner.category = Category::Gradient;
         block.inferred = true;
     }
 }
 
-fn is_parameter(block: &Block, replay: &Replay) -> bool {
-    let Some((first_forward, step)) = replay.first_forward else { return false };
+fn is_parameter(block: &Block, state: &InferenceState) -> bool {
+    let Some((first_forward, step)) = state.first_forward else { return false };
     // The first batch is also allocated before the first forward, but is freed in its step or in the next.
     let stayed = block.died.is_none_or(|death| death.step > step + 1);
     block.owner.category == Category::None && block.id < first_forward && stayed
 }
 
-fn outlived_backward(block: &Block, replay: &Replay) -> bool {
-    let backward = replay.phases.backward;
-    let (step, phase) = block.died.map_or((replay.step, replay.phase), |death| (death.step, death.phase));
+fn outlived_backward(block: &Block, state: &InferenceState) -> bool {
+    let backward = state.phases.backward;
+    let (step, phase) = block.died.map_or((state.step, state.phase), |death| (death.step, death.phase));
     block.owner.category == Category::Temporary
         && block.owner.phase == backward
         && (phase != backward || step > block.owner.step)

@@ -16,4 +16,3 @@ pub mod replay_trace;
 pub mod series;
 pub(crate) mod stacked_series;
 pub mod stacks;
-pub mod window;

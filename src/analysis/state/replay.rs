@@ -9,16 +9,16 @@ use memtrace_trace::EventName;
 use memtrace_trace::memory::{Effect, Extent, MemoryState};
 pub use memtrace_trace::memory::{MemoryKind, Metric, Totals};
 
+pub use crate::options::Window;
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Death;
 pub use crate::state::block::{Block, Owner};
-use crate::state::categories::{self, FlowCategories, Phases};
+use crate::state::categories::{self, FlowCategories, InferenceState, Phases};
 use crate::state::device::Devices;
 pub use crate::state::device::{Device, Moment};
 use crate::state::live_blocks::{FreedSlot, LiveBlocks};
 pub use crate::state::problems::{Counts, Problems};
-pub use crate::state::window::Window;
 
 /// The columns needed of every row.
 const ANY: Columns = Columns::of(&["seq", "step", "phase"]);
@@ -421,10 +421,16 @@ impl Replay {
         blocks
     }
 
+    /// The state that the rules of inference depend on.
+    fn inference_state(&self) -> InferenceState {
+        let Replay { phases, first_forward, step, phase, .. } = *self;
+        InferenceState { phases, first_forward, step, phase }
+    }
+
     /// Sets the inferred categories of `blocks`.
     fn infer_categories(&self, blocks: &mut [Block]) {
         if self.flow.is_empty() {
-            categories::infer(blocks, self);
+            categories::infer(blocks, &self.inference_state());
         } else {
             self.flow.apply(blocks);
         }
