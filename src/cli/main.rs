@@ -14,6 +14,7 @@
 mod args;
 mod child_env;
 mod commands;
+mod error_message;
 mod load_failure;
 mod out_folder;
 mod recovery;
@@ -22,6 +23,8 @@ mod terminal;
 mod trace_input;
 
 use std::process::ExitCode;
+
+use error_message::message;
 
 fn main() -> ExitCode {
     match commands::run(&commands::command().get_matches()) {
@@ -41,34 +44,4 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
             .downcast_ref::<std::io::Error>()
             .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
     })
-}
-
-/// The error and its causes in one line. Some errors print their cause themselves: it is not repeated.
-fn message(error: &anyhow::Error) -> String {
-    let mut message = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if message.is_empty() {
-            message = cause;
-        } else if !message.ends_with(&cause) {
-            message = format!("{message}: {cause}");
-        }
-    }
-    message
-}
-
-#[cfg(test)]
-mod tests {
-    use anyhow::Context;
-
-    use super::*;
-
-    #[test]
-    fn an_error_message_names_each_cause_once() {
-        let cause = std::io::Error::other("the disk is full");
-        let path = "out.csv".into();
-        let error: anyhow::Error = memtrace_trace::Error::Io { path, source: cause }.into();
-        assert_eq!(message(&error), "out.csv: the disk is full");
-        let error = Err::<(), _>(error).context("cannot write").unwrap_err();
-        assert_eq!(message(&error), "cannot write: out.csv: the disk is full");
-    }
 }

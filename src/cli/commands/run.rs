@@ -17,6 +17,7 @@ use memtrace_analysis::reports;
 use memtrace_cards::CARDS;
 
 use crate::child_env::{PhantomArgs, Scratch, TRACER, run_id, traced_command};
+use crate::error_message::message;
 use crate::out_folder::OutFolder;
 use crate::{args, load_failure, recovery, signals, terminal, trace_input};
 
@@ -77,7 +78,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         }
     });
     if let Err(error) = summary {
-        eprintln!("memtrace: {}", crate::message(&error));
+        eprintln!("memtrace: {}", message(&error));
     }
     out.remove_if_empty();
     drop(scratch);
