@@ -1,4 +1,4 @@
-//! Any bytes behind a sound header and meta row, and sometimes in place of them.
+//! Fuzzes reports and exports with any bytes behind a valid header and meta row, and sometimes without these.
 #![no_main]
 
 mod every_report;

@@ -1,20 +1,20 @@
-//! Every report and export on one trace file: none may panic, whatever the file says.
+//! Runs every report and export on one trace file. None may panic, whatever the file contains.
 
 use std::path::{Path, PathBuf};
 
 use memtrace_analysis::exports::{self, EXPORTS};
-use memtrace_analysis::read::input::Input;
 use memtrace_analysis::options::Options;
+use memtrace_analysis::read::input::Input;
 use memtrace_analysis::reports::REPORTS;
 
-/// A file of this process, in memory where there is such a place.
+/// A path for a file of this process, in memory if possible.
 pub fn place() -> PathBuf {
     let shm = Path::new("/dev/shm");
     let folder = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
     folder.join(format!("memtrace-fuzz-{}.csv", std::process::id()))
 }
 
-/// Runs them all on `bytes`.
+/// Runs all reports and exports on a trace of these bytes.
 pub fn run(bytes: &[u8]) {
     let path = place();
     if std::fs::write(&path, bytes).is_err() {
@@ -41,7 +41,7 @@ pub fn run(bytes: &[u8]) {
             options.values.insert(flag.name, flag.default.to_owned());
         }
         if export.name() == "plots" {
-            // Drawing takes a hundred times longer than all the rest.
+            // Rasterizing takes a hundred times longer than everything else.
             options.values.insert("image", "svg".to_owned());
         }
         if let Ok(answer) = exports::run(*export, &input, &options, Some(&place.join(export.name()))) {

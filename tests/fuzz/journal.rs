@@ -1,19 +1,19 @@
-//! The journal of a killed process: `memtrace check --repair` finishes its trace, whatever stands in it, and
-//! what comes out is a whole trace.
+//! Fuzzes `memtrace check --repair` with the journal of a killed process. Whatever the journal contains, the result is a
+//! complete trace or an unchanged file.
 #![no_main]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use libfuzzer_sys::fuzz_target;
-use memtrace_trace::journal::{Run, names_path};
-use memtrace_recover::{Repaired, repair};
 use memtrace_recover::testing::{Checkpoints, Left, bytes, event, journal};
+use memtrace_recover::{Repaired, repair};
 use memtrace_trace::csv::{RowReader, RowWriter};
-use memtrace_trace::{EventName, Row};
+use memtrace_trace::journal::{Run, names_path};
 use memtrace_trace::{Event, Meta, SCHEMA_VERSION};
+use memtrace_trace::{EventName, Row};
 
-/// What the input says, from its begin on; 0 when it has said all.
+/// The bytes of the input, in order; 0 behind its end.
 struct Words<'a>(&'a [u8]);
 
 impl Words<'_> {
@@ -23,7 +23,7 @@ impl Words<'_> {
         *first
     }
 
-    /// Mostly small, now and then anything.
+    /// A number: mostly small, sometimes any.
     fn number(&mut self) -> u64 {
         match self.byte() {
             small @ 0..=199 => u64::from(small),
@@ -51,7 +51,7 @@ impl Words<'_> {
     }
 }
 
-/// The trace as far as it was written: a meta row that names the journal, and some rows.
+/// The trace up to the kill: a meta row that names the journal, and some rows.
 fn trace(words: &mut Words<'_>, left: &str) -> Vec<u8> {
     let meta = Meta {
         schema: SCHEMA_VERSION.to_owned(),
@@ -81,13 +81,13 @@ fn trace(words: &mut Words<'_>, left: &str) -> Vec<u8> {
     }
     writer.flush().unwrap();
     let mut file = writer.get_ref().clone();
-    // Killed in the middle of a row.
+    // The process was killed within a row.
     let torn = usize::from(words.byte() % 32);
     file.truncate(file.len() - torn.min(file.len() / 4));
     file
 }
 
-/// A file of this process, in memory where there is such a place.
+/// A path for a file of this process, in memory if possible.
 fn place() -> PathBuf {
     let shm = Path::new("/dev/shm");
     let folder = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
@@ -105,7 +105,8 @@ fuzz_target!(|input: &[u8]| {
         _ => words.number(),
     };
     let csv_lengths = [lengths(file.len()), lengths(file.len())];
-    let (count, parts) = (u64::from(words.byte() % 4), [u64::from(words.byte() % 3), u64::from(words.byte() % 3)]);
+    let (count, parts) =
+        (u64::from(words.byte() % 4), [u64::from(words.byte() % 3), u64::from(words.byte() % 3)]);
     let names: Vec<u8> = (0..words.byte() % 8).flat_map(|_| bytes(&words.event())).collect();
     let names_lengths = [words.number().wrapping_mul(64), words.number().wrapping_mul(64)];
     let at = Checkpoints { count, parts, csv: csv_lengths, names: names_lengths };
@@ -128,7 +129,7 @@ fuzz_target!(|input: &[u8]| {
     };
     let mut whole = journal(&run, &at, &chunks);
     if words.byte() > 240 {
-        // A journal on a disk that was full, or is something else.
+        // A journal on a disk that was full, or a file of another kind.
         whole.truncate((words.number() as usize).wrapping_mul(61));
     }
     fs::write(&left, &whole).unwrap();

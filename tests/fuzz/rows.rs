@@ -1,4 +1,5 @@
-//! Rows that are well formed and contradict one another: small ids and sizes that meet, and extremes.
+//! Fuzzes reports and exports with well-formed rows that contradict one another: ids and sizes that collide, and
+//! extremes.
 #![no_main]
 
 mod every_report;
@@ -8,11 +9,25 @@ use memtrace_analysis::testing::TraceBuilder;
 use memtrace_trace::{Category, EventName, Row};
 
 const NAMES: &[&str] = &[
-    "(none)", "forward", "backward", "optimizer", "Net", "Net.h.0", "Net.h.1.mlp", "module:Net.h.0", "step:3",
-    "aten::mm", "a, \"b\"", "caching_allocator", "cudaMalloc", ".", "..", "é",
+    "(none)",
+    "forward",
+    "backward",
+    "optimizer",
+    "Net",
+    "Net.h.0",
+    "Net.h.1.mlp",
+    "module:Net.h.0",
+    "step:3",
+    "aten::mm",
+    "a, \"b\"",
+    "caching_allocator",
+    "cudaMalloc",
+    ".",
+    "..",
+    "é",
 ];
 
-/// A number from two bytes: mostly small, now and then as large as a column takes.
+/// A number from two bytes: mostly small, sometimes as large as a column of bytes accepts.
 fn number(bytes: [u8; 2]) -> i64 {
     let small = i64::from(bytes[1] % 16);
     match bytes[0] {
