@@ -100,7 +100,7 @@ impl Encoder {
         self.emit(
             &Row {
                 event: EventName::FreeCompleted,
-                api: Api::CachingAllocator.name(),
+                api: Api::CachingAllocator.as_str(),
                 source: TORCH_ALLOCATOR,
                 delta_bytes: -live.bytes,
                 ..self.of_live(tid, header, address, &live)
@@ -192,7 +192,7 @@ impl Encoder {
         self.emit(
             &Row {
                 event,
-                api: Api::Reconciled.name(),
+                api: Api::Reconciled.as_str(),
                 source: TORCH_ALLOCATOR,
                 delta_bytes: delta,
                 pool: i64::from(pool),

@@ -83,7 +83,7 @@ impl Statistics {
         let mut calls: Vec<_> = self.calls.iter().collect();
         calls.sort_by_key(|(api, _)| api.map(|api| api as u8));
         for (api, calls) in calls {
-            let name = api.map_or("?", Api::name);
+            let name = api.map_or("?", Api::as_str);
             let us = |quantile| calls.latency.value_at_quantile(quantile) as f64 / 1e3;
             let mut line = format!(
                 "{name}: {} calls, p50 {:.1} us, p99 {:.1} us",

@@ -272,7 +272,7 @@ fn replay(rows: &[Rec]) {
             EventName::Alloc | EventName::Free => {
                 *allocated += row.delta;
                 // A block that a call of the runtime gave lies in no segment.
-                *reserved += if row.api == Api::CachingAllocator.name() { 0 } else { row.delta };
+                *reserved += if row.api == Api::CachingAllocator.as_str() { 0 } else { row.delta };
             }
             EventName::SegmentAlloc | EventName::SegmentFree => *reserved += row.delta,
             EventName::HostAlloc | EventName::HostFree => {

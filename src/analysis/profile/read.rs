@@ -60,7 +60,7 @@ struct KnownSymbols {
 
 impl KnownSymbols {
     fn new(symbols: &SymbolTable) -> KnownSymbols {
-        let api = |api: Api| symbols.intern(api.name());
+        let api = |api: Api| symbols.intern(api.as_str());
         KnownSymbols {
             operator: api(Api::Operator),
             backward_function: api(Api::BackwardFunction),

@@ -155,7 +155,7 @@ impl OpCalls {
     /// A module's forward begins or ends. The markers of `MemoryTracker` for the root module hold the number
     /// of the next call.
     fn module(&mut self, row: &Record, replay: &Replay) {
-        if replay.symbols.get(row.api).as_ref() != Api::Module.name() {
+        if replay.symbols.get(row.api).as_ref() != Api::Module.as_str() {
             return;
         }
         let is_root = !replay.symbols.get(row.name).contains('.');

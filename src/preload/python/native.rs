@@ -57,7 +57,7 @@ pub(crate) fn module(gil: Gil) -> Option<Owned> {
     }
     let categories = Category::ALL.iter().map(|category| (category.as_str(), category.id().into()));
     set(namespace, c"CATEGORIES", ids(gil, categories)?)?;
-    set(namespace, c"APIS", ids(gil, MODULE_MEMORY.iter().map(|api| (api.name(), *api as i64)))?)?;
+    set(namespace, c"APIS", ids(gil, MODULE_MEMORY.iter().map(|api| (api.as_str(), *api as i64)))?)?;
     Some(module)
 }
 

@@ -379,7 +379,7 @@ impl Event {
     pub fn unpack(&self) -> Option<(Header, Payload)> {
         let header = Header {
             clock_ns: self.clock_ns,
-            api: Api::from_code(self.api),
+            api: Api::from_id(self.api.into()),
             device: self.device,
             context: self.context,
             step: self.step,

@@ -93,7 +93,7 @@ impl Memories {
     pub(super) fn add_io(&mut self, call: &mut CallMemory, row: &Record, symbols: &SymbolTable) {
         let words = *self.words.get_or_insert_with(|| {
             [Api::ModuleParameters, Api::ModuleBuffers, Api::ModuleInputs, Api::ModuleOutputs]
-                .map(|api| symbols.intern(api.name()))
+                .map(|api| symbols.intern(api.as_str()))
         });
         let Some(which) = words.iter().position(|word| *word == row.api) else { return };
         self.has_io = true;

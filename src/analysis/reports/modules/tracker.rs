@@ -206,7 +206,7 @@ impl Tracker {
         let name = replay.symbols.get(row.name);
         let path = match meaning(&name, None, &[]) {
             // The forward of a torch.nn.Module: its name is its path.
-            _ if replay.symbols.get(row.api).as_ref() == Api::Module.name() => name.to_string(),
+            _ if replay.symbols.get(row.api).as_ref() == Api::Module.as_str() => name.to_string(),
             Meaning::ModulePath(path) => path.to_owned(),
             Meaning::Level(level) if row.module == Symbol::NONE => level.to_owned(),
             Meaning::Level(level) => format!("{}.{level}", replay.symbols.get(row.module)),
