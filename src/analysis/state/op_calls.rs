@@ -118,8 +118,8 @@ impl OpCalls {
         }
     }
 
-    /// Requests that failed and then succeeded. One that ended with an out-of-memory error failed twice, and
-    /// counts once.
+    /// Failed allocations of segments that were tried again. A request that ended with an out-of-memory error
+    /// failed twice, so it counts as one retry.
     #[must_use]
     pub fn retries(&self) -> u64 {
         self.failed.saturating_sub(self.ooms)
