@@ -7,7 +7,7 @@
 //!
 //! The rooms depend on each other in one direction: `core` is the machine, `cuda` the runtime and the driver on
 //! it, `kernels` and `libs` the work that programs launch, `table` the list of all calls. Each file has one family
-//! of calls and its table (`table::call_table`); `table::generated` has the names that no file answers by hand. The
+//! of calls and its table (`core::call_table`); `table::generated` has the names that no file answers by hand. The
 //! library depends on no other crate of memtrace but the presets.
 
 mod core;

@@ -1,7 +1,8 @@
-//! The simulated machine: devices, their memory and streams, and the state of each thread. It knows nothing
-//! of the CUDA calls above it.
+//! The ground: the types of the C interface, the macro that defines exported functions, and the simulated
+//! machine with its devices, memory, streams and threads. It does not depend on the calls above it.
 
 pub(crate) mod async_pool;
+pub(crate) mod call_table;
 pub(crate) mod capture;
 pub(crate) mod clock;
 pub(crate) mod device;

@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::{LazyLock, Mutex};
 
+use crate::core::call_table::answers;
 use crate::core::capture;
 use crate::core::ffi::{Handle, INVALID_VALUE, InOut, OK, Out, Status, Word};
 use crate::core::host_state::fail;
 use crate::core::lock::lock;
 use crate::cuda::graphs::Graph;
 use crate::cuda::streams::StreamHandle;
-use crate::table::call_table::answers;
 
 /// The captures in progress: their number and the graph that they fill.
 static GRAPHS: LazyLock<Mutex<HashMap<u64, Handle<Graph>>>> = LazyLock::new(Mutex::default);

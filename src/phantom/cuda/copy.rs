@@ -3,13 +3,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::core::call_table::{answers, by_contract};
 use crate::core::device::Device;
 use crate::core::ffi::{INVALID_VALUE, LAUNCH_TIMEOUT, OK, Status, Word};
 use crate::core::host_state::{current, fail, host_state};
 use crate::core::values::{self, HostRead, SMALL};
 use crate::core::vram;
 use crate::cuda::{streams, vmm};
-use crate::table::call_table::{answers, by_contract};
 
 /// The device of a mapped range, or `None` for host memory. An error when a device address is not mapped.
 fn device_of_range(address: usize, size: usize) -> Result<Option<&'static Device>, Status> {

@@ -5,15 +5,15 @@ use std::sync::Mutex;
 
 use cudarc::driver::sys::cudaError_enum;
 
+use crate::core::call_table::{answers, by_contract};
 use crate::core::device::{context_handle, device_of_context};
 use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, NO_DEVICE, OK, Out, Status, Word, codes};
 use crate::core::host_state::{current_index, device, host_state, set_current};
 use crate::core::lock::lock;
-use crate::cuda::device_properties::{
+use crate::cuda::device_attributes::{
     HIGHEST_PRIORITY, attribute, bus_id, driver_version, limit_value, uuid,
 };
 use crate::cuda::streams::synchronize_current_device;
-use crate::table::call_table::{answers, by_contract};
 
 fn make_current(context: usize) -> Status {
     // Null unbinds the context; the device to which the thread falls back does not change.

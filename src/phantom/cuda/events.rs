@@ -4,12 +4,12 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
+use crate::core::call_table::answers;
 use crate::core::capture;
 use crate::core::ffi::{Handle, INVALID_HANDLE, INVALID_VALUE, NOT_READY, OK, Out, Status, Word};
 use crate::core::host_state::fail;
 use crate::core::stream::{MAX_POLLS, Stream, thread_only_observes};
 use crate::cuda::streams::StreamHandle;
-use crate::table::call_table::answers;
 
 /// An event. One that was never recorded counts as reached.
 pub(crate) struct Event {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use cudarc::driver::sys::CUDA_MEM_ALLOC_NODE_PARAMS;
 use cudarc::runtime::sys::cudaMemAllocNodeParams;
 
+use crate::core::call_table::{answers, by_contract};
 use crate::core::capture::RecordedWork;
 use crate::core::device::Device;
 use crate::core::ffi::{
@@ -17,10 +18,9 @@ use crate::core::ffi::{
 };
 use crate::core::host_state::{device, fail};
 use crate::core::lock::lock;
-use crate::cuda::device_properties::driver_version;
+use crate::cuda::device_attributes::driver_version;
 use crate::cuda::graph_memory::{self, GraphMemory};
 use crate::cuda::streams::StreamHandle;
-use crate::table::call_table::{answers, by_contract};
 
 /// A graph, or an executable graph.
 #[derive(Default)]

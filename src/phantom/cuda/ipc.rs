@@ -12,6 +12,7 @@ use std::sync::{LazyLock, Mutex};
 use cudarc::driver::sys::{CUipcEventHandle, CUipcMemHandle};
 use cudarc::runtime::sys::{cudaIpcEventHandle_t, cudaIpcMemHandle_t};
 
+use crate::core::call_table::answers;
 use crate::core::ffi::{
     DEVICE_UNINITIALIZED, Handle, INVALID_HANDLE, INVALID_VALUE, OK, OUT_OF_MEMORY, Out, Status, Word,
 };
@@ -20,7 +21,6 @@ use crate::core::lock::lock;
 use crate::core::vram::{self, BlockPurpose};
 use crate::cuda::events::{self, Event};
 use crate::cuda::memory::{PointerKind, pointer_kind};
-use crate::table::call_table::answers;
 
 /// The content of an IPC handle of any of the four header types: 64 bytes, which some calls take by value.
 #[repr(C)]

@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute_enum};
 use cudarc::runtime::sys::{cudaMemoryType, cudaPointerAttributes};
 
+use crate::core::call_table::{answers, by_contract};
 use crate::core::device::context_handle;
 use crate::core::ffi::{
     ALREADY_REGISTERED, INVALID_VALUE, In, NOT_FOUND, NOT_REGISTERED, NOT_SUPPORTED, OK, OUT_OF_MEMORY, Out,
@@ -18,7 +19,6 @@ use crate::core::lock::lock;
 use crate::core::range_allocator::RangeAllocator;
 use crate::core::vram::{self, BlockPurpose, PINNED};
 use crate::cuda::{graph_memory, streams, vmm};
-use crate::table::call_table::{answers, by_contract};
 
 /// Allocates a block of the current device and writes its address.
 pub(crate) fn alloc(out: Out<usize>, size: usize, purpose: BlockPurpose) -> Status {

@@ -2,6 +2,7 @@
 
 pub(crate) mod captures;
 pub(crate) mod copy;
+pub(crate) mod device_attributes;
 pub(crate) mod device_properties;
 pub(crate) mod driver;
 pub(crate) mod events;

@@ -6,6 +6,7 @@ use std::ffi::c_int;
 
 use cudarc::driver::sys::CUmemPool_attribute_enum;
 
+use crate::core::call_table::{answers, by_contract};
 use crate::core::device::Device;
 use crate::core::ffi::{
     INVALID_DEVICE, INVALID_VALUE, In, OK, OUT_OF_MEMORY, Out, Status, Word, codes, opaque_handle,
@@ -14,7 +15,6 @@ use crate::core::host_state::{current, device, fail};
 use crate::cuda::captures;
 use crate::cuda::memory;
 use crate::cuda::streams::StreamHandle;
-use crate::table::call_table::{answers, by_contract};
 
 /// The lowest handle of a default pool, and the distance between two of them. A handle only encodes the
 /// device.

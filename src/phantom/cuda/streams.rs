@@ -4,13 +4,13 @@ use std::ffi::c_int;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::core::call_table::{answers, by_contract};
 use crate::core::device::{Device, context_handle};
 use crate::core::ffi::{Handle, INVALID_VALUE, NOT_READY, OK, Out, Status, Word};
 use crate::core::host_state::{current, fail, host_state};
 use crate::core::lock::lock;
 use crate::core::stream::Stream;
-use crate::cuda::device_properties::HIGHEST_PRIORITY;
-use crate::table::call_table::{answers, by_contract};
+use crate::cuda::device_attributes::HIGHEST_PRIORITY;
 
 /// A stream handle as the program passes it: null or 1 for the legacy default stream of the current device, 2
 /// for the default stream of the thread, which is the same here, else the handle of a stream that [`create`]

@@ -10,6 +10,7 @@ use std::sync::Mutex;
 
 use cudarc::driver::sys::{CUmemAccess_flags, CUmemAllocationProp, CUmemAllocationType, CUmemLocationType};
 
+use crate::core::call_table::answers;
 use crate::core::ffi::{
     INVALID_DEVICE, INVALID_VALUE, In, NOT_SUPPORTED, OK, OUT_OF_MEMORY, Out, Status, Word,
 };
@@ -17,7 +18,6 @@ use crate::core::host_state::{current_index, device};
 use crate::core::lock::lock;
 use crate::core::range_allocator::RangeAllocator;
 use crate::core::vram::{self, PAGE, RESERVED};
-use crate::table::call_table::answers;
 
 /// Physical memory.
 struct PhysicalMemory {

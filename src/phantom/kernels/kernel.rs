@@ -10,15 +10,15 @@ use std::sync::{LazyLock, Mutex};
 use cudarc::driver::sys::CUfunction_attribute;
 use cudarc::runtime::sys::{cudaFuncAttributes, cudaLaunchConfig_t};
 
+use crate::core::call_table::{answers, by_contract};
 use crate::core::ffi::{Dim3, Handle, INVALID_VALUE, In, OK, Out, Status, Text, Word, codes, volume};
 use crate::core::host_state::{current, fail, host_state};
 use crate::core::lock::lock;
 use crate::core::vram::BlockPurpose;
-use crate::cuda::device_properties::capability_limits;
+use crate::cuda::device_attributes::capability_limits;
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::fatbin::{self, FatBinary};
 use crate::kernels::kernel_effects;
-use crate::table::call_table::{answers, by_contract};
 
 static LAUNCHES: AtomicU64 = AtomicU64::new(0);
 

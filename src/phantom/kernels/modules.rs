@@ -5,10 +5,10 @@ use std::ffi::c_int;
 
 use cudarc::driver::sys::CUlaunchConfig;
 
+use crate::core::call_table::{answers, by_contract};
 use crate::core::ffi::{Dim3, Handle, INVALID_VALUE, In, OK, Out, Status, Text, Word, opaque_handle};
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::{GLOBAL_SIZE, function_attribute, global_variable, launch, occupancy};
-use crate::table::call_table::{answers, by_contract};
 
 /// `CU_MODULE_LAZY_LOADING`.
 const LAZY_LOADING: c_int = 2;

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use cudarc::cublaslt::sys::{cublasLtMatmulAlgo_t, cublasLtMatmulHeuristicResult_t, cublasStatus_t};
 
+use crate::core::call_table::answers;
 use crate::core::ffi::{Handle, OK, Out, Status, Word};
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::launch_library;
-use crate::table::call_table::answers;
 
 /// The state of a cuBLAS handle.
 #[derive(Default)]

@@ -15,10 +15,11 @@ use cudarc::cudnn::sys::{
     cudnnBackendAttributeName_t, cudnnBackendAttributeType_t, cudnnBackendDescriptorType_t,
 };
 
+use crate::core::call_table::{answers, by_contract};
 use crate::core::ffi::{Handle, OK, Out, Status, Word, codes};
 use crate::core::host_state::{current, host_state};
 use crate::core::lock::lock;
-use crate::cuda::device_properties::{
+use crate::cuda::device_attributes::{
     CU_DEVICE_ATTRIBUTE_CLOCK_RATE, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE,
     CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X,
     CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK,
@@ -28,7 +29,6 @@ use crate::cuda::device_properties::{
 };
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::launch_library;
-use crate::table::call_table::{answers, by_contract};
 
 /// The first version that can choose plans without a device.
 const FIRST_DEVICELESS: usize = 90_800;

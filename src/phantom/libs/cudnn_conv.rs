@@ -9,8 +9,8 @@ use cudarc::cudnn::sys::{
     cudnnDeterminism_t, cudnnMathType_t, cudnnStatus_t,
 };
 
+use crate::core::call_table::answers;
 use crate::core::ffi::{Out, Status, Word};
-use crate::table::call_table::answers;
 
 // The three structs have one layout.
 const _: () = assert!(size_of::<cudnnConvolutionFwdAlgoPerf_t>() == 48);

@@ -14,6 +14,7 @@ use std::sync::{Mutex, OnceLock};
 
 use cudarc::nccl::sys::{ncclResult_t, ncclUniqueId};
 
+use crate::core::call_table::{answers, by_contract};
 use crate::core::ffi::{Handle, In, OK, Out, Status, Word, opaque_handle};
 use crate::core::host_state::current;
 use crate::core::lock::lock;
@@ -24,7 +25,6 @@ use crate::cuda::memory;
 use crate::kernels::reduce::{self, DataType, reduce, width};
 use crate::libs::nccl_buffers::{LibraryMemory, ring_buffers};
 use crate::libs::rank_mailbox::{Contribution, RankMailbox};
-use crate::table::call_table::{answers, by_contract};
 
 /// A communicator.
 struct Communicator {

@@ -5,11 +5,11 @@
 
 use std::ffi::{c_char, c_int};
 
+use crate::core::call_table::{answers, by_contract};
 use crate::core::device::Device;
 use crate::core::ffi::{InOut, OK, Out, Status, Text, Word};
 use crate::core::host_state::host_state;
-use crate::cuda::device_properties::{bus_id, driver_version, uuid_text};
-use crate::table::call_table::{answers, by_contract};
+use crate::cuda::device_attributes::{bus_id, driver_version, uuid_text};
 
 /// `NVML_ERROR_INVALID_ARGUMENT`.
 const INVALID_ARGUMENT: Status = 2;

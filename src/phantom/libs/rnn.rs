@@ -10,10 +10,10 @@ use std::sync::Mutex;
 
 use cudarc::cudnn::sys::{cudnnDataType_t, cudnnDirectionMode_t, cudnnRNNMode_t, cudnnStatus_t};
 
+use crate::core::call_table::{answers, by_contract};
 use crate::core::ffi::{Handle, In, OK, Out, Status, Word, codes};
 use crate::core::host_state::host_state;
 use crate::core::lock::lock;
-use crate::table::call_table::{answers, by_contract};
 
 codes!(cudnnRNNMode_t { CUDNN_LSTM, CUDNN_GRU });
 codes!(cudnnDirectionMode_t { CUDNN_UNIDIRECTIONAL });

@@ -6,6 +6,7 @@ use std::fmt::Write;
 
 use memtrace_cards::CARDS;
 
+use crate::core::call_table::AnswerKind;
 use crate::core::ffi::Out;
 use crate::core::host_state::host_state;
 use crate::core::stream::LAG_NS;
@@ -13,7 +14,6 @@ use crate::core::values::invented;
 use crate::cuda::streams::waits;
 use crate::kernels::kernel::launches;
 use crate::libs::cudnn;
-use crate::table::call_table::AnswerKind;
 use crate::table::registry;
 
 /// Names that are left to the real library, or their beginnings followed by `.*`.

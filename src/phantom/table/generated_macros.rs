@@ -3,7 +3,7 @@
 /// Functions without effect that return success.
 macro_rules! success {
     ($($name:ident),* $(,)?) => {
-        $crate::table::call_table::constant_answers! {
+        $crate::core::call_table::constant_answers! {
             SUCCESS, success_entries, Success, $crate::core::ffi::OK, $($name),*
         }
     };
@@ -12,7 +12,7 @@ macro_rules! success {
 /// Functions that return success and take device time.
 macro_rules! work {
     ($($name:ident),* $(,)?) => {
-        $crate::table::call_table::constant_answers! {
+        $crate::core::call_table::constant_answers! {
             WORK, work_entries, Success, $crate::kernels::kernel::launch_library_on_default_stream(),
             $($name),*
         }
@@ -22,7 +22,7 @@ macro_rules! work {
 /// Functions that return the code for "not supported".
 macro_rules! refuse {
     ($($name:ident),* $(,)?) => {
-        $crate::table::call_table::constant_answers! {
+        $crate::core::call_table::constant_answers! {
             UNSUPPORTED, refused_entries, Unsupported, $crate::core::ffi::NOT_SUPPORTED, $($name),*
         }
     };
@@ -33,13 +33,13 @@ macro_rules! fills {
     ($($kind:ident $name:ident($($arg:ident: $type:ty),*) { $($place:ident = $value:expr;)* })*) => {
         #[expect(non_upper_case_globals, reason = "named as the functions that they describe")]
         mod fill_entries {
-            use $crate::table::call_table::{AnswerKind, CallEntry};
+            use $crate::core::call_table::{AnswerKind, CallEntry};
             $(pub(super) static $name: CallEntry =
                 CallEntry::new(stringify!($name), AnswerKind::$kind, super::$name as *const ());)*
         }
 
         /// These functions.
-        pub(crate) const FILLS: &[&$crate::table::call_table::CallEntry] = &[$(&fill_entries::$name),*];
+        pub(crate) const FILLS: &[&$crate::core::call_table::CallEntry] = &[$(&fill_entries::$name),*];
 
         $(
             // SAFETY: no other definition of this name is linked into the library.

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
+use crate::core::call_table::{AnswerKind, CallEntry, answers};
 use crate::core::ffi::{NOT_FOUND, OK, Out, Status, Text};
-use crate::cuda::device_properties::driver_version;
-use crate::table::call_table::{AnswerKind, CallEntry, answers};
+use crate::cuda::device_attributes::driver_version;
 use crate::{cuda, kernels, libs, table};
 
 /// The tables, in the order in which `memtrace_phantom_describe` lists guesses and refusals.

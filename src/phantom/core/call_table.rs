@@ -89,13 +89,13 @@ macro_rules! answers {
     )*) => {
         #[expect(non_upper_case_globals, reason = "named as the functions that they describe")]
         mod entries {
-            use $crate::table::call_table::{AnswerKind, CallEntry};
+            use $crate::core::call_table::{AnswerKind, CallEntry};
             $(pub(super) static $name: CallEntry =
                 CallEntry::new(stringify!($name), AnswerKind::$kind, super::$name as *const ());)*
         }
 
         /// The exported functions of this file.
-        pub(crate) const TABLE: &[&$crate::table::call_table::CallEntry] = &[$(&entries::$name),*];
+        pub(crate) const TABLE: &[&$crate::core::call_table::CallEntry] = &[$(&entries::$name),*];
 
         $(
             $(#[$doc])*
@@ -104,7 +104,7 @@ macro_rules! answers {
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name(
                 $($arg: $type),*
-            ) -> $crate::table::call_table::returned!($($return)?) {
+            ) -> $crate::core::call_table::returned!($($return)?) {
                 entries::$name.count_call();
                 $body
             }
@@ -138,13 +138,13 @@ macro_rules! constant_answers {
     ($table:ident, $module:ident, $kind:ident, $answer:expr, $($name:ident),*) => {
         #[expect(non_upper_case_globals, reason = "named as the functions that they describe")]
         mod $module {
-            use $crate::table::call_table::{AnswerKind, CallEntry};
+            use $crate::core::call_table::{AnswerKind, CallEntry};
             $(pub(super) static $name: CallEntry =
                 CallEntry::new(stringify!($name), AnswerKind::$kind, super::$name as *const ());)*
         }
 
         /// These functions.
-        pub(crate) const $table: &[&$crate::table::call_table::CallEntry] = &[$(&$module::$name),*];
+        pub(crate) const $table: &[&$crate::core::call_table::CallEntry] = &[$(&$module::$name),*];
 
         $(
             // SAFETY: no other definition of this name is linked into the library.
