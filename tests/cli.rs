@@ -100,7 +100,7 @@ fn check_exits_with_1_when_the_totals_are_wrong() {
     let bad = output(&["check", path(&folder)]);
     assert_eq!(bad.status.code(), Some(1));
     let text = String::from_utf8(bad.stdout).unwrap();
-    assert!(text.contains("totals that the deltas do not give: 2"), "{text}");
+    assert!(text.contains("totals that differ from the replay: 2"), "{text}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Opens the trace that a command names. What a killed process left of it is recovered first.
+//! Opens the trace that a command names. Traces of killed processes are completed first.
 
 use std::path::{Path, PathBuf};
 

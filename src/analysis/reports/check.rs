@@ -50,8 +50,8 @@ impl Report for Check {
                 heading(&mut printer, input, &trace.meta);
                 printer.gap();
             }
-            let found = findings(&replayed);
-            let bad: u64 = found.iter().map(|(_, number)| number).sum();
+            let problems = problems(&replayed);
+            let bad: u64 = problems.iter().map(|problem| problem.count).sum();
             let name = trace.path.display().to_string();
             let rows = count(replayed.replay.counts.rows);
             if bad == 0 {
@@ -59,15 +59,15 @@ impl Report for Check {
             } else {
                 verdict = Verdict::Problem;
                 printer.line([Cell::new("bad  ", Style::Alarm), format!("{name}: {rows} rows").into()]);
-                for (what, number) in found.iter().filter(|(_, number)| *number > 0) {
-                    printer.plain(format!("     {what}: {}", count(*number)));
+                for problem in problems.iter().filter(|problem| problem.count > 0) {
+                    printer.plain(format!("     {}: {}", problem.label, count(problem.count)));
                 }
                 for example in &replayed.replay.problems.examples {
                     printer.line([Cell::new(format!("       {example}"), Style::Faint)]);
                 }
             }
             let found: serde_json::Map<String, Value> =
-                found.iter().map(|(what, number)| (what.replace(' ', "_"), (*number).into())).collect();
+                problems.iter().map(|problem| (problem.key.to_owned(), problem.count.into())).collect();
             files.push(json!({
                 "file": name,
                 "rows": replayed.replay.counts.rows,
@@ -81,16 +81,30 @@ impl Report for Check {
     }
 }
 
-fn findings(replayed: &Replayed) -> [(&'static str, u64); 8] {
-    let problems = &replayed.replay.problems;
+/// One kind of problem, and how often it occurs.
+struct Problem {
+    /// The name for `--json`.
+    key: &'static str,
+    /// The name for the text.
+    label: &'static str,
+    count: u64,
+}
+
+fn problems(replayed: &Replayed) -> [Problem; 8] {
+    let found = &replayed.replay.problems;
+    let problem = |key, label, count| Problem { key, label, count };
     [
-        ("gaps in seq", problems.seq_gaps),
-        ("totals that the deltas do not give", problems.totals),
-        ("frees of what was not live", problems.unmatched_frees),
-        ("allocations under a live id", problems.double_allocs),
-        ("frees of another size", problems.wrong_sizes),
-        ("no end row", u64::from(problems.unfinished)),
-        ("last line cut off", u64::from(replayed.summary.cut)),
-        ("lines that are not rows", replayed.summary.skipped),
+        problem("gaps_in_seq", "gaps in seq", found.seq_gaps),
+        problem("totals_that_the_deltas_do_not_give", "totals that differ from the replay", found.totals),
+        problem("frees_of_what_was_not_live", "frees of blocks that are not live", found.unmatched_frees),
+        problem(
+            "allocations_under_a_live_id",
+            "allocations with the id of a live block",
+            found.double_allocs,
+        ),
+        problem("frees_of_another_size", "frees with a different size", found.wrong_sizes),
+        problem("no_end_row", "no end row", u64::from(found.unfinished)),
+        problem("last_line_cut_off", "last line cut off", u64::from(replayed.summary.cut)),
+        problem("lines_that_are_not_rows", "lines that are not rows", replayed.summary.skipped),
     ]
 }

@@ -36,7 +36,7 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
     let options = args::options(report.flags(), matches, output.is_none())?;
     let mut inputs = Vec::new();
     for name in report.inputs() {
-        // `check` judges the file as it is; other reports read what the process meant to write.
+        // `check` judges the file as it is; other reports read the completed trace.
         let recover = report.name() != "check" || matches.get_flag("repair");
         inputs.push(trace_input::open_arg(name, matches, recover)?);
     }

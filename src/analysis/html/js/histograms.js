@@ -9,7 +9,7 @@ painters.histograms = () => {
 function bars(id, bins, title, colour, name) {
   const column = state.weigh === "bytes" ? 2 : 1;
   if (!bins.length) {
-    $(id + "-says").textContent = "No blocks.";
+    $(id + "-text").textContent = "No blocks.";
     return;
   }
   const from = bins[0][0],
@@ -44,7 +44,7 @@ function bars(id, bins, title, colour, name) {
     );
   const top = bins.reduce((best, bin) => (bin[column] > best[column] ? bin : best));
   const text = `${state.weigh === "bytes" ? bytes(sum) : count(sum) + " blocks"} in all; most between ${name(top[0])} and ${name(top[0] + 1)}: ${percent(top[column] / sum)}.`;
-  $(id + "-says").textContent = text;
+  $(id + "-text").textContent = text;
   plot.it.setAttribute("aria-label", `${title}: ${text}`);
   plot.it.title = text;
 }

@@ -56,7 +56,7 @@ painters.steps = () => {
   if (pinned >= 0 && pinned !== highest) curve(pinned, plot.colours.accent, 2);
   curve(highest, "#D55E00", 2);
   c.restore();
-  $("overlay-says").textContent =
+  $("overlay-text").textContent =
     `${count(chosen.length)} of ${count(steps.length)} steps, later ones darker. Orange-red: step ${t.stepName(highest)}, the highest` +
     (pinned >= 0 && pinned !== highest ? `; pin colour: step ${t.stepName(pinned)}, the pinned one.` : ".");
   plot.it.setAttribute(
@@ -116,7 +116,7 @@ function paintStepPeaks(t, highest, pinned) {
   };
   const first = steps.high[0],
     end = steps.high[n - 1];
-  $("step-peaks-says").textContent =
+  $("step-peaks-text").textContent =
     `The peak of each step: ${bytes(first)} in the first, ${bytes(end)} in the last. Click a step to show it.`;
-  plot.it.setAttribute("aria-label", $("step-peaks-says").textContent);
+  plot.it.setAttribute("aria-label", $("step-peaks-text").textContent);
 }

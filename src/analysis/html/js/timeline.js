@@ -126,7 +126,7 @@ painters.curve = () => {
     c.fillRect(Math.min(...selected), PLOT.top, Math.abs(selected[0] - selected[1]), high);
   }
   paintOverview(t, colours);
-  sayCurve(t, it);
+  describeCurve(t, it);
   offerDetails(t, pixels);
 };
 
@@ -514,7 +514,7 @@ function paintOverview(t, colours) {
   c.fillRect(x(t.peak.ts_ns) - 0.5, 0, 1.5, height);
 }
 
-function sayCurve(t, it) {
+function describeCurve(t, it) {
   const text =
     `Memory from ${moment(state.from, state.to - state.from)} to ${moment(state.to, state.to - state.from)}. Peak ${bytes(t.peak.bytes)} at ${duration(t.peak.ts_ns)}` +
     (t.peak.step >= 0 ? `, step ${t.peak.step}` : "") +
@@ -523,9 +523,9 @@ function sayCurve(t, it) {
       ? ""
       : `Pinned at ${moment(state.at, t.width_ns)}: ${bytes(valueAt(t, t.total, state.at))}.`);
   it.setAttribute("aria-label", text);
-  clearTimeout(sayCurve.timer);
+  clearTimeout(describeCurve.timer);
   // Screen readers are updated when the view rests, not at every frame of a drag.
-  sayCurve.timer = setTimeout(() => ($("curve-says").textContent = text), 600);
+  describeCurve.timer = setTimeout(() => ($("curve-text").textContent = text), 600);
 }
 
 /** The value of a line at a moment: exact in the detail, or else the maximum of the time bucket. */

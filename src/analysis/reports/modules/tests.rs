@@ -39,7 +39,7 @@ fn training() -> TraceBuilder {
     for _ in 0..2 {
         range(&mut trace, RangeBegin, Row { name: "fc", ..root });
         trace.alloc(2 * KIB, layer);
-        // Inside an op: taken and given back before it ends.
+        // Inside an op: allocated and freed before it ends.
         let scratch = trace.alloc(5 * KIB, layer);
         trace.free(scratch, 5 * KIB, layer);
         trace.change(Row { event: Op, device: 0, ..layer }, [0; 3]);
@@ -47,7 +47,7 @@ fn training() -> TraceBuilder {
     }
     range(&mut trace, RangeEnd, Row { module: "(none)", name: "Net", ..root });
     let backward = Row { phase: "backward", category: Category::Temporary, ..layer };
-    // Those above are ranges of the program's, this one a module that memtrace hooked.
+    // The ranges above are the program's; this one is of a module that memtrace hooks.
     let hooked = Row { module: "Net", name: "Net.fc", api: "module", phase: "backward", ..root };
     trace.raw(Row { event: RangeBegin, ..hooked });
     trace.alloc(KIB, Row { category: Category::Activation, ..backward });

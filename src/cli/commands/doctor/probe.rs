@@ -21,7 +21,7 @@ const PROBE: &str = include_str!("probe.py");
 /// The prefix of the line with its answers, as JSON.
 const ANSWER_PREFIX: &str = "memtrace-doctor ";
 
-/// Runs the Python with the tracer preloaded, and adds what its answers and its trace show.
+/// Runs the Python with the tracer preloaded, and adds findings from its answers and its trace.
 ///
 /// # Errors
 /// When the temporary folder cannot be created, or the trace cannot be read.

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::findings::{Findings, State};
 use super::torch::check_nvtx;
 
-/// Counts of what the trace of the training step contains.
+/// Counts of the rows in the trace of the training step.
 #[derive(Default)]
 pub(super) struct TraceCounts {
     events: BTreeMap<&'static str, u64>,
