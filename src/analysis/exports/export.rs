@@ -13,7 +13,7 @@ use crate::state::replay_trace::Replayed;
 
 /// The files that an export writes, with the ending of their names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leaves {
+pub enum OutputKind {
     /// One file for all processes.
     OneFile(&'static str),
     /// A file for each process.
@@ -36,7 +36,7 @@ pub trait Export: Sync {
     }
 
     /// The files that it writes.
-    fn leaves(&self, options: &Options) -> Leaves;
+    fn output_kind(&self, options: &Options) -> OutputKind;
 
     /// How to open the result, in one line; `FILE` and `FOLDER` stand for what was written.
     fn open_with(&self) -> &'static str;
@@ -80,7 +80,7 @@ pub struct Job<'a> {
     /// Notes on how far the result can be trusted.
     pub footer: Footer,
     /// The files written: path, size in bytes, and a description of the content.
-    pub wrote: Vec<(PathBuf, u64, String)>,
+    pub written: Vec<(PathBuf, u64, String)>,
 }
 
 impl<'a> Job<'a> {
@@ -103,10 +103,10 @@ impl<'a> Job<'a> {
     ///
     /// # Errors
     /// When a write failed.
-    pub(super) fn done(&mut self, out: Out, what: impl Into<String>) -> Result<()> {
+    pub(super) fn finish_file(&mut self, out: Out, content: impl Into<String>) -> Result<()> {
         let path = out.path().to_owned();
         let bytes = out.finish()?;
-        self.wrote.push((path, bytes, what.into()));
+        self.written.push((path, bytes, content.into()));
         Ok(())
     }
 }

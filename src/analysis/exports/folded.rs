@@ -7,7 +7,7 @@ use std::io::Write;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::export::{Export, Job, Leaves};
+use super::export::{Export, Job, OutputKind};
 use crate::error::Result;
 use crate::profile::flow_categories;
 use crate::read::record::Columns;
@@ -31,8 +31,8 @@ impl Export for Speedscope {
         "Live memory at the peak by phase, module and op, for speedscope.app"
     }
 
-    fn leaves(&self, _: &crate::options::Options) -> Leaves {
-        Leaves::OneFile(".speedscope.json")
+    fn output_kind(&self, _: &crate::options::Options) -> OutputKind {
+        OutputKind::OneFile(".speedscope.json")
     }
 
     fn open_with(&self) -> &'static str {
@@ -80,7 +80,7 @@ impl Export for Speedscope {
         });
         let mut out = super::Out::create(job.place)?;
         write!(out, "{file}").ok();
-        job.done(out, format!("{} stacks", count(stacks as u64)))
+        job.finish_file(out, format!("{} stacks", count(stacks as u64)))
     }
 }
 
@@ -93,8 +93,8 @@ impl Export for Collapsed {
         "Live memory at the peak as collapsed stacks, for flamegraph.pl, inferno and others"
     }
 
-    fn leaves(&self, _: &crate::options::Options) -> Leaves {
-        Leaves::OneFile(".collapsed.txt")
+    fn output_kind(&self, _: &crate::options::Options) -> OutputKind {
+        OutputKind::OneFile(".collapsed.txt")
     }
 
     fn open_with(&self) -> &'static str {
@@ -116,7 +116,7 @@ impl Export for Collapsed {
                 stacks += 1;
             }
         }
-        job.done(out, format!("{} stacks", count(stacks)))
+        job.finish_file(out, format!("{} stacks", count(stacks)))
     }
 }
 

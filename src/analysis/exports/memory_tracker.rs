@@ -7,7 +7,7 @@
 
 use std::io::{self, Write};
 
-use super::export::{Export, Job, Leaves};
+use super::export::{Export, Job, OutputKind};
 use super::out::Out;
 use super::pickle::Pickle;
 use crate::error::{Error, Result};
@@ -53,8 +53,8 @@ impl Export for MemoryTracker {
         &[FORMAT]
     }
 
-    fn leaves(&self, options: &Options) -> Leaves {
-        Leaves::FileEach(if options.text(FORMAT.name) == "json" {
+    fn output_kind(&self, options: &Options) -> OutputKind {
+        OutputKind::FileEach(if options.text(FORMAT.name) == "json" {
             ".memory-tracker.json"
         } else {
             ".memory-tracker.pickle"
@@ -89,7 +89,7 @@ impl Export for MemoryTracker {
         } else {
             run.pickle(&mut out)?
         }
-        job.done(out, format!("{} op calls", count(run.calls.count as u64)))
+        job.finish_file(out, format!("{} op calls", count(run.calls.count as u64)))
     }
 }
 

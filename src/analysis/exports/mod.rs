@@ -30,7 +30,7 @@ use crate::render::heading::heading;
 use crate::render::printer::{Cell, Printer, Style};
 use crate::reports::Answer;
 use export::trace_stem;
-pub use export::{Export, Job, Leaves};
+pub use export::{Export, Job, OutputKind};
 pub use out::{Out, STDOUT};
 
 /// Every export, in the order of the help.
@@ -64,30 +64,30 @@ pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<
     }
     printer.gap();
     let mut footer = Footer::new(input);
-    let mut wrote = Vec::new();
+    let mut written = Vec::new();
     let mut folder = PathBuf::new();
-    for (input, place) in jobs(export.leaves(options), input, place)? {
+    for (input, place) in jobs(export.output_kind(options), input, place)? {
         refuse_trace_as_place(&input, &place)?;
         // The footer has the notes on the input already.
         let mut job =
-            Job { input: &input, options, place: &place, footer: Footer::default(), wrote: Vec::new() };
+            Job { input: &input, options, place: &place, footer: Footer::default(), written: Vec::new() };
         export.write(&mut job)?;
         footer.lost += job.footer.lost;
         footer.add_bytes(job.footer.unattributed, job.footer.unattributed_ever);
         footer.notes.extend(job.footer.notes);
-        wrote.extend(job.wrote);
+        written.extend(job.written);
         folder = place;
     }
     let mut files = Vec::new();
-    for (path, bytes, what) in &wrote {
+    for (path, bytes, content) in &written {
         printer.line([
             "wrote ".into(),
             Cell::new(path.display().to_string(), Style::Strong),
-            Cell::new(format!("  {}: {what}", options.units.show(*bytes as i64)), Style::Faint),
+            Cell::new(format!("  {}: {content}", options.units.show(*bytes as i64)), Style::Faint),
         ]);
-        files.push(json!({ "file": path.display().to_string(), "bytes": bytes, "holds": what }));
+        files.push(json!({ "file": path.display().to_string(), "bytes": bytes, "holds": content }));
     }
-    let file = wrote.first().map_or(&folder, |(path, ..)| path);
+    let file = written.first().map_or(&folder, |(path, ..)| path);
     let open_with = export.open_with().replace("FILE", &file.display().to_string());
     let open_with = open_with.replace("FOLDER", &folder.display().to_string());
     printer.line([Cell::new("open it: ", Style::Faint), Cell::new(open_with, Style::Command)]);
@@ -98,12 +98,12 @@ pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<
 }
 
 /// The processes of each file to write, and its path.
-fn jobs(leaves: Leaves, input: &Input, place: Option<&Path>) -> Result<Vec<(Input, PathBuf)>> {
-    let (Leaves::OneFile(ending) | Leaves::FileEach(ending) | Leaves::Folder(ending)) = leaves;
+fn jobs(kind: OutputKind, input: &Input, place: Option<&Path>) -> Result<Vec<(Input, PathBuf)>> {
+    let (OutputKind::OneFile(ending) | OutputKind::FileEach(ending) | OutputKind::Folder(ending)) = kind;
     let stem = trace_stem(&input.path);
     let to_stdout = place.is_some_and(|place| place == Path::new(STDOUT));
-    let each = matches!(leaves, Leaves::FileEach(_)) && input.traces.len() != 1;
-    if to_stdout && (each || matches!(leaves, Leaves::Folder(_))) {
+    let each = matches!(kind, OutputKind::FileEach(_)) && input.traces.len() != 1;
+    if to_stdout && (each || matches!(kind, OutputKind::Folder(_))) {
         return Err(Error::usage(format!(
             "-o -: this export writes several files; name a folder{}",
             if each { ", or choose one process with --rank" } else { "" }
@@ -111,8 +111,8 @@ fn jobs(leaves: Leaves, input: &Input, place: Option<&Path>) -> Result<Vec<(Inpu
     }
     // In an existing folder, files are named after the trace.
     let folder = place.filter(|place| place.is_dir() || place.as_os_str().as_encoded_bytes().ends_with(b"/"));
-    let file = match (leaves, place, folder) {
-        (Leaves::Folder(_), Some(place), _) => place.to_owned(),
+    let file = match (kind, place, folder) {
+        (OutputKind::Folder(_), Some(place), _) => place.to_owned(),
         (_, _, Some(folder)) => folder.join(format!("{stem}{ending}")),
         (_, Some(place), None) => place.to_owned(),
         (_, None, _) => PathBuf::from(format!("{stem}{ending}")),

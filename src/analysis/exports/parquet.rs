@@ -17,7 +17,7 @@ use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::{ColumnPath, Type};
 
-use super::export::{Export, Job, Leaves, trace_stem};
+use super::export::{Export, Job, OutputKind, trace_stem};
 use super::out::Out;
 use crate::error::{Error, Result};
 use crate::options::Options;
@@ -47,8 +47,8 @@ impl Export for Parquet {
         "Every row for DuckDB, Polars and Spark: zstd, partitioned by rank"
     }
 
-    fn leaves(&self, _: &Options) -> Leaves {
-        Leaves::Folder(".parquet")
+    fn output_kind(&self, _: &Options) -> OutputKind {
+        OutputKind::Folder(".parquet")
     }
 
     fn open_with(&self) -> &'static str {
@@ -92,7 +92,7 @@ impl Parquet {
         }
         let rows = file.rows;
         let out = file.finish(&replayed.symbols).map_err(failed)?;
-        job.done(out, format!("{} rows", count(rows)))
+        job.finish_file(out, format!("{} rows", count(rows)))
     }
 }
 

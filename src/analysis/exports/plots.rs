@@ -4,7 +4,7 @@
 use std::io::Write;
 
 use super::downsample::{DownsampledCurve, Point};
-use super::export::{Export, Job, Leaves, trace_stem};
+use super::export::{Export, Job, OutputKind, trace_stem};
 use super::out::Out;
 use super::picture::{Axis, COLUMNS, Figure, png};
 use crate::error::Result;
@@ -53,8 +53,8 @@ impl Export for Plots {
         &[IMAGE]
     }
 
-    fn leaves(&self, _: &Options) -> Leaves {
-        Leaves::Folder(".plots")
+    fn output_kind(&self, _: &Options) -> OutputKind {
+        OutputKind::Folder(".plots")
     }
 
     fn open_with(&self) -> &'static str {
@@ -248,7 +248,7 @@ fn save(job: &mut Job<'_>, name: &str, figure: &Figure) -> Result<()> {
     if image != "png" {
         let mut out = Out::create(&job.place.join(format!("{name}.svg")))?;
         out.write_all(svg.as_bytes()).ok();
-        job.done(out, "a figure")?;
+        job.finish_file(out, "a figure")?;
     }
     if image != "svg" {
         let path = job.place.join(format!("{name}.png"));
@@ -258,7 +258,7 @@ fn save(job: &mut Job<'_>, name: &str, figure: &Figure) -> Result<()> {
         })?;
         let mut out = Out::create(&path)?;
         out.write_all(&bytes).ok();
-        job.done(out, "a figure")?;
+        job.finish_file(out, "a figure")?;
     }
     Ok(())
 }

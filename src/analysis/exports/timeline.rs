@@ -3,7 +3,7 @@
 
 use std::io::Write;
 
-use super::export::{Export, Job, Leaves};
+use super::export::{Export, Job, OutputKind};
 use super::out::Out;
 use super::plots::{categories, maxima};
 use crate::error::{Error, Result};
@@ -30,8 +30,8 @@ impl Export for Timeline {
         "torch.profiler's memory timeline: [times in µs, rows of bytes by its eight categories]"
     }
 
-    fn leaves(&self, _: &Options) -> Leaves {
-        Leaves::FileEach(".timeline.json")
+    fn output_kind(&self, _: &Options) -> OutputKind {
+        OutputKind::FileEach(".timeline.json")
     }
 
     fn open_with(&self) -> &'static str {
@@ -47,7 +47,7 @@ impl Export for Timeline {
         out.write_all(b",").ok();
         list(&mut out, profile.timeline(device).map(|(_, sizes)| sizes));
         out.write_all(b"]").ok();
-        job.done(out, format!("device {device}, {} times", count(times)))
+        job.finish_file(out, format!("device {device}, {} times", count(times)))
     }
 }
 
@@ -60,8 +60,8 @@ impl Export for Raw {
         "torch.profiler's raw memory timeline: [time in ns, action, bytes, category] for each event"
     }
 
-    fn leaves(&self, _: &Options) -> Leaves {
-        Leaves::FileEach(".timeline-raw.json")
+    fn output_kind(&self, _: &Options) -> OutputKind {
+        OutputKind::FileEach(".timeline-raw.json")
     }
 
     fn open_with(&self) -> &'static str {
@@ -72,7 +72,7 @@ impl Export for Raw {
         let DeviceProfile { profile, device, .. } = DeviceProfile::of(job)?;
         let mut out = Out::create(job.place)?;
         let events = list(&mut out, profile.raw(device));
-        job.done(out, format!("device {device}, {} events", count(events)))
+        job.finish_file(out, format!("device {device}, {} events", count(events)))
     }
 }
 
@@ -85,8 +85,8 @@ impl Export for Html {
         "torch.profiler's memory timeline as a page with its picture"
     }
 
-    fn leaves(&self, _: &Options) -> Leaves {
-        Leaves::FileEach(".timeline.html")
+    fn output_kind(&self, _: &Options) -> OutputKind {
+        OutputKind::FileEach(".timeline.html")
     }
 
     fn open_with(&self) -> &'static str {
@@ -104,7 +104,7 @@ impl Export for Html {
             picture.svg()
         )
         .ok();
-        job.done(out, format!("device {device}"))
+        job.finish_file(out, format!("device {device}"))
     }
 }
 

@@ -36,7 +36,7 @@ impl SizeHistogram {
     }
 
     /// The lowest bin with kept allocations, and how many of that bin are kept, when `room` are kept in all.
-    fn border(&self, mut room: u64) -> (usize, u64) {
+    fn threshold(&self, mut room: u64) -> (usize, u64) {
         for (bin, count) in self.bins.iter().enumerate().rev() {
             if *count > room {
                 return (bin, room);
@@ -58,8 +58,8 @@ pub(super) struct KeptBlock {
 
 /// Selects allocations while the rows are read.
 pub(super) struct BlockSelection {
-    border: usize,
-    room_at_border: u64,
+    threshold: usize,
+    room_at_threshold: u64,
     wanted: FxHashSet<i64>,
     inferred: FxHashMap<i64, Category>,
     room: usize,
@@ -76,10 +76,10 @@ impl BlockSelection {
         let inferred =
             at_peak.iter().filter(|block| block.inferred).map(|block| (block.id, block.owner.category));
         let room = if sizes.count as usize <= most { most } else { most - wanted.len() };
-        let (border, room_at_border) = sizes.border(room as u64);
+        let (threshold, room_at_threshold) = sizes.threshold(room as u64);
         BlockSelection {
-            border,
-            room_at_border,
+            threshold,
+            room_at_threshold,
             inferred: inferred.collect(),
             wanted,
             room: most,
@@ -103,14 +103,14 @@ impl BlockSelection {
     pub(super) fn add(&mut self, block: &Block, died_ns: Option<i64>) {
         if !self.wanted.contains(&block.id) {
             let bin = bin(block.bytes);
-            if bin < self.border || self.kept.len() >= self.room {
+            if bin < self.threshold || self.kept.len() >= self.room {
                 return;
             }
-            if bin == self.border {
-                if self.room_at_border == 0 {
+            if bin == self.threshold {
+                if self.room_at_threshold == 0 {
                     return;
                 }
-                self.room_at_border -= 1;
+                self.room_at_threshold -= 1;
             }
         }
         let mut block = *block;
@@ -135,9 +135,9 @@ mod tests {
         for bytes in [1 << 20, 2 << 20, 1 << 40] {
             sizes.add(bytes);
         }
-        assert_eq!(sizes.border(5), (bin(512), 2));
-        assert_eq!(sizes.border(2), (bin(1 << 20), 0));
-        assert_eq!(sizes.border(13), (0, u64::MAX));
+        assert_eq!(sizes.threshold(5), (bin(512), 2));
+        assert_eq!(sizes.threshold(2), (bin(1 << 20), 0));
+        assert_eq!(sizes.threshold(13), (0, u64::MAX));
         assert!(bin(1) == 0 && bin(i64::MAX) < 64 * 8);
         assert!(bin(1 << 20) < bin((1 << 20) + (1 << 18)));
     }

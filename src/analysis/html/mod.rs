@@ -103,7 +103,7 @@ impl Page {
                         fullest.as_ref().is_some_and(|(path, o)| *path == trace.path && *o == ordinal);
                     if whole { (BUCKETS, blocks::MOST) } else { (others, kept) }
                 };
-                json.extend(first.read_again(trace, options, size, &mut pack, &mut strings)?);
+                json.extend(first.second_reading(trace, options, size, &mut pack, &mut strings)?);
             }
             all.push(json!({
                 "path": run.path.display().to_string(),

@@ -67,7 +67,7 @@ impl ModuleCut {
     }
 
     /// The index of the part of a module.
-    pub(super) fn place(&mut self, module: Symbol, symbols: &SymbolTable) -> usize {
+    pub(super) fn index_of(&mut self, module: Symbol, symbols: &SymbolTable) -> usize {
         if let Some(place) = self.known.get(&module) {
             return *place;
         }

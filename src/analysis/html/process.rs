@@ -120,7 +120,7 @@ impl FirstReading {
 
     /// The second reading: fills a track for each device that was used. `size` gives the number of time
     /// buckets and of allocations of a device.
-    pub(super) fn read_again(
+    pub(super) fn second_reading(
         self,
         trace: &TraceFile,
         options: &Options,

@@ -186,7 +186,7 @@ impl Track {
     }
 
     fn owners(&mut self, replay: &Replay, category: Category, module: Symbol) -> [usize; 2] {
-        [category as usize, Category::ALL.len() + self.plan.module_cut.place(module, &replay.symbols)]
+        [category as usize, Category::ALL.len() + self.plan.module_cut.index_of(module, &replay.symbols)]
     }
 
     fn add(&mut self, row: &Record, replay: &Replay, category: Category, module: Symbol, delta: i64) {

@@ -47,7 +47,7 @@ pub(super) enum SliceKind {
     /// A range of the program or of a module call, with the API that opened it.
     Range(Symbol),
     /// A range that did not close in the order of its thread.
-    Astray(Symbol),
+    OutOfOrder(Symbol),
     Op,
     Band,
 }
@@ -98,7 +98,7 @@ impl SliceCollector {
                     let nested = at + 1 == open.len();
                     let begun = open.remove(at);
                     let kind =
-                        if nested { SliceKind::Range(begun.api) } else { SliceKind::Astray(begun.api) };
+                        if nested { SliceKind::Range(begun.api) } else { SliceKind::OutOfOrder(begun.api) };
                     self.slice(row, SliceName::Text(begun.name), begun.start_ns, kind);
                 }
             }

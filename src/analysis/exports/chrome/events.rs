@@ -55,12 +55,12 @@ impl ProcessWriter<'_> {
         let words: Vec<&str> =
             trace.meta.argv.iter().map(|word| word.rsplit('/').next().unwrap_or(word)).collect();
         let name = format!("rank {} (pid {}): {}", trace.meta.rank, tracks.pid, words.join(" "));
-        self.named(list, "process_name", 0, &name);
+        self.add_metadata(list, "process_name", 0, &name);
         list.add(&json!({
             "ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": { "sort_index": pid },
         }));
-        self.named(list, "thread_name", STEPS, "steps");
-        self.named(list, "thread_name", PHASES, "phases");
+        self.add_metadata(list, "thread_name", STEPS, "steps");
+        self.add_metadata(list, "thread_name", PHASES, "phases");
         let mut devices: Vec<(i32, DownsampledCurve)> = tracks.curves.into_iter().collect();
         devices.sort_by_key(|(ordinal, _)| *ordinal);
         for (ordinal, curve) in devices {
@@ -82,8 +82,8 @@ impl ProcessWriter<'_> {
         }
     }
 
-    fn named(&self, list: &mut EventList<'_>, what: &str, tid: i32, name: &str) {
-        list.add(&json!({ "ph": "M", "pid": self.pid, "tid": tid, "name": what, "args": { "name": name } }));
+    fn add_metadata(&self, list: &mut EventList<'_>, field: &str, tid: i32, name: &str) {
+        list.add(&json!({ "ph": "M", "pid": self.pid, "tid": tid, "name": field, "args": { "name": name } }));
     }
 
     /// The time in µs since the start of the first process.
@@ -113,7 +113,7 @@ impl ProcessWriter<'_> {
                 let (module, phase) = (self.text(slice.module), self.text(slice.phase));
                 event["args"] = json!({ "module": module, "phase": phase, "bytes": slice.bytes });
             }
-            SliceKind::Astray(api) => {
+            SliceKind::OutOfOrder(api) => {
                 let cat = self.text(api);
                 for (ph, ts) in [("b", start), ("e", start + duration)] {
                     list.add(&json!({

@@ -7,7 +7,7 @@
 mod collector;
 mod events;
 
-use super::export::{Export, Job, Leaves, MAX_EVENTS, max_events};
+use super::export::{Export, Job, MAX_EVENTS, OutputKind, max_events};
 use super::out::Out;
 use crate::error::Result;
 use crate::options::{Flag, Options};
@@ -53,8 +53,8 @@ impl Export for Chrome {
         &[MAX_EVENTS]
     }
 
-    fn leaves(&self, _: &Options) -> Leaves {
-        Leaves::OneFile(".trace.json")
+    fn output_kind(&self, _: &Options) -> OutputKind {
+        OutputKind::OneFile(".trace.json")
     }
 
     fn open_with(&self) -> &'static str {
@@ -103,6 +103,6 @@ impl Export for Chrome {
                 count(dropped)
             ));
         }
-        job.done(out, format!("{} events", count(events)))
+        job.finish_file(out, format!("{} events", count(events)))
     }
 }

@@ -12,7 +12,7 @@ use crate::state::layout::{Layout, SegmentRange};
 use crate::state::replay::{Block, HOST, MemoryKind, Replay, Totals};
 
 /// The most segments that wait for their first block, which follows directly.
-const MOST_FRESH: usize = 256;
+const MOST_NEW_SEGMENTS: usize = 256;
 
 /// The owner of an entry or block: op, module, phase, step, and lines of Python where the trace has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,7 +90,7 @@ pub(super) struct SnapshotSegment {
     pub(super) device: i32,
     pub(super) addr: i64,
     pub(super) range: SegmentRange,
-    pub(super) taker: Option<SegmentOwner>,
+    pub(super) segment_owner: Option<SegmentOwner>,
     pub(super) blocks: Vec<ActiveBlock>,
 }
 
@@ -108,12 +108,12 @@ pub(super) struct Collector {
     /// The totals of each device before the row.
     pub(super) before: FxHashMap<i32, Totals>,
     /// The owner and stream of each segment, or piece of an expandable one, by device and address.
-    pub(super) takers: FxHashMap<(i32, i64), SegmentOwner>,
+    pub(super) segment_owners: FxHashMap<(i32, i64), SegmentOwner>,
     /// Segments without a block so far, with their ends. Their rows have no stream, because the call precedes
     /// the report of the block that needs the segment.
-    pub(super) fresh: Vec<(i32, i64, i64)>,
+    pub(super) new_segments: Vec<(i32, i64, i64)>,
     /// Address ranges of blocks outside all known segments, by device.
-    pub(super) strays: BTreeMap<i32, BTreeMap<i64, i64>>,
+    pub(super) stray_ranges: BTreeMap<i32, BTreeMap<i64, i64>>,
 }
 
 impl Collector {
@@ -127,9 +127,9 @@ impl Collector {
             dropped: 0,
             pending: BTreeMap::new(),
             before: FxHashMap::default(),
-            takers: FxHashMap::default(),
-            fresh: Vec::new(),
-            strays: BTreeMap::new(),
+            segment_owners: FxHashMap::default(),
+            new_segments: Vec::new(),
+            stray_ranges: BTreeMap::new(),
         }
     }
 
@@ -139,7 +139,7 @@ impl Collector {
         }
         self.layout.feed(row);
         if row.event == EventName::Alloc {
-            self.name_streams(row);
+            self.assign_stream(row);
             self.complete_pending(row, replay.in_window());
         }
         let now = replay.find(row.device).map(|device| device.totals).unwrap_or_default();
@@ -150,7 +150,7 @@ impl Collector {
         // Its row has the fields of a segment's row.
         let stream = match row.event {
             EventName::SegmentFree | EventName::SegmentUnmap => {
-                self.takers.get(&key).map_or(row.stream, |taker| taker.stream)
+                self.segment_owners.get(&key).map_or(row.stream, |segment_owner| segment_owner.stream)
             }
             _ => row.stream,
         };
@@ -169,7 +169,7 @@ impl Collector {
         match row.event {
             EventName::Alloc | EventName::Live => {
                 self.push(inside, new("alloc", row.addr, size, block));
-                self.place(row);
+                self.record_stray(row);
             }
             EventName::Free => {
                 self.push(inside, new("free_requested", row.addr, size, block));
@@ -205,17 +205,17 @@ impl Collector {
             EventName::SegmentAlloc | EventName::SegmentMap => {
                 let action = if row.event == EventName::SegmentMap { "segment_map" } else { "segment_alloc" };
                 self.push(inside, new(action, row.addr, row.delta_bytes, None));
-                self.takers.insert(key, SegmentOwner { owner: FrameOwner::of(row), stream });
-                if self.fresh.len() == MOST_FRESH {
-                    self.fresh.remove(0);
+                self.segment_owners.insert(key, SegmentOwner { owner: FrameOwner::of(row), stream });
+                if self.new_segments.len() == MOST_NEW_SEGMENTS {
+                    self.new_segments.remove(0);
                 }
-                self.fresh.push((row.device, row.addr, row.addr.saturating_add(row.delta_bytes)));
+                self.new_segments.push((row.device, row.addr, row.addr.saturating_add(row.delta_bytes)));
             }
             EventName::SegmentFree | EventName::SegmentUnmap => {
                 let action =
                     if row.event == EventName::SegmentUnmap { "segment_unmap" } else { "segment_free" };
                 self.push(inside, new(action, row.addr, -row.delta_bytes, None));
-                self.takers.remove(&key);
+                self.segment_owners.remove(&key);
             }
             _ => {}
         }
@@ -253,15 +253,15 @@ impl Collector {
     }
 
     /// Assigns the stream of a block to the segments that it is the first in.
-    fn name_streams(&mut self, row: &Record) {
+    fn assign_stream(&mut self, row: &Record) {
         let end = row.addr.saturating_add(row.delta_bytes);
-        let (takers, entries) = (&mut self.takers, &mut self.entries);
-        self.fresh.retain(|(device, from, to)| {
+        let (segment_owners, entries) = (&mut self.segment_owners, &mut self.entries);
+        self.new_segments.retain(|(device, from, to)| {
             if *device != row.device || *to <= row.addr || end <= *from {
                 return true;
             }
-            if let Some(taker) = takers.get_mut(&(*device, *from)) {
-                taker.stream = row.stream;
+            if let Some(segment_owner) = segment_owners.get_mut(&(*device, *from)) {
+                segment_owner.stream = row.stream;
             }
             let just = entries.iter_mut().rev().take_while(|entry| entry.action.starts_with("segment"));
             for entry in just.filter(|entry| entry.device == *device && entry.addr == *from) {
@@ -272,24 +272,24 @@ impl Collector {
     }
 
     /// Records the address range of a block outside all known segments.
-    fn place(&mut self, row: &Record) {
+    fn record_stray(&mut self, row: &Record) {
         let end = row.addr.saturating_add(row.delta_bytes.max(0));
         if self.layout.holds(row.device, row.addr, end) {
             return;
         }
-        let strays = self.strays.entry(row.device).or_default();
+        let stray_ranges = self.stray_ranges.entry(row.device).or_default();
         let (mut from, mut to) = (row.addr, end);
         // Merge it with adjacent ranges.
-        while let Some((start, stop)) = strays
+        while let Some((start, stop)) = stray_ranges
             .range(..=to)
             .next_back()
             .map(|(start, stop)| (*start, *stop))
             .filter(|(_, stop)| *stop >= from)
         {
-            strays.remove(&start);
+            stray_ranges.remove(&start);
             (from, to) = (from.min(start), to.max(stop));
         }
-        strays.insert(from, to);
+        stray_ranges.insert(from, to);
     }
 
     /// The segments with their blocks. Every block lies in one, even if the rows contradict each other.
@@ -310,7 +310,7 @@ impl Collector {
                 continue;
             }
             let mut ranges: BTreeMap<i64, SegmentRange> = self.layout.ranges(device).collect();
-            for (from, to) in self.strays.get(&device).into_iter().flatten() {
+            for (from, to) in self.stray_ranges.get(&device).into_iter().flatten() {
                 // A known segment may cover an earlier stray range.
                 if !self.layout.touches(device, *from, *to) {
                     ranges.insert(
@@ -333,8 +333,8 @@ impl Collector {
                         inside.push(block);
                     }
                 }
-                let taker = self.takers.get(&(device, addr)).copied();
-                segments.push(SnapshotSegment { device, addr, range, taker, blocks: inside });
+                let segment_owner = self.segment_owners.get(&(device, addr)).copied();
+                segments.push(SnapshotSegment { device, addr, range, segment_owner, blocks: inside });
             }
         }
         segments

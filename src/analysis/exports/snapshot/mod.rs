@@ -12,7 +12,7 @@ use std::io;
 use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 
-use super::export::{Export, Job, Leaves, MAX_EVENTS, max_events};
+use super::export::{Export, Job, MAX_EVENTS, OutputKind, max_events};
 use super::out::Out;
 use super::pickle::Pickle;
 use crate::error::Result;
@@ -59,8 +59,8 @@ impl Export for Snapshot {
         &[MAX_EVENTS]
     }
 
-    fn leaves(&self, _: &Options) -> Leaves {
-        Leaves::FileEach(".snapshot.pickle")
+    fn output_kind(&self, _: &Options) -> OutputKind {
+        OutputKind::FileEach(".snapshot.pickle")
     }
 
     fn open_with(&self) -> &'static str {
@@ -100,7 +100,7 @@ impl Export for Snapshot {
                 count(entries as u64 + collected.dropped)
             ));
         }
-        if collected.strays.values().any(|strays| !strays.is_empty()) {
+        if collected.stray_ranges.values().any(|stray_ranges| !stray_ranges.is_empty()) {
             job.footer
                 .notes
                 .push("blocks whose segment was not seen lie in segments made up around them".to_owned());
@@ -121,7 +121,7 @@ impl Export for Snapshot {
         };
         writer.snapshot(&collected, &segments, trace).map_err(io_error)?;
         writer.pickle.finish().map_err(io_error)?;
-        job.done(out, what)
+        job.finish_file(out, what)
     }
 }
 

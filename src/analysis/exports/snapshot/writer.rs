@@ -84,7 +84,7 @@ impl Writer<'_> {
     fn segment(&mut self, segment: &SnapshotSegment) -> io::Result<()> {
         let sum = |of: fn(&ActiveBlock) -> i64| segment.blocks.iter().map(of).sum::<i64>();
         let pool = segment.blocks.iter().map(|block| block.pool).find(|pool| *pool != 0);
-        let taken = segment.taker.map_or(segment.range.stream, |taker| taker.stream);
+        let taken = segment.segment_owner.map_or(segment.range.stream, |segment_owner| segment_owner.stream);
         let stream = segment.blocks.first().map_or(taken, |block| block.stream);
         let small = match segment.range.expandable {
             true => segment.blocks.iter().all(|block| block.bytes <= SMALL_SIZE as i64),
@@ -112,8 +112,8 @@ impl Writer<'_> {
         self.pickle.key(&mut dict, "is_expandable")?;
         self.pickle.bool(segment.range.expandable)?;
         self.pickle.key(&mut dict, "frames")?;
-        match segment.taker {
-            Some(taker) => self.frames(taker.owner)?,
+        match segment.segment_owner {
+            Some(segment_owner) => self.frames(segment_owner.owner)?,
             None => {
                 let none = self.pickle.list()?;
                 self.pickle.close(none)?;
