@@ -18,7 +18,7 @@ use memtrace_trace::units::Unit;
 use crate::args::{self, DEFAULT_FOLDER};
 use crate::terminal;
 use screen::Screen;
-use view::{Choice, SORTS, View};
+use view::{SORTS, View, ViewSettings};
 
 /// The ways to group live blocks.
 const GROUPINGS: &[&str] = &["module", "category", "op", "phase", "step"];
@@ -78,7 +78,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let seconds: f64 = matches.get_one("interval").copied().unwrap_or(1.0);
     let stdout = std::io::stdout();
     let interactive = !matches.get_flag("once") && terminal::width(&stdout).is_some();
-    let choice = Choice {
+    let settings = ViewSettings {
         by: GROUPINGS.iter().position(|key| *key == text("by")).unwrap_or(0),
         sort: 0,
         rank: matches.get_one::<i32>("rank").copied(),
@@ -87,13 +87,13 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         interval: Duration::from_secs_f64(seconds.clamp(0.1, 3600.0)),
     };
     let mut view =
-        View { path, units, paint: terminal::use_colour(text("color"), &stdout), choice, previous: None };
-    let mut follower = LiveRun::new(path);
+        View { path, units, paint: terminal::use_colour(text("color"), &stdout), settings, previous: None };
+    let mut live_run = LiveRun::new(path);
     if interactive {
-        return watch(&mut follower, &mut view);
+        return watch(&mut live_run, &mut view);
     }
-    follower.update();
-    if follower.processes.is_empty() {
+    live_run.update();
+    if live_run.processes.is_empty() {
         bail!(
             "{}: no trace yet; write one with: memtrace run -o {} -- python train.py",
             path.display(),
@@ -101,7 +101,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         );
     }
     let width = terminal::width(&stdout).unwrap_or(100);
-    let lines = view.lines(&follower, width, 40);
+    let lines = view.lines(&live_run, width, 40);
     let mut stdout = stdout.lock();
     for line in lines {
         writeln!(stdout, "{line}")?;
@@ -110,22 +110,22 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
 }
 
 /// Refreshes the screen until the user leaves it.
-fn watch(follower: &mut LiveRun, view: &mut View<'_>) -> Result<ExitCode> {
+fn watch(live_run: &mut LiveRun, view: &mut View<'_>) -> Result<ExitCode> {
     let screen = Screen::enter()?;
     let mut next = Instant::now();
     let mut fresh = true;
     loop {
         if Instant::now() >= next {
-            if !view.choice.paused {
-                follower.update();
-                view.remember(follower);
+            if !view.settings.paused {
+                live_run.update();
+                view.remember(live_run);
                 fresh = true;
             }
-            next = Instant::now() + view.choice.interval;
+            next = Instant::now() + view.settings.interval;
         }
         if std::mem::take(&mut fresh) {
             let (width, height) = screen.size();
-            screen.show(&view.lines(follower, width, height))?;
+            screen.show(&view.lines(live_run, width, height))?;
         }
         let rest = next.saturating_duration_since(Instant::now());
         if !crossterm::event::poll(rest)? {
@@ -136,22 +136,22 @@ fn watch(follower: &mut LiveRun, view: &mut View<'_>) -> Result<ExitCode> {
         if key.kind == KeyEventKind::Release {
             continue;
         }
-        let choice = &mut view.choice;
+        let settings = &mut view.settings;
         match key.code {
-            _ if choice.help => choice.help = false,
+            _ if settings.help => settings.help = false,
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => break,
             KeyCode::Char('q') | KeyCode::Esc => break,
-            KeyCode::Char(' ') => choice.paused = !choice.paused,
-            KeyCode::Char('h' | '?') => choice.help = true,
-            KeyCode::Char('b') => choice.by = (choice.by + 1) % GROUPINGS.len(),
+            KeyCode::Char(' ') => settings.paused = !settings.paused,
+            KeyCode::Char('h' | '?') => settings.help = true,
+            KeyCode::Char('b') => settings.by = (settings.by + 1) % GROUPINGS.len(),
             KeyCode::Char(c @ ('m' | 'c' | 'o' | 'p' | 't')) => {
-                choice.by = ['m', 'c', 'o', 'p', 't'].iter().position(|key| *key == c).unwrap_or(0);
+                settings.by = ['m', 'c', 'o', 'p', 't'].iter().position(|key| *key == c).unwrap_or(0);
             }
-            KeyCode::Char('s' | '>') => choice.sort = (choice.sort + 1) % SORTS.len(),
-            KeyCode::Char('<') => choice.sort = (choice.sort + SORTS.len() - 1) % SORTS.len(),
-            KeyCode::Char('r') => view.next_rank(follower),
-            KeyCode::Char('+') => choice.interval = (choice.interval / 2).max(Duration::from_millis(100)),
-            KeyCode::Char('-') => choice.interval = (choice.interval * 2).min(Duration::from_secs(60)),
+            KeyCode::Char('s' | '>') => settings.sort = (settings.sort + 1) % SORTS.len(),
+            KeyCode::Char('<') => settings.sort = (settings.sort + SORTS.len() - 1) % SORTS.len(),
+            KeyCode::Char('r') => view.next_rank(live_run),
+            KeyCode::Char('+') => settings.interval = (settings.interval / 2).max(Duration::from_millis(100)),
+            KeyCode::Char('-') => settings.interval = (settings.interval * 2).min(Duration::from_secs(60)),
             _ => {}
         }
     }

@@ -18,7 +18,7 @@ use super::GROUPINGS;
 pub(super) const SORTS: [&str; 4] = ["bytes", "growth", "blocks", "name"];
 
 /// The settings that keys change.
-pub(super) struct Choice {
+pub(super) struct ViewSettings {
     /// An index into [`GROUPINGS`].
     pub(super) by: usize,
     /// An index into [`SORTS`].
@@ -35,7 +35,7 @@ pub(super) struct View<'a> {
     pub(super) path: &'a Path,
     pub(super) units: Unit,
     pub(super) paint: bool,
-    pub(super) choice: Choice,
+    pub(super) settings: ViewSettings,
     pub(super) previous: Option<Previous>,
 }
 
@@ -53,29 +53,29 @@ pub(super) struct Previous {
 
 impl View<'_> {
     /// The process to show: that of the chosen rank, or else the one with the most memory in use.
-    fn process<'f>(&self, follower: &'f LiveRun) -> Option<&'f LiveProcess> {
+    fn process<'f>(&self, live_run: &'f LiveRun) -> Option<&'f LiveProcess> {
         let chosen =
-            self.choice.rank.and_then(|rank| follower.processes.iter().find(|p| p.meta.rank == rank));
+            self.settings.rank.and_then(|rank| live_run.processes.iter().find(|p| p.meta.rank == rank));
         chosen.or_else(|| {
             let used = |p: &LiveProcess| p.device().map_or(0, |device| device.totals.get(Metric::Used));
-            follower.processes.iter().max_by_key(|p| (used(p), -p.meta.rank))
+            live_run.processes.iter().max_by_key(|p| (used(p), -p.meta.rank))
         })
     }
 
     /// Chooses the next rank; after the last, the one with the most memory in use.
-    pub(super) fn next_rank(&mut self, follower: &LiveRun) {
-        let ranks: Vec<i32> = follower.processes.iter().map(|process| process.meta.rank).collect();
-        let place = self.choice.rank.and_then(|rank| ranks.iter().position(|known| *known == rank));
-        self.choice.rank = match place {
+    pub(super) fn next_rank(&mut self, live_run: &LiveRun) {
+        let ranks: Vec<i32> = live_run.processes.iter().map(|process| process.meta.rank).collect();
+        let place = self.settings.rank.and_then(|rank| ranks.iter().position(|known| *known == rank));
+        self.settings.rank = match place {
             None => ranks.first().copied(),
             Some(place) => ranks.get(place + 1).copied(),
         };
     }
 
     /// Stores the owners, from which the next refresh computes growth.
-    pub(super) fn remember(&mut self, follower: &LiveRun) {
-        let Some(process) = self.process(follower) else { return };
-        let (by, rank, rows) = (self.choice.by, process.meta.rank, process.replay.counts.rows);
+    pub(super) fn remember(&mut self, live_run: &LiveRun) {
+        let Some(process) = self.process(live_run) else { return };
+        let (by, rank, rows) = (self.settings.by, process.meta.rank, process.replay.counts.rows);
         let groups = groups(process, by);
         let now = Instant::now();
         let mut growth = Vec::new();
@@ -94,13 +94,13 @@ impl View<'_> {
     }
 
     /// The whole screen, in at most `height` lines of `width` columns.
-    pub(super) fn lines(&self, follower: &LiveRun, width: usize, height: usize) -> Vec<String> {
+    pub(super) fn lines(&self, live_run: &LiveRun, width: usize, height: usize) -> Vec<String> {
         let mut page = Printer::new(self.paint, Some(width));
-        if self.choice.help {
+        if self.settings.help {
             help(&mut page);
             return cut(&page, height);
         }
-        let Some(process) = self.process(follower) else {
+        let Some(process) = self.process(live_run) else {
             page.line([
                 Cell::new("memtrace live", Style::Strong),
                 format!("  waiting for a trace in {}", self.path.display()).into(),
@@ -113,12 +113,12 @@ impl View<'_> {
                     Style::Command,
                 ),
             ]);
-            keys(&mut page, &self.choice);
+            keys(&mut page, &self.settings);
             return cut(&page, height);
         };
         self.heading(&mut page, process);
-        if follower.processes.len() > 1 {
-            self.ranks(&mut page, follower, process, height / 4);
+        if live_run.processes.len() > 1 {
+            self.ranks(&mut page, live_run, process, height / 4);
         }
         self.totals(&mut page, process);
         let used = page.text().lines().count();
@@ -133,7 +133,7 @@ impl View<'_> {
         let used = page.text().lines().count();
         self.owners(&mut page, process, height.saturating_sub(used + 4).max(1));
         page.gap();
-        keys(&mut page, &self.choice);
+        keys(&mut page, &self.settings);
         cut(&page, height)
     }
 
@@ -155,7 +155,7 @@ impl View<'_> {
             Cell::new(words.join(" "), Style::Strong),
             Cell::new(format!("  {state}"), if process.ended { Style::Alarm } else { Style::Plain }),
         ];
-        if self.choice.paused {
+        if self.settings.paused {
             cells.push(Cell::new("  PAUSED", Style::Alarm));
         }
         page.line(cells);
@@ -177,7 +177,7 @@ impl View<'_> {
         page.line(cells);
     }
 
-    fn ranks(&self, page: &mut Printer, follower: &LiveRun, shown: &LiveProcess, most: usize) {
+    fn ranks(&self, page: &mut Printer, live_run: &LiveRun, shown: &LiveProcess, most: usize) {
         let mut table = Table::new(&[
             ("rank", Side::Right),
             ("allocated", Side::Right),
@@ -186,7 +186,7 @@ impl View<'_> {
             ("step", Side::Right),
             ("", Side::Left),
         ]);
-        for process in follower.processes.iter().take(most.max(2)) {
+        for process in live_run.processes.iter().take(most.max(2)) {
             let device = process.device();
             let bytes = |value: Option<i64>| self.units.show(value.unwrap_or(0)).to_string();
             let own = std::ptr::eq(process, shown);
@@ -208,7 +208,7 @@ impl View<'_> {
         }
         page.gap();
         page.table(&table);
-        let rest = follower.processes.len().saturating_sub(most.max(2));
+        let rest = live_run.processes.len().saturating_sub(most.max(2));
         if rest > 0 {
             page.line([Cell::new(format!("{rest} more ranks"), Style::Faint)]);
         }
@@ -314,7 +314,7 @@ impl View<'_> {
     }
 
     fn owners(&self, page: &mut Printer, process: &LiveProcess, room: usize) {
-        let by = self.choice.by;
+        let by = self.settings.by;
         let mut groups = groups(process, by);
         let total: i64 = groups.iter().map(|(_, group)| group.bytes).sum();
         let known = self.previous.as_ref().filter(|b| b.by == by && b.rank == process.meta.rank);
@@ -323,7 +323,7 @@ impl View<'_> {
                 .and_then(|previous| previous.growth.iter().find(|(n, _)| n == name))
                 .map_or(0, |(_, by)| *by)
         };
-        match SORTS[self.choice.sort] {
+        match SORTS[self.settings.sort] {
             "growth" => groups.sort_by_key(|(name, group)| (-growth(name), -group.bytes, name.clone())),
             "blocks" => groups.sort_by_key(|(name, group)| (u64::MAX - group.blocks, name.clone())),
             "name" => groups.sort_by(|a, b| a.0.cmp(&b.0)),
@@ -377,15 +377,15 @@ fn groups(process: &LiveProcess, by: usize) -> Vec<(String, Group)> {
     memtrace_analysis::state::group::sorted(key.groups(&blocks, &process.symbols))
 }
 
-fn keys(page: &mut Printer, choice: &Choice) {
+fn keys(page: &mut Printer, settings: &ViewSettings) {
     let mut cells = Vec::new();
     for (key, action) in [
         ("q", "quit".to_owned()),
-        ("space", if choice.paused { "resume" } else { "pause" }.to_owned()),
-        ("b", format!("by {}", GROUPINGS[choice.by])),
-        ("s", format!("sort: {}", SORTS[choice.sort])),
-        ("r", choice.rank.map_or("rank: most used".to_owned(), |rank| format!("rank {rank}"))),
-        ("+ -", format!("every {:.1} s", choice.interval.as_secs_f64())),
+        ("space", if settings.paused { "resume" } else { "pause" }.to_owned()),
+        ("b", format!("by {}", GROUPINGS[settings.by])),
+        ("s", format!("sort: {}", SORTS[settings.sort])),
+        ("r", settings.rank.map_or("rank: most used".to_owned(), |rank| format!("rank {rank}"))),
+        ("+ -", format!("every {:.1} s", settings.interval.as_secs_f64())),
         ("h", "help".to_owned()),
     ] {
         cells.push(Cell::new(key, Style::Strong));
