@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""What the hooks of dlsym and cuGetProcAddress cost a program that looks symbols up, and a torch that is imported.
+"""Measures the cost of the hooks of dlsym and cuGetProcAddress: for look-ups in a loop, and for `import
+torch`.
 
     benches/lookups.py [PYTHON...]      each PYTHON has torch; needs gcc and cargo build --release
 
-Look-ups: ratios of one run, the smallest of several rounds, traced against untraced. Imports: each round runs every way
-once, in turn, and its ratio is that round's own, so that a slow moment of the machine falls on all of them; the median of
-the rounds, and the middle half of them, of the clock and of the CPU. "untraced again" is the same as untraced: it shows
-what the rounds cannot tell apart. MEMTRACE_ENABLED=0 shows what the preload itself costs.
+Look-ups: the smallest time of several rounds, traced over untraced, in one run.
+
+Imports: each round runs every setting once, in turn, so a slow moment of the machine falls on all of them.
+A ratio compares two runs of one round. The table has the median of the ratios and their middle half, of
+wall time and of CPU time. "untraced again" shows the noise. MEMTRACE_ENABLED=0 shows the cost of the
+preload itself.
 """
 
 import os

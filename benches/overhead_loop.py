@@ -1,8 +1,10 @@
-"""Trains a small GPT and prints the seconds of each step, of the clock and of the CPU: what scripts/overhead times.
+"""Trains a small GPT and prints wall and CPU seconds of each step; scripts/overhead runs it.
 
-overhead_loop.py RECORDER STEPS PACE: RECORDER is none, history, history-stacks, profiler or callbacks (of ops,
-which do nothing: what torch itself charges everybody who wants to hear of ops); PACE products of matrices on the
-CPU follow each step, as data loading and logging would.
+    overhead_loop.py RECORDER STEPS PACE
+
+RECORDER is none, history, history-stacks, profiler or callbacks. `callbacks` registers op callbacks that
+do nothing: torch itself charges this to every tool that observes ops. After each step, PACE products of
+matrices run on the CPU, as data loading and logging would.
 """
 
 import ctypes
@@ -30,7 +32,7 @@ class Callback(ctypes.Structure):
 
 
 def listen():
-    """Hears of ops, of backward functions and of what the program names, as memtrace does, and does nothing."""
+    """Registers for the same ops as memtrace (with backward functions and user ranges), and does nothing."""
     code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     # mov qword ptr [rdi], 0; mov rax, rdi; ret: the start gives no state of its own. Then a ret for the end.
     start = bytes.fromhex("48c707000000004889f8c3")

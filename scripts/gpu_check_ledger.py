@@ -1,4 +1,4 @@
-"""The part of gpu-check that holds `memtrace ledger` against nvidia-smi and the driver."""
+"""Compares `memtrace ledger` with nvidia-smi and the driver; a part of gpu-check."""
 
 import csv
 import json

@@ -50,7 +50,10 @@ def summary():
     used = "reserved_bytes"
     if ask(f"select count(*) rows from t where {OUTSIDE}")[0]["rows"]:
         # Costs a sort: not where there is nothing to add.
-        outside = f"sum(case when {OUTSIDE} then delta_bytes else 0 end) over (order by seq rows unbounded preceding)"
+        outside = (
+            f"sum(case when {OUTSIDE} then delta_bytes else 0 end) "
+            "over (order by seq rows unbounded preceding)"
+        )
         duckdb.execute(
             f"create or replace temp table t as select *, reserved_bytes + {outside} used_bytes from t"
         )
@@ -72,7 +75,10 @@ def summary():
         max(seq) filter (event = 'end') is not distinct from max(seq) complete,
         {COMMON} from t""")[0]
     last = "(select max(seq) from t where device >= 0)"
-    last = f"allocated_bytes at_end_allocated_bytes, reserved_bytes at_end_reserved_bytes from t where seq = {last}"
+    last = (
+        "allocated_bytes at_end_allocated_bytes, reserved_bytes at_end_reserved_bytes "
+        f"from t where seq = {last}"
+    )
     categories = live(
         "category",
         answer["peak_allocated"]["seq"],

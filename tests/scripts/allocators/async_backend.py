@@ -1,5 +1,7 @@
-"""backend:cudaMallocAsync: at each point torch tells what its pool holds and gave out, and the trace is brought
-up to date with a look at the device."""
+"""Uses the backend `cudaMallocAsync`.
+
+At each point it prints torch's figures of the pool, and updates the trace with a sample of the device.
+"""
 
 import sys
 from pathlib import Path
@@ -30,7 +32,7 @@ for point in range(12):
         flush=True,
     )
 
-# A capture: what it keeps and what it gives back are nodes of the graph, which has their memory from its launch on.
+# A capture: its allocations and frees are nodes of the graph, which owns the memory from its launch on.
 side = torch.cuda.Stream()
 side.wait_stream(torch.cuda.current_stream())
 graph = torch.cuda.CUDAGraph()

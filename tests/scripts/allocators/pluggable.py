@@ -1,4 +1,4 @@
-"""Truth: an allocator of the program's own, in the place of torch's or behind a MemPool.
+"""Replaces torch's allocator by one of its own, or puts one behind a MemPool.
 
 pluggable.py current   every tensor is a block; the allocator counts for itself
 pluggable.py pool      a MemPool takes its segments from it; torch's statistics count them

@@ -1,10 +1,8 @@
-"""What torch itself says of its memory, written down while a script runs.
+"""Records torch's own figures of its memory while a script runs.
 
-`checkpoint()` leaves the NVTX mark `checkpoint:N` in the trace and, at the same moment, one JSON line
-in the file that MEMTRACE_TEST_CHECKPOINTS names: `torch.cuda.memory_stats()` of each device, and each
-block and segment of `torch.cuda.memory_snapshot()`. `verify.py` holds the trace against them.
-
-Only call it where no other thread allocates: the mark and the numbers must be of one moment.
+`checkpoint()` leaves the NVTX mark `checkpoint:N` in the trace and, at the same moment, one JSON line in
+the file that MEMTRACE_TEST_CHECKPOINTS names: `torch.cuda.memory_stats()` of each device, and each block
+and segment of `torch.cuda.memory_snapshot()`. `verify.py` compares the trace with them.
 """
 
 import itertools

@@ -1,4 +1,7 @@
-"""pandas, polars and DuckDB read a trace with no options, into the same typed columns."""
+"""Reads a trace with pandas, polars and DuckDB, without options, and compares the typed columns.
+
+csv_loaders.py TRACE
+"""
 
 import sys
 
@@ -42,6 +45,8 @@ for until in (len(block_rows) // 3, len(block_rows) // 2, len(block_rows)):
         live = prefix.groupby(owner).delta_bytes.sum()
         assert live.sum() == total, (owner, live, total)
         assert (live >= 0).all(), (owner, live)
-    query = f"select sum(delta_bytes) from '{path}' where event in ('alloc', 'free', 'tag', 'live') and seq <= {prefix.seq.iloc[-1]}"
+    events = "('alloc', 'free', 'tag', 'live')"
+    last = prefix.seq.iloc[-1]
+    query = f"select sum(delta_bytes) from '{path}' where event in {events} and seq <= {last}"
     assert duckdb.sql(query).fetchall()[0][0] == total
 print(len(first), "rows read alike by", ", ".join(frames))

@@ -1,9 +1,11 @@
-"""Holds the blocks of a trace against the owners that `owner_cases.py` expects.
+"""Compares the blocks of a trace with the owners that `owner_cases.py` expects.
 
-expected_owners.py FOLDER: holds `CASE.PID.json` and, below `trace`, `*.PID.csv`. A block is known by its size;
-the last of a size counts, or, with `some`, any one. Its category is the one that it had at its end; `callers` are
-the functions of `owner_cases.py` in its stack, innermost first, as many as are given; only a trace that has lines
-of Python is asked for them.
+    expected_owners.py FOLDER
+
+FOLDER has `CASE.PID.json` and, below `trace`, `*.PID.csv`. A block is identified by its size. Of several
+blocks of one size the last counts, or, with `some`, any one. The category is the one at the end of the
+block. `callers` are functions of `owner_cases.py` in the stack, innermost first; they are compared only if
+the trace has lines of Python.
 """
 
 import csv
@@ -16,7 +18,7 @@ from owner_totals import rows
 
 
 def stacks(path):
-    """By `stack_id`, the functions of `owner_cases.py`, innermost first; empty when no stack has lines of Python."""
+    """The functions of `owner_cases.py` by `stack_id`, innermost first; empty without lines of Python."""
     file = path.with_suffix(".stacks.csv")
     if not file.exists():
         return {}

@@ -1,6 +1,8 @@
-"""Reads what `memtrace export` wrote with the programs that it is for: exports.py WHAT ARGUMENT...
+"""Reads the files of `memtrace export` with the programs for which they are made.
 
-Fails by an exception; prints a line on what it found.
+    exports.py CHECK ARGUMENT...
+
+The checks are the functions below. A failure is an exception; a success prints a line of figures.
 """
 
 import collections

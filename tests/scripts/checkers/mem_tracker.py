@@ -1,19 +1,20 @@
-"""Holds a trace against MemTracker's totals at every boundary: mem_tracker.py TRACE TRACKER MODULES.
+"""Compares a trace with MemTracker's totals at every module boundary.
 
-MODULES is what `memtrace modules --json` says of the trace: it has as many forwards of each module, and as many
-recomputed ones (`Pre-Forward-AC`, `Post-Forward-AC`), as MemTracker saw.
+    mem_tracker.py TRACE TRACKER MODULES
 
-Wherever MemTracker is right, the bytes of each category are the same. What may differ is listed here, and
-nothing else:
+MODULES is the answer of `memtrace modules --json`: it has as many forwards of each module, and as many recomputed
+ones (`Pre-Forward-AC`, `Post-Forward-AC`), as MemTracker counted.
 
-- workspaces: memory that a library keeps, which no op returned; MemTracker sees none of it. At most WORKSPACES.
-- hooks: at a boundary inside backward, a gradient is `Gradient` to MemTracker once its hook ran, to the trace
-  from its birth (by its eventual category); the sum of `Gradient` and `Temp` is the same.
+The bytes of each category are equal wherever MemTracker is right. Only these differences are accepted:
+
+- workspaces: memory that a library keeps and no op returns. MemTracker sees none of it; at most WORKSPACES.
+- hooks: at a boundary inside backward, MemTracker counts a gradient as `Gradient` once its hook ran; the trace
+  does so from its birth, by its final category. The sum of `Gradient` and `Temp` is equal.
 - inputs: `Activation` to MemTracker, which has no kind for them.
-- transients: what an op takes and gives back before it returns. MemTracker's peak lacks those of ATen's ops, so the
-  trace's is higher, at most by those that were live at once and the workspaces.
-- names: to MemTracker a module that two places share has the last name, to the trace the first; and one that a
-  forward makes is a root.
+- transients: memory that an op allocates and frees before it returns. MemTracker's peak lacks those of ATen's
+  ops, so the trace's is higher, at most by those that were live at once and the workspaces.
+- names: MemTracker names a shared module after its last place, the trace after its first; a module made in a
+  forward is a root to MemTracker.
 """
 
 import collections

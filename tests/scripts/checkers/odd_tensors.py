@@ -1,4 +1,4 @@
-"""What the io rows of odd_tensors.py must say: odd_tensors.py TRACE."""
+"""Checks the io rows of `io/odd_tensors.py`: odd_tensors.py TRACE."""
 
 import csv
 import sys

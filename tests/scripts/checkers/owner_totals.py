@@ -1,8 +1,9 @@
-"""Holds the owners in a trace against what the script knew of its tensors.
+"""Compares the owners in a trace with the sums that its script computed from its tensors.
 
-owner_totals.py TRACE CHECKPOINTS: at each checkpoint, the bytes of parameters, buffers, gradients and
-optimizer state, per module, are those that the script wrote down; at the peak, at least 99 % of the bytes
-have a module, a phase, an op and a category.
+    owner_totals.py TRACE CHECKPOINTS
+
+At each checkpoint the bytes of parameters, buffers, gradients and optimizer state are equal per module. At
+the peak at least 99 % of the bytes have a module, a phase, an op and a category.
 """
 
 import collections
@@ -90,7 +91,8 @@ def main():
         print(difference)
     percent = ", ".join(f"{column} {100 * share:.2f} %" for column, share in shares.items())
     print(
-        f"{len(met)} checkpoints, {compared} sums, {len(differences)} differences; of {total} bytes at the peak: {percent}"
+        f"{len(met)} checkpoints, {compared} sums, {len(differences)} differences; "
+        f"of {total} bytes at the peak: {percent}"
     )
     sys.exit(1 if differences or not met else 0)
 

@@ -1,8 +1,9 @@
-"""Takes a picture of a report page: page_shot.py PAGE PICTURE [--hash H] [--width W] [--dark] [--since SELECTOR] [--until SELECTOR]
-[--hover X,Y]
+"""Takes a picture of a report page.
 
-PICTURE is a PNG, or a PDF as the page prints. --since and --until
-cut the picture above and below elements.
+    page_shot.py PAGE PICTURE [--hash H] [--width W] [--dark] [--since SELECTOR] [--until SELECTOR]
+                 [--hover X,Y]
+
+PICTURE is a PNG, or a PDF as the page prints. --since and --until cut the picture above and below elements.
 """
 
 import argparse

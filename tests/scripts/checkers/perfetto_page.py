@@ -1,7 +1,12 @@
-"""Opens chrome exports in Perfetto's own page, in headless Chromium with no network, and asks its database.
+"""Opens chrome exports in Perfetto's own page, in headless Chromium without a network, and queries its
+database.
 
-perfetto_page.py UI EXPORT EXPECTED [EXPORT EXPECTED]...: UI is what scripts/perfetto-ui prints; EXPECTED is a JSON file, what the
-reports say: {process: {"counters": {name: [peak, when in ns, at the end]}, "slices": {kind: count}, "blocks": [count, bytes]}}.
+    perfetto_page.py UI EXPORT EXPECTED [EXPORT EXPECTED]...
+
+UI is the output of scripts/perfetto-ui. EXPECTED is a JSON file with the figures of the reports:
+
+    {process: {"counters": {name: [peak, its time in ns, value at the end]}, "slices": {kind: count},
+               "blocks": [count, bytes]}}
 """
 
 import functools

@@ -1,9 +1,9 @@
-"""Holds `memtrace actions --each --json` against torch.profiler's memory profile of the same step.
+"""Compares `memtrace actions --each --json` with torch.profiler's memory profile of the same step.
 
 profiled_timeline.py OURS THEIRS
 
 Each storage has the same actions in the same order, and the same category wherever the profiler has one.
-What may differ is listed here, and nothing else:
+Only these differences are accepted:
 
 - sizes: of what was there before the profiler knows the tensor's own bytes, the trace the block's: at most
   the next multiple of 512.

@@ -1,7 +1,9 @@
 """Opens report pages in headless Chromium and uses them as a person does.
 
-report_page.py CHECK PAGE [ARGUMENT...]; see the functions below for the checks. Fails with a traceback; prints what it
-measured. Any error in the console and any request that leaves the page fail every check.
+    report_page.py CHECK PAGE [ARGUMENT...]
+
+The checks are the functions below. A failure is a traceback; a success prints the measured figures. An
+error in the console, or a request that leaves the page, fails every check.
 """
 
 import atexit

@@ -1,7 +1,9 @@
-"""Holds a trace against what torch said of its own memory: python3 verify.py TRACE.csv CHECKPOINTS
+"""Compares a trace with torch's own statistics of its memory.
 
-With nothing but the standard library, so that scripts/gpu-check can run it anywhere. Prints what was
-compared and each difference, and exits 1 when there is one.
+    python3 verify.py TRACE.csv CHECKPOINTS
+
+Needs only the standard library, so that scripts/gpu-check can run it anywhere. Prints the number of comparisons and
+each difference, and exits 1 if there is one.
 
 The replay here is written from the schema's documentation alone, not from memtrace's own code: that
 the two agree is part of what is shown.

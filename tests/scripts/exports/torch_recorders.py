@@ -1,8 +1,10 @@
-"""What PyTorch itself writes of a run whose trace is exported: torch_recorders.py FOLDER
+"""Records a run with PyTorch's own tools, for a comparison with the exports of its trace.
 
-A few training steps of a small net, the third under torch.profiler; streams that hold freed blocks, odd
-sizes, an OOM, a private pool. FOLDER gets the profiler's own memory timelines and torch's snapshot of the
-end. Nothing is freed behind that one.
+    torch_recorders.py FOLDER
+
+Trains a small net for a few steps, the third under torch.profiler. It also has streams that hold freed
+blocks, odd sizes, an OOM and a private pool. FOLDER gets the profiler's memory timelines and torch's
+snapshot of the end. Nothing is freed after the snapshot.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""A step of training whose memory grows with the batch: gpt.py BATCH. Meant for mem=1g,context=0."""
+"""Trains one step, with memory that grows with the batch: gpt.py BATCH. For the card mem=1g,context=0."""
 
 import sys
 

@@ -1,6 +1,7 @@
-"""Takes device memory by plain calls, with no torch: plain_calls.py MIB [HOW]. Meant for mem=1g,context=0.
+"""Allocates device memory by calls of the runtime, without torch: plain_calls.py MIB [HOW].
 
-HOW is what happens beside that: nothing, `fails-at-8` (for a reason of its own), `ignores` (the number), `nothing` (takes none).
+For the card mem=1g,context=0. HOW is `fails-at-8` (fails there for another reason), `ignores` (does not
+use the number) or `nothing` (allocates nothing).
 """
 
 import ctypes

@@ -1,6 +1,6 @@
-"""The memory of modules by MemTracker, beside the trace: module_memory.py
+"""Prints the memory of modules as MemTracker computes it, as JSON.
 
-As JSON, by module: [parameters, buffers, the last call's inputs, its outputs], in bytes.
+By module: [parameters, buffers, inputs of the last call, outputs of the last call], in bytes.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Tensors that io records must read past or through: each line says what was done.
+"""Makes tensors that io records must skip or look through; each printed line describes a step.
 
-The addresses that odd_tensors.py looks for are written as marks.
+Marks hold the addresses that `checkers/odd_tensors.py` needs.
 """
 
 import warnings

@@ -1,6 +1,6 @@
-"""torch.profiler's memory profile of one training step, as JSON: profiled_timeline.py
+"""Prints torch.profiler's memory profile of one training step, as JSON.
 
-Step 3 is profiled; its actions are printed in the profiler's order, with the address of each storage.
+Step 3 is profiled. Its actions are printed in the profiler's order, with the address of each storage.
 """
 
 import json

@@ -1,5 +1,7 @@
-"""A torch that keeps the size of a storage where nobody looks for it: io records cannot be learned there. What the
-tensors say of themselves is wrong while memtrace looks, which comes to the same."""
+"""Simulates a torch that stores the size of a storage at an unknown place, so io records cannot be learned.
+
+While memtrace learns the layout, the tensors report wrong values.
+"""
 
 import torch
 

@@ -1,8 +1,8 @@
-"""Holds memory of one kind, and tells what nvidia-smi and the driver say of the device then.
+"""Holds memory of one kind, and prints the figures of nvidia-smi and the driver at that moment.
 
     steps.py cublas | cudnn | nccl | graph | expandable
 
-Prints one JSON line; memtrace's mark `counted` stands at the same moment.
+Prints one JSON line; the mark `counted` is in the trace at the same moment.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Takes memory in every way that a device has, and tells what the device says of it: the ledger must add up.
+"""Allocates device memory of every kind, and prints the device's figures; the ledger must add up.
 
-A line each: what the program knows that it holds, then total and free of cudaMemGetInfo.
+The first line has the bytes that the program holds, then total and free of cudaMemGetInfo.
 """
 
 import ctypes

@@ -102,8 +102,7 @@ def is_scripting():
     return False
 
 
-# One that asks another, as torch's does: near the end of the stack it fails where a module's forward does
-# not.
+# Delegates as torch's does: near the stack limit it fails where a module's forward does not.
 compiler = types.SimpleNamespace(is_compiling=lambda: is_scripting())
 stand_in(
     "torch",

@@ -1,7 +1,9 @@
-"""Cases where an owner is easily lost: each prints what it does, so that an untraced run can be compared.
+"""Cases in which an owner is easily lost. Each prints its steps, to be compared with an untraced run.
 
-owner_cases.py CASE...: each in a forked child. Blocks of a size of their own (`count` times 512 bytes) are
-made at known places; what their owner must be is written down for tests/owners.rs.
+    owner_cases.py CASE...      each in a forked child
+
+Blocks with a size of their own (`count` times 512 bytes) are made at known places; `expect` records the
+owner that each must have, for `checkers/expected_owners.py`.
 """
 
 import copy
@@ -117,7 +119,7 @@ def shared():
 
 
 def roots():
-    """Models of one class are told apart in the order of their calls; a name is free when its model is gone."""
+    """Models of one class are numbered in the order of their calls; a deleted model frees its name."""
     first, second = Takes(131).cuda(), Takes(132).cuda()
     first(x())
     second(x())
@@ -142,7 +144,7 @@ class Weighs(nn.Module):
 
 
 def uncalled():
-    """Copies that keep the mean of the weights and are not called have paths; what holds another's has none."""
+    """Averaged copies that are never called have paths; a wrapper of another model's modules has none."""
     model, other = (nn.Sequential(Weighs(count), Takes(count + 2)).cuda() for count in (421, 425))
     mean, averaged = copy.deepcopy(model), torch.optim.swa_utils.AveragedModel(other)
     holder = nn.ParameterList([model[0].weight])
@@ -164,8 +166,10 @@ def uncalled():
 
 
 def profilers():
-    """torch's profilers hear what they hear without us, on every thread: those of all threads, and those of one that
-    autograd's threads take over."""
+    """torch's profilers observe the same as without memtrace, on every thread.
+
+    This includes profilers of all threads, and of one thread that autograd's threads inherit.
+    """
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).cuda()
 
     def train():
@@ -522,7 +526,7 @@ def compiled():
 
 
 def somebody_elses_calls():
-    """The same when `_call_impl` is already called in a way of somebody else's: here, through a jump of x86-64."""
+    """The same when somebody else already redirects `_call_impl`: here, by a jump of x86-64."""
     global by_hooks, jump
     by_hooks = True
     call = nn.Module._call_impl

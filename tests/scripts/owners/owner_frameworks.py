@@ -1,9 +1,9 @@
-"""Owners under the frameworks that people train with: as `owner_cases.py`, whose checks it shares.
+"""Owners under popular training frameworks; the checks are those of `owner_cases.py`.
 
-owner_frameworks.py CASE...: each in a forked child.
-owner_frameworks.py alone CASE: in this process, for launchers (`torchrun`, `accelerate launch`).
-owner_frameworks.py notebook: in the kernel of a notebook.
-owner_frameworks.py fork|spawn|forkserver: in a child of `multiprocessing`.
+owner_frameworks.py CASE...                  each in a forked child
+owner_frameworks.py alone CASE               in this process, for `torchrun` and `accelerate launch`
+owner_frameworks.py notebook                 in the kernel of a notebook
+owner_frameworks.py fork|spawn|forkserver    in a child of `multiprocessing`
 """
 
 import os

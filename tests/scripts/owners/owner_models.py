@@ -1,7 +1,9 @@
-"""Models of every common kind, trained for some steps with no mark of memtrace's in the code.
+"""Models of every common kind, trained for some steps without any mark of memtrace in the code.
 
-owner_models.py NAME...: each in a forked child, which traces into its own file. At checkpoints the child
-writes down what each tensor is that torch itself knows: `owner_totals.py` holds the trace against it.
+    owner_models.py NAME...     each in a forked child, which traces into a file of its own
+
+At checkpoints the child records the kind of each tensor, from torch's own knowledge:
+`checkers/owner_totals.py` compares the trace with it.
 """
 
 import itertools

@@ -1,8 +1,9 @@
-"""MemTracker, in the same process and on the same steps: what it says at every boundary of a module.
+"""Runs MemTracker in the same process and on the same steps as the trace.
 
-owner_tracker.py NAME...: cases of this file and models of `owner_models.py`, each in a forked child, whose pid is
-printed. Each snapshot of MemTracker leaves the mark `tracker:N` and, in `$OWNER_OUT/NAME.jsonl`, its totals by
-category.
+    owner_tracker.py NAME...    cases of this file and models of `owner_models.py`
+
+Each runs in a forked child; its pid is printed. Each snapshot of MemTracker leaves the mark `tracker:N`
+and, in `$OWNER_OUT/NAME.jsonl`, its totals by category.
 """
 
 import itertools
@@ -20,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Tracker(MemTracker):
-    """A MemTracker of these models and optimizers, as long as its process lives. Said at a label: what it knows."""
+    """A MemTracker for the life of its process; a label records its figures."""
 
     def __init__(self, name, models, optimizers):
         super().__init__()
@@ -54,7 +55,7 @@ class Tracker(MemTracker):
         self.file.close()
 
     def _pre_fw_hook(self, module, inputs):
-        # It refuses to see a root again, and to forget a module whose backward is to come: each call is a first.
+        # MemTracker rejects a second call of a root: forget the module before its forward.
         if not self._mod_tracker.is_bw:
             self.memory_tracking.pop(module, None)
         super()._pre_fw_hook(module, inputs)

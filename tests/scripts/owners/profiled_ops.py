@@ -1,6 +1,6 @@
-"""The op that torch.profiler names for each block of a GPT step: one line a block, in order of time.
+"""Prints the op that torch.profiler names for each block of a GPT step, in order of time.
 
-`ADDRESS BYTES OP` for what happened between the marks `profiled:begin` and `profiled:end`.
+A line is `ADDRESS BYTES OP`, for the time between the marks `profiled:begin` and `profiled:end`.
 """
 
 import sys

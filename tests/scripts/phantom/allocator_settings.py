@@ -1,4 +1,4 @@
-"""The caching allocator's settings on the phantom device: allocator_settings.py, run with one of them set."""
+"""Checks the caching allocator's settings on the simulated GPU; run with one of them set."""
 
 import os
 import re
@@ -110,7 +110,8 @@ def no_caching():
 
 
 kinds = {
-    r"expandable_segments:True": expandable, r"max_split_size_mb": max_split, r"roundup_power2": roundup, r"cudaMallocAsync": backend_async,
+    r"expandable_segments:True": expandable, r"max_split_size_mb": max_split,
+    r"roundup_power2": roundup, r"cudaMallocAsync": backend_async,
 }  # fmt: skip
 chosen = [function for pattern, function in kinds.items() if re.search(pattern, setting)]
 if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):

@@ -1,6 +1,6 @@
-"""Copies, streams, events, threads, pinned memory, odd sizes and pointers on the phantom device.
+"""Copies, streams, events, threads, pinned memory, odd sizes and pointers on the simulated GPU.
 
-Prints addresses and totals, the same in every run.
+Prints addresses and totals; they are the same in every run.
 """
 
 import random

@@ -1,4 +1,7 @@
-"""torch.compile with inductor and Triton on the phantom device; TRITON_LIBCUDA_PATH names a folder with it."""
+"""Runs torch.compile with inductor and Triton on the simulated GPU.
+
+TRITON_LIBCUDA_PATH names a folder that has it.
+"""
 
 import torch
 import torch.nn as nn

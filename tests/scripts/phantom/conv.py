@@ -1,4 +1,4 @@
-"""A ResNet-like net on the phantom device, in the ways that people run one."""
+"""Runs a net like ResNet on the simulated GPU, in each of the usual modes."""
 
 import itertools
 

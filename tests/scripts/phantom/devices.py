@@ -1,4 +1,4 @@
-"""Several phantom devices; run with MEMTRACE_PHANTOM=4xt4 and CUDA_VISIBLE_DEVICES as given."""
+"""Uses several simulated GPUs; run with MEMTRACE_PHANTOM=4xt4 and any CUDA_VISIBLE_DEVICES."""
 
 import ctypes
 import json

@@ -1,4 +1,4 @@
-"""Sizes that depend on values which don't exist are what MEMTRACE_PHANTOM_DYNAMIC assumes."""
+"""Checks sizes that depend on uncomputed values: MEMTRACE_PHANTOM_DYNAMIC sets them."""
 
 import os
 

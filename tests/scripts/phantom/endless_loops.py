@@ -1,4 +1,4 @@
-"""Loops over values that don't exist end: by torch's own error at the read, or by the flag turning true."""
+"""Loops over uncomputed values must end: by torch's error at the read, or because the flag becomes true."""
 
 import time
 

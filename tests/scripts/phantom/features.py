@@ -1,8 +1,8 @@
-"""What PyTorch can do on a CUDA device, one function for each; all run on the phantom device.
+"""Features of PyTorch on a CUDA device, one function each; all run on the simulated GPU.
 
     features.py [NAME...]
 
-A function fails by raising; what it returns is printed. Nothing may take long, hang or crash.
+A function fails by an exception; its return value is printed. None may take long, hang or crash.
 """
 
 import gc
@@ -503,7 +503,7 @@ for function in FEATURES:
         traceback.print_exc(file=sys.stdout)
     else:
         print(
-            f"ok {function.__name__} {time.monotonic() - started:.2f}s {result if result is not None else ''}",
+            f"ok {function.__name__} {time.monotonic() - started:.2f}s {'' if result is None else result}",
             flush=True,
         )
     # What a feature leaves in reference cycles must not count for the next.

@@ -1,6 +1,6 @@
-"""Memory on the phantom device against what is known without it: formulas of papers, PyTorch's own rules, layer by layer.
+"""Compares memory on the simulated GPU with formulas of papers and with PyTorch's own rules, layer by layer.
 
-Runs on any card; what is expected of cuBLAS' workspace depends on its capability.
+Runs on any card; the expected cuBLAS workspace depends on its compute capability.
 """
 
 import math
@@ -72,8 +72,10 @@ class Layer(nn.Module):
 
 
 def activations_of_a_transformer_layer():
-    """Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), equation 1: a layer keeps
-    s b h (34 + 5 a s / h) bytes in 16 bits; what is behind the plus is the attention that a fused kernel does not keep."""
+    """Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), equation 1.
+
+    A layer keeps s b h (34 + 5 a s / h) bytes in 16 bits. A fused attention kernel omits the second term.
+    """
     batch, length, width, heads = 4, 1024, 1024, 16
     sbh = batch * length * width
     for fused in (True, False):
@@ -86,7 +88,7 @@ def activations_of_a_transformer_layer():
             y = model[:depth](x)
             kept.append(requested() - before)
             del y, x
-        # The statistics of two norms, and of the fused kernel the logarithms of its sums: the paper leaves them out.
+        # The paper omits the statistics of two norms and the log-sum-exp of the fused kernel.
         small = batch * length * 2 * 2 * 2 + (batch * heads * length * 4 if fused else 0)
         expected = 34 * sbh + small + (0 if fused else 5 * heads * length * length * batch)
         near(
@@ -124,7 +126,7 @@ def resnet50():
             inner = places
             if block == 0:
                 places //= stride
-            # Each of three convolutions: its output, and the norm's; the input is the output of the one before.
+            # Each of three convolutions keeps its output and the norm's; its input is the previous output.
             elements = 2 * width * inner**2 + 2 * width * places**2 + 2 * 4 * width * places**2
             statistics += 2 * width + 4 * width
             if channels != 4 * width:
@@ -134,7 +136,7 @@ def resnet50():
                 statistics += 4 * width
             expected += 4 * batch * elements
             channels = 4 * width
-    # Means and deviations of the norms, the pooled features, and the logarithms of the softmax with two scalars.
+    # Means and deviations of the norms, the pooled features, and the log-softmax with two scalars.
     expected += 2 * 4 * statistics + 4 * batch * (2048 + 1000)
     near(kept, expected, 0.0001, "activations of a ResNet-50")
     before = requested()

@@ -1,6 +1,7 @@
-"""A GPT of 124 M parameters on the phantom device: its memory is what arithmetic says it must be.
+"""Checks that the memory of a GPT of 124 M parameters on the simulated GPU is the one that arithmetic
+predicts.
 
-Prints what torch counted and the addresses that it got, the same in every run.
+Prints torch's counters and the addresses; they are the same in every run.
 """
 
 import resource

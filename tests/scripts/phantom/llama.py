@@ -1,7 +1,8 @@
-"""A Llama of 7 billion parameters from a transformers config, in bf16 with AdamW, builds and steps on an H200 that is not there.
+"""Trains a Llama of 7 billion parameters from a transformers config, in bf16 with AdamW, on a simulated H200.
 
-Prints parameters, peak, seconds and resident memory; the seconds are held against two minutes only when told so:
-llama.py [--bounds].
+    llama.py [--bounds]
+
+Prints parameters, peak, seconds and resident memory. With --bounds, more than two minutes is a failure.
 """
 
 import os
@@ -41,7 +42,8 @@ peak = torch.cuda.max_memory_allocated()
 assert 8 * parameters < peak < 11 * parameters, (peak, parameters)
 seconds, resident = time.monotonic() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
 print(
-    f"{parameters / 1e9:.2f} G parameters, peak {peak / 2**30:.2f} GiB, {seconds:.1f} s, {resident:.2f} GiB resident"
+    f"{parameters / 1e9:.2f} G parameters, peak {peak / 2**30:.2f} GiB, {seconds:.1f} s, "
+    f"{resident:.2f} GiB resident"
 )
 assert resident < 4, resident
 # A test holds nobody to a time.

@@ -1,4 +1,4 @@
-"""Kernels whose library chooses by the architecture that they were compiled for run on a card between two of those."""
+"""Runs kernels that a library selects by compute capability, on a card between two compiled architectures."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""An out-of-memory error on the phantom device is torch's own, after its own retries, at the capacity given.
+"""Checks that an OOM on the simulated GPU is torch's own, after torch's own retries, at the given capacity.
 
 Run with MEMTRACE_PHANTOM=mem=8g,cc=8.0,context=512m.
 """

@@ -1,6 +1,6 @@
-"""Data-parallel training over several processes on phantom NCCL: torchrun --nproc-per-node N ranks.py
+"""Trains data-parallel over several processes with the simulated NCCL: torchrun --nproc-per-node N ranks.py
 
-Each rank prints what it took; nothing waits for another rank's device.
+Each rank prints the memory that it took. No rank waits for the device of another one.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Trains a little and prints what torch counted, for runs that must be alike: stats.py
+"""Trains a little and prints torch's statistics, to compare runs.
 
-Three values are read that no kernel computed.
+Reads three values that no kernel computed.
 """
 
 import json

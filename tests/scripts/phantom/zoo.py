@@ -1,8 +1,9 @@
-"""What people train with, one function for each: transformers, torchvision, Lightning. All run on the phantom device.
+"""Popular models, one function each: transformers, torchvision, Lightning. All run on the simulated GPU.
 
     zoo.py [NAME...]
 
-A function fails by raising; what it returns is printed. Models come from configurations, nothing is downloaded.
+A function fails by an exception; its return value is printed. Models come from configurations: nothing is
+downloaded.
 """
 
 import os
@@ -91,7 +92,7 @@ def transformers_trainer():
 
 
 def generated(model, rows=2, prompt=10, new=20, **options):
-    """Generates; what the device computes is invented, so only shapes and the end of the loop mean something."""
+    """Generates. The device computes no values: only shapes and the end of the loop are checked."""
     tokens = torch.randint(0, 1000, (rows, prompt), device=D)
     started = time.monotonic()
     out = model.generate(

@@ -1,6 +1,6 @@
 """Starts child processes in the way that argv[1] names, and allocates on the device before and after.
 
-Only this process calls `checkpoint()`: its trace must be whole whatever its children do.
+Only this process calls `checkpoint()`: its trace must be complete whatever its children do.
 """
 
 import multiprocessing

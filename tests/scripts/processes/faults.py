@@ -1,4 +1,4 @@
-"""Breaks the tracer's surroundings in the way that argv[1] names, then allocates as any program would."""
+"""Breaks the tracer's surroundings in the way that argv[1] names, then allocates as any program does."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""Sends tensors on the device to another process and back: each process tells the most that it held itself, in bytes."""
+"""Sends tensors on the device to another process and back; each process prints its own peak, in bytes."""
 
 import torch
 import torch.multiprocessing as mp

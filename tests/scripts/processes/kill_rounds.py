@@ -1,7 +1,7 @@
-"""SIGKILLs processes in mid-training, argv[1] of them, and prints what each had counted by then.
+"""Kills argv[1] processes by SIGKILL while they allocate, and prints the number of blocks that each reported.
 
-One line a round: the pid, and how many blocks the process had taken when its last word got out. Block
-number i of a process has 512 * (i % 1000 + 1) bytes.
+One line per round: the pid, and the number of blocks in the last report of the process. Block number i has
+512 * (i % 1000 + 1) bytes.
 """
 
 import os

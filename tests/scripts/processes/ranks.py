@@ -1,4 +1,4 @@
-"""What torchrun starts: each rank takes a block of its own size on its own device, and talks to the others once."""
+"""A rank of torchrun: takes a block of its own size on its own device, and communicates once."""
 
 import os
 import sys

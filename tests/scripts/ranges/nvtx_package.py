@@ -1,4 +1,4 @@
-"""Ranges of the PyPI package `nvtx`, alone and mixed with torch's own; and torch's emit_nvtx."""
+"""Ranges of the PyPI package `nvtx`, alone and mixed with torch's; and torch's emit_nvtx."""
 
 import nvtx
 import torch

@@ -1,4 +1,4 @@
-"""Ranges of every kind; tests/torch.rs reads what became of them."""
+"""Ranges of every kind; tests/torch.rs checks their rows."""
 
 import torch
 from torch.cuda import nvtx

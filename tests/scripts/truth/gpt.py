@@ -1,4 +1,4 @@
-"""Truth: the GPT of examples/train_gpt.py, a checkpoint between every two phases."""
+"""Truth: the GPT of examples/train_gpt.py, with a checkpoint between every two phases."""
 
 import sys
 from pathlib import Path

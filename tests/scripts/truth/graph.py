@@ -1,4 +1,4 @@
-"""Truth: a CUDA graph and a MemPool take their blocks from pools of their own."""
+"""Truth: a CUDA graph and a MemPool, which take their blocks from pools of their own."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Truth: odd sizes, views, resizes, threads, streams, frees out of order, and an OOM that is caught."""
+"""Truth: odd sizes, views, resizes, threads, streams, frees out of order, and a caught OOM."""
 
 import random
 import sys
