@@ -2,14 +2,14 @@
 
     mem_tracker.py TRACE TRACKER MODULES
 
-MODULES is the answer of `memtrace modules --json`: it has as many forwards of each module, and as many recomputed
-ones (`Pre-Forward-AC`, `Post-Forward-AC`), as MemTracker counted.
+MODULES is the answer of `memtrace modules --json`: it has as many forwards of each module, and as many
+recomputed ones (`Pre-Forward-AC`, `Post-Forward-AC`), as MemTracker counted.
 
 The bytes of each category are equal wherever MemTracker is right. Only these differences are accepted:
 
-- workspaces: memory that a library keeps and no op returns. MemTracker sees none of it; at most WORKSPACES.
-- hooks: at a boundary inside backward, MemTracker counts a gradient as `Gradient` once its hook ran; the trace
-  does so from its birth, by its final category. The sum of `Gradient` and `Temp` is equal.
+- workspaces: memory that a library keeps and no op returns. MemTracker sees none; at most WORKSPACES.
+- hooks: at a boundary inside backward, MemTracker counts a gradient as `Gradient` once its hook ran; the
+  trace does so from its birth, by its final category. The sum of `Gradient` and `Temp` is equal.
 - inputs: `Activation` to MemTracker, which has no kind for them.
 - transients: memory that an op allocates and frees before it returns. MemTracker's peak lacks those of ATen's
   ops, so the trace's is higher, at most by those that were live at once and the workspaces.

@@ -2,8 +2,8 @@
 
     python3 verify.py TRACE.csv CHECKPOINTS
 
-Needs only the standard library, so that scripts/gpu-check can run it anywhere. Prints the number of comparisons and
-each difference, and exits 1 if there is one.
+Needs only the standard library, so that scripts/gpu-check can run it anywhere. Prints the number of
+comparisons and each difference, and exits 1 if there is one.
 
 The replay here is written from the schema's documentation alone, not from memtrace's own code: that
 the two agree is part of what is shown.
