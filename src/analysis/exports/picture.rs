@@ -93,12 +93,8 @@ impl Figure {
     pub(super) fn line(&mut self, points: &[(f64, f64)], color: &'static str, dashed: bool, label: &str) {
         let path = self.path(points.iter().copied());
         let dashes = if dashed { DASHES } else { "" };
-        writeln!(
-            self.body,
-            r#"<path d="{path}" fill="none" stroke="{color}" stroke-width="1.8" \
-                stroke-linejoin="round"{dashes}/>"#
-        )
-        .ok();
+        let stroke = r#"stroke-width="1.8" stroke-linejoin="round""#;
+        writeln!(self.body, r#"<path d="{path}" fill="none" stroke="{color}" {stroke}{dashes}/>"#).ok();
         let shape = if dashed { Shape::Dashes } else { Shape::Line };
         self.legend.push((label.to_owned(), color, shape));
     }
@@ -133,9 +129,10 @@ impl Figure {
 
     /// The figure as an SVG file.
     pub(super) fn svg(&self) -> String {
+        let size = format!(r#"width="{WIDTH}" height="{HEIGHT}""#);
+        let font = r#"font-family="DejaVu Sans, Verdana, sans-serif" font-size="14""#;
         let mut svg = format!(
-            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" \
-                height="{HEIGHT}" font-family="DejaVu Sans, Verdana, sans-serif" font-size="14">
+            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {size} {font}>
 <rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>
 {}"#,
             self.head
@@ -143,26 +140,15 @@ impl Figure {
         let (grid, frame) = ("#dddddd", "#444444");
         for value in ticks(self.x.range) {
             let x = self.x(value);
-            writeln!(
-                svg,
-                r#"<path d="M{x:.1} {TOP}V{BOTTOM}" stroke="{grid}"/><text x="{x:.1}" y="{}" \
-                text-anchor="middle">{}</text>"#,
-                BOTTOM + 22.0,
-                number(value, self.x.range)
-            )
-            .ok();
+            let (y, number) = (BOTTOM + 22.0, number(value, self.x.range));
+            let text = format!(r#"<text x="{x:.1}" y="{y}" text-anchor="middle">{number}</text>"#);
+            writeln!(svg, r#"<path d="M{x:.1} {TOP}V{BOTTOM}" stroke="{grid}"/>{text}"#).ok();
         }
         for value in ticks(self.y.range) {
             let y = self.y(value);
-            writeln!(
-                svg,
-                r#"<path d="M{LEFT} {y:.1}H{RIGHT}" stroke="{grid}"/><text x="{}" y="{:.1}" \
-                text-anchor="end">{}</text>"#,
-                LEFT - 8.0,
-                y + 5.0,
-                number(value, self.y.range)
-            )
-            .ok();
+            let (x, base, number) = (LEFT - 8.0, y + 5.0, number(value, self.y.range));
+            let text = format!(r#"<text x="{x}" y="{base:.1}" text-anchor="end">{number}</text>"#);
+            writeln!(svg, r#"<path d="M{LEFT} {y:.1}H{RIGHT}" stroke="{grid}"/>{text}"#).ok();
         }
         svg.push_str(&self.body);
         let (middle_x, middle_y) = ((LEFT + RIGHT) / 2.0, (TOP + BOTTOM) / 2.0);
@@ -175,13 +161,9 @@ impl Figure {
             escaped(&self.x.label)
         )
         .ok();
-        writeln!(
-            svg,
-            r#"<text x="24" y="{middle_y}" text-anchor="middle" font-size="16" \
-            transform="rotate(-90 24 {middle_y})">{}</text>"#,
-            escaped(&self.y.label)
-        )
-        .ok();
+        let (turn, label) = (format!("rotate(-90 24 {middle_y})"), escaped(&self.y.label));
+        let place = format!(r#"x="24" y="{middle_y}" text-anchor="middle""#);
+        writeln!(svg, r#"<text {place} font-size="16" transform="{turn}">{label}</text>"#).ok();
         for (index, (label, color, shape)) in self.legend.iter().enumerate() {
             let (x, y) = (RIGHT + 20.0, TOP + 12.0 + index as f64 * 24.0);
             let dashes = if *shape == Shape::Dashes { DASHES } else { "" };
