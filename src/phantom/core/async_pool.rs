@@ -120,3 +120,26 @@ impl AsyncPool {
         Some(size)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_synchronization_returns_free_chunks_above_the_release_threshold() {
+        let vram = Mutex::new(Vram::new(29, 1 << 30));
+        let mut pool = AsyncPool::default();
+        let small = pool.alloc(&vram, 700).unwrap();
+        let large = pool.alloc(&vram, CHUNK).unwrap();
+        assert_eq!((pool.used, pool.reserved), (1024 + CHUNK as u64, 2 * CHUNK as u64));
+        assert_eq!(pool.free(large), Some(CHUNK));
+        assert_eq!(pool.free(large), None);
+        pool.release_threshold = u64::MAX;
+        pool.synchronize(&vram);
+        assert_eq!(pool.reserved, 2 * CHUNK as u64);
+        pool.release_threshold = 0;
+        pool.synchronize(&vram);
+        assert_eq!((pool.reserved, lock(&vram).usage().0), (CHUNK as u64, CHUNK as u64));
+        assert_eq!(pool.free(small), Some(1024));
+    }
+}

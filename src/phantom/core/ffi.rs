@@ -301,3 +301,29 @@ macro_rules! codes {
 }
 
 pub(crate) use codes;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_c_string_is_cut_to_the_capacity_with_its_zero() {
+        for (capacity, expected) in
+            [(8, b"abcd\0###"), (5, b"abcd\0###"), (3, b"ab\0#####"), (0, b"########")]
+        {
+            let mut bytes = [b'#' as c_char; 8];
+            // SAFETY: the array has eight elements.
+            unsafe { Out::<c_char>::from_address(bytes.as_mut_ptr() as usize).text("abcd", capacity) };
+            assert_eq!(bytes.map(|byte| byte as u8), *expected, "capacity {capacity}");
+        }
+    }
+
+    #[test]
+    fn a_null_place_is_refused_and_not_written() {
+        assert_eq!(Out::<u32>::null().give(1), INVALID_VALUE);
+        let mut place = 0u32;
+        assert_eq!((Out::of(&mut place).give(7), place), (OK, 7));
+        assert!(Handle::<u32>::null().get().is_none());
+        assert_eq!(Handle::new(5u32).get(), Some(&5));
+    }
+}

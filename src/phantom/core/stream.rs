@@ -144,3 +144,43 @@ impl Stream {
         false
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_is_done_after_the_lag_or_a_wait() {
+        let stream = Stream::new(0, Arc::default(), 0, 0);
+        stream.launch(1000);
+        let queued = stream.clock().now();
+        assert!(!stream.reached(queued));
+        stream.launch(LAG_NS);
+        assert!(stream.reached(queued));
+        let queued = stream.clock().now();
+        stream.wait_until(queued);
+        assert!(stream.poll());
+    }
+
+    #[test]
+    fn a_wait_completes_the_streams_that_a_stream_waits_for() {
+        let clock = Arc::<DeviceClock>::default();
+        let [first, second]: [&'static Stream; 2] =
+            [0, 1].map(|_| &*Box::leak(Box::new(Stream::new(0, Arc::clone(&clock), 0, 0))));
+        first.launch(1000);
+        let queued = clock.now();
+        second.wait_for(first, queued);
+        second.launch(1000);
+        assert!(!first.reached(queued));
+        second.wait_until(clock.now());
+        assert!(first.reached(queued));
+    }
+
+    #[test]
+    fn a_loop_that_polls_a_stream_ends() {
+        let stream = Stream::new(0, Arc::default(), 0, 0);
+        stream.launch(1000);
+        let polls = (0..1000).take_while(|_| !stream.poll()).count() as u64;
+        assert_eq!(polls, MAX_POLLS + 1);
+    }
+}
