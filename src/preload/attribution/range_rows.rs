@@ -6,7 +6,9 @@ use memtrace_trace::{Api, Event, Header, Payload};
 
 use crate::attribution::steps;
 
-/// Records a row of a range or a mark.
+/// Records a row of a range or a mark. Inlined, because the packing of a payload of a known kind is a few
+/// stores.
+#[inline(always)]
 pub(crate) fn record(api: Api, recorder: &'static Recorder, payload: Payload, context: ContextId) {
     let step = steps::current();
     recorder.record(|clock_ns| {

@@ -69,11 +69,12 @@ pub(super) unsafe fn message_of(domain: usize, attributes: *const Attributes) ->
     const ASCII: i32 = MessageType::NVTX_MESSAGE_TYPE_ASCII as i32;
     const UNICODE: i32 = MessageType::NVTX_MESSAGE_TYPE_UNICODE as i32;
     const REGISTERED: i32 = MessageType::NVTX_MESSAGE_TYPE_REGISTERED as i32;
-    // SAFETY: by the contract; the struct has no enum.
-    let Some(attributes) = (unsafe { attributes.as_ref() }) else { return (String::new(), None) };
-    if usize::from(attributes.size) < size_of::<Attributes>() {
+    // SAFETY: by the contract; every version of the struct begins with its version and size.
+    if attributes.is_null() || usize::from(unsafe { (*attributes).size }) < size_of::<Attributes>() {
         return (String::new(), None);
     }
+    // SAFETY: not null and of this size; the struct has no enum.
+    let attributes = unsafe { &*attributes };
     // SAFETY: every member of the union is one pointer.
     let pointer = unsafe { attributes.message.ascii };
     let message = match attributes.messageType {
