@@ -25,6 +25,19 @@ fn program(target: &str, more: &[&str]) -> PathBuf {
     compiled("api/api.c", target, &arguments)
 }
 
+/// Every process that inherits `LD_PRELOAD` loads what this library needs: nothing but libc and the unwinder.
+#[test]
+fn the_preloaded_library_needs_only_libc_the_unwinder_and_the_loader() {
+    let mut readelf = Command::new("readelf");
+    let output = readelf.args(["--dynamic", "--wide"]).arg(library("libmemtrace.so")).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let needed = text.lines().filter(|line| line.contains("(NEEDED)"));
+    let mut names: Vec<&str> =
+        needed.filter_map(|line| Some(line.split_once('[')?.1.trim_end_matches(']'))).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["ld-linux-x86-64.so.2", "libc.so.6", "libgcc_s.so.1"]);
+}
+
 #[test]
 fn c_api_names_the_owner_of_memory_and_pause_loses_no_event() {
     let ran = Traced::new(&program("api", &[]), &[]).run();
