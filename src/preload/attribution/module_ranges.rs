@@ -26,7 +26,7 @@ pub(crate) fn enter(path: TextId, key: usize) -> usize {
             Around { base: thread.base.get(), context: thread.context.get(), version: thread.version.get() };
         if let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) {
             range.has_row = true;
-            range_rows::record(Api::Module, recorder, Payload::RangeBegin { name: path }, around);
+            range_rows::record(Api::Module, recorder, || Payload::RangeBegin { name: path }, around);
         }
         thread.invalidate();
         let Ok(mut open) = thread.open.try_borrow_mut() else { return 0 };

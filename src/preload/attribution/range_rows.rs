@@ -6,12 +6,17 @@ use memtrace_trace::{Api, Event, Header, Payload};
 
 use crate::attribution::steps;
 
-/// Records a row of a range or a mark. Inlined, because the packing of a payload of a known kind is a few
-/// stores.
-#[inline(always)]
-pub(crate) fn record(api: Api, recorder: &'static Recorder, payload: Payload, context: ContextId) {
+/// Records a row of a range or a mark. `payload` makes its content: each caller has one kind, whose packing
+/// is then a few stores.
+#[inline]
+pub(crate) fn record(
+    api: Api,
+    recorder: &'static Recorder,
+    payload: impl FnOnce() -> Payload,
+    context: ContextId,
+) {
     let step = steps::current();
     recorder.record(|clock_ns| {
-        payload.pack(Header { clock_ns, api: Some(api), device: Event::HOST, context, step })
+        payload().pack(Header { clock_ns, api: Some(api), device: Event::HOST, context, step })
     });
 }

@@ -52,7 +52,7 @@ fn open(name: &str, domain: usize, category: Option<&str>, id: u64) {
         let context = context::current().0;
         if let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) {
             range.has_row = true;
-            range_rows::record(range.api(), recorder, Payload::RangeBegin { name: range.name }, context);
+            range_rows::record(range.api(), recorder, || Payload::RangeBegin { name: range.name }, context);
         }
         if let Ok(mut open) = thread.open.try_borrow_mut() {
             open.push(range);
@@ -111,7 +111,7 @@ pub(crate) fn close(range: OpenRange) {
     if range.has_row
         && let Some(recorder) = Recorder::active()
     {
-        range_rows::record(range.api(), recorder, Payload::RangeEnd { name: range.name }, context);
+        range_rows::record(range.api(), recorder, || Payload::RangeEnd { name: range.name }, context);
     }
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn mark(api: Api, name: &str) {
     set_step(meaning(name, None, phases::more_words()));
     let Some(recorder) = session::recorder() else { return };
     let (text, (context, _)) = (text_id(name), context::current());
-    range_rows::record(api, recorder, Payload::Mark { name: text }, context);
+    range_rows::record(api, recorder, || Payload::Mark { name: text }, context);
 }
 
 /// Begins the step `number`, and records a mark of it when a trace exists.
@@ -128,7 +128,7 @@ pub(crate) fn begin_step(number: i64) {
     steps::set(number);
     if let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) {
         let (text, (context, _)) = (text_id(&format!("step:{number}")), context::current());
-        range_rows::record(Api::Memtrace, recorder, Payload::Mark { name: text }, context);
+        range_rows::record(Api::Memtrace, recorder, || Payload::Mark { name: text }, context);
     }
 }
 

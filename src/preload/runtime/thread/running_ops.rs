@@ -67,7 +67,8 @@ impl RunningOp {
     /// An op that begins inside `around`; `None` outside every op.
     ///
     /// # Safety
-    /// `record` is torch's `RecordFunction`, alive for as long as this value, and `name_of` is its `name`.
+    /// `record` is torch's `RecordFunction`, and `name_of` is its `name`. The record is alive while the op
+    /// runs. A user scope may end on another thread, so its name is read when it begins, and not later.
     #[inline]
     pub(crate) unsafe fn new(
         scope: Scope,
