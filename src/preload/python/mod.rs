@@ -1,6 +1,11 @@
 //! The Python side: the tracer that runs inside the program's interpreter, and the functions that it calls.
 //!
-//! [`injection`] stands above the others; all of them call Python through [`crate::ffi::cpython`].
+//! [`injection`] loads the tracer, whose files are in `tracer/`; `native` has the functions that the tracer
+//! calls, and [`callbacks`] those that it returns. [`module_calls`] intercepts the calls of modules,
+//! [`gradients`] and [`tags`] record the use of blocks, [`op_io`] the storages of ops, and [`errors`] counts
+//! what the tracer raises.
+//!
+//! All of them call Python through [`crate::ffi::cpython`].
 
 pub(crate) mod callbacks;
 pub(crate) mod errors;

@@ -17,9 +17,9 @@ from .native import ENTERED_OUTERMOST, MEMORY_UNIT, NOT_ENTERED, enter_module
 from .paths import assign_paths_on_call, root_id_of, root_of, table_by_module
 from .tags import (
     MAIN_THREAD,
+    add_without_path,
     has_new_gradients,
     model_is_called,
-    own_without_path,
     tag_gradients,
     tag_gradients_of,
     tag_inputs,
@@ -100,7 +100,7 @@ def before_step(optimizer, args, kwargs) -> None:
                 _optimizers[id(optimizer)] = (weakref.ref(optimizer), 0, 0)
                 for group in optimizer.param_groups:
                     for parameter in group["params"]:
-                        own_without_path(parameter)
+                        add_without_path(parameter)
                 tag_gradients_of(optimizer)
             elif has_new_gradients():
                 tag_gradients_of(optimizer)

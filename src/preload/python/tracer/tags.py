@@ -65,8 +65,8 @@ def owner_of(parameter) -> Owner | None:
     return owner if owner is not None and owner.reference() is parameter else None
 
 
-def own_without_path(parameter) -> None:
-    """Remembers a parameter that an optimizer steps and that belongs to no called module."""
+def add_without_path(parameter) -> None:
+    """Adds a parameter that an optimizer steps and that belongs to no called module."""
     if owner_of(parameter) is None:
         _owners[id(parameter)] = Owner(weakref.ref(parameter), 0, 0, "", 0)
 

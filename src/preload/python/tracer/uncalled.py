@@ -17,8 +17,8 @@ _rescues_left = 4
 
 
 def is_time_to_search(calls: int) -> bool:
-    """Whether a root is searched for at this call: the 3rd, the 100th, the 1000th and so on. A search takes
-    as long as one or two calls."""
+    """Whether a model's call of this number starts a search: the 3rd, the 100th, the 1000th and so on. A
+    search takes as long as one or two calls."""
     return calls == 3 or (calls >= 100 and str(calls).strip("0") == "1")
 
 
