@@ -44,7 +44,7 @@ const MODULE_MEMORY: [Api; 4] =
 
 /// Makes the module. `None`: Python raised an exception.
 pub(crate) fn module(gil: Gil) -> Option<Owned> {
-    let module = gil.new_module(c"memtrace_tracer.native")?;
+    let module = gil.new_module(c"native")?;
     let namespace = module.get().module_namespace()?;
     for method in &METHODS {
         set(namespace, method.name(), gil.new_function(method)?)?;

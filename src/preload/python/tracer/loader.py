@@ -21,9 +21,13 @@ def load(native, run_module, builtins):
     def module_named(name):
         module = modules.get(name)
         if module is None:
-            module = modules[name] = type(native)("memtrace_tracer." + name)
-            vars(module)["__builtins__"] = own_builtins
-            run_module(name, vars(module))
+            module = modules[name] = type(native)(name)
+            namespace = vars(module)
+            # dynamo traces into hooks, and resolves a global name by importing the module `__name__`.
+            # Without that name it uses the namespace itself.
+            del namespace["__name__"]
+            namespace["__builtins__"] = own_builtins
+            run_module(name, namespace)
         return module
 
     def import_module(name, globals=None, locals=None, fromlist=(), level=0):
