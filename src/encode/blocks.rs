@@ -44,14 +44,15 @@ impl Encoder {
             library: 0,
             pool,
         };
-        let live = if bytes >= 0 {
+        if bytes >= 0 {
             self.statistics.block(bytes);
             let category = self.category_at_allocation(header.context);
             let live = Live { alloc_id: self.next_seq(), category, ..unknown };
             // No stream uses an address that is allocated again.
             self.complete(address);
             self.memory.alloc(&live.extent(), Key::Block(address), live);
-            live
+            self.correct(header.device, allocated, reserved);
+            self.allocated(tid, header, address, &live, sink)
         } else {
             // The size is that of the report; the live block only adds the owner.
             let extent = unknown.extent();
@@ -65,21 +66,27 @@ impl Encoder {
             if deferred {
                 self.memory.live.deferred.insert(address, live);
             }
-            live
-        };
-        // The sum of other reports that were lost.
-        let gap = self.memory.correct_allocated(unknown.extent().device, allocated as i64);
-        self.anomalies.gaps += u64::from(gap != 0);
-        self.statistics.peak(header.device, allocated as i64, reserved as i64);
-        if bytes >= 0 {
-            self.allocated(tid, header, address, &live, sink)
-        } else {
+            self.correct(header.device, allocated, reserved);
             self.freed(tid, header, address, &live, sink)
         }
     }
 
+    /// Takes the allocator's own totals, after the change that the report is about.
+    #[inline]
+    fn correct(&mut self, device: i8, allocated: usize, reserved: usize) {
+        // Other reports that were lost explain a difference.
+        let gap = self.memory.correct_allocated(device.max(0).into(), allocated as i64);
+        self.anomalies.gaps += u64::from(gap != 0);
+        self.statistics.peak(device, allocated as i64, reserved as i64);
+    }
+
     /// Ends the use of a deferred block.
+    #[inline]
     pub(crate) fn complete(&mut self, address: u64) -> Option<Live> {
+        // Mostly there is none.
+        if self.memory.live.deferred.is_empty() {
+            return None;
+        }
         let live = self.memory.live.deferred.remove(&address)?;
         self.memory.complete(live.extent().device, live.bytes);
         Some(live)
@@ -175,6 +182,7 @@ impl Encoder {
 
     /// A report has the allocator's own total of segments. A row adds the difference when calls were not seen
     /// (expandable segments, a pool with an allocator of its own).
+    #[inline]
     pub(crate) fn reconcile<S: RowSink>(
         &mut self,
         tid: u32,
@@ -183,10 +191,21 @@ impl Encoder {
         pool: u16,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let delta = self.memory.correct_reserved(header.device.max(0).into(), reserved as i64);
-        if delta == 0 {
-            return Ok(());
+        match self.memory.correct_reserved(header.device.max(0).into(), reserved as i64) {
+            0 => Ok(()),
+            delta => self.reconciled(tid, header, delta, pool, sink),
         }
+    }
+
+    #[cold]
+    fn reconciled<S: RowSink>(
+        &mut self,
+        tid: u32,
+        header: &Header,
+        delta: i64,
+        pool: u16,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
         self.anomalies.corrections += 1;
         let event = if delta > 0 { EventName::SegmentMap } else { EventName::SegmentUnmap };
         self.emit(

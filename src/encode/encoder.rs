@@ -103,6 +103,10 @@ impl Encoder {
     /// # Errors
     /// The sink's.
     pub fn encode<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
+        // Most events are reports.
+        if let Some((header, block)) = event.unpack_block() {
+            return self.block(tid, &header, &block, sink);
+        }
         let Some((header, payload)) = event.unpack() else { return Ok(()) };
         let call = |call, on_host| CallEvent { tid, header, call, on_host };
         let header = &header;
@@ -192,6 +196,7 @@ impl Encoder {
 
     /// The value of [`Row::owner`] for a context. A new definition may change the texts of a context, so the
     /// number changes with each.
+    #[inline]
     pub(crate) fn owner_number(&self, context: u32) -> u64 {
         u64::from(self.learned) << 32 | u64::from(context)
     }
@@ -202,6 +207,7 @@ impl Encoder {
         self.owner_in(self.context(context))
     }
 
+    #[inline(always)]
     pub(crate) fn owner_in(&self, Context { op, module, phase, .. }: Context) -> Owner<'_> {
         Owner { op: self.text(op), module: self.text(module), phase: self.text(phase) }
     }

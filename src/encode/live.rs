@@ -34,18 +34,21 @@ pub struct Live {
 
 impl Live {
     /// Whether it is a block, reported or the memory of a call.
+    #[inline]
     #[must_use]
     pub fn is_block(&self) -> bool {
         self.kind == MemoryKind::Block
     }
 
     /// Whether torch's allocator reported it.
+    #[inline]
     #[must_use]
     pub fn is_reported(&self) -> bool {
         self.api == Some(Api::CachingAllocator)
     }
 
     /// Its amount of memory.
+    #[inline]
     #[must_use]
     pub fn extent(&self) -> Extent {
         let kind = self.kind;

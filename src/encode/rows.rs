@@ -83,8 +83,14 @@ impl Encoder {
         live: &Live,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let row = self.of_live(tid, header, address, live);
-        self.emit(&Row { event: live.kind.alloc_event(), delta_bytes: live.bytes, ..row }, sink)
+        self.emit(
+            &Row {
+                event: live.kind.alloc_event(),
+                delta_bytes: live.bytes,
+                ..self.of_live(tid, header, address, live)
+            },
+            sink,
+        )
     }
 
     /// The row of a free.
@@ -96,8 +102,14 @@ impl Encoder {
         live: &Live,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let row = self.of_live(tid, header, address, live);
-        self.emit(&Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..row }, sink)
+        self.emit(
+            &Row {
+                event: live.kind.free_event(),
+                delta_bytes: -live.bytes,
+                ..self.of_live(tid, header, address, live)
+            },
+            sink,
+        )
     }
 
     /// The row of a call that allocated.
@@ -107,8 +119,10 @@ impl Encoder {
         live: &Live,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let row = self.of_call(event, live);
-        self.emit(&Row { event: live.kind.alloc_event(), delta_bytes: live.bytes, ..row }, sink)
+        self.emit(
+            &Row { event: live.kind.alloc_event(), delta_bytes: live.bytes, ..self.of_call(event, live) },
+            sink,
+        )
     }
 
     /// The row of a call that freed.
@@ -118,8 +132,10 @@ impl Encoder {
         live: &Live,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let row = self.of_call(event, live);
-        self.emit(&Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..row }, sink)
+        self.emit(
+            &Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..self.of_call(event, live) },
+            sink,
+        )
     }
 
     /// The row of a range or of a mark.

@@ -37,6 +37,7 @@ pub enum Effect {
 
 impl MemoryKind {
     /// The event of an allocation.
+    #[inline]
     #[must_use]
     pub const fn alloc_event(self) -> EventName {
         match self {
@@ -49,6 +50,7 @@ impl MemoryKind {
     }
 
     /// The event of a free.
+    #[inline]
     #[must_use]
     pub const fn free_event(self) -> EventName {
         match self {
@@ -98,12 +100,14 @@ pub struct Extent {
 
 impl Extent {
     /// The same memory, freed.
+    #[inline]
     #[must_use]
     pub const fn freed(self) -> Extent {
         Extent { bytes: self.bytes.wrapping_neg(), ..self }
     }
 
     /// Whether the memory counts as reserved.
+    #[inline]
     #[must_use]
     pub const fn is_reserved(&self) -> bool {
         match self.kind {
@@ -283,6 +287,7 @@ impl<L: LiveMemory, D: DeviceTotals> MemoryState<L, D> {
     }
 
     /// The allocator reported its total of blocks. Returns the difference to the sum, which lost reports explain.
+    #[inline]
     pub fn correct_allocated(&mut self, device: i32, reported: i64) -> i64 {
         let totals = self.devices.totals_mut(device);
         let gap = reported.wrapping_sub(totals.allocated);
@@ -292,6 +297,7 @@ impl<L: LiveMemory, D: DeviceTotals> MemoryState<L, D> {
     }
 
     /// The allocator reported its total of segments. Returns the difference to the sum, which unseen calls explain.
+    #[inline]
     pub fn correct_reserved(&mut self, device: i32, reported: i64) -> i64 {
         let totals = self.devices.totals_mut(device);
         let gap = reported.wrapping_sub(totals.reserved);

@@ -372,29 +372,22 @@ fn known(bytes: i64) -> Option<i64> {
 }
 
 impl Event {
+    /// Unpacks a report of a block; `None` for other events.
+    #[inline(always)]
+    #[must_use]
+    pub fn unpack_block(&self) -> Option<(Header, Block)> {
+        (self.kind == Kind::Block as u8).then(|| (self.header(), self.block()))
+    }
+
     /// Unpacks the event; `None` for a kind that no version wrote. Every other value is read as well as possible,
     /// because an event of a killed process may hold any bytes.
     #[inline(always)]
     #[must_use]
     pub fn unpack(&self) -> Option<(Header, Payload)> {
-        let header = Header {
-            clock_ns: self.clock_ns,
-            api: Api::from_id(self.api.into()),
-            device: self.device,
-            context: self.context,
-            step: self.step,
-        };
+        let header = self.header();
         let payload = match self.kind()? {
             Kind::Pad => Payload::Pad,
-            Kind::Block => Payload::Block(Block {
-                address: self.addr,
-                bytes: self.size,
-                allocated: self.allocated as usize,
-                reserved: self.reserved as usize,
-                requested: self.extra,
-                pool: self.pool,
-                deferred: self.flags & DEFERRED != 0,
-            }),
+            Kind::Block => Payload::Block(self.block()),
             Kind::OutOfMemory => Payload::OutOfMemory {
                 bytes: self.size,
                 requested: self.extra,
@@ -460,6 +453,30 @@ impl Event {
             },
         };
         Some((header, payload))
+    }
+
+    #[inline(always)]
+    fn header(&self) -> Header {
+        Header {
+            clock_ns: self.clock_ns,
+            api: Api::from_id(self.api.into()),
+            device: self.device,
+            context: self.context,
+            step: self.step,
+        }
+    }
+
+    #[inline(always)]
+    fn block(&self) -> Block {
+        Block {
+            address: self.addr,
+            bytes: self.size,
+            allocated: self.allocated as usize,
+            reserved: self.reserved as usize,
+            requested: self.extra,
+            pool: self.pool,
+            deferred: self.flags & DEFERRED != 0,
+        }
     }
 
     #[inline(always)]
