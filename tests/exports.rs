@@ -425,13 +425,13 @@ fn parquet_export_reads_as_the_csv_in_duckdb_and_polars() {
     }
 }
 
-/// The queries of the README over four ranks, in DuckDB and in Polars, as they stand there.
+/// The queries of docs/exports.md over four ranks, in DuckDB and in Polars.
 #[test]
-fn the_queries_of_the_readme_answer() {
+fn parquet_queries_of_the_docs_have_the_answer_of_ranks() {
     let Some(torch) = Torch::installed("2.11.0") else { return };
-    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let docs = std::fs::read_to_string(root().join("docs/exports.md")).unwrap();
     let query = |start: &str| {
-        let (_, query) = readme.split_once(start).expect("a query");
+        let (_, query) = docs.split_once(start).expect("a query");
         query.split_once("```").unwrap().0.to_owned()
     };
     let (sql, frames) = (query("```sql\n"), query("```python\npolars.scan_parquet").trim().to_owned());

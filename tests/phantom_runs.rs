@@ -105,7 +105,7 @@ fn phantom_oom_is_torchs_own_error_and_is_explained() {
             assert!(stderr.contains(words), "torch {version}: {words}: {stderr}");
         }
         let oom = text(&memtrace(&folder, &["oom", "out"]).stdout);
-        assert!(oom.contains("verdict: too big") && oom.contains("phantom"), "{oom}");
+        assert!(oom.contains("verdict: too big") && oom.contains("simulated GPU"), "{oom}");
     });
 }
 
