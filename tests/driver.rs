@@ -164,7 +164,7 @@ fn uses_cudarc() {
     default.synchronize().unwrap();
 }
 
-/// NVIDIA's own runtime does not start on the phantom driver (see its README); one that asks for the documented calls
+/// NVIDIA's own runtime does not start on the phantom driver (see docs/phantom.md); one that asks for the documented calls
 /// alone does.
 #[test]
 fn phantom_driver_serves_a_runtime_linked_into_a_library() {

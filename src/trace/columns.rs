@@ -186,7 +186,7 @@ pub struct Column {
     pub shape: Shape,
     /// When a reader parses it.
     pub reading: Reading,
-    /// The documentation, one sentence for the README and `memtrace help columns`.
+    /// The documentation, one sentence for docs/trace-format.md and `memtrace help columns`.
     pub doc: &'static str,
 }
 
