@@ -1,6 +1,6 @@
 //! The columns of the CSV and the row.
 //!
-//! [`columns!`] declares each column once. The header, [`Row`], the writer, the command's records, its scanner and
+//! [`columns!`](crate::columns!) declares each column once. The header, [`Row`], the writer, the command's records, its scanner and
 //! its Parquet export are generated from it, and tests hold the documentation to it.
 //!
 //! Line 1 of a file is the header. The first row is the `meta` row, its `name` holds JSON ([`crate::Meta`]).

@@ -95,7 +95,7 @@ macro_rules! answers {
         }
 
         /// The exported functions of this file.
-        pub(crate) const TABLE: &[&$crate::core::call_table::CallEntry] = &[$(&entries::$name),*];
+        pub(crate) static TABLE: &[&$crate::core::call_table::CallEntry] = &[$(&entries::$name),*];
 
         $(
             $(#[$doc])*
@@ -144,7 +144,7 @@ macro_rules! constant_answers {
         }
 
         /// These functions.
-        pub(crate) const $table: &[&$crate::core::call_table::CallEntry] = &[$(&$module::$name),*];
+        pub(crate) static $table: &[&$crate::core::call_table::CallEntry] = &[$(&$module::$name),*];
 
         $(
             // SAFETY: no other definition of this name is linked into the library.

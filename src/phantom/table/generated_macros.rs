@@ -39,7 +39,7 @@ macro_rules! fills {
         }
 
         /// These functions.
-        pub(crate) const FILLS: &[&$crate::core::call_table::CallEntry] = &[$(&fill_entries::$name),*];
+        pub(crate) static FILLS: &[&$crate::core::call_table::CallEntry] = &[$(&fill_entries::$name),*];
 
         $(
             // SAFETY: no other definition of this name is linked into the library.

@@ -10,7 +10,7 @@ use crate::cuda::device_attributes::driver_version;
 use crate::{cuda, kernels, libs, table};
 
 /// The tables, in the order in which `memtrace_phantom_describe` lists guesses and refusals.
-const TABLES: &[&[&CallEntry]] = &[
+static TABLES: &[&[&CallEntry]] = &[
     cuda::device_properties::TABLE,
     cuda::memory::TABLE,
     cuda::ipc::TABLE,

@@ -351,7 +351,7 @@ fn call(call: Call, event: Event) -> Event {
         extra: latency_ns as i64,
         reserved: u64::from(library),
         pool,
-        flags: u8::from(from_torch_allocator) * FROM_TORCH_ALLOCATOR | u8::from(unreported) * UNREPORTED,
+        flags: (u8::from(from_torch_allocator) * FROM_TORCH_ALLOCATOR) | (u8::from(unreported) * UNREPORTED),
         ..event
     }
 }

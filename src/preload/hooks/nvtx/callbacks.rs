@@ -79,9 +79,10 @@ unsafe extern "C" fn push_w(text: *const u32) -> c_int {
 }
 
 unsafe extern "C" fn push_ex(attributes: *const Attributes) -> c_int {
-    // SAFETY: the program's own attributes.
     shielded(|| {
-        ranges::push(&unsafe { names::message_of(DEFAULT_DOMAIN, attributes) }.0, DEFAULT_DOMAIN, None)
+        // SAFETY: the program's own attributes.
+        let message = unsafe { names::message_of(DEFAULT_DOMAIN, attributes) };
+        ranges::push(&message.0, DEFAULT_DOMAIN, None)
     });
     next!(NEXT_CORE[8](attributes) as unsafe extern "C" fn(*const Attributes) -> c_int).unwrap_or(NO_TRACKING)
 }
