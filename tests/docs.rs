@@ -159,6 +159,35 @@ fn every_file_that_the_architecture_names_exists() {
     assert!(found > 30, "the page names {found} files");
 }
 
+#[test]
+fn every_function_that_the_architecture_names_exists() {
+    let page = std::fs::read_to_string(root().join("docs/architecture.md")).unwrap();
+    let mut code = String::new();
+    for folder in rooms(&root().join("src")) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "rs") {
+                code += &std::fs::read_to_string(path).unwrap();
+            }
+        }
+    }
+    let named = |text: &&str| text.starts_with(char::is_uppercase) && !text.contains([' ', '/']);
+    let text: String = page.split("```").step_by(2).collect();
+    let functions: Vec<&str> = text
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(named)
+        .filter_map(|text| text.split_once("::"))
+        .map(|(_, name)| name)
+        .collect();
+    assert!(!functions.is_empty());
+    for name in functions {
+        let found = [format!("fn {name}("), format!("fn {name}<")].iter().any(|text| code.contains(text));
+        assert!(found, "docs/architecture.md names {name}(), and no file has it");
+    }
+}
+
 /// The folders of the crates, and the rooms inside them.
 fn rooms(folder: &Path) -> Vec<std::path::PathBuf> {
     let inside = |folder: &Path| -> Vec<std::path::PathBuf> {
