@@ -1,6 +1,6 @@
 //! Reads traces and answers questions about them.
 //!
-//! The rooms, each of which imports only from those above it:
+//! The modules; each imports only from those above it:
 //!
 //! - [`read`]: the files of a run, as a stream of records.
 //! - [`state`]: records replayed into live memory over time.

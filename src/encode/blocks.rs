@@ -83,7 +83,7 @@ impl Encoder {
     /// Ends the use of a deferred block.
     #[inline]
     pub(crate) fn complete(&mut self, address: u64) -> Option<Live> {
-        // Mostly there is none.
+        // Usually no free is deferred.
         if self.memory.live.deferred.is_empty() {
             return None;
         }

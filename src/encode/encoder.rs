@@ -23,7 +23,7 @@ use crate::statistics::Statistics;
 
 /// The value of the column `source` of reports.
 pub(crate) const TORCH_ALLOCATOR: &str = "libc10_cuda.so";
-/// The value of the column `source` of rows that no call or report stands for.
+/// The value of the column `source` of rows without a call or report.
 pub(crate) const LIBRARY: &str = "libmemtrace.so";
 
 /// A destination of rows.
@@ -52,7 +52,7 @@ pub struct Encoder {
     /// Counts definitions of texts and contexts; see [`Encoder::owner_number`].
     pub(crate) learned: u32,
     pub(crate) stacks: Vec<Frame>,
-    /// How many of `stacks` are in the file.
+    /// The number of `stacks` that are in the file.
     pub(crate) stacks_written: usize,
     pub(crate) memory: Memory,
     pub(crate) physical: Physical,
@@ -63,7 +63,7 @@ pub struct Encoder {
     pub(crate) own_names: OwnNames,
     pub(crate) oom: Option<OutOfMemory>,
     pub(crate) reported_lost: u64,
-    /// How often events contradicted one another.
+    /// The number of contradictions between events.
     pub anomalies: Anomalies,
     /// Counts, sizes and latencies for the exit summary.
     pub statistics: Statistics,

@@ -1,4 +1,4 @@
-//! From event to row.
+//! Encodes events as rows.
 //!
 //! One [`Encoder`] serves the writer thread of the traced process and, over the journal that a killed process
 //! left, `memtrace check --repair`. Its state lives as long as the trace.

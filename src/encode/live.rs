@@ -33,14 +33,14 @@ pub struct Live {
 }
 
 impl Live {
-    /// Whether it is a block, reported or the memory of a call.
+    /// Whether this memory is a block: one that torch reported, or the memory of a call.
     #[inline]
     #[must_use]
     pub fn is_block(&self) -> bool {
         self.kind == MemoryKind::Block
     }
 
-    /// Whether torch's allocator reported it.
+    /// Whether torch's allocator reported this memory.
     #[inline]
     #[must_use]
     pub fn is_reported(&self) -> bool {
@@ -69,7 +69,7 @@ pub struct OutOfMemory {
     pub context: u32,
 }
 
-/// The texts of an owner, as they stand in the file.
+/// The texts of an owner, as the file has them.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner<'a> {
     /// The innermost op.

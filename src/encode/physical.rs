@@ -22,12 +22,12 @@ pub(crate) struct Held {
     /// The holders of the handle, and the addresses.
     pub(crate) references: u32,
     pub(crate) device: i8,
-    /// Whether torch's allocator made it: its segments have rows by address.
+    /// Whether torch's allocator created it. Its segments have rows by address, not by handle.
     pub(crate) is_torchs: bool,
 }
 
 impl Physical {
-    /// Restores memory that a row of a resumed trace says to be live.
+    /// Restores memory that a row of a resumed trace records as live.
     pub(crate) fn restore(&mut self, key: u64, live: &Live) {
         if live.kind == MemoryKind::Mapped {
             self.mapped.insert(key, (live.bytes as u64, 0));
@@ -37,7 +37,7 @@ impl Physical {
         }
     }
 
-    /// Forgets memory that such a row says to be freed.
+    /// Removes memory that a row of a resumed trace frees.
     pub(crate) fn forget(&mut self, key: u64) {
         if key & PHYSICAL != 0 {
             self.held.remove(&address(key));
@@ -47,7 +47,7 @@ impl Physical {
     }
 }
 
-/// Whether the call is one of those of virtual memory.
+/// Whether the call belongs to the driver's virtual memory API.
 pub(crate) fn is_virtual_memory(api: Option<Api>) -> bool {
     matches!(
         api,

@@ -38,7 +38,7 @@ impl Encoder {
         Place { seq: self.seq.get(), reported_lost: self.reported_lost }
     }
 
-    /// Forgets the rows since `place`: the end row of a trace that continues.
+    /// Discards the rows since `place`, such as the end row of a trace that continues.
     pub fn take_back(&mut self, place: Place) {
         self.seq.set(place.seq);
         self.reported_lost = place.reported_lost;
@@ -240,7 +240,7 @@ impl Encoder {
         }
     }
 
-    /// The fields of a row that no thread and no memory stands for.
+    /// The fields of a row without a thread and without memory.
     #[inline(always)]
     pub(crate) fn blank(&self, clock_ns: u64) -> Row<'static> {
         let host = &self.memory.devices.host;

@@ -1,9 +1,9 @@
 //! The driver's virtual memory: physical memory, and the addresses that it is mapped at.
 //!
-//! Physical memory is freed when nobody holds it any more, neither by its handle nor by an address. Of torch's
-//! expandable segments the mapped pieces have rows (`segment_map`, `segment_unmap`), because torch counts them as
-//! reserved. Of other memory the physical memory itself has rows (`ext_alloc`, `ext_free`, with the handle for an
-//! address), because it is what the device has less of.
+//! The driver frees physical memory with its last reference. Each holder of the handle and each mapping has
+//! one. For torch's expandable segments the rows are the mapped pieces (`segment_map`, `segment_unmap`),
+//! because torch counts these as reserved. For other libraries the rows are the physical memory (`ext_alloc`,
+//! `ext_free`, with the handle as address), because that is the memory taken from the device.
 
 use memtrace_trace::Api;
 use memtrace_trace::event::{AllocCall, Call};

@@ -5,10 +5,10 @@
 //! touched, with the capacity that `MEMTRACE_PHANTOM` sets. PyTorch's own caching allocator decides every
 //! segment, every split and every out-of-memory error, as it would on a card.
 //!
-//! The rooms depend on each other in one direction: `core` is the machine, `cuda` the runtime and the driver on
-//! it, `kernels` and `libs` the work that programs launch, `table` the list of all calls. Each file has one family
-//! of calls and its table (`core::call_table`); `table::generated` has the names that no file answers by hand. The
-//! library depends on no other crate of memtrace but the presets.
+//! The modules depend on each other in one direction: `core` is the machine, `cuda` the runtime and the
+//! driver on it, `kernels` and `libs` the work that programs launch, `table` the list of all calls. Each file
+//! has one family of calls and its table (`core::call_table`); `table::generated` has the names that no file
+//! answers by hand. The library depends on no other crate of memtrace but the presets.
 
 mod core;
 mod cuda;

@@ -1,7 +1,7 @@
 //! `libmemtrace.so`: the hooks that `LD_PRELOAD` puts between a program and CUDA, torch and NVTX.
 //!
 //! A hook passes its arguments on unchanged, returns what the real function returned, and records one event;
-//! the rest is the work of [`memtrace_record`]. The rooms, from below:
+//! the rest is the work of [`memtrace_record`]. The modules, from the lowest up:
 //!
 //! - [`ffi`]: symbols, loaded libraries, and the functions of others that are called
 //! - [`runtime`]: the session, the thread state, the guard around our code, the log

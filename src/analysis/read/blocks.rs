@@ -25,9 +25,9 @@ pub(super) struct Job {
     bytes: Vec<u8>,
     /// The range of the file to read into `bytes`; `None` when they are read.
     range: Option<FileRange>,
-    /// Whether it begins with the header.
+    /// Whether the block begins with the header.
     header: bool,
-    /// Whether it ends with the file's last line and that line has no end.
+    /// Whether the block ends with an unterminated last line of the file.
     pub(super) cut: bool,
     /// The bytes on disk that it covers.
     pub(super) size: u64,
@@ -47,14 +47,14 @@ struct FileRange {
 }
 
 impl Job {
-    /// Ends the job with an error of reading. Always true: the job is still to be delivered.
+    /// Ends the job with a read error. Returns true, because the job must still be delivered.
     pub(super) fn fail(&mut self, error: io::Error) -> bool {
         (self.error, self.range, self.header) = (Some(error), None, false);
         self.bytes.clear();
         true
     }
 
-    /// Reads the bytes of the block, where that is still to do, and scans them.
+    /// Reads the bytes of the block, if that is not done yet, and scans them.
     pub(super) fn run(&mut self, scanner: &mut Scanner) {
         self.chunk.records.clear();
         self.chunk.lines = 0;

@@ -43,7 +43,7 @@ pub struct ReadSummary {
     pub skipped: u64,
     /// The first of them, with its file and line number.
     pub first_skipped: Option<String>,
-    /// Whether the last line has no end: the writer was killed inside a line.
+    /// Whether the last line is unterminated: the writer was killed inside it.
     pub cut: bool,
     /// Whether the visitor ended the reading.
     stopped: bool,
@@ -230,7 +230,7 @@ impl TraceFile {
     }
 }
 
-/// Whether two parts are of one process.
+/// Whether two parts belong to one process.
 pub(crate) fn same_process(a: &Meta, b: &Meta) -> bool {
     let process = |meta: &Meta| (meta.start_unix_ns, meta.rank, meta.host.clone(), meta.journal.clone());
     process(a) == process(b)

@@ -30,7 +30,7 @@ pub struct Layout {
 pub struct SegmentRange {
     /// Its size, in bytes.
     pub bytes: i64,
-    /// Whether it is mapped piece by piece (an expandable segment).
+    /// Whether it is an expandable segment, mapped piece by piece.
     pub expandable: bool,
     /// The stream of its blocks.
     pub stream: i64,
@@ -53,7 +53,7 @@ pub struct Segment {
     pub addr: i64,
     /// Its size, in bytes.
     pub bytes: i64,
-    /// Whether it is mapped piece by piece (an expandable segment).
+    /// Whether it is an expandable segment, mapped piece by piece.
     pub expandable: bool,
     /// The blocks in it, by address.
     pub blocks: Vec<Block>,

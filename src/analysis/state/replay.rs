@@ -126,7 +126,8 @@ impl Replay {
         }
     }
 
-    /// Makes it compare the totals of every row with the sum of the deltas. Needs a reading of every column.
+    /// Enables the check of the totals of every row against the sum of the deltas. Needs a reading of every
+    /// column.
     #[must_use]
     pub fn checking(self) -> Replay {
         Replay { checks: true, ..self }

@@ -19,7 +19,7 @@ pub(crate) enum AnswerKind {
 }
 
 impl AnswerKind {
-    /// The name in the list that `memtrace doctor --phantom` prints.
+    /// The name in the list that `memtrace doctor --phantom --json` prints.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Real => "real",

@@ -106,7 +106,7 @@ impl<'call, T> Out<'call, T> {
         Self(place, PhantomData)
     }
 
-    /// A place that the caller left out.
+    /// A null pointer.
     pub(crate) fn null() -> Self {
         Self(std::ptr::null_mut(), PhantomData)
     }
@@ -137,7 +137,7 @@ impl<'call, T> Out<'call, T> {
         OK
     }
 
-    /// Whether the caller left the place out.
+    /// Whether the pointer is null: the caller does not want this result.
     pub(crate) fn is_null(self) -> bool {
         self.0.is_null()
     }

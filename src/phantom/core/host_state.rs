@@ -32,7 +32,7 @@ pub(crate) fn host_state() -> &'static HostState {
     })
 }
 
-/// The card that the environment asks for.
+/// The card that `MEMTRACE_PHANTOM` names.
 fn requested_spec() -> Result<Spec, SpecError> {
     Spec::parse(&std::env::var(CARD_VARIABLE).unwrap_or_default())
 }

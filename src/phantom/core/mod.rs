@@ -1,4 +1,4 @@
-//! The ground: the types of the C interface, the macro that defines exported functions, and the simulated
+//! The base layer: the types of the C interface, the macro that defines exported functions, and the simulated
 //! machine with its devices, memory, streams and threads. It does not depend on the calls above it.
 
 pub(crate) mod async_pool;

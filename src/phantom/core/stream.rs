@@ -131,7 +131,7 @@ impl Stream {
         *until = (*until).max(time_ns);
     }
 
-    /// Whether everything queued is done. The [`MAX_POLLS`]th poll in vain makes the next one succeed.
+    /// Whether all queued work is done. After [`MAX_POLLS`] unsuccessful polls, the next one succeeds.
     pub(crate) fn poll(&self) -> bool {
         let queued = self.queued_ns.load(Ordering::Relaxed);
         if self.reached(queued) {

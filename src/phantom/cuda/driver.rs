@@ -197,8 +197,8 @@ answers! {
     Success fn cuCtxResetPersistingL2Cache() { OK }
     Success fn cuProfilerStart() { OK }
     Success fn cuProfilerStop() { OK }
-    /// Undocumented tables through which a static CUDA runtime reaches into the driver. Without them it
-    /// reports that the driver is too old, which is a clear refusal.
+    /// Undocumented tables through which a static CUDA runtime reaches into the driver. Without them every
+    /// call of that runtime fails.
     Unsupported fn cuGetExportTable(out: Out<usize>, _id: Word) {
         out.put(0);
         warn_about_static_runtime();

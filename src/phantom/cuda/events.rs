@@ -15,15 +15,15 @@ use crate::cuda::streams::StreamHandle;
 pub(crate) struct Event {
     /// The stream in which it was recorded last, or null. Only written from a `&'static Stream`.
     stream: AtomicPtr<Stream>,
-    /// The device time of that.
+    /// The device time of that recording.
     time_ns: AtomicU64,
     /// The capture during which it was recorded, or 0.
     capture: AtomicU64,
-    /// Polls in vain since then while the device did not work.
+    /// Unsuccessful polls since then while the device did no work.
     polls: AtomicU64,
     /// The device time of the last poll.
     polled_at_ns: AtomicU64,
-    /// Whether it can be used to measure time.
+    /// Whether the event records time.
     timed: bool,
 }
 

@@ -65,7 +65,7 @@ pub(crate) fn launch_library_on_default_stream() -> Status {
     launch_library(StreamHandle::DEFAULT)
 }
 
-/// Launches a kernel that the program registered, with the effect that its name tells.
+/// Launches a kernel that the program registered, and applies the effect known for its name.
 ///
 /// # Safety
 /// `arguments` is the argument list of a launch of this function: an array with the address of each argument.

@@ -1,4 +1,4 @@
-//! Kernels with an effect that their name and arguments tell, though none of them runs.
+//! The effects of known kernels, derived from their names and arguments. No kernel runs.
 //!
 //! - Counting kernels: their result becomes the size of a tensor, so its value is an assumption that the user
 //!   can set ([`DynamicSizes`](crate::core::values::DynamicSizes)).
@@ -27,7 +27,7 @@ use crate::kernels::reduce::{
     ncclInt64, ncclMax, ncclMin, ncclSum, ncclUint8, ncclUint32, ncclUint64,
 };
 
-/// The effect of a kernel, and the arguments that tell it.
+/// The effect of a kernel, with the arguments that it depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum KernelEffect {
     /// `cub::DeviceReduceSingleTileKernel` over a test for nonzero: (in, out, count, ...).

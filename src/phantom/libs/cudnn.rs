@@ -1,9 +1,9 @@
 //! cuDNN's graph API, by which PyTorch runs convolutions and attention.
 //!
 //! From 9.8 on, cuDNN chooses engines and workspaces without a device, if its descriptors carry a description
-//! of one. So the real library is asked: the description of the simulated card is set on the heuristics, the
-//! engine and the plan, and the handle is left out. An older cuDNN is replaced by a stand-in with one plan
-//! that needs no workspace, which is reported as a guess.
+//! of one. So the phantom calls the real library: it sets the description of the simulated card on the
+//! heuristics, the engine and the plan, and passes no handle. A stand-in with one plan that needs no
+//! workspace replaces an older cuDNN; its answers are reported as guesses.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int, c_void};

@@ -35,7 +35,7 @@ struct Communicator {
     /// The name of the ranks' shared memory, or `None` when they cannot be reached.
     name: Option<u64>,
     mailbox: OnceLock<Option<RankMailbox>>,
-    /// The number of communicators that were made from it.
+    /// The number of communicators derived from it by a split or a shrink.
     children: AtomicU64,
     /// The buffers of its ring, `None` before the first operation.
     buffers: Mutex<Option<LibraryMemory>>,

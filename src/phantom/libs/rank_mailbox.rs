@@ -2,8 +2,8 @@
 //!
 //! A rank publishes its contribution to its n-th operation and waits until the other ranks have published
 //! theirs. So object collectives, barriers and reductions of metrics give their real results. Large data is
-//! never exchanged, so training waits for nobody. A rank that does not answer within [`PATIENCE`] is given up
-//! with one line on stderr: no rank hangs for ever.
+//! never exchanged, so training never waits. A rank that does not answer within [`PATIENCE`] is given up with
+//! one line on stderr, so no rank hangs forever.
 
 use std::ffi::CString;
 use std::ptr::NonNull;

@@ -28,7 +28,7 @@ static PEEK: Symbol<Query> = unsafe { Symbol::new(c"_ZN2at15sequence_number4peek
 static CURRENT_THREAD_ID: Symbol<Query> =
     unsafe { Symbol::new(c"_ZN2at14RecordFunction15currentThreadIdEv", TORCH) };
 
-/// Are module paths known in this process? Without them no origin is remembered.
+/// Whether module paths are known in this process. Without them no origin is stored.
 static MODULES: AtomicBool = AtomicBool::new(false);
 /// The index of the number among the words of a `RecordFunction`; 0 while it is sought, `NOT_FOUND` when the
 /// search has failed.
@@ -196,7 +196,7 @@ pub(crate) unsafe fn origin_of(record: *const c_void) -> Option<Origin> {
     of(&MODULE_OF).map(|module| Origin { module, python: python.unwrap_or(0) })
 }
 
-/// Has this backward function a number? One that adds to a gradient has none.
+/// Whether this backward function has a number. One that adds to a gradient has none.
 ///
 /// # Safety
 /// `record` is a live `RecordFunction`.
@@ -213,7 +213,8 @@ pub(crate) fn this_is_main() {
     thread::with(|state| MAIN.store(thread_id(state), Ordering::Relaxed));
 }
 
-/// Did the main thread run the op of this backward function? `true` while the place of numbers is unknown.
+/// Whether the main thread ran the op of this backward function; `true` while the place of numbers is not
+/// known.
 ///
 /// # Safety
 /// `record` is the live `RecordFunction` of a backward function.

@@ -18,9 +18,9 @@ use crate::runtime::thread::{self, ThreadState};
 /// A deeper stack is an error (an op that ended on another thread): it is dropped.
 const MAX_DEPTH: usize = 1024;
 
-/// Does every outermost op get a row? Set once, from `MEMTRACE_OPS`.
+/// Whether every outermost op gets a row. Set once, from `MEMTRACE_OPS`.
 static OUTERMOST_ROWS: AtomicBool = AtomicBool::new(false);
-/// Does every op get a row?
+/// Whether every op gets a row.
 static ALL_ROWS: AtomicBool = AtomicBool::new(false);
 
 /// Sets which ops get a row.

@@ -35,7 +35,7 @@ pub(crate) fn more_words() -> &'static [String] {
     MORE_WORDS.get().map_or(&[], Vec::as_slice)
 }
 
-/// The phase on top, of whatever thread; 0 for none.
+/// The innermost open phase of the process, whichever thread opened it; 0 for none.
 pub(crate) fn top() -> TextId {
     TOP.load(Ordering::Acquire)
 }
@@ -67,7 +67,7 @@ fn change(change: impl FnOnce(&mut Vec<(u64, TextId)>)) {
 /// two, the loss, belongs to the forward. 0 for none.
 static LOSS_THREAD: AtomicU32 = AtomicU32::new(0);
 
-/// Does this thread compute the loss?
+/// Whether this thread computes the loss.
 pub(crate) fn is_in_loss() -> bool {
     LOSS_THREAD.load(Ordering::Relaxed) == thread_id()
 }

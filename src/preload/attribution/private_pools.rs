@@ -81,7 +81,7 @@ fn hooks_with_slots() -> Vec<(usize, &'static Hook)> {
     HOOKS.iter().filter_map(slot).collect()
 }
 
-/// Does this torch show the pool of a block?
+/// Whether this torch shows the pool of a block.
 pub(crate) fn are_known() -> bool {
     !hooks_with_slots().is_empty()
 }

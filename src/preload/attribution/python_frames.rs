@@ -20,14 +20,14 @@ use rustc_hash::FxHashMap;
 use crate::ffi::cpython;
 use crate::ffi::guarded_memory::GuardedMemory;
 
-/// Where this interpreter keeps what is read. Places are counted in words of 8 bytes.
+/// The layout of this interpreter's frames. Offsets are in words of 8 bytes, unless a field says bytes.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
-    /// The word of the thread's state that leads to its innermost frame,
+    /// The word of the thread's state that points to its innermost frame, or to the struct of `through`.
     thread: usize,
-    /// through this word of another struct (`_PyCFrame` of 3.11 and 3.12).
+    /// In 3.11 and 3.12, the word of `_PyCFrame` that points to the frame.
     through: Option<usize>,
-    /// Words of a frame: its code, and the frame around it.
+    /// The words of a frame that point to its code and to the calling frame.
     code: usize,
     previous: usize,
     instruction: Instruction,
@@ -40,17 +40,17 @@ struct Layout {
     text_type: usize,
 }
 
-/// How a frame stores its place in the code.
+/// How a frame stores its position in the code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Instruction {
-    /// A word with the address of an instruction; the first one lies this many bytes behind the code object
-    /// (3.11 on).
+    /// The address of an instruction, in this word. The first instruction lies `first` bytes behind the start
+    /// of the code object (3.11 on).
     Address { word: usize, first: usize },
-    /// A 32-bit number at this byte, which counts steps of this many bytes (3.9, 3.10).
+    /// A 32-bit instruction number at this byte offset, in units of `step` bytes (3.9, 3.10).
     Number { byte: usize, step: i32 },
 }
 
-/// Functions of Python that only read.
+/// The C functions of Python that read frames without changing a reference count.
 #[derive(Clone, Copy)]
 struct Functions {
     python: &'static cpython::Functions,
@@ -73,7 +73,7 @@ impl Functions {
     }
 }
 
-/// Set by [`learn`], when what it found has been checked.
+/// Set by [`learn`] after it has checked the layout.
 static LAYOUT: OnceLock<(Layout, Functions)> = OnceLock::new();
 /// Whether [`LAYOUT`] is set: one atomic, for hooks.
 static IS_KNOWN: AtomicBool = AtomicBool::new(false);
@@ -105,16 +105,16 @@ pub(crate) struct KnownCode {
 struct FrameLine {
     code: usize,
     byte: i32,
-    /// A mix of the words that identify the code.
+    /// A hash of the words that identify the code.
     mark: u64,
 }
 
-/// Frames of one stack that are read: the innermost ones.
+/// The most frames read of one stack, from the innermost outwards.
 const MAX_FRAMES: usize = 128;
-/// Entries of a thread's cache before it is emptied.
+/// The number of entries at which a thread's cache is cleared.
 const CACHE_LIMIT: usize = 1 << 14;
 
-/// Lines and stacks that this thread has met before.
+/// This thread's cache of lines and stacks.
 #[derive(Default)]
 struct Cache {
     lines: FxHashMap<FrameLine, TextId>,
@@ -307,7 +307,7 @@ pub(crate) unsafe fn learn(known: &KnownCode) -> bool {
     let found =
         Functions::find().and_then(|functions| Some((unsafe { find(known, &functions) }?, functions)));
     let Some((layout, functions)) = found else { return false };
-    // It is used when it reads the frames that Python described.
+    // Accept the layout only if it reads the same frames that Python described.
     let mut walk = Vec::new();
     // SAFETY: `find` has read these places of this thread's frames.
     unsafe { read_frames(&layout, first_frame(&layout, &functions), &mut walk) };

@@ -38,9 +38,9 @@ static REAL_ALLOCATE: [AtomicPtr<c_void>; MAX_OBJECTS] = [const { AtomicPtr::new
 static HOOKED: [AtomicPtr<c_void>; MAX_OBJECTS] = [const { AtomicPtr::new(null_mut()) }; MAX_OBJECTS];
 /// Our function for each object.
 const OURS: [Allocate; MAX_OBJECTS] = [allocate::<0>, allocate::<1>, allocate::<2>, allocate::<3>];
-/// Of each object: does it report no blocks? torch's own do.
+/// For each object, whether it reports no blocks. torch's own allocators report them.
 static REPORTS_NOTHING: [AtomicBool; MAX_OBJECTS] = [const { AtomicBool::new(false) }; MAX_OBJECTS];
-/// Has [`install`] run?
+/// Whether [`install`] has run.
 static TRIED: AtomicBool = AtomicBool::new(false);
 /// A request was larger than its block: the slot is another function.
 static WRONG: AtomicBool = AtomicBool::new(false);
@@ -56,17 +56,17 @@ pub(crate) fn of_block(state: &ThreadState, block: i64) -> i64 {
     if WRONG.load(Ordering::Relaxed) { -1 } else { requested }
 }
 
-/// Is the thread inside the allocator?
+/// Whether the thread is inside the allocator.
 pub(crate) fn is_inside() -> bool {
     thread::with(|state| state.requested.get()).unwrap_or(-1) >= 0
 }
 
-/// Is it inside an allocator that reports nothing, so that its calls are the blocks?
+/// Whether the thread is inside an allocator that reports nothing, so that its CUDA calls are the blocks.
 pub(crate) fn is_inside_unreported() -> bool {
     thread::with(|state| state.unreported.get()).unwrap_or(false)
 }
 
-/// Is it certain that requested sizes are missing? `false` before torch calls CUDA, which is when its
+/// Whether requested sizes are certainly missing. `false` before torch's first CUDA call, at which its
 /// allocator is hooked: a trace may begin earlier.
 pub(crate) fn is_missing() -> bool {
     let tried = TRIED.load(Ordering::Relaxed) && HOOKED[0].load(Ordering::Acquire).is_null();

@@ -14,9 +14,9 @@ use crate::ffi::phantom;
 pub(crate) struct Library {
     /// Its file name.
     pub(crate) name: TextId,
-    /// Does it contain torch's caching allocator?
+    /// Whether it contains torch's caching allocator.
     pub(crate) is_torch_allocator: bool,
-    /// Is it the phantom device, which makes calls for the libraries that it stands for?
+    /// Whether it is the phantom device, which makes calls on behalf of the libraries that it replaces.
     is_phantom: bool,
 }
 

@@ -595,7 +595,7 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// What a function of ours returns to Python.
+/// A value that one of our functions returns to Python.
 pub(crate) trait IntoPython {
     /// The object; `None` when making it raised.
     fn into_python(self, gil: Gil) -> Option<Owned>;

@@ -15,7 +15,7 @@ static STANDS_FOR: RealFn<unsafe extern "C" fn() -> *const c_char> =
 static DESCRIBE: Symbol<unsafe extern "C" fn(*mut c_char, usize) -> usize> =
     unsafe { Symbol::new(c"memtrace_phantom_describe", Home::Loaded(LIBRARY)) };
 
-/// Is the device of this process a phantom?
+/// Whether the device of this process is a phantom.
 pub(crate) fn is_present() -> bool {
     !find_anywhere(LIBRARY, c"memtrace_phantom_describe").is_null()
 }

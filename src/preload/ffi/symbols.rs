@@ -116,7 +116,7 @@ pub(crate) unsafe fn function<F: Copy>(found: *mut c_void) -> Option<F> {
     (!found.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) })
 }
 
-/// Where the library of a [`Symbol`] is.
+/// The search scope of a [`Symbol`].
 #[derive(Clone, Copy)]
 pub(crate) enum Home {
     /// Loaded, by a file name that starts with this.
@@ -205,8 +205,8 @@ impl<F: Copy> RealFn<F> {
         unsafe { function(found) }
     }
 
-    /// Does the hook call `found`, which the program looked up under this name? If nothing is behind the hook
-    /// yet, `found` is from now on.
+    /// Whether the hook calls `found`, the address that the program looked up under this name. A hook without
+    /// a real function takes `found`.
     ///
     /// # Safety
     /// `found` is a function of type `F`: the one of this name in a library that has it.

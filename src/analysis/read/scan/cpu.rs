@@ -28,7 +28,7 @@ pub(super) trait Cpu: Copy {
 
 /// Work that is compiled for each type of processor.
 pub(super) trait Work {
-    /// Does it. Must be `#[inline(always)]`, so that it is compiled with the features of each [`Cpu`].
+    /// Does the work. Must be `#[inline(always)]`, so that it is compiled with the features of each [`Cpu`].
     fn on(self, cpu: impl Cpu);
 }
 

@@ -258,7 +258,7 @@ struct Line<'a> {
     start: usize,
     /// The ends of its fields.
     ends: &'a [u32],
-    /// Whether it may have quotes.
+    /// Whether the line may have quotes.
     quotes: bool,
 }
 

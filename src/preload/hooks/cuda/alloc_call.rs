@@ -1,8 +1,7 @@
-//! The part that the hooks of all calls share which allocate or free memory, of the runtime and of the
-//! driver.
+//! The shared code of every hook of the runtime or the driver that allocates or frees memory.
 //!
-//! An allocation is recorded after the call, when its outcome is known. A free is begun before the call:
-//! another thread may be given the same address at once, and its allocation must come later in the trace.
+//! An allocation is recorded after the call, when its outcome is known. A free is announced before the call:
+//! another thread may get the same address at once, and its allocation must come later in the trace.
 
 use std::ffi::{c_int, c_uint, c_void};
 

@@ -16,7 +16,7 @@ use crate::ffi::symbols::{RealFn, c_name};
 use crate::runtime::guard::shielded;
 use crate::runtime::session;
 
-/// Has the legacy library loaded the injection?
+/// Whether the legacy library has loaded the injection.
 static INJECTED: AtomicBool = AtomicBool::new(false);
 
 /// The legacy library has loaded the injection.

@@ -22,7 +22,7 @@ struct State {
 }
 
 impl State {
-    /// Are both without callbacks of their own and otherwise equal?
+    /// Whether both states have no callbacks and the same flag.
     fn is_as(&self, other: &State) -> bool {
         self.first == self.end && other.first == other.end && self.enabled == other.enabled
     }
@@ -36,7 +36,7 @@ static SET: RealFn<unsafe extern "C-unwind" fn(*const State)> =
 static GET: RealFn<unsafe extern "C-unwind" fn() -> *const State> =
     unsafe { RealFn::new(c"_ZN2at24get_record_function_tls_Ev", "libtorch") };
 
-/// Are our callbacks among torch's? Without them the program's calls stay as they are.
+/// Whether our callbacks are installed. Without them no call is skipped.
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
 /// Finds both functions; called when our callbacks are installed, at torch's first call to CUDA.

@@ -53,9 +53,9 @@ pub(crate) struct RunningOp {
     /// The thread's epoch and Python stack that `context` was computed from.
     pub(crate) epoch: u64,
     pub(crate) python: StackId,
-    /// Is it inside another op that is no user scope?
+    /// Whether it is nested in another op, not counting user scopes.
     pub(crate) inside: bool,
-    /// Is it an outermost op, which may get a row?
+    /// Whether it is an outermost op, which may get a row.
     pub(crate) outermost: bool,
     /// The start of its row; 0 when it gets none.
     pub(crate) start_ns: u64,
@@ -112,7 +112,7 @@ impl RunningOp {
     }
 }
 
-/// The ops of a thread, and the caches of what they are resolved to.
+/// The running ops of a thread, with caches of their names, stacks and contexts.
 pub(crate) struct RunningOps {
     pub(crate) running: Vec<RunningOp>,
     /// The module that made the last backward function of this thread; 0 for unknown.

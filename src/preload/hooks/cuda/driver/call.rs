@@ -9,10 +9,11 @@ use crate::ffi::cuda::current_driver_device;
 use crate::hooks::cuda::alloc_call::{self, Allocated, Call, CallKind};
 use crate::runtime::session;
 
-/// `CUdeviceptr` and handles of physical memory are numbers, the others pointers; all are one word.
+/// An address or a handle of the driver. cuda.h declares some as integers and some as pointers; each is one
+/// word.
 pub(super) type Word = *mut c_void;
 
-/// Are calls of the driver recorded?
+/// Whether calls of the driver are recorded.
 fn is_on() -> bool {
     session::session().is_some_and(|session| session.settings.driver)
 }
