@@ -188,14 +188,13 @@ fn every_function_that_the_architecture_names_exists() {
     }
 }
 
-/// The folders of the crates, and the rooms inside them.
+/// Every folder below `folder`: the crates and the rooms inside them.
 fn rooms(folder: &Path) -> Vec<std::path::PathBuf> {
-    let inside = |folder: &Path| -> Vec<std::path::PathBuf> {
-        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-        entries.filter(|path| path.is_dir()).collect()
-    };
-    let crates = inside(folder);
-    crates.iter().cloned().chain(crates.iter().flat_map(|folder| inside(folder))).collect()
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries
+        .filter(|path| path.is_dir())
+        .flat_map(|path| [vec![path.clone()], rooms(&path)].concat())
+        .collect()
 }
 
 /// The targets of the links and pictures of a page, those on the web left out.
