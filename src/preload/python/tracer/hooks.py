@@ -1,9 +1,12 @@
 """The functions that torch and the library call: before and after a module's forward and an optimizer's step,
 after a backward.
 
-Each of them asks first whether dynamo is tracing. They read models and tensors of the program, whose classes
-may override what is read (`parameters`, `_parameters`, `state`, attributes of a tensor) and raise anything
-there: so each hook catches every `Exception` and counts it. A failure costs tags, never the program.
+Each of them asks first whether dynamo is tracing, by a function in its closure. dynamo guards the length of
+the namespace behind a global that it reads, and compiles again when the namespace grows.
+
+They read models and tensors of the program, whose classes may override what is read (`parameters`,
+`_parameters`, `state`, attributes of a tensor) and raise anything there: so each hook catches every
+`Exception` and counts it. A failure costs tags, never the program.
 """
 
 from __future__ import annotations
@@ -41,26 +44,32 @@ FIRST = 3
 EVERY = 50
 
 
-def before_forward(module, /, *args, **kwargs) -> None:
-    """A module is called. The library calls this for outermost modules and for those that have no path yet,
-    and for all of them when their memory is recorded."""
-    if is_compiling():
-        return
-    entered = enter_module(module)
-    if entered:
-        try:
-            if entered == NOT_ENTERED:
-                assign_paths_on_call(module)
-                entered = enter_module(module)
-            if entered == ENTERED_OUTERMOST:
-                _root_is_called(module, args, kwargs)
-        except Exception as error:
-            count("call of a model", error)
-    if MEMORY_UNIT:
-        try:
-            measure_call(module, args)
-        except Exception as error:
-            count("memory of a module", error)
+def _make_before_forward(is_compiling):
+    def before_forward(module, /, *args, **kwargs) -> None:
+        """A module is called. The library calls this for outermost modules and for those that have no path
+        yet, and for all of them when their memory is recorded."""
+        if is_compiling():
+            return
+        entered = enter_module(module)
+        if entered:
+            try:
+                if entered == NOT_ENTERED:
+                    assign_paths_on_call(module)
+                    entered = enter_module(module)
+                if entered == ENTERED_OUTERMOST:
+                    _root_is_called(module, args, kwargs)
+            except Exception as error:
+                count("call of a model", error)
+        if MEMORY_UNIT:
+            try:
+                measure_call(module, args)
+            except Exception as error:
+                count("memory of a module", error)
+
+    return before_forward
+
+
+before_forward = _make_before_forward(is_compiling)
 
 
 def _root_is_called(root, args: tuple, kwargs: dict) -> None:
@@ -89,38 +98,50 @@ def after_forward(module, output) -> None:
         count("memory of a result", error)
 
 
-def before_step(optimizer, args, kwargs) -> None:
-    """An optimizer's step begins."""
-    if is_compiling():
-        return
-    try:
-        with without_torch_function():
-            known = _optimizers.get(id(optimizer))
-            if known is None or known[0]() is not optimizer:
-                _optimizers[id(optimizer)] = (weakref.ref(optimizer), 0, 0)
-                for group in optimizer.param_groups:
-                    for parameter in group["params"]:
-                        add_without_path(parameter)
-                tag_gradients_of(optimizer)
-            elif has_new_gradients():
-                tag_gradients_of(optimizer)
-    except Exception as error:
-        count("step of an optimizer", error)
-
-
-def after_step(optimizer, args, kwargs) -> None:
-    """An optimizer's step ends."""
-    if is_compiling():
-        return
-    try:
-        reference, steps, size_before = _optimizers.get(id(optimizer), (weakref.ref(optimizer), 0, 0))
-        size = len(optimizer.state)
-        _optimizers[id(optimizer)] = (reference, steps + 1, size)
-        if steps < FIRST or size_before != size or steps % EVERY == 0:
+def _make_before_step(is_compiling):
+    def before_step(optimizer, args, kwargs) -> None:
+        """An optimizer's step begins."""
+        if is_compiling():
+            return
+        try:
             with without_torch_function():
-                tag_state_of(optimizer)
-    except Exception as error:
-        count("state of an optimizer", error)
+                known = _optimizers.get(id(optimizer))
+                if known is None or known[0]() is not optimizer:
+                    _optimizers[id(optimizer)] = (weakref.ref(optimizer), 0, 0)
+                    for group in optimizer.param_groups:
+                        for parameter in group["params"]:
+                            add_without_path(parameter)
+                    tag_gradients_of(optimizer)
+                elif has_new_gradients():
+                    tag_gradients_of(optimizer)
+        except Exception as error:
+            count("step of an optimizer", error)
+
+    return before_step
+
+
+before_step = _make_before_step(is_compiling)
+
+
+def _make_after_step(is_compiling):
+    def after_step(optimizer, args, kwargs) -> None:
+        """An optimizer's step ends."""
+        if is_compiling():
+            return
+        try:
+            reference, steps, size_before = _optimizers.get(id(optimizer), (weakref.ref(optimizer), 0, 0))
+            size = len(optimizer.state)
+            _optimizers[id(optimizer)] = (reference, steps + 1, size)
+            if steps < FIRST or size_before != size or steps % EVERY == 0:
+                with without_torch_function():
+                    tag_state_of(optimizer)
+        except Exception as error:
+            count("state of an optimizer", error)
+
+    return after_step
+
+
+after_step = _make_after_step(is_compiling)
 
 
 def after_backward() -> None:

@@ -27,7 +27,7 @@ def install() -> dict:
     register_before = optim_optimizer.register_optimizer_step_pre_hook
     register_after = optim_optimizer.register_optimizer_step_post_hook
     if not hook_module_calls():
-        hook_modules_globally()
+        hook_modules_globally(before_forward, is_compiling)
     register_before(before_step)
     register_after(after_step)
     return {"after_backward": after_backward, "out_of_memory": tag_everything_held, "track": tag_registered}
@@ -42,9 +42,10 @@ def hook_module_calls() -> bool:
     )
 
 
-def hook_modules_globally() -> None:
+def hook_modules_globally(before_forward, is_compiling) -> None:
     """Hooks module calls with torch's global hooks, where the vectorcall slot cannot be used. These cost
-    more, and do not get the keyword arguments of a call, whose tensors stay without a tag."""
+    more, and do not get the keyword arguments of a call, whose tensors stay without a tag. The arguments are
+    functions of this module: dynamo traces the hooks and must find no global in them (see hooks.py)."""
 
     def before(module, args):
         before_forward(module, *args)
