@@ -208,7 +208,14 @@ fn same_when_launched(
     cases: &[&str],
     variables: &[(&str, &str)],
 ) -> Run {
-    let untraced = torch.untraced_on(card, options, script, cases, variables).output;
+    // Untraced, torch may abort at its end: autograd's thread still waits for the interpreter, to release a callback
+    // that Python queued. memtrace gives it a last turn; see src/preload/python/tracer/install.py.
+    let aborted_at_its_end =
+        |output: &Output| text(&output.stderr).contains("terminate called without an active exception");
+    let untraced = (0..3)
+        .map(|_| torch.untraced_on(card, options, script, cases, variables).output)
+        .find(|output| !aborted_at_its_end(output))
+        .expect("one of three untraced runs that ends");
     let run = torch.trace_on(card, options, script, cases, variables);
     let (ours, theirs) = (text(&run.output.stderr), text(&untraced.stderr));
     assert_eq!(text(&run.output.stdout), text(&untraced.stdout), "{ours}\n{theirs}");
