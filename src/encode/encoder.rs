@@ -103,9 +103,12 @@ impl Encoder {
     /// # Errors
     /// The sink's.
     pub fn encode<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
-        // Most events are reports.
+        // Most events are reports and ops.
         if let Some((header, block)) = event.unpack_block() {
             return self.block(tid, &header, &block, sink);
+        }
+        if let Some((header, op)) = event.unpack_op() {
+            return self.op(tid, &header, op, sink);
         }
         let Some((header, payload)) = event.unpack() else { return Ok(()) };
         let call = |call, on_host| CallEvent { tid, header, call, on_host };

@@ -379,6 +379,14 @@ impl Event {
         (self.kind == Kind::Block as u8).then(|| (self.header(), self.block()))
     }
 
+    /// Unpacks the event if it is an op: the header, bytes, duration in ns and overload of [`Payload::Op`]. Ops are as
+    /// frequent as reports, and this way the writer thread makes no [`Payload`] of them.
+    #[inline(always)]
+    #[must_use]
+    pub fn unpack_op(&self) -> Option<(Header, (i64, u64, TextId))> {
+        (self.kind == Kind::Op as u8).then(|| (self.header(), self.op()))
+    }
+
     /// Unpacks the event; `None` for a kind that no version wrote. Every other value is read as well as possible,
     /// because an event of a killed process may hold any bytes.
     #[inline(always)]
@@ -403,11 +411,10 @@ impl Event {
             Kind::RangeBegin => Payload::RangeBegin { name: self.extra as TextId },
             Kind::RangeEnd => Payload::RangeEnd { name: self.extra as TextId },
             Kind::Mark => Payload::Mark { name: self.extra as TextId },
-            Kind::Op => Payload::Op {
-                bytes: self.size,
-                duration_ns: self.extra as u64,
-                overload: self.reserved as TextId,
-            },
+            Kind::Op => {
+                let (bytes, duration_ns, overload) = self.op();
+                Payload::Op { bytes, duration_ns, overload }
+            }
             Kind::Tag => Payload::Tag {
                 address: self.addr,
                 category: u64::try_from(self.size).ok().and_then(Category::from_id).unwrap_or_default(),
@@ -477,6 +484,12 @@ impl Event {
             pool: self.pool,
             deferred: self.flags & DEFERRED != 0,
         }
+    }
+
+    /// Bytes, duration in ns and overload of an op.
+    #[inline(always)]
+    fn op(&self) -> (i64, u64, TextId) {
+        (self.size, self.extra as u64, self.reserved as TextId)
     }
 
     #[inline(always)]
