@@ -49,7 +49,7 @@ impl Options {
         self.values.get(name).map_or("", String::as_str)
     }
 
-    /// Whether the switch `name` was given.
+    /// Returns true if the switch `name` was given.
     #[must_use]
     pub fn is_set(&self, name: &str) -> bool {
         self.values.contains_key(name)
@@ -90,7 +90,7 @@ impl Default for Window {
 }
 
 impl Window {
-    /// Whether a row at `ts_ns` in `step` is inside.
+    /// Returns true if a row at `ts_ns` in `step` is inside.
     pub(crate) fn has(&self, ts_ns: i64, step: i64) -> bool {
         (self.from_ns..=self.to_ns).contains(&ts_ns) && (self.from_step..=self.to_step).contains(&step)
     }

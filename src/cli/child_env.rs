@@ -144,7 +144,7 @@ impl Scratch {
         self.folder.join("hello")
     }
 
-    /// Was the tracer loaded into the program?
+    /// Returns true if the tracer was loaded into the program.
     pub(crate) fn tracer_was_loaded(&self) -> bool {
         fs::metadata(self.hello()).is_ok_and(|file| file.len() > 0)
     }

@@ -40,8 +40,8 @@ fn find_program(program: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(&path).find_map(|folder| folder.join(program).canonicalize().ok())
 }
 
-/// Is the file a statically linked program: an ELF file that names no loader? `None` when it is not a 64-bit
-/// ELF file, such as a script.
+/// Returns true if the file is a statically linked program: an ELF file that names no loader. `None` when it
+/// is not a 64-bit ELF file, such as a script.
 fn is_static(path: &Path) -> Option<bool> {
     let mut head = Vec::new();
     File::open(path).ok()?.take(4096).read_to_end(&mut head).ok()?;

@@ -12,9 +12,9 @@ use crate::args::DEFAULT_FOLDER;
 pub(crate) struct OutFolder {
     /// Absolute, because the program may change its working directory.
     pub(crate) folder: PathBuf,
-    /// As the user would type it.
+    /// The path as the user would type it.
     pub(crate) shown: PathBuf,
-    /// Did it not exist before?
+    /// True if this run created the folder.
     created: bool,
 }
 

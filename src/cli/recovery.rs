@@ -13,10 +13,10 @@ pub(crate) fn recover(input: &Input) -> Result<bool> {
     recover_each(input, |line| eprintln!("memtrace: {line}"))
 }
 
-/// As [`recover`], without a message: for programs that are expected to be killed.
+/// Same as [`recover`], without a message: for programs that are expected to be killed.
 ///
 /// # Errors
-/// As [`recover`].
+/// Same as [`recover`].
 pub(crate) fn recover_quietly(input: &Input) -> Result<bool> {
     recover_each(input, |_| {})
 }

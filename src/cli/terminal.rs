@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use memtrace_analysis::read::input::Input;
 
-/// Is text on `stream` coloured? `--color` decides, then `NO_COLOR`, then whether `stream` is a terminal.
+/// Returns true if text on `stream` is coloured. `--color` decides, then `NO_COLOR`; else a terminal gets
+/// colour.
 pub(crate) fn use_colour(choice: &str, stream: &impl IsTerminal) -> bool {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     match choice {

@@ -17,7 +17,7 @@ pub(crate) struct CallEvent {
     pub(crate) tid: u32,
     pub(crate) header: Header,
     pub(crate) call: Call,
-    /// Whether the memory is pinned host memory.
+    /// True if the memory is pinned host memory.
     pub(crate) on_host: bool,
 }
 

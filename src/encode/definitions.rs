@@ -54,7 +54,7 @@ impl Encoder {
         }
     }
 
-    /// Whether there are stacks that are not in the file.
+    /// Returns true if there are stacks that are not in the file.
     #[must_use]
     pub fn has_new_stacks(&self) -> bool {
         self.stacks_written < self.stacks.len()

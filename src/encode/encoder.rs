@@ -43,7 +43,7 @@ pub struct Encoder {
     pub(crate) rank: i32,
     pub(crate) pid: i32,
     pub(crate) rounding: Rounding,
-    /// Whether torch's allocator reports blocks. If not, each call of it is a block.
+    /// True if torch's allocator reports blocks. If not, each call of it is a block.
     pub(crate) caching: bool,
     /// The `seq` of the last row.
     pub(crate) seq: Cell<i64>,

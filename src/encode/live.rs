@@ -16,13 +16,13 @@ pub struct Live {
     pub rounded: i64,
     /// The bytes that it takes.
     pub bytes: i64,
-    /// Its owner.
+    /// The context that owns the memory.
     pub context: u32,
-    /// Its use.
+    /// The use of the memory.
     pub category: Category,
     /// The training step of its allocation.
     pub step: i32,
-    /// Its kind.
+    /// The kind of memory.
     pub kind: MemoryKind,
     /// The call that allocated it; `None` for a byte that no version wrote.
     pub api: Option<Api>,
@@ -33,21 +33,21 @@ pub struct Live {
 }
 
 impl Live {
-    /// Whether this memory is a block: one that torch reported, or the memory of a call.
+    /// Returns true if this memory is a block: one that torch reported, or the memory of a call.
     #[inline]
     #[must_use]
     pub fn is_block(&self) -> bool {
         self.kind == MemoryKind::Block
     }
 
-    /// Whether torch's allocator reported this memory.
+    /// Returns true if torch's allocator reported this memory.
     #[inline]
     #[must_use]
     pub fn is_reported(&self) -> bool {
         self.api == Some(Api::CachingAllocator)
     }
 
-    /// Its amount of memory.
+    /// The amount of memory.
     #[inline]
     #[must_use]
     pub fn extent(&self) -> Extent {

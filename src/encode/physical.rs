@@ -22,7 +22,7 @@ pub(crate) struct Held {
     /// The holders of the handle, and the addresses.
     pub(crate) references: u32,
     pub(crate) device: i8,
-    /// Whether torch's allocator created it. Its segments have rows by address, not by handle.
+    /// True if torch's allocator created it. Its segments have rows by address, not by handle.
     pub(crate) is_torchs: bool,
 }
 
@@ -47,7 +47,7 @@ impl Physical {
     }
 }
 
-/// Whether the call belongs to the driver's virtual memory API.
+/// Returns true if the call belongs to the driver's virtual memory API.
 pub(crate) fn is_virtual_memory(api: Option<Api>) -> bool {
     matches!(
         api,

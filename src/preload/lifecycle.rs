@@ -56,8 +56,8 @@ fn load() {
     }
 }
 
-/// Whether the program's calls reach the hooks of this library. A child that dropped `LD_PRELOAD` and kept
-/// `NVTX_INJECTION64_PATH` loads the library as well, and would write a trace of ranges without memory.
+/// Returns true if the program's calls reach the hooks of this library. A child that dropped `LD_PRELOAD` and
+/// kept `NVTX_INJECTION64_PATH` loads the library as well, and would write a trace of ranges without memory.
 fn is_preloaded() -> bool {
     symbols::find_in_program(c"memtrace_is_traced") == hooks::c_api::memtrace_is_traced as *mut c_void
 }

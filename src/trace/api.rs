@@ -102,7 +102,7 @@ text_enum! {
 }
 
 impl Api {
-    /// Whether it opens memory of another process.
+    /// Returns true if it opens memory of another process.
     #[must_use]
     pub fn is_import(self) -> bool {
         matches!(

@@ -171,7 +171,7 @@ pub enum Reading {
     Common,
     /// In few reports.
     Rare,
-    /// As one with the neighbours that are `Owner` too.
+    /// Together with the neighbours that are `Owner` too.
     Owner,
 }
 
@@ -180,9 +180,9 @@ pub enum Reading {
 pub struct Column {
     /// The name in the header.
     pub name: &'static str,
-    /// Its type.
+    /// The type of the values.
     pub kind: ColumnType,
-    /// Its usual values.
+    /// The usual values.
     pub shape: Shape,
     /// When a reader parses it.
     pub reading: Reading,

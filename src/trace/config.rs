@@ -10,11 +10,11 @@ use crate::units::parse_bytes;
 /// One variable.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
-    /// Its name.
+    /// The name of the variable.
     pub name: &'static str,
     /// The value when it is unset or invalid, as a user would write it.
     pub default: &'static str,
-    /// Its effect, in one line.
+    /// The effect, in one line.
     pub help: &'static str,
 }
 
@@ -58,19 +58,19 @@ pub enum Ops {
 }
 
 impl Ops {
-    /// Whether torch's callbacks are installed.
+    /// Returns true if torch's callbacks are installed.
     #[must_use]
     pub fn callbacks(self) -> bool {
         self != Ops::Off
     }
 
-    /// Whether outermost ops have a row.
+    /// Returns true if outermost ops have a row.
     #[must_use]
     pub fn rows(self) -> bool {
         self != Ops::Off
     }
 
-    /// Whether all ops have a row.
+    /// Returns true if all ops have a row.
     #[must_use]
     pub fn all(self) -> bool {
         matches!(self, Ops::All | Ops::Io)
@@ -87,7 +87,7 @@ impl Ops {
         }
     }
 
-    /// Whether the storages that ops read and write have rows.
+    /// Returns true if the storages that ops read and write have rows.
     #[must_use]
     pub fn io(self) -> bool {
         self == Ops::Io

@@ -1,7 +1,7 @@
 //! The text of the `end` row, the last row of a complete trace.
 //!
-//! Its first word says how the trace ended. `key=value` words follow: those of the phantom device, then the
-//! counts of this module.
+//! The first word is the [`Ending`] of the trace. `key=value` words follow: those of the phantom device, then
+//! the counts of this module.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::text_enum::text_enum;
 
 text_enum! {
-    /// How a trace ended.
+    /// The way in which a trace ended.
     Ending {
         /// The process ended.
         Exit = "exit",
@@ -24,7 +24,7 @@ text_enum! {
 }
 
 impl Ending {
-    /// How a trace ended, from the text of its `end` row; `None` for another text.
+    /// The ending in the text of an `end` row; `None` for another text.
     #[must_use]
     pub fn of(text: &str) -> Option<Ending> {
         Ending::parse(text.split(' ').next()?)
@@ -34,17 +34,17 @@ impl Ending {
 /// The text of an `end` row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndText<'a> {
-    /// How the trace ended.
+    /// The ending of the trace.
     pub ending: Ending,
     /// `key=value` words that another part adds; may be empty.
     pub more: &'a str,
     /// Events that were dropped.
     pub lost: u64,
-    /// How often the events contradicted one another.
+    /// The number of contradictions between events.
     pub anomalies: Anomalies,
 }
 
-/// How often the events of a process contradicted one another.
+/// The numbers of contradictions between the events of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Anomalies {
     /// Frees of an address that was not live.

@@ -27,14 +27,14 @@ pub fn trace_name(name: &str, suffix: &str) -> String {
     format!("{name}{suffix}{TRACE}")
 }
 
-/// Whether a file of this name is a trace or a part of one, compressed or not.
+/// Returns true if a file of this name is a trace or a part of one, compressed or not.
 #[must_use]
 pub fn is_trace(name: &str) -> bool {
     let plain = without_compression(name).0;
     plain.ends_with(TRACE) && !plain.ends_with(STACKS)
 }
 
-/// How a file of this name is compressed.
+/// The compression of a file of this name.
 #[must_use]
 pub fn compression(name: &str) -> Compression {
     without_compression(name).1
@@ -85,8 +85,8 @@ pub fn finished_part(unfinished: &Path) -> PathBuf {
     unfinished.with_extension("")
 }
 
-/// Whether a file of this name is an unfinished part, or an unfinished copy, of the trace whose first part has
-/// this `stem`.
+/// Returns true if a file of this name is an unfinished part, or an unfinished copy, of the trace whose first
+/// part has this `stem`.
 #[must_use]
 pub fn is_unfinished_of(name: &str, stem: &str) -> bool {
     name.strip_prefix(stem)

@@ -24,7 +24,7 @@ pub const MAX_PATH: usize = 4096;
 /// The header of a chunk, before its events.
 #[repr(C, align(64))]
 pub struct ChunkHeader {
-    /// How many slots are complete. The filling thread stores it with `Release`.
+    /// The number of complete slots. The filling thread stores it with `Release`.
     pub committed: AtomicU32,
     /// The thread that fills the chunk.
     pub tid: AtomicU32,
@@ -34,7 +34,7 @@ pub struct ChunkHeader {
     pub index: AtomicU32,
     /// 1 while the chunk holds events that the trace does not have yet.
     pub in_use: AtomicU32,
-    /// How many events the trace has, at each of the last two checkpoints.
+    /// The number of events that the trace has, at each of the last two checkpoints.
     pub consumed: [AtomicU32; 2],
 }
 
@@ -61,7 +61,7 @@ pub struct JournalHeader {
     pub pid: AtomicU32,
     /// The distributed rank.
     pub rank: AtomicU32,
-    /// How many chunks follow.
+    /// The number of chunks that follow.
     pub chunks: AtomicU64,
     /// The clock at which the trace starts, ns of `CLOCK_MONOTONIC`.
     pub start_ns: AtomicU64,
@@ -71,7 +71,7 @@ pub struct JournalHeader {
     pub power2_divisions: AtomicU64,
     /// Bit 0: the allocator caches; bit 1: its reports are the blocks.
     pub rules: AtomicU64,
-    /// How many checkpoints there were; the lowest bit is the index of the last one.
+    /// The number of checkpoints so far; the lowest bit is the index of the last one.
     pub checkpoints: AtomicU64,
     /// The length of the whole part of the trace at each checkpoint, in bytes.
     pub csv_len: [AtomicU64; 2],

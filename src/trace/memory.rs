@@ -1,4 +1,4 @@
-//! How memory evolves: the totals of devices, and the memory that is live.
+//! The evolution of memory: the totals of devices, and the memory that is live.
 //!
 //! [`MemoryState`] has the rules, and three drivers apply them: the encoder for live events, the same encoder for
 //! the rows of a trace that it resumes, and the analysis for the rows of a trace that it replays. The drivers differ
@@ -106,7 +106,7 @@ impl Extent {
         Extent { bytes: self.bytes.wrapping_neg(), ..self }
     }
 
-    /// Whether the memory counts as reserved.
+    /// Returns true if the memory counts as reserved.
     #[inline]
     #[must_use]
     pub const fn is_reserved(&self) -> bool {

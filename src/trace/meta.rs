@@ -39,7 +39,7 @@ pub struct Meta {
     pub phantom: serde_json::Value,
     /// The value of `MEMTRACE_OPS`; empty in older traces.
     pub ops: String,
-    /// Whether modules and tags were recorded (`MEMTRACE_MODULES`); false in older traces.
+    /// True if modules and tags were recorded (`MEMTRACE_MODULES`); false in older traces.
     pub modules: bool,
     /// The capabilities that this process lacked, a sentence each.
     pub degraded: Vec<String>,
@@ -49,11 +49,11 @@ pub struct Meta {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Device {
-    /// Its CUDA ordinal.
+    /// The CUDA ordinal.
     pub ordinal: i32,
-    /// Its name; empty when unknown.
+    /// The name; empty when unknown.
     pub name: String,
-    /// Its memory in bytes; 0 when unknown.
+    /// The memory in bytes; 0 when unknown.
     pub total_bytes: i64,
 }
 

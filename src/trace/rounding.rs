@@ -13,7 +13,7 @@ pub const LARGE_SEGMENT: u64 = 20 << 20;
 /// Larger segments are a multiple of this (`kRoundLarge`).
 pub const ROUND_LARGE: u64 = 2 << 20;
 
-/// Whether PyTorch's caching allocator is on, given the value of `PYTORCH_NO_CUDA_MEMORY_CACHING`.
+/// Returns true if PyTorch's caching allocator is on, given the value of `PYTORCH_NO_CUDA_MEMORY_CACHING`.
 ///
 /// MemTracker reads the variable as an integer and PyTorch from 2.3 on as a flag, so `0` means caching. Older versions
 /// turned caching off whenever the variable was set.

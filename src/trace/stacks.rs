@@ -29,7 +29,7 @@ const HEADER: [&str; 6] = ["stack_id", "parent_id", "depth", "frame", "stack", "
 /// A stack to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stack<'a> {
-    /// Its id, 1 or more.
+    /// The id, 1 or more.
     pub id: u32,
     /// The id of the stack around its innermost frame; 0 for none.
     pub parent: u32,
@@ -115,7 +115,7 @@ pub fn read(source: impl Read) -> impl Iterator<Item = StackRow> {
     })
 }
 
-/// How many stacks the complete lines of a file hold, and how many bytes these lines take.
+/// The number of stacks in the complete lines of a file, and the bytes of these lines.
 #[must_use]
 pub fn complete(file: &[u8]) -> (usize, usize) {
     let bytes = file.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);

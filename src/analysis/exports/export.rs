@@ -30,7 +30,8 @@ pub trait Export: Sync {
     /// One line for the help.
     fn about(&self) -> &'static str;
 
-    /// Its own options, in addition to the shared ones. An option of several exports is the same in each.
+    /// Options of this export alone, in addition to the shared ones. An option of several exports is the same
+    /// in each.
     fn flags(&self) -> &'static [Flag] {
         &[]
     }
@@ -38,7 +39,7 @@ pub trait Export: Sync {
     /// The files that it writes.
     fn output_kind(&self, options: &Options) -> OutputKind;
 
-    /// How to open the result, in one line; `FILE` and `FOLDER` stand for what was written.
+    /// The command that opens the result, in one line; `FILE` and `FOLDER` stand for the files written.
     fn open_with(&self) -> &'static str;
 
     /// Reads the traces of `job` and writes to its place.

@@ -56,7 +56,7 @@ pub fn find(name: &str) -> Option<&'static dyn Export> {
 /// Exports `input` to `place`, or else to a file in the working directory that is named after the trace.
 ///
 /// # Errors
-/// As [`Export::write`]. Also when `place` is one of the traces, or a single place for several files.
+/// Same as [`Export::write`]. Also when `place` is one of the traces, or a single place for several files.
 pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<&Path>) -> Result<Answer> {
     let mut printer = Printer::new(options.paint, options.width);
     if let Some(trace) = input.traces.first() {

@@ -10,9 +10,9 @@ use rustc_hash::FxHashMap;
 pub struct Edge {
     /// The version before the node; `None` where the node allocated the block.
     pub input: Option<u32>,
-    /// Whether the node changed the block in place.
+    /// True if the node changed the block in place.
     pub mutated: bool,
-    /// Whether the node freed the block.
+    /// True if the node freed the block.
     pub deleted: bool,
 }
 
@@ -28,7 +28,7 @@ impl Edge {
         }
     }
 
-    /// Whether the block was allocated and freed inside the node.
+    /// Returns true if the block was allocated and freed inside the node.
     #[must_use]
     pub fn is_intermediate(&self) -> bool {
         self.input.is_none() && self.deleted
@@ -38,13 +38,13 @@ impl Edge {
 /// A node of the flow.
 #[derive(Clone, Debug, Default)]
 pub struct Node {
-    /// Its start, in ns since the start of the trace.
+    /// The start, in ns since the start of the trace.
     pub start_ns: i64,
-    /// Whether it is a backward function.
+    /// True if it is a backward function.
     pub backward: bool,
-    /// Whether it accumulates a gradient.
+    /// True if it accumulates a gradient.
     pub accumulates: bool,
-    /// Its blocks, by index; each occurs once.
+    /// The blocks that the node uses, by index; each occurs once.
     pub edges: Vec<(u32, Edge)>,
 }
 

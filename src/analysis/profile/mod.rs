@@ -34,9 +34,9 @@ use read::BlocksAndFlow;
 pub struct Profile {
     /// Every block, in the order of its first row.
     pub blocks: Vec<Block>,
-    /// Whether the trace has io records. Without them there are no versions and no inferred categories.
+    /// True if the trace has io records. Without them there are no versions and no inferred categories.
     pub has_io: bool,
-    /// Whether the trace has tags.
+    /// True if the trace has tags.
     pub has_tags: bool,
     /// Unix time of the start of the trace, in ns: `time_ns` plus this is the profiler's clock.
     pub start_unix_ns: i64,
@@ -118,8 +118,8 @@ pub fn flow_categories(trace: &TraceFile, options: &Options) -> Result<FlowCateg
     Ok(Profile::of(trace, &whole)?.final_categories())
 }
 
-/// As [`flow_categories`], and the profile of the part of `trace` that `options` asks for: where that part is
-/// the whole trace, one reading serves both.
+/// The profile of the part of `trace` that `options` asks for, and [`flow_categories`]. If that part is the
+/// whole trace, one reading serves both.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -133,8 +133,8 @@ pub fn profile_and_flow(trace: &TraceFile, options: &Options) -> Result<(Profile
     Ok((profile, flow))
 }
 
-/// Whether the roles of blocks are known from the flow of data alone: the trace has io records, and no Python
-/// part that tags parameters.
+/// Returns true if the roles of blocks are known from the flow of data alone: the trace has io records, and
+/// no Python part that tags parameters.
 fn needs_flow(trace: &TraceFile) -> bool {
     trace.meta.ops == Ops::Io.name() && !trace.meta.modules
 }

@@ -26,7 +26,7 @@ use super::types::{Block, Category};
 #[derive(Debug, Default)]
 pub(super) struct Categories {
     of_block: Vec<Option<Category>>,
-    /// Whether the category of each block is inferred, not from a tag.
+    /// True if the category of each block is inferred, not from a tag.
     inferred: Vec<bool>,
     temporary: Vec<bool>,
     of_version: FxHashMap<(u32, u32), Category>,

@@ -22,9 +22,9 @@ pub(super) struct BlocksAndFlow {
     pub(super) nodes: Vec<Node>,
     /// The last version of each block, by its index.
     pub(super) versions: Vec<u32>,
-    /// Whether the trace has io records.
+    /// True if the trace has io records.
     pub(super) has_io: bool,
-    /// Whether the trace has tags.
+    /// True if the trace has tags.
     pub(super) has_tags: bool,
 }
 

@@ -145,7 +145,7 @@ pub struct Change {
     pub category: Category,
     /// The category after the action: that of the next version, where the action makes one.
     pub after: Category,
-    /// Whether one of the two categories was inferred from the flow of data.
+    /// True if one of the two categories was inferred from the flow of data.
     pub inferred: bool,
 }
 
@@ -154,11 +154,11 @@ pub struct Change {
 pub struct Block {
     /// The `alloc_id`; 0 when only its free is in the trace.
     pub id: i64,
-    /// Its CUDA ordinal; -1 for a CPU tensor.
+    /// The CUDA ordinal; -1 for a CPU tensor.
     pub device: i32,
-    /// Its address.
+    /// The address of the block.
     pub addr: i64,
-    /// Its size in bytes, as the allocator gave it.
+    /// The size in bytes, as the allocator gave it.
     pub bytes: i64,
     /// Time of its allocation in ns; `None` where it was allocated before.
     pub born_ns: Option<i64>,
@@ -166,6 +166,6 @@ pub struct Block {
     pub died_ns: Option<i64>,
     /// The category in its last row.
     pub recorded: TraceCategory,
-    /// Whether that row is a `tag` row; otherwise the category is the one known at the allocation.
+    /// True if that row is a `tag` row; otherwise the category is the one known at the allocation.
     pub tagged: bool,
 }

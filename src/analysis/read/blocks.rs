@@ -25,13 +25,13 @@ pub(super) struct Job {
     bytes: Vec<u8>,
     /// The range of the file to read into `bytes`; `None` when they are read.
     range: Option<FileRange>,
-    /// Whether the block begins with the header.
+    /// True if the block begins with the header.
     header: bool,
-    /// Whether the block ends with an unterminated last line of the file.
+    /// True if the block ends with an unterminated last line of the file.
     pub(super) cut: bool,
     /// The bytes on disk that it covers.
     pub(super) size: u64,
-    /// Its records.
+    /// The records of the block.
     pub(super) chunk: Chunk,
     /// The error that ended its reading.
     pub(super) error: Option<io::Error>,

@@ -62,19 +62,19 @@ impl Columns {
         Columns(self.0 | more.0)
     }
 
-    /// Whether the column at `index` is in the set.
+    /// Returns true if the column at `index` is in the set.
     #[must_use]
     pub const fn has(self, index: usize) -> bool {
         self.0 >> index & 1 == 1
     }
 
-    /// Whether one of `others` is in the set.
+    /// Returns true if one of `others` is in the set.
     #[must_use]
     pub const fn has_any(self, others: Columns) -> bool {
         self.0 & others.0 != 0
     }
 
-    /// Whether all of `others` are in the set.
+    /// Returns true if all of `others` are in the set.
     #[must_use]
     pub const fn has_all(self, others: Columns) -> bool {
         self.0 & others.0 == others.0

@@ -22,9 +22,9 @@ use crate::read::symbols::SymbolTable;
 /// A trace file whose header and meta row were checked, with the later parts of a rotated trace.
 #[derive(Clone, Debug)]
 pub struct TraceFile {
-    /// Its path.
+    /// The path of the file.
     pub path: PathBuf,
-    /// Its meta row.
+    /// The meta row.
     pub meta: Meta,
     /// The size on disk in bytes, with that of the later parts.
     pub size: u64,
@@ -43,9 +43,9 @@ pub struct ReadSummary {
     pub skipped: u64,
     /// The first of them, with its file and line number.
     pub first_skipped: Option<String>,
-    /// Whether the last line is unterminated: the writer was killed inside it.
+    /// True if the last line is unterminated: the writer was killed inside it.
     pub cut: bool,
-    /// Whether the visitor ended the reading.
+    /// True if the visitor ended the reading.
     stopped: bool,
 }
 
@@ -230,7 +230,7 @@ impl TraceFile {
     }
 }
 
-/// Whether two parts belong to one process.
+/// Returns true if two parts belong to one process.
 pub(crate) fn same_process(a: &Meta, b: &Meta) -> bool {
     let process = |meta: &Meta| (meta.start_unix_ns, meta.rank, meta.host.clone(), meta.journal.clone());
     process(a) == process(b)

@@ -20,7 +20,7 @@ impl Symbol {
     /// `(other names)`: every text beyond the first [`MOST_BYTES`].
     pub const REST: Symbol = Symbol(2);
 
-    /// Its index in a table of all symbols.
+    /// The index in a table of all symbols.
     #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize

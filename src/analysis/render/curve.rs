@@ -33,11 +33,11 @@ pub struct Curve<'a> {
 
 /// A part of the total.
 pub struct Band {
-    /// Its name. Without colour its first letter that no other band uses stands for it.
+    /// The name. Without colour the band is drawn with the first letter of its name that no other band uses.
     pub name: String,
-    /// Its index in [`crate::render::printer::HUES`].
+    /// The index in [`crate::render::printer::HUES`].
     pub hue: u8,
-    /// Its bytes in each bucket, at the moment of the highest total.
+    /// The bytes in each bucket, at the moment of the highest total.
     pub bytes: Vec<i64>,
 }
 

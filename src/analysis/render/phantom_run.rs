@@ -53,7 +53,7 @@ impl PhantomRun {
         }
     }
 
-    /// Whether a trace was recorded on a simulated GPU.
+    /// Returns true if a trace was recorded on a simulated GPU.
     #[must_use]
     pub fn is_any(&self) -> bool {
         !self.cards.is_empty()

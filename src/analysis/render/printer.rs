@@ -95,7 +95,7 @@ impl Table {
         self.rows.push(cells.into_iter().collect());
     }
 
-    /// Whether the table has no rows.
+    /// Returns true if the table has no rows.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
@@ -117,7 +117,7 @@ impl Printer {
         Printer { text: String::new(), paint, width }
     }
 
-    /// Whether styles are shown.
+    /// Returns true if styles are shown.
     #[must_use]
     pub fn paints(&self) -> bool {
         self.paint

@@ -27,7 +27,7 @@ impl Owner {
         Owner { op: row.op, module: row.module, phase: row.phase, category: row.category, step: row.step }
     }
 
-    /// Whether it has no op, no module and no category.
+    /// Returns true if the owner has no op, no module and no category.
     #[must_use]
     pub fn is_nobody(&self) -> bool {
         self.op == Symbol::NONE && self.module == Symbol::NONE && self.category == Category::None
@@ -37,21 +37,21 @@ impl Owner {
 /// A block of memory, live or freed.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
-    /// Its kind: memory of segments has no block.
+    /// The kind. Memory of segments has no block.
     pub kind: MemoryKind,
-    /// Its device.
+    /// The CUDA ordinal of the device.
     pub device: i32,
     /// The `seq` of its allocation.
     pub id: i64,
     /// Time of its allocation, in ns since the start of the trace.
     pub born_ns: i64,
-    /// Its size, in bytes.
+    /// The size, in bytes.
     pub bytes: i64,
     /// The requested size, in bytes; -1 where unknown.
     pub requested: i64,
     /// The requested size rounded by the allocator's rule, in bytes.
     pub rounded: i64,
-    /// Its address. 0 unless the reading has the column, like `stream` and `pool`.
+    /// The address. 0 unless the reading has the column, like `stream` and `pool`.
     pub addr: i64,
     /// The stream of its allocation.
     pub stream: i64,
@@ -59,15 +59,15 @@ pub struct Block {
     pub pool: i64,
     /// The `stack_id` of its allocation; 0 for none, or unless the reading has the column.
     pub stack: i64,
-    /// Its owner, by the rows so far.
+    /// The owner, by the rows so far.
     pub owner: Owner,
-    /// Its owner at the peak in row `then.1`, where a later row changed it.
+    /// The owner at the peak in row `then.1`, if a later row changed it.
     pub(super) then: Option<(Owner, i64)>,
     /// The moment of its free; `None` while it is live.
     pub died: Option<Death>,
-    /// Whether its category is inferred.
+    /// True if its category is inferred.
     pub inferred: bool,
-    /// Whether it was allocated in the window: it then counts in the device's `total_allocated`.
+    /// True if it was allocated in the window: it then counts in the device's `total_allocated`.
     pub(super) in_window: bool,
 }
 

@@ -40,7 +40,7 @@ impl FlowCategories {
         FlowCategories(Arc::new(by_id))
     }
 
-    /// Whether no category was inferred.
+    /// Returns true if no category was inferred.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -13,7 +13,7 @@ pub struct Moment {
     pub bytes: i64,
     /// The `seq` of the row.
     pub seq: i64,
-    /// Its time, in ns since the start of the trace.
+    /// The time, in ns since the start of the trace.
     pub ts_ns: i64,
     /// The owner in that row.
     pub owner: Owner,
@@ -35,7 +35,7 @@ impl Default for Moment {
 /// The memory of one device.
 #[derive(Clone, Debug, Default)]
 pub struct Device {
-    /// Its CUDA ordinal, or [`HOST`](super::replay::HOST).
+    /// The CUDA ordinal, or [`HOST`](super::replay::HOST).
     pub ordinal: i32,
     /// The totals in its last row.
     pub totals: Totals,

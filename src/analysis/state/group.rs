@@ -82,7 +82,7 @@ impl Key {
         Key { stacks, ..self.clone() }
     }
 
-    /// Whether the trace has lines of Python.
+    /// Returns true if the trace has lines of Python.
     #[must_use]
     pub fn has_lines(&self) -> bool {
         self.stacks.as_deref().is_some_and(Stacks::has_lines)

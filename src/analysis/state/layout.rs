@@ -28,9 +28,9 @@ pub struct Layout {
 /// The size of a segment, and its stream and pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SegmentRange {
-    /// Its size, in bytes.
+    /// The size, in bytes.
     pub bytes: i64,
-    /// Whether it is an expandable segment, mapped piece by piece.
+    /// True if it is an expandable segment, mapped piece by piece.
     pub expandable: bool,
     /// The stream of its blocks.
     pub stream: i64,
@@ -39,7 +39,7 @@ pub struct SegmentRange {
 }
 
 impl SegmentRange {
-    /// Whether it belongs to the small pool, for requests of at most 1 MiB.
+    /// Returns true if it belongs to the small pool, for requests of at most 1 MiB.
     #[must_use]
     pub fn is_small(&self) -> bool {
         self.bytes == SMALL_SEGMENT && !self.expandable
@@ -49,11 +49,11 @@ impl SegmentRange {
 /// A segment with its blocks.
 #[derive(Clone, Debug)]
 pub struct Segment {
-    /// Its address.
+    /// The address of the segment.
     pub addr: i64,
-    /// Its size, in bytes.
+    /// The size, in bytes.
     pub bytes: i64,
-    /// Whether it is an expandable segment, mapped piece by piece.
+    /// True if it is an expandable segment, mapped piece by piece.
     pub expandable: bool,
     /// The blocks in it, by address.
     pub blocks: Vec<Block>,
@@ -68,7 +68,7 @@ impl Segment {
         self.holes.iter().sum()
     }
 
-    /// Whether it belongs to the small pool, for requests of at most 1 MiB.
+    /// Returns true if it belongs to the small pool, for requests of at most 1 MiB.
     #[must_use]
     pub fn is_small(&self) -> bool {
         SegmentRange { bytes: self.bytes, expandable: self.expandable, ..SegmentRange::default() }.is_small()
@@ -149,13 +149,13 @@ impl Layout {
         Some((at.1, at.1.saturating_add(range.bytes)))
     }
 
-    /// Whether one segment contains the addresses from `from` to `to`.
+    /// Returns true if one segment contains the addresses from `from` to `to`.
     #[must_use]
     pub fn holds(&self, ordinal: i32, from: i64, to: i64) -> bool {
         self.before(ordinal, from.saturating_add(1)).is_some_and(|(_, end)| to <= end)
     }
 
-    /// Whether a segment overlaps the addresses from `from` to `to`.
+    /// Returns true if a segment overlaps the addresses from `from` to `to`.
     #[must_use]
     pub fn touches(&self, ordinal: i32, from: i64, to: i64) -> bool {
         self.before(ordinal, to).is_some_and(|(_, end)| end > from)
@@ -170,8 +170,7 @@ impl Layout {
             .filter(|block| block.device == ordinal && block.kind == MemoryKind::Block)
             .copied()
             .collect();
-        // Where a free row is missing, two blocks have one address: the order must not depend on the hash
-        // table.
+        // If a free row is missing, two blocks have one address: the order must not depend on the hash table.
         blocks.sort_by_key(|block| (block.addr, block.id));
         let mut blocks = blocks.into_iter().peekable();
         let mut segments = Vec::new();

@@ -46,7 +46,7 @@ impl Default for LiveBlocks {
 pub struct FreedSlot(u32);
 
 impl LiveBlocks {
-    /// Whether the block `id` is live.
+    /// Returns true if the block `id` is live.
     #[must_use]
     pub fn contains(&self, id: i64) -> bool {
         self.slot(id).is_some()

@@ -22,7 +22,7 @@ use crate::state::series::GrowingSeries;
 /// A run that is read while it writes its trace.
 pub struct LiveRun {
     path: PathBuf,
-    /// Its processes, in order of rank and start time.
+    /// The processes of the run, in order of rank and start time.
     pub processes: Vec<LiveProcess>,
     /// Files that are already open or done.
     known: FxHashSet<PathBuf>,
@@ -30,7 +30,7 @@ pub struct LiveRun {
 
 /// One process of a live run.
 pub struct LiveProcess {
-    /// Its meta row.
+    /// The meta row.
     pub meta: Meta,
     /// The file that is being read.
     pub path: PathBuf,
@@ -42,7 +42,7 @@ pub struct LiveProcess {
     pub history: Vec<(i32, GrowingSeries, GrowingSeries)>,
     /// Lines that are not rows.
     pub skipped: u64,
-    /// Whether its `end` row was read.
+    /// True if its `end` row was read.
     pub ended: bool,
     reading: PartTail,
     /// The parts after the one being read, by number.
@@ -159,7 +159,7 @@ impl LiveProcess {
         gpus.max_by_key(|device| (device.peak(Metric::Used).bytes, -device.ordinal))
     }
 
-    /// Whether the next part is missing while a later one exists.
+    /// Returns true if the next part is missing while a later one exists.
     fn is_at_gap(&self) -> bool {
         self.later.first().is_some_and(|next| next.meta.part != self.part + 1)
     }

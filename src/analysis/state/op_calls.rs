@@ -23,7 +23,7 @@ pub const COLUMNS: Columns = Columns::of(&["ts_ns", "device", "op", "module", "a
 /// One call of an op, at its end.
 #[derive(Clone, Copy, Debug)]
 pub struct OpCall {
-    /// Its number among all calls. Number 0 restarts the count.
+    /// The number among all calls. Number 0 restarts the count.
     pub index: usize,
     /// The op.
     pub op: Symbol,
@@ -34,11 +34,11 @@ pub struct OpCall {
     pub entered: Symbol,
     /// The module that it belongs to.
     pub module: Symbol,
-    /// Its phase.
+    /// The phase of the call.
     pub phase: Symbol,
-    /// Its step.
+    /// The step of the call.
     pub step: i64,
-    /// Its number among the calls of the same name.
+    /// The number among the calls of the same name.
     pub number: u64,
     /// The change of `allocated` since the call before it, in bytes; `None` for the first.
     pub delta: Option<i64>,

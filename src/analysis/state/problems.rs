@@ -36,7 +36,7 @@ pub struct Problems {
     pub double_allocs: u64,
     /// Frees with another size than that of the block.
     pub wrong_sizes: u64,
-    /// Whether the last row is not an `end` row.
+    /// True if the last row is not an `end` row.
     pub unfinished: bool,
     /// Descriptions of the first few.
     pub examples: Vec<String>,

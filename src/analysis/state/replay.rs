@@ -82,17 +82,17 @@ pub struct Replay {
     /// Categories from the flow of data between ops, for a trace with io records and without tags.
     pub flow: FlowCategories,
     window: Window,
-    /// Whether the last row is in the window.
+    /// True if the last row is in the window.
     inside: bool,
     /// The metric whose peak keeps its blocks.
     tracked: Metric,
-    /// Whether the totals of each row are compared with the sums; that needs every column.
+    /// True if the totals of each row are compared with the sums; that needs every column.
     checks: bool,
     caching_allocator: Symbol,
 }
 
-/// Whether a row of this event has the current step and phase. The row of a free or a tag has those of its
-/// block's allocation, and rows of the writer thread have none.
+/// Returns true if a row of this event has the current step and phase. The row of a free or a tag has those
+/// of its block's allocation, and rows of the writer thread have none.
 pub(crate) fn has_current_step(event: EventName) -> bool {
     use EventName::{ExtFree, Free, FreeCompleted, HostFree, Live, Lost, Meta, Sample, Tag};
     !matches!(event, Free | FreeCompleted | ExtFree | HostFree | Tag | Live | Sample | Lost | Meta)
@@ -207,7 +207,7 @@ impl Replay {
         self.memory.live.removed(self.freed?)
     }
 
-    /// Whether the last row is in the window.
+    /// Returns true if the last row is in the window.
     #[must_use]
     pub fn in_window(&self) -> bool {
         self.inside
@@ -408,7 +408,8 @@ impl Replay {
         block.owner = Owner::of(row);
     }
 
-    /// Whether categories are inferred: the trace has no tags so far, and a forward pass or a flow of data.
+    /// Returns true if categories are inferred: the trace has no tags so far, and a forward pass or a flow of
+    /// data.
     #[must_use]
     pub fn infers(&self) -> bool {
         self.counts.of(EventName::Tag) == 0 && (self.first_forward.is_some() || !self.flow.is_empty())
@@ -437,7 +438,7 @@ impl Replay {
         }
     }
 
-    /// Whether blocks of `kind` count among those of the device `ordinal`.
+    /// Returns true if blocks of `kind` count among those of the device `ordinal`.
     fn is_of(&self, kind: MemoryKind, ordinal: i32) -> bool {
         match kind {
             MemoryKind::Block => true,

@@ -43,7 +43,8 @@ pub fn replay_trace(
     replay_until(trace, columns, options, tracked, flow, |_| false, visit)
 }
 
-/// As [`replay_trace`], up to the first row for which `stop` returns true; that row is not taken.
+/// Same as [`replay_trace`], but only up to the first row for which `stop` returns true; that row is not
+/// taken.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -62,7 +63,8 @@ pub fn replay_until(
     run(trace, replay::COLUMNS.and(columns), options, replay, symbols, stop, visit)
 }
 
-/// As [`replay_trace`], with exactly the columns of `wanted`, and without categories from the flow of data.
+/// Same as [`replay_trace`], but with exactly the columns of `wanted`, and without categories from the flow
+/// of data.
 ///
 /// # Errors
 /// When the trace cannot be read.

@@ -32,7 +32,7 @@ impl TimeGrid {
         usize::try_from(place).unwrap_or(usize::MAX).min(self.buckets - 1)
     }
 
-    /// Whether a time is on the grid.
+    /// Returns true if a time is on the grid.
     #[must_use]
     pub fn has(&self, ts_ns: i64) -> bool {
         ts_ns >= self.start_ns && ts_ns - self.start_ns < self.width_ns * self.buckets as i64
@@ -88,7 +88,7 @@ impl Series {
         self
     }
 
-    /// Whether every value is 0.
+    /// Returns true if every value is 0.
     #[must_use]
     pub fn is_zero(&self) -> bool {
         self.last == 0 && self.high.iter().chain(&self.low).all(|value| *value == 0)

@@ -58,7 +58,7 @@ impl Stacks {
         .map(|(frame, _)| frame)
     }
 
-    /// Whether any frame is a line of Python.
+    /// Returns true if any frame is a line of Python.
     #[must_use]
     pub fn has_lines(&self) -> bool {
         self.frames.values().any(|frame| frame.kind == FrameKind::Python)
@@ -102,7 +102,7 @@ fn call_of(text: &str) -> (&str, i64, &str) {
     (file, line, function)
 }
 
-/// Whether a line is in an installed library, in Python's own library, or in no file.
+/// Returns true if a line is in an installed library, in Python's own library, or in no file.
 fn is_of_library(line: &str) -> bool {
     let inside = ["/site-packages/", "/dist-packages/", "/lib/python3"];
     line.starts_with('<') || inside.iter().any(|folder| line.contains(folder))

@@ -101,7 +101,7 @@ fn trace_of(out: &OutFolder, run_id: &str) -> Result<Option<Input>> {
     Ok(Some(Input { path: out.shown.clone(), ..input }))
 }
 
-/// Why the program left no trace, and what to do.
+/// The reason why the program left no trace, and the next step.
 fn no_trace_reason(program: &OsStr, scratch: &Scratch, phantom: bool) -> String {
     if !scratch.tracer_was_loaded() {
         return format!("{TRACER} was not loaded into the program: {}", load_failure::reason(program));

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How close an answer is to the answer of a real device.
+/// The fidelity of an answer: its distance from the answer of a real device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AnswerKind {
     /// The answer of the real library, as far as memory and control flow depend on it.

@@ -55,7 +55,7 @@ pub(crate) fn end(capture: u64) {
     lock(&OPEN).remove(&capture);
 }
 
-/// Whether a capture is in progress.
+/// Returns true if a capture is in progress.
 pub(crate) fn is_open(capture: u64) -> bool {
     lock(&OPEN).contains_key(&capture)
 }

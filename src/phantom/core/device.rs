@@ -13,9 +13,9 @@ use crate::core::vram::Vram;
 
 /// A device and its state. It lives as long as the process.
 pub(crate) struct Device {
-    /// Its position in the list of visible devices.
+    /// The position in the list of visible devices.
     pub(crate) index: usize,
-    /// Its legacy default stream.
+    /// The legacy default stream.
     pub(crate) stream: Stream,
     clock: Arc<DeviceClock>,
     vram: Mutex<Vram>,
@@ -37,7 +37,7 @@ impl Device {
         }
     }
 
-    /// Its clock, which its streams share.
+    /// The clock of the device, which its streams share.
     pub(crate) fn clock(&self) -> &Arc<DeviceClock> {
         &self.clock
     }
@@ -47,7 +47,7 @@ impl Device {
         self.clock.epoch()
     }
 
-    /// Its memory.
+    /// The memory of the device.
     pub(crate) fn vram(&self) -> MutexGuard<'_, Vram> {
         lock(&self.vram)
     }
@@ -57,7 +57,7 @@ impl Device {
         lock(&self.values)
     }
 
-    /// Its default memory pool. Lock it before [`vram`](Self::vram), never after.
+    /// The default memory pool. Lock it before [`vram`](Self::vram), never after.
     pub(crate) fn pool(&self) -> MutexGuard<'_, AsyncPool> {
         lock(&self.pool)
     }

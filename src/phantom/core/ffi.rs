@@ -137,7 +137,7 @@ impl<'call, T> Out<'call, T> {
         OK
     }
 
-    /// Whether the pointer is null: the caller does not want this result.
+    /// Returns true if the pointer is null: the caller does not want this result.
     pub(crate) fn is_null(self) -> bool {
         self.0.is_null()
     }

@@ -91,7 +91,7 @@ impl RangeAllocator {
         }
     }
 
-    /// Whether nothing is allocated.
+    /// Returns true if nothing is allocated.
     pub(crate) fn is_empty(&self) -> bool {
         self.top == self.start
     }

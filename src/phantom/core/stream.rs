@@ -14,7 +14,7 @@ use crate::core::capture;
 use crate::core::clock::DeviceClock;
 use crate::core::lock::lock;
 
-/// How far the device runs behind the program: the time of a few hundred kernels.
+/// The delay of the device behind the program: the time of a few hundred kernels.
 pub(crate) const LAG_NS: u64 = 500_000;
 
 /// The number of polls without other work after which everything queued is done: a loop that polls must end.
@@ -44,8 +44,8 @@ thread_local! {
     static QUEUED_WORK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread never queued work. Such a thread only observes, as NCCL's watchdog does ten
-/// times a second: the work that it asks about would be done on a card.
+/// Returns true if the calling thread never queued work. Such a thread only observes, as NCCL's watchdog does
+/// ten times a second: the work that it asks about would be done on a card.
 pub(crate) fn thread_only_observes() -> bool {
     !QUEUED_WORK.try_with(Cell::get).unwrap_or(false)
 }
@@ -102,7 +102,7 @@ impl Stream {
         self.queued_ns.store(self.clock.now(), Ordering::Relaxed);
     }
 
-    /// Whether work queued up to `time_ns` is done.
+    /// Returns true if work queued up to `time_ns` is done.
     pub(crate) fn reached(&self, time_ns: u64) -> bool {
         time_ns <= self.done_ns.load(Ordering::Relaxed) || time_ns + LAG_NS <= self.clock.now()
     }
@@ -131,7 +131,8 @@ impl Stream {
         *until = (*until).max(time_ns);
     }
 
-    /// Whether all queued work is done. After [`MAX_POLLS`] unsuccessful polls, the next one succeeds.
+    /// Returns true if all queued work is done. After [`MAX_POLLS`] unsuccessful polls, the next one
+    /// succeeds.
     pub(crate) fn poll(&self) -> bool {
         let queued = self.queued_ns.load(Ordering::Relaxed);
         if self.reached(queued) {

@@ -143,7 +143,7 @@ impl KnownValues {
         }
     }
 
-    /// Whether every byte of a range is known.
+    /// Returns true if every byte of a range is known.
     pub(crate) fn is_known(&mut self, epoch: u64, address: usize, size: usize) -> bool {
         self.enter(epoch);
         let (mut at, end) = (address, address + size);

@@ -25,7 +25,7 @@ pub(crate) const RESERVED: std::ops::Range<usize> = 0x3000_0000_0000..0x4800_000
 /// After those: pinned host memory.
 pub(crate) const PINNED: std::ops::Range<usize> = 0x4800_0000_0000..0x5000_0000_0000;
 
-/// Whether an address is a device address.
+/// Returns true if an address is a device address.
 pub(crate) fn is_device(address: usize) -> bool {
     (FIRST..RESERVED.end).contains(&address)
 }
@@ -54,7 +54,7 @@ pub(crate) enum BlockPurpose {
 /// A live block.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Block {
-    /// Its length in bytes.
+    /// The length in bytes.
     pub(crate) size: usize,
     pub(crate) purpose: BlockPurpose,
     /// The start of the shared page that it lies in.

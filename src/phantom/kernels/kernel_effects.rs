@@ -9,7 +9,7 @@
 //! - Elementwise kernels write one range and keep the known content of all other memory.
 //!
 //! A kernel is recognized by its mangled name, which the program registers before it can launch the kernel.
-//! Its arguments are the ones that PyTorch, CUB and Thrust declare. A kernel with another name or other
+//! The arguments are the ones that PyTorch, CUB and Thrust declare. A kernel with another name or other
 //! arguments is not recognized: then a count reads as zero, and memory becomes unknown.
 
 use std::cell::Cell;

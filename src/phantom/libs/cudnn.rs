@@ -188,7 +188,7 @@ fn card_description() -> CString {
 /// The largest workspace that the real library asked for, in bytes.
 static LARGEST_WORKSPACE: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether the real library chose the plans (`None` when there were none), and the largest workspace in bytes
+/// True if the real library chose the plans (`None` when there were none), and the largest workspace in bytes
 /// that it asked for.
 pub(crate) fn plans() -> (Option<bool>, usize) {
     let used = entries::cudnnBackendCreateDescriptor.calls() > 0;

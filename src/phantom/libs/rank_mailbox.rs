@@ -50,7 +50,7 @@ struct Control {
     /// In a rank's own mailbox, the number of operations that the rank has finished; in a pair's, of messages
     /// received.
     read: AtomicU64,
-    /// Whether the content of the message is known.
+    /// 1 if the content of the message is known, or else 0.
     known: AtomicU64,
     /// The length of the message, in bytes.
     length: AtomicU64,

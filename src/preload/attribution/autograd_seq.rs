@@ -28,7 +28,7 @@ static PEEK: Symbol<Query> = unsafe { Symbol::new(c"_ZN2at15sequence_number4peek
 static CURRENT_THREAD_ID: Symbol<Query> =
     unsafe { Symbol::new(c"_ZN2at14RecordFunction15currentThreadIdEv", TORCH) };
 
-/// Whether module paths are known in this process. Without them no origin is stored.
+/// True if module paths are known in this process. Without them no origin is stored.
 static MODULES: AtomicBool = AtomicBool::new(false);
 /// The index of the number among the words of a `RecordFunction`; 0 while it is sought, `NOT_FOUND` when the
 /// search has failed.
@@ -51,7 +51,7 @@ const ENOUGH: u32 = 8;
 /// The search fails after this many ops.
 const TOO_MANY: u32 = 20_000;
 
-/// How often each word was the expected number, over ops of one thread with different numbers.
+/// The number of times that each word was the expected number, over ops of one thread with different numbers.
 static AGREED: [AtomicU32; WORDS] = [const { AtomicU32::new(0) }; WORDS];
 static WATCHED: AtomicU32 = AtomicU32::new(0);
 static WATCHER: AtomicU64 = AtomicU64::new(0);
@@ -196,7 +196,7 @@ pub(crate) unsafe fn origin_of(record: *const c_void) -> Option<Origin> {
     of(&MODULE_OF).map(|module| Origin { module, python: python.unwrap_or(0) })
 }
 
-/// Whether this backward function has a number. One that adds to a gradient has none.
+/// Returns true if this backward function has a number. One that adds to a gradient has none.
 ///
 /// # Safety
 /// `record` is a live `RecordFunction`.
@@ -213,8 +213,8 @@ pub(crate) fn this_is_main() {
     thread::with(|state| MAIN.store(thread_id(state), Ordering::Relaxed));
 }
 
-/// Whether the main thread ran the op of this backward function; `true` while the place of numbers is not
-/// known.
+/// Returns true if the main thread ran the op of this backward function; `true` while the place of numbers is
+/// not known.
 ///
 /// # Safety
 /// `record` is the live `RecordFunction` of a backward function.

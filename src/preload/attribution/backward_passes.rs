@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The backward functions that have begun.
 static FUNCTIONS: AtomicU64 = AtomicU64::new(0);
-/// Whether the next backward pass has gradients to report.
+/// True if the next backward pass has gradients to report.
 static ARE_GRADIENTS_DUE: AtomicBool = AtomicBool::new(true);
 /// Schedules the report; `false` when that failed.
 static SCHEDULE: OnceLock<fn() -> bool> = OnceLock::new();

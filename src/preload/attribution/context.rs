@@ -20,13 +20,13 @@ pub(crate) fn current() -> (ContextId, i32) {
     thread::with(of_op).unwrap_or_else(|| with_step(None))
 }
 
-/// As [`current`], with `stream` as the current stream.
+/// Same as [`current`], with `stream` as the current stream.
 #[inline]
 pub(crate) fn current_on(stream: i64) -> (ContextId, i32) {
     with_step(thread::with(|state| context_on(state, stream)))
 }
 
-/// As [`current_on`], for a block report; adds its bytes to the thread's count.
+/// Same as [`current_on`], for a block report; adds its bytes to the thread's count.
 ///
 /// A block that is freed has the owner of its allocation, so the op that frees it is not looked up.
 #[inline]
@@ -45,7 +45,7 @@ pub(crate) fn of_report(state: &ThreadState, stream: i64, bytes: i64, device: i8
     with_step(Some(context))
 }
 
-/// As [`current`], for the op that ends on the thread of `state`.
+/// Same as [`current`], for the op that ends on the thread of `state`.
 #[inline]
 pub(crate) fn of_op(state: &ThreadState) -> (ContextId, i32) {
     with_step(Some(context_on(state, state.ranges.base.get().stream)))

@@ -32,12 +32,12 @@ const MAX_EVENTS: usize = 1024;
 static WAITING: ForkSafe<Option<Waiting>> = ForkSafe::new(None);
 /// The number of events that blocks wait for. Almost always 0, and then a query costs nothing.
 static EVENTS: AtomicUsize = AtomicUsize::new(0);
-/// Whether the allocator has ever recorded an event. Most programs never call `record_stream`, so reports
+/// True if the allocator has ever recorded an event. Most programs never call `record_stream`, so reports
 /// check this flag first.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Whether the free that the allocator reports now is deferred. If so, the events recorded before it become
-/// events of the block.
+/// Returns true if the free that the allocator reports now is deferred. If so, the events recorded before it
+/// become events of the block.
 #[inline]
 pub(crate) fn is_deferred(addr: u64, device: i8) -> bool {
     ANY.load(Ordering::Relaxed) && wait_for_recorded(addr, device)
@@ -130,9 +130,9 @@ unsafe extern "C" {
     fn _Unwind_FindEnclosingFunction(pc: *const c_void) -> *const c_void;
 }
 
-/// Whether `caller` lies in torch's device guard. The guard is in the allocator's library and records the
-/// events of `torch.Event` and of autograd's streams, which belong to no block. There are few call sites, and
-/// each is resolved once.
+/// Returns true if `caller` lies in torch's device guard. The guard is in the allocator's library and records
+/// the events of `torch.Event` and of autograd's streams, which belong to no block. There are few call sites,
+/// and each is resolved once.
 fn is_device_guard(caller: *const c_void) -> bool {
     /// Call sites, shifted left by one: the lowest bit is set for a site of the guard.
     static KNOWN: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];

@@ -18,9 +18,9 @@ use crate::runtime::thread::{self, ThreadState};
 /// A deeper stack is an error (an op that ended on another thread): it is dropped.
 const MAX_DEPTH: usize = 1024;
 
-/// Whether every outermost op gets a row. Set once, from `MEMTRACE_OPS`.
+/// True if every outermost op gets a row. Set once, from `MEMTRACE_OPS`.
 static OUTERMOST_ROWS: AtomicBool = AtomicBool::new(false);
-/// Whether every op gets a row.
+/// True if every op gets a row.
 static ALL_ROWS: AtomicBool = AtomicBool::new(false);
 
 /// Sets which ops get a row.
@@ -125,7 +125,7 @@ fn function_begins(state: &ThreadState, ops: &mut RunningOps, op: &RunningOp) {
 pub(crate) struct Ending {
     /// The kind of op.
     pub(crate) api: Api,
-    /// Its overload; 0 for none.
+    /// The overload; 0 for none.
     pub(crate) overload: TextId,
 }
 

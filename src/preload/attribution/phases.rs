@@ -67,7 +67,7 @@ fn change(change: impl FnOnce(&mut Vec<(u64, TextId)>)) {
 /// two, the loss, belongs to the forward. 0 for none.
 static LOSS_THREAD: AtomicU32 = AtomicU32::new(0);
 
-/// Whether this thread computes the loss.
+/// Returns true if this thread computes the loss.
 pub(crate) fn is_in_loss() -> bool {
     LOSS_THREAD.load(Ordering::Relaxed) == thread_id()
 }

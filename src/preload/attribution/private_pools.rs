@@ -32,7 +32,7 @@ const FUNCTIONS: usize = 96;
 
 /// A virtual function that we hook.
 struct Hook {
-    /// Its name in the pluggable allocator.
+    /// The name in the pluggable allocator.
     name: &'static CStr,
     real: &'static AtomicPtr<c_void>,
     ours: fn() -> *mut c_void,
@@ -81,7 +81,7 @@ fn hooks_with_slots() -> Vec<(usize, &'static Hook)> {
     HOOKS.iter().filter_map(slot).collect()
 }
 
-/// Whether this torch shows the pool of a block.
+/// Returns true if this torch shows the pool of a block.
 pub(crate) fn are_known() -> bool {
     !hooks_with_slots().is_empty()
 }
@@ -145,7 +145,8 @@ pub(crate) fn current(device: i8, stream: i64) -> u16 {
     of_filter_or_stream(thread::with(|state| state.pool.get()).unwrap_or(0), device, stream)
 }
 
-/// As [`current`], at the end of an allocation on the thread of `state`: the next one starts without a pool.
+/// Same as [`current`], but at the end of an allocation on the thread of `state`: the next one starts without
+/// a pool.
 #[inline]
 pub(crate) fn take(state: &ThreadState, device: i8, stream: i64) -> u16 {
     of_filter_or_stream(state.pool.replace(0), device, stream)

@@ -40,7 +40,7 @@ struct Layout {
     text_type: usize,
 }
 
-/// How a frame stores its position in the code.
+/// The encoding of a frame's position in the code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Instruction {
     /// The address of an instruction, in this word. The first instruction lies `first` bytes behind the start
@@ -75,7 +75,7 @@ impl Functions {
 
 /// Set by [`learn`] after it has checked the layout.
 static LAYOUT: OnceLock<(Layout, Functions)> = OnceLock::new();
-/// Whether [`LAYOUT`] is set: one atomic, for hooks.
+/// True if [`LAYOUT`] is set: one atomic, for hooks.
 static IS_KNOWN: AtomicBool = AtomicBool::new(false);
 
 /// A frame as Python describes it: the address of its code, the byte of its instruction, its line.
@@ -90,7 +90,7 @@ pub(crate) struct KnownFrame {
 pub(crate) struct KnownCode {
     /// The code of the calling frame.
     pub(crate) code: usize,
-    /// Its callers, innermost first: two at least, each at another place of its code.
+    /// The callers, innermost first: at least two, each at another place of its code.
     pub(crate) callers: Vec<KnownFrame>,
     /// Objects that the code of the first caller has.
     pub(crate) filename: usize,
@@ -126,7 +126,7 @@ thread_local! {
     static CACHE: RefCell<Cache> = RefCell::default();
 }
 
-/// Whether Python lines can be read.
+/// Returns true if Python lines can be read.
 #[inline]
 pub(crate) fn are_known() -> bool {
     IS_KNOWN.load(Ordering::Relaxed)
@@ -331,7 +331,7 @@ const FRAME_WORDS: usize = 16;
 /// Finds the layout by guarded reads: nothing is followed before it is known to be there.
 ///
 /// # Safety
-/// As [`learn`].
+/// Same as [`learn`].
 unsafe fn find(known: &KnownCode, functions: &Functions) -> Option<Layout> {
     let memory = GuardedMemory::open()?;
     // SAFETY: the GIL is held, so the thread has a state.
@@ -388,7 +388,7 @@ fn code_of(memory: &GuardedMemory, frame: usize, code: usize) -> Option<usize> {
     words.iter().position(|word| *word & !7 == code)
 }
 
-/// How two frames store the places that are known.
+/// Finds the encoding with which two frames store their known positions.
 fn instruction(
     frames: &[[usize; FRAME_WORDS]; 2],
     known: &[KnownFrame; 2],

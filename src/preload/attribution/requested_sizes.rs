@@ -40,7 +40,7 @@ static HOOKED: [AtomicPtr<c_void>; MAX_OBJECTS] = [const { AtomicPtr::new(null_m
 const OURS: [Allocate; MAX_OBJECTS] = [allocate::<0>, allocate::<1>, allocate::<2>, allocate::<3>];
 /// For each object, whether it reports no blocks. torch's own allocators report them.
 static REPORTS_NOTHING: [AtomicBool; MAX_OBJECTS] = [const { AtomicBool::new(false) }; MAX_OBJECTS];
-/// Whether [`install`] has run.
+/// True if [`install`] has run.
 static TRIED: AtomicBool = AtomicBool::new(false);
 /// A request was larger than its block: the slot is another function.
 static WRONG: AtomicBool = AtomicBool::new(false);
@@ -56,18 +56,19 @@ pub(crate) fn of_block(state: &ThreadState, block: i64) -> i64 {
     if WRONG.load(Ordering::Relaxed) { -1 } else { requested }
 }
 
-/// Whether the thread is inside the allocator.
+/// Returns true if the thread is inside the allocator.
 pub(crate) fn is_inside() -> bool {
     thread::with(|state| state.requested.get()).unwrap_or(-1) >= 0
 }
 
-/// Whether the thread is inside an allocator that reports nothing, so that its CUDA calls are the blocks.
+/// Returns true if the thread is inside an allocator that reports nothing, so that its CUDA calls are the
+/// blocks.
 pub(crate) fn is_inside_unreported() -> bool {
     thread::with(|state| state.unreported.get()).unwrap_or(false)
 }
 
-/// Whether requested sizes are certainly missing. `false` before torch's first CUDA call, at which its
-/// allocator is hooked: a trace may begin earlier.
+/// Returns true if requested sizes are certainly missing. `false` before torch's first CUDA call, at which
+/// its allocator is hooked: a trace may begin earlier.
 pub(crate) fn is_missing() -> bool {
     let tried = TRIED.load(Ordering::Relaxed) && HOOKED[0].load(Ordering::Acquire).is_null();
     tried || WRONG.load(Ordering::Relaxed) || find_in_loaded("libc10_cuda.so", ALLOCATOR).is_null()

@@ -7,7 +7,7 @@ use memtrace_record::recorder::STEP;
 
 use crate::runtime::state_version;
 
-/// Whether the program numbers its steps itself.
+/// True if the program numbers its steps itself.
 static SET_BY_PROGRAM: AtomicBool = AtomicBool::new(false);
 /// The optimizer that stepped first: its steps are counted.
 static FIRST_OPTIMIZER: AtomicU32 = AtomicU32::new(0);
@@ -18,7 +18,7 @@ pub(crate) fn current() -> i32 {
     STEP.load(Ordering::Relaxed)
 }
 
-/// Whether the program has set a step. Then memtrace counts none.
+/// Returns true if the program has set a step. Then memtrace counts none.
 pub(crate) fn are_set_by_program() -> bool {
     SET_BY_PROGRAM.load(Ordering::Relaxed)
 }

@@ -12,11 +12,11 @@ use crate::ffi::phantom;
 /// A library, as a call's event names it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Library {
-    /// Its file name.
+    /// The file name of the library.
     pub(crate) name: TextId,
-    /// Whether it contains torch's caching allocator.
+    /// True if it contains torch's caching allocator.
     pub(crate) is_torch_allocator: bool,
-    /// Whether it is the phantom device, which makes calls on behalf of the libraries that it replaces.
+    /// True if it is the phantom device, which makes calls on behalf of the libraries that it replaces.
     is_phantom: bool,
 }
 

@@ -43,7 +43,7 @@ impl Method {
         Method { name: name.as_ptr(), function, flags: METH_FASTCALL, doc: std::ptr::null() }
     }
 
-    /// Its name in Python.
+    /// The name in Python.
     pub(crate) fn name(&self) -> &'static CStr {
         // SAFETY: the name that `new` was given.
         unsafe { CStr::from_ptr(self.name) }
@@ -149,7 +149,7 @@ unsafe impl Send for Functions {}
 // SAFETY: as above; the objects are used with the GIL only.
 unsafe impl Sync for Functions {}
 
-/// Whether this process has a Python interpreter.
+/// Returns true if this process has a Python interpreter.
 pub(crate) fn is_loaded() -> bool {
     Functions::get().is_some()
 }
@@ -166,7 +166,8 @@ impl Functions {
         Some(FOUND.get_or_init(|| found))
     }
 
-    /// Whether the interpreter runs: not before its start, and not from the moment that it begins to end.
+    /// Returns true if the interpreter runs: not before its start, and not from the moment that it begins to
+    /// end.
     #[inline]
     pub(crate) fn is_running(&self) -> bool {
         // SAFETY: it reads a flag, on any thread.
@@ -295,8 +296,8 @@ impl Gil {
         unsafe { (self.functions.error_clear)() }
     }
 
-    /// Whether the exception that was raised is an `Exception`. Others, such as KeyboardInterrupt, are the
-    /// program's.
+    /// Returns true if the exception that was raised is an `Exception`. Others, such as KeyboardInterrupt,
+    /// are the program's.
     pub(crate) fn is_exception_raised(self) -> bool {
         // SAFETY: the GIL is held; the class is alive. With no exception raised the function is not called.
         unsafe {
@@ -367,13 +368,13 @@ impl<'a> Object<'a> {
         self.pointer.as_ptr() as usize
     }
 
-    /// Whether it is the same object.
+    /// Returns true if it is the same object.
     #[inline]
     pub(crate) fn is(self, other: Object<'_>) -> bool {
         self.pointer == other.pointer
     }
 
-    /// Whether it is `None`.
+    /// Returns true if it is `None`.
     #[inline]
     pub(crate) fn is_none(self) -> bool {
         self.is(self.gil.none())
@@ -386,13 +387,13 @@ impl<'a> Object<'a> {
         Owned { pointer: self.pointer, gil: self.gil }
     }
 
-    /// Its type.
+    /// The type of the object.
     pub(crate) fn kind(self) -> Option<Owned> {
         // SAFETY: the object is alive; a new reference.
         unsafe { self.gil.owned((self.gil.functions.type_of)(self.raw())) }
     }
 
-    /// Its attribute of this name.
+    /// The attribute of this name.
     #[inline]
     pub(crate) fn attribute(self, name: Object<'_>) -> Option<Owned> {
         // SAFETY: both objects are alive; a new reference.
@@ -429,7 +430,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// Whether it is true; `false` also when that raised.
+    /// Returns true if it is true; `false` also when that raised.
     #[inline]
     pub(crate) fn is_true(self) -> bool {
         // SAFETY: the object is alive.

@@ -40,8 +40,8 @@ fn ordinal_from(get_device: &RealFn<unsafe extern "C" fn(*mut c_int) -> c_int>) 
 static IS_CAPTURING: RealFn<unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int> =
     unsafe { RealFn::new(c"cuStreamIsCapturing", "libcuda.so") };
 
-/// Whether the work on `stream` is captured into a CUDA graph. It queries the driver, because a failure there
-/// does not show in the runtime's `cudaGetLastError`.
+/// Returns true if the work on `stream` is captured into a CUDA graph. It queries the driver, because a
+/// failure there does not show in the runtime's `cudaGetLastError`.
 ///
 /// # Safety
 /// `stream` is null or a live stream.

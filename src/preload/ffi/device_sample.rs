@@ -21,7 +21,7 @@ struct Loaded {
 }
 
 static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
-/// Whether the process is ending. Its libraries then shut down, so no sample may begin.
+/// True if the process is ending. Its libraries then shut down, so no sample may begin.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
 /// A sample of each of `devices`, CUDA ordinals, and its source. A device without an answer has none.

@@ -18,7 +18,7 @@ type Device = *mut c_void;
 pub(crate) struct ProcessMemory {
     /// The process id, as the host numbers it.
     pub(crate) pid: c_uint,
-    /// Its bytes on the device, or a value that [`bytes`] knows as unavailable.
+    /// The bytes on the device, or a value that [`bytes`] knows as unavailable.
     pub(crate) used: u64,
     pub(crate) instances: [c_uint; 2],
 }

@@ -33,8 +33,8 @@ fn own_pids() -> Vec<u32> {
     if pids.is_empty() { vec![std::process::id()] } else { pids }
 }
 
-/// Whether the device lists this process by its id in another PID namespace. The phantom device uses the
-/// process's own namespace.
+/// Returns true if the device lists this process by its id in another PID namespace. The phantom device uses
+/// the process's own namespace.
 fn in_namespace() -> bool {
     !phantom::is_present()
         && std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() != HOST_NAMESPACE)

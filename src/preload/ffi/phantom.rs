@@ -15,7 +15,7 @@ static STANDS_FOR: RealFn<unsafe extern "C" fn() -> *const c_char> =
 static DESCRIBE: Symbol<unsafe extern "C" fn(*mut c_char, usize) -> usize> =
     unsafe { Symbol::new(c"memtrace_phantom_describe", Home::Loaded(LIBRARY)) };
 
-/// Whether the device of this process is a phantom.
+/// Returns true if the device of this process is a phantom.
 pub(crate) fn is_present() -> bool {
     !find_anywhere(LIBRARY, c"memtrace_phantom_describe").is_null()
 }
@@ -34,8 +34,8 @@ pub(crate) fn describe() -> serde_json::Value {
     describe_at_end()
 }
 
-/// As [`describe`], which has been called before. It looks nothing up: another thread may hold the loader's
-/// lock.
+/// Same as [`describe`], which must have been called before. Looks no symbol up: another thread may hold the
+/// loader's lock.
 pub(crate) fn describe_at_end() -> serde_json::Value {
     let Some(write) = DESCRIBE.cached() else { return serde_json::Value::Null };
     let mut text = vec![0u8; 16 << 10];

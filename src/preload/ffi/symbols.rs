@@ -205,8 +205,8 @@ impl<F: Copy> RealFn<F> {
         unsafe { function(found) }
     }
 
-    /// Whether the hook calls `found`, the address that the program looked up under this name. A hook without
-    /// a real function takes `found`.
+    /// Returns true if the hook calls `found`, the address that the program looked up under this name. A hook
+    /// without a real function takes `found`.
     ///
     /// # Safety
     /// `found` is a function of type `F`: the one of this name in a library that has it.

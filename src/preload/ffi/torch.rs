@@ -52,7 +52,7 @@ pub(crate) fn current_stream(device: i8) -> i64 {
 static IS_GRAD_ENABLED: Symbol<unsafe extern "C" fn() -> bool> =
     unsafe { Symbol::new(c"_ZN3c108GradMode10is_enabledEv", Home::Loaded("libc10.so")) };
 
-/// Whether autograd records this thread's ops; `true` when torch lacks the function that says so.
+/// Returns true if autograd records this thread's ops; `true` when torch lacks the function that says so.
 pub(crate) fn is_grad_enabled() -> bool {
     // SAFETY: it takes nothing and reads thread-local state.
     IS_GRAD_ENABLED.get().is_none_or(|is_enabled| unsafe { is_enabled() })

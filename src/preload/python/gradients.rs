@@ -83,7 +83,7 @@ impl Tensor<'_> {
 enum Gradient {
     /// There is none on a GPU.
     None,
-    /// Its storage begins at this address.
+    /// The storage of the gradient begins at this address.
     At(usize),
 }
 

@@ -52,7 +52,7 @@ static SOURCES: [Source; 14] = [
     source!("wrappers"),
 ];
 
-/// How far the injection is.
+/// The stage of the injection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Stage {
@@ -66,7 +66,7 @@ enum Stage {
 
 static STAGE: AtomicU8 = AtomicU8::new(Stage::Waiting as u8);
 
-/// Whether [`schedule`] has something to do.
+/// Returns true if [`schedule`] has something to do.
 #[inline]
 pub(crate) fn is_wanted() -> bool {
     STAGE.load(Ordering::Relaxed) == Stage::Waiting as u8

@@ -59,20 +59,20 @@ pub(crate) fn leave_module(arguments: Arguments<'_>) {
     module_ranges::leave(arguments.id(0));
 }
 
-/// How a module call begins.
+/// The place at which a module call begins.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Entered {
     /// Inside another module's call, or for a backward that computes it again: autograd's thread calls no
     /// model.
     Inside = 0,
-    /// As the outermost call of its thread.
+    /// The outermost call of its thread.
     Outermost = 1,
     /// The module has no path; nothing was recorded.
     Unknown = 2,
 }
 
 impl Entered {
-    /// Its name in the tracer.
+    /// The name of this value in the tracer.
     pub(crate) fn name(self) -> &'static CStr {
         match self {
             Entered::Inside => c"ENTERED_INSIDE",

@@ -38,7 +38,7 @@ static METHODS: [Method; 16] = [
     native_method!("log_failure", log_failure),
 ];
 
-/// Which memory of a module [`record_module_memory`] can record.
+/// The kinds of a module's memory that [`record_module_memory`] can record.
 const MODULE_MEMORY: [Api; 4] =
     [Api::ModuleParameters, Api::ModuleBuffers, Api::ModuleInputs, Api::ModuleOutputs];
 

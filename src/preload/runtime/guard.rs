@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use memtrace_record::fast_tls::words;
 
-/// Whether the calling thread is inside a hook.
+/// Returns true if the calling thread is inside a hook.
 #[inline(always)]
 fn inside<'a>() -> &'a Cell<bool> {
     // SAFETY: the thread's own words, which live as long as the thread.

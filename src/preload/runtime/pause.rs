@@ -6,7 +6,7 @@ use crate::runtime::state_version;
 
 static PAUSED: AtomicBool = AtomicBool::new(false);
 
-/// Whether the rows of ops and ranges are paused.
+/// Returns true if the rows of ops and ranges are paused.
 #[inline]
 pub(crate) fn is_paused() -> bool {
     PAUSED.load(Ordering::Relaxed)

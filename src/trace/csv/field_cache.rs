@@ -104,7 +104,7 @@ pub(super) fn category(category: Category) -> &'static Word {
     &words_of!(Category)[category as usize]
 }
 
-/// How many owners are cached: `Row::owner` modulo this is the index.
+/// The number of owners that are cached: `Row::owner` modulo this is the index.
 const OWNERS: usize = 1024;
 /// The longest text of an owner that is cached, in two pieces: most have no second one.
 const FIRST: usize = 64;

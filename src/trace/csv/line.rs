@@ -11,7 +11,7 @@ const NINE_DIGITS: u64 = 100_000_000;
 
 /// A line that is being written.
 pub(super) struct Line<'a> {
-    /// Has space for the whole line.
+    /// A buffer with space for the whole line.
     bytes: &'a mut [u8],
     at: usize,
 }
@@ -22,7 +22,7 @@ impl<'a> Line<'a> {
         Line { bytes, at }
     }
 
-    /// Where the next field begins.
+    /// The index at which the next field begins.
     pub(super) fn at(&self) -> usize {
         self.at
     }
@@ -212,8 +212,8 @@ fn copy<const N: usize>(from: &[u8], to: &mut [u8]) -> bool {
     plain
 }
 
-/// Whether these bytes certainly need no quotes. Commas and the bytes below `#` (quotes, line ends, spaces) may need
-/// them. The compiler vectorizes this.
+/// Returns true if these bytes certainly need no quotes. Commas and the bytes below `#` (quotes, line ends,
+/// spaces) may need them. The compiler vectorizes this.
 #[inline(always)]
 fn is_plain<const N: usize>(bytes: &[u8; N]) -> bool {
     bytes.iter().fold(0, |odd, byte| odd | u8::from(*byte < b'#') | u8::from(*byte == b',')) == 0

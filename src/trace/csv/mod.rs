@@ -11,7 +11,7 @@ pub use writer::RowWriter;
 use crate::EventName;
 use crate::columns::{COLUMNS, ColumnType, index_of};
 
-/// Whether a line, without its line end, is an `end` row.
+/// Returns true if a line, without its line end, is an `end` row.
 #[must_use]
 pub fn is_end_row(line: &[u8]) -> bool {
     const EVENT: usize = index_of("event");

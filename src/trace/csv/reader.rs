@@ -33,7 +33,7 @@ impl<R: Read> RowReader<R> {
     /// Reads a trace from `source`; `path` is for messages.
     ///
     /// # Errors
-    /// As [`RowReader::open`].
+    /// Same as [`RowReader::open`].
     pub fn new(path: &Path, source: R) -> Result<Self> {
         let csv = csv::ReaderBuilder::new().buffer_capacity(1 << 20).flexible(false).from_reader(source);
         let mut reader = RowReader {

@@ -59,7 +59,7 @@ pub fn bytes_of(slot: &Event) -> [u8; 64] {
     bytes
 }
 
-/// How many slots behind an event belong to it: those of the text that it defines.
+/// The number of slots behind an event that belong to it: those of the text that it defines.
 #[must_use]
 pub fn text_slots(event: &Event) -> usize {
     match event.unpack() {

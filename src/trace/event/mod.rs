@@ -120,13 +120,13 @@ impl Event {
         KINDS.get(usize::from(self.kind)).copied()
     }
 
-    /// Whether the event only fills the end of a chunk, or has a kind that no version wrote.
+    /// Returns true if the event only fills the end of a chunk, or has a kind that no version wrote.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         matches!(self.kind(), None | Some(Kind::Pad))
     }
 
-    /// Whether the event defines a text, a context or a stack.
+    /// Returns true if the event defines a text, a context or a stack.
     #[must_use]
     pub fn is_definition(&self) -> bool {
         matches!(self.kind(), Some(Kind::DefineText | Kind::DefineContext | Kind::DefineStack))

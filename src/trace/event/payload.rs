@@ -11,7 +11,7 @@ use crate::{Api, Category};
 pub struct Block {
     /// The address of the block.
     pub address: u64,
-    /// Its bytes; negative for a free.
+    /// The size in bytes; negative for a free.
     pub bytes: i64,
     /// The bytes of all blocks on the device after the report.
     pub allocated: usize,
@@ -40,9 +40,9 @@ pub struct Call {
     pub library: TextId,
     /// The private pool of the allocator; 0 for the default.
     pub pool: u16,
-    /// Whether torch's caching allocator made the call.
+    /// True if torch's caching allocator made the call.
     pub from_torch_allocator: bool,
-    /// Whether an allocator made the call that reports no blocks, so that the call is the block.
+    /// True if an allocator made the call that reports no blocks, so that the call is the block.
     pub unreported: bool,
 }
 
@@ -92,17 +92,17 @@ pub enum Payload {
     },
     /// A range began.
     RangeBegin {
-        /// Its name.
+        /// The id of the name.
         name: TextId,
     },
     /// A range ended.
     RangeEnd {
-        /// Its name.
+        /// The id of the name.
         name: TextId,
     },
     /// A mark.
     Mark {
-        /// Its text.
+        /// The id of the text.
         name: TextId,
     },
     /// The outermost op of a thread ended.
@@ -158,14 +158,14 @@ pub enum Payload {
     },
     /// Events of this thread were dropped.
     Lost {
-        /// How many.
+        /// The number of dropped events.
         events: u64,
     },
     /// The definition of a text, the bytes of which fill the slots behind the event.
     DefineText {
         /// The number of the text.
         id: TextId,
-        /// Its length in bytes.
+        /// The length in bytes.
         length: usize,
     },
     /// The definition of a context. It has no [`Header`].
@@ -179,7 +179,7 @@ pub enum Payload {
     DefineStack {
         /// The number of the stack.
         id: StackId,
-        /// Its innermost frame, and the stack around it.
+        /// The innermost frame, and the stack around it.
         frame: Frame,
     },
 }

@@ -147,7 +147,7 @@ impl Collector {
         let inside = replay.in_window();
         let size = if row.requested_bytes < 0 { row.delta_bytes.abs() } else { row.requested_bytes };
         let key = (row.device, row.addr);
-        // Its row has the fields of a segment's row.
+        // The row of a free has no stream; its segment has one.
         let stream = match row.event {
             EventName::SegmentFree | EventName::SegmentUnmap => {
                 self.segment_owners.get(&key).map_or(row.stream, |segment_owner| segment_owner.stream)

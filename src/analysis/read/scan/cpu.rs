@@ -9,7 +9,7 @@ pub(super) struct Masks {
     pub(super) delimiters: u64,
     /// Line ends.
     pub(super) lines: u64,
-    /// Whether there is a quote.
+    /// True if there is a quote.
     pub(super) quotes: bool,
 }
 

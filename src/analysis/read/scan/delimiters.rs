@@ -12,7 +12,7 @@ pub(super) struct Delimiters {
     /// unused.
     ends: Vec<u32>,
     ended: usize,
-    /// Whether there may be a quote.
+    /// True if there may be a quote.
     pub(super) quotes: bool,
 }
 

@@ -258,7 +258,7 @@ struct Line<'a> {
     start: usize,
     /// The ends of its fields.
     ends: &'a [u32],
-    /// Whether the line may have quotes.
+    /// True if the line may have quotes.
     quotes: bool,
 }
 

@@ -91,7 +91,7 @@ macro_rules! rows {
             Row { owner: 0, $($($name: any!(random $type),)+)+ }
         }
 
-        /// Whether a record has the values of a row.
+        /// Asserts that a record has the values of a row.
         fn assert_same(record: &Record, symbols: &SymbolTable, row: &Row<'_>) {
             $($(assert_eq!(value_of!(record symbols $name $type), row.$name, stringify!($name));)+)+
         }

@@ -41,7 +41,7 @@ pub(super) struct Finding {
     pub(super) subject: &'static str,
     pub(super) state: State,
     pub(super) message: String,
-    /// What the user can do; empty when there is nothing to do.
+    /// The next step for the user; empty when there is nothing to do.
     pub(super) advice: String,
 }
 

@@ -18,9 +18,9 @@ pub(super) struct Answer<'a> {
     pub(super) too_big: Option<&'a Trial>,
     /// All runs, in order.
     pub(super) trials: Vec<&'a Trial>,
-    /// Did the user set the largest value, with `--max` or `--values`?
+    /// True if the user set the largest value, with `--max` or `--values`.
     pub(super) last_is_given: bool,
-    /// Why the search ended without an answer.
+    /// The reason why the search ended without an answer.
     pub(super) stopped: Option<String>,
 }
 

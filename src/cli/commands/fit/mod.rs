@@ -239,7 +239,7 @@ fn guess(trials: &[(usize, Trial)]) -> Option<usize> {
     (slope > 0.0 && room >= 0.0).then(|| b + (room / slope) as usize)
 }
 
-/// Do the last [`UNCHANGED`] runs have the same peak?
+/// Returns true if the last [`UNCHANGED`] runs have the same peak.
 fn unchanged(trials: &[(usize, Trial)]) -> bool {
     let last = trials.len().saturating_sub(UNCHANGED);
     let peaks: Vec<_> =

@@ -21,7 +21,7 @@ use crate::{recovery, signals, trace_input};
 /// The last lines of a failed program's stderr that are shown.
 const TAIL_LINES: usize = 12;
 
-/// How a run with one value ended.
+/// The outcome of a run with one value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// Status 0, and no request ran out of memory.
@@ -64,7 +64,7 @@ pub(super) struct PeakUse {
     pub(super) capacity: i64,
     /// The name of the device.
     pub(super) device: String,
-    /// Is the device a simulated one?
+    /// True if the device is simulated.
     pub(super) phantom: bool,
     /// Allocations that failed at first and succeeded after the allocator had emptied its cache.
     pub(super) retries: i64,
@@ -137,8 +137,8 @@ pub(super) fn run_trial(
     Ok(ControlFlow::Continue(Trial { value: value.to_owned(), outcome, took, folder: shown, peak }))
 }
 
-/// Does a program's stderr report that memory ran out? The trace has no OOM when an allocation outside
-/// torch's allocator failed: one of a library, or of the cudaMallocAsync backend.
+/// Returns true if a program's stderr reports that memory ran out. The trace has no OOM when an allocation
+/// outside torch's allocator failed: one of a library, or of the cudaMallocAsync backend.
 fn says_out_of_memory(text: &str) -> bool {
     [
         "CUDA out of memory",

@@ -48,9 +48,9 @@ pub(super) struct Call {
 /// The result of a successful allocation.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Allocated {
-    /// Its address, or the handle that stands for it.
+    /// The address, or the handle that stands for it.
     pub(super) address: u64,
-    /// Its bytes.
+    /// The size in bytes.
     pub(super) bytes: usize,
     /// The device, when the call names it.
     pub(super) device: Option<i8>,
@@ -64,7 +64,7 @@ impl Allocated {
         Allocated { address: address.map_or(0, |address| address as u64), bytes, ..Allocated::default() }
     }
 
-    /// As [`new`](Allocated::new), for an allocation on `stream`. A captured one gives an address and no
+    /// Same as [`new`](Allocated::new), for an allocation on `stream`. A captured one gives an address and no
     /// memory: the graph allocates when it is launched, and device samples show the memory of all graphs.
     ///
     /// # Safety

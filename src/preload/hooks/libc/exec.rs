@@ -58,13 +58,13 @@ fn exec(exists: impl FnOnce() -> bool, call: Option<impl FnOnce() -> c_int>) -> 
     status
 }
 
-/// Whether the file is executable.
+/// Returns true if the file is executable.
 fn is_program(path: *const c_char) -> bool {
     // SAFETY: the kernel reads the path, and returns EFAULT for a bad address.
     unsafe { libc::access(path, libc::X_OK) == 0 }
 }
 
-/// Whether `execvp` would find a program of this name.
+/// Returns true if `execvp` would find a program of this name.
 ///
 /// # Safety
 /// `name` is null or a C string.

@@ -16,7 +16,7 @@ use crate::ffi::symbols::{RealFn, c_name};
 use crate::runtime::guard::shielded;
 use crate::runtime::session;
 
-/// Whether the legacy library has loaded the injection.
+/// True if the legacy library has loaded the injection.
 static INJECTED: AtomicBool = AtomicBool::new(false);
 
 /// The legacy library has loaded the injection.

@@ -49,7 +49,7 @@ pub(super) unsafe fn push_in_domain(domain: usize, attributes: *const Attributes
     });
 }
 
-/// As [`start`], for a range of a domain.
+/// Same as [`start`], for a range of a domain.
 ///
 /// # Safety
 /// `attributes` is null or the program's own, as it passed them to NVTX.

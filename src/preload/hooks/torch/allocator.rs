@@ -101,7 +101,7 @@ fn host_tensor(addr: u64, size: i64) {
     });
 }
 
-/// Whether the `c10::Device` is a CPU.
+/// Returns true if the `c10::Device` is a CPU.
 fn is_cpu(device: u64) -> bool {
     device.to_le_bytes()[0] == 0
 }

@@ -22,7 +22,7 @@ struct State {
 }
 
 impl State {
-    /// Whether both states have no callbacks and the same flag.
+    /// Returns true if both states have no callbacks and the same flag.
     fn is_as(&self, other: &State) -> bool {
         self.first == self.end && other.first == other.end && self.enabled == other.enabled
     }
@@ -36,7 +36,7 @@ static SET: RealFn<unsafe extern "C-unwind" fn(*const State)> =
 static GET: RealFn<unsafe extern "C-unwind" fn() -> *const State> =
     unsafe { RealFn::new(c"_ZN2at24get_record_function_tls_Ev", "libtorch") };
 
-/// Whether our callbacks are installed. Without them no call is skipped.
+/// True if our callbacks are installed. Without them no call is skipped.
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
 /// Finds both functions; called when our callbacks are installed, at torch's first call to CUDA.

@@ -122,10 +122,10 @@ unsafe extern "C" fn start_user(context: *mut *mut c_void, record: *const c_void
     unsafe { start(Scope::User, context, record) }
 }
 
-/// As [`start`]; records the op's inputs too.
+/// Same as [`start`]; records the op's inputs too.
 ///
 /// # Safety
-/// As of [`start`].
+/// Same as for [`start`].
 unsafe fn start_io(scope: Scope, context: *mut *mut c_void, record: *const c_void) -> *mut *mut c_void {
     // SAFETY: torch's own arguments.
     let context = unsafe { start(scope, context, record) };

@@ -62,7 +62,7 @@ unsafe fn at<T: Copy>(address: usize, offset: usize) -> T {
     unsafe { ((address + offset) as *const T).read_unaligned() }
 }
 
-/// Whether an address can be that of an object.
+/// Returns true if an address can be that of an object.
 fn is_object(address: usize) -> bool {
     address > 0xFFFF && address.is_multiple_of(8)
 }
@@ -91,7 +91,7 @@ impl Layout {
         (index == 1 && is_object(schema)).then_some(schema)
     }
 
-    /// How a schema uses its arguments.
+    /// The use of each argument, from an op's schema.
     ///
     /// # Safety
     /// `schema` is from [`Layout::schema`].

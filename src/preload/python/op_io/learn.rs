@@ -14,7 +14,7 @@ use crate::attribution::autograd_seq;
 use crate::ffi::guarded_memory::GuardedMemory;
 use crate::runtime::thread::running_ops::NameOf;
 
-/// How far learning is.
+/// The state of learning.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum State {
@@ -31,7 +31,7 @@ static STATE: AtomicU8 = AtomicU8::new(State::Waiting as u8);
 /// The warning when it fails.
 pub(crate) const LOST: &str = "MEMTRACE_OPS=io could not learn torch's layout: what ops read and write has no rows, ops have those of MEMTRACE_OPS=all";
 
-/// How far learning is.
+/// The state of learning.
 pub(crate) fn state() -> State {
     match STATE.load(Ordering::Acquire) {
         1 => State::Known,
@@ -243,7 +243,7 @@ impl Findings {
         self.uses(schema, string)
     }
 
-    /// How a schema uses its arguments; [`Layout::uses`] by guarded reads.
+    /// The use of each argument, from an op's schema; [`Layout::uses`] by guarded reads.
     fn uses(&self, schema: usize, string: usize) -> Option<Vec<Api>> {
         let (begin, end) =
             (self.memory.word(schema + 2 * string)?, self.memory.word(schema + 2 * string + 8)?);

@@ -31,7 +31,7 @@ use layout::{CPU, CUDA, LAYOUT, Layout};
 
 /// A schema that was read. Schemas live as long as their ops are registered.
 struct Schema {
-    /// How it uses each argument.
+    /// The use of each argument.
     uses: Vec<Api>,
     overload: TextId,
 }
@@ -63,7 +63,7 @@ fn with_io<R>(work: impl FnOnce(&mut ThreadIo) -> R) -> Option<R> {
     IO.try_with(|io| Some(work(io.try_borrow_mut().ok()?.get_or_insert_default()))).ok().flatten()
 }
 
-/// Whether `MEMTRACE_OPS=io` is set.
+/// Returns true if `MEMTRACE_OPS=io` is set.
 pub(crate) fn is_wanted() -> bool {
     session::session().is_some_and(|session| session.settings.ops.io())
 }

@@ -21,11 +21,11 @@ pub(crate) struct ThreadState {
     pub(crate) ranges: OpenRanges,
     /// Running torch ops.
     pub(crate) ops: RefCell<RunningOps>,
-    /// Whether memtrace's own Python is running. Its ops get no rows.
+    /// True if memtrace's own Python is running. Its ops get no rows.
     pub(crate) is_own_python: Cell<bool>,
     /// The bytes that the thread is requesting from torch's allocator; -1 outside the allocator.
     pub(crate) requested: Cell<i64>,
-    /// Whether the thread is inside an allocator that reports no blocks.
+    /// True if the thread is inside an allocator that reports no blocks.
     pub(crate) unreported: Cell<bool>,
     /// The private pool of the allocation in progress; 0 for the default pool.
     pub(crate) pool: Cell<u16>,
@@ -79,7 +79,7 @@ fn find() -> Option<*const ThreadState> {
     Some(state)
 }
 
-/// Whether this is one of autograd's threads.
+/// Returns true if this is one of autograd's threads.
 pub(crate) fn is_autograd() -> bool {
     with(|state| state.ranges.is_autograd()).unwrap_or(false)
 }

@@ -48,7 +48,7 @@ pub(crate) struct OpenRange {
     pub(crate) domain: usize,
     /// Of a start/end range: whether the thread that started it has ended.
     pub(crate) is_orphan: bool,
-    /// Whether its `range_begin` row is written. A range that opened before the trace gets it later.
+    /// True if its `range_begin` row is written. A range that opened before the trace gets it later.
     pub(crate) has_row: bool,
     /// Of a module: the state around it, which its end restores.
     pub(crate) around: Around,
@@ -78,7 +78,7 @@ impl OpenRange {
         }
     }
 
-    /// Whether this range is the forward of the module object at `key`.
+    /// Returns true if this range is the forward of the module object at `key`.
     pub(crate) fn is_module(&self, key: usize) -> bool {
         matches!(self.role, Role::Module { key: of, .. } if of == key)
     }
@@ -102,7 +102,7 @@ pub(crate) struct OpenRanges {
     pub(crate) epoch: Cell<u64>,
     /// The version of the process-wide state that `base` was computed from; 0 forces a recomputation.
     pub(crate) version: Cell<u64>,
-    /// Whether this is one of autograd's threads: 0 before the first query, 1 no, 2 yes.
+    /// The answer to "is this one of autograd's threads": 0 before the first query, 1 no, 2 yes.
     autograd: Cell<u8>,
     /// Bytes that the thread's block reports added.
     pub(crate) bytes: Cell<i64>,
@@ -136,7 +136,7 @@ impl OpenRanges {
         self.version.set(0);
     }
 
-    /// Whether this is one of autograd's threads.
+    /// Returns true if this is one of autograd's threads.
     #[inline]
     pub(crate) fn is_autograd(&self) -> bool {
         if self.autograd.get() == 0 {

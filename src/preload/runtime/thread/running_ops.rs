@@ -53,9 +53,9 @@ pub(crate) struct RunningOp {
     /// The thread's epoch and Python stack that `context` was computed from.
     pub(crate) epoch: u64,
     pub(crate) python: StackId,
-    /// Whether it is nested in another op, not counting user scopes.
+    /// True if it is nested in another op, not counting user scopes.
     pub(crate) inside: bool,
-    /// Whether it is an outermost op, which may get a row.
+    /// True if it is an outermost op, which may get a row.
     pub(crate) outermost: bool,
     /// The start of its row; 0 when it gets none.
     pub(crate) start_ns: u64,

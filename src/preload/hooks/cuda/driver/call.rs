@@ -13,7 +13,7 @@ use crate::runtime::session;
 /// word.
 pub(super) type Word = *mut c_void;
 
-/// Whether calls of the driver are recorded.
+/// Returns true if calls of the driver are recorded.
 fn is_on() -> bool {
     session::session().is_some_and(|session| session.settings.driver)
 }
@@ -23,7 +23,7 @@ pub(super) fn call(kind: CallKind, api: Api, caller: *const c_void) -> Call {
     Call { kind, api, caller, device: current_driver_device }
 }
 
-/// As [`alloc_call::record_alloc`], where calls of the driver are recorded.
+/// Same as [`alloc_call::record_alloc`], if calls of the driver are recorded.
 pub(super) fn record_alloc(
     call: Call,
     asked: usize,
@@ -33,7 +33,7 @@ pub(super) fn record_alloc(
     if is_on() { alloc_call::record_alloc(call, asked, run, allocated) } else { run() }
 }
 
-/// As [`alloc_call::record_free`], where calls of the driver are recorded.
+/// Same as [`alloc_call::record_free`], if calls of the driver are recorded.
 pub(super) fn record_free(call: Call, addr: u64, bytes: usize, run: impl FnOnce() -> c_int) -> c_int {
     if is_on() { alloc_call::record_free(call, addr, bytes, run) } else { run() }
 }
