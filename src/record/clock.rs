@@ -84,9 +84,9 @@ impl Moment {
     }
 }
 
-/// How far apart the two readings of the first line are.
+/// The time between the two readings of the first line.
 const APART_NS: u64 = 400_000_000;
-/// How often a line is compared with the system's clock.
+/// The time between two comparisons of a line with the system's clock.
 const EVERY_NS: u64 = 1_000_000_000;
 /// The tolerated error of a line; part of it is the accuracy of one reading.
 const OFF_NS: i64 = 1_000;
@@ -144,8 +144,8 @@ fn drawn(line: Option<&Line>, last: Moment, now: Moment) -> Option<Line> {
     Some(Line { tsc: now.tsc, ns, rate: u64::try_from(to_meet).ok().filter(|rate| *rate != 0)? })
 }
 
-/// Whether the kernel keeps time by the counter, and programs can read it. The kernel checks that the counter
-/// has a constant rate, never stops, and is the same on every core.
+/// Returns true if the kernel keeps time by the counter, and programs can read it. The kernel checks that the
+/// counter has a constant rate, never stops, and is the same on every core.
 fn is_counter_kept() -> bool {
     const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     const EXTENDED: u32 = 0x8000_0001;

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-/// How long a new recorder waits for its trace to exist. Mostly this takes some ms, and more on a slow disk. The
-/// limit is for a writer thread that waits for a lock of the loader which the waiting thread holds.
+/// The longest time that a new recorder waits for its trace to exist. Mostly it waits some ms, longer on a
+/// slow disk. The limit is for a writer thread that waits for a lock of the loader which the waiting thread
+/// holds.
 const START: Duration = Duration::from_millis(250);
 
-/// How long a thread waits for a writer thread that makes no progress.
+/// The longest time that a thread waits for a writer thread that makes no progress.
 const STALLED: Duration = Duration::from_secs(5);
 
 /// A request to the writer thread.
@@ -36,7 +37,7 @@ pub(crate) struct Control {
     ready: (Sender<()>, Receiver<()>),
     /// Grows while the writer thread makes progress.
     progress: AtomicU64,
-    /// How often an OOM announced tags that were not recorded yet.
+    /// The number of OOMs that announced tags which are not recorded yet.
     tags_due: AtomicU32,
 }
 
@@ -111,7 +112,7 @@ impl Control {
         drop(self.thread().take());
     }
 
-    /// Whether a thread waits for the end of the writer thread.
+    /// Returns true if a thread waits for the end of the writer thread.
     pub(crate) fn is_finishing(&self) -> bool {
         self.thread().is_none()
     }
@@ -147,7 +148,7 @@ impl Control {
         self.nudge();
     }
 
-    /// Whether announced tags are not recorded yet.
+    /// Returns true if announced tags are not recorded yet.
     pub(crate) fn expects_tags(&self) -> bool {
         self.tags_due.load(Ordering::Acquire) > 0
     }

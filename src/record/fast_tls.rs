@@ -31,7 +31,7 @@ pub struct Words {
     pub(crate) lane: Cell<*mut c_void>,
     /// The state of the thread, for the preloaded library.
     pub user: Cell<*mut c_void>,
-    /// Whether the thread is inside a hook. Destructors of its locals may still free memory.
+    /// True if the thread is inside a hook. Destructors of its locals may still free memory.
     pub inside: Cell<bool>,
 }
 

@@ -161,8 +161,8 @@ impl Recorder {
         }
     }
 
-    /// Whether this process started the recorder. The child of a `vfork` shares the memory of its parent and did
-    /// not.
+    /// Returns true if this process started the recorder. The child of a `vfork` shares the memory of its
+    /// parent and did not.
     #[must_use]
     pub fn is_of_this_process(&self) -> bool {
         std::process::id() == self.pid
@@ -184,7 +184,7 @@ impl Recorder {
         self.queue.drop_op();
     }
 
-    /// Whether few chunks are free, so that events of low value should be skipped.
+    /// Returns true if few chunks are free, so that events of low value should be skipped.
     #[inline]
     #[must_use]
     pub fn is_short(&self) -> bool {

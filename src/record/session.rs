@@ -22,7 +22,7 @@ pub struct Session {
     pub rank: i32,
     /// The allocator's rounding rule.
     pub rounding: Rounding,
-    /// Whether torch's native caching allocator reports blocks. If not, the runtime's calls are the blocks.
+    /// True if torch's native caching allocator reports blocks. If not, the runtime's calls are the blocks.
     pub caching: bool,
     /// Fills in the fields of the meta row that only a running CUDA knows; called on the writer thread.
     pub describe: fn(&mut Meta),

@@ -50,14 +50,15 @@ pub(crate) fn run_of(header: &[u8]) -> Run {
     }
 }
 
-/// Whether the process of this journal still runs. The lock finds processes of other containers too: they may share
-/// `/dev/shm` and have process ids of their own. The id finds processes that closed all their files.
+/// Returns true if the process of this journal still runs. The lock finds processes of other containers too:
+/// they may share `/dev/shm` and have process ids of their own. The id finds processes that closed all their
+/// files.
 pub(crate) fn is_running(journal: &File, run: &Run) -> bool {
     is_locked(journal) || process_start(run.pid).is_some_and(|start| start == run.process_start)
 }
 
-/// Whether another process holds the lock of this journal. A process must not ask this about its own journal: closing
-/// any descriptor of a file releases its locks.
+/// Returns true if another process holds the lock of this journal. A process must not ask this about its own
+/// journal: closing any descriptor of a file releases its locks.
 fn is_locked(journal: &File) -> bool {
     matches!(fcntl_getlk(journal, &Flock::from(FlockType::WriteLock)), Ok(Some(_)))
 }

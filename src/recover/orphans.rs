@@ -28,7 +28,7 @@ pub fn sweep(own: &Path) {
     }
 }
 
-/// Whether a journal is orphaned; `None` when that cannot be known.
+/// Returns true if a journal is orphaned; `None` when that cannot be known.
 fn is_orphan(journal: &Path) -> Option<bool> {
     let mut header = Vec::new();
     // The journal of another user cannot be opened.

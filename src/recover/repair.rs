@@ -129,7 +129,7 @@ pub fn whole_lines(path: &Path, most: u64) -> io::Result<u64> {
     Ok(tail.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| start + last as u64 + 1))
 }
 
-/// Whether the last line of a trace is whole and an `end` row.
+/// Returns true if the last line of a trace is whole and an `end` row.
 fn ends_with_end_row(csv: &Path) -> io::Result<bool> {
     let mut file = File::open(csv)?;
     let length = file.metadata()?.len();

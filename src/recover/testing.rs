@@ -9,7 +9,7 @@ use memtrace_trace::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, layout};
 pub struct Left {
     /// The thread, its lane, and the index of the chunk in the lane.
     pub owner: [u32; 3],
-    /// Whether the header says that the chunk is in use.
+    /// True if the header says that the chunk is in use.
     pub in_use: bool,
     /// The number of complete events in the header.
     pub committed: u32,

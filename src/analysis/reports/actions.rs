@@ -108,7 +108,7 @@ struct Sums {
     actions: [[Sum; 4]; 8],
     /// The peak of each category, in bytes.
     highest: [i64; 8],
-    /// Whether a block of the category was inferred.
+    /// True if a block of the category was inferred.
     inferred: [bool; 8],
 }
 

@@ -187,7 +187,7 @@ struct Gauge<'a> {
 }
 
 impl Gauge<'_> {
-    /// Whether the limit applies to `symbol`: the phase itself, or the module or a submodule.
+    /// Returns true if the limit applies to `symbol`: the phase itself, or the module or a submodule.
     fn applies_to(&mut self, symbol: Symbol, symbols: &SymbolTable) -> bool {
         let limit = self.limit;
         *self.known.entry(symbol).or_insert_with(|| {

@@ -49,7 +49,7 @@ pub(super) fn value(bytes: i64, units: Unit) -> String {
     }
 }
 
-/// Whether the total is zero once rounded to the unit.
+/// Returns true if the total is zero once rounded to the unit.
 pub(super) fn rounds_to_nothing(total: i64, units: Unit) -> bool {
     total <= 0 || (units != Unit::Auto && value(total, units).starts_with("0.0 "))
 }

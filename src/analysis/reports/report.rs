@@ -16,7 +16,7 @@ pub trait Report: Sync {
     /// One line for the help.
     fn about(&self) -> &'static str;
 
-    /// Its own options, in addition to the shared ones.
+    /// Options of this report alone, in addition to the shared ones.
     fn flags(&self) -> &'static [Flag] {
         &[]
     }

@@ -23,7 +23,7 @@ pub(crate) struct Event {
     polls: AtomicU64,
     /// The device time of the last poll.
     polled_at_ns: AtomicU64,
-    /// Whether the event records time.
+    /// True if the event records time.
     timed: bool,
 }
 

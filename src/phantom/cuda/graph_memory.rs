@@ -213,7 +213,7 @@ impl GraphTables {
     }
 }
 
-/// Whether an address belongs to an allocation node.
+/// Returns true if an address belongs to an allocation node.
 pub(crate) fn owns(address: usize) -> bool {
     lock(&TABLES).blocks.contains_key(&address)
 }

@@ -74,7 +74,7 @@ impl ChunkPool {
         self.path.as_deref()
     }
 
-    /// Whether few chunks are free, so that events of low value should be skipped.
+    /// Returns true if few chunks are free, so that events of low value should be skipped.
     #[inline]
     #[must_use]
     pub(crate) fn is_short(&self) -> bool {
@@ -97,7 +97,7 @@ impl ChunkPool {
         self.free.1.len() * 100 / self.chunks
     }
 
-    /// Whether no chunk is free.
+    /// Returns true if no chunk is free.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         self.free.1.is_empty()
@@ -230,8 +230,8 @@ unsafe impl Sync for ChunkPool {}
 // SAFETY: as above; no part of it belongs to a thread.
 unsafe impl Send for ChunkPool {}
 
-/// How many slots ahead of an event a thread prefetches. The slot was last in the cache of the writer thread,
-/// or in none, and a miss takes longer than an event.
+/// The number of slots that a thread prefetches ahead of an event. The slot was last in the cache of the
+/// writer thread, or in none, and a miss takes longer than an event.
 const AHEAD: usize = 8;
 
 /// Prefetches a slot for writing.

@@ -25,9 +25,9 @@ pub(crate) struct LaneShared {
     pub(crate) announced: AtomicU64,
     /// The chunk that the thread fills.
     pub(crate) chunk: AtomicU32,
-    /// How many events the thread counted, dropped ones included.
+    /// The number of events that the thread counted, dropped ones included.
     pub(crate) counted: AtomicU64,
-    /// How many of them were dropped.
+    /// The number of dropped events.
     pub(crate) dropped: AtomicU64,
     /// The thread has ended: the lane gets no more events.
     pub(crate) closed: AtomicBool,
@@ -64,13 +64,13 @@ impl EventQueue {
         &self.pool
     }
 
-    /// Whether few chunks are free, so that events of low value should be skipped.
+    /// Returns true if few chunks are free, so that events of low value should be skipped.
     #[inline]
     pub(crate) fn is_short(&self) -> bool {
         self.pool.is_short()
     }
 
-    /// Whether the queue takes no more events.
+    /// Returns true if the queue takes no more events.
     #[inline(always)]
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)

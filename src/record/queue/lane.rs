@@ -14,7 +14,8 @@ use super::overflow::OverflowEvent;
 use crate::clock;
 use crate::fast_tls::words;
 
-/// How long a hook waits for a free chunk before its event goes to the overflow list, or is dropped.
+/// The longest time that a hook waits for a free chunk before its event goes to the overflow list, or is
+/// dropped.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(10);
 
 /// The part of a lane that only its thread uses.
@@ -38,9 +39,9 @@ struct Lane {
 /// The lane of a thread; [`crate::fast_tls`] points at it.
 struct Own {
     queue: &'static EventQueue,
-    /// Whether the lane is in use. A signal handler that interrupts it must not touch it.
+    /// True if the lane is in use. A signal handler that interrupts it must not touch it.
     busy: Cell<bool>,
-    /// Whether it exists for one event only.
+    /// True if it exists for one event only.
     for_one_event: bool,
     lane: UnsafeCell<Lane>,
 }

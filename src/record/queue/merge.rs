@@ -194,14 +194,14 @@ impl Merge {
         });
     }
 
-    /// How many events were dropped so far.
+    /// The number of dropped events so far.
     pub(crate) fn dropped(&self) -> u64 {
         let live: u64 =
             self.sources.values().map(|source| source.shared.dropped.load(Ordering::Relaxed)).sum();
         self.dropped_by_the_gone + live
     }
 
-    /// Whether a thread is recording an event, or has announced one.
+    /// Returns true if a thread is recording an event, or has announced one.
     pub(crate) fn is_busy(&self) -> bool {
         let is_idle = |of: &AtomicU64| of.load(Ordering::Acquire) == IDLE;
         self.sources
@@ -209,8 +209,8 @@ impl Merge {
             .any(|Source { shared, .. }| !is_idle(&shared.pending) || !is_idle(&shared.announced))
     }
 
-    /// Whether the pool is short because full chunks wait for an announced event, and not because many
-    /// threads have a chunk each.
+    /// Returns true if the pool is short because full chunks wait for an announced event, and not because
+    /// many threads have a chunk each.
     fn is_held_up(&self, pool: &ChunkPool) -> bool {
         let full = || self.sources.values().flat_map(|source| &source.parts).filter(|part| part.full).count();
         let overflow = || self.sources.values().map(|source| source.overflow.len()).sum::<usize>();

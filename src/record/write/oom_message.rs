@@ -13,18 +13,19 @@ use rustc_hash::FxHashMap;
 
 use crate::session::Session;
 
-/// How many owners the lines name.
+/// The number of owners that the message names.
 const NAMED: usize = 5;
-/// How long the lines of an OOM wait for tags: Python's main thread makes them, and it may be in a long call.
+/// The longest time that the message of an OOM waits for tags: Python's main thread makes them, and it may be
+/// in a long call.
 const TAGS: Duration = Duration::from_secs(3);
-/// How many OOMs are printed; a script that searches its batch size raises many.
+/// The number of OOMs that are printed. A script that searches its batch size raises many.
 const MAX_PRINTED: u32 = 3;
 
 /// The OOMs of a process. The lines of an OOM are printed a moment after it, because blocks are tagged with their
 /// models right after an OOM.
 pub(crate) struct OomMessages {
     session: &'static Session,
-    /// How many OOMs were printed or are pending.
+    /// The number of OOMs that were printed or are pending.
     count: u32,
     /// The last OOM, until it is printed.
     pending: Option<OomSnapshot>,
@@ -35,7 +36,7 @@ impl OomMessages {
         OomMessages { session, count: 0, pending: None }
     }
 
-    /// Whether an OOM waits to be printed.
+    /// Returns true if an OOM waits to be printed.
     pub(crate) fn is_pending(&self) -> bool {
         self.pending.is_some()
     }

@@ -30,7 +30,8 @@ fn free_bytes(folder: &Path) -> u64 {
     stat(folder).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_bsize as u64))
 }
 
-/// Whether the file system is in memory or on a disk of this host. A mapping of a network file can fault.
+/// Returns true if the file system is in memory or on a disk of this host. A mapping of a network file can
+/// fault.
 fn is_local(folder: &Path) -> bool {
     const EXT: i64 = 0xEF53;
     const TMPFS: i64 = 0x0102_1994;
@@ -107,7 +108,7 @@ pub(crate) fn create_private(path: &Path) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(high) })
 }
 
-/// Whether the open `file` is still the one at `path`. The folder of the trace may be removed, and a
+/// Returns true if the open `file` is still the one at `path`. The folder of the trace may be removed, and a
 /// descriptor that the program closed may be another file by now.
 pub(crate) fn still_ours(file: &File, path: &Path) -> io::Result<()> {
     let gone = |_| io::Error::other("the file was removed");

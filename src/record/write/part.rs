@@ -45,7 +45,7 @@ impl RowFile {
 pub(crate) struct Part {
     pub(crate) rows: RowFile,
     pub(crate) path: PathBuf,
-    /// Its file of stacks, created with the first stack.
+    /// The file of stacks, created with the first stack.
     stacks: Option<StackWriter<File>>,
     opened: Instant,
     /// The length of the file and the number of rows when the part was opened.
@@ -59,8 +59,8 @@ impl Part {
         Part { rows, path, stacks: None, opened: Instant::now(), opening_len, opening_rows }
     }
 
-    /// Whether the settings ask for a new part. The opening rows do not count: otherwise a program with much
-    /// live memory would start a part with every row.
+    /// Returns true if the settings ask for a new part. The opening rows do not count: otherwise a program
+    /// with much live memory would start a part with every row.
     pub(crate) fn is_full(&self, csv_len: u64, rows: i64, settings: &Settings) -> bool {
         let (bytes, secs) = (settings.rotate_bytes, settings.rotate_secs);
         let is_long = bytes > 0 && csv_len.saturating_sub(self.opening_len) >= bytes;

@@ -8,7 +8,7 @@ use crossbeam_channel::RecvTimeoutError;
 
 use crate::control::{Command, Control};
 
-/// How often a writer thread without a trace checks whether it is the last thread of the process.
+/// The interval at which a writer thread without a trace checks if it is the last thread of the process.
 const CHECK_ALONE: Duration = Duration::from_millis(500);
 
 /// Starts a thread with a stack of `stack` bytes and every signal blocked: the program's signal handlers must not
@@ -32,8 +32,9 @@ pub(crate) fn start_thread(
     thread
 }
 
-/// Whether this is the last thread of the process. The main thread may end by `pthread_exit` while other threads
-/// continue; the process ends with the last of them, and the writer thread must not keep it alive.
+/// Returns true if this is the last thread of the process. The main thread may end by `pthread_exit` while
+/// other threads continue; the process ends with the last of them, and the writer thread must not keep it
+/// alive.
 pub(crate) fn is_alone() -> bool {
     let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return false };
     // The state of the main thread is the field behind the name, which may hold any character.

@@ -26,14 +26,14 @@ use crate::queue::event_queue::EventQueue;
 use crate::queue::merge::Merge;
 use crate::session::Session;
 
-/// How long the end of the trace waits for events that threads are recording.
+/// The longest time that the end of the trace waits for events that threads are recording.
 const LAST_EVENTS: Duration = Duration::from_millis(100);
-/// How long a flush waits for them.
+/// The longest time that a flush waits for them.
 const FLUSHED_EVENTS: Duration = Duration::from_secs(1);
-/// How often the queue is read. A full chunk wakes nobody: that would cost the hook a system call, and in this
-/// time even a fast program fills a small part of the pool only.
+/// The interval between two reads of the queue. A full chunk wakes nobody: that would cost the hook a system
+/// call, and in this time even a fast program fills a small part of the pool only.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// How many events are encoded between two flushes when the queue is long.
+/// The number of events between two flushes when the queue is long.
 const BATCH: usize = 16 << 10;
 
 /// Starts the writer thread.

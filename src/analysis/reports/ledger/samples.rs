@@ -24,7 +24,7 @@ pub(super) struct DeviceSample {
 /// All samples of a trace, by device.
 pub(super) struct DeviceSamples(FxHashMap<i32, Vec<DeviceSample>>);
 
-/// Whether the call allocates managed memory, which moves between host and device.
+/// Returns true if the call allocates managed memory, which moves between host and device.
 pub(super) fn is_managed(api: &str) -> bool {
     matches!(api, "cudaMallocManaged" | "cuMemAllocManaged")
 }

@@ -24,14 +24,14 @@ pub(super) struct Memory {
     outputs: Vec<i64>,
     /// The maximum over all calls.
     most: [i64; 2],
-    /// Whether the memory of its calls is known.
+    /// True if the memory of its calls is known.
     has_calls: bool,
     /// Bytes of tagged blocks, now and at the peak: parameters, buffers.
     tagged: [(i64, i64); 2],
 }
 
 impl Memory {
-    /// Its parameters or buffers: from io records, or else from tags.
+    /// The parameters or buffers of the module: from io records, or else from tags.
     fn own(&self, which: usize) -> i64 {
         if self.has_calls {
             self.own[which].values().fold(0, |sum: i64, bytes| sum.wrapping_add(*bytes))
@@ -84,7 +84,7 @@ pub(super) struct CallMemory {
 pub(super) struct Memories {
     by_path: FxHashMap<String, Memory>,
     words: Option<[Symbol; 4]>,
-    /// Whether the trace has io records of modules.
+    /// True if the trace has io records of modules.
     pub(super) has_io: bool,
 }
 

@@ -40,13 +40,13 @@ def loaded(prefix):
 
 
 def has_symbol(library, symbol):
-    """Whether a loaded library exports a symbol."""
+    """Returns True if a loaded library exports a symbol."""
     found = loaded(library)
     return bool(found) and hasattr(ctypes.CDLL(found[0]), symbol)
 
 
 def contains(library, text):
-    """Whether the file of a loaded library contains a text."""
+    """Returns True if the file of a loaded library contains a text."""
     import mmap
 
     for path in loaded(library):
@@ -57,7 +57,7 @@ def contains(library, text):
 
 
 def is_subinterpreter():
-    """Whether this is not the main interpreter; False before Python 3.13, which cannot tell."""
+    """Returns True outside the main interpreter; always False before Python 3.13, which cannot tell."""
     try:
         import _interpreters
 
@@ -66,7 +66,7 @@ def is_subinterpreter():
         return False
 
 
-# What memtrace needs of torch: by what it is for, a library and a symbol in it.
+# The symbols that memtrace needs from torch: by purpose, a library and a symbol in it.
 SYMBOLS = {
     "blocks": ("libc10.so", "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"),
     "ooms": ("libc10.so", "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE"),
@@ -87,7 +87,7 @@ def text_from_phantom(function):
     return text.value.decode()
 
 
-# How the names of CUDA and its libraries begin.
+# The prefixes of the names of CUDA and its libraries.
 FAMILIES = ("__cuda", "cuda", "cublas", "cudnn", "cusparse", "cusolver", "cufft", "curand", "nccl", "nvml")
 
 
@@ -114,7 +114,7 @@ def undefined_symbols(path):
 
 
 def phantom_calls():
-    """How the phantom device answers each function, and which functions this torch needs that it lacks."""
+    """The phantom's answer to each function, and the functions of torch that it lacks."""
     kinds = {}
     for line in text_from_phantom("memtrace_phantom_answers").splitlines():
         kind, name = line.split(" ", 1)
@@ -150,7 +150,7 @@ def train(torch):
 
 
 def nvtx_kind():
-    """How this torch calls NVTX: through the legacy library, through the header, or not at all."""
+    """The way this torch calls NVTX: through the legacy library, through the header, or not at all."""
     if loaded("libnvToolsExt"):
         return "legacy"
     libraries = ("libtorch_python.so", "libtorch_cuda.so")

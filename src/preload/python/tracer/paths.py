@@ -36,7 +36,7 @@ def _forget(module_id: int) -> None:
 
 
 def has_path(module) -> bool:
-    """Whether the module has a path."""
+    """Returns True if the module has a path."""
     return id(module) in _paths
 
 

@@ -8,7 +8,7 @@ from .native import PYTHON_STACKS
 
 
 def is_torch_imported() -> bool:
-    """Whether `import torch` has finished. Until then its modules are not looked at."""
+    """Returns True once `import torch` has finished. Its modules are not read before."""
     torch = sys.modules.get("torch")
     if torch is None or getattr(getattr(torch, "__spec__", None), "_initializing", False):
         return False

@@ -66,8 +66,8 @@ def tag(tensor, category: int, path_id: int, name_id: int, seen: set[int]) -> No
 
 
 def _is_without_storage(tensor, error: Exception) -> bool:
-    """Whether the error is torch's answer for a tensor that has no memory to tag: a functional tensor, an
-    opaque one or a parameter that is not initialized yet."""
+    """Returns True if the error is torch's answer for a tensor that has no memory to tag: a functional
+    tensor, an opaque one or a parameter that is not initialized yet."""
     if not isinstance(error, (RuntimeError, ValueError)) or hasattr(tensor, "__tensor_flatten__"):
         return False
     return not has_storage(tensor)

@@ -24,7 +24,7 @@ OTHER = CATEGORIES["other"]
 
 # The tracer is started on the main thread.
 MAIN_THREAD = get_ident()
-# How deep inputs are searched for tensors, in tuples, lists and dicts.
+# The depth to which inputs are searched for tensors, in tuples, lists and dicts.
 INPUT_DEPTH = 3
 
 
@@ -114,7 +114,7 @@ def model_is_called(root_id: int) -> None:
 
 
 def has_new_gradients() -> bool:
-    """Whether a backward function has run since gradients were tagged last."""
+    """Returns True if a backward function has run since gradients were tagged last."""
     return _tagged_backwards != backward_count()
 
 

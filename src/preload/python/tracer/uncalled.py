@@ -17,8 +17,8 @@ _rescues_left = 4
 
 
 def is_time_to_search(calls: int) -> bool:
-    """Whether a model's call of this number starts a search: the 3rd, the 100th, the 1000th and so on. A
-    search takes as long as one or two calls."""
+    """Returns True if a model's call of this number starts a search: the 3rd, the 100th, the 1000th and so
+    on. A search takes as long as one or two calls."""
     return calls == 3 or (calls >= 100 and str(calls).strip("0") == "1")
 
 
@@ -27,7 +27,7 @@ def _is_initialized(module) -> bool:
 
 
 def _is_unknown(root) -> bool:
-    """Whether a root has GPU parameters that belong to no called model."""
+    """Returns True if a root has GPU parameters that belong to no called model."""
     if any(has_path(module) for module in root.modules()):
         return False
     return any(parameter.is_cuda and owner_of(parameter) is None for parameter in root.parameters())
