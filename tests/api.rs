@@ -1,4 +1,4 @@
-//! What a program may tell of itself: the functions of `include/memtrace.h` from C, and
+//! The functions with which a program names its memory: those of `include/memtrace.h` from C, and
 //! `python/memtrace.py` around them.
 
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn program(target: &str, more: &[&str]) -> PathBuf {
     compiled("api/api.c", target, &arguments)
 }
 
-/// Every process that inherits `LD_PRELOAD` loads what this library needs: nothing but libc and the unwinder.
+/// Every process that inherits `LD_PRELOAD` also loads the dependencies of this library, so they are few.
 #[test]
 fn the_preloaded_library_needs_only_libc_the_unwinder_and_the_loader() {
     let mut readelf = Command::new("readelf");
@@ -50,7 +50,7 @@ fn c_api_names_the_owner_of_memory_and_pause_loses_no_event() {
     };
     assert_eq!(owner(101), (NONE, NONE, 3));
     assert_eq!(owner(102), ("eval", "Net", 3));
-    // Paused: nobody tells of the range, and the memory is its all the same.
+    // In a pause a range has no row, but memory still belongs to it.
     assert_eq!(owner(103), ("eval", "Net.unseen", 3));
     assert_eq!(owner(104), ("eval", "Net.late", 4));
     assert_eq!(owner(105), ("decode", NONE, 4));
@@ -72,9 +72,9 @@ fn c_api_names_the_owner_of_memory_and_pause_loses_no_event() {
             (RangeBegin, "phase:eval"),
             (RangeBegin, "Net"),
             (Mark, "while paused"),
-            // Its begin is in the trace, so its end is.
+            // The range began before the pause, so its end has a row.
             (RangeEnd, "Net"),
-            // It was opened in the pause and is still open.
+            // The range began in the pause and is still open.
             (RangeBegin, "module:Net.late"),
             (RangeEnd, "module:Net.late"),
             (RangeEnd, "phase:eval"),
@@ -89,7 +89,7 @@ fn c_api_names_the_owner_of_memory_and_pause_loses_no_event() {
 
 #[test]
 fn c_api_does_nothing_without_the_preload() {
-    // Also where the linker could take the missing functions for null: a fixed-address executable.
+    // Also in an executable at a fixed address, where the linker may resolve the missing functions to null.
     for (target, more) in [("api", &[][..]), ("api-fixed", &["-no-pie", "-fno-pie"])] {
         let output = untraced(&program(target, more), &[]).output().unwrap();
         assert!(output.status.success(), "{target}: {}", output.status);

@@ -1,5 +1,5 @@
-//! The preloaded library under small C programs: a stand-in for the CUDA runtime hands out addresses, a
-//! program does one thing, and its trace is read back.
+//! Small C programs under the preloaded library. A stand-in for the CUDA runtime hands out addresses, and
+//! each program exercises one feature.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -38,7 +38,7 @@ fn file_name(source: &str) -> &str {
     source.rsplit('/').next().unwrap()
 }
 
-/// A line of `calls.c`: event, api, status, address, requested, delta.
+/// The row in the form that `calls.c` prints: event, api, status, address, requested, delta.
 fn told(row: &Rec) -> String {
     let Rec { event, api, status, addr, requested, delta, .. } = row;
     format!("{event} {api} {status} {addr} {requested} {delta}")
@@ -140,12 +140,12 @@ fn threads_of_the_caching_allocator_agree_with_its_own_totals() {
         let count = |event| trace.of(event).len() as i64;
         assert_eq!((count(EventName::Alloc), count(EventName::Free)), (given, taken));
         assert_eq!(count(EventName::SegmentAlloc), reserved / (2 << 20) + 1, "one of them failed");
-        // Every report went on to where it was going.
+        // Every report was passed on to the real function.
         assert_eq!(reports, given + taken + 1);
         let oom = trace.of(EventName::Oom)[0];
         assert_eq!((oom.allocated, oom.reserved), (allocated, reserved));
         assert!(trace.rows.iter().all(|row| row.source == "libc10_cuda.so"));
-        // The traced process says who held the memory, and what to type next.
+        // The traced process prints the owners at the OOM, and the next command.
         let told = ran.stderr();
         assert!(told.starts_with("memtrace: out of memory on GPU 0: 1.00 MiB were asked for"), "{told}");
         assert!(told.lines().last().unwrap().starts_with("memtrace: next: memtrace "), "{told}");
@@ -166,7 +166,7 @@ fn allocator_without_caching_has_blocks_of_the_requested_size() {
 #[test]
 fn exit_of_every_kind_leaves_a_complete_trace_and_the_same_status() {
     let ends = program("processes/ends");
-    // What each way out takes and gives beside the first two allocations and the first free.
+    // The allocations and frees of each ending, beside the first two allocations and the first free.
     let ways = [
         ("return", 0, 0),
         ("exit", 0, 0),
@@ -320,7 +320,7 @@ fn enabled_0_traces_nothing() {
     let ran = Traced::new(&program("calls/calls"), &[]).env("MEMTRACE_ENABLED", "0").run();
     assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
     assert!(ran.files().is_empty());
-    // NVTX finds the tool that was named, and no other.
+    // NVTX finds the tool that the variable names, and only this one.
     let log = tempfile::NamedTempFile::new().unwrap();
     let tool = compiled("other_tools/tool.c", "libtool.so", &[]);
     let ran = Traced::new(&program("ranges/ranges"), &[])
@@ -350,7 +350,7 @@ fn the_ranges_mean_what_the_rules_say(trace: &Trace) {
     assert_eq!(owner(107), (NONE, "GPT.h.3", NONE, 12));
     assert_eq!(owner(108), (NONE, NONE, NONE, 12));
     assert_eq!(owner(109), ("backward", NONE, NONE, 12));
-    // Another thread ended the range, which was never its own.
+    // Another thread ended this range, so no allocation belongs to it.
     assert_eq!(owner(110), (NONE, NONE, NONE, 12));
     assert_eq!(owner(111), (NONE, NONE, NONE, 12));
     assert_eq!(owner(112), ("warm up", "Net.fc.not a phase", "fused", 13));
@@ -483,7 +483,7 @@ fn nvtx_legacy_library_ranges_mean_the_same_and_return_the_same() {
 #[test]
 fn nvtx_legacy_library_domains_have_their_own_stacks_categories_and_strings() {
     runtime();
-    // With a tool behind it the library gives handles and numbers of ranges; with none it gives nothing.
+    // With a tool the library returns handles and range ids; without one it returns none.
     for (library, define) in [("libnvToolsExt.so.1", "-DTOOL"), ("libnvToolsBare.so.1", "-DBARE")] {
         compiled("fakes/nvtools.c", library, &[define]);
         let program = format!("domains{define}");
@@ -493,7 +493,7 @@ fn nvtx_legacy_library_domains_have_their_own_stacks_categories_and_strings() {
         assert_eq!(ran.status(), 0, "{}", ran.stderr());
         match define {
             "-DTOOL" => assert_eq!(ran.stdout(), String::from_utf8(alone.stdout).unwrap()),
-            // Handles by which two strings are told apart.
+            // memtrace returns handles that differ between two strings.
             _ => assert!(!ran.stdout().contains("none"), "{}", ran.stdout()),
         }
         let trace = ran.trace();
@@ -522,7 +522,7 @@ fn buffer_that_is_too_small_counts_and_reports_lost_events() {
     assert_eq!(told, lost);
     let calls = ran.numbers()[0];
     let seen = (trace.rows.len() - trace.of(EventName::Lost).len()) as i64;
-    // A call whose free was lost shows as one more row, and is counted as odd.
+    // A lost free shows as one more row, and is counted as missed.
     assert_eq!(seen - trace.end_count("missed_frees") + lost, calls, "{}", trace.end);
 }
 
@@ -535,7 +535,8 @@ fn out_file_is_private_and_never_follows_a_link() {
     assert!(metadata.is_file());
     assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
 
-    // The name that a process will take is known once its pid is: a shell plants a link, then becomes it.
+    // A process takes its file name from its pid. A shell plants a link of this name, then becomes the
+    // process.
     let victim = tempfile::NamedTempFile::new().unwrap();
     fs::write(victim.path(), "precious").unwrap();
     let name = ran.files()[0].file_name().unwrap().to_str().unwrap().to_owned();
@@ -595,8 +596,8 @@ fn bad_setting_is_reported_with_the_default_used_unless_log_is_off() {
     assert_eq!(quiet.run().stderr(), "");
 }
 
-/// The interpreters of this machine by version: those on the path, and pyenv's. `MEMTRACE_STACKS=python` knows 3.9
-/// to 3.14.
+/// The Python interpreters of this machine by version: those on the path, and pyenv's.
+/// `MEMTRACE_STACKS=python` supports 3.9 to 3.14.
 fn pythons() -> BTreeMap<(u32, u32), PathBuf> {
     let mut candidates: Vec<PathBuf> = (9..=14).map(|minor| format!("python3.{minor}").into()).collect();
     candidates.push("python3".into());
@@ -632,7 +633,7 @@ fn stacks_and_modules_are_recorded_in_every_python_version() {
             assert_eq!(ran.status(), 0, "{version:?} {how}: {}", ran.stderr());
             let [trace, stacks] = &ran.files()[..] else { panic!("{version:?} {how}: {:?}", ran.files()) };
             let told = lines_of_blocks(trace, &lines_of_stacks(stacks));
-            // The first block came before the hooks.
+            // The first block was allocated before the hooks existed.
             let expected: Vec<String> = ran.stdout().lines().map(str::to_owned).collect();
             assert_eq!(told[1..], expected, "{version:?} {how}");
             last = Some((ran, python, expected));
@@ -642,7 +643,7 @@ fn stacks_and_modules_are_recorded_in_every_python_version() {
     exports_have_lines(python, &ran.files()[0], &expected);
 }
 
-/// What `any_python.py` printed, as memory_viz's entries and flame graphs have it.
+/// Compares the entries of memory_viz and the flame graphs with the output of `any_python.py`.
 fn exports_have_lines(python: &Path, trace: &Path, expected: &[String]) {
     let folder = tempfile::TempDir::new().unwrap();
     let [pickle, flames] = ["snapshot", "collapsed"].map(|export| {
@@ -656,7 +657,7 @@ fn exports_have_lines(python: &Path, trace: &Path, expected: &[String]) {
     let entries = String::from_utf8(output.stdout).unwrap();
     assert_eq!(entries.lines().collect::<Vec<_>>(), expected, "{}", String::from_utf8_lossy(&output.stderr));
     let flames = fs::read_to_string(flames).unwrap();
-    // The last word of a line is its bytes.
+    // The last word of a line is the number of bytes.
     let stacks = flames.lines().map(|line| line.rsplit_once(' ').unwrap().0.split(';'));
     let stacks: Vec<String> = stacks.map(|frames| lines_in(frames).join("|")).collect();
     for line in expected {
@@ -667,7 +668,7 @@ fn exports_have_lines(python: &Path, trace: &Path, expected: &[String]) {
     }
 }
 
-/// Prints the module and the lines of `any_python.py`, outermost first, of each entry that has some.
+/// Prints the module and the lines of `any_python.py`, outermost first, of each entry that has any.
 const ENTRIES: &str = r#"
 import pickle, sys
 (entries,) = pickle.load(open(sys.argv[1], "rb"))["device_traces"]
@@ -679,7 +680,7 @@ for entry in entries:
         print(module, *reversed(lines[1:]), lines[0].split()[1], sep="|")
 "#;
 
-/// Of each block its module and the lines of `any_python.py` that took it, outermost first.
+/// For each block its module and the lines of `any_python.py` that allocated it, outermost first.
 fn lines_of_blocks(trace: &Path, stacks: &BTreeMap<i64, Vec<String>>) -> Vec<String> {
     let mut reader = memtrace_trace::csv::RowReader::open(trace).unwrap();
     let mut told = Vec::new();
@@ -692,13 +693,13 @@ fn lines_of_blocks(trace: &Path, stacks: &BTreeMap<i64, Vec<String>>) -> Vec<Str
     told
 }
 
-/// The lines of `any_python.py` in each stack: `file:line function` without the file, and of `block`, where each
-/// block is taken, without the line.
+/// The lines of `any_python.py` in each stack: `file:line function` without the file. A frame of `block`,
+/// which allocates all blocks, has no line number.
 fn lines_of_stacks(stacks: &Path) -> BTreeMap<i64, Vec<String>> {
     let mut found: BTreeMap<i64, Vec<String>> = BTreeMap::from([(0, Vec::new())]);
     for row in csv::Reader::from_path(stacks).unwrap().records().map(Result::unwrap) {
         let [id, parent] = [0, 1].map(|column| row[column].parse::<i64>().unwrap());
-        // What is around a stack has a smaller number.
+        // The parent of a stack has a smaller number.
         let lines = [found[&parent].clone(), lines_in([&row[3]].into_iter())].concat();
         found.insert(id, lines);
     }

@@ -1,4 +1,4 @@
-//! The command as its users meet it: what it prints, what it exits with, what it leaves behind.
+//! The command line: output, exit status and the files that it leaves.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -28,7 +28,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// Two steps of a model with one layer; at the peak its parameter, its activation and a gradient.
+/// Two steps of a model with one layer. At the peak its parameter, an activation and a gradient are live.
 fn training(rank: i32) -> Vec<u8> {
     let devices = vec![Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 80 << 30 }];
     let argv = vec!["python".to_owned(), "train.py".to_owned()];
@@ -165,8 +165,8 @@ fn help_describes_every_variable_and_every_column() {
     }
 }
 
-/// A copy of the command beside a library that says hello as the real one does, so that the launcher
-/// is tested alone.
+/// A copy of the command beside a stand-in for the library. The stand-in only proves that it was loaded, so
+/// the launcher is tested alone.
 struct Installed {
     folder: tempfile::TempDir,
     command: PathBuf,
@@ -277,7 +277,7 @@ fn run_of_a_missing_program_exits_with_127_as_a_shell_does() {
 #[test]
 fn run_reports_a_program_that_did_not_load_the_library() {
     let Some(installed) = Installed::new() else { return };
-    // Break the library as far as the loader is concerned: it warns, goes on, and nobody says hello.
+    // With a damaged library the loader warns and continues, and the file that proves the load stays empty.
     fs::write(installed.folder.path().join("libmemtrace.so"), b"not a library").unwrap();
     let output = installed.run(&["--", "true"]).output().unwrap();
     assert!(output.status.success());
@@ -298,7 +298,7 @@ fn run_refuses_an_unknown_phantom_card_before_it_starts_the_program() {
 #[test]
 fn run_prints_the_summary_of_its_trace_on_stderr() {
     let Some(installed) = Installed::new() else { return };
-    // The trace of this very run: `training` with the run's id in its meta row.
+    // The trace of this run: `training` with the run's id in its meta row.
     let trace = String::from_utf8(training(0)).unwrap();
     fs::write(installed.folder.path().join("template.csv"), trace).unwrap();
     let script = r#"sed "s/\"\"run_id\"\":\"\"/\"\"run_id\"\":\"\"$MEMTRACE_RUN_ID/" template.csv > "$MEMTRACE_OUT/h.r0.1.csv"; echo done"#;

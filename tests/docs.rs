@@ -1,6 +1,6 @@
-//! The documentation agrees with the code: its tables are generated, and its links lead somewhere.
+//! The documentation agrees with the code: its tables are generated, and its links have targets.
 //!
-//! `MEMTRACE_BLESS=1 cargo test --test docs` writes the tables anew.
+//! `MEMTRACE_BLESS=1 cargo test --test docs` rewrites the tables.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -74,7 +74,7 @@ fn escaped(text: &str) -> String {
 
 /// Checks that the part of `page` between the markers `NAME` and `/NAME` is `expected`.
 fn holds(page: &str, name: &str, expected: &str) {
-    // The tests run at once, and each may write its own part.
+    // Tests run concurrently, and each may write its own part of a page.
     static PAGES: Mutex<()> = Mutex::new(());
     let _guard = PAGES.lock();
     let path = root().join(page);
@@ -144,7 +144,7 @@ fn every_file_that_the_architecture_names_exists() {
                 || text.ends_with(".md"))
             && !text.contains(['{', ' ', '*', '<'])
     };
-    // Text between backticks, outside the drawing: every second piece.
+    // The text between backticks outside code blocks: every second piece.
     let text: String = page.split("```").step_by(2).collect();
     let mut found = 0;
     for path in text.split('`').skip(1).step_by(2).filter(is_path) {
@@ -197,7 +197,7 @@ fn rooms(folder: &Path) -> Vec<std::path::PathBuf> {
         .collect()
 }
 
-/// The targets of the links and pictures of a page, those on the web left out.
+/// The targets of a page's links and pictures, without those on the web.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     text.split("](")
         .skip(1)

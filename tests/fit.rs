@@ -1,4 +1,4 @@
-//! `memtrace fit` on the phantom device: with plain calls of the runtime, and with torch.
+//! `memtrace fit` on the simulated GPU: with plain calls of the runtime, and with torch.
 
 use std::process::Output;
 
@@ -16,7 +16,7 @@ struct Fit {
 }
 
 impl Fit {
-    /// Searches in a folder of its own.
+    /// Runs a search in its own folder.
     fn of(arguments: &[&str]) -> Fit {
         let folder = TempDir::new().unwrap();
         let mut command = memtrace();
@@ -42,7 +42,7 @@ impl Fit {
             .unwrap_or_else(|error| panic!("{error}: {}", self.stderr()))
     }
 
-    /// The folders of traces that it left.
+    /// The folders of traces that the search left.
     fn left(&self) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.folder.path().join("out")) else { return Vec::new() };
         let mut names: Vec<String> =
@@ -71,7 +71,7 @@ fn fit_finds_the_largest_number_and_keeps_both_traces() {
     assert_eq!(json["trials"][3]["peak_used_bytes"], 8 << 20);
     assert!(json["trials"].as_array().unwrap().len() <= 21, "{json}");
     assert_eq!(fit.stderr(), "", "no progress where there is no terminal");
-    // The next command works as it stands.
+    // The suggested command works unchanged.
     let next = json["next"].as_array().unwrap().last().unwrap().as_str().unwrap();
     let words: Vec<&str> = next.split(' ').skip(1).collect();
     let peak = memtrace().args(words).current_dir(fit.folder.path()).output().unwrap();

@@ -11,7 +11,7 @@ use memtrace_analysis::testing::TraceBuilder;
 use memtrace_trace::columns::{MAX_BYTES, MAX_NUMBER};
 use memtrace_trace::{EventName, Row};
 
-/// A trace of more rows than a block holds.
+/// A trace with more rows than a block has.
 fn long() -> Vec<u8> {
     let mut trace = TraceBuilder::default();
     trace.segment(20 << 20);
@@ -112,7 +112,7 @@ fn hostile_trace_files_give_an_error_and_no_panic() {
         let path = write(&folder, "a.csv", &bytes);
         let error = summary(&path, false).expect_err(what);
         assert!(error.contains("a.csv"), "{what}: {error}");
-        // A lenient pass may find an answer in the rest of the file, or give the same error.
+        // A lenient reading may find an answer in the rest of the file, or return the same error.
         let _ = summary(&path, true);
     }
 }

@@ -1,4 +1,4 @@
-//! `scripts/import-circles`, on made-up crates.
+//! Tests `scripts/import-circles` on small generated crates.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -86,7 +86,7 @@ fn import_circles_ignores_comments_texts_and_tests() {
         ("b.rs", "use crate::a::URL; pub struct B;"),
     ];
     is(&import_circles(&files, &["--most", "1"]), "made_up: 3 files, 0 circles, the largest of 1", 0);
-    // `super` in an inner module is the file itself, and a visibility is no import.
+    // In an inner module `super` is the file itself; a visibility is no import.
     let inner = "mod inner { use super::helper; pub(in crate::a) fn f() { helper() } } fn helper() {}";
     let files_with_inner = [("lib.rs", "mod a;"), ("a/mod.rs", "mod b; use b::B;"), ("a/b.rs", inner)];
     is(
@@ -94,7 +94,7 @@ fn import_circles_ignores_comments_texts_and_tests() {
         "made_up: 3 files, 0 circles, the largest of 1",
         0,
     );
-    // Code behind the tests counts.
+    // Code after a test module counts.
     let behind = format!("{}fn last() {{ crate::b::b() }}", files[1].1);
     let files = [files[0], ("a.rs", behind.as_str()), files[2]];
     is(&import_circles(&files, &["--most", "1"]), "made_up: 3 files, 1 circles, the largest of 2", 1);

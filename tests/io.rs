@@ -1,5 +1,5 @@
-//! `MEMTRACE_OPS=io` on the phantom device: what ops read and write, held against torch's own profiler and
-//! trackers in the same process.
+//! `MEMTRACE_OPS=io` on the simulated GPU: the tensors that ops read and write, compared with torch's own
+//! profiler and trackers in the same process.
 //!
 //! Each test runs once for every torch of [`on_every_torch`]; one that `scripts/torch-env` has not installed
 //! skips its tests and says so, and fails them with `CI=true`.
@@ -31,8 +31,8 @@ fn actions_and_categories_are_those_of_the_profiler(torch: &Torch) {
     torch.checker("profiled_timeline", &[&ours, &theirs]);
 }
 
-/// The passes need the gradients of `AccumulateGrad` and one step of the optimizer; then parameters,
-/// inputs, activations and gradients follow from the flow of data, and say that they were inferred.
+/// The inference needs the gradients of `AccumulateGrad` and one step of the optimizer. Then parameters,
+/// inputs, activations and gradients follow from the flow of data, and are marked as inferred.
 fn actions_without_tags_follow_from_the_data_flow_alone(torch: &Torch) {
     let run = traced(torch, "io/profiled_timeline.py", &[], &[("MEMTRACE_MODULES", "0")]);
     let told = run.json("actions", &["--step", "3:3"]);
@@ -49,7 +49,7 @@ fn actions_without_tags_follow_from_the_data_flow_alone(torch: &Torch) {
     let parameters = &device["categories"]["PARAMETER"]["PREEXISTING"];
     assert_eq!(parameters, &expected["categories"]["PARAMETER"]["PREEXISTING"]);
     assert!(device["categories"]["ACTIVATION"]["CREATE"]["count"].as_i64().unwrap() > 5);
-    // The other reports go by the same flow, and say so.
+    // The other reports use the same categories, and mark them.
     let peak = run.report("peak", &["--by", "category"]);
     assert!(peak.contains("parameter *") || peak.contains("parameter*"), "{peak}");
     assert!(peak.contains("torch.profiler's passes"), "{peak}");
@@ -73,7 +73,7 @@ fn modules_memory_is_that_of_mem_tracker(torch: &Torch) {
         ];
         assert_eq!(Value::from(found.to_vec()), *numbers, "{path}");
     }
-    // Without io records, what tags tell is there, and what is missing is said.
+    // Without io records the categories of tags remain, and the report names the missing ones.
     let plain = traced(torch, "io/module_memory.py", &[], &[("MEMTRACE_OPS", "all")]);
     let text = plain.report("modules", &["--depth", "9"]);
     assert!(text.contains("MEMTRACE_OPS=io records them"), "{text}");
@@ -83,10 +83,10 @@ fn modules_memory_is_that_of_mem_tracker(torch: &Torch) {
     assert_eq!(root["input_bytes"], Value::Null);
 }
 
-/// `{module}.forward.{op}.{overload}_{n}`, all that have a name.
+/// Names of the form `{module}.forward.{op}.{overload}_{n}`.
 fn top_ops_names_are_those_of_memory_tracker(torch: &Torch) {
-    // In 2.6 callbacks are not told of the dispatch mode, so of nested ops nothing says which one it saw:
-    // `top-ops` counts every op there.
+    // torch 2.6 does not show the dispatch mode to callbacks. With nested ops nothing tells which one the
+    // mode saw, so `top-ops` counts all of them there.
     if torch.version == "2.6.0" {
         return;
     }
@@ -103,7 +103,7 @@ fn top_ops_names_are_those_of_memory_tracker(torch: &Torch) {
     for op in top {
         let name = theirs["allocated"][op["index"].to_string()][0].as_str().unwrap();
         let ours = op["name"].as_str().unwrap();
-        // Of `record_function`'s own ops torch tells callbacks no name.
+        // torch gives callbacks no name for the ops of `record_function` itself.
         if !name.contains("._record_function_") {
             assert_eq!(ours, name);
         }

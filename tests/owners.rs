@@ -1,5 +1,5 @@
-//! Every byte has an owner: scripts of every common kind, with no mark in them, on the phantom device,
-//! held against what torch itself knows of their tensors.
+//! The owner of every byte: scripts of every common kind without marks, on the simulated GPU, compared with
+//! torch's own knowledge of their tensors.
 //!
 //! Each test runs once for every torch of [`on_every_torch`]; one that `scripts/torch-env` has not installed
 //! skips its tests and says so, and fails them with `CI=true`.
@@ -44,7 +44,7 @@ on_every_torch![
 ];
 
 fn owners_of_eight_models_cover_every_byte_and_agree_with_torch_per_module(torch: &Torch) {
-    // Workspaces of libraries would outweigh models of this size, and hide what they leave open.
+    // Workspaces of libraries would outweigh models of this size, and hide errors.
     let run = torch.trace_with("owners/owner_models.py", &MODELS, SMALL_WORKSPACES);
     assert!(run.output.status.success(), "{}", text(&run.output.stderr));
     let told = text(&run.output.stdout);
@@ -92,7 +92,7 @@ fn owners_of_parameters_are_shown_when_loading_the_model_runs_out_of_memory(torc
     assert_eq!(run.output.status.code(), Some(1));
     let said = text(&run.output.stderr);
     assert!(said.contains("OutOfMemoryError"));
-    // Our own lines name what the model holds, too.
+    // memtrace's own lines also name the owner: the model.
     let ours: Vec<&str> = said.lines().filter(|line| line.starts_with("memtrace:")).collect();
     assert!(ours.iter().any(|line| line.contains("for: parameter")), "{ours:?}");
     assert!(ours.iter().any(|line| line.contains("Sequential.")), "{ours:?}");
@@ -126,7 +126,7 @@ fn python_errors_of_the_tracer_are_logged_at_debug_and_counted_in_the_end_row(to
     assert_eq!(lines("Refusal: parameters are not listed today ("), 1, "{logged}");
     assert_eq!(lines("Unformattable: (no text: ValueError)"), 1, "{logged}");
     assert!(!run("warn").contains("Refusal"));
-    // A run without errors says nothing of them.
+    // A run without errors has no line about errors.
     let run = torch.trace("owners/owner_cases.py", &["alone", "plain"]);
     assert!(!std::fs::read_to_string(run.file()).unwrap().contains("python_errors"));
 }
@@ -193,13 +193,13 @@ fn owners_category_totals_are_those_of_mem_tracker(torch: &Torch) {
     }
 }
 
-/// Runs cases of `script` with and without memtrace: they print the same and fail alike, and their blocks have the
-/// owners that they expect.
+/// Runs cases of `script` with and without memtrace. Output and failures are the same, and the blocks have
+/// the owners that the cases expect.
 fn same_with_and_without(torch: &Torch, script: &str, cases: &[&str], variables: &[(&str, &str)]) -> Run {
     same_when_launched(torch, CARD, &[], script, cases, variables)
 }
 
-/// The same on a card, with options for python.
+/// Same as `same_with_and_without` on a card, with options for Python.
 fn same_when_launched(
     torch: &Torch,
     card: &str,
@@ -208,8 +208,8 @@ fn same_when_launched(
     cases: &[&str],
     variables: &[(&str, &str)],
 ) -> Run {
-    // Untraced, torch may abort at its end: autograd's thread still waits for the interpreter, to release a callback
-    // that Python queued. memtrace gives it a last turn; see src/preload/python/tracer/install.py.
+    // Without memtrace, torch may abort at exit: autograd's thread waits for the interpreter, to release a
+    // callback that Python queued. memtrace lets it run once more; see src/preload/python/tracer/install.py.
     let aborted_at_its_end =
         |output: &Output| text(&output.stderr).contains("terminate called without an active exception");
     let untraced = (0..3)
@@ -232,7 +232,7 @@ fn trace_of(run: &Run, pid: &str) -> PathBuf {
     files.find(|file| file.to_string_lossy().ends_with(&ending)).unwrap()
 }
 
-/// What a program said on stderr, without our own lines and those that name what differs in each run.
+/// The program's lines on stderr, without memtrace's lines and those that differ between runs.
 fn said(output: &Output) -> Vec<String> {
     let lines = text(&output.stderr);
     let differs = |line: &&str| {

@@ -1,7 +1,8 @@
 //! The report page in a real browser, and the views of a terminal in a real terminal.
 //!
-//! `tests/scripts/checkers/report_page.py` drives headless Chromium; `scripts/browser-env` installs what both need. With
-//! `CI=true` a missing install fails the tests, else they are skipped aloud.
+//! `tests/scripts/checkers/report_page.py` drives headless Chromium; `scripts/browser-env` installs the
+//! programs for both. With `CI=true` a missing program fails the tests; otherwise they are skipped with a
+//! message.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -35,7 +36,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// The python that has playwright; `None` when it is not installed and need not be.
+/// The Python that has playwright; `None` when it is not installed and not required.
 fn browser() -> Option<PathBuf> {
     let python = cache().join("browser/bin/python");
     if python.exists() && Path::new("/usr/bin/chromium").exists() {
@@ -139,7 +140,7 @@ fn report_page_escapes_names_that_are_markup() {
     let row = Row { device: 0, event: EventName::Oom, module: names[0], op: names[1], ..Row::default() };
     trace.change(Row { requested_bytes: 1 << 40, status: 2, ..row }, [0; 3]);
     let folder = TempDir::new().unwrap();
-    // The name of the folder is in the title.
+    // The title contains the name of the folder.
     let path = folder.path().join("<b>x<!--{style}-->");
     std::fs::create_dir(&path).unwrap();
     std::fs::write(path.join("host.r0.1.csv"), trace.finish()).unwrap();
@@ -188,7 +189,7 @@ fn training(path: &Path, rows: i64) {
 
 #[test]
 fn report_page_of_many_events_is_small_exact_and_smooth() {
-    // `scripts/page-bench` does the same with ten million.
+    // `scripts/page-bench` does the same with ten million rows.
     let folder = TempDir::new().unwrap();
     let trace = folder.path().join("host.r0.1.csv");
     training(&trace, 400_000);
@@ -199,7 +200,7 @@ fn report_page_of_many_events_is_small_exact_and_smooth() {
         .collect();
     page.check("peak", &answers.iter().map(String::as_str).collect::<Vec<_>>());
     page.check("smooth", &["50"]);
-    // The command that the page prints knows more: its page has pieces of a shorter time.
+    // The command that the page prints makes a page with shorter intervals.
     let said = page.check("finer", &[]);
     let words: Vec<&str> = said.split_whitespace().skip(1).collect();
     let finer = folder.path().join("finer.html");
@@ -227,7 +228,7 @@ fn timeline_in_the_terminal_shows_the_peak_phases_and_steps() {
     let peak: Value = serde_json::from_str(&run(memtrace().args(["peak", "--json"]).arg(&trace))).unwrap();
     let highest = |name: &str| json[name].as_array().unwrap().iter().filter_map(Value::as_i64).max();
     assert_eq!(highest("high_bytes"), peak["peak"]["bytes"].as_i64());
-    // What the total is made of adds up to it, in the piece of the peak too.
+    // The parts add up to the total, also in the interval of the peak.
     let at = (peak["peak"]["ts_ns"].as_i64().unwrap() - json["start_ns"].as_i64().unwrap())
         / json["width_ns"].as_i64().unwrap();
     let parts: i64 = json["by_category_bytes"]
@@ -239,7 +240,7 @@ fn timeline_in_the_terminal_shows_the_peak_phases_and_steps() {
     assert_eq!(Some(parts), peak["peak"]["bytes"].as_i64());
 }
 
-/// A terminal of our own: tmux with its own server, which no other test or user shares.
+/// A terminal: tmux with a server of its own, so that no other test or user shares it.
 struct Terminal {
     socket: String,
 }
@@ -254,7 +255,7 @@ impl Terminal {
         let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let terminal = Terminal { socket: format!("memtrace-test-{}-{number}", std::process::id()) };
         let (columns, lines) = (columns.to_string(), lines.to_string());
-        // The shell stays, so that what is left on the screen can be seen.
+        // The shell stays open, so that the final screen can be read.
         let command = format!("{command}; echo LEFT WITH $?; exec sleep 600");
         run(&mut terminal.tmux(&["new-session", "-d", "-x", &columns, "-y", &lines, &command]));
         Some(terminal)
@@ -271,7 +272,7 @@ impl Terminal {
         run(self.tmux(&["send-keys"]).arg(keys));
     }
 
-    /// Waits until the screen has `part`; gives the screen.
+    /// Waits until the screen contains `part`; returns the screen.
     fn wait(&self, part: &str) -> String {
         let start = Instant::now();
         loop {
@@ -291,7 +292,7 @@ impl Drop for Terminal {
     }
 }
 
-/// The bytes of a run that is cut into pieces as it is written.
+/// A trace, in pieces as a running program writes it.
 fn pieces() -> Vec<u8> {
     let devices = vec![Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 80 << 20 }];
     let argv = vec!["python".to_owned(), "train.py".to_owned()];
@@ -336,7 +337,7 @@ fn live_follows_a_run_from_before_its_start_to_its_end() {
     terminal.wait("activation");
     terminal.keys("Space");
     terminal.wait("PAUSED");
-    // While it is paused, nothing changes.
+    // While the view is paused, nothing changes.
     std::fs::OpenOptions::new()
         .append(true)
         .open(&file)
@@ -353,7 +354,7 @@ fn live_follows_a_run_from_before_its_start_to_its_end() {
     terminal.keys("x");
     terminal.keys("s");
     terminal.wait("sort: growth");
-    // The traced program's terminal is given back as it was.
+    // The view restores the terminal.
     terminal.keys("q");
     let screen = terminal.wait("LEFT WITH 0");
     assert!(!screen.contains("Net.fc"), "{screen}");

@@ -108,7 +108,7 @@ fn phantom_gives_the_same_addresses_in_two_runs() {
     });
 }
 
-/// The names that a library defines, or imports.
+/// The symbols that a library defines or imports.
 fn names(library: &Path, which: &str) -> BTreeSet<String> {
     let output = Command::new("nm").args(["-D", which]).arg(library).output().expect("nm is installed");
     let text = succeeded(&format!("nm {}", library.display()), &output);
@@ -126,7 +126,8 @@ fn of_cuda(name: &str) -> bool {
     driver || families.iter().any(|family| name.starts_with(family))
 }
 
-/// Is the function left to the real library? The list has names, and prefixes that end in `.*`.
+/// Returns true if the function is left to the real library. The list has names, and prefixes that end in
+/// `.*`.
 fn left_to_the_real_library(name: &str) -> bool {
     let list = include_str!("../src/phantom/table/passthrough.txt");
     list.lines()
@@ -183,7 +184,7 @@ fn phantom_with_an_unknown_card_ends_the_program_with_one_line_of_advice() {
         assert!(stderr.starts_with("memtrace: MEMTRACE_PHANTOM: ") && stderr.contains(part), "{stderr}");
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
     }
-    // A valid one changes nothing in a program that does not use CUDA.
+    // A valid card changes nothing in a program that does not use CUDA.
     let output = on_phantom(shell, "8xh100-80g").args(["-c", "echo ran"]).output().unwrap();
     assert_eq!(
         (output.status.code(), output.stdout.as_slice(), output.stderr.len()),

@@ -1,4 +1,4 @@
-//! `memtrace run --phantom` as its users run it: the tracer and the simulated GPU together.
+//! `memtrace run --phantom`: the tracer and the simulated GPU together.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 mod harness;
 use harness::{Torch, built, on_phantom, scripts, succeeded, text, traces};
 
-/// The script that trains a little and prints the statistics of torch.
+/// The script that trains a small model and prints torch's statistics.
 fn stats() -> PathBuf {
     scripts().join("phantom/stats.py")
 }
@@ -96,7 +96,7 @@ fn phantom_oom_is_torchs_own_error_and_is_explained() {
         let ran = memtrace(&folder, &["run", "--phantom", "t4", "-o", "out", "--", python, "-c", code]);
         let stderr = text(&ran.stderr);
         assert_eq!(ran.status.code(), Some(1), "{stderr}");
-        // The message has the figures of NVML, as on a machine with a driver.
+        // The message has NVML's figures, as on a machine with a driver.
         for words in [
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of 14.74 GiB",
             "this process has 14.",
@@ -143,7 +143,7 @@ fn gpu_compare_on(torch: &Torch) {
     // (`parseChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp).
     let other = compared(torch, "a100-80g", "h100-80g");
     assert!(other.contains("1 parted") && other.contains("they part at event"), "{other}");
-    // No segment exists yet that has room for either.
+    // At this point no segment has room for either workspace.
     for words in
         ["real     seq", "segment_alloc of asked 20971520", "phantom  seq", "segment_alloc of asked 33554432"]
     {

@@ -1,8 +1,8 @@
-//! Each report on real traces, held against numbers that pandas computed (`tests/scripts/fixtures/expected.py`)
-//! and against what the scripts that made them are known to do.
+//! Each report on real traces, compared with numbers that pandas computed
+//! (`tests/scripts/fixtures/expected.py`), and with the known behaviour of the scripts that made them.
 //!
-//! `tests/fixtures/record` made the traces; `tests/fixtures/expected.json` is the output of the pandas
-//! script, which one test runs again where a torch environment with pandas is installed.
+//! `tests/fixtures/record` made the traces. `tests/fixtures/expected.json` is the output of the pandas
+//! script; one test runs it again if a torch environment with pandas is installed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -92,16 +92,16 @@ fn every_report_answers_on_every_fixture_and_suggests_a_command_that_exists() {
             assert!(!answer.next.is_empty(), "{}", report.name());
             for next in &answer.next {
                 let command = next.split(' ').nth(1).unwrap();
-                // The page is a command of its own.
+                // The page is a command, not a report.
                 let known = command == "report" || reports::find(command).is_some();
                 assert!(known, "{}: {next}", report.name());
             }
             assert!(text.contains("events lost"), "{text}");
-            // All of them were recorded on the phantom device, and every report says so.
+            // All fixtures were recorded on a simulated GPU, and every report names it.
             assert!(text.contains("note: simulated GPU "), "{}: {text}", report.name());
             assert!(answer.to_json(report.name())["phantom"]["cards"].is_array(), "{}", report.name());
             let lines = text.lines().filter(|line| !line.starts_with("note: ")).count();
-            // One screen for a process; what MemTracker prints is as long as it is there.
+            // At most one screen for each process, notes aside.
             let processes = Input::open(&fixtures().join(&name)).unwrap().traces.len();
             assert!(lines <= 50 * processes, "{} on {name} has {lines} lines:\n{text}", report.name());
         }
@@ -152,8 +152,8 @@ fn peak_blocks_are_those_that_pandas_joins() {
     }
 }
 
-/// A trace whose every third block has lost its owner, and how many of the bytes are of such blocks, at the peak and
-/// of all that were ever given.
+/// A trace without the owner of every third block. Returns the bytes of those blocks and of all blocks, at
+/// the peak and over the whole trace.
 fn with_strangers(from: &Path, to: &Path) -> [(i64, i64); 2] {
     let file = std::fs::File::open(from).unwrap();
     let mut reader = csv::Reader::from_reader(flate2::read::MultiGzDecoder::new(file));
@@ -230,7 +230,7 @@ fn footer_has_the_unattributed_shares() {
 #[test]
 fn top_ops_are_those_of_memory_tracker() {
     for (name, expected) in expected().as_object().unwrap() {
-        // Nested ops under a dispatch mode have a test of their own.
+        // Nested ops under a dispatch mode have their own test.
         if name == "memory-tracker" {
             continue;
         }
@@ -319,7 +319,7 @@ fn oom_has_a_verdict_for_each_cause() {
         ] {
             assert_eq!(found[ours], expected[theirs], "{kind} {ours}");
         }
-        // Nothing in these traces says what was free: it is not nothing.
+        // These traces do not have the free memory, so the report has null, not 0.
         assert_eq!(found["device_free_bytes"], Value::Null, "{kind}");
         let text = answer("oom", &[kind], &options(&[])).text();
         assert!(text.contains("unknown  free on the device: at most "), "{text}");
@@ -333,7 +333,8 @@ fn oom_subtracts_memory_of_other_processes_from_the_free_memory() {
     let devices = vec![Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 1000 * MIB }];
     let mut trace = TraceBuilder::new(Meta { world_size: 1, devices, ..Meta::default() });
     trace.segment(500 * MIB);
-    // 200 MiB are another's; of the second device, which is full, nothing is said.
+    // Other processes hold 200 MiB of the first device. The second device is full, and its samples name no
+    // other process.
     for (device, device_free_bytes) in [(0, 300 * MIB), (1, 0)] {
         let row = Row { event: EventName::Sample, device, device_free_bytes, ..Row::default() };
         trace.change(row, [0; 3]);
@@ -372,7 +373,7 @@ fn stats_counts_and_quantiles_are_those_of_the_rows() {
             expected["temporaries"],
             "{name}"
         );
-        // Three digits of each value are kept.
+        // The histogram keeps three digits of each value.
         let close = |found: &Value, wanted: &Value| {
             let (found, wanted) = (found.as_f64().unwrap(), wanted.as_f64().unwrap());
             assert!((found - wanted).abs() <= wanted * 0.002 + 1.0, "{name}: {found} for {wanted}");
@@ -472,13 +473,13 @@ fn json_fields_of_every_report_are_documented() {
     }
 }
 
-/// What one of PyTorch's own trackers printed in the process of the trace.
+/// The output of one of PyTorch's own trackers in the traced process.
 fn tracker(name: &str) -> Value {
     let text = std::fs::read_to_string(fixtures().join(name).join("tracker.json")).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 
-/// cuBLAS's workspaces, which torch allocates in C++ where `MemTracker` does not see it: 33 MiB in the
+/// cuBLAS's workspaces, which torch allocates in C++ where `MemTracker` does not see them: 33 MiB in the
 /// first forward and 32 MiB in the first backward, both kept.
 const WORKSPACES: [(&str, i64); 2] = [("Activation", 34_603_008), ("Temp", 33_554_432)];
 
@@ -505,11 +506,11 @@ fn snapshot_and_modules_have_the_numbers_of_mem_tracker_in_the_same_process() {
         let ours = modules.as_array().unwrap().iter().find(|ours| ours["module"] == module.as_str()).unwrap();
         for (state, calls) in states.as_object().unwrap() {
             let Some(found) = ours["states"][state].as_array() else {
-                // Under a dispatch mode, the ops of backward are not tied to the modules of forward.
+                // Under a dispatch mode, backward ops are not linked to the modules of forward.
                 assert!(state.ends_with("Backward"), "{module} {state}");
                 continue;
             };
-            // The tracker watched the second step only.
+            // The tracker recorded the second step only.
             let last = &found.last().unwrap()["cuda:0"];
             assert_mem_trackers(last, &calls[0]["cuda:0"], &format!("{module} {state}"));
             compared += 1;
@@ -533,11 +534,11 @@ fn top_ops_series_is_that_of_memory_tracker_in_the_same_process() {
         .collect();
     assert_eq!(allocated, theirs);
     for marker in ["fw_start", "fw_bw_boundary"] {
-        // It keeps the last of each.
+        // The tracker keeps the last of each marker.
         assert_eq!(found["series"][marker].as_array().unwrap().last(), Some(&wanted["markers"][marker]));
     }
     assert_eq!(found["num_alloc_retries"], wanted["retries"]);
-    // `aten::mm` there is `mm.default` here, and its number counts calls of that name.
+    // `mm.default` in the tracker's name is `aten::mm` here; the number counts the calls of that name.
     for op in found["top"].as_array().unwrap() {
         let index = op["index"].as_u64().unwrap();
         let name = wanted["allocated"][index.to_string()][0].as_str().unwrap();

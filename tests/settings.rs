@@ -1,4 +1,4 @@
-//! What the settings do to the files: their names, their parts, how they are stored, and where lines go.
+//! The effect of settings on the files: names, parts, compression, and the place of messages.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -34,11 +34,10 @@ fn memtrace(arguments: &[&str], path: &Path) -> String {
     text
 }
 
-/// The columns that say what is live, and for whom.
+/// The columns that identify live memory and its owner.
 type Live = BTreeMap<i64, (String, i64, i64, i64, String, String, i64, i64)>;
 
-/// A part: its meta row, and of each row behind it its number, its event and whether it says again what
-/// was live; what was live behind the last; and the totals behind the opening.
+/// A part: its meta row, the number and event of each later row, and the live memory after the last row.
 struct Part {
     meta: Meta,
     first_seq: i64,
@@ -82,7 +81,7 @@ fn take(live: &mut Live, row: &Row<'_>) {
     }
 }
 
-/// Reads a part by itself.
+/// Reads one part on its own.
 fn part(path: &Path) -> Part {
     let bytes = bytes(path);
     let mut reader = RowReader::new(path, bytes.as_slice()).unwrap();
@@ -123,7 +122,7 @@ fn parts(ran: &Ran) -> Vec<Part> {
     parts
 }
 
-/// Each part replays by itself, together they are one trace, and both say the same.
+/// Each part replays on its own, the parts form one trace, and both readings agree.
 fn hold_together(parts: &[Part]) {
     let mut seq = 1;
     for (index, part) in parts.iter().enumerate() {
@@ -160,7 +159,7 @@ fn rotate_writes_parts_that_replay_alone_and_read_as_one() {
     let count = |events: &[EventName]| new.iter().filter(|event| events.contains(event)).count() as i64;
     assert_eq!(count(&[EventName::Alloc, EventName::ExtAlloc, EventName::HostAlloc]), taken);
     assert_eq!(count(&[EventName::Free, EventName::ExtFree, EventName::HostFree]), given);
-    // The command agrees, on each part and on the whole.
+    // The command agrees, on each part and on the whole trace.
     for file in ran.files() {
         memtrace(&["check"], &file);
     }
@@ -199,7 +198,8 @@ fn rotate_and_compress_lose_nothing_when_the_process_is_killed() {
         assert_eq!(ran.status(), 128 + 9);
         let [taken, given] = ran.numbers()[..] else { panic!("{}", ran.stdout()) };
         let folder = ran.files()[0].parent().unwrap().to_owned();
-        // Another process looks for journals that nobody can want; this one's first part is compressed.
+        // Another process removes orphaned journals. The first part of this trace is compressed by now, and
+        // its journal must stay.
         traced_by_others();
         memtrace(&["check", "--repair"], &folder);
         let parts = parts(&ran);
@@ -218,12 +218,12 @@ fn rotate_and_compress_lose_nothing_when_the_process_is_killed() {
 fn recovery_leaves_a_live_process_of_another_container_alone() {
     use std::process::Stdio;
     let folder = tempfile::TempDir::new().unwrap();
-    // Ids of processes of its own, and the same folder of journals.
+    // The process has its own PID namespace and shares the folder of journals.
     let mut container =
         common::untraced(Path::new("unshare"), &["--map-root-user", "--pid", "--fork", "env"]);
     container.arg(format!("LD_PRELOAD={}", common::library("libmemtrace.so").display()));
     container.arg(program()).args(["wait", "10"]).env("MEMTRACE_OUT", folder.path());
-    // Nothing is written while the test moves the trace.
+    // Nothing is flushed while the test moves the trace.
     container.env("MEMTRACE_FLUSH_MS", "60000");
     let mut child = container.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut ready = [0; 6];
@@ -234,12 +234,12 @@ fn recovery_leaves_a_live_process_of_another_container_alone() {
     let before = std::fs::read(&trace).unwrap();
     let journal = RowReader::open(&trace).unwrap().meta().journal.clone();
     assert!(Path::new(&journal).exists(), "{journal}");
-    // It is not complete, which is what the check says; it must not be made so.
+    // The check reports an incomplete trace, and must not complete it.
     let mut check = Command::new(env!("CARGO_BIN_EXE_memtrace"));
     let status = check.args(["check", "--repair"]).arg(folder.path()).output().unwrap().status;
     assert_eq!(status.code(), Some(1));
     assert_eq!(std::fs::read(&trace).unwrap(), before);
-    // Another process looks for journals that nobody can want, and this one's trace has another place.
+    // Another process removes orphaned journals while this one's trace is elsewhere.
     let moved = tempfile::TempDir::new_in(folder.path()).unwrap();
     let elsewhere = moved.path().join("trace.csv");
     std::fs::rename(&trace, &elsewhere).unwrap();
@@ -267,7 +267,7 @@ fn summary_on_prints_the_summary_at_exit() {
     let summary = |value: &str| traced("exit", "10").env("MEMTRACE_SUMMARY", value).run().stderr();
     let on = summary("on");
     assert!(on.contains(" rows in ") && on.contains("next: memtrace summary "), "{on}");
-    // `auto` prints only to a terminal, and this stderr is a pipe.
+    // `auto` prints only on a terminal, and this stderr is a pipe.
     assert_eq!((summary("off"), summary("auto")), (String::new(), String::new()));
 }
 
@@ -287,7 +287,7 @@ fn flush_ms_brings_the_trace_up_to_date_while_the_program_runs() {
             trace().find(|path| path.extension().is_some_and(|extension| extension == "csv")).unwrap();
         std::fs::read_to_string(trace).unwrap().lines().count()
     };
-    // Ten rounds of allocations, behind the header and the meta row.
+    // Ten rounds of allocations after the header and the meta row.
     assert!(rows() > 12, "{} rows", rows());
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());
@@ -309,7 +309,7 @@ fn host_tensors_records_cpu_tensors() {
         rows.map(|row| (row.event, row.delta)).collect()
     };
     let ran = traced("exit", "1000").env("MEMTRACE_HOST_TENSORS", "1").run();
-    // The free of what was never seen says nothing.
+    // The free of an unknown tensor has no row.
     let expected = [(EventName::HostAlloc, 77), (EventName::HostAlloc, 78), (EventName::HostFree, -77)];
     assert_eq!(of_cpu(&ran), expected);
     assert_eq!(of_cpu(&traced("exit", "1000").run()), []);
@@ -330,7 +330,7 @@ fn log_file_has_each_line_with_its_time_and_process() {
     assert_eq!(lines.len(), 2, "{text}");
     assert!(lines[0].contains("MEMTRACE_BUFFER=\"lots\"") && lines[0].contains("Z "), "{text}");
     assert!(lines[1].contains("tracing to "), "{text}");
-    // Where the file cannot be, stderr is.
+    // If the file cannot be opened, messages go to stderr.
     let ran =
         traced("exit", "10").env("MEMTRACE_LOG_FILE", "/proc/nowhere/x").env("MEMTRACE_LOG", "info").run();
     assert!(ran.stderr().contains("memtrace: tracing to "), "{}", ran.stderr());
@@ -341,7 +341,7 @@ fn meta_row_names_the_capabilities_that_this_torch_lacks() {
     let ran = traced("exit", "10").run();
     let file = &ran.files()[0];
     let degraded = RowReader::open(file).unwrap().meta().degraded.clone();
-    // The stand-ins for torch's libraries report blocks and OOMs, and have nothing else.
+    // The stand-ins for torch's libraries report blocks and OOMs, and export nothing else.
     let expected = ["this torch: no streams: stream is 0", "this torch: requested sizes are unknown"];
     for what in expected {
         assert!(degraded.iter().any(|line| line == what), "{degraded:#?}");

@@ -55,7 +55,7 @@ fn tests_of(text: &str) -> Vec<String> {
     names
 }
 
-/// Has the test the words of the feature in its name, in sequence?
+/// Returns true if the test's name has the words of the feature in sequence.
 fn is_named_in(feature: &str, test: &str) -> bool {
     let feature = feature.to_lowercase().replace('-', "_");
     format!("_{test}_").contains(&format!("_{feature}_"))

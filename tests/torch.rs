@@ -1,5 +1,5 @@
-//! PyTorch's CUDA builds, running real scripts on the phantom device, held against what torch itself
-//! says of its memory.
+//! Real scripts on PyTorch's CUDA builds and the simulated GPU, compared with torch's own statistics of its
+//! memory.
 //!
 //! Each test runs once for every torch of [`on_every_torch`]. A torch that `scripts/torch-env` has not
 //! installed skips its tests and says so; with `CI=true` it fails them.
@@ -63,7 +63,7 @@ fn trace_of_graphs_and_pools_agrees_with_torch_to_the_byte(torch: &Torch) {
     let run = torch.trace("truth/graph.py", &[]).expect_success();
     torch.verify_file(&run.file(), &run.checkpoints);
     torch.check(memtrace().arg("check").arg(run.file()));
-    // Else the checkpoints would not be held against them.
+    // Without pool ids the checker would not compare the pools.
     let meta = run.rows().into_iter().find(|row| row.event == "meta").unwrap();
     assert!(!meta.name.contains("pools are not told apart"), "{}", meta.name);
 }
@@ -87,8 +87,8 @@ fn trace_of_expandable_segments_agrees_with_torch_to_the_byte(torch: &Torch) {
     }
 }
 
-/// What torch says of its pool is what the look at the device beside it says, and the blocks are those that
-/// the script holds.
+/// Device samples have torch's statistics of its pool, and the blocks sum to the tensors that the script
+/// holds.
 fn trace_of_the_cuda_malloc_async_pool_agrees_with_torchs_statistics(torch: &Torch) {
     let conf = [("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")];
     let run = torch.trace_with("allocators/async_backend.py", &[], &conf).expect_success();
@@ -111,7 +111,7 @@ fn trace_of_the_cuda_malloc_async_pool_agrees_with_torchs_statistics(torch: &Tor
         .collect();
     assert_eq!(told.len(), 12);
     assert_eq!(points, told);
-    // What a captured call takes is no block's: the graph has it, and torch's statistics do not know of it.
+    // A captured allocation has 0 bytes: the graph owns its memory, and torch's statistics do not include it.
     let rows = run.rows();
     let captured: Vec<(i64, i64)> = rows
         .iter()
@@ -138,7 +138,7 @@ fn trace_of_a_pluggable_allocator_has_its_blocks(torch: &Torch) {
     assert_eq!(sizes, (1..=20).map(|i| 1000 * i).collect::<Vec<_>>());
     assert!(blocks.iter().all(|row| row.op.starts_with("aten::empty") || row.delta_bytes < 0), "{blocks:?}");
     assert!(rows.iter().all(|row| row.event != "ext_alloc" && row.event != "segment_alloc"));
-    // What it counted itself, when ten of them were gone.
+    // The script's own count after ten frees.
     let after_ten: i64 = blocks.iter().take(30).map(|row| row.delta_bytes).sum();
     assert_eq!(text(&run.output.stdout), format!("{after_ten} 20010\n"));
     assert_eq!(blocks.iter().map(|row| row.delta_bytes).sum::<i64>(), 0);
@@ -146,7 +146,7 @@ fn trace_of_a_pluggable_allocator_has_its_blocks(torch: &Torch) {
 
 fn trace_of_a_pool_with_a_pluggable_allocator_agrees_with_torch_to_the_byte(torch: &Torch) {
     let run = torch.trace("allocators/pluggable.py", &["pool"]).expect_success();
-    // As in torch 2.1, which `scripts/test-matrix` has.
+    // torch 2.1, which `scripts/test-matrix` tests, has no `MemPool`.
     if text(&run.output.stdout) == "no MemPool\n" {
         return;
     }
@@ -191,18 +191,18 @@ fn ledger_adds_up_to_the_devices_own_figure(torch: &Torch) {
     assert_eq!(of("library"), (300 + 40 + 10 + 64 + 8) << 20);
     assert_eq!(held("CUDA graphs' own memory"), 8 << 20);
     assert_eq!(held("the driver's pool: cached and free"), 22 << 20);
-    // The card's own figure for a context, and what the driver rounds up to pages of 2 MiB.
+    // The card's figure for a context, and the driver's rounding to pages of 2 MiB.
     assert_eq!((of("context"), of("unexplained")), (520 << 20, 0), "{device:#}");
     for category in ["parameter", "gradient"] {
         assert_eq!(held(&format!("torch: {category}")), (2048 * 2048 + 2048) * 4, "{device:#}");
     }
-    // As people see it.
+    // The same report as text.
     let shown = memtrace().arg("ledger").arg(out.path()).output().unwrap();
     assert!(text(&shown.stdout).contains("other processes"), "{}", text(&shown.stdout));
 }
 
 fn trace_without_caching_has_the_exact_request(torch: &Torch) {
-    // Neither makes the caching allocator's reports, so the calls themselves are the blocks.
+    // Neither allocator reports blocks, so its CUDA calls are the blocks.
     for (name, value) in
         [("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"), ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")]
     {
@@ -217,7 +217,7 @@ fn trace_without_caching_has_the_exact_request(torch: &Torch) {
     }
 }
 
-/// A check that cannot fail shows nothing: each of these small lies must be seen.
+/// A checker that cannot fail proves nothing: it must notice each of these small changes.
 fn verify_rejects_a_doctored_trace(torch: &Torch) {
     let run = torch.trace("truth/gpt.py", &[]).expect_success();
     let text = std::fs::read_to_string(run.file()).unwrap();
@@ -260,7 +260,7 @@ fn nvtx_ranges_give_phase_module_and_step(torch: &Torch) {
     let rows = run.rows();
 
     let owner = |count| owner(&rows, count);
-    // Which op and module a block has outside every range is for others to say (issues 3 and 5).
+    // Only the step is checked here: op and module of a block outside every range have their own tests.
     assert_eq!(owner(101).3, -1);
     assert_eq!(owner(102).0, "forward");
     assert_eq!((owner(103).0, owner(103).1), ("forward", "encoder.layer.0"));
@@ -287,7 +287,7 @@ fn nvtx_ranges_give_phase_module_and_step(torch: &Torch) {
         rows.iter().filter(|row| row.event == "mark").map(|row| row.name.as_str()).collect();
     assert!(marks.contains(&"here: a mark, with a comma and \"quotes\""), "{marks:?}");
 
-    // What autograd's own thread allocates in the backward range is `backward`, of step 8.
+    // Blocks that autograd's thread allocates in the backward range belong to `backward` and step 8.
     let main_thread = rows.iter().find(|row| row.event == "mark").unwrap().tid;
     let backward: Vec<&Rec> =
         rows.iter().filter(|row| row.event == "alloc" && row.tid != main_thread).collect();
@@ -353,7 +353,8 @@ fn exit_of_every_kind_is_that_of_the_untraced_program(torch: &Torch) {
         let run = torch.trace("processes/ends.py", &[how]);
         assert_eq!(exit_of(&run.output), exit_of(&untraced), "{how}: {}", text(&run.output.stderr));
         assert_eq!(text(&run.output.stdout), text(&untraced.stdout), "{how}");
-        // stderr may say more (an OOM's holders), never less and nothing in between lines.
+        // memtrace may add lines to stderr (the owners at an OOM); the program's own lines stay complete and
+        // in order.
         let said = text(&run.output.stderr);
         for line in text(&untraced.stderr).lines() {
             assert!(said.lines().any(|other| other == line), "{how}: stderr lacks {line:?}:\n{said}");
@@ -418,7 +419,8 @@ fn ranks_of_torchrun_have_traces_of_their_own(torch: &Torch) {
         assert_eq!((taken[0].device, taken[0].rank), (rank as i64, rank as i64));
         assert_eq!(taken[0].delta_bytes, 512 * (rank as i64 + 1));
         assert!(rows[0].name.contains(r#""world_size":2"#), "{}", rows[0].name);
-        // NCCL's own: a ring of 24 channels, each with 10 and 2 MiB, until it is destroyed.
+        // NCCL's own memory: a ring of 24 channels with 10 and 2 MiB each, until the communicator is
+        // destroyed.
         let nccl: Vec<&Rec> = rows.iter().filter(|row| row.source == "libnccl.so.2").collect();
         let taken: Vec<i64> = nccl.iter().map(|row| row.delta_bytes).filter(|bytes| *bytes > 0).collect();
         assert_eq!((taken.len(), taken.iter().sum::<i64>()), (48, 288 << 20));
@@ -445,7 +447,7 @@ fn ipc_tensors_of_another_process_have_rows_and_no_bytes(torch: &Torch) {
         let opened: Vec<&Rec> =
             rows.iter().filter(|row| row.event == "ext_alloc" && row.source == "libc10_cuda.so").collect();
         assert!(opened.iter().all(|row| (row.delta_bytes, row.requested_bytes) == (0, 0)), "{opened:?}");
-        // What the process took itself, at its most: torch's own figures there.
+        // The peaks of the process's own memory are torch's own figures.
         let most = |events: [&str; 2]| {
             let own = rows.iter().filter(|row| events.contains(&row.event.as_str()));
             let totals = own.scan(0, |total, row| {
@@ -457,7 +459,7 @@ fn ipc_tensors_of_another_process_have_rows_and_no_bytes(torch: &Torch) {
         seen.push((opened.len(), most(["alloc", "free"]), most(["segment_alloc", "segment_free"])));
     }
     seen.sort_unstable();
-    // The one who sent two tensors got one back.
+    // The process that sent two tensors received one back.
     assert_eq!(seen, [(1, kept, kept_reserved), (2, allocated, reserved)]);
 }
 
@@ -475,7 +477,7 @@ fn sigkill_loses_no_event(torch: &Torch) {
         let rows = read(file.unwrap_or_else(|| panic!("process {pid} left no trace: {files:?}")));
         let taken: Vec<i64> =
             rows.iter().filter(|row| row.event == "alloc").map(|row| row.delta_bytes).collect();
-        // The process may have taken one more than it could tell of.
+        // The process may have allocated one block more than it could report.
         assert!((count..=count + 1).contains(&taken.len()), "process {pid}: {count}, {}", taken.len());
         for (index, bytes) in taken.iter().enumerate() {
             assert_eq!(*bytes, 512 * (index as i64 % 1000 + 1), "process {pid}, block {index}");
@@ -494,7 +496,7 @@ fn faults_of_the_file_system_cost_the_trace_and_not_the_program(torch: &Torch) {
         assert!(text(&output.stdout).contains(&untraced), "{what}:\n{}", text(&output.stdout));
         assert!(stderr.lines().any(|line| line.starts_with("memtrace:")), "{what}: not a word:\n{stderr}");
     };
-    // Folders that cannot be made, and a file system that takes no file.
+    // Paths at which no folder can be made, and a file system that accepts no files.
     for out in [file.join("below"), PathBuf::from("/proc/memtrace"), PathBuf::from("/sys")] {
         let mut command = torch.preloaded_command(&out);
         let output = command.arg(scripts().join("processes/faults.py")).arg("none").output().unwrap();
@@ -531,7 +533,7 @@ fn out_file_never_overwrites_a_file_of_somebody_else(torch: &Torch) {
             command.arg(scripts().join("processes/faults.py")).arg(how).arg(&victim).output().unwrap();
         assert!(output.status.success(), "{how}: {}", text(&output.stderr));
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious\n");
-        // What was planted stays as it was; a trace beside it is ours alone.
+        // The planted file is unchanged, and the trace beside it is readable by the user only.
         let (planted, ours): (Vec<_>, Vec<_>) = traces(&out).into_iter().partition(|file| {
             file.is_symlink() || std::fs::read_to_string(file).unwrap() == "somebody else's\n"
         });

@@ -1,5 +1,5 @@
-/* The functions of memtrace.h, with an allocation after each whose size says where it was made. Prints
- * what they returned. */
+/* Calls the functions of memtrace.h, with an allocation after each; its size identifies the call. Prints
+ * their return values. */
 #include "cuda.h"
 #include <memtrace.h>
 #include <pthread.h>

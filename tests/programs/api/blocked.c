@@ -1,5 +1,5 @@
-/* Asks for a flush while another thread's cudaFree does not return, and after it did. Prints what the flushes
- * gave. */
+/* Calls memtrace_flush while another thread is blocked in cudaFree, and again after that cudaFree has
+ * returned. Prints the results. */
 #include "cuda.h"
 #include <memtrace.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-/* Takes a block and lets the tracer look at the device meanwhile. */
+/* Holds a block while the tracer samples the device. */
 #include "cuda.h"
 #include <memtrace.h>
 

@@ -1,5 +1,5 @@
-/* Makes every call of the runtime once and tells, a line each, what the trace must say of it:
- * event api status address requested delta. */
+/* Makes every call of the runtime once, and prints for each the row that the trace must have: event api
+ * status address requested delta. */
 #include "cuda.h"
 #include <stdint.h>
 #include <stdio.h>
@@ -10,7 +10,8 @@ static size_t pitch;
 #define TELL(event, api, status, at, requested, delta) \
     printf("%s %s %d %lu %ld %ld\n", event, api, status, (uintptr_t)(at), (long)(requested), (long)(delta))
 
-/* A call that takes `bytes` for the `asked` ones, made three times: it works, it fails, it has nowhere to write. */
+/* Tests a call that allocates `bytes` for `asked` bytes. It succeeds, then fails, then has a null output
+ * pointer. */
 #define TAKES(event, api, bytes, good, nowhere)                                   \
     do {                                                                          \
         void *untouched = (void *)0x1234;                                         \
@@ -27,7 +28,7 @@ static size_t pitch;
         address = kept;                                                           \
     } while (0)
 
-/* A call that gives `address` back: it fails, it works, and with null it is no event. */
+/* Tests a call that frees `address`. It fails, then succeeds; a free of null is no event. */
 #define GIVES(event, api, bytes, call, nothing)                          \
     do {                                                                 \
         fake_fail_next(4);                                               \
@@ -59,7 +60,7 @@ int main(void) {
     TAKES("ext_alloc", "cudaMallocManaged", 1000, cudaMallocManaged(&address, 1000, 1), cudaMallocManaged(NULL, 1000, 1));
     GIVES("ext_free", "cudaFree", 1000, cudaFree(address), cudaFree(NULL));
 
-    /* A row of 100 bytes takes 512. */
+    /* A row of 100 bytes is padded to 512. */
     asked = 700;
     TAKES("ext_alloc", "cudaMallocPitch", 3584, cudaMallocPitch(&address, &pitch, 100, 7), cudaMallocPitch(NULL, &pitch, 100, 7));
     int status = cudaMallocPitch(&address, NULL, 100, 7);
@@ -99,7 +100,7 @@ int main(void) {
     asked = 8192;
     GIVES("host_free", "cudaHostUnregister", 8192, cudaHostUnregister(address), 0);
 
-    /* An allocation of nothing gives a null address: there is nothing to free. */
+    /* A request of 0 bytes returns a null address, and there is nothing to free. */
     TELL("ext_alloc", "cudaMalloc", cudaMalloc(&address, 0), 0, 0, 0);
     return address ? 7 : 0;
 }

@@ -1,4 +1,4 @@
-/* With its caching off, torch's allocator asks the runtime for what the program asked for. */
+/* Without caching, torch's allocator asks the runtime for the size that the program requested. */
 #include "torch.h"
 
 int main(void) {

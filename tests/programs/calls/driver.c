@@ -1,7 +1,8 @@
-/* Makes every call of the driver once and tells, a line each, what the trace must say of it:
- * event api status address requested delta. argv[1] says how it comes by them: linked, dlsym, legacy,
- * per_thread (cuGetProcAddress, by its flags), recursive (which asks it for itself), runtime, by_version
- * (cudaGetDriverEntryPoint). argv[2] is the driver's path, where it is loaded. */
+/* Makes every call of the driver once, and prints for each the row that the trace must have: event api status
+ * address requested delta. argv[1] is the way in which the program gets the functions: linked, dlsym, legacy,
+ * per_thread (cuGetProcAddress, by its flags), recursive (cuGetProcAddress, itself found by
+ * cuGetProcAddress), runtime, by_version (cudaGetDriverEntryPoint). argv[2] is the driver's path, if the
+ * program loads it. */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -57,7 +58,7 @@ int main(int argc, char **argv) {
         get_proc("cuGetProcAddress", &found, 12000, 0, NULL);
         get_proc = (GetProc)found;
     }
-    /* The first version takes other arguments: it must stay what it is. */
+    /* The first version takes other arguments and must not be replaced by the second. */
     void *first = NULL;
     get_proc("cuMemAlloc", &first, 2000, 0, NULL);
     unsigned small = 0;
@@ -72,7 +73,7 @@ int main(int argc, char **argv) {
     GIVES("ext_free", "cuMemFree", 1000, free_(address));
     TAKES("ext_alloc", "cuMemAllocManaged", 1000, GET("cuMemAllocManaged", cuMemAllocManaged)(&address, (size_t)1000, 1u));
     GIVES("ext_free", "cuMemFree", 1000, free_(address));
-    /* A row of 100 bytes takes 512. */
+    /* A row of 100 bytes is padded to 512. */
     int pitched = GET("cuMemAllocPitch", cuMemAllocPitch_v2)(&address, &pitch, (size_t)100, (size_t)7, 4u);
     TELL("ext_alloc", "cuMemAllocPitch", pitched, address, 700, 3584);
     pitched = free_(address);
@@ -99,7 +100,7 @@ int main(int argc, char **argv) {
     TAKES("host_alloc", "cuMemHostRegister", 8192, GET("cuMemHostRegister", cuMemHostRegister_v2)(address, (size_t)8192, 0u));
     GIVES("host_free", "cuMemHostUnregister", 8192, GET("cuMemHostUnregister", cuMemHostUnregister)(address));
 
-    /* Physical memory: held by its handle, by two addresses and by a handle retained; gone with the last. */
+    /* Physical memory with a handle, two mappings and a retained handle. The last of them to go frees it. */
     Call release = GET("cuMemRelease", cuMemRelease), map = GET("cuMemMap", cuMemMap), unmap = GET("cuMemUnmap", cuMemUnmap);
     int properties[8] = {1, 0, 1, 0}, host[8] = {1, 0, 2, 0};
     uint64_t handle, again;
@@ -116,7 +117,7 @@ int main(int argc, char **argv) {
     unmap((void *)0x10000000, bytes);
     status = release(handle);
     TELL("ext_free", "cuMemRelease", status, handle, bytes, -(long)bytes);
-    /* The usual way: the handle goes first, the memory with its address. */
+    /* The usual order: the handle is released first, and the unmapping frees the memory. */
     status = create(&handle, bytes, properties, 0ull);
     TELL("ext_alloc", "cuMemCreate", status, handle, bytes, bytes);
     map((void *)0x10000000, bytes, (size_t)0, handle, 0ull);
@@ -128,7 +129,7 @@ int main(int argc, char **argv) {
     status = release(handle);
     TELL("host_free", "cuMemRelease", status, handle, bytes, -(long)bytes);
 
-    /* What another process has costs this one nothing. */
+    /* Memory that belongs to another process counts 0 bytes in this one. */
     Handle shared = {{0}};
     shared.bytes[63] = 42;
     status = GET("cuMemImportFromShareableHandle", cuMemImportFromShareableHandle)(&handle, (void *)9, 1u);

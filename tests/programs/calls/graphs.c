@@ -1,6 +1,6 @@
-/* Memory that CUDA graphs take, on the phantom device: captured calls and nodes of a program's own. Tells, a line
- * each, what the trace must say of it: event api status address requested delta; then, on stderr, what the device says
- * that graphs hold, from the first launch to the last free. */
+/* Memory of CUDA graphs on the phantom device: captured calls, and nodes that the program adds. Prints for
+ * each call the row that the trace must have: event api status address requested delta. If a device's count
+ * of graph memory is wrong, prints it on stderr and fails. */
 #include <memtrace.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -27,7 +27,7 @@ int cuMemAllocAsync(void **, size_t, void *);
 
 static size_t before;
 
-/* What graphs have of the device, and that this is what is missing from it. */
+/* Checks the device's counts of graph memory, and that exactly this memory is missing from the free memory. */
 static void held(int line, size_t used, size_t reserved) {
     uint64_t now[2];
     size_t free, total;
@@ -42,7 +42,7 @@ int main(void) {
     void *stream, *graph, *exec, *kept, *gone, *node;
     size_t total;
     GOOD(cudaStreamCreate(&stream));
-    GOOD(cudaMallocAsync(&kept, 1000, stream)); /* Captured it is not. */
+    GOOD(cudaMallocAsync(&kept, 1000, stream)); /* Not captured. */
     TELL("ext_alloc", "cudaMallocAsync", kept, 1000, 1000);
     GOOD(cudaMemGetInfo(&before, &total));
 
@@ -56,7 +56,7 @@ int main(void) {
     TELL("ext_free", "cudaFreeAsync", gone, 3 * MIB, 0);
     GOOD(cudaStreamEndCapture(stream, &graph));
     HELD(0, 0);
-    GOOD(cudaGraphInstantiate(&exec, graph, 1)); /* What a launch leaves, the next one frees. */
+    GOOD(cudaGraphInstantiate(&exec, graph, 1)); /* Each launch frees the memory that the launch before left. */
     GOOD(cudaGraphLaunch(exec, stream));
     GOOD(cudaGraphLaunch(exec, stream));
     HELD(5 * MIB, 8 * MIB);
@@ -73,7 +73,7 @@ int main(void) {
     GOOD(cudaGraphDestroy(graph));
     HELD(5 * MIB, 8 * MIB);
 
-    /* A program's own nodes; what the first graph held serves them too. */
+    /* Nodes that the program adds. They reuse the memory of the first graph. */
     Node params = {1, 0, 1, 0, {0}, {0}, 2 * MIB, NULL};
     GOOD(cudaGraphCreate(&graph, 0));
     GOOD(cudaGraphAddMemAllocNode(&node, graph, NULL, 0, &params));

@@ -1,4 +1,4 @@
-/* libc10.so: the reports, which go nowhere when no profiler listens. */
+/* Stands in for libc10.so: its reports do nothing, as when no profiler runs. */
 #include <stddef.h>
 #include <stdint.h>
 

@@ -1,4 +1,5 @@
-/* libc10_cuda.so: blocks of 512 bytes, 2 MiB segments, reports under the mutex. */
+/* Stands in for libc10_cuda.so: blocks of 512 bytes in segments of 2 MiB, reported under the allocator's
+ * mutex. */
 #include "cuda.h"
 #include "torch.h"
 #include <pthread.h>
@@ -8,7 +9,7 @@ void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void *, int64_t, size
 void _ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE(int64_t, size_t, size_t, uint64_t);
 
 enum { SEGMENT = 2 << 20, BLOCK = 512, MANY = 1 << 16 };
-/* CUDA 0, and what happens to be in the rest of the register. */
+/* The device CUDA 0, with arbitrary upper bits in the register. */
 static const uint64_t DEVICE = 0xdeadbeef00000001;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

@@ -1,5 +1,5 @@
-/* A stand-in for libcudart: hands out addresses, the one freed last first, as real allocators do, so
- * that threads get each other's old addresses at once. */
+/* Stands in for libcudart. It hands out the most recently freed address first, as real allocators do, so that
+ * threads soon get each other's old addresses. */
 #include "cuda.h"
 #include <pthread.h>
 #include <stdint.h>

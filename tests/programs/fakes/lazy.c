@@ -1,5 +1,5 @@
-/* A runtime and a driver in one, which knows no device before the first call of the runtime; compiled with -DMAIN,
- * the program that makes that call. */
+/* A runtime and a driver in one library. The driver knows no device before the first call of the runtime.
+ * Compiled with -DMAIN, it is the program that makes this call. */
 #include <stddef.h>
 #include <string.h>
 

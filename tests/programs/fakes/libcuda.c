@@ -1,6 +1,6 @@
-/* A stand-in for the driver. Every function exists once for each way in which a program can come by it: by
- * its name, and from cuGetProcAddress for either kind of default stream. Each hands out addresses of its own
- * range, so that an address tells which one was really called: 0x1..., 0x2..., 0x3... */
+/* Stands in for the driver. Every function exists three times: found by its name, and returned by
+ * cuGetProcAddress for each kind of default stream. Each copy hands out addresses of its own range (0x1...,
+ * 0x2..., 0x3...), so an address shows which copy was called. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -36,7 +36,7 @@ typedef struct { char bytes[64]; } Handle;
 typedef struct { size_t width, height; unsigned format, channels; } Shape;
 typedef struct { size_t width, height, depth; unsigned format, channels, flags; } Shape3D;
 
-/* The functions of one way: its storage, its number, its names. */
+/* The functions of one copy: storage class, range of addresses, names. */
 #define EACH(S, W, N)                                                                                         \
     S int N(cuMemAlloc_v2)(void **p, size_t n) { return take(W, p, n); }                                     \
     S int N(cuMemAllocManaged)(void **p, size_t n, unsigned f) { (void)f; return take(W, p, n); }             \
@@ -78,7 +78,7 @@ EACH(static, 3, PER_THREAD)
 int cuMemAllocAsync_ptsz(void **p, size_t n, void *s) { return per_thread_cuMemAllocAsync(p, n, s); }
 int cuMemFreeAsync_ptsz(void *p, void *s) { return per_thread_cuMemFreeAsync(p, s); }
 int cuMemAllocFromPoolAsync_ptsz(void **p, size_t n, void *q, void *s) { return per_thread_cuMemAllocFromPoolAsync(p, n, q, s); }
-/* The first version: another function, with other arguments. */
+/* The first version of cuMemAlloc is another function, with other arguments. */
 int cuMemAlloc(unsigned *p, unsigned n) { *p = n; return 0; }
 int cuInit(unsigned flags) { (void)flags; return 0; }
 

@@ -1,5 +1,6 @@
-/* A stand-in for NVML and for what the tracer asks the driver beside it. FAKE_NVML says what the machine is:
- * plain, bus (no identifier is known), mig, mps, unknown (who has what is not told), none (NVML does not start). */
+/* Stands in for NVML and for the driver functions that the tracer queries with it. FAKE_NVML names the
+ * machine: plain, bus (devices are found by PCI bus id only), mig, mps, unknown (memory per process is not
+ * reported), none (NVML does not start). */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +27,7 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **out) {
 }
 int nvmlDeviceGetMemoryInfo(void *of, uint64_t *out) {
     if (of != &device) return BAD;
-    /* An instance is a seventh of the device. */
+    /* A MIG instance has a part of the device's memory. */
     uint64_t total = is("mig") ? 10ull * GIB : 80ull * GIB;
     out[0] = total, out[1] = total - 9ull * GIB, out[2] = 9ull * GIB;
     return 0;
@@ -42,7 +43,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *of, unsigned *room, Process *o
     uint64_t none = is("unknown") ? UINT64_MAX : 0;
     Process own = {getpid(), none | 3ull * GIB, {0, 0}}, other = {1, none | 5ull * GIB, {0, 0}};
     Process both[2] = {other, own};
-    /* MPS' server stands for its clients, who have a list of their own; it may be in both. */
+    /* The MPS server stands for its clients, which have a list of their own. A client may be in both lists. */
     return list(both, is("mps") ? 1 : 2, room, out);
 }
 int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *of, unsigned *room, Process *out) {
@@ -64,7 +65,7 @@ int cuDevicePrimaryCtxGetState(int ordinal, unsigned *flags, int *active) {
     *flags = 0, *active = 1;
     return ordinal;
 }
-/* What is retained and pushed must be taken back. */
+/* The tracer must release each context that it retains, and pop each that it pushes. */
 static int retained, pushed;
 int cuDevicePrimaryCtxRetain(void **out, int ordinal) { *out = &device, retained++; return ordinal; }
 int cuDevicePrimaryCtxRelease_v2(int ordinal) { retained--; return ordinal; }
@@ -75,5 +76,5 @@ int cuMemGetInfo_v2(size_t *free, size_t *total) {
     *free = 70ull * GIB, *total = 80ull * GIB;
     return 0;
 }
-/* Processes are numbered here as they number themselves: no namespace is in between. */
+/* Its presence means that process ids are the same inside and outside: there is no PID namespace. */
 size_t memtrace_phantom_describe(char *out, size_t room) { (void)out, (void)room; return 0; }

@@ -1,5 +1,5 @@
-/* A stand-in for the legacy libnvToolsExt.so.1: answers as it does with a tool behind
- * it; compiled with -DBARE, as it does with none. */
+/* Stands in for the legacy libnvToolsExt.so.1. It answers as with a tool attached; compiled with -DBARE, as
+ * without one. */
 #include <stdint.h>
 
 static int depth;

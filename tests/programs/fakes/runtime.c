@@ -1,6 +1,6 @@
-/* A runtime that ends in the driver as the real one does: it finds cuGetProcAddress with dlsym and asks it for
- * the rest. Built as libcudart.so.12, and with -DHIDDEN into a library that keeps it to itself, as cuBLAS and
- * NCCL do. */
+/* A runtime that calls the driver as the real one does: it finds cuGetProcAddress with dlsym, and the other
+ * functions with cuGetProcAddress. Built as libcudart.so.12; with -DHIDDEN built into a library that does not
+ * export it, as in cuBLAS and NCCL. */
 #include <dlfcn.h>
 #include <stddef.h>
 #ifdef HIDDEN
@@ -23,7 +23,7 @@ static Call driver(const char *name, unsigned long long flags) {
     get_proc()(name, &found, 12040, flags, &told);
     return (Call)found;
 }
-/* Each is asked for once, as the real one does. */
+/* Each function is looked up once, as in the real runtime. */
 #define DRIVER(name, flags) ({ static Call found; if (!found) found = driver(name, flags); found; })
 
 API int cudaGetDevice(int *device) { *device = 0; return 0; }
@@ -43,7 +43,7 @@ API int cudaGetDriverEntryPointByVersion(const char *name, void **place, unsigne
 }
 
 #ifdef HIDDEN
-/* What the library does for its own sake. */
+/* Allocations that the library makes for itself. */
 int library_works(void) {
     void *one, *two, *three, *page;
     if (cudaMalloc(&one, 3000) || cudaMallocAsync(&two, 4000, NULL) || cudaMallocAsync_ptsz(&three, 5000, NULL)) return 1;

@@ -1,4 +1,5 @@
-// A libtorch_cpu.so that takes an op callback, begins an op and never ends it: for benches/record.rs.
+// Stands in for libtorch_cpu.so, for benches/record.rs: it accepts an op callback, and calls it for the
+// beginning and the end of an op.
 #include <stdint.h>
 
 // at::RecordFunctionCallback and at::RecordScope of ATen/record_function.h.

@@ -1,4 +1,4 @@
-/* The calls of the CUDA runtime that the programs make, and the stand-in's own switches. */
+/* The CUDA runtime functions that the programs call, and the controls of its stand-in. */
 #pragma once
 #include <stddef.h>
 
@@ -29,10 +29,10 @@ cudaError_t cudaFreeHost(void *address);
 cudaError_t cudaHostRegister(void *address, size_t size, unsigned flags);
 cudaError_t cudaHostUnregister(void *address);
 
-/* The next call of this thread fails with this code. */
+/* Makes the next call of this thread fail with this code. */
 void fake_fail_next(int code);
-/* cudaFree does not return until it is told to; how many calls of it wait. */
+/* Blocks cudaFree until it is released; counts the blocked calls. */
 void fake_block_frees(int yes);
 int fake_waiting(void);
-/* How many calls reached the runtime. */
+/* The number of calls that reached the runtime. */
 long fake_calls(void);

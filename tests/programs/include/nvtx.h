@@ -1,5 +1,5 @@
-/* What header-only NVTX 3 does in each shared object, in little: a table of functions, empty until the
- * first call loads the library named by NVTX_INJECTION64_PATH and has it fill them. */
+/* A small version of header-only NVTX 3, as each shared object contains it: a table of functions, empty until
+ * the first call loads the library that NVTX_INJECTION64_PATH names and lets it fill the table. */
 #pragma once
 #include <dlfcn.h>
 #include <stdint.h>
@@ -57,7 +57,7 @@ static void nvtx_initialize(void) {
     }
 }
 
-/* `slot` of `table`, called as `type` with the arguments; `otherwise` when no tool filled it. */
+/* Calls `slot` of `table` as `type` with the arguments; gives `otherwise` if no tool has filled the slot. */
 #define NVTX(table, slot, type, otherwise, ...) \
     (nvtx_initialize(), (table)[slot] ? ((type)(table)[slot])(__VA_ARGS__) : otherwise)
 #define NVTX_VOID(table, slot, type, ...) \

@@ -1,11 +1,12 @@
-/* A stand-in for torch's caching allocator: blocks out of segments, reported as c10 reports them. */
+/* Stands in for torch's caching allocator: cuts blocks from segments and reports them as c10 does. */
 #pragma once
 #include <stddef.h>
 
 void *torch_allocate(size_t size);
 void torch_free(void *address);
-/* With caching off. */
+/* Allocation and free without caching. */
 void *torch_uncached(size_t size);
 void torch_uncached_free(void *address);
-/* As torch.cuda.memory_stats(): allocated, reserved, and the numbers of blocks given and taken back. */
+/* The figures of torch.cuda.memory_stats(): allocated and reserved bytes, and the numbers of allocations and
+ * frees. */
 void torch_stats(long out[4]);

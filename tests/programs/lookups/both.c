@@ -1,4 +1,4 @@
-/* A program with a runtime of its own beside a library with one: both make the same calls of the driver. */
+/* A program with a runtime, and a library with a runtime of its own. Both make the same driver calls. */
 #include <stddef.h>
 
 int library_works(void);

@@ -1,6 +1,6 @@
-/* Reaches the runtime as argv[1] says; argv[2] is the plugin's or the runtime's path.
- * plugin: a library loaded with RTLD_LOCAL calls it. lookup: dlopen and dlsym. twice: a second runtime,
- * argv[3], is looked up too, and each must get its own calls. */
+/* Reaches the runtime in the way that argv[1] names; argv[2] is the path of the plugin or the runtime.
+ * plugin: through a library loaded with RTLD_LOCAL. lookup: by dlopen and dlsym. twice: also looks up a
+ * second runtime, argv[3]; each must receive its own calls. */
 #include "cuda.h"
 #include <dlfcn.h>
 #include <stdio.h>

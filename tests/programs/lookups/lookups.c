@@ -1,5 +1,5 @@
-/* Looks symbols up in a loop and tells ns for each, a line each: a name of libc's, a call of the driver's by
- * dlsym, and by cuGetProcAddress. argv[1] is the driver's path, argv[2] how often. */
+/* Looks symbols up in a loop and prints ns per look-up, one line each: a function of libc, a driver function
+ * by dlsym, and one by cuGetProcAddress. argv[1] is the driver's path, argv[2] the number of look-ups. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* What RTLD_NEXT and RTLD_DEFAULT mean depends on who asks: prints what each library is told. The
- * program is linked against `first` and `second`; argv[1] is `hidden`, loaded with RTLD_LOCAL. */
+/* RTLD_NEXT and RTLD_DEFAULT depend on the calling library: prints the result for each library. The program
+ * is linked against `first` and `second`; argv[1] is `hidden`, loaded with RTLD_LOCAL. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

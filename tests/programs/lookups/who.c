@@ -1,5 +1,5 @@
-/* A library that says its name, and what dlsym finds from inside it. Built with NAME, and perhaps with
- * DEPENDS when it has a dependency that only it sees. */
+/* A library that returns its name, and the results of dlsym called from inside it. Built with NAME, and with
+ * DEPENDS if it has a dependency that only it can see. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>

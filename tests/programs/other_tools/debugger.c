@@ -1,8 +1,8 @@
-/* A program that is debugged, and its debugger: the parent stops the child and has it call functions.
+/* A debugged program and its debugger: the parent stops the child and makes it call functions.
  *
- * A debugger's call comes from nowhere: its return address lies in no library. argv[1] is the driver. Prints one line
- * for each call, then how the child ended. It changes general registers only: gdb 13 also writes the extended state,
- * which fails on processors whose state is larger than it knows (AMX). */
+ * The return address of such a call lies in no library. argv[1] is the driver. Prints one line for each call,
+ * then how the child ended. It changes general registers only: gdb 13 also writes the extended state, which
+ * fails on processors whose state is larger than it knows (AMX). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <signal.h>
@@ -18,7 +18,7 @@ int library_works(void);
 int cudaMalloc(void **out, size_t size);
 int cudaFree(void *address);
 
-/* Memory of both processes: the texts of the calls, and behind them a page with one breakpoint. */
+/* Memory that both processes share: the arguments of the calls, then a page with one breakpoint. */
 static struct {
     char driver[4096], name[64], other[64];
 } *texts;
@@ -32,7 +32,7 @@ static int child(void) {
     return library_works() || cudaFree(address);
 }
 
-/* Has the stopped child call `function`; 0 when it did not come back to the breakpoint. */
+/* Makes the stopped child call `function`; returns 0 if it did not reach the breakpoint afterwards. */
 static unsigned long long called(pid_t pid, void *function, unsigned long long first, unsigned long long second) {
     struct user_regs_struct before, regs;
     int status;
@@ -42,7 +42,7 @@ static unsigned long long called(pid_t pid, void *function, unsigned long long f
     regs.rdi = first;
     regs.rsi = second;
     regs.rax = 0;
-    regs.orig_rax = -1; /* no system call is under way that the kernel would restart */
+    regs.orig_rax = -1; /* keeps the kernel from restarting a system call */
     regs.rsp = ((before.rsp - 1024) & ~15ull) - 8;
     if (ptrace(PTRACE_POKEDATA, pid, (void *)regs.rsp, nowhere)) return 0;
     if (ptrace(PTRACE_SETREGS, pid, NULL, &regs) || ptrace(PTRACE_CONT, pid, NULL, NULL)) return 0;

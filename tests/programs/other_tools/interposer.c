@@ -1,5 +1,5 @@
-/* Another tool in LD_PRELOAD: it hooks dlsym, and calls of the runtime and of the driver, and hands everything
- * on. At its end it says how often the driver's allocation passed through it. */
+/* Another tool in LD_PRELOAD: it hooks dlsym and calls of the runtime and the driver, and passes everything
+ * on. At exit it prints how many driver allocations passed through it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

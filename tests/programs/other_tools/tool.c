@@ -1,5 +1,5 @@
-/* A tool of somebody else's: fills some slots of NVTX's tables, returns numbers of its own, and writes
- * down every call that it gets, to the file named by TOOL_LOG. */
+/* Another vendor's NVTX tool: it fills some slots of the tables, returns range ids of its own, and logs every
+ * call to the file that TOOL_LOG names. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

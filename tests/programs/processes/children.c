@@ -1,5 +1,5 @@
-/* Allocates, starts children as argv[1] says, allocates again. Prints, in the parent only, its own
- * number of calls that took memory. */
+/* Allocates, starts children as argv[1] says, allocates again. Only the parent prints: the number of its
+ * allocations. */
 #define _GNU_SOURCE
 #include "cuda.h"
 #include <pthread.h>
@@ -65,8 +65,8 @@ int main(int argc, char **argv) {
         for (int i = 0; i < 4; i++) pthread_create(&threads[i], NULL, allocates, NULL);
         for (int i = 0; i < 100; i++) {
             pid = fork();
-            /* The child's exit runs all that ours runs. The fake runtime's lock may be held for ever:
-             * the child does not call it. */
+            /* The child's exit runs the same handlers as the parent's. The fake runtime's lock may never be
+             * released in the child, so the child does not call it. */
             if (pid == 0) exit(5);
             wait_for(pid);
         }

@@ -1,4 +1,5 @@
-/* Allocates, and ends as argv[1] says (argv[2]: and is killed); what ends it frees goes through destructors of every kind. */
+/* Allocates, and ends in the way that argv[1] names (with argv[2], by SIGKILL). Frees at the end run in
+ * destructors of every kind. */
 #define _GNU_SOURCE
 #include "cuda.h"
 #include <dlfcn.h>
@@ -99,7 +100,7 @@ int main(int argc, char **argv) {
     if (!strcmp(how, "execvpe")) execvpe("sh", words, environ);
     if (!strcmp(how, "fexecve")) fexecve(open("/bin/sh", O_RDONLY | O_CLOEXEC), words, environ);
     if (!strcmp(how, "exec that fails late")) {
-        /* It may be executed, and nothing can: not a program, and no script. */
+        /* An executable file that exec cannot run: neither a program nor a script. */
         char path[] = "/tmp/memtrace-test-XXXXXX";
         int file = mkstemp(path);
         if (fchmod(file, 0700) || write(file, "\177ELF", 4) != 4) return 7;
@@ -108,7 +109,8 @@ int main(int argc, char **argv) {
         if (errno != ENOEXEC) return 8;
         unlink(path);
         if (argv[2]) {
-            /* What was flushed stays, though nothing else would be left by a kill. */
+            /* A flush keeps these rows in the file. A later kill would lose the others, because the exec has
+             * ended the trace. */
             int (*flush)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "memtrace_flush");
             void *third;
             cudaMalloc(&third, 3000);

@@ -1,4 +1,4 @@
-/* Uses no GPU; it is linked against the runtime all the same, and initializes it. */
+/* Uses no GPU, but is linked against the runtime and initializes it. */
 #include "cuda.h"
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
-/* argv[2] rounds of memory of every kind, given to owners that come and go; flushes often, so that a
- * rotated trace has parts. Ends as argv[1] says. Prints how many calls took and gave memory. */
+/* Makes argv[2] rounds of allocations and frees of every kind, under changing owners. It flushes often, so a
+ * rotated trace has several parts. Ends as argv[1] says. Prints the numbers of allocations and frees. */
 #include "cuda.h"
 #include "torch.h"
 #include <memtrace.h>
@@ -12,7 +12,7 @@
 
 enum { KEPT = 24, KINDS = 3 };
 
-/* What torch's CPU allocator calls. */
+/* The function that torch's CPU allocator calls. */
 _Bool _ZN3c1022memoryProfilingEnabledEv(void) __attribute__((weak));
 void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void *, int64_t, size_t, size_t, uint16_t);
 

@@ -1,4 +1,4 @@
-/* Ranges through the legacy library, an allocation in each. Prints what the library returned. */
+/* Opens ranges through the legacy library, with an allocation in each. Prints the library's return values. */
 #include "cuda.h"
 #include "nvtx.h"
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* Ranges in domains, through the legacy library, an allocation in each. Prints what the library returned. */
+/* Opens ranges in domains through the legacy library, with an allocation in each. Prints the library's return
+ * values. */
 #include "cuda.h"
 #include "nvtx.h"
 #include <stdio.h>
@@ -16,7 +17,7 @@ static void allocate(size_t size) {
     cudaMalloc(&address, size);
 }
 
-/* A handle; a library with no tool behind it gives none, and we do. */
+/* A handle. Without a tool the real library returns none; memtrace's hook then returns one. */
 static void told(uintptr_t handle) {
     static uintptr_t last;
     printf("%lu%s\n", handle, handle && handle != last ? "" : " none");
@@ -40,7 +41,7 @@ int main(void) {
 
     printf("%d\n", nvtxDomainRangePushEx(own, &op));
     allocate(301);
-    /* Each domain has a stack of its own; a category of another domain says nothing. */
+    /* Each domain has its own stack and its own categories. */
     printf("%d\n", nvtxDomainRangePushEx(other, &encoder));
     printf("%d\n", nvtxRangePushA("forward"));
     allocate(302);
@@ -48,7 +49,7 @@ int main(void) {
     allocate(303);
     uint64_t warming = nvtxDomainRangeStartEx(own, &phase);
     printf("%lu\n", warming);
-    /* The domain with no handle is the one of plain push and pop. */
+    /* The null domain is that of plain push and pop. */
     printf("%d\n", nvtxDomainRangePushEx(0, &layer));
     allocate(304);
     printf("%d\n", nvtxRangePop());

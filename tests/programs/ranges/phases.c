@@ -1,5 +1,5 @@
-/* Phases of threads that end inside them, and of threads that a child does not have, with what autograd's threads
- * then inherit: an allocation in each process whose size says where it was made. */
+/* Tests the phases that autograd's threads inherit: from a thread that ended inside a phase, and, in a child,
+ * from a thread that only the parent has. Each allocation's size shows where it was made. */
 #define _GNU_SOURCE
 #include "cuda.h"
 #include <memtrace.h>

@@ -1,5 +1,5 @@
-/* Ranges and marks of every kind, with an allocation in each whose size says where it was made. Prints
- * what NVTX returned to the program. */
+/* Opens ranges and sets marks of every kind. Each allocation's size shows where it was made. Prints NVTX's
+ * return values. */
 #include "cuda.h"
 #include "nvtx.h"
 #include <pthread.h>
@@ -92,7 +92,7 @@ int main(void) {
     uint64_t in_domain = NVTX(nvtx_core2, 2, domain_start, 0, ours, &step);
     allocate(112);
     NVTX_VOID(nvtx_core2, 3, domain_end, ours, in_domain);
-    /* The other domain's pop closes the other domain's range, whatever stands above it. */
+    /* A pop in another domain closes that domain's range, even below ranges of this one. */
     printf("%d\n", NVTX(nvtx_core2, 5, domain_pop, NO_TRACKING, other));
     allocate(113);
     printf("%d\n", NVTX(nvtx_core2, 5, domain_pop, NO_TRACKING, ours));
@@ -100,7 +100,7 @@ int main(void) {
     printf("%d\n", NVTX(nvtx_core2, 5, domain_pop, NO_TRACKING, ours));
     NVTX_VOID(nvtx_core2, 1, domain_mark, ours, &mark);
     allocate(114);
-    /* A null domain is the default one: it shares the stack of plain push and pop. */
+    /* The null domain is the default one: it shares the stack of plain push and pop. */
     printf("%d\n", NVTX(nvtx_core, 9, push_text, NO_TRACKING, "shared"));
     printf("%d\n", NVTX(nvtx_core2, 5, domain_pop, NO_TRACKING, NULL));
     allocate(115);

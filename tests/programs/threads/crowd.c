@@ -1,4 +1,4 @@
-/* argv[1] threads are there at once, and each allocates and frees argv[2] times. Prints the number of calls. */
+/* argv[1] threads exist at once; each allocates and frees argv[2] times. Prints the number of calls. */
 #include "cuda.h"
 #include <pthread.h>
 #include <stdio.h>

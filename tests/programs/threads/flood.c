@@ -1,4 +1,4 @@
-/* argv[1] threads make argv[2] pairs of calls each, as fast as they can. Prints the number of calls. */
+/* argv[1] threads each make argv[2] pairs of calls, as fast as possible. Prints the number of calls. */
 #include "cuda.h"
 #include <pthread.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
-/* argv[1] threads allocate and free argv[2] times each; the runtime gives them each other's old
- * addresses. Some frees are made by another thread than the one that allocated. Prints what is live at
- * the end: calls that took, calls that gave, bytes. */
+/* argv[1] threads allocate and free argv[2] times each; the runtime gives them each other's old addresses.
+ * Some frees run on another thread than the allocation. Prints the numbers of allocations and frees, and the
+ * live bytes at the end. */
 #include "cuda.h"
 #include <pthread.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ static void *work(void *argument) {
     void *kept[KEPT] = {0};
     for (int i = 0; i < rounds; i++) {
         int slot = rand_r(&seed) % KEPT;
-        /* One size for all: an address that one thread frees is the next that another gets. */
+        /* All sizes are equal, so a freed address soon goes to another thread. */
         if (kept[slot]) {
             void *address = kept[slot];
             kept[slot] = NULL;

@@ -1,4 +1,4 @@
-/* argv[1] threads take and give back blocks of the caching allocator, argv[2] times each. Then an OOM.
+/* argv[1] threads allocate and free blocks of the caching allocator, argv[2] times each. An OOM follows.
  * Prints the allocator's own totals. */
 #include "torch.h"
 #include <pthread.h>
