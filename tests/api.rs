@@ -45,7 +45,7 @@ fn c_api_names_the_owner_of_memory_and_pause_loses_no_event() {
     assert_eq!(ran.numbers(), [1, 0, 1, 1, 2, 2, 1, 1, 0, 1, 0, -1, 1, 0]);
     let trace = ran.trace();
     let owner = |bytes| {
-        let row = trace.taking(bytes);
+        let row = trace.allocation(bytes);
         (row.phase.as_str(), row.module.as_str(), row.step)
     };
     assert_eq!(owner(101), (NONE, NONE, 3));
@@ -56,7 +56,7 @@ fn c_api_names_the_owner_of_memory_and_pause_loses_no_event() {
     assert_eq!(owner(105), ("decode", NONE, 4));
     assert_eq!(owner(106), (NONE, NONE, 4));
 
-    let told: Vec<(EventName, &str)> = trace
+    let ranges: Vec<(EventName, &str)> = trace
         .rows
         .iter()
         .filter(|row| row.delta == 0)
@@ -67,7 +67,7 @@ fn c_api_names_the_owner_of_memory_and_pause_loses_no_event() {
         .collect();
     use EventName::{Mark, RangeBegin, RangeEnd};
     assert_eq!(
-        told,
+        ranges,
         [
             (RangeBegin, "phase:eval"),
             (RangeBegin, "Net"),

@@ -39,7 +39,7 @@ fn file_name(source: &str) -> &str {
 }
 
 /// The row in the form that `calls.c` prints: event, api, status, address, requested, delta.
-fn told(row: &Rec) -> String {
+fn row_line(row: &Rec) -> String {
     let Rec { event, api, status, addr, requested, delta, .. } = row;
     format!("{event} {api} {status} {addr} {requested} {delta}")
 }
@@ -49,7 +49,7 @@ fn each_runtime_call_has_a_row_with_the_values_that_the_program_got() {
     let ran = Traced::new(&program("calls/calls"), &[]).run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     let trace = ran.trace();
-    let rows: Vec<String> = trace.rows.iter().map(told).collect();
+    let rows: Vec<String> = trace.rows.iter().map(row_line).collect();
     let expected: Vec<String> = ran.stdout().lines().map(str::to_owned).collect();
     assert_eq!(rows, expected);
     assert_eq!(trace.live(), 0);
@@ -122,7 +122,7 @@ fn threads_that_reuse_each_others_addresses_replay_in_order() {
         assert_eq!(ran.status(), 0, "round {round}: {}", ran.stderr());
         let trace = ran.trace();
         let [taken, given, live] = ran.numbers()[..] else { panic!("{}", ran.stdout()) };
-        assert_eq!((trace.taken() as i64, trace.given() as i64, trace.live()), (taken, given, live));
+        assert_eq!((trace.allocations() as i64, trace.frees() as i64, trace.live()), (taken, given, live));
         let threads: BTreeSet<i32> = trace.rows.iter().map(|row| row.tid).collect();
         assert_eq!(threads.len(), 8);
     }
@@ -146,9 +146,12 @@ fn threads_of_the_caching_allocator_agree_with_its_own_totals() {
         assert_eq!((oom.allocated, oom.reserved), (allocated, reserved));
         assert!(trace.rows.iter().all(|row| row.source == "libc10_cuda.so"));
         // The traced process prints the owners at the OOM, and the next command.
-        let told = ran.stderr();
-        assert!(told.starts_with("memtrace: out of memory on GPU 0: 1.00 MiB were asked for"), "{told}");
-        assert!(told.lines().last().unwrap().starts_with("memtrace: next: memtrace "), "{told}");
+        let messages = ran.stderr();
+        assert!(
+            messages.starts_with("memtrace: out of memory on GPU 0: 1.00 MiB were asked for"),
+            "{messages}"
+        );
+        assert!(messages.lines().last().unwrap().starts_with("memtrace: next: memtrace "), "{messages}");
     }
 }
 
@@ -159,8 +162,9 @@ fn allocator_without_caching_has_blocks_of_the_requested_size() {
         .run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     let rows = ran.trace().rows;
-    let told: Vec<_> = rows.iter().map(|row| (row.event, row.requested, row.delta, row.allocated)).collect();
-    assert_eq!(told, [(EventName::Alloc, 1001, 1001, 1001), (EventName::Free, 1001, -1001, 0)]);
+    let blocks: Vec<_> =
+        rows.iter().map(|row| (row.event, row.requested, row.delta, row.allocated)).collect();
+    assert_eq!(blocks, [(EventName::Alloc, 1001, 1001, 1001), (EventName::Free, 1001, -1001, 0)]);
 }
 
 #[test]
@@ -189,7 +193,7 @@ fn exit_of_every_kind_leaves_a_complete_trace_and_the_same_status() {
         assert_eq!(ran.stdout(), "to stdout\n", "{how}");
         assert_eq!(ran.stderr(), "", "{how}");
         let trace = ran.trace();
-        assert_eq!((trace.taken(), trace.given()), (2 + taken, 1 + given), "{how}");
+        assert_eq!((trace.allocations(), trace.frees()), (2 + taken, 1 + given), "{how}");
     }
 }
 
@@ -207,7 +211,7 @@ fn exec_ends_the_trace() {
         assert!(ran.stdout().contains("another program"), "{how}: {}", ran.stdout());
         assert_eq!(ran.stderr(), "", "{how}");
         let trace = ran.trace();
-        assert_eq!((trace.taken(), trace.given()), (2, 1), "{how}");
+        assert_eq!((trace.allocations(), trace.frees()), (2, 1), "{how}");
         assert!(trace.end.starts_with("exec "), "{how}: {}", trace.end);
         let journal = format!("memtrace-{}-", trace.pid);
         let left = fs::read_dir("/dev/shm").unwrap().flatten();
@@ -235,7 +239,7 @@ fn meta_row_has_the_devices_even_if_the_first_call_starts_cuda() {
     compiled("fakes/lazy.c", "liblazy.so", &[]);
     let ran = Traced::new(&compiled("fakes/lazy.c", "lazy", &["-DMAIN", "liblazy.so"]), &[]).run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
-    assert_eq!(ran.trace().taking(1000).device, 1);
+    assert_eq!(ran.trace().allocation(1000).device, 1);
     let mut reader = memtrace_trace::csv::RowReader::open(&ran.files()[0]).unwrap();
     let meta: memtrace_trace::Meta = serde_json::from_str(reader.next_row().unwrap().unwrap().name).unwrap();
     let devices: Vec<_> = meta
@@ -297,9 +301,9 @@ fn fork_and_spawn_of_every_kind_leave_the_parents_trace_complete() {
         assert_eq!(pids.len(), traces, "{how}");
         for trace in &found {
             if trace.rows.iter().any(|row| row.delta == 6000) {
-                assert_eq!((trace.taken(), trace.live()), (1, 0), "{how}: the child's own");
+                assert_eq!((trace.allocations(), trace.live()), (1, 0), "{how}: the child's own");
             } else {
-                assert_eq!((trace.taken() as i64, trace.live()), (taken, 3000), "{how}");
+                assert_eq!((trace.allocations() as i64, trace.live()), (taken, 3000), "{how}");
             }
         }
     }
@@ -335,11 +339,11 @@ fn enabled_0_traces_nothing() {
 
 /// Phase, module, op and step of the allocation of `bytes`.
 fn owner(trace: &Trace, bytes: i64) -> (&str, &str, &str, i64) {
-    let row = trace.taking(bytes);
+    let row = trace.allocation(bytes);
     (&row.phase, &row.module, &row.op, row.step)
 }
 
-fn the_ranges_mean_what_the_rules_say(trace: &Trace) {
+fn assert_owners_of_ranges(trace: &Trace) {
     let owner = |bytes| owner(trace, bytes);
     assert_eq!(owner(101), ("forward", NONE, NONE, -1));
     assert_eq!(owner(102), ("forward", "encöder", NONE, -1));
@@ -359,7 +363,7 @@ fn the_ranges_mean_what_the_rules_say(trace: &Trace) {
     assert_eq!(owner(115), (NONE, NONE, NONE, 13));
     let marks: Vec<&str> = trace.of(EventName::Mark).iter().map(|row| row.name.as_str()).collect();
     assert_eq!(marks, ["a mark, with \"quotes\"", "wide €", "by attributes", "by attributes"]);
-    the_ranges_pair(trace, 13);
+    assert_ranges_close(trace, 13);
 }
 
 #[test]
@@ -371,7 +375,7 @@ fn phases_adds_range_names_that_are_phases() {
 }
 
 /// Each of `count` ranges opens once and closes once.
-fn the_ranges_pair(trace: &Trace, count: usize) {
+fn assert_ranges_close(trace: &Trace, count: usize) {
     let names = |event| {
         let mut names: Vec<&str> = trace.of(event).iter().map(|row| row.name.as_str()).collect();
         names.sort_unstable();
@@ -386,7 +390,7 @@ fn nvtx_ranges_of_every_kind_follow_the_rules() {
     let ranges = program("ranges/ranges");
     let ran = Traced::new(&ranges, &[]).run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
-    the_ranges_mean_what_the_rules_say(&ran.trace());
+    assert_owners_of_ranges(&ran.trace());
 }
 
 #[test]
@@ -433,7 +437,7 @@ fn nvtx_tool_loaded_first_gets_every_call_and_its_return_values_are_kept() {
     let [alone, traced] = ["alone", "traced"].map(|log| fs::read_to_string(logs.path().join(log)).unwrap());
     assert!(alone.contains("end 100"), "{alone}");
     assert_eq!(traced, alone);
-    the_ranges_mean_what_the_rules_say(&ran.trace());
+    assert_owners_of_ranges(&ran.trace());
 }
 
 #[test]
@@ -448,7 +452,7 @@ fn nvtx_tool_loaded_first_is_kept_in_a_child() {
         .run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     assert!(fs::read_to_string(log).unwrap().starts_with("forward 0\n"));
-    the_ranges_mean_what_the_rules_say(&ran.trace());
+    assert_owners_of_ranges(&ran.trace());
 }
 
 #[test]
@@ -477,7 +481,7 @@ fn nvtx_legacy_library_ranges_mean_the_same_and_return_the_same() {
     assert_eq!(owner(205), (NONE, NONE, NONE, 4));
     let marks: Vec<&str> = trace.of(EventName::Mark).iter().map(|row| row.name.as_str()).collect();
     assert_eq!(marks, ["plain", "wide", "layer.0"]);
-    the_ranges_pair(&trace, 6);
+    assert_ranges_close(&trace, 6);
 }
 
 #[test]
@@ -506,7 +510,7 @@ fn nvtx_legacy_library_domains_have_their_own_stacks_categories_and_strings() {
         assert_eq!(owner(306), (NONE, NONE, NONE, -1));
         let marks: Vec<&str> = trace.of(EventName::Mark).iter().map(|row| row.name.as_str()).collect();
         assert_eq!(marks, ["layer.0", "fused"]);
-        the_ranges_pair(&trace, 5);
+        assert_ranges_close(&trace, 5);
     }
 }
 
@@ -517,9 +521,9 @@ fn buffer_that_is_too_small_counts_and_reports_lost_events() {
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     let files = ran.files();
     let trace = Trace::read_lossy(&files[0]);
-    let told: i64 = trace.of(EventName::Lost).iter().map(|row| row.requested).sum();
+    let reported: i64 = trace.of(EventName::Lost).iter().map(|row| row.requested).sum();
     let lost = trace.end_count("lost");
-    assert_eq!(told, lost);
+    assert_eq!(reported, lost);
     let calls = ran.numbers()[0];
     let seen = (trace.rows.len() - trace.of(EventName::Lost).len()) as i64;
     // A lost free shows as one more row, and is counted as missed.
@@ -559,9 +563,12 @@ fn out_folder_that_cannot_be_made_costs_the_trace_and_prints_one_line() {
     let out = blocked.path().join("out");
     let ran = Traced::new(&program("threads/threads"), &["8", "500"]).env("MEMTRACE_OUT", &out).run();
     assert_eq!(ran.status(), 0);
-    let said = ran.stderr();
-    assert_eq!(said.lines().count(), 1, "{said}");
-    assert!(said.starts_with("memtrace: not tracing: ") && said.contains("set MEMTRACE_OUT"), "{said}");
+    let messages = ran.stderr();
+    assert_eq!(messages.lines().count(), 1, "{messages}");
+    assert!(
+        messages.starts_with("memtrace: not tracing: ") && messages.contains("set MEMTRACE_OUT"),
+        "{messages}"
+    );
 
     let aside = tempfile::tempdir().unwrap();
     symlink("/no/such/folder", aside.path().join("link")).unwrap();
@@ -576,19 +583,19 @@ fn file_size_limit_costs_the_trace_and_not_the_program() {
     let script = "ulimit -f 64; exec \"$1\" 2 5000";
     let ran = Traced::new(Path::new("/bin/sh"), &["-c", script, "sh", flood.to_str().unwrap()]).run();
     assert_eq!((ran.status(), ran.stdout().as_str()), (0, "20000\n"), "{}", ran.stderr());
-    let said = ran.stderr();
-    assert_eq!(said.lines().count(), 1, "{said}");
-    assert!(said.contains("the trace ends early"), "{said}");
+    let messages = ran.stderr();
+    assert_eq!(messages.lines().count(), 1, "{messages}");
+    assert!(messages.contains("the trace ends early"), "{messages}");
 }
 
 #[test]
 fn bad_setting_is_reported_with_the_default_used_unless_log_is_off() {
     let ran = Traced::new(&program("processes/nothing"), &[]).env("MEMTRACE_BUFFER", "lots").run();
     assert_eq!(ran.status(), 0);
-    let said = ran.stderr();
+    let messages = ran.stderr();
     assert!(
-        said.starts_with("memtrace: MEMTRACE_BUFFER=\"lots\"") && said.contains("taking the default"),
-        "{said}"
+        messages.starts_with("memtrace: MEMTRACE_BUFFER=\"lots\"") && messages.contains("taking the default"),
+        "{messages}"
     );
     let quiet = Traced::new(&program("processes/nothing"), &[])
         .env("MEMTRACE_BUFFER", "lots")
@@ -605,10 +612,10 @@ fn pythons() -> BTreeMap<(u32, u32), PathBuf> {
     if let Some(folders) = versions.and_then(|versions| fs::read_dir(versions).ok()) {
         candidates.extend(folders.map(|folder| folder.unwrap().path().join("bin/python3")));
     }
-    let told = "import sys; print(*sys.version_info[:2], sys.executable)";
+    let version_query = "import sys; print(*sys.version_info[:2], sys.executable)";
     let mut found = BTreeMap::new();
     for candidate in candidates {
-        let Ok(output) = Command::new(candidate).args(["-c", told]).output() else { continue };
+        let Ok(output) = Command::new(candidate).args(["-c", version_query]).output() else { continue };
         let line = String::from_utf8(output.stdout).unwrap();
         let [major, minor, path] = line.trim().splitn(3, ' ').collect::<Vec<_>>()[..] else { continue };
         found.insert((major.parse().unwrap(), minor.parse().unwrap()), path.into());
@@ -632,10 +639,10 @@ fn stacks_and_modules_are_recorded_in_every_python_version() {
                 .run();
             assert_eq!(ran.status(), 0, "{version:?} {how}: {}", ran.stderr());
             let [trace, stacks] = &ran.files()[..] else { panic!("{version:?} {how}: {:?}", ran.files()) };
-            let told = lines_of_blocks(trace, &lines_of_stacks(stacks));
+            let lines = lines_of_blocks(trace, &lines_of_stacks(stacks));
             // The first block was allocated before the hooks existed.
             let expected: Vec<String> = ran.stdout().lines().map(str::to_owned).collect();
-            assert_eq!(told[1..], expected, "{version:?} {how}");
+            assert_eq!(lines[1..], expected, "{version:?} {how}");
             last = Some((ran, python, expected));
         }
     }
@@ -683,14 +690,14 @@ for entry in entries:
 /// For each block its module and the lines of `any_python.py` that allocated it, outermost first.
 fn lines_of_blocks(trace: &Path, stacks: &BTreeMap<i64, Vec<String>>) -> Vec<String> {
     let mut reader = memtrace_trace::csv::RowReader::open(trace).unwrap();
-    let mut told = Vec::new();
+    let mut blocks = Vec::new();
     while let Some(row) = reader.next_row().unwrap() {
         if row.event == EventName::Alloc {
             let lines = stacks.get(&row.stack_id).cloned().unwrap_or_default();
-            told.push([vec![row.module.to_owned()], lines].concat().join("|"));
+            blocks.push([vec![row.module.to_owned()], lines].concat().join("|"));
         }
     }
-    told
+    blocks
 }
 
 /// The lines of `any_python.py` in each stack: `file:line function` without the file. A frame of `block`,

@@ -21,13 +21,13 @@ fn the_docs_list_every_column() {
         };
         writeln!(table, "| `{}` | {kind} | {} |", column.name, escaped(column.doc)).unwrap();
     }
-    holds("docs/trace-format.md", "columns", &table);
+    assert_table("docs/trace-format.md", "columns", &table);
 }
 
 #[test]
 fn the_docs_list_every_event() {
     let names: Vec<String> = EventName::ALL.iter().map(|event| format!("`{event}`")).collect();
-    holds("docs/trace-format.md", "events", &format!("{}\n", names.join(" ")));
+    assert_table("docs/trace-format.md", "events", &format!("{}\n", names.join(" ")));
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn the_docs_list_every_variable() {
         };
         writeln!(table, "| `{}` | {default} | {} |", variable.name, escaped(variable.help)).unwrap();
     }
-    holds("docs/variables.md", "variables", &table);
+    assert_table("docs/variables.md", "variables", &table);
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn the_docs_list_every_command() {
         let (name, about) = line.trim().split_once(' ').unwrap();
         writeln!(table, "| `memtrace {name}` | {} |", escaped(about.trim())).unwrap();
     }
-    holds("docs/guide.md", "commands", &table);
+    assert_table("docs/guide.md", "commands", &table);
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn the_docs_list_every_export() {
         writeln!(table, "| `{}` | {} | {} |", export.name(), escaped(export.about()), escaped(&open_with))
             .unwrap();
     }
-    holds("docs/exports.md", "exports", &table);
+    assert_table("docs/exports.md", "exports", &table);
 }
 
 fn escaped(text: &str) -> String {
@@ -73,7 +73,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// Checks that the part of `page` between the markers `NAME` and `/NAME` is `expected`.
-fn holds(page: &str, name: &str, expected: &str) {
+fn assert_table(page: &str, name: &str, expected: &str) {
     // Tests run concurrently, and each may write its own part of a page.
     static PAGES: Mutex<()> = Mutex::new(());
     let _guard = PAGES.lock();

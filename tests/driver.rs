@@ -23,7 +23,7 @@ fn driver() -> PathBuf {
 }
 
 /// The row in the form that `driver.c` prints: event, api, status, address, requested, delta.
-fn told(row: &Rec) -> String {
+fn row_line(row: &Rec) -> String {
     let Rec { event, api, status, addr, requested, delta, .. } = row;
     format!("{event} {api} {status} {addr} {requested} {delta}")
 }
@@ -54,7 +54,7 @@ fn driver_calls_have_one_row_each_however_they_are_looked_up() {
         let ran = Traced::new(&program, &[how, library.to_str().unwrap()]).run();
         assert_eq!(ran.status(), 0, "{how}: {}", ran.stderr());
         let trace = ran.trace();
-        let rows: Vec<String> = trace.rows.iter().map(told).collect();
+        let rows: Vec<String> = trace.rows.iter().map(row_line).collect();
         let expected: Vec<String> = ran.stdout().lines().map(str::to_owned).collect();
         assert_eq!(rows, expected, "{how}");
         assert_eq!(trace.live(), 0, "{how}");
@@ -196,15 +196,15 @@ fn graph_memory_is_in_device_samples_only_and_counted_once() {
     let ran = on_phantom(&compiled("calls/graphs.c", "graphs", &[&include, phantom.to_str().unwrap()]));
     assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
     let trace = ran.trace();
-    let (looks, calls): (Vec<&Rec>, Vec<&Rec>) =
+    let (samples, calls): (Vec<&Rec>, Vec<&Rec>) =
         trace.rows.iter().partition(|row| row.event == EventName::Sample);
-    let rows: Vec<String> = calls.iter().map(|row| told(row)).collect();
+    let rows: Vec<String> = calls.iter().map(|row| row_line(row)).collect();
     assert_eq!(rows, ran.stdout().lines().collect::<Vec<_>>());
-    let mut held: Vec<&str> = looks.iter().filter_map(|row| row.name.split("graphs=").nth(1)).collect();
+    let mut held: Vec<&str> = samples.iter().filter_map(|row| row.name.split("graphs=").nth(1)).collect();
     // A slow run has more samples.
     held.dedup();
     // The sample after the last free has 0; later samples have no count.
-    assert_eq!(held[..2], ["8388608", "0"], "{looks:?}");
+    assert_eq!(held[..2], ["8388608", "0"], "{samples:?}");
     assert_eq!(trace.live(), 0);
 }
 
@@ -215,7 +215,7 @@ fn device_samples_attribute_memory_as_far_as_nvml_reports_it() {
     const GIB: i64 = 1 << 30;
     let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
     compiled("fakes/cudart.c", "libcudart.so.12", &[]);
-    let program = compiled("api/looks.c", "looks", &[&include, "libcudart.so.12"]);
+    let program = compiled("api/sampled.c", "sampled", &[&include, "libcudart.so.12"]);
     let preload = format!(
         "{}:{}",
         library("libmemtrace.so").display(),
@@ -233,11 +233,11 @@ fn device_samples_attribute_memory_as_far_as_nvml_reports_it() {
         let ran = Traced::new(&program, &[]).env("LD_PRELOAD", &preload).env("FAKE_NVML", machine).run();
         assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""), "{machine}");
         let trace = ran.trace();
-        let looks = trace.of(EventName::Sample);
-        let told: Vec<_> = looks.iter().map(|row| (row.api.as_str(), row.name.as_str())).collect();
+        let samples = trace.of(EventName::Sample);
+        let values: Vec<_> = samples.iter().map(|row| (row.api.as_str(), row.name.as_str())).collect();
         assert!(
-            !told.is_empty() && told.iter().all(|look| *look == (api, expected.as_str())),
-            "{machine}: {told:?}"
+            !values.is_empty() && values.iter().all(|value| *value == (api, expected.as_str())),
+            "{machine}: {values:?}"
         );
     }
 }
@@ -246,7 +246,7 @@ fn device_samples_attribute_memory_as_far_as_nvml_reports_it() {
 fn sample_ms_0_takes_no_device_samples() {
     let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
     compiled("fakes/cudart.c", "libcudart.so.12", &[]);
-    let program = compiled("api/looks.c", "looks", &[&include, "libcudart.so.12"]);
+    let program = compiled("api/sampled.c", "sampled", &[&include, "libcudart.so.12"]);
     let nvml = compiled("fakes/nvml.c", "libfake-nvml.so", &[]);
     let preload = format!("{}:{}", library("libmemtrace.so").display(), nvml.display());
     let samples = |sample_ms: &str| {
@@ -280,7 +280,7 @@ fn preload_of_another_tool_before_or_after_sees_the_same_calls() {
             // The program's own addresses differ between runs.
             assert_eq!(ran.stdout().lines().count(), String::from_utf8_lossy(&alone.stdout).lines().count());
             assert_eq!(ran.stderr(), String::from_utf8_lossy(&alone.stderr), "{how}, {order}");
-            // A tool loaded before memtrace calls glibc's dlsym directly, so functions that the program looks
+            // A tool loaded before memtrace calls glibc's dlsym directly, so functions that the program samples
             // up are not traced.
             let is_past_us =
                 order.ends_with("libmemtrace.so") && ["dlsym", "legacy", "per_thread"].contains(&how);
@@ -288,7 +288,7 @@ fn preload_of_another_tool_before_or_after_sees_the_same_calls() {
                 assert!(ran.files().is_empty(), "{how}, {order}");
                 continue;
             }
-            let rows: Vec<String> = ran.trace().rows.iter().map(told).collect();
+            let rows: Vec<String> = ran.trace().rows.iter().map(row_line).collect();
             assert_eq!(rows.join("\n"), ran.stdout().trim_end(), "{how}, {order}");
         }
     }
@@ -310,7 +310,7 @@ fn installed(path: &str, package: &str) -> Option<PathBuf> {
     None
 }
 
-/// jemalloc looks symbols up during its initialization; calling back into it then would hang.
+/// jemalloc samples symbols up during its initialization; calling back into it then would hang.
 #[test]
 fn preload_beside_jemalloc_runs_and_traces() {
     let Some(jemalloc) = installed("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "libjemalloc2") else {

@@ -112,12 +112,12 @@ fn export_prints_the_files_it_wrote_and_how_to_open_them() {
     let trace = fixtures().join("gpt");
     for export in EXPORTS {
         let output = memtrace(folder.path(), &[&"export", &"--to", &export.name(), &trace]);
-        let told = text(&output.stdout);
+        let printed = text(&output.stdout);
         assert!(output.status.success(), "{}", text(&output.stderr));
-        let line = told.lines().find_map(|line| line.strip_prefix("wrote ")).unwrap();
+        let line = printed.lines().find_map(|line| line.strip_prefix("wrote ")).unwrap();
         let file = line.split(' ').next().unwrap();
-        assert!(file.starts_with("gpt.") && folder.path().join(file).exists(), "{told}");
-        assert!(told.contains("\nopen it: ") && told.contains("events lost"), "{told}");
+        assert!(file.starts_with("gpt.") && folder.path().join(file).exists(), "{printed}");
+        assert!(printed.contains("\nopen it: ") && printed.contains("events lost"), "{printed}");
     }
     let help = text(&memtrace(folder.path(), &[&"export", &"--help"]).stdout);
     for export in EXPORTS {
@@ -439,7 +439,7 @@ fn parquet_queries_of_the_docs_have_the_answer_of_ranks() {
     let frames = format!("polars.scan_parquet{frames}");
     let folder = TempDir::new().unwrap();
     export("parquet", "sharded", &folder.path().join("run.parquet"), &[]);
-    let told = check(&torch, "query", &[&folder.path(), &sql, &frames]);
+    let printed = check(&torch, "query", &[&folder.path(), &sql, &frames]);
     let ranks = report("ranks", "sharded", &[]);
     let lines: Vec<String> = ranks["ranks"]
         .as_array()
@@ -447,9 +447,9 @@ fn parquet_queries_of_the_docs_have_the_answer_of_ranks() {
         .iter()
         .map(|rank| format!("{}\t{}\t", rank["rank"], rank["peak_allocated_bytes"]))
         .collect();
-    assert_eq!((lines.len(), told.lines().count()), (4, 8), "{told}");
-    for (line, told) in lines.iter().chain(&lines).zip(told.lines()) {
-        assert!(told.starts_with(line), "{line:?} is not {told:?}");
+    assert_eq!((lines.len(), printed.lines().count()), (4, 8), "{printed}");
+    for (line, printed) in lines.iter().chain(&lines).zip(printed.lines()) {
+        assert!(printed.starts_with(line), "{line:?} is not {printed:?}");
     }
 }
 

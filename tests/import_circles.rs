@@ -22,7 +22,7 @@ fn import_circles(files: &[(&str, &str)], arguments: &[&str]) -> Output {
 }
 
 /// Checks the first line of the output, and the exit status.
-fn is(output: &Output, line: &str, status: i32) {
+fn assert_output(output: &Output, line: &str, status: i32) {
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert_eq!(stdout.lines().next(), Some(line), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(status), "{stdout}");
@@ -38,12 +38,12 @@ fn import_circles_fails_on_a_circle_of_four_files_and_lists_its_imports() {
         ("d.rs", "use crate::{a::A, missing}; pub fn d() {}"),
     ];
     let output = import_circles(&files, &["--list"]);
-    is(&output, "made_up: 5 files, 1 circles, the largest of 4", 1);
+    assert_output(&output, "made_up: 5 files, 1 circles, the largest of 4", 1);
     let stdout = String::from_utf8_lossy(&output.stdout);
     for import in ["a -> b", "b -> c", "c -> d", "d -> a"] {
         assert!(stdout.contains(import), "{stdout}");
     }
-    is(&import_circles(&files[..4], &[]), "made_up: 4 files, 0 circles, the largest of 1", 0);
+    assert_output(&import_circles(&files[..4], &[]), "made_up: 4 files, 0 circles, the largest of 1", 0);
 }
 
 #[test]
@@ -54,8 +54,8 @@ fn import_circles_accepts_three_files_and_fails_with_a_lower_limit() {
         ("b.rs", "use crate::c::C;"),
         ("c.rs", "use crate::a::A;"),
     ];
-    is(&import_circles(&files, &[]), "made_up: 4 files, 1 circles, the largest of 3", 0);
-    is(
+    assert_output(&import_circles(&files, &[]), "made_up: 4 files, 1 circles, the largest of 3", 0);
+    assert_output(
         &import_circles(&files, &["--most", "2", "made_up"]),
         "made_up: 4 files, 1 circles, the largest of 3",
         1,
@@ -71,7 +71,11 @@ fn import_circles_follows_reexports_to_the_file_that_defines_the_name() {
         ("room/two.rs", "use crate::user::User; pub struct Two;"),
         ("user.rs", "use crate::room::{One, Two}; pub struct User;"),
     ];
-    is(&import_circles(&files, &["--most", "2"]), "made_up: 5 files, 1 circles, the largest of 3", 1);
+    assert_output(
+        &import_circles(&files, &["--most", "2"]),
+        "made_up: 5 files, 1 circles, the largest of 3",
+        1,
+    );
 }
 
 #[test]
@@ -85,11 +89,15 @@ fn import_circles_ignores_comments_texts_and_tests() {
         ),
         ("b.rs", "use crate::a::URL; pub struct B;"),
     ];
-    is(&import_circles(&files, &["--most", "1"]), "made_up: 3 files, 0 circles, the largest of 1", 0);
+    assert_output(
+        &import_circles(&files, &["--most", "1"]),
+        "made_up: 3 files, 0 circles, the largest of 1",
+        0,
+    );
     // In an inner module `super` is the file itself; a visibility is no import.
     let inner = "mod inner { use super::helper; pub(in crate::a) fn f() { helper() } } fn helper() {}";
     let files_with_inner = [("lib.rs", "mod a;"), ("a/mod.rs", "mod b; use b::B;"), ("a/b.rs", inner)];
-    is(
+    assert_output(
         &import_circles(&files_with_inner, &["--most", "1"]),
         "made_up: 3 files, 0 circles, the largest of 1",
         0,
@@ -97,5 +105,9 @@ fn import_circles_ignores_comments_texts_and_tests() {
     // Code after a test module counts.
     let behind = format!("{}fn last() {{ crate::b::b() }}", files[1].1);
     let files = [files[0], ("a.rs", behind.as_str()), files[2]];
-    is(&import_circles(&files, &["--most", "1"]), "made_up: 3 files, 1 circles, the largest of 2", 1);
+    assert_output(
+        &import_circles(&files, &["--most", "1"]),
+        "made_up: 3 files, 1 circles, the largest of 2",
+        1,
+    );
 }

@@ -1,8 +1,8 @@
 //! `MEMTRACE_OPS=io` on the simulated GPU: the tensors that ops read and write, compared with torch's own
 //! profiler and trackers in the same process.
 //!
-//! Each test runs once for every torch of [`on_every_torch`]; one that `scripts/torch-env` has not installed
-//! skips its tests and says so, and fails them with `CI=true`.
+//! Each test runs once for every torch of [`on_every_torch`]. If `scripts/torch-env` has not installed a
+//! torch, its tests are skipped with a message; with `CI=true` they fail.
 
 use std::path::PathBuf;
 
@@ -35,8 +35,8 @@ fn actions_and_categories_are_those_of_the_profiler(torch: &Torch) {
 /// inputs, activations and gradients follow from the flow of data, and are marked as inferred.
 fn actions_without_tags_follow_from_the_data_flow_alone(torch: &Torch) {
     let run = traced(torch, "io/profiled_timeline.py", &[], &[("MEMTRACE_MODULES", "0")]);
-    let told = run.json("actions", &["--step", "3:3"]);
-    let device = &told["processes"][0]["devices"][0];
+    let answer = run.json("actions", &["--step", "3:3"]);
+    let device = &answer["processes"][0]["devices"][0];
     let with_tags = traced(torch, "io/profiled_timeline.py", &[], &[]);
     let expected = with_tags.json("actions", &["--step", "3:3"]);
     let expected = &expected["processes"][0]["devices"][0];
@@ -77,8 +77,8 @@ fn modules_memory_is_that_of_mem_tracker(torch: &Torch) {
     let plain = traced(torch, "io/module_memory.py", &[], &[("MEMTRACE_OPS", "all")]);
     let text = plain.report("modules", &["--depth", "9"]);
     assert!(text.contains("MEMTRACE_OPS=io records them"), "{text}");
-    let told = plain.json("modules", &["--depth", "9"]);
-    let root = &told["processes"][0]["modules"][0];
+    let answer = plain.json("modules", &["--depth", "9"]);
+    let root = &answer["processes"][0]["modules"][0];
     assert_eq!((&root["parameter_bytes"], &root["buffer_bytes"]), (&theirs["Net"][0], &theirs["Net"][1]));
     assert_eq!(root["input_bytes"], Value::Null);
 }

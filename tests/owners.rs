@@ -1,8 +1,8 @@
 //! The owner of every byte: scripts of every common kind without marks, on the simulated GPU, compared with
 //! torch's own knowledge of their tensors.
 //!
-//! Each test runs once for every torch of [`on_every_torch`]; one that `scripts/torch-env` has not installed
-//! skips its tests and says so, and fails them with `CI=true`.
+//! Each test runs once for every torch of [`on_every_torch`]. If `scripts/torch-env` has not installed a
+//! torch, its tests are skipped with a message; with `CI=true` they fail.
 
 use std::path::PathBuf;
 use std::process::Output;
@@ -47,13 +47,13 @@ fn owners_of_eight_models_cover_every_byte_and_agree_with_torch_per_module(torch
     // Workspaces of libraries would outweigh models of this size, and hide errors.
     let run = torch.trace_with("owners/owner_models.py", &MODELS, SMALL_WORKSPACES);
     assert!(run.output.status.success(), "{}", text(&run.output.stderr));
-    let told = text(&run.output.stdout);
-    assert_eq!(told.lines().count(), MODELS.len(), "{told}");
-    for line in told.lines() {
+    let printed = text(&run.output.stdout);
+    assert_eq!(printed.lines().count(), MODELS.len(), "{printed}");
+    for line in printed.lines() {
         let (model, pid) = line.split_once(' ').unwrap();
-        let told = run.folder().join(format!("{model}.jsonl"));
+        let tracker = run.folder().join(format!("{model}.jsonl"));
         eprint!("{model}: ");
-        torch.checker("owner_totals", &[&trace_of(&run, pid), &told]);
+        torch.checker("owner_totals", &[&trace_of(&run, pid), &tracker]);
     }
 }
 
@@ -90,10 +90,10 @@ fn wrappers_are_stripped_or_kept_and_compiled_models_keep_their_graphs(torch: &T
 fn owners_of_parameters_are_shown_when_loading_the_model_runs_out_of_memory(torch: &Torch) {
     let run = same_with_and_without(torch, CASES, &["alone", "loading"], &[]);
     assert_eq!(run.output.status.code(), Some(1));
-    let said = text(&run.output.stderr);
-    assert!(said.contains("OutOfMemoryError"));
+    let messages = text(&run.output.stderr);
+    assert!(messages.contains("OutOfMemoryError"));
     // memtrace's own lines also name the owner: the model.
-    let ours: Vec<&str> = said.lines().filter(|line| line.starts_with("memtrace:")).collect();
+    let ours: Vec<&str> = messages.lines().filter(|line| line.starts_with("memtrace:")).collect();
     assert!(ours.iter().any(|line| line.contains("for: parameter")), "{ours:?}");
     assert!(ours.iter().any(|line| line.contains("Sequential.")), "{ours:?}");
 }
@@ -181,9 +181,9 @@ fn owners_category_totals_are_those_of_mem_tracker(torch: &Torch) {
     // Workspaces are allocated below torch's ops, where MemTracker sees nothing.
     let run = torch.trace_with("owners/owner_tracker.py", &[&cases[..], &MODELS].concat(), SMALL_WORKSPACES);
     assert!(run.output.status.success(), "{}", text(&run.output.stderr));
-    let told = text(&run.output.stdout);
-    assert_eq!(told.lines().count(), cases.len() + MODELS.len(), "{told}");
-    for line in told.lines() {
+    let printed = text(&run.output.stdout);
+    assert_eq!(printed.lines().count(), cases.len() + MODELS.len(), "{printed}");
+    for line in printed.lines() {
         let (name, pid) = line.split_once(' ').unwrap();
         let (trace, report) = (trace_of(&run, pid), run.folder().join(format!("{name}.json")));
         let modules = memtrace().args(["modules", "--json", "--depth=9"]).arg(&trace).output().unwrap();
@@ -219,7 +219,7 @@ fn same_when_launched(
     let run = torch.trace_on(card, options, script, cases, variables);
     let (ours, theirs) = (text(&run.output.stderr), text(&untraced.stderr));
     assert_eq!(text(&run.output.stdout), text(&untraced.stdout), "{ours}\n{theirs}");
-    assert_eq!(said(&run.output), said(&untraced));
+    assert_eq!(messages(&run.output), messages(&untraced));
     assert_eq!(run.output.status.code(), untraced.status.code(), "{ours}");
     torch.checker("expected_owners", &[run.folder()]);
     run
@@ -233,7 +233,7 @@ fn trace_of(run: &Run, pid: &str) -> PathBuf {
 }
 
 /// The program's lines on stderr, without memtrace's lines and those that differ between runs.
-fn said(output: &Output) -> Vec<String> {
+fn messages(output: &Output) -> Vec<String> {
     let lines = text(&output.stderr);
     let differs = |line: &&str| {
         ["memtrace:", "W1", "["].iter().any(|start| line.starts_with(start))

@@ -74,9 +74,9 @@ impl Page {
     fn check(&self, name: &str, arguments: &[&str]) -> String {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/checkers/report_page.py");
         let page = self.folder.path().join("report.html");
-        let said = run(Command::new(&self.python).arg(script).arg(name).arg(page).args(arguments));
-        print!("{said}");
-        said
+        let printed = run(Command::new(&self.python).arg(script).arg(name).arg(page).args(arguments));
+        print!("{printed}");
+        printed
     }
 }
 
@@ -201,8 +201,8 @@ fn report_page_of_many_events_is_small_exact_and_smooth() {
     page.check("peak", &answers.iter().map(String::as_str).collect::<Vec<_>>());
     page.check("smooth", &["50"]);
     // The command that the page prints makes a page with shorter intervals.
-    let said = page.check("finer", &[]);
-    let words: Vec<&str> = said.split_whitespace().skip(1).collect();
+    let printed = page.check("finer", &[]);
+    let words: Vec<&str> = printed.split_whitespace().skip(1).collect();
     let finer = folder.path().join("finer.html");
     run(memtrace().args(words).arg("-o").arg(&finer));
     assert!(finer.metadata().unwrap().len() > 0);

@@ -1,7 +1,8 @@
 //! The simulated GPU (the phantom) under real PyTorch, without the tracer.
 //!
-//! Each script of the table runs on every version of torch and asserts what must hold. A version that
-//! `scripts/torch-env` has not installed skips its tests and prints so; with `CI=true` it fails them.
+//! Each script of the table runs on every version of torch and asserts the expected results. If
+//! `scripts/torch-env` has not installed a version, its tests are skipped with a message; with `CI=true` they
+//! fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

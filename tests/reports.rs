@@ -154,7 +154,7 @@ fn peak_blocks_are_those_that_pandas_joins() {
 
 /// A trace without the owner of every third block. Returns the bytes of those blocks and of all blocks, at
 /// the peak and over the whole trace.
-fn with_strangers(from: &Path, to: &Path) -> [(i64, i64); 2] {
+fn without_some_owners(from: &Path, to: &Path) -> [(i64, i64); 2] {
     let file = std::fs::File::open(from).unwrap();
     let mut reader = csv::Reader::from_reader(flate2::read::MultiGzDecoder::new(file));
     let columns = reader.headers().unwrap().clone();
@@ -166,24 +166,24 @@ fn with_strangers(from: &Path, to: &Path) -> [(i64, i64); 2] {
     let (mut peak, mut shares, mut ever) = (-1, (0, 0), (0, 0));
     for row in reader.records().map(Result::unwrap) {
         let (block, delta) = (number(&row, "alloc_id"), number(&row, "delta_bytes"));
-        let is_stranger = block % 3 == 0 && ["alloc", "free", "tag"].contains(&&row[at("event")]);
+        let is_unowned = block % 3 == 0 && ["alloc", "free", "tag"].contains(&&row[at("event")]);
         let written = row.iter().enumerate().map(|(index, text)| {
             let owns = ["op", "module", "phase", "category"].iter().any(|name| index == at(name));
-            if is_stranger && owns { "(none)" } else { text }
+            if is_unowned && owns { "(none)" } else { text }
         });
         writer.write_record(written).unwrap();
         match &row[at("event")] {
             "alloc" => {
                 live.insert(block, delta);
-                ever = (ever.0 + if is_stranger { delta } else { 0 }, ever.1 + delta);
+                ever = (ever.0 + if is_unowned { delta } else { 0 }, ever.1 + delta);
             }
             "free" => drop(live.remove(&block)),
             _ => {}
         }
         if number(&row, "device") == 0 && number(&row, "allocated_bytes") > peak {
             peak = number(&row, "allocated_bytes");
-            let strangers = live.iter().filter(|(block, _)| *block % 3 == 0).map(|(_, bytes)| bytes).sum();
-            shares = (strangers, live.values().sum());
+            let unowned = live.iter().filter(|(block, _)| *block % 3 == 0).map(|(_, bytes)| bytes).sum();
+            shares = (unowned, live.values().sum());
         }
     }
     [shares, ever]
@@ -209,10 +209,10 @@ fn footer_has_the_unattributed_shares() {
     for name in ["gpt", "conv", "sharded"] {
         let from = fixtures().join(name).join("host.r0.1.csv.gz");
         let to = folder.path().join(format!("{name}.csv"));
-        let shares = with_strangers(&from, &to);
-        let percent = shares.map(|(strangers, all)| {
-            assert!(strangers > 0 && strangers < all, "{name}: {strangers} of {all}");
-            format!("{:.1} %", 100.0 * strangers as f64 / all as f64)
+        let shares = without_some_owners(&from, &to);
+        let percent = shares.map(|(unowned, all)| {
+            assert!(unowned > 0 && unowned < all, "{name}: {unowned} of {all}");
+            format!("{:.1} %", 100.0 * unowned as f64 / all as f64)
         });
         assert_ne!(percent[0], percent[1], "{name}");
         for report in ["summary", "peak"] {

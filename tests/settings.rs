@@ -101,8 +101,8 @@ fn part(path: &Path) -> Part {
                 let is_segment = row.event.as_str().starts_with("segment_");
                 sum.0 += if row.event.is_block() { row.delta_bytes } else { 0 };
                 sum.1 += if is_segment { row.delta_bytes } else { 0 };
-                let told = (row.allocated_bytes, row.reserved_bytes);
-                assert_eq!(told, sum, "{}: {row:?}", path.display());
+                let totals = (row.allocated_bytes, row.reserved_bytes);
+                assert_eq!(totals, sum, "{}: {row:?}", path.display());
             }
         }
         seq = row.seq;
@@ -123,7 +123,7 @@ fn parts(ran: &Ran) -> Vec<Part> {
 }
 
 /// Each part replays on its own, the parts form one trace, and both readings agree.
-fn hold_together(parts: &[Part]) {
+fn assert_one_trace(parts: &[Part]) {
     let mut seq = 1;
     for (index, part) in parts.iter().enumerate() {
         assert_eq!(part.meta.part as usize, index + 1);
@@ -151,7 +151,7 @@ fn rotate_writes_parts_that_replay_alone_and_read_as_one() {
     assert!(names.iter().any(|name| name.ends_with(".part2.csv")), "{names:?}");
     let parts = parts(&ran);
     assert!(parts.len() > 3, "{names:?}");
-    hold_together(&parts);
+    assert_one_trace(&parts);
     let new: Vec<EventName> = parts
         .iter()
         .flat_map(|part| part.rows[part.meta.opening_rows as usize..].iter().map(|row| row.1))
@@ -180,7 +180,7 @@ fn compress_packs_finished_parts_and_they_read_the_same() {
         let files = ran.files();
         assert!(files.len() > 2, "{files:?}");
         assert!(files.iter().all(|file| file.to_string_lossy().ends_with(ending)), "{files:?}");
-        hold_together(&parts(&ran));
+        assert_one_trace(&parts(&ran));
         memtrace(&["check"], files[0].parent().unwrap());
         memtrace(&["check"], &files[1]);
     }
@@ -204,7 +204,7 @@ fn rotate_and_compress_lose_nothing_when_the_process_is_killed() {
         memtrace(&["check", "--repair"], &folder);
         let parts = parts(&ran);
         assert!(parts.len() > 2);
-        hold_together(&parts);
+        assert_one_trace(&parts);
         let count = |events: [EventName; 3]| {
             let new = parts.iter().flat_map(|part| &part.rows[part.meta.opening_rows as usize..]);
             new.filter(|row| events.contains(&row.1)).count() as i64
@@ -298,7 +298,7 @@ fn rotate_secs_ends_a_part_by_time() {
     let ran = traced("slow", "10").env("MEMTRACE_ROTATE_SECS", "1").run();
     let parts = parts(&ran);
     assert_eq!(parts.len(), 2);
-    hold_together(&parts);
+    assert_one_trace(&parts);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Real scripts on PyTorch's CUDA builds and the simulated GPU, compared with torch's own statistics of its
 //! memory.
 //!
-//! Each test runs once for every torch of [`on_every_torch`]. A torch that `scripts/torch-env` has not
-//! installed skips its tests and says so; with `CI=true` it fails them.
+//! Each test runs once for every torch of [`on_every_torch`]. If `scripts/torch-env` has not installed a
+//! torch, its tests are skipped with a message; with `CI=true` they fail.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -102,15 +102,15 @@ fn trace_of_the_cuda_malloc_async_pool_agrees_with_torchs_statistics(torch: &Tor
             _ => {}
         }
     }
-    let told: Vec<String> = text(&run.output.stdout)
+    let expected: Vec<String> = text(&run.output.stdout)
         .lines()
         .map(|line| {
             let [reserved, used, held] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
             format!("pool_reserved={reserved} pool_used={used} {held}")
         })
         .collect();
-    assert_eq!(told.len(), 12);
-    assert_eq!(points, told);
+    assert_eq!(expected.len(), 12);
+    assert_eq!(points, expected);
     // A captured allocation has 0 bytes: the graph owns its memory, and torch's statistics do not include it.
     let rows = run.rows();
     let captured: Vec<(i64, i64)> = rows
@@ -119,13 +119,13 @@ fn trace_of_the_cuda_malloc_async_pool_agrees_with_torchs_statistics(torch: &Tor
         .map(|row| (row.requested_bytes, row.delta_bytes))
         .collect();
     assert_eq!(captured, [(5 << 20, 0), (3 << 20, 0)]);
-    let looks: Vec<&str> = rows
+    let samples: Vec<&str> = rows
         .iter()
         .skip_while(|row| row.name != "captured")
         .filter(|row| row.event == "sample")
         .filter_map(|row| row.name.split("graphs=").nth(1))
         .collect();
-    assert_eq!(looks.first(), Some(&"8388608"), "{looks:?}");
+    assert_eq!(samples.first(), Some(&"8388608"), "{samples:?}");
 }
 
 fn trace_of_a_pluggable_allocator_has_its_blocks(torch: &Torch) {
@@ -166,9 +166,9 @@ fn ledger_adds_up_to_the_devices_own_figure(torch: &Torch) {
     let mut command = torch.traced_command_on("h100-80g,others=2g", out.path());
     let output = command.arg(scripts().join("ledger/whole_device.py")).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
-    let told: Vec<i64> =
+    let figures: Vec<i64> =
         text(&output.stdout).lines().next().unwrap().split(' ').map(|n| n.parse().unwrap()).collect();
-    let [total, free, allocated, reserved] = told[..] else { panic!("{told:?}") };
+    let [total, free, allocated, reserved] = figures[..] else { panic!("{figures:?}") };
     let mark = read(&traces(out.path())[0]).into_iter().find(|row| row.name == "counted").unwrap();
     let at = format!("{}ns", mark.ts_ns);
     let answer = memtrace().arg("ledger").arg(out.path()).args(["--json", "--at", &at]).output().unwrap();
@@ -320,12 +320,13 @@ fn ops_of_blocks_are_those_that_the_profiler_names(torch: &Torch) {
         .filter(|row| row.event == "alloc" && row.device >= 0)
         .map(|row| format!("{} {} {}", row.addr, row.delta_bytes, row.op))
         .collect();
-    let told = text(&run.output.stdout);
-    let told: Vec<&str> = told.lines().collect();
-    assert!(told.len() > 100, "the profiler told of {} blocks", told.len());
-    let differ: Vec<_> = ours.iter().zip(&told).filter(|(ours, told)| ours != told).take(10).collect();
+    let profiled = text(&run.output.stdout);
+    let profiled: Vec<&str> = profiled.lines().collect();
+    assert!(profiled.len() > 100, "the profiler named {} blocks", profiled.len());
+    let differ: Vec<_> =
+        ours.iter().zip(&profiled).filter(|(ours, profiled)| ours != profiled).take(10).collect();
     assert!(differ.is_empty(), "ours, the profiler's: {differ:#?}");
-    assert_eq!(ours.len(), told.len());
+    assert_eq!(ours.len(), profiled.len());
 }
 
 /// Phase, module, op and step of the block of `count` * 512 bytes.
@@ -355,11 +356,11 @@ fn exit_of_every_kind_is_that_of_the_untraced_program(torch: &Torch) {
         assert_eq!(text(&run.output.stdout), text(&untraced.stdout), "{how}");
         // memtrace may add lines to stderr (the owners at an OOM); the program's own lines stay complete and
         // in order.
-        let said = text(&run.output.stderr);
+        let messages = text(&run.output.stderr);
         for line in text(&untraced.stderr).lines() {
-            assert!(said.lines().any(|other| other == line), "{how}: stderr lacks {line:?}:\n{said}");
+            assert!(messages.lines().any(|other| other == line), "{how}: stderr lacks {line:?}:\n{messages}");
         }
-        assert_eq!(run.files().len(), 1, "{how}: {said}");
+        assert_eq!(run.files().len(), 1, "{how}: {messages}");
         let ooms = run.rows().iter().filter(|row| row.event == "oom").count();
         assert_eq!(ooms, usize::from(how.ends_with("oom")), "{how}");
     }
@@ -438,9 +439,9 @@ fn ranks_of_torchrun_have_traces_of_their_own(torch: &Torch) {
 fn ipc_tensors_of_another_process_have_rows_and_no_bytes(torch: &Torch) {
     let run = torch.trace("processes/ipc_tensors.py", &[]).expect_success();
     torch.check(memtrace().arg("check").arg(run.dir()));
-    let told: Vec<i64> =
+    let figures: Vec<i64> =
         text(&run.output.stdout).split_whitespace().map(|word| word.parse().unwrap()).collect();
-    let [allocated, reserved, kept, kept_reserved] = told[..] else { panic!("{told:?}") };
+    let [allocated, reserved, kept, kept_reserved] = figures[..] else { panic!("{figures:?}") };
     let mut seen = Vec::new();
     for file in run.files() {
         let rows = read(&file);
@@ -468,9 +469,9 @@ fn sigkill_loses_no_event(torch: &Torch) {
     let run = torch.trace("processes/kill_rounds.py", &[&ROUNDS.to_string()]).expect_success();
     torch.check(memtrace().arg("check").arg("--repair").arg(run.dir()));
     let files = run.files();
-    let told = text(&run.output.stdout);
-    assert_eq!(told.lines().count(), ROUNDS);
-    for line in told.lines() {
+    let printed = text(&run.output.stdout);
+    assert_eq!(printed.lines().count(), ROUNDS);
+    for line in printed.lines() {
         let (pid, count) = line.split_once(' ').unwrap();
         let count: usize = count.parse().unwrap();
         let file = files.iter().find(|file| file.to_string_lossy().ends_with(&format!(".{pid}.csv")));

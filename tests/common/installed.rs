@@ -11,7 +11,7 @@ pub(crate) fn cache() -> PathBuf {
     })
 }
 
-/// The Python of an installed torch. One that is missing skips its test, and fails it with `CI=true`.
+/// The Python of an installed torch. If it is missing, the test is skipped; with `CI=true` it fails.
 pub(crate) fn python(version: &str) -> Option<PathBuf> {
     let folder = cache().join(format!("torch-{version}"));
     if folder.join(".complete").exists() {
@@ -21,7 +21,7 @@ pub(crate) fn python(version: &str) -> Option<PathBuf> {
     None
 }
 
-/// Skips a test that misses a program, and says so; fails it with `CI=true`.
+/// Skips a test that needs a missing program, with a message; with `CI=true` fails it.
 pub(crate) fn missing(why: &str) {
     assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{why}");
     eprintln!("skipped: {why}");

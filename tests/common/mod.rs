@@ -1,5 +1,5 @@
-//! What the tests of the preloaded library share: programs in C, compiled when a test asks for one, and
-//! traces, read back with the project's own reader and replayed on the way.
+//! The harness of the tests of the preloaded library: compiles C programs on demand, and reads and replays
+//! their traces.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use memtrace_trace::csv::RowReader;
 use memtrace_trace::{EventName, Row};
 use tempfile::TempDir;
 
-/// A library of ours. `cargo test` builds it among the dependencies, where it is never stale.
+/// A library of this workspace. `cargo test` builds it among the dependencies, where it is never stale.
 pub(crate) fn library(name: &str) -> PathBuf {
     let command = Path::new(env!("CARGO_BIN_EXE_memtrace"));
     let beside = command.with_file_name(name);
@@ -22,15 +22,15 @@ pub(crate) fn library(name: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("{name} is not built"))
 }
 
-/// Compiles `tests/programs/<source>` into `<target>`, with more arguments for gcc; gives its path.
-/// Libraries that a program needs are found beside it.
+/// Compiles `tests/programs/<source>` into `<target>`, with further arguments for gcc, and returns its path.
+/// A program finds its libraries in its own folder.
 pub(crate) fn compiled(source: &str, target: &str, more: &[&str]) -> PathBuf {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
     std::fs::create_dir_all(&folder).unwrap();
     let path = folder.join(target);
-    // Another run of the tests may have it open: it is replaced, never written into.
+    // Another run of the tests may execute the old file: replace it instead of writing into it.
     let fresh = folder.join(format!("{target}.{}", std::process::id()));
     let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
     let mut gcc = Command::new("gcc");
@@ -72,14 +72,14 @@ impl Traced {
         self.folder.path().join("out")
     }
 
-    /// Runs it to its end, whatever that is.
+    /// Runs the program to its end, whatever its status.
     pub(crate) fn run(mut self) -> Ran {
         let output = self.command.output().unwrap();
         Ran { output, folder: self.folder }
     }
 }
 
-/// `program` with nothing of ours in its environment.
+/// `program` without memtrace and its variables in the environment.
 pub(crate) fn untraced(program: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
@@ -91,37 +91,37 @@ pub(crate) fn untraced(program: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// What a run left.
+/// The result of a run.
 pub(crate) struct Ran {
-    /// Its streams and its exit.
+    /// Stdout, stderr and the exit status.
     pub(crate) output: Output,
     folder: TempDir,
 }
 
 impl Ran {
-    /// The exit status; a signal is 128 + its number, as a shell has it.
+    /// The exit status; a signal is 128 + its number, as in a shell.
     pub(crate) fn status(&self) -> i32 {
         use std::os::unix::process::ExitStatusExt;
         let status = self.output.status;
         status.code().or(status.signal().map(|signal| 128 + signal)).unwrap()
     }
 
-    /// What it printed.
+    /// The text on stdout.
     pub(crate) fn stdout(&self) -> String {
         String::from_utf8(self.output.stdout.clone()).unwrap()
     }
 
-    /// What was said on stderr.
+    /// The text on stderr.
     pub(crate) fn stderr(&self) -> String {
         String::from_utf8_lossy(&self.output.stderr).into_owned()
     }
 
-    /// The numbers that it printed.
+    /// The numbers on stdout.
     pub(crate) fn numbers(&self) -> Vec<i64> {
         self.stdout().split_whitespace().map(|word| word.parse().unwrap()).collect()
     }
 
-    /// The files of its folder, sorted.
+    /// The files of the folder, sorted.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let Ok(entries) = std::fs::read_dir(self.folder.path().join("out")) else { return Vec::new() };
         let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -129,7 +129,7 @@ impl Ran {
         files
     }
 
-    /// Its one trace, which is complete; see [`Trace::read`].
+    /// The only trace, which must be complete; see [`Trace::read`].
     pub(crate) fn trace(&self) -> Trace {
         let files = self.files();
         assert_eq!(files.len(), 1, "expected one trace, found {files:?}\n{}", self.stderr());
@@ -185,13 +185,13 @@ impl Rec {
     }
 }
 
-/// A trace, read to its end.
+/// A complete trace.
 pub(crate) struct Trace {
-    /// Its rows but for the first and the last.
+    /// The rows without the first and the last.
     pub(crate) rows: Vec<Rec>,
-    /// The last row's text.
+    /// The text of the last row.
     pub(crate) end: String,
-    /// Its process.
+    /// The process id.
     pub(crate) pid: i64,
 }
 
@@ -237,31 +237,32 @@ impl Trace {
         self.rows.iter().filter(|row| row.event == event).collect()
     }
 
-    /// The one row that took `bytes`.
-    pub(crate) fn taking(&self, bytes: i64) -> &Rec {
+    /// The only row that allocates `bytes`.
+    pub(crate) fn allocation(&self, bytes: i64) -> &Rec {
         let found: Vec<_> = self.rows.iter().filter(|row| row.delta == bytes).collect();
         assert_eq!(found.len(), 1, "{bytes} bytes: {found:?}");
         found[0]
     }
 
-    /// How many rows took memory.
-    pub(crate) fn taken(&self) -> usize {
+    /// The number of rows that allocate memory.
+    pub(crate) fn allocations(&self) -> usize {
         self.rows.iter().filter(|row| row.delta > 0).count()
     }
 
-    /// How many rows gave memory back.
-    pub(crate) fn given(&self) -> usize {
+    /// The number of rows that free memory.
+    pub(crate) fn frees(&self) -> usize {
         self.rows.iter().filter(|row| row.delta < 0).count()
     }
 
-    /// Bytes that are live at the end.
+    /// The bytes that are live at the end.
     pub(crate) fn live(&self) -> i64 {
         self.rows.iter().map(|row| row.delta).sum()
     }
 }
 
-/// Holds every row against a replay of those before it: each free gives back what is live at its address
-/// under its id, nothing is given out twice, and the totals of a device are the sums of its deltas.
+/// Checks every row against a replay of the rows before it: each free returns the memory that is live at its
+/// address under its id, no live memory is handed out again, and the totals of a device are the sums of its
+/// deltas.
 fn replay(rows: &[Rec]) {
     let mut live: HashMap<(bool, i64), (i64, i64)> = HashMap::new();
     let mut totals: HashMap<i32, (i64, i64)> = HashMap::new();
@@ -271,7 +272,7 @@ fn replay(rows: &[Rec]) {
         match row.event {
             EventName::Alloc | EventName::Free => {
                 *allocated += row.delta;
-                // A block that a call of the runtime gave lies in no segment.
+                // Memory that a call of the runtime allocated lies in no segment.
                 *reserved += if row.api == Api::CachingAllocator.as_str() { 0 } else { row.delta };
             }
             EventName::SegmentAlloc | EventName::SegmentFree => *reserved += row.delta,

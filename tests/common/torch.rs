@@ -1,5 +1,5 @@
-//! The harness of all tests that run PyTorch: an installed torch, the scripts of `tests/scripts` under it, and the
-//! traces that they leave. Programs run on the simulated GPU, with memtrace or without it.
+//! The harness of all tests that run PyTorch: an installed torch, the scripts of `tests/scripts` under it,
+//! and their traces. Programs run on the simulated GPU, with memtrace or without it.
 
 #[path = "installed.rs"]
 mod installed;
@@ -49,14 +49,14 @@ pub(crate) use on_every_torch;
 
 /// One installed torch.
 pub(crate) struct Torch {
-    /// Its version, as in [`VERSIONS`].
+    /// The version, one of [`VERSIONS`].
     pub(crate) version: String,
-    /// Its Python interpreter.
+    /// The Python interpreter.
     pub(crate) python: PathBuf,
 }
 
 impl Torch {
-    /// The torch of this version. One that is not installed skips its test, and fails it with `CI=true`.
+    /// The torch of this version. If it is not installed, the test is skipped; with `CI=true` it fails.
     pub(crate) fn installed(version: &str) -> Option<Torch> {
         installed::python(version).map(|python| Torch { version: version.to_owned(), python })
     }
@@ -75,7 +75,7 @@ impl Torch {
         }
     }
 
-    /// This Python, without settings from outside.
+    /// This Python, without memtrace's variables from outside.
     pub(crate) fn command(&self) -> Command {
         clean(&self.python)
     }
@@ -120,7 +120,7 @@ impl Torch {
         let mut command = self.traced_command_on(card, &out.path().join("trace"));
         command.args(options);
         if options.contains(&"-S") {
-            // Without `site` there are no installed packages: the script gets their folder.
+            // Without `site`, Python does not find installed packages: pass the script their folder.
             command.args(["-c", BARE]).arg(self.packages());
         }
         command.arg(scripts().join(script)).args(args).envs(env.iter().copied());
@@ -146,7 +146,7 @@ impl Torch {
         self.untraced_on(CARD, &[], script, args, &[]).output
     }
 
-    /// The folder of its packages.
+    /// The folder of installed packages.
     pub(crate) fn packages(&self) -> PathBuf {
         let lib = self.python.parent().and_then(Path::parent).unwrap().join("lib");
         let mut versions = std::fs::read_dir(lib).unwrap().map(|entry| entry.unwrap().path());
@@ -232,12 +232,12 @@ impl Run {
         serde_json::from_str(&self.report(report, &[&["--json"], args].concat())).unwrap()
     }
 
-    /// The folder of its traces.
+    /// The folder of the traces.
     pub(crate) fn dir(&self) -> PathBuf {
         self.out.path().join("trace")
     }
 
-    /// Its traces, sorted by name.
+    /// The traces, sorted by name.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         traces(&self.dir())
     }
@@ -306,12 +306,12 @@ pub(crate) fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts")
 }
 
-/// `memtrace`, without settings from outside.
+/// `memtrace`, without variables from outside.
 pub(crate) fn memtrace() -> Command {
     clean(Path::new(env!("CARGO_BIN_EXE_memtrace")))
 }
 
-/// A program without settings from outside.
+/// A program without variables from outside.
 pub(crate) fn clean(program: &Path) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
