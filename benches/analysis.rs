@@ -1,4 +1,4 @@
-//! How fast a trace is read and replayed, in rows and bytes a second.
+//! Measures the speed of reading and replaying a trace, in rows and bytes per second.
 //!
 //! `cargo bench --bench analysis` makes a trace of a million rows in the target folder and reads it;
 //! `-- generate FILE ROWS` only writes one, for `benches/compare.py`; `-- read FILE` reads one.
@@ -26,7 +26,7 @@ const OPS: [&str; 6] =
     ["aten::addmm", "aten::empty", "aten::gelu", "aten::native_layer_norm", "aten::mul", "aten::add"];
 const DEVICE_BASE: i64 = 0x7f00_0000_0000;
 
-/// Writes a training run: in each step a forward that keeps, a backward that gives back, with op rows.
+/// Writes a training run: each step has a forward that keeps blocks, a backward that frees them, and op rows.
 struct Generator<'a> {
     writer: RowWriter<BufWriter<File>>,
     row: Row<'a>,
@@ -35,7 +35,7 @@ struct Generator<'a> {
 }
 
 impl Generator<'_> {
-    /// A sequence that is the same in every run.
+    /// A pseudo-random sequence that is the same in every run.
     fn random(&mut self) -> i64 {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
@@ -156,14 +156,14 @@ fn generate(path: &Path, rows: i64) -> io::Result<()> {
     generator.writer.flush()
 }
 
-/// Seconds by the clock and seconds of all cores.
+/// Seconds of wall time, and of CPU time on all cores.
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
 struct Seconds {
     wall: f64,
     cpu: f64,
 }
 
-/// The best of three.
+/// The best of three runs.
 fn time(mut what: impl FnMut()) -> Seconds {
     let cpu = || {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);

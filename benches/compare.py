@@ -35,8 +35,8 @@ DEVICE += ["at_end_allocated_bytes", "at_end_reserved_bytes"]
 
 
 def figures(question, answer):
-    """Those of memtrace's `--json`, as the others print them."""
-    # What memtrace shows as nobody's is (none) in the rows.
+    """The figures of memtrace's `--json`, in the form that the others print."""
+    # memtrace shows (none) as unattributed.
     column = lambda groups: {
         name.replace("(unattributed)", "(none)"): value for name, value in groups.items()
     }
@@ -53,7 +53,7 @@ def figures(question, answer):
 
 
 def differences(name, expected, found):
-    """Every figure that is not the same, by its path."""
+    """Every figure that differs, by its path."""
     if not (isinstance(expected, dict) and isinstance(found, dict)):
         return [] if expected == found else [f"{name}: memtrace says {expected}, not {found}"]
     keys = sorted(expected.keys() | found.keys())

@@ -75,7 +75,7 @@ def imports(python, folder):
     ways = [("untraced", None), ("untraced again", None), *list(WAYS.items())[1:]]
     taken = {way: [] for way, _ in ways}
     for number in range(IMPORTS):
-        # Whoever comes first finds a colder machine: everybody in turn.
+        # The first one runs on a colder machine, so the order rotates.
         for way, enabled in ways[number % len(ways) :] + ways[: number % len(ways)]:
             before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
             subprocess.run([python, "-c", "import torch"], env=environment(enabled, folder), check=True)

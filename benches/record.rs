@@ -1,4 +1,5 @@
-//! What one block report costs, beside one clock read in the same run; and how fast the writer is.
+//! Measures the cost of one block report, compared with one clock read of the same run, and the speed of the
+//! writer.
 //!
 //! The hook itself is measured: the benchmark starts itself under the preloaded library and calls the
 //! function that torch's allocator would call. Batches are small and far apart, so that the writer
@@ -22,7 +23,7 @@ use memtrace_trace::event::{Block, Payload};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::{Api, Header, Row};
 
-/// Set in the processes that the benchmark starts.
+/// Set in the processes that the benchmark starts itself.
 const INSIDE: &str = "MEMTRACE_BENCH_INSIDE";
 const BATCHES: usize = 301;
 const PER_BATCH: usize = 2_000;
@@ -34,7 +35,7 @@ fn main() {
     if std::env::var_os(INSIDE).is_some() {
         return inside();
     }
-    // What the hook passes its arguments on to, as in a process that has torch.
+    // The library to which the hook passes its arguments on, as in a process with torch.
     let torch = tempfile::tempdir().unwrap();
     let mut preload = library().display().to_string();
     for name in ["c10", "torch_cpu"] {
@@ -71,7 +72,7 @@ fn main() {
     println!("  {:32} {:.2} million", "into nothing", rows_per_second(io::sink()) / 1e6);
 }
 
-/// ns for an event and for a clock read: what `Recorder::record` costs, without any hook.
+/// ns for one event (`Recorder::record` without a hook) and for one clock read.
 fn alone(threads: usize) -> (f64, f64) {
     let folder = tempfile::tempdir().unwrap().keep();
     let settings = Settings { out: folder.clone(), ..Settings::default() };
@@ -106,7 +107,7 @@ fn alone(threads: usize) -> (f64, f64) {
     on_threads(threads, |barrier, thread| measure(record, barrier, thread))
 }
 
-/// The means over threads that work at once.
+/// The means over threads that run at once.
 fn on_threads(threads: usize, work: impl Fn(&Barrier, usize) -> (f64, f64) + Sync) -> (f64, f64) {
     let barrier = Barrier::new(threads);
     let medians: Vec<(f64, f64)> = std::thread::scope(|scope| {
@@ -118,7 +119,7 @@ fn on_threads(threads: usize, work: impl Fn(&Barrier, usize) -> (f64, f64) + Syn
     (mean(|m| m.0), mean(|m| m.1))
 }
 
-/// The library as `cargo bench` built it, among the dependencies of this program.
+/// The library that `cargo bench` built, among the dependencies of this program.
 fn library() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let path = own.with_file_name("libmemtrace.so");
@@ -126,7 +127,7 @@ fn library() -> PathBuf {
     path
 }
 
-/// Under the preloaded library: prints ns and ratio.
+/// Runs in the preloaded process: prints ns and ratio.
 fn inside() {
     let inside = std::env::var(INSIDE).unwrap();
     let (what, threads) = inside.split_once(' ').unwrap();
@@ -151,7 +152,7 @@ fn inside() {
         // SAFETY: by its signature; the address is only written down. The device is CUDA 0.
         unsafe { report(addr, if live { 512 } else { -512 }, 512, 2 << 20, 1) };
     };
-    // An op is a begin and an end, so each call is half of one.
+    // An op is a begin and an end, so each call is half an op.
     let half = |_: usize, begins: bool| {
         // SAFETY: by their signatures; an end follows its begin.
         if begins { unsafe { begin() } } else { unsafe { end() } }
@@ -172,7 +173,7 @@ fn inside() {
     io::stdout().flush().unwrap();
 }
 
-/// A function of the libraries that were preloaded.
+/// A function of the preloaded libraries.
 fn find(name: &CStr) -> *mut c_void {
     // SAFETY: looks the name up among what is loaded.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
@@ -180,13 +181,13 @@ fn find(name: &CStr) -> *mut c_void {
     found
 }
 
-/// ns for an event and for a clock read, on one thread among those that meet at the barrier.
+/// ns for one event and for one clock read, on one of the threads that meet at the barrier.
 fn measure(event: impl Fn(usize, bool), barrier: &Barrier, thread: usize) -> (f64, f64) {
     let mut events = Vec::new();
     let mut clocks = Vec::new();
     event(thread, true);
     event(thread, false);
-    // By now the writer thread knows the processor's counter.
+    // By now the writer thread has calibrated the processor's counter.
     std::thread::sleep(Duration::from_secs(1));
     for _ in 0..BATCHES {
         std::thread::sleep(PAUSE);

@@ -6,12 +6,12 @@ import sys
 
 MIB = 1 << 20
 STEPS = ["cublas", "cudnn", "nccl", "graph", "expandable"]
-# nvidia-smi rounds to MiB, and a look at the device is some ms from nvidia-smi's.
+# nvidia-smi rounds to MiB, and its sample is some ms apart from memtrace's.
 TOLERANCE = 4 * MIB
 
 
 def check(checks, script):
-    """Every step, each in a process of its own."""
+    """Every step runs in its own process."""
     for how in STEPS:
         problem, detail = step(checks, script, how)
         checks.report(f"ledger: {how}", problem, detail)
@@ -45,7 +45,7 @@ def step(checks, script, how):
 
     in_bytes = lambda mib: None if mib is None else mib * MIB
     same("used, by nvidia-smi", device["used_bytes"], in_bytes(told["smi_used_mib"]))
-    # What cudaMemGetInfo calls used may have the driver's own reserve in it; NVML's total then differs too.
+    # cudaMemGetInfo's used memory may include the driver's reserve; NVML's total then differs too.
     if device["total_bytes"] == told["total"]:
         same("used, by cudaMemGetInfo", device["used_bytes"], told["total"] - told["free"])
     if told["smi_own_mib"] is not None and device["looked_process_bytes"] >= 0:

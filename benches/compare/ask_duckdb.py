@@ -1,4 +1,4 @@
-"""The answers of DuckDB: ask_duckdb.py summary|peak TRACE.
+"""Answers the benchmark's questions with DuckDB: ask_duckdb.py summary|peak TRACE.
 
 Of the forms tried (a pass over the file for each question; a table, in the order of the file or in any;
 `arg_max`, of columns or of structs) this was the fastest: one pass into a table of the columns of the
@@ -30,7 +30,7 @@ def ask(query):
 
 
 def moments(totals):
-    """The rows at which totals of the GPU are highest first. `arg_max` gives any of them."""
+    """The first rows with the highest totals of the GPU. `arg_max` returns any of them."""
     tops = ", ".join(f"max({total}) {name}" for name, total in totals.items())
     tops = ask(f"select {tops} from t where device >= 0")[0]
     at = ", ".join(f"min(seq) filter ({total} = {tops[name]}) {name}" for name, total in totals.items())
@@ -41,7 +41,7 @@ def moments(totals):
 
 
 def live(by, at, what):
-    """What was live at `at`."""
+    """The blocks that are live at `at`."""
     blocks = f"seq <= {at} and event in ('alloc', 'free', 'tag', 'live')"
     return ask(f"select {by}, sum(delta_bytes)::bigint bytes, {what} from t where {blocks} group by {by}")
 
@@ -49,7 +49,7 @@ def live(by, at, what):
 def summary():
     used = "reserved_bytes"
     if ask(f"select count(*) rows from t where {OUTSIDE}")[0]["rows"]:
-        # Costs a sort: not where there is nothing to add.
+        # Costs a sort, so it is left out where there is nothing to add.
         outside = (
             f"sum(case when {OUTSIDE} then delta_bytes else 0 end) "
             "over (order by seq rows unbounded preceding)"

@@ -1,4 +1,4 @@
-"""The answers of pandas with its defaults: ask_pandas.py summary|peak TRACE."""
+"""Answers the benchmark's questions with pandas and its defaults: ask_pandas.py summary|peak TRACE."""
 
 import json
 import sys
@@ -17,12 +17,12 @@ def moment(t, total):
 
 
 def nobody(rows):
-    """The bytes that no column says the owner of."""
+    """The bytes without an owner in any column."""
     return rows.delta_bytes[(rows.op == NONE) & (rows.module == NONE) & (rows.category == NONE)].sum()
 
 
 def prefix(t, at):
-    """The rows whose deltas sum to what was live at `at`."""
+    """The rows whose deltas sum to the memory live at `at`."""
     return t[(t.seq <= at) & t.event.isin(["alloc", "free", "tag", "live"])]
 
 

@@ -1,4 +1,4 @@
-"""The answers of polars: ask_polars.py eager|projected summary|peak TRACE.
+"""Answers the benchmark's questions with polars: ask_polars.py eager|projected summary|peak TRACE.
 
 Of the forms tried (all of it lazy and streaming, with a pass for each question; in memory; texts as they
 are or as categoricals) `projected` was the fastest: one pass over the columns of the question.
@@ -23,7 +23,7 @@ DELTA = col("delta_bytes")
 
 
 def first(total):
-    """The row at which a total of the GPU is highest first. `arg_max` gives any of them."""
+    """The first row with the highest total of the GPU. `arg_max` returns any of them."""
     return pl.struct(
         total.filter(GPU).max().alias("bytes"),
         col("seq").filter(GPU & (total == total.filter(GPU).max())).min(),
@@ -38,7 +38,7 @@ def moment(t, top):
 
 
 def prefix(t, at):
-    """The rows whose deltas sum to what was live at `at`."""
+    """The rows whose deltas sum to the memory live at `at`."""
     return t.lazy().filter((col("seq") <= at) & col("event").is_in(["alloc", "free", "tag", "live"]))
 
 

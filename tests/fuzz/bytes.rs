@@ -1,4 +1,5 @@
-//! Fuzzes reports and exports with any bytes behind a valid header and meta row, and sometimes without these.
+//! Fuzzes reports and exports with arbitrary bytes after a valid header and meta row, sometimes without
+//! these.
 #![no_main]
 
 mod every_report;

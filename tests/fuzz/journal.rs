@@ -13,7 +13,7 @@ use memtrace_trace::journal::{Run, names_path};
 use memtrace_trace::{Event, Meta, SCHEMA_VERSION};
 use memtrace_trace::{EventName, Row};
 
-/// The bytes of the input, in order; 0 behind its end.
+/// The bytes of the input, in order; 0 after its end.
 struct Words<'a>(&'a [u8]);
 
 impl Words<'_> {
@@ -129,7 +129,7 @@ fuzz_target!(|input: &[u8]| {
     };
     let mut whole = journal(&run, &at, &chunks);
     if words.byte() > 240 {
-        // A journal on a disk that was full, or a file of another kind.
+        // The journal is cut short, as on a full disk, or is a file of another kind.
         whole.truncate((words.number() as usize).wrapping_mul(61));
     }
     fs::write(&left, &whole).unwrap();

@@ -1,6 +1,6 @@
 """Uses the backend `cudaMallocAsync`.
 
-At each point it prints torch's figures of the pool, and updates the trace with a sample of the device.
+At each point it prints torch's figures of the pool, and makes the tracer sample the device.
 """
 
 import sys
@@ -32,7 +32,7 @@ for point in range(12):
         flush=True,
     )
 
-# A capture: its allocations and frees are nodes of the graph, which owns the memory from its launch on.
+# A capture: its allocations and frees are nodes of the graph, which owns the memory from its first launch.
 side = torch.cuda.Stream()
 side.wait_stream(torch.cuda.current_stream())
 graph = torch.cuda.CUDAGraph()

@@ -36,7 +36,8 @@ for loader, frame in frames.items():
         differs = frame[column].astype(str) != first[column].astype(str)
         assert not differs.any(), (loader, column, frame[differs].iloc[0], first[differs].iloc[0])
 
-# DESIGN's promise: over any prefix, groupby is live memory by owner; in total it is the device's total.
+# The promise of docs/trace-format.md: over any prefix, groupby gives live memory by owner, and their sum is
+# the device's total.
 block_rows = first[first.event.isin(["alloc", "free", "tag", "live"])]
 for until in (len(block_rows) // 3, len(block_rows) // 2, len(block_rows)):
     prefix = block_rows.iloc[:until]

@@ -35,7 +35,7 @@ def stacks(path):
 
 
 def blocks(path):
-    """Of each block its first row, what it was known as at its end, and the last mark before it."""
+    """For each block its first row, its category at its end, and the last mark before it."""
     found, mark, callers = {}, "", stacks(path)
     for row in rows(path):
         if row["event"] == "mark":
@@ -54,7 +54,7 @@ def blocks(path):
 
 
 def differs(block, wanted, others):
-    """What of a block is not as it should be."""
+    """The differences between a block and its expected owner."""
     pairs = []
     for name, value in wanted.items():
         if name == "module":

@@ -1,4 +1,4 @@
-"""Reads the files of `memtrace export` with the programs for which they are made.
+"""Reads the files of `memtrace export` with the programs that they are made for.
 
     exports.py CHECK ARGUMENT...
 
@@ -13,8 +13,9 @@ import pickletools
 import sys
 from pathlib import Path
 
-# What the reader in PyTorch's memory_viz page knows (torch/utils/viz/MemoryViz.js), but for what it calls
-# untested there, and text of more than 255 bytes, BINUNICODE, which no name of a trace reaches here.
+# The opcodes that the reader in PyTorch's memory_viz page supports (torch/utils/viz/MemoryViz.js), without
+# those that it calls untested, and without BINUNICODE (text of more than 255 bytes), which no name in a trace
+# needs here.
 OPCODES = {
     "APPEND",
     "APPENDS",
@@ -47,7 +48,7 @@ OPCODES = {
 
 
 def walk(data):
-    """The rules of the pickle: its opcodes, its integers, its texts, its batches."""
+    """Checks the rules of the pickle: opcodes, integers, texts, batches."""
     marks, texts, protocol = [], collections.Counter(), None
     for opcode, argument, _ in pickletools.genops(data):
         name = opcode.name
@@ -78,7 +79,7 @@ def viz(*paths):
     from torch.cuda import _memory_viz
 
     def lines(text):
-        """In place of flamegraph.pl, which the functions would fetch."""
+        """Stands in for flamegraph.pl, which the functions would download."""
         for line in text.splitlines():
             stack, size = line.rsplit(" ", 1)
             assert int(size) >= 0 and stack.count(";") >= 1, line
@@ -115,7 +116,8 @@ def viz(*paths):
 
 
 def follow(trace, segments):
-    """The page steps back from the end: each event must fit what it then has."""
+    """The page replays the events backwards from the final state: each event must match the state at its
+    time."""
     blocks = [block for segment in segments for block in segment["blocks"]]
     live = {block["address"] for block in blocks if block["state"] != "inactive"}
     for entry in reversed(trace):
@@ -137,7 +139,8 @@ def snapshot(ours, theirs):
     streams = {}
 
     def stream(mine, torchs):
-        """A stream has another name here: the same for the same, and the default one's own."""
+        """Stream numbers differ, but each stands for one stream of torch, and the default stream for the
+        default stream."""
         assert (mine == 0) == (torchs == 0), (mine, torchs)
         assert streams.setdefault(mine, torchs) == torchs, (mine, torchs, streams)
 
@@ -212,12 +215,12 @@ def tracker(path, plain, watched):
     for index, (name, size) in watched["allocated"].items():
         mine, own_size = allocated[int(index)]
         assert own_size == size, (index, mine, name)
-        # It names the overload too, and numbers each by itself.
+        # MemoryTracker's name includes the overload, and it numbers each overload separately.
         op = mine.rsplit("_", 1)[0].split(".")[-1].split("::")[-1]
-        # An op of Python's own has no row but that of the mode that saw it.
+        # An op of Python's own appears only as the row of the mode that saw it.
         assert op == "PythonDispatchMode" or f".forward.{op}." in f".{name}", (mine, name)
     assert loaded._markers == watched["markers"], (loaded._markers, watched["markers"])
-    # Called so from some version after 2.6 on.
+    # The name changed in some version after 2.6.
     retries = "_num_alloc_retries" if hasattr(loaded, "_num_alloc_retries") else "_num_cuda_retries"
     assert getattr(loaded, retries) == watched["retries"]
     assert list(loaded.memories_active) == list(loaded.memories_reserved) == list(allocated)
@@ -228,7 +231,8 @@ def tracker(path, plain, watched):
 
 
 def timeline(ours, raw, folder):
-    """Ours and the profiler's of one step. It knows only what an op touched, and its own clock."""
+    """Compares memtrace's timeline of one step with the profiler's. The profiler knows only blocks that an op
+    touched, and has its own clock."""
     folder = Path(folder)
     ours, raw = json.loads(Path(ours).read_text()), json.loads(Path(raw).read_text())
     theirs = json.loads((folder / "profiler.json").read_text())
@@ -243,7 +247,7 @@ def timeline(ours, raw, folder):
         return [event[2] for event in events if event[1] in (2, 4)]
 
     mine, torchs = changes(raw), changes(their_raw)
-    # Where both saw the event the totals are the same, one after the other.
+    # For events that both recorded, the totals are equal and in the same order.
     import difflib
 
     matcher = difflib.SequenceMatcher(None, mine, torchs, autojunk=False)
@@ -253,7 +257,7 @@ def timeline(ours, raw, folder):
     assert same >= 0.97 * max(len(mine), len(torchs)), (same, len(mine), len(torchs))
     before = [sum(event[2] for event in events if event[1] == 1) for events in (raw, their_raw)]
     print("there before:", before)
-    # What it does not know of before the step, no op of the step touched.
+    # Blocks from before the step that the profiler does not know were used by no op of the step.
     assert before[0] >= before[1] > 0, before
 
 
@@ -301,7 +305,7 @@ def schema(schema, *paths):
     schema = json.loads(Path(schema).read_text())
     for path in paths:
         jsonschema.validate(json.loads(Path(path).read_text()), schema)
-    # A schema that takes all shows nothing.
+    # A schema that accepts everything proves nothing.
     broken = json.loads(Path(paths[0]).read_text())
     del broken["profiles"][0]["weights"]
     try:

@@ -53,7 +53,7 @@ def workspaces(trace):
 
 
 def transients(trace):
-    """The blocks that came and went while one op ran."""
+    """The blocks that were allocated and freed while one op ran."""
     born, waiting, short = {}, {}, set()  # the second by thread: of each freed block its birth
     for row in rows(trace):
         if row["device"] < 0:

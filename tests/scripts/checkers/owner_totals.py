@@ -25,7 +25,8 @@ def rows(path):
 
 
 def replay(path):
-    """Every row with the live blocks after it, by address: each as its last alloc or tag row."""
+    """Yields every row with the live blocks after it, by address; each block is represented by its last alloc
+    or tag row."""
     live = {}
     for row in rows(path):
         if row["device"] >= 0:
@@ -37,7 +38,7 @@ def replay(path):
 
 
 def eventual(path):
-    """Of each block: what it was known as at its end."""
+    """For each block, its category at its end."""
     last = {}
     for row in rows(path):
         if row["event"] == "alloc" or (row["event"] == "tag" and row["delta_bytes"] > 0):

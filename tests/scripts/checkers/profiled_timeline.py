@@ -5,11 +5,11 @@ profiled_timeline.py OURS THEIRS
 Each storage has the same actions in the same order, and the same category wherever the profiler has one.
 Only these differences are accepted:
 
-- sizes: of what was there before the profiler knows the tensor's own bytes, the trace the block's: at most
-  the next multiple of 512.
-- unidentified: a block that no tensor was ever seen on (scratch of an op, a library's workspace) has no
-  address in the profile. As many of each size and action are left in the trace.
-- untouched: what was there before and no op used is in the trace alone.
+- sizes: for blocks from before the profile, the profiler has the tensor's own bytes, and the trace the
+  block's: at most the next multiple of 512.
+- unidentified: a block on which no tensor was seen (scratch of an op, a library's workspace) has no address
+  in the profile. For each size and action, the trace has as many of them.
+- untouched: blocks from before the profile that no op used are only in the trace.
 - unknown: where the profiler has no category, the trace has that of its rows.
 """
 
@@ -36,7 +36,7 @@ def main():
         rows, left = ours[address], collections.deque(theirs.get(address, []))
         for row in rows:
             match = left[0] if left else None
-            # Scratch may come where an identified block comes next, of the same size.
+            # An unidentified block may come before an identified one of the same size.
             known = match and match["category"] in (row["category"], "Unknown")
             if not known and unidentified[row["action"], row["bytes"]] > 0:
                 match = None
@@ -99,7 +99,7 @@ def main():
 
 
 def before(rows):
-    """The blocks that were there before."""
+    """The blocks from before the profile."""
     return {row["alloc_id"] for row in rows if row["action"] == "PREEXISTING"}
 
 

@@ -64,7 +64,7 @@ class Open:
             self.page.context.close()
 
     def rest(self):
-        """Waits until what was asked for is drawn and the address is written."""
+        """Waits until the page has been drawn and the address has been written."""
         self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         self.page.wait_for_timeout(250)
 
@@ -75,7 +75,7 @@ class Open:
         return self.page.inner_text(selector)
 
     def rows(self):
-        """The table: name and bytes as it shows them."""
+        """The name and the displayed bytes of each row of the table."""
         cells = "[...document.querySelectorAll('#table tbody tr')].map((row) => [...row.cells].map((cell) => cell.innerText.trim()))"
         return self.page.evaluate(cells)
 
@@ -89,7 +89,7 @@ class Open:
 
 
 def shown(size):
-    """Bytes as the command prints them."""
+    """Formats bytes as the command does."""
     for name, unit in [("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)]:
         if abs(size) >= unit:
             return f"{size / unit:.2f} {name}"
@@ -101,7 +101,7 @@ def near(a, b, slack):
 
 
 def peak(path, *answers):
-    """What the page says of the peak is what `memtrace peak --json` says, by every key."""
+    """The page has the figures of `memtrace peak --json`, for every grouping."""
     with Open(path) as it:
         for file in answers:
             answer = json.loads(Path(file).read_text())
@@ -112,7 +112,7 @@ def peak(path, *answers):
                 assert f"step {moment['step']}" in head, (head, moment)
             for word in ["phase", "module"]:
                 assert moment[word] == "(none)" or moment[word] in head, (head, moment)
-            # From elsewhere, P comes back and pins it.
+            # From another moment, P returns to the peak and pins it.
             it.page.evaluate("location.hash = '#at=1'")
             it.rest()
             it.key("p")
@@ -134,14 +134,14 @@ def peak(path, *answers):
                     found,
                 )
             assert len(found) == len(answer["groups"])
-            # And the icicle and the blocks add up to it.
+            # The icicle and the blocks add up to the total.
             live = it.page.evaluate(f"memtrace.liveAt({moment['ts_ns']})")
             assert live["sum"] + live["rest"] == moment["bytes"], (live["sum"], live["rest"], moment)
         print("peak", shown(moment["bytes"]), "by", len(answers), "keys")
 
 
 def use(path):
-    """Wheel, drag, click, keys, search, sort, themes: each does what it says, and the address keeps it."""
+    """Wheel, drag, click, keys, search, sort and themes work, and the address keeps the state."""
     with Open(path) as it:
         home = it.state()
         box = it.curve()
@@ -155,7 +155,7 @@ def use(path):
         zoomed = it.state()
         assert zoomed["to"] - zoomed["from"] < 0.7 * (home["to"] - home["from"]), (home, zoomed)
         near(under(zoomed), under(home), (home["to"] - home["from"]) * 0.01)
-        # A drag to the right shows what was before.
+        # A drag to the right moves to an earlier time.
         it.page.mouse.down()
         it.page.mouse.move(middle[0] + 200, middle[1], steps=5)
         it.page.mouse.up()
@@ -164,7 +164,7 @@ def use(path):
         assert panned["from"] < zoomed["from"], (zoomed, panned)
         near(panned["to"] - panned["from"], zoomed["to"] - zoomed["from"], 2)
         assert panned["at"] == home["at"], "a drag pins nothing"
-        # A click pins the moment under the mouse.
+        # A click pins the moment under the pointer.
         it.page.mouse.click(middle[0] + 120, middle[1])
         it.rest()
         pinned = it.state()
@@ -173,7 +173,7 @@ def use(path):
         )
         near(pinned["at"], where, (panned["to"] - panned["from"]) * 0.01)
         assert "Live at" in it.text("#live-title") and "peak" not in it.text("#live-title")
-        # What is listed is what lived then.
+        # The listed blocks are those that were live at that moment.
         moment = pinned["at"]
         lived = it.page.evaluate(
             f"(() => {{ const b = memtrace.tracks[memtrace.state.track].blocks; let sum = 0; for (let i = 0; i < b.length; i++) if (b.born[i] <= {moment} && (b.age[i] < 0 || b.born[i] + b.age[i] > {moment})) sum += b.bytes[i]; return sum; }})()"
@@ -186,7 +186,7 @@ def use(path):
             same = again.state()
             for name in ["from", "to", "at"]:
                 near(same[name], pinned[name], 1)
-        # Keys.
+        # The keys.
         it.key("0")
         near(
             it.state()["to"] - it.state()["from"],
@@ -209,7 +209,7 @@ def use(path):
         it.key("?")
         assert it.page.is_visible("#keys")
         it.page.keyboard.press("Escape")
-        # Search: what matches comes first and stays bright, the rest is dimmed.
+        # Search: matches come first and stay bright, and the rest is dimmed.
         it.key("p")
         it.page.click("#by [data-value=module]")
         it.rest()
@@ -228,7 +228,7 @@ def use(path):
         it.page.keyboard.press("Escape")
         it.rest()
         assert it.state()["search"] == "" and not it.page.evaluate("document.querySelectorAll('.dim').length")
-        # The table sorts by what is clicked.
+        # A click on a column sorts the table by it.
         it.page.click("#by [data-value=block]")
         it.rest()
         ages = lambda: [row[4] for row in it.rows()]
@@ -239,7 +239,8 @@ def use(path):
         it.page.click("#table th button:has-text('lived')")
         it.rest()
         assert ages() != down or len(set(down)) == 1
-        # The icicle is one stop of Tab, in which the arrows walk; each cell says whose it is and how much.
+        # The icicle is one stop of the Tab key, and the arrow keys move inside it. Each cell has a label with
+        # its owner and its bytes.
         assert (
             it.page.evaluate(
                 "[...document.querySelectorAll('#icicle .cell')].filter((cell) => cell.tabIndex === 0).length"
@@ -256,20 +257,20 @@ def use(path):
         assert below.startswith(above.split(": ")[0] + " › "), (above, below)
         it.page.keyboard.press("ArrowUp")
         assert label() == above and it.state()["from"] == view
-        # It opens and closes.
+        # A cell opens and closes.
         it.page.click("#icicle .cell >> nth=0")
         it.rest()
         assert it.page.evaluate("document.querySelectorAll('.crumbs button').length") > 1
         it.page.click(".crumbs button >> nth=0")
         it.rest()
-        # Dark and light are really that.
+        # The themes change the real background.
         ground = lambda: it.page.evaluate("getComputedStyle(document.body).backgroundColor")
         light = ground()
         it.key("d")
         assert ground() != light and "theme=dark" in it.page.evaluate("location.hash")
         it.key("d")
         assert ground() == light
-        # Every picture says what it shows.
+        # Every picture has a label.
         unlabelled = it.page.evaluate(
             "[...document.querySelectorAll('[role=img]')].filter((one) => one.offsetParent && !one.getAttribute('aria-label')).map((one) => one.id)"
         )
@@ -280,7 +281,7 @@ def use(path):
         assert not nameless, nameless
     with Open(path, dark=True) as it:
         assert it.page.evaluate("getComputedStyle(document.body).backgroundColor") != light
-    # Nothing is wider than a narrow window.
+    # No element is wider than a narrow window.
     for width in [700, 380]:
         with Open(path, width=width) as it:
             assert it.page.evaluate("document.documentElement.scrollWidth") <= width, width
@@ -288,7 +289,7 @@ def use(path):
 
 
 def oom(path, answer):
-    """O goes to the OOM, and what was asked for is what `memtrace oom --json` says."""
+    """O goes to the OOM, and the page has the request of `memtrace oom --json`."""
     answer = json.loads(Path(answer).read_text())["ooms"][0]
     with Open(path, "#at=1") as it:
         it.key("o")
@@ -301,7 +302,7 @@ def oom(path, answer):
         assert "ran out of memory" in it.text("#badges")
         live = it.page.evaluate(f"memtrace.liveAt({answer['ts_ns']})")
         assert live["sum"] + live["rest"] == answer["allocated_bytes"], (live["sum"], answer)
-        # The segment map accounts for what was reserved.
+        # The segment map adds up to the reserved memory.
         assert shown(answer["reserved_bytes"]) + " reserved" in it.text("#segments-note"), it.text(
             "#segments-note"
         )
@@ -309,7 +310,7 @@ def oom(path, answer):
 
 
 def compare(path, answer):
-    """Two runs: the change is `memtrace diff --json`'s."""
+    """Two runs: the change is that of `memtrace diff --json`."""
     answer = json.loads(Path(answer).read_text())
     a, b = (answer[side]["peak_allocated"]["bytes"] for side in ["before", "after"])
     with Open(path) as it:
@@ -331,7 +332,7 @@ def compare(path, answer):
 
 
 def ranks(path, count):
-    """Every rank has a line, and a click shows it above."""
+    """Every rank has a line, and a click selects it."""
     with Open(path) as it:
         lines = it.page.locator(".rank")
         assert lines.count() == int(count), lines.count()
@@ -346,7 +347,7 @@ def ranks(path, count):
 
 
 def hostile(path):
-    """A trace whose names are markup shows them as text."""
+    """Names that look like markup are shown as text."""
     with Open(path) as it:
         assert not it.page.evaluate("globalThis.owned"), "a name of the trace ran"
         assert it.page.evaluate("document.querySelectorAll('img, iframe, b > script').length") == 0
@@ -365,14 +366,14 @@ def hostile(path):
 
 
 def empty(path):
-    """A trace with no GPU memory says so."""
+    """The page of a trace without GPU memory has a message."""
     with Open(path) as it:
         assert "No GPU memory" in it.text("#headline"), it.text("#headline")
     print("empty")
 
 
 def finer(path):
-    """Where the page knows no more, it prints the command that does."""
+    """Where the page has no finer data, it prints the command that has."""
     with Open(path, "#at=1") as it:
         track = it.page.evaluate(
             "(() => { const t = memtrace.tracks[memtrace.state.track]; return { start: t.start_ns, width: t.width_ns, end: t.end_ns, peak: t.peak.ts_ns }; })()"
@@ -394,7 +395,7 @@ def finer(path):
 
 
 def tasks(trace):
-    """The tasks of the page's main thread in a Chromium trace: CPU time and wall time of each, ms."""
+    """CPU time and wall time of each task of the page's main thread in a Chromium trace, in ms."""
     events = json.loads(trace)["traceEvents"]
     main = {
         (e["pid"], e["tid"])
@@ -409,7 +410,7 @@ def tasks(trace):
 
 
 def gestures(it, x, y):
-    """Scrolls, zooms, drags and pans: the tasks that this makes, and the time of each frame's script, ms."""
+    """Scrolls, zooms, drags and pans. Returns the tasks, and the time of each frame's script in ms."""
     it.page.mouse.move(x, y)
     it.page.evaluate("memtrace.frames.length = 0")
     browser().start_tracing(
@@ -436,12 +437,12 @@ def gestures(it, x, y):
 
 
 def smooth(path, most):
-    """No task of the page's main thread takes `most` ms of CPU time, whatever the hand does.
+    """No gesture makes a task of the page's main thread that takes `most` ms of CPU time.
 
-    Measured in Chromium's own trace, per task of the main thread (a frame's script, style, layout and paint are one), in
-    CPU time: what another program on the machine takes is not the page's. It still slows a core down, so the same
-    gestures are made a few times, and the best time counts: a page that is slow is slow each time. The software renderer
-    that stands in for a GPU runs in a process of its own and is not counted.
+    The times are those of Chromium's own trace, per task of the main thread (a frame's script, style, layout
+    and paint are one task). CPU time leaves out other programs on the machine, but those still slow a core
+    down. So the gestures are repeated a few times, and the best time counts: a slow page is slow each time.
+    The software renderer that stands in for a GPU runs in its own process and is not counted.
     """
     ROUNDS = 6
     with Open(path) as it:

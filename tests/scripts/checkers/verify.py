@@ -5,8 +5,8 @@
 Needs only the standard library, so that scripts/gpu-check can run it anywhere. Prints the number of
 comparisons and each difference, and exits 1 if there is one.
 
-The replay here is written from the schema's documentation alone, not from memtrace's own code: that
-the two agree is part of what is shown.
+The replay here follows the documentation of the schema alone and shares no code with memtrace, so their
+agreement is evidence for both.
 """
 
 import collections
@@ -43,7 +43,7 @@ class Verifier:
         """`conf` is the text of PYTORCH_CUDA_ALLOC_CONF."""
         divisions = re.search(r"roundup_power2_divisions:(\d+)", conf)
         self.divisions = int(divisions[1]) if divisions else 0
-        # torch counts no segments then.
+        # With expandable segments torch counts no segments.
         self.expandable = "expandable_segments:True" in conf
         self.devices = collections.defaultdict(Device)
         self.differences = []
@@ -91,7 +91,7 @@ class Verifier:
                 self.same(f"{column} is repeated on the free", row[column], block[column], where)
             state.move("allocated", delta)
             state.counts["free"] += 1
-            # The file says by its active total whether a stream still holds the block.
+            # The file's active total shows if a stream still holds the block.
             if row["active_bytes"] == state.totals["active"]:
                 state.pending[addr] = block
             else:
@@ -138,7 +138,7 @@ class Verifier:
             )
 
     def rounded(self, size):
-        """The allocator's rule: a multiple of 512, or of a part of the power of two below."""
+        """The allocator's rule: a multiple of 512, or of a fraction of the power of two below."""
         step = 512
         if self.divisions > 1 and size > 512 * self.divisions:
             floor = 1 << (size.bit_length() - 1)
@@ -148,14 +148,14 @@ class Verifier:
     # ---- the trace against torch
 
     def streams_agree(self, index, ours, theirs, where):
-        """Each stream of torch is one of ours."""
+        """Each stream of torch maps to one stream of the trace."""
         known = self.streams.setdefault((index, "ours", ours), theirs)
         self.same("a stream of the trace is one stream of torch", known, theirs, where)
         known = self.streams.setdefault((index, "torch's", theirs), ours)
         self.same("a stream of torch is one stream of the trace", known, ours, where)
 
     def pools_agree(self, index, state, told, where):
-        """Each pool of torch is one of ours, and holds the same blocks."""
+        """Each pool of torch maps to one pool of the trace, and holds the same blocks."""
         theirs = {addr: tuple(pool) for device, addr, pool in told.get("pools", []) if device == index}
         ours = {addr: block["pool"] for addr, block in state.live.items() if block["pool"]}
         if self.unknown_pools:
@@ -244,7 +244,7 @@ def joined(state):
 
 
 class Big(dict):
-    """A dict that compares whole and prints its size."""
+    """A dict that is compared as a whole; its repr has its size and its first items."""
 
     def __repr__(self):
         head = ", ".join(f"{k:#x}: {v}" for k, v in sorted(self.items())[:3])
@@ -266,7 +266,7 @@ def main():
         told = {line["checkpoint"]: line for line in map(json.loads, file)}
     meta = json.loads(next(rows(trace))["name"])
     verifier = Verifier(meta["allocator"]["conf"])
-    # Of a torch whose allocator is not known this well the trace says so.
+    # If memtrace does not know the allocator of this torch, the trace has a note.
     verifier.unknown_pools = any("pools" in what for what in meta["degraded"])
     seq, clock, met = 0, 0, set()
     for row in rows(trace):

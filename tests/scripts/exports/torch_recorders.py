@@ -2,9 +2,9 @@
 
     torch_recorders.py FOLDER
 
-Trains a small net for a few steps, the third under torch.profiler. It also has streams that hold freed
-blocks, odd sizes, an OOM and a private pool. FOLDER gets the profiler's memory timelines and torch's
-snapshot of the end. Nothing is freed after the snapshot.
+Trains a small net for a few steps, the third under torch.profiler. The run also has streams that hold freed
+blocks, odd sizes, an OOM and a private pool. FOLDER gets the profiler's memory timelines and torch's final
+snapshot. Nothing is freed after the snapshot.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ torch.cuda.empty_cache()
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
     kept.append(empty(5 * MIB + 7))
-# Freed, and still in use by a stream that nobody has waited for.
+# Freed, but still in use by a stream that has not been waited for.
 for size in (700, 2 * MIB, 13 * MIB):
     pending = empty(size)
     pending.record_stream(side)

@@ -1,7 +1,7 @@
-"""Allocates device memory by calls of the runtime, without torch: plain_calls.py MIB [HOW].
+"""Allocates device memory through the runtime, without torch: plain_calls.py MIB [HOW].
 
-For the card mem=1g,context=0. HOW is `fails-at-8` (fails there for another reason), `ignores` (does not
-use the number) or `nothing` (allocates nothing).
+For the card mem=1g,context=0. HOW is `fails-at-8` (fails there for a reason other than memory), `ignores`
+(ignores MIB) or `nothing` (allocates nothing).
 """
 
 import ctypes

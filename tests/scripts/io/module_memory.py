@@ -12,7 +12,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 
 class Mixer(nn.Module):
-    """Takes a tuple, of which two are one storage, and returns views."""
+    """Takes a tuple, two of whose tensors share a storage, and returns views."""
 
     def __init__(self, width):
         super().__init__()
@@ -55,6 +55,6 @@ print(
         }
     )
 )
-# Autograd's thread still lets go of the tracker's callbacks; a Python that ends meanwhile aborts, traced or
-# not (one run in ten of the untraced script did).
+# Autograd's thread still releases the tracker's callbacks. If Python ends meanwhile, it aborts, traced or not
+# (one run in ten of the untraced script did).
 time.sleep(0.5)

@@ -1,6 +1,6 @@
-"""Makes tensors that io records must skip or look through; each printed line describes a step.
+"""Makes tensors that io records must skip or unwrap; each printed line describes a step.
 
-Marks hold the addresses that `checkers/odd_tensors.py` needs.
+Marks contain the addresses that `checkers/odd_tensors.py` needs.
 """
 
 import warnings
@@ -22,7 +22,7 @@ def mark(name, tensor):
 
 
 class Wrapped(torch.Tensor):
-    """A subclass whose own storage has no memory."""
+    """A subclass whose own storage is empty."""
 
     @staticmethod
     def __new__(cls, inner):

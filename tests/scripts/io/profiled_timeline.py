@@ -16,12 +16,12 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm1d(256)
         self.act = nn.ReLU(inplace=True)
         self.head = nn.Linear(256, 32)
-        # Two layers that share a weight: its gradient is accumulated in one backward.
+        # The same layer runs twice: its gradient is accumulated in one backward.
         self.again = nn.Linear(32, 32)
 
     def forward(self, x):
         x = self.head(self.act(self.norm(self.up(x))))
-        # The backward of a power makes tensors that no one else sees.
+        # The backward of a power allocates temporaries that only autograd sees.
         return self.again(self.again(x) ** 3)
 
 

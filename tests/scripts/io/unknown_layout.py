@@ -1,4 +1,5 @@
-"""Simulates a torch that stores the size of a storage at an unknown place, so io records cannot be learned.
+"""Simulates a torch that stores the size of a storage at an unknown place, so that memtrace cannot learn the
+layout.
 
 While memtrace learns the layout, the tensors report wrong values.
 """
@@ -16,7 +17,7 @@ class Elsewhere:
 torch.Tensor.untyped_storage = lambda tensor: Elsewhere(real(tensor))
 first = torch.zeros(1000, device="cuda")
 for _ in range(1000):
-    # The interpreter gets to what waits for it.
+    # Lets the interpreter run its pending calls.
     first.add_(1)
 torch.Tensor.untyped_storage = real
 

@@ -1,8 +1,8 @@
 """Calls modules of every kind in an interpreter without torch: any_python.py LIBC10_CUDA calls|hooks.
 
-A stand-in for torch has what src/preload/python/tracer reads of it, and blocks come from the stand-in for
-torch's allocator. Prints, for each block, the module that allocated it and the Python lines that were there,
-outermost first. With `hooks`, module calls cannot be intercepted in C.
+A stand-in for torch has the attributes that src/preload/python/tracer reads, and the blocks come from the
+stand-in for torch's allocator. For each block the script prints the module that allocated it, and the Python
+lines of the call, outermost first. With `hooks`, module calls cannot be intercepted in C.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import types
 
 
 class Library:
-    """Stands for `torch._C` and whatever else is only asked for."""
+    """Stands for `torch._C`, and accepts any attribute."""
 
     class DisableTorchFunction:
         def __enter__(self):
@@ -54,7 +54,7 @@ class Module:
     def buffers(self):
         return iter(())
 
-    # As torch has them.
+    # The same methods as in torch.
     def _wrapped_call_impl(self, *args, **kwargs):
         return self._call_impl(*args, **kwargs)
 
@@ -161,7 +161,7 @@ class Part(Module):
 
 
 class Above(Module):
-    """Has a call of its own."""
+    """A module with its own `__call__`."""
 
     def __call__(self, takes):
         return super().__call__(takes)
@@ -187,7 +187,7 @@ class Shallow(Module):
 
 
 def reach():
-    """How deep a module can be called that nobody called before."""
+    """The depth at which a module can still be called for the first time."""
 
     def deep(further):
         return deep(further - 1) if further else Shallow()()
@@ -202,7 +202,7 @@ def reach():
 
 
 class Every(Module):
-    """Calls its parts in every way that there is."""
+    """Calls its parts in every way that Python has."""
 
     def forward(self, takes):
         part = self._modules["part"]
@@ -236,7 +236,7 @@ for _ in range(100):
 assert bool(Module.before) == (sys.argv[2] == "hooks")
 every(True)
 if not Module.before:
-    # What is raised in a hook is the program's own, or nobody hears of it.
+    # A KeyboardInterrupt that arrives in a hook reaches the program; any other exception of a hook does not.
     assert reach() == reached
     interrupts.append(KeyError())
     Shallow()()
@@ -263,7 +263,7 @@ class Waits(Module):
 
 
 class Late:
-    """Goes when Python ends, and lets go of the interpreter meanwhile."""
+    """Is destroyed when Python ends, and releases the interpreter lock meanwhile."""
 
     def __init__(self, sleep=time.sleep):
         self.sleep = sleep
@@ -273,5 +273,5 @@ class Late:
 
 
 late = Late()
-# Python unwinds the daemon from within the module.
+# At exit Python unwinds the daemon thread inside the module.
 threading.Thread(target=Waits(), daemon=True).start()

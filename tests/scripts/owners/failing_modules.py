@@ -1,4 +1,4 @@
-"""Modules that raise when memtrace's own Python looks at their parameters: the program must not notice."""
+"""Modules that raise when memtrace's own Python reads their parameters. The program must not notice."""
 
 import torch
 
@@ -13,7 +13,7 @@ class Unformattable(Exception):
 
 
 class Refusing(dict):
-    """The parameters of a module: torch finds each by its name, and nobody can list them."""
+    """The parameters of a module: torch finds each by its name, but iteration fails."""
 
     error = None
 

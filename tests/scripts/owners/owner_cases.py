@@ -1,9 +1,9 @@
-"""Cases in which an owner is easily lost. Each prints its steps, to be compared with an untraced run.
+"""Cases in which an owner is easily lost. Each prints its steps, for a comparison with an untraced run.
 
     owner_cases.py CASE...      each in a forked child
 
-Blocks with a size of their own (`count` times 512 bytes) are made at known places; `expect` records the
-owner that each must have, for `checkers/expected_owners.py`.
+Blocks of a unique size (`count` times 512 bytes) are allocated at known places; `expect` records the owner
+that each must have, for `checkers/expected_owners.py`.
 """
 
 import copy
@@ -26,7 +26,7 @@ by_hooks = False
 
 
 def block(count):
-    """A block of `count` * 512 bytes that stays."""
+    """A block of `count` * 512 bytes that stays live."""
     kept.append(torch.empty(count * 512, dtype=torch.uint8, device="cuda"))
     return kept[-1]
 
@@ -36,7 +36,7 @@ def expect(count, **owner):
 
 
 class Takes(nn.Module):
-    """Takes a block in its forward."""
+    """Allocates a block in its forward."""
 
     def __init__(self, count, width=16):
         super().__init__()
@@ -70,7 +70,7 @@ def x(*shape):
 
 
 def exception():
-    """A forward that raises leaves no level behind."""
+    """A forward that raises leaves no module on the stack."""
     model = Outer(101, Takes(102), nn.Sequential(Fails())).cuda()
     try:
         model(x())
@@ -83,7 +83,7 @@ def exception():
     model(x())
     block(104)
     if not by_hooks:
-        # Torch's short way of a module call is the one that is taken.
+        # Module calls still use torch's fast path.
         print("hooks", len(torch.nn.modules.module._global_forward_hooks))
     expect(102, module="Outer.inner.0", phase="forward", callers=["block", "forward", "forward", "exception"])
     expect(103, module="(script)")
@@ -92,7 +92,7 @@ def exception():
 
 
 def outside_root():
-    """A part that is called without the model that it belongs to; its hooks are part of it."""
+    """A submodule is called without its model; its hooks belong to it."""
     model = Outer(111, Takes(112), Takes(113)).cuda()
     model.inner[1].register_forward_pre_hook(lambda *_: kept.append(block(114)))
     model.inner[1].register_forward_hook(lambda *_: kept.append(block(115)))
@@ -106,7 +106,7 @@ def outside_root():
 
 
 def shared():
-    """One module in two places has the first name; what two models share is the first one's."""
+    """A module in two places has the first name; a module that two models share has its name in the first."""
     one = Takes(121)
     model = Outer(122, one, one, nn.Sequential(one)).cuda()
     model(x())
@@ -119,7 +119,7 @@ def shared():
 
 
 def roots():
-    """Models of one class are numbered in the order of their calls; a deleted model frees its name."""
+    """Models of one class are numbered in the order of their calls; the name of a deleted model is reused."""
     first, second = Takes(131).cuda(), Takes(132).cuda()
     first(x())
     second(x())
@@ -132,7 +132,7 @@ def roots():
 
 
 class Weighs(nn.Module):
-    """Has a parameter and a buffer of sizes of their own."""
+    """Has a parameter and a buffer of unique sizes."""
 
     def __init__(self, count):
         super().__init__()
@@ -144,18 +144,18 @@ class Weighs(nn.Module):
 
 
 def uncalled():
-    """Averaged copies that are never called have paths; a wrapper of another model's modules has none."""
+    """Averaged copies that are never called have paths; a wrapper around another model's modules has none."""
     model, other = (nn.Sequential(Weighs(count), Takes(count + 2)).cuda() for count in (421, 425))
     mean, averaged = copy.deepcopy(model), torch.optim.swa_utils.AveragedModel(other)
     holder = nn.ParameterList([model[0].weight])
     for _ in range(3):
         other(model(x()))
-    # The last block of a size is the copy's.
+    # The last block of this size belongs to the copy.
     expect(421, module="Sequential#3.0", category="parameter")
     expect(422, module="Sequential#3.0", category="buffer")
     expect(425, module="AveragedModel.0", category="parameter")
     expect(426, module="AveragedModel.0", category="buffer")
-    # One that comes later has by the hundredth call.
+    # A later copy has a path by the hundredth call.
     later = copy.deepcopy(nn.Sequential(Weighs(431)).cuda())
     for _ in range(97):
         model(x())
@@ -166,9 +166,9 @@ def uncalled():
 
 
 def profilers():
-    """torch's profilers observe the same as without memtrace, on every thread.
+    """torch's profilers report the same as without memtrace, on every thread.
 
-    This includes profilers of all threads, and of one thread that autograd's threads inherit.
+    This includes global profilers, and a thread's profiler that autograd's threads inherit.
     """
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).cuda()
 
@@ -204,7 +204,7 @@ def profilers():
 
 
 def late():
-    """Modules that come after the first call: added to the tree, made in a forward, of no tree."""
+    """Modules that appear after the first call: added to the tree, created in a forward, outside any tree."""
     model = Outer(141, Takes(142)).cuda()
     model(x())
     model.inner.append(nn.Sequential(Takes(143)).cuda())
@@ -220,7 +220,7 @@ def late():
 
 
 def recomputed(reentrant):
-    """Activation checkpointing: the forward runs again inside backward."""
+    """Activation checkpointing: backward runs the forward again."""
     model = Outer(151, Takes(152)).cuda()
     head = Takes(153).cuda()
     y = head(checkpoint(model, x(), use_reentrant=reentrant))
@@ -274,7 +274,7 @@ def custom_function():
 
 
 def wide(features):
-    """A linear layer whose backward makes blocks that no other does."""
+    """A linear layer whose backward allocates blocks of a unique size."""
     return nn.Linear(features, features, bias=False, device="cuda")
 
 
@@ -284,7 +284,7 @@ def double_backward():
     (gradient,) = torch.autograd.grad(model(y).sum(), y, create_graph=True)
     torch.cuda.nvtx.mark("second")
     gradient.pow(2).sum().backward()
-    # tanh' of 173 * 16 floats: blocks of 173 * 16 * 4 bytes rounded up.
+    # tanh' of 173 * 16 floats: blocks of 173 * 16 * 4 bytes, rounded up.
     expect(22, backward_of="Sequential.1", after="second", callers=["double_backward"])
 
 
@@ -295,7 +295,7 @@ def accumulation():
         model(torch.ones(4, 128, device="cuda")).sum().backward()
     optimizer.step()
     expect(128, module="Sequential.0", category="gradient", phase="backward", some=True)
-    # The workspaces of cuBLAS, 32 MiB on this card, belong to what needed them first, on each thread.
+    # A workspace of cuBLAS, 32 MiB on this card, belongs to the op that needs it first, on each thread.
     expect(65536, module="Sequential.0", category="activation", phase="forward", some=True)
     expect(65536, module="Sequential.0", category="temporary", phase="backward", some=True)
     print(model[0].weight.grad.sum().shape)
@@ -319,7 +319,7 @@ def optimizer_in_backward():
 
 
 def manual_sgd():
-    """No optimizer at all: gradients are known when the backward is over."""
+    """Without an optimizer, gradients are tagged at the end of backward."""
     model = nn.Sequential(wide(128))
     for _ in range(2):
         model(torch.ones(4, 128, device="cuda")).sum().backward()
@@ -343,7 +343,7 @@ def inference():
 
 
 def threads():
-    """Forwards and backwards in threads: the number of a node counts per thread."""
+    """Forwards and backwards in threads: autograd's sequence numbers count per thread."""
     models = [nn.Sequential(wide(16), Squares16(count)) for count in (191, 192)]
     barrier = threading.Barrier(2)
 
@@ -388,7 +388,7 @@ class Squares16(nn.Module):
 
 
 def registered():
-    """`memtrace.track_external`: MemTracker's rules, and its words for what cannot be tracked."""
+    """`memtrace.track_external`: MemTracker's rules, and its messages for objects that it cannot track."""
     from torch.distributed._tools.mem_tracker import MemTracker
 
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "python"))
@@ -415,7 +415,7 @@ def registered():
 
 
 def modes():
-    """A mode that the program puts up sees what it would see without us; nothing warns."""
+    """A mode of the program sees the same ops as without memtrace, and nothing warns."""
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -451,7 +451,7 @@ def modes():
 
 
 def odd_modules():
-    """Modules and tensors that our reading must not trip over."""
+    """Modules and tensors that are hard to read."""
 
     class NoInit(nn.Module):
         def __init__(self):
@@ -484,7 +484,7 @@ def odd_modules():
 
 
 def compiled():
-    """A compiled model keeps its graphs, recompiles as often, and gives the same."""
+    """A compiled model keeps its graphs, recompiles as often, and computes the same."""
     import torch._dynamo
     from torch._dynamo.testing import CompileCounterWithBackend
     from torch._dynamo.utils import counters
@@ -515,7 +515,7 @@ def compiled():
         def forward(self, y):
             return self.inner(y)
 
-    # The call that dynamo watches is the model's own, and nothing of ours is compiled.
+    # dynamo's guard watches the original call of the model, and no function of memtrace is compiled.
     counters.clear()
     model = InPlace(1, nn.Linear(128, 339, bias=False), nn.ReLU()).cuda()
     model.compile(backend=counter)
@@ -526,7 +526,7 @@ def compiled():
 
 
 def somebody_elses_calls():
-    """The same when somebody else already redirects `_call_impl`: here, by a jump of x86-64."""
+    """The same when another tool already redirects `_call_impl`: here, by a jump of x86-64."""
     global by_hooks, jump
     by_hooks = True
     call = nn.Module._call_impl
@@ -543,7 +543,7 @@ def somebody_elses_calls():
 
 
 def distributed():
-    """One rank of DDP and of FSDP2: the wrappers' names are stripped, or kept when asked for."""
+    """One rank of DDP and of FSDP2: the wrappers' names are stripped, or kept if the setting says so."""
     keep = os.environ.get("MEMTRACE_WRAPPERS") == "1"
     os.environ.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getpid() % 20000), RANK="0", WORLD_SIZE="1"
@@ -583,7 +583,7 @@ def distributed():
     expect(288, module=f"{base}.inner.0.linear", category="parameter", some=True)
     expect(290, module=f"{base}.inner.0.linear", category="gradient", phase="backward", some=True)
     expect(288, module=f"{base}.inner.0.linear", category="optimizer_state", some=True)
-    # What FSDP gathers is parameters, of the module that it gathers them for.
+    # The memory that FSDP gathers is parameters of the module for which it is gathered.
     for phase in ("forward", "backward"):
         expect(288, module=f"{base}.inner.0", category="parameter", phase=phase, some=True)
 
@@ -591,7 +591,7 @@ def distributed():
         def forward(self, y):
             return super().forward(y) * 2
 
-    # A second model whose modules have the names of the first's.
+    # A second model whose modules have the same names as the first's.
     critic = Critic(305, Takes(306, 224)).cuda()
     fully_shard(critic.inner[0])
     fully_shard(critic)
@@ -609,7 +609,7 @@ def distributed():
 
 
 def loading():
-    """A model that does not fit dies in .to(): what it has on the device by then is known."""
+    """A model that does not fit fails in .to(): the parameters on the device by then are known."""
     torch.cuda.set_per_process_memory_fraction(24 * 2**20 / torch.cuda.get_device_properties(0).total_memory)
     model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(12)))
     expect(8192, module="Sequential.0", category="parameter", some=True)
@@ -619,7 +619,7 @@ def loading():
 
 
 def plain():
-    """A model, and nothing else."""
+    """A model alone."""
     model = Outer(401, Takes(402)).cuda()
     model(x()).sum().backward()
     expect(402, module="Outer.inner.0", phase="forward", category="activation")

@@ -116,11 +116,11 @@ def accelerated():
 
 
 class Halves(Outer):
-    """What FSDP shares out among two ranks."""
+    """The layers that FSDP shards over two ranks."""
 
 
 def ranks():
-    """What `torchrun` starts."""
+    """The rank that `torchrun` starts."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group("nccl")
     model = nn.parallel.DistributedDataParallel(Outer(351, Takes(352, 160)).cuda())
@@ -152,7 +152,7 @@ def cell():
 
 
 def notebook():
-    """Two cells, in a kernel of this python."""
+    """Runs two cells in a kernel of this Python."""
     import nbformat
     from jupyter_client.manager import KernelManager
     from nbclient import NotebookClient
@@ -201,7 +201,7 @@ if __name__ == "__main__":
                 print("==", case)
                 run(case)
                 sys.stdout.flush()
-                # Libraries leave threads that a normal end of a forked child would wait for.
+                # Libraries leave threads for which the normal exit of a forked child would wait.
                 sys.exit(0)
             status = os.waitpid(child, 0)[1]
             if status:

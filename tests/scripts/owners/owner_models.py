@@ -1,4 +1,4 @@
-"""Models of every common kind, trained for some steps without any mark of memtrace in the code.
+"""Models of every common kind, trained for some steps without any mark for memtrace.
 
     owner_models.py NAME...     each in a forked child, which traces into a file of its own
 
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 
 
 class Checkpoints:
-    """What parameters, buffers, gradients and optimizer state are, by the address of their storage."""
+    """The category of parameters, buffers, gradients and optimizer state, by the address of their storage."""
 
     def __init__(self, name, roots, optimizers):
         self.name, self.roots, self.optimizers = name, roots, optimizers
@@ -29,7 +29,7 @@ class Checkpoints:
         self.names = {}
 
     def paths(self):
-        """(path of the module, its name there) of every parameter, the first of tied ones."""
+        """The module path and the name of every parameter; the first ones of tied parameters."""
         found, taken = {}, {}
         for root in self.roots:
             base = type(root).__name__
@@ -195,7 +195,7 @@ def lstm():
 
 
 class Autoencoder(nn.Module):
-    """The decoder's weight is the encoder's; a block of its own runs twice."""
+    """The decoder's weight is the encoder's, and one block runs twice."""
 
     def __init__(self):
         super().__init__()

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Tracker(MemTracker):
-    """A MemTracker for the life of its process; a label records its figures."""
+    """A MemTracker for the lifetime of its process; each label records its figures."""
 
     def __init__(self, name, models, optimizers):
         super().__init__()
@@ -46,7 +46,7 @@ class Tracker(MemTracker):
         return {getattr(kind, "value", str(kind)): size for kind, size in snapshot.items()}
 
     def finish(self):
-        # What no tensor holds and torch lets go of here is a library's workspace.
+        # Memory without a tensor that torch releases here is a library's workspace.
         torch.cuda.nvtx.mark("workspaces:begin")
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.nvtx.mark("workspaces:end")
@@ -167,12 +167,12 @@ def optimizer_in_backward(name):
 
 
 def double_backward(name):
-    """A penalty on the gradient that the input has."""
+    """A penalty on the gradient of the input."""
     model = nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 1)).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     tracker = owner_models.Checkpoints(name, [model], [optimizer])
     for _ in range(3):
-        # MemTracker's hooks refuse a leaf as what a gradient is asked of.
+        # MemTracker's hooks reject a leaf as the input of a gradient computation.
         x = torch.randn(32, 64, device="cuda", requires_grad=True) * 1
         out = model(x)
         (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
@@ -189,7 +189,7 @@ def double_backward(name):
 
 
 def run(name):
-    # The models of owner_models.py say where they are to their `Checkpoints`.
+    # The models of owner_models.py call `Checkpoints` at each point.
     trackers = []
 
     def follow(*args):

@@ -36,7 +36,7 @@ def expandable():
         used() - start,
         torch.cuda.memory_reserved(),
     )
-    # It grows in place: one segment, one range of addresses.
+    # The segment grows in place: one segment, one range of addresses.
     b = tensor(50 * MIB)
     assert len(torch.cuda.memory_snapshot()) == 1
     assert torch.tensor([1, 2, 3], device="cuda").tolist() == [1, 2, 3]
@@ -49,7 +49,7 @@ def expandable():
         torch.cuda.memory_reserved(),
     )
     assert tensor(30 * MIB).data_ptr() == address
-    # Full to the page, then refused.
+    # Filled to the last page; the next request fails.
     blocks = []
     try:
         while True:
@@ -64,7 +64,7 @@ def max_split():
     large = tensor(200 * MIB)
     del large
     _held = tensor(60 * MIB)
-    # A block above the limit is not cut: it stays whole in the cache, and a new one is made.
+    # A block above the limit is not split: it stays whole in the cache, and a new one is allocated.
     assert torch.cuda.memory_reserved() == 260 * MIB, torch.cuda.memory_reserved()
 
 
@@ -83,7 +83,7 @@ def backend_async():
     del b
     torch.cuda.synchronize()
     stats = torch.cuda.memory_stats()
-    # The pool keeps what it has until it is told to let go.
+    # The pool keeps its memory until it is trimmed.
     assert (
         stats["allocated_bytes.all.current"] == 10 * MIB and stats["reserved_bytes.all.current"] >= 60 * MIB
     )
@@ -101,7 +101,7 @@ def backend_async():
 
 def no_caching():
     a, b = tensor(1000), tensor(3 * MIB)
-    # The first takes a page with others of its kind, the second two of its own.
+    # The first buffer shares a page with others of its kind, the second has two pages of its own.
     assert used() - start == 2 * MIB + 4 * MIB, used() - start
     assert torch.cuda.memory_stats().get("reserved_bytes.all.current", 0) == 0
     del a, b

@@ -8,7 +8,7 @@ import threading
 
 import torch
 
-# What the program itself brought to the device and has not worked on comes back.
+# Data that the program copied to the device and has not changed there is copied back intact.
 numbers = torch.arange(1000)
 assert torch.equal(numbers.cuda().cpu(), numbers)
 assert torch.tensor(41, device="cuda").item() == 41
@@ -16,16 +16,16 @@ copied = torch.empty(1000, dtype=torch.int64, device="cuda").copy_(numbers)
 assert copied[7].item() == 7 and copied[999:].cpu().item() == 999
 grid = torch.arange(12).reshape(3, 4)
 assert torch.equal(torch.empty(3, 4, dtype=torch.int64, device="cuda").copy_(grid).cpu(), grid)
-# What a kernel would have computed is zero, finite and prompt.
+# The result of a kernel reads as zero, finite and without delay.
 assert (torch.ones(10, device="cuda") * 5).sum().item() == 0.0
 assert torch.randn(1 << 20, device="cuda").cpu().abs().max().item() == 0.0
-# Managed by hand, through numpy, and into a view.
+# The same through numpy, without blocking.
 assert torch.from_numpy(numbers.numpy()).to("cuda", non_blocking=True).tolist() == numbers.tolist()
 
 del copied, grid
 assert torch.cuda.memory_allocated() == 0
 
-# Random odd sizes, freed out of order: the allocator's own books stay right.
+# Random odd sizes, freed out of order: the allocator's totals stay right.
 random.seed(5)
 live, total = [], 0
 for _ in range(3000):
@@ -53,13 +53,13 @@ del live
 torch.cuda.empty_cache()
 assert torch.cuda.memory_allocated() == 0 and torch.cuda.memory_reserved() == 0
 
-# Freed addresses come back.
+# Freed addresses are reused.
 first = torch.empty(32 << 20, dtype=torch.uint8, device="cuda").data_ptr()
 torch.cuda.empty_cache()
 again = torch.empty(32 << 20, dtype=torch.uint8, device="cuda")
 assert again.data_ptr() == first and first % (2 << 20) == 0
 
-# Events: not reached at once, reached by waiting, and always in the end.
+# An event is not complete at once; it completes when waited for, and after enough polls.
 event = torch.cuda.Event(enable_timing=True)
 assert event.query()
 start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -77,7 +77,7 @@ while not end.query():
     polls += 1
 assert polls < 1000
 
-# A block that another stream still uses stays active until that stream got there.
+# A block that another stream still uses stays active until that stream has finished with it.
 side = torch.cuda.Stream()
 block = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
 with torch.cuda.stream(side):
@@ -102,7 +102,7 @@ assert torch.cuda.cudart().cudaHostUnregister(registered.data_ptr()) == 0
 assert not registered.is_pinned()
 
 
-# Threads, each with its stream, and what goes wrong in one stays there.
+# Threads with a stream each; an error in one does not affect the others.
 def work(seed):
     rng = random.Random(seed)
     with torch.cuda.stream(torch.cuda.Stream()):

@@ -1,6 +1,6 @@
 """Runs torch.compile with inductor and Triton on the simulated GPU.
 
-TRITON_LIBCUDA_PATH names a folder that has it.
+TRITON_LIBCUDA_PATH names a folder with libcuda.so.1.
 """
 
 import torch
@@ -20,7 +20,7 @@ explained = torch._dynamo.utils.counters["stats"]
 assert explained["unique_graphs"] == 1, explained
 
 
-# A kernel written in Triton, with its autotuner: it decides by device time, the same in every run.
+# A kernel written in Triton with its autotuner, which decides by device time: the same in every run.
 import triton
 import triton.language as tl
 

@@ -1,4 +1,4 @@
-"""Runs a net like ResNet on the simulated GPU, in each of the usual modes."""
+"""Runs a net like ResNet on the simulated GPU, in each usual mode."""
 
 import itertools
 
@@ -63,7 +63,7 @@ assert 0.4 * plain < peaks[True, False, True, False] < 0.9 * plain, (
 )
 assert torch.cuda.memory_stats()["num_ooms"] == 0
 
-# A shape that the graph API may not take, transposed and three-dimensional ones, depthwise, dilated.
+# Shapes that the graph API may reject: transposed, three-dimensional, depthwise and dilated convolutions.
 torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = True, False
 others = [
     (nn.Conv1d(4, 8, 5, padding=2), (2, 4, 100)),

@@ -25,7 +25,7 @@ for index in range(expected):
     after = torch.cuda.mem_get_info(index)
     assert before[0] - after[0] == torch.cuda.memory_reserved(index) == 2 + (index + 1) * 20 << 20
     assert kept[-1].get_device() == index and kept[-2].cpu().tolist() == list(range(1000))
-# From device to device.
+# From one device to another.
 last = expected - 1
 assert kept[0].to(f"cuda:{last}").tolist() == list(range(1000))
 assert torch.cuda.can_device_access_peer(0, last) or last == 0
@@ -33,7 +33,7 @@ with torch.cuda.device(last):
     assert torch.cuda.current_device() == last and torch.empty(1, device="cuda").get_device() == last
 model = torch.nn.DataParallel(torch.nn.Linear(64, 64).cuda())
 model(torch.randn(32, 64, device="cuda")).sum().backward()
-# Each card fills up by itself.
+# The cards fill up independently.
 try:
     torch.empty(16 << 30, dtype=torch.uint8, device=f"cuda:{last}")
 except torch.OutOfMemoryError as error:

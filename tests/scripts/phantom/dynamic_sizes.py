@@ -27,7 +27,7 @@ found = {
 }
 for name, (result, most) in found.items():
     assert len(result) == most * share, (name, len(result), most, share)
-# What is no size reads as zero, and promptly; nothing of it lingers in memory that is used again.
+# A value that is not a size reads as zero without delay, and leaves nothing in reused memory.
 assert x.sum().item() == 0.0 and not (x > 0).any() and torch.count_nonzero(x).item() == 0
 
 

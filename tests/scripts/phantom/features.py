@@ -2,7 +2,7 @@
 
     features.py [NAME...]
 
-A function fails by an exception; its return value is printed. None may take long, hang or crash.
+A function fails by an exception; its return value is printed. None may hang, crash or take long.
 """
 
 import gc
@@ -506,7 +506,7 @@ for function in FEATURES:
             f"ok {function.__name__} {time.monotonic() - started:.2f}s {'' if result is None else result}",
             flush=True,
         )
-    # What a feature leaves in reference cycles must not count for the next.
+    # Reference cycles of one feature must not count for the next.
     gc.collect()
     torch.cuda.empty_cache()
 sys.exit(failed > 0)

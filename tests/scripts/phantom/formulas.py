@@ -13,7 +13,7 @@ D = "cuda"
 
 
 def requested():
-    """What the program asked the caching allocator for and still holds."""
+    """The bytes that the program requested and still holds."""
     return torch.cuda.memory_stats()["requested_bytes.all.current"]
 
 
@@ -25,7 +25,7 @@ def near(found, expected, share, what):
 def cublas_workspace():
     """ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize: 32 MiB from Hopper on, else :4096:2:16:8."""
     capability = torch.cuda.get_device_capability()
-    # Blackwell's is the larger one since 2.8; no Blackwell card is asked here.
+    # On Blackwell it is the larger one since 2.8; no Blackwell card is tested here.
     size = 32 << 20 if capability == (9, 0) else 2 * (4096 << 10) + 8 * (16 << 10)
     a = torch.zeros(16, 16, device=D)
     before = requested()
@@ -60,7 +60,7 @@ class Layer(nn.Module):
         if self.fused:
             y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
             return y.transpose(1, 2).reshape(batch, length, width)
-        # baddbmm scales as it multiplies, so that the scores are there once.
+        # baddbmm scales during the multiplication, so there is only one copy of the scores.
         q, k, v = (part.reshape(batch * self.heads, length, -1) for part in (q, k, v))
         scores = torch.baddbmm(q.new_empty(()), q, k.mT, beta=0, alpha=1 / math.sqrt(q.shape[-1]))
         y = F.dropout(torch.softmax(scores, -1), 0.1) @ v
@@ -100,7 +100,7 @@ def activations_of_a_transformer_layer():
 
 
 def resnet50():
-    """He et al.'s ResNet-50, counted by hand: what each layer keeps for its backward."""
+    """He et al.'s ResNet-50, counted by hand: the tensors that each layer keeps for its backward."""
     import torchvision
 
     batch, side = 8, 224
@@ -153,7 +153,7 @@ def resnet50():
 
 
 cublas_workspace()
-# The rest is the same on every card.
+# The other figures are the same on every card.
 if torch.cuda.get_device_capability() == (9, 0):
     activations_of_a_transformer_layer()
     resnet50()

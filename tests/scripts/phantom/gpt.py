@@ -51,7 +51,7 @@ class GPT(nn.Module):
 
 
 def requested():
-    """What the program asked the caching allocator for and still holds."""
+    """The bytes that the program requested and still holds."""
     return torch.cuda.memory_stats()["requested_bytes.all.current"]
 
 
@@ -61,7 +61,7 @@ with torch.device("cuda"):
     model = GPT()
 parameters = sum(4 * parameter.numel() for parameter in model.parameters())
 assert requested() == parameters, "parameters, to the byte"
-# A block of the large pool is not cut when less than a MiB would remain of it.
+# The allocator does not split a block of the large pool if less than 1 MiB would remain.
 assert 0 <= torch.cuda.memory_allocated() - parameters < 0.01 * parameters
 
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
@@ -81,11 +81,12 @@ for step in range(3):
     optimizer.zero_grad(set_to_none=True)
     assert loss.item() == 0.0
 
-# What each block keeps for its backward: its input, ln_1's output and two statistics, q, k and v, the
-# attention's output and logarithms, the sum after it, ln_2's output and statistics, fc's output and gelu's.
+# The tensors that each transformer block keeps for its backward: its input, ln_1's output and two statistics,
+# q, k and v, the attention's output and logarithms, the sum after it, ln_2's output and statistics, fc's
+# output and gelu's.
 rows = BATCH * LENGTH
 block = 16 * rows * WIDTH + 4 * rows + BATCH * HEADS * LENGTH
-# Beside the blocks: the last sum, ln's output and statistics, and the log-softmax over the vocabulary.
+# Outside the blocks: the last sum, ln's output and statistics, and the log-softmax over the vocabulary.
 expected = 4 * (LAYERS * block + 2 * rows * WIDTH + 2 * rows + rows * VOCABULARY)
 assert abs(forward - expected) < 0.005 * expected, (forward, expected)
 
@@ -100,7 +101,7 @@ assert total - free >= stats["reserved_bytes.all.current"]
 print("segments", [(hex(segment["address"]), segment["total_size"]) for segment in segments])
 print("parameters", [hex(parameter.data_ptr()) for parameter in model.parameters()][:20])
 
-# 2 to 5 seconds where nothing else runs; the test holds nobody to a time.
+# It takes 2 to 5 seconds on an idle machine; the test sets no limit.
 resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 assert resident < 2 << 30, resident
 if "--bounds" in sys.argv:

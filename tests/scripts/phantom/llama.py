@@ -38,7 +38,7 @@ state = sum(
 )
 assert state == 4 * parameters, "two moments in bf16"
 peak = torch.cuda.max_memory_allocated()
-# Weights, gradients, two moments, and what AdamW's foreach step holds for a moment.
+# Weights, gradients, two moments, and the temporaries of AdamW's foreach step.
 assert 8 * parameters < peak < 11 * parameters, (peak, parameters)
 seconds, resident = time.monotonic() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
 print(
@@ -46,5 +46,5 @@ print(
     f"{resident:.2f} GiB resident"
 )
 assert resident < 4, resident
-# A test holds nobody to a time.
+# Without --bounds there is no time limit.
 assert seconds < 120 or "--bounds" not in sys.argv, seconds

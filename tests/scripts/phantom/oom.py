@@ -1,4 +1,4 @@
-"""Checks that an OOM on the simulated GPU is torch's own, after torch's own retries, at the given capacity.
+"""Checks that an OOM on the simulated GPU comes from torch, after torch's own retries, at the given capacity.
 
 Run with MEMTRACE_PHANTOM=mem=8g,cc=8.0,context=512m.
 """
@@ -28,7 +28,7 @@ assert "512.00 MiB is free" in text and "Of the allocated memory 7.00 GiB is all
 stats = torch.cuda.memory_stats()
 assert stats["num_ooms"] == 1 and stats["num_alloc_retries"] == 1
 
-# To the page: what is left fits exactly, one page more does not.
+# Exact to the page: the remaining memory can be allocated, one page more cannot.
 blocks.append(torch.empty(512 << 20, dtype=torch.uint8, device="cuda"))
 assert torch.cuda.mem_get_info()[0] == 0
 try:
@@ -38,7 +38,8 @@ except torch.OutOfMemoryError:
 else:
     raise AssertionError("one byte fitted into a full card")
 
-# After letting go, the same fits again: a cached block that is too large is given back and a new one made.
+# After some frees, the same request succeeds: torch releases a cached block that is too large and allocates a
+# new one.
 del blocks[:4]
 whole = torch.empty(3 * GIB + 1, dtype=torch.uint8, device="cuda")
 assert torch.cuda.memory_stats()["num_alloc_retries"] == 3
@@ -46,7 +47,7 @@ del whole, blocks
 torch.cuda.empty_cache()
 assert torch.cuda.memory_reserved() == 0 and torch.cuda.mem_get_info()[0] == free
 
-# A memory fraction is torch's own limit.
+# torch itself enforces a memory fraction.
 torch.cuda.set_per_process_memory_fraction(0.25)
 try:
     torch.empty(3 * GIB, dtype=torch.uint8, device="cuda")

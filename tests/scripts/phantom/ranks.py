@@ -1,6 +1,6 @@
 """Trains data-parallel over several processes with the simulated NCCL: torchrun --nproc-per-node N ranks.py
 
-Each rank prints the memory that it took. No rank waits for the device of another one.
+Each rank prints its memory. No rank waits for the device of another one.
 """
 
 import os
@@ -87,7 +87,7 @@ def fsdp1():
 
 
 def objects():
-    """What ranks tell each other through the device arrives."""
+    """Objects that ranks exchange through device memory arrive intact."""
     everyone = [None] * world
     dist.all_gather_object(everyone, {"rank": rank, "text": "x" * (10 * rank + 1)})
     assert [entry["rank"] for entry in everyone] == list(range(world)), everyone

@@ -113,7 +113,7 @@ def generate_greedily():
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     assert generated(model, do_sample=False) == (2, 30)
-    # The cache of keys and values grows by one token a step, up to all of them.
+    # The cache of keys and values grows by one token per step, up to the full length.
     taken = torch.cuda.max_memory_allocated() - before
     cache = 2 * 2 * 3 * 4 * 16 * 29 * 4
     assert taken > cache, (taken, cache)
@@ -130,14 +130,15 @@ def generate_by_sampling():
         {"num_return_sequences": 3},
         {"repetition_penalty": 1.2},
     ):
-        # On torch 2.11 cuDNN's attention plans anew for each length: few tokens keep it short.
+        # In torch 2.11 cuDNN's attention makes a plan for each length, so only a few tokens are generated.
         shape = generated(model, do_sample=True, new=6, **options)
         assert shape == (2 * options.get("num_return_sequences", 1), 16), (options, shape)
 
 
 @kind
 def generate_by_beam_search():
-    """Runs to its length limit; how long the best sequence is would be a value, so the result is empty."""
+    """Runs to its length limit. The best sequence's length would be a computed value, so the result is
+    empty."""
     model = llama().cuda().eval()
     cache = 2 * 2 * 3 * 4 * 16 * 29 * 4
     for options, rows in (({"do_sample": False}, 2), ({"num_return_sequences": 2, "do_sample": True}, 4)):

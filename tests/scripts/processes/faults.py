@@ -1,4 +1,4 @@
-"""Breaks the tracer's surroundings in the way that argv[1] names, then allocates as any program does."""
+"""Sets up the fault that argv[1] names around the tracer, then allocates like any program."""
 
 import os
 import resource

@@ -29,7 +29,7 @@ if __name__ == "__main__":
     print(
         allocated, reserved, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), flush=True
     )
-    # Nothing is taken here for what the child sent.
+    # This process allocates nothing for the received tensor.
     assert torch.cuda.mem_get_info()[0] == free, (free, torch.cuda.mem_get_info())
     del own
     inbox.put(None)

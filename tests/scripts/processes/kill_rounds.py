@@ -15,7 +15,7 @@ import torch
 
 
 def victim(told):
-    # One write of 8 bytes to a pipe is whole or not at all.
+    # A write of 8 bytes to a pipe is atomic.
     count = 0
     while True:
         kept = torch.empty(512 * (count % 1000 + 1), dtype=torch.uint8, device="cuda")
@@ -25,7 +25,7 @@ def victim(told):
 
 
 def start(round, told):
-    """Most are forked, which is quick; some start from nothing."""
+    """Most processes are forked, which is fast; some start a new interpreter."""
     if round % 10 == 0:
         command = [sys.executable, __file__, "victim", str(told)]
         return subprocess.Popen(command, pass_fds=[told]).pid

@@ -1,4 +1,4 @@
-"""A rank of torchrun: takes a block of its own size on its own device, and communicates once."""
+"""One rank of torchrun: allocates a block of a unique size on its own device, and communicates once."""
 
 import os
 import sys

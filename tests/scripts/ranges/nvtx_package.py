@@ -7,7 +7,7 @@ KEPT = []
 
 
 def take(count):
-    """A block of its own size, by which the test finds its row."""
+    """A block of a unique size, by which the test finds its row."""
     KEPT.append(torch.empty(count * 512, dtype=torch.uint8, device="cuda"))
 
 
@@ -21,7 +21,7 @@ with nvtx.annotate("12", domain="memtrace", category="step"):
 handle = nvtx.start_range("backward")
 take(204)
 nvtx.end_range(handle)
-# The package's default domain and torch's ranges are one stack.
+# The package's default domain and torch's ranges share a stack.
 with torch.cuda.nvtx.range("outer"), nvtx.annotate("inner"):
     take(205)
 with nvtx.annotate("phase:évaluation", domain="my library", payload=7):

@@ -1,4 +1,4 @@
-"""Ranges of every kind; tests/torch.rs checks their rows."""
+"""Opens ranges of every kind; tests/torch.rs checks their rows."""
 
 import torch
 from torch.cuda import nvtx
@@ -7,7 +7,7 @@ KEPT = []
 
 
 def take(count):
-    """A block of its own size, by which the test finds its row."""
+    """A block of a unique size, by which the test finds its row."""
     KEPT.append(torch.empty(count * 512, dtype=torch.uint8, device="cuda"))
 
 
@@ -36,7 +36,7 @@ with nvtx.range("step 7"), nvtx.range("phase:warm up"), nvtx.range("op:fused_thi
     take(108)
 take(109)
 
-# Autograd allocates on a thread of its own, which has the phase and the step of the process.
+# Autograd allocates on its own thread, which has the phase and the step of the process.
 weight = torch.ones(256, 512, device="cuda", requires_grad=True)
 with nvtx.range("step 8"):
     with nvtx.range("forward"):

@@ -41,7 +41,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 scaler = torch.cuda.amp.GradScaler() if torch.__version__ < "2.3" else torch.amp.GradScaler("cuda")
 checkpoint("built")
 for step in range(3):
-    # A batch of another size each time, so that blocks are split and the cache fragments.
+    # Batch sizes differ, so blocks are split and the cache fragments.
     images = torch.randn(16 + step, 3, 128, 128).pin_memory().cuda(non_blocking=True)
     labels = torch.randint(1000, (16 + step,)).cuda()
     with torch.autocast("cuda", torch.float16):

@@ -18,7 +18,7 @@ def empty(size):
     return torch.empty(size, dtype=torch.uint8, device="cuda")
 
 
-# Each size by itself in a fresh cache: the block, the rounding and the segment of that request.
+# Each size alone in an empty cache: the block, the rounding and the segment of that request.
 for size in [
     1,
     2,
@@ -42,7 +42,7 @@ for size in [
     checkpoint("size", requested={str(tensor.data_ptr()): size})
     del tensor
 
-# A block larger than the request: what is left of 12 MiB is too small to split off.
+# A block larger than the request: the rest of the 12 MiB is too small to be split off.
 torch.cuda.empty_cache()
 tensor = empty(12 * MIB)
 del tensor
@@ -50,11 +50,11 @@ tensor = empty(11 * MIB + 512 * 1024 + 3)
 checkpoint("reused", requested={str(tensor.data_ptr()): tensor.numel()})
 del tensor
 
-# Nothing: no block.
+# A request of 0 bytes has no block.
 nothing = empty(0)
 checkpoint("zero")
 
-# A view holds its base; a resize takes a new block and gives the old one back.
+# A view keeps its base live; a resize allocates a new block and frees the old one.
 base = empty(3 * MIB)
 view = base[MIB : MIB + 5].view(5)
 del base
@@ -69,7 +69,7 @@ checkpoint("shrunk")
 storage.resize_(0)
 checkpoint("emptied storage")
 
-# Frees out of order, with holes that later requests fill.
+# Frees out of order leave holes, which later requests fill.
 held = [
     empty(random.choice([1, 700, 5000, 70_000, MIB, 3 * MIB, 11 * MIB]) + random.randrange(600))
     for _ in range(200)
@@ -82,7 +82,7 @@ for _ in range(20):
     checkpoint("shuffle")
 del held
 
-# Eight threads at once, some freeing what others took.
+# Eight threads at once; some free blocks of the others.
 passed = []
 lock = threading.Lock()
 
@@ -110,7 +110,7 @@ checkpoint("threads")
 passed.clear()
 checkpoint("threads gone")
 
-# Other streams: each has its own pool of blocks.
+# Other streams, each with its own pool of blocks.
 side = torch.cuda.Stream()
 with torch.cuda.stream(side):
     tensor = empty(2 * MIB)
@@ -121,7 +121,7 @@ torch.cuda.synchronize()
 del tensor, pinned
 checkpoint("stream gone")
 
-# More than the device has.
+# More than the device's memory.
 total = torch.cuda.get_device_properties(0).total_memory
 try:
     empty(2 * total)

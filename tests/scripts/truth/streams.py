@@ -24,12 +24,12 @@ for size in [1, 513, MIB, 3 * MIB, 30 * MIB + 1]:
     checkpoint("recorded")
     del tensor
     checkpoint("freed, still active")
-    # The next allocation asks the events whether the side stream is done.
+    # The next allocation queries the events of the side stream.
     filler = empty(size)
     checkpoint("reused")
     del filler
 
-# Two streams hold one block, and several blocks wait at once.
+# Two streams hold one block, and several freed blocks wait at once.
 waiting = [empty(1000 * (i + 1)) for i in range(10)]
 for index, tensor in enumerate(waiting):
     tensor.record_stream(side)
@@ -45,7 +45,7 @@ checkpoint("synchronized")
 kept = empty(5)
 checkpoint("asked")
 
-# Allocated on a side stream, used on the main one, freed and taken again from both.
+# Blocks allocated on a side stream, used on the main one, freed, and allocated again on both.
 with torch.cuda.stream(side):
     blocks = [empty(MIB // 2) for _ in range(5)]
 for block in blocks:
@@ -58,7 +58,7 @@ checkpoint("emptied")
 with torch.cuda.stream(other):
     kept = empty(4 * MIB)
 checkpoint("other")
-# Out of memory on a stream on which the thread did not allocate last.
+# Out of memory on a stream that is not the one of the thread's last allocation.
 small = empty(7)
 try:
     with torch.cuda.stream(other):
