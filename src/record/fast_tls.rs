@@ -9,10 +9,12 @@
 //! A pointer is null or leads to data that a `thread_local!` with a destructor owns; the destructor resets it
 //! when the thread ends. The words themselves outlive every destructor.
 
+#[cfg(not(miri))]
 use std::arch::{asm, global_asm};
 use std::cell::Cell;
 use std::ffi::c_void;
 
+#[cfg(not(miri))]
 global_asm!(
     ".pushsection .tbss.memtrace_words, \"awT\", @nobits",
     ".balign 8",
@@ -36,6 +38,7 @@ pub struct Words {
 }
 
 /// The words of the calling thread; null at first.
+#[cfg(not(miri))]
 #[inline(always)]
 #[must_use]
 pub fn words() -> *const Words {
@@ -51,4 +54,20 @@ pub fn words() -> *const Words {
         );
     }
     at
+}
+
+/// The words of the calling thread, for Miri, which runs no assembly.
+#[cfg(miri)]
+#[must_use]
+pub fn words() -> *const Words {
+    thread_local! {
+        static WORDS: Words = const {
+            Words {
+                lane: Cell::new(std::ptr::null_mut()),
+                user: Cell::new(std::ptr::null_mut()),
+                inside: Cell::new(false),
+            }
+        };
+    }
+    WORDS.with(std::ptr::from_ref)
 }

@@ -237,8 +237,11 @@ const AHEAD: usize = 8;
 /// Prefetches a slot for writing.
 #[inline(always)]
 fn prefetch(slot: *const Event) {
+    #[cfg(miri)]
+    let _ = slot;
     // SAFETY: PREFETCHW has no visible effect and faults at no address; x86-64 processors without it execute
     // it as a no-op.
+    #[cfg(not(miri))]
     unsafe {
         std::arch::asm!("prefetchw [{slot}]", slot = in(reg) slot, options(nostack, preserves_flags, readonly));
     }
@@ -303,7 +306,13 @@ fn reserve(file: &File, length: usize) -> io::Result<()> {
 }
 
 fn anonymous(length: usize) -> io::Result<MmapRaw> {
-    MmapOptions::new().len(length).populate().map_anon().map(MmapRaw::from)
+    let mut options = MmapOptions::new();
+    options.len(length);
+    // Miri knows no such flag.
+    if !cfg!(miri) {
+        options.populate();
+    }
+    options.map_anon().map(MmapRaw::from)
 }
 
 /// The filling end of a chunk; one thread has it.
@@ -443,6 +452,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri maps no files")]
     fn the_journal_is_private_and_never_replaces_another_file() {
         use std::os::unix::fs::PermissionsExt;
         let folder = std::env::temp_dir().join(format!("memtrace-journal-test-{}", std::process::id()));

@@ -8,3 +8,6 @@ pub(crate) mod event_queue;
 pub(crate) mod lane;
 pub(crate) mod merge;
 pub(crate) mod overflow;
+
+#[cfg(test)]
+mod tests;
