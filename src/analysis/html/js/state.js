@@ -92,7 +92,7 @@ function pin(at) {
   draw("curve", "live", "segments");
 }
 
-/** Does a name match the search? Every name matches an empty search. */
+/** Returns true if a name matches the search. Every name matches an empty search. */
 const matches = (...names) =>
   !state.search || names.some((name) => name.toLowerCase().includes(state.search.toLowerCase()));
 
