@@ -70,8 +70,8 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// An encoder whose rows count their time from `start_ns`. `caching` says whether torch's allocator
-    /// reports blocks.
+    /// An encoder whose rows count their time from `start_ns`. `caching` is true if torch's allocator reports
+    /// blocks.
     #[must_use]
     pub fn new(start_ns: u64, rank: i32, pid: u32, rounding: Rounding, caching: bool) -> Encoder {
         Encoder {

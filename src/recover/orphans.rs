@@ -1,4 +1,4 @@
-//! Journals that nobody can use any more.
+//! Orphaned journals: the process has ended, and its trace was deleted.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};

@@ -1,9 +1,9 @@
 //! The evolution of memory: the totals of devices, and the memory that is live.
 //!
-//! [`MemoryState`] has the rules, and three drivers apply them: the encoder for live events, the same encoder for
-//! the rows of a trace that it resumes, and the analysis for the rows of a trace that it replays. The drivers differ
-//! in what they keep of a block and how they find it, so they bring the collections ([`LiveMemory`],
-//! [`DeviceTotals`]).
+//! [`MemoryState`] has the rules, and three drivers apply them: the encoder for live events, the same encoder
+//! for the rows of a trace that it resumes, and the analysis for the rows of a trace that it replays. Each
+//! driver keeps other data of a block and finds blocks by another key, so it brings its own collections
+//! ([`LiveMemory`], [`DeviceTotals`]).
 
 use crate::EventName;
 
@@ -222,7 +222,7 @@ pub trait LiveMemory {
     type Key: Copy;
     /// The properties that the driver keeps.
     type Block;
-    /// The result of an insertion: the driver may need to know what was live under the key.
+    /// The result of an insertion, such as the memory that was live under the key before.
     type Replaced;
     /// The circumstances of a free.
     type Cause;
@@ -253,7 +253,7 @@ impl<L: LiveMemory, D: DeviceTotals> MemoryState<L, D> {
         self.live.insert(key, block)
     }
 
-    /// Memory was freed. `extent` gives its amount by what was live, because sometimes only that knows it.
+    /// Frees memory. `extent` computes the amount from the freed memory, which some drivers need for it.
     #[inline]
     pub fn free(
         &mut self,

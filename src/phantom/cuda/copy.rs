@@ -1,5 +1,5 @@
 //! Copies and fills. [`values`] decides which bytes are really moved: small ones of known content. A large
-//! copy moves nothing, because nobody could read the bytes back.
+//! copy moves nothing, because its bytes cannot be read back.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -25,8 +25,8 @@ thread_local! {
     static STANDS_FOR: Cell<Option<&'static CStr>> = const { Cell::new(None) };
 }
 
-/// The library on behalf of which the calling thread calls the driver now, or null. The tracer asks, to attribute
-/// the memory to it.
+/// The library for which the calling thread calls the driver now, or null. The tracer attributes the memory
+/// to it.
 // SAFETY: only this library defines the name.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_phantom_stands_for() -> *const c_char {

@@ -33,8 +33,8 @@ static CURRENT_STREAM: Symbol<unsafe extern "C" fn(i8) -> Stream> =
     unsafe { Symbol::new(c"_ZN3c104cuda20getCurrentCUDAStreamEa", Home::Loaded("libc10_cuda.so")) };
 
 /// Finds the functions that a block report needs. A report comes under the allocator's mutex, where a look-up
-/// could deadlock: it takes a lock of the loader, which a thread may hold whose constructor waits for that
-/// mutex.
+/// could deadlock: it takes the loader's lock, and the thread that holds this lock may run a constructor that
+/// waits for the mutex.
 pub(crate) fn prepare_reports() {
     let _ = CURRENT_STREAM.get();
 }

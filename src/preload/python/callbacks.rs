@@ -36,9 +36,9 @@ impl Callback {
         !self.function.load(Ordering::Relaxed).is_null()
     }
 
-    /// Calls it, with the arguments of a tuple if there are any. Returns what a pending call returns: -1 only
-    /// when it raised what belongs to the program (a KeyboardInterrupt that arrived meanwhile), which Python
-    /// then raises there.
+    /// Calls the function, with the arguments of a tuple if there are any. Returns the status of a pending
+    /// call: -1 only if the function raised an exception that belongs to the program (a KeyboardInterrupt
+    /// that arrived meanwhile), which Python then raises there.
     fn call(&self, gil: Gil, arguments: Option<Object<'_>>) -> c_int {
         // SAFETY: null or a function that is never released.
         let Some(function) = (unsafe { gil.borrowed(self.function.load(Ordering::Acquire)) }) else {
@@ -79,8 +79,9 @@ fn call_soon(function: PendingCall) -> bool {
     Functions::get().is_some_and(|functions| unsafe { functions.call_soon(function) })
 }
 
-/// Memory ran out: the tracer tags what models hold, so that the message about it names a model that dies
-/// while it is loaded. Called before the recorder gets the event, whose message then waits for the tags.
+/// Memory ran out: the tracer tags the tensors of all models, so that the message names even a model that
+/// fails while it is loaded. Called before the recorder gets the event, whose message then waits for the
+/// tags.
 pub(crate) fn out_of_memory(recorder: &Recorder) {
     if OUT_OF_MEMORY.is_set() {
         recorder.tags_follow();

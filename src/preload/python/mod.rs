@@ -3,7 +3,7 @@
 //! [`injection`] loads the tracer, whose files are in `tracer/`; `native` has the functions that the tracer
 //! calls, and [`callbacks`] those that it returns. [`module_calls`] intercepts the calls of modules,
 //! [`gradients`] and [`tags`] record the use of blocks, [`op_io`] the storages of ops, and [`errors`] counts
-//! what the tracer raises.
+//! the tracer's exceptions.
 //!
 //! All of them call Python through [`crate::ffi::cpython`].
 

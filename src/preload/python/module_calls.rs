@@ -164,9 +164,9 @@ unsafe fn release(object: RawObject) {
     drop(unsafe { Gil::held().and_then(|gil| gil.owned(object)) });
 }
 
-/// Calls a function of the tracer. `false`: it raised what belongs to the program (a KeyboardInterrupt that
-/// arrived meanwhile). dynamo, where it watches this thread, would compile the tracer's frames: it sees none
-/// of them.
+/// Calls a function of the tracer. Returns false if it raised an exception that belongs to the program (a
+/// KeyboardInterrupt that arrived meanwhile). If dynamo watches this thread, the frames of the tracer are
+/// hidden from it, or it would compile them.
 ///
 /// # Safety
 /// The GIL is held; `args` and `names` are valid for a `vectorcallfunc`, and `usual` is [`USUAL`].
@@ -199,8 +199,8 @@ unsafe fn call_tracer(
     goes_on
 }
 
-/// Drops what was raised when it is an `Exception`, such as a RecursionError where the module's own forward
-/// would have met it. `false` for others.
+/// Drops the pending exception if it is an `Exception`, such as a RecursionError in a place where the
+/// module's own forward would have raised one. Returns false for other exceptions.
 fn drop_exception(gil: Gil) -> bool {
     let is_exception = gil.is_exception_raised();
     if is_exception {

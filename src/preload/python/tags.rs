@@ -1,4 +1,4 @@
-//! Tags: rows that say what a block is for, some time after it was allocated.
+//! Tags: rows that record the use of a block, some time after its allocation.
 
 use memtrace_record::Recorder;
 use memtrace_record::intern::TextId;

@@ -1,10 +1,10 @@
 //! `MEMTRACE_OPS=io`: the storages that an op reads and writes.
 //!
-//! The unit is what `torch.profiler` calls a leaf: an op with a schema that no such op called, or a backward
-//! function. Each storage that a leaf, or an op inside it, has among its inputs gets an event when it occurs
-//! first, and another one when an op inside does more to it than that. Whether an op changes a storage
-//! follows from its schema, as in the profiler: to compare versions of tensors, the tensors would have to be
-//! held, and a reference that is not the program's own changes what torch does.
+//! The unit is a leaf in the sense of `torch.profiler`: an op with a schema that was not called by another
+//! such op, or a backward function. Each input storage of a leaf, or of an op inside it, gets an event at its
+//! first use, and another one if an op inside does more with it, such as a write after a read. Whether an op
+//! changes a storage follows from its schema, as in the profiler: to compare versions of tensors, memtrace
+//! would have to hold the tensors, and a foreign reference changes torch's behaviour.
 //!
 //! No function of torch is called and no reference is taken: fields of objects that live while the start
 //! callbacks run are read at the places that [`learn`] found. Without these, op io is off, and ops get the
@@ -184,8 +184,8 @@ fn wants_host() -> bool {
     session::session().is_some_and(|session| session.settings.host_tensors)
 }
 
-/// Records the memory of a module, or of one of its calls, on a device: its bytes, and the same rounded up to
-/// what the allocator takes.
+/// Records the memory of a module, or of one of its calls, on a device: its bytes, exact and rounded up to
+/// the allocator's sizes.
 pub(crate) fn module_memory(api: Api, device: i8, bytes: i64, rounded: i64) {
     let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) else { return };
     let (context, step) = context::current();

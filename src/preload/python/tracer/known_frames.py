@@ -13,7 +13,7 @@ IS_SUPPORTED = sys.implementation.name == "cpython" and (3, 9) <= sys.version_in
 
 
 def show_frames() -> None:
-    """Calls the library from three nested functions, each of which is at another place of its code."""
+    """Calls the library from three nested functions, each at another place of its code."""
 
     def inner():
         if not IS_SUPPORTED:
@@ -24,7 +24,7 @@ def show_frames() -> None:
             frame = frame.f_back
             callers += (id(frame.f_code), frame.f_lasti, frame.f_lineno)
         first = sys._getframe(1).f_code
-        # The attribute whose object the code itself holds; the other one is made when it is asked for.
+        # The code object holds this attribute's object; the other attribute is created on access.
         lines = first.co_linetable if sys.version_info >= (3, 10) else first.co_lnotab
         learn_frame_layout(
             id(code), type(code).__basicsize__, id(first.co_filename), id(first.co_name), id(lines), *callers

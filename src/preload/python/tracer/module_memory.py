@@ -21,7 +21,7 @@ _recorded: dict[int, tuple] = table_by_module()
 
 
 def _bytes_by_device(tensors) -> dict[int, tuple[int, int]]:
-    """The bytes on each device, exact and rounded up to what the allocator takes."""
+    """The bytes on each device, exact and rounded up to the allocator's sizes."""
     sums: dict[int, tuple[int, int]] = {}
     for tensor in tensors:
         for part in dense_parts(tensor):

@@ -1,4 +1,4 @@
-"""The memory behind tensors, and the tags that say what it is for."""
+"""The memory behind tensors, and the tags that record its use."""
 
 from __future__ import annotations
 

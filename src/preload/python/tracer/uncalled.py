@@ -45,14 +45,15 @@ def name_uncalled_models() -> None:
                 assign_paths(root)
                 tag_model(root)
         except Exception as error:
-            # A module whose `__init__` has not run has no tables to read: it is no model yet. Others override
-            # what is read, and raise anything.
+            # A module whose `__init__` has not run has no tables to read and is not yet a model. Other
+            # modules override these attributes, and may raise anything.
             if _is_initialized(root):
                 count("search for uncalled models", error)
 
 
 def tag_everything_held() -> None:
-    """Memory ran out: tags what live models and optimizers hold, also those that were never called."""
+    """Memory ran out: tags the tensors of live models and optimizers, also of those that were never
+    called."""
     global _rescues_left
     _rescues_left -= 1
     if _rescues_left < 0:
@@ -71,12 +72,13 @@ def tag_everything_held() -> None:
             for optimizer in optimizers:
                 tag_state_of(optimizer)
     except Exception as error:
-        # A module that is half made, or one that overrides what is read.
+        # A partly initialized module, or one that overrides these attributes.
         count("tags when memory ran out", error)
 
 
 def tag_registered(leaves: tuple) -> None:
-    """Tags what the program registers with `memtrace.track_external`, by the rules of MemTracker."""
+    """Tags the objects that the program registers with `memtrace.track_external`, by the rules of
+    MemTracker."""
     try:
         with without_torch_function():
             seen: set[int] = set()
@@ -90,5 +92,5 @@ def tag_registered(leaves: tuple) -> None:
                 elif isinstance(leaf, Optimizer):
                     tag_state_of(leaf)
     except Exception as error:
-        # A module or an optimizer that overrides what is read.
+        # A module or an optimizer that overrides these attributes.
         count("track_external", error)
