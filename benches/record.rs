@@ -85,6 +85,7 @@ fn alone(threads: usize) -> (f64, f64) {
         describe: |_| {},
         conclude: String::new,
         sample: |_| Vec::new(),
+        start_anew: || {},
         say: |line| eprintln!("{line}"),
         settings,
     }));

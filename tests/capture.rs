@@ -286,11 +286,26 @@ fn fork_and_spawn_of_every_kind_leave_the_parents_trace_complete() {
         ("fork first", 2),
         ("fork among threads", 1),
         ("vfork", 1),
+        ("vfork and exec", 2),
         ("posix_spawn", 1),
         ("system", 1),
+        // None of these runs a handler of pthread_atfork.
+        ("_Fork", 2),
+        ("_Fork first", 2),
+        ("_Fork among threads", 1),
+        ("SYS_fork", 2),
+        ("SYS_fork first", 2),
+        ("SYS_clone", 2),
+        ("SYS_clone first", 2),
+        ("clone", 2),
+        ("clone first", 2),
     ];
     for (how, traces) in kinds {
-        let ran = Traced::new(&children, &[how]).run();
+        let words: Vec<&str> = match how.strip_suffix(" first").filter(|way| *way != "fork") {
+            Some(way) => vec![way, "first"],
+            None => vec![how],
+        };
+        let ran = Traced::new(&children, &words).run();
         assert_eq!(ran.status(), 0, "{how}: {}{}", ran.stdout(), ran.stderr());
         assert_eq!(ran.stderr(), "", "{how}");
         let files = ran.files();

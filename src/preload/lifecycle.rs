@@ -5,7 +5,7 @@
 
 use std::ffi::c_void;
 
-use memtrace_record::{Recorder, Session};
+use memtrace_record::{Recorder, Session, own_page};
 use memtrace_trace::config::{Level, Settings};
 
 use crate::attribution::{phases, ranges};
@@ -17,6 +17,8 @@ use crate::{hooks, process_info};
 #[ctor::ctor(unsafe)]
 fn load() {
     report_load();
+    // A child, a signal handler or another thread's lock may forbid a look-up later.
+    hooks::libc::exit::install();
     let (mut settings, mut warnings) = Settings::from_env();
     if !settings.enabled || !is_preloaded() {
         return;
@@ -37,12 +39,14 @@ fn load() {
         describe: process_info::describe,
         conclude: process_info::conclude,
         sample: device_sample::sample,
+        start_anew,
         say: log::line,
         settings,
     };
     if !session::begin(session) {
         return;
     }
+    own_page::claim();
     warnings.iter().for_each(|warning| log::line(warning));
     hooks::libc::exec::install();
     // SAFETY: the three handlers take nothing and only change atomics and our own locks.
@@ -79,6 +83,12 @@ extern "C" fn after_fork_in_child() {
     // SAFETY: pthread_atfork calls this after `before_fork`, on the copy of the thread that forks.
     unsafe { fork::unlock_all() };
     Recorder::forget_after_fork();
+    start_anew();
+}
+
+/// Starts a child anew, whose memory is a copy of its parent's.
+fn start_anew() {
+    Recorder::start_anew();
     ranges::reset_in_child();
     errors::reset_in_child();
 }

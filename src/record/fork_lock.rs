@@ -1,47 +1,70 @@
 //! A lock that a fork takes.
 //!
 //! A child must not inherit data that another thread was changing, nor a lock whose holder it does not have. So a
-//! fork takes every such lock first, and both sides release it.
+//! fork takes every such lock first, and both sides release it. A fork without handlers (`_Fork`, `clone`) takes
+//! none: its child finds that the holder is another process, and replaces the data, which may be half changed.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::own_page;
+
+/// The holder of a free lock.
+const FREE: u32 = 0;
 
 /// Data behind a lock for short work: a waiting thread yields.
 pub struct ForkLock<T> {
-    locked: AtomicBool,
+    /// The id of the process that holds the lock.
+    holder: AtomicU32,
     data: UnsafeCell<T>,
 }
 
-// SAFETY: only the one thread that holds `locked` reaches `data`, in `with`. The contract of `unlock_after_fork`
-// keeps every other thread from releasing it.
+// SAFETY: only the one thread that holds the lock reaches `data`, in `with` and `lock_for_fork`. The contract of
+// `unlock_after_fork` keeps every other thread from releasing it.
 unsafe impl<T: Send> Sync for ForkLock<T> {}
 
-impl<T> ForkLock<T> {
+impl<T: Default> ForkLock<T> {
     /// Data behind a lock.
     pub const fn new(data: T) -> Self {
-        ForkLock { locked: AtomicBool::new(false), data: UnsafeCell::new(data) }
+        ForkLock { holder: AtomicU32::new(FREE), data: UnsafeCell::new(data) }
     }
 
     /// Runs `work` on the data with the lock held. `work` must not call `with` of the same lock: it would wait for
     /// ever.
     pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
-        struct Unlock<'a>(&'a AtomicBool);
+        struct Unlock<'a>(&'a AtomicU32);
         impl Drop for Unlock<'_> {
             fn drop(&mut self) {
-                self.0.store(false, Ordering::Release);
+                self.0.store(FREE, Ordering::Release);
             }
         }
         self.lock_for_fork();
-        let _unlock = Unlock(&self.locked);
+        let _unlock = Unlock(&self.holder);
         // SAFETY: this thread holds the lock until `_unlock` drops, so this is the only reference.
         work(unsafe { &mut *self.data.get() })
     }
 
     /// Takes the lock and keeps it: the part of a fork before the child exists.
     pub fn lock_for_fork(&self) {
-        while self.locked.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            std::thread::yield_now();
+        let own = own_page::pid();
+        loop {
+            match self.take_from(FREE, own) {
+                Ok(_) => return,
+                // The holder is a thread of the parent, which this process does not have.
+                Err(holder) if holder != FREE && holder != own => {
+                    if self.take_from(holder, own).is_ok() {
+                        // SAFETY: this thread holds the lock. The old value may be half changed, so it is leaked.
+                        unsafe { self.data.get().write(T::default()) };
+                        return;
+                    }
+                }
+                Err(_) => std::thread::yield_now(),
+            }
         }
+    }
+
+    fn take_from(&self, holder: u32, own: u32) -> Result<u32, u32> {
+        self.holder.compare_exchange(holder, own, Ordering::Acquire, Ordering::Relaxed)
     }
 
     /// Releases the lock after a fork, in the parent and in the child.
@@ -50,7 +73,7 @@ impl<T> ForkLock<T> {
     /// The calling thread holds the lock by [`ForkLock::lock_for_fork`]; in the child, the thread that forked did.
     /// Otherwise a second thread could reach the data while one is in [`ForkLock::with`].
     pub unsafe fn unlock_after_fork(&self) {
-        self.locked.store(false, Ordering::Release);
+        self.holder.store(FREE, Ordering::Release);
     }
 }
 
@@ -70,5 +93,14 @@ mod tests {
             unsafe { lock.unlock_after_fork() };
         });
         assert_eq!(lock.with(|value| *value), 1);
+    }
+
+    #[test]
+    fn a_fork_lock_that_another_process_holds_is_taken_with_new_data() {
+        let lock = ForkLock::new(7);
+        // The child of a fork without handlers finds the lock so, if a thread of its parent held it.
+        lock.holder.store(own_page::pid() + 1, Ordering::Relaxed);
+        assert_eq!(lock.with(|value| std::mem::replace(value, 3)), 0);
+        assert_eq!(lock.with(|value| *value), 3);
     }
 }

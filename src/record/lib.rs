@@ -15,6 +15,7 @@ mod control;
 pub mod fast_tls;
 pub mod fork_lock;
 pub mod intern;
+pub mod own_page;
 mod queue;
 pub mod recorder;
 mod session;

@@ -1,11 +1,11 @@
 //! The recorder of a process: the interface that hooks call.
 //!
 //! It starts at the first event that is worth a trace (device memory, or an explicit mark), so that a process
-//! which never uses the GPU writes nothing and pays nothing. A forked child forgets the recorder of its parent
+//! which never uses the GPU writes nothing and pays nothing. A child of any kind has no recorder ([`own_page`])
 //! and starts its own at its first such event.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 use memtrace_trace::context::{Context, ContextId, Frame, StackId, TextId};
@@ -16,6 +16,7 @@ use memtrace_trace::{Event, Payload};
 use crate::clock;
 use crate::control::Control;
 use crate::intern::with_tables;
+use crate::own_page::{self, OWN};
 use crate::queue::chunk_pool::ChunkPool;
 use crate::queue::event_queue::EventQueue;
 use crate::session::Session;
@@ -28,8 +29,7 @@ pub struct Recorder {
     pid: u32,
 }
 
-static RECORDER: AtomicPtr<Recorder> = AtomicPtr::new(std::ptr::null_mut());
-static STATE: AtomicU8 = AtomicU8::new(NOT_STARTED);
+/// The state of a process that started no recorder, and of every new child.
 const NOT_STARTED: u8 = 0;
 const STARTING: u8 = 1;
 const STARTED: u8 = 2;
@@ -42,7 +42,7 @@ impl Recorder {
     #[inline]
     #[must_use]
     pub fn active() -> Option<&'static Recorder> {
-        let recorder = RECORDER.load(Ordering::Acquire);
+        let recorder = OWN.recorder.load(Ordering::Acquire);
         // SAFETY: the pointer comes from `Box::leak` in `start` and is never freed.
         unsafe { recorder.as_ref() }
     }
@@ -56,12 +56,15 @@ impl Recorder {
     #[cold]
     fn start(session: &'static Session) -> Option<&'static Recorder> {
         loop {
-            match STATE.compare_exchange(NOT_STARTED, STARTING, Ordering::AcqRel, Ordering::Acquire) {
+            match OWN.state.compare_exchange(NOT_STARTED, STARTING, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => break,
                 // Another thread starts it, which takes some ms.
                 Err(STARTING) => std::thread::yield_now(),
                 Err(_) => return Recorder::active(),
             }
+        }
+        if own_page::is_unclaimed_child() {
+            (session.start_anew)();
         }
         let start_ns = clock::now_ns();
         let recorder: &'static Recorder = match Recorder::new(session, start_ns) {
@@ -70,7 +73,7 @@ impl Recorder {
                 (session.say)(&format!(
                     "not tracing: no memory for the event buffer ({error}); try MEMTRACE_BUFFER=4m"
                 ));
-                STATE.store(STARTED, Ordering::Release);
+                OWN.state.store(STARTED, Ordering::Release);
                 return None;
             }
         };
@@ -85,7 +88,7 @@ impl Recorder {
                 recorder.queue.define(&[Payload::DefineContext { id, context }.define()]);
             }
             // While the tables are locked: whoever interns a new text, stack or context from here on defines it.
-            RECORDER.store(std::ptr::from_ref(recorder).cast_mut(), Ordering::Release);
+            OWN.recorder.store(std::ptr::from_ref(recorder).cast_mut(), Ordering::Release);
         });
         match writer::spawn(session, &recorder.queue, recorder.control, start_ns) {
             // Once in the life of a process, this waits for the trace to exist.
@@ -95,7 +98,7 @@ impl Recorder {
                 recorder.queue.close();
             }
         }
-        STATE.store(STARTED, Ordering::Release);
+        OWN.state.store(STARTED, Ordering::Release);
         Some(recorder)
     }
 
@@ -117,11 +120,17 @@ impl Recorder {
         Ok(Recorder { queue: EventQueue::new(pool, control), control, pid })
     }
 
-    /// In the child of a fork: forgets the parent's recorder, thread and chunks.
+    /// In the child of a fork whose handlers run, before [`Recorder::start_anew`]: forgets the recorder of the
+    /// parent, on a kernel that does not do it.
     pub fn forget_after_fork() {
+        OWN.recorder.store(std::ptr::null_mut(), Ordering::Release);
+        OWN.state.store(NOT_STARTED, Ordering::Release);
+    }
+
+    /// In every child, before its first event: takes over the state that the recorders of a process share.
+    pub fn start_anew() {
         clock::forget_after_fork();
-        RECORDER.store(std::ptr::null_mut(), Ordering::Release);
-        STATE.store(NOT_STARTED, Ordering::Release);
+        own_page::claim();
     }
 
     /// Records one event. `make` gets the clock, which is read here; it must neither record nor intern.

@@ -30,6 +30,8 @@ pub struct Session {
     pub conclude: fn() -> String,
     /// Samples devices, given by CUDA ordinal; called on the writer thread.
     pub sample: SampleDevices,
+    /// Resets the state of the caller in a child in which no handler of `pthread_atfork` ran.
+    pub start_anew: fn(),
     /// Prints a line on stderr with the prefix `memtrace: `.
     pub say: fn(&str),
 }

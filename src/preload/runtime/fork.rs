@@ -66,7 +66,7 @@ pub(crate) unsafe fn unlock_all() {
     unsafe { REGISTERING.unlock_after_fork() };
 }
 
-impl<T: Send> ForkSafe<T> {
+impl<T: Default + Send> ForkSafe<T> {
     /// Data behind a lock that no fork knows yet.
     pub(crate) const fn new(data: T) -> Self {
         ForkSafe { lock: ForkLock::new(data), is_registered: AtomicBool::new(false) }
@@ -93,7 +93,7 @@ impl<T: Send> ForkSafe<T> {
     }
 }
 
-impl<T: Send> Registered for ForkSafe<T> {
+impl<T: Default + Send> Registered for ForkSafe<T> {
     fn lock(&self) {
         self.lock.lock_for_fork();
     }

@@ -42,6 +42,23 @@ pub(crate) fn is_alone() -> bool {
     main_has_ended && std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 2)
 }
 
+/// Ends the process as its main thread ended, if that left with a status of its own and this is the last thread.
+/// The kernel gives a process the status of its last thread; without memtrace that was the main thread (of a child
+/// that `clone` started, for example: it leaves by the system call `exit`).
+pub(crate) fn end_like_main_thread() {
+    if !is_alone() {
+        return;
+    }
+    let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return };
+    // The last field: the wait status of the main thread. proc_pid_stat(5) calls it exit_code.
+    let status = stat.trim_end().rsplit(' ').next().and_then(|status| status.parse::<libc::c_int>().ok());
+    if let Some(status) = status.filter(|status| libc::WIFEXITED(*status) && libc::WEXITSTATUS(*status) != 0)
+    {
+        // SAFETY: ends the process; no thread is left that could have work to do.
+        unsafe { libc::syscall(libc::SYS_exit_group, libc::WEXITSTATUS(status)) };
+    }
+}
+
 /// Answers requests after the trace has ended, until the process ends.
 pub(crate) fn answer_until_finish(control: &Control) {
     control.note_ready();

@@ -19,7 +19,7 @@ use super::oom_message::OomMessages;
 use super::output;
 use super::part::{Part, RowFile};
 use super::sampling::Sampler;
-use super::thread::{answer_until_finish, is_alone, start_thread};
+use super::thread::{answer_until_finish, end_like_main_thread, is_alone, start_thread};
 use crate::clock::{self, Ruler};
 use crate::control::{Command, Control};
 use crate::queue::event_queue::EventQueue;
@@ -53,6 +53,7 @@ pub(crate) fn spawn(
                 answer_until_finish(control);
             }
         }
+        end_like_main_thread();
     })
 }
 

@@ -3,10 +3,13 @@
 #define _GNU_SOURCE
 #include "cuda.h"
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -37,18 +40,45 @@ static void wait_for(pid_t pid) {
     }
 }
 
+static int uses(void *unused) {
+    (void)unused;
+    cudaFree(take(6000));
+    return 5;
+}
+
+/* Starts a child that runs `uses` and ends. None of these ways runs a handler of pthread_atfork. */
+static pid_t start_unseen(const char *way) {
+    static char stack[1 << 20] __attribute__((aligned(16)));
+    pid_t pid = -1;
+    if (!strcmp(way, "clone")) return clone(uses, stack + sizeof stack, SIGCHLD, NULL);
+    if (!strcmp(way, "_Fork")) pid = _Fork();
+    if (!strcmp(way, "SYS_fork")) pid = syscall(SYS_fork);
+    if (!strcmp(way, "SYS_clone")) pid = syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+    if (pid == 0) exit(uses(NULL));
+    return pid;
+}
+
+static int is_unseen(const char *way) {
+    return !strcmp(way, "clone") || !strcmp(way, "_Fork") || !strcmp(way, "SYS_fork") ||
+           !strcmp(way, "SYS_clone");
+}
+
 int main(int argc, char **argv) {
-    (void)argc;
     const char *how = argv[1];
     char *const command[] = {"sh", "-c", "exit 5", NULL};
+    char *const itself[] = {argv[0], "leaf", NULL};
     pid_t pid;
+    if (!strcmp(how, "leaf")) return uses(NULL);
+    if (argc > 2 && !strcmp(argv[2], "first")) wait_for(start_unseen(how));
     if (!strcmp(how, "fork first")) {
         pid = fork();
         if (pid == 0) { cudaFree(take(6000)); exit(5); }
         wait_for(pid);
     }
     void *kept = take(1000);
-    if (!strcmp(how, "fork")) {
+    if (is_unseen(how) && argc == 2) {
+        wait_for(start_unseen(how));
+    } else if (!strcmp(how, "fork")) {
         pid = fork();
         if (pid == 0) exit(5);
         wait_for(pid);
@@ -79,6 +109,20 @@ int main(int argc, char **argv) {
         pid = vfork();
         if (pid == 0) _exit(5);
         wait_for(pid);
+    } else if (!strcmp(how, "vfork and exec")) {
+        pid = vfork();
+        if (pid == 0) { execv(argv[0], itself); _exit(6); }
+        wait_for(pid);
+    } else if (!strcmp(how, "_Fork among threads")) {
+        pthread_t threads[4];
+        for (int i = 0; i < 4; i++) pthread_create(&threads[i], NULL, allocates, NULL);
+        for (int i = 0; i < 100; i++) {
+            pid = _Fork();
+            if (pid == 0) _exit(5);
+            wait_for(pid);
+        }
+        stop = 1;
+        for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
     } else if (!strcmp(how, "posix_spawn")) {
         if (posix_spawn(&pid, "/bin/sh", NULL, NULL, command, environ)) return 7;
         wait_for(pid);

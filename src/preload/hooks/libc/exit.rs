@@ -15,6 +15,11 @@ static EXIT_NOW_C99: RealFn<Exit> = unsafe { RealFn::new(c"_Exit", "libc.so") };
 // SAFETY: the signature is the one in stdlib.h.
 static QUICK_EXIT: RealFn<Exit> = unsafe { RealFn::new(c"quick_exit", "libc.so") };
 
+/// Finds the real functions. `_exit` is safe in a signal handler and in the child of any fork; a look-up is not.
+pub(crate) fn install() {
+    let _ = (EXIT_NOW.get(), EXIT_NOW_C99.get(), QUICK_EXIT.get());
+}
+
 /// Ends the trace, then leaves by `real`. The child of a `vfork` borrows its parent's memory: its recorder is
 /// the parent's and stays untouched, since the recorder compares the process ids.
 fn leave(real: &RealFn<Exit>, status: c_int) -> ! {

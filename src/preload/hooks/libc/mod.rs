@@ -2,4 +2,4 @@
 
 mod dlsym;
 pub(crate) mod exec;
-mod exit;
+pub(crate) mod exit;

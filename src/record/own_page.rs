@@ -1,0 +1,99 @@
+//! State of this process alone: a child finds zeros in it, however it was made.
+//!
+//! `fork` runs handlers (`pthread_atfork`), which start the child anew. `_Fork`, `clone` and the system call itself
+//! run none. So the state that must not reach a child lies in a page that the kernel wipes in every child
+//! (`MADV_WIPEONFORK`, since Linux 4.14): to know the process costs a hook nothing. A child that shares the memory
+//! (`vfork`) shares the page too.
+
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
+
+use crate::recorder::Recorder;
+
+const PAGE: usize = 4096;
+
+/// The page. All of it is zero at first, so that the loader maps it as anonymous memory: the kernel wipes no other.
+#[repr(C, align(4096))]
+pub(crate) struct OwnPage {
+    /// The recorder; null before it has started.
+    pub(crate) recorder: AtomicPtr<Recorder>,
+    /// The state of its start.
+    pub(crate) state: AtomicU8,
+    /// Whether this process called [`claim`].
+    is_claimed: AtomicBool,
+    /// The process id; 0 until the first query.
+    pid: AtomicU32,
+    /// No other variable may share the page.
+    _rest: [u8; PAGE - 16],
+}
+
+const _: () = assert!(size_of::<OwnPage>() == PAGE);
+
+pub(crate) static OWN: OwnPage = OwnPage {
+    recorder: AtomicPtr::new(null_mut()),
+    state: AtomicU8::new(0),
+    is_claimed: AtomicBool::new(false),
+    pid: AtomicU32::new(0),
+    _rest: [0; PAGE - 16],
+};
+
+/// Whether the kernel wipes the page in children. Outside the page: a child inherits it.
+static IS_WIPED: AtomicBool = AtomicBool::new(false);
+
+/// Takes the page for this process: when the library is loaded, and in a child that started anew.
+pub fn claim() {
+    if !IS_WIPED.load(Ordering::Relaxed) {
+        let page = (&raw const OWN).cast_mut().cast();
+        // SAFETY: the page holds `OWN` alone, and the call changes nothing in this process.
+        let code = unsafe { libc::madvise(page, PAGE, libc::MADV_WIPEONFORK) };
+        IS_WIPED.store(code == 0, Ordering::Relaxed);
+    }
+    OWN.pid.store(std::process::id(), Ordering::Relaxed);
+    OWN.is_claimed.store(true, Ordering::Release);
+}
+
+/// Whether the kernel wipes the page in every child of this process.
+pub(crate) fn is_wiped_in_children() -> bool {
+    IS_WIPED.load(Ordering::Relaxed)
+}
+
+/// Whether this process is the child of a process that claimed the page, and no handler ran in it.
+pub(crate) fn is_unclaimed_child() -> bool {
+    is_wiped_in_children() && !OWN.is_claimed.load(Ordering::Acquire)
+}
+
+/// The id of this process.
+pub(crate) fn pid() -> u32 {
+    match OWN.pid.load(Ordering::Relaxed) {
+        0 => {
+            let pid = std::process::id();
+            OWN.pid.store(pid, Ordering::Relaxed);
+            pid
+        }
+        pid => pid,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_child_of_a_plain_fork_call_finds_its_own_page_empty() {
+        claim();
+        assert!(is_wiped_in_children(), "Linux 4.14 or later");
+        assert!(!is_unclaimed_child());
+        // SAFETY: the child calls only functions that are safe after a fork.
+        let child = unsafe { libc::syscall(libc::SYS_fork) } as libc::pid_t;
+        if child == 0 {
+            let is_empty = is_unclaimed_child() && OWN.pid.load(Ordering::Relaxed) == 0;
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(if is_empty && pid() == std::process::id() { 5 } else { 6 }) };
+        }
+        let mut status = 0;
+        // SAFETY: `status` is valid for the answer.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(libc::WEXITSTATUS(status), 5);
+        assert_eq!(pid(), std::process::id());
+    }
+}
