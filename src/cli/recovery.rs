@@ -2,7 +2,8 @@
 
 use anyhow::{Context, Result};
 use memtrace_analysis::read::input::Input;
-use memtrace_recover::{Repaired, repair};
+use memtrace_recover::{Repaired, repair, sweep};
+use memtrace_trace::journal::folders;
 
 /// Completes the traces of `input` whose processes were killed, and reports each on stderr. True when a trace
 /// changed, so that it must be opened again.
@@ -22,6 +23,7 @@ pub(crate) fn recover_quietly(input: &Input) -> Result<bool> {
 }
 
 fn recover_each(input: &Input, report: impl Fn(String)) -> Result<bool> {
+    sweep(&folders(), None);
     let mut changed = false;
     for path in input.traces.iter().flat_map(|trace| trace.files()) {
         // Completing one part of a rotated trace removes the empty part that follows it.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use memtrace_trace::context::{Context, ContextId, Frame, StackId, TextId};
 use memtrace_trace::event::bytes::text_events;
-use memtrace_trace::journal::{Run, process_start};
+use memtrace_trace::journal::{Run, journal_name, process_start};
 use memtrace_trace::{Event, Payload};
 
 use crate::clock;
@@ -104,7 +104,7 @@ impl Recorder {
 
     fn new(session: &'static Session, start_ns: u64) -> std::io::Result<Recorder> {
         let pid = std::process::id();
-        let name = format!("memtrace-{pid}-{start_ns}.journal");
+        let name = journal_name(pid, start_ns);
         let folders = output::journal_folders(session.settings.buffer_bytes);
         let folders: Vec<_> = folders.iter().map(PathBuf::as_path).collect();
         let run = Run {

@@ -8,7 +8,8 @@ use memtrace_trace::Event;
 use memtrace_trace::event::bytes::{event_of, text_slots};
 use memtrace_trace::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, layout, process_start};
 use memtrace_trace::rounding::Rounding;
-use rustix::process::{Flock, FlockType, fcntl_getlk};
+use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::io::Errno;
 
 const SLOT: usize = size_of::<Event>();
 
@@ -59,8 +60,9 @@ pub(crate) fn is_running(journal: &File, run: &Run) -> bool {
 
 /// Returns true if another process holds the lock of this journal. A process must not ask this about its own
 /// journal: closing any descriptor of a file releases its locks.
-fn is_locked(journal: &File) -> bool {
-    matches!(fcntl_getlk(journal, &Flock::from(FlockType::WriteLock)), Ok(Some(_)))
+pub(crate) fn is_locked(journal: &File) -> bool {
+    // The end of the caller's `journal` releases a lock that was free.
+    matches!(fcntl_lock(journal, FlockOperation::NonBlockingLockShared), Err(Errno::AGAIN | Errno::ACCESS))
 }
 
 impl Journal {

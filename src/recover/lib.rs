@@ -12,5 +12,5 @@ mod repair;
 #[doc(hidden)]
 pub mod testing;
 
-pub use orphans::sweep;
+pub use orphans::{Leftover, Swept, sweep};
 pub use repair::{Repaired, repair, whole_lines};

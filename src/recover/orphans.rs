@@ -1,48 +1,247 @@
-//! Orphaned journals: the process has ended, and its trace was deleted.
+//! Journals that processes left: those that nobody can use any more, and those that a trace still needs.
+//!
+//! A journal is orphaned when its process has ended and its trace is gone, or was never named: the process was killed
+//! before its trace existed. Its memory would otherwise be held until the host restarts.
 
-use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::io::Read;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use memtrace_trace::journal::{CHUNK_BYTES, MAGIC, layout, names_path};
+use memtrace_trace::journal::{
+    CHUNK_BYTES, JournalName, MAGIC, layout, mount_namespace, names_path, process_start,
+};
+use rustix::fs::OFlags;
 
-use crate::journal::{is_running, run_of, u64_at};
+use crate::journal::{is_locked, is_running, run_of, u64_at};
 
-/// Removes the orphaned journals beside `own`: their processes have ended and their traces were deleted. The others
-/// stay for `memtrace check --repair`.
-pub fn sweep(own: &Path) {
-    let Some(folder) = own.parent() else { return };
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+/// A journal without a name for its trace, or a file of definitions without a journal, is younger than this while a
+/// recorder starts.
+const START: Duration = Duration::from_secs(60);
+/// The folder of a trace may be out of sight: another container shares `/dev/shm` and not that folder.
+const OUT_OF_SIGHT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A journal that a trace still needs: the process of both was killed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leftover {
+    /// The journal.
+    pub journal: PathBuf,
+    /// The size of its files in bytes.
+    pub bytes: u64,
+    /// The first file of its trace.
+    pub trace: PathBuf,
+    /// Whether that file can be seen from here.
+    pub in_sight: bool,
+}
+
+/// The journals that a sweep found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// The journals that were removed, and the size of their files in bytes.
+    pub removed: Vec<(PathBuf, u64)>,
+    /// The journals that stay.
+    pub left: Vec<Leftover>,
+}
+
+/// The state of a journal.
+enum State {
+    /// A process records into it, or it cannot be told.
+    InUse,
+    /// Nobody can use it any more.
+    Orphan,
+    /// It belongs to this trace, which is in sight or not.
+    Needed(PathBuf, bool),
+}
+
+/// Removes the orphaned journals of this user from `folders`. `own` is the journal of the calling recorder.
+pub fn sweep(folders: &[PathBuf], own: Option<&Path>) -> Swept {
+    let mut swept = Swept::default();
+    for entry in folders.iter().flat_map(fs::read_dir).flatten().flatten() {
+        let path = entry.path();
+        if own.is_some_and(|own| own == path || names_path(own) == path) {
+            continue;
+        }
         let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.starts_with("memtrace-")
-            && name.ends_with(".journal")
-            && entry.path() != own
-            && is_orphan(&entry.path()).unwrap_or(false)
-        {
-            let _ = fs::remove_file(names_path(&entry.path()));
-            let _ = fs::remove_file(entry.path());
+        match JournalName::parse(&name) {
+            Some(JournalName::Journal(pid)) => sweep_journal(path, pid, &mut swept),
+            Some(JournalName::Definitions) => {
+                let is_alone = !path.with_extension("journal").exists();
+                if is_alone && own_file(&path).is_some_and(|data| is_older(&data, START)) {
+                    let _ = fs::remove_file(&path);
+                }
+            }
+            None => {}
+        }
+    }
+    swept.left.sort_by(|a, b| a.journal.cmp(&b.journal));
+    swept
+}
+
+fn sweep_journal(path: PathBuf, pid: u32, swept: &mut Swept) {
+    let Some(data) = own_file(&path) else { return };
+    let names = names_path(&path);
+    let bytes = occupied(&data) + own_file(&names).map_or(0, |data| occupied(&data));
+    match state(&path, pid, &data) {
+        State::InUse => {}
+        State::Needed(trace, in_sight) => swept.left.push(Leftover { journal: path, bytes, trace, in_sight }),
+        State::Orphan => {
+            // The journal goes last: while it is there, its definitions belong to it.
+            let _ = fs::remove_file(names);
+            if fs::remove_file(&path).is_ok() {
+                swept.removed.push((path, bytes));
+            }
         }
     }
 }
 
-/// Returns true if a journal is orphaned; `None` when that cannot be known.
-fn is_orphan(journal: &Path) -> Option<bool> {
+/// The regular file of this user at `path`, without following a link.
+fn own_file(path: &Path) -> Option<Metadata> {
+    let data = fs::symlink_metadata(path).ok()?;
+    (data.is_file() && data.uid() == rustix::process::geteuid().as_raw()).then_some(data)
+}
+
+/// The bytes that a file occupies.
+fn occupied(data: &Metadata) -> u64 {
+    data.blocks() * 512
+}
+
+fn is_older(data: &Metadata, age: Duration) -> bool {
+    data.modified().ok().and_then(|time| time.elapsed().ok()).is_some_and(|elapsed| elapsed > age)
+}
+
+fn state(path: &Path, pid: u32, data: &Metadata) -> State {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let Ok(file) = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map(File::from) else {
+        return State::InUse;
+    };
     let mut header = Vec::new();
-    // The journal of another user cannot be opened.
-    let file = File::open(journal).ok()?;
-    (&file).take(CHUNK_BYTES as u64).read_to_end(&mut header).ok()?;
-    if !header.starts_with(&MAGIC) || is_running(&file, &run_of(&header)) {
-        return None;
+    if (&file).take(CHUNK_BYTES as u64).read_to_end(&mut header).is_err() {
+        return State::InUse;
+    }
+    if !header.starts_with(&MAGIC) {
+        // The process was killed before it wrote the header, or is about to write it.
+        let is_starting = !is_older(data, START) || process_start(pid).is_some() || is_locked(&file);
+        return if is_starting { State::InUse } else { State::Orphan };
+    }
+    if is_running(&file, &run_of(&header)) {
+        return State::InUse;
     }
     let end = layout::TRACE.saturating_add(u64_at(&header, layout::TRACE_LEN) as usize);
-    let path = header.get(layout::TRACE..end).filter(|path| !path.is_empty())?;
-    let first = Path::new(OsStr::from_bytes(path));
-    // The first part may be compressed by now, or deleted while later parts stay.
-    let (folder, stem) = (first.parent()?, first.file_stem()?.as_bytes());
-    let Ok(entries) = fs::read_dir(folder) else { return Some(!first.exists()) };
-    let of_trace = |name: &[u8]| name.strip_prefix(stem).is_some_and(|rest| rest.first() == Some(&b'.'));
-    Some(!entries.flatten().any(|entry| of_trace(entry.file_name().as_bytes())))
+    match header.get(layout::TRACE..end).filter(|path| !path.is_empty()) {
+        Some(path) => {
+            let first = PathBuf::from(OsString::from_vec(path.to_vec()));
+            let is_same_view = u64_at(&header, layout::MOUNT_NAMESPACE) == mount_namespace();
+            match look_for(&first) {
+                Sight::There => State::Needed(first, true),
+                Sight::Gone if is_same_view || is_older(data, OUT_OF_SIGHT) => State::Orphan,
+                Sight::NoFolder if is_same_view || is_older(data, OUT_OF_SIGHT) => State::Orphan,
+                Sight::Gone | Sight::NoFolder | Sight::Unknown => State::Needed(first, false),
+            }
+        }
+        None if is_older(data, START) => State::Orphan,
+        None => State::InUse,
+    }
+}
+
+/// The files of a trace, as seen from this process.
+enum Sight {
+    There,
+    Gone,
+    /// The folder is gone, or is one of another container.
+    NoFolder,
+    /// The folder cannot be read.
+    Unknown,
+}
+
+/// Looks for the files of the trace that began with `first`. That file may be compressed by now, or deleted while
+/// later parts stay.
+fn look_for(first: &Path) -> Sight {
+    let (Some(folder), Some(stem)) = (first.parent(), first.file_stem()) else { return Sight::Gone };
+    let is_of_trace = |name: &OsStr| {
+        name.as_bytes().strip_prefix(stem.as_bytes()).is_some_and(|rest| rest.first() == Some(&b'.'))
+    };
+    match fs::read_dir(folder) {
+        Ok(entries) => {
+            let is_there = entries.flatten().any(|entry| is_of_trace(&entry.file_name()));
+            if is_there { Sight::There } else { Sight::Gone }
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Sight::NoFolder,
+        Err(_) => Sight::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Checkpoints, Left, journal};
+    use memtrace_trace::journal::{Run, journal_name};
+    use std::time::SystemTime;
+
+    /// No process has this id: it is beyond the kernel's limit.
+    const NOBODY: u32 = 1 << 23;
+
+    #[test]
+    fn a_sweep_removes_old_journals_without_a_trace_and_nothing_else() {
+        let folder = std::env::temp_dir().join(format!("memtrace-sweep-test-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let place = |start_ns| folder.join(journal_name(NOBODY, start_ns));
+        let make = |path: &Path, bytes: &[u8], age: u64| {
+            fs::write(path, bytes).unwrap();
+            let then = SystemTime::now() - Duration::from_secs(age);
+            File::options().write(true).open(path).unwrap().set_modified(then).unwrap();
+        };
+        let run = Run { pid: NOBODY, process_start: 1, ..Run::default() };
+        let nameless = journal(&run, &Checkpoints::default(), &[Left::default()]);
+        let of_trace = |trace: &Path| {
+            let (mut bytes, path) = (nameless.clone(), trace.as_os_str().as_bytes());
+            bytes[layout::TRACE..layout::TRACE + path.len()].copy_from_slice(path);
+            bytes[layout::TRACE_LEN..layout::TRACE_LEN + 8]
+                .copy_from_slice(&(path.len() as u64).to_le_bytes());
+            bytes[layout::MOUNT_NAMESPACE..layout::MOUNT_NAMESPACE + 8]
+                .copy_from_slice(&mount_namespace().to_le_bytes());
+            bytes
+        };
+        let trace = folder.join("trace.csv");
+        fs::write(&trace, "").unwrap();
+
+        // Removed: nobody can use them.
+        let orphans = [place(1), place(2), place(3), place(4)];
+        make(&orphans[0], &nameless, 100);
+        make(&names_path(&orphans[0]), b"names", 100);
+        make(&orphans[1], b"", 100);
+        make(&orphans[2], &of_trace(&folder.join("deleted.csv")), 0);
+        make(&orphans[3], &of_trace(Path::new("/nowhere/deleted.csv")), 0);
+        let alone = names_path(&place(5));
+        make(&alone, b"names", 100);
+
+        // Kept: too young, needed, perhaps of another container, or not a journal.
+        let needed = place(10);
+        make(&needed, &of_trace(&trace), 100);
+        let mut elsewhere = of_trace(Path::new("/nowhere/there.csv"));
+        elsewhere[layout::MOUNT_NAMESPACE] ^= 1;
+        make(&place(11), &elsewhere, 100);
+        let kept =
+            [place(12), place(13), names_path(&place(14)), folder.join("memtrace-1.journal"), place(15)];
+        make(&kept[0], &nameless, 0);
+        make(&kept[1], b"", 0);
+        make(&kept[2], b"names", 0);
+        make(&kept[3], b"", 100);
+        std::os::unix::fs::symlink(&trace, &kept[4]).unwrap();
+        // The journal of the calling recorder.
+        let own = place(16);
+        make(&own, &nameless, 100);
+
+        let swept = sweep(std::slice::from_ref(&folder), Some(&own));
+        let mut removed: Vec<_> = swept.removed.iter().map(|(path, _)| path.clone()).collect();
+        removed.sort();
+        assert_eq!(removed, orphans);
+        assert!(!alone.exists() && !names_path(&orphans[0]).exists());
+        let left: Vec<_> = swept.left.iter().map(|left| (left.journal.clone(), left.in_sight)).collect();
+        assert_eq!(left, [(needed, true), (place(11), false)]);
+        assert!(kept.iter().chain([&own]).all(|path| fs::symlink_metadata(path).is_ok()));
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }

@@ -5,6 +5,8 @@
 //! [`layout`] and maps nothing, because the file may be cut off or may be no journal at all.
 
 use std::cell::UnsafeCell;
+use std::ffi::OsStr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -83,6 +85,8 @@ pub struct JournalHeader {
     pub trace_len: AtomicU64,
     /// The trace's path.
     pub trace: UnsafeCell<[u8; MAX_PATH]>,
+    /// The [`mount_namespace`] of the process; 0 in older journals.
+    pub mount_namespace: AtomicU64,
 }
 
 const _: () = assert!(size_of::<JournalHeader>() <= CHUNK_BYTES);
@@ -118,6 +122,8 @@ pub mod layout {
     pub const TRACE_LEN: usize = offset_of!(JournalHeader, trace_len);
     /// See [`JournalHeader::trace`].
     pub const TRACE: usize = offset_of!(JournalHeader, trace);
+    /// See [`JournalHeader::mount_namespace`].
+    pub const MOUNT_NAMESPACE: usize = offset_of!(JournalHeader, mount_namespace);
 
     /// See [`ChunkHeader::committed`].
     pub const COMMITTED: usize = offset_of!(ChunkHeader, committed);
@@ -150,6 +156,49 @@ pub struct Run {
     pub rules: u64,
 }
 
+/// The folders that may hold journals: memory first, then the folder of temporary files.
+#[must_use]
+pub fn folders() -> Vec<PathBuf> {
+    vec![PathBuf::from("/dev/shm"), std::env::temp_dir()]
+}
+
+/// The name of the journal of process `pid`, the recorder of which starts at `start_ns`.
+#[must_use]
+pub fn journal_name(pid: u32, start_ns: u64) -> String {
+    format!("memtrace-{pid}-{start_ns}.journal")
+}
+
+/// A file in [`folders`], by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JournalName {
+    /// The journal of the process with this id.
+    Journal(u32),
+    /// The file of definitions of a journal.
+    Definitions,
+}
+
+impl JournalName {
+    /// The kind of file that has this name; `None` for a file that is not memtrace's.
+    #[must_use]
+    pub fn parse(name: &OsStr) -> Option<JournalName> {
+        let (stem, ending) = name.to_str()?.strip_prefix("memtrace-")?.split_once('.')?;
+        let (pid, start_ns) = stem.split_once('-')?;
+        start_ns.parse::<u64>().ok()?;
+        let pid = pid.parse().ok()?;
+        match ending {
+            "journal" => Some(JournalName::Journal(pid)),
+            "names" => Some(JournalName::Definitions),
+            _ => None,
+        }
+    }
+}
+
+/// The mount namespace of this process; 0 when unknown. The paths of another one mean other files.
+#[must_use]
+pub fn mount_namespace() -> u64 {
+    std::fs::metadata("/proc/self/ns/mnt").map_or(0, |namespace| namespace.ino())
+}
+
 /// The file of definitions of a journal. The writer thread appends definitions to it before it recycles the
 /// chunk that held them.
 #[must_use]
@@ -167,4 +216,20 @@ pub fn process_start(pid: u32) -> Option<u64> {
     // A zombie without other threads has ended. (When only its main thread ended it has other threads.)
     let is_gone = *fields.first()? == "Z" && matches!(*fields.get(17)?, "0" | "1");
     if is_gone { None } else { fields.get(19)?.parse().ok() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_of_journals_come_back_and_no_other_name_does() {
+        let name = journal_name(7, 8);
+        assert_eq!(JournalName::parse(OsStr::new(&name)), Some(JournalName::Journal(7)));
+        let definitions = names_path(Path::new(&name));
+        assert_eq!(JournalName::parse(definitions.as_os_str()), Some(JournalName::Definitions));
+        for other in ["memtrace-7.journal", "memtrace-x-8.journal", "memtrace-7-8.csv", "7-8.journal", ""] {
+            assert_eq!(JournalName::parse(OsStr::new(other)), None, "{other}");
+        }
+    }
 }

@@ -17,11 +17,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 use memtrace_trace::Event;
 use memtrace_trace::journal::{
-    CHUNK_BYTES, Chunk, ChunkHeader, JournalHeader, MAGIC, MAX_PATH, Run, SLOTS, names_path,
+    CHUNK_BYTES, Chunk, ChunkHeader, JournalHeader, MAGIC, MAX_PATH, Run, SLOTS, mount_namespace, names_path,
 };
+
+use crate::intern::with_tables;
+use crate::own_page;
 
 /// The pool is short with fewer free chunks than this, in percent.
 const SHORT_PERCENT: usize = 25;
@@ -31,7 +34,7 @@ pub(crate) struct ChunkPool {
     memory: MmapRaw,
     chunks: usize,
     path: Option<PathBuf>,
-    /// The open file holds the lock of the journal for the life of the process.
+    /// The open file, when it holds the lock of the journal; mostly the mapping does.
     _lock: Option<File>,
     /// The number of the part of the trace that is being written.
     part: AtomicU64,
@@ -51,7 +54,7 @@ impl ChunkPool {
         let length = (chunks + 1) * CHUNK_BYTES;
         let on_file = folders.iter().find_map(|folder| map_file(&folder.join(name), length).ok());
         let (memory, path, lock) = match on_file {
-            Some((memory, path, file)) => (memory, Some(path), Some(file)),
+            Some((memory, path, lock)) => (memory, Some(path), lock),
             None => (anonymous(length)?, None, None),
         };
         let pool = ChunkPool {
@@ -208,6 +211,7 @@ impl ChunkPool {
         header.process_start = AtomicU64::new(run.process_start);
         header.power2_divisions = AtomicU64::new(run.power2_divisions);
         header.rules = AtomicU64::new(run.rules);
+        header.mount_namespace = AtomicU64::new(mount_namespace());
         // Last: until now a reader finds no journal.
         std::sync::atomic::fence(Ordering::Release);
         header.magic = MAGIC;
@@ -247,20 +251,18 @@ fn prefetch(slot: *const Event) {
     }
 }
 
-fn map_file(path: &Path, length: usize) -> io::Result<(MmapRaw, PathBuf, File)> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-        .open(path)?;
-    let mapped =
-        reserve(&file, length).and_then(|()| MmapOptions::new().len(length).populate().map_raw(&file));
-    // Before the file holds the magic bytes of a journal.
-    let _ = lock(&file);
+fn map_file(path: &Path, length: usize) -> io::Result<(MmapRaw, PathBuf, Option<File>)> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
+    let file = options.clone().create_new(true).open(path)?;
+    // A child of a fork meanwhile would share the second opening, and so the lock: the tables keep forks out.
+    let mapped = reserve(&file, length)
+        .and_then(|()| with_tables(|_| options.open(path).and_then(|file| map_and_lock(file, length))));
     match mapped {
-        Ok(memory) => Ok((memory, path.to_owned(), file)),
+        Ok((memory, lock)) => {
+            populate(&memory);
+            Ok((memory, path.to_owned(), lock))
+        }
         Err(error) => {
             let _ = std::fs::remove_file(path);
             Err(error)
@@ -268,24 +270,46 @@ fn map_file(path: &Path, length: usize) -> io::Result<(MmapRaw, PathBuf, File)> 
     }
 }
 
-/// A lock on a whole file that belongs to the process: no child has it, however it was made, and the end of
-/// the process or an `exec` releases it.
-fn whole_file() -> libc::flock {
-    libc::flock {
+/// Maps the journal and locks it for this process; before it has the magic bytes of a journal.
+///
+/// The lock belongs to the open file, which the mapping keeps: no descriptor is left that the program could close.
+/// No child has the mapping, so the end of the process or an `exec` releases the lock. On a kernel that cannot keep
+/// children away from the mapping, the lock belongs to the process and its descriptor.
+fn map_and_lock(file: File, length: usize) -> io::Result<(MmapRaw, Option<File>)> {
+    let memory = MmapOptions::new().len(length).map_raw(&file)?;
+    let is_private = own_page::is_wiped_in_children() && memory.advise(Advice::DontFork).is_ok();
+    if is_private && lock(&file, libc::F_OFD_SETLK).is_ok() {
+        return Ok((memory, None));
+    }
+    let _ = lock(&file, libc::F_SETLK);
+    Ok((memory, Some(file)))
+}
+
+/// Takes the lock of a whole file by `command`.
+fn lock(file: &File, command: libc::c_int) -> io::Result<()> {
+    let whole = libc::flock {
         l_type: libc::F_WRLCK as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: 0,
         l_len: 0,
         l_pid: 0,
+    };
+    // SAFETY: the descriptor is open and the lock is initialized.
+    match unsafe { libc::fcntl(file.as_raw_fd(), command, &whole) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Locks the journal for this process.
-fn lock(file: &File) -> io::Result<()> {
-    // SAFETY: the descriptor is open and the lock is initialized.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &whole_file()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
+/// Makes every page of a new journal present, so that no hook takes a page fault.
+fn populate(memory: &MmapRaw) {
+    if memory.advise(Advice::PopulateWrite).is_ok() {
+        return;
+    }
+    // Before Linux 5.14.
+    for at in (0..memory.len()).step_by(4096) {
+        // SAFETY: inside the mapping, which nothing else has yet; a new file is all zero.
+        unsafe { memory.as_mut_ptr().add(at).write_volatile(0) };
     }
 }
 
@@ -464,5 +488,34 @@ mod tests {
         pool.remove_file();
         assert!(!folder.join("j").exists());
         std::fs::remove_dir(&folder).unwrap();
+    }
+
+    #[test]
+    fn the_lock_of_a_journal_needs_no_descriptor_and_goes_to_no_child() {
+        own_page::claim();
+        let folder = std::env::temp_dir().join(format!("memtrace-lock-test-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let pool = ChunkPool::new(1 << 20, &[&folder], "j", Run::default()).unwrap();
+        assert!(pool._lock.is_none(), "no descriptor is left to be closed");
+        // As in `memtrace_recover`: another opening of the file asks for the lock.
+        let other = OpenOptions::new().read(true).write(true).open(folder.join("j")).unwrap();
+        assert!(lock(&other, libc::F_OFD_SETLK).is_err());
+        // A child that lives longer than its parent.
+        // SAFETY: the child only sleeps.
+        let child = unsafe { libc::syscall(libc::SYS_fork) } as libc::pid_t;
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe { libc::sleep(20) };
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) };
+        }
+        drop(pool);
+        let free = lock(&other, libc::F_OFD_SETLK);
+        // SAFETY: the child of this test.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        // SAFETY: as above; no status is wanted.
+        unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+        free.unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -11,8 +11,7 @@ use memtrace_trace::files;
 /// Folders that can hold a journal of `bytes`, best first: memory, then a local disk. A journal takes at most
 /// a quarter of the free space: `/dev/shm` belongs to the program, and in a container it may have 64 MiB.
 pub(crate) fn journal_folders(bytes: usize) -> Vec<PathBuf> {
-    let mut folders = vec![PathBuf::from("/dev/shm")];
-    folders.push(std::env::temp_dir());
+    let mut folders = memtrace_trace::journal::folders();
     folders.retain(|folder| is_local(folder) && free_bytes(folder) / 4 >= bytes as u64);
     folders
 }

@@ -120,7 +120,7 @@ impl Writer {
         })?;
         queue.pool().set_trace(&path);
         if let Some(journal) = queue.pool().path() {
-            memtrace_recover::sweep(journal);
+            memtrace_recover::sweep(&memtrace_trace::journal::folders(), Some(journal));
         }
         let pid = std::process::id();
         let mut meta = Meta {

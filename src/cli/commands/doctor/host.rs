@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
+use memtrace_recover::{Leftover, Swept, sweep};
 use memtrace_trace::config::Settings;
+use memtrace_trace::journal;
 use memtrace_trace::units::Unit;
 
 use super::findings::{Findings, State};
@@ -37,6 +39,36 @@ pub(super) fn check_system(findings: &mut Findings) {
             "enlarge /dev/shm (docker run --shm-size 1g), or set MEMTRACE_BUFFER=4m",
         ),
     );
+}
+
+/// Removes the journals that nobody can use any more, and lists those that a trace still needs.
+pub(super) fn check_journals(findings: &mut Findings) {
+    let Swept { removed, left } = sweep(&journal::folders(), None);
+    let show = |bytes: u64| Unit::Auto.show(bytes as i64);
+    if !removed.is_empty() {
+        let (count, bytes) = (removed.len(), removed.iter().map(|(_, bytes)| bytes).sum());
+        let journals = if count == 1 { "journal" } else { "journals" };
+        findings.add(
+            "journals",
+            State::Note,
+            format!("removed {count} {journals} with {}, of killed processes without a trace", show(bytes)),
+            "",
+        );
+    }
+    for Leftover { journal, bytes, trace, in_sight } in left {
+        let trace = trace.display();
+        let message = format!(
+            "{} holds {}: the last rows of {trace}, whose process was killed",
+            journal.display(),
+            show(bytes)
+        );
+        let advice = if in_sight {
+            format!("memtrace check --repair {trace} (it writes the rows and removes the journal)")
+        } else {
+            format!("repair it where {trace} is; if that was deleted, remove the journal")
+        };
+        findings.add("journals", State::Note, message, advice);
+    }
 }
 
 /// Checks that traces can be written to `folder`.

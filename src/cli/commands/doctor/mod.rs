@@ -18,7 +18,7 @@ use crate::args;
 use crate::child_env::{TRACER, check_card, library};
 use crate::terminal;
 use findings::{Finding, Findings, State};
-use host::{check_out_folder, check_system};
+use host::{check_journals, check_out_folder, check_system};
 use probe::run_probe;
 
 mod findings;
@@ -69,6 +69,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         None => vec!["python3".into()],
     };
     check_system(&mut findings);
+    check_journals(&mut findings);
     let out = matches.get_one::<PathBuf>("out").cloned();
     check_out_folder(&mut findings, &out.unwrap_or_else(|| Settings::from_env().0.out));
     for warning in Settings::from_env().1 {
