@@ -79,6 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no fork")]
     fn the_child_of_a_plain_fork_call_finds_its_own_page_empty() {
         claim();
         assert!(is_wiped_in_children(), "Linux 4.14 or later");

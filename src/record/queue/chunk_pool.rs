@@ -491,6 +491,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri maps no files")]
     fn the_lock_of_a_journal_needs_no_descriptor_and_goes_to_no_child() {
         own_page::claim();
         let folder = std::env::temp_dir().join(format!("memtrace-lock-test-{}", std::process::id()));
