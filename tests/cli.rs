@@ -5,6 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use memtrace_analysis::exports;
 use memtrace_analysis::testing::TraceBuilder;
 use memtrace_trace::meta::{Device, Meta};
 use memtrace_trace::{Category, EventName, Row};
@@ -123,6 +124,127 @@ fn input_that_cannot_be_read_exits_with_2_and_a_reason() {
     assert!(stderr(&bad).contains("a.csv:17:"), "{}", stderr(&bad));
     let lenient = stdout(&output(&["summary", path(&folder), "--lenient"]));
     assert!(lenient.contains("1 lines are not rows"), "{lenient}");
+}
+
+/// Selectors with a value that matches nothing in the trace of the test, and the list in the error.
+const SELECTORS: [(&str, &str, &str); 12] = [
+    ("rank", "7", "--rank 7: no match in TRACE; its ranks: 0-1"),
+    ("rank", "-1", "--rank -1: no match in TRACE; its ranks: 0-1"),
+    ("device", "7", "--device 7: no match in TRACE; its devices: 0"),
+    ("device", "-1", "--device -1: no match in TRACE; its devices: 0"),
+    ("step", "99", "--step 99: no match in TRACE; its steps: -1, 0-1"),
+    ("step", "99:", "--step 99:: no match in TRACE; its steps: -1, 0-1"),
+    ("window", "90s:99s", "--window 90s:99s: no match in TRACE; its time: 0 ns to 15.0 µs"),
+    ("window", "1500ns:1600ns", "no match in TRACE; its nearest rows are at: 1us and 2us"),
+    ("at", "step:99", "--at step:99: no match in TRACE; its steps: -1, 0-1"),
+    ("at", "99s", "--at 99s: no match in TRACE; its time: 0 ns to 15.0 µs"),
+    ("at", "oom", "--at oom: no match in TRACE; its moments: peak, "),
+    ("limits", "LIMITS", "[modules] \"Net.fd\": no match in TRACE; its modules: Net.fc, Net"),
+];
+
+/// Numbers that must be at least 1.
+const COUNTS: [&str; 5] = ["top", "depth", "calls", "width", "height"];
+
+/// Options that select no part of a trace.
+const OTHER_OPTIONS: [&str; 20] = [
+    "against",
+    "as",
+    "by",
+    "color",
+    "fail-over",
+    "image",
+    "interval",
+    "max",
+    "max-events",
+    "min",
+    "multiple-of",
+    "of",
+    "out",
+    "output",
+    "phantom",
+    "phantom-dynamic",
+    "to",
+    "type",
+    "units",
+    "values",
+];
+
+/// The options with a value in the help of a command.
+fn options_of(command: &str) -> Vec<String> {
+    let help = stdout(&output(&[command, "--help"]));
+    let names = help.lines().filter_map(|line| {
+        let (_, option) = line.trim_start().strip_prefix('-').map(|_| line.split_once("--"))??;
+        let end = option.find([' ', '['])?;
+        option[end..].trim_start_matches([' ', '[', '=']).starts_with('<').then(|| option[..end].to_owned())
+    });
+    names.collect()
+}
+
+/// The ways to give `command` the trace `TRACE`; empty for a command that reads none.
+fn ways_to_read(command: &str) -> Vec<Vec<&str>> {
+    match command {
+        "run" | "fit" | "doctor" | "help" => Vec::new(),
+        "diff" => vec![vec!["diff", "TRACE", "TRACE"]],
+        "live" => vec![vec!["live", "TRACE", "--once"]],
+        "report" => vec![vec!["report", "TRACE"], vec!["report", "TRACE", "--against", "TRACE"]],
+        "export" => {
+            exports::EXPORTS.iter().map(|export| vec!["export", "TRACE", "--to", export.name()]).collect()
+        }
+        command => vec![vec![find_report(command), "TRACE"]],
+    }
+}
+
+/// The name of a report, as long as the program lives.
+fn find_report(name: &str) -> &'static str {
+    memtrace_analysis::reports::find(name)
+        .unwrap_or_else(|| panic!("{name}: a command that no test knows"))
+        .name()
+}
+
+#[test]
+fn selectors_that_match_nothing_are_errors_in_every_command_and_list_the_possible_values() {
+    let folder = folder_with(&[("host.r0.1.csv", training(0)), ("host.r1.2.csv", training(1))]);
+    let here = tempfile::tempdir().unwrap();
+    let limits = here.path().join("limits.toml");
+    fs::write(&limits, "[modules]\n\"Net.fd\" = \"1g\"\n").unwrap();
+    let real = |text: &str| text.replace("TRACE", path(&folder)).replace("LIMITS", limits.to_str().unwrap());
+    let help = stdout(&output(&["--help"]));
+    let (_, commands) = help.split_once("\nCommands:\n").unwrap();
+    let commands = commands.lines().take_while(|line| !line.is_empty());
+    let mut tried = 0;
+    for command in commands.filter_map(|line| line.split_whitespace().next()) {
+        let options = options_of(command);
+        for option in &options {
+            let is_known = SELECTORS.iter().any(|(name, ..)| name == option)
+                || COUNTS.contains(&option.as_str())
+                || OTHER_OPTIONS.contains(&option.as_str());
+            assert!(is_known, "{command} --{option} is new: list it in SELECTORS, COUNTS or OTHER_OPTIONS");
+        }
+        let counts = COUNTS.map(|name| (name, "0", "1"));
+        for way in ways_to_read(command) {
+            for (name, value, error) in SELECTORS.iter().copied().chain(counts) {
+                let is_taken = options.iter().any(|option| option == name);
+                if !is_taken {
+                    continue;
+                }
+                let mut arguments: Vec<String> = way.iter().map(|word| real(word)).collect();
+                if command == "budget" && name != "limits" {
+                    arguments.push(format!("--limits={}", limits.display()));
+                }
+                arguments.push(format!("--{name}={}", real(value)));
+                let bad = memtrace(&[]).args(&arguments).current_dir(here.path()).output().unwrap();
+                let said = stderr(&bad);
+                assert_eq!(bad.status.code(), Some(2), "{arguments:?}: {said}");
+                assert!(said.contains(&real(error)), "{arguments:?}: {said}");
+                assert!(bad.stdout.is_empty(), "{arguments:?}");
+                tried += 1;
+            }
+        }
+    }
+    assert!(tried > 150, "{tried}");
+    assert_eq!(fs::read_dir(here.path()).unwrap().count(), 1, "a refused request wrote a file");
+    let both = output(&["peak", path(&folder), "--device", "7", "--step", "99"]);
+    assert_eq!(stderr(&both).lines().count(), 2, "two faults are two lines: {}", stderr(&both));
 }
 
 #[test]

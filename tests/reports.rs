@@ -57,7 +57,7 @@ fn answer(report: &str, traces: &[&str], options: &Options) -> Answer {
 /// The answer's JSON for rank 0.
 fn json_of(report: &str, trace: &str, values: &[(&'static str, &str)]) -> Value {
     let rank0 = |mut input: Input| {
-        input.only_rank(0).unwrap();
+        input.only_rank(0);
         input
     };
     let input = rank0(Input::open(&fixtures().join(trace)).unwrap());
@@ -193,7 +193,7 @@ fn without_some_owners(from: &Path, to: &Path) -> [(i64, i64); 2] {
 fn footer_share_of_unattributed_bytes_is_that_of_pandas() {
     for (name, expected) in expected().as_object().unwrap() {
         let mut input = Input::open(&fixtures().join(name)).unwrap();
-        input.only_rank(0).unwrap();
+        input.only_rank(0);
         let options = options(&[]);
         for report in ["summary", "stats", "check"] {
             let found = reports::find(report).unwrap().run(std::slice::from_ref(&input), &options).unwrap();
@@ -436,6 +436,42 @@ fn budget_holds_or_breaks_at_the_exact_byte() {
         assert_eq!(answer.verdict, verdict, "{}", answer.text());
         assert_eq!(answer.json["broken"], 3 * less, "{}", answer.text());
     }
+}
+
+#[test]
+fn budget_refuses_a_limit_that_matches_nothing_unless_it_is_optional_and_takes_patterns() {
+    let folder = tempfile::tempdir().unwrap();
+    let limits = folder.path().join("budget.toml");
+    let input = [Input::open(&fixtures().join("gpt")).unwrap()];
+    let ask = |text: &str| {
+        std::fs::write(&limits, text).unwrap();
+        let options = options(&[("limits", limits.to_str().unwrap())]);
+        reports::answer(reports::find("budget").unwrap(), &input, &options)
+    };
+    let refused =
+        ask("[modules]\n\"GPT.layers\" = \"9g\"\n[phases]\nback = \"9g\"\n[categories]\nbuffer = 1\n");
+    let why = refused.unwrap_err().to_string();
+    for part in [
+        "[modules] \"GPT.layers\": no match in ",
+        "; its modules: GPT, GPT.h, ",
+        "[phases] \"back\": no match in ",
+        "; its phases: backward, ",
+        "[categories] \"buffer\": no match in ",
+        "optional = true",
+    ] {
+        assert!(why.contains(part), "{part}: {why}");
+    }
+    let optional = ask("[modules]\n\"GPT.layers\" = { limit = \"9g\", optional = true }\n").unwrap();
+    assert_eq!(optional.verdict, Verdict::Fine);
+    // Of the layers, each by itself: the highest is as high as the limit that names it.
+    let each = ask("[modules]\n\"GPT.h.*\" = 1\n\"GPT.h.0\" = 1\n\"GPT.h.1\" = 1\n\"GPT.h\" = 1\n").unwrap();
+    let highest = |name: &str| {
+        let limits = each.json["limits"].as_array().unwrap();
+        limits.iter().find(|limit| limit["name"] == name).unwrap()["highest_bytes"].as_i64().unwrap()
+    };
+    assert_eq!(highest("GPT.h.*"), highest("GPT.h.0").max(highest("GPT.h.1")));
+    assert!(highest("GPT.h.*") < highest("GPT.h"));
+    assert_eq!(each.verdict, Verdict::OverLimit);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! - [`state`]: records replayed into live memory over time.
 //! - [`profile`]: the roles of blocks, inferred from the flow of data between ops.
 //! - [`render`]: text for a terminal.
+//! - [`selection`]: the part of a run that the user selects.
 //! - [`reports`], [`exports`] and [`html`]: the answers. Each report and each export is one file and one line
 //!   of a table ([`reports::REPORTS`], [`exports::EXPORTS`]) that the command, its help and its tests walk.
 //!
@@ -21,6 +22,7 @@ pub mod profile;
 pub mod read;
 pub mod render;
 pub mod reports;
+pub mod selection;
 pub mod state;
 #[doc(hidden)]
 pub mod testing;

@@ -55,6 +55,17 @@ impl Options {
         self.values.contains_key(name)
     }
 
+    /// The value of `name` as a number from 1; `None` when it was not given.
+    ///
+    /// # Errors
+    /// When the value is not such a number.
+    pub fn count(&self, name: &str) -> Result<Option<usize>> {
+        match self.number(name)? {
+            Some(0) => Err(Error::usage(format!("--{name} 0: expected a number from 1"))),
+            number => Ok(number),
+        }
+    }
+
     /// The value of `name` as a number; `None` when it was not given.
     ///
     /// # Errors
@@ -90,6 +101,11 @@ impl Default for Window {
 }
 
 impl Window {
+    /// Whether no end is set.
+    pub(crate) fn is_open(&self) -> bool {
+        self.to_ns == i64::MAX && self.to_step == i64::MAX
+    }
+
     /// Returns true if a row at `ts_ns` in `step` is inside.
     pub(crate) fn has(&self, ts_ns: i64, step: i64) -> bool {
         (self.from_ns..=self.to_ns).contains(&ts_ns) && (self.from_step..=self.to_step).contains(&step)

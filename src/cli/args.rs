@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, anyhow};
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValuesParser, RangedU64ValueParser};
 use clap::{Arg, ArgAction, ArgMatches, ValueHint, value_parser};
 use memtrace_analysis::options::{Flag, Options, parse_steps, parse_window};
 use memtrace_analysis::state::replay::Window;
@@ -93,9 +93,12 @@ pub(crate) fn shared_args() -> [Arg; 10] {
     };
     [
         switch("json", JSON_HELP),
-        arg("top", "N", "Print at most N lines of each list").value_parser(value_parser!(usize)),
-        arg("device", "ORDINAL", "Only this device").value_parser(value_parser!(i32)),
-        arg("rank", "RANK", "Only this rank").value_parser(value_parser!(i32)),
+        arg("top", "N", "Print at most N lines of each list")
+            .value_parser(RangedU64ValueParser::<usize>::new().range(1..)),
+        arg("device", "ORDINAL", "Only this device")
+            .value_parser(value_parser!(i32))
+            .allow_negative_numbers(true),
+        arg("rank", "RANK", "Only this rank").value_parser(value_parser!(i32)).allow_negative_numbers(true),
         arg("window", "T0:T1", "Only this time span, from the start of the trace: 1.5s:2s, 200ms:, :3")
             .allow_hyphen_values(true),
         arg("step", "A:B", "Only these steps, both included: 3:5, 3:, 3").allow_hyphen_values(true),

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use clap::ArgMatches;
 use memtrace_analysis::read::input::Input;
+use memtrace_analysis::selection;
 
 use crate::args::DEFAULT_FOLDER;
 use crate::recovery;
@@ -32,7 +33,7 @@ pub(crate) fn open(path: &Path, matches: &ArgMatches, recover: bool) -> Result<I
         input = Input::open(path)?;
     }
     if let Some(rank) = matches.get_one::<i32>("rank") {
-        input.only_rank(*rank)?;
+        selection::only_rank(&mut input, *rank)?;
     }
     Ok(input)
 }

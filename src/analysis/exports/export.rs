@@ -36,6 +36,11 @@ pub trait Export: Sync {
         &[]
     }
 
+    /// Whether `--device -1` selects something: the export includes host memory.
+    fn takes_host(&self) -> bool {
+        false
+    }
+
     /// The files that it writes.
     fn output_kind(&self, options: &Options) -> OutputKind;
 

@@ -29,6 +29,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::printer::{Cell, Printer, Style};
 use crate::reports::Answer;
+use crate::selection::select;
 use export::trace_stem;
 pub use export::{Export, Job, OutputKind};
 pub use out::{Out, STDOUT};
@@ -56,8 +57,9 @@ pub fn find(name: &str) -> Option<&'static dyn Export> {
 /// Exports `input` to `place`, or else to a file in the working directory that is named after the trace.
 ///
 /// # Errors
-/// Same as [`Export::write`]. Also when `place` is one of the traces, or a single place for several files.
+/// As [`Export::write`]. Also when a selector matches nothing, and when `place` is one of the traces, or a single place for several files.
 pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<&Path>) -> Result<Answer> {
+    let input = &select(input, options, export.takes_host())?;
     let mut printer = Printer::new(options.paint, options.width);
     if let Some(trace) = input.traces.first() {
         heading(&mut printer, input, &trace.meta);

@@ -47,6 +47,10 @@ impl Export for Parquet {
         "Every row for DuckDB, Polars and Spark: zstd, partitioned by rank"
     }
 
+    fn takes_host(&self) -> bool {
+        true
+    }
+
     fn output_kind(&self, _: &Options) -> OutputKind {
         OutputKind::Folder(".parquet")
     }

@@ -22,6 +22,7 @@ use crate::options::Options;
 use crate::read::input::Input;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
+use crate::selection::select;
 use crate::state::group::category;
 use pack::Pack;
 use process::FirstReading;
@@ -65,8 +66,9 @@ impl Page {
     /// Reads the traces of `runs`.
     ///
     /// # Errors
-    /// When a trace cannot be read.
+    /// When a trace cannot be read, or a selector matches nothing.
     pub fn of(runs: &[Input], options: &Options) -> Result<Page> {
+        let runs = &runs.iter().map(|run| select(run, options, false)).collect::<Result<Vec<Input>>>()?;
         let (mut pack, mut strings) = (Pack::default(), Strings::default());
         let mut firsts = Vec::new();
         for run in runs {

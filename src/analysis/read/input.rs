@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use memtrace_trace::Error as TraceError;
 use memtrace_trace::files as names;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::read::stream::TraceFile;
 
 /// The traces of one run, one per process.
@@ -73,18 +73,9 @@ impl Input {
         all - self.traces.len()
     }
 
-    /// Keeps the traces of one rank.
-    ///
-    /// # Errors
-    /// When there is none; the error names the ranks that exist.
-    pub fn only_rank(&mut self, rank: i32) -> Result<()> {
-        let there: Vec<String> = self.traces.iter().map(|trace| trace.meta.rank.to_string()).collect();
+    /// Keeps the traces of one rank, which may be none.
+    pub fn only_rank(&mut self, rank: i32) {
         self.traces.retain(|trace| trace.meta.rank == rank);
-        if self.traces.is_empty() {
-            let path = self.path.display();
-            return Err(Error::usage(format!("{path}: no rank {rank}; there are {}", there.join(", "))));
-        }
-        Ok(())
     }
 }
 

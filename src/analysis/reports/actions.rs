@@ -38,6 +38,10 @@ impl Report for Actions {
         }]
     }
 
+    fn takes_host(&self) -> bool {
+        true
+    }
+
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
         let mut printer = Printer::new(options.paint, options.width);

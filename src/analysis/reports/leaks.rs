@@ -50,6 +50,7 @@ impl Report for Leaks {
         let mut json = Vec::new();
         let mut any = false;
         for (index, trace) in input.traces.iter().enumerate() {
+            let is_wanted = |device: i32| device != HOST && options.device.is_none_or(|only| only == device);
             // The first reading goes to the end: it finds the last step and the blocks never freed.
             let mut levels = StepLevels::default();
             let flow = flow_categories(trace, options)?;
@@ -60,19 +61,14 @@ impl Report for Leaks {
                 Metric::Allocated,
                 flow.clone(),
                 |row, replay| {
-                    levels.feed(
-                        row.step,
-                        replay
-                            .devices()
-                            .iter()
-                            .filter(|d| d.ordinal != HOST)
-                            .map(|d| d.totals.allocated)
-                            .sum(),
-                    );
+                    if replay.in_window() {
+                        let gpus = replay.devices().iter().filter(|device| is_wanted(device.ordinal));
+                        levels.feed(row.step, gpus.map(|device| device.totals.allocated).sum());
+                    }
                 },
             )?;
             footer.add(trace, &whole, whole.fullest(Metric::Allocated, options).map(|d| d.ordinal));
-            let last = whole.replay.last_step.min(options.window.to_step);
+            let last = levels.step;
             let before_last = replay_until(
                 trace,
                 Columns::of(&["stack_id"]),
@@ -111,11 +107,17 @@ impl Report for Leaks {
 }
 
 /// The bytes allocated when each step ended.
-#[derive(Default)]
 struct StepLevels {
+    /// The highest step so far; -1 before the first.
     step: i64,
     now: i64,
     ends: BTreeMap<i64, i64>,
+}
+
+impl Default for StepLevels {
+    fn default() -> Self {
+        StepLevels { step: -1, now: 0, ends: BTreeMap::new() }
+    }
 }
 
 impl StepLevels {
@@ -197,11 +199,9 @@ impl Findings {
         for block in before_last.replay.live().values() {
             let step = block.owner.step;
             let wanted = options.device.is_none_or(|only| only == block.device);
-            if block.kind == MemoryKind::Host
-                || !wanted
-                || step < window.from_step.max(0)
-                || step > window.to_step
-            {
+            let in_time = (window.from_ns..=window.to_ns).contains(&block.born_ns);
+            let in_steps = (window.from_step.max(0)..=window.to_step).contains(&step);
+            if block.kind == MemoryKind::Host || !wanted || !in_time || !in_steps {
                 continue;
             }
             let line =
@@ -250,6 +250,9 @@ impl Findings {
         let mut by_category: BTreeMap<&'static str, i64> = BTreeMap::new();
         let mut never_freed = (0, 0);
         for block in whole.replay.live().values().filter(|block| block.kind != MemoryKind::Host) {
+            if options.device.is_some_and(|only| only != block.device) {
+                continue;
+            }
             never_freed.0 += 1;
             never_freed.1 += block.bytes;
             *by_category.entry(category(block.owner.category)).or_default() += block.bytes;

@@ -22,6 +22,10 @@ mod summary;
 mod timeline;
 mod top_ops;
 
+use crate::error::Result;
+use crate::options::Options;
+use crate::read::input::Input;
+use crate::selection::select;
 pub use report::{Answer, Report, Verdict};
 
 /// Every report, in the order of the help.
@@ -48,4 +52,14 @@ pub const REPORTS: &[&dyn Report] = &[
 #[must_use]
 pub fn find(name: &str) -> Option<&'static dyn Report> {
     REPORTS.iter().copied().find(|report| report.name() == name)
+}
+
+/// The answer of `report` for the part of `inputs` that `options` select.
+///
+/// # Errors
+/// As [`Report::run`]. Also when a selector matches nothing.
+pub fn answer(report: &dyn Report, inputs: &[Input], options: &Options) -> Result<Answer> {
+    let selected: Result<Vec<Input>> =
+        inputs.iter().map(|input| select(input, options, report.takes_host())).collect();
+    report.run(&selected?, options)
 }

@@ -47,7 +47,8 @@ impl Report for Ranks {
                 Metric::Allocated,
                 flow_categories(trace, options)?,
                 |row, replay| {
-                    if row.event == EventName::Alloc && replay.in_window() {
+                    let is_wanted = options.device.is_none_or(|only| only == row.device);
+                    if row.event == EventName::Alloc && is_wanted && replay.in_window() {
                         work.add(row.module, row.phase, row.delta_bytes);
                     }
                 },

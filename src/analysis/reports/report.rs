@@ -26,7 +26,13 @@ pub trait Report: Sync {
         &["TRACE"]
     }
 
-    /// Answers from `inputs`, as many traces as [`Report::inputs`] names.
+    /// Whether `--device -1` selects something: the answer includes host memory.
+    fn takes_host(&self) -> bool {
+        false
+    }
+
+    /// Answers from `inputs`, as many traces as [`Report::inputs`] names, without a check of what `options` select:
+    /// see [`answer`](super::answer).
     ///
     /// # Errors
     /// When a trace cannot be read, or the request is invalid.

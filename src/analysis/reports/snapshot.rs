@@ -58,6 +58,10 @@ impl Report for Snapshot {
         ]
     }
 
+    fn takes_host(&self) -> bool {
+        true
+    }
+
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
         let kind = options.text("type");

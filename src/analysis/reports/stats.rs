@@ -34,6 +34,10 @@ impl Report for Stats {
         "Show distributions of sizes, lifetimes and latencies; temporaries; retries"
     }
 
+    fn takes_host(&self) -> bool {
+        true
+    }
+
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
         let mut printer = Printer::new(options.paint, options.width);

@@ -66,8 +66,8 @@ impl Report for Timeline {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let width = options.number(WIDTH.name)?.or(options.width).unwrap_or(100).clamp(30, 400);
-        let height = options.number(HEIGHT.name)?.unwrap_or(16).clamp(3, 200);
+        let width = options.count(WIDTH.name)?.or(options.width).unwrap_or(100).clamp(30, 400);
+        let height = options.count(HEIGHT.name)?.unwrap_or(16).clamp(3, 200);
         let mut footer = Footer::new(input);
         let mut best: Option<(i64, &TraceFile, FirstReading)> = None;
         for trace in &input.traces {

@@ -109,6 +109,7 @@ struct Sum {
 
 struct Ops {
     calls: OpCalls,
+    device: Option<i32>,
     legacy: bool,
     keep_series: bool,
     top: usize,
@@ -122,6 +123,7 @@ impl Ops {
     fn new(options: &Options) -> Ops {
         Ops {
             calls: OpCalls::new(options.device),
+            device: options.device,
             legacy: options.is_set("legacy"),
             keep_series: options.is_set("series"),
             top: options.top.unwrap_or(20),
@@ -132,7 +134,8 @@ impl Ops {
     }
 
     fn feed(&mut self, row: &Record, replay: &Replay) {
-        if row.event == EventName::Alloc {
+        let is_wanted = self.device.is_none_or(|only| only == row.device);
+        if row.event == EventName::Alloc && is_wanted {
             let sum = self.sums.entry((row.op, row.module)).or_default();
             sum.bytes += row.delta_bytes;
             sum.blocks += 1;

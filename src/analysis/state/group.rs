@@ -66,7 +66,7 @@ impl Key {
     pub fn from_options(options: &Options) -> Result<Key> {
         let wanted = options.text(BY.name);
         let name = KEYS.iter().find(|key| **key == wanted).unwrap_or(&KEYS[0]);
-        Ok(Key { name, depth: options.number(DEPTH.name)?, stacks: None })
+        Ok(Key { name, depth: options.count(DEPTH.name)?, stacks: None })
     }
 
     /// The columns that the key needs in addition to those of a replay.

@@ -9,7 +9,7 @@ use crate::options::{Flag, Options, parse_window};
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::state::categories::FlowCategories;
-use crate::state::replay::{HOST, Metric, Replay};
+use crate::state::replay::{HOST, Metric, Replay, has_current_step};
 use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 
 /// A moment of a trace.
@@ -17,7 +17,7 @@ use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 pub enum NamedMoment {
     /// The highest value of this total.
     Peak(Metric),
-    /// The last row.
+    /// The last row of the window.
     End,
     /// The last request that torch's allocator could not serve.
     Oom,
@@ -80,7 +80,17 @@ pub fn replay_to_moment(
 ) -> Result<Option<Replayed>> {
     let tracked = Metric::Allocated;
     let last = match at {
-        NamedMoment::End => return replay_trace(trace, columns, options, tracked, flow, visit).map(Some),
+        NamedMoment::End if options.window.is_open() => {
+            return replay_trace(trace, columns, options, tracked, flow, visit).map(Some);
+        }
+        NamedMoment::End => {
+            let columns = columns.and(Columns::of(&["ts_ns"]));
+            let is_past = |row: &Record| {
+                row.ts_ns > options.window.to_ns
+                    || has_current_step(row.event) && row.step > options.window.to_step
+            };
+            return replay_until(trace, columns, options, tracked, flow, is_past, visit).map(Some);
+        }
         NamedMoment::Time(ns) => {
             // A replay does not need the time of a free or an op; stopping at a time does.
             let columns = columns.and(Columns::of(&["ts_ns"]));

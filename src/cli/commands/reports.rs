@@ -41,7 +41,7 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
         inputs.push(trace_input::open_arg(name, matches, recover)?);
     }
     let progress = terminal::Progress::start(&inputs);
-    let answer = report.run(&inputs, &options)?;
+    let answer = reports::answer(report, &inputs, &options)?;
     drop(progress);
     let text = if matches.get_flag("json") {
         format!("{:#}\n", answer.to_json(report.name()))

@@ -76,13 +76,17 @@ impl Report for Modules {
         ]
     }
 
+    fn takes_host(&self) -> bool {
+        true
+    }
+
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
         let mut printer = Printer::new(options.paint, options.width);
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
-        let depth = options.number(group::DEPTH.name)?.unwrap_or(2);
-        let calls = options.number("calls")?.unwrap_or(100);
+        let depth = options.count(group::DEPTH.name)?.unwrap_or(2);
+        let calls = options.count("calls")?.unwrap_or(100);
         for (index, trace) in input.traces.iter().enumerate() {
             let mut tracker = Tracker::new(depth, calls, options);
             let columns = Columns::of(&[

@@ -12,6 +12,7 @@ use anyhow::{Result, anyhow, bail};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers};
+use memtrace_analysis::selection;
 use memtrace_analysis::state::live_run::LiveRun;
 use memtrace_trace::units::Unit;
 
@@ -99,6 +100,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
             path.display(),
             path.display()
         );
+    }
+    let ranks = || live_run.processes.iter().map(|process| process.meta.rank);
+    if let Some(rank) = view.settings.rank.filter(|rank| !ranks().any(|known| known == *rank)) {
+        return Err(selection::no_rank(path, rank, ranks().map(i64::from)).into());
     }
     let width = terminal::width(&stdout).unwrap_or(100);
     let lines = view.lines(&live_run, width, 40);

@@ -1,0 +1,400 @@
+//! `memtrace budget`: checks limits from a file, with an exit status for CI.
+//!
+//! ```toml
+//! [total]               # peaks of the device
+//! allocated = "10g"
+//! reserved = "12g"
+//! used = "14g"
+//! [modules]             # the peak of what a module and its submodules own
+//! "GPT.h" = "6g"
+//! [categories]          # the peak of a category
+//! activation = "4g"
+//! [phases]              # the peak of allocated memory while the phase runs
+//! backward = "9g"
+//! ```
+//!
+//! A name may be a pattern: `"GPT.h.*" = "1g"` holds for each layer by itself. A limit whose name matches nothing is
+//! an error, because a renamed module would switch it off; `{ limit = "1g", optional = true }` permits it.
+
+mod limits;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use memtrace_trace::{Category, EventName};
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde_json::{Value, json};
+
+use super::report::{Answer, Report, Verdict, next};
+use crate::error::{Error, Result};
+use crate::options::{Flag, Options};
+use crate::profile::flow_categories;
+use crate::read::input::Input;
+use crate::read::record::{Columns, Record};
+use crate::read::symbols::{Symbol, SymbolTable};
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
+use crate::render::numbers::step_or_dash;
+use crate::render::numbers::{percent, share};
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::selection::{nearest_names, no_match};
+use crate::state::replay::{HOST, Metric, Replay};
+use crate::state::replay_trace::{Replayed, replay_trace};
+use limits::{Limit, LimitSubject, parse};
+
+/// `memtrace budget`.
+pub(super) struct Budget;
+
+impl Report for Budget {
+    fn name(&self) -> &'static str {
+        "budget"
+    }
+
+    fn about(&self) -> &'static str {
+        "Check limits per module, category, phase or in total; exit 3 if one is exceeded"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        &[Flag {
+            name: "limits",
+            value: Some("FILE"),
+            default: "",
+            choices: &[],
+            help: "A TOML file of limits, name = \"2g\", in [total], [modules], [categories], [phases]",
+        }]
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let file = options.text("limits");
+        if file.is_empty() {
+            return Err(Error::usage(
+                "--limits FILE is missing; FILE is a TOML file such as\n  [total]\n  allocated = \"10g\"\n  \
+                 [modules]\n  \"GPT.h\" = \"6g\"",
+            ));
+        }
+        let text = std::fs::read_to_string(file).map_err(|error| Error::usage(format!("{file}: {error}")))?;
+        let limits = parse(&text).map_err(|why| Error::usage(format!("{file}: {why}")))?;
+        let mut printer = Printer::new(options.paint, options.width);
+        let mut footer = Footer::new(input);
+        let mut json = Vec::new();
+        let mut broken = 0;
+        let mut names = Names::default();
+        for (index, trace) in input.traces.iter().enumerate() {
+            let mut meter = Meter::new(&limits, options);
+            let replayed = replay_trace(
+                trace,
+                Columns::of(&["module", "category"]),
+                options,
+                Metric::Allocated,
+                flow_categories(trace, options)?,
+                |row, replay| {
+                    meter.feed(row, replay);
+                },
+            )?;
+            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            if index == 0 {
+                heading(&mut printer, input, &trace.meta);
+            }
+            printer.gap();
+            if input.traces.len() > 1 {
+                printer.plain(format!("rank {}", trace.meta.rank));
+            }
+            meter.add_names(&mut names, &replayed.symbols);
+            let results = meter.results(&replayed, options);
+            broken += results.iter().filter(|result| result.is_broken()).count();
+            print(&mut printer, &results, options);
+            json.extend(results.iter().map(|result| result.json(trace.meta.rank)));
+        }
+        let faults = names.faults(&limits, &input.path);
+        if !faults.is_empty() {
+            let advice = format!(
+                "to allow a limit with no match, write NAME = {{ limit = SIZE, optional = true }} in {file}"
+            );
+            return Err(Error::usage(format!("{}\n{advice}", faults.join("\n"))));
+        }
+        printer.gap();
+        printer.line([match broken {
+            0 => Cell::new("all limits hold", Style::Strong),
+            n => Cell::new(format!("{n} of {} limits exceeded", json.len()), Style::Alarm),
+        }]);
+        let verdict = if broken > 0 { Verdict::OverLimit } else { Verdict::Fine };
+        let json = json!({ "broken": broken, "limits": json });
+        let hints = vec![next("peak", input, "--by module")];
+        Ok(Answer { body: printer, json, footer, next: hints, verdict })
+    }
+}
+
+/// The level and peak of the memory under one limit.
+struct Gauge<'a> {
+    limit: &'a Limit,
+    /// The names that the limit is for, so far.
+    names: Vec<String>,
+    /// Live bytes of each of `names`, by device.
+    now: FxHashMap<(usize, i32), i64>,
+    highest: i64,
+    /// The row of the peak, and the index of its name.
+    at: Option<(Record, usize)>,
+    /// Caches the names that a symbol stands for.
+    known: FxHashMap<Symbol, Vec<usize>>,
+}
+
+impl<'a> Gauge<'a> {
+    fn new(limit: &'a Limit) -> Gauge<'a> {
+        Gauge {
+            limit,
+            names: Vec::new(),
+            now: FxHashMap::default(),
+            highest: 0,
+            at: None,
+            known: FxHashMap::default(),
+        }
+    }
+
+    /// The names under the limit that `symbol` counts for: the phase or category itself, or the module and the
+    /// modules that it is in.
+    fn names_of(&mut self, symbol: Symbol, symbols: &SymbolTable) -> Vec<usize> {
+        if let Some(known) = self.known.get(&symbol) {
+            return known.clone();
+        }
+        let text = symbols.get(symbol);
+        let whole = self.limit.subject != LimitSubject::Module;
+        let found: Vec<usize> = levels(&text)
+            .filter(|path| (!whole || path.len() == text.len()) && self.limit.takes(path))
+            .map(|path| match self.names.iter().position(|known| known == path) {
+                Some(at) => at,
+                None => {
+                    self.names.push(path.to_owned());
+                    self.names.len() - 1
+                }
+            })
+            .collect();
+        self.known.insert(symbol, found.clone());
+        found
+    }
+
+    fn raise(&mut self, level: i64, row: &Record, name: usize) {
+        if level > self.highest {
+            self.highest = level;
+            self.at = Some((*row, name));
+        }
+    }
+
+    /// The window begins with `row`: the levels before it are the first candidates for a peak.
+    fn enter_window(&mut self, row: &Record) {
+        let levels: Vec<_> = self.now.iter().map(|((name, _), level)| (*name, *level)).collect();
+        for (name, level) in levels {
+            self.raise(level, row, name);
+        }
+    }
+
+    fn feed(&mut self, row: &Record, replay: &Replay) {
+        let owner = match self.limit.subject {
+            LimitSubject::Total(_) => return,
+            LimitSubject::Phase => {
+                if row.event == EventName::Alloc
+                    && replay.in_window()
+                    && let Some(name) = self.names_of(row.phase, &replay.symbols).first()
+                {
+                    self.raise(row.allocated_bytes, row, *name);
+                }
+                return;
+            }
+            LimitSubject::Module => row.module,
+            LimitSubject::Category => replay.symbols.intern(row.category.as_str()),
+        };
+        if !row.event.is_block() {
+            return;
+        }
+        for name in self.names_of(owner, &replay.symbols) {
+            // The schema guarantees that the deltas of an owner sum to its live memory.
+            let now = self.now.entry((name, row.device)).or_default();
+            *now += row.delta_bytes;
+            let level = *now;
+            if replay.in_window() {
+                self.raise(level, row, name);
+            }
+        }
+    }
+}
+
+/// The levels of a module path: `GPT`, `GPT.h` and `GPT.h.0` of `GPT.h.0`.
+fn levels(path: &str) -> impl Iterator<Item = &str> {
+    path.match_indices('.').map(|(end, _)| end).chain([path.len()]).map(|end| &path[..end])
+}
+
+/// The names in the traces, in the whole of them, whatever the window: for limits that match nothing.
+#[derive(Default)]
+struct Names {
+    modules: BTreeSet<String>,
+    categories: BTreeSet<String>,
+    phases: BTreeSet<String>,
+}
+
+impl Names {
+    fn of(&self, subject: LimitSubject) -> Option<&BTreeSet<String>> {
+        match subject {
+            LimitSubject::Total(_) => None,
+            LimitSubject::Module => Some(&self.modules),
+            LimitSubject::Category => Some(&self.categories),
+            LimitSubject::Phase => Some(&self.phases),
+        }
+    }
+
+    /// One line for each limit that matches nothing and is not optional.
+    fn faults(&self, limits: &[Limit], path: &Path) -> Vec<String> {
+        let mut faults = Vec::new();
+        for limit in limits.iter().filter(|limit| !limit.optional) {
+            let Some(names) = self.of(limit.subject) else { continue };
+            if !names.iter().any(|name| limit.takes(name)) {
+                let section = limit.subject.section();
+                let list = nearest_names(names.iter().map(String::as_str), &limit.name);
+                faults.push(no_match(&format!("[{section}] {:?}", limit.name), path, section, &list));
+            }
+        }
+        faults
+    }
+}
+
+struct Meter<'a> {
+    gauges: Vec<Gauge<'a>>,
+    device: Option<i32>,
+    modules: FxHashSet<Symbol>,
+    phases: FxHashSet<Symbol>,
+    categories: FxHashSet<Category>,
+    /// Whether the row before was in the window.
+    was_inside: bool,
+}
+
+impl<'a> Meter<'a> {
+    fn new(limits: &'a [Limit], options: &Options) -> Meter<'a> {
+        Meter {
+            gauges: limits.iter().map(Gauge::new).collect(),
+            device: options.device,
+            modules: FxHashSet::default(),
+            phases: FxHashSet::default(),
+            categories: FxHashSet::default(),
+            was_inside: true,
+        }
+    }
+
+    fn feed(&mut self, row: &Record, replay: &Replay) {
+        self.modules.insert(row.module);
+        self.phases.insert(row.phase);
+        if row.event.is_block() {
+            self.categories.insert(row.category);
+        }
+        if replay.in_window() && !self.was_inside {
+            self.gauges.iter_mut().for_each(|gauge| gauge.enter_window(row));
+        }
+        self.was_inside = replay.in_window();
+        if row.device != HOST && self.device.is_none_or(|only| only == row.device) {
+            for gauge in &mut self.gauges {
+                gauge.feed(row, replay);
+            }
+        }
+    }
+
+    /// Adds the names of the trace.
+    fn add_names(&self, names: &mut Names, symbols: &SymbolTable) {
+        let owners = |all: &FxHashSet<Symbol>| -> Vec<String> {
+            let named = all.iter().filter(|symbol| **symbol != Symbol::NONE);
+            named.map(|symbol| symbols.get(*symbol).to_string()).collect()
+        };
+        for path in owners(&self.modules) {
+            names.modules.extend(levels(&path).map(str::to_owned));
+        }
+        names.phases.extend(owners(&self.phases));
+        let categories = self.categories.iter().filter(|category| **category != Category::None);
+        names.categories.extend(categories.map(|category| category.as_str().to_owned()));
+    }
+
+    fn results(&self, replayed: &Replayed, options: &Options) -> Vec<Outcome> {
+        let outcome = |gauge: &Gauge<'_>| {
+            let symbols = &replayed.symbols;
+            let mut highest_name = gauge.limit.name.clone();
+            let (highest, at) = match gauge.limit.subject {
+                LimitSubject::Total(metric) => match replayed.fullest(metric, options) {
+                    Some(device) => {
+                        let peak = device.peak(metric);
+                        (peak.bytes, Some((peak.owner.step, peak.owner.phase, peak.owner.op)))
+                    }
+                    None => (0, None),
+                },
+                _ => {
+                    if let Some((_, name)) = gauge.at {
+                        highest_name.clone_from(&gauge.names[name]);
+                    }
+                    (gauge.highest, gauge.at.map(|(row, _)| (row.step, row.phase, row.op)))
+                }
+            };
+            let at = at.map_or_else(String::new, |(at, phase, op)| {
+                format!("step {}, {}, {}", step_or_dash(at), symbols.or_dash(phase), symbols.or_dash(op))
+            });
+            Outcome { limit: gauge.limit.clone(), highest, highest_name, matched: gauge.names.len(), at }
+        };
+        self.gauges.iter().map(outcome).collect()
+    }
+}
+
+struct Outcome {
+    limit: Limit,
+    highest: i64,
+    /// Of the names that the limit is for, the one with the highest peak.
+    highest_name: String,
+    /// The number of names with memory that the limit is for.
+    matched: usize,
+    at: String,
+}
+
+impl Outcome {
+    fn is_broken(&self) -> bool {
+        self.highest > self.limit.bytes
+    }
+
+    /// The name, and which of several has the peak.
+    fn name(&self) -> String {
+        if self.highest_name == self.limit.name {
+            return self.limit.name.clone();
+        }
+        format!("{}: {}, of {}", self.limit.name, self.highest_name, self.matched)
+    }
+
+    fn json(&self, rank: i32) -> Value {
+        json!({
+            "rank": rank,
+            "on": self.limit.subject.name(),
+            "name": self.limit.name,
+            "limit_bytes": self.limit.bytes,
+            "highest_bytes": self.highest,
+            "highest_name": self.highest_name,
+            "broken": self.is_broken(),
+            "at": self.at,
+        })
+    }
+}
+
+fn print(printer: &mut Printer, results: &[Outcome], options: &Options) {
+    let mut table = Table::new(&[
+        ("", Side::Left),
+        ("limit", Side::Right),
+        ("peak", Side::Right),
+        ("of limit", Side::Right),
+        ("on", Side::Left),
+        ("name", Side::Left),
+        ("at", Side::Left),
+    ]);
+    for result in results {
+        let (mark, style) = if result.is_broken() { ("over", Style::Alarm) } else { ("ok", Style::Plain) };
+        table.row([
+            Cell::new(mark, style),
+            options.units.show(result.limit.bytes).to_string().into(),
+            Cell::new(options.units.show(result.highest).to_string(), style),
+            percent(share(result.highest, result.limit.bytes)).into(),
+            result.limit.subject.name().into(),
+            result.name().into(),
+            result.at.as_str().into(),
+        ]);
+    }
+    printer.table(&table);
+}

@@ -1,0 +1,478 @@
+//! The part of a run that the selectors of a command choose: `--device`, `--step`, `--window`, `--at` and `--rank`.
+//!
+//! A selector that matches nothing is an error that lists the possible values, because the answer would be zeros, or
+//! the figures of another part. This is the one place that decides it, for reports, exports and the page. Names in a
+//! file of limits get the same message ([`no_match`]).
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use memtrace_trace::EventName;
+use memtrace_trace::memory::MemoryKind;
+
+use crate::error::{Error, Result};
+use crate::options::{Options, Window};
+use crate::read::input::Input;
+use crate::read::record::{Columns, Record, Wanted};
+use crate::read::stream::TraceFile;
+use crate::read::symbols::SymbolTable;
+use crate::render::numbers::{count, duration};
+use crate::state::moment::{self, NamedMoment};
+use crate::state::replay::{HOST, has_current_step};
+
+/// The most values that an error lists.
+const LISTED: usize = 8;
+/// The most separate ranges of steps that are kept.
+const MOST_RANGES: usize = 4096;
+
+/// Keeps the processes of `input` that have what `options` select; a note counts the others. `takes_host` is true for
+/// answers that include host memory, which `--device -1` selects.
+///
+/// # Errors
+/// When a selector matches nothing in any process, and when a trace cannot be read.
+pub fn select(input: &Input, options: &Options, takes_host: bool) -> Result<Input> {
+    let selectors = Selectors::of(options, takes_host)?;
+    let mut chosen = input.clone();
+    if !selectors.is_any() {
+        return Ok(chosen);
+    }
+    let mut all = Content::default();
+    let mut kept = Vec::new();
+    for trace in &input.traces {
+        let content = Content::of(trace, &selectors)?;
+        if content.has(&selectors) {
+            kept.push(trace.clone());
+        }
+        all.add(content);
+    }
+    if kept.is_empty() {
+        return Err(Error::usage(selectors.faults(&all, &input.path).join("\n")));
+    }
+    let others = input.traces.len() - kept.len();
+    if others > 0 {
+        let processes = if others == 1 { "process has" } else { "processes have" };
+        chosen.notes.push(format!(
+            "{} other {processes} nothing that {} selects",
+            count(others as u64),
+            selectors.given().join(" ")
+        ));
+    }
+    chosen.traces = kept;
+    Ok(chosen)
+}
+
+/// Keeps the processes of `input` with this rank, as `--rank` asks.
+///
+/// # Errors
+/// When there is none.
+pub fn only_rank(input: &mut Input, rank: i32) -> Result<()> {
+    let ranks: Vec<i64> = input.traces.iter().map(|trace| i64::from(trace.meta.rank)).collect();
+    input.only_rank(rank);
+    if input.traces.is_empty() {
+        return Err(no_rank(&input.path, rank, ranks));
+    }
+    Ok(())
+}
+
+/// The error of a `--rank` that is not one of `ranks`.
+#[must_use]
+pub fn no_rank(path: &Path, rank: i32, ranks: impl IntoIterator<Item = i64>) -> Error {
+    let list = nearest_numbers(ranks, i64::from(rank));
+    Error::usage(no_match(&format!("--rank {rank}"), path, "ranks", &list))
+}
+
+/// The error of a selector that matches nothing in `path`, where there are `kind` such as `list`.
+#[must_use]
+pub fn no_match(selector: &str, path: &Path, kind: &str, list: &str) -> String {
+    let list = if list.is_empty() { "none" } else { list };
+    format!("{selector}: no match in {}; its {kind}: {list}", path.display())
+}
+
+/// The names nearest to `wanted`, the nearest first, and the number of others.
+#[must_use]
+pub fn nearest_names<'a>(names: impl IntoIterator<Item = &'a str>, wanted: &str) -> String {
+    let mut names: Vec<&str> = names.into_iter().collect::<BTreeSet<&str>>().into_iter().collect();
+    // The sort is stable: names equally near stay in the order of the alphabet.
+    names.sort_by_cached_key(|name| distance(name, wanted));
+    let mut list = names[..names.len().min(LISTED)].join(", ");
+    if names.len() > LISTED {
+        let _ = write!(list, " and {} more", count((names.len() - LISTED) as u64));
+    }
+    list
+}
+
+/// The ranges of `numbers` nearest to `wanted`, in their order, and the number of other ranges.
+#[must_use]
+pub fn nearest_numbers(numbers: impl IntoIterator<Item = i64>, wanted: i64) -> String {
+    let mut ranges = Ranges::default();
+    numbers.into_iter().for_each(|number| ranges.add(number));
+    ranges.list(wanted)
+}
+
+/// The edit distance of two names. Long names, which only a hostile trace has, count as far away.
+fn distance(a: &str, b: &str) -> usize {
+    const LONGEST: usize = 256;
+    if a.len() > LONGEST || b.len() > LONGEST {
+        return LONGEST;
+    }
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (line, from) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], line + 1);
+        for (column, to) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(from != *to);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// A set of numbers, as ranges.
+#[derive(Clone, Debug, Default)]
+struct Ranges(Vec<(i64, i64)>);
+
+impl Ranges {
+    fn add(&mut self, number: i64) {
+        // Steps rise: most numbers belong to the last range.
+        let is_full = self.0.len() >= MOST_RANGES;
+        let at = self.0.partition_point(|(_, last)| *last < number.saturating_sub(1));
+        match self.0.get_mut(at) {
+            Some((first, last)) if (first.saturating_sub(1)..=last.saturating_add(1)).contains(&number) => {
+                (*first, *last) = ((*first).min(number), (*last).max(number));
+                let joins = self.0.get(at + 1).is_some_and(|next| next.0 <= self.0[at].1.saturating_add(1));
+                if joins {
+                    let (_, last) = self.0.remove(at + 1);
+                    self.0[at].1 = self.0[at].1.max(last);
+                }
+            }
+            _ if is_full => {}
+            _ => self.0.insert(at, (number, number)),
+        }
+    }
+
+    fn has_any(&self, (first, last): (i64, i64)) -> bool {
+        self.0.iter().any(|range| range.0 <= last && first <= range.1)
+    }
+
+    fn list(&self, wanted: i64) -> String {
+        let away =
+            |range: &(i64, i64)| wanted.saturating_sub(wanted.clamp(range.0, range.1)).saturating_abs();
+        let mut ranges = self.0.clone();
+        ranges.sort_by_key(away);
+        ranges.truncate(LISTED);
+        ranges.sort_unstable();
+        let show = |(first, last): &(i64, i64)| match (first, last) {
+            (first, last) if first == last => first.to_string(),
+            (-1, 0) => "-1, 0".to_owned(),
+            (-1, last) => format!("-1, 0-{last}"),
+            (first, last) => format!("{first}-{last}"),
+        };
+        let mut list = ranges.iter().map(show).collect::<Vec<String>>().join(", ");
+        if self.0.len() > LISTED {
+            let _ = write!(list, " and {} more", count((self.0.len() - LISTED) as u64));
+        }
+        list
+    }
+}
+
+/// The selectors that a command was given.
+struct Selectors {
+    device: Option<i32>,
+    takes_host: bool,
+    window: Window,
+    at: Option<NamedMoment>,
+}
+
+impl Selectors {
+    fn of(options: &Options, takes_host: bool) -> Result<Selectors> {
+        let at = match options.text(moment::FLAG.name) {
+            "" => None,
+            text => Some(text.parse()?),
+        };
+        // A trace that was used has peaks and an end.
+        let at = at.filter(|at| !matches!(at, NamedMoment::Peak(_) | NamedMoment::End));
+        Ok(Selectors { device: options.device, takes_host, window: options.window, at })
+    }
+
+    fn is_any(&self) -> bool {
+        self.device.is_some() || self.at.is_some() || self.window != Window::default()
+    }
+
+    fn takes_device(&self, ordinal: i32) -> bool {
+        self.device.is_none_or(|only| only == ordinal) && (ordinal != HOST || self.takes_host)
+    }
+
+    fn steps(&self) -> (i64, i64) {
+        (self.window.from_step, self.window.to_step)
+    }
+
+    fn has_steps(&self) -> bool {
+        self.steps() != (i64::MIN, i64::MAX)
+    }
+
+    fn has_time(&self) -> bool {
+        (self.window.from_ns, self.window.to_ns) != (i64::MIN, i64::MAX)
+    }
+
+    /// The selectors as they are typed.
+    fn given(&self) -> Vec<String> {
+        let mut given = Vec::new();
+        given.extend(self.device.map(|device| format!("--device {device}")));
+        if self.has_steps() {
+            given.push(format!("--step {}", range_text(self.steps(), |step| step.to_string())));
+        }
+        if self.has_time() {
+            let times = (self.window.from_ns, self.window.to_ns);
+            given.push(format!("--window {}", range_text(times, time)));
+        }
+        given.extend(self.at.map(|at| format!("--at {}", at_text(at))));
+        given
+    }
+
+    /// One line for each selector that matches nothing.
+    fn faults(&self, content: &Content, path: &Path) -> Vec<String> {
+        let mut faults = Vec::new();
+        let mut fault = |selector: String, kind: &str, list: String| {
+            faults.push(no_match(&selector, path, kind, &list));
+        };
+        if let Some(device) = self.device.filter(|device| !content.has_device(self, *device)) {
+            let devices = content.devices.iter().filter(|device| **device != HOST || self.takes_host);
+            let list = nearest_numbers(devices.map(|device| i64::from(*device)), i64::from(device));
+            fault(format!("--device {device}"), "devices", list);
+        }
+        let steps = self.steps();
+        if self.has_steps() && !content.steps.has_any(steps) {
+            let near = if steps.0 > i64::MIN { steps.0 } else { steps.1 };
+            let list = content.steps.list(near);
+            fault(format!("--step {}", range_text(steps, |step| step.to_string())), "steps", list);
+        }
+        let times = (self.window.from_ns, self.window.to_ns);
+        if self.has_time() && !content.in_time {
+            let selector = format!("--window {}", range_text(times, time));
+            match (content.before_ns, content.after_ns) {
+                (Some(before), Some(after)) => {
+                    fault(selector, "nearest rows are at", format!("{} and {}", time(before), time(after)));
+                }
+                _ => fault(selector, "time", content.time()),
+            }
+        }
+        match self.at {
+            Some(at @ NamedMoment::Step(step)) if !content.steps.has_any((step, step)) => {
+                fault(format!("--at {}", at_text(at)), "steps", content.steps.list(step));
+            }
+            Some(at @ NamedMoment::Time(ns)) if !content.has_time(ns) => {
+                fault(format!("--at {}", at_text(at)), "time", content.time());
+            }
+            Some(NamedMoment::Oom) if !content.oom => {
+                let list = "peak, reserved-peak, used-peak, end, step:N, a time such as 1.5s (it has no out-of-memory error)";
+                fault("--at oom".to_owned(), "moments", list.to_owned());
+            }
+            _ => {}
+        }
+        if faults.is_empty() {
+            let selector = self.given().join(" ");
+            faults.push(no_match(
+                &selector,
+                path,
+                "steps in that time",
+                &content.steps_in_time.list(steps.0),
+            ));
+        }
+        faults
+    }
+}
+
+/// A range as it is typed: `3:5`, `3:`, `:5` or `3`.
+fn range_text((from, to): (i64, i64), show: impl Fn(i64) -> String) -> String {
+    match (from, to) {
+        (from, to) if from == to => show(from),
+        (i64::MIN, to) => format!(":{}", show(to)),
+        (from, i64::MAX) => format!("{}:", show(from)),
+        (from, to) => format!("{}:{}", show(from), show(to)),
+    }
+}
+
+/// A time as it is typed, in the largest unit that is exact.
+fn time(ns: i64) -> String {
+    match ns {
+        0 => "0s".to_owned(),
+        ns if ns % 1_000_000_000 == 0 => format!("{}s", ns / 1_000_000_000),
+        ns if ns % 1_000_000 == 0 => format!("{}ms", ns / 1_000_000),
+        ns if ns % 1000 == 0 => format!("{}us", ns / 1000),
+        ns => format!("{ns}ns"),
+    }
+}
+
+fn at_text(at: NamedMoment) -> String {
+    match at {
+        NamedMoment::Step(step) => format!("step:{step}"),
+        NamedMoment::Time(ns) => time(ns),
+        NamedMoment::Oom => "oom".to_owned(),
+        NamedMoment::End => "end".to_owned(),
+        NamedMoment::Peak(_) => "peak".to_owned(),
+    }
+}
+
+/// The parts that a trace has, as far as the selectors ask for them.
+#[derive(Default)]
+struct Content {
+    /// The devices with memory.
+    devices: BTreeSet<i32>,
+    steps: Ranges,
+    /// The steps in the time of the window.
+    steps_in_time: Ranges,
+    /// The times of the first and the last row.
+    span: Option<(i64, i64)>,
+    /// Whether a row is in the time of the window.
+    in_time: bool,
+    /// Whether a row is in the window: its time and its steps.
+    in_window: bool,
+    /// The last row before the time of the window, and the first after it.
+    before_ns: Option<i64>,
+    after_ns: Option<i64>,
+    /// A request ran out of memory in the window, on a selected device.
+    oom: bool,
+    /// The step of `--at` occurs in the window.
+    at_step: bool,
+}
+
+impl Content {
+    /// Reads `trace` until everything that the selectors ask for was seen.
+    fn of(trace: &TraceFile, selectors: &Selectors) -> Result<Content> {
+        const COLUMNS: Columns = Columns::of(&["step", "device", "ts_ns"]);
+        let mut content = Content::default();
+        let mut step = -1;
+        // A damaged line is the report's to complain about.
+        trace.read(Wanted::all_events(COLUMNS), true, &SymbolTable::default(), |row| {
+            if has_current_step(row.event) {
+                step = row.step;
+            }
+            content.feed(row, step, selectors);
+            if content.has(selectors) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        Ok(content)
+    }
+
+    fn feed(&mut self, row: &Record, step: i64, selectors: &Selectors) {
+        let (first, last) = self.span.unwrap_or((row.ts_ns, row.ts_ns));
+        let now = last.max(row.ts_ns);
+        self.span = Some((first.min(row.ts_ns), now));
+        if MemoryKind::of(row.event).is_some() || row.event == EventName::Oom {
+            self.devices.insert(row.device);
+        }
+        self.steps.add(step);
+        let window = selectors.window;
+        if now < window.from_ns {
+            self.before_ns = Some(now);
+        } else if now > window.to_ns {
+            self.after_ns.get_or_insert(now);
+        } else {
+            self.in_time = true;
+            self.steps_in_time.add(step);
+        }
+        if window.has(now, step) {
+            self.in_window = true;
+            self.oom |= row.event == EventName::Oom && selectors.takes_device(row.device);
+            self.at_step |= selectors.at == Some(NamedMoment::Step(step));
+        }
+    }
+
+    fn has(&self, selectors: &Selectors) -> bool {
+        let at = match selectors.at {
+            Some(NamedMoment::Step(_)) => self.at_step,
+            Some(NamedMoment::Time(ns)) => {
+                self.has_time(ns) && (selectors.window.from_ns..=selectors.window.to_ns).contains(&ns)
+            }
+            Some(NamedMoment::Oom) => self.oom,
+            Some(NamedMoment::Peak(_) | NamedMoment::End) | None => true,
+        };
+        at && (self.in_window || selectors.window == Window::default())
+            && selectors.device.is_none_or(|device| self.has_device(selectors, device))
+    }
+
+    fn has_device(&self, selectors: &Selectors, device: i32) -> bool {
+        selectors.takes_device(device) && self.devices.contains(&device)
+    }
+
+    fn has_time(&self, ns: i64) -> bool {
+        self.span.is_some_and(|(first, last)| (first.min(0)..=last).contains(&ns))
+    }
+
+    fn time(&self) -> String {
+        self.span.map_or_else(String::new, |(first, last)| {
+            format!("{} to {}", duration(first.min(0)), duration(last))
+        })
+    }
+
+    /// Adds another process.
+    fn add(&mut self, other: Content) {
+        self.devices.extend(other.devices);
+        for (all, new) in [(&mut self.steps, other.steps), (&mut self.steps_in_time, other.steps_in_time)] {
+            for (first, last) in new.0 {
+                // The ends are enough to list ranges; a range of one process may fill a gap of another.
+                all.0.push((first, last));
+            }
+            all.0.sort_unstable();
+            all.0.dedup_by(|next, range| {
+                let joins = next.0 <= range.1.saturating_add(1);
+                if joins {
+                    range.1 = range.1.max(next.1);
+                }
+                joins
+            });
+        }
+        self.span = match (self.span, other.span) {
+            (Some(a), Some(b)) => Some((a.0.min(b.0), a.1.max(b.1))),
+            (a, b) => a.or(b),
+        };
+        self.in_time |= other.in_time;
+        self.in_window |= other.in_window;
+        self.before_ns = self.before_ns.max(other.before_ns);
+        self.after_ns = [self.after_ns, other.after_ns].into_iter().flatten().min();
+        self.oom |= other.oom;
+        self.at_step |= other.at_step;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn selectors_list_the_nearest_numbers_as_ranges() {
+        assert_eq!(nearest_numbers([0, 1, 2, 5, 7, 6], 9), "0-2, 5-7");
+        assert_eq!(nearest_numbers([-1, 0, 1], 9), "-1, 0-1");
+        assert_eq!(
+            nearest_numbers((0..20).map(|n| n * 10), 95),
+            "60, 70, 80, 90, 100, 110, 120, 130 and 12 more"
+        );
+        assert_eq!(nearest_numbers([], 0), "");
+        let mut ranges = Ranges::default();
+        [0, 2, 1, 1, -3].into_iter().for_each(|number| ranges.add(number));
+        assert_eq!(ranges.0, [(-3, -3), (0, 2)]);
+        (0..2 * MOST_RANGES as i64).for_each(|number| ranges.add(number * 2));
+        assert!(ranges.0.len() <= MOST_RANGES);
+    }
+
+    #[test]
+    fn selectors_list_the_nearest_names_first() {
+        let names = ["GPT.h.1", "GPT.head", "GPT.h.0", "GPT.wte"];
+        assert_eq!(nearest_names(names, "GPT.h.00"), "GPT.h.0, GPT.h.1, GPT.head, GPT.wte");
+        let many: Vec<String> = (0..20).map(|number| format!("layer{number}")).collect();
+        let list = nearest_names(many.iter().map(String::as_str), "layer7");
+        assert!(list.starts_with("layer7, ") && list.ends_with(" and 12 more"), "{list}");
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(distance("", "ab"), 2);
+    }
+
+    #[test]
+    fn selectors_are_shown_as_they_are_typed() {
+        let window = Window { from_ns: 1_500_000_000, to_ns: i64::MAX, from_step: 3, to_step: 5 };
+        let at = Some(NamedMoment::Time(2_000_000_000));
+        let selectors = Selectors { device: Some(1), takes_host: false, window, at };
+        assert_eq!(selectors.given().join(" "), "--device 1 --step 3:5 --window 1500ms: --at 2s");
+    }
+}
