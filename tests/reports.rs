@@ -12,7 +12,7 @@ use memtrace_analysis::read::input::Input;
 use memtrace_analysis::reports::{self, Answer, Verdict};
 use memtrace_analysis::testing::TraceBuilder;
 use memtrace_trace::meta::{Device, Meta};
-use memtrace_trace::{EventName, Row};
+use memtrace_trace::{Category, EventName, Row};
 use serde_json::{Value, json};
 
 #[path = "common/torch.rs"]
@@ -134,7 +134,7 @@ fn peak_blocks_are_those_that_pandas_joins() {
                 .iter()
                 .map(|group| {
                     let key = match group["key"].as_str().unwrap() {
-                        "(unattributed)" => "(none)",
+                        "(no module)" | "(no op)" | "(no phase)" | "(no category)" => "(none)",
                         "before the first" => "-1",
                         key => key,
                     };
@@ -220,8 +220,10 @@ fn footer_has_the_unattributed_shares() {
             let found = report.run(&[Input::open(&to).unwrap()], &options(&[("by", "module")])).unwrap();
             let footer = &found.footer;
             assert_eq!([footer.unattributed, footer.unattributed_ever], shares, "{name}");
-            let line =
-                format!("{} of the peak unattributed, {} of all bytes allocated", percent[0], percent[1]);
+            let line = format!(
+                "without any owner: {} of the peak, {} of all bytes allocated",
+                percent[0], percent[1]
+            );
             assert!(found.text().contains(&line), "{name}: {line}: {}", found.text());
         }
     }
@@ -413,7 +415,9 @@ fn ranks_finds_the_rank_with_the_larger_batch() {
         found["ranks"].as_array().unwrap().iter().map(|rank| rank["peak_allocated_bytes"].clone()).collect();
     assert_eq!(Value::from(peaks), expected["peaks"]);
     assert_eq!(found["first_difference"]["ranks"], expected["ranks"]);
-    let at = |key: &str| found["first_difference"][key].as_str().unwrap().replace("(unattributed)", "(none)");
+    let at = |key: &str| {
+        found["first_difference"][key].as_str().unwrap().replace(&format!("(no {key})"), "(none)")
+    };
     assert_eq!(json!([at("phase"), at("module")]), expected["at"]);
 }
 
@@ -472,6 +476,95 @@ fn budget_refuses_a_limit_that_matches_nothing_unless_it_is_optional_and_takes_p
     assert_eq!(highest("GPT.h.*"), highest("GPT.h.0").max(highest("GPT.h.1")));
     assert!(highest("GPT.h.*") < highest("GPT.h"));
     assert_eq!(each.verdict, Verdict::OverLimit);
+}
+
+/// The answer of a report on a trace made for the test.
+fn answer_on(trace: Vec<u8>, report: &str, values: &[(&'static str, &str)]) -> Answer {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("host.r0.1.csv"), trace).unwrap();
+    let input = [Input::open(folder.path()).unwrap()];
+    let report = reports::find(report).unwrap();
+    let mut options = options(values);
+    for flag in report.flags().iter().filter(|flag| !flag.default.is_empty()) {
+        options.values.entry(flag.name).or_insert_with(|| flag.default.to_owned());
+    }
+    reports::answer(report, &input, &options).unwrap()
+}
+
+/// Five steps without a tag and without a module: two parameters, a batch, two activations, and their gradients. After
+/// the last optimizer the program allocates once more, as `loss.item()` does.
+fn plain_tensors() -> Vec<u8> {
+    const KIB: i64 = 1024;
+    let mut trace = TraceBuilder::default();
+    trace.segment(64 << 20);
+    let script = |step| Row { op: "aten::mm", step, ..Row::default() };
+    for _ in 0..2 {
+        trace.alloc(8 * KIB, script(-1));
+    }
+    for step in 0..5 {
+        // The forward of the first step comes before any sign of training.
+        let forward = script(if step == 0 { -1 } else { step });
+        let backward = Row { phase: "backward", category: Category::Temporary, ..script(step) };
+        let batch = trace.alloc(KIB, forward);
+        let activations = [trace.alloc(3 * KIB, forward), trace.alloc(4 * KIB, forward)];
+        let loss = trace.alloc(512, forward);
+        let gradients = [trace.alloc(8 * KIB, backward), trace.alloc(8 * KIB, backward)];
+        for (block, bytes) in activations.into_iter().zip([3 * KIB, 4 * KIB]) {
+            trace.free(block, bytes, forward);
+        }
+        trace.raw(Row { event: EventName::Op, phase: "optimizer", ..script(step) });
+        for block in gradients {
+            trace.free(block, 8 * KIB, backward);
+        }
+        let item = trace.alloc(512, script(step + 1));
+        trace.free(item, 512, script(step + 1));
+        trace.free(loss, 512, forward);
+        trace.free(batch, KIB, forward);
+    }
+    trace.finish()
+}
+
+#[test]
+fn peak_infers_categories_of_plain_tensors_without_tags_and_without_a_forward_phase() {
+    let answer = answer_on(plain_tensors(), "peak", &[("by", "category")]);
+    let bytes = |key: &str| {
+        let groups = answer.json["groups"].as_array().unwrap();
+        groups.iter().find(|group| group["key"] == key).map_or(0, |group| group["bytes"].as_i64().unwrap())
+    };
+    assert_eq!(bytes("parameter"), 16 << 10);
+    assert_eq!(bytes("gradient"), 16 << 10);
+    // The loss is kept until the next iteration; the batch of the first was there before its first activation.
+    assert_eq!(bytes("activation"), (7 << 10) + 512);
+    assert_eq!(bytes("(no category)"), 1 << 10);
+    assert!(answer.text().contains("neither tags nor a forward phase"), "{}", answer.text());
+}
+
+#[test]
+fn peak_names_memory_without_a_module_and_memory_without_any_owner_apart() {
+    let text = answer_on(plain_tensors(), "peak", &[("by", "module")]).text();
+    assert!(text.contains("(no module)"), "{text}");
+    let footer = "0 events lost; without a module: 100.0 % of the peak; without any owner: 0.0 % of the peak, \
+                  0.0 % of all bytes allocated";
+    assert!(text.contains(footer), "{text}");
+    let text = answer_on(plain_tensors(), "peak", &[("by", "op")]).text();
+    assert!(text.contains("; without an op: 0.0 % of the peak; "), "{text}");
+}
+
+#[test]
+fn summary_and_timeline_count_a_step_by_its_work_and_not_by_what_follows_the_last_optimizer() {
+    let summary = answer_on(plain_tensors(), "summary", &[]);
+    assert_eq!(summary.json["processes"][0]["steps"], 5);
+    let timeline = answer_on(plain_tensors(), "timeline", &[]);
+    let steps = timeline.json["steps"].as_array().unwrap();
+    assert_eq!(steps.last().unwrap()["last_step"], 4, "{steps:?}");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.csv");
+    std::fs::write(&path, plain_tensors()).unwrap();
+    let inputs = [Input::open(&path).unwrap(), Input::open(&path).unwrap()];
+    let diff =
+        reports::answer(reports::find("diff").unwrap(), &inputs, &options(&[("by", "module")])).unwrap();
+    let by_step = diff.json["before"]["peak_allocated_bytes_by_step"].as_object().unwrap();
+    assert_eq!(by_step.keys().collect::<Vec<_>>(), ["0", "1", "2", "3", "4"]);
 }
 
 #[test]

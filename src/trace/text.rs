@@ -2,6 +2,20 @@
 
 /// The placeholder of a text column without a text.
 pub const NONE: &str = "(none)";
+/// The name in reports of the blocks without a category.
+pub const NO_CATEGORY: &str = "(no category)";
+/// The name in reports of the blocks without a module.
+pub const NO_MODULE: &str = "(no module)";
+/// The name in reports of the blocks without an op.
+pub const NO_OP: &str = "(no op)";
+/// The name in reports of the blocks without a phase.
+pub const NO_PHASE: &str = "(no phase)";
+/// The name in reports of the blocks without a line of Python.
+pub const NO_LINE: &str = "(no line)";
+/// The name in reports of the blocks without a stack.
+pub const NO_STACK: &str = "(no stack)";
+/// The name in reports of the blocks with neither op nor module nor category.
+pub const NO_OWNER: &str = "(no owner)";
 
 /// The module of an op that runs outside every module.
 pub const SCRIPT: &str = "(script)";

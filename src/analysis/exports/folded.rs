@@ -11,7 +11,7 @@ use super::export::{Export, Job, OutputKind};
 use crate::error::Result;
 use crate::profile::flow_categories;
 use crate::read::record::Columns;
-use crate::read::symbols::{Symbol, SymbolTable};
+use crate::read::symbols::{NO_OWNER, Symbol, SymbolTable};
 use crate::render::numbers::{count, duration};
 use crate::state::replay::{Metric, Owner};
 use crate::state::replay_trace::{Replayed, replay_trace};
@@ -187,7 +187,7 @@ fn stack(owner: &Owner, symbols: &SymbolTable, lines: &[&str]) -> Vec<String> {
         frames.push(symbols.get(owner.op).to_string());
     }
     if frames.is_empty() {
-        frames.push("(unattributed)".to_owned());
+        frames.push(NO_OWNER.to_owned());
     }
     frames
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::FxHashMap;
 
-use crate::read::symbols::{Symbol, SymbolTable};
+use crate::read::symbols::{NO_MODULE, Symbol, SymbolTable};
 
 /// The most parts; all other modules form one more.
 const MOST: usize = 12;
@@ -71,7 +71,7 @@ impl ModuleCut {
         if let Some(place) = self.known.get(&module) {
             return *place;
         }
-        let place = self.find(&starred(&symbols.or_unattributed(module), &self.layers));
+        let place = self.find(&starred(&symbols.or(module, NO_MODULE), &self.layers));
         self.known.insert(module, place);
         place
     }
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(cut.find("GPT.h.1.mlp.fc"), 1);
         assert_eq!(cut.find("GPT"), 3);
         assert_eq!(cut.find("GPT.other"), 4);
-        assert_eq!(cut.find("(unattributed)"), 4);
+        assert_eq!(cut.find(NO_MODULE), 4);
     }
 
     #[test]

@@ -13,9 +13,9 @@ pub(super) struct Strings {
 }
 
 impl Strings {
-    /// The index of the text of a symbol, as reports print it.
-    pub(super) fn of(&mut self, symbol: Symbol, symbols: &SymbolTable) -> i64 {
-        let name = symbols.or_unattributed(symbol);
+    /// The index of the text of a symbol, as reports print it, or of `missing` for none.
+    pub(super) fn of(&mut self, symbol: Symbol, missing: &str, symbols: &SymbolTable) -> i64 {
+        let name = symbols.or(symbol, missing);
         let next = self.names.len() as i64;
         *self.places.entry(name).or_insert_with_key(|name| {
             self.names.push(name.clone());

@@ -9,7 +9,7 @@ use super::modules::ModuleCut;
 use super::pack::Pack;
 use super::strings::Strings;
 use crate::read::record::Record;
-use crate::read::symbols::Symbol;
+use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE, Symbol};
 use crate::state::group::category;
 use crate::state::progress::Progress;
 use crate::state::replay::{MemoryKind, Metric, Replay};
@@ -219,8 +219,9 @@ impl Track {
         if let Some(sampled) = self.sampled.take() {
             series.push(line("device used (sampled)", &sampled.finish(), pack));
         }
+        self.progress.steps.end_with(replayed.replay.last_step());
         let steps = &self.progress.steps.steps;
-        let text = |symbol: Symbol, strings: &mut Strings| strings.of(symbol, &replayed.symbols);
+        let text = |phase: Symbol, strings: &mut Strings| strings.of(phase, NO_PHASE, &replayed.symbols);
         let phases: Vec<(i64, i64)> =
             self.progress.phases.starts.iter().map(|(ts, phase)| (*ts, text(*phase, strings))).collect();
         let grid = self.plan.grid;
@@ -313,10 +314,15 @@ fn blocks(
     selection.kept.sort_by_key(|kept| kept.block.id);
     let kept = &selection.kept;
     let mut symbol = FxHashMap::default();
-    let mut text = |of: Symbol| *symbol.entry(of).or_insert_with(|| strings.of(of, &replayed.symbols));
+    let mut text = |of: Symbol, missing: &'static str| {
+        *symbol.entry((of, missing)).or_insert_with(|| strings.of(of, missing, &replayed.symbols))
+    };
     let names: Vec<[i64; 3]> = kept
         .iter()
-        .map(|kept| [kept.block.owner.module, kept.block.owner.op, kept.block.owner.phase].map(&mut text))
+        .map(|kept| {
+            let owner = &kept.block.owner;
+            [text(owner.module, NO_MODULE), text(owner.op, NO_OP), text(owner.phase, NO_PHASE)]
+        })
         .collect();
     let mut column = |get: &dyn Fn(&super::blocks::KeptBlock) -> i64| pack.column(kept.iter().map(get));
     let mut all = json!({

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use memtrace_trace::text::{NO_CATEGORY, NO_LINE, NO_MODULE, NO_OP, NO_OWNER, NO_PHASE, NO_STACK};
 use memtrace_trace::text::{NONE, SCRIPT};
 
 /// The number of an interned text.
@@ -70,10 +71,10 @@ impl SymbolTable {
         inner.symbols.get(symbol.index()).or(inner.symbols.first()).map_or_else(|| NONE.into(), Arc::clone)
     }
 
-    /// The text of an owner as reports show it: `(unattributed)` for [`Symbol::NONE`].
+    /// The text of `symbol`, or `missing` for [`Symbol::NONE`]: one of [`NO_MODULE`], [`NO_OP`], [`NO_PHASE`].
     #[must_use]
-    pub fn or_unattributed(&self, symbol: Symbol) -> String {
-        if symbol == Symbol::NONE { "(unattributed)".to_owned() } else { self.get(symbol).to_string() }
+    pub fn or(&self, symbol: Symbol, missing: &str) -> String {
+        if symbol == Symbol::NONE { missing.to_owned() } else { self.get(symbol).to_string() }
     }
 
     /// The text of `symbol` as a table cell: `-` for [`Symbol::NONE`].

@@ -1,4 +1,4 @@
-//! The last lines of every report: lost events, unattributed memory and notes.
+//! The last lines of every report: lost events, memory without an owner, and notes.
 
 use super::numbers::{count, percent, share};
 use super::phantom_run::PhantomRun;
@@ -14,10 +14,12 @@ use crate::state::replay_trace::Replayed;
 pub struct Footer {
     /// Events that the traced processes dropped.
     pub lost: u64,
-    /// Bytes without an owner at the peaks, and all bytes at the peaks.
+    /// Bytes with neither op nor module nor category at the peaks, and all bytes at the peaks.
     pub unattributed: (i64, i64),
-    /// Bytes without an owner and all bytes, of every block allocated in the window.
+    /// The same, and all bytes, of every block allocated in the window.
     pub unattributed_ever: (i64, i64),
+    /// The key by which the report groups the peak, and the share without it, from 0 to 1.
+    pub without_key: Option<(&'static str, f64)>,
     /// The runs on a simulated GPU.
     pub phantom: PhantomRun,
     /// Further notes, one line each.
@@ -67,7 +69,12 @@ impl Footer {
     /// Adds the rule by which categories were inferred, if any were: for reports that show categories.
     pub fn note_inference(&mut self, replayed: &Replayed) {
         let by_flow = !replayed.replay.flow.is_empty();
-        let rule = if by_flow { profile::RULE } else { categories::RULE }.to_owned();
+        let rule = match replayed.replay.first_forward {
+            _ if by_flow => profile::RULE,
+            Some(_) => categories::RULE,
+            None => categories::RULE_WITHOUT_FORWARD,
+        };
+        let rule = rule.to_owned();
         if replayed.replay.infers() && !self.notes.contains(&rule) {
             self.notes.push(rule);
         }
@@ -87,12 +94,16 @@ impl Footer {
 
     /// Prints the footer.
     pub fn print(&self, printer: &mut Printer) {
+        let key = self.without_key.map_or_else(String::new, |(key, share)| {
+            let article = if key.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
+            format!("; without {article} {key}: {} of the peak", percent(share))
+        });
         let lost = format!("{} events lost", count(self.lost));
         printer.line([
             Cell::new(lost, if self.lost > 0 { Style::Alarm } else { Style::Faint }),
             Cell::new(
                 format!(
-                    ", {} of the peak unattributed, {} of all bytes allocated",
+                    "{key}; without any owner: {} of the peak, {} of all bytes allocated",
                     percent(self.unattributed_share()),
                     percent(self.unattributed_share_ever())
                 ),

@@ -143,6 +143,7 @@ impl<'a> DiffSide<'a> {
                 },
             )?;
             let Some(device) = replayed.fullest(Metric::Allocated, options).cloned() else { continue };
+            steps.retain(|step, _| *step <= replayed.replay.last_step());
             footer.add(trace, &replayed, Some(device.ordinal));
             let groups =
                 by.on(trace).groups(&replayed.replay.at_peak(device.ordinal, false), &replayed.symbols);

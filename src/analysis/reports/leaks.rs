@@ -18,7 +18,7 @@ use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
-use crate::read::symbols::Symbol;
+use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE, Symbol};
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::count;
@@ -230,10 +230,10 @@ impl Findings {
                     .collect();
                 Some(Leak {
                     code: line.map(str::to_owned),
-                    op: symbols.or_unattributed(op),
-                    module: symbols.or_unattributed(module),
+                    op: symbols.or(op, NO_OP),
+                    module: symbols.or(module, NO_MODULE),
                     category: category(kind),
-                    phase: symbols.or_unattributed(phase),
+                    phase: symbols.or(phase, NO_PHASE),
                     blocks: steps.values().map(|(blocks, _)| blocks).sum(),
                     bytes: steps.values().map(|(_, bytes)| bytes).sum(),
                     steps: steps.len(),

@@ -114,9 +114,11 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     if matches!(by.name, "line" | "stack") && !by.has_lines() {
         footer.notes.push("no lines of Python in this trace: MEMTRACE_STACKS=python records them".to_owned());
     }
-    // The share without an owner is that of the chosen key.
-    let nobody = groups.iter().find(|(name, _)| name == "(unattributed)").map_or(0, |(_, group)| group.bytes);
-    footer.unattributed = (nobody, peak.bytes);
+    if !matches!(by.name, "size" | "step") {
+        let missing =
+            groups.iter().find(|(name, _)| name == by.missing()).map_or(0, |(_, group)| group.bytes);
+        footer.without_key = Some((by.name, share(missing, peak.bytes)));
+    }
 
     let mut when = format!(" at {}", duration(peak.ts_ns));
     if peak.owner.step >= 0 {

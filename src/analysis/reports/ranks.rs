@@ -12,7 +12,7 @@ use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
-use crate::read::symbols::Symbol;
+use crate::read::symbols::{NO_MODULE, NO_PHASE, Symbol};
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::step_or_dash;
@@ -128,12 +128,7 @@ impl Rank {
         let allocated = peak(Metric::Allocated);
         let named = |(phase, module): &(Symbol, Symbol)| {
             let (blocks, bytes) = work.sums[&(*phase, *module)];
-            (
-                replayed.symbols.or_unattributed(*phase),
-                replayed.symbols.or_unattributed(*module),
-                blocks,
-                bytes,
-            )
+            (replayed.symbols.or(*phase, NO_PHASE), replayed.symbols.or(*module, NO_MODULE), blocks, bytes)
         };
         Rank {
             rank: trace.meta.rank,

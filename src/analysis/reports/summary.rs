@@ -115,7 +115,7 @@ fn pid(trace: &TraceFile) -> String {
 /// The number of steps, from the first and the last: numbers need not start at 0.
 fn steps(replayed: &Replayed) -> u64 {
     let replay = &replayed.replay;
-    replay.first_step.map_or(0, |first| (replay.last_step - first + 1).max(0).cast_unsigned())
+    replay.first_step.map_or(0, |first| (replay.last_step() - first + 1).max(0).cast_unsigned())
 }
 
 fn detail(printer: &mut Printer, trace: &TraceFile, replayed: &Replayed, options: &Options) {

@@ -156,6 +156,7 @@ impl FirstReading {
                 progress.feed(row, replay, 0);
             }
         })?;
+        progress.steps.end_with(replayed.replay.last_step());
         let ordinal = replayed.fullest(metric, options).map_or(0, |device| device.ordinal);
         Ok(FirstReading { replayed, metric, ordinal, time_ns: time.unwrap_or((0, 0)), progress })
     }
@@ -232,6 +233,7 @@ impl SecondReading {
                 _ => {}
             }
         })?;
+        progress.steps.end_with(replayed.replay.last_step());
         let (total, reserved) = (total.finish(), reserved.finish());
         Ok(SecondReading { grid, total, reserved, progress, by_category: stacked.finish(), ooms, replayed })
     }

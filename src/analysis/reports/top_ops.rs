@@ -18,7 +18,7 @@ use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::Record;
 use crate::read::stream::TraceFile;
-use crate::read::symbols::{Symbol, SymbolTable};
+use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE, Symbol, SymbolTable};
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::count;
@@ -180,9 +180,9 @@ impl Ops {
                 Cell::new(options.units.show(*delta).to_string(), Style::Strong),
                 count(op.index as u64).into(),
                 step_or_dash(op.step).into(),
-                replayed.symbols.or_unattributed(op.phase).into(),
-                replayed.symbols.or_unattributed(op.op).into(),
-                replayed.symbols.or_unattributed(op.module).into(),
+                replayed.symbols.or(op.phase, NO_PHASE).into(),
+                replayed.symbols.or(op.op, NO_OP).into(),
+                replayed.symbols.or(op.module, NO_MODULE).into(),
             ]);
         }
         printer.table(&table);
@@ -208,7 +208,7 @@ impl Ops {
         let mut sums: Vec<_> = self
             .sums
             .iter()
-            .map(|((op, module), sum)| (symbols.or_unattributed(*op), symbols.or_unattributed(*module), *sum))
+            .map(|((op, module), sum)| (symbols.or(*op, NO_OP), symbols.or(*module, NO_MODULE), *sum))
             .collect();
         sums.sort_by(|a, b| b.2.bytes.cmp(&a.2.bytes).then_with(|| (&a.0, &a.1).cmp(&(&b.0, &b.1))));
         sums

@@ -63,6 +63,8 @@ pub struct Block {
     pub owner: Owner,
     /// The owner at the peak in row `then.1`, if a later row changed it.
     pub(super) then: Option<(Owner, i64)>,
+    /// The number of backward passes that had begun at its allocation.
+    pub(super) pass: u32,
     /// The moment of its free; `None` while it is live.
     pub died: Option<Death>,
     /// True if its category is inferred.
@@ -78,4 +80,6 @@ pub struct Death {
     pub step: i64,
     /// The phase at that moment.
     pub phase: Symbol,
+    /// The number of backward passes that had begun.
+    pub(super) pass: u32,
 }

@@ -8,15 +8,22 @@
 
 use std::sync::Arc;
 
-use memtrace_trace::Category;
+use memtrace_trace::memory::MemoryKind;
+use memtrace_trace::{Category, EventName};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::read::record::Record;
 use crate::read::symbols::Symbol;
 use crate::state::block::Block;
 
 /// The rules of inference, as a note for the reader.
 pub const RULE: &str = "* inferred, as the trace has no tags: parameter = there before the first forward, and stayed; \
                         gradient = of a parameter's size, born in backward, and outlived it";
+
+/// The rules for a trace that has no forward phase either, because no module ran or modules are not traced.
+pub const RULE_WITHOUT_FORWARD: &str = "* inferred, as the trace has neither tags nor a forward phase: activation = born outside backward, and freed \
+                                        in the next backward or before another; parameter = there before the first activation, and stayed; \
+                                        gradient = of a parameter's size, born in backward, and outlived it";
 
 /// The symbols of the phases that the rules depend on.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +32,56 @@ pub struct Phases {
     pub forward: Symbol,
     /// `backward`
     pub backward: Symbol,
+    /// `optimizer`
+    pub optimizer: Symbol,
+}
+
+impl Phases {
+    /// Whether a row of `phase` is work of a training step.
+    pub(super) fn is_work(&self, phase: Symbol) -> bool {
+        phase == self.forward || phase == self.backward || phase == self.optimizer
+    }
+}
+
+/// The backward passes of a trace.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Passes {
+    /// The number of passes that have begun.
+    pub(super) begun: u32,
+    /// Whether memory of a GPU was allocated outside backward since the last pass began.
+    outside: bool,
+    in_backward: bool,
+    /// The lowest `alloc_id` of the blocks that were born outside backward and freed in the first pass: the first
+    /// forward begins there at the latest.
+    pub(super) first_activation: Option<i64>,
+}
+
+impl Passes {
+    /// Takes a row with the current phase.
+    pub(super) fn feed(&mut self, row: &Record, in_backward: bool) {
+        if in_backward {
+            // A row of another thread in the middle of a pass begins no other pass.
+            self.begun += u32::from(self.begun == 0 || self.outside && !self.in_backward);
+            self.outside = false;
+        } else if row.event == EventName::Alloc {
+            self.outside = true;
+        }
+        self.in_backward = in_backward;
+    }
+
+    /// A block from outside backward was freed in backward.
+    pub(super) fn add_activation(&mut self, block: &Block) {
+        if self.begun == 1 && block.pass == 0 {
+            self.first_activation = Some(self.first_activation.map_or(block.id, |first| first.min(block.id)));
+        }
+    }
+}
+
+/// Whether a block was born outside backward, and has no category by its phase.
+pub(super) fn is_from_outside(block: &Block, phases: &Phases) -> bool {
+    block.kind == MemoryKind::Block
+        && block.owner.category == Category::None
+        && block.owner.phase != phases.backward
 }
 
 /// Categories inferred from the flow of data between ops, by `alloc_id`. Clones share one map.
@@ -68,15 +125,21 @@ pub struct InferenceState {
     pub step: i64,
     /// The current phase.
     pub phase: Symbol,
+    /// The backward passes so far.
+    pub passes: Passes,
 }
 
-/// Sets the categories of the blocks of one moment by [`RULE`], in a trace without tags. A block to which no
-/// rule applies keeps the category of its rows.
+/// Sets the categories of the blocks of one moment by [`RULE`], in a trace without tags, or without a forward phase by
+/// [`RULE_WITHOUT_FORWARD`]. A block to which no rule applies keeps the category of its rows.
 pub fn infer(blocks: &mut [Block], state: &InferenceState) {
     let mut sizes = FxHashSet::default();
     for block in blocks.iter_mut().filter(|block| is_parameter(block, state)) {
         sizes.insert(block.bytes);
         block.owner.category = Category::Parameter;
+        block.inferred = true;
+    }
+    for block in blocks.iter_mut().filter(|block| is_activation(block, state)) {
+        block.owner.category = Category::Activation;
         block.inferred = true;
     }
     // A block that outlives backward and has no parameter's size is a workspace of a library.
@@ -88,10 +151,23 @@ pub fn infer(blocks: &mut [Block], state: &InferenceState) {
 }
 
 fn is_parameter(block: &Block, state: &InferenceState) -> bool {
-    let Some((first_forward, step)) = state.first_forward else { return false };
+    let Some((first_forward, step)) = state.first_forward else {
+        let Some(first) = state.passes.first_activation else { return false };
+        let stayed = block.died.is_none_or(|death| death.pass > block.pass + 1);
+        return is_from_outside(block, &state.phases) && block.id < first && stayed;
+    };
     // The first batch is also allocated before the first forward, but is freed in its step or in the next.
     let stayed = block.died.is_none_or(|death| death.step > step + 1);
     block.owner.category == Category::None && block.id < first_forward && stayed
+}
+
+/// In a trace with a forward phase, activations have their category by it.
+fn is_activation(block: &Block, state: &InferenceState) -> bool {
+    let first = state.passes.first_activation.filter(|_| state.first_forward.is_none());
+    let ended = block.died.map_or(state.passes.begun, |death| death.pass);
+    first.is_some_and(|first| block.id >= first)
+        && is_from_outside(block, &state.phases)
+        && ended - block.pass <= 1
 }
 
 fn outlived_backward(block: &Block, state: &InferenceState) -> bool {

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
-use crate::read::symbols::SymbolTable;
+use crate::read::symbols::{NO_CATEGORY, NO_LINE, NO_MODULE, NO_OP, NO_PHASE, NO_STACK, SymbolTable};
 use crate::state::replay::{Block, Owner};
 use crate::state::stacks::Stacks;
 
@@ -92,6 +92,19 @@ impl Key {
         matches!(self.name, "line" | "stack")
     }
 
+    /// The name of the group of the blocks without such a key.
+    #[must_use]
+    pub fn missing(&self) -> &'static str {
+        match self.name {
+            "op" => NO_OP,
+            "phase" => NO_PHASE,
+            "category" => NO_CATEGORY,
+            "line" => NO_LINE,
+            "stack" => NO_STACK,
+            _ => NO_MODULE,
+        }
+    }
+
     /// The name of the group of a block.
     #[must_use]
     pub fn of(&self, block: &Block, symbols: &SymbolTable) -> String {
@@ -109,20 +122,20 @@ impl Key {
             "line" => stacks.and_then(|stacks| stacks.lines(id).first().map(|line| (*line).to_owned())),
             _ => stacks.and_then(|stacks| stacks.show(id)),
         };
-        text.unwrap_or_else(|| "(unattributed)".to_owned())
+        text.unwrap_or_else(|| self.missing().to_owned())
     }
 
     /// The name of the group of an owner, for keys that depend on the owner alone.
     #[must_use]
     pub fn of_owner(&self, owner: &Owner, symbols: &SymbolTable) -> String {
         match self.name {
-            "op" => symbols.or_unattributed(owner.op),
-            "phase" => symbols.or_unattributed(owner.phase),
+            "op" => symbols.or(owner.op, NO_OP),
+            "phase" => symbols.or(owner.phase, NO_PHASE),
             "category" => category(owner.category).to_owned(),
             "step" if owner.step < 0 => "before the first".to_owned(),
             "step" => owner.step.to_string(),
             _ => {
-                let module = symbols.or_unattributed(owner.module);
+                let module = symbols.or(owner.module, NO_MODULE);
                 match self.depth {
                     Some(depth) => upper_levels(&module, depth).to_owned(),
                     None => module,
@@ -168,7 +181,7 @@ pub fn sorted(groups: FxHashMap<String, Group>) -> Vec<(String, Group)> {
 /// The name of a category in reports.
 #[must_use]
 pub fn category(category: Category) -> &'static str {
-    if category == Category::None { "(unattributed)" } else { category.as_str() }
+    if category == Category::None { NO_CATEGORY } else { category.as_str() }
 }
 
 /// The name of a block's category in reports, with `*` where it was inferred.

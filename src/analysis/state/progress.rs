@@ -139,6 +139,14 @@ impl Steps {
         }
     }
 
+    /// Removes the steps after `last`: those without a step's work.
+    pub fn end_with(&mut self, last: i64) {
+        self.steps.retain(|step| step.numbers.0 <= last);
+        if let Some(step) = self.steps.last_mut() {
+            step.numbers.1 = step.numbers.1.min(last);
+        }
+    }
+
     fn open(&mut self, ts_ns: i64, step: i64, value: i64) {
         if self.steps.len() == Steps::MOST {
             self.per_entry = self.per_entry.max(1) * 2;

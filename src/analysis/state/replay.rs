@@ -14,7 +14,7 @@ use crate::read::record::{Columns, Record, Wanted};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Death;
 pub use crate::state::block::{Block, Owner};
-use crate::state::categories::{self, FlowCategories, InferenceState, Phases};
+use crate::state::categories::{self, FlowCategories, InferenceState, Passes, Phases, is_from_outside};
 use crate::state::device::Devices;
 pub use crate::state::device::{Device, Moment};
 use crate::state::live_blocks::{FreedSlot, LiveBlocks};
@@ -67,14 +67,17 @@ pub struct Replay {
     pub ts_ns: i64,
     /// The current step; -1 before the first.
     pub step: i64,
-    /// The highest step so far; -1 before the first.
-    pub last_step: i64,
+    /// The highest step so far, and the highest with a row of a forward, a backward or an optimizer; -1 before the
+    /// first.
+    highest_step: (i64, i64),
     /// The first step so far.
     pub first_step: Option<i64>,
     /// The current phase.
     pub phase: Symbol,
     /// The `seq` and step of the first row in a forward pass.
     pub first_forward: Option<(i64, i64)>,
+    /// The backward passes so far.
+    pub passes: Passes,
     /// The phases that inference depends on.
     pub phases: Phases,
     /// The symbols of the rows.
@@ -111,11 +114,16 @@ impl Replay {
             seq: 0,
             ts_ns: 0,
             step: -1,
-            last_step: -1,
+            highest_step: (-1, -1),
             first_step: None,
             phase: Symbol::NONE,
             first_forward: None,
-            phases: Phases { forward: symbols.intern("forward"), backward: symbols.intern("backward") },
+            passes: Passes::default(),
+            phases: Phases {
+                forward: symbols.intern("forward"),
+                backward: symbols.intern("backward"),
+                optimizer: symbols.intern("optimizer"),
+            },
             symbols: symbols.clone(),
             flow: FlowCategories::default(),
             window,
@@ -145,12 +153,16 @@ impl Replay {
         self.counts.events[row.event as usize] += 1;
         self.counts.failed += u64::from(row.status != 0);
         if row.step >= 0 {
-            self.last_step = self.last_step.max(row.step);
+            self.highest_step.0 = self.highest_step.0.max(row.step);
             self.first_step.get_or_insert(row.step);
         }
         if has_current_step(row.event) {
             self.step = row.step;
             self.phase = row.phase;
+            if row.step > self.highest_step.1 && self.phases.is_work(row.phase) {
+                self.highest_step.1 = row.step;
+            }
+            self.passes.feed(row, row.phase == self.phases.backward);
             if row.phase == self.phases.forward && self.first_forward.is_none() {
                 self.first_forward = Some((row.seq, row.step));
             }
@@ -207,7 +219,16 @@ impl Replay {
         self.memory.live.removed(self.freed?)
     }
 
-    /// Returns true if the last row is in the window.
+    /// The last step so far; -1 before the first. Only the work of a step makes it count: a step ends with the
+    /// optimizer, and what the program allocates after the last one (`loss.item()`) begins no other step. Without any
+    /// such work, as when the program numbers its steps and no phase is known, each number counts.
+    #[must_use]
+    pub fn last_step(&self) -> i64 {
+        let (highest, worked) = self.highest_step;
+        if worked >= 0 { worked } else { highest }
+    }
+
+    /// Whether the last row is in the window.
     #[must_use]
     pub fn in_window(&self) -> bool {
         self.inside
@@ -307,6 +328,7 @@ impl Replay {
                 stack: row.stack_id,
                 owner: Owner::of(row),
                 then: None,
+                pass: self.passes.begun,
                 died: None,
                 inferred: false,
                 in_window: self.inside && row.event != EventName::Live && self.is_of(kind, row.device),
@@ -327,7 +349,10 @@ impl Replay {
 
     fn free(&mut self, row: &Record, kind: MemoryKind) {
         if row.alloc_id != 0 {
-            let (extent, death) = (self.extent(row, kind), Death { step: self.step, phase: self.phase });
+            let (extent, death) = (
+                self.extent(row, kind),
+                Death { step: self.step, phase: self.phase, pass: self.passes.begun },
+            );
             self.freed = self.memory.free(row.alloc_id, death, |_| extent.freed());
             if let Some(freed) = self.freed {
                 self.account_freed(row, freed);
@@ -345,6 +370,9 @@ impl Replay {
     fn account_freed(&mut self, row: &Record, freed: FreedSlot) {
         let Some(block) = self.memory.live.removed(freed) else { return };
         let (id, device, bytes) = (block.id, block.device, block.bytes);
+        if self.phase == self.phases.backward && is_from_outside(block, &self.phases) {
+            self.passes.add_activation(block);
+        }
         let is_unowned = block.in_window && block.owner.is_nobody();
         if bytes != -row.delta_bytes {
             self.problems.wrong_sizes += 1;
@@ -408,11 +436,12 @@ impl Replay {
         block.owner = Owner::of(row);
     }
 
-    /// Returns true if categories are inferred: the trace has no tags so far, and a forward pass or a flow of
+    /// Whether categories are inferred: the trace has no tags so far, and a forward or backward pass or a flow of
     /// data.
     #[must_use]
     pub fn infers(&self) -> bool {
-        self.counts.of(EventName::Tag) == 0 && (self.first_forward.is_some() || !self.flow.is_empty())
+        let by_phase = self.first_forward.is_some() || self.passes.first_activation.is_some();
+        self.counts.of(EventName::Tag) == 0 && (by_phase || !self.flow.is_empty())
     }
 
     /// `blocks` with inferred categories, where the trace infers any.
@@ -426,7 +455,7 @@ impl Replay {
     /// The state that the rules of inference depend on.
     fn inference_state(&self) -> InferenceState {
         let Replay { phases, first_forward, step, phase, .. } = *self;
-        InferenceState { phases, first_forward, step, phase }
+        InferenceState { phases, first_forward, step, phase, passes: self.passes }
     }
 
     /// Sets the inferred categories of `blocks`.

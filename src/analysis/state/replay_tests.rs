@@ -255,11 +255,12 @@ fn a_live_block_is_found_at_any_age() {
         stack: 0,
         owner,
         then: None,
+        pass: 0,
         died: None,
         inferred: false,
         in_window: false,
     };
-    let death = Death { step: 0, phase: Symbol::NONE };
+    let death = Death { step: 0, phase: Symbol::NONE, pass: 0 };
     let (mut live, mut expected) = (LiveBlocks::default(), FxHashMap::default());
     let (mut state, mut freed) = (0x9E37_79B9_u64, 0);
     for round in 0..200_000 {

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use memtrace_encode::{Encoder, Live, OutOfMemory, Owner};
-use memtrace_trace::Meta;
 use memtrace_trace::config::Level;
 use memtrace_trace::memory::Totals;
-use memtrace_trace::text::{NONE, SCRIPT};
+use memtrace_trace::text::{NO_CATEGORY, NO_OWNER, NONE, SCRIPT};
 use memtrace_trace::units::Unit;
+use memtrace_trace::{Category, Meta};
 use rustc_hash::FxHashMap;
 
 use crate::session::Session;
@@ -117,10 +117,13 @@ impl OomSnapshot {
             second += &format!(", of {} on the device", show(size));
         }
         let mut lines = vec![first, second];
-        let categories: Vec<String> = by(live, |live| live.category.as_str().to_owned())
-            .iter()
-            .map(|(name, bytes)| format!("{name} {}", show(*bytes)))
-            .collect();
+        let categories: Vec<String> = by(live, |live| match live.category {
+            Category::None => NO_CATEGORY.to_owned(),
+            category => category.as_str().to_owned(),
+        })
+        .iter()
+        .map(|(name, bytes)| format!("{name} {}", show(*bytes)))
+        .collect();
         lines.push(format!("for: {}", categories.join(", ")));
         let holders = by(live, |live| label(encoder.owner(live.context)));
         let width = holders.iter().take(NAMED).map(|(name, _)| name.len()).max().unwrap_or(0);
@@ -143,10 +146,7 @@ fn by(live: &[Live], name: impl Fn(&Live) -> String) -> Vec<(String, i64)> {
     for live in live {
         *owners.entry(name(live)).or_default() += live.bytes;
     }
-    let mut owners: Vec<_> = owners
-        .into_iter()
-        .map(|(name, bytes)| (if name == NONE { "(unattributed)".to_owned() } else { name }, bytes))
-        .collect();
+    let mut owners: Vec<_> = owners.into_iter().collect();
     owners.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     owners
 }
@@ -159,6 +159,7 @@ fn label(owner: Owner<'_>) -> String {
     }
     let name = if op == NONE { module } else { op };
     match (name, phase) {
+        (NONE, NONE) => NO_OWNER.to_owned(),
         (NONE, phase) => phase.to_owned(),
         (name, NONE) => name.to_owned(),
         (name, phase) => format!("{name} ({phase})"),
@@ -172,7 +173,7 @@ mod tests {
     use memtrace_trace::context::Context;
     use memtrace_trace::event::{Block, Payload};
     use memtrace_trace::rounding::Rounding;
-    use memtrace_trace::{Api, Category, Header, Row};
+    use memtrace_trace::{Api, Header, Row};
 
     struct Nowhere;
     impl RowSink for Nowhere {
@@ -210,7 +211,7 @@ mod tests {
         }
         let lines = snapshot.lines(&encoder, &Meta::default(), Path::new("t.csv"));
         assert!(lines[0].contains("1.00 GiB"), "{}", lines[0]);
-        assert_eq!(lines[2], "for: (unattributed) 4.00 KiB, parameter 512 B");
+        assert_eq!(lines[2], "for: (no category) 4.00 KiB, parameter 512 B");
         assert!(lines[3].trim_start().starts_with("GPT.h.0") && lines[3].contains("88.9 %"), "{}", lines[3]);
         assert!(lines[4].contains("GPT.head"));
         assert_eq!(lines.last().unwrap(), "next: memtrace oom t.csv, memtrace ledger --at oom t.csv");

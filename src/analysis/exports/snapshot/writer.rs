@@ -10,7 +10,7 @@ use super::super::out::Out;
 use super::super::pickle::{Memo, Pickle};
 use super::collector::{ActiveBlock, Collector, FrameOwner, SnapshotSegment, TraceEntry};
 use crate::read::stream::TraceFile;
-use crate::read::symbols::{Symbol, SymbolTable};
+use crate::read::symbols::{NO_OWNER, Symbol, SymbolTable};
 use crate::state::stacks::Stacks;
 
 /// Writes the segments, blocks and entries of a snapshot.
@@ -250,7 +250,7 @@ impl Writer<'_> {
             frames.push(("step", owner.step, "step"));
         }
         if is_empty && frames.is_empty() {
-            frames.push(("memtrace", 0, "(unattributed)"));
+            frames.push(("memtrace", 0, NO_OWNER));
         }
         for (filename, line, name) in frames {
             self.pickle.entry(&mut list)?;

@@ -11,7 +11,7 @@ const CATEGORY = {
   input: "#56B4E9",
   autograd_detail: "#8A6D9B",
   other: "#8F8B66",
-  "(unattributed)": "#9AA0A6",
+  "(no category)": "#9AA0A6",
 };
 
 const MODULES = [
@@ -50,7 +50,7 @@ function phaseColour(name) {
     optimizer: "#CC79A7",
     "optimizer.step": "#CC79A7",
     "(none)": "transparent",
-    "(unattributed)": "transparent",
+    "(no phase)": "transparent",
     eval: "#009E73",
     dataloader: "#8F8B66",
     zero_grad: "#D55E00",

@@ -125,7 +125,7 @@ painters.footer = () => {
   foot.replaceChildren();
   const line = (text, alarm) => foot.append(element("p", alarm ? "alarm" : "", text));
   line(
-    `${count(run.lost)} events lost, ${percent(run.unattributed_share)} of the peak unattributed, ${percent(run.unattributed_share_ever)} of all bytes allocated`,
+    `${count(run.lost)} events lost; without any owner: ${percent(run.unattributed_share)} of the peak, ${percent(run.unattributed_share_ever)} of all bytes allocated`,
     run.lost > 0,
   );
   if (t.phantom)

@@ -165,7 +165,7 @@ function hover(event) {
     element(
       "div",
       "quiet",
-      [step === null ? "" : `step ${t.stepName(step)}`, phase === "(unattributed)" ? "" : phase]
+      [step === null ? "" : `step ${t.stepName(step)}`, phase === "(no phase)" ? "" : phase]
         .filter(Boolean)
         .join(", "),
     ),

@@ -104,7 +104,7 @@ painters.live = () => {
     element("b", "", isPeak ? "at the peak" : oom ? "at the OOM" : `at ${moment(ts, t.width_ns)}`),
     element("span", "quiet", "  " + bytes(isPeak ? t.peak.bytes : at.total)),
   );
-  const where = [step === null ? "" : `step ${t.stepName(step)}`, phase === "(unattributed)" ? "" : phase]
+  const where = [step === null ? "" : `step ${t.stepName(step)}`, phase === "(no phase)" ? "" : phase]
     .filter(Boolean)
     .join(", ");
   const note = oom
@@ -151,7 +151,7 @@ function paintIcicle(at) {
       bytes: at.rest,
       below: new Map(),
       blocks: NaN,
-      mix: new Map([["(unattributed)", at.rest]]),
+      mix: new Map([["(no category)", at.rest]]),
     });
   }
   let root = tree;

@@ -195,7 +195,7 @@ impl View<'_> {
                 bytes(device.map(|device| device.totals.allocated)).into(),
                 bytes(device.map(|device| device.totals.reserved)).into(),
                 bytes(device.map(|device| device.peak(Metric::Allocated).bytes)).into(),
-                process.replay.last_step.to_string().into(),
+                process.replay.last_step().to_string().into(),
                 if own {
                     "◂ shown below"
                 } else if process.ended {
@@ -223,7 +223,7 @@ impl View<'_> {
         let replay = &process.replay;
         let phase = process.symbols.get(replay.phase);
         // The rows at the end of a process belong to no step.
-        let step = match (replay.step, replay.last_step) {
+        let step = match (replay.step, replay.last_step()) {
             (step, _) if step >= 0 => format!("step {step}"),
             (_, last) if last >= 0 => format!("last step {last}"),
             _ => "before the first step".to_owned(),
