@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use super::super::mem_tracker::{TYPES, rounds_to_nothing, value};
 use super::memory;
 use super::natural_order::natural;
-use super::tracker::{CallState, DeviceTypes, ModuleStats, Tracker, total};
+use super::snapshots::{DeviceTypes, Snapshots};
+use super::tracker::{CallState, ModuleStats, Tracker, total};
 use crate::options::Options;
 use crate::render::numbers::count;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
@@ -36,9 +37,9 @@ impl Tracker {
             for (path, stats) in self.sorted() {
                 printer.plain(format!("Module:  {path}"));
                 if options.is_set("table") {
-                    print_table(printer, stats, options.units);
+                    print_table(printer, stats, &self.snapshots, options.units);
                 } else {
-                    print_states(printer, stats, options.units);
+                    print_states(printer, stats, &self.snapshots, options.units);
                 }
                 printer.gap();
             }
@@ -123,7 +124,8 @@ impl Tracker {
                     .states
                     .iter()
                     .map(|series| {
-                        let kept: Vec<Value> = series.kept.iter().map(snapshot_json).collect();
+                        let kept: Vec<Value> =
+                            series.kept.iter().map(|kept| snapshot_json(&self.snapshots.get(kept))).collect();
                         (series.state.name().to_owned(), kept.into())
                     })
                     .collect();
@@ -160,15 +162,15 @@ fn snapshot_json(snapshot: &DeviceTypes) -> Value {
 }
 
 /// MemTracker's plain layout.
-fn print_states(printer: &mut Printer, stats: &ModuleStats, units: Unit) {
+fn print_states(printer: &mut Printer, stats: &ModuleStats, snapshots: &Snapshots, units: Unit) {
     for series in &stats.states {
         printer.plain(series.state.name());
-        for (index, snapshot) in series.kept.iter().enumerate() {
+        for (index, snapshot) in series.kept.iter().map(|kept| snapshots.get(kept)).enumerate() {
             printer.plain(format!("# {}:", index + 1));
             if snapshot.is_empty() {
                 printer.plain("No memory tracked.");
             }
-            for (device, types) in snapshot {
+            for (device, types) in &snapshot {
                 if rounds_to_nothing(total(types), units) {
                     continue;
                 }
@@ -183,7 +185,7 @@ fn print_states(printer: &mut Printer, stats: &ModuleStats, units: Unit) {
 }
 
 /// MemTracker's table.
-fn print_table(printer: &mut Printer, stats: &ModuleStats, units: Unit) {
+fn print_table(printer: &mut Printer, stats: &ModuleStats, snapshots: &Snapshots, units: Unit) {
     let heads: Vec<&str> = ["State & Call", "Device"]
         .into_iter()
         .chain(TYPES.iter().map(|(name, _)| *name))
@@ -191,9 +193,9 @@ fn print_table(printer: &mut Printer, stats: &ModuleStats, units: Unit) {
         .collect();
     let mut rows = Vec::new();
     for series in &stats.states {
-        for (index, snapshot) in series.kept.iter().enumerate() {
+        for (index, snapshot) in series.kept.iter().map(|kept| snapshots.get(kept)).enumerate() {
             let mut label = format!("{} # {}", series.state.name(), index + 1);
-            for (device, types) in snapshot {
+            for (device, types) in &snapshot {
                 if rounds_to_nothing(total(types), units) {
                     continue;
                 }

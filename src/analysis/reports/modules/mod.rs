@@ -3,13 +3,17 @@
 //! A module call is a range named after a level of the module path. A forward call inside backward is a
 //! recomputation (activation checkpointing). Backward has no ranges: the backward of a module begins with the
 //! first row in the backward phase that belongs to it or to a submodule, and ends with the next row that does
-//! not. An op outside all modules that allocated nothing (the accumulation of a gradient) does not end it.
+//! not. An op outside all modules that allocated nothing (the accumulation of a gradient) does not end it, nor does
+//! a row of another thread (a sample, pinned memory of a data loader). A module has at most as many backwards as
+//! forwards: more of one, after rows of another owner, goes on with its last entry. Each block has its eventual
+//! category from its birth on.
 //! Peaks follow `MemTracker`'s strict rule. Where the trace has `op` rows, `--op-boundary` looks for peaks
 //! only at the end of an op, as `MemTracker` does, which misses what an op allocates and frees inside.
 
 mod layout;
 mod memory;
 mod natural_order;
+mod snapshots;
 mod tracker;
 
 use serde_json::json;
@@ -27,10 +31,15 @@ use crate::render::printer::Printer;
 use crate::state::group;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
+use memtrace_trace::config::Ops;
 use tracker::Tracker;
 
 /// `memtrace modules`.
 pub(super) struct Modules;
+
+/// Printed with `--op-boundary` when only outermost ops have a row.
+const OUTER_OPS: &str = "--op-boundary looked at the ends of outermost ops only, so these are not MemTracker's own peaks: \
+                         MEMTRACE_OPS=all records the ops that it looks at";
 
 impl Report for Modules {
     fn name(&self) -> &'static str {
@@ -71,7 +80,7 @@ impl Report for Modules {
                 value: None,
                 default: "",
                 choices: &[],
-                help: "Look for peaks at the ends of ops only, as MemTracker does",
+                help: "Look for peaks at the ends of ops only, as MemTracker does (needs MEMTRACE_OPS=all)",
             },
         ]
     }
@@ -108,6 +117,11 @@ impl Report for Modules {
                 |row, replay| tracker.feed(row, replay),
             )?;
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            let all_ops = [Ops::All.name(), Ops::Io.name()].contains(&trace.meta.ops.as_str());
+            if options.is_set("op-boundary") && !all_ops && !footer.notes.iter().any(|note| note == OUTER_OPS)
+            {
+                footer.notes.push(OUTER_OPS.to_owned());
+            }
             if tracker.open_calls() > 0 {
                 footer.notes.push(format!("{} module ranges were never closed", tracker.open_calls()));
             }

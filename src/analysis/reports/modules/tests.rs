@@ -88,11 +88,9 @@ fn modules_stay_in_backward_while_a_gradient_is_accumulated() {
     let mut trace = TraceBuilder::default();
     trace.alloc(8 * KIB, Row::default());
     let forward = Row { module: "Net.fc", phase: "forward", step: 0, ..Row::default() };
-    for name in ["Net", "Net.fc"] {
-        trace.raw(Row { event: EventName::RangeBegin, name, api: "module", ..forward });
-    }
-    for name in ["Net.fc", "Net"] {
-        trace.raw(Row { event: EventName::RangeEnd, name, api: "module", ..forward });
+    // Two forwards, so that two backwards are two calls.
+    for _ in 0..2 {
+        forward_of_net(&mut trace, forward);
     }
     let backward = Row { phase: "backward", ..forward };
     let outside = Row { module: "(script)", ..backward };
@@ -107,6 +105,73 @@ fn modules_stay_in_backward_while_a_gradient_is_accumulated() {
     let (modules, _) = answer(trace, &[]);
     assert_eq!(totals(&modules, 1, "Pre-Backward"), [8, 11]);
     assert_eq!(totals(&modules, 1, "Post-Backward"), [9, 15]);
+}
+
+/// A forward of `Net` with its layer `Net.fc`, as memtrace hooks it.
+fn forward_of_net(trace: &mut TraceBuilder, row: Row<'_>) {
+    for (event, names) in
+        [(EventName::RangeBegin, ["Net", "Net.fc"]), (EventName::RangeEnd, ["Net.fc", "Net"])]
+    {
+        for name in names {
+            trace.raw(Row { event, name, api: "module", ..row });
+        }
+    }
+}
+
+#[test]
+fn modules_have_one_backward_for_each_forward_whatever_comes_between_its_rows() {
+    let mut trace = TraceBuilder::default();
+    trace.alloc(8 * KIB, Row::default());
+    let forward = Row { module: "Net.fc", phase: "forward", step: 0, ..Row::default() };
+    let backward = Row { phase: "backward", ..forward };
+    for step in 0..2 {
+        let (forward, backward) = (Row { step, ..forward }, Row { step, ..backward });
+        forward_of_net(&mut trace, forward);
+        trace.alloc(KIB, backward);
+        // A sample of the device, pinned memory that a loader's thread allocates, and its copy to the device.
+        trace.raw(Row { event: EventName::Sample, device: 0, name: "total=9 free=9", ..Row::default() });
+        let loader = Row { tid: 9, phase: "dataloader", step, ..Row::default() };
+        trace.change(
+            Row { event: EventName::HostAlloc, device: -1, delta_bytes: 512, ..loader },
+            [512, 512, 512],
+        );
+        trace.alloc(KIB, loader);
+        trace.alloc(KIB, backward);
+        // An allocation by the script in the middle of it: the rest goes on with the same call.
+        trace.alloc(2 * KIB, Row { module: "(script)", ..backward });
+        trace.alloc(4 * KIB, backward);
+        trace.raw(Row { event: EventName::Op, phase: "optimizer", step, device: 0, ..Row::default() });
+    }
+    let (modules, _) = answer(trace, &[]);
+    for module in [0, 1] {
+        assert_eq!(totals(&modules, module, "Pre-Forward").len(), 2);
+        assert_eq!(totals(&modules, module, "Pre-Backward"), [8, 17], "{module}");
+        assert_eq!(totals(&modules, module, "Post-Backward"), [17, 26], "{module}");
+        assert_eq!(totals(&modules, module, "Peak-Backward"), [17, 26], "{module}");
+    }
+}
+
+#[test]
+fn modules_count_a_block_by_its_eventual_category_from_its_birth_on() {
+    let mut trace = TraceBuilder::default();
+    let weight = trace.alloc(8 * KIB, Row { step: -1, ..Row::default() });
+    let forward = Row { module: "Net.fc", phase: "forward", step: 0, ..Row::default() };
+    forward_of_net(&mut trace, forward);
+    // The weight is found after the first forward, as memtrace does for a model that it meets there.
+    let parameter = Row { module: "Net.fc", category: Category::Parameter, ..Row::default() };
+    trace.tag(weight, 8 * KIB, Row::default(), parameter);
+    let (modules, _) = answer(trace, &[]);
+    for state in ["Pre-Forward", "Post-Forward", "Peak-Forward"] {
+        let first = &modules[1]["states"][state][0]["cuda:0"];
+        assert_eq!((&first["Parameter"], &first["Other"]), (&json!(8 * KIB), &json!(0)), "{state}");
+    }
+}
+
+#[test]
+fn modules_at_op_boundaries_tell_that_outermost_ops_are_not_all_ops() {
+    let (_, text) = answer(training(), &["op-boundary"]);
+    assert!(text.contains("not MemTracker's own peaks: MEMTRACE_OPS=all"), "{text}");
+    assert!(!answer(training(), &[]).1.contains("MEMTRACE_OPS=all"));
 }
 
 #[test]

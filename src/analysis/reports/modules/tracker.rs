@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 
 use memtrace_trace::ranges::{Meaning, meaning};
 use memtrace_trace::{Api, EventName};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::super::mem_tracker::{ROUNDED, Types, type_of};
 use super::memory::{CallMemory, Memories};
+use super::snapshots::{DeviceTypes, Snapshot, Snapshots};
 use crate::options::Options;
 use crate::read::record::Record;
 use crate::read::symbols::Symbol;
-use crate::state::replay::{HOST, Replay};
+use crate::state::replay::{HOST, Replay, has_current_step};
 
 /// The states of `MemTracker`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,9 +47,6 @@ fn rounded(row: &Record) -> i64 {
     if row.rounded_bytes > 0 { row.rounded_bytes * row.delta_bytes.signum() } else { row.delta_bytes }
 }
 
-/// The bytes of each device, by reference type.
-pub(super) type DeviceTypes = BTreeMap<i32, Types>;
-
 pub(super) fn total(types: &Types) -> i64 {
     types.iter().sum()
 }
@@ -59,9 +57,7 @@ pub(super) struct StateHistory {
     pub(super) state: CallState,
     pub(super) calls: u64,
     /// The memory in the first calls.
-    pub(super) kept: Vec<DeviceTypes>,
-    /// The memory in the last call.
-    pub(super) last: DeviceTypes,
+    pub(super) kept: Vec<Snapshot>,
     /// The highest total of a device over all calls.
     pub(super) highest: i64,
 }
@@ -76,40 +72,23 @@ pub(super) struct ModuleStats {
 }
 
 impl ModuleStats {
-    fn add(&mut self, state: CallState, snapshot: DeviceTypes, keep: usize) {
+    fn series(&mut self, state: CallState) -> &mut StateHistory {
         let at = match self.states.iter().position(|series| series.state == state) {
             Some(at) => at,
             None => {
-                let series =
-                    StateHistory { state, calls: 0, kept: Vec::new(), last: DeviceTypes::new(), highest: 0 };
-                self.states.push(series);
+                self.states.push(StateHistory { state, calls: 0, kept: Vec::new(), highest: 0 });
                 self.states.len() - 1
             }
         };
-        let series = &mut self.states[at];
-        series.calls += 1;
-        series.highest = series.highest.max(highest(&snapshot));
-        if series.kept.len() < keep {
-            series.kept.push(snapshot.clone());
-        }
-        series.last = snapshot;
-    }
-
-    /// Replaces the snapshot of the last call by a higher one.
-    fn raise(&mut self, state: CallState, snapshot: &DeviceTypes, keep: usize) {
-        if let Some(series) = self.states.iter_mut().find(|series| series.state == state) {
-            series.highest = series.highest.max(highest(snapshot));
-            if series.calls as usize <= keep
-                && let Some(last) = series.kept.last_mut()
-            {
-                last.clone_from(snapshot);
-            }
-            series.last.clone_from(snapshot);
-        }
+        &mut self.states[at]
     }
 
     pub(super) fn of(&self, state: CallState) -> Option<&StateHistory> {
         self.states.iter().find(|series| series.state == state)
+    }
+
+    fn calls(&self, state: CallState) -> u64 {
+        self.of(state).map_or(0, |series| series.calls)
     }
 }
 
@@ -125,7 +104,10 @@ struct OpenCall {
     /// The state to record at its peak; none in a recomputation.
     peak: Option<CallState>,
     local_peak: BTreeMap<i32, i64>,
-    at_peak: DeviceTypes,
+    /// The index of this call among the kept peaks; `None` when its peak is not kept.
+    kept_peak: Option<usize>,
+    /// A backward that goes on after a row in between: its end replaces that of its first part.
+    resumed: bool,
     before: i64,
     memory: CallMemory,
 }
@@ -140,6 +122,10 @@ pub(super) struct Tracker {
     /// The open ranges of each thread; the call is `None` for a range that is not a module, or is too deep.
     ranges: FxHashMap<i32, Vec<(Symbol, Option<OpenCall>)>>,
     backward: Vec<OpenCall>,
+    /// The threads that call modules or run backward functions. The rows of others, such as one that prefetches
+    /// batches, end no backward.
+    training_threads: FxHashSet<i32>,
+    pub(super) snapshots: Snapshots,
     pub(super) modules: FxHashMap<String, ModuleStats>,
     pub(super) memories: Memories,
     pub(super) unmatched: u64,
@@ -156,6 +142,8 @@ impl Tracker {
             now: DeviceTypes::new(),
             ranges: FxHashMap::default(),
             backward: Vec::new(),
+            training_threads: FxHashSet::default(),
+            snapshots: Snapshots::default(),
             modules: FxHashMap::default(),
             memories: Memories::default(),
             unmatched: 0,
@@ -180,7 +168,8 @@ impl Tracker {
                         self.memories.add_io(&mut call.memory, row, &replay.symbols);
                     }
                 }
-                _ => self.follow_backward(row, replay),
+                _ if has_current_step(row.event) => self.follow_backward(row, replay),
+                _ => {}
             }
         }
         let block = row.event.is_block() || matches!(row.event, EventName::HostAlloc | EventName::HostFree);
@@ -189,6 +178,9 @@ impl Tracker {
             let bytes = &mut types[type_of(row.category)];
             let change = if self.rounded { rounded(row) } else { row.delta_bytes };
             *bytes = bytes.wrapping_add(change);
+            if row.event == EventName::Tag {
+                self.snapshots.correct(row.device, row.alloc_id, type_of(row.category), change);
+            }
             self.memories.add_block(row, rounded(row), &replay.symbols);
         }
         if !replay.in_window() {
@@ -197,7 +189,18 @@ impl Tracker {
         let is_boundary =
             if self.op_boundary { row.event == EventName::Op } else { row.event == EventName::Alloc };
         if is_boundary {
-            self.look_for_peaks();
+            self.look_for_peaks(row.seq);
+        }
+    }
+
+    /// Records `state` of the module at `path`: the memory before row `seq`.
+    fn add(&mut self, path: &str, state: CallState, seq: i64) {
+        let stats = self.modules.entry(path.to_owned()).or_default();
+        let series = stats.series(state);
+        series.calls += 1;
+        series.highest = series.highest.max(highest(&self.now));
+        if series.kept.len() < self.keep {
+            series.kept.push(self.snapshots.take(&self.now, seq - 1));
         }
     }
 
@@ -224,8 +227,9 @@ impl Tracker {
             } else {
                 (CallState::PreForward, CallState::PostForward, Some(CallState::PeakForward))
             };
-            self.enter(path, before, after, peak)
+            self.enter(path, before, after, peak, row.seq)
         });
+        self.training_threads.insert(row.tid);
         self.ranges.entry(row.tid).or_default().push((row.name, call));
     }
 
@@ -235,32 +239,60 @@ impl Tracker {
         before: CallState,
         after: CallState,
         peak: Option<CallState>,
+        seq: i64,
     ) -> OpenCall {
         let stats = self.modules.entry(path.clone()).or_default();
-        if let Some(peak) = peak {
-            stats.add(peak, self.now.clone(), self.keep);
+        // A forward has one backward: more of it, after rows of another owner, is no further call.
+        let resumed = before == CallState::PreBackward
+            && stats.calls(before) > 0
+            && stats.calls(before) >= stats.calls(CallState::PreForward);
+        if !resumed {
+            if let Some(peak) = peak {
+                self.add(&path, peak, seq);
+            }
+            self.add(&path, before, seq);
         }
-        stats.add(before, self.now.clone(), self.keep);
+        let mut local_peak: BTreeMap<i32, i64> =
+            self.now.iter().map(|(device, types)| (*device, total(types))).collect();
+        let mut kept_peak = None;
+        if let Some(series) = peak.and_then(|peak| self.modules.get(&path)?.of(peak)) {
+            kept_peak = series.kept.len().checked_sub(1).filter(|_| series.calls as usize <= self.keep);
+            if let Some(kept) = kept_peak.filter(|_| resumed) {
+                let so_far = self.snapshots.get(&series.kept[kept]);
+                local_peak = so_far.iter().map(|(device, types)| (*device, total(types))).collect();
+            }
+        }
         OpenCall {
             path,
             after,
             peak,
-            local_peak: self.now.iter().map(|(device, types)| (*device, total(types))).collect(),
-            at_peak: self.now.clone(),
+            local_peak,
+            kept_peak,
+            resumed,
             before: highest(&self.now),
             memory: CallMemory::default(),
         }
     }
 
-    fn leave(&mut self, call: OpenCall) {
+    fn leave(&mut self, call: OpenCall, seq: i64) {
         if call.after == CallState::PostForward {
             self.memories.end_call(&call.path, &call.memory, self.keep);
         }
-        let stats = self.modules.entry(call.path).or_default();
+        let stats = self.modules.entry(call.path.clone()).or_default();
         if call.after == CallState::PostForward {
             stats.retained = stats.retained.max(highest(&self.now) - call.before);
         }
-        stats.add(call.after, self.now.clone(), self.keep);
+        if call.resumed {
+            let series = stats.series(call.after);
+            series.calls = series.calls.saturating_sub(1);
+            // The entry of the last call is kept only while there are few.
+            if (series.calls as usize) < self.keep
+                && let Some(first_part) = series.kept.pop()
+            {
+                self.snapshots.remove(&first_part);
+            }
+        }
+        self.add(&call.path, call.after, seq);
     }
 
     fn end(&mut self, row: &Record) {
@@ -271,12 +303,17 @@ impl Tracker {
             return;
         };
         if let (_, Some(call)) = open.remove(at) {
-            self.leave(call);
+            self.leave(call, row.seq);
         }
     }
 
     fn follow_backward(&mut self, row: &Record, replay: &Replay) {
         let in_backward = row.phase == replay.phases.backward;
+        if in_backward {
+            self.training_threads.insert(row.tid);
+        } else if !self.training_threads.contains(&row.tid) {
+            return;
+        }
         if !in_backward && self.backward.is_empty() || in_backward && row.module == Symbol::NONE {
             return;
         }
@@ -297,7 +334,7 @@ impl Tracker {
             module.strip_prefix(path).is_some_and(|below| below.is_empty() || below.starts_with('.'))
         };
         while let Some(call) = self.backward.pop_if(|call| !is_on(&call.path)) {
-            self.leave(call);
+            self.leave(call, row.seq);
         }
         let ends = module.match_indices('.').map(|(end, _)| end).chain([module.len()]);
         for path in ends.take(self.depth).map(|end| &module[..end]) {
@@ -309,27 +346,31 @@ impl Tracker {
                     CallState::PreBackward,
                     CallState::PostBackward,
                     Some(CallState::PeakBackward),
+                    row.seq,
                 );
                 self.backward.push(call);
             }
         }
     }
 
-    fn look_for_peaks(&mut self) {
+    fn look_for_peaks(&mut self, seq: i64) {
         let calls = self.ranges.values_mut().flatten().filter_map(|(_, call)| call.as_mut());
         for call in calls.chain(&mut self.backward) {
             let Some(state) = call.peak else { continue };
-            let mut raised = false;
             for (device, types) in &self.now {
                 let local = call.local_peak.entry(*device).or_default();
-                if total(types) > *local {
-                    *local = total(types);
-                    call.at_peak.insert(*device, *types);
-                    raised = true;
+                if total(types) <= *local {
+                    continue;
                 }
-            }
-            if raised && let Some(stats) = self.modules.get_mut(&call.path) {
-                stats.raise(state, &call.at_peak, self.keep);
+                *local = total(types);
+                let Some(stats) = self.modules.get_mut(&call.path) else { continue };
+                let series = stats.series(state);
+                if *device != HOST {
+                    series.highest = series.highest.max(*local);
+                }
+                if let Some(snapshot) = call.kept_peak.and_then(|kept| series.kept.get_mut(kept)) {
+                    self.snapshots.replace(snapshot, *device, types, seq);
+                }
             }
         }
     }

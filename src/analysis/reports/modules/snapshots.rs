@@ -1,0 +1,90 @@
+//! Snapshots of memory that later rows correct: a block has its eventual category from its birth on, as in
+//! `MemTracker`, although a `tag` row tells it later.
+
+use std::collections::BTreeMap;
+
+use super::super::mem_tracker::Types;
+
+/// The bytes of each device, by reference type.
+pub(super) type DeviceTypes = BTreeMap<i32, Types>;
+
+/// The place of one device's bytes: the `seq` of the last row that they include, and a number.
+type Place = (i64, u64);
+
+/// The memory of all devices at one moment, by its places in [`Snapshots`].
+#[derive(Clone, Debug, Default)]
+pub(super) struct Snapshot(BTreeMap<i32, Place>);
+
+/// The bytes of all snapshots that are kept.
+#[derive(Default)]
+pub(super) struct Snapshots {
+    /// In the order of time, so that a correction visits only what is younger than its block.
+    bytes: BTreeMap<Place, (i32, Types)>,
+    next: u64,
+}
+
+impl Snapshots {
+    /// Keeps `now`, the memory after row `seq`.
+    pub(super) fn take(&mut self, now: &DeviceTypes, seq: i64) -> Snapshot {
+        Snapshot(now.iter().map(|(device, types)| (*device, self.insert(*device, types, seq))).collect())
+    }
+
+    fn insert(&mut self, device: i32, types: &Types, seq: i64) -> Place {
+        self.next += 1;
+        self.bytes.insert((seq, self.next), (device, *types));
+        (seq, self.next)
+    }
+
+    /// Replaces the memory of one device in `snapshot` by that after row `seq`.
+    pub(super) fn replace(&mut self, snapshot: &mut Snapshot, device: i32, types: &Types, seq: i64) {
+        let place = self.insert(device, types, seq);
+        if let Some(old) = snapshot.0.insert(device, place) {
+            self.bytes.remove(&old);
+        }
+    }
+
+    /// Forgets `snapshot`.
+    pub(super) fn remove(&mut self, snapshot: &Snapshot) {
+        for place in snapshot.0.values() {
+            self.bytes.remove(place);
+        }
+    }
+
+    /// Adds `change` to a type in every snapshot that includes the block which row `born` allocated.
+    pub(super) fn correct(&mut self, device: i32, born: i64, of_type: usize, change: i64) {
+        for (owner, types) in self.bytes.range_mut((born, 0)..).map(|(_, kept)| kept) {
+            if *owner == device {
+                types[of_type] = types[of_type].wrapping_add(change);
+            }
+        }
+    }
+
+    /// The memory of `snapshot`, with all corrections so far.
+    pub(super) fn get(&self, snapshot: &Snapshot) -> DeviceTypes {
+        let of_device = |(device, place): (&i32, &Place)| Some((*device, self.bytes.get(place)?.1));
+        snapshot.0.iter().filter_map(of_device).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_snapshots_are_corrected_from_the_birth_of_a_block_on() {
+        let mut snapshots = Snapshots::default();
+        let now = |bytes| DeviceTypes::from([(0, [bytes, 0, 0, 0, 0, 0, 0])]);
+        let before = snapshots.take(&now(8), 4);
+        let mut after = snapshots.take(&now(16), 5);
+        snapshots.correct(0, 5, 0, -8);
+        snapshots.correct(0, 5, 1, 8);
+        snapshots.correct(1, 5, 1, 99);
+        assert_eq!(snapshots.get(&before)[&0][..2], [8, 0]);
+        assert_eq!(snapshots.get(&after)[&0][..2], [8, 8]);
+        snapshots.replace(&mut after, 0, &[1; 7], 9);
+        assert_eq!(snapshots.get(&after)[&0], [1; 7]);
+        snapshots.remove(&after);
+        snapshots.remove(&before);
+        assert!(snapshots.bytes.is_empty());
+    }
+}
