@@ -457,7 +457,8 @@ fn budget_refuses_a_limit_that_matches_nothing_unless_it_is_optional_and_takes_p
     let why = refused.unwrap_err().to_string();
     for part in [
         "[modules] \"GPT.layers\": no match in ",
-        "; its modules: GPT, GPT.h, ",
+        "; its modules: GPT.tokens, ",
+        ", GPT.h, GPT.h.0, ",
         "[phases] \"back\": no match in ",
         "; its phases: backward, ",
         "[categories] \"buffer\": no match in ",
@@ -565,6 +566,53 @@ fn summary_and_timeline_count_a_step_by_its_work_and_not_by_what_follows_the_las
         reports::answer(reports::find("diff").unwrap(), &inputs, &options(&[("by", "module")])).unwrap();
     let by_step = diff.json["before"]["peak_allocated_bytes_by_step"].as_object().unwrap();
     assert_eq!(by_step.keys().collect::<Vec<_>>(), ["0", "1", "2", "3", "4"]);
+}
+
+#[test]
+fn ledger_and_summary_mean_the_same_by_device_used_and_name_it_apart_without_samples() {
+    const MIB: i64 = 1 << 20;
+    let meta = Meta {
+        devices: vec![Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 100 * MIB }],
+        ..Meta::default()
+    };
+    let sample = |trace: &mut TraceBuilder, context: i64, reserved: i64| {
+        let (process, others) = (reserved + context * MIB, 5 * MIB);
+        let name =
+            format!("total={} free={} process={process} others={others}", 100 * MIB, 95 * MIB - process);
+        trace.raw(Row { event: EventName::Sample, device: 0, name: &name, ..Row::default() });
+    };
+    // The first sample comes after the first segment, the second has a larger context, and the peak lies between.
+    for samples in [0, 1, 2, 3] {
+        let mut trace = TraceBuilder::new(meta.clone());
+        trace.segment(20 * MIB);
+        if samples > 0 {
+            sample(&mut trace, 7, 20 * MIB);
+        }
+        let more = trace.segment(10 * MIB);
+        trace.alloc(4 * MIB, Row { op: "aten::mm", step: 0, ..Row::default() });
+        if samples > 1 {
+            sample(&mut trace, 9, 30 * MIB);
+        }
+        trace.segment(-10 * MIB);
+        if samples > 2 {
+            sample(&mut trace, 9, 20 * MIB);
+        }
+        let trace = trace.finish();
+        let summary = answer_on(trace.clone(), "summary", &[]);
+        let used = &summary.json["processes"][0]["devices"][0]["peak_used"];
+        let rest = [0, 12, 14, 14][samples];
+        assert_eq!(used["bytes"], (30 + rest) * MIB, "{samples} samples");
+        assert_eq!(used["seq"], more, "{samples} samples");
+        let name = if samples > 0 { "device used" } else { "torch and libraries" };
+        assert!(summary.text().contains(name), "{}", summary.text());
+        assert_eq!(summary.text().contains("torch and libraries"), samples == 0);
+        let ledger = answer_on(trace.clone(), "ledger", &[]);
+        assert_eq!(ledger.json["devices"][0]["used_bytes"], used["bytes"], "{}", ledger.text());
+        let peak = answer_on(trace, "peak", &[("of", "used")]);
+        let groups = peak.json["groups"].as_array().unwrap();
+        let sum: i64 = groups.iter().map(|group| group["bytes"].as_i64().unwrap()).sum();
+        assert_eq!((sum, &peak.json["peak"]["bytes"]), ((30 + rest) * MIB, &used["bytes"]));
+    }
 }
 
 #[test]

@@ -129,6 +129,9 @@ pub struct Totals {
     pub reserved: i64,
     /// Memory outside torch's allocator.
     pub outside: i64,
+    /// Memory in use on the device that no traced call explains (the context, other processes), by the last sample.
+    /// Negative where managed memory lies on the host. 0 without a sample.
+    pub untraced: i64,
 }
 
 impl Totals {
@@ -139,7 +142,7 @@ impl Totals {
             Metric::Allocated => self.allocated,
             Metric::Active => self.active,
             Metric::Reserved => self.reserved,
-            Metric::Used => self.reserved.wrapping_add(self.outside),
+            Metric::Used => self.reserved.wrapping_add(self.outside).wrapping_add(self.untraced),
         }
     }
 
@@ -174,10 +177,10 @@ impl Totals {
     }
 
     /// Takes the totals of a row, which are those of the allocator itself. Rows have no total of the memory outside
-    /// it: that is the sum of their deltas.
+    /// it: that is the sum of their deltas, and samples tell the rest.
     #[inline]
     pub const fn adopt(&mut self, allocated: i64, active: i64, reserved: i64) {
-        *self = Totals { allocated, active, reserved, outside: self.outside };
+        *self = Totals { allocated, active, reserved, ..*self };
     }
 }
 
@@ -190,13 +193,17 @@ pub enum Metric {
     Active,
     /// Segments held by the allocator.
     Reserved,
-    /// Segments, and device memory outside torch's allocator.
+    /// All memory in use on the device: segments, device memory outside torch's allocator, and what samples find
+    /// beyond these. Without samples the first two alone, which are called [`Metric::UNSAMPLED`].
     Used,
 }
 
 impl Metric {
     /// Every metric.
     pub const ALL: [Metric; 4] = [Metric::Allocated, Metric::Active, Metric::Reserved, Metric::Used];
+
+    /// The name in reports of [`Metric::Used`] on a device without a sample.
+    pub const UNSAMPLED: &str = "torch and libraries";
 
     /// The name in reports.
     #[must_use]
@@ -346,7 +353,7 @@ mod tests {
     }
 
     fn totals(allocated: i64, active: i64, reserved: i64, outside: i64) -> Totals {
-        Totals { allocated, active, reserved, outside }
+        Totals { allocated, active, reserved, outside, untraced: 0 }
     }
 
     #[test]
@@ -396,5 +403,8 @@ mod tests {
         assert_eq!(*state.devices.totals_mut(0), totals(10, 10, 32, 3));
         state.devices.totals_mut(0).adopt(1, 2, 4);
         assert_eq!(*state.devices.totals_mut(0), totals(1, 2, 4, 3));
+        state.devices.totals_mut(0).untraced = 16;
+        state.devices.totals_mut(0).adopt(1, 2, 8);
+        assert_eq!(state.devices.totals_mut(0).get(Metric::Used), 8 + 3 + 16);
     }
 }

@@ -31,8 +31,6 @@ pub(super) struct TrackPlan {
     pub(super) ordinal: i32,
     pub(super) metric: Metric,
     pub(super) grid: TimeGrid,
-    /// The memory of the device, in bytes; 0 when unknown.
-    pub(super) capacity: i64,
     /// The `seq` of the rows of the peak and of the last OOM.
     pub(super) moments: Vec<i64>,
     pub(super) last_oom: i64,
@@ -56,7 +54,6 @@ pub(super) struct Track {
     allocated: Series,
     reserved: Series,
     used: Series,
-    sampled: Option<Series>,
     progress: Progress,
     stacked: StackedSeries,
     detail: DetailRows,
@@ -84,7 +81,6 @@ impl Track {
             allocated: Series::new(grid),
             reserved: Series::new(grid),
             used: Series::new(grid),
-            sampled: None,
             progress: Progress::new(grid),
             stacked: StackedSeries::new(stacked, owners),
             detail: DetailRows::default(),
@@ -135,11 +131,6 @@ impl Track {
             && self.failed.len() < MOST_PINS
         {
             self.failed.push(Record { ts_ns: ts, ..*row });
-        }
-        if row.device_free_bytes >= 0 && self.plan.capacity > 0 {
-            let grid = self.plan.grid;
-            let used = self.plan.capacity - row.device_free_bytes;
-            self.sampled.get_or_insert_with(|| Series::new(grid)).set(ts, used);
         }
         let Some(device) = replay.find(self.plan.ordinal) else { return };
         let totals = device.totals;
@@ -214,10 +205,9 @@ impl Track {
         let used = self.used.finish();
         let mut series = vec![line("allocated", &allocated, pack), line("reserved", &reserved, pack)];
         if used.high != reserved.high {
-            series.push(line("device used", &used, pack));
-        }
-        if let Some(sampled) = self.sampled.take() {
-            series.push(line("device used (sampled)", &sampled.finish(), pack));
+            let device = replayed.replay.find(self.plan.ordinal);
+            let name = device.map_or(Metric::Used.name(), |device| device.name_of(Metric::Used));
+            series.push(line(name, &used, pack));
         }
         self.progress.steps.end_with(replayed.replay.last_step());
         let steps = &self.progress.steps.steps;

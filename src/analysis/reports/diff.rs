@@ -198,8 +198,13 @@ fn totals(printer: &mut Printer, before: &DiffSide<'_>, after: &DiffSide<'_>, op
     ]);
     for metric in [Metric::Allocated, Metric::Reserved, Metric::Used] {
         let (old, new) = (before.peak(metric), after.peak(metric));
+        let name = match (before.device.name_of(metric), after.device.name_of(metric)) {
+            (old, new) if old == new => old,
+            // One of the two has no sample: its figure lacks the context and other processes.
+            _ => "used, sampled in one",
+        };
         table.row([
-            metric.name().into(),
+            name.into(),
             options.units.show(old).to_string().into(),
             options.units.show(new).to_string().into(),
             Cell::new(signed(new - old, options), style(new - old)),

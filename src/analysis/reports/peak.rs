@@ -13,7 +13,7 @@ use crate::render::heading::heading;
 use crate::render::numbers::{bar, count, duration, percent, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::{self, Group, Key, sorted};
-use crate::state::replay::Metric;
+use crate::state::replay::{Device, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// `memtrace peak`.
@@ -37,7 +37,7 @@ impl Report for Peak {
                 value: Some("TOTAL"),
                 default: "allocated",
                 choices: &["allocated", "used"],
-                help: "The total with the peak: torch's blocks, or all memory in use on the device",
+                help: "The total with the peak: torch's blocks, or all memory in use on the device as sampled",
             },
             Flag {
                 name: "as-of",
@@ -107,8 +107,15 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     let mut groups = by.groups(&blocks, &replayed.symbols);
     // Cached by the allocator: no block has it, but the device counts it as in use.
     let listed: i64 = groups.values().map(|group| group.bytes).sum();
-    if metric == Metric::Used && peak.bytes > listed {
-        groups.insert("(cached by torch)".to_owned(), Group { bytes: peak.bytes - listed, blocks: 0 });
+    if metric == Metric::Used {
+        let untraced = peak.untraced.clamp(0, (peak.bytes - listed).max(0));
+        let rest = [
+            ("(cached by torch)", peak.bytes - listed - untraced),
+            ("(not traced: context, others)", untraced),
+        ];
+        for (name, bytes) in rest.into_iter().filter(|(_, bytes)| *bytes > 0) {
+            groups.insert(name.to_owned(), Group { bytes, blocks: 0 });
+        }
     }
     let groups = sorted(groups);
     if matches!(by.name, "line" | "stack") && !by.has_lines() {
@@ -130,7 +137,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
         }
     }
     printer.line([
-        format!("device {ordinal}: peak of {} memory ", metric.name()).into(),
+        format!("device {ordinal}: peak of {} ", memory_name(device, metric)).into(),
         Cell::new(options.units.show(peak.bytes).to_string(), Style::Strong),
         when.into(),
     ]);
@@ -160,7 +167,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
         "file": trace.path.display().to_string(),
         "rank": trace.meta.rank,
         "device": ordinal,
-        "of": metric.name(),
+        "of": device.name_of(metric),
         "by": by.name,
         "peak": replayed.moment(peak),
         "live_bytes": blocks.iter().map(|block| block.bytes).sum::<i64>(),
@@ -172,6 +179,15 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
         .unwrap_or(&"module");
     let hints = vec![next("peak", input, &format!("--by {other}"))];
     Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
+}
+
+/// `allocated memory`, `device memory in use`, ...
+fn memory_name(device: &Device, metric: Metric) -> String {
+    match metric {
+        Metric::Used if device.is_sampled() => "device memory in use".to_owned(),
+        Metric::Used => format!("memory of {}", Metric::UNSAMPLED),
+        metric => format!("{} memory", metric.name()),
+    }
 }
 
 fn table(

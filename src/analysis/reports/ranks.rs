@@ -19,7 +19,7 @@ use crate::render::numbers::step_or_dash;
 use crate::render::numbers::{bar, count, percent, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::replay::Metric;
-use crate::state::replay_trace::{Replayed, replay_trace};
+use crate::state::replay_trace::{Replayed, replay_trace, used_name};
 
 /// `memtrace ranks`.
 pub(super) struct Ranks;
@@ -116,6 +116,7 @@ struct Rank {
     ooms: u64,
     retries: u64,
     rows: u64,
+    used_name: &'static str,
     /// Phase, module, blocks and bytes, in the order of the first allocation.
     work: Vec<(String, String, u64, i64)>,
 }
@@ -139,6 +140,7 @@ impl Rank {
             ooms: counts.of(EventName::Oom),
             retries: counts.failed.saturating_sub(counts.of(EventName::Oom)),
             rows: counts.rows,
+            used_name: used_name([replayed], options),
             work: work.order.iter().map(named).collect(),
         }
     }
@@ -222,12 +224,14 @@ impl Difference {
 
 fn table(printer: &mut Printer, ranks: &[Rank], options: &Options) {
     let highest = ranks.iter().map(|rank| rank.allocated).max().unwrap_or(0);
+    let is_sampled = ranks.iter().all(|rank| rank.used_name == Metric::Used.name());
+    let used_name = if is_sampled { Metric::Used.name() } else { Metric::UNSAMPLED };
     let mut table = Table::new(&[
         ("rank", Side::Right),
         ("peak allocated", Side::Right),
         ("", Side::Left),
         ("reserved", Side::Right),
-        ("device used", Side::Right),
+        (used_name, Side::Right),
         ("at step", Side::Right),
         ("ooms", Side::Right),
         ("retries", Side::Right),

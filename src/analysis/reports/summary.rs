@@ -17,7 +17,7 @@ use crate::render::numbers::{bar, count, duration, percent, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::block_category;
 use crate::state::replay::{Block, Device, HOST, Metric};
-use crate::state::replay_trace::{Replayed, replay_trace};
+use crate::state::replay_trace::{Replayed, replay_trace, used_name};
 
 /// `memtrace summary`.
 pub(super) struct Summary;
@@ -83,7 +83,7 @@ fn ranks(printer: &mut Printer, all: &[(&TraceFile, Replayed)], options: &Option
         ("pid", Side::Right),
         ("peak allocated", Side::Right),
         ("reserved", Side::Right),
-        ("device used", Side::Right),
+        (used_name(all.iter().map(|(_, replayed)| replayed), options), Side::Right),
         ("steps", Side::Right),
         ("events", Side::Right),
     ]);
@@ -164,7 +164,7 @@ fn peaks(printer: &mut Printer, replayed: &Replayed, device: &Device, options: &
     for metric in [Metric::Allocated, Metric::Reserved, Metric::Used] {
         let peak = device.peak(metric);
         table.row([
-            metric.name().into(),
+            device.name_of(metric).into(),
             Cell::new(options.units.show(peak.bytes).to_string(), Style::Strong),
             duration(peak.ts_ns).into(),
             step_or_dash(peak.owner.step).into(),
@@ -180,7 +180,9 @@ fn capacity(printer: &mut Printer, trace: &TraceFile, device: &Device, options: 
     let capacity = trace.meta.total_bytes(device.ordinal);
     if capacity > 0 {
         let used = device.peak(Metric::Used).bytes;
-        printer.plain(format!("{} of {} used", percent(share(used, capacity)), options.units.show(capacity)));
+        let by = if device.is_sampled() { "" } else { " by torch and libraries" };
+        let share = percent(share(used, capacity));
+        printer.plain(format!("{share} of {} used{by}", options.units.show(capacity)));
     }
 }
 

@@ -161,6 +161,12 @@ impl FirstReading {
         Ok(FirstReading { replayed, metric, ordinal, time_ns: time.unwrap_or((0, 0)), progress })
     }
 
+    /// The name of the metric.
+    fn name(&self) -> &'static str {
+        let device = self.replayed.replay.find(self.ordinal);
+        device.map_or(self.metric.name(), |device| device.name_of(self.metric))
+    }
+
     fn moment(&self) -> replay::Moment {
         self.replayed.replay.find(self.ordinal).map(|device| *device.peak(self.metric)).unwrap_or_default()
     }
@@ -252,7 +258,7 @@ impl SecondReading {
             when.push_str(&format!(", {}", first.replayed.symbols.get(peak.owner.phase)));
         }
         printer.line([
-            format!("device {}: peak of {} memory ", first.ordinal, first.metric.name()).into(),
+            format!("device {}: peak of {} memory ", first.ordinal, first.name()).into(),
             Cell::new(options.units.show(peak.bytes).to_string(), Style::Strong),
             when.into(),
         ]);
@@ -270,7 +276,7 @@ impl SecondReading {
             grid: self.grid,
             high: &self.total.high,
             reserved: Some(&self.reserved.high),
-            total_name: first.metric.name(),
+            total_name: first.name(),
             bands,
             phases,
             steps: self.progress.steps.steps.iter().map(|step| (step.time_ns.0, step.numbers.0)).collect(),
@@ -309,7 +315,7 @@ impl SecondReading {
             "file": trace.path.display().to_string(),
             "rank": trace.meta.rank,
             "device": first.ordinal,
-            "of": first.metric.name(),
+            "of": first.name(),
             "peak": first.replayed.moment(&first.moment()),
             "start_ns": self.grid.start_ns,
             "width_ns": self.grid.width_ns,

@@ -67,7 +67,9 @@ pub struct Block {
     pub(super) pass: u32,
     /// The moment of its free; `None` while it is live.
     pub died: Option<Death>,
-    /// True if its category is inferred.
+    /// Whether it is managed memory, which moves between host and device.
+    pub(super) managed: bool,
+    /// Whether its category is inferred.
     pub inferred: bool,
     /// True if it was allocated in the window: it then counts in the device's `total_allocated`.
     pub(super) in_window: bool,

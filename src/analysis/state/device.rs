@@ -1,7 +1,9 @@
 //! The memory of the devices of a process: totals, peaks, and the blocks of a peak.
 
 use memtrace_trace::Category;
+use memtrace_trace::ledger::{Accounted, Rest};
 use memtrace_trace::memory::{DeviceTotals, Metric, Totals};
+use memtrace_trace::sample::Sample;
 
 use crate::read::symbols::Symbol;
 use crate::state::block::{Block, Owner};
@@ -17,6 +19,8 @@ pub struct Moment {
     pub ts_ns: i64,
     /// The owner in that row.
     pub owner: Owner,
+    /// Of device memory in use: the part that no traced call explains.
+    pub untraced: i64,
 }
 
 impl Default for Moment {
@@ -28,7 +32,7 @@ impl Default for Moment {
             category: Category::None,
             step: -1,
         };
-        Moment { bytes: 0, seq: 0, ts_ns: 0, owner }
+        Moment { bytes: 0, seq: 0, ts_ns: 0, owner, untraced: 0 }
     }
 }
 
@@ -52,8 +56,22 @@ pub struct Device {
     /// Blocks that were live at the peak of the tracked metric and are freed now. They are a part of the
     /// peak, so this does not grow with the trace.
     pub(super) gone: Vec<Block>,
+    /// What the last sample of the device found; `None` before the first.
+    pub(super) sampled: Option<Sampled>,
+    /// Bytes of live managed memory, which lies where it was touched last.
+    pub(super) managed: i64,
     /// The difference between the totals and the sums of the deltas: allocated, reserved.
     pub(super) drift: (i64, i64),
+}
+
+/// A sample of a device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sampled {
+    sample: Sample,
+    /// The `seq` of its row.
+    seq: i64,
+    /// The memory beyond what traced calls account for, in bytes.
+    rest: i64,
 }
 
 /// Bytes of freed blocks without an owner.
@@ -66,6 +84,66 @@ pub(super) struct Unowned {
 }
 
 impl Device {
+    /// Makes the totals the peak of `metric` where they are higher. The blocks at the peak of `tracked` are kept.
+    pub(super) fn raise(&mut self, metric: Metric, seq: i64, ts_ns: i64, owner: Owner, tracked: Metric) {
+        let bytes = self.totals.get(metric);
+        let peak = &mut self.peaks[metric as usize];
+        if bytes > peak.bytes {
+            *peak = Moment { bytes, seq, ts_ns, owner, untraced: self.totals.untraced };
+            if metric == tracked {
+                self.gone.clear();
+            }
+        }
+    }
+
+    /// Whether a sample told what is in use on the device.
+    #[must_use]
+    pub fn is_sampled(&self) -> bool {
+        self.sampled.is_some()
+    }
+
+    /// The name of `metric` in reports: memory in use is known only with samples.
+    #[must_use]
+    pub fn name_of(&self, metric: Metric) -> &'static str {
+        if metric == Metric::Used && !self.is_sampled() { Metric::UNSAMPLED } else { metric.name() }
+    }
+
+    /// Takes a sample. At a peak between two samples, the memory without a traced call is the larger of their two; before
+    /// the first one it is that of the first. The ledger has the same rule.
+    pub(super) fn add_sample(&mut self, new: Sample, seq: i64) {
+        let last = self.sampled.filter(|_| new.total.is_none());
+        let sample = last.map_or(new, |last| last.sample.updated(new));
+        if sample.used().is_none() {
+            return;
+        }
+        let Totals { reserved, outside, .. } = self.summed_with_row();
+        let accounted = Accounted { reserved, outside: outside.wrapping_sub(self.managed) };
+        let rest = Rest::of(&sample, accounted).total();
+        let before = self.sampled.replace(Sampled { sample, seq, rest });
+        let peak = &mut self.peaks[Metric::Used as usize];
+        let more = match before {
+            None if peak.bytes > 0 => rest.wrapping_sub(self.managed),
+            Some(before) if peak.seq >= before.seq => rest.saturating_sub(before.rest).max(0),
+            _ => 0,
+        };
+        peak.bytes = peak.bytes.wrapping_add(more);
+        peak.untraced = peak.untraced.wrapping_add(more);
+        self.count_untraced();
+    }
+
+    /// The totals of the last row.
+    fn summed_with_row(&self) -> Totals {
+        Totals { outside: self.summed.outside, ..self.totals }
+    }
+
+    /// Sets the memory without a traced call, after a sample or a change of managed memory.
+    pub(super) fn count_untraced(&mut self) {
+        if let Some(sampled) = self.sampled {
+            let untraced = sampled.rest.wrapping_sub(self.managed);
+            (self.totals.untraced, self.summed.untraced) = (untraced, untraced);
+        }
+    }
+
     /// The peak of `metric`.
     #[must_use]
     pub fn peak(&self, metric: Metric) -> &Moment {
@@ -80,6 +158,9 @@ pub(super) struct Devices {
     pub(super) list: Vec<Device>,
     /// The index of the device of the last row.
     latest: usize,
+    /// The last sample of each device without memory so far, and its `seq`: a device that the process only looks at has
+    /// nothing to report.
+    early: Vec<(i32, Sample, i64)>,
 }
 
 impl Devices {
@@ -93,13 +174,31 @@ impl Devices {
         &mut self.list[self.latest]
     }
 
+    /// Takes a sample. Returns the device, if it has memory.
+    pub(super) fn sample(&mut self, ordinal: i32, sample: Sample, seq: i64) -> Option<&mut Device> {
+        if let Ok(at) = self.list.binary_search_by_key(&ordinal, |device| device.ordinal) {
+            self.list[at].add_sample(sample, seq);
+            return Some(&mut self.list[at]);
+        }
+        match self.early.iter_mut().find(|(known, ..)| *known == ordinal) {
+            Some((_, known, last)) => (*known, *last) = (known.updated(sample), seq),
+            None => self.early.push((ordinal, sample, seq)),
+        }
+        None
+    }
+
     /// The index of that device.
     #[cold]
     fn place(&mut self, ordinal: i32) -> usize {
         match self.list.binary_search_by_key(&ordinal, |device| device.ordinal) {
             Ok(at) => at,
             Err(at) => {
-                self.list.insert(at, Device { ordinal, ..Device::default() });
+                let mut device = Device { ordinal, ..Device::default() };
+                if let Some(at) = self.early.iter().position(|(known, ..)| *known == ordinal) {
+                    let (_, sample, seq) = self.early.swap_remove(at);
+                    device.add_sample(sample, seq);
+                }
+                self.list.insert(at, device);
                 at
             }
         }

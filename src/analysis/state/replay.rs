@@ -8,6 +8,7 @@
 use memtrace_trace::EventName;
 use memtrace_trace::memory::{Effect, Extent, MemoryState};
 pub use memtrace_trace::memory::{MemoryKind, Metric, Totals};
+use memtrace_trace::sample::Sample;
 
 pub use crate::options::Window;
 use crate::read::record::{Columns, Record, Wanted};
@@ -46,7 +47,12 @@ pub const COLUMNS: Wanted = Wanted::all_events(ANY.and(MEMORY).and(OWNED))
     .except(EventName::RangeBegin, ANY)
     .except(EventName::RangeEnd, ANY)
     .except(EventName::Mark, ANY)
-    .except(EventName::Lost, ANY.and(Columns::of(&["requested_bytes"])));
+    .except(EventName::Lost, ANY.and(Columns::of(&["requested_bytes"])))
+    .plus(EventName::ExtAlloc, Columns::of(&["api"]))
+    .plus(EventName::Sample, Columns::of(&["name"]));
+
+/// The calls that allocate managed memory, which moves between host and device.
+pub const MANAGED_CALLS: [&str; 2] = ["cudaMallocManaged", "cuMemAllocManaged"];
 
 /// The device ordinal of rows about the host.
 pub const HOST: i32 = -1;
@@ -92,6 +98,8 @@ pub struct Replay {
     /// True if the totals of each row are compared with the sums; that needs every column.
     checks: bool,
     caching_allocator: Symbol,
+    /// The calls that allocate managed memory.
+    managed_calls: [Symbol; MANAGED_CALLS.len()],
 }
 
 /// Returns true if a row of this event has the current step and phase. The row of a free or a tag has those
@@ -131,6 +139,7 @@ impl Replay {
             tracked,
             checks: false,
             caching_allocator: symbols.intern("caching_allocator"),
+            managed_calls: MANAGED_CALLS.map(|call| symbols.intern(call)),
         }
     }
 
@@ -193,6 +202,7 @@ impl Replay {
     fn other(&mut self, row: &Record) {
         match row.event {
             EventName::Oom => self.totals(row),
+            EventName::Sample => self.sample(row),
             EventName::Lost => {
                 let lost = row.requested_bytes.max(0).cast_unsigned();
                 self.counts.lost = self.counts.lost.saturating_add(lost);
@@ -245,14 +255,7 @@ impl Replay {
         let (seq, ts_ns) = (self.seq, row.ts_ns);
         for device in &mut self.memory.devices.list {
             for metric in Metric::ALL {
-                let bytes = device.totals.get(metric);
-                if bytes > device.peaks[metric as usize].bytes {
-                    let owner = Owner::of(row);
-                    device.peaks[metric as usize] = Moment { bytes, seq, ts_ns, owner };
-                    if metric == self.tracked {
-                        device.gone.clear();
-                    }
-                }
+                device.raise(metric, seq, ts_ns, Owner::of(row), self.tracked);
             }
         }
     }
@@ -266,18 +269,24 @@ impl Replay {
         device.totals = totals;
         if inside {
             for metric in Metric::ALL {
-                let bytes = totals.get(metric);
-                let peak = &mut device.peaks[metric as usize];
-                if bytes > peak.bytes {
-                    *peak = Moment { bytes, seq: row.seq, ts_ns: row.ts_ns, owner: Owner::of(row) };
-                    if metric == tracked {
-                        device.gone.clear();
-                    }
+                if totals.get(metric) > device.peaks[metric as usize].bytes {
+                    device.raise(metric, row.seq, row.ts_ns, Owner::of(row), tracked);
                 }
             }
         }
         if self.checks {
             self.compare(row);
+        }
+    }
+
+    /// Takes a sample of a device.
+    fn sample(&mut self, row: &Record) {
+        let sample = Sample::parse(&self.symbols.get(row.name));
+        let owner = Owner { step: self.step, phase: self.phase, ..Moment::default().owner };
+        if let Some(device) = self.memory.devices.sample(row.device, sample, row.seq)
+            && self.inside
+        {
+            device.raise(Metric::Used, row.seq, self.ts_ns, owner, self.tracked);
         }
     }
 
@@ -330,6 +339,7 @@ impl Replay {
                 then: None,
                 pass: self.passes.begun,
                 died: None,
+                managed: kind == MemoryKind::External && self.managed_calls.contains(&row.api),
                 inferred: false,
                 in_window: self.inside && row.event != EventName::Live && self.is_of(kind, row.device),
             };
@@ -339,6 +349,10 @@ impl Replay {
                     .example(|| format!("seq {}: alloc_id {} was live already", row.seq, row.alloc_id));
             } else {
                 let device = self.memory.devices.device(row.device);
+                if block.managed {
+                    device.managed = device.managed.wrapping_add(block.bytes);
+                    device.count_untraced();
+                }
                 device.live_blocks += 1;
                 device.total_allocated =
                     device.total_allocated.wrapping_add(if block.in_window { block.bytes } else { 0 });
@@ -374,6 +388,7 @@ impl Replay {
             self.passes.add_activation(block);
         }
         let is_unowned = block.in_window && block.owner.is_nobody();
+        let managed = if block.managed { bytes } else { 0 };
         if bytes != -row.delta_bytes {
             self.problems.wrong_sizes += 1;
             self.problems.example(|| {
@@ -386,6 +401,10 @@ impl Replay {
         let tracked = self.tracked;
         let device = self.memory.devices.device(device);
         device.live_blocks = device.live_blocks.saturating_sub(1);
+        if managed != 0 {
+            device.managed = device.managed.wrapping_sub(managed);
+            device.count_untraced();
+        }
         if id <= device.peak(tracked).seq
             && let Some(block) = self.memory.live.removed(freed).copied()
         {

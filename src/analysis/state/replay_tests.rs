@@ -257,6 +257,7 @@ fn a_live_block_is_found_at_any_age() {
         then: None,
         pass: 0,
         died: None,
+        managed: false,
         inferred: false,
         in_window: false,
     };

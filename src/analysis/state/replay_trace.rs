@@ -110,6 +110,13 @@ fn run(
     Ok(Replayed { replay, symbols, summary })
 }
 
+/// The name of [`Metric::Used`] for several processes: memory in use is known only with samples of every device.
+#[must_use]
+pub fn used_name<'a>(all: impl IntoIterator<Item = &'a Replayed>, options: &Options) -> &'static str {
+    let is_sampled = all.into_iter().all(|replayed| replayed.gpus(options).all(Device::is_sampled));
+    if is_sampled { Metric::Used.name() } else { Metric::UNSAMPLED }
+}
+
 impl Replayed {
     /// The GPUs that the options select: one, or all.
     pub fn gpus<'a>(&'a self, options: &Options) -> impl Iterator<Item = &'a Device> + use<'a> {

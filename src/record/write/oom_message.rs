@@ -103,7 +103,7 @@ impl OomSnapshot {
         let size = meta.total_bytes(device);
         let mut first = format!("out of memory on GPU {device}: {} were asked for", show(oom.bytes));
         let asker = label(encoder.owner(oom.context));
-        if asker != NONE {
+        if asker != NO_OWNER {
             first += &format!(" by {asker}");
         }
         let mut second = format!("torch holds {} allocated in {} reserved", show(allocated), show(reserved));

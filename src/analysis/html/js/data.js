@@ -3,6 +3,9 @@
 /** The element with this id. */
 const $ = (id) => document.getElementById(id);
 
+/** Whether a line is that of all memory in use. Without samples of the device it has the second name. */
+const isUsed = (name) => name === "device used" || name === "torch and libraries";
+
 /** Inflates the data; returns the JSON and a function that decodes a column. */
 async function load() {
   if (typeof DecompressionStream === "undefined") {
@@ -71,7 +74,7 @@ class Track {
   get total() {
     return this.metric === "allocated"
       ? this.lines[0]
-      : (this.lines.find((line) => line.name === "device used") ?? this.lines[1]);
+      : (this.lines.find((line) => isUsed(line.name)) ?? this.lines[1]);
   }
 
   stack(by) {

@@ -158,7 +158,7 @@ impl LedgerState {
         ordinal: i32,
     ) -> LedgerState {
         let ts_ns = replayed.replay.ts_ns;
-        let sample = samples.near(ordinal, ts_ns);
+        let sample = samples.at(ordinal, replayed.replay.seq);
         let mut state = LedgerState {
             ordinal,
             ts_ns,

@@ -10,13 +10,14 @@ use crate::options::Options;
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::state::categories::FlowCategories;
-use crate::state::replay::Metric;
+use crate::state::replay::{MANAGED_CALLS, Metric};
 use crate::state::replay_trace::replay_trace;
 
 /// A sample of a device.
 #[derive(Clone, Copy)]
 pub(super) struct DeviceSample {
     pub(super) ts_ns: i64,
+    seq: i64,
     pub(super) sample: Sample,
     pub(super) rest: Rest,
 }
@@ -26,11 +27,11 @@ pub(super) struct DeviceSamples(FxHashMap<i32, Vec<DeviceSample>>);
 
 /// Returns true if the call allocates managed memory, which moves between host and device.
 pub(super) fn is_managed(api: &str) -> bool {
-    matches!(api, "cudaMallocManaged" | "cuMemAllocManaged")
+    MANAGED_CALLS.contains(&api)
 }
 
 impl DeviceSamples {
-    /// Reads all samples, because the one nearest to a moment may come after it.
+    /// Reads all samples, because the first one may come after the moment of the ledger.
     ///
     /// # Errors
     /// When the trace cannot be read.
@@ -71,6 +72,7 @@ impl DeviceSamples {
                         }
                         _ => samples.push(DeviceSample {
                             ts_ns: row.ts_ns,
+                            seq: row.seq,
                             sample,
                             rest: Rest::of(&sample, accounted),
                         }),
@@ -82,8 +84,12 @@ impl DeviceSamples {
         Ok(DeviceSamples(samples))
     }
 
-    /// The sample nearest to a moment.
-    pub(super) fn near(&self, device: i32, ts_ns: i64) -> Option<DeviceSample> {
-        self.0.get(&device)?.iter().min_by_key(|sample| sample.ts_ns.abs_diff(ts_ns)).copied()
+    /// The sample that holds at row `seq`, as at a peak of a replay: of the ones before and after it, the one with more
+    /// memory without a traced call.
+    pub(super) fn at(&self, device: i32, seq: i64) -> Option<DeviceSample> {
+        let samples = self.0.get(&device)?;
+        let next = samples.partition_point(|sample| sample.seq <= seq);
+        let around = &samples[next.saturating_sub(1)..samples.len().min(next + 1)];
+        around.iter().max_by_key(|sample| sample.rest.total()).copied()
     }
 }

@@ -246,7 +246,7 @@ impl View<'_> {
         for (name, value, metric, hue) in [
             ("allocated", device.totals.allocated, Metric::Allocated, 0),
             ("reserved", device.totals.reserved, Metric::Reserved, 5),
-            ("device used", used, Metric::Used, 7),
+            (device.name_of(Metric::Used), used, Metric::Used, 7),
         ] {
             if metric == Metric::Used && used == device.totals.reserved {
                 continue;

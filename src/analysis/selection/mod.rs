@@ -4,8 +4,9 @@
 //! the figures of another part. This is the one place that decides it, for reports, exports and the page. Names in a
 //! file of limits get the same message ([`no_match`]).
 
+mod nearest;
+
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -21,11 +22,8 @@ use crate::read::symbols::SymbolTable;
 use crate::render::numbers::{count, duration};
 use crate::state::moment::{self, NamedMoment};
 use crate::state::replay::{HOST, has_current_step};
-
-/// The most values that an error lists.
-const LISTED: usize = 8;
-/// The most separate ranges of steps that are kept.
-const MOST_RANGES: usize = 4096;
+use nearest::Ranges;
+pub use nearest::{nearest_names, nearest_numbers};
 
 /// Keeps the processes of `input` that have what `options` select; a note counts the others. `takes_host` is true for
 /// answers that include host memory, which `--device -1` selects.
@@ -88,94 +86,6 @@ pub fn no_rank(path: &Path, rank: i32, ranks: impl IntoIterator<Item = i64>) -> 
 pub fn no_match(selector: &str, path: &Path, kind: &str, list: &str) -> String {
     let list = if list.is_empty() { "none" } else { list };
     format!("{selector}: no match in {}; its {kind}: {list}", path.display())
-}
-
-/// The names nearest to `wanted`, the nearest first, and the number of others.
-#[must_use]
-pub fn nearest_names<'a>(names: impl IntoIterator<Item = &'a str>, wanted: &str) -> String {
-    let mut names: Vec<&str> = names.into_iter().collect::<BTreeSet<&str>>().into_iter().collect();
-    // The sort is stable: names equally near stay in the order of the alphabet.
-    names.sort_by_cached_key(|name| distance(name, wanted));
-    let mut list = names[..names.len().min(LISTED)].join(", ");
-    if names.len() > LISTED {
-        let _ = write!(list, " and {} more", count((names.len() - LISTED) as u64));
-    }
-    list
-}
-
-/// The ranges of `numbers` nearest to `wanted`, in their order, and the number of other ranges.
-#[must_use]
-pub fn nearest_numbers(numbers: impl IntoIterator<Item = i64>, wanted: i64) -> String {
-    let mut ranges = Ranges::default();
-    numbers.into_iter().for_each(|number| ranges.add(number));
-    ranges.list(wanted)
-}
-
-/// The edit distance of two names. Long names, which only a hostile trace has, count as far away.
-fn distance(a: &str, b: &str) -> usize {
-    const LONGEST: usize = 256;
-    if a.len() > LONGEST || b.len() > LONGEST {
-        return LONGEST;
-    }
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (line, from) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], line + 1);
-        for (column, to) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(from != *to);
-            diagonal = row[column + 1];
-            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
-        }
-    }
-    row[b.len()]
-}
-
-/// A set of numbers, as ranges.
-#[derive(Clone, Debug, Default)]
-struct Ranges(Vec<(i64, i64)>);
-
-impl Ranges {
-    fn add(&mut self, number: i64) {
-        // Steps rise: most numbers belong to the last range.
-        let is_full = self.0.len() >= MOST_RANGES;
-        let at = self.0.partition_point(|(_, last)| *last < number.saturating_sub(1));
-        match self.0.get_mut(at) {
-            Some((first, last)) if (first.saturating_sub(1)..=last.saturating_add(1)).contains(&number) => {
-                (*first, *last) = ((*first).min(number), (*last).max(number));
-                let joins = self.0.get(at + 1).is_some_and(|next| next.0 <= self.0[at].1.saturating_add(1));
-                if joins {
-                    let (_, last) = self.0.remove(at + 1);
-                    self.0[at].1 = self.0[at].1.max(last);
-                }
-            }
-            _ if is_full => {}
-            _ => self.0.insert(at, (number, number)),
-        }
-    }
-
-    fn has_any(&self, (first, last): (i64, i64)) -> bool {
-        self.0.iter().any(|range| range.0 <= last && first <= range.1)
-    }
-
-    fn list(&self, wanted: i64) -> String {
-        let away =
-            |range: &(i64, i64)| wanted.saturating_sub(wanted.clamp(range.0, range.1)).saturating_abs();
-        let mut ranges = self.0.clone();
-        ranges.sort_by_key(away);
-        ranges.truncate(LISTED);
-        ranges.sort_unstable();
-        let show = |(first, last): &(i64, i64)| match (first, last) {
-            (first, last) if first == last => first.to_string(),
-            (-1, 0) => "-1, 0".to_owned(),
-            (-1, last) => format!("-1, 0-{last}"),
-            (first, last) => format!("{first}-{last}"),
-        };
-        let mut list = ranges.iter().map(show).collect::<Vec<String>>().join(", ");
-        if self.0.len() > LISTED {
-            let _ = write!(list, " and {} more", count((self.0.len() - LISTED) as u64));
-        }
-        list
-    }
 }
 
 /// The selectors that a command was given.
@@ -411,18 +321,7 @@ impl Content {
     fn add(&mut self, other: Content) {
         self.devices.extend(other.devices);
         for (all, new) in [(&mut self.steps, other.steps), (&mut self.steps_in_time, other.steps_in_time)] {
-            for (first, last) in new.0 {
-                // The ends are enough to list ranges; a range of one process may fill a gap of another.
-                all.0.push((first, last));
-            }
-            all.0.sort_unstable();
-            all.0.dedup_by(|next, range| {
-                let joins = next.0 <= range.1.saturating_add(1);
-                if joins {
-                    range.1 = range.1.max(next.1);
-                }
-                joins
-            });
+            all.join(new);
         }
         self.span = match (self.span, other.span) {
             (Some(a), Some(b)) => Some((a.0.min(b.0), a.1.max(b.1))),
@@ -440,33 +339,6 @@ impl Content {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn selectors_list_the_nearest_numbers_as_ranges() {
-        assert_eq!(nearest_numbers([0, 1, 2, 5, 7, 6], 9), "0-2, 5-7");
-        assert_eq!(nearest_numbers([-1, 0, 1], 9), "-1, 0-1");
-        assert_eq!(
-            nearest_numbers((0..20).map(|n| n * 10), 95),
-            "60, 70, 80, 90, 100, 110, 120, 130 and 12 more"
-        );
-        assert_eq!(nearest_numbers([], 0), "");
-        let mut ranges = Ranges::default();
-        [0, 2, 1, 1, -3].into_iter().for_each(|number| ranges.add(number));
-        assert_eq!(ranges.0, [(-3, -3), (0, 2)]);
-        (0..2 * MOST_RANGES as i64).for_each(|number| ranges.add(number * 2));
-        assert!(ranges.0.len() <= MOST_RANGES);
-    }
-
-    #[test]
-    fn selectors_list_the_nearest_names_first() {
-        let names = ["GPT.h.1", "GPT.head", "GPT.h.0", "GPT.wte"];
-        assert_eq!(nearest_names(names, "GPT.h.00"), "GPT.h.0, GPT.h.1, GPT.head, GPT.wte");
-        let many: Vec<String> = (0..20).map(|number| format!("layer{number}")).collect();
-        let list = nearest_names(many.iter().map(String::as_str), "layer7");
-        assert!(list.starts_with("layer7, ") && list.ends_with(" and 12 more"), "{list}");
-        assert_eq!(distance("kitten", "sitting"), 3);
-        assert_eq!(distance("", "ab"), 2);
-    }
 
     #[test]
     fn selectors_are_shown_as_they_are_typed() {
