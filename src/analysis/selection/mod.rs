@@ -236,9 +236,9 @@ struct Content {
     steps_in_time: Ranges,
     /// The times of the first and the last row.
     span: Option<(i64, i64)>,
-    /// Whether a row is in the time of the window.
+    /// Returns true if a row is in the time of the window.
     in_time: bool,
-    /// Whether a row is in the window: its time and its steps.
+    /// Returns true if a row is in the window: its time and its steps.
     in_window: bool,
     /// The last row before the time of the window, and the first after it.
     before_ns: Option<i64>,

@@ -67,9 +67,9 @@ pub struct Block {
     pub(super) pass: u32,
     /// The moment of its free; `None` while it is live.
     pub died: Option<Death>,
-    /// Whether it is managed memory, which moves between host and device.
+    /// Returns true if it is managed memory, which moves between host and device.
     pub(super) managed: bool,
-    /// Whether its category is inferred.
+    /// Returns true if its category is inferred.
     pub inferred: bool,
     /// True if it was allocated in the window: it then counts in the device's `total_allocated`.
     pub(super) in_window: bool,

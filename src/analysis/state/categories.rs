@@ -37,7 +37,7 @@ pub struct Phases {
 }
 
 impl Phases {
-    /// Whether a row of `phase` is work of a training step.
+    /// Returns true if a row of `phase` is work of a training step.
     pub(super) fn is_work(&self, phase: Symbol) -> bool {
         phase == self.forward || phase == self.backward || phase == self.optimizer
     }
@@ -48,7 +48,7 @@ impl Phases {
 pub struct Passes {
     /// The number of passes that have begun.
     pub(super) begun: u32,
-    /// Whether memory of a GPU was allocated outside backward since the last pass began.
+    /// Returns true if memory of a GPU was allocated outside backward since the last pass began.
     outside: bool,
     in_backward: bool,
     /// The lowest `alloc_id` of the blocks that were born outside backward and freed in the first pass: the first
@@ -77,7 +77,7 @@ impl Passes {
     }
 }
 
-/// Whether a block was born outside backward, and has no category by its phase.
+/// Returns true if a block was born outside backward, and has no category by its phase.
 pub(super) fn is_from_outside(block: &Block, phases: &Phases) -> bool {
     block.kind == MemoryKind::Block
         && block.owner.category == Category::None

@@ -96,7 +96,7 @@ impl Device {
         }
     }
 
-    /// Whether a sample told what is in use on the device.
+    /// Returns true if a sample told what is in use on the device.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
         self.sampled.is_some()

@@ -238,7 +238,7 @@ impl Replay {
         if worked >= 0 { worked } else { highest }
     }
 
-    /// Whether the last row is in the window.
+    /// Returns true if the last row is in the window.
     #[must_use]
     pub fn in_window(&self) -> bool {
         self.inside
@@ -455,7 +455,7 @@ impl Replay {
         block.owner = Owner::of(row);
     }
 
-    /// Whether categories are inferred: the trace has no tags so far, and a forward or backward pass or a flow of
+    /// Returns true if categories are inferred: the trace has no tags so far, and a forward or backward pass or a flow of
     /// data.
     #[must_use]
     pub fn infers(&self) -> bool {

@@ -43,12 +43,12 @@ pub(super) struct Limit {
     /// A name, or a pattern of names.
     pub(super) name: String,
     pub(super) bytes: i64,
-    /// Whether the limit holds when nothing has the name.
+    /// Returns true if the limit holds when nothing has the name.
     pub(super) optional: bool,
 }
 
 impl Limit {
-    /// Whether the limit is for `name`. In modules `*` stands for characters of one level, `**` for any.
+    /// Returns true if the limit is for `name`. In modules `*` stands for characters of one level, `**` for any.
     pub(super) fn takes(&self, name: &str) -> bool {
         let level_end = if self.subject == LimitSubject::Module { Some('.') } else { None };
         matches(&self.name, name, level_end)
@@ -118,7 +118,7 @@ fn amount(value: &toml::Value) -> Result<(i64, bool), String> {
     }
 }
 
-/// Whether `name` has the form of `pattern`. `*` stands for any characters but `level_end`, `**` for any at all, `?`
+/// Returns true if `name` has the form of `pattern`. `*` stands for any characters but `level_end`, `**` for any at all, `?`
 /// for one character. The time is the product of both lengths, whatever the pattern.
 fn matches(pattern: &str, name: &str, level_end: Option<char>) -> bool {
     let mut pattern = pattern.chars().peekable();

@@ -262,7 +262,7 @@ struct Meter<'a> {
     modules: FxHashSet<Symbol>,
     phases: FxHashSet<Symbol>,
     categories: FxHashSet<Category>,
-    /// Whether the row before was in the window.
+    /// Returns true if the row before was in the window.
     was_inside: bool,
 }
 
