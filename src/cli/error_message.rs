@@ -1,6 +1,9 @@
 //! An error as the line that the user reads.
 
-/// The error and its causes in one line. Some errors print their cause themselves: it is not repeated.
+use memtrace_trace::text::printable_lines;
+
+/// The error and its causes in one line. Some errors print their cause themselves: it is not repeated. What they quote
+/// from a trace is shown without control sequences, and not longer than a text may be.
 pub(crate) fn message(error: &anyhow::Error) -> String {
     let mut message = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -10,7 +13,7 @@ pub(crate) fn message(error: &anyhow::Error) -> String {
             message = format!("{message}: {cause}");
         }
     }
-    message
+    printable_lines(&message)
 }
 
 #[cfg(test)]

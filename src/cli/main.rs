@@ -32,7 +32,7 @@ fn main() -> ExitCode {
         // The reader closed the pipe, which is no error: `memtrace peak out | head`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("memtrace: {}", message(&error));
+            terminal::say(&message(&error));
             ExitCode::from(2)
         }
     }

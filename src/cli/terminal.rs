@@ -6,6 +6,33 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use memtrace_analysis::read::input::Input;
+use memtrace_trace::text::{printable, printable_json, printable_lines};
+
+/// Prints a message on stderr. All messages of the command pass through here: what they quote from a trace or from the
+/// traced program is shown without control sequences.
+pub(crate) fn say(message: &str) {
+    // An error means that stderr is closed.
+    writeln!(std::io::stderr(), "memtrace: {}", printable_lines(message)).ok();
+}
+
+/// Replaces the line on stderr that shows progress; an empty one clears it.
+pub(crate) fn show_progress(line: &str) {
+    write!(std::io::stderr(), "\r\x1b[K{}", printable(line)).ok();
+    std::io::stderr().flush().ok();
+}
+
+/// Prints a line on stdout, without control sequences.
+///
+/// # Errors
+/// When stdout is closed.
+pub(crate) fn print_line(line: &str) -> std::io::Result<()> {
+    writeln!(std::io::stdout(), "{}", printable(line))
+}
+
+/// The text of an answer to `--json`. It holds the control characters of a trace's texts as JSON spells them.
+pub(crate) fn json_text(answer: &serde_json::Value) -> String {
+    printable_json(&format!("{answer:#}\n")).into_owned()
+}
 
 /// Returns true if text on `stream` is coloured. `--color` decides, then `NO_COLOR`; else a terminal gets
 /// colour.
@@ -54,13 +81,12 @@ impl Progress {
                 let read: u64 = counts.iter().map(|count| count.load(Ordering::Relaxed)).sum();
                 // Some reports read a trace twice, so the count can exceed the total.
                 let percent = read % total.max(1) * 100 / total.max(1);
-                eprint!("\rreading {:.1} GB: {percent} % ", total as f64 / 1e9);
-                std::io::stderr().flush().ok();
+                show_progress(&format!("reading {:.1} GB: {percent} % ", total as f64 / 1e9));
                 shown = true;
                 std::thread::park_timeout(Duration::from_millis(100));
             }
             if shown {
-                eprint!("\r\x1b[K");
+                show_progress("");
             }
         };
         let thread = std::io::stderr().is_terminal().then(|| std::thread::spawn(watch));

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::text::printable_json;
+
 /// The JSON in the `name` of the meta row. Fields are only ever added; a reader takes the default of a field that an
 /// older trace lacks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -58,6 +60,14 @@ pub struct Device {
 }
 
 impl Meta {
+    /// The text of the meta row. A command line may hold anything: its control characters are spelled out.
+    ///
+    /// # Errors
+    /// Never, in practice: every field has a form in JSON.
+    pub fn to_json(&self) -> serde_json::Result<String> {
+        Ok(printable_json(&serde_json::to_string(self)?).into_owned())
+    }
+
     /// The device with this ordinal.
     #[must_use]
     pub fn device(&self, ordinal: i32) -> Option<&Device> {
@@ -129,6 +139,15 @@ mod tests {
             shown,
             ["train.py", "--hf-token", "***", "--lr=1", "WANDB_API_KEY=***", "--token", "--next"]
         );
+    }
+
+    #[test]
+    fn a_command_line_reaches_the_file_without_control_characters_and_comes_back() {
+        let argv = vec!["\x1b[2J\u{9b}31m\u{202e}".to_owned()];
+        let meta = Meta { argv, ..Meta::default() };
+        let json = meta.to_json().unwrap();
+        assert!(json.contains(r"\u001b[2J\u009b31m\u202e"), "{json}");
+        assert_eq!(serde_json::from_str::<Meta>(&json).unwrap(), meta);
     }
 
     #[test]

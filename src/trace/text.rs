@@ -1,4 +1,7 @@
-//! The texts of text columns: the placeholders, and the form that a text must have in the file.
+//! Texts: the placeholders, the form that a text has in the file, and the form that it has on a screen.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
 
 /// The placeholder of a text column without a text.
 pub const NONE: &str = "(none)";
@@ -29,24 +32,104 @@ const MISSING: &[&str] = &[
     "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
 ];
 
-/// A text in the form that the file allows: cut to [`MAX_TEXT`], on one line, and in quotes when a loader would read it
-/// as a missing value, a number or a truth value.
+/// The characters that begin a formula in a spreadsheet, as a keyboard and as an East Asian keyboard has them.
+const FORMULA: &[char] = &['=', '+', '-', '@', '＝', '＋', '－', '＠'];
+
+/// A text in the form that the file allows: cut to [`MAX_TEXT`], on one line, in quotes when a loader would read it as
+/// a missing value, a number or a truth value, and behind a quote when a spreadsheet would read it as a formula.
+/// [`original_text`] takes that one quote off again.
 #[must_use]
 pub fn safe_text(text: &str) -> String {
-    let mut end = text.len().min(MAX_TEXT);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    let line: String = text[..end].chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let line: String = cut(text, MAX_TEXT).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let bare = line.trim();
     if bare.is_empty() {
         return NONE.to_owned();
+    }
+    if is_formula(bare) {
+        // With a quote before it, it is no number and no missing value either.
+        return format!("'{bare}");
     }
     let misread = MISSING.contains(&bare)
         || bare.parse::<f64>().is_ok()
         || bare.eq_ignore_ascii_case("true")
         || bare.eq_ignore_ascii_case("false");
     if misread { format!("'{bare}'") } else { bare.to_owned() }
+}
+
+/// The text that [`safe_text`] hid from spreadsheets; any other text as it is.
+#[must_use]
+pub fn original_text(text: &str) -> &str {
+    text.strip_prefix('\'').filter(|rest| is_formula(rest)).unwrap_or(text)
+}
+
+/// Returns true if a spreadsheet takes the text for a formula, or would without the quotes before it.
+fn is_formula(text: &str) -> bool {
+    text.trim_start_matches('\'').starts_with(FORMULA)
+}
+
+/// A text of unknown origin as a terminal can show it: control characters and those that change the direction of a
+/// line are spelled out (`\u{1b}`), and it is cut to [`MAX_TEXT`].
+#[must_use]
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let short = cut(text, MAX_TEXT);
+    if short.len() == text.len() && !text.contains(is_unprintable) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(short.len() + 16);
+    for char in short.chars() {
+        if is_unprintable(char) {
+            // Writing to a String cannot fail.
+            let _ = write!(shown, "{}", char.escape_default());
+        } else {
+            shown.push(char);
+        }
+    }
+    if short.len() < text.len() {
+        let _ = write!(shown, "… ({} bytes in all)", text.len());
+    }
+    Cow::Owned(shown)
+}
+
+/// As [`printable`], for a text of several lines.
+#[must_use]
+pub fn printable_lines(text: &str) -> String {
+    text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
+}
+
+/// The text of a JSON document with the same characters spelled out, as JSON spells them (`\u009b`). JSON itself does
+/// this only below U+0020.
+#[must_use]
+pub fn printable_json(json: &str) -> Cow<'_, str> {
+    let is_raw = |char: char| is_unprintable(char) && char != '\n';
+    if !json.contains(is_raw) {
+        return Cow::Borrowed(json);
+    }
+    let mut shown = String::with_capacity(json.len() + 16);
+    for char in json.chars() {
+        if is_raw(char) {
+            let _ = write!(shown, "\\u{:04x}", u32::from(char));
+        } else {
+            shown.push(char);
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// Returns true for a control character other than a tab, and for a mark that changes the direction of the text behind it, ends a line,
+/// or shows as nothing.
+fn is_unprintable(char: char) -> bool {
+    (char.is_control() && char != '\t')
+        || matches!(char, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+/// The start of a text, at most `most` bytes of whole characters.
+#[must_use]
+pub fn cut(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 #[cfg(test)]
@@ -64,5 +147,49 @@ mod tests {
         assert_eq!(safe_text("a\nb"), "a b");
         assert_eq!(safe_text("GPT.h.0"), "GPT.h.0");
         assert!(safe_text(&"é".repeat(5000)).len() <= MAX_TEXT);
+    }
+
+    #[test]
+    fn no_text_is_a_formula_of_a_spreadsheet_and_none_is_changed() {
+        let formulas = [
+            "=cmd|' /C calc'!A0",
+            "+1",
+            "-1",
+            "-nan",
+            "-inf",
+            "@SUM(A1)",
+            "＝1",
+            "'=1",
+            "''+x",
+            "'-1'",
+            "'@'",
+            "-",
+            "=",
+        ];
+        for text in formulas {
+            let safe = safe_text(text);
+            assert_eq!(safe, format!("'{text}"));
+            assert_eq!(original_text(&safe), text);
+            assert!(!MISSING.contains(&&*safe) && safe.parse::<f64>().is_err());
+        }
+        assert_eq!(safe_text("\t=1"), "'=1");
+        assert_eq!(safe_text("\r@x"), "'@x");
+        for text in ["a=b", "'NA'", "'a'", "'", "GPT.h.0", NONE, SCRIPT, "'12'", "{\"a\":-1}"] {
+            assert_eq!(safe_text(text), text);
+            assert_eq!(original_text(text), text);
+        }
+    }
+
+    #[test]
+    fn a_terminal_gets_no_control_sequence_and_no_endless_text() {
+        assert!(matches!(printable("GPT.h.0 é 日本 ▊"), Cow::Borrowed(_)));
+        assert_eq!(printable("\x1b]0;title\x07"), "\\u{1b}]0;title\\u{7}");
+        assert_eq!(printable("a\r\n\tb\u{9b}31m"), "a\\r\\n\tb\\u{9b}31m");
+        assert_eq!(printable("\u{202e}gpj.exe"), "\\u{202e}gpj.exe");
+        let long = "x".repeat(2_000_000);
+        assert!(printable(&long).ends_with("x… (2000000 bytes in all)"));
+        assert!(printable(&long).len() < 5000);
+        assert_eq!(printable_lines("a\nb\x1b"), "a\nb\\u{1b}");
+        assert_eq!(printable_json("{\n \"a\": \"\u{9b}é\"\n}"), "{\n \"a\": \"\\u009bé\"\n}");
     }
 }

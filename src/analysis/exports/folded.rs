@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
+use memtrace_trace::text::printable;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
@@ -110,8 +111,11 @@ impl Export for Collapsed {
             let root = several.then(|| format!("rank {} device {}", profile.rank, profile.ordinal));
             for (stack, bytes) in &profile.stacks {
                 // A semicolon separates frames, and the last space precedes the number.
-                let frames: Vec<String> =
-                    root.iter().chain(stack).map(|frame| frame.replace(';', ":")).collect();
+                let frames: Vec<String> = root
+                    .iter()
+                    .chain(stack)
+                    .map(|frame| printable(&frame.replace(';', ":")).into_owned())
+                    .collect();
                 writeln!(out, "{} {bytes}", frames.join(";")).ok();
                 stacks += 1;
             }

@@ -239,7 +239,8 @@ fn number(value: f64, range: (f64, f64)) -> String {
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    // XML has no control characters.
+    memtrace_trace::text::printable(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]

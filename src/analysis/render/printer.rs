@@ -1,6 +1,9 @@
 //! The text of a report: styled lines and aligned tables, with colour only on a terminal.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
+
+use memtrace_trace::text::printable;
 
 /// The style of a text on a terminal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,9 +57,15 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// `text` in `style`.
+    /// `text` in `style`. All that a report prints passes through here, so this is the place where a text of a
+    /// trace loses its control sequences; see [`printable`].
     pub fn new(text: impl Into<String>, style: Style) -> Cell {
-        Cell { text: text.into(), style }
+        let text = text.into();
+        let text = match printable(&text) {
+            Cow::Borrowed(_) => text,
+            Cow::Owned(shown) => shown,
+        };
+        Cell { text, style }
     }
 }
 
@@ -233,6 +242,21 @@ mod tests {
         let mut printer = Printer::new(false, Some(24));
         printer.table(&table);
         assert_eq!(printer.text().lines().last(), Some("   512 B  GPT.tr…lp.c_fc"));
+    }
+
+    #[test]
+    fn a_text_of_a_trace_reaches_the_terminal_without_control_sequences() {
+        let mut table = Table::new(&[("module", Side::Left), ("bytes", Side::Right)]);
+        table.row(["\x1b[2Jx".into(), "1".into()]);
+        for paint in [false, true] {
+            let mut printer = Printer::new(paint, Some(40));
+            printer.table(&table);
+            printer.plain("a\nb\x1b]0;t\x07");
+            printer.line([Cell::new("\x1b[31m", Style::Strong)]);
+            assert!(!printer.text().contains("\x1b[2J") && !printer.text().contains(['\x07', '\r']));
+            assert!(printer.text().contains("\\u{1b}[2Jx") && printer.text().contains("a\\nb"));
+            assert!(!printer.text().contains("\x1b[31m"));
+        }
     }
 
     #[test]

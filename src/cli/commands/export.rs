@@ -90,7 +90,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     drop(progress);
     if !to_stdout {
         let text = if matches.get_flag("json") {
-            format!("{:#}\n", answer.to_json("export"))
+            terminal::json_text(&answer.to_json("export"))
         } else {
             answer.text()
         };

@@ -76,7 +76,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         file.get_ref().metadata().map(|data| data.len())
     };
     let size = write().with_context(|| format!("cannot write {name}"))?;
-    println!("{}", page.headline());
-    println!("wrote {name}, {:.2} MB; open it in any browser", size as f64 / 1e6);
+    terminal::print_line(page.headline())?;
+    terminal::print_line(&format!("wrote {name}, {:.2} MB; open it in any browser", size as f64 / 1e6))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -44,7 +44,7 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
     let answer = reports::answer(report, &inputs, &options)?;
     drop(progress);
     let text = if matches.get_flag("json") {
-        format!("{:#}\n", answer.to_json(report.name()))
+        terminal::json_text(&answer.to_json(report.name()))
     } else {
         answer.text()
     };

@@ -15,6 +15,7 @@ use memtrace_analysis::read::input::Input;
 use memtrace_analysis::render::printer::{Printer, Side, Table};
 use memtrace_analysis::reports;
 use memtrace_cards::CARDS;
+use memtrace_trace::text::printable;
 
 use crate::child_env::{PhantomArgs, Scratch, TRACER, run_id, traced_command};
 use crate::error_message::message;
@@ -59,7 +60,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let mut child = match child.spawn() {
         Ok(child) => child,
         Err(error) => {
-            eprintln!("memtrace: cannot run {}: {error}", Path::new(program).display());
+            terminal::say(&format!("cannot run {}: {error}", Path::new(program).display()));
             out.remove_if_empty();
             // A shell's statuses for "not found" and "found, but not executable".
             return Ok(ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }));
@@ -73,12 +74,12 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         Some(_) if matches.get_flag("quiet") => Ok(()),
         Some(input) => print_summary(input, &out),
         None => {
-            eprintln!("memtrace: no trace: {}", no_trace_reason(program, &scratch, phantom.is_some()));
+            terminal::say(&format!("no trace: {}", no_trace_reason(program, &scratch, phantom.is_some())));
             Ok(())
         }
     });
     if let Err(error) = summary {
-        eprintln!("memtrace: {}", message(&error));
+        terminal::say(&message(&error));
     }
     out.remove_if_empty();
     drop(scratch);
@@ -123,7 +124,8 @@ fn print_summary(input: Input, out: &OutFolder) -> Result<()> {
         ..Options::default()
     };
     let answer = report.run(&[input], &options)?;
-    let text = format!("\nmemtrace: traced into {}\n{}", out.shown.display(), answer.text());
+    let folder = out.shown.display().to_string();
+    let text = format!("\nmemtrace: traced into {}\n{}", printable(&folder), answer.text());
     // An error means that stderr is closed.
     stderr.lock().write_all(text.as_bytes()).ok();
     Ok(())

@@ -85,7 +85,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         let list: Vec<Value> = findings.list.iter().map(Finding::json).collect();
         let answers = &findings.phantom_answers;
         let answer = json!({ "works": works, "findings": list, "phantom_answers": answers });
-        writeln!(stdout, "{answer:#}")?;
+        stdout.write_all(terminal::json_text(&answer).as_bytes())?;
     } else {
         let mut page = Printer::new(terminal::use_colour("auto", &stdout), None);
         let mut table = Table::new(&[("", Side::Left), ("", Side::Left), ("", Side::Left)]);

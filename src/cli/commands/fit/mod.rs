@@ -23,7 +23,7 @@ use memtrace_trace::units::Unit;
 
 use crate::child_env::PhantomArgs;
 use crate::out_folder::OutFolder;
-use crate::{args, signals};
+use crate::{args, signals, terminal};
 use bisect::Bisection;
 use trial::{Outcome, PeakUse, Trial, run_trial};
 
@@ -210,7 +210,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     };
     let mut stdout = std::io::stdout().lock();
     if matches.get_flag("json") {
-        writeln!(stdout, "{:#}", answer.json())?;
+        stdout.write_all(terminal::json_text(&answer.json()).as_bytes())?;
     } else {
         stdout.write_all(answer.text().as_bytes())?;
     }
@@ -255,13 +255,13 @@ struct Progress {
 impl Progress {
     fn trying(&self, value: &str, number: usize) {
         if self.on {
-            eprint!("\r\x1b[Krun {number}: trying {value} ...");
+            terminal::show_progress(&format!("run {number}: trying {value} ..."));
         }
     }
 
     fn clear(&self) {
         if self.on {
-            eprint!("\r\x1b[K");
+            terminal::show_progress("");
         }
     }
 
@@ -270,7 +270,8 @@ impl Progress {
             let took = duration(trial.took.as_nanos() as i64);
             let peak = Unit::Auto.show(trial.peak.allocated);
             let how = trial.outcome.word();
-            eprintln!("\r\x1b[K{}: {how}, peak {peak}, {took}", trial.value);
+            terminal::show_progress(&format!("{}: {how}, peak {peak}, {took}", trial.value));
+            eprintln!();
         }
     }
 }
