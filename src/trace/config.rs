@@ -243,7 +243,7 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_COMPRESS",
         "off",
-        "the compression of finished parts: off, gz or zst; the last part is compressed at exit",
+        "the compression of each part while it is written: off, gz or zst",
         |s, v| {
             s.compress = match v.to_ascii_lowercase().as_str() {
                 "off" | "0" | "no" | "false" => Compression::Off,

@@ -4,19 +4,24 @@
 //! | --- | --- |
 //! | the trace of a process | `NAME.csv` |
 //! | a later part of a rotated trace | `NAME.part2.csv`, `NAME.part3.csv`, ... |
-//! | the stacks of a trace or of a part | `NAME.stacks.csv`, `NAME.part2.stacks.csv`, ... |
+//! | the stacks of a trace or of a part, in CSV form | `NAME.stacks`, `NAME.part2.stacks`, ...; older versions wrote `NAME.stacks.csv` |
 //! | a finished trace or part, compressed | its name with `.gz` or `.zst` behind it |
 //! | a part before its opening rows are complete, or a compressed copy before it is complete | its name with `.csv.unfinished` for `.csv` |
 //!
 //! `NAME` follows `MEMTRACE_NAME`. When a file of that name exists already, the writer appends `-2`, `-3`, ...
 //! to `NAME` or to the number of the part.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::config::Compression;
 
 const TRACE: &str = ".csv";
-const STACKS: &str = ".stacks.csv";
+/// Not `.csv`: `*.csv` in a folder are its traces.
+const STACKS: &str = ".stacks";
+/// The ending of older versions.
+const OLD_STACKS: &str = ".stacks.csv";
 const UNFINISHED: &str = ".unfinished";
 /// Stands before the number of a part.
 const PART: &str = "part";
@@ -31,7 +36,7 @@ pub fn trace_name(name: &str, suffix: &str) -> String {
 #[must_use]
 pub fn is_trace(name: &str) -> bool {
     let plain = without_compression(name).0;
-    plain.ends_with(TRACE) && !plain.ends_with(STACKS)
+    plain.ends_with(TRACE) && !plain.ends_with(OLD_STACKS)
 }
 
 /// The compression of a file of this name.
@@ -114,9 +119,23 @@ pub fn part(any: &Path, part: u64) -> PathBuf {
 /// The stacks of a trace or part. Those of a compressed one are not compressed.
 #[must_use]
 pub fn stacks(trace: &Path) -> PathBuf {
-    let name = trace.file_name().unwrap_or_default().to_string_lossy();
-    let stem = name.rsplit_once(TRACE).map_or(&*name, |(stem, _)| stem);
-    trace.with_file_name(format!("{stem}{STACKS}"))
+    stacks_with(trace, STACKS)
+}
+
+/// The stacks of a trace or part that this or an older version wrote.
+#[must_use]
+pub fn written_stacks(trace: &Path) -> PathBuf {
+    let (new, old) = (stacks(trace), stacks_with(trace, OLD_STACKS));
+    if old.exists() && !new.exists() { old } else { new }
+}
+
+fn stacks_with(trace: &Path, ending: &str) -> PathBuf {
+    // The bytes of the name: a file may have a name that is not UTF-8.
+    let name = trace.file_name().unwrap_or_default().as_encoded_bytes();
+    let end = name.windows(TRACE.len()).rposition(|part| part == TRACE.as_bytes()).unwrap_or(name.len());
+    let mut stem = OsStr::from_bytes(&name[..end]).to_owned();
+    stem.push(ending);
+    trace.with_file_name(stem)
 }
 
 fn with_ending(path: &Path, ending: &str) -> PathBuf {
@@ -135,7 +154,16 @@ mod tests {
         {
             assert!(is_trace(name), "{name}");
         }
-        for name in ["a.stacks.csv", "a.part2.stacks.csv", "a.csv.unfinished", "a.txt", "a.csv.bz2", "a.gz"] {
+        for name in [
+            "a.stacks",
+            "a.part2.stacks",
+            "a.stacks.csv",
+            "a.part2.stacks.csv",
+            "a.csv.unfinished",
+            "a.txt",
+            "a.csv.bz2",
+            "a.gz",
+        ] {
             assert!(!is_trace(name), "{name}");
         }
         assert_eq!(["a.csv", "a.part2.csv.gz", "a.b"].map(stem), ["a", "a.part2", "a.b"]);
@@ -165,8 +193,23 @@ mod tests {
         assert_eq!(uncompressed(&packed).as_deref(), Some(trace));
         assert_eq!(uncompressed(trace), None);
         for path in [trace, &packed] {
-            assert_eq!(stacks(path), Path::new("d.csv/h.r0.1.stacks.csv"));
+            assert_eq!(stacks(path), Path::new("d.csv/h.r0.1.stacks"));
         }
-        assert_eq!(stacks(Path::new("d/t")), Path::new("d/t.stacks.csv"));
+        assert_eq!(stacks(Path::new("d/t")), Path::new("d/t.stacks"));
+        let odd = OsStr::from_bytes(b"d/\xff.csv.gz");
+        assert_eq!(stacks(Path::new(odd)).as_os_str().as_bytes(), b"d/\xff.stacks");
+    }
+
+    #[test]
+    fn the_stacks_of_an_older_version_are_found() {
+        let folder = std::env::temp_dir().join(format!("memtrace-stacks-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let trace = folder.join("h.r0.1.csv");
+        assert_eq!(written_stacks(&trace), stacks(&trace));
+        std::fs::write(folder.join("h.r0.1.stacks.csv"), "").unwrap();
+        assert_eq!(written_stacks(&trace), folder.join("h.r0.1.stacks.csv"));
+        std::fs::write(stacks(&trace), "").unwrap();
+        assert_eq!(written_stacks(&trace), stacks(&trace));
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -285,7 +285,7 @@ pub(crate) fn traces(dir: &Path) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     files.retain(|file| {
         let name = file.file_name().and_then(OsStr::to_str).unwrap_or_default();
-        name.ends_with(".csv") && !name.ends_with(".stacks.csv")
+        name.ends_with(".csv")
     });
     files.sort();
     files

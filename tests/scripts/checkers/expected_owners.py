@@ -19,7 +19,7 @@ from owner_totals import rows
 
 def stacks(path):
     """The functions of `owner_cases.py` by `stack_id`, innermost first; empty without lines of Python."""
-    file = path.with_suffix(".stacks.csv")
+    file = path.with_suffix(".stacks")
     if not file.exists():
         return {}
     with open(file, newline="", encoding="utf-8") as lines:
