@@ -5,13 +5,15 @@ use memtrace_analysis::read::input::Input;
 use memtrace_recover::{Repaired, repair, sweep};
 use memtrace_trace::journal::folders;
 
+use crate::terminal;
+
 /// Completes the traces of `input` whose processes were killed, and reports each on stderr. True when a trace
 /// changed, so that it must be opened again.
 ///
 /// # Errors
 /// When a journal cannot be read, or its rows cannot be written.
 pub(crate) fn recover(input: &Input) -> Result<bool> {
-    recover_each(input, |line| eprintln!("memtrace: {line}"))
+    recover_each(input, |line| terminal::say(&line))
 }
 
 /// Same as [`recover`], without a message: for programs that are expected to be killed.
@@ -47,6 +49,10 @@ fn recover_each(input: &Input, report: impl Fn(String)) -> Result<bool> {
             Repaired::NoJournal => report(format!(
                 "{name}: its process was killed and its journal no longer exists, so the last rows are \
                  missing"
+            )),
+            Repaired::Refused(why) => report(format!(
+                "{name}: its process was killed, and its last rows are missing: the file that it names as its \
+                 journal was not used, because {why}"
             )),
             Repaired::Complete | Repaired::Running => {}
         }

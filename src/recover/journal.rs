@@ -1,7 +1,6 @@
 //! The content of a journal.
 
-use std::fs::{self, File};
-use std::path::Path;
+use std::fs::File;
 
 use memtrace_encode::Encoder;
 use memtrace_trace::Event;
@@ -126,9 +125,8 @@ impl Journal {
         Encoder::new(start_ns, rank as i32, pid, rounding, rules & 2 != 0)
     }
 
-    /// Gives an encoder every definition: first those in the file `names`, whose chunks were recycled.
-    pub(crate) fn define(&self, names: &Path, encoder: &mut Encoder) {
-        let written = fs::read(names).unwrap_or_default();
+    /// Gives an encoder every definition: first those in the bytes of its file, whose chunks were recycled.
+    pub(crate) fn define(&self, written: &[u8], encoder: &mut Encoder) {
         let whole = written.len().min(self.names_len as usize) / SLOT * SLOT;
         let mut at = 0;
         while at < whole {

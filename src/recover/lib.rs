@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod journal;
+mod named;
 mod orphans;
 mod repair;
 #[doc(hidden)]

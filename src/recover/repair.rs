@@ -11,10 +11,10 @@ use memtrace_trace::Row;
 use memtrace_trace::csv::{RowReader, RowWriter, is_end_row};
 use memtrace_trace::end_row::Ending;
 use memtrace_trace::files;
-use memtrace_trace::journal::names_path;
 use memtrace_trace::stacks::{self, StackWriter};
 
 use crate::journal::{Journal, is_running};
+use crate::named::{self, Named};
 
 /// The result of [`repair`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub enum Repaired {
     Running,
     /// The trace ends early, and its journal is gone (the host was restarted, for example).
     NoJournal,
+    /// The trace ends early, and the file that it names is not its journal: nothing was done. The text says why.
+    Refused(&'static str),
     /// The trace was finished.
     Finished {
         /// Rows that came from the journal.
@@ -34,22 +36,21 @@ pub enum Repaired {
     },
 }
 
-/// Finishes the trace at `csv` from the journal of its process, and removes the journal.
+/// Finishes the trace at `csv` from the journal of its process, and removes the journal if it was made for this file.
 ///
 /// # Errors
 /// When the trace cannot be read or written; the journal stays then.
 pub fn repair(csv: &Path) -> io::Result<Repaired> {
     let Some((journal_path, part)) = journal_of(csv)? else { return Ok(Repaired::Complete) };
-    let mut file = match File::open(&journal_path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Repaired::NoJournal),
-        Err(error) => return Err(error),
+    let found = match named::find(&journal_path, csv)? {
+        Named::Found(found) => found,
+        Named::Gone => return Ok(Repaired::NoJournal),
+        Named::Refused(why) => return Ok(Repaired::Refused(why)),
     };
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
+    let bytes = found.bytes()?;
     let journal = Journal::read(&bytes)
         .ok_or_else(|| io::Error::other(format!("{}: not a journal", journal_path.display())))?;
-    if is_running(&file, &journal.run) {
+    if is_running(&found.file, &journal.run) {
         return Ok(Repaired::Running);
     }
     if journal.part != part {
@@ -62,7 +63,7 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
     let csv_len = whole_lines(csv, if journal.csv_len == 0 { length } else { journal.csv_len })?;
     let mut trace = OpenOptions::new().read(true).write(true).open(csv)?;
     let mut encoder = journal.encoder();
-    journal.define(&names_path(&journal_path), &mut encoder);
+    journal.define(&found.names(), &mut encoder);
     encoder.set_stacks_written(cut_stacks(csv)?);
     let prefix = File::open(csv)?.take(csv_len);
     let mut reader = RowReader::new(csv, prefix).map_err(io::Error::other)?;
@@ -88,8 +89,7 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
         fs::remove_file(next)?;
     }
     remove_unfinished(csv);
-    let _ = fs::remove_file(names_path(&journal_path));
-    fs::remove_file(&journal_path)?;
+    found.remove()?;
     Ok(Repaired::Finished { rows: sink.rows, cut: length.saturating_sub(csv_len) })
 }
 
@@ -157,7 +157,7 @@ impl RowSink for AppendedRows {
 
 /// Cuts the file of stacks to its whole lines and returns the number of its stacks.
 fn cut_stacks(csv: &Path) -> io::Result<usize> {
-    let path = files::stacks(csv);
+    let path = files::written_stacks(csv);
     let Ok(text) = fs::read(&path) else { return Ok(0) };
     let (count, whole) = stacks::complete(&text);
     OpenOptions::new().write(true).open(&path)?.set_len(whole as u64)?;
@@ -165,7 +165,7 @@ fn cut_stacks(csv: &Path) -> io::Result<usize> {
 }
 
 fn append_stacks(csv: &Path, encoder: &mut Encoder) -> io::Result<()> {
-    let path = files::stacks(csv);
+    let path = files::written_stacks(csv);
     let is_new = !path.exists();
     let mut writer = if is_new {
         StackWriter::new(create_private(&path)?)?

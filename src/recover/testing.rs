@@ -1,5 +1,7 @@
 //! Builds journals for tests and fuzzers, whole or damaged.
 
+use std::path::Path;
+
 use memtrace_trace::Event;
 use memtrace_trace::event::bytes::{bytes_of, event_of};
 use memtrace_trace::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, layout};
@@ -65,6 +67,16 @@ pub fn journal(run: &Run, at: &Checkpoints, chunks: &[Left]) -> Vec<u8> {
             put(start + (slot + 1) * size_of::<Event>(), &bytes_of(event));
         }
     }
+    bytes
+}
+
+/// The bytes of the journal `bytes` with the path of its trace.
+#[must_use]
+pub fn of_trace(mut bytes: Vec<u8>, trace: &Path) -> Vec<u8> {
+    let path = trace.as_os_str().as_encoded_bytes();
+    let mut put = |place: usize, value: &[u8]| bytes[place..place + value.len()].copy_from_slice(value);
+    put(layout::TRACE_LEN, &(path.len() as u64).to_le_bytes());
+    put(layout::TRACE, path);
     bytes
 }
 

@@ -6,10 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use libfuzzer_sys::fuzz_target;
-use memtrace_recover::testing::{Checkpoints, Left, bytes, event, journal};
+use memtrace_recover::testing::{Checkpoints, Left, bytes, event, journal, of_trace};
 use memtrace_recover::{Repaired, repair};
 use memtrace_trace::csv::{RowReader, RowWriter};
-use memtrace_trace::journal::{Run, names_path};
+use memtrace_trace::journal::{Run, journal_name, names_path};
 use memtrace_trace::{Event, Meta, SCHEMA_VERSION};
 use memtrace_trace::{EventName, Row};
 
@@ -96,7 +96,7 @@ fn place() -> PathBuf {
 
 fuzz_target!(|input: &[u8]| {
     let csv = place();
-    let left = csv.with_extension("journal");
+    let left = csv.with_file_name(journal_name(u32::MAX, std::process::id().into()));
     let mut words = Words(input);
     let file = trace(&mut words, &left.display().to_string());
     fs::write(&csv, &file).unwrap();
@@ -127,7 +127,7 @@ fuzz_target!(|input: &[u8]| {
         power2_divisions: words.number(),
         rules: u64::from(words.byte() % 4),
     };
-    let mut whole = journal(&run, &at, &chunks);
+    let mut whole = of_trace(journal(&run, &at, &chunks), &csv);
     if words.byte() > 240 {
         // The journal is cut short, as on a full disk, or is a file of another kind.
         whole.truncate((words.number() as usize).wrapping_mul(61));

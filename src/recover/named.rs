@@ -1,0 +1,139 @@
+//! The journal that a trace names.
+//!
+//! The name is a text in a file that anybody may have written, so it is no more than a hint. A journal is opened only
+//! when it is a file of this user that memtrace made for a trace of the same name, and removed only when it was made
+//! for this very file.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use memtrace_trace::files;
+use memtrace_trace::journal::{CHUNK_BYTES, JournalName, MAGIC, layout, names_path};
+use rustix::fs::OFlags;
+
+use crate::journal::u64_at;
+
+/// The most bytes of a journal, or of its file of definitions, that are read: twice the largest `MEMTRACE_BUFFER`.
+const MOST_BYTES: u64 = 8 << 30;
+
+/// The answer of [`find`].
+pub(crate) enum Named {
+    /// There is no file of this name.
+    Gone,
+    /// The file is no journal of this trace; the text says why.
+    Refused(&'static str),
+    /// The journal of this trace.
+    Found(Found),
+}
+
+/// A journal of this user that names this trace.
+pub(crate) struct Found {
+    path: PathBuf,
+    /// The open file.
+    pub(crate) file: File,
+    length: u64,
+    /// Whether it was made for this very file, and not for one of which this trace is a copy.
+    is_own: bool,
+}
+
+/// Opens the journal at `path`, which the trace `csv` names.
+///
+/// # Errors
+/// When a journal of this user cannot be read.
+pub(crate) fn find(path: &Path, csv: &Path) -> io::Result<Named> {
+    let kind = path.file_name().and_then(JournalName::parse);
+    if !path.is_absolute() || !matches!(kind, Some(JournalName::Journal(_))) {
+        return Ok(Named::Refused("the file has not the name of a journal"));
+    }
+    let (file, length) = match open_own(path) {
+        Ok(Some(found)) => found,
+        Ok(None) => return Ok(Named::Refused("it is not a file of this user")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Named::Gone),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            return Ok(Named::Refused("it belongs to another user"));
+        }
+        Err(error) => return Err(error),
+    };
+    let mut header = Vec::new();
+    (&file).take(CHUNK_BYTES as u64).read_to_end(&mut header)?;
+    if !header.starts_with(&MAGIC) {
+        return Ok(Named::Refused("the file is not a journal of this version"));
+    }
+    let first = trace_of(&header).unwrap_or(Path::new(""));
+    // The journal names the first part.
+    let (theirs, ours) = (files::first_stem(first), files::first_stem(csv));
+    if theirs.file_name().is_none() || theirs.file_name() != ours.file_name() {
+        return Ok(Named::Refused("it is the journal of another trace"));
+    }
+    let folder = |stem: &Path| folder_of(stem).canonicalize().ok();
+    let is_own = first.is_absolute() && folder(&theirs).is_some_and(|theirs| Some(theirs) == folder(&ours));
+    Ok(Named::Found(Found { path: path.to_owned(), file, length, is_own }))
+}
+
+impl Found {
+    /// All its bytes.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub(crate) fn bytes(&self) -> io::Result<Vec<u8>> {
+        use std::io::Seek;
+        let mut bytes = Vec::new();
+        (&self.file).rewind()?;
+        (&self.file).take(self.length).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The bytes of its file of definitions; none when there is no such file of this user.
+    pub(crate) fn names(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        if let Ok(Some((file, length))) = open_own(&names_path(&self.path)) {
+            // A file that cannot be read on defines as much as was read.
+            let _ = file.take(length).read_to_end(&mut bytes);
+        }
+        bytes
+    }
+
+    /// Removes the journal and its file of definitions, when it was made for this very trace. The journal of a trace
+    /// that was copied or moved stays: the original may need it.
+    ///
+    /// # Errors
+    /// When the journal cannot be removed.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        if !self.is_own {
+            return Ok(());
+        }
+        let _ = fs::remove_file(names_path(&self.path));
+        fs::remove_file(&self.path)
+    }
+}
+
+/// Opens a file if it is a regular one of this user, and gives its length. It waits for nothing and follows no link.
+///
+/// # Errors
+/// When the file cannot be opened.
+fn open_own(path: &Path) -> io::Result<Option<(File, u64)>> {
+    // Opening some devices has an effect.
+    if !fs::symlink_metadata(path)?.is_file() {
+        return Ok(None);
+    }
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
+    let data = file.metadata()?;
+    let is_own = data.is_file() && data.uid() == rustix::process::geteuid().as_raw();
+    Ok((is_own && data.len() <= MOST_BYTES).then_some((file, data.len())))
+}
+
+/// The path of the trace in the header of a journal.
+fn trace_of(header: &[u8]) -> Option<&Path> {
+    let end = layout::TRACE.saturating_add(u64_at(header, layout::TRACE_LEN) as usize);
+    let path = header.get(layout::TRACE..end).filter(|path| !path.is_empty())?;
+    Some(Path::new(OsStr::from_bytes(path)))
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
