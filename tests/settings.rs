@@ -53,8 +53,7 @@ fn bytes(path: &Path) -> Vec<u8> {
             flate2::read::GzDecoder::new(bytes.as_slice()).read_to_end(&mut text).unwrap();
         }
         Some("zst") => {
-            let mut decoder = ruzstd::decoding::StreamingDecoder::new(bytes.as_slice()).unwrap();
-            decoder.read_to_end(&mut text).unwrap();
+            zstd::stream::read::Decoder::new(bytes.as_slice()).unwrap().read_to_end(&mut text).unwrap();
         }
         _ => return bytes,
     }
@@ -115,7 +114,7 @@ fn parts(ran: &Ran) -> Vec<Part> {
     let mut parts: Vec<Part> = ran
         .files()
         .iter()
-        .filter(|file| !file.to_string_lossy().contains(".stacks.csv"))
+        .filter(|file| !file.to_string_lossy().ends_with(".stacks"))
         .map(|file| part(file))
         .collect();
     parts.sort_by_key(|part| part.meta.part);
@@ -192,7 +191,7 @@ fn traced_by_others() {
 
 #[test]
 fn rotate_and_compress_lose_nothing_when_the_process_is_killed() {
-    for compress in ["off", "gz"] {
+    for compress in ["off", "gz", "zst"] {
         let traced = traced("kill", "3017").env("MEMTRACE_ROTATE", "64k").env("MEMTRACE_COMPRESS", compress);
         let ran = traced.run();
         assert_eq!(ran.status(), 128 + 9);
@@ -205,6 +204,8 @@ fn rotate_and_compress_lose_nothing_when_the_process_is_killed() {
         let parts = parts(&ran);
         assert!(parts.len() > 2);
         assert_one_trace(&parts);
+        let left = |file: &PathBuf| file.to_string_lossy().ends_with(".unfinished");
+        assert!(!ran.files().iter().any(left), "{:?}", ran.files());
         let count = |events: [EventName; 3]| {
             let new = parts.iter().flat_map(|part| &part.rows[part.meta.opening_rows as usize..]);
             new.filter(|row| events.contains(&row.1)).count() as i64

@@ -5,7 +5,7 @@ pub mod input;
 mod ordered_pool;
 pub mod record;
 pub(crate) mod scan;
-mod source;
+pub(crate) mod source;
 pub mod stream;
 pub mod symbols;
 pub(crate) mod tail;

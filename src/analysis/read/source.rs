@@ -1,7 +1,7 @@
 //! Opens trace files, plain or compressed with gzip or zstd.
 
 use std::fs::File;
-use std::io::{self, BufRead, Read};
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -43,15 +43,25 @@ impl Read for Counted {
     }
 }
 
+/// Opens a regular file. Opening a pipe may wait for ever, and a device may have no end.
+///
+/// # Errors
+/// When the file cannot be opened, or is none.
+pub(crate) fn open_file(path: &Path) -> io::Result<File> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    File::open(path)
+}
+
 /// Opens a trace. Its first bytes decide whether it is plain, gzip or zstd.
 ///
 /// # Errors
 /// When the file cannot be opened or read.
 pub(super) fn open(path: &Path) -> io::Result<Source> {
-    let file = File::open(path)?;
+    let file = open_file(path)?;
     let mut magic = [0; 4];
     let mut got = 0;
-    // A pipe cannot be read at an offset; it is taken as plain.
     while got < magic.len() {
         match file.read_at(&mut magic[got..], got as u64)? {
             0 => break,
@@ -65,40 +75,10 @@ pub(super) fn open(path: &Path) -> io::Result<Source> {
     let count = Arc::new(AtomicU64::new(0));
     let source = io::BufReader::with_capacity(BUFFER, Counted { file, count: Arc::clone(&count) });
     let bytes: Box<dyn Read + Send> = if zstd {
-        Box::new(Frames { source: Some(source), decoder: None })
+        // All frames, one behind the other. A frame that asks for more than 128 MiB of memory is refused.
+        Box::new(zstd::stream::read::Decoder::with_buffer(source)?)
     } else {
         Box::new(flate2::bufread::MultiGzDecoder::new(source))
     };
     Ok(Source::Packed(bytes, count))
-}
-
-/// The bytes of a zstd file, which may have several frames.
-struct Frames {
-    source: Option<io::BufReader<Counted>>,
-    decoder: Option<Decoder>,
-}
-
-type Decoder = ruzstd::decoding::StreamingDecoder<io::BufReader<Counted>, ruzstd::decoding::FrameDecoder>;
-
-impl Read for Frames {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        loop {
-            if let Some(decoder) = &mut self.decoder {
-                let got = decoder.read(buffer)?;
-                if got > 0 || buffer.is_empty() {
-                    return Ok(got);
-                }
-            }
-            // The frame has ended: read the next one, if there is one.
-            if let Some(decoder) = self.decoder.take() {
-                self.source = Some(decoder.into_inner());
-            }
-            let Some(mut source) = self.source.take() else { return Ok(0) };
-            if source.fill_buf()?.is_empty() {
-                self.source = Some(source);
-                return Ok(0);
-            }
-            self.decoder = Some(Decoder::new(source).map_err(io::Error::other)?);
-        }
-    }
 }

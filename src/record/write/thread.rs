@@ -13,11 +13,11 @@ const CHECK_ALONE: Duration = Duration::from_millis(500);
 
 /// Starts a thread with a stack of `stack` bytes and every signal blocked: the program's signal handlers must not
 /// run on it.
-pub(crate) fn start_thread(
+pub(crate) fn start_thread<T: Send + 'static>(
     name: &str,
     stack: usize,
-    work: impl FnOnce() + Send + 'static,
-) -> io::Result<JoinHandle<()>> {
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
     // SAFETY: a signal set is a plain struct for which all zero is valid.
     let mut before: libc::sigset_t = unsafe { std::mem::zeroed() };
     // SAFETY: all pointers are valid for the calls.

@@ -157,7 +157,7 @@ impl Writer {
     }
 
     fn work(&mut self) -> io::Result<()> {
-        let json = serde_json::to_string(&self.meta).map_err(io::Error::other)?;
+        let json = self.meta.to_json().map_err(io::Error::other)?;
         self.encoder.meta(&json, &mut self.part.rows)?;
         // At once: recovery finds the journal of a killed process by the meta row.
         self.flush()?;
@@ -194,6 +194,7 @@ impl Writer {
             self.ooms.print_when_tagged(is_tagged, &self.encoder, &self.meta, &self.part.path);
             if self.without_journal || Instant::now() >= next_flush {
                 self.flush()?;
+                self.compressor.follow(&self.part.path, self.part.rows.flush()?);
                 next_flush = Instant::now() + every;
                 if is_alone() {
                     self.control.detach();
@@ -232,6 +233,8 @@ impl Writer {
         self.settle(LAST_EVENTS)?;
         // A part that is opened now would have no end.
         self.finishing = true;
+        // An `exec` ends its thread, and a failed one takes the end row back.
+        self.compressor.restart();
         let place = self.encoder.place();
         let length = self.part.rows.flush()?;
         self.encoder.end(clock::now_ns(), self.merge.dropped(), Ending::Exec, "", &mut self.part.rows)?;
@@ -295,7 +298,7 @@ impl Writer {
         let mut meta = Meta { part: number, ..self.meta.clone() };
         let json = |opening_rows| {
             meta.opening_rows = opening_rows;
-            serde_json::to_string(&meta).unwrap_or_default()
+            meta.to_json().unwrap_or_default()
         };
         self.encoder.open_part(now, json, &mut rows)?;
         let csv_len = rows.flush()?;
