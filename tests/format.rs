@@ -43,7 +43,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 fn zstd(bytes: &[u8]) -> Vec<u8> {
-    ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
+    zstd::encode_all(bytes, 3).unwrap()
 }
 
 #[test]
@@ -120,8 +120,6 @@ fn hostile_trace_files_give_an_error_and_no_panic() {
 #[test]
 fn extreme_numbers_in_a_trace_overflow_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    const LARGE: i64 = MAX_BYTES.cast_signed();
-    const MOST: i64 = MAX_NUMBER.cast_signed();
     let mut trace = TraceBuilder::default();
     for delta_bytes in [LARGE, LARGE, -LARGE, -LARGE] {
         let row = Row {
@@ -170,6 +168,150 @@ fn extreme_numbers_in_a_trace_overflow_nothing() {
         }
         if let Ok(answer) = report.run(&inputs, &options) {
             assert!(!answer.text().is_empty());
+        }
+    }
+}
+
+/// A generator of numbers, the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// A number at, or next to, a bound of a column or of its type.
+    fn extreme(&mut self) -> i64 {
+        let bound = [0, 1 << 20, 1 << 47, LARGE, MOST, i64::MAX][self.next() as usize % 6];
+        let near = bound.saturating_add(self.next() as i64 % 3);
+        if self.next().is_multiple_of(2) { near } else { near.saturating_neg() }
+    }
+}
+
+const LARGE: i64 = MAX_BYTES.cast_signed();
+const MOST: i64 = MAX_NUMBER.cast_signed();
+
+/// Takes rows as the writer of a traced process does.
+struct Sink(memtrace_trace::csv::RowWriter<Vec<u8>>);
+
+impl memtrace_encode::RowSink for Sink {
+    type Error = std::io::Error;
+    fn row(&mut self, row: &Row<'_>) -> std::io::Result<()> {
+        self.0.write(row)
+    }
+}
+
+#[test]
+fn whatever_the_writer_writes_the_reader_reads() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut random = Random(0x9E37_79B9_7F4A_7C15);
+    for round in 0..8 {
+        // Any bytes as events, as a journal may hold them, through the encoder.
+        let mut encoder = memtrace_encode::Encoder::new(
+            random.next() >> random.next() % 64,
+            0,
+            1,
+            memtrace_trace::rounding::Rounding {
+                caching: round % 2 == 0,
+                power2_divisions: random.next() % 9,
+            },
+            round % 3 == 0,
+        );
+        let mut sink = Sink(memtrace_trace::csv::RowWriter::new(Vec::new()));
+        let json = format!("{{\"schema\":\"{}\"}}", memtrace_trace::SCHEMA_VERSION);
+        encoder.meta(&json, &mut sink).unwrap();
+        for _ in 0..2000 {
+            let mut bytes: [u8; 64] = std::array::from_fn(|_| random.next() as u8);
+            for at in (16..64).step_by(8) {
+                bytes[at..at + 8].copy_from_slice(&random.extreme().to_le_bytes());
+            }
+            bytes[8] = random.next() as u8 % 20;
+            let event = memtrace_trace::event::bytes::event_of(&bytes);
+            if event.is_definition() {
+                let text = ["=1+1", "", "\u{9b}", "-1", "a,\"b\"", "\r\n"][random.next() as usize % 6];
+                encoder.define_text(random.next() as u32 % 9, text);
+            } else {
+                encoder.encode(1, &event, &mut sink).unwrap();
+            }
+        }
+        encoder.end(u64::MAX, 0, memtrace_trace::end_row::Ending::Exit, "", &mut sink).unwrap();
+        sink.0.flush().unwrap();
+        let path = write(&folder, "events.csv", sink.0.get_ref());
+        summary(&path, false).unwrap();
+        let check = reports::find("check").unwrap();
+        check.run(&[Input::open(&path).unwrap()], &Options::default()).unwrap();
+        let mut reader = memtrace_trace::csv::RowReader::open(&path).unwrap();
+        while reader.next_row().unwrap().is_some() {}
+
+        // Any rows, straight to the writer.
+        let mut trace = TraceBuilder::default();
+        for _ in 0..2000 {
+            trace.raw(Row {
+                ts_ns: random.extreme(),
+                event: EventName::ALL[random.next() as usize % EventName::ALL.len()],
+                device: random.next() as i32 % 3,
+                alloc_id: random.extreme(),
+                addr: random.extreme(),
+                requested_bytes: random.extreme(),
+                rounded_bytes: random.extreme(),
+                delta_bytes: random.extreme(),
+                allocated_bytes: random.extreme(),
+                active_bytes: random.extreme(),
+                reserved_bytes: random.extreme(),
+                device_free_bytes: random.extreme(),
+                step: random.extreme(),
+                stream: random.extreme(),
+                pool: random.extreme(),
+                latency_ns: random.extreme(),
+                stack_id: random.extreme(),
+                ..Row::default()
+            });
+        }
+        let path = write(&folder, "rows.csv", &trace.finish());
+        for report in reports::REPORTS.iter().filter(|report| report.inputs().len() == 1) {
+            let mut options = Options::default();
+            for flag in report.flags().iter().filter(|flag| !flag.default.is_empty()) {
+                options.values.insert(flag.name, flag.default.to_owned());
+            }
+            if let Err(error) = report.run(&[Input::open(&path).unwrap()], &options) {
+                let said = error.to_string();
+                assert!(!said.contains("expected an integer"), "{}: {said}", report.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn an_absurd_request_is_told_as_it_was_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let absurd = 858_993_459_200_000_000;
+    let mut trace = TraceBuilder::default();
+    trace.segment(2 << 20);
+    trace.alloc(512, Row::default());
+    trace.raw(Row {
+        event: EventName::Oom,
+        device: 0,
+        status: 2,
+        requested_bytes: absurd,
+        rounded_bytes: absurd,
+        allocated_bytes: 512,
+        active_bytes: 512,
+        reserved_bytes: 2 << 20,
+        ..Row::default()
+    });
+    let input = Input::open(&write(&folder, "a.csv", &trace.finish())).unwrap();
+    for name in ["check", "stats", "oom", "summary"] {
+        let mut options = Options::default();
+        let report = reports::find(name).unwrap();
+        for flag in report.flags().iter().filter(|flag| !flag.default.is_empty()) {
+            options.values.insert(flag.name, flag.default.to_owned());
+        }
+        let answer = report.run(std::slice::from_ref(&input), &options).unwrap();
+        if name == "oom" {
+            assert!(answer.json.to_string().contains(&absurd.to_string()), "{}", answer.json);
         }
     }
 }

@@ -14,20 +14,25 @@ use crate::{Category, EventName};
 /// The schema that this version writes, as the meta row has it.
 pub const SCHEMA_VERSION: &str = "memtrace/1";
 
-/// The largest distance from 0 that a reader accepts of an id, an address or a time: differences of two stay within
-/// 64 bits.
+/// The largest distance from 0 of an id, an address, a time or a request: differences of two stay within 64 bits.
+/// The writer cuts a larger one to it, so every reader accepts whatever was written.
 pub const MAX_NUMBER: u64 = 1 << 62;
 
-/// The largest distance from 0 that a reader accepts of a number of bytes (64 PiB): sums over a trace stay within 64
-/// bits.
+/// The largest distance from 0 of a number of bytes that memory has (64 PiB): sums over a trace stay within 64 bits.
+/// The writer cuts a larger one to it.
 pub const MAX_BYTES: u64 = 1 << 56;
+
+/// The number of columns that the first files of [`SCHEMA_VERSION`] had. A file may lack any behind them: they were
+/// appended later, and a reader takes the default of each.
+pub const FIRST_COLUMNS: usize = 29;
 
 /// Calls the macro `$callback` with the declarations of all columns, in the order of the file.
 ///
 /// A declaration is `name: type = default, shape, reading, writing;` behind the column's documentation.
 ///
-/// - The type is `i32`, `i64`, `bytes` (an `i64`, at most [`columns::MAX_BYTES`] from 0), `text`,
-///   `EventName` or `Category`.
+/// - The type is `i32`, `i64` (at most [`columns::MAX_NUMBER`] from 0), `bytes` (an `i64`, at most
+///   [`columns::MAX_BYTES`] from 0), `request` (bytes that a program may ask for and nobody has: an `i64` with the
+///   bound of numbers), `text`, `EventName` or `Category`.
 /// - The shape, for the scanner's parser of numbers and for Parquet's encoding: `any`; `digit`, mostly one digit;
 ///   `natural`, mostly not negative; `rising`, as `natural`, and mostly larger than in the row before.
 /// - The reading, for the scanner: `first`, parsed in every row; `common`; `rare`, few reports want it; `owner`, parsed
@@ -47,6 +52,7 @@ pub const MAX_BYTES: u64 = 1 << 56;
 /// `any, rare, plain` in a block `each()` is right for a new column. The other words change speed and never a byte.
 ///
 /// [`columns::MAX_BYTES`]: crate::columns::MAX_BYTES
+/// [`columns::MAX_NUMBER`]: crate::columns::MAX_NUMBER
 /// [`columns::Row::owner`]: crate::columns::Row::owner
 #[macro_export]
 macro_rules! columns {
@@ -86,10 +92,10 @@ macro_rules! columns {
                 /// the address, decimal
                 addr: i64 = 0, natural, rare, shared_prefix;
                 /// the requested size; -1 when unknown; repeated on the free
-                requested_bytes: bytes = -1, any, rare, repeated;
+                requested_bytes: request = -1, any, rare, repeated;
                 /// the requested size, rounded by the allocator to a multiple of 512, unrounded when
                 /// caching is off; repeated on the free
-                rounded_bytes: bytes = 0, natural, rare, repeats(requested_bytes);
+                rounded_bytes: request = 0, natural, rare, repeats(requested_bytes);
                 /// the signed change: the size of the block, which can exceed `rounded_bytes`; negative on
                 /// the free
                 delta_bytes: bytes = 0, any, common, repeats(requested_bytes);
@@ -130,7 +136,7 @@ macro_rules! columns {
             each() {
                 /// the duration of the call, or of the op for `op` rows; 0 on block rows
                 latency_ns: i64 = 0, natural, rare, plain;
-                /// 0, or an id in the `<name>.stacks.csv` beside the trace
+                /// 0, or an id in the `<name>.stacks` beside the trace
                 stack_id: i64 = 0, natural, rare, plain;
                 /// the text of ranges, marks, `meta` and `lost`; `live` on the rows that open a part of a
                 /// rotated trace; for `op` rows the overload, with `MEMTRACE_OPS=io`
@@ -193,6 +199,7 @@ pub struct Column {
 /// The type of a field of [`Row`].
 macro_rules! row_type {
     ($lifetime:lifetime bytes) => { i64 };
+    ($lifetime:lifetime request) => { i64 };
     ($lifetime:lifetime text) => { &$lifetime str };
     ($lifetime:lifetime $type:ident) => { $type };
 }
@@ -280,6 +287,65 @@ macro_rules! schema {
 }
 
 columns!(schema);
+
+const _: () = assert!(COLUMNS.len() >= FIRST_COLUMNS);
+
+/// The bits of a number that is too large for its column: none of them is set in any that fits. A negative number has
+/// its complement's.
+macro_rules! excess {
+    ($row:ident bytes $name:ident) => {
+        ($row.$name ^ $row.$name >> 63).cast_unsigned() & !(MAX_BYTES - 1)
+    };
+    ($row:ident request $name:ident) => {
+        excess!($row i64 $name)
+    };
+    ($row:ident i64 $name:ident) => {
+        ($row.$name ^ $row.$name >> 63).cast_unsigned() & !(MAX_NUMBER - 1)
+    };
+    ($row:ident $type:ident $name:ident) => {
+        0
+    };
+}
+
+/// A number, cut to the bound of its column.
+macro_rules! bounded {
+    ($row:ident bytes $name:ident) => {
+        $row.$name.clamp(-MAX_BYTES.cast_signed(), MAX_BYTES.cast_signed())
+    };
+    ($row:ident request $name:ident) => {
+        bounded!($row i64 $name)
+    };
+    ($row:ident i64 $name:ident) => {
+        $row.$name.clamp(-MAX_NUMBER.cast_signed(), MAX_NUMBER.cast_signed())
+    };
+    ($row:ident $type:ident $name:ident) => {
+        $row.$name
+    };
+}
+
+macro_rules! bounds {
+    ($($block:ident($($cache:ident)?) { $(
+        $(#[doc = $doc:literal])+
+        $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
+    )+ })+) => {
+        impl Row<'_> {
+            /// False when a number may be further from 0 than the bound of its column. All numbers are tested at
+            /// once, because none ever is.
+            #[inline(always)]
+            pub(crate) fn fits(&self) -> bool {
+                0 $($(| excess!(self $type $name))+)+ == 0
+            }
+
+            /// The row with each number cut to the bound of its column.
+            #[cold]
+            pub(crate) fn bounded(&self) -> Self {
+                Row { owner: self.owner, $($($name: bounded!(self $type $name),)+)+ }
+            }
+        }
+    };
+}
+
+columns!(bounds);
 
 /// The index of a column in [`COLUMNS`].
 ///

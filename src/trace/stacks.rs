@@ -1,4 +1,4 @@
-//! The `.stacks.csv` file beside a trace: the stacks that `stack_id` refers to.
+//! The `.stacks` file beside a trace, in CSV form: the stacks that `stack_id` refers to.
 //!
 //! Each row is one frame and the id of the stack around it, so a stack is a chain of rows. A stack's id is larger
 //! than that of the stack around it, and ids are 1, 2, 3, ... in the order of the rows.
@@ -7,6 +7,8 @@ use std::io::{self, Read, Write};
 
 use serde::{Deserialize, Serialize};
 
+use crate::csv::Bounded;
+use crate::text::original_text;
 use crate::text_enum::text_enum;
 
 text_enum! {
@@ -96,21 +98,27 @@ pub struct StackRow {
     pub text: String,
 }
 
-/// Reads the rows of a file. Rows that are damaged are skipped, and the rows end where the file cannot be read on.
+/// Reads the rows of a file. Rows that are damaged are skipped, and the rows end where the file cannot be read on,
+/// at the latest at a row that has no end.
 pub fn read(source: impl Read) -> impl Iterator<Item = StackRow> {
-    let mut csv = ::csv::Reader::from_reader(source);
+    let mut csv = ::csv::Reader::from_reader(Bounded::new(source));
     let header = csv.headers().cloned().unwrap_or_default();
     let place = |name| header.iter().position(|column| column == name);
     let places = (place("stack_id"), place("parent_id"), place("frame"));
     let kind = place("kind");
-    csv.into_records().map_while(Result::ok).filter_map(move |row| {
+    let mut row = ::csv::StringRecord::new();
+    let rows = std::iter::from_fn(move || {
+        csv.get_mut().next_row();
+        csv.read_record(&mut row).ok()?.then(|| row.clone())
+    });
+    rows.filter_map(move |row| {
         let (Some(id), Some(parent), Some(frame)) = places else { return None };
         let number = |place: usize| row.get(place)?.parse::<i64>().ok();
         Some(StackRow {
             id: number(id)?,
             parent: number(parent)?,
             kind: kind.and_then(|kind| FrameKind::parse(row.get(kind)?)).unwrap_or_default(),
-            text: row.get(frame).unwrap_or_default().to_owned(),
+            text: original_text(row.get(frame).unwrap_or_default()).to_owned(),
         })
     })
 }

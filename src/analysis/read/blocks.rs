@@ -8,6 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use memtrace_trace::csv::{LONGEST_LINE, too_long};
+
 use super::scan::{Chunk, Scanner};
 use super::source::{self, Source};
 
@@ -16,8 +18,6 @@ use super::source::{self, Source};
 pub(super) const BLOCK: usize = 256 << 10;
 /// The bytes that are read behind a block at first, for the end of its last line.
 const TAIL: usize = 4 << 10;
-/// A longer line, in bytes, is not a row of a trace.
-const LONGEST_LINE: usize = 16 << 20;
 
 /// A block of a trace, from reading to scanned records. Jobs are reused.
 #[derive(Default)]
@@ -211,9 +211,4 @@ impl<R: Read> Lines<R> {
         }
         Ok(!block.is_empty())
     }
-}
-
-fn too_long() -> io::Error {
-    let what = format!("a line of more than {} MiB: not a trace", LONGEST_LINE >> 20);
-    io::Error::new(io::ErrorKind::InvalidData, what)
 }

@@ -126,6 +126,15 @@ impl Wanted {
         self
     }
 
+    /// The same without the columns that a file with `width` columns lacks.
+    #[must_use]
+    pub(crate) fn within(mut self, width: usize) -> Wanted {
+        for columns in &mut self.0 {
+            columns.0 &= u64::MAX.checked_shr(64_u32.saturating_sub(width as u32)).unwrap_or(0);
+        }
+        self
+    }
+
     /// The columns of one event.
     #[must_use]
     pub fn of(&self, event: EventName) -> Columns {
@@ -136,6 +145,9 @@ impl Wanted {
 /// The type of a field of [`Record`].
 macro_rules! field_type {
     (bytes) => {
+        i64
+    };
+    (request) => {
         i64
     };
     (text) => {

@@ -5,6 +5,8 @@
 
 use std::io::Read;
 
+use memtrace_trace::csv::LONGEST_LINE;
+
 use super::record::Wanted;
 use super::scan::{Chunk, Scanner};
 use super::source;
@@ -52,7 +54,13 @@ impl PartTail {
             return None;
         }
         let mut chunk = Chunk::default();
-        let Some(end) = self.rest[old..].iter().rposition(|byte| *byte == b'\n') else { return Some(chunk) };
+        let Some(end) = self.rest[old..].iter().rposition(|byte| *byte == b'\n') else {
+            if self.rest.len() > LONGEST_LINE {
+                // No trace has such a line: the rest of the file is not read.
+                (self.rest, self.source) = (Vec::new(), Box::new(std::io::empty()));
+            }
+            return Some(chunk);
+        };
         let mut lines = &self.rest[..old + end + 1];
         while self.skip > 0 {
             let Some(end) = lines.iter().position(|byte| *byte == b'\n') else { break };

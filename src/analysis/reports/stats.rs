@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use hdrhistogram::Histogram;
 use memtrace_trace::EventName;
+use memtrace_trace::columns::MAX_BYTES;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
@@ -159,8 +160,9 @@ impl Numbers {
                 self.blocks.add(row.delta_bytes);
                 self.total += row.delta_bytes;
                 if row.requested_bytes >= 0 {
-                    self.requested.add(row.requested_bytes);
-                    self.rounding += row.delta_bytes - row.requested_bytes;
+                    let requested = row.requested_bytes.min(MAX_BYTES.cast_signed());
+                    self.requested.add(requested);
+                    self.rounding += row.delta_bytes - requested;
                 }
                 let size = row.delta_bytes.max(1).cast_unsigned().next_power_of_two().ilog2();
                 let (blocks, bytes) = self.sizes.entry(size).or_default();

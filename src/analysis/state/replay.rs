@@ -6,6 +6,7 @@
 //! an event changes the totals is defined by [`MemoryState`], which the encoder uses too.
 
 use memtrace_trace::EventName;
+use memtrace_trace::columns::MAX_BYTES;
 use memtrace_trace::memory::{Effect, Extent, MemoryState};
 pub use memtrace_trace::memory::{MemoryKind, Metric, Totals};
 use memtrace_trace::sample::Sample;
@@ -329,8 +330,9 @@ impl Replay {
                 id: row.alloc_id,
                 born_ns: row.ts_ns,
                 bytes: row.delta_bytes,
-                requested: row.requested_bytes,
-                rounded: row.rounded_bytes,
+                // A request may exceed what memory has; a block does not, so that sums stay within 64 bits.
+                requested: row.requested_bytes.min(MAX_BYTES.cast_signed()),
+                rounded: row.rounded_bytes.min(MAX_BYTES.cast_signed()),
                 addr: row.addr,
                 stream: row.stream,
                 pool: row.pool,

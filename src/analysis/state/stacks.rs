@@ -1,11 +1,12 @@
-//! The call stacks of a trace, from the `.stacks.csv` file beside it, by `stack_id`.
+//! The call stacks of a trace, from the `.stacks` file beside it, by `stack_id`.
 
-use std::fs::File;
 use std::io::Read;
 
 use memtrace_trace::stacks::{self, FrameKind, StackRow};
+use memtrace_trace::text::{MAX_TEXT, cut};
 use rustc_hash::FxHashMap;
 
+use crate::read::source::open_file;
 use crate::read::stream::TraceFile;
 
 /// A frame of a stack.
@@ -22,7 +23,14 @@ pub struct Frame {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stacks {
     frames: FxHashMap<i64, Frame>,
+    bytes: usize,
 }
+
+/// The most bytes of frames that are kept. A file with more is hostile or broken, and memory stays bounded.
+const MOST_BYTES: usize = 256 << 20;
+
+/// The most frames of a stack, for the same reason.
+const DEEPEST: usize = 10_000;
 
 /// The most lines of a stack that a report prints.
 const SHOWN: usize = 4;
@@ -34,14 +42,21 @@ impl Stacks {
     pub fn read(trace: &TraceFile) -> Stacks {
         let mut stacks = Stacks::default();
         for part in trace.files() {
-            let Ok(file) = File::open(memtrace_trace::files::stacks(part)) else { continue };
+            let Ok(file) = open_file(&memtrace_trace::files::written_stacks(part)) else { continue };
             stacks.add(file);
         }
         stacks
     }
 
     fn add(&mut self, file: impl Read) {
+        // The size of an entry beside its text.
+        const ENTRY: usize = 64;
         for StackRow { id, parent, kind, text } in stacks::read(file) {
+            if self.bytes > MOST_BYTES {
+                return;
+            }
+            let text = cut(&text, MAX_TEXT).to_owned();
+            self.bytes += text.len() + ENTRY;
             self.frames.insert(id, Frame { parent, kind, text });
         }
     }
@@ -56,6 +71,7 @@ impl Stacks {
             self.frames.get(&parent).map(|frame| (frame, parent))
         })
         .map(|(frame, _)| frame)
+        .take(DEEPEST)
     }
 
     /// Returns true if any frame is a line of Python.
@@ -90,7 +106,7 @@ impl Stacks {
         } else if let Some(op) = op {
             parts.insert(0, op);
         }
-        (!parts.is_empty()).then(|| parts.join(" < "))
+        (!parts.is_empty()).then(|| cut(&parts.join(" < "), MAX_TEXT).to_owned())
     }
 }
 

@@ -1,6 +1,7 @@
 //! One line of the CSV: its fields, written one behind the other.
 
 use super::field_cache::{Numbers, One, Word};
+use crate::text::NONE;
 
 /// The most bytes of a field beside those of its text: a number has 20 bytes and a comma, and fixed-size copies write
 /// a few more behind it. The texts of events and categories are shorter.
@@ -167,6 +168,9 @@ impl<'a> Line<'a> {
         };
         if plain || !from.is_empty() && !from.iter().any(|byte| b",\"\n\r".contains(byte)) {
             self.at += from.len();
+        } else if from.is_empty() {
+            // No text is empty.
+            return self.word(&const { Word::of(NONE) });
         } else {
             self.quoted(from);
         }

@@ -1,10 +1,13 @@
 //! Rows to and from the CSV.
 
+mod bounded;
 mod field_cache;
 mod line;
 mod reader;
 mod writer;
 
+pub(crate) use bounded::Bounded;
+pub use bounded::{LONGEST_LINE, too_long};
 pub use reader::RowReader;
 pub use writer::RowWriter;
 

@@ -4,16 +4,19 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use super::Bounded;
 use crate::EventName;
-use crate::columns::{COLUMNS, Row, SCHEMA_VERSION};
+use crate::columns::{COLUMNS, FIRST_COLUMNS, Row, SCHEMA_VERSION};
 use crate::error::{Error, Result};
 use crate::meta::Meta;
 
 /// Reads a trace row by row in bounded memory.
 pub struct RowReader<R> {
     path: PathBuf,
-    csv: csv::Reader<R>,
+    csv: csv::Reader<Bounded<R>>,
     record: csv::StringRecord,
+    /// The fields of the columns that the file lacks: it is older than they are.
+    missing: Vec<String>,
     meta: Meta,
     first: bool,
 }
@@ -35,11 +38,15 @@ impl<R: Read> RowReader<R> {
     /// # Errors
     /// Same as [`RowReader::open`].
     pub fn new(path: &Path, source: R) -> Result<Self> {
-        let csv = csv::ReaderBuilder::new().buffer_capacity(1 << 20).flexible(false).from_reader(source);
+        let csv = csv::ReaderBuilder::new()
+            .buffer_capacity(1 << 20)
+            .flexible(false)
+            .from_reader(Bounded::new(source));
         let mut reader = RowReader {
             path: path.to_owned(),
             csv,
             record: csv::StringRecord::new(),
+            missing: Vec::new(),
             meta: Meta::default(),
             first: false,
         };
@@ -72,8 +79,12 @@ impl<R: Read> RowReader<R> {
     }
 
     fn advance(&mut self) -> Result<bool> {
+        self.csv.get_mut().next_row();
         match self.csv.read_record(&mut self.record) {
-            Ok(more) => Ok(more),
+            Ok(more) => {
+                self.missing.iter().for_each(|field| self.record.push_field(field));
+                Ok(more)
+            }
             Err(error) => Err(self.csv_error(error)),
         }
     }
@@ -102,7 +113,8 @@ impl<R: Read> RowReader<R> {
             Err(error) => return Err(self.csv_error(error)),
         };
         for (index, column) in COLUMNS.iter().enumerate() {
-            if header.get(index) != Some(column.name) {
+            let is_older = index >= FIRST_COLUMNS && index >= header.len();
+            if header.get(index) != Some(column.name) && !is_older {
                 let found = match header.get(index) {
                     _ if header.is_empty() => "the file is empty".to_owned(),
                     Some(name) => format!("column {} is {name:?}, not {:?}", index + 1, column.name),
@@ -111,6 +123,7 @@ impl<R: Read> RowReader<R> {
                 return Err(Error::Header { path: self.path.clone(), found });
             }
         }
+        self.missing = defaults_from(header.len());
         Ok(())
     }
 
@@ -149,6 +162,18 @@ impl<R: Read> RowReader<R> {
     }
 }
 
+/// The default fields of the columns from the one at `index` on.
+fn defaults_from(index: usize) -> Vec<String> {
+    if index >= COLUMNS.len() {
+        return Vec::new();
+    }
+    let mut writer = super::RowWriter::without_header(Vec::new());
+    // Writing to a vector cannot fail, and no default needs quotes.
+    let _ = writer.write(&Row::default()).and_then(|()| writer.flush());
+    let line = String::from_utf8_lossy(writer.get_ref()).trim_end().to_owned();
+    line.split(',').skip(index).map(str::to_owned).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::RowWriter;
@@ -178,6 +203,20 @@ mod tests {
         assert_eq!(reader.next_row().unwrap().unwrap().event, EventName::Meta);
         assert_eq!(reader.next_row().unwrap(), Some(row));
         assert_eq!(reader.next_row().unwrap(), None);
+    }
+
+    #[test]
+    fn the_columns_that_a_file_lacks_have_their_defaults() {
+        assert_eq!(defaults_from(COLUMNS.len()), [""; 0]);
+        let last = defaults_from(COLUMNS.len() - 2);
+        assert_eq!(last, ["0", crate::text::NONE]);
+        assert_eq!(defaults_from(crate::columns::index_of("device"))[0], "-1");
+        // A file that has the column is read as it is; one that lacks a first column is refused.
+        let text = String::from_utf8(trace(&[])).unwrap();
+        let cut: String =
+            text.lines().map(|line| line.rsplit_once(',').unwrap().0.to_owned() + "\n").collect();
+        let error = open(cut.as_bytes()).err().unwrap().to_string();
+        assert!(error.contains("column 29 (name) is missing"), "{error}");
     }
 
     #[test]

@@ -37,7 +37,7 @@ impl<W: Write> RowWriter<W> {
         RowWriter { header: false, ..RowWriter::new(sink) }
     }
 
-    /// Adds a row.
+    /// Adds a row. A number beyond the bound of its column is cut to it: what is written can be read.
     ///
     /// # Errors
     /// The sink's, when the buffer had to be written.
@@ -47,6 +47,13 @@ impl<W: Write> RowWriter<W> {
             COLUMNS.iter().for_each(|column| line.text(column.name));
             self.filled = line.end();
         }
+        let bounded;
+        let row = if row.fits() {
+            row
+        } else {
+            bounded = row.bounded();
+            &bounded
+        };
         let (mut line, cache) = self.line(text_bytes(row));
         write_row(&mut line, cache, row);
         self.filled = line.end();
@@ -299,7 +306,8 @@ mod tests {
                 ..Row::default()
             };
             ours.write(&row).unwrap();
-            theirs.serialize(row).unwrap();
+            // Numbers beyond the bounds of their columns are cut to them.
+            theirs.serialize(row.bounded()).unwrap();
         }
         ours.flush().unwrap();
         let theirs = theirs.into_inner().unwrap();

@@ -56,7 +56,7 @@ for until in (len(block_rows) // 3, len(block_rows) // 2, len(block_rows)):
 
 # The example of the README equals `memtrace peak --by phase --as-of`.
 at_peak = block_rows[block_rows.seq <= block_rows.seq[block_rows.allocated_bytes.idxmax()]]
-sums = {"(unattributed)" if owner == "(none)" else owner: int(live) for owner, live in at_peak.groupby("phase").delta_bytes.sum().items()}
+sums = {"(no phase)" if owner == "(none)" else owner: int(live) for owner, live in at_peak.groupby("phase").delta_bytes.sum().items()}
 groups = {group["key"]: group["bytes"] for group in json.loads(pathlib.Path(sys.argv[2]).read_text())["groups"]}
 assert {owner: live for owner, live in sums.items() if live} == groups, (sums, groups)
 

@@ -4,6 +4,7 @@
 //! bit. Rows with quotes take a slow path through the `csv` crate.
 
 use memtrace_trace::columns::{COLUMNS, MAX_BYTES, MAX_NUMBER, Reading, Shape, index_of};
+use memtrace_trace::text::original_text;
 use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 
@@ -71,10 +72,11 @@ pub(crate) struct Scanner {
 }
 
 impl Scanner {
-    /// A scanner for rows of `width` fields that parses the `wanted` ones.
+    /// A scanner for rows of `width` fields that parses the `wanted` ones. Columns behind the last of a file are newer
+    /// than the file: they keep their defaults.
     pub(crate) fn new(wanted: Wanted, width: usize, lenient: bool, symbols: SymbolTable) -> Self {
         Scanner {
-            wanted,
+            wanted: wanted.within(width),
             width,
             lenient,
             symbols,
@@ -107,6 +109,9 @@ impl Scanner {
             self.quoted(&block[start..end], record)
         } else if let (true, Some(first)) = (line.ends.len() == self.width, line.ends.first_chunk()) {
             self.fields(record, &Plain { cpu, block, start, ends: first, width: self.width })
+        } else if line.ends.len() == self.width && self.width < COLUMNS.len() {
+            let ends = widened(block, start, line.ends);
+            self.fields(record, &Plain { cpu, block, start, ends: &ends, width: self.width })
         } else {
             Err(wrong_width(self.width, line.ends.len()))
         };
@@ -148,6 +153,7 @@ impl Scanner {
             ($index:ident bytes) => {
                 integer($index, MAX_BYTES, row)?
             };
+            // A `request`, an `i64` or an `i32`.
             ($index:ident $int:ident) => {
                 integer($index, MAX_NUMBER, row)?
             };
@@ -200,7 +206,7 @@ impl Scanner {
                 if text.is_empty() {
                     return Err(bad(column, "a text", bytes));
                 }
-                let symbol = self.symbols.intern(text);
+                let symbol = self.symbols.intern(original_text(text));
                 if symbol != Symbol::REST {
                     self.known.insert(bytes.into(), symbol);
                 }
@@ -296,6 +302,19 @@ struct Plain<'a, C> {
     start: usize,
     ends: &'a [u32; COLUMNS.len()],
     width: usize,
+}
+
+/// The ends of the fields of a line that lacks the last columns: those end where the line ends.
+#[cold]
+fn widened(block: &[u8], start: usize, ends: &[u32]) -> [u32; COLUMNS.len()] {
+    let mut end = ends.last().copied().unwrap_or_default();
+    if end as usize > start && block[end as usize - 1] == b'\r' {
+        end -= 1;
+    }
+    let mut all = [end; COLUMNS.len()];
+    let known = ends.len().saturating_sub(1);
+    all[..known].copy_from_slice(&ends[..known]);
+    all
 }
 
 impl<C> Plain<'_, C> {

@@ -39,6 +39,9 @@ macro_rules! distinct {
     ($name:ident bytes) => {
         index_of(stringify!($name)) as i64 + 1
     };
+    ($name:ident request) => {
+        index_of(stringify!($name)) as i64 + 1
+    };
     ($name:ident $int:ident) => {
         index_of(stringify!($name)) as $int + 1
     };
@@ -60,6 +63,9 @@ macro_rules! any {
     };
     ($random:ident bytes) => {
         $random.number() >> $random.of(&[0, 8, 8, 8, 8, 8])
+    };
+    ($random:ident request) => {
+        $random.number()
     };
     ($random:ident i64) => {
         $random.number()
@@ -102,6 +108,37 @@ memtrace_trace::columns!(rows);
 
 /// A row in which every column has a value of its own, with quotes and with a negative number.
 const FULL: Row<'_> = Row { name: "a, \"b\" and c", delta_bytes: -15, ..DISTINCT };
+
+#[test]
+fn a_column_that_a_file_lacks_has_its_default() {
+    let rows = [Row { name: "plain", ..FULL }, FULL];
+    let whole = lines(&rows);
+    let (chunk, _) = scan(&whole, Columns::ALL, false);
+    for missing in 1..5 {
+        for line_end in ["\n", "\r\n"] {
+            let width = COLUMNS.len() - missing;
+            let mut narrow = Vec::new();
+            for row in csv::ReaderBuilder::new().has_headers(false).from_reader(&whole[..]).records() {
+                let row = row.unwrap();
+                let mut writer = csv::Writer::from_writer(Vec::new());
+                writer.write_record(row.iter().take(width)).unwrap();
+                let line = String::from_utf8(writer.into_inner().unwrap()).unwrap();
+                narrow.extend_from_slice((line.trim_end().to_owned() + line_end).as_bytes());
+            }
+            let mut read = Chunk::default();
+            let wanted = Wanted::all_events(Columns::ALL);
+            Scanner::new(wanted, width, false, SymbolTable::default()).scan(&narrow, &mut read);
+            assert_eq!((read.fault.as_ref(), read.records.len()), (None, 2));
+            for (read, whole) in read.records.iter().zip(&chunk.records) {
+                let default = Record::default();
+                assert_eq!(read.name, default.name);
+                assert_eq!(read.stack_id, if missing > 1 { default.stack_id } else { whole.stack_id });
+                assert_eq!(read.pool, if missing > 3 { default.pool } else { whole.pool });
+                assert_eq!((read.seq, read.delta_bytes), (whole.seq, whole.delta_bytes));
+            }
+        }
+    }
+}
 
 #[test]
 fn a_record_has_every_value_of_its_row() {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use memtrace_trace::columns::MAX_BYTES;
 use memtrace_trace::ranges::{Meaning, meaning};
 use memtrace_trace::{Api, EventName};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -44,7 +45,8 @@ impl CallState {
 
 /// The change of a row, in bytes, with every block counted at its requested size, rounded up.
 fn rounded(row: &Record) -> i64 {
-    if row.rounded_bytes > 0 { row.rounded_bytes * row.delta_bytes.signum() } else { row.delta_bytes }
+    let rounded = row.rounded_bytes.min(MAX_BYTES.cast_signed());
+    if rounded > 0 { rounded * row.delta_bytes.signum() } else { row.delta_bytes }
 }
 
 pub(super) fn total(types: &Types) -> i64 {
