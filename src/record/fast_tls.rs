@@ -16,19 +16,19 @@ use std::ffi::c_void;
 
 #[cfg(not(miri))]
 global_asm!(
-    ".pushsection .tbss.memtrace_words, \"awT\", @nobits",
+    ".pushsection .tbss.memtrace_fast_tls, \"awT\", @nobits",
     ".balign 8",
-    ".globl memtrace_words",
-    ".hidden memtrace_words",
-    ".type memtrace_words, @object",
-    "memtrace_words: .zero 24",
-    ".size memtrace_words, 24",
+    ".globl memtrace_fast_tls",
+    ".hidden memtrace_fast_tls",
+    ".type memtrace_fast_tls, @object",
+    "memtrace_fast_tls: .zero 24",
+    ".size memtrace_fast_tls, 24",
     ".popsection",
 );
 
-/// The words of a thread. The child of a fork has those of the thread that forked.
+/// The thread-local words. The child of a fork has those of the thread that forked.
 #[repr(C)]
-pub struct Words {
+pub struct FastTls {
     /// The lane of the thread, for this crate.
     pub(crate) lane: Cell<*mut c_void>,
     /// The state of the thread, for the preloaded library.
@@ -37,18 +37,18 @@ pub struct Words {
     pub inside: Cell<bool>,
 }
 
-/// The words of the calling thread; null at first.
+/// The words of the calling thread; all zero at first.
 #[cfg(not(miri))]
 #[inline(always)]
 #[must_use]
-pub fn words() -> *const Words {
-    let at: *const Words;
+pub fn fast_tls() -> *const FastTls {
+    let at: *const FastTls;
     // SAFETY: the initial-exec model of x86-64 (ELF Handling For Thread-Local Storage, 4.3.6): the word at
     // fs:0 is the thread pointer, and the loader stored the offset of the symbol from it.
     unsafe {
         asm!(
             "mov {at}, qword ptr fs:[0]",
-            "add {at}, qword ptr [rip + memtrace_words@GOTTPOFF]",
+            "add {at}, qword ptr [rip + memtrace_fast_tls@GOTTPOFF]",
             at = out(reg) at,
             options(pure, nomem, nostack),
         );
@@ -59,10 +59,10 @@ pub fn words() -> *const Words {
 /// The words of the calling thread, for Miri, which runs no assembly.
 #[cfg(miri)]
 #[must_use]
-pub fn words() -> *const Words {
+pub fn fast_tls() -> *const FastTls {
     thread_local! {
-        static WORDS: Words = const {
-            Words {
+        static WORDS: FastTls = const {
+            FastTls {
                 lane: Cell::new(std::ptr::null_mut()),
                 user: Cell::new(std::ptr::null_mut()),
                 inside: Cell::new(false),

@@ -3,13 +3,13 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use memtrace_record::fast_tls::words;
+use memtrace_record::fast_tls::fast_tls;
 
 /// Returns true if the calling thread is inside a hook.
 #[inline(always)]
 fn inside<'a>() -> &'a Cell<bool> {
     // SAFETY: the thread's own words, which live as long as the thread.
-    unsafe { &(*words()).inside }
+    unsafe { &(*fast_tls()).inside }
 }
 
 /// The outermost hook of a thread. The calls that the real function makes in turn belong to it.

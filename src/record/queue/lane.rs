@@ -12,7 +12,7 @@ use super::chunk_pool::{ChunkPool, ChunkWriter};
 use super::event_queue::{EventQueue, IDLE, LaneShared, NO_CHUNK};
 use super::overflow::OverflowEvent;
 use crate::clock;
-use crate::fast_tls::words;
+use crate::fast_tls::fast_tls;
 
 /// The longest time that a hook waits for a free chunk before its event goes to the overflow list, or is
 /// dropped.
@@ -56,7 +56,7 @@ thread_local! {
 impl Drop for Owner {
     fn drop(&mut self) {
         // SAFETY: the words of the calling thread.
-        let own = unsafe { (*words()).lane.replace(null_mut()) };
+        let own = unsafe { (*fast_tls()).lane.replace(null_mut()) };
         if !own.is_null() {
             // SAFETY: `other_lane` made it with `Box::into_raw`, and the word is null now.
             drop(unsafe { Box::from_raw(own.cast::<Own>()) });
@@ -102,7 +102,7 @@ impl EventQueue {
 #[inline(always)]
 fn with_lane<T>(queue: &'static EventQueue, work: impl FnOnce(&mut Lane) -> T) -> T {
     // SAFETY: the words of the calling thread; the lane lives until the thread's `Owner` is dropped.
-    let own = unsafe { (*words()).lane.get().cast::<Own>().as_ref() };
+    let own = unsafe { (*fast_tls()).lane.get().cast::<Own>().as_ref() };
     let own: *const Own = match own {
         Some(own) if std::ptr::eq(own.queue, queue) && !own.busy.get() => own,
         _ => other_lane(queue),
@@ -122,7 +122,7 @@ fn with_lane<T>(queue: &'static EventQueue, work: impl FnOnce(&mut Lane) -> T) -
 #[inline(never)]
 fn other_lane(queue: &'static EventQueue) -> *const Own {
     // SAFETY: the words of the calling thread.
-    let word = unsafe { &(*words()).lane };
+    let word = unsafe { &(*fast_tls()).lane };
     // SAFETY: as in `with_lane`.
     let before = unsafe { word.get().cast::<Own>().as_ref() };
     let is_busy = before.is_some_and(|own| std::ptr::eq(own.queue, queue));

@@ -10,7 +10,7 @@ pub(crate) mod running_ops;
 use std::cell::{Cell, RefCell};
 use std::ptr::null_mut;
 
-use memtrace_record::fast_tls::words;
+use memtrace_record::fast_tls::fast_tls;
 
 use open_ranges::OpenRanges;
 use running_ops::RunningOps;
@@ -53,7 +53,7 @@ thread_local! {
 impl Drop for ThreadState {
     fn drop(&mut self) {
         // SAFETY: the thread's own words.
-        unsafe { (*words()).user.set(null_mut()) };
+        unsafe { (*fast_tls()).user.set(null_mut()) };
     }
 }
 
@@ -62,7 +62,7 @@ impl Drop for ThreadState {
 pub(crate) fn with<R>(work: impl FnOnce(&ThreadState) -> R) -> Option<R> {
     // SAFETY: the thread's own words; only `find` sets this one, to the thread's `STATE`, whose destructor
     // makes it null.
-    let state = unsafe { (*words()).user.get().cast::<ThreadState>().as_ref() };
+    let state = unsafe { (*fast_tls()).user.get().cast::<ThreadState>().as_ref() };
     Some(work(match state {
         Some(state) => state,
         // SAFETY: the thread's `STATE`, which does not end while the thread works with it.
@@ -75,7 +75,7 @@ pub(crate) fn with<R>(work: impl FnOnce(&ThreadState) -> R) -> Option<R> {
 fn find() -> Option<*const ThreadState> {
     let state = STATE.try_with(std::ptr::from_ref).ok()?;
     // SAFETY: the thread's own words.
-    unsafe { (*words()).user.set(state.cast_mut().cast()) };
+    unsafe { (*fast_tls()).user.set(state.cast_mut().cast()) };
     Some(state)
 }
 
