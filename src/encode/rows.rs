@@ -83,14 +83,8 @@ impl Encoder {
         live: &Live,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        self.emit(
-            &Row {
-                event: live.kind.alloc_event(),
-                delta_bytes: live.bytes,
-                ..self.of_live(tid, header, address, live)
-            },
-            sink,
-        )
+        let row = self.of_live(tid, header, address, live);
+        self.emit(&Row { event: live.kind.alloc_event(), delta_bytes: live.bytes, ..row }, sink)
     }
 
     /// The row of a free.
@@ -102,14 +96,8 @@ impl Encoder {
         live: &Live,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        self.emit(
-            &Row {
-                event: live.kind.free_event(),
-                delta_bytes: -live.bytes,
-                ..self.of_live(tid, header, address, live)
-            },
-            sink,
-        )
+        let row = self.of_live(tid, header, address, live);
+        self.emit(&Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..row }, sink)
     }
 
     /// The row of a call that allocated.
@@ -119,10 +107,8 @@ impl Encoder {
         live: &Live,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        self.emit(
-            &Row { event: live.kind.alloc_event(), delta_bytes: live.bytes, ..self.of_call(event, live) },
-            sink,
-        )
+        let row = self.of_call(event, live);
+        self.emit(&Row { event: live.kind.alloc_event(), delta_bytes: live.bytes, ..row }, sink)
     }
 
     /// The row of a call that freed.
@@ -132,10 +118,8 @@ impl Encoder {
         live: &Live,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        self.emit(
-            &Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..self.of_call(event, live) },
-            sink,
-        )
+        let row = self.of_call(event, live);
+        self.emit(&Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..row }, sink)
     }
 
     /// The row of a range or of a mark.
