@@ -21,6 +21,14 @@ pub struct Flag {
     pub help: &'static str,
 }
 
+impl Flag {
+    /// A switch: an option without a value.
+    #[must_use]
+    pub const fn switch(name: &'static str, help: &'static str) -> Flag {
+        Flag { name, value: None, default: "", choices: &[], help }
+    }
+}
+
 /// The shared options, and those of one report by name.
 #[derive(Clone, Debug, Default)]
 pub struct Options {

@@ -1,4 +1,4 @@
-//! The first line of every report.
+//! The first line of every report, and of each process in it.
 
 use memtrace_trace::meta::Meta;
 
@@ -40,4 +40,17 @@ pub fn heading(printer: &mut Printer, input: &Input, meta: &Meta) {
         cells.push(Cell::new("  (simulated GPU)", Style::Alarm));
     }
     printer.line(cells);
+}
+
+/// Begins the process at `index` of `input`: a gap, after the first line of the report at the first process,
+/// and a line with the rank if there are several processes.
+pub fn process_heading(printer: &mut Printer, input: &Input, index: usize) {
+    let meta = &input.traces[index].meta;
+    if index == 0 {
+        heading(printer, input, meta);
+    }
+    printer.gap();
+    if input.traces.len() > 1 {
+        printer.plain(format!("rank {}", meta.rank));
+    }
 }

@@ -29,13 +29,7 @@ impl Report for Actions {
     }
 
     fn flags(&self) -> &'static [Flag] {
-        &[Flag {
-            name: "each",
-            value: None,
-            default: "",
-            choices: &[],
-            help: "With --json: list every action, in the profiler's order",
-        }]
+        const { &[Flag::switch("each", "With --json: list every action, in the profiler's order")] }
     }
 
     fn takes_host(&self) -> bool {

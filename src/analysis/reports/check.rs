@@ -28,13 +28,7 @@ impl Report for Check {
 
     fn flags(&self) -> &'static [Flag] {
         // The command repairs the trace before this report runs, because repair needs the encoder.
-        &[Flag {
-            name: "repair",
-            value: None,
-            default: "",
-            choices: &[],
-            help: "First complete the trace of a killed process from its journal",
-        }]
+        const { &[Flag::switch("repair", "First complete the trace of a killed process from its journal")] }
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {

@@ -20,7 +20,7 @@ use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE, Symbol};
 use crate::render::footer::Footer;
-use crate::render::heading::heading;
+use crate::render::heading::process_heading;
 use crate::render::numbers::count;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::category;
@@ -80,13 +80,7 @@ impl Report for Leaks {
             )?;
             let stacks = Stacks::read(trace);
             let found = Findings::new(&before_last, &whole, &stacks, levels, last, options);
-            if index == 0 {
-                heading(&mut printer, input, &trace.meta);
-            }
-            printer.gap();
-            if input.traces.len() > 1 {
-                printer.plain(format!("rank {}", trace.meta.rank));
-            }
+            process_heading(&mut printer, input, index);
             any |= !found.leaks.is_empty();
             found.print(&mut printer, options);
             json.push(found.json(trace));

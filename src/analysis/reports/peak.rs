@@ -29,24 +29,20 @@ impl Report for Peak {
     }
 
     fn flags(&self) -> &'static [Flag] {
-        &[
-            group::BY,
-            group::DEPTH,
-            Flag {
-                name: "of",
-                value: Some("TOTAL"),
-                default: "allocated",
-                choices: &["allocated", "used"],
-                help: "The total with the peak: torch's blocks, or all memory in use on the device as sampled",
-            },
-            Flag {
-                name: "as-of",
-                value: None,
-                default: "",
-                choices: &[],
-                help: "Use the owners as known at the peak, without what later rows add",
-            },
-        ]
+        const {
+            &[
+                group::BY,
+                group::DEPTH,
+                Flag {
+                    name: "of",
+                    value: Some("TOTAL"),
+                    default: "allocated",
+                    choices: &["allocated", "used"],
+                    help: "The total with the peak: torch's blocks, or all memory in use on the device as sampled",
+                },
+                Flag::switch("as-of", "Use the owners as known at the peak, without what later rows add"),
+            ]
+        }
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {

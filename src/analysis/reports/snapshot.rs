@@ -31,31 +31,21 @@ impl Report for Snapshot {
     }
 
     fn flags(&self) -> &'static [Flag] {
-        &[
-            Flag {
-                name: "type",
-                value: Some("TYPE"),
-                default: "peak",
-                choices: &[],
-                help: "peak, or current: the end of the trace or --at",
-            },
-            moment::FLAG,
-            Flag {
-                name: "table",
-                value: None,
-                default: "",
-                choices: &[],
-                help: "Print a reStructuredText table",
-            },
-            ROUNDED,
-            Flag {
-                name: "as-of",
-                value: None,
-                default: "",
-                choices: &[],
-                help: "Use the categories as known then, without what later rows add",
-            },
-        ]
+        const {
+            &[
+                Flag {
+                    name: "type",
+                    value: Some("TYPE"),
+                    default: "peak",
+                    choices: &[],
+                    help: "peak, or current: the end of the trace or --at",
+                },
+                moment::FLAG,
+                Flag::switch("table", "Print a reStructuredText table"),
+                ROUNDED,
+                Flag::switch("as-of", "Use the categories as known then, without what later rows add"),
+            ]
+        }
     }
 
     fn takes_host(&self) -> bool {
@@ -155,19 +145,23 @@ fn wanted(ordinal: i32, options: &Options) -> bool {
 
 /// The memory of each device at its own peak.
 fn at_peaks(replayed: &Replayed, options: &Options, footer: &mut Footer) -> Vec<(i32, Types)> {
-    footer.lost += replayed.replay.counts.lost;
-    footer.note_inference(replayed);
-    let ordinals = replayed.replay.devices().iter().map(|device| device.ordinal);
-    ordinals
-        .filter(|ordinal| wanted(*ordinal, options))
-        .map(|ordinal| {
-            footer.add_share(replayed, ordinal);
-            (ordinal, sum(replayed.replay.at_peak(ordinal, options.is_set("as-of")), options))
-        })
-        .collect()
+    let as_of = options.is_set("as-of");
+    each_device(replayed, options, footer, |ordinal| sum(replayed.replay.at_peak(ordinal, as_of), options))
 }
 
+/// The live memory of each device.
 fn current(replayed: &Replayed, options: &Options, footer: &mut Footer) -> Vec<(i32, Types)> {
+    let as_of = options.is_set("as-of");
+    each_device(replayed, options, footer, |ordinal| sum(replayed.replay.live_on(ordinal, as_of), options))
+}
+
+/// The memory of each wanted device by `types`. Adds the device's share to the footer.
+fn each_device(
+    replayed: &Replayed,
+    options: &Options,
+    footer: &mut Footer,
+    types: impl Fn(i32) -> Types,
+) -> Vec<(i32, Types)> {
     footer.lost += replayed.replay.counts.lost;
     footer.note_inference(replayed);
     let ordinals = replayed.replay.devices().iter().map(|device| device.ordinal);
@@ -175,7 +169,7 @@ fn current(replayed: &Replayed, options: &Options, footer: &mut Footer) -> Vec<(
         .filter(|ordinal| wanted(*ordinal, options))
         .map(|ordinal| {
             footer.add_share(replayed, ordinal);
-            (ordinal, sum(replayed.replay.live_on(ordinal, options.is_set("as-of")), options))
+            (ordinal, types(ordinal))
         })
         .collect()
 }

@@ -17,7 +17,7 @@ use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::footer::Footer;
-use crate::render::heading::heading;
+use crate::render::heading::process_heading;
 use crate::render::numbers::{bar, count, duration, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::replay::Metric;
@@ -59,13 +59,7 @@ impl Report for Stats {
                 },
             )?;
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
-            if index == 0 {
-                heading(&mut printer, input, &trace.meta);
-            }
-            printer.gap();
-            if input.traces.len() > 1 {
-                printer.plain(format!("rank {}", trace.meta.rank));
-            }
+            process_heading(&mut printer, input, index);
             numbers.print(&mut printer, &replayed.symbols, options);
             json.push(numbers.json(trace, &replayed.symbols));
         }

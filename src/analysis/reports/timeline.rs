@@ -43,13 +43,7 @@ const BY: Flag = Flag {
     choices: &["total", "category"],
     help: "Draw the totals, or stack the categories",
 };
-const ALL: Flag = Flag {
-    name: "all",
-    value: None,
-    default: "",
-    choices: &[],
-    help: "Draw the whole trace, even if the steps are a small part of it",
-};
+const ALL: Flag = Flag::switch("all", "Draw the whole trace, even if the steps are a small part of it");
 
 impl Report for Timeline {
     fn name(&self) -> &'static str {

@@ -20,7 +20,7 @@ use crate::read::record::Record;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE, Symbol, SymbolTable};
 use crate::render::footer::Footer;
-use crate::render::heading::heading;
+use crate::render::heading::process_heading;
 use crate::render::numbers::count;
 use crate::render::numbers::step_or_dash;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
@@ -41,22 +41,15 @@ impl Report for TopOps {
     }
 
     fn flags(&self) -> &'static [Flag] {
-        &[
-            Flag {
-                name: "legacy",
-                value: None,
-                default: "",
-                choices: &[],
-                help: "Print MemoryTracker's text, with its numbered names of ops",
-            },
-            Flag {
-                name: "series",
-                value: None,
-                default: "",
-                choices: &[],
-                help: "With --json: add allocated, active and reserved after every op, and the markers",
-            },
-        ]
+        const {
+            &[
+                Flag::switch("legacy", "Print MemoryTracker's text, with its numbered names of ops"),
+                Flag::switch(
+                    "series",
+                    "With --json: add allocated, active and reserved after every op, and the markers",
+                ),
+            ]
+        }
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
@@ -79,13 +72,7 @@ impl Report for TopOps {
                 },
             )?;
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
-            if index == 0 {
-                heading(&mut printer, input, &trace.meta);
-            }
-            printer.gap();
-            if input.traces.len() > 1 {
-                printer.plain(format!("rank {}", trace.meta.rank));
-            }
+            process_heading(&mut printer, input, index);
             ops.print(&mut printer, &replayed, options);
             json.push(ops.json(trace, &replayed, options));
         }

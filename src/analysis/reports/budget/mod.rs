@@ -33,7 +33,7 @@ use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::footer::Footer;
-use crate::render::heading::heading;
+use crate::render::heading::process_heading;
 use crate::render::numbers::step_or_dash;
 use crate::render::numbers::{percent, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
@@ -93,13 +93,7 @@ impl Report for Budget {
                 },
             )?;
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
-            if index == 0 {
-                heading(&mut printer, input, &trace.meta);
-            }
-            printer.gap();
-            if input.traces.len() > 1 {
-                printer.plain(format!("rank {}", trace.meta.rank));
-            }
+            process_heading(&mut printer, input, index);
             meter.add_names(&mut names, &replayed.symbols);
             let results = meter.results(&replayed, options);
             broken += results.iter().filter(|result| result.is_broken()).count();

@@ -26,7 +26,7 @@ use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::Columns;
 use crate::render::footer::Footer;
-use crate::render::heading::heading;
+use crate::render::heading::process_heading;
 use crate::render::printer::Printer;
 use crate::state::group;
 use crate::state::replay::Metric;
@@ -51,38 +51,25 @@ impl Report for Modules {
     }
 
     fn flags(&self) -> &'static [Flag] {
-        &[
-            Flag { default: "2", help: "Modules down to the N-th level of their path", ..group::DEPTH },
-            Flag {
-                name: "calls",
-                value: Some("N"),
-                default: "100",
-                choices: &[],
-                help: "Keep the first N calls of each module one by one",
-            },
-            Flag {
-                name: "full",
-                value: None,
-                default: "",
-                choices: &[],
-                help: "Print every state of every call, by category, as MemTracker does",
-            },
-            Flag {
-                name: "table",
-                value: None,
-                default: "",
-                choices: &[],
-                help: "As --full, as reStructuredText tables",
-            },
-            ROUNDED,
-            Flag {
-                name: "op-boundary",
-                value: None,
-                default: "",
-                choices: &[],
-                help: "Look for peaks at the ends of ops only, as MemTracker does (needs MEMTRACE_OPS=all)",
-            },
-        ]
+        const {
+            &[
+                Flag { default: "2", help: "Modules down to the N-th level of their path", ..group::DEPTH },
+                Flag {
+                    name: "calls",
+                    value: Some("N"),
+                    default: "100",
+                    choices: &[],
+                    help: "Keep the first N calls of each module one by one",
+                },
+                Flag::switch("full", "Print every state of every call, by category, as MemTracker does"),
+                Flag::switch("table", "As --full, as reStructuredText tables"),
+                ROUNDED,
+                Flag::switch(
+                    "op-boundary",
+                    "Look for peaks at the ends of ops only, as MemTracker does (needs MEMTRACE_OPS=all)",
+                ),
+            ]
+        }
     }
 
     fn takes_host(&self) -> bool {
@@ -128,13 +115,7 @@ impl Report for Modules {
             if tracker.unmatched > 0 {
                 footer.notes.push(format!("{} ends of ranges that were not open", tracker.unmatched));
             }
-            if index == 0 {
-                heading(&mut printer, input, &trace.meta);
-            }
-            printer.gap();
-            if input.traces.len() > 1 {
-                printer.plain(format!("rank {}", trace.meta.rank));
-            }
+            process_heading(&mut printer, input, index);
             tracker.print(&mut printer, options);
             json.push(json!({
                 "file": trace.path.display().to_string(),
