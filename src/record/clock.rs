@@ -10,7 +10,7 @@ use std::arch::x86_64::{__cpuid, __rdtscp};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A line from the counter to the system's clock.
-struct Line {
+struct ClockLine {
     tsc: u64,
     ns: u64,
     /// ns per tick, times 2^32. 0 when the counter is no longer reliable: then `ns` is the amount by which
@@ -20,7 +20,7 @@ struct Line {
 
 /// The current line; null for the system's clock. A line is never freed, because a thread may be reading it.
 /// There is at most one new line a second, of 24 bytes.
-static LINE: AtomicPtr<Line> = AtomicPtr::new(std::ptr::null_mut());
+static LINE: AtomicPtr<ClockLine> = AtomicPtr::new(std::ptr::null_mut());
 
 /// `CLOCK_MONOTONIC` in ns, accurate to about 50 ns.
 #[inline]
@@ -48,7 +48,7 @@ pub(crate) fn forget_after_fork() {
     LINE.store(std::ptr::null_mut(), Ordering::Release);
 }
 
-impl Line {
+impl ClockLine {
     #[inline]
     fn at(&self, tsc: u64) -> u64 {
         // Signed: the counter of another core may be some ticks behind.
@@ -127,21 +127,21 @@ impl Ruler {
 }
 
 /// The line from `now` on, if a new one is needed.
-fn drawn(line: Option<&Line>, last: Moment, now: Moment) -> Option<Line> {
+fn drawn(line: Option<&ClockLine>, last: Moment, now: Moment) -> Option<ClockLine> {
     let (ticks, ns) = (now.tsc.wrapping_sub(last.tsc), now.ns - last.ns);
     let rate = u64::try_from((u128::from(ns) << 32).checked_div(u128::from(ticks))?).ok()?;
-    let Some(line) = line else { return Some(Line { tsc: now.tsc, ns: now.ns, rate }) };
+    let Some(line) = line else { return Some(ClockLine { tsc: now.tsc, ns: now.ns, rate }) };
     let ns = line.at(now.tsc);
     let ahead = ns.wrapping_sub(now.ns) as i64;
     if ahead.abs() > JUMP_NS {
         // A clock that is behind can jump forward at once; one that is ahead has to stay ahead.
-        return Some(Line { tsc: 0, ns: u64::try_from(ahead).unwrap_or(0), rate: 0 });
+        return Some(ClockLine { tsc: 0, ns: u64::try_from(ahead).unwrap_or(0), rate: 0 });
     }
     if ahead.abs() <= OFF_NS {
         return None;
     }
     let to_meet = i128::from(rate) * i128::from(MEET_NS - ahead) / i128::from(MEET_NS);
-    Some(Line { tsc: now.tsc, ns, rate: u64::try_from(to_meet).ok().filter(|rate| *rate != 0)? })
+    Some(ClockLine { tsc: now.tsc, ns, rate: u64::try_from(to_meet).ok().filter(|rate| *rate != 0)? })
 }
 
 /// Returns true if the kernel keeps time by the counter, and programs can read it. The kernel checks that the
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn a_clock_line_with_an_error_continues_without_a_step_and_converges() {
         // Fitted for 2.5 ticks per ns; the counter has 2.4999, as after a slew.
-        let line = Line { tsc: 0, ns: 0, rate: (1u64 << 32) * 2 / 5 };
+        let line = ClockLine { tsc: 0, ns: 0, rate: (1u64 << 32) * 2 / 5 };
         let (last, now) = (moment(9_000_000_000, 2.4999), moment(10_000_000_000, 2.4999));
         let next = drawn(Some(&line), last, now).unwrap();
         assert_eq!(next.at(now.tsc), line.at(now.tsc));
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn after_a_clock_jump_the_counter_is_not_used_and_time_does_not_go_back() {
-        let line = Line { tsc: 0, ns: 0, rate: 1 << 32 };
+        let line = ClockLine { tsc: 0, ns: 0, rate: 1 << 32 };
         let (last, now) = (moment(1_000_000_000, 1.0), Moment { tsc: 5_000_000_000, ns: 2_000_000_000 });
         let next = drawn(Some(&line), last, now).unwrap();
         assert_eq!((next.rate, next.ns), (0, 3_000_000_000));

@@ -21,7 +21,7 @@ const TAIL: usize = 4 << 10;
 
 /// A block of a trace, from reading to scanned records. Jobs are reused.
 #[derive(Default)]
-pub(super) struct Job {
+pub(super) struct BlockJob {
     bytes: Vec<u8>,
     /// The range of the file to read into `bytes`; `None` when they are read.
     range: Option<FileRange>,
@@ -46,7 +46,7 @@ struct FileRange {
     file_end: u64,
 }
 
-impl Job {
+impl BlockJob {
     /// Ends the job with a read error. Returns true, because the job must still be delivered.
     pub(super) fn fail(&mut self, error: io::Error) -> bool {
         (self.error, self.range, self.header) = (Some(error), None, false);
@@ -146,7 +146,7 @@ impl Blocks {
     }
 
     /// Makes `job` the next block; false at the end of the file.
-    pub(super) fn next(&mut self, job: &mut Job) -> io::Result<bool> {
+    pub(super) fn next(&mut self, job: &mut BlockJob) -> io::Result<bool> {
         match self {
             Blocks::Plain { file, at, size, cut } => {
                 if at == size {

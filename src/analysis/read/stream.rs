@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memtrace_trace::meta::Meta;
 
 use crate::error::Result;
-use crate::read::blocks::{BLOCK, Blocks, Job, Lines};
+use crate::read::blocks::{BLOCK, BlockJob, Blocks, Lines};
 use crate::read::ordered_pool::in_order;
 use crate::read::record::{Record, Wanted};
 use crate::read::scan::Scanner;
@@ -176,7 +176,7 @@ impl TraceFile {
         let io = |source| memtrace_trace::Error::Io { path: self.path.clone(), source };
         let mut summary = ReadSummary::default();
         let mut line = 1;
-        let mut take = |job: &mut Job| -> Result<ControlFlow<()>> {
+        let mut take = |job: &mut BlockJob| -> Result<ControlFlow<()>> {
             if let Some(source) = job.error.take() {
                 return Err(io(source).into());
             }
@@ -206,7 +206,7 @@ impl TraceFile {
         };
         let mut blocks = Blocks::open(&self.path).map_err(io)?;
         let mut failed = false;
-        let next = move |job: &mut Job| {
+        let next = move |job: &mut BlockJob| {
             // The blocks before an error are delivered before the error.
             let more = !failed && blocks.next(job).unwrap_or_else(|error| job.fail(error));
             failed = job.error.is_some();
@@ -214,9 +214,9 @@ impl TraceFile {
         };
         let worker = || {
             let mut scanner = Scanner::new(wanted, self.width, lenient, symbols.clone());
-            move |job: &mut Job| job.run(&mut scanner)
+            move |job: &mut BlockJob| job.run(&mut scanner)
         };
-        let take = |job: &mut Job| match take(job) {
+        let take = |job: &mut BlockJob| match take(job) {
             Ok(ControlFlow::Continue(())) => ControlFlow::Continue(()),
             Ok(ControlFlow::Break(())) => ControlFlow::Break(Ok(())),
             Err(error) => ControlFlow::Break(Err(error)),

@@ -28,7 +28,7 @@ struct Lane {
     /// The clock of the last event.
     last: u64,
     /// Dropped events that no `Lost` event reports yet.
-    untold: u64,
+    unreported: u64,
     /// Skipped ops that no `Lost` event reports yet. The next chunk reports them together: a row for each
     /// would be no less than the row of the op.
     left_out: u64,
@@ -47,13 +47,13 @@ struct Own {
 }
 
 /// Frees the lane of a thread that ends.
-struct Owner;
+struct LaneOwner;
 
 thread_local! {
-    static OWNER: Owner = const { Owner };
+    static OWNER: LaneOwner = const { LaneOwner };
 }
 
-impl Drop for Owner {
+impl Drop for LaneOwner {
     fn drop(&mut self) {
         // SAFETY: the words of the calling thread.
         let own = unsafe { (*fast_tls()).lane.replace(null_mut()) };
@@ -101,7 +101,7 @@ impl EventQueue {
 /// destroyed gets a lane for this one event: its other destructors may still free memory.
 #[inline(always)]
 fn with_lane<T>(queue: &'static EventQueue, work: impl FnOnce(&mut Lane) -> T) -> T {
-    // SAFETY: the words of the calling thread; the lane lives until the thread's `Owner` is dropped.
+    // SAFETY: the words of the calling thread; the lane lives until the thread's `LaneOwner` is dropped.
     let own = unsafe { (*fast_tls()).lane.get().cast::<Own>().as_ref() };
     let own: *const Own = match own {
         Some(own) if std::ptr::eq(own.queue, queue) && !own.busy.get() => own,
@@ -164,7 +164,7 @@ impl Lane {
             chunk: None,
             chunks: 0,
             last: 0,
-            untold: 0,
+            unreported: 0,
             left_out: 0,
             waited: false,
         }
@@ -179,7 +179,7 @@ impl Lane {
         self.count();
         match &mut self.chunk {
             // The event is made in its slot: a copy on the stack would take as long as the clock.
-            Some(chunk) if chunk.room() > 0 && self.untold == 0 => chunk.push(make(now)),
+            Some(chunk) if chunk.room() > 0 && self.unreported == 0 => chunk.push(make(now)),
             _ => self.push_slowly(make(now)),
         }
         self.shared.pending.store(IDLE, Ordering::Release);
@@ -231,7 +231,7 @@ impl Lane {
     fn push(&mut self, event: Event) {
         self.count();
         match &mut self.chunk {
-            Some(chunk) if chunk.room() > 0 && self.untold == 0 => chunk.push(event),
+            Some(chunk) if chunk.room() > 0 && self.unreported == 0 => chunk.push(event),
             _ => self.push_slowly(event),
         }
     }
@@ -241,14 +241,14 @@ impl Lane {
         if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < 2) && !self.next_chunk() {
             let event = OverflowEvent { lane: self.shared.id, tid: self.tid, event };
             if !self.queue.overflow.keep(event) {
-                self.untold += 1;
+                self.unreported += 1;
                 self.count_dropped();
             }
             return;
         }
         if let Some(chunk) = &mut self.chunk {
-            if self.untold + self.left_out > 0 {
-                let events = std::mem::take(&mut self.untold) + std::mem::take(&mut self.left_out);
+            if self.unreported + self.left_out > 0 {
+                let events = std::mem::take(&mut self.unreported) + std::mem::take(&mut self.left_out);
                 let header = Header::new(event.clock_ns, Api::Memtrace, 0);
                 chunk.push(Payload::Lost { events }.pack(header));
             }

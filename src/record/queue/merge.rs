@@ -26,7 +26,7 @@ const SLACK_NS: u64 = 1_000_000;
 const SHORT_PERCENT: usize = 10;
 
 /// A chunk that is full or that its thread fills.
-struct Part {
+struct QueuedChunk {
     chunk: ChunkReader,
     /// The slots that were complete when the queue was last read; definitions in them are known.
     seen: usize,
@@ -37,10 +37,10 @@ struct Part {
 struct Source {
     shared: Arc<LaneShared>,
     tid: u32,
-    parts: VecDeque<Part>,
+    chunks: VecDeque<QueuedChunk>,
     /// The index of the chunk behind the full ones.
     next_index: u32,
-    /// The next slot of the first part.
+    /// The next slot of the first chunk.
     slot: usize,
     /// Events that found no chunk, in the order of the lane.
     overflow: VecDeque<Event>,
@@ -174,7 +174,7 @@ impl Merge {
     pub(crate) fn release(&mut self, queue: &'static EventQueue, csv_len: u64, names_len: u64) {
         let consumed = self.sources.values().flat_map(|source| {
             let done = source.done.iter().map(|chunk| (*chunk, chunk.committed()));
-            done.chain(source.parts.front().map(|part| (part.chunk, source.slot)))
+            done.chain(source.chunks.front().map(|queued| (queued.chunk, source.slot)))
         });
         queue.pool().checkpoint(csv_len, names_len, consumed);
         for source in self.sources.values_mut() {
@@ -185,7 +185,7 @@ impl Merge {
         let gone = &mut self.dropped_by_the_gone;
         self.sources.retain(|_, source| {
             let closed = source.shared.closed.load(Ordering::Acquire);
-            let is_empty = source.parts.is_empty() && source.overflow.is_empty();
+            let is_empty = source.chunks.is_empty() && source.overflow.is_empty();
             let over = closed && is_empty && queue.pool().full().is_empty() && queue.overflow.is_empty();
             if over {
                 *gone += source.shared.dropped.load(Ordering::Relaxed);
@@ -212,7 +212,8 @@ impl Merge {
     /// Returns true if the pool is short because full chunks wait for an announced event, and not because
     /// many threads have a chunk each.
     fn is_held_up(&self, pool: &ChunkPool) -> bool {
-        let full = || self.sources.values().flat_map(|source| &source.parts).filter(|part| part.full).count();
+        let full =
+            || self.sources.values().flat_map(|source| &source.chunks).filter(|queued| queued.full).count();
         let overflow = || self.sources.values().map(|source| source.overflow.len()).sum::<usize>();
         pool.percent_free() < SHORT_PERCENT
             && (full() * 100 >= SHORT_PERCENT * pool.chunks() || overflow() * 2 > MAX_OVERFLOW)
@@ -245,7 +246,7 @@ impl Source {
         Source {
             shared,
             tid: 0,
-            parts: VecDeque::new(),
+            chunks: VecDeque::new(),
             next_index: 0,
             slot: 0,
             overflow: VecDeque::new(),
@@ -262,26 +263,26 @@ impl Source {
         if full {
             self.next_index = chunk.index() + 1;
         }
-        match self.parts.back_mut() {
+        match self.chunks.back_mut() {
             Some(last) if last.chunk.number() == chunk.number() && !last.full => last.full = full,
-            _ => self.parts.push_back(Part { chunk, seen: 0, full }),
+            _ => self.chunks.push_back(QueuedChunk { chunk, seen: 0, full }),
         }
     }
 
     /// Reads the slots that became complete.
     fn look(&mut self, define: &mut impl FnMut(&Event, &[u8])) {
-        for part in &mut self.parts {
-            let committed = part.chunk.committed();
-            while part.seen < committed {
-                let event = part.chunk.event(part.seen);
-                part.seen += 1;
+        for queued in &mut self.chunks {
+            let committed = queued.chunk.committed();
+            while queued.seen < committed {
+                let event = queued.chunk.event(queued.seen);
+                queued.seen += 1;
                 if event.is_definition() {
                     let slots = text_slots(&event);
                     let mut bytes = Vec::with_capacity(slots * size_of::<Event>());
-                    for slot in part.seen..(part.seen + slots).min(committed) {
-                        bytes.extend(bytes_of(&part.chunk.event(slot)));
+                    for slot in queued.seen..(queued.seen + slots).min(committed) {
+                        bytes.extend(bytes_of(&queued.chunk.event(slot)));
                     }
-                    part.seen += slots;
+                    queued.seen += slots;
                     define(&event, &bytes);
                 }
             }
@@ -314,16 +315,16 @@ impl Source {
     /// The oldest event in chunks.
     fn placed(&mut self) -> Option<Event> {
         loop {
-            let part = self.parts.front()?;
-            if self.slot >= part.seen {
-                if !part.full {
+            let queued = self.chunks.front()?;
+            if self.slot >= queued.seen {
+                if !queued.full {
                     return None;
                 }
-                self.done.extend(self.parts.pop_front().map(|part| part.chunk));
+                self.done.extend(self.chunks.pop_front().map(|queued| queued.chunk));
                 self.slot = 0;
                 continue;
             }
-            let event = part.chunk.event(self.slot);
+            let event = queued.chunk.event(self.slot);
             if event.is_definition() {
                 self.slot += 1 + text_slots(&event);
             } else if event.is_empty() {

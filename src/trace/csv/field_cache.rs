@@ -1,6 +1,6 @@
 //! Caches formatted fields that repeat across rows: copying a text costs a fraction of formatting it.
 
-use super::line::Line;
+use super::line::LineBuffer;
 use crate::{Category, EventName};
 
 /// The last `N` adjacent numbers and their text. `TEXT` is at least `N` times the 21 bytes of a number with its
@@ -57,13 +57,13 @@ impl One {
 
 /// A text that is known at compile time and needs no quotes, with a comma behind it.
 #[derive(Clone, Copy)]
-pub(super) struct Word {
+pub(super) struct CachedWord {
     pub(super) text: [u8; 16],
     pub(super) length: usize,
 }
 
-impl Word {
-    pub(super) const fn of(word: &str) -> Word {
+impl CachedWord {
+    pub(super) const fn of(word: &str) -> CachedWord {
         let mut text = [b','; 16];
         let mut index = 0;
         while index < word.len() {
@@ -71,19 +71,19 @@ impl Word {
             index += 1;
         }
         assert!(index < 16, "a longer word needs a larger array");
-        Word { text, length: index + 1 }
+        CachedWord { text, length: index + 1 }
     }
 }
 
 /// The words of a `text_enum!`, by the id of the value.
 macro_rules! words_of {
     ($kind:ident) => {{
-        const WORDS: [Word; $kind::ALL.len()] = {
-            let mut words = [Word::of(""); $kind::ALL.len()];
+        const WORDS: [CachedWord; $kind::ALL.len()] = {
+            let mut words = [CachedWord::of(""); $kind::ALL.len()];
             let mut index = 0;
             while index < words.len() {
                 let value = $kind::ALL[index];
-                words[value as usize] = Word::of(value.as_str());
+                words[value as usize] = CachedWord::of(value.as_str());
                 index += 1;
             }
             words
@@ -94,13 +94,13 @@ macro_rules! words_of {
 
 /// The text of an event.
 #[inline(always)]
-pub(super) fn event(event: EventName) -> &'static Word {
+pub(super) fn event(event: EventName) -> &'static CachedWord {
     &words_of!(EventName)[event as usize]
 }
 
 /// The text of a category.
 #[inline(always)]
-pub(super) fn category(category: Category) -> &'static Word {
+pub(super) fn category(category: Category) -> &'static CachedWord {
     &words_of!(Category)[category as usize]
 }
 
@@ -112,7 +112,7 @@ const REST: usize = 48;
 
 /// The text of an owner's columns.
 #[derive(Clone, Copy)]
-struct Owner {
+struct CachedOwner {
     /// `Row::owner`; 0 for an empty entry.
     number: u64,
     length: usize,
@@ -122,12 +122,17 @@ struct Owner {
 
 /// The texts of owners, by `Row::owner`.
 #[derive(Default)]
-pub(super) struct Owners(Vec<Owner>);
+pub(super) struct Owners(Vec<CachedOwner>);
 
 impl Owners {
     /// Writes the columns of the owner with this number; 0 is never cached.
     #[inline(always)]
-    pub(super) fn write<const N: usize>(&mut self, line: &mut Line<'_>, number: u64, columns: [&str; N]) {
+    pub(super) fn write<const N: usize>(
+        &mut self,
+        line: &mut LineBuffer<'_>,
+        number: u64,
+        columns: [&str; N],
+    ) {
         match self.0.get(number as usize % OWNERS) {
             Some(owner) if owner.number == number && number != 0 => {
                 line.put(&owner.first, owner.length.min(FIRST));
@@ -140,14 +145,14 @@ impl Owners {
     }
 
     #[inline(never)]
-    fn write_and_keep<const N: usize>(&mut self, line: &mut Line<'_>, number: u64, columns: [&str; N]) {
+    fn write_and_keep<const N: usize>(&mut self, line: &mut LineBuffer<'_>, number: u64, columns: [&str; N]) {
         let from = line.at();
         columns.into_iter().for_each(|text| line.text(text));
         let length = line.at() - from;
         if number != 0 && length <= FIRST + REST {
-            self.0.resize(OWNERS, Owner { number: 0, length: 0, first: [0; FIRST], rest: [0; REST] });
+            self.0.resize(OWNERS, CachedOwner { number: 0, length: 0, first: [0; FIRST], rest: [0; REST] });
             self.0[number as usize % OWNERS] =
-                Owner { number, length, first: line.written(from), rest: line.written(from + FIRST) };
+                CachedOwner { number, length, first: line.written(from), rest: line.written(from + FIRST) };
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One line of the CSV: its fields, written one behind the other.
 
-use super::field_cache::{Numbers, One, Word};
+use super::field_cache::{CachedWord, Numbers, One};
 use crate::text::NONE;
 
 /// The most bytes of a field beside those of its text: a number has 20 bytes and a comma, and fixed-size copies write
@@ -11,16 +11,16 @@ pub(super) const FIELD: usize = 32;
 const NINE_DIGITS: u64 = 100_000_000;
 
 /// A line that is being written.
-pub(super) struct Line<'a> {
+pub(super) struct LineBuffer<'a> {
     /// A buffer with space for the whole line.
     bytes: &'a mut [u8],
     at: usize,
 }
 
-impl<'a> Line<'a> {
+impl<'a> LineBuffer<'a> {
     /// A line that begins at `at`; `bytes` has space for it.
     pub(super) fn new(bytes: &'a mut [u8], at: usize) -> Self {
-        Line { bytes, at }
+        LineBuffer { bytes, at }
     }
 
     /// The index at which the next field begins.
@@ -151,7 +151,7 @@ impl<'a> Line<'a> {
 
     /// Writes a word.
     #[inline(always)]
-    pub(super) fn word(&mut self, word: &Word) {
+    pub(super) fn word(&mut self, word: &CachedWord) {
         self.put(&word.text, word.length);
     }
 
@@ -170,7 +170,7 @@ impl<'a> Line<'a> {
             self.at += from.len();
         } else if from.is_empty() {
             // No text is empty.
-            return self.word(&const { Word::of(NONE) });
+            return self.word(&const { CachedWord::of(NONE) });
         } else {
             self.quoted(from);
         }
@@ -245,9 +245,9 @@ mod tests {
     use super::*;
 
     /// A line of these numbers.
-    fn line_of(numbers: &[i64], write: impl Fn(&mut Line<'_>, i64)) -> String {
+    fn line_of(numbers: &[i64], write: impl Fn(&mut LineBuffer<'_>, i64)) -> String {
         let mut bytes = vec![0; (numbers.len() + 4) * FIELD];
-        let mut line = Line::new(&mut bytes, 0);
+        let mut line = LineBuffer::new(&mut bytes, 0);
         numbers.iter().for_each(|number| write(&mut line, *number));
         let end = line.end();
         String::from_utf8(bytes[..end].to_vec()).unwrap()
@@ -286,7 +286,7 @@ mod tests {
             numbers().into_iter().flat_map(|number| [number, number, number.saturating_add(1)]).collect();
         let expected: Vec<String> = some.iter().map(i64::to_string).collect();
         let expected = expected.join(",") + "\n";
-        let ways: [fn(&mut Line<'_>, i64, &mut One); 4] = [
+        let ways: [fn(&mut LineBuffer<'_>, i64, &mut One); 4] = [
             |line, number, cache| line.int_repeated(number, cache),
             |line, number, cache| line.magnitude_repeated(number, cache),
             |line, number, cache| line.counter(number, cache),
@@ -294,7 +294,7 @@ mod tests {
         ];
         for how in ways {
             let cache = std::cell::RefCell::new(One::default());
-            let write = |line: &mut Line<'_>, number| how(line, number, &mut cache.borrow_mut());
+            let write = |line: &mut LineBuffer<'_>, number| how(line, number, &mut cache.borrow_mut());
             assert_eq!(line_of(&some, write), expected);
         }
         for counted in [0..2_100, 99_999_000..100_001_000] {

@@ -6,8 +6,8 @@
 
 use std::io::{self, Write};
 
-use super::field_cache::{self, FieldCache, Word};
-use super::line::{FIELD, Line};
+use super::field_cache::{self, CachedWord, FieldCache};
+use super::line::{FIELD, LineBuffer};
 use crate::columns::{COLUMNS, Row};
 use crate::text::NONE;
 use crate::{Category, EventName};
@@ -75,13 +75,13 @@ impl<W: Write> RowWriter<W> {
     }
 
     /// The next line, with space for `texts` bytes of text beside its other fields, and the cache.
-    fn line(&mut self, texts: usize) -> (Line<'_>, &mut FieldCache) {
+    fn line(&mut self, texts: usize) -> (LineBuffer<'_>, &mut FieldCache) {
         // Each byte may be a quote, which becomes two.
         let most = self.filled + 2 * texts + COLUMNS.len() * FIELD;
         if self.buffer.len() < most {
             self.buffer.resize(most, 0);
         }
-        (Line::new(&mut self.buffer, self.filled), &mut self.cache)
+        (LineBuffer::new(&mut self.buffer, self.filled), &mut self.cache)
     }
 
     fn write_buffer(&mut self) -> io::Result<()> {
@@ -95,7 +95,7 @@ impl<W: Write> RowWriter<W> {
 /// The value of a column.
 trait Field: Copy {
     /// Writes it.
-    fn write(self, line: &mut Line<'_>);
+    fn write(self, line: &mut LineBuffer<'_>);
 
     /// The bytes that it takes beyond [`FIELD`].
     #[inline(always)]
@@ -106,35 +106,35 @@ trait Field: Copy {
 
 impl Field for i64 {
     #[inline(always)]
-    fn write(self, line: &mut Line<'_>) {
+    fn write(self, line: &mut LineBuffer<'_>) {
         line.int(self);
     }
 }
 
 impl Field for i32 {
     #[inline(always)]
-    fn write(self, line: &mut Line<'_>) {
+    fn write(self, line: &mut LineBuffer<'_>) {
         line.int(i64::from(self));
     }
 }
 
 impl Field for EventName {
     #[inline(always)]
-    fn write(self, line: &mut Line<'_>) {
+    fn write(self, line: &mut LineBuffer<'_>) {
         line.word(field_cache::event(self));
     }
 }
 
 impl Field for Category {
     #[inline(always)]
-    fn write(self, line: &mut Line<'_>) {
+    fn write(self, line: &mut LineBuffer<'_>) {
         line.word(field_cache::category(self));
     }
 }
 
 impl Field for &str {
     #[inline(always)]
-    fn write(self, line: &mut Line<'_>) {
+    fn write(self, line: &mut LineBuffer<'_>) {
         line.text(self);
     }
 
@@ -169,7 +169,7 @@ macro_rules! write_column {
         }
     };
     ($line:ident $cache:ident $row:ident $name:ident mostly_none) => {
-        if $row.$name == NONE { $line.word(&const { Word::of(NONE) }) } else { $row.$name.write($line) }
+        if $row.$name == NONE { $line.word(&const { CachedWord::of(NONE) }) } else { $row.$name.write($line) }
     };
 }
 
@@ -212,7 +212,7 @@ macro_rules! write_row {
     ($($block:ident($($cache:ident)?) $columns:tt)+) => {
         /// Writes the fields of a row.
         #[inline(always)]
-        fn write_row(line: &mut Line<'_>, cache: &mut FieldCache, row: &Row<'_>) {
+        fn write_row(line: &mut LineBuffer<'_>, cache: &mut FieldCache, row: &Row<'_>) {
             $(write_block!(line cache row $block($($cache)?) $columns);)+
         }
     };

@@ -95,7 +95,7 @@ impl Scanner {
 
     /// Parses one line; false when the scan must stop at it.
     #[inline(always)]
-    fn line(&mut self, cpu: impl Cpu, block: &[u8], line: &Line<'_>, chunk: &mut Chunk) -> bool {
+    fn line(&mut self, cpu: impl Cpu, block: &[u8], line: &ScanLine<'_>, chunk: &mut Chunk) -> bool {
         let number = chunk.lines;
         chunk.lines += 1;
         let (start, end) = (line.start, line.end());
@@ -244,7 +244,8 @@ impl Work for Block<'_> {
             let mut done = 0;
             for last in delimiters.lines() {
                 let next = *last as usize + 1;
-                let line = Line { start, ends: &delimiters.places()[done..next], quotes: delimiters.quotes };
+                let line =
+                    ScanLine { start, ends: &delimiters.places()[done..next], quotes: delimiters.quotes };
                 start = line.end() + 1;
                 if !scanner.line(cpu, block, &line, chunk) {
                     break 'block;
@@ -260,7 +261,7 @@ impl Work for Block<'_> {
 }
 
 /// A line of a block.
-struct Line<'a> {
+struct ScanLine<'a> {
     start: usize,
     /// The ends of its fields.
     ends: &'a [u32],
@@ -268,7 +269,7 @@ struct Line<'a> {
     quotes: bool,
 }
 
-impl Line<'_> {
+impl ScanLine<'_> {
     #[inline(always)]
     fn end(&self) -> usize {
         self.ends.last().map_or(self.start, |end| *end as usize)

@@ -29,13 +29,13 @@ pub(super) struct Owners {
 
 struct Known {
     bytes: Arc<[u8]>,
-    owner: Owner,
+    owner: OwnerSymbols,
     /// The owner that followed it last time: a program repeats its steps.
     next: usize,
 }
 
 #[derive(Clone, Copy)]
-struct Owner {
+struct OwnerSymbols {
     op: Symbol,
     module: Symbol,
     phase: Symbol,
@@ -63,7 +63,7 @@ impl Owners {
             self.last = at;
             found = &self.all[at];
         }
-        let Owner { op, module, phase, category } = found.owner;
+        let OwnerSymbols { op, module, phase, category } = found.owner;
         (record.op, record.module, record.phase, record.category) = (op, module, phase, category);
         true
     }
@@ -85,7 +85,7 @@ impl Owners {
         }
         self.last = at;
         self.known.insert(Arc::clone(&bytes), at);
-        self.all.push(Known { bytes, owner: Owner { op, module, phase, category }, next: at });
+        self.all.push(Known { bytes, owner: OwnerSymbols { op, module, phase, category }, next: at });
     }
 }
 

@@ -14,26 +14,26 @@ use crate::ffi::symbols::RealFn;
 
 /// `at::RecordFunctionTLS` in ATen/record_function.h, 2.1 to 2.15: a `std::vector` of callbacks, and a flag.
 #[repr(C)]
-struct State {
+struct CallbackState {
     first: *const c_void,
     end: *const c_void,
     room: *const c_void,
     enabled: bool,
 }
 
-impl State {
+impl CallbackState {
     /// Returns true if both states have no callbacks and the same flag.
-    fn is_as(&self, other: &State) -> bool {
+    fn is_as(&self, other: &CallbackState) -> bool {
         self.first == self.end && other.first == other.end && self.enabled == other.enabled
     }
 }
 
 // SAFETY: the signature is the one in ATen/record_function.h; a reference is passed as an address.
-static SET: RealFn<unsafe extern "C-unwind" fn(*const State)> =
+static SET: RealFn<unsafe extern "C-unwind" fn(*const CallbackState)> =
     unsafe { RealFn::new(c"_ZN2at24set_record_function_tls_ERKNS_17RecordFunctionTLSE", "libtorch") };
 
 // SAFETY: as above; it returns a reference to the thread's state.
-static GET: RealFn<unsafe extern "C-unwind" fn() -> *const State> =
+static GET: RealFn<unsafe extern "C-unwind" fn() -> *const CallbackState> =
     unsafe { RealFn::new(c"_ZN2at24get_record_function_tls_Ev", "libtorch") };
 
 /// True if our callbacks are installed. Without them no call is skipped.
@@ -46,7 +46,7 @@ pub(super) fn install() {
 }
 
 #[unsafe(export_name = "_ZN2at24set_record_function_tls_ERKNS_17RecordFunctionTLSE")]
-unsafe extern "C-unwind" fn set_state(state: *const State) {
+unsafe extern "C-unwind" fn set_state(state: *const CallbackState) {
     if INSTALLED.load(Ordering::Relaxed)
         && let Some(get) = GET.get()
     {
