@@ -182,7 +182,7 @@ fn time(mut what: impl FnMut()) -> Seconds {
 fn read(path: &Path) {
     let trace = TraceFile::open(path).expect("a trace");
     let mut rows = 0;
-    let told = |name: &str, Seconds { wall, cpu }: Seconds, rows: u64| {
+    let print_speed = |name: &str, Seconds { wall, cpu }: Seconds, rows: u64| {
         let (rows, gb) = (rows as f64, trace.size as f64 / 1e9);
         println!(
             "{name:<22} {wall:7.3} s  {:6.1} M rows/s  {:5.2} GB/s  {:4.0} ns of a core a row",
@@ -205,7 +205,7 @@ fn read(path: &Path) {
             };
             trace.read(columns, false, &texts, visit).expect("sound rows");
         });
-        told(name, seconds, rows);
+        print_speed(name, seconds, rows);
     }
     for name in ["summary", "peak", "check"] {
         let report = reports::find(name).expect("a report");
@@ -217,7 +217,7 @@ fn read(path: &Path) {
             let input = Input::open(path).expect("a trace");
             report.run(&[input], &options).expect("an answer");
         });
-        told(name, seconds, rows);
+        print_speed(name, seconds, rows);
     }
 }
 

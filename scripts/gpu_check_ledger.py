@@ -25,7 +25,7 @@ def step(checks, script, how):
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or len(files) != 1 or len(lines) < 1:
         return f"exit status {done.returncode}, traces {files}\n{done.stdout}{done.stderr}", ""
-    told = json.loads(lines[0])
+    figures = json.loads(lines[0])
     with open(files[0], newline="", encoding="utf-8") as file:
         moment = next(row["ts_ns"] for row in csv.DictReader(file) if row["name"] == "counted")
     answer = checks.run(
@@ -44,12 +44,12 @@ def step(checks, script, how):
             problems.append(f"{what}: the ledger has {found / MIB:.1f} MiB, expected {expected / MIB:.1f}")
 
     in_bytes = lambda mib: None if mib is None else mib * MIB
-    same("used, by nvidia-smi", device["used_bytes"], in_bytes(told["smi_used_mib"]))
+    same("used, by nvidia-smi", device["used_bytes"], in_bytes(figures["smi_used_mib"]))
     # cudaMemGetInfo's used memory may include the driver's reserve; NVML's total then differs too.
-    if device["total_bytes"] == told["total"]:
-        same("used, by cudaMemGetInfo", device["used_bytes"], told["total"] - told["free"])
-    if told["smi_own_mib"] is not None and device["looked_process_bytes"] >= 0:
-        same("this process, by nvidia-smi", device["looked_process_bytes"], in_bytes(told["smi_own_mib"]))
+    if device["total_bytes"] == figures["total"]:
+        same("used, by cudaMemGetInfo", device["used_bytes"], figures["total"] - figures["free"])
+    if figures["smi_own_mib"] is not None and device["looked_process_bytes"] >= 0:
+        same("this process, by nvidia-smi", device["looked_process_bytes"], in_bytes(figures["smi_own_mib"]))
     if how == "expandable" and "segment_map" not in files[0].read_text(encoding="utf-8"):
         problems.append("no segment_map row")
     if problems:

@@ -31,11 +31,11 @@ int cudaGetDriverEntryPointByVersion(const char *, void **, unsigned, unsigned l
 
 static Call get(const char *base, const char *name) {
     void *found = NULL;
-    int told = -1;
+    int status = -1;
     if (!strcmp(how, "dlsym")) found = dlsym(library, name);
-    else if (!strcmp(how, "runtime")) cudaGetDriverEntryPoint(base, &found, 0, &told);
-    else if (!strcmp(how, "by_version")) cudaGetDriverEntryPointByVersion(base, &found, 12000, 0, &told);
-    else get_proc(base, &found, 12040, strcmp(how, "per_thread") ? 0 : 2, &told);
+    else if (!strcmp(how, "runtime")) cudaGetDriverEntryPoint(base, &found, 0, &status);
+    else if (!strcmp(how, "by_version")) cudaGetDriverEntryPointByVersion(base, &found, 12000, 0, &status);
+    else get_proc(base, &found, 12040, strcmp(how, "per_thread") ? 0 : 2, &status);
     if (!found) fprintf(stderr, "%s is not found\n", base), exit(9);
     return (Call)found;
 }

@@ -19,8 +19,8 @@ static GetProc get_proc(void) {
 }
 static Call driver(const char *name, unsigned long long flags) {
     void *found = NULL;
-    int told;
-    get_proc()(name, &found, 12040, flags, &told);
+    int status;
+    get_proc()(name, &found, 12040, flags, &status);
     return (Call)found;
 }
 /* Each function is looked up once, as in the real runtime. */
@@ -35,11 +35,11 @@ API int cudaMallocAsync_ptsz(void **out, size_t size, void *stream) { return DRI
 API int cudaFreeAsync_ptsz(void *address, void *stream) { return DRIVER("cuMemFreeAsync", 2)(address, stream); }
 API int cudaHostAlloc(void **out, size_t size, unsigned flags) { return DRIVER("cuMemHostAlloc", 0)(out, size, flags); }
 API int cudaFreeHost(void *address) { return DRIVER("cuMemFreeHost", 0)(address); }
-API int cudaGetDriverEntryPoint(const char *name, void **place, unsigned long long flags, int *told) {
-    return get_proc()(name, place, 12040, flags, told);
+API int cudaGetDriverEntryPoint(const char *name, void **place, unsigned long long flags, int *status) {
+    return get_proc()(name, place, 12040, flags, status);
 }
-API int cudaGetDriverEntryPointByVersion(const char *name, void **place, unsigned version, unsigned long long flags, int *told) {
-    return get_proc()(name, place, version, flags, told);
+API int cudaGetDriverEntryPointByVersion(const char *name, void **place, unsigned version, unsigned long long flags, int *status) {
+    return get_proc()(name, place, version, flags, status);
 }
 
 #ifdef HIDDEN

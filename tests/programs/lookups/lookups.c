@@ -17,7 +17,7 @@ int main(int argc, char **argv) {
     long rounds = argc > 2 ? atol(argv[2]) : 100000;
     void *driver = dlopen(argv[1], RTLD_NOW), *libc = dlopen("libc.so.6", RTLD_NOW), *found = NULL;
     GetProc get = (GetProc)dlsym(driver, "cuGetProcAddress_v2");
-    int told;
+    int status;
     double start = now();
     for (long i = 0; i < rounds; i++) found = dlsym(libc, "qsort");
     printf("libc %.2f\n", (now() - start) / rounds);
@@ -28,7 +28,7 @@ int main(int argc, char **argv) {
     for (long i = 0; i < rounds; i++) found = dlsym(driver, "cuInit");
     printf("driver_other %.2f\n", (now() - start) / rounds);
     start = now();
-    for (long i = 0; i < rounds; i++) get("cuMemAlloc", &found, 12000, 0, &told);
+    for (long i = 0; i < rounds; i++) get("cuMemAlloc", &found, 12000, 0, &status);
     printf("entry_point %.2f\n", (now() - start) / rounds);
     return found == NULL;
 }

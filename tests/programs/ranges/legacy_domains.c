@@ -18,7 +18,7 @@ static void allocate(size_t size) {
 }
 
 /* A handle. Without a tool the real library returns none; memtrace's hook then returns one. */
-static void told(uintptr_t handle) {
+static void print_handle(uintptr_t handle) {
     static uintptr_t last;
     printf("%lu%s\n", handle, handle && handle != last ? "" : " none");
     last = handle;
@@ -27,14 +27,14 @@ static void told(uintptr_t handle) {
 int main(void) {
     (void)nvtx_initialize;
     uintptr_t own = nvtxDomainCreateA("memtrace"), other = nvtxDomainCreateW(L"another");
-    told(own);
-    told(other);
+    print_handle(own);
+    print_handle(other);
     nvtxDomainNameCategoryA(own, 1, "op");
     nvtxDomainNameCategoryW(own, 2, L"phase");
     nvtxDomainNameCategoryA(other, 1, "op");
     uintptr_t fused = nvtxDomainRegisterStringA(own, "fused"), warm = nvtxDomainRegisterStringW(own, L"warm up");
-    told(fused);
-    told(warm);
+    print_handle(fused);
+    print_handle(warm);
     nvtx_attributes op = nvtx_message(REGISTERED, (void *)fused, 1);
     nvtx_attributes phase = nvtx_message(REGISTERED, (void *)warm, 2);
     nvtx_attributes encoder = nvtx_message(WIDE, L"encoder", 1), layer = nvtx_message(ASCII, "layer.0", 0);

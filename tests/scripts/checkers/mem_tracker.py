@@ -69,7 +69,7 @@ def transients(trace):
     return short
 
 
-def compare_calls(told, report, differences):
+def compare_calls(snapshots, report, differences):
     ours, theirs = collections.Counter(), collections.Counter()
     with open(report, encoding="utf-8") as file:
         (process,) = json.load(file)["processes"]
@@ -77,7 +77,7 @@ def compare_calls(told, report, differences):
         for state, calls in module["states"].items():
             if "Forward" in state and "Peak" not in state:
                 ours[state, module["module"]] = len(calls)
-    for line in told.values():
+    for line in snapshots.values():
         boundary = re.fullmatch("(before|after) forward of (.*)", line["label"])
         if boundary:
             state = {"before": "Pre-Forward", "after": "Post-Forward"}[boundary[1]]
@@ -92,7 +92,7 @@ def main():
     trace, tracker, report = sys.argv[1:]
     with open(tracker, encoding="utf-8") as file:
         *lines, last = map(json.loads, file)
-    told = {line["number"]: line for line in lines}
+    snapshots = {line["number"]: line for line in lines}
     of_libraries, known, short = workspaces(trace), eventual(trace), transients(trace)
     met, equal, kept, differences = 0, 0, 0, []
     peak, true_peak, most_short = 0, 0, 0
@@ -109,7 +109,7 @@ def main():
         mark = re.fullmatch(r"tracker:(\d+)", row["name"]) if row["event"] == "mark" else None
         if not mark:
             continue
-        line = told[int(mark[1])]
+        line = snapshots[int(mark[1])]
         met += 1
         ours, theirs = collections.Counter(), collections.Counter()
         apart = {"Temp": "Gradient or Temp", "Gradient": "Gradient or Temp"} if line["in_backward"] else {}
@@ -131,9 +131,9 @@ def main():
                     f"{mark[1]} ({line['label']}): {kind}: {ours[kind]} in the trace, "
                     f"{theirs[kind]} by MemTracker"
                 )
-    if met != len(told):
-        differences.append(f"{len(told) - met} snapshots have no mark")
-    compare_calls(told, report, differences)
+    if met != len(snapshots):
+        differences.append(f"{len(snapshots) - met} snapshots have no mark")
+    compare_calls(snapshots, report, differences)
     if kept > WORKSPACES:
         differences.append(f"{kept} bytes of workspaces")
     if not peak <= last["peak"] <= true_peak <= last["peak"] + kept + most_short:

@@ -46,13 +46,13 @@ def eventual(path):
     return last
 
 
-def compare(told, live, differences, where):
+def compare(checkpoint, live, differences, where):
     """The tables (category, module) -> bytes of the trace and of the script."""
     ours, theirs = collections.Counter(), collections.Counter()
     for row in live.values():
         if row["category"] in OWNED:
             ours[row["category"], row["module"]] += row["rounded_bytes"]
-    for _, category, path, size in told["tensors"]:
+    for _, category, path, size in checkpoint["tensors"]:
         theirs[category, path] += size
     for key in sorted(ours | theirs):
         if ours[key] != theirs[key]:
@@ -63,19 +63,19 @@ def compare(told, live, differences, where):
 def main():
     trace, checkpoints = sys.argv[1:]
     with open(checkpoints, encoding="utf-8") as file:
-        told = {line["checkpoint"]: line for line in map(json.loads, file)}
+        checkpoints = {line["checkpoint"]: line for line in map(json.loads, file)}
     differences, compared, met = [], 0, set()
     peak, at_peak = 0, {}
     for row, live in replay(trace):
         mark = re.fullmatch(r"checkpoint:(\d+)", row["name"]) if row["event"] == "mark" else None
         if mark:
-            line = told[int(mark[1])]
+            line = checkpoints[int(mark[1])]
             met.add(int(mark[1]))
             compared += compare(line, live, differences, f"checkpoint {mark[1]} ({line['label']})")
         if row["event"] == "alloc" and row["allocated_bytes"] > peak:
             peak, at_peak = row["allocated_bytes"], dict(live)
-    if met != set(told):
-        differences.append(f"checkpoints {sorted(set(told) - met)} have no mark")
+    if met != set(checkpoints):
+        differences.append(f"checkpoints {sorted(set(checkpoints) - met)} have no mark")
     known = eventual(trace)
     held = [(row, known[row["alloc_id"]]["category"]) for row in at_peak.values()]
     total = sum(row["delta_bytes"] for row, _ in held)

@@ -32,7 +32,7 @@ ASK = """async () => {
     const owned = `(select slice.*, pid from slice join thread_track on track_id = thread_track.id join thread using (utid)
         join process using (upid) union all select slice.*, pid from slice join process_track on track_id = process_track.id join process using (upid))`;
     return {
-        said: await rows(`select name, value from stats where value > 0 and severity in ('error', 'data_loss')`),
+        errors: await rows(`select name, value from stats where value > 0 and severity in ('error', 'data_loss')`),
         start: (await rows(`select start_ts from trace_bounds`))[0][0],
         counters: await rows(`select pid, process_counter_track.name, max(value), counter.ts ${track} group by 1, 2`),
         ends: await rows(`select pid, process_counter_track.name, value, max(counter.ts) ${track} group by 1, 2`),
@@ -69,7 +69,7 @@ def main(ui, *files):
         page.evaluate("waitForPerfettoIdle()")
         assert page.get_by_text("rank 0 (pid").count(), "no process is shown"
         context.close()
-        assert not found["said"], found["said"]
+        assert not found["errors"], found["errors"]
         expected = json.loads(Path(expected).read_text())
         counters = {(pid, name): [value, when] for pid, name, value, when in found["counters"]}
         ends = {(pid, name): value for pid, name, value, _ in found["ends"]}

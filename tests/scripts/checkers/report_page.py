@@ -42,12 +42,12 @@ class Open:
         )
         context.set_default_timeout(300_000)  # a busy machine is no failure
         self.page = context.new_page()
-        self.said, self.asked = [], []
-        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
-        self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
-        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.messages, self.requests = [], []
+        self.page.on("console", lambda message: self.messages.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.messages.append(f"error: {error}"))
+        self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on(
-            "dialog", lambda dialog: (self.said.append(f"dialog: {dialog.message}"), dialog.dismiss())
+            "dialog", lambda dialog: (self.messages.append(f"dialog: {dialog.message}"), dialog.dismiss())
         )
         self.page.goto("file://" + self.path + self.hash)
         self.page.evaluate("memtrace.ready")
@@ -57,9 +57,9 @@ class Open:
     def __exit__(self, kind, *_):
         try:
             if kind is None:
-                assert not self.said, self.said
-                own = [url for url in self.asked if not url.startswith("file://" + self.path)]
-                assert not own and len(self.asked) == 1, self.asked
+                assert not self.messages, self.messages
+                own = [url for url in self.requests if not url.startswith("file://" + self.path)]
+                assert not own and len(self.requests) == 1, self.requests
         finally:
             self.page.context.close()
 

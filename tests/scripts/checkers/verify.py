@@ -26,7 +26,7 @@ class Device:
         self.live = {}  # addr -> the alloc row
         self.pending = {}  # addr -> the alloc row, freed while a stream still used it
         self.segments = {}  # addr -> bytes
-        self.segment_streams = {}  # addr -> the stream that asked for it
+        self.segment_streams = {}  # addr -> the stream of the request
         self.oom_stream = None
         self.mapped = set()  # addresses of pieces of expandable segments
         self.totals = collections.Counter()  # allocated, active, reserved, requested
@@ -154,9 +154,9 @@ class Verifier:
         known = self.streams.setdefault((index, "torch's", theirs), ours)
         self.same("a stream of torch is one stream of the trace", known, ours, where)
 
-    def pools_agree(self, index, state, told, where):
+    def pools_agree(self, index, state, truth, where):
         """Each pool of torch maps to one pool of the trace, and holds the same blocks."""
-        theirs = {addr: tuple(pool) for device, addr, pool in told.get("pools", []) if device == index}
+        theirs = {addr: tuple(pool) for device, addr, pool in truth.get("pools", []) if device == index}
         ours = {addr: block["pool"] for addr, block in state.live.items() if block["pool"]}
         if self.unknown_pools:
             return
@@ -167,11 +167,11 @@ class Verifier:
             known = self.streams.setdefault((index, "torch's pool", theirs[addr]), ours[addr])
             self.same("a pool of torch is one pool of the trace", known, ours[addr], where)
 
-    def checkpoint(self, told):
-        label = told["label"]
-        for index, stats in enumerate(told["devices"]):
+    def checkpoint(self, truth):
+        label = truth["label"]
+        for index, stats in enumerate(truth["devices"]):
             state = self.devices[index]
-            where = f"checkpoint {told['checkpoint']} ({label}), device {index}"
+            where = f"checkpoint {truth['checkpoint']} ({label}), device {index}"
             pairs = [
                 ("allocated_bytes.all.current", state.totals["allocated"]),
                 ("allocated_bytes.all.peak", state.peaks["allocated"]),
@@ -192,26 +192,26 @@ class Verifier:
             for name, found in pairs:
                 self.same(name, found, stats.get(name, 0), where)
             live = {addr: block["delta_bytes"] for addr, block in state.live.items()}
-            told_live = {b[1]: b[2] for b in told["blocks"] if b[0] == index and b[4] == "active_allocated"}
-            self.same("live blocks by address", Big(live), Big(told_live), where)
-            told_segments = {s[1]: s[2] for s in told["segments"] if s[0] == index}
-            self.same("segments by address", Big(joined(state)), Big(told_segments), where)
+            true_live = {b[1]: b[2] for b in truth["blocks"] if b[0] == index and b[4] == "active_allocated"}
+            self.same("live blocks by address", Big(live), Big(true_live), where)
+            true_segments = {s[1]: s[2] for s in truth["segments"] if s[0] == index}
+            self.same("segments by address", Big(joined(state)), Big(true_segments), where)
             if not self.unknown_requests:
-                asked = {addr: block["requested_bytes"] for addr, block in state.live.items()}
-                told_asked = {
-                    b[1]: b[3] for b in told["blocks"] if b[0] == index and b[4] == "active_allocated"
+                requested = {addr: block["requested_bytes"] for addr, block in state.live.items()}
+                true_requested = {
+                    b[1]: b[3] for b in truth["blocks"] if b[0] == index and b[4] == "active_allocated"
                 }
-                self.same("requested bytes by address", Big(asked), Big(told_asked), where)
-            for device, addr, _, _, told_state, stream in told["blocks"]:
-                if device == index and told_state == "active_allocated" and addr in state.live:
+                self.same("requested bytes by address", Big(requested), Big(true_requested), where)
+            for device, addr, _, _, true_state, stream in truth["blocks"]:
+                if device == index and true_state == "active_allocated" and addr in state.live:
                     self.streams_agree(index, state.live[addr]["stream"], stream, where)
-            for device, addr, _, stream, _ in told["segments"]:
+            for device, addr, _, stream, _ in truth["segments"]:
                 if device == index and addr in state.segment_streams:
                     self.streams_agree(index, state.segment_streams[addr], stream, where)
-            if "oom_stream" in told:
-                self.streams_agree(index, state.oom_stream, told["oom_stream"], where)
-            self.pools_agree(index, state, told, where)
-            for addr, size in told.get("requested", {}).items():
+            if "oom_stream" in truth:
+                self.streams_agree(index, state.oom_stream, truth["oom_stream"], where)
+            self.pools_agree(index, state, truth, where)
+            for addr, size in truth.get("requested", {}).items():
                 block = state.live.get(int(addr))
                 self.same("a known request is live", block is not None, True, where)
                 if block is None:
@@ -263,7 +263,7 @@ def rows(path):
 def main():
     trace, checkpoints = sys.argv[1:]
     with open(checkpoints, encoding="utf-8") as file:
-        told = {line["checkpoint"]: line for line in map(json.loads, file)}
+        checkpoints = {line["checkpoint"]: line for line in map(json.loads, file)}
     meta = json.loads(next(rows(trace))["name"])
     verifier = Verifier(meta["allocator"]["conf"])
     # If memtrace does not know the allocator of this torch, the trace has a note.
@@ -278,10 +278,10 @@ def main():
         verifier.same("nothing was lost", row["event"] == "lost", False, where)
         verifier.row(row)
         mark = re.fullmatch(r"checkpoint:(\d+)", row["name"]) if row["event"] == "mark" else None
-        if mark and int(mark[1]) in told:
+        if mark and int(mark[1]) in checkpoints:
             met.add(int(mark[1]))
-            verifier.checkpoint(told[int(mark[1])])
-    verifier.same("every checkpoint has its mark", sorted(met), sorted(told), "end")
+            verifier.checkpoint(checkpoints[int(mark[1])])
+    verifier.same("every checkpoint has its mark", sorted(met), sorted(checkpoints), "end")
     verifier.same(
         "tags move bytes and make none", [i for i, sum_ in verifier.tags.items() if sum_], [], "end"
     )

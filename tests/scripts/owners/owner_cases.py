@@ -175,7 +175,7 @@ def profilers():
     def train():
         model(x(4, 8)).sum().backward()
 
-    def told(events):
+    def counts(events):
         names = [(str(event.thread), event.name) for event in events]
         return sorted((name, names.count(name)) for name in set(names) if "cuda" not in name[1].lower())
 
@@ -183,7 +183,7 @@ def profilers():
     for _ in range(2):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             train()
-        print("all", told(profile.events()))
+        print("all", counts(profile.events()))
         train()
     kinds, switch = torch._C._profiler, getattr(torch._C._autograd, "_enable_record_function", None)
     options = kinds.ProfilerConfig(kinds.ProfilerState.CPU, *[False] * 5, kinds._ExperimentalConfig())

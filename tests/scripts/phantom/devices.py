@@ -45,11 +45,11 @@ library = ctypes.CDLL("libcuda.so.1")
 length = library.memtrace_phantom_describe(None, 0)
 buffer = ctypes.create_string_buffer(length + 100)
 library.memtrace_phantom_describe(buffer, len(buffer))
-said = json.loads(buffer.value)
-assert (said["card"], said["count"], said["cc"]) == ("t4", 4, "7.5") and said[
+about = json.loads(buffer.value)
+assert (about["card"], about["count"], about["cc"]) == ("t4", 4, "7.5") and about[
     "capacity_bytes"
-] == 15095 << 20, said
-assert said["invented_reads"] >= 0 and said["assumptions"]["dynamic"] == "full" and "guessed_calls" in said
+] == 15095 << 20, about
+assert about["invented_reads"] >= 0 and about["assumptions"]["dynamic"] == "full" and "guessed_calls" in about
 short = ctypes.create_string_buffer(10)
 assert library.memtrace_phantom_describe(short, 10) >= length - 20 and len(short.value) == 9
 print("ok")

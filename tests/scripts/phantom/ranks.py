@@ -101,14 +101,14 @@ def objects():
     dist.broadcast(word, src=1)
     assert word.tolist() == [14, 1], word
     turn = torch.tensor([rank], device="cuda")
-    heard = torch.empty_like(turn)
+    received = torch.empty_like(turn)
     requests = [
-        dist.P2POp(dist.irecv, heard, (rank - 1) % world),
+        dist.P2POp(dist.irecv, received, (rank - 1) % world),
         dist.P2POp(dist.isend, turn, (rank + 1) % world),
     ]
     for request in dist.batch_isend_irecv(requests):
         request.wait()
-    assert heard.item() == (rank - 1) % world, heard
+    assert received.item() == (rank - 1) % world, received
     pieces = (torch.arange(world) + 100 * rank).cuda()
     swapped = torch.empty_like(pieces)
     dist.all_to_all_single(swapped, pieces)

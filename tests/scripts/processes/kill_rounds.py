@@ -14,24 +14,24 @@ import time
 import torch
 
 
-def victim(told):
+def victim(pipe):
     # A write of 8 bytes to a pipe is atomic.
     count = 0
     while True:
         kept = torch.empty(512 * (count % 1000 + 1), dtype=torch.uint8, device="cuda")
         count += 1
-        os.write(told, count.to_bytes(8, "little"))
+        os.write(pipe, count.to_bytes(8, "little"))
         del kept
 
 
-def start(round, told):
+def start(round, pipe):
     """Most processes are forked, which is fast; some start a new interpreter."""
     if round % 10 == 0:
-        command = [sys.executable, __file__, "victim", str(told)]
-        return subprocess.Popen(command, pass_fds=[told]).pid
+        command = [sys.executable, __file__, "victim", str(pipe)]
+        return subprocess.Popen(command, pass_fds=[pipe]).pid
     pid = os.fork()
     if pid == 0:
-        victim(told)
+        victim(pipe)
     return pid
 
 
