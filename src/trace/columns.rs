@@ -383,7 +383,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_header_is_the_table() {
+    fn the_csv_header_is_the_list_of_columns() {
         let mut writer = csv::Writer::from_writer(Vec::new());
         writer.serialize(Row::default()).unwrap();
         let text = String::from_utf8(writer.into_inner().unwrap()).unwrap();

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_of_a_range_name_decides() {
+    fn a_prefix_of_a_range_name_decides_its_meaning() {
         assert_eq!(plain("phase:warmup"), Meaning::Phase("warmup"));
         assert_eq!(plain("module:GPT.h.0"), Meaning::ModulePath("GPT.h.0"));
         assert_eq!(plain("op:fused"), Meaning::Op("fused"));

@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn letters_of_bands_differ() {
+    fn curve_bands_have_distinct_letters() {
         assert_eq!(letters(["activation", "autograd", "a"].into_iter()), ['a', 'u', 'A']);
         assert_eq!(round_step(3), 5);
         assert_eq!(round_step(120_000_000), 200_000_000);

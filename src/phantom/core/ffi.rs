@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_null_place_is_refused_and_not_written() {
+    fn a_null_out_pointer_is_refused_and_not_written() {
         assert_eq!(Out::<u32>::null().give(1), INVALID_VALUE);
         let mut place = 0u32;
         assert_eq!((Out::of(&mut place).give(7), place), (OK, 7));

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_is_done_after_the_lag_or_a_wait() {
+    fn stream_work_is_done_after_the_lag_or_a_wait() {
         let stream = Stream::new(0, Arc::default(), 0, 0);
         stream.launch(1000);
         let queued = stream.clock().now();

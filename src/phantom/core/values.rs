@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn forgetting_the_middle_keeps_both_ends() {
+    fn forgetting_the_middle_of_a_known_range_keeps_both_ends() {
         let mut values = KnownValues::default();
         values.mark_known(1, 0, 100);
         values.forget(40, 20);

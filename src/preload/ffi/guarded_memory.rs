@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guarded_reads_answer_where_a_load_would_end_the_process() {
+    fn guarded_reads_fail_safely_where_a_load_would_crash() {
         let memory = GuardedMemory::open().unwrap();
         let words = [1usize, 0x0203, usize::MAX];
         let address = words.as_ptr() as usize;

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_survives_its_slots() {
+    fn a_text_comes_back_from_its_slots() {
         let text = "GPT.h.11.mlp.".repeat(9);
         let events = text_events(3, &text);
         assert_eq!(events.len(), 1 + text.len().div_ceil(64));
