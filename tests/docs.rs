@@ -150,7 +150,7 @@ fn every_file_that_the_architecture_names_exists() {
     for path in text.split('`').skip(1).step_by(2).filter(is_path) {
         found += 1;
         let folders =
-            ["", "src"].map(|folder| root().join(folder)).into_iter().chain(rooms(&root().join("src")));
+            ["", "src"].map(|folder| root().join(folder)).into_iter().chain(folders_below(&root().join("src")));
         assert!(
             folders.into_iter().any(|folder| folder.join(path).exists()),
             "docs/architecture.md names {path}, and no crate has it"
@@ -163,7 +163,7 @@ fn every_file_that_the_architecture_names_exists() {
 fn every_function_that_the_architecture_names_exists() {
     let page = std::fs::read_to_string(root().join("docs/architecture.md")).unwrap();
     let mut code = String::new();
-    for folder in rooms(&root().join("src")) {
+    for folder in folders_below(&root().join("src")) {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.extension().is_some_and(|extension| extension == "rs") {
@@ -188,12 +188,12 @@ fn every_function_that_the_architecture_names_exists() {
     }
 }
 
-/// Every folder below `folder`: the crates and the rooms inside them.
-fn rooms(folder: &Path) -> Vec<std::path::PathBuf> {
+/// Every folder below `folder`: the crates and their folders.
+fn folders_below(folder: &Path) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries
         .filter(|path| path.is_dir())
-        .flat_map(|path| [vec![path.clone()], rooms(&path)].concat())
+        .flat_map(|path| [vec![path.clone()], folders_below(&path)].concat())
         .collect()
 }
 
