@@ -149,8 +149,10 @@ fn every_file_that_the_architecture_names_exists() {
     let mut found = 0;
     for path in text.split('`').skip(1).step_by(2).filter(is_path) {
         found += 1;
-        let folders =
-            ["", "src"].map(|folder| root().join(folder)).into_iter().chain(folders_below(&root().join("src")));
+        let folders = ["", "src"]
+            .map(|folder| root().join(folder))
+            .into_iter()
+            .chain(folders_below(&root().join("src")));
         assert!(
             folders.into_iter().any(|folder| folder.join(path).exists()),
             "docs/architecture.md names {path}, and no crate has it"
