@@ -109,7 +109,7 @@ impl Default for Window {
 }
 
 impl Window {
-    /// Whether no end is set.
+    /// Returns true if no end is set.
     pub(crate) fn is_open(&self) -> bool {
         self.to_ns == i64::MAX && self.to_step == i64::MAX
     }

@@ -19,7 +19,7 @@ pub(crate) struct OwnPage {
     pub(crate) recorder: AtomicPtr<Recorder>,
     /// The state of its start.
     pub(crate) state: AtomicU8,
-    /// Whether this process called [`claim`].
+    /// True if this process called [`claim`].
     is_claimed: AtomicBool,
     /// The process id; 0 until the first query.
     pid: AtomicU32,
@@ -37,7 +37,7 @@ pub(crate) static OWN: OwnPage = OwnPage {
     _rest: [0; PAGE - 16],
 };
 
-/// Whether the kernel wipes the page in children. Outside the page: a child inherits it.
+/// True if the kernel wipes the page in children. Outside the page: a child inherits it.
 static IS_WIPED: AtomicBool = AtomicBool::new(false);
 
 /// Takes the page for this process: when the library is loaded, and in a child that started anew.
@@ -52,12 +52,12 @@ pub fn claim() {
     OWN.is_claimed.store(true, Ordering::Release);
 }
 
-/// Whether the kernel wipes the page in every child of this process.
+/// Returns true if the kernel wipes the page in every child of this process.
 pub(crate) fn is_wiped_in_children() -> bool {
     IS_WIPED.load(Ordering::Relaxed)
 }
 
-/// Whether this process is the child of a process that claimed the page, and no handler ran in it.
+/// Returns true if this process is the child of a process that claimed the page, and no handler ran in it.
 pub(crate) fn is_unclaimed_child() -> bool {
     is_wiped_in_children() && !OWN.is_claimed.load(Ordering::Acquire)
 }

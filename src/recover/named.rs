@@ -36,7 +36,7 @@ pub(crate) struct Found {
     /// The open file.
     pub(crate) file: File,
     length: u64,
-    /// Whether it was made for this very file, and not for one of which this trace is a copy.
+    /// True if it was made for this very file, and not for one of which this trace is a copy.
     is_own: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Journals that processes left: those that nobody can use any more, and those that a trace still needs.
+//! Journals of processes that have ended: orphaned ones, and those that a trace still needs.
 //!
 //! A journal is orphaned when its process has ended and its trace is gone, or was never named: the process was killed
 //! before its trace existed. Its memory would otherwise be held until the host restarts.
@@ -33,7 +33,7 @@ pub struct Leftover {
     pub bytes: u64,
     /// The first file of its trace.
     pub trace: PathBuf,
-    /// Whether that file can be seen from here.
+    /// True if that file can be seen from here.
     pub in_sight: bool,
 }
 

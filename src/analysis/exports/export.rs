@@ -36,7 +36,7 @@ pub trait Export: Sync {
         &[]
     }
 
-    /// Whether `--device -1` selects something: the export includes host memory.
+    /// Returns true if `--device -1` selects something: the export includes host memory.
     fn takes_host(&self) -> bool {
         false
     }

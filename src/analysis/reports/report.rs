@@ -26,7 +26,7 @@ pub trait Report: Sync {
         &["TRACE"]
     }
 
-    /// Whether `--device -1` selects something: the answer includes host memory.
+    /// Returns true if `--device -1` selects something: the answer includes host memory.
     fn takes_host(&self) -> bool {
         false
     }

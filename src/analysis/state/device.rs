@@ -56,7 +56,7 @@ pub struct Device {
     /// Blocks that were live at the peak of the tracked metric and are freed now. They are a part of the
     /// peak, so this does not grow with the trace.
     pub(super) gone: Vec<Block>,
-    /// What the last sample of the device found; `None` before the first.
+    /// The last sample of the device; `None` before the first.
     pub(super) sampled: Option<Sampled>,
     /// Bytes of live managed memory, which lies where it was touched last.
     pub(super) managed: i64,

@@ -27,7 +27,7 @@ const BUFFER: usize = 256 << 10;
 const LEVEL: i32 = 8;
 /// The level when a program wrote faster than [`LEVEL`] follows: a row takes about 22 bytes and 0.3 µs.
 const FAST_LEVEL: i32 = 1;
-/// How much faster it is.
+/// The speed of [`FAST_LEVEL`], as a multiple of that of [`LEVEL`].
 const FASTER: u64 = 7;
 
 /// Compresses parts on threads of its own.
@@ -35,7 +35,7 @@ pub(crate) struct Compressor {
     session: &'static Session,
     /// The copy of the part that is being written.
     current: Option<Current>,
-    /// Whether adding to it failed.
+    /// True if adding to it failed.
     has_failed: bool,
     /// The thread of the newest finished part; it first waits for the one before it.
     newest: Option<JoinHandle<()>>,

@@ -3,7 +3,7 @@
 /** The element with this id. */
 const $ = (id) => document.getElementById(id);
 
-/** Whether a line is that of all memory in use. Without samples of the device it has the second name. */
+/** Returns true if a line is that of all memory in use. Without samples of the device it has the second name. */
 const isUsed = (name) => name === "device used" || name === "torch and libraries";
 
 /** Inflates the data; returns the JSON and a function that decodes a column. */

@@ -123,7 +123,7 @@ fn amount(value: &toml::Value) -> Result<(i64, bool), String> {
 fn matches(pattern: &str, name: &str, level_end: Option<char>) -> bool {
     let mut pattern = pattern.chars().peekable();
     let name: Vec<char> = name.chars().collect();
-    // For each length: does the pattern so far match the beginning of the name of that length?
+    // For each length: true if the pattern so far matches the beginning of the name of this length.
     let mut reached = vec![false; name.len() + 1];
     reached[0] = true;
     while let Some(part) = pattern.next() {

@@ -41,7 +41,7 @@ pub(super) fn check_system(findings: &mut Findings) {
     );
 }
 
-/// Removes the journals that nobody can use any more, and lists those that a trace still needs.
+/// Removes orphaned journals, and lists those that a trace still needs.
 pub(super) fn check_journals(findings: &mut Findings) {
     let Swept { removed, left } = sweep(&journal::folders(), None);
     let show = |bytes: u64| Unit::Auto.show(bytes as i64);
