@@ -5,18 +5,17 @@
 //! (`MADV_WIPEONFORK`, since Linux 4.14): to know the process costs a hook nothing. A child that shares the memory
 //! (`vfork`) shares the page too.
 
+use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
-
-use crate::recorder::Recorder;
 
 const PAGE: usize = 4096;
 
 /// The page. All of it is zero at first, so that the loader maps it as anonymous memory: the kernel wipes no other.
 #[repr(C, align(4096))]
 pub(crate) struct OwnPage {
-    /// The recorder; null before it has started.
-    pub(crate) recorder: AtomicPtr<Recorder>,
+    /// The `Recorder`, whose type is in a higher module; null before it has started.
+    pub(crate) recorder: AtomicPtr<c_void>,
     /// The state of its start.
     pub(crate) state: AtomicU8,
     /// True if this process called [`claim`].

@@ -42,8 +42,8 @@ impl Recorder {
     #[inline]
     #[must_use]
     pub fn active() -> Option<&'static Recorder> {
-        let recorder = OWN.recorder.load(Ordering::Acquire);
-        // SAFETY: the pointer comes from `Box::leak` in `start` and is never freed.
+        let recorder = OWN.recorder.load(Ordering::Acquire).cast::<Recorder>();
+        // SAFETY: null, or the `Recorder` that `start` leaked; it is never freed.
         unsafe { recorder.as_ref() }
     }
 
@@ -88,7 +88,7 @@ impl Recorder {
                 recorder.queue.define(&[Payload::DefineContext { id, context }.define()]);
             }
             // While the tables are locked: whoever interns a new text, stack or context from here on defines it.
-            OWN.recorder.store(std::ptr::from_ref(recorder).cast_mut(), Ordering::Release);
+            OWN.recorder.store(std::ptr::from_ref(recorder).cast_mut().cast(), Ordering::Release);
         });
         match writer::spawn(session, &recorder.queue, recorder.control, start_ns) {
             // Once in the life of a process, this waits for the trace to exist.
