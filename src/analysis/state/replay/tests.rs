@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 
 use super::*;
 use crate::read::scan::{Chunk, Scanner};
+use crate::state::block::Death;
 use crate::testing::TraceBuilder;
 
 fn replay(trace: &[u8], window: Window, tracked: Metric) -> (Replay, SymbolTable) {

@@ -1,0 +1,257 @@
+//! Replays rows into the state of memory over time.
+//!
+//! A [`Replay`] takes the rows of one process in order. It keeps the totals of each device, as the rows have
+//! them and as the sum of their deltas, the live blocks, and the peaks. Its memory grows with the live
+//! blocks, not with the file. Contradictions between rows are counted in [`Problems`] and do not stop it. How
+//! an event changes the totals is defined by [`MemoryState`], which the encoder uses too.
+//!
+//! `effects` applies the rows, `blocks` returns the blocks of a moment.
+
+mod blocks;
+mod effects;
+#[cfg(test)]
+mod tests;
+
+use memtrace_trace::EventName;
+use memtrace_trace::memory::{Effect, MemoryState};
+pub use memtrace_trace::memory::{MemoryKind, Metric, Totals};
+
+pub use crate::options::Window;
+use crate::read::record::{Columns, Record, Wanted};
+use crate::read::symbols::{Symbol, SymbolTable};
+pub use crate::state::block::{Block, Owner};
+use crate::state::categories::{FlowCategories, Passes, Phases};
+use crate::state::device::Devices;
+pub use crate::state::device::{Device, Moment};
+use crate::state::live_blocks::{FreedSlot, LiveBlocks};
+pub use crate::state::problems::{Counts, Problems};
+
+/// The columns needed of every row.
+const ANY: Columns = Columns::of(&["seq", "step", "phase"]);
+/// The columns needed of a row about memory.
+const MEMORY: Columns = Columns::of(&[
+    "seq",
+    "status",
+    "device",
+    "alloc_id",
+    "delta_bytes",
+    "allocated_bytes",
+    "active_bytes",
+    "reserved_bytes",
+]);
+/// The columns needed of a row that allocates a block or may raise a peak.
+const OWNED: Columns = Columns::of(&["ts_ns", "op", "module", "category"]);
+
+/// The columns that a replay needs. The owner in a free row is that of its block, which is known already; the
+/// row of an op or a range changes no memory. A report adds the other columns that it reads, such as
+/// addresses or requested sizes.
+pub const COLUMNS: Wanted = Wanted::all_events(ANY.and(MEMORY).and(OWNED))
+    .except(EventName::Free, MEMORY)
+    .except(EventName::Op, ANY)
+    .except(EventName::Io, ANY)
+    .except(EventName::RangeBegin, ANY)
+    .except(EventName::RangeEnd, ANY)
+    .except(EventName::Mark, ANY)
+    .except(EventName::Lost, ANY.and(Columns::of(&["requested_bytes"])))
+    .plus(EventName::ExtAlloc, Columns::of(&["api"]))
+    .plus(EventName::Sample, Columns::of(&["name"]));
+
+/// The calls that allocate managed memory, which moves between host and device.
+pub const MANAGED_CALLS: [&str; 2] = ["cudaMallocManaged", "cuMemAllocManaged"];
+
+/// The device ordinal of rows about the host.
+pub const HOST: i32 = -1;
+
+/// The state of the memory of one process.
+pub struct Replay {
+    /// The devices so far, and the live blocks by `alloc_id`.
+    memory: MemoryState<LiveBlocks, Devices>,
+    /// The block that the last row freed.
+    freed: Option<FreedSlot>,
+    /// Counts of rows, failed calls and lost events.
+    pub counts: Counts,
+    /// Contradictions between rows.
+    pub problems: Problems,
+    /// The `seq` of the last row.
+    pub seq: i64,
+    /// The time of the last row, in ns since the start of the trace.
+    pub ts_ns: i64,
+    /// The current step; -1 before the first.
+    pub step: i64,
+    /// The highest step so far, and the highest with a row of a forward, a backward or an optimizer; -1 before the
+    /// first.
+    highest_step: (i64, i64),
+    /// The first step so far.
+    pub first_step: Option<i64>,
+    /// The current phase.
+    pub phase: Symbol,
+    /// The `seq` and step of the first row in a forward pass.
+    pub first_forward: Option<(i64, i64)>,
+    /// The backward passes so far.
+    pub passes: Passes,
+    /// The phases that inference depends on.
+    pub phases: Phases,
+    /// The symbols of the rows.
+    pub symbols: SymbolTable,
+    /// Categories from the flow of data between ops, for a trace with io records and without tags.
+    pub flow: FlowCategories,
+    window: Window,
+    /// True if the last row is in the window.
+    inside: bool,
+    /// The metric whose peak keeps its blocks.
+    tracked: Metric,
+    /// True if the totals of each row are compared with the sums; that needs every column.
+    checks: bool,
+    caching_allocator: Symbol,
+    /// The calls that allocate managed memory.
+    managed_calls: [Symbol; MANAGED_CALLS.len()],
+}
+
+/// Returns true if a row of this event has the current step and phase. The row of a free or a tag has those
+/// of its block's allocation, and rows of the writer thread have none.
+pub(crate) fn has_current_step(event: EventName) -> bool {
+    use EventName::{ExtFree, Free, FreeCompleted, HostFree, Live, Lost, Meta, Sample, Tag};
+    !matches!(event, Free | FreeCompleted | ExtFree | HostFree | Tag | Live | Sample | Lost | Meta)
+}
+
+impl Replay {
+    /// An empty state. Peaks are searched in `window`; [`Replay::at_peak`] has the blocks at the peak of
+    /// `tracked`. `symbols` is the table of the rows to come.
+    #[must_use]
+    pub fn new(symbols: &SymbolTable, window: Window, tracked: Metric) -> Replay {
+        Replay {
+            memory: MemoryState::default(),
+            freed: None,
+            counts: Counts::default(),
+            problems: Problems::default(),
+            seq: 0,
+            ts_ns: 0,
+            step: -1,
+            highest_step: (-1, -1),
+            first_step: None,
+            phase: Symbol::NONE,
+            first_forward: None,
+            passes: Passes::default(),
+            phases: Phases {
+                forward: symbols.intern("forward"),
+                backward: symbols.intern("backward"),
+                optimizer: symbols.intern("optimizer"),
+            },
+            symbols: symbols.clone(),
+            flow: FlowCategories::default(),
+            window,
+            inside: window == Window::default(),
+            tracked,
+            checks: false,
+            caching_allocator: symbols.intern("caching_allocator"),
+            managed_calls: MANAGED_CALLS.map(|call| symbols.intern(call)),
+        }
+    }
+
+    /// Enables the check of the totals of every row against the sum of the deltas. Needs a reading of every
+    /// column.
+    #[must_use]
+    pub fn checking(self) -> Replay {
+        Replay { checks: true, ..self }
+    }
+
+    /// Takes the next row.
+    pub fn feed(&mut self, row: &Record) {
+        if self.seq + 1 != row.seq && self.counts.rows > 0 {
+            self.problems.seq_gaps += 1;
+            let last = self.seq;
+            self.problems.example(|| format!("seq {} follows {last}", row.seq));
+        }
+        self.freed = None;
+        self.counts.rows += 1;
+        self.counts.events[row.event as usize] += 1;
+        self.counts.failed += u64::from(row.status != 0);
+        if row.step >= 0 {
+            self.highest_step.0 = self.highest_step.0.max(row.step);
+            self.first_step.get_or_insert(row.step);
+        }
+        if has_current_step(row.event) {
+            self.step = row.step;
+            self.phase = row.phase;
+            if row.step > self.highest_step.1 && self.phases.is_work(row.phase) {
+                self.highest_step.1 = row.step;
+            }
+            self.passes.feed(row, row.phase == self.phases.backward);
+            if row.phase == self.phases.forward && self.first_forward.is_none() {
+                self.first_forward = Some((row.seq, row.step));
+            }
+        }
+        // The time of an op row may not be parsed, so it is 0.
+        self.ts_ns = self.ts_ns.max(row.ts_ns);
+        let inside = self.window.has(self.ts_ns, self.step);
+        if inside && !self.inside {
+            self.enter_window(row);
+        }
+        self.inside = inside;
+        match MemoryKind::of(row.event) {
+            Some((_, Effect::Tag)) => self.tag(row),
+            Some((_, Effect::Complete)) => self.totals(row),
+            Some((kind @ (MemoryKind::Segment | MemoryKind::Mapped), _)) => {
+                self.memory.count(&self.extent(row, kind));
+                self.totals(row);
+            }
+            Some((kind, Effect::Alloc)) => self.alloc(row, kind),
+            Some((kind, Effect::Free)) => self.free(row, kind),
+            None => self.other(row),
+        }
+        self.seq = row.seq;
+        self.problems.unfinished = row.event != EventName::End;
+    }
+
+    /// Takes a row that changes no memory.
+    fn other(&mut self, row: &Record) {
+        match row.event {
+            EventName::Oom => self.totals(row),
+            EventName::Sample => self.sample(row),
+            EventName::Lost => {
+                let lost = row.requested_bytes.max(0).cast_unsigned();
+                self.counts.lost = self.counts.lost.saturating_add(lost);
+            }
+            _ => {}
+        }
+    }
+
+    /// The devices so far, with the host, in order of ordinal.
+    #[must_use]
+    pub fn devices(&self) -> &[Device] {
+        &self.memory.devices.list
+    }
+
+    /// The live blocks, by `alloc_id`.
+    #[must_use]
+    pub fn live(&self) -> &LiveBlocks {
+        &self.memory.live
+    }
+
+    /// The block that the last row freed, with its last owner.
+    #[must_use]
+    pub fn freed(&self) -> Option<&Block> {
+        self.memory.live.removed(self.freed?)
+    }
+
+    /// The last step so far; -1 before the first. Only the work of a step makes it count: a step ends with the
+    /// optimizer, and what the program allocates after the last one (`loss.item()`) begins no other step. Without any
+    /// such work, as when the program numbers its steps and no phase is known, each number counts.
+    #[must_use]
+    pub fn last_step(&self) -> i64 {
+        let (highest, worked) = self.highest_step;
+        if worked >= 0 { worked } else { highest }
+    }
+
+    /// Returns true if the last row is in the window.
+    #[must_use]
+    pub fn in_window(&self) -> bool {
+        self.inside
+    }
+
+    /// The device `ordinal`, if a row named it.
+    #[must_use]
+    pub fn find(&self, ordinal: i32) -> Option<&Device> {
+        self.memory.devices.list.iter().find(|device| device.ordinal == ordinal)
+    }
+}
