@@ -1,0 +1,94 @@
+//! The blocks of a moment, with the categories that the trace has or that are inferred.
+
+use memtrace_trace::EventName;
+use memtrace_trace::memory::{MemoryKind, Metric};
+
+use super::{HOST, Replay};
+use crate::state::block::Block;
+use crate::state::categories::{self, InferenceState};
+
+impl Replay {
+    /// Of all blocks allocated on a device in the window: the bytes of those without an owner at their free
+    /// or at the end, and the bytes of all.
+    #[must_use]
+    pub fn unowned_and_total(&self, ordinal: i32) -> (i64, i64) {
+        let Some(device) = self.find(ordinal) else { return (0, 0) };
+        let blocks = self.memory.live.values().filter(|block| block.device == ordinal && block.in_window);
+        let live = self.with_inferred(blocks.filter(|block| block.owner.is_nobody()).copied().collect());
+        let live = live.iter().filter(|block| block.owner.is_nobody()).map(|block| block.bytes);
+        let inferred = if self.infers() { device.unowned.inferred } else { 0 };
+        (live.fold(device.unowned.all.wrapping_sub(inferred), i64::wrapping_add), device.total_allocated)
+    }
+
+    /// Returns true if categories are inferred: the trace has no tags so far, and a forward or backward pass or a flow of
+    /// data.
+    #[must_use]
+    pub fn infers(&self) -> bool {
+        let by_phase = self.first_forward.is_some() || self.passes.first_activation.is_some();
+        self.counts.of(EventName::Tag) == 0 && (by_phase || !self.flow.is_empty())
+    }
+
+    /// `blocks` with inferred categories, where the trace infers any.
+    fn with_inferred(&self, mut blocks: Vec<Block>) -> Vec<Block> {
+        if self.infers() {
+            self.infer_categories(&mut blocks);
+        }
+        blocks
+    }
+
+    /// The state that the rules of inference depend on.
+    fn inference_state(&self) -> InferenceState {
+        let Replay { phases, first_forward, step, phase, .. } = *self;
+        InferenceState { phases, first_forward, step, phase, passes: self.passes }
+    }
+
+    /// Sets the inferred categories of `blocks`.
+    pub(super) fn infer_categories(&self, blocks: &mut [Block]) {
+        if self.flow.is_empty() {
+            categories::infer(blocks, &self.inference_state());
+        } else {
+            self.flow.apply(blocks);
+        }
+    }
+
+    /// Returns true if blocks of `kind` count among those of the device `ordinal`.
+    pub(super) fn is_of(&self, kind: MemoryKind, ordinal: i32) -> bool {
+        match kind {
+            MemoryKind::Block => true,
+            MemoryKind::External => self.tracked == Metric::Used,
+            MemoryKind::Host => ordinal == HOST,
+            // Segments have no block.
+            MemoryKind::Segment | MemoryKind::Mapped => false,
+        }
+    }
+
+    /// The live blocks of a device: those of torch's allocator, or pinned memory on the host. With `as_of`,
+    /// without inferred categories.
+    #[must_use]
+    pub fn live_on(&self, ordinal: i32, as_of: bool) -> Vec<Block> {
+        let here = |block: &&Block| block.device == ordinal && block.kind != MemoryKind::External;
+        let blocks = self.memory.live.values().filter(here).copied().collect();
+        if as_of { blocks } else { self.with_inferred(blocks) }
+    }
+
+    /// The blocks that were live on a device at its peak of the tracked metric. With `as_of`, each has its
+    /// owner of that moment; otherwise its last owner and an inferred category.
+    #[must_use]
+    pub fn at_peak(&self, ordinal: i32, as_of: bool) -> Vec<Block> {
+        let Some(device) = self.find(ordinal) else { return Vec::new() };
+        let peak = device.peak(self.tracked).seq;
+        let blocks = self
+            .memory
+            .live
+            .values()
+            .filter(|block| block.device == ordinal && block.id <= peak)
+            .chain(&device.gone)
+            .filter(|block| self.is_of(block.kind, ordinal))
+            .map(|block| match block.then {
+                Some((owner, at)) if as_of && at == peak => Block { owner, ..*block },
+                _ => *block,
+            })
+            .collect();
+        if as_of { blocks } else { self.with_inferred(blocks) }
+    }
+}

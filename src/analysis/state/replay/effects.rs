@@ -1,0 +1,209 @@
+//! The effects of rows on memory: allocations, frees, tags, samples, and the totals of each row.
+
+use memtrace_trace::EventName;
+use memtrace_trace::columns::MAX_BYTES;
+use memtrace_trace::memory::{Extent, MemoryKind, Metric};
+use memtrace_trace::sample::Sample;
+
+use super::Replay;
+use crate::read::record::Record;
+use crate::state::block::{Block, Death, Owner};
+use crate::state::categories::is_from_outside;
+use crate::state::device::Moment;
+use crate::state::live_blocks::FreedSlot;
+
+impl Replay {
+    /// The totals at the start of a window are the first candidates for its peaks.
+    pub(super) fn enter_window(&mut self, row: &Record) {
+        let (seq, ts_ns) = (self.seq, row.ts_ns);
+        for device in &mut self.memory.devices.list {
+            for metric in Metric::ALL {
+                device.raise(metric, seq, ts_ns, Owner::of(row), self.tracked);
+            }
+        }
+    }
+
+    /// Takes the totals of a row, and updates the peaks.
+    pub(super) fn totals(&mut self, row: &Record) {
+        let (tracked, inside) = (self.tracked, self.inside);
+        let device = self.memory.devices.device(row.device);
+        let mut totals = device.summed;
+        totals.adopt(row.allocated_bytes, row.active_bytes, row.reserved_bytes);
+        device.totals = totals;
+        if inside {
+            for metric in Metric::ALL {
+                if totals.get(metric) > device.peaks[metric as usize].bytes {
+                    device.raise(metric, row.seq, row.ts_ns, Owner::of(row), tracked);
+                }
+            }
+        }
+        if self.checks {
+            self.compare(row);
+        }
+    }
+
+    /// Takes a sample of a device.
+    pub(super) fn sample(&mut self, row: &Record) {
+        let sample = Sample::parse(&self.symbols.get(row.name));
+        let owner = Owner { step: self.step, phase: self.phase, ..Moment::default().owner };
+        if let Some(device) = self.memory.devices.sample(row.device, sample, row.seq)
+            && self.inside
+        {
+            device.raise(Metric::Used, row.seq, self.ts_ns, owner, self.tracked);
+        }
+    }
+
+    /// Compares the totals of a row with the sum of the deltas.
+    fn compare(&mut self, row: &Record) {
+        let device = self.memory.devices.device(row.device);
+        let (totals, summed) = (device.totals, device.summed);
+        let drift = (totals.allocated - summed.allocated, totals.reserved - summed.reserved);
+        // A wrong total stays wrong: only the row at which the difference changes is a problem. In the
+        // opening rows of a rotated part the totals are ahead of the sums.
+        let changed = drift != std::mem::replace(&mut device.drift, drift);
+        if changed && drift != (0, 0) && row.event != EventName::Live {
+            self.problems.totals += 1;
+            self.problems.example(|| {
+                format!(
+                    "seq {}, device {}: the deltas sum to {} allocated and {} reserved, the row says {} and {}",
+                    row.seq,
+                    row.device,
+                    summed.allocated,
+                    summed.reserved,
+                    totals.allocated,
+                    totals.reserved
+                )
+            });
+        }
+    }
+
+    /// The memory that a row is about; the bytes of a free are negative.
+    pub(super) fn extent(&self, row: &Record, kind: MemoryKind) -> Extent {
+        // With caching off, a block is its own segment.
+        let in_segment = row.api == self.caching_allocator;
+        Extent { device: row.device, kind, in_segment, bytes: row.delta_bytes }
+    }
+
+    pub(super) fn alloc(&mut self, row: &Record, kind: MemoryKind) {
+        if row.alloc_id != 0 {
+            let block = Block {
+                kind,
+                device: row.device,
+                id: row.alloc_id,
+                born_ns: row.ts_ns,
+                bytes: row.delta_bytes,
+                // A request may exceed what memory has; a block does not, so that sums stay within 64 bits.
+                requested: row.requested_bytes.min(MAX_BYTES.cast_signed()),
+                rounded: row.rounded_bytes.min(MAX_BYTES.cast_signed()),
+                addr: row.addr,
+                stream: row.stream,
+                pool: row.pool,
+                stack: row.stack_id,
+                owner: Owner::of(row),
+                then: None,
+                pass: self.passes.begun,
+                died: None,
+                managed: kind == MemoryKind::External && self.managed_calls.contains(&row.api),
+                inferred: false,
+                in_window: self.inside && row.event != EventName::Live && self.is_of(kind, row.device),
+            };
+            if self.memory.alloc(&self.extent(row, kind), block.id, block) {
+                self.problems.double_allocs += 1;
+                self.problems
+                    .example(|| format!("seq {}: alloc_id {} was live already", row.seq, row.alloc_id));
+            } else {
+                let device = self.memory.devices.device(row.device);
+                if block.managed {
+                    device.managed = device.managed.wrapping_add(block.bytes);
+                    device.count_untraced();
+                }
+                device.live_blocks += 1;
+                device.total_allocated =
+                    device.total_allocated.wrapping_add(if block.in_window { block.bytes } else { 0 });
+            }
+        }
+        self.totals(row);
+    }
+
+    pub(super) fn free(&mut self, row: &Record, kind: MemoryKind) {
+        if row.alloc_id != 0 {
+            let (extent, death) = (
+                self.extent(row, kind),
+                Death { step: self.step, phase: self.phase, pass: self.passes.begun },
+            );
+            self.freed = self.memory.free(row.alloc_id, death, |_| extent.freed());
+            if let Some(freed) = self.freed {
+                self.account_freed(row, freed);
+            } else {
+                self.problems.unmatched_frees += 1;
+                self.problems.example(|| {
+                    format!("seq {}: frees alloc_id {}, which is not live", row.seq, row.alloc_id)
+                });
+            }
+        }
+        self.totals(row);
+    }
+
+    /// Accounts for a freed block.
+    fn account_freed(&mut self, row: &Record, freed: FreedSlot) {
+        let Some(block) = self.memory.live.removed(freed) else { return };
+        let (id, device, bytes) = (block.id, block.device, block.bytes);
+        if self.phase == self.phases.backward && is_from_outside(block, &self.phases) {
+            self.passes.add_activation(block);
+        }
+        let is_unowned = block.in_window && block.owner.is_nobody();
+        let managed = if block.managed { bytes } else { 0 };
+        if bytes != -row.delta_bytes {
+            self.problems.wrong_sizes += 1;
+            self.problems.example(|| {
+                format!(
+                    "seq {}: frees {} bytes of alloc_id {}, which has {bytes}",
+                    row.seq, -row.delta_bytes, row.alloc_id
+                )
+            });
+        }
+        let tracked = self.tracked;
+        let device = self.memory.devices.device(device);
+        device.live_blocks = device.live_blocks.saturating_sub(1);
+        if managed != 0 {
+            device.managed = device.managed.wrapping_sub(managed);
+            device.count_untraced();
+        }
+        if id <= device.peak(tracked).seq
+            && let Some(block) = self.memory.live.removed(freed).copied()
+        {
+            self.memory.devices.device(block.device).gone.push(block);
+        }
+        if is_unowned && let Some(block) = self.memory.live.removed(freed).copied() {
+            self.count_unowned(block);
+        }
+    }
+
+    /// Counts a freed block without an owner, with and without inference: only the end of the trace shows
+    /// whether it has tags.
+    #[cold]
+    fn count_unowned(&mut self, mut block: Block) {
+        self.infer_categories(std::slice::from_mut(&mut block));
+        let unowned = &mut self.memory.devices.device(block.device).unowned;
+        unowned.all = unowned.all.wrapping_add(block.bytes);
+        if !block.owner.is_nobody() {
+            unowned.inferred = unowned.inferred.wrapping_add(block.bytes);
+        }
+    }
+
+    /// Takes a `tag` row. Tags come in pairs: the row with negative bytes of the old owner, then the row of
+    /// the new owner.
+    pub(super) fn tag(&mut self, row: &Record) {
+        self.memory.count(&self.extent(row, MemoryKind::Block));
+        if row.delta_bytes <= 0 {
+            return;
+        }
+        let tracked = self.tracked;
+        let peak = self.find(row.device).map_or(0, |device| device.peak(tracked).seq);
+        let Some(block) = self.memory.live.get_mut(row.alloc_id) else { return };
+        if block.id <= peak && block.then.is_none_or(|(_, at)| at != peak) {
+            block.then = Some((block.owner, peak));
+        }
+        block.owner = Owner::of(row);
+    }
+}
