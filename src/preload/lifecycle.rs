@@ -28,6 +28,7 @@ fn load() {
     settings.log_file = settings.log_file.map(|file| folder.join(file));
     warnings.retain(|_| settings.log >= Level::Warn);
     phases::set_more_words(settings.phases.clone());
+    memtrace_record::intern::set_buffer(settings.buffer_bytes);
     let nvtx = settings.nvtx;
     let allocator = process_info::allocator();
     let session = Session {

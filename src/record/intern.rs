@@ -2,24 +2,71 @@
 //!
 //! Numbers are valid for the life of the process and after a fork. The first use of a number is defined in
 //! the lane of its thread ([`crate::recorder`]), so recovery can read the events of a killed process without
-//! its memory.
+//! its memory. Definitions are kept to the end of the process, so their number is limited; names beyond the limit
+//! share the text `(too many names)`.
 
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use memtrace_trace::Event;
 pub use memtrace_trace::context::{Context, ContextId, Frame, StackId, TextId};
 use memtrace_trace::context::{MAX_CONTEXTS, MAX_TEXT_BYTES};
+use memtrace_trace::event::bytes::text_events_len;
 pub use memtrace_trace::stacks::FrameKind;
 use memtrace_trace::text::MAX_TEXT;
 use rustc_hash::FxHashMap;
 
 use crate::fork_lock::ForkLock;
 
-const MOST: usize = if cfg!(test) { 1 << 10 } else { MAX_CONTEXTS };
-const MOST_TEXT: usize = if cfg!(test) { 64 << 10 } else { MAX_TEXT_BYTES };
 /// The text that stands for those beyond the limit.
-const TOO_MANY: &str = "(too many names)";
+pub(crate) const TOO_MANY: &str = "(too many names)";
+
+/// Contexts of phases and streams alone that are numbered beyond the limit: there are few.
+const MORE_CONTEXTS: usize = 1 << 10;
+
+/// The smallest buffer that the limits follow: a smaller one would lack room for the names of one model.
+const LEAST_BUFFER: usize = if cfg!(test) { 0 } else { 8 << 20 };
+
+/// The size of the buffer of events, which limits the definitions.
+static BUFFER: AtomicUsize = AtomicUsize::new(16 << 20);
+
+/// How often a name, context or stack had no number of its own.
+static REFUSED: AtomicU64 = AtomicU64::new(0);
+
+/// Sets the size of the buffer of events, before anything is interned. The definitions of a process take at most 5/4 of
+/// it: their file lies beside the journal, in memory that belongs to the program.
+pub fn set_buffer(bytes: usize) {
+    BUFFER.store(bytes, Ordering::Relaxed);
+}
+
+/// How often a name, context or stack had no number of its own, because there are too many.
+pub(crate) fn refused() -> u64 {
+    REFUSED.load(Ordering::Relaxed)
+}
+
+/// How much is interned.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// Bytes of the definitions of texts.
+    text_bytes: usize,
+    contexts: usize,
+    stacks: usize,
+}
+
+impl Limits {
+    /// The limits of a process with a buffer of `bytes`.
+    fn of(bytes: usize) -> Limits {
+        let (bytes, slot) = (bytes.max(LEAST_BUFFER), size_of::<Event>());
+        Limits {
+            text_bytes: (bytes / 2).min(MAX_TEXT_BYTES),
+            contexts: (bytes / 2 / slot).min(MAX_CONTEXTS - MORE_CONTEXTS),
+            stacks: (bytes / 4 / slot).min(MAX_CONTEXTS),
+        }
+    }
+}
 
 /// The interned texts, contexts and stacks.
-#[derive(Default)]
 pub struct Tables {
+    limits: Limits,
     text_bytes: usize,
     texts: FxHashMap<Box<str>, TextId>,
     text_list: Vec<Box<str>>,
@@ -30,6 +77,22 @@ pub struct Tables {
 }
 
 impl Tables {
+    /// Tables for a process with a buffer of `buffer` bytes, with the text of the names beyond their limit.
+    fn new(buffer: usize) -> Tables {
+        let mut tables = Tables {
+            limits: Limits::of(buffer),
+            text_bytes: 0,
+            texts: FxHashMap::default(),
+            text_list: Vec::new(),
+            contexts: FxHashMap::default(),
+            context_list: Vec::new(),
+            stacks: FxHashMap::default(),
+            stack_list: Vec::new(),
+        };
+        tables.text(TOO_MANY);
+        tables
+    }
+
     /// The number of `text`, and whether it is new.
     pub fn text(&mut self, text: &str) -> (TextId, bool) {
         if text.is_empty() {
@@ -39,10 +102,12 @@ impl Tables {
         if let Some(id) = self.texts.get(text) {
             return (*id, false);
         }
-        if self.text_bytes >= MOST_TEXT && text != TOO_MANY {
+        let bytes = text_events_len(text) * size_of::<Event>();
+        if self.text_bytes + bytes > self.limits.text_bytes && text != TOO_MANY {
+            refuse();
             return self.text(TOO_MANY);
         }
-        self.text_bytes += text.len() + size_of::<Box<str>>();
+        self.text_bytes += bytes;
         self.text_list.push(text.into());
         let id = self.text_list.len() as TextId;
         self.texts.insert(text.into(), id);
@@ -57,11 +122,18 @@ impl Tables {
         if let Some(id) = self.contexts.get(&context) {
             return (*id, false);
         }
-        if self.context_list.len() >= MOST {
-            // There are few phases and streams.
-            let Context { phase, stream, flags, .. } = context;
-            let less = Context { phase, stream, flags, ..Context::default() };
-            return if less == context { (0, false) } else { self.context(less) };
+        if self.context_list.len() >= self.limits.contexts {
+            refuse();
+            let too_many = self.text(TOO_MANY).0;
+            let less_of = |text: TextId| if text == 0 { 0 } else { too_many };
+            let Context { op, module, phase, stream, flags, .. } = context;
+            let less = Context { op: less_of(op), module: less_of(module), phase, stream, flags, stack: 0 };
+            if less != context {
+                return self.context(less);
+            }
+            if self.context_list.len() >= self.limits.contexts + MORE_CONTEXTS {
+                return (0, false);
+            }
         }
         self.context_list.push(context);
         let id = self.context_list.len() as ContextId;
@@ -74,7 +146,8 @@ impl Tables {
         if let Some(id) = self.stacks.get(&frame) {
             return (*id, false);
         }
-        if self.stack_list.len() >= MOST {
+        if self.stack_list.len() >= self.limits.stacks {
+            refuse();
             return (frame.parent, false);
         }
         self.stack_list.push(frame);
@@ -105,6 +178,10 @@ impl Tables {
     }
 }
 
+fn refuse() {
+    REFUSED.fetch_add(1, Ordering::Relaxed);
+}
+
 fn cut(text: &str) -> &str {
     let mut end = text.len().min(MAX_TEXT);
     while !text.is_char_boundary(end) {
@@ -118,7 +195,7 @@ static TABLES: ForkLock<Option<Tables>> = ForkLock::new(None);
 
 /// Runs `work` on the tables of this process. `work` must intern through them only.
 pub fn with_tables<R>(work: impl FnOnce(&mut Tables) -> R) -> R {
-    TABLES.with(|tables| work(tables.get_or_insert_with(Tables::default)))
+    TABLES.with(|tables| work(tables.get_or_insert_with(|| Tables::new(BUFFER.load(Ordering::Relaxed)))))
 }
 
 /// Locks the tables before a fork; see [`ForkLock`].
@@ -139,14 +216,19 @@ pub unsafe fn unlock_after_fork() {
 mod tests {
     use super::*;
 
+    fn tables() -> Tables {
+        Tables::new(64 << 10)
+    }
+
     #[test]
     fn equal_texts_and_contexts_are_interned_once() {
-        let mut tables = Tables::default();
+        let mut tables = tables();
+        let first = tables.text("a").0;
         assert_eq!(tables.text(""), (0, false));
-        assert_eq!(tables.text("a"), (1, true));
-        assert_eq!(tables.text("b"), (2, true));
-        assert_eq!(tables.text("a"), (1, false));
-        assert_eq!(tables.text_of(2), "b");
+        assert_eq!(tables.text("a"), (first, false));
+        assert_eq!(tables.text("b"), (first + 1, true));
+        assert_eq!(tables.text("a"), (first, false));
+        assert_eq!(tables.text_of(first + 1), "b");
         assert_eq!(tables.text_of(0), "");
         let context = Context { op: 1, module: 2, ..Context::default() };
         assert_eq!(tables.context(context), (1, true));
@@ -156,19 +238,40 @@ mod tests {
 
     #[test]
     fn the_intern_tables_are_bounded() {
-        let mut tables = Tables::default();
-        for number in 0..MOST as u32 {
+        let mut tables = tables();
+        let Limits { contexts, stacks, .. } = tables.limits;
+        for number in 1..=contexts as u32 {
             assert!(tables.context(Context { phase: 1, module: number, ..Context::default() }).1);
+        }
+        for number in 1..=stacks as u32 {
             assert!(tables.stack(Frame::op(0, number)).1);
         }
-        // Interned ones keep their number, and others get a number with less detail.
-        assert_eq!(tables.context(Context { phase: 1, module: 7, ..Context::default() }), (8, false));
-        assert_eq!(tables.context(Context { phase: 1, module: u32::MAX, ..Context::default() }), (1, false));
-        assert_eq!(tables.context(Context { phase: 2, module: u32::MAX, ..Context::default() }), (0, false));
+        // Interned ones keep their number, and others get a number with less detail: the phase stays.
+        assert_eq!(tables.context(Context { phase: 1, module: 7, ..Context::default() }), (7, false));
+        for phase in 1..=3 {
+            let (id, _) = tables.context(Context { phase, module: u32::MAX, ..Context::default() });
+            let (_, context) = tables.contexts().nth(id as usize - 1).unwrap();
+            assert_eq!((context.phase, tables.text_of(context.module)), (phase, TOO_MANY));
+        }
+        for phase in 4..10_000 {
+            tables.context(Context { phase, ..Context::default() });
+        }
+        assert_eq!(tables.context_list.len(), contexts + MORE_CONTEXTS);
+        assert_eq!(tables.context(Context { phase: 10_000, ..Context::default() }), (0, false));
         assert_eq!(tables.stack(Frame::op(3, u32::MAX)), (3, false));
-        let long = "x".repeat(MAX_TEXT - 8);
-        let last = (0..100).map(|number| tables.text(&format!("{long}{number}")).0).last();
-        assert_eq!(tables.text_of(last.unwrap_or(0)), TOO_MANY);
-        assert!(tables.text_list.len() < 100);
+        assert!(refused() > 0);
+    }
+
+    #[test]
+    fn the_interned_texts_take_no_more_than_half_the_buffer() {
+        for length in [1, 60, 900, 2 * MAX_TEXT] {
+            let mut tables = tables();
+            let long = "x".repeat(length);
+            let last = (0..2000).map(|number| tables.text(&format!("{number}{long}")).0).last();
+            assert_eq!(tables.text_of(last.unwrap_or(0)), TOO_MANY);
+            let bytes: usize = tables.texts().map(|(_, text)| text_events_len(text) * 64).sum();
+            assert!((16 << 10..=33 << 10).contains(&bytes), "{length}: {bytes}");
+            assert_eq!(tables.text("x").0, tables.text("x").0);
+        }
     }
 }

@@ -11,6 +11,12 @@ pub fn text_events(id: TextId, text: &str) -> Vec<Event> {
     events
 }
 
+/// The number of events that [`text_events`] gives for a text.
+#[must_use]
+pub fn text_events_len(text: &str) -> usize {
+    1 + text.len().div_ceil(size_of::<Event>())
+}
+
 /// The event that has these bytes, up to 64 of a text or of a journal; missing ones are 0.
 #[must_use]
 pub fn event_of(bytes: &[u8]) -> Event {
@@ -77,6 +83,7 @@ mod tests {
         let text = "GPT.h.11.mlp.".repeat(9);
         let events = text_events(3, &text);
         assert_eq!(events.len(), 1 + text.len().div_ceil(64));
+        assert_eq!(events.len(), text_events_len(&text));
         let bytes: Vec<u8> = events[1..].iter().flat_map(bytes_of).collect();
         assert_eq!(&bytes[..text.len()], text.as_bytes());
     }
