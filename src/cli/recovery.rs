@@ -1,5 +1,7 @@
 //! Completes the traces of killed processes from their journals, before a command reads them.
 
+use std::path::Path;
+
 use anyhow::{Context, Result};
 use memtrace_analysis::read::input::Input;
 use memtrace_recover::{Repaired, repair, sweep};
@@ -24,6 +26,14 @@ pub(crate) fn recover_quietly(input: &Input) -> Result<bool> {
     recover_each(input, |_| {})
 }
 
+/// Gives the traces at `path` whose processes were killed before the first row their meta row, from their journals.
+/// Before [`Input::open`], which leaves out empty files.
+pub(crate) fn begin(path: &Path) {
+    if let Err(error) = memtrace_recover::begin(path) {
+        terminal::say(&format!("{}: a trace without rows stays as it is: {error}", path.display()));
+    }
+}
+
 fn recover_each(input: &Input, report: impl Fn(String)) -> Result<bool> {
     sweep(&folders(), None);
     let mut changed = false;
@@ -40,10 +50,14 @@ fn recover_each(input: &Input, report: impl Fn(String)) -> Result<bool> {
         match repair(path)
             .with_context(|| format!("{name}: cannot complete the trace of a killed process"))?
         {
-            Repaired::Finished { rows, .. } => {
+            Repaired::Finished { rows, lost, .. } => {
                 changed = true;
+                let lost = match lost {
+                    0 => String::new(),
+                    lost => format!("; {lost} events are lost, because the buffer was full"),
+                };
                 report(format!(
-                    "{name}: its process was killed; {rows} rows were recovered from its journal"
+                    "{name}: its process was killed; {rows} rows were recovered from its journal{lost}"
                 ));
             }
             Repaired::NoJournal => report(format!(

@@ -25,6 +25,9 @@ pub(crate) fn open_arg(name: &str, matches: &ArgMatches, recover: bool) -> Resul
 /// # Errors
 /// When there is no trace, it cannot be read or completed, or it has no such rank.
 pub(crate) fn open(path: &Path, matches: &ArgMatches, recover: bool) -> Result<Input> {
+    if recover {
+        recovery::begin(path);
+    }
     if !path.try_exists().unwrap_or(true) {
         bail!(missing(path));
     }

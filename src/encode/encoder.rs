@@ -63,6 +63,8 @@ pub struct Encoder {
     pub(crate) own_names: OwnNames,
     pub(crate) oom: Option<OutOfMemory>,
     pub(crate) reported_lost: u64,
+    /// The size of the buffer of events, for the rows of lost events; 0 when unknown.
+    pub buffer_bytes: u64,
     /// The number of contradictions between events.
     pub anomalies: Anomalies,
     /// Counts, sizes and latencies for the exit summary.
@@ -93,6 +95,7 @@ impl Encoder {
             own_names: OwnNames::default(),
             oom: None,
             reported_lost: 0,
+            buffer_bytes: 0,
             anomalies: Anomalies::default(),
             statistics: Statistics::default(),
         }

@@ -11,6 +11,7 @@ mod encoder;
 mod io;
 mod keys;
 mod live;
+pub mod lost;
 mod memory;
 mod opening;
 mod own_names;

@@ -15,7 +15,7 @@ impl Encoder {
         self.seq.set(row.seq);
         let Ok(device) = i8::try_from(row.device) else { return };
         if row.event == EventName::Lost {
-            self.reported_lost += row.requested_bytes.max(0) as u64;
+            self.set_reported_lost(self.reported_lost.saturating_add(row.requested_bytes.max(0) as u64));
         }
         if let Some((kind, effect)) = MemoryKind::of(row.event) {
             self.restore_memory(device, kind, effect, row);

@@ -1,7 +1,6 @@
 //! Rows: their fields and their numbers.
 
 use memtrace_trace::context::Context;
-use memtrace_trace::end_row::{EndText, Ending};
 use memtrace_trace::ledger::Rest;
 use memtrace_trace::memory::Totals;
 use memtrace_trace::sample::Sample;
@@ -50,28 +49,6 @@ impl Encoder {
     /// The sink's.
     pub fn meta<S: RowSink>(&mut self, json: &str, sink: &mut S) -> Result<(), S::Error> {
         self.emit(&Row { event: EventName::Meta, name: json, ..self.blank(self.start_ns) }, sink)
-    }
-
-    /// Writes the end row, the last row of a complete file. `dropped` is the number of dropped events so far,
-    /// `ending` the way the trace ended, and `more` has additional words.
-    ///
-    /// # Errors
-    /// The sink's.
-    pub fn end<S: RowSink>(
-        &mut self,
-        clock_ns: u64,
-        dropped: u64,
-        ending: Ending,
-        more: &str,
-        sink: &mut S,
-    ) -> Result<(), S::Error> {
-        let unreported = dropped.saturating_sub(self.reported_lost);
-        if unreported > 0 {
-            self.lost(clock_ns, 0, unreported, sink)?;
-        }
-        let lost = dropped.max(self.reported_lost);
-        let name = EndText { ending, more, lost, anomalies: self.anomalies }.to_string();
-        self.emit(&Row { event: EventName::End, name: &name, ..self.blank(clock_ns) }, sink)
     }
 
     /// The row of an allocation.
@@ -154,19 +131,6 @@ impl Encoder {
         let name = sample.to_string();
         let row = Row { event: EventName::Sample, source: LIBRARY, device_free_bytes, name: &name, ..base };
         self.emit(&row, sink)
-    }
-
-    pub(crate) fn lost<S: RowSink>(
-        &mut self,
-        clock_ns: u64,
-        tid: u32,
-        events: u64,
-        sink: &mut S,
-    ) -> Result<(), S::Error> {
-        self.reported_lost += events;
-        let name = format!("{events} events dropped: the buffer was full; MEMTRACE_BUFFER makes it larger");
-        let (event, requested_bytes) = (EventName::Lost, events as i64);
-        self.emit(&Row { event, tid: tid as i32, requested_bytes, name: &name, ..self.blank(clock_ns) }, sink)
     }
 
     /// The fields of a row about live memory: its owner is that of its allocation.

@@ -20,7 +20,7 @@ use crate::own_page::{self, OWN};
 use crate::queue::chunk_pool::ChunkPool;
 use crate::queue::event_queue::EventQueue;
 use crate::session::Session;
-use crate::write::{output, writer};
+use crate::write::{meta_row, output, writer};
 
 /// The recorder of a process.
 pub struct Recorder {
@@ -116,6 +116,7 @@ impl Recorder {
             rules: u64::from(session.rounding.caching) | u64::from(session.caching) << 1,
         };
         let pool = ChunkPool::new(session.settings.buffer_bytes, &folders, &name, run)?;
+        meta_row::announce(session, &pool, start_ns);
         let control: &'static Control = Box::leak(Box::new(Control::new()));
         Ok(Recorder { queue: EventQueue::new(pool, control), control, pid })
     }

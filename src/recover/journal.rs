@@ -1,11 +1,16 @@
 //! The content of a journal.
 
+use std::ffi::OsStr;
 use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use memtrace_encode::Encoder;
 use memtrace_trace::Event;
 use memtrace_trace::event::bytes::{event_of, text_slots};
-use memtrace_trace::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, layout, process_start};
+use memtrace_trace::journal::{
+    CHUNK_BYTES, HEADER_BYTES, LOSS_SHARDS, Losses, MAGIC, MAX_META, Run, SLOTS, layout, process_start,
+};
 use memtrace_trace::rounding::Rounding;
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::io::Errno;
@@ -22,6 +27,14 @@ pub(crate) struct Journal {
     names_len: u64,
     /// The part of the trace that these lengths belong to.
     pub(crate) part: u64,
+    /// The number of lost events: dropped, or on the overflow list and not in the trace.
+    pub(crate) lost: u64,
+    /// How many of them the rows of the trace report, over all parts.
+    reported_lost: u64,
+    /// How often a name had no number of its own.
+    pub(crate) refused_names: u64,
+    /// The size of the buffer in bytes.
+    buffer_bytes: u64,
     /// Events that the trace does not have, by lane: each with its thread, in order.
     lanes: Vec<Vec<(u32, Event)>>,
     /// Definitions in chunks, each with the bytes of the slots behind it.
@@ -50,6 +63,23 @@ pub(crate) fn run_of(header: &[u8]) -> Run {
     }
 }
 
+/// The path of the trace in this header; `None` until the process named it.
+pub(crate) fn trace_of(header: &[u8]) -> Option<&Path> {
+    let length = usize::try_from(u64_at(header, layout::TRACE_LEN)).ok()?;
+    let path = header.get(layout::TRACE..layout::TRACE.checked_add(length)?)?;
+    (!path.is_empty()).then(|| Path::new(OsStr::from_bytes(path)))
+}
+
+/// The JSON of the meta row in this header: the longer one, if the process got so far.
+pub(crate) fn meta_of(header: &[u8]) -> Option<&str> {
+    [1, 0].into_iter().find_map(|place| {
+        let length = usize::try_from(u64_at(header, layout::META_LEN + 8 * place)).ok()?;
+        let start = layout::META + MAX_META * place;
+        let json = header.get(start..start + length.min(MAX_META)).filter(|json| !json.is_empty())?;
+        std::str::from_utf8(json).ok()
+    })
+}
+
 /// Returns true if the process of this journal still runs. The lock finds processes of other containers too:
 /// they may share `/dev/shm` and have process ids of their own. The id finds processes that closed all their
 /// files.
@@ -71,7 +101,17 @@ impl Journal {
             return None;
         }
         let checkpoint = (u64_at(bytes, layout::CHECKPOINTS) & 1) as usize;
+        let [dropped, overflowed] = [layout::DROPPED, layout::OVERFLOWED].map(|count| {
+            let shards = (0..LOSS_SHARDS).map(|shard| layout::LOSSES + shard * size_of::<Losses>() + count);
+            shards.fold(0u64, |sum, at| sum.saturating_add(u64_at(bytes, at)))
+        });
+        let overflow_written = u64_at(bytes, layout::OVERFLOW_WRITTEN + 8 * checkpoint);
+        let chunks = u64_at(bytes, layout::CHUNKS);
         let mut journal = Journal {
+            lost: dropped.saturating_add(overflowed.saturating_sub(overflow_written)),
+            reported_lost: u64_at(bytes, layout::REPORTED_LOST + 8 * checkpoint),
+            refused_names: u64_at(bytes, layout::REFUSED_NAMES),
+            buffer_bytes: chunks.saturating_mul(CHUNK_BYTES as u64),
             run: run_of(bytes),
             csv_len: u64_at(bytes, layout::CSV_LEN + 8 * checkpoint),
             names_len: u64_at(bytes, layout::NAMES_LEN + 8 * checkpoint),
@@ -81,8 +121,8 @@ impl Journal {
         };
         let mut chunks: Vec<&[u8]> = bytes
             .chunks_exact(CHUNK_BYTES)
-            .skip(1)
-            .take(usize::try_from(u64_at(bytes, layout::CHUNKS)).unwrap_or(0))
+            .skip(HEADER_BYTES / CHUNK_BYTES)
+            .take(usize::try_from(chunks).unwrap_or(0))
             .filter(|chunk| u32_at(chunk, layout::IN_USE) == 1)
             .collect();
         chunks.sort_by_key(|chunk| (u32_at(chunk, layout::LANE), u32_at(chunk, layout::INDEX)));
@@ -122,7 +162,14 @@ impl Journal {
     pub(crate) fn encoder(&self) -> Encoder {
         let Run { pid, rank, start_ns, power2_divisions, rules, .. } = self.run;
         let rounding = Rounding { caching: rules & 1 != 0, power2_divisions };
-        Encoder::new(start_ns, rank as i32, pid, rounding, rules & 2 != 0)
+        let mut encoder = Encoder::new(start_ns, rank as i32, pid, rounding, rules & 2 != 0);
+        encoder.buffer_bytes = self.buffer_bytes;
+        encoder
+    }
+
+    /// Tells an encoder that has the rows of the trace how many lost events they report. Rows of earlier parts count too.
+    pub(crate) fn restore_reported_lost(&self, encoder: &mut Encoder) {
+        encoder.set_reported_lost(self.reported_lost.min(self.lost).max(encoder.reported_lost()));
     }
 
     /// Gives an encoder every definition: first those in the bytes of its file, whose chunks were recycled.

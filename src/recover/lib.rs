@@ -6,6 +6,7 @@
 //! be cut off or may be no journal at all.
 #![forbid(unsafe_code)]
 
+mod begin;
 mod journal;
 mod named;
 mod orphans;
@@ -13,5 +14,9 @@ mod repair;
 #[doc(hidden)]
 pub mod testing;
 
+pub use begin::begin;
 pub use orphans::{Leftover, Swept, sweep};
 pub use repair::{Repaired, repair, whole_lines};
+
+#[cfg(test)]
+mod tests;

@@ -4,18 +4,16 @@
 //! when it is a file of this user that memtrace made for a trace of the same name, and removed only when it was made
 //! for this very file.
 
-use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use memtrace_trace::files;
-use memtrace_trace::journal::{CHUNK_BYTES, JournalName, MAGIC, layout, names_path};
+use memtrace_trace::journal::{HEADER_BYTES, JournalName, MAGIC, names_path};
 use rustix::fs::OFlags;
 
-use crate::journal::u64_at;
+use crate::journal::trace_of;
 
 /// The most bytes of a journal, or of its file of definitions, that are read: twice the largest `MEMTRACE_BUFFER`.
 const MOST_BYTES: u64 = 8 << 30;
@@ -59,7 +57,7 @@ pub(crate) fn find(path: &Path, csv: &Path) -> io::Result<Named> {
         Err(error) => return Err(error),
     };
     let mut header = Vec::new();
-    (&file).take(CHUNK_BYTES as u64).read_to_end(&mut header)?;
+    (&file).take(HEADER_BYTES as u64).read_to_end(&mut header)?;
     if !header.starts_with(&MAGIC) {
         return Ok(Named::Refused("the file is not a journal of this version"));
     }
@@ -107,7 +105,11 @@ impl Found {
             return Ok(());
         }
         let _ = fs::remove_file(names_path(&self.path));
-        fs::remove_file(&self.path)
+        match fs::remove_file(&self.path) {
+            // A sweep found the trace complete.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        }
     }
 }
 
@@ -125,13 +127,6 @@ fn open_own(path: &Path) -> io::Result<Option<(File, u64)>> {
     let data = file.metadata()?;
     let is_own = data.is_file() && data.uid() == rustix::process::geteuid().as_raw();
     Ok((is_own && data.len() <= MOST_BYTES).then_some((file, data.len())))
-}
-
-/// The path of the trace in the header of a journal.
-fn trace_of(header: &[u8]) -> Option<&Path> {
-    let end = layout::TRACE.saturating_add(u64_at(header, layout::TRACE_LEN) as usize);
-    let path = header.get(layout::TRACE..end).filter(|path| !path.is_empty())?;
-    Some(Path::new(OsStr::from_bytes(path)))
 }
 
 fn folder_of(path: &Path) -> &Path {

@@ -3,26 +3,31 @@
 //! A journal is orphaned when its process has ended and its trace is gone, or was never named: the process was killed
 //! before its trace existed. Its memory would otherwise be held until the host restarts.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use memtrace_trace::files;
 use memtrace_trace::journal::{
-    CHUNK_BYTES, JournalName, MAGIC, layout, mount_namespace, names_path, process_start,
+    HEADER_BYTES, JournalName, MAGIC, layout, mount_namespace, names_path, process_start,
 };
 use rustix::fs::OFlags;
 
-use crate::journal::{is_locked, is_running, run_of, u64_at};
+use crate::journal::{is_locked, is_running, run_of, trace_of, u64_at};
+use crate::repair::ends_with_end_row;
 
 /// A journal without a name for its trace, or a file of definitions without a journal, is younger than this while a
 /// recorder starts.
 const START: Duration = Duration::from_secs(60);
 /// The folder of a trace may be out of sight: another container shares `/dev/shm` and not that folder.
 const OUT_OF_SIGHT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The journal of a process that was killed before it wrote a row is kept for this time, while there is no trace.
+const UNWRITTEN: Duration = Duration::from_secs(10 * 60);
 
 /// A journal that a trace still needs: the process of both was killed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,7 +123,7 @@ fn state(path: &Path, pid: u32, data: &Metadata) -> State {
         return State::InUse;
     };
     let mut header = Vec::new();
-    if (&file).take(CHUNK_BYTES as u64).read_to_end(&mut header).is_err() {
+    if (&file).take(HEADER_BYTES as u64).read_to_end(&mut header).is_err() {
         return State::InUse;
     }
     if !header.starts_with(&MAGIC) {
@@ -129,13 +134,15 @@ fn state(path: &Path, pid: u32, data: &Metadata) -> State {
     if is_running(&file, &run_of(&header)) {
         return State::InUse;
     }
-    let end = layout::TRACE.saturating_add(u64_at(&header, layout::TRACE_LEN) as usize);
-    match header.get(layout::TRACE..end).filter(|path| !path.is_empty()) {
-        Some(path) => {
-            let first = PathBuf::from(OsString::from_vec(path.to_vec()));
+    // The process was killed before it wrote a row, so its trace may be missing: `begin` makes it.
+    let is_unwritten = u64_at(&header, layout::CHECKPOINTS) == 0 && !is_older(data, UNWRITTEN);
+    match trace_of(&header).map(Path::to_owned) {
+        Some(first) => {
             let is_same_view = u64_at(&header, layout::MOUNT_NAMESPACE) == mount_namespace();
             match look_for(&first) {
+                Sight::There if is_complete(&first, &header) => State::Orphan,
                 Sight::There => State::Needed(first, true),
+                Sight::Gone | Sight::NoFolder if is_unwritten => State::Needed(first, false),
                 Sight::Gone if is_same_view || is_older(data, OUT_OF_SIGHT) => State::Orphan,
                 Sight::NoFolder if is_same_view || is_older(data, OUT_OF_SIGHT) => State::Orphan,
                 Sight::Gone | Sight::NoFolder | Sight::Unknown => State::Needed(first, false),
@@ -144,6 +151,16 @@ fn state(path: &Path, pid: u32, data: &Metadata) -> State {
         None if is_older(data, START) => State::Orphan,
         None => State::InUse,
     }
+}
+
+/// Returns true if the trace that begins with `first` has its end: a repair was killed before it removed the journal.
+fn is_complete(first: &Path, header: &[u8]) -> bool {
+    let checkpoint = (u64_at(header, layout::CHECKPOINTS) & 1) as usize;
+    let last = match u64_at(header, layout::PART + 8 * checkpoint) {
+        0 | 1 => first.to_owned(),
+        part => files::part(first, part),
+    };
+    ends_with_end_row(&last).unwrap_or(false)
 }
 
 /// The files of a trace, as seen from this process.
@@ -183,6 +200,10 @@ mod tests {
     /// No process has this id: it is beyond the kernel's limit.
     const NOBODY: u32 = 1 << 23;
 
+    /// The last row of a complete trace.
+    const COMPLETE: &str = "2,0,0,1,1,-1,end,0,memtrace,libmemtrace.so,0,0,-1,0,0,0,0,0,-1,(none),(none),(none),(none),\
+                            -1,0,0,0,0,killed lost=0\n";
+
     #[test]
     fn a_sweep_removes_old_journals_without_a_trace_and_nothing_else() {
         let folder = std::env::temp_dir().join(format!("memtrace-sweep-test-{}", std::process::id()));
@@ -202,13 +223,14 @@ mod tests {
                 .copy_from_slice(&(path.len() as u64).to_le_bytes());
             bytes[layout::MOUNT_NAMESPACE..layout::MOUNT_NAMESPACE + 8]
                 .copy_from_slice(&mount_namespace().to_le_bytes());
+            bytes[layout::CHECKPOINTS] = 1;
             bytes
         };
         let trace = folder.join("trace.csv");
         fs::write(&trace, "").unwrap();
 
         // Removed: nobody can use them.
-        let orphans = [place(1), place(2), place(3), place(4)];
+        let orphans = [place(1), place(2), place(3), place(4), place(6), place(7)];
         make(&orphans[0], &nameless, 100);
         make(&names_path(&orphans[0]), b"names", 100);
         make(&orphans[1], b"", 100);
@@ -230,6 +252,15 @@ mod tests {
         make(&kept[2], b"names", 0);
         make(&kept[3], b"", 100);
         std::os::unix::fs::symlink(&trace, &kept[4]).unwrap();
+        // Its trace is not there yet.
+        let mut unwritten = of_trace(&folder.join("missing.csv"));
+        unwritten[layout::CHECKPOINTS] = 0;
+        make(&place(17), &unwritten, 300);
+        // A repair was killed when it had written the end row.
+        let complete = folder.join("complete.csv");
+        fs::write(&complete, COMPLETE).unwrap();
+        make(&orphans[5], &of_trace(&complete), 0);
+        make(&orphans[4], &unwritten, 1000);
         // The journal of the calling recorder.
         let own = place(16);
         make(&own, &nameless, 100);
@@ -240,7 +271,7 @@ mod tests {
         assert_eq!(removed, orphans);
         assert!(!alone.exists() && !names_path(&orphans[0]).exists());
         let left: Vec<_> = swept.left.iter().map(|left| (left.journal.clone(), left.in_sight)).collect();
-        assert_eq!(left, [(needed, true), (place(11), false)]);
+        assert_eq!(left, [(needed, true), (place(11), false), (place(17), false)]);
         assert!(kept.iter().chain([&own]).all(|path| fs::symlink_metadata(path).is_ok()));
         fs::remove_dir_all(&folder).unwrap();
     }

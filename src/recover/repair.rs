@@ -1,7 +1,7 @@
 //! Repair: the rows that a trace lacks, from the journal of its process.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use memtrace_encode::stacks::write_stacks;
 use memtrace_encode::{Encoder, RowSink};
 use memtrace_trace::Row;
 use memtrace_trace::csv::{RowReader, RowWriter, is_end_row};
-use memtrace_trace::end_row::Ending;
+use memtrace_trace::end_row::{Ending, refused_names_word};
 use memtrace_trace::files;
 use memtrace_trace::stacks::{self, StackWriter};
 
@@ -31,6 +31,8 @@ pub enum Repaired {
     Finished {
         /// Rows that came from the journal.
         rows: u64,
+        /// Events of the process that no row has, over the whole run.
+        lost: u64,
         /// Bytes at the end of the file that were cut off: incomplete rows, or rows of events that the journal has too.
         cut: u64,
     },
@@ -70,19 +72,22 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
     while let Some(row) = reader.next_row().map_err(io::Error::other)? {
         encoder.restore_row(&row);
     }
+    journal.restore_reported_lost(&mut encoder);
+    // The end row says that the trace is complete, so the stacks come first.
+    append_stacks(csv, &mut encoder)?;
     trace.set_len(csv_len)?;
     trace.seek(SeekFrom::End(0))?;
-    let mut sink = AppendedRows { writer: RowWriter::without_header(trace), rows: 0 };
+    let mut sink = FileRows { writer: RowWriter::without_header(trace), rows: 0 };
     let mut last_ns = journal.run.start_ns;
     for (tid, event) in journal.events() {
         last_ns = last_ns.max(event.clock_ns);
         encoder.encode(tid, &event, &mut sink)?;
     }
-    encoder.end(last_ns, 0, Ending::Killed, "", &mut sink)?;
+    let more = refused_names_word(journal.refused_names);
+    encoder.end(last_ns, journal.lost, Ending::Killed, more.trim_end(), &mut sink)?;
     sink.writer.flush()?;
     // The journal is removed only once the trace is on the disk.
     sink.writer.get_ref().sync_all()?;
-    append_stacks(csv, &mut encoder)?;
     // The next part, if the process was opening one, has opening rows only.
     let next = files::part(csv, part + 1);
     if journal_of(&next).is_ok_and(|found| found == Some((journal_path.clone(), part + 1))) {
@@ -90,7 +95,8 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
     }
     remove_unfinished(csv);
     found.remove()?;
-    Ok(Repaired::Finished { rows: sink.rows, cut: length.saturating_sub(csv_len) })
+    let (rows, lost) = (sink.rows, encoder.reported_lost());
+    Ok(Repaired::Finished { rows, lost, cut: length.saturating_sub(csv_len) })
 }
 
 /// Removes the copies that the process was compressing when it was killed; the parts themselves are still there.
@@ -130,7 +136,7 @@ pub fn whole_lines(path: &Path, most: u64) -> io::Result<u64> {
 }
 
 /// Returns true if the last line of a trace is whole and an `end` row.
-fn ends_with_end_row(csv: &Path) -> io::Result<bool> {
+pub(crate) fn ends_with_end_row(csv: &Path) -> io::Result<bool> {
     let mut file = File::open(csv)?;
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(4096)))?;
@@ -141,13 +147,13 @@ fn ends_with_end_row(csv: &Path) -> io::Result<bool> {
     Ok(is_end_row(last))
 }
 
-/// Appends rows and counts them.
-struct AppendedRows {
-    writer: RowWriter<File>,
-    rows: u64,
+/// Writes rows and counts them.
+pub(crate) struct FileRows<W: Write> {
+    pub(crate) writer: RowWriter<W>,
+    pub(crate) rows: u64,
 }
 
-impl RowSink for AppendedRows {
+impl<W: Write> RowSink for FileRows<W> {
     type Error = io::Error;
     fn row(&mut self, row: &Row<'_>) -> io::Result<()> {
         self.rows += 1;

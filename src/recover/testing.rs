@@ -4,7 +4,7 @@ use std::path::Path;
 
 use memtrace_trace::Event;
 use memtrace_trace::event::bytes::{bytes_of, event_of};
-use memtrace_trace::journal::{CHUNK_BYTES, MAGIC, Run, SLOTS, layout};
+use memtrace_trace::journal::{CHUNK_BYTES, HEADER_BYTES, MAGIC, MAX_META, Run, SLOTS, layout};
 
 /// A chunk of a journal.
 #[derive(Clone, Debug, Default)]
@@ -32,12 +32,31 @@ pub struct Checkpoints {
     pub csv: [u64; 2],
     /// The length of the file of definitions in bytes.
     pub names: [u64; 2],
+    /// How many events of the overflow list the trace has.
+    pub overflow_written: [u64; 2],
+    /// How many lost events its rows report.
+    pub reported_lost: [u64; 2],
+}
+
+/// The rest of a journal's header.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Head<'a> {
+    /// Events that were dropped, and those that were put on the overflow list.
+    pub losses: [u64; 2],
+    /// The JSON of the meta row.
+    pub meta: &'a str,
 }
 
 /// The bytes of a journal.
 #[must_use]
 pub fn journal(run: &Run, at: &Checkpoints, chunks: &[Left]) -> Vec<u8> {
-    let mut bytes = vec![0; (chunks.len() + 1) * CHUNK_BYTES];
+    journal_with(&Head::default(), run, at, chunks)
+}
+
+/// The bytes of a journal with this head.
+#[must_use]
+pub fn journal_with(head: &Head<'_>, run: &Run, at: &Checkpoints, chunks: &[Left]) -> Vec<u8> {
+    let mut bytes = vec![0; HEADER_BYTES + chunks.len() * CHUNK_BYTES];
     let mut put = |place: usize, value: &[u8]| bytes[place..place + value.len()].copy_from_slice(value);
     put(0, &MAGIC);
     put(layout::PID, &run.pid.to_le_bytes());
@@ -52,9 +71,16 @@ pub fn journal(run: &Run, at: &Checkpoints, chunks: &[Left]) -> Vec<u8> {
         put(layout::CSV_LEN + 8 * place, &at.csv[place].to_le_bytes());
         put(layout::NAMES_LEN + 8 * place, &at.names[place].to_le_bytes());
         put(layout::PART + 8 * place, &at.parts[place].to_le_bytes());
+        put(layout::OVERFLOW_WRITTEN + 8 * place, &at.overflow_written[place].to_le_bytes());
+        put(layout::REPORTED_LOST + 8 * place, &at.reported_lost[place].to_le_bytes());
     }
+    put(layout::LOSSES + layout::DROPPED, &head.losses[0].to_le_bytes());
+    put(layout::LOSSES + layout::OVERFLOWED, &head.losses[1].to_le_bytes());
+    let meta = &head.meta.as_bytes()[..head.meta.len().min(MAX_META)];
+    put(layout::META_LEN, &(meta.len() as u64).to_le_bytes());
+    put(layout::META, meta);
     for (index, chunk) in chunks.iter().enumerate() {
-        let start = (index + 1) * CHUNK_BYTES;
+        let start = HEADER_BYTES + index * CHUNK_BYTES;
         put(start + layout::COMMITTED, &chunk.committed.to_le_bytes());
         put(start + layout::TID, &chunk.owner[0].to_le_bytes());
         put(start + layout::LANE, &chunk.owner[1].to_le_bytes());

@@ -69,6 +69,13 @@ impl fmt::Display for EndText<'_> {
     }
 }
 
+/// The word of an `end` row, with a space behind it, that says how often a name was replaced by `(too many names)`; empty
+/// for 0.
+#[must_use]
+pub fn refused_names_word(times: u64) -> String {
+    if times == 0 { String::new() } else { format!("too_many_names={times} ") }
+}
+
 /// The `key=value` words of an `end` row's text.
 pub fn values(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.split(' ').filter_map(|word| word.split_once('='))

@@ -1,7 +1,6 @@
 //! The layout of a journal on disk, and the identity of the process that writes it.
 //!
-//! A journal is a mapped file: one chunk with a [`JournalHeader`], then the chunks that threads fill with
-//! events. The recorder maps it and stores through these types. Recovery reads its bytes at the offsets in
+//! A journal is a mapped file: a [`JournalHeader`], then the chunks that threads fill with events. The recorder maps it and stores through these types. Recovery reads its bytes at the offsets in
 //! [`layout`] and maps nothing, because the file may be cut off or may be no journal at all.
 
 use std::cell::UnsafeCell;
@@ -18,10 +17,19 @@ pub const CHUNK_BYTES: usize = 16 << 10;
 pub const SLOTS: usize = CHUNK_BYTES / size_of::<Event>() - 1;
 
 /// The first bytes of a journal; the digits are the version of its layout.
-pub const MAGIC: [u8; 8] = *b"MEMTRJ02";
+pub const MAGIC: [u8; 8] = *b"MEMTRJ03";
+
+/// The size of a journal's header in bytes: a number of whole chunks.
+pub const HEADER_BYTES: usize = 2 * CHUNK_BYTES;
 
 /// The longest path that a journal stores, in bytes; Linux has no longer ones.
 pub const MAX_PATH: usize = 4096;
+
+/// The longest JSON of a meta row that a journal stores, in bytes.
+pub const MAX_META: usize = 8 << 10;
+
+/// The number of [`Losses`] in a journal.
+pub const LOSS_SHARDS: usize = 64;
 
 /// The header of a chunk, before its events.
 #[repr(C, align(64))]
@@ -51,7 +59,18 @@ pub struct Chunk {
 
 const _: () = assert!(size_of::<Chunk>() == CHUNK_BYTES);
 
-/// The header of a journal; it takes the place of a chunk.
+/// Counts of events that are in no chunk. Each lane counts in one of [`LOSS_SHARDS`], so that threads do not
+/// contend for a cache line.
+#[repr(C, align(64))]
+pub struct Losses {
+    /// Events that were dropped. No event is dropped before it is counted here.
+    pub dropped: AtomicU64,
+    /// Events that were put on the overflow list, which is on the heap: a kill loses those of them that the trace
+    /// does not have.
+    pub overflowed: AtomicU64,
+}
+
+/// The header of a journal.
 ///
 /// A checkpoint stores how much of the trace is whole and which events are in it. There are two, and
 /// `checkpoints` selects the valid one, so a process can be killed between any two stores.
@@ -81,19 +100,32 @@ pub struct JournalHeader {
     pub names_len: [AtomicU64; 2],
     /// The number of the part of the trace that is being written at each checkpoint.
     pub part: [AtomicU64; 2],
+    /// How many events of the overflow list are in the trace at each checkpoint.
+    pub overflow_written: [AtomicU64; 2],
+    /// How many dropped events the `lost` rows of the trace report at each checkpoint, over all parts.
+    pub reported_lost: [AtomicU64; 2],
+    /// How often a name had no number of its own, because there were too many.
+    pub refused_names: AtomicU64,
     /// The length of the trace's path in bytes; 0 until it is known.
     pub trace_len: AtomicU64,
+    /// The lengths of the two texts in `meta` in bytes; 0 for none.
+    pub meta_len: [AtomicU64; 2],
     /// The trace's path.
     pub trace: UnsafeCell<[u8; MAX_PATH]>,
-    /// The [`mount_namespace`] of the process; 0 in older journals.
+    /// The JSON of the meta row, for a process that is killed before its trace has that row: first a short one, then
+    /// the one with what only a running CUDA knows.
+    pub meta: [UnsafeCell<[u8; MAX_META]>; 2],
+    /// Events that are in no chunk.
+    pub losses: [Losses; LOSS_SHARDS],
+    /// The [`mount_namespace`] of the process; 0 when unknown.
     pub mount_namespace: AtomicU64,
 }
 
-const _: () = assert!(size_of::<JournalHeader>() <= CHUNK_BYTES);
+const _: () = assert!(size_of::<JournalHeader>() <= HEADER_BYTES);
 
 /// The byte offsets of fields in a journal's header and in a chunk's.
 pub mod layout {
-    use super::{ChunkHeader, JournalHeader};
+    use super::{ChunkHeader, JournalHeader, Losses};
     use std::mem::offset_of;
 
     /// See [`JournalHeader::pid`].
@@ -118,10 +150,26 @@ pub mod layout {
     pub const NAMES_LEN: usize = offset_of!(JournalHeader, names_len);
     /// See [`JournalHeader::part`].
     pub const PART: usize = offset_of!(JournalHeader, part);
+    /// See [`JournalHeader::overflow_written`].
+    pub const OVERFLOW_WRITTEN: usize = offset_of!(JournalHeader, overflow_written);
+    /// See [`JournalHeader::reported_lost`].
+    pub const REPORTED_LOST: usize = offset_of!(JournalHeader, reported_lost);
+    /// See [`JournalHeader::refused_names`].
+    pub const REFUSED_NAMES: usize = offset_of!(JournalHeader, refused_names);
     /// See [`JournalHeader::trace_len`].
     pub const TRACE_LEN: usize = offset_of!(JournalHeader, trace_len);
     /// See [`JournalHeader::trace`].
     pub const TRACE: usize = offset_of!(JournalHeader, trace);
+    /// See [`JournalHeader::meta_len`].
+    pub const META_LEN: usize = offset_of!(JournalHeader, meta_len);
+    /// See [`JournalHeader::meta`].
+    pub const META: usize = offset_of!(JournalHeader, meta);
+    /// See [`JournalHeader::losses`].
+    pub const LOSSES: usize = offset_of!(JournalHeader, losses);
+    /// See [`Losses::dropped`].
+    pub const DROPPED: usize = offset_of!(Losses, dropped);
+    /// See [`Losses::overflowed`].
+    pub const OVERFLOWED: usize = offset_of!(Losses, overflowed);
     /// See [`JournalHeader::mount_namespace`].
     pub const MOUNT_NAMESPACE: usize = offset_of!(JournalHeader, mount_namespace);
 
@@ -137,6 +185,17 @@ pub mod layout {
     pub const IN_USE: usize = offset_of!(ChunkHeader, in_use);
     /// See [`ChunkHeader::consumed`].
     pub const CONSUMED: usize = offset_of!(ChunkHeader, consumed);
+}
+
+/// How much of a process's events the files have, at a checkpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// The length of the whole part of the trace in bytes.
+    pub csv_len: u64,
+    /// The length of the whole part of the file of definitions in bytes.
+    pub names_len: u64,
+    /// How many dropped events the `lost` rows report, over all parts.
+    pub reported_lost: u64,
 }
 
 /// The facts about a process that recovery needs.

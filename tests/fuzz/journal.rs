@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use libfuzzer_sys::fuzz_target;
-use memtrace_recover::testing::{Checkpoints, Left, bytes, event, journal, of_trace};
+use memtrace_recover::testing::{Checkpoints, Head, Left, bytes, event, journal_with, of_trace};
 use memtrace_recover::{Repaired, repair};
 use memtrace_trace::csv::{RowReader, RowWriter};
 use memtrace_trace::journal::{Run, journal_name, names_path};
@@ -109,7 +109,7 @@ fuzz_target!(|input: &[u8]| {
         (u64::from(words.byte() % 4), [u64::from(words.byte() % 3), u64::from(words.byte() % 3)]);
     let names: Vec<u8> = (0..words.byte() % 8).flat_map(|_| bytes(&words.event())).collect();
     let names_lengths = [words.number().wrapping_mul(64), words.number().wrapping_mul(64)];
-    let at = Checkpoints { count, parts, csv: csv_lengths, names: names_lengths };
+    let at = Checkpoints { count, parts, csv: csv_lengths, names: names_lengths, ..Checkpoints::default() };
     let mut chunks = Vec::new();
     for _ in 0..words.byte() % 4 {
         let owner = [u32::from(words.byte()), u32::from(words.byte() % 3), u32::from(words.byte() % 3)];
@@ -127,7 +127,8 @@ fuzz_target!(|input: &[u8]| {
         power2_divisions: words.number(),
         rules: u64::from(words.byte() % 4),
     };
-    let mut whole = of_trace(journal(&run, &at, &chunks), &csv);
+    let head = Head { losses: [words.number(), words.number()], ..Head::default() };
+    let mut whole = of_trace(journal_with(&head, &run, &at, &chunks), &csv);
     if words.byte() > 240 {
         // The journal is cut short, as on a full disk, or is a file of another kind.
         whole.truncate((words.number() as usize).wrapping_mul(61));

@@ -38,7 +38,8 @@ impl Input {
             }
             return Err(TraceError::NoTrace { path: path.to_owned() }.into());
         }
-        // A process that was killed at its start leaves an empty file; the other files are still read.
+        // A process that was killed at its start leaves an empty file, which `memtrace_recover::begin` completes if
+        // there is a journal; the other files are still read.
         let (files, empty): (Vec<_>, Vec<_>) =
             files.into_iter().partition(|file| std::fs::metadata(file).map_or(true, |data| data.len() > 0));
         if files.is_empty() {
@@ -51,7 +52,7 @@ impl Input {
         let mut input = Input { path: path.to_owned(), traces, notes: Vec::new() };
         if !empty.is_empty() {
             input.notes.push(format!(
-                "{} empty files were left out: their processes were killed at once",
+                "{} empty files were left out: their processes have written no row, and no journal of theirs is left",
                 empty.len()
             ));
         }

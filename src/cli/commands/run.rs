@@ -88,6 +88,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
 
 /// The traces of this launch, completed where a process was killed; `None` when it wrote none.
 fn trace_of(out: &OutFolder, run_id: &str) -> Result<Option<Input>> {
+    recovery::begin(&out.folder);
     let input = match trace_input::open_run(&out.folder, run_id) {
         Ok(input) if input.traces.is_empty() => return Ok(None),
         Ok(input) if recovery::recover(&input)? => trace_input::open_run(&out.folder, run_id)?,

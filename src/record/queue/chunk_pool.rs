@@ -20,7 +20,8 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use memtrace_trace::Event;
 use memtrace_trace::journal::{
-    CHUNK_BYTES, Chunk, ChunkHeader, JournalHeader, MAGIC, MAX_PATH, Run, SLOTS, mount_namespace, names_path,
+    CHUNK_BYTES, Chunk, ChunkHeader, HEADER_BYTES, JournalHeader, MAGIC, Run, SLOTS, mount_namespace,
+    names_path,
 };
 
 use crate::intern::with_tables;
@@ -36,8 +37,6 @@ pub(crate) struct ChunkPool {
     path: Option<PathBuf>,
     /// The open file, when it holds the lock of the journal; mostly the mapping does.
     _lock: Option<File>,
-    /// The number of the part of the trace that is being written.
-    part: AtomicU64,
     short: AtomicBool,
     free: (Sender<u32>, Receiver<u32>),
     full: (Sender<u32>, Receiver<u32>),
@@ -51,7 +50,7 @@ impl ChunkPool {
     /// When there is not enough memory.
     pub(crate) fn new(bytes: usize, folders: &[&Path], name: &str, run: Run) -> io::Result<ChunkPool> {
         let chunks = (bytes / CHUNK_BYTES).max(8);
-        let length = (chunks + 1) * CHUNK_BYTES;
+        let length = HEADER_BYTES + chunks * CHUNK_BYTES;
         let on_file = folders.iter().find_map(|folder| map_file(&folder.join(name), length).ok());
         let (memory, path, lock) = match on_file {
             Some((memory, path, lock)) => (memory, Some(path), lock),
@@ -62,7 +61,6 @@ impl ChunkPool {
             chunks,
             path,
             _lock: lock,
-            part: AtomicU64::new(1),
             short: AtomicBool::new(false),
             free: bounded(chunks),
             full: bounded(chunks),
@@ -143,46 +141,11 @@ impl ChunkPool {
         ChunkReader { pool: self, chunk }
     }
 
-    /// Stores the path of the trace in the journal; called once, by the writer thread.
-    pub(crate) fn set_trace(&self, path: &Path) {
-        use std::os::unix::ffi::OsStrExt;
-        let bytes = path.as_os_str().as_bytes();
-        if bytes.len() > MAX_PATH {
-            return;
-        }
-        // SAFETY: the mapping begins with the header; everything in it that changes is atomic, except the
-        // path.
-        let header = unsafe { &*self.memory.as_ptr().cast::<JournalHeader>() };
-        // SAFETY: only this call writes the path, once, and nothing in this process reads it.
-        unsafe { (&mut *header.trace.get())[..bytes.len()].copy_from_slice(bytes) };
-        header.trace_len.store(bytes.len() as u64, Ordering::Release);
-    }
-
-    /// Sets the part of the trace that the lengths of later checkpoints belong to.
-    pub(crate) fn set_part(&self, part: u32) {
-        self.part.store(u64::from(part), Ordering::Relaxed);
-    }
-
-    /// Stores a checkpoint: the lengths of the whole trace and the definitions, and how many events of each
-    /// used chunk are in the trace.
-    pub(crate) fn checkpoint(
-        &self,
-        csv_len: u64,
-        names_len: u64,
-        consumed: impl Iterator<Item = (ChunkReader, usize)>,
-    ) {
-        // SAFETY: the mapping begins with the header; everything in it that changes is atomic.
-        let header = unsafe { &*self.memory.as_ptr().cast::<JournalHeader>() };
-        let next = header.checkpoints.load(Ordering::Relaxed) + 1;
-        let place = (next & 1) as usize;
-        for (reader, events) in consumed {
-            self.chunk(reader.chunk).header.consumed[place].store(events as u32, Ordering::Relaxed);
-        }
-        header.csv_len[place].store(csv_len, Ordering::Relaxed);
-        header.names_len[place].store(names_len, Ordering::Relaxed);
-        header.part[place].store(self.part.load(Ordering::Relaxed), Ordering::Relaxed);
-        // This store must not become visible before those above.
-        header.checkpoints.store(next, Ordering::Release);
+    /// The header of the journal.
+    pub(super) fn header(&self) -> &JournalHeader {
+        // SAFETY: the mapping begins with the header and lives as long as `self`; everything in it that changes is
+        // atomic or in a cell.
+        unsafe { &*self.memory.as_ptr().cast::<JournalHeader>() }
     }
 
     /// Returns a drained chunk to the pool.
@@ -202,7 +165,7 @@ impl ChunkPool {
     }
 
     fn start(&self, run: Run) {
-        // SAFETY: the mapping is at least one chunk long and page aligned, and nothing else has it yet.
+        // SAFETY: the mapping begins with the header and is page aligned, and nothing else has it yet.
         let header = unsafe { &mut *self.memory.as_mut_ptr().cast::<JournalHeader>() };
         header.pid = AtomicU32::new(run.pid);
         header.rank = AtomicU32::new(run.rank);
@@ -212,6 +175,7 @@ impl ChunkPool {
         header.power2_divisions = AtomicU64::new(run.power2_divisions);
         header.rules = AtomicU64::new(run.rules);
         header.mount_namespace = AtomicU64::new(mount_namespace());
+        header.part = [AtomicU64::new(1), AtomicU64::new(1)];
         // Last: until now a reader finds no journal.
         std::sync::atomic::fence(Ordering::Release);
         header.magic = MAGIC;
@@ -220,11 +184,11 @@ impl ChunkPool {
         }
     }
 
-    fn chunk(&self, chunk: u32) -> &Chunk {
+    pub(super) fn chunk(&self, chunk: u32) -> &Chunk {
         assert!((chunk as usize) < self.chunks, "no such chunk");
         // SAFETY: the mapping holds `chunks` chunks behind the header of the journal and lives as long as
-        // `self`. A header consists of atomics and a slot is in a cell, so sharing them is sound.
-        unsafe { &*self.memory.as_ptr().add((chunk as usize + 1) * CHUNK_BYTES).cast::<Chunk>() }
+        // `self`. A chunk's header consists of atomics and a slot is in a cell, so sharing them is sound.
+        unsafe { &*self.memory.as_ptr().add(HEADER_BYTES + chunk as usize * CHUNK_BYTES).cast::<Chunk>() }
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use memtrace_trace::Event;
 
 use super::chunk_pool::ChunkPool;
-use super::overflow::Overflow;
+use super::overflow::{Overflow, OverflowEvent};
 use crate::control::Control;
 
 /// The value of [`LaneShared::pending`] and [`LaneShared::announced`] when the lane records no event.
@@ -27,8 +27,6 @@ pub(crate) struct LaneShared {
     pub(crate) chunk: AtomicU32,
     /// The number of events that the thread counted, dropped ones included.
     pub(crate) counted: AtomicU64,
-    /// The number of dropped events.
-    pub(crate) dropped: AtomicU64,
     /// The thread has ended: the lane gets no more events.
     pub(crate) closed: AtomicBool,
 }
@@ -91,6 +89,20 @@ impl EventQueue {
         std::mem::take(&mut *lock(&self.definitions))
     }
 
+    /// Puts an event that found no chunk on the overflow list; false when it is full, and then the event is counted as
+    /// dropped. Until the trace has the event, recovery counts it as lost, so it is counted first.
+    pub(crate) fn overflow(&self, kept: OverflowEvent) -> bool {
+        let losses = self.pool.losses(kept.lane);
+        if self.overflow.reserve() {
+            losses.overflowed.fetch_add(1, Ordering::Relaxed);
+            self.overflow.keep(kept);
+            true
+        } else {
+            losses.dropped.fetch_add(1, Ordering::Relaxed);
+            false
+        }
+    }
+
     /// Makes the shared part of a new lane.
     pub(crate) fn register_lane(&self) -> Arc<LaneShared> {
         let lane = Arc::new(LaneShared {
@@ -99,7 +111,6 @@ impl EventQueue {
             announced: AtomicU64::new(IDLE),
             chunk: AtomicU32::new(NO_CHUNK),
             counted: AtomicU64::new(0),
-            dropped: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         });
         lock(&self.new_lanes).push(Arc::clone(&lane));

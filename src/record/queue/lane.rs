@@ -204,11 +204,7 @@ impl Lane {
     fn drop_op(&mut self) {
         self.shared.counted.store(self.shared.counted.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         self.left_out += 1;
-        self.count_dropped();
-    }
-
-    fn count_dropped(&mut self) {
-        self.shared.dropped.store(self.shared.dropped.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.pool().losses(self.shared.id).dropped.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Adds a definition and the slots behind it; they are not counted.
@@ -240,9 +236,8 @@ impl Lane {
     fn push_slowly(&mut self, event: Event) {
         if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < 2) && !self.next_chunk() {
             let event = OverflowEvent { lane: self.shared.id, tid: self.tid, event };
-            if !self.queue.overflow.keep(event) {
+            if !self.queue.overflow(event) {
                 self.unreported += 1;
-                self.count_dropped();
             }
             return;
         }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_trace::event::Block;
 use memtrace_trace::event::bytes::{bytes_of, text_slots};
+use memtrace_trace::journal::Written;
 use memtrace_trace::{Event, Payload};
 use rustc_hash::FxHashMap;
 
@@ -56,8 +57,8 @@ struct Source {
 #[derive(Default)]
 pub(crate) struct Merge {
     sources: FxHashMap<u32, Source>,
-    /// Events dropped by lanes of threads that have ended.
-    dropped_by_the_gone: u64,
+    /// The events of the overflow list that were emitted.
+    overflow_emitted: u64,
 }
 
 impl Merge {
@@ -130,7 +131,8 @@ impl Merge {
         emit: &mut impl FnMut(u32, &Event) -> Result<(), E>,
     ) -> Result<bool, E> {
         let mut given = 0;
-        let mut sources: Vec<&mut Source> = self.sources.values_mut().collect();
+        let Merge { sources, overflow_emitted } = self;
+        let mut sources: Vec<&mut Source> = sources.values_mut().collect();
         sources.retain_mut(|source| source.peek().is_some());
         loop {
             // The two oldest heads: events come from the first lane until its clock passes that of the
@@ -158,6 +160,7 @@ impl Merge {
             let tid = source.tid;
             while let Some(event) = source.peek() {
                 emit(tid, event)?;
+                *overflow_emitted += u64::from(source.head_is_overflow);
                 source.next();
                 given += 1;
                 // At a tie, one event at a time: the totals decide which is next.
@@ -169,36 +172,29 @@ impl Merge {
         }
     }
 
-    /// The events emitted so far are in the file, which has `csv_len` bytes. Stores that in the journal and
-    /// recycles their chunks.
-    pub(crate) fn release(&mut self, queue: &'static EventQueue, csv_len: u64, names_len: u64) {
+    /// The events emitted so far are in the files. Stores that in the journal and recycles their chunks.
+    pub(crate) fn release(&mut self, queue: &'static EventQueue, written: Written, part: u32) {
         let consumed = self.sources.values().flat_map(|source| {
             let done = source.done.iter().map(|chunk| (*chunk, chunk.committed()));
             done.chain(source.chunks.front().map(|queued| (queued.chunk, source.slot)))
         });
-        queue.pool().checkpoint(csv_len, names_len, consumed);
+        queue.pool().checkpoint(written, part, self.overflow_emitted, consumed);
         for source in self.sources.values_mut() {
             for chunk in source.done.drain(..) {
                 queue.pool().recycle(chunk);
             }
         }
-        let gone = &mut self.dropped_by_the_gone;
         self.sources.retain(|_, source| {
             let closed = source.shared.closed.load(Ordering::Acquire);
             let is_empty = source.chunks.is_empty() && source.overflow.is_empty();
-            let over = closed && is_empty && queue.pool().full().is_empty() && queue.overflow.is_empty();
-            if over {
-                *gone += source.shared.dropped.load(Ordering::Relaxed);
-            }
-            !over
+            !(closed && is_empty && queue.pool().full().is_empty() && queue.overflow.is_empty())
         });
     }
 
-    /// The number of dropped events so far.
-    pub(crate) fn dropped(&self) -> u64 {
-        let live: u64 =
-            self.sources.values().map(|source| source.shared.dropped.load(Ordering::Relaxed)).sum();
-        self.dropped_by_the_gone + live
+    /// How many events are in no file and will not be, if nothing is emitted from now on: the dropped ones, and those
+    /// on the overflow list.
+    pub(crate) fn lost(&self, queue: &'static EventQueue) -> u64 {
+        queue.pool().dropped() + queue.pool().overflowed().saturating_sub(self.overflow_emitted)
     }
 
     /// Returns true if a thread is recording an event, or has announced one.

@@ -5,6 +5,7 @@
 
 pub(crate) mod chunk_pool;
 pub(crate) mod event_queue;
+pub(crate) mod journal_header;
 pub(crate) mod lane;
 pub(crate) mod merge;
 pub(crate) mod overflow;

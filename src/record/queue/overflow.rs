@@ -2,7 +2,8 @@
 //! thread fell behind.
 //!
 //! It is a lock-free stack. A descheduled lock holder would make the others wait, and with a thousand threads
-//! on two cores it would be descheduled for longer than a hook may wait. A kill loses these events.
+//! on two cores it would be descheduled for longer than a hook may wait. A kill loses these events, and the journal has
+//! their number.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -35,12 +36,17 @@ impl Overflow {
         Overflow { top: AtomicPtr::new(null_mut()), count: AtomicUsize::new(0) }
     }
 
-    /// Adds an event; false when the list is full.
-    pub(crate) fn keep(&self, kept: OverflowEvent) -> bool {
-        if self.count.fetch_add(1, Ordering::Relaxed) >= MAX_OVERFLOW {
+    /// Reserves room for an event; false when the list is full.
+    pub(crate) fn reserve(&self) -> bool {
+        let has_room = self.count.fetch_add(1, Ordering::Relaxed) < MAX_OVERFLOW;
+        if !has_room {
             self.count.fetch_sub(1, Ordering::Relaxed);
-            return false;
         }
+        has_room
+    }
+
+    /// Adds an event, after [`Overflow::reserve`].
+    pub(crate) fn keep(&self, kept: OverflowEvent) {
         let node = Box::into_raw(Box::new(Node { kept, below: null_mut() }));
         let push = |top: *mut Node| {
             // SAFETY: made above, and no other thread has it until it is on the stack.
@@ -49,7 +55,6 @@ impl Overflow {
         };
         // `push` always returns a new top, so this never fails.
         let _ = self.top.fetch_update(Ordering::AcqRel, Ordering::Acquire, push);
-        true
     }
 
     /// Takes all events, oldest first.
@@ -81,6 +86,14 @@ mod tests {
         Payload::FreeCompleted { address: 0 }.pack(Header::new(clock_ns, Api::CachingAllocator, 0))
     }
 
+    fn add(events: &Overflow, lane: u32, clock_ns: u64) -> bool {
+        let has_room = events.reserve();
+        if has_room {
+            events.keep(kept(lane, clock_ns));
+        }
+        has_room
+    }
+
     fn kept(lane: u32, clock_ns: u64) -> OverflowEvent {
         OverflowEvent { lane, tid: lane, event: event(clock_ns) }
     }
@@ -93,7 +106,7 @@ mod tests {
             let threads: Vec<_> = (0..8)
                 .map(|lane| {
                     let events = &events;
-                    scope.spawn(move || (0..2000).all(|clock| events.keep(kept(lane, clock))))
+                    scope.spawn(move || (0..2000).all(|clock| add(events, lane, clock)))
                 })
                 .collect();
             while threads.iter().any(|thread| !thread.is_finished()) {
@@ -112,10 +125,10 @@ mod tests {
     #[test]
     fn the_overflow_list_is_bounded_and_has_room_again_when_emptied() {
         let events = Overflow::new();
-        assert!((0..MAX_OVERFLOW as u64).all(|clock| events.keep(kept(0, clock))));
-        assert!(!events.keep(kept(0, 0)));
+        assert!((0..MAX_OVERFLOW as u64).all(|clock| add(&events, 0, clock)));
+        assert!(!add(&events, 0, 0));
         assert_eq!(events.take().len(), MAX_OVERFLOW);
-        assert!(events.keep(kept(0, 0)));
+        assert!(add(&events, 0, 0));
         events.take();
     }
 }

@@ -3,6 +3,8 @@
 mod compress;
 mod definitions_file;
 mod exit_summary;
+mod limits_reached;
+pub(crate) mod meta_row;
 mod oom_message;
 pub(crate) mod output;
 mod part;

@@ -43,10 +43,18 @@ fn is_local(folder: &Path) -> bool {
 }
 
 /// Creates the trace `<name>.csv` in `folder`, private and new, never through a link. Adds a number when the
-/// name is taken by an earlier process with the same id.
-pub(crate) fn create_trace(folder: &Path, name: &str) -> io::Result<(File, PathBuf)> {
+/// name is taken by an earlier process with the same id. Calls `announce` with a path before it is created.
+pub(crate) fn create_trace(
+    folder: &Path,
+    name: &str,
+    announce: impl Fn(&Path),
+) -> io::Result<(File, PathBuf)> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    create_numbered(|suffix| folder.join(files::trace_name(name, suffix)))
+    create_numbered(|suffix| {
+        let path = folder.join(files::trace_name(name, suffix));
+        announce(&path);
+        path
+    })
 }
 
 /// Creates the file of a later part beside the first. Until its opening rows are complete, its name is not

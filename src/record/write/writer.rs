@@ -4,17 +4,20 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
 use memtrace_encode::Encoder;
+use memtrace_trace::Meta;
 use memtrace_trace::config::Level;
-use memtrace_trace::end_row::Ending;
-use memtrace_trace::{Meta, SCHEMA_VERSION};
+use memtrace_trace::end_row::{Ending, refused_names_word};
+use memtrace_trace::journal::Written;
 
 use super::compress::Compressor;
 use super::definitions_file::DefinitionsFile;
 use super::exit_summary;
+use super::limits_reached::LimitsReached;
+use super::meta_row;
 use super::oom_message::OomMessages;
 use super::output;
 use super::part::{Part, RowFile};
@@ -22,7 +25,9 @@ use super::sampling::Sampler;
 use super::thread::{answer_until_finish, end_like_main_thread, is_alone, start_thread};
 use crate::clock::{self, Ruler};
 use crate::control::{Command, Control};
+use crate::intern;
 use crate::queue::event_queue::EventQueue;
+use crate::queue::journal_header::MetaText;
 use crate::queue::merge::Merge;
 use crate::session::Session;
 
@@ -76,6 +81,7 @@ struct Writer {
     finishing: bool,
     /// No journal holds the events that are not in the file yet; see [`Writer::suspend`].
     without_journal: bool,
+    limits: LimitsReached,
 }
 
 impl Writer {
@@ -114,36 +120,33 @@ impl Writer {
         control: &'static Control,
         start_ns: u64,
     ) -> Result<Writer, String> {
+        let pool = queue.pool();
+        let pid = std::process::id();
+        let mut meta = meta_row::first(session, pool, start_ns);
         let name = session.named(&session.settings.name);
-        let (file, path) = output::create_trace(&session.out, &name).map_err(|error| {
-            format!("{}: {error}; set MEMTRACE_OUT to a folder that can be written", session.out.display())
-        })?;
-        queue.pool().set_trace(&path);
-        if let Some(journal) = queue.pool().path() {
+        let (file, path) =
+            output::create_trace(&session.out, &name, |path| pool.set_trace(path)).map_err(|error| {
+                format!(
+                    "{}: {error}; set MEMTRACE_OUT to a folder that can be written",
+                    session.out.display()
+                )
+            })?;
+        if let Some(journal) = pool.path() {
             memtrace_recover::sweep(&memtrace_trace::journal::folders(), Some(journal));
         }
-        let pid = std::process::id();
-        let mut meta = Meta {
-            schema: SCHEMA_VERSION.to_owned(),
-            memtrace: env!("CARGO_PKG_VERSION").to_owned(),
-            start_unix_ns: unix_ns_at(start_ns),
-            host: session.host.clone(),
-            run_id: session.settings.run_id.clone(),
-            rank: session.rank,
-            part: 1,
-            journal: queue.pool().path().map(|path| path.display().to_string()).unwrap_or_default(),
-            ..Meta::default()
-        };
         (session.describe)(&mut meta);
+        meta_row::keep(pool, MetaText::Described, &meta);
         if session.settings.log >= Level::Info {
             (session.say)(&format!("tracing to {}", path.display()));
         }
+        let mut encoder = Encoder::new(start_ns, session.rank, pid, session.rounding, session.caching);
+        encoder.buffer_bytes = session.settings.buffer_bytes as u64;
         Ok(Writer {
             session,
             queue,
             control,
             merge: Merge::default(),
-            encoder: Encoder::new(start_ns, session.rank, pid, session.rounding, session.caching),
+            encoder,
             part: Part::new(RowFile::new(file), path.clone(), 0, 1),
             definitions: DefinitionsFile::new(queue.pool().path()),
             sampler: Sampler::new(session),
@@ -153,6 +156,7 @@ impl Writer {
             first: path,
             finishing: false,
             without_journal: false,
+            limits: LimitsReached::new(session),
         })
     }
 
@@ -237,7 +241,8 @@ impl Writer {
         self.compressor.restart();
         let place = self.encoder.place();
         let length = self.part.rows.flush()?;
-        self.encoder.end(clock::now_ns(), self.merge.dropped(), Ending::Exec, "", &mut self.part.rows)?;
+        let lost = self.merge.lost(self.queue);
+        self.encoder.end(clock::now_ns(), lost, Ending::Exec, "", &mut self.part.rows)?;
         self.flush()?;
         // The journal holds no other events, and after the `exec` nobody would remove it. A process that is killed
         // after a failed `exec` loses events that were not flushed, so from now on every pass flushes.
@@ -275,13 +280,14 @@ impl Writer {
         self.collect();
         self.encode(u64::MAX)?;
         self.ooms.print_when_tagged(true, &self.encoder, &self.meta, &self.part.path);
-        let more = (self.session.conclude)();
-        let dropped = self.merge.dropped();
-        self.encoder.end(clock::now_ns(), dropped, Ending::Exit, more.trim_end(), &mut self.part.rows)?;
+        let more = refused_names_word(intern::refused()) + &(self.session.conclude)();
+        let lost = self.merge.lost(self.queue);
+        self.encoder.end(clock::now_ns(), lost, Ending::Exit, more.trim_end(), &mut self.part.rows)?;
         self.flush()?;
         self.queue.pool().remove_file();
         self.compressor.add(self.part.path.clone());
         self.compressor.finish(|| self.control.note_progress());
+        self.limits.conclude(lost);
         exit_summary::print(self.session, &self.encoder, &self.first);
         Ok(())
     }
@@ -303,8 +309,8 @@ impl Writer {
         self.encoder.open_part(now, json, &mut rows)?;
         let csv_len = rows.flush()?;
         let path = output::publish_part(&path)?;
-        self.queue.pool().set_part(number);
-        self.merge.release(self.queue, csv_len, names_len);
+        let written = Written { csv_len, names_len, reported_lost: self.encoder.reported_lost() };
+        self.merge.release(self.queue, written, number);
         let part = Part::new(rows, path, csv_len, self.encoder.rows());
         let mut old = std::mem::replace(&mut self.part, part);
         old.rows.flush()?;
@@ -353,15 +359,10 @@ impl Writer {
         output::still_ours(self.part.rows.file(), &self.part.path)?;
         let names_len = self.definitions.flush();
         let csv_len = self.part.flush(&mut self.encoder)?;
-        self.merge.release(self.queue, csv_len, names_len);
+        let written = Written { csv_len, names_len, reported_lost: self.encoder.reported_lost() };
+        self.merge.release(self.queue, written, self.meta.part);
+        self.limits.look(self.queue.pool());
         let is_full = self.part.is_full(csv_len, self.encoder.rows(), &self.session.settings);
         if is_full && !self.finishing { self.rotate(names_len) } else { Ok(()) }
     }
-}
-
-/// The wall clock at a reading of the monotonic clock, ns since the Unix epoch.
-fn unix_ns_at(clock_ns: u64) -> i64 {
-    let ago = clock::now_ns().saturating_sub(clock_ns);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i64);
-    now - ago as i64
 }

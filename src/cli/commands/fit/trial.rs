@@ -153,6 +153,7 @@ fn says_out_of_memory(text: &str) -> bool {
 
 /// Reads the peaks of a run from its traces, and describes the request that ran out of memory, if any.
 fn measure(folder: &Path, run_id: &str) -> Result<(PeakUse, Option<String>)> {
+    recovery::begin(folder);
     let Ok(mut input) = trace_input::open_run(folder, run_id) else {
         return Ok((PeakUse::default(), None));
     };

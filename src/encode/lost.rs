@@ -1,0 +1,119 @@
+//! Lost events: their rows, and the end row with their number.
+
+use memtrace_trace::end_row::{EndText, Ending};
+use memtrace_trace::units::Unit;
+use memtrace_trace::{Event, EventName, Row};
+
+use crate::encoder::{Encoder, RowSink};
+
+/// The largest value of `MEMTRACE_BUFFER`.
+const LARGEST_BUFFER: u64 = 4 << 30;
+
+/// The most lost events that a row can have: no process records more, but a damaged journal may say so.
+const MOST_LOST: u64 = 1 << 40;
+
+/// A value of `MEMTRACE_BUFFER` with which a buffer of `bytes` would also have held `lost` more events; `None` when
+/// there is none.
+#[must_use]
+pub fn sufficient_buffer(bytes: u64, lost: u64) -> Option<String> {
+    // A third more: ops have no row as soon as three quarters are full.
+    let events = lost.saturating_mul(size_of::<Event>() as u64);
+    let needed = bytes.saturating_add(events.saturating_add(events / 3)).checked_next_power_of_two()?;
+    let needed = needed.max(1 << 20);
+    (needed <= LARGEST_BUFFER).then(|| match needed >> 30 {
+        0 => format!("{}m", needed >> 20),
+        gigabytes => format!("{gigabytes}g"),
+    })
+}
+
+/// Why events were lost, and what to do: for a buffer of `bytes`, 0 when unknown, after `lost` events.
+#[must_use]
+pub fn why_lost(bytes: u64, lost: u64) -> String {
+    if bytes == 0 {
+        return "the buffer was full; MEMTRACE_BUFFER makes it larger".to_owned();
+    }
+    let size = Unit::Auto.show(bytes as i64);
+    match sufficient_buffer(bytes, lost) {
+        Some(enough) => {
+            format!("the buffer of {size} was full; MEMTRACE_BUFFER={enough} would have held them")
+        }
+        None => {
+            format!("the buffer of {size} was full, and none is large enough; MEMTRACE_OPS=off records less")
+        }
+    }
+}
+
+impl Encoder {
+    /// Writes the end row, the last row of a complete file. `dropped` is the number of lost events so far,
+    /// `ending` the way the trace ended, and `more` has additional words.
+    ///
+    /// # Errors
+    /// The sink's.
+    pub fn end<S: RowSink>(
+        &mut self,
+        clock_ns: u64,
+        dropped: u64,
+        ending: Ending,
+        more: &str,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let dropped = dropped.min(MOST_LOST);
+        let unreported = dropped.saturating_sub(self.reported_lost);
+        if unreported > 0 {
+            self.lost(clock_ns, 0, unreported, sink)?;
+        }
+        let lost = dropped.max(self.reported_lost);
+        let name = EndText { ending, more, lost, anomalies: self.anomalies }.to_string();
+        self.emit(&Row { event: EventName::End, name: &name, ..self.blank(clock_ns) }, sink)
+    }
+
+    pub(crate) fn lost<S: RowSink>(
+        &mut self,
+        clock_ns: u64,
+        tid: u32,
+        events: u64,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let events = events.min(MOST_LOST);
+        self.reported_lost = self.reported_lost.saturating_add(events).min(MOST_LOST);
+        let name = format!("{events} events dropped: {}", why_lost(self.buffer_bytes, self.reported_lost));
+        let (event, requested_bytes) = (EventName::Lost, events as i64);
+        self.emit(&Row { event, tid: tid as i32, requested_bytes, name: &name, ..self.blank(clock_ns) }, sink)
+    }
+
+    /// How many lost events the rows so far report.
+    #[must_use]
+    pub fn reported_lost(&self) -> u64 {
+        self.reported_lost
+    }
+
+    /// The rows so far, with those of earlier parts, report this many lost events.
+    pub fn set_reported_lost(&mut self, events: u64) {
+        self.reported_lost = events.min(MOST_LOST);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sufficient_buffer_holds_the_lost_events_too() {
+        assert_eq!(sufficient_buffer(16 << 20, 1).as_deref(), Some("32m"));
+        assert_eq!(sufficient_buffer(1 << 20, 2_312_339).as_deref(), Some("256m"));
+        assert_eq!(sufficient_buffer(16 << 20, 20_000_000).as_deref(), Some("2g"));
+        assert_eq!(sufficient_buffer(16 << 20, 60_000_000), None);
+        assert_eq!(sufficient_buffer(16 << 20, u64::MAX), None);
+    }
+
+    #[test]
+    fn the_reason_of_a_loss_says_what_to_do() {
+        assert!(
+            why_lost(1 << 20, 5).contains("1.00 MiB was full; MEMTRACE_BUFFER=2m"),
+            "{}",
+            why_lost(1 << 20, 5)
+        );
+        assert!(why_lost(1 << 20, u64::MAX).contains("MEMTRACE_OPS=off"));
+        assert!(why_lost(0, 5).contains("MEMTRACE_BUFFER makes it larger"));
+    }
+}

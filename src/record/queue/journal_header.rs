@@ -1,0 +1,117 @@
+//! The header of the journal: what recovery must know besides the chunks.
+//!
+//! Only the writer thread stores here, except the counts of lost events.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use memtrace_trace::journal::{LOSS_SHARDS, Losses, MAX_META, MAX_PATH, Written};
+
+use super::chunk_pool::{ChunkPool, ChunkReader};
+
+/// The places of the two JSON texts of the meta row.
+#[derive(Clone, Copy)]
+pub(crate) enum MetaText {
+    /// What is known at the start.
+    First = 0,
+    /// With what only a running CUDA knows.
+    Described = 1,
+}
+
+impl ChunkPool {
+    /// Stores the path of the trace in the journal, before the trace exists.
+    pub(crate) fn set_trace(&self, path: &Path) {
+        use std::os::unix::ffi::OsStrExt;
+        let bytes = path.as_os_str().as_bytes();
+        if bytes.len() > MAX_PATH {
+            return;
+        }
+        let header = self.header();
+        header.trace_len.store(0, Ordering::Release);
+        // SAFETY: only the writer thread writes the path, and nothing in this process reads it.
+        unsafe { (&mut *header.trace.get())[..bytes.len()].copy_from_slice(bytes) };
+        header.trace_len.store(bytes.len() as u64, Ordering::Release);
+    }
+
+    /// Stores the JSON of the meta row in the journal, once for each place. False when it is too long.
+    pub(crate) fn set_meta(&self, place: MetaText, json: &str) -> bool {
+        if json.len() > MAX_META {
+            return false;
+        }
+        let header = self.header();
+        // SAFETY: as for the path; a reader of the journal looks at the text only once its length is there.
+        unsafe { (&mut *header.meta[place as usize].get())[..json.len()].copy_from_slice(json.as_bytes()) };
+        header.meta_len[place as usize].store(json.len() as u64, Ordering::Release);
+        true
+    }
+
+    /// Stores a checkpoint: what the files have, the part that `csv_len` belongs to, how many events of the overflow
+    /// list are in the trace, and how many of each used chunk.
+    pub(crate) fn checkpoint(
+        &self,
+        written: Written,
+        part: u32,
+        overflow_written: u64,
+        consumed: impl Iterator<Item = (ChunkReader, usize)>,
+    ) {
+        let header = self.header();
+        let next = header.checkpoints.load(Ordering::Relaxed) + 1;
+        let place = (next & 1) as usize;
+        for (reader, events) in consumed {
+            self.chunk(reader.number()).header.consumed[place].store(events as u32, Ordering::Relaxed);
+        }
+        header.csv_len[place].store(written.csv_len, Ordering::Relaxed);
+        header.names_len[place].store(written.names_len, Ordering::Relaxed);
+        header.reported_lost[place].store(written.reported_lost, Ordering::Relaxed);
+        header.overflow_written[place].store(overflow_written, Ordering::Relaxed);
+        header.part[place].store(u64::from(part), Ordering::Relaxed);
+        // This store must not become visible before those above.
+        header.checkpoints.store(next, Ordering::Release);
+    }
+
+    /// Stores how often a name had no number of its own.
+    pub(crate) fn set_refused_names(&self, times: u64) {
+        self.header().refused_names.store(times, Ordering::Relaxed);
+    }
+
+    /// The counts in which a lane counts its lost events.
+    pub(crate) fn losses(&self, lane: u32) -> &Losses {
+        &self.header().losses[lane as usize % LOSS_SHARDS]
+    }
+
+    /// The number of events dropped so far.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.header().losses.iter().map(|losses| losses.dropped.load(Ordering::Relaxed)).sum()
+    }
+
+    /// The number of events that were put on the overflow list so far.
+    pub(crate) fn overflowed(&self) -> u64 {
+        self.header().losses.iter().map(|losses| losses.overflowed.load(Ordering::Relaxed)).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memtrace_trace::journal::{CHUNK_BYTES, Run};
+
+    #[test]
+    fn the_journal_has_two_meta_texts_and_refuses_a_long_one() {
+        let pool = ChunkPool::new(8 * CHUNK_BYTES, &[], "none", Run::default()).unwrap();
+        assert!(pool.set_meta(MetaText::First, "{}"));
+        assert!(!pool.set_meta(MetaText::Described, &"x".repeat(MAX_META + 1)));
+        assert!(pool.set_meta(MetaText::Described, &"x".repeat(MAX_META)));
+        let lengths = pool.header().meta_len.iter().map(|length| length.load(Ordering::Relaxed));
+        assert!(lengths.eq([2, MAX_META as u64]));
+    }
+
+    #[test]
+    fn the_journal_sums_the_losses_of_all_lanes() {
+        let pool = ChunkPool::new(8 * CHUNK_BYTES, &[], "none", Run::default()).unwrap();
+        for lane in 0..1000 {
+            pool.losses(lane).dropped.fetch_add(2, Ordering::Relaxed);
+            pool.losses(lane).overflowed.fetch_add(1, Ordering::Relaxed);
+        }
+        assert_eq!((pool.dropped(), pool.overflowed()), (2000, 1000));
+    }
+}

@@ -1,0 +1,58 @@
+//! Messages on stderr about limits that were reached: lost events, and too many names.
+
+use memtrace_encode::lost::why_lost;
+use memtrace_trace::config::Level;
+use memtrace_trace::units::Unit;
+
+use crate::intern;
+use crate::queue::chunk_pool::ChunkPool;
+use crate::session::Session;
+
+/// Says once that a limit is reached, when it happens: a program that is killed later says nothing.
+pub(crate) struct LimitsReached {
+    session: &'static Session,
+    said_lost: bool,
+    said_names: bool,
+}
+
+impl LimitsReached {
+    pub(crate) fn new(session: &'static Session) -> LimitsReached {
+        LimitsReached { session, said_lost: false, said_names: false }
+    }
+
+    /// Looks at the limits; called at each checkpoint.
+    pub(crate) fn look(&mut self, pool: &ChunkPool) {
+        if !self.said_lost && pool.dropped() > 0 {
+            self.said_lost = true;
+            let size = Unit::Auto.show(self.session.settings.buffer_bytes as i64);
+            self.say(&format!(
+                "events are being lost: they come faster than they are written, and the buffer of {size} is full; a larger MEMTRACE_BUFFER holds more"
+            ));
+        }
+        let refused = intern::refused();
+        if refused > 0 {
+            pool.set_refused_names(refused);
+        }
+        if !self.said_names && refused > 0 {
+            self.said_names = true;
+            self.say(&format!(
+                "the program uses too many names of ranges, modules or ops: new ones are recorded as {}; use fewer different names, or set MEMTRACE_BUFFER to a larger size",
+                intern::TOO_MANY
+            ));
+        }
+    }
+
+    /// Says at the end how many events were lost.
+    pub(crate) fn conclude(&self, lost: u64) {
+        if lost > 0 {
+            let why = why_lost(self.session.settings.buffer_bytes as u64, lost);
+            self.say(&format!("{lost} events were lost: {why}"));
+        }
+    }
+
+    fn say(&self, line: &str) {
+        if self.session.settings.log >= Level::Warn {
+            (self.session.say)(line);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Repair of traces from journals that the tests make.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use memtrace_trace::csv::{RowReader, RowWriter};
+use memtrace_trace::event::{AllocCall, Call};
+use memtrace_trace::journal::{Run, journal_name};
+use memtrace_trace::{Api, Event, EventName, Header, Meta, Payload, Row, SCHEMA_VERSION};
+
+use crate::testing::{Checkpoints, Head, Left, journal_with, of_trace};
+use crate::{Repaired, begin, repair};
+
+/// No process has this id.
+const NOBODY: u32 = u32::MAX - 1;
+
+/// A folder with a trace and its journal.
+struct Killed {
+    folder: PathBuf,
+    csv: PathBuf,
+    journal: PathBuf,
+    json: String,
+    run: Run,
+}
+
+impl Killed {
+    fn new(name: &str) -> Killed {
+        let folder = std::env::temp_dir().join(format!("memtrace-recover-{name}-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let run = Run { pid: NOBODY, start_ns: 1000, process_start: 1, ..Run::default() };
+        // Every process of the tests has a journal of its own.
+        let journal = std::env::temp_dir().join(journal_name(std::process::id(), name.len() as u64));
+        let meta = Meta {
+            schema: SCHEMA_VERSION.to_owned(),
+            journal: journal.display().to_string(),
+            part: 1,
+            ..Meta::default()
+        };
+        let json = meta.to_json().unwrap();
+        Killed { csv: folder.join("vm.r0.1.csv"), folder, journal, json, run }
+    }
+
+    /// Writes the trace: a meta row and nothing else.
+    fn with_meta_row(self) -> Killed {
+        let mut writer = RowWriter::new(Vec::new());
+        writer.write(&Row { seq: 1, event: EventName::Meta, name: &self.json, ..Row::default() }).unwrap();
+        writer.flush().unwrap();
+        fs::write(&self.csv, writer.get_ref()).unwrap();
+        self
+    }
+
+    /// Writes the journal.
+    fn with_journal(self, at: &Checkpoints, losses: [u64; 2], events: Vec<Event>) -> Killed {
+        let head = Head { losses, meta: &self.json };
+        let chunk = Left {
+            owner: [7, 0, 0],
+            in_use: true,
+            committed: events.len() as u32,
+            consumed: [0; 2],
+            slots: events,
+        };
+        let bytes = journal_with(&head, &self.run, at, &[chunk]);
+        fs::write(&self.journal, of_trace(bytes, &self.csv)).unwrap();
+        self
+    }
+
+    fn rows(&self) -> Vec<(EventName, i64, String)> {
+        let mut reader = RowReader::open(&self.csv).unwrap();
+        let mut rows = Vec::new();
+        while let Some(row) = reader.next_row().unwrap() {
+            rows.push((row.event, row.requested_bytes, row.name.to_owned()));
+        }
+        rows
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+        let _ = fs::remove_file(&self.journal);
+    }
+}
+
+fn alloc(clock_ns: u64) -> Event {
+    let call = Call {
+        address: clock_ns << 9,
+        bytes: 512,
+        status: 0,
+        latency_ns: 1,
+        library: 0,
+        pool: 0,
+        from_torch_allocator: false,
+        unreported: false,
+    };
+    let alloc = AllocCall { call, requested: 512, handle: 0 };
+    Payload::DeviceAlloc(alloc).pack(Header::new(clock_ns, Api::CudaMalloc, 0))
+}
+
+fn lost(clock_ns: u64, events: u64) -> Event {
+    Payload::Lost { events }.pack(Header::new(clock_ns, Api::Memtrace, 0))
+}
+
+#[test]
+fn repair_reports_events_that_were_dropped_or_died_with_the_overflow_list() {
+    let at = Checkpoints { count: 2, overflow_written: [40, 0], parts: [1, 1], ..Checkpoints::default() };
+    let killed = Killed::new("lost").with_meta_row();
+    let at = Checkpoints { csv: [fs::metadata(&killed.csv).unwrap().len(); 2], ..at };
+    // 30 dropped, 10 of which a row in the journal reports; 45 on the list, of which the trace has 40.
+    let killed = killed.with_journal(&at, [30, 45], vec![alloc(2000), lost(2001, 10)]);
+    let Ok(Repaired::Finished { rows: 4, lost: 35, .. }) = repair(&killed.csv) else { panic!() };
+    let rows = killed.rows();
+    let told: Vec<i64> = rows.iter().filter(|row| row.0 == EventName::Lost).map(|row| row.1).collect();
+    assert_eq!(told, [10, 25]);
+    let (event, _, end) = rows.last().unwrap();
+    assert_eq!(*event, EventName::End);
+    assert!(end.starts_with("killed lost=35 "), "{end}");
+    assert!(rows[3].2.contains("MEMTRACE_BUFFER=1m"), "{}", rows[3].2);
+}
+
+#[test]
+fn repair_does_not_report_again_what_earlier_parts_report() {
+    let at = Checkpoints { count: 1, reported_lost: [0, 12], parts: [1, 1], ..Checkpoints::default() };
+    let killed = Killed::new("earlier parts").with_meta_row();
+    let at = Checkpoints { csv: [fs::metadata(&killed.csv).unwrap().len(); 2], ..at };
+    let killed = killed.with_journal(&at, [12, 0], vec![alloc(2000)]);
+    assert!(matches!(repair(&killed.csv), Ok(Repaired::Finished { lost: 12, .. })));
+    let rows = killed.rows();
+    assert!(rows.iter().all(|row| row.0 != EventName::Lost), "{rows:?}");
+    assert!(rows.last().unwrap().2.starts_with("killed lost=12 "));
+}
+
+#[test]
+fn journal_of_another_version_is_left_alone() {
+    let killed = Killed::new("another version").with_meta_row();
+    fs::write(&killed.journal, b"MEMTRJ02 and so on").unwrap();
+    let before = fs::read(&killed.csv).unwrap();
+    assert!(matches!(repair(&killed.csv), Ok(Repaired::Refused(_))));
+    assert_eq!(fs::read(&killed.csv).unwrap(), before);
+    assert!(killed.journal.exists());
+}
+
+#[test]
+fn trace_without_rows_begins_with_the_meta_row_of_its_journal() {
+    for (name, left) in [("empty", Some("")), ("cut header row", Some("seq,ts_")), ("not yet there", None)] {
+        let killed = Killed::new(name).with_journal(&Checkpoints::default(), [3, 0], vec![alloc(2000)]);
+        if let Some(left) = left {
+            fs::write(&killed.csv, left).unwrap();
+        }
+        assert_eq!(begin(&killed.folder).unwrap(), 1, "{name}");
+        // The second time there is nothing to do.
+        assert_eq!(begin(&killed.folder).unwrap(), 0, "{name}");
+        assert!(matches!(repair(&killed.csv), Ok(Repaired::Finished { lost: 3, .. })), "{name}");
+        let events: Vec<EventName> = killed.rows().iter().map(|row| row.0).collect();
+        let expected = [EventName::Meta, EventName::ExtAlloc, EventName::Lost, EventName::End];
+        assert_eq!(events, expected, "{name}");
+        assert!(!killed.journal.exists());
+    }
+}
+
+#[test]
+fn begin_changes_no_trace_that_has_rows_and_no_other_folder() {
+    let killed = Killed::new("has rows").with_meta_row();
+    let killed = killed.with_journal(&Checkpoints::default(), [0, 0], vec![alloc(2000)]);
+    let before = fs::read(&killed.csv).unwrap();
+    assert_eq!(begin(&killed.folder).unwrap(), 0);
+    fs::write(&killed.csv, "").unwrap();
+    assert_eq!(begin(Path::new("/proc")).unwrap(), 0);
+    assert_eq!(fs::read(&killed.csv).unwrap(), b"");
+    // A link in the place of the trace is not followed.
+    let victim = killed.folder.join("victim");
+    fs::write(&victim, "").unwrap();
+    fs::remove_file(&killed.csv).unwrap();
+    std::os::unix::fs::symlink(&victim, &killed.csv).unwrap();
+    assert_eq!(begin(&killed.folder).unwrap(), 0);
+    assert_eq!(fs::read(&victim).unwrap(), b"");
+    assert!(!before.is_empty());
+}
