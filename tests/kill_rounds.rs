@@ -1,0 +1,31 @@
+//! Kills of traced programs, by `scripts/kill-rounds`: each event is in the trace or counted as lost.
+
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+
+use common::library;
+
+/// `scripts/kill-rounds` with this build and these arguments. Succeeds if each round does.
+fn kill_rounds(arguments: &[&str]) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let build = Path::new(env!("CARGO_BIN_EXE_memtrace")).parent().unwrap();
+    let mut command = Command::new(root.join("scripts/kill-rounds"));
+    command.arg("--build").arg(build).arg("--library").arg(library("libmemtrace.so"));
+    let output = command.args(arguments).output().expect("Python 3 is there");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains(" 0 exceptions"), "{text}");
+}
+
+#[test]
+fn sigkill_loses_no_event_that_is_not_counted() {
+    kill_rounds(&["--rounds", "12", "--overload", "0", "--seed", "1"]);
+}
+
+#[test]
+fn sigkill_under_overload_loses_no_event_that_is_not_counted() {
+    kill_rounds(&["--rounds", "8", "--overload", "1", "--seed", "2"]);
+}
