@@ -546,6 +546,30 @@ fn buffer_that_is_too_small_counts_and_reports_lost_events() {
 }
 
 #[test]
+fn names_beyond_the_limit_share_one_and_are_counted() {
+    runtime();
+    compiled("fakes/nvtools.c", "libnvToolsExt.so.1", &[]);
+    let program = compiled("ranges/many_names.c", "many_names", &["libnvToolsExt.so.1", RUNTIME]);
+    // The limit of names follows a buffer of 8 MiB at least.
+    let ran = Traced::new(&program, &["20000", "900"]).env("MEMTRACE_BUFFER", "4m").run();
+    assert_eq!(ran.status(), 0, "{}", ran.stderr());
+    assert_eq!(ran.stderr().matches("too many names").count(), 1 + 1, "{}", ran.stderr());
+    let [_, shared] = ran.numbers()[..] else { panic!("{}", ran.stdout()) };
+    assert!(shared < (4 << 20) + (64 << 10) + (10 << 20), "{shared} bytes in /dev/shm");
+    let trace = ran.trace();
+    assert!(trace.end_count("too_many_names") > 10_000, "{}", trace.end);
+    let modules: std::collections::HashSet<&str> =
+        trace.rows.iter().filter(|row| row.delta == 200).map(|row| row.module.as_str()).collect();
+    assert!(
+        modules.contains("(too many names)") && (2000..6000).contains(&modules.len()),
+        "{}",
+        modules.len()
+    );
+    // What comes later keeps its phase.
+    assert_eq!(owner(&trace, 300).0, "eval");
+}
+
+#[test]
 fn out_file_is_private_and_never_follows_a_link() {
     let threads = program("threads/threads");
     let traced = Traced::new(&threads, &["1", "10"]);

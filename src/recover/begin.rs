@@ -2,15 +2,18 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf, absolute};
 
-use memtrace_trace::csv::RowWriter;
+use memtrace_encode::Encoder;
+use memtrace_trace::csv::{RowReader, RowWriter};
 use memtrace_trace::files;
-use memtrace_trace::journal::{HEADER_BYTES, JournalName, MAGIC, folders, layout, mount_namespace};
-use rustix::fs::OFlags;
+use memtrace_trace::journal::{HEADER_BYTES, JournalName, MAGIC, Run, folders, layout, mount_namespace};
+use memtrace_trace::rounding::Rounding;
+use rustix::fs::{FlockOperation, OFlags};
 
 use crate::journal::{is_running, meta_of, run_of, trace_of, u64_at};
+use crate::named::{is_own, open_own};
 use crate::repair::FileRows;
 
 /// Gives the traces at `path`, a file or a folder, their meta row from their journals where the process was killed
@@ -55,41 +58,39 @@ fn begin_from(journal: &Path, wanted: &Path) -> io::Result<bool> {
     if namespace != 0 && namespace != mount_namespace() {
         return Ok(false);
     }
-    let Ok(owner) = file.metadata().map(|data| data.uid()) else { return Ok(false) };
-    if !is_of(owner, &trace) {
+    let bytes = first_rows(&header, json)?;
+    let row = RowReader::new(&trace, bytes.as_slice());
+    if !row.is_ok_and(|row| Path::new(&row.meta().journal) == journal) {
         return Ok(false);
     }
     if let Some(folder) = trace.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     }
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let mut options = OpenOptions::new();
-    options.write(true).create(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits() as i32);
-    let trace = options.open(&trace)?;
-    // In one write, and over what a killed write left: a reader sees the row or no row.
-    let run = run_of(&header);
-    let encoder = &mut memtrace_encode::Encoder::new(
-        run.start_ns,
-        run.rank as i32,
-        run.pid,
-        memtrace_trace::rounding::Rounding::default(),
-        false,
-    );
-    let mut rows = FileRows { writer: RowWriter::new(Vec::new()), rows: 0 };
-    encoder.meta(json, &mut rows)?;
-    rows.writer.flush()?;
-    trace.set_len(0)?;
-    (&trace).write_all(rows.writer.get_ref())?;
+    options.read(true).write(true).create(true).mode(0o600).custom_flags(flags);
+    let file = options.open(&trace)?;
+    if !is_own(&file.metadata()?) {
+        return Ok(false);
+    }
+    // Another command may begin the trace at the same time, and finish it at once: only the first may cut it.
+    rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
+    if has_meta_row(&trace) {
+        return Ok(false);
+    }
+    file.set_len(0)?;
+    (&file).write_all(&bytes)?;
     Ok(true)
 }
 
-/// Returns true if the trace, or its folder while there is no trace, belongs to the owner of the journal: anybody can put
-/// a file into `/dev/shm`. What does not exist yet belongs to the caller.
-fn is_of(owner: u32, trace: &Path) -> bool {
-    let place = fs::symlink_metadata(trace).or_else(|_| fs::metadata(trace.parent().unwrap_or(trace)));
-    match place {
-        Ok(place) => place.uid() == owner && !place.is_symlink(),
-        Err(_) => owner == rustix::process::geteuid().as_raw(),
-    }
+/// The header of the CSV and the meta row.
+fn first_rows(header: &[u8], json: &str) -> io::Result<Vec<u8>> {
+    let Run { start_ns, rank, pid, .. } = run_of(header);
+    let mut encoder = Encoder::new(start_ns, rank as i32, pid, Rounding::default(), false);
+    let mut rows = FileRows { writer: RowWriter::new(Vec::new()), rows: 0 };
+    encoder.meta(json, &mut rows)?;
+    rows.writer.flush()?;
+    Ok(rows.writer.get_ref().clone())
 }
 
 /// The path of a trace, with its folder as it is on the disk if it is there.
@@ -99,11 +100,9 @@ fn at_its_place(path: &Path) -> Option<PathBuf> {
     Some(fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned()).join(name))
 }
 
-/// Opens the journal and reads its header; `None` when it is none, or none of this version.
+/// Opens a journal of this user and reads its header; `None` when it is none, or none of this version.
 fn read_header(journal: &Path) -> Option<(File, Vec<u8>)> {
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(journal).ok()?;
-    file.metadata().ok().filter(fs::Metadata::is_file)?;
+    let (file, _) = open_own(journal).ok()??;
     let mut header = Vec::new();
     (&file).take(HEADER_BYTES as u64).read_to_end(&mut header).ok()?;
     header.starts_with(&MAGIC).then_some((file, header))

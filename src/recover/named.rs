@@ -117,7 +117,7 @@ impl Found {
 ///
 /// # Errors
 /// When the file cannot be opened.
-fn open_own(path: &Path) -> io::Result<Option<(File, u64)>> {
+pub(crate) fn open_own(path: &Path) -> io::Result<Option<(File, u64)>> {
     // Opening some devices has an effect.
     if !fs::symlink_metadata(path)?.is_file() {
         return Ok(None);
@@ -125,8 +125,12 @@ fn open_own(path: &Path) -> io::Result<Option<(File, u64)>> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
     let data = file.metadata()?;
-    let is_own = data.is_file() && data.uid() == rustix::process::geteuid().as_raw();
-    Ok((is_own && data.len() <= MOST_BYTES).then_some((file, data.len())))
+    Ok((is_own(&data) && data.len() <= MOST_BYTES).then_some((file, data.len())))
+}
+
+/// Returns true for a regular file of this user.
+pub(crate) fn is_own(data: &fs::Metadata) -> bool {
+    data.is_file() && data.uid() == rustix::process::geteuid().as_raw()
 }
 
 fn folder_of(path: &Path) -> &Path {

@@ -171,7 +171,32 @@ fn begin_changes_no_trace_that_has_rows_and_no_other_folder() {
     fs::write(&victim, "").unwrap();
     fs::remove_file(&killed.csv).unwrap();
     std::os::unix::fs::symlink(&victim, &killed.csv).unwrap();
-    assert_eq!(begin(&killed.folder).unwrap(), 0);
+    assert!(begin(&killed.folder).is_err());
     assert_eq!(fs::read(&victim).unwrap(), b"");
     assert!(!before.is_empty());
+}
+
+#[test]
+fn begin_takes_nothing_from_a_journal_whose_meta_row_is_another_ones() {
+    for json in ["", "{", "{\"journal\": \"/dev/zero\"}", "null"] {
+        let mut killed = Killed::new("meta of another");
+        killed.json = json.to_owned();
+        let killed = killed.with_journal(&Checkpoints::default(), [0, 0], vec![alloc(2000)]);
+        fs::write(&killed.csv, "").unwrap();
+        assert_eq!(begin(&killed.folder).unwrap(), 0, "{json}");
+        assert_eq!(fs::read(&killed.csv).unwrap(), b"", "{json}");
+    }
+}
+
+#[test]
+fn begin_and_repair_by_many_at_once_make_one_complete_trace() {
+    let killed = Killed::new("many at once");
+    let killed = killed.with_journal(&Checkpoints::default(), [3, 0], vec![alloc(2000)]);
+    fs::write(&killed.csv, "").unwrap();
+    let begun: u64 = std::thread::scope(|scope| {
+        let begins: Vec<_> = (0..8).map(|_| scope.spawn(|| begin(&killed.folder).unwrap())).collect();
+        begins.into_iter().map(|begin| begin.join().unwrap()).sum()
+    });
+    assert_eq!(begun, 1);
+    assert!(matches!(repair(&killed.csv), Ok(Repaired::Finished { lost: 3, .. })));
 }
