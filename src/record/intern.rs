@@ -24,7 +24,7 @@ pub(crate) const TOO_MANY: &str = "(too many names)";
 const MORE_CONTEXTS: usize = 1 << 10;
 
 /// The smallest buffer that the limits follow: a smaller one would lack room for the names of one model.
-const LEAST_BUFFER: usize = if cfg!(test) { 0 } else { 8 << 20 };
+const LEAST_BUFFER: usize = if cfg!(test) { 64 << 10 } else { 8 << 20 };
 
 /// The size of the buffer of events, which limits the definitions.
 static BUFFER: AtomicUsize = AtomicUsize::new(16 << 20);
