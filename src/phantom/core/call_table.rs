@@ -106,10 +106,24 @@ macro_rules! answers {
                 $($arg: $type),*
             ) -> $crate::core::call_table::returned!($($return)?) {
                 entries::$name.count_call();
+                $crate::core::call_table::refuse_by_rule!($name $($return)?);
                 $body
             }
         )*
     };
+}
+
+/// Returns from an exported function that the rules of its name refuse. A function that returns no status
+/// has no rule.
+macro_rules! refuse_by_rule {
+    ($name:ident) => {
+        const RULE: $crate::core::driver_state::Initialization =
+            $crate::core::driver_state::Initialization::of(stringify!($name));
+        if let Some(status) = RULE.refusal() {
+            return status;
+        }
+    };
+    ($name:ident $type:ty) => {};
 }
 
 /// The return type of an entry of `answers!`.
@@ -151,10 +165,11 @@ macro_rules! constant_answers {
             #[unsafe(no_mangle)]
             extern "C" fn $name() -> $crate::core::ffi::Status {
                 $module::$name.count_call();
+                $crate::core::call_table::refuse_by_rule!($name);
                 $answer
             }
         )*
     };
 }
 
-pub(crate) use {answers, by_contract, constant_answers, returned};
+pub(crate) use {answers, by_contract, constant_answers, refuse_by_rule, returned};

@@ -7,6 +7,7 @@ pub(crate) mod capture;
 pub(crate) mod clock;
 pub(crate) mod device;
 pub(crate) mod dlopen;
+pub(crate) mod driver_state;
 pub(crate) mod ffi;
 pub(crate) mod host_state;
 pub(crate) mod lock;

@@ -3,9 +3,12 @@
 //! The device runs behind the program, as a busy card does: queued work is done when the program waits for
 //! it, or when the device has worked [`LAG_NS`] longer. Time is device time ([`DeviceClock`]), so it is the
 //! same in every run.
+//!
+//! An event, a wait and a synchronization stand for exact work: a position in each of some streams
+//! ([`Work`]). A wait in a stream adds the positions of the event to all later work there, and an event that
+//! is recorded later has them, too, whatever devices the streams belong to.
 
 use std::cell::Cell;
-use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -29,15 +32,63 @@ pub(crate) struct Stream {
     /// Unique in the process.
     pub(crate) id: u64,
     clock: Arc<DeviceClock>,
-    /// Work queued up to this device time is done.
-    done_ns: AtomicU64,
-    /// Device time of the last work queued here.
+    /// The number of launches so far.
+    queued: AtomicU64,
+    /// Device time of the last launch.
     queued_ns: AtomicU64,
+    /// The launches up to this number are done.
+    done: AtomicU64,
+    /// The work of other streams that the next launch here waits for.
+    waits: Mutex<Work>,
     /// The capture that this stream takes part in, or 0.
     capture: AtomicU64,
-    /// Other streams that this one waits for, by their id, with the device time to wait for.
-    waits: Mutex<HashMap<u64, (&'static Stream, u64)>>,
     polls: AtomicU64,
+}
+
+/// A position in a stream: its launches up to a number.
+#[derive(Clone, Copy)]
+struct Position {
+    stream: &'static Stream,
+    launches: u64,
+    /// Device time of the last of them.
+    time_ns: u64,
+}
+
+impl Position {
+    fn reached(&self) -> bool {
+        self.launches <= self.stream.done.load(Ordering::Relaxed)
+            || self.time_ns + LAG_NS <= self.stream.clock.now()
+    }
+}
+
+/// Work of some streams: at most one position in each. What this work waited for belongs to it.
+#[derive(Clone, Default)]
+pub(crate) struct Work(Vec<Position>);
+
+impl Work {
+    /// Whether all of it is done.
+    pub(crate) fn reached(&self) -> bool {
+        self.0.iter().all(Position::reached)
+    }
+
+    /// Marks all of it as done, because the program waited for it.
+    pub(crate) fn complete(&self) {
+        for position in &self.0 {
+            position.stream.done.fetch_max(position.launches, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds other work, without what is done.
+    fn add(&mut self, other: &Self) {
+        self.0.retain(|position| !position.reached());
+        for &position in other.0.iter().filter(|position| !position.reached()) {
+            match self.0.iter_mut().find(|known| known.stream.id == position.stream.id) {
+                Some(known) if known.launches < position.launches => *known = position,
+                Some(_) => {}
+                None => self.0.push(position),
+            }
+        }
+    }
 }
 
 thread_local! {
@@ -60,10 +111,11 @@ impl Stream {
             flags,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             clock,
-            done_ns: AtomicU64::new(0),
+            queued: AtomicU64::new(0),
             queued_ns: AtomicU64::new(0),
-            capture: AtomicU64::new(0),
+            done: AtomicU64::new(0),
             waits: Mutex::default(),
+            capture: AtomicU64::new(0),
             polls: AtomicU64::new(0),
         }
     }
@@ -100,47 +152,34 @@ impl Stream {
         }
         self.clock.advance(cost_ns);
         self.queued_ns.store(self.clock.now(), Ordering::Relaxed);
+        self.queued.fetch_add(1, Ordering::Release);
     }
 
-    /// Returns true if work queued up to `time_ns` is done.
-    pub(crate) fn reached(&self, time_ns: u64) -> bool {
-        time_ns <= self.done_ns.load(Ordering::Relaxed) || time_ns + LAG_NS <= self.clock.now()
+    /// The work queued so far, with the work of other streams that it waits for.
+    pub(crate) fn work(&'static self) -> Work {
+        let mut work = Work::default();
+        work.add(&lock(&self.waits));
+        // The number first: a launch at the same time may only make the position later.
+        let launches = self.queued.load(Ordering::Acquire);
+        let time_ns = self.queued_ns.load(Ordering::Relaxed);
+        work.add(&Work(vec![Position { stream: self, launches, time_ns }]));
+        work
     }
 
-    /// Marks the work up to `time_ns` as done, because the program waited for it.
-    pub(crate) fn wait_until(&self, time_ns: u64) {
-        let before = self.done_ns.fetch_max(time_ns, Ordering::Relaxed);
-        if before >= time_ns {
-            return;
-        }
-        // The work that this stream waited for is done too. Taken out first: two streams may wait for each
-        // other.
-        let waits = std::mem::take(&mut *lock(&self.waits));
-        for (other, time_ns) in waits.into_values() {
-            other.wait_until(time_ns);
-        }
+    /// Makes later work here wait for other work.
+    pub(crate) fn wait_for(&self, work: &Work) {
+        lock(&self.waits).add(work);
     }
 
-    /// Makes later work here wait for the work of another stream up to `time_ns`.
-    pub(crate) fn wait_for(&self, other: &'static Stream, time_ns: u64) {
-        if other.reached(time_ns) || self.id == other.id {
-            return;
-        }
-        let mut waits = lock(&self.waits);
-        let (_, until) = waits.entry(other.id).or_insert((other, 0));
-        *until = (*until).max(time_ns);
-    }
-
-    /// Returns true if all queued work is done. After [`MAX_POLLS`] unsuccessful polls, the next one
-    /// succeeds.
-    pub(crate) fn poll(&self) -> bool {
-        let queued = self.queued_ns.load(Ordering::Relaxed);
-        if self.reached(queued) {
+    /// Whether all queued work is done. After [`MAX_POLLS`] unsuccessful polls, the next one succeeds.
+    pub(crate) fn poll(&'static self) -> bool {
+        let work = self.work();
+        if work.reached() {
             self.polls.store(0, Ordering::Relaxed);
             return true;
         }
         if self.polls.fetch_add(1, Ordering::Relaxed) >= MAX_POLLS {
-            self.wait_until(queued);
+            work.complete();
         }
         false
     }
@@ -150,36 +189,88 @@ impl Stream {
 mod tests {
     use super::*;
 
+    /// Streams that share a clock, as those of one device do.
+    fn streams<const N: usize>(clock: &Arc<DeviceClock>) -> [&'static Stream; N] {
+        std::array::from_fn(|_| &*Box::leak(Box::new(Stream::new(0, Arc::clone(clock), 0, 0))))
+    }
+
     #[test]
-    fn stream_work_is_done_after_the_lag_or_a_wait() {
-        let stream = Stream::new(0, Arc::default(), 0, 0);
+    fn work_is_done_after_the_lag_or_a_wait() {
+        let [stream] = streams(&Arc::default());
         stream.launch(1000);
-        let queued = stream.clock().now();
-        assert!(!stream.reached(queued));
+        let work = stream.work();
+        assert!(!work.reached());
         stream.launch(LAG_NS);
-        assert!(stream.reached(queued));
-        let queued = stream.clock().now();
-        stream.wait_until(queued);
+        assert!(work.reached() && !stream.work().reached());
+        stream.work().complete();
         assert!(stream.poll());
     }
 
     #[test]
     fn a_wait_completes_the_streams_that_a_stream_waits_for() {
-        let clock = Arc::<DeviceClock>::default();
-        let [first, second]: [&'static Stream; 2] =
-            [0, 1].map(|_| &*Box::leak(Box::new(Stream::new(0, Arc::clone(&clock), 0, 0))));
+        let [first, second] = streams(&Arc::default());
         first.launch(1000);
-        let queued = clock.now();
-        second.wait_for(first, queued);
+        second.wait_for(&first.work());
         second.launch(1000);
-        assert!(!first.reached(queued));
-        second.wait_until(clock.now());
-        assert!(first.reached(queued));
+        assert!(!first.work().reached());
+        second.work().complete();
+        assert!(first.work().reached());
+    }
+
+    #[test]
+    fn a_wait_for_another_device_counts_even_when_nothing_follows_it() {
+        let [near] = streams(&Arc::default());
+        let [far] = streams(&Arc::default());
+        far.launch(1000);
+        near.wait_for(&far.work());
+        // The clock of the near device stands still, so time alone does not complete the work.
+        assert!(!near.work().reached());
+        near.work().complete();
+        assert!(far.work().reached() && near.work().reached());
+    }
+
+    #[test]
+    fn an_event_does_not_stand_for_a_wait_that_follows_it() {
+        let [first, second, third] = streams(&Arc::default());
+        first.launch(1000);
+        third.launch(1000);
+        second.launch(1000);
+        let event = second.work();
+        second.wait_for(&first.work());
+        event.complete();
+        assert!(!first.work().reached() && !third.work().reached());
+        // Nor does work that another stream queued after the event for which this one waits.
+        let early = first.work();
+        first.launch(1000);
+        second.wait_for(&early);
+        second.work().complete();
+        assert!(early.reached() && !first.work().reached());
+    }
+
+    #[test]
+    fn a_wait_passes_through_a_stream_in_between() {
+        let [first, second, third] = streams(&Arc::default());
+        first.launch(1000);
+        second.wait_for(&first.work());
+        third.wait_for(&second.work());
+        third.work().complete();
+        assert!(first.work().reached());
+    }
+
+    #[test]
+    fn two_streams_that_wait_for_each_other_keep_few_positions() {
+        let [first, second] = streams(&Arc::default());
+        first.launch(1000);
+        for _ in 0..10_000 {
+            second.wait_for(&first.work());
+            first.wait_for(&second.work());
+        }
+        assert!(first.work().0.len() <= 2 && !second.work().reached());
     }
 
     #[test]
     fn a_loop_that_polls_a_stream_ends() {
-        let stream = Stream::new(0, Arc::default(), 0, 0);
+        let [stream] = streams(&Arc::default());
         stream.launch(1000);
         let polls = (0..1000).take_while(|_| !stream.poll()).count() as u64;
         assert_eq!(polls, MAX_POLLS + 1);

@@ -7,7 +7,8 @@ use cudarc::driver::sys::cudaError_enum;
 
 use crate::core::call_table::{answers, by_contract};
 use crate::core::device::{context_handle, device_of_context};
-use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, NO_DEVICE, OK, Out, Status, Word, codes};
+use crate::core::driver_state::initialize;
+use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, OK, Out, Status, Word, codes};
 use crate::core::host_state::{current_index, device, host_state, set_current};
 use crate::core::lock::lock;
 use crate::cuda::device_attributes::{
@@ -37,6 +38,7 @@ codes!(cudaError_enum {
     CUDA_SUCCESS,
     CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_ERROR_NOT_INITIALIZED,
     CUDA_ERROR_NO_DEVICE,
     CUDA_ERROR_INVALID_DEVICE,
     CUDA_ERROR_INVALID_HANDLE,
@@ -51,6 +53,7 @@ fn error_text(status: Status) -> &'static CStr {
         CUDA_SUCCESS => c"no error",
         CUDA_ERROR_INVALID_VALUE => c"invalid argument",
         CUDA_ERROR_OUT_OF_MEMORY => c"out of memory",
+        CUDA_ERROR_NOT_INITIALIZED => c"initialization error",
         CUDA_ERROR_NO_DEVICE => c"no CUDA-capable device is detected",
         CUDA_ERROR_INVALID_DEVICE => c"invalid device ordinal",
         CUDA_ERROR_INVALID_HANDLE => c"invalid resource handle",
@@ -67,6 +70,7 @@ fn error_name(status: Status) -> &'static CStr {
         CUDA_SUCCESS => c"CUDA_SUCCESS",
         CUDA_ERROR_INVALID_VALUE => c"CUDA_ERROR_INVALID_VALUE",
         CUDA_ERROR_OUT_OF_MEMORY => c"CUDA_ERROR_OUT_OF_MEMORY",
+        CUDA_ERROR_NOT_INITIALIZED => c"CUDA_ERROR_NOT_INITIALIZED",
         CUDA_ERROR_NO_DEVICE => c"CUDA_ERROR_NO_DEVICE",
         CUDA_ERROR_INVALID_DEVICE => c"CUDA_ERROR_INVALID_DEVICE",
         CUDA_ERROR_INVALID_HANDLE => c"CUDA_ERROR_INVALID_HANDLE",
@@ -120,7 +124,8 @@ fn library_of(address: *mut libc::c_void) -> Option<String> {
 }
 
 answers! {
-    Real fn cuInit(_flags: u32) { if host_state().devices.is_empty() { NO_DEVICE } else { OK } }
+    /// "Currently, the Flags parameter must be 0" (`cuda.h`).
+    Real fn cuInit(flags: u32) { if flags == 0 { initialize() } else { INVALID_VALUE } }
     Real fn cuDriverGetVersion(out: Out<c_int>) { out.give(driver_version()) }
     Real fn cuGetErrorString(status: Status, out: Out<*const c_char>) {
         out.give(error_text(status).as_ptr())

@@ -1,91 +1,98 @@
 //! Events: a point in the work of a stream, and its device time.
 
 use std::ffi::c_int;
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::Mutex;
 
 use crate::core::call_table::answers;
 use crate::core::capture;
 use crate::core::ffi::{Handle, INVALID_HANDLE, INVALID_VALUE, NOT_READY, OK, Out, Status, Word};
-use crate::core::host_state::fail;
-use crate::core::stream::{MAX_POLLS, Stream, thread_only_observes};
+use crate::core::host_state::{current, fail};
+use crate::core::lock::lock;
+use crate::core::stream::{MAX_POLLS, Stream, Work, thread_only_observes};
 use crate::cuda::streams::StreamHandle;
 
 /// An event. One that was never recorded counts as reached.
 pub(crate) struct Event {
-    /// The stream in which it was recorded last, or null. Only written from a `&'static Stream`.
-    stream: AtomicPtr<Stream>,
-    /// The device time of that recording.
-    time_ns: AtomicU64,
-    /// The capture during which it was recorded, or 0.
-    capture: AtomicU64,
-    /// Unsuccessful polls since then while the device did no work.
-    polls: AtomicU64,
-    /// The device time of the last poll.
-    polled_at_ns: AtomicU64,
-    /// True if the event records time.
+    /// The index of the device that was current when it was created.
+    device: usize,
+    /// Whether the event records time.
     timed: bool,
+    recording: Mutex<Recording>,
+}
+
+/// The last recording of an event.
+#[derive(Default)]
+struct Recording {
+    /// The stream, `None` before the first recording.
+    stream: Option<&'static Stream>,
+    /// The work before it.
+    work: Work,
+    /// Its device time.
+    time_ns: u64,
+    /// The capture during which it was recorded, or 0.
+    capture: u64,
+    /// Unsuccessful polls since then while the device did no work.
+    polls: u64,
+    /// The device time of the last poll.
+    polled_at_ns: u64,
 }
 
 /// `cudaEventDisableTiming`.
 pub(crate) const DISABLE_TIMING: u32 = 2;
 
-/// Creates an event.
+/// Creates an event of the current device.
 pub(crate) fn create(out: Out<Handle<Event>>, flags: u32) -> Status {
     if out.is_null() {
         return fail(INVALID_VALUE);
     }
     out.give(Handle::new(Event {
-        stream: AtomicPtr::new(null_mut()),
-        time_ns: AtomicU64::new(0),
-        capture: AtomicU64::new(0),
-        polls: AtomicU64::new(0),
-        polled_at_ns: AtomicU64::new(0),
+        device: current().index,
         timed: flags & DISABLE_TIMING == 0,
+        recording: Mutex::default(),
     }))
 }
 
 impl Event {
     fn record(&self, stream: &'static Stream) {
-        self.capture.store(stream.capturing().unwrap_or(0), Ordering::Relaxed);
-        self.time_ns.store(stream.clock().now(), Ordering::Relaxed);
-        self.polls.store(0, Ordering::Relaxed);
-        self.stream.store(std::ptr::from_ref(stream).cast_mut(), Ordering::Release);
-    }
-
-    /// The stream in which it was recorded last.
-    fn stream(&self) -> Option<&'static Stream> {
-        // SAFETY: null or from a `&'static Stream`, which `record` stored.
-        unsafe { self.stream.load(Ordering::Acquire).as_ref() }
-    }
-
-    fn time_ns(&self) -> u64 {
-        self.time_ns.load(Ordering::Relaxed)
-    }
-
-    fn reached(&self) -> bool {
-        self.stream().is_none_or(|stream| stream.reached(self.time_ns()))
+        let capture = stream.capturing().unwrap_or(0);
+        *lock(&self.recording) = Recording {
+            stream: Some(stream),
+            work: stream.work(),
+            time_ns: stream.clock().now(),
+            capture,
+            ..Recording::default()
+        };
     }
 }
 
+/// Records an event, which must be of the stream's device: "cudaEventRecord() will fail if the input event
+/// and input stream are associated to different devices" (CUDA C++ Programming Guide, Stream and Event
+/// Behavior).
 fn record(event: Handle<Event>, stream: StreamHandle) -> Status {
     let Some(event) = event.get() else { return fail(INVALID_HANDLE) };
-    event.record(stream.stream());
+    let stream = stream.stream();
+    if stream.device != event.device {
+        return fail(INVALID_HANDLE);
+    }
+    event.record(stream);
     OK
 }
 
 fn query(event: Handle<Event>) -> Status {
     let Some(event) = event.get() else { return fail(INVALID_HANDLE) };
-    if event.reached() || thread_only_observes() {
+    let recording = &mut *lock(&event.recording);
+    let Some(stream) = recording.stream else { return OK };
+    if recording.work.reached() || thread_only_observes() {
         return OK;
     }
-    let Some(stream) = event.stream() else { return OK };
     let now = stream.clock().now();
-    if event.polled_at_ns.swap(now, Ordering::Relaxed) != now {
-        event.polls.store(0, Ordering::Relaxed);
+    if recording.polled_at_ns != now {
+        recording.polls = 0;
     }
-    if event.polls.fetch_add(1, Ordering::Relaxed) >= MAX_POLLS {
-        stream.wait_until(event.time_ns());
+    recording.polled_at_ns = now;
+    recording.polls += 1;
+    if recording.polls > MAX_POLLS {
+        recording.work.complete();
         return OK;
     }
     NOT_READY
@@ -93,21 +100,16 @@ fn query(event: Handle<Event>) -> Status {
 
 fn synchronize(event: Handle<Event>) -> Status {
     let Some(event) = event.get() else { return fail(INVALID_HANDLE) };
-    if let Some(stream) = event.stream() {
-        stream.wait_until(event.time_ns());
-    }
+    lock(&event.recording).work.complete();
     OK
 }
 
 fn wait(waiting: StreamHandle, event: Handle<Event>) -> Status {
     let Some(event) = event.get() else { return fail(INVALID_HANDLE) };
     let waiting = waiting.stream();
-    match event.capture.load(Ordering::Relaxed) {
-        0 => {
-            if let Some(other) = event.stream() {
-                waiting.wait_for(other, event.time_ns());
-            }
-        }
+    let recording = lock(&event.recording);
+    match recording.capture {
+        0 => waiting.wait_for(&recording.work),
         // Waiting for captured work makes a stream part of the capture.
         capture if capture::is_open(capture) => waiting.join(capture),
         _ => {}
@@ -115,16 +117,28 @@ fn wait(waiting: StreamHandle, event: Handle<Event>) -> Status {
     OK
 }
 
-/// Milliseconds of device time between two events: the assumed cost of the work between them.
+/// Milliseconds of device time between two events: the assumed cost of the work between them. Both must be
+/// of one device: "cudaEventElapsedTime() will fail if the two input events are associated to different
+/// devices" (CUDA C++ Programming Guide, Stream and Event Behavior). The codes are those of
+/// `cuda_runtime_api.h`.
 fn elapsed(out: Out<f32>, from: Handle<Event>, to: Handle<Event>) -> Status {
     let (Some(from), Some(to)) = (from.get(), to.get()) else { return fail(INVALID_HANDLE) };
-    if !from.timed || !to.timed || from.stream().is_none() || to.stream().is_none() {
+    if !from.timed || !to.timed || from.device != to.device {
         return fail(INVALID_HANDLE);
     }
-    if !from.reached() || !to.reached() {
-        return NOT_READY;
-    }
-    let (start, end) = (from.time_ns(), to.time_ns());
+    let times = [from, to].map(|event| {
+        let recording = lock(&event.recording);
+        match recording.stream {
+            None => Err(fail(INVALID_HANDLE)),
+            Some(_) if !recording.work.reached() => Err(NOT_READY),
+            Some(_) => Ok(recording.time_ns),
+        }
+    });
+    let (start, end) = match times {
+        [Ok(start), Ok(end)] => (start, end),
+        [Err(INVALID_HANDLE), _] | [_, Err(INVALID_HANDLE)] => return INVALID_HANDLE,
+        _ => return NOT_READY,
+    };
     // On a card two events are half a microsecond apart even with no work between them, and a script may
     // divide by this.
     let nanoseconds = if end >= start { (end - start).max(500) as f64 } else { -((start - end) as f64) };

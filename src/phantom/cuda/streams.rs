@@ -62,18 +62,17 @@ fn create(out: Out<Handle<Stream>>, flags: u32, priority: c_int) -> Status {
 }
 
 /// Waits for a stream.
-pub(crate) fn synchronize(stream: &Stream) {
-    stream.wait_until(stream.clock().now());
+pub(crate) fn synchronize(stream: &'static Stream) {
+    stream.work().complete();
     device_of(stream).synchronize_pool();
 }
 
 /// Waits for all streams of a device.
 pub(crate) fn synchronize_device(device: &'static Device) {
-    let now = device.clock().now();
-    device.stream.wait_until(now);
+    device.stream.work().complete();
     for stream in lock(&CREATED).iter().filter_map(|handle| handle.get()) {
         if stream.device == device.index {
-            stream.wait_until(now);
+            stream.work().complete();
         }
     }
     device.synchronize_pool();
@@ -86,7 +85,7 @@ pub(crate) fn waits() -> usize {
     WAITS.load(Ordering::Relaxed)
 }
 
-fn synchronize_counted(stream: &Stream) -> Status {
+fn synchronize_counted(stream: &'static Stream) -> Status {
     WAITS.fetch_add(1, Ordering::Relaxed);
     synchronize(stream);
     OK
@@ -99,7 +98,7 @@ pub(crate) fn synchronize_current_device() -> Status {
     OK
 }
 
-fn query(stream: &Stream) -> Status {
+fn query(stream: &'static Stream) -> Status {
     if stream.poll() { OK } else { NOT_READY }
 }
 

@@ -46,6 +46,7 @@ macro_rules! fills {
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($arg: $type),*) -> $crate::core::ffi::Status {
                 fill_entries::$name.count_call();
+                $crate::core::call_table::refuse_by_rule!($name);
                 $($place.put($value);)*
                 $crate::core::ffi::OK
             }
