@@ -7,6 +7,8 @@
 //!   unknown values "all" is assumed true and "any" false: with these, programs check that their data is
 //!   sound. Two different tensors are assumed to be unequal.
 //! - Elementwise kernels write one range and keep the known content of all other memory.
+//! - A kernel whose parameters are numbers alone, as `torch.cuda._sleep`'s is, is given no address to write to
+//!   and keeps all.
 //!
 //! A kernel is recognized by its mangled name, which the program registers before it can launch the kernel.
 //! The arguments are the ones that PyTorch, CUB and Thrust declare. A kernel with another name or other
@@ -64,6 +66,8 @@ enum KernelEffect {
     EqualStrided,
     /// PyTorch's `reduce_kernel`: one struct, see [`reduce_to_one`].
     Reduce(ReductionKind, DataType),
+    /// All parameters are numbers.
+    NoPointer,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,6 +89,29 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
 fn after<'a>(name: &'a [u8], part: &[u8]) -> Option<&'a [u8]> {
     let at = name.windows(part.len()).position(|window| window == part)? + part.len();
     name.get(at..)
+}
+
+/// The encoded parameter types at the end of the mangled name of a function that is no template (Itanium C++
+/// ABI, section 5.1: `_Z`, then a name or `N` names `E`, each name with its length before it).
+fn parameters(name: &[u8]) -> Option<&[u8]> {
+    let mut rest = name.strip_prefix(b"_Z")?;
+    let nested = rest.strip_prefix(b"N");
+    rest = nested.unwrap_or(rest);
+    loop {
+        let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let length: usize = std::str::from_utf8(rest.get(..digits)?).ok()?.parse().ok()?;
+        rest = rest.get(digits + length..)?;
+        match (nested, rest.strip_prefix(b"E")) {
+            (None, _) => return Some(rest),
+            (Some(_), Some(parameters)) => return Some(parameters),
+            (Some(_), None) => {}
+        }
+    }
+}
+
+/// Whether encoded parameter types are all integers, floats, booleans, or none at all (`v`).
+fn only_numbers(parameters: &[u8]) -> bool {
+    !parameters.is_empty() && parameters.iter().all(|code| b"vbcahstijlmfd".contains(code))
 }
 
 /// The type with the mangled name at the start of `name`. A boolean is a byte.
@@ -135,7 +162,10 @@ impl KernelEffect {
         if contains(name, b"DeviceSelectSweepKernel") {
             return contains(name, b"equal_to").then_some(Self::CountUnique);
         }
-        contains(name, b"UniqueAgent").then_some(Self::CountThrustUnique)
+        if contains(name, b"UniqueAgent") {
+            return Some(Self::CountThrustUnique);
+        }
+        parameters(name).is_some_and(only_numbers).then_some(Self::NoPointer)
     }
 
     /// `FillFunctor<T>`.
@@ -355,6 +385,9 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, stream: Strea
         launched_unknown();
         return device.clock().invalidate_values();
     };
+    if effect == KernelEffect::NoPointer {
+        return;
+    }
     // SAFETY: the caller's promise, and below each effect reads the arguments that it lists.
     let arguments = unsafe { KernelArguments::new(arguments) };
     let equality = LAST_EQUALITY.try_with(|cell| cell.replace(0)).unwrap_or(0);
@@ -385,7 +418,8 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, stream: Strea
             let _ = LAST_EQUALITY.try_with(|cell| cell.set(UNKNOWN_ADDRESS));
             None
         }
-        KernelEffect::Elementwise
+        KernelEffect::NoPointer
+        | KernelEffect::Elementwise
         | KernelEffect::Equal
         | KernelEffect::And
         | KernelEffect::Fill(_)
@@ -621,7 +655,16 @@ mod tests {
 
     #[test]
     fn kernels_are_recognized_by_their_mangled_names() {
-        let cases: [(&[u8], Option<KernelEffect>); 13] = [
+        let cases: [(&[u8], Option<KernelEffect>); 19] = [
+            (
+                b"_ZN2at4cuda40_GLOBAL__N__758183f4_8_Sleep_cu_088d913f11spin_kernelEl",
+                Some(KernelEffect::NoPointer),
+            ),
+            (b"_ZN2at4cuda11spin_kernelElPi", None),
+            (b"_Z4waitv", Some(KernelEffect::NoPointer)),
+            (b"_Z4workPfi", None),
+            (b"_Z4workIfEvi", None),
+            (b"plain_c", None),
             (b"_ZN3cub28DeviceReduceSingleTileKernelI9NonZeroOpIfE", Some(KernelEffect::CountNonzero)),
             (b"_ZN3cub18DeviceReduceKernelI9NonZeroOpIfE", Some(KernelEffect::CountNonzeroPartial)),
             (b"_ZN3cub28DeviceReduceSingleTileKernelI3Sum", Some(KernelEffect::FinishReduction)),
