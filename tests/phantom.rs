@@ -50,6 +50,8 @@ scripts! {
     phantom_devices_follow_cuda_visible_devices: "devices.py" on "4xt4" with "CUDA_VISIBLE_DEVICES" = "3,1";
     phantom_without_visible_devices_has_no_device: "devices.py" on "4xt4" with "CUDA_VISIBLE_DEVICES" = "";
     phantom_copies_streams_events_threads_and_pinned_memory_work: "basics.py" on "h100-80g";
+    phantom_captures_refuse_what_a_card_refuses: "captures.py" on "h100-80g";
+    phantom_known_values_outlive_kernels_without_pointers_and_compare: "known_values.py" on "h100-80g";
 }
 
 /// The test of one line of the table.

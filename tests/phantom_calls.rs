@@ -40,3 +40,57 @@ fn phantom_events_of_two_devices_wait_exactly_and_have_no_elapsed_time() {
                     elapsed across 400 last error 400 time -1 on one 0\n";
     assert_eq!(told("two_devices", "2xt4", &[]), expected);
 }
+
+#[test]
+fn phantom_captures_forbid_what_cuda_forbids_and_are_invalidated() {
+    let lines = told("captures", "t4", &[]);
+    let expected = "\
+synchronize: 900 900 901 | state 2 end 901 null then 0
+driver synchronize: 900 | state 2 end 901 null then 0
+query: 900 | state 2 end 901 null then 0
+others: 0 0 | state 1 end 0 then 0
+device: 900 | state 2 end 901 null then 0
+context: 900 | state 2 end 901 null then 0
+callback: 900 | state 2 end 901 null then 0
+attach: 900 | state 2 end 901 null then 0
+malloc: 900 | state 2 end 901 null then 0
+malloc local: 900 | state 2 end 901 null then 0
+malloc relaxed: 0 0 | state 1 end 0 then 0
+driver malloc: 900 | state 2 end 901 null then 0
+free: 900 | state 2 end 901 null then 0
+pinned: 900 | state 2 end 901 null then 0
+exchanged: 0 0 0 0 2 | state 1 end 0 then 0
+mode 7: 1, capture 1
+thread: 900 900 | state 2 end 901 null then 0
+thread local: 0 0 | state 1 end 0 then 0
+local thread: 0 0 | state 1 end 0 then 0
+copy: 900 | state 2 end 901 null then 0
+copy relaxed: 0 | state 1 end 0 then 0
+legacy: 906 906 | state 2 end 901 null then 0
+legacy copy: 906 | state 2 end 901 null then 0
+legacy query: 906 | state 2 end 901 null then 0
+legacy state: 906 | state 1 end 0 then 0
+on legacy: begin 900 | state 0 end 401 then 0
+per thread: 0 | state 1 end 0 then 0
+event: 0 907 | state 2 end 901 null then 0
+event later: 907 907 907
+event before: 900 | state 2 end 901 null then 0
+event relaxed: 0 | state 1 end 0 then 0
+isolation: 905 | state 2 end 901 null then 0
+external wait: 0 | state 1 end 0 then 0
+merge: 0 902 901 | state 2 end 901 null then 0
+fork: 0 0 0 | state 1 end 904 null then 0
+joined: 0 0 0 0 0 | state 1 end 0 then 0
+unmatched: 0 0 903 | state 2 end 901 null then 0
+wrong thread: 908 | state 2 end 901 null then 0
+twice: 401 | state 1 end 0 then 0
+twice ended: | state 1 end 0 then 0
+not begun: 401
+captured: memory 1 host 0 called 0
+launched: memory 7 host 7 called 2 event 0
+";
+    for (line, wanted) in lines.lines().zip(expected.lines()) {
+        assert_eq!(line, wanted);
+    }
+    assert_eq!(lines, expected);
+}

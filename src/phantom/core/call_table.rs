@@ -117,8 +117,8 @@ macro_rules! answers {
 /// has no rule.
 macro_rules! refuse_by_rule {
     ($name:ident) => {
-        const RULE: $crate::core::driver_state::Initialization =
-            $crate::core::driver_state::Initialization::of(stringify!($name));
+        const RULE: $crate::core::call_rules::CallRules =
+            $crate::core::call_rules::CallRules::of(stringify!($name));
         if let Some(status) = RULE.refusal() {
             return status;
         }

@@ -87,7 +87,7 @@ unsafe extern "C" fn redirect(name: *const c_char, flags: c_int) -> Redirect {
     Redirect { ours, real }
 }
 
-/// Whether a name or a path is that of a library whose functions are answered here.
+/// Returns true if a name or a path is that of a library whose functions are answered here.
 fn is_answered(name: &[u8]) -> bool {
     let file = name.rsplit(|&byte| byte == b'/').next().unwrap_or(name);
     ANSWERED.iter().any(|start| file.strip_prefix(*start).is_some_and(|rest| matches!(rest, [] | [b'.', ..])))

@@ -2,12 +2,12 @@
 //! machine with its devices, memory, streams and threads. It does not depend on the calls above it.
 
 pub(crate) mod async_pool;
+pub(crate) mod call_rules;
 pub(crate) mod call_table;
 pub(crate) mod capture;
 pub(crate) mod clock;
 pub(crate) mod device;
 pub(crate) mod dlopen;
-pub(crate) mod driver_state;
 pub(crate) mod ffi;
 pub(crate) mod host_state;
 pub(crate) mod lock;

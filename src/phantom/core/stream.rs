@@ -13,7 +13,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::core::capture;
+use crate::core::capture::{self, CaptureStatus, CapturedStream};
 use crate::core::clock::DeviceClock;
 use crate::core::lock::lock;
 
@@ -22,6 +22,9 @@ pub(crate) const LAG_NS: u64 = 500_000;
 
 /// The number of polls without other work after which everything queued is done: a loop that polls must end.
 pub(crate) const MAX_POLLS: u64 = 64;
+
+/// `cudaStreamNonBlocking`: the stream does not wait for the legacy default stream, nor that for it.
+const NON_BLOCKING: u32 = 1;
 
 /// A stream.
 pub(crate) struct Stream {
@@ -66,7 +69,7 @@ impl Position {
 pub(crate) struct Work(Vec<Position>);
 
 impl Work {
-    /// Whether all of it is done.
+    /// Returns true if all of it is done.
     pub(crate) fn reached(&self) -> bool {
         self.0.iter().all(Position::reached)
     }
@@ -95,8 +98,8 @@ thread_local! {
     static QUEUED_WORK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns true if the calling thread never queued work. Such a thread only observes, as NCCL's watchdog does
-/// ten times a second: the work that it asks about would be done on a card.
+/// Returns true if the calling thread never queued work. Such a thread only observes, as NCCL's watchdog
+/// does ten times a second: the work that it asks about would be done on a card.
 pub(crate) fn thread_only_observes() -> bool {
     !QUEUED_WORK.try_with(Cell::get).unwrap_or(false)
 }
@@ -125,14 +128,24 @@ impl Stream {
         &self.clock
     }
 
-    /// The capture that this stream takes part in, while it is in progress.
+    /// The capture that this stream takes part in, while work is recorded.
     pub(crate) fn capturing(&self) -> Option<u64> {
+        match self.capture_status() {
+            CaptureStatus::Active(capture) => Some(capture),
+            CaptureStatus::None | CaptureStatus::Invalidated(_) => None,
+        }
+    }
+
+    /// The part of this stream in captures.
+    pub(crate) fn capture_status(&self) -> CaptureStatus {
         match self.capture.load(Ordering::Relaxed) {
-            0 => None,
-            id if capture::is_open(id) => Some(id),
-            _ => {
-                self.capture.store(0, Ordering::Relaxed);
-                None
+            0 => CaptureStatus::None,
+            number => {
+                let status = capture::status(number);
+                if status == CaptureStatus::None {
+                    self.capture.store(0, Ordering::Relaxed);
+                }
+                status
             }
         }
     }
@@ -142,13 +155,19 @@ impl Stream {
         self.capture.store(capture, Ordering::Relaxed);
     }
 
+    /// This stream as captures see it.
+    pub(crate) fn as_captured(&self) -> CapturedStream {
+        CapturedStream { id: self.id, device: self.device, blocking: self.flags & NON_BLOCKING == 0 }
+    }
+
     /// Queues work that takes `cost_ns` nanoseconds. While the stream is captured, the work becomes a graph
     /// node.
     pub(crate) fn launch(&self, cost_ns: u64) {
         let _ = QUEUED_WORK.try_with(|queued| queued.set(true));
-        if let Some(capture) = self.capturing() {
-            capture::add_node(capture, cost_ns);
-            return;
+        match self.capture_status() {
+            CaptureStatus::None => {}
+            CaptureStatus::Active(capture) => return capture::add_node(capture, self.id, cost_ns),
+            CaptureStatus::Invalidated(_) => return,
         }
         self.clock.advance(cost_ns);
         self.queued_ns.store(self.clock.now(), Ordering::Relaxed);
@@ -171,7 +190,8 @@ impl Stream {
         lock(&self.waits).add(work);
     }
 
-    /// Whether all queued work is done. After [`MAX_POLLS`] unsuccessful polls, the next one succeeds.
+    /// Returns true if all queued work is done. After [`MAX_POLLS`] unsuccessful polls, the next one
+    /// succeeds.
     pub(crate) fn poll(&'static self) -> bool {
         let work = self.work();
         if work.reached() {

@@ -1,15 +1,18 @@
-//! Stream capture: the calls that begin, end and query it.
+//! Stream capture: the calls that begin, end and query it, and the effects that wait for the launch.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::{LazyLock, Mutex};
 
 use crate::core::call_table::answers;
-use crate::core::capture;
+use crate::core::capture::{
+    self, CaptureStatus, End, cudaErrorIllegalState, cudaErrorStreamCaptureInvalidated,
+    cudaErrorStreamCaptureUnsupported,
+};
 use crate::core::ffi::{Handle, INVALID_VALUE, InOut, OK, Out, Status, Word};
 use crate::core::host_state::fail;
 use crate::core::lock::lock;
+use crate::core::stream::Stream;
 use crate::cuda::graphs::Graph;
 use crate::cuda::streams::StreamHandle;
 
@@ -21,22 +24,67 @@ pub(crate) fn graph_of(capture: u64) -> Handle<Graph> {
     lock(&GRAPHS).get(&capture).copied().unwrap_or(Handle::null())
 }
 
-fn begin(handle: StreamHandle) -> Status {
+/// Runs an operation that a program queues: at once, or when the graph is launched that the stream is
+/// captured into.
+pub(crate) fn queue_effect(
+    stream: StreamHandle,
+    effect: impl Fn(&'static Stream) -> Status + Send + Sync + 'static,
+) -> Status {
+    let stream = match stream.for_work() {
+        Ok(stream) => stream,
+        Err(status) => return status,
+    };
+    match stream.capturing() {
+        None => effect(stream),
+        Some(capture) => {
+            if let Some(graph) = graph_of(capture).get() {
+                graph.add_effect(Box::new(effect));
+            }
+            stream.launch(0);
+            OK
+        }
+    }
+}
+
+/// Begins a capture. "Capture may not be initiated if stream is cudaStreamLegacy", and "only if the stream is
+/// not already in capture mode" (`cuda_runtime_api.h`).
+fn begin(handle: StreamHandle, mode: c_int) -> Status {
     let stream = handle.stream();
-    if stream.capturing().is_some() {
+    if handle.is_legacy() {
+        return fail(cudaErrorStreamCaptureUnsupported);
+    }
+    if !capture::is_mode(mode) {
         return fail(INVALID_VALUE);
     }
+    if stream.capture_status() != CaptureStatus::None {
+        return fail(cudaErrorIllegalState);
+    }
     let graph: &'static Graph = Box::leak(Box::default());
-    let capture = capture::begin(&graph.work);
+    let capture = capture::begin(&graph.work, mode, stream.as_captured());
     lock(&GRAPHS).insert(capture, Handle::of(graph));
     stream.join(capture);
     OK
 }
 
 fn end(handle: StreamHandle, out: Out<Handle<Graph>>) -> Status {
-    let Some(capture) = handle.stream().capturing() else { return fail(INVALID_VALUE) };
-    capture::end(capture);
-    out.give(lock(&GRAPHS).remove(&capture).unwrap_or(Handle::null()))
+    let stream = handle.stream();
+    let (CaptureStatus::Active(capture) | CaptureStatus::Invalidated(capture)) = stream.capture_status()
+    else {
+        return fail(cudaErrorIllegalState);
+    };
+    let result = capture::end(capture, stream.id);
+    if let End::Refused(status) = result {
+        return fail(status);
+    }
+    let graph = lock(&GRAPHS).remove(&capture).unwrap_or(Handle::null());
+    match result {
+        End::Whole => out.give(graph),
+        End::Refused(status) | End::Failed(status) => {
+            // "If capture was invalidated, [...] then a NULL graph will be returned."
+            out.put(Handle::null());
+            fail(status)
+        }
+    }
 }
 
 /// The out-parameters of `cudaStreamGetCaptureInfo` that both CUDA versions have.
@@ -49,10 +97,22 @@ struct CaptureInfo<'call> {
     count: Out<'call, usize>,
 }
 
-fn info(stream: StreamHandle, out: CaptureInfo) -> Status {
-    let capture = stream.stream().capturing();
-    out.status.put(c_int::from(capture.is_some()));
-    if let Some(capture) = capture {
+/// The part of a stream in captures. The legacy stream has none while a blocking stream is captured.
+fn status_of(handle: StreamHandle) -> Result<CaptureStatus, Status> {
+    let stream = handle.stream();
+    match capture::refuse_legacy_status(stream.device).filter(|_| handle.is_legacy()) {
+        Some(status) => Err(fail(status)),
+        None => Ok(stream.capture_status()),
+    }
+}
+
+fn info(handle: StreamHandle, out: CaptureInfo) -> Status {
+    let status = match status_of(handle) {
+        Ok(status) => status,
+        Err(status) => return status,
+    };
+    out.status.put(status.code());
+    if let CaptureStatus::Active(capture) = status {
         out.id.put(capture);
         out.graph.put(graph_of(capture));
     }
@@ -62,15 +122,28 @@ fn info(stream: StreamHandle, out: CaptureInfo) -> Status {
 }
 
 fn is_capturing(handle: StreamHandle, out: Out<c_int>) -> Status {
-    out.give(c_int::from(handle.stream().capturing().is_some()))
+    match status_of(handle) {
+        Ok(status) => out.give(status.code()),
+        Err(status) => status,
+    }
 }
 
-/// Exchanges the thread's capture mode, which says which calls a capture forbids. Nothing is forbidden here,
-/// so the mode is only stored.
+/// A change of dependencies "returns cudaErrorIllegalState if the stream is not capturing"
+/// (`cuda_runtime_api.h`).
+fn check_active(handle: StreamHandle) -> Status {
+    match handle.stream().capture_status() {
+        CaptureStatus::None => fail(cudaErrorIllegalState),
+        CaptureStatus::Invalidated(_) => fail(cudaErrorStreamCaptureInvalidated),
+        CaptureStatus::Active(_) => OK,
+    }
+}
+
+/// Exchanges the thread's capture mode, which says which calls a capture forbids.
 fn exchange_mode(mode: InOut<c_int>) -> Status {
-    thread_local!(static MODE: Cell<c_int> = const { Cell::new(0) });
-    let Some(wanted) = mode.input().get() else { return fail(INVALID_VALUE) };
-    mode.output().give(MODE.try_with(|cell| cell.replace(wanted)).unwrap_or(0))
+    match mode.input().get() {
+        Some(wanted) if capture::is_mode(wanted) => mode.output().give(capture::exchange_mode(wanted)),
+        _ => fail(INVALID_VALUE),
+    }
 }
 
 answers! {
@@ -90,10 +163,12 @@ answers! {
     ) {
         info(handle, CaptureInfo { status, id, graph, dependencies, count })
     }
-    Success fn cudaStreamUpdateCaptureDependencies(_handle: Word, _nodes: Word, _count: usize, _flags: Word) {
-        OK
+    Success fn cudaStreamUpdateCaptureDependencies(
+        handle: StreamHandle, _nodes: Word, _count: usize, _flags: Word,
+    ) {
+        check_active(handle)
     }
-    Real fn cudaStreamBeginCapture(handle: StreamHandle, _mode: c_int) { begin(handle) }
+    Real fn cudaStreamBeginCapture(handle: StreamHandle, mode: c_int) { begin(handle, mode) }
     Real fn cudaStreamEndCapture(handle: StreamHandle, out: Out<Handle<Graph>>) { end(handle, out) }
     Real fn cudaThreadExchangeStreamCaptureMode(mode: InOut<c_int>) { exchange_mode(mode) }
     Real fn cuStreamIsCapturing(handle: StreamHandle, out: Out<c_int>) { is_capturing(handle, out) }
@@ -110,7 +185,7 @@ answers! {
         edges.put(0);
         info(handle, CaptureInfo { status, id, graph, dependencies, count })
     }
-    Real fn cuStreamBeginCapture_v2(handle: StreamHandle, _mode: c_int) { begin(handle) }
+    Real fn cuStreamBeginCapture_v2(handle: StreamHandle, mode: c_int) { begin(handle, mode) }
     Real fn cuStreamEndCapture(handle: StreamHandle, out: Out<Handle<Graph>>) { end(handle, out) }
     Real fn cuThreadExchangeStreamCaptureMode(mode: InOut<c_int>) { exchange_mode(mode) }
 }

@@ -3,13 +3,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::core::call_table::{answers, by_contract};
 use crate::core::device::Device;
-use crate::core::ffi::{INVALID_VALUE, LAUNCH_TIMEOUT, OK, Status, Word};
-use crate::core::host_state::{current, fail, host_state};
+use crate::core::ffi::{INVALID_VALUE, LAUNCH_TIMEOUT, OK, Status};
+use crate::core::host_state::{fail, host_state};
 use crate::core::values::{self, HostRead, SMALL};
 use crate::core::vram;
-use crate::cuda::{streams, vmm};
+use crate::cuda::vmm;
 
 /// The device of a mapped range, or `None` for host memory. An error when a device address is not mapped.
 fn device_of_range(address: usize, size: usize) -> Result<Option<&'static Device>, Status> {
@@ -245,135 +244,5 @@ unsafe fn fill_bytes(to: usize, pattern: &[u8], size: usize) {
     for at in (0..size).step_by(pattern.len()) {
         // SAFETY: a part of the range, and at most the length of the pattern.
         unsafe { move_bytes(to + at, pattern.as_ptr() as usize, pattern.len().min(size - at)) };
-    }
-}
-
-/// One side of a copy of rows.
-#[derive(Clone, Copy)]
-struct Rows {
-    address: usize,
-    /// Bytes from the start of one row to the start of the next.
-    pitch: usize,
-}
-
-/// Copies `height` rows of `width` bytes.
-///
-/// # Safety
-/// As for [`copy`], for each row.
-unsafe fn copy_rows(to: Rows, from: Rows, width: usize, height: usize) -> Status {
-    if to.pitch == width && from.pitch == width {
-        // SAFETY: the caller's promise; the rows touch each other.
-        return unsafe { copy(to.address, from.address, width.saturating_mul(height)) };
-    }
-    for row in 0..height {
-        // SAFETY: the caller's promise.
-        let status = unsafe { copy(to.address + row * to.pitch, from.address + row * from.pitch, width) };
-        if status != OK {
-            return status;
-        }
-    }
-    OK
-}
-
-/// The status of a copy for which the program waits.
-fn synchronous(status: Status) -> Status {
-    streams::synchronize(&current().stream);
-    status
-}
-
-/// The bytes of a fill with an element of 8 bits.
-fn low_byte(value: u32) -> [u8; 1] {
-    [value as u8]
-}
-
-/// The bytes of a fill with an element of 16 bits.
-fn low_half(value: u32) -> [u8; 2] {
-    (value as u16).to_le_bytes()
-}
-
-answers! {
-    Real fn cudaMemcpy(to: Word, from: Word, size: usize, _kind: Word) {
-        synchronous(by_contract!(copy(to, from, size)))
-    }
-    Real fn cudaMemcpyAsync(to: Word, from: Word, size: usize, _kind: Word, _stream: Word) {
-        by_contract!(copy(to, from, size))
-    }
-    Real fn cudaMemcpyPeer(to: Word, _to_device: Word, from: Word, _from_device: Word, size: usize) {
-        synchronous(by_contract!(copy(to, from, size)))
-    }
-    Real fn cudaMemcpyPeerAsync(
-        to: Word, _to_device: Word, from: Word, _from_device: Word, size: usize, _stream: Word,
-    ) {
-        by_contract!(copy(to, from, size))
-    }
-    Real fn cudaMemcpy2D(
-        to: Word, to_pitch: usize, from: Word, pitch: usize, width: usize, height: usize, _kind: Word,
-    ) {
-        let (to, from) = (Rows { address: to, pitch: to_pitch }, Rows { address: from, pitch });
-        synchronous(by_contract!(copy_rows(to, from, width, height)))
-    }
-    Real fn cudaMemcpy2DAsync(
-        to: Word, to_pitch: usize, from: Word, pitch: usize, width: usize, height: usize, _kind: Word,
-        _stream: Word,
-    ) {
-        let (to, from) = (Rows { address: to, pitch: to_pitch }, Rows { address: from, pitch });
-        by_contract!(copy_rows(to, from, width, height))
-    }
-    /// Only kernels know the address of a symbol.
-    Success fn cudaMemcpyToSymbol(_symbol: Word, _from: Word, _size: usize, _offset: usize, _kind: Word) {
-        OK
-    }
-    Success fn cudaMemcpyToSymbolAsync(
-        _symbol: Word, _from: Word, _size: usize, _offset: usize, _kind: Word, _stream: Word,
-    ) {
-        OK
-    }
-    Real fn cudaMemset(to: Word, value: u32, size: usize) { by_contract!(fill(to, &low_byte(value), size)) }
-    Real fn cudaMemsetAsync(to: Word, value: u32, size: usize, _stream: Word) {
-        by_contract!(fill(to, &low_byte(value), size))
-    }
-    Real fn cuMemcpy(to: Word, from: Word, size: usize) { synchronous(by_contract!(copy(to, from, size))) }
-    Real fn cuMemcpyAsync(to: Word, from: Word, size: usize, _stream: Word) {
-        by_contract!(copy(to, from, size))
-    }
-    Real fn cuMemcpyHtoD_v2(to: Word, from: Word, size: usize) {
-        synchronous(by_contract!(copy(to, from, size)))
-    }
-    Real fn cuMemcpyDtoH_v2(to: Word, from: Word, size: usize) {
-        synchronous(by_contract!(copy(to, from, size)))
-    }
-    Real fn cuMemcpyDtoD_v2(to: Word, from: Word, size: usize) { by_contract!(copy(to, from, size)) }
-    Real fn cuMemcpyHtoDAsync_v2(to: Word, from: Word, size: usize, _stream: Word) {
-        by_contract!(copy(to, from, size))
-    }
-    Real fn cuMemcpyDtoHAsync_v2(to: Word, from: Word, size: usize, _stream: Word) {
-        by_contract!(copy(to, from, size))
-    }
-    Real fn cuMemcpyDtoDAsync_v2(to: Word, from: Word, size: usize, _stream: Word) {
-        by_contract!(copy(to, from, size))
-    }
-    Real fn cuMemsetD8_v2(to: Word, value: u32, size: usize) {
-        by_contract!(fill(to, &low_byte(value), size))
-    }
-    Real fn cuMemsetD16_v2(to: Word, value: u32, count: usize) {
-        by_contract!(fill(to, &low_half(value), count * 2))
-    }
-    Real fn cuMemsetD32_v2(to: Word, value: u32, count: usize) {
-        by_contract!(fill(to, &value.to_le_bytes(), count * 4))
-    }
-    Real fn cuMemsetD8Async(to: Word, value: u32, size: usize, _stream: Word) {
-        by_contract!(fill(to, &low_byte(value), size))
-    }
-    Real fn cuMemsetD16Async(to: Word, value: u32, count: usize, _stream: Word) {
-        by_contract!(fill(to, &low_half(value), count * 2))
-    }
-    Real fn cuMemsetD32Async(to: Word, value: u32, count: usize, _stream: Word) {
-        by_contract!(fill(to, &value.to_le_bytes(), count * 4))
-    }
-    Real fn cuStreamWriteValue32(_stream: Word, to: Word, value: u32, _flags: Word) {
-        by_contract!(fill(to, &value.to_le_bytes(), 4))
-    }
-    Real fn cuStreamWriteValue32_v2(_stream: Word, to: Word, value: u32, _flags: Word) {
-        by_contract!(fill(to, &value.to_le_bytes(), 4))
     }
 }

@@ -5,9 +5,9 @@ use std::sync::Mutex;
 
 use cudarc::driver::sys::cudaError_enum;
 
+use crate::core::call_rules::initialize;
 use crate::core::call_table::{answers, by_contract};
 use crate::core::device::{context_handle, device_of_context};
-use crate::core::driver_state::initialize;
 use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, OK, Out, Status, Word, codes};
 use crate::core::host_state::{current_index, device, host_state, set_current};
 use crate::core::lock::lock;
@@ -46,6 +46,16 @@ codes!(cudaError_enum {
     CUDA_ERROR_NOT_READY,
     CUDA_ERROR_LAUNCH_TIMEOUT,
     CUDA_ERROR_NOT_SUPPORTED,
+    CUDA_ERROR_ILLEGAL_STATE,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+    CUDA_ERROR_STREAM_CAPTURE_MERGE,
+    CUDA_ERROR_STREAM_CAPTURE_UNMATCHED,
+    CUDA_ERROR_STREAM_CAPTURE_UNJOINED,
+    CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
+    CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+    CUDA_ERROR_CAPTURED_EVENT,
+    CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
 });
 
 fn error_text(status: Status) -> &'static CStr {
@@ -61,6 +71,22 @@ fn error_text(status: Status) -> &'static CStr {
         CUDA_ERROR_NOT_READY => c"device not ready",
         CUDA_ERROR_LAUNCH_TIMEOUT => c"the launch timed out and was terminated",
         CUDA_ERROR_NOT_SUPPORTED => c"operation not supported",
+        CUDA_ERROR_ILLEGAL_STATE => c"the operation cannot be performed in the present state",
+        CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => c"operation not permitted when stream is capturing",
+        CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => c"operation failed due to a previous error during capture",
+        CUDA_ERROR_STREAM_CAPTURE_MERGE => c"operation would result in a merge of separate capture sequences",
+        CUDA_ERROR_STREAM_CAPTURE_UNMATCHED => c"capture was not ended in the same stream as it began",
+        CUDA_ERROR_STREAM_CAPTURE_UNJOINED => c"capturing stream has unjoined work",
+        CUDA_ERROR_STREAM_CAPTURE_ISOLATION => c"dependency created on uncaptured work in another stream",
+        CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => {
+            c"operation would make the legacy stream depend on a capturing blocking stream"
+        }
+        CUDA_ERROR_CAPTURED_EVENT => {
+            c"operation not permitted on an event last recorded in a capturing stream"
+        }
+        CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD => {
+            c"attempt to terminate a thread-local capture sequence from another thread"
+        }
         _ => c"unknown error",
     }
 }
@@ -78,6 +104,16 @@ fn error_name(status: Status) -> &'static CStr {
         CUDA_ERROR_NOT_READY => c"CUDA_ERROR_NOT_READY",
         CUDA_ERROR_LAUNCH_TIMEOUT => c"CUDA_ERROR_LAUNCH_TIMEOUT",
         CUDA_ERROR_NOT_SUPPORTED => c"CUDA_ERROR_NOT_SUPPORTED",
+        CUDA_ERROR_ILLEGAL_STATE => c"CUDA_ERROR_ILLEGAL_STATE",
+        CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+        CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+        CUDA_ERROR_STREAM_CAPTURE_MERGE => c"CUDA_ERROR_STREAM_CAPTURE_MERGE",
+        CUDA_ERROR_STREAM_CAPTURE_UNMATCHED => c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
+        CUDA_ERROR_STREAM_CAPTURE_UNJOINED => c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED",
+        CUDA_ERROR_STREAM_CAPTURE_ISOLATION => c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
+        CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+        CUDA_ERROR_CAPTURED_EVENT => c"CUDA_ERROR_CAPTURED_EVENT",
+        CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD => c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
         _ => c"CUDA_ERROR_UNKNOWN",
     }
 }

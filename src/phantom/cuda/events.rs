@@ -1,21 +1,24 @@
 //! Events: a point in the work of a stream, and its device time.
 
-use std::ffi::c_int;
 use std::sync::Mutex;
 
 use crate::core::call_table::answers;
-use crate::core::capture;
+use crate::core::capture::{
+    self, CaptureStatus, Nodes, cudaErrorCapturedEvent, cudaErrorStreamCaptureImplicit,
+    cudaErrorStreamCaptureInvalidated, cudaErrorStreamCaptureIsolation, cudaErrorStreamCaptureMerge,
+};
 use crate::core::ffi::{Handle, INVALID_HANDLE, INVALID_VALUE, NOT_READY, OK, Out, Status, Word};
 use crate::core::host_state::{current, fail};
 use crate::core::lock::lock;
 use crate::core::stream::{MAX_POLLS, Stream, Work, thread_only_observes};
+use crate::cuda::captures;
 use crate::cuda::streams::StreamHandle;
 
 /// An event. One that was never recorded counts as reached.
 pub(crate) struct Event {
     /// The index of the device that was current when it was created.
     device: usize,
-    /// Whether the event records time.
+    /// True if the event records time.
     timed: bool,
     recording: Mutex<Recording>,
 }
@@ -31,6 +34,8 @@ struct Recording {
     time_ns: u64,
     /// The capture during which it was recorded, or 0.
     capture: u64,
+    /// The nodes of the capture before it.
+    nodes: Nodes,
     /// Unsuccessful polls since then while the device did no work.
     polls: u64,
     /// The device time of the last poll.
@@ -57,9 +62,10 @@ impl Event {
         let capture = stream.capturing().unwrap_or(0);
         *lock(&self.recording) = Recording {
             stream: Some(stream),
-            work: stream.work(),
+            work: if capture == 0 { stream.work() } else { Work::default() },
             time_ns: stream.clock().now(),
             capture,
+            nodes: if capture == 0 { Nodes::default() } else { capture::nodes_before(capture, stream.id) },
             ..Recording::default()
         };
     }
@@ -68,19 +74,49 @@ impl Event {
 /// Records an event, which must be of the stream's device: "cudaEventRecord() will fail if the input event
 /// and input stream are associated to different devices" (CUDA C++ Programming Guide, Stream and Event
 /// Behavior).
-fn record(event: Handle<Event>, stream: StreamHandle) -> Status {
+fn record(event: Handle<Event>, stream: StreamHandle, flags: u32) -> Status {
     let Some(event) = event.get() else { return fail(INVALID_HANDLE) };
-    let stream = stream.stream();
-    if stream.device != event.device {
+    if stream.stream().device != event.device {
         return fail(INVALID_HANDLE);
     }
-    event.record(stream);
-    OK
+    if flags & EXTERNAL != 0 {
+        return captures::queue_effect(stream, |stream| {
+            event.record(stream);
+            OK
+        });
+    }
+    match stream.for_work() {
+        Ok(stream) => {
+            event.record(stream);
+            OK
+        }
+        Err(status) => status,
+    }
+}
+
+/// `cudaEventRecordExternal` and `cudaEventWaitExternal`: a node of the graph into which the stream is
+/// captured.
+const EXTERNAL: u32 = 1;
+
+/// Refuses to ask for the progress of an event: one of captured work, in every mode ("It is invalid to
+/// synchronize or query [...] a captured event"), and any other as a potentially unsafe call. PyTorch saw the
+/// latter with a thread that asked for an event while another captured (pytorch/pytorch pull request 104487).
+fn refuse_progress(recording: &Recording) -> Option<Status> {
+    match recording.capture {
+        0 => capture::refuse_unsafe().map(fail),
+        capture => {
+            capture::invalidate(capture);
+            Some(fail(cudaErrorCapturedEvent))
+        }
+    }
 }
 
 fn query(event: Handle<Event>) -> Status {
     let Some(event) = event.get() else { return fail(INVALID_HANDLE) };
     let recording = &mut *lock(&event.recording);
+    if let Some(status) = refuse_progress(recording) {
+        return status;
+    }
     let Some(stream) = recording.stream else { return OK };
     if recording.work.reached() || thread_only_observes() {
         return OK;
@@ -100,21 +136,61 @@ fn query(event: Handle<Event>) -> Status {
 
 fn synchronize(event: Handle<Event>) -> Status {
     let Some(event) = event.get() else { return fail(INVALID_HANDLE) };
-    lock(&event.recording).work.complete();
+    let recording = lock(&event.recording);
+    if let Some(status) = refuse_progress(&recording) {
+        return status;
+    }
+    recording.work.complete();
     OK
 }
 
-fn wait(waiting: StreamHandle, event: Handle<Event>) -> Status {
+/// Makes a stream wait for an event. Waiting for captured work makes a stream part of the capture. "It is
+/// invalid to merge two separate capture graphs by waiting on a captured event from a stream which is being
+/// captured and is associated with a different capture graph than the event. It is invalid to wait on a
+/// non-captured event from a stream which is being captured without specifying the cudaEventWaitExternal
+/// flag."
+fn wait(handle: StreamHandle, event: Handle<Event>, flags: u32) -> Status {
     let Some(event) = event.get() else { return fail(INVALID_HANDLE) };
-    let waiting = waiting.stream();
+    let stream = match handle.for_work() {
+        Ok(stream) => stream,
+        Err(status) => return status,
+    };
     let recording = lock(&event.recording);
-    match recording.capture {
-        0 => waiting.wait_for(&recording.work),
-        // Waiting for captured work makes a stream part of the capture.
-        capture if capture::is_open(capture) => waiting.join(capture),
-        _ => {}
+    let of_event = match recording.capture {
+        0 => CaptureStatus::None,
+        capture => capture::status(capture),
+    };
+    match (stream.capturing(), of_event) {
+        (_, CaptureStatus::Invalidated(_)) => fail(cudaErrorStreamCaptureInvalidated),
+        (Some(own), CaptureStatus::Active(other)) if own != other => {
+            capture::invalidate(own);
+            capture::invalidate(other);
+            fail(cudaErrorStreamCaptureMerge)
+        }
+        (None, CaptureStatus::Active(capture)) if handle.is_legacy() => {
+            capture::invalidate(capture);
+            fail(cudaErrorStreamCaptureImplicit)
+        }
+        (_, CaptureStatus::Active(capture)) => {
+            capture::join(capture, stream.as_captured(), &recording.nodes);
+            stream.join(capture);
+            OK
+        }
+        (Some(_), CaptureStatus::None) if flags & EXTERNAL != 0 => {
+            stream.launch(0);
+            OK
+        }
+        // An event of a capture that is over stands for no work, as one that was never recorded.
+        (Some(capture), CaptureStatus::None) if recording.capture == 0 && recording.stream.is_some() => {
+            capture::invalidate(capture);
+            fail(cudaErrorStreamCaptureIsolation)
+        }
+        (Some(_), CaptureStatus::None) => OK,
+        (None, CaptureStatus::None) => {
+            stream.wait_for(&recording.work);
+            OK
+        }
     }
-    OK
 }
 
 /// Milliseconds of device time between two events: the assumed cost of the work between them. Both must be
@@ -130,14 +206,15 @@ fn elapsed(out: Out<f32>, from: Handle<Event>, to: Handle<Event>) -> Status {
         let recording = lock(&event.recording);
         match recording.stream {
             None => Err(fail(INVALID_HANDLE)),
+            Some(_) if recording.capture != 0 => Err(fail(cudaErrorCapturedEvent)),
             Some(_) if !recording.work.reached() => Err(NOT_READY),
             Some(_) => Ok(recording.time_ns),
         }
     });
     let (start, end) = match times {
         [Ok(start), Ok(end)] => (start, end),
-        [Err(INVALID_HANDLE), _] | [_, Err(INVALID_HANDLE)] => return INVALID_HANDLE,
-        _ => return NOT_READY,
+        // A program error comes before work that is not done.
+        [Err(NOT_READY), Err(status)] | [Err(status), _] | [_, Err(status)] => return status,
     };
     // On a card two events are half a microsecond apart even with no work between them, and a script may
     // divide by this.
@@ -149,14 +226,14 @@ answers! {
     Real fn cudaEventCreate(out: Out<Handle<Event>>) { create(out, 0) }
     Real fn cudaEventCreateWithFlags(out: Out<Handle<Event>>, flags: u32) { create(out, flags) }
     Real fn cudaEventDestroy(_event: Word) { OK }
-    Real fn cudaEventRecord(event: Handle<Event>, stream: StreamHandle) { record(event, stream) }
-    Real fn cudaEventRecordWithFlags(event: Handle<Event>, stream: StreamHandle, _flags: u32) {
-        record(event, stream)
+    Real fn cudaEventRecord(event: Handle<Event>, stream: StreamHandle) { record(event, stream, 0) }
+    Real fn cudaEventRecordWithFlags(event: Handle<Event>, stream: StreamHandle, flags: u32) {
+        record(event, stream, flags)
     }
     Real fn cudaEventQuery(event: Handle<Event>) { query(event) }
     Real fn cudaEventSynchronize(event: Handle<Event>) { synchronize(event) }
-    Real fn cudaStreamWaitEvent(stream: StreamHandle, event: Handle<Event>, _flags: u32) {
-        wait(stream, event)
+    Real fn cudaStreamWaitEvent(stream: StreamHandle, event: Handle<Event>, flags: u32) {
+        wait(stream, event, flags)
     }
     Guess fn cudaEventElapsedTime(out: Out<f32>, from: Handle<Event>, to: Handle<Event>) {
         elapsed(out, from, to)
@@ -166,14 +243,14 @@ answers! {
     }
     Real fn cuEventCreate(out: Out<Handle<Event>>, flags: u32) { create(out, flags) }
     Real fn cuEventDestroy_v2(_event: Word) { OK }
-    Real fn cuEventRecord(event: Handle<Event>, stream: StreamHandle) { record(event, stream) }
-    Real fn cuEventRecordWithFlags(event: Handle<Event>, stream: StreamHandle, _flags: u32) {
-        record(event, stream)
+    Real fn cuEventRecord(event: Handle<Event>, stream: StreamHandle) { record(event, stream, 0) }
+    Real fn cuEventRecordWithFlags(event: Handle<Event>, stream: StreamHandle, flags: u32) {
+        record(event, stream, flags)
     }
     Real fn cuEventQuery(event: Handle<Event>) { query(event) }
     Real fn cuEventSynchronize(event: Handle<Event>) { synchronize(event) }
-    Real fn cuStreamWaitEvent(stream: StreamHandle, event: Handle<Event>, _flags: c_int) {
-        wait(stream, event)
+    Real fn cuStreamWaitEvent(stream: StreamHandle, event: Handle<Event>, flags: u32) {
+        wait(stream, event, flags)
     }
     Guess fn cuEventElapsedTime_v2(out: Out<f32>, from: Handle<Event>, to: Handle<Event>) {
         elapsed(out, from, to)

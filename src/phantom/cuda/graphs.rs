@@ -18,19 +18,55 @@ use crate::core::ffi::{
 };
 use crate::core::host_state::{device, fail};
 use crate::core::lock::lock;
+use crate::core::stream::Stream;
 use crate::cuda::device_attributes::driver_version;
 use crate::cuda::graph_memory::{self, GraphMemory};
 use crate::cuda::streams::StreamHandle;
+
+/// A node that does something here when the graph is launched.
+#[derive(Clone)]
+struct NodeEffect {
+    /// The number of nodes before it.
+    position: u64,
+    run: Arc<Effect>,
+}
+
+/// The effect of a node, given the stream of the launch.
+type Effect = dyn Fn(&'static Stream) -> Status + Send + Sync;
 
 /// A graph, or an executable graph.
 #[derive(Default)]
 pub(crate) struct Graph {
     pub(crate) work: RecordedWork,
+    /// Copies, fills, host functions and events among the nodes, in their order.
+    effects: Mutex<Vec<NodeEffect>>,
     /// Replaced by an empty one when the graph is destroyed; its handle stays valid.
     memory: Mutex<Arc<GraphMemory>>,
 }
 
 impl Graph {
+    /// Gives the next node an effect.
+    pub(crate) fn add_effect(&self, effect: Box<Effect>) {
+        lock(&self.effects).push(NodeEffect { position: self.work.nodes(), run: Arc::from(effect) });
+    }
+
+    /// Runs the effects of the nodes. The nodes between them are kernels of unknown effect.
+    fn run(&self, stream: &'static Stream) {
+        let effects = lock(&self.effects).clone();
+        let mut next = 0;
+        for effect in effects {
+            if effect.position > next {
+                stream.clock().invalidate_values();
+            }
+            (effect.run)(stream);
+            next = effect.position + 1;
+        }
+        // A graph without nodes was not captured: its nodes are not known.
+        if self.work.nodes() > next || next == 0 {
+            stream.clock().invalidate_values();
+        }
+    }
+
     /// Adds an allocation node and returns its address. No memory is taken before the launch.
     pub(crate) fn add_alloc(&self, device: &'static Device, size: usize) -> Option<usize> {
         self.work.add_node(0);
@@ -88,7 +124,8 @@ fn instantiate(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) -> Sta
     let executable = match graph.get() {
         Some(graph) => {
             let memory = lock(&graph.memory).instantiate(flags & AUTO_FREE_ON_LAUNCH != 0);
-            Graph { work: graph.work.snapshot(), memory: Mutex::new(memory) }
+            let effects = Mutex::new(lock(&graph.effects).clone());
+            Graph { work: graph.work.snapshot(), effects, memory: Mutex::new(memory) }
         }
         None => Graph::default(),
     };
@@ -119,13 +156,22 @@ unsafe fn nodes(handle: Handle<Graph>, list: Out<usize>, count: InOut<usize>) ->
 
 fn launch(graph: Handle<Graph>, stream: StreamHandle) -> Status {
     let Some(graph) = graph.get() else { return fail(INVALID_HANDLE) };
+    let stream = match stream.for_work() {
+        Ok(stream) => stream,
+        Err(status) => return status,
+    };
+    let cost_ns = graph.work.cost_ns().max(1);
+    if stream.capturing().is_some() {
+        // A child graph: its nodes run when the graph is launched that the stream is captured into.
+        stream.launch(cost_ns);
+        return OK;
+    }
     let status = lock(&graph.memory).launch();
     if status != OK {
         return fail(status);
     }
-    let stream = stream.stream();
-    stream.launch(graph.work.cost_ns().max(1));
-    stream.clock().invalidate_values();
+    stream.launch(cost_ns);
+    graph.run(stream);
     OK
 }
 

@@ -42,7 +42,11 @@ fn alloc_async(out: Out<usize>, size: usize, device: &'static Device, stream: St
     if size == 0 {
         return out.give(0);
     }
-    let address = match stream.stream().capturing() {
+    let stream = match stream.for_work() {
+        Ok(stream) => stream,
+        Err(status) => return status,
+    };
+    let address = match stream.capturing() {
         Some(capture) => captures::graph_of(capture).get().and_then(|graph| graph.add_alloc(device, size)),
         None => device.alloc_from_pool(size),
     };
@@ -50,7 +54,11 @@ fn alloc_async(out: Out<usize>, size: usize, device: &'static Device, stream: St
 }
 
 fn free_async(address: usize, stream: StreamHandle) -> Status {
-    match stream.stream().capturing() {
+    let stream = match stream.for_work() {
+        Ok(stream) => stream,
+        Err(status) => return status,
+    };
+    match stream.capturing() {
         Some(capture) if address != 0 => match captures::graph_of(capture).get() {
             Some(graph) => graph.add_free(address),
             None => fail(INVALID_VALUE),

@@ -1,10 +1,14 @@
-//! Stream calls: creation, queries, synchronization and host callbacks.
+//! Stream calls: creation, queries and synchronization.
 
+use std::cell::RefCell;
 use std::ffi::c_int;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::core::call_table::{answers, by_contract};
+use crate::core::call_table::answers;
+use crate::core::capture::{
+    self, CaptureStatus, cudaErrorStreamCaptureInvalidated, cudaErrorStreamCaptureUnsupported,
+};
 use crate::core::device::{Device, context_handle};
 use crate::core::ffi::{Handle, INVALID_VALUE, NOT_READY, OK, Out, Status, Word};
 use crate::core::host_state::{current, fail, host_state};
@@ -13,8 +17,7 @@ use crate::core::stream::Stream;
 use crate::cuda::device_attributes::HIGHEST_PRIORITY;
 
 /// A stream handle as the program passes it: null or 1 for the legacy default stream of the current device, 2
-/// for the default stream of the thread, which is the same here, else the handle of a stream that [`create`]
-/// made.
+/// for the default stream of the thread, else the handle of a stream that [`create`] made.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(crate) struct StreamHandle(usize);
@@ -31,15 +34,75 @@ impl StreamHandle {
         Self(address)
     }
 
+    /// The number that the program sees.
+    pub(crate) fn address(self) -> usize {
+        self.0
+    }
+
+    /// Returns true if it is the legacy default stream, which waits for all blocking streams.
+    pub(crate) fn is_legacy(self) -> bool {
+        self.0 <= 1
+    }
+
     /// The stream.
     pub(crate) fn stream(self) -> &'static Stream {
-        if self.0 <= 2 {
-            return &current().stream;
+        match self.0 {
+            0 | 1 => &current().stream,
+            2 => stream_of_thread(),
+            // SAFETY: a handle is an argument of an exported function or came from `from_address`, so any
+            // other value is the handle of a created stream.
+            address => unsafe { Handle::from_address(address) }.get().unwrap_or(&current().stream),
         }
-        // SAFETY: a handle is an argument of an exported function or came from `from_address`, so any other
-        // value is the handle of a created stream.
-        unsafe { Handle::from_address(self.0) }.get().unwrap_or(&current().stream)
     }
+
+    /// The stream, for a call that queues work in it. The rules of captures may refuse that.
+    pub(crate) fn for_work(self) -> Result<&'static Stream, Status> {
+        let stream = self.stream();
+        let legacy = self.is_legacy().then(|| capture::refuse_legacy(stream.device)).flatten();
+        match (legacy, stream.capture_status()) {
+            (Some(status), _) => Err(fail(status)),
+            (None, CaptureStatus::Invalidated(_)) => Err(fail(cudaErrorStreamCaptureInvalidated)),
+            (None, _) => Ok(stream),
+        }
+    }
+
+    /// The stream, for a call that asks for the progress of its work or waits for it: "It is invalid to
+    /// synchronize or query the execution status of a stream which is being captured".
+    pub(crate) fn for_progress(self) -> Result<&'static Stream, Status> {
+        let stream = self.for_work()?;
+        match stream.capturing() {
+            Some(capture) => Err(refuse(capture)),
+            None => Ok(stream),
+        }
+    }
+}
+
+/// Refuses an operation on a captured stream, and invalidates the capture.
+fn refuse(capture: u64) -> Status {
+    capture::invalidate(capture);
+    fail(cudaErrorStreamCaptureUnsupported)
+}
+
+thread_local! {
+    /// The thread's default stream of each device.
+    static OF_THREAD: RefCell<Vec<Handle<Stream>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The thread's default stream of the current device (`cudaStreamPerThread`), which is a blocking one.
+fn stream_of_thread() -> &'static Stream {
+    let device = current();
+    let find = |streams: &RefCell<Vec<Handle<Stream>>>| {
+        let mut streams = streams.borrow_mut();
+        let known =
+            streams.iter().filter_map(|handle| handle.get()).find(|stream| stream.device == device.index);
+        known.or_else(|| {
+            let handle = Handle::new(Stream::new(device.index, device.clock().clone(), 0, 0));
+            lock(&CREATED).push(handle);
+            streams.push(handle);
+            handle.get()
+        })
+    };
+    OF_THREAD.try_with(find).ok().flatten().unwrap_or(&device.stream)
 }
 
 /// The device of a stream.
@@ -85,10 +148,15 @@ pub(crate) fn waits() -> usize {
     WAITS.load(Ordering::Relaxed)
 }
 
-fn synchronize_counted(stream: &'static Stream) -> Status {
+fn synchronize_counted(handle: StreamHandle) -> Status {
     WAITS.fetch_add(1, Ordering::Relaxed);
-    synchronize(stream);
-    OK
+    match handle.for_progress() {
+        Ok(stream) => {
+            synchronize(stream);
+            OK
+        }
+        Err(status) => status,
+    }
 }
 
 /// Waits for the current device, and counts the wait.
@@ -98,19 +166,12 @@ pub(crate) fn synchronize_current_device() -> Status {
     OK
 }
 
-fn query(stream: &'static Stream) -> Status {
-    if stream.poll() { OK } else { NOT_READY }
-}
-
-/// Calls a queued host function at once, because the work before it is as good as done.
-///
-/// # Safety
-/// The function may be called with the argument.
-unsafe fn call_host_function(function: Option<unsafe extern "C" fn(usize)>, argument: usize) -> Status {
-    let Some(function) = function else { return fail(INVALID_VALUE) };
-    // SAFETY: the caller's promise.
-    unsafe { function(argument) };
-    OK
+fn query(handle: StreamHandle) -> Status {
+    match handle.for_progress() {
+        Ok(stream) if stream.poll() => OK,
+        Ok(_) => NOT_READY,
+        Err(status) => status,
+    }
 }
 
 answers! {
@@ -132,20 +193,8 @@ answers! {
     Real fn cudaStreamGetDevice(handle: StreamHandle, out: Out<c_int>) {
         out.give(handle.stream().device as c_int)
     }
-    Real fn cudaStreamQuery(handle: StreamHandle) { query(handle.stream()) }
-    Real fn cudaStreamSynchronize(handle: StreamHandle) { synchronize_counted(handle.stream()) }
-    Real fn cudaLaunchHostFunc(_handle: Word, function: Option<unsafe extern "C" fn(usize)>, argument: Word) {
-        by_contract!(call_host_function(function, argument))
-    }
-    Real fn cudaStreamAddCallback(
-        handle: Word, function: Option<unsafe extern "C" fn(usize, Status, usize)>, argument: Word,
-        _flags: Word,
-    ) {
-        let Some(function) = function else { return fail(INVALID_VALUE) };
-        by_contract!(function(handle, OK, argument));
-        OK
-    }
-    Success fn cudaStreamAttachMemAsync(_handle: Word, _address: Word, _size: usize, _flags: Word) { OK }
+    Real fn cudaStreamQuery(handle: StreamHandle) { query(handle) }
+    Real fn cudaStreamSynchronize(handle: StreamHandle) { synchronize_counted(handle) }
     Success fn cudaStreamSetAttribute(_handle: Word, _attribute: Word, _value: Word) { OK }
     Real fn cuStreamCreate(out: Out<Handle<Stream>>, flags: u32) { create(out, flags, 0) }
     Real fn cuStreamCreateWithPriority(out: Out<Handle<Stream>>, flags: u32, priority: c_int) {
@@ -161,11 +210,7 @@ answers! {
     Real fn cuStreamGetCtx(handle: StreamHandle, out: Out<usize>) {
         out.give(context_handle(handle.stream().device))
     }
-    Real fn cuStreamQuery(handle: StreamHandle) { query(handle.stream()) }
-    Real fn cuStreamSynchronize(handle: StreamHandle) { synchronize_counted(handle.stream()) }
-    Real fn cuLaunchHostFunc(_handle: Word, function: Option<unsafe extern "C" fn(usize)>, argument: Word) {
-        by_contract!(call_host_function(function, argument))
-    }
-    Success fn cuStreamAttachMemAsync(_handle: Word, _address: Word, _size: usize, _flags: Word) { OK }
+    Real fn cuStreamQuery(handle: StreamHandle) { query(handle) }
+    Real fn cuStreamSynchronize(handle: StreamHandle) { synchronize_counted(handle) }
     Success fn cuStreamWaitValue32_v2(_handle: Word, _address: Word, _value: u32, _flags: Word) { OK }
 }

@@ -14,6 +14,7 @@ use crate::core::call_table::{answers, by_contract};
 use crate::core::ffi::{Dim3, Handle, INVALID_VALUE, In, OK, Out, Status, Text, Word, codes, volume};
 use crate::core::host_state::{current, fail, host_state};
 use crate::core::lock::lock;
+use crate::core::stream::Stream;
 use crate::core::vram::BlockPurpose;
 use crate::cuda::device_attributes::capability_limits;
 use crate::cuda::streams::StreamHandle;
@@ -38,31 +39,46 @@ fn cost_ns(grid: Dim3, block: Dim3) -> u64 {
 /// The assumed time of a call of a math library, in nanoseconds.
 const LIBRARY_COST_NS: u64 = 20_000;
 
-fn queue(cost_ns: u64, stream: StreamHandle) {
+/// Queues a kernel. `None` for its effect when it is captured: it has one when the graph is launched.
+fn queue(cost_ns: u64, stream: StreamHandle) -> Result<Option<&'static Stream>, Status> {
+    let stream = stream.for_work()?;
     LAUNCHES.fetch_add(1, Ordering::Relaxed);
-    stream.stream().launch(cost_ns);
-}
-
-fn queue_unknown(cost_ns: u64, stream: StreamHandle) -> Status {
-    queue(cost_ns, stream);
-    kernel_effects::launched_unknown();
-    stream.stream().clock().invalidate_values();
-    OK
+    stream.launch(cost_ns);
+    Ok(Some(stream).filter(|stream| stream.capturing().is_none()))
 }
 
 /// Launches a kernel of unknown effect.
 pub(crate) fn launch(grid: Dim3, block: Dim3, stream: StreamHandle) -> Status {
-    queue_unknown(cost_ns(grid, block), stream)
+    match queue(cost_ns(grid, block), stream) {
+        Ok(stream) => {
+            stream.map(has_unknown_effect);
+            OK
+        }
+        Err(status) => status,
+    }
 }
 
-/// Launches the work of a math library: one kernel of unknown shape and effect.
+fn has_unknown_effect(stream: &Stream) {
+    kernel_effects::launched_unknown();
+    stream.clock().invalidate_values();
+}
+
+/// Launches the work of a math library: one kernel of unknown shape and effect. The library's own codes have
+/// none for a refused launch; the next call of the runtime tells.
 pub(crate) fn launch_library(stream: StreamHandle) -> Status {
-    queue_unknown(LIBRARY_COST_NS, stream)
+    if let Ok(Some(stream)) = queue(LIBRARY_COST_NS, stream) {
+        has_unknown_effect(stream);
+    }
+    OK
 }
 
 /// The same on the default stream, for calls with an unknown stream.
 pub(crate) fn launch_library_on_default_stream() -> Status {
-    launch_library(StreamHandle::DEFAULT)
+    let stream = StreamHandle::DEFAULT.stream();
+    LAUNCHES.fetch_add(1, Ordering::Relaxed);
+    stream.launch(LIBRARY_COST_NS);
+    has_unknown_effect(stream);
+    OK
 }
 
 /// Launches a kernel that the program registered, and applies the effect known for its name.
@@ -76,13 +92,15 @@ unsafe fn launch_function(
     arguments: In<usize>,
     stream: StreamHandle,
 ) -> Status {
-    queue(cost_ns(grid, block), stream);
-    // A captured kernel has its effect when the graph is launched.
-    if stream.stream().capturing().is_none() {
-        // SAFETY: the caller's promise.
-        unsafe { kernel_effects::launched(function, arguments, stream) };
+    match queue(cost_ns(grid, block), stream) {
+        Ok(Some(stream)) => {
+            // SAFETY: the caller's promise.
+            unsafe { kernel_effects::launched(function, arguments, stream) };
+            OK
+        }
+        Ok(None) => OK,
+        Err(status) => status,
     }
-    OK
 }
 
 /// Launches a registered kernel with the shape and the stream of a configuration.

@@ -7,7 +7,8 @@
 //!   unknown values "all" is assumed true and "any" false: with these, programs check that their data is
 //!   sound. Two different tensors are assumed to be unequal.
 //! - Elementwise kernels write one range and keep the known content of all other memory.
-//! - A kernel whose parameters are numbers alone, as `torch.cuda._sleep`'s is, is given no address to write to
+//! - A kernel whose parameters are numbers alone, as `torch.cuda._sleep`'s is, is given no address to
+//!   write to
 //!   and keeps all.
 //!
 //! A kernel is recognized by its mangled name, which the program registers before it can launch the kernel.
@@ -21,9 +22,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::core::device::Device;
 use crate::core::ffi::In;
 use crate::core::host_state::host_state;
+use crate::core::stream::Stream;
 use crate::core::values::SMALL;
 use crate::cuda::copy::{device_of, fill, forget, read_known, write_known};
-use crate::cuda::streams::{self, StreamHandle};
+use crate::cuda::streams;
 use crate::kernels::reduce::{
     self, Comparison, DataType, ncclBfloat16, ncclFloat16, ncclFloat32, ncclFloat64, ncclInt8, ncclInt32,
     ncclInt64, ncclMax, ncclMin, ncclSum, ncclUint8, ncclUint32, ncclUint64,
@@ -58,10 +60,13 @@ enum KernelEffect {
     /// An elementwise test for equality with a scalar. The functor is 0 for equal or 1 for unequal, and the
     /// scalar.
     EqualScalar(DataType),
-    /// An elementwise test of two inputs for equality.
-    Equal,
+    /// An elementwise test of two inputs for equality. The functor is 0 for equal or 1 for unequal.
+    /// `None`: their type is not known.
+    Equal(Option<DataType>),
     /// The elementwise logical and of two flags.
     And,
+    /// The elementwise logical or of two flags.
+    Or,
     /// A test for equality over strides, with its addresses inside the functor.
     EqualStrided,
     /// PyTorch's `reduce_kernel`: one struct, see [`reduce_to_one`].
@@ -109,7 +114,7 @@ fn parameters(name: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// Whether encoded parameter types are all integers, floats, booleans, or none at all (`v`).
+/// Returns true if encoded parameter types are all integers, floats, booleans, or none at all (`v`).
 fn only_numbers(parameters: &[u8]) -> bool {
     !parameters.is_empty() && parameters.iter().all(|code| b"vbcahstijlmfd".contains(code))
 }
@@ -184,10 +189,13 @@ impl KernelEffect {
             return data_type(element).map(Self::CompareScalar);
         }
         if Self::is_equality(name) {
-            return Some(Self::Equal);
+            return Some(Self::Equal(after(name, b"13BinaryFunctorI").and_then(data_type)));
         }
         if contains(name, b"13BinaryFunctorI") && contains(name, b"17BitwiseAndFunctorIbE") {
             return Some(Self::And);
+        }
+        if contains(name, b"13BinaryFunctorI") && contains(name, b"16BitwiseOrFunctorIbE") {
+            return Some(Self::Or);
         }
         if contains(name, b"13AUnaryFunctorI") {
             return data_type(after(name, b"16CompareEqFunctorI")?).map(Self::EqualScalar);
@@ -379,8 +387,8 @@ impl ElementwiseLaunch {
 ///
 /// # Safety
 /// `arguments` is the argument list of a launch of this kernel: an array with the address of each argument.
-pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, stream: StreamHandle) {
-    let device = streams::device_of(stream.stream());
+pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, stream: &Stream) {
+    let device = streams::device_of(stream);
     let Some(effect) = effect_of(kernel) else {
         launched_unknown();
         return device.clock().invalidate_values();
@@ -420,8 +428,9 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, stream: Strea
         }
         KernelEffect::NoPointer
         | KernelEffect::Elementwise
-        | KernelEffect::Equal
+        | KernelEffect::Equal(_)
         | KernelEffect::And
+        | KernelEffect::Or
         | KernelEffect::Fill(_)
         | KernelEffect::Compare(_)
         | KernelEffect::EqualScalar(_)
@@ -466,11 +475,8 @@ fn elementwise(effect: KernelEffect, launch: &ElementwiseLaunch) {
         KernelEffect::CompareScalar(data_type) => compare_scalar(to, data_type, launch),
         KernelEffect::EqualScalar(data_type) => equal_scalar(to, data_type, launch),
         KernelEffect::And => and_flags(to, launch),
-        KernelEffect::Equal => {
-            forget(to, count);
-            let different = launch.operand(1) != launch.operand(2);
-            let _ = LAST_EQUALITY.try_with(|cell| cell.set(if different { to } else { 0 }));
-        }
+        KernelEffect::Or => or_flags(to, launch),
+        KernelEffect::Equal(data_type) => equal(to, data_type, launch),
         _ => forget(to, count.saturating_mul(WIDEST)),
     }
 }
@@ -515,6 +521,35 @@ fn and_flags(to: usize, launch: &ElementwiseLaunch) {
     }
     forget(to, count);
     launch.assume(to, RECENT_FILLS.load(Ordering::Relaxed) == 0);
+}
+
+/// The logical or of two flags. True or anything is true.
+fn or_flags(to: usize, launch: &ElementwiseLaunch) {
+    let result = match (launch.input(1, ncclUint8), launch.input(2, ncclUint8)) {
+        (Some(left), Some(right)) => {
+            Some(left.iter().zip(&right).map(|(left, right)| left | right).collect())
+        }
+        (Some(known), None) | (None, Some(known)) => known.iter().all(|&flag| flag == 1).then_some(known),
+        (None, None) => None,
+    };
+    match result {
+        Some::<Vec<u8>>(flags) => launch.write(to, Some(&flags), launch.count),
+        None => forget(to, launch.count),
+    }
+}
+
+/// A test of two inputs for equality. Unknown values of two tensors count as unequal where a reduction asks.
+fn equal(to: usize, data_type: Option<DataType>, launch: &ElementwiseLaunch) {
+    let inputs = |data_type| Some((launch.input(1, data_type)?, launch.input(2, data_type)?));
+    let known = data_type.and_then(|data_type| inputs(data_type).map(|inputs| (data_type, inputs)));
+    if let (Some((data_type, (left, right))), Some(operator @ 0..=1)) = (known, launch.operator()) {
+        let mut flags = reduce::equal(data_type, &left, &right);
+        flags.iter_mut().for_each(|flag| *flag ^= operator as u8);
+        return launch.write(to, Some(&flags), launch.count);
+    }
+    forget(to, launch.count);
+    let different = launch.operand(1) != launch.operand(2);
+    let _ = LAST_EQUALITY.try_with(|cell| cell.set(if different { to } else { 0 }));
 }
 
 /// A test for equality with a scalar. Loops that generate tokens ask in this way whether all sequences are

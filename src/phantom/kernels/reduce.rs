@@ -148,6 +148,14 @@ pub(crate) fn compare(data_type: DataType, comparison: Comparison, left: &[u8], 
     left.chunks_exact(width).zip(right.chunks_exact(width)).map(compare_pair).collect()
 }
 
+/// Tests two buffers for equality by element. The result has one byte for each pair: 1 where they are equal.
+/// NaN is equal to nothing.
+pub(crate) fn equal(data_type: DataType, left: &[u8], right: &[u8]) -> Vec<u8> {
+    let width = width(data_type);
+    let pairs = left.chunks_exact(width).zip(right.chunks_exact(width));
+    pairs.map(|(left, right)| u8::from(decode(data_type, left) == decode(data_type, right))).collect()
+}
+
 fn combine(operation: Operation, a: Element, b: Element) -> Element {
     use Element::{Float, Integer};
     match (a, b) {

@@ -1,18 +1,131 @@
-//! The initialization of the driver: the calls that need it, and the calls that bring it about.
+//! The rules that refuse a call by its name: before the driver is initialized, and while a stream is
+//! captured. The macros that define the exported functions ask [`CallRules::of`] while the library is
+//! compiled.
 //!
 //! "If cuInit() has not been called, any function from the driver API will return
 //! CUDA_ERROR_NOT_INITIALIZED" (CUDA Driver API, Initialization). The runtime initializes the driver by
-//! itself (CUDA C++ Programming Guide, Initialization). The name of a call decides: the macros that define
-//! the exported functions ask [`Initialization::of`] while the library is compiled.
+//! itself (CUDA C++ Programming Guide, Initialization).
+//!
+//! While a stream is captured, "some actions, such as a call to cudaMalloc, may be unsafe"
+//! (`cudaThreadExchangeStreamCaptureMode` in `cuda_runtime_api.h`). NVIDIA lists no others. Those assumed
+//! here allocate or free at once, or wait for the device; ROCm refuses the same, "to match the behavior of
+//! CUDA" (its release notes, Stream capture). Calls with a stream or an event have their rules where they
+//! are answered.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::core::capture;
 use crate::core::ffi::{NO_DEVICE, OK, Status};
-use crate::core::host_state::host_state;
+use crate::core::host_state::{current, fail, host_state};
+
+/// The rules for one call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CallRules {
+    initialization: Initialization,
+    capture: CaptureRule,
+    /// The runtime keeps the refusal for `cudaGetLastError`.
+    is_runtime: bool,
+}
+
+impl CallRules {
+    /// The rules for the call with this name.
+    pub(crate) const fn of(name: &str) -> Self {
+        Self {
+            initialization: Initialization::of(name),
+            capture: CaptureRule::of(name),
+            is_runtime: starts_with(name, "cuda"),
+        }
+    }
+
+    /// The status with which the call must fail.
+    #[inline]
+    pub(crate) fn refusal(self) -> Option<Status> {
+        if let Some(status) = self.initialization.refusal() {
+            return Some(status);
+        }
+        let status = self.capture.refusal()?;
+        Some(if self.is_runtime { fail(status) } else { status })
+    }
+}
+
+/// The rule for a call while a stream is captured.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CaptureRule {
+    /// None by its name.
+    Free,
+    /// It is potentially unsafe: the modes of the thread and of the captures decide.
+    Unsafe,
+    /// It waits for the device.
+    Device,
+    /// It queues work in the legacy default stream and waits for it: "It is therefore also invalid to call
+    /// synchronous APIs in this case" (CUDA C++ Programming Guide, Prohibited and Unhandled Operations).
+    Synchronous,
+}
+
+const UNSAFE: [&str; 17] = [
+    "cudaMalloc",
+    "cudaMallocManaged",
+    "cudaMallocPitch",
+    "cudaFree",
+    "cudaMallocHost",
+    "cudaHostAlloc",
+    "cudaFreeHost",
+    "cudaDeviceSetMemPool",
+    "cudaMemPoolCreate",
+    "cudaMemPoolDestroy",
+    "cuMemAlloc_v2",
+    "cuMemAllocManaged",
+    "cuMemAllocPitch_v2",
+    "cuMemFree_v2",
+    "cuMemAllocHost_v2",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+];
+
+const DEVICE: [&str; 3] = ["cudaDeviceSynchronize", "cudaDeviceReset", "cuCtxSynchronize"];
+
+const SYNCHRONOUS: [&str; 12] = [
+    "cudaMemcpy",
+    "cudaMemcpyPeer",
+    "cudaMemcpy2D",
+    "cudaMemcpyToSymbol",
+    "cudaMemset",
+    "cuMemcpy",
+    "cuMemcpyHtoD_v2",
+    "cuMemcpyDtoH_v2",
+    "cuMemcpyDtoD_v2",
+    "cuMemsetD8_v2",
+    "cuMemsetD16_v2",
+    "cuMemsetD32_v2",
+];
+
+impl CaptureRule {
+    const fn of(name: &str) -> Self {
+        if is_in(name, &UNSAFE) {
+            Self::Unsafe
+        } else if is_in(name, &DEVICE) {
+            Self::Device
+        } else if is_in(name, &SYNCHRONOUS) {
+            Self::Synchronous
+        } else {
+            Self::Free
+        }
+    }
+
+    #[inline]
+    fn refusal(self) -> Option<Status> {
+        match self {
+            Self::Free => None,
+            Self::Unsafe => capture::refuse_unsafe(),
+            Self::Device => capture::refuse_device(current().index),
+            Self::Synchronous => capture::refuse_legacy(current().index).or_else(capture::refuse_unsafe),
+        }
+    }
+}
 
 /// What a call has to do with the initialization of the driver.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Initialization {
+enum Initialization {
     /// It fails before the driver is initialized.
     Needed,
     /// It initializes the driver.
@@ -44,7 +157,7 @@ const WITHOUT_DEVICE: [&str; 5] = [
 
 impl Initialization {
     /// The rule for the call with this name. A math library creates its handles through the runtime.
-    pub(crate) const fn of(name: &str) -> Self {
+    const fn of(name: &str) -> Self {
         let bytes = name.as_bytes();
         let is_driver = starts_with(name, "cu") && bytes.len() > 2 && bytes[2].is_ascii_uppercase();
         if is_driver {
@@ -60,7 +173,7 @@ impl Initialization {
 
     /// Applies the rule to a call: the status with which it must fail.
     #[inline]
-    pub(crate) fn refusal(self) -> Option<Status> {
+    fn refusal(self) -> Option<Status> {
         match self {
             Self::Needed if !INITIALIZED.load(Ordering::Relaxed) => Some(NOT_INITIALIZED),
             Self::Implied if !INITIALIZED.load(Ordering::Relaxed) => {
@@ -86,7 +199,7 @@ pub(crate) fn initialize() -> Status {
     OK
 }
 
-/// Whether a text begins with another.
+/// Returns true if a text begins with another.
 const fn starts_with(text: &str, start: &str) -> bool {
     matches_at(text.as_bytes(), start.as_bytes(), 0)
 }
@@ -116,8 +229,8 @@ const fn matches_at(text: &[u8], part: &[u8], at: usize) -> bool {
     true
 }
 
-/// Whether a name is in a list.
-pub(crate) const fn is_in(name: &str, list: &[&str]) -> bool {
+/// Returns true if a name is in a list.
+const fn is_in(name: &str, list: &[&str]) -> bool {
     let mut index = 0;
     while index < list.len() {
         if name.len() == list[index].len() && starts_with(name, list[index]) {

@@ -1,0 +1,192 @@
+//! The calls that copy and fill, at once or in a stream.
+
+use crate::core::call_table::{answers, by_contract};
+use crate::core::ffi::{OK, Status, Word};
+use crate::core::host_state::current;
+use crate::core::vram;
+use crate::cuda::copy::{copy, fill, forget};
+use crate::cuda::memory::{self, PointerKind};
+use crate::cuda::streams::StreamHandle;
+use crate::cuda::{captures, streams};
+
+/// One side of a copy of rows.
+#[derive(Clone, Copy)]
+struct Rows {
+    address: usize,
+    /// Bytes from the start of one row to the start of the next.
+    pitch: usize,
+}
+
+/// Copies `height` rows of `width` bytes.
+///
+/// # Safety
+/// As for [`copy`], for each row.
+unsafe fn copy_rows(to: Rows, from: Rows, width: usize, height: usize) -> Status {
+    if to.pitch == width && from.pitch == width {
+        // SAFETY: the caller's promise; the rows touch each other.
+        return unsafe { copy(to.address, from.address, width.saturating_mul(height)) };
+    }
+    for row in 0..height {
+        // SAFETY: the caller's promise.
+        let status = unsafe { copy(to.address + row * to.pitch, from.address + row * from.pitch, width) };
+        if status != OK {
+            return status;
+        }
+    }
+    OK
+}
+
+/// Queues a copy in a stream, as [`copy`]. A captured one reads and writes at the launch of the graph only
+/// host memory that is still pinned then: the program may have freed any other.
+///
+/// # Safety
+/// As for [`copy`].
+unsafe fn queue_copy(to: usize, from: usize, size: usize, stream: StreamHandle) -> Status {
+    let captured = stream.stream().capturing().is_some();
+    captures::queue_effect(stream, move |_| {
+        if captured && !(is_there(to) && is_there(from)) {
+            forget(to, size);
+            return OK;
+        }
+        // SAFETY: the caller's promise, and for a captured copy both ranges are known to CUDA.
+        unsafe { copy(to, from, size) }
+    })
+}
+
+/// Returns true if an address is in memory of a device or in pinned memory.
+fn is_there(address: usize) -> bool {
+    vram::is_device(address) || memory::pointer_kind(address) == PointerKind::Host
+}
+
+/// Queues a copy of rows, as [`queue_copy`].
+///
+/// # Safety
+/// As for [`copy_rows`].
+unsafe fn queue_rows(to: Rows, from: Rows, width: usize, height: usize, stream: StreamHandle) -> Status {
+    let captured = stream.stream().capturing().is_some();
+    captures::queue_effect(stream, move |_| {
+        if captured && !(is_there(to.address) && is_there(from.address)) {
+            forget(to.address, to.pitch.saturating_mul(height));
+            return OK;
+        }
+        // SAFETY: as in `queue_copy`.
+        unsafe { copy_rows(to, from, width, height) }
+    })
+}
+
+/// Queues a fill of `count` elements in a stream, as [`fill`].
+///
+/// # Safety
+/// As for [`fill`]; while the stream is captured, also at each launch of the graph.
+unsafe fn queue_fill<const N: usize>(
+    to: usize,
+    pattern: [u8; N],
+    count: usize,
+    stream: StreamHandle,
+) -> Status {
+    // SAFETY: the caller's promise.
+    captures::queue_effect(stream, move |_| unsafe { fill(to, &pattern, count.saturating_mul(N)) })
+}
+
+/// The status of a copy for which the program waits.
+fn synchronous(status: Status) -> Status {
+    streams::synchronize(&current().stream);
+    status
+}
+
+/// The bytes of a fill with an element of 8 bits.
+fn low_byte(value: u32) -> [u8; 1] {
+    [value as u8]
+}
+
+/// The bytes of a fill with an element of 16 bits.
+fn low_half(value: u32) -> [u8; 2] {
+    (value as u16).to_le_bytes()
+}
+
+answers! {
+    Real fn cudaMemcpy(to: Word, from: Word, size: usize, _kind: Word) {
+        synchronous(by_contract!(copy(to, from, size)))
+    }
+    Real fn cudaMemcpyAsync(to: Word, from: Word, size: usize, _kind: Word, stream: StreamHandle) {
+        by_contract!(queue_copy(to, from, size, stream))
+    }
+    Real fn cudaMemcpyPeer(to: Word, _to_device: Word, from: Word, _from_device: Word, size: usize) {
+        synchronous(by_contract!(copy(to, from, size)))
+    }
+    Real fn cudaMemcpyPeerAsync(
+        to: Word, _to_device: Word, from: Word, _from_device: Word, size: usize, stream: StreamHandle,
+    ) {
+        by_contract!(queue_copy(to, from, size, stream))
+    }
+    Real fn cudaMemcpy2D(
+        to: Word, to_pitch: usize, from: Word, pitch: usize, width: usize, height: usize, _kind: Word,
+    ) {
+        let (to, from) = (Rows { address: to, pitch: to_pitch }, Rows { address: from, pitch });
+        synchronous(by_contract!(copy_rows(to, from, width, height)))
+    }
+    Real fn cudaMemcpy2DAsync(
+        to: Word, to_pitch: usize, from: Word, pitch: usize, width: usize, height: usize, _kind: Word,
+        stream: StreamHandle,
+    ) {
+        let (to, from) = (Rows { address: to, pitch: to_pitch }, Rows { address: from, pitch });
+        by_contract!(queue_rows(to, from, width, height, stream))
+    }
+    /// Only kernels know the address of a symbol.
+    Success fn cudaMemcpyToSymbol(_symbol: Word, _from: Word, _size: usize, _offset: usize, _kind: Word) {
+        OK
+    }
+    Success fn cudaMemcpyToSymbolAsync(
+        _symbol: Word, _from: Word, _size: usize, _offset: usize, _kind: Word, stream: StreamHandle,
+    ) {
+        captures::queue_effect(stream, |_| OK)
+    }
+    Real fn cudaMemset(to: Word, value: u32, size: usize) { by_contract!(fill(to, &low_byte(value), size)) }
+    Real fn cudaMemsetAsync(to: Word, value: u32, size: usize, stream: StreamHandle) {
+        by_contract!(queue_fill(to, low_byte(value), size, stream))
+    }
+    Real fn cuMemcpy(to: Word, from: Word, size: usize) { synchronous(by_contract!(copy(to, from, size))) }
+    Real fn cuMemcpyAsync(to: Word, from: Word, size: usize, stream: StreamHandle) {
+        by_contract!(queue_copy(to, from, size, stream))
+    }
+    Real fn cuMemcpyHtoD_v2(to: Word, from: Word, size: usize) {
+        synchronous(by_contract!(copy(to, from, size)))
+    }
+    Real fn cuMemcpyDtoH_v2(to: Word, from: Word, size: usize) {
+        synchronous(by_contract!(copy(to, from, size)))
+    }
+    Real fn cuMemcpyDtoD_v2(to: Word, from: Word, size: usize) { by_contract!(copy(to, from, size)) }
+    Real fn cuMemcpyHtoDAsync_v2(to: Word, from: Word, size: usize, stream: StreamHandle) {
+        by_contract!(queue_copy(to, from, size, stream))
+    }
+    Real fn cuMemcpyDtoHAsync_v2(to: Word, from: Word, size: usize, stream: StreamHandle) {
+        by_contract!(queue_copy(to, from, size, stream))
+    }
+    Real fn cuMemcpyDtoDAsync_v2(to: Word, from: Word, size: usize, stream: StreamHandle) {
+        by_contract!(queue_copy(to, from, size, stream))
+    }
+    Real fn cuMemsetD8_v2(to: Word, value: u32, size: usize) {
+        by_contract!(fill(to, &low_byte(value), size))
+    }
+    Real fn cuMemsetD16_v2(to: Word, value: u32, count: usize) {
+        by_contract!(fill(to, &low_half(value), count * 2))
+    }
+    Real fn cuMemsetD32_v2(to: Word, value: u32, count: usize) {
+        by_contract!(fill(to, &value.to_le_bytes(), count * 4))
+    }
+    Real fn cuMemsetD8Async(to: Word, value: u32, size: usize, stream: StreamHandle) {
+        by_contract!(queue_fill(to, low_byte(value), size, stream))
+    }
+    Real fn cuMemsetD16Async(to: Word, value: u32, count: usize, stream: StreamHandle) {
+        by_contract!(queue_fill(to, low_half(value), count, stream))
+    }
+    Real fn cuMemsetD32Async(to: Word, value: u32, count: usize, stream: StreamHandle) {
+        by_contract!(queue_fill(to, value.to_le_bytes(), count, stream))
+    }
+    Real fn cuStreamWriteValue32(stream: StreamHandle, to: Word, value: u32, _flags: Word) {
+        by_contract!(queue_fill(to, value.to_le_bytes(), 1, stream))
+    }
+    Real fn cuStreamWriteValue32_v2(stream: StreamHandle, to: Word, value: u32, _flags: Word) {
+        by_contract!(queue_fill(to, value.to_le_bytes(), 1, stream))
+    }
+}
