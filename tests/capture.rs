@@ -565,7 +565,7 @@ fn names_beyond_the_limit_share_one_and_are_counted() {
         "{}",
         modules.len()
     );
-    // What comes later keeps its phase.
+    // Later contexts keep their phase.
     assert_eq!(owner(&trace, 300).0, "eval");
 }
 

@@ -81,7 +81,7 @@ impl Encoder {
         self.emit(&Row { event, tid: tid as i32, requested_bytes, name: &name, ..self.blank(clock_ns) }, sink)
     }
 
-    /// How many lost events the rows so far report.
+    /// The number of lost events that the rows so far report.
     #[must_use]
     pub fn reported_lost(&self) -> u64 {
         self.reported_lost

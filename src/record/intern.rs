@@ -29,7 +29,7 @@ const LEAST_BUFFER: usize = if cfg!(test) { 64 << 10 } else { 8 << 20 };
 /// The size of the buffer of events, which limits the definitions.
 static BUFFER: AtomicUsize = AtomicUsize::new(16 << 20);
 
-/// How often a name, context or stack had no number of its own.
+/// The number of times that a name, context or stack had no number of its own.
 static REFUSED: AtomicU64 = AtomicU64::new(0);
 
 /// Sets the size of the buffer of events, before anything is interned. The definitions of a process take at most 5/4 of
@@ -38,12 +38,12 @@ pub fn set_buffer(bytes: usize) {
     BUFFER.store(bytes, Ordering::Relaxed);
 }
 
-/// How often a name, context or stack had no number of its own, because there are too many.
+/// The number of times that a name, context or stack had no number of its own, because there are too many.
 pub(crate) fn refused() -> u64 {
     REFUSED.load(Ordering::Relaxed)
 }
 
-/// How much is interned.
+/// The limits of interned data.
 #[derive(Clone, Copy)]
 struct Limits {
     /// Bytes of the definitions of texts.

@@ -29,9 +29,9 @@ pub(crate) struct Journal {
     pub(crate) part: u64,
     /// The number of lost events: dropped, or on the overflow list and not in the trace.
     pub(crate) lost: u64,
-    /// How many of them the rows of the trace report, over all parts.
+    /// The number of them that the rows of the trace report, over all parts.
     reported_lost: u64,
-    /// How often a name had no number of its own.
+    /// The number of times that a name had no number of its own.
     pub(crate) refused_names: u64,
     /// The size of the buffer in bytes.
     buffer_bytes: u64,

@@ -32,9 +32,9 @@ pub struct Checkpoints {
     pub csv: [u64; 2],
     /// The length of the file of definitions in bytes.
     pub names: [u64; 2],
-    /// How many events of the overflow list the trace has.
+    /// The number of events of the overflow list that the trace has.
     pub overflow_written: [u64; 2],
-    /// How many lost events its rows report.
+    /// The number of lost events that its rows report.
     pub reported_lost: [u64; 2],
 }
 

@@ -100,11 +100,12 @@ pub struct JournalHeader {
     pub names_len: [AtomicU64; 2],
     /// The number of the part of the trace that is being written at each checkpoint.
     pub part: [AtomicU64; 2],
-    /// How many events of the overflow list are in the trace at each checkpoint.
+    /// The number of events of the overflow list that are in the trace, at each checkpoint.
     pub overflow_written: [AtomicU64; 2],
-    /// How many dropped events the `lost` rows of the trace report at each checkpoint, over all parts.
+    /// The number of dropped events that the `lost` rows of the trace report, at each checkpoint, over all
+    /// parts.
     pub reported_lost: [AtomicU64; 2],
-    /// How often a name had no number of its own, because there were too many.
+    /// The number of times that a name had no number of its own, because there were too many.
     pub refused_names: AtomicU64,
     /// The length of the trace's path in bytes; 0 until it is known.
     pub trace_len: AtomicU64,
@@ -187,14 +188,14 @@ pub mod layout {
     pub const CONSUMED: usize = offset_of!(ChunkHeader, consumed);
 }
 
-/// How much of a process's events the files have, at a checkpoint.
+/// The part of a process's events that the files have, at a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     /// The length of the whole part of the trace in bytes.
     pub csv_len: u64,
     /// The length of the whole part of the file of definitions in bytes.
     pub names_len: u64,
-    /// How many dropped events the `lost` rows report, over all parts.
+    /// The number of dropped events that the `lost` rows report, over all parts.
     pub reported_lost: u64,
 }
 

@@ -12,7 +12,7 @@ use super::chunk_pool::{ChunkPool, ChunkReader};
 /// The places of the two JSON texts of the meta row.
 #[derive(Clone, Copy)]
 pub(crate) enum MetaText {
-    /// What is known at the start.
+    /// The values that are known at the start.
     First = 0,
     /// With what only a running CUDA knows.
     Described = 1,

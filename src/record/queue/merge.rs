@@ -191,8 +191,8 @@ impl Merge {
         });
     }
 
-    /// How many events are in no file and will not be, if nothing is emitted from now on: the dropped ones, and those
-    /// on the overflow list.
+    /// The number of events that are in no file and will not be, if nothing is emitted from now on: the
+    /// dropped ones, and those on the overflow list.
     pub(crate) fn lost(&self, queue: &'static EventQueue) -> u64 {
         queue.pool().dropped() + queue.pool().overflowed().saturating_sub(self.overflow_emitted)
     }
