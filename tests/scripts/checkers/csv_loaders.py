@@ -1,6 +1,8 @@
 """Reads a trace with pandas, polars and DuckDB, without options, and compares the typed columns.
 
-csv_loaders.py TRACE PEAK: the folder of the trace has no other; PEAK is the answer of `memtrace peak --by phase --as-of --json`.
+csv_loaders.py TRACE PEAK
+
+The folder of TRACE has no other trace. PEAK is the answer of `memtrace peak --by phase --as-of --json`.
 """
 
 import glob
@@ -56,8 +58,13 @@ for until in (len(block_rows) // 3, len(block_rows) // 2, len(block_rows)):
 
 # The example of the README equals `memtrace peak --by phase --as-of`.
 at_peak = block_rows[block_rows.seq <= block_rows.seq[block_rows.allocated_bytes.idxmax()]]
-sums = {"(no phase)" if owner == "(none)" else owner: int(live) for owner, live in at_peak.groupby("phase").delta_bytes.sum().items()}
-groups = {group["key"]: group["bytes"] for group in json.loads(pathlib.Path(sys.argv[2]).read_text())["groups"]}
+sums = {
+    "(no phase)" if owner == "(none)" else owner: int(live)
+    for owner, live in at_peak.groupby("phase").delta_bytes.sum().items()
+}
+groups = {
+    group["key"]: group["bytes"] for group in json.loads(pathlib.Path(sys.argv[2]).read_text())["groups"]
+}
 assert {owner: live for owner, live in sums.items() if live} == groups, (sums, groups)
 
 # All traces of a folder at once. The stacks lie beside them, and are read as CSV by their own name.
@@ -69,7 +76,8 @@ assert polars.scan_csv(pattern).collect().height == len(first)
 assert len(pandas.concat(pandas.read_csv(file) for file in glob.glob(pattern))) == len(first)
 stacks = next(folder.glob("*.stacks"))
 by_stack = duckdb.sql(
-    f"select count(*) from '{pattern}' rows join read_csv('{stacks}') stacks on rows.stack_id = stacks.stack_id"
+    f"select count(*) from '{pattern}' rows"
+    f" join read_csv('{stacks}') stacks on rows.stack_id = stacks.stack_id"
 ).fetchall()[0][0]
 assert by_stack == (first.stack_id > 0).sum(), by_stack
 print(len(first), "rows read alike by", ", ".join(frames))

@@ -1,4 +1,4 @@
-"""What a capture of a CUDA graph forbids on a card, it forbids on the simulated GPU."""
+"""Checks that captures of CUDA graphs refuse the same calls on the simulated GPU as on a card."""
 
 import os
 import threading
@@ -118,7 +118,7 @@ def modes():
 
 
 def permitted():
-    """What a card permits: allocations, side streams that are joined, copies that take place at the launch."""
+    """Calls that a card permits: allocations, joined side streams, copies that take place at the launch."""
     side = torch.cuda.Stream()
     source = torch.arange(8).pin_memory()
     target = torch.zeros(8, dtype=torch.int64, device="cuda")

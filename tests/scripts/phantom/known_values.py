@@ -13,7 +13,16 @@ copied.copy_(known)
 assert copied.tolist() == [1, 2, 3, 4]
 
 # Known values of any type are compared element by element.
-for dtype in (torch.int32, torch.int64, torch.uint8, torch.bool, torch.float32, torch.float64, torch.float16, torch.bfloat16):
+for dtype in (
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+):
     ones, more = torch.ones(100, dtype=dtype, device="cuda"), torch.ones(100, dtype=dtype, device="cuda")
     zeros = torch.zeros(100, dtype=dtype, device="cuda")
     assert (ones == more).all().item() and not (ones == zeros).any().item(), dtype

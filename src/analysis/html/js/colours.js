@@ -37,8 +37,7 @@ const moduleColour = (place, name) => (name === "(other)" ? "#9AA0A6" : MODULES[
 /** The same lines in the dark theme: bright enough for thin lines. */
 const DARK_LINES = { allocated: "#56A9E8", reserved: "#F0884A" };
 
-const lineColour = (name) =>
-  (isDark() ? DARK_LINES : LINES)[name] ?? (isUsed(name) ? "#8A6D9B" : "#8F8B66");
+const lineColour = (name) => (isDark() ? DARK_LINES : LINES)[name] ?? (isUsed(name) ? "#8A6D9B" : "#8F8B66");
 
 const OTHER_PHASES = ["#8F8B66", "#4B6A9B", "#C8B400", "#6FBF9F", "#A65B83"];
 

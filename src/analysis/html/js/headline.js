@@ -101,7 +101,11 @@ painters.headline = () => {
     `${duration(t.peak_reserved.ts_ns)} ${when(t.peak_reserved)}`,
   );
   if (t.peak_used.bytes !== t.peak_reserved.bytes)
-    fact(`peak ${t.used_name}`, bytes(t.peak_used.bytes), `${duration(t.peak_used.ts_ns)} ${when(t.peak_used)}`);
+    fact(
+      `peak ${t.used_name}`,
+      bytes(t.peak_used.bytes),
+      `${duration(t.peak_used.ts_ns)} ${when(t.peak_used)}`,
+    );
   const top = t.at_peak.module[0];
   if (top) fact("largest module at the peak", top[0], `${bytes(top[1])}, ${percent(top[1] / sum)}`);
   const op = peak.op;
