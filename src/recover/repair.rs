@@ -1,7 +1,7 @@
 //! Repair: the rows that a trace lacks, from the journal of its process.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -60,9 +60,12 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
         return Ok(Repaired::Complete);
     }
     let length = fs::metadata(csv)?.len();
-    // A process that was killed before its first checkpoint wrote the meta row only. And on a disk that lost its power
-    // the trace may be shorter than it was.
-    let csv_len = whole_lines(csv, if journal.csv_len == 0 { length } else { journal.csv_len })?;
+    // A process that was killed before its first checkpoint wrote the meta row only: other rows are those of a repair
+    // that was killed. And on a disk that lost its power the trace may be shorter than it was.
+    let csv_len = match journal.csv_len {
+        0 => meta_row_end(csv)?,
+        csv_len => whole_lines(csv, csv_len)?,
+    };
     let mut trace = OpenOptions::new().read(true).write(true).open(csv)?;
     let mut encoder = journal.encoder();
     journal.define(&found.names(), &mut encoder);
@@ -133,6 +136,13 @@ pub fn whole_lines(path: &Path, most: u64) -> io::Result<u64> {
     let mut tail = Vec::new();
     file.take(end - start).read_to_end(&mut tail)?;
     Ok(tail.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| start + last as u64 + 1))
+}
+
+/// The length of the header and the meta row of a trace that has both.
+fn meta_row_end(csv: &Path) -> io::Result<u64> {
+    let mut lines = BufReader::new(File::open(csv)?);
+    let mut line = Vec::new();
+    Ok((lines.read_until(b'\n', &mut line)? + lines.read_until(b'\n', &mut line)?) as u64)
 }
 
 /// Returns true if the last line of a trace is whole and an `end` row.

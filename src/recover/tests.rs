@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_trace::csv::{RowReader, RowWriter};
 use memtrace_trace::event::{AllocCall, Call};
@@ -28,8 +29,10 @@ impl Killed {
         let folder = std::env::temp_dir().join(format!("memtrace-recover-{name}-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let run = Run { pid: NOBODY, start_ns: 1000, process_start: 1, ..Run::default() };
-        // Every process of the tests has a journal of its own.
-        let journal = std::env::temp_dir().join(journal_name(std::process::id(), name.len() as u64));
+        // Each test has a journal of its own.
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let journal = std::env::temp_dir().join(journal_name(std::process::id(), number));
         let meta = Meta {
             schema: SCHEMA_VERSION.to_owned(),
             journal: journal.display().to_string(),
@@ -51,6 +54,11 @@ impl Killed {
 
     /// Writes the journal.
     fn with_journal(self, at: &Checkpoints, losses: [u64; 2], events: Vec<Event>) -> Killed {
+        self.write_journal(at, losses, events);
+        self
+    }
+
+    fn write_journal(&self, at: &Checkpoints, losses: [u64; 2], events: Vec<Event>) {
         let head = Head { losses, meta: &self.json };
         let chunk = Left {
             owner: [7, 0, 0],
@@ -61,7 +69,6 @@ impl Killed {
         };
         let bytes = journal_with(&head, &self.run, at, &[chunk]);
         fs::write(&self.journal, of_trace(bytes, &self.csv)).unwrap();
-        self
     }
 
     fn rows(&self) -> Vec<(EventName, i64, String)> {
@@ -154,6 +161,30 @@ fn trace_without_rows_begins_with_the_meta_row_of_its_journal() {
         let expected = [EventName::Meta, EventName::ExtAlloc, EventName::Lost, EventName::End];
         assert_eq!(events, expected, "{name}");
         assert!(!killed.journal.exists());
+    }
+}
+
+#[test]
+fn rows_of_a_killed_repair_are_not_there_twice() {
+    let events = || vec![alloc(2000), alloc(3000)];
+    // Before the first checkpoint, and after one.
+    for count in [0, 1] {
+        let killed = Killed::new("killed repair").with_meta_row();
+        let meta_row = fs::read(&killed.csv).unwrap();
+        let at = Checkpoints { count, parts: [1, 1], ..Checkpoints::default() };
+        let csv = [if count == 0 { 0 } else { meta_row.len() as u64 }; 2];
+        let killed = killed.with_journal(&Checkpoints { csv, ..at }, [0, 0], events());
+        repair(&killed.csv).unwrap();
+        let whole = fs::read(&killed.csv).unwrap();
+        for length in [meta_row.len() + 1, (meta_row.len() + whole.len()) / 2, whole.len() - 1] {
+            fs::write(&killed.csv, &whole[..length]).unwrap();
+            killed.write_journal(&Checkpoints { csv, ..at }, [0, 0], events());
+            assert!(
+                matches!(repair(&killed.csv), Ok(Repaired::Finished { rows: 3, .. })),
+                "{count} {length}"
+            );
+            assert_eq!(fs::read(&killed.csv).unwrap(), whole, "{count} {length}");
+        }
     }
 }
 
