@@ -187,6 +187,7 @@ pub(crate) fn begin(work: &'static RecordedWork, mode: c_int, stream: CapturedSt
 }
 
 /// The end of a capture.
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// It goes on: the call came from the wrong stream or thread.
     Refused(Status),
@@ -334,19 +335,19 @@ mod tests {
         let capture = begin_relaxed();
         add_node(capture, ORIGIN.id, 1);
         join(capture, OTHER, &nodes_before(capture, ORIGIN.id));
-        assert!(matches!(end(capture, OTHER.id), End::Refused(cudaErrorStreamCaptureUnmatched)));
-        assert!(matches!(end(capture, ORIGIN.id), End::Failed(cudaErrorStreamCaptureInvalidated)));
+        assert_eq!(end(capture, OTHER.id), End::Refused(cudaErrorStreamCaptureUnmatched));
+        assert_eq!(end(capture, ORIGIN.id), End::Failed(cudaErrorStreamCaptureInvalidated));
 
         let capture = begin_relaxed();
         join(capture, OTHER, &nodes_before(capture, ORIGIN.id));
         add_node(capture, OTHER.id, 1);
-        assert!(matches!(end(capture, ORIGIN.id), End::Failed(cudaErrorStreamCaptureUnjoined)));
+        assert_eq!(end(capture, ORIGIN.id), End::Failed(cudaErrorStreamCaptureUnjoined));
 
         let capture = begin_relaxed();
         join(capture, OTHER, &nodes_before(capture, ORIGIN.id));
         add_node(capture, OTHER.id, 1);
         join(capture, ORIGIN, &nodes_before(capture, OTHER.id));
-        assert!(matches!(end(capture, ORIGIN.id), End::Whole));
+        assert_eq!(end(capture, ORIGIN.id), End::Whole);
         assert!(status(capture) == CaptureStatus::None);
     }
 
@@ -360,7 +361,7 @@ mod tests {
         assert_eq!(refuse_legacy(OTHER.device), Some(cudaErrorStreamCaptureImplicit));
         assert!(status(capture) == CaptureStatus::Invalidated(capture));
         assert_eq!(refuse_device(ORIGIN.device), Some(cudaErrorStreamCaptureUnsupported));
-        assert!(matches!(end(capture, ORIGIN.id), End::Failed(cudaErrorStreamCaptureInvalidated)));
+        assert_eq!(end(capture, ORIGIN.id), End::Failed(cudaErrorStreamCaptureInvalidated));
         assert!(refuse_device(ORIGIN.device).is_none());
     }
 }
