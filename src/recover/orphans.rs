@@ -252,7 +252,7 @@ mod tests {
         make(&kept[2], b"names", 0);
         make(&kept[3], b"", 100);
         std::os::unix::fs::symlink(&trace, &kept[4]).unwrap();
-        // Its trace is not there yet.
+        // The trace does not exist yet.
         let mut unwritten = of_trace(&folder.join("missing.csv"));
         unwritten[layout::CHECKPOINTS] = 0;
         make(&place(17), &unwritten, 300);

@@ -123,7 +123,7 @@ impl CaptureRule {
     }
 }
 
-/// What a call has to do with the initialization of the driver.
+/// The relation of a call to the initialization of the driver.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Initialization {
     /// It fails before the driver is initialized.

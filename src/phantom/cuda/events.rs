@@ -30,7 +30,7 @@ struct Recording {
     stream: Option<&'static Stream>,
     /// The work before it.
     work: Work,
-    /// Its device time.
+    /// The device time of the event.
     time_ns: u64,
     /// The capture during which it was recorded, or 0.
     capture: u64,

@@ -89,7 +89,7 @@ def refused(act, words):
 
 
 def refused_elsewhere(mode):
-    """Whether another thread is forbidden to allocate while this one captures."""
+    """Returns True if another thread is forbidden to allocate while this one captures."""
     refusals = []
 
     def allocate():
