@@ -197,8 +197,10 @@ fn the_message_about_a_bad_file_is_short() {
     for text in cases {
         let (_folder, trace) = with_trace(text.as_bytes());
         let answer = bounded(&["check", trace.to_str().unwrap()]);
-        assert_eq!(answer.status.code(), Some(2));
-        let said = String::from_utf8_lossy(&answer.stderr).into_owned();
+        // The file cannot be read, or `check` found the line.
+        assert!(matches!(answer.status.code(), Some(1 | 2)), "{:?}", answer.status);
+        let said = [answer.stderr, answer.stdout].concat();
+        let said = String::from_utf8_lossy(&said).into_owned();
         assert!(said.len() < 6000 && said.contains("host.r0.1.csv"), "{} bytes: {:.300}", said.len(), said);
     }
 }
