@@ -127,6 +127,40 @@ fn report_page_shows_ranks_side_by_side() {
     }
 }
 
+/// A folder with a trace of `blocks` of 100 MiB after a sample of 600 MiB in use.
+fn sampled_trace(blocks: usize) -> TempDir {
+    let gpu = Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 4 << 30 };
+    let mut trace = TraceBuilder::new(Meta { world_size: 1, devices: vec![gpu], ..Meta::default() });
+    trace.segment(2 << 20);
+    trace.alloc(1 << 20, Row::default());
+    let free = (4_i64 << 30) - (600 << 20);
+    let sample = Row { event: EventName::Sample, device: 0, device_free_bytes: free, ..Row::default() };
+    trace.change(sample, [0; 3]);
+    for _ in 0..blocks {
+        trace.segment(100 << 20);
+        trace.alloc(100 << 20, Row::default());
+    }
+    let folder = TempDir::new().unwrap();
+    std::fs::write(folder.path().join("host.r0.1.csv"), trace.finish()).unwrap();
+    folder
+}
+
+#[test]
+fn report_page_draws_the_sampled_memory_above_the_allocated_memory() {
+    let folder = sampled_trace(8);
+    if let Some(page) = Page::of(&[folder.path()], &[]) {
+        page.check("sampled", &[]);
+    }
+}
+
+#[test]
+fn report_page_hides_a_sampled_line_that_flattens_the_others() {
+    let folder = sampled_trace(0);
+    if let Some(page) = Page::of(&[folder.path()], &[]) {
+        page.check("flat", &[]);
+    }
+}
+
 #[test]
 fn report_page_escapes_names_that_are_markup() {
     let names = ["</script><script>owned=1</script>", "<img src=x onerror=owned=1>", "<!--{script}-->"];

@@ -112,7 +112,7 @@ impl Page {
                 "lost": footer.lost,
                 "unattributed_share": footer.unattributed_share(),
                 "unattributed_share_ever": footer.unattributed_share_ever(),
-                "notes": footer.notes,
+                "notes": footer.all_notes().collect::<Vec<_>>(),
                 "tracks": json,
             }));
         }

@@ -17,7 +17,7 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::Symbol;
 use crate::state::categories::FlowCategories;
 use crate::state::group::{Key, sorted};
-use crate::state::replay::{self, HOST, Metric};
+use crate::state::replay::{self, HOST, Metric, Owner};
 use crate::state::replay_trace::{Replayed, replay_rows, replay_trace};
 use crate::state::series::TimeGrid;
 
@@ -26,8 +26,8 @@ pub(super) struct FirstReading {
     pub(super) replayed: Replayed,
     metric: Metric,
     sizes: Vec<(i32, SizeHistogram)>,
-    /// The `seq` of the last OOM of each device.
-    ooms: Vec<(i32, i64)>,
+    /// The `seq` and owner of the last OOM of each device.
+    ooms: Vec<(i32, Option<(i64, Owner)>)>,
     /// The time span of the window.
     time_ns: (i64, i64),
 }
@@ -51,7 +51,7 @@ impl FirstReading {
         flow: FlowCategories,
     ) -> Result<FirstReading> {
         let mut sizes: Vec<(i32, SizeHistogram)> = Vec::new();
-        let mut ooms: Vec<(i32, i64)> = Vec::new();
+        let mut ooms: Vec<(i32, Option<(i64, Owner)>)> = Vec::new();
         let mut time: Option<(i64, i64)> = None;
         let replayed = replay_trace(trace, Columns::of(&[]), options, metric, flow, |row, replay| {
             if replay.in_window() {
@@ -64,7 +64,7 @@ impl FirstReading {
             if counts {
                 of_device(&mut sizes, row.device).add(row.delta_bytes);
             } else if row.event == EventName::Oom && replay.in_window() {
-                *of_device(&mut ooms, row.device) = row.seq;
+                *of_device(&mut ooms, row.device) = Some((row.seq, Owner::of(row)));
             }
         })?;
         // A trace without a window starts at time 0.
@@ -85,14 +85,27 @@ impl FirstReading {
         used.into_iter().map(|device| (device.ordinal, self.metric)).collect()
     }
 
-    /// The peak and its largest categories, in one line.
+    /// The last OOM, the peak and its largest categories, in one line.
     pub(super) fn headline(&self, trace: &TraceFile, options: &Options) -> String {
         let Some((ordinal, metric)) = self.devices(options).first().copied() else {
             return "No GPU memory was used.".to_owned();
         };
         let Some(device) = self.replayed.replay.find(ordinal) else { return String::new() };
         let peak = device.peak(metric);
-        let mut line = format!("Peak {}", options.units.show(peak.bytes));
+        let mut line = String::new();
+        if let Some((_, Some((_, owner)))) = self.ooms.iter().find(|oom| oom.0 == ordinal) {
+            line.push_str("Out of memory");
+            if owner.step >= 0 {
+                line.push_str(&format!(", step {}", owner.step));
+            }
+            for symbol in [owner.phase, owner.module, owner.op] {
+                if symbol != Symbol::NONE {
+                    line.push_str(&format!(", {}", self.replayed.symbols.get(symbol)));
+                }
+            }
+            line.push_str(". ");
+        }
+        line.push_str(&format!("Peak {}", options.units.show(peak.bytes)));
         let capacity = trace.meta.total_bytes(ordinal);
         if capacity > 0 {
             line.push_str(&format!(" of {}", options.units.show(capacity)));
@@ -138,7 +151,12 @@ impl FirstReading {
             let modules: Vec<_> = modules.into_iter().map(|(name, group)| (name, group.bytes)).collect();
             let none = SizeHistogram::default();
             let sizes = self.sizes.iter().find(|sizes| sizes.0 == ordinal).map_or(&none, |(_, sizes)| sizes);
-            let oom = self.ooms.iter().find(|oom| oom.0 == ordinal).map_or(0, |(_, seq)| *seq);
+            let oom = self
+                .ooms
+                .iter()
+                .find(|oom| oom.0 == ordinal)
+                .and_then(|(_, oom)| *oom)
+                .map_or(0, |(seq, _)| seq);
             let host = self.replayed.replay.find(HOST);
             let pinned_peak = host.map_or(0, |host| host.peak(Metric::Allocated).bytes);
             about.push(json!({

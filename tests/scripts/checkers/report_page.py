@@ -100,6 +100,18 @@ def near(a, b, slack):
     assert abs(a - b) <= slack, (a, b, slack)
 
 
+def accessible(it):
+    """Every column has a head, and the keyboard reaches every area that scrolls."""
+    nameless = it.page.evaluate(
+        "[...document.querySelectorAll('th')].filter((head) => !head.textContent.trim()).length"
+    )
+    assert nameless == 0, nameless
+    unreachable = it.page.evaluate(
+        "[...document.querySelectorAll('.scroll')].filter((box) => box.tabIndex !== 0 || !box.getAttribute('aria-label')).length"
+    )
+    assert unreachable == 0, unreachable
+
+
 def peak(path, *answers):
     """The page has the figures of `memtrace peak --json`, for every grouping."""
     with Open(path) as it:
@@ -225,6 +237,7 @@ def use(path):
             assert (kind == "dim") == (name.lower() not in text.lower()), (kind, text, name)
         assert it.page.evaluate("document.querySelectorAll('#icicle .dim').length") > 0
         assert "search=" in it.page.evaluate("location.hash")
+        assert f"matches of “{name}”" in it.text("#legend"), it.text("#legend")
         it.page.keyboard.press("Escape")
         it.rest()
         assert it.state()["search"] == "" and not it.page.evaluate("document.querySelectorAll('.dim').length")
@@ -279,6 +292,7 @@ def use(path):
             "[...document.querySelectorAll('button, select, input')].filter((one) => one.offsetParent && !(one.innerText || one.title || one.getAttribute('aria-label') || one.labels?.length)).map((one) => one.outerHTML.slice(0, 80))"
         )
         assert not nameless, nameless
+        accessible(it)
     with Open(path, dark=True) as it:
         assert it.page.evaluate("getComputedStyle(document.body).backgroundColor") != light
     # No element is wider than a narrow window.
@@ -291,6 +305,15 @@ def use(path):
 def oom(path, answer):
     """O goes to the OOM, and the page has the request of `memtrace oom --json`."""
     answer = json.loads(Path(answer).read_text())["ooms"][0]
+    # The page opens at the OOM and leads with it.
+    with Open(path) as it:
+        head = it.text("#headline")
+        assert head.startswith("Out of memory") and shown(answer["requested_bytes"]) in head, head
+        assert answer["op"] in head and answer["module"] in head, (head, answer)
+        state = it.state()
+        assert state["at"] == answer["ts_ns"] and state["from"] <= state["at"] <= state["to"], (state, answer)
+        assert "at the OOM" in it.text("#holders-title")
+        accessible(it)
     with Open(path, "#at=1") as it:
         it.key("o")
         state = it.state()
@@ -328,7 +351,43 @@ def compare(path, answer):
             ), (row, change)
             seen += 1
         assert seen > 2, rows
+        # The difference comes before the details of one run.
+        head = it.text("#headline")
+        way = "higher" if b > a else "lower"
+        assert f"{shown(abs(b - a))} {way}" in head and shown(a) in head and shown(b) in head, head
+        top = lambda selector: it.page.locator(selector).bounding_box()["y"]
+        assert top("#compare") < top("#holders") < top("#timeline")
+        accessible(it)
+    # On a phone each name is inside the screen.
+    with Open(path, width=390) as it:
+        cells = it.page.evaluate(
+            "[...document.querySelectorAll('.changes td:last-child')].map((cell) => { const box = cell.getBoundingClientRect(); return [box.left, box.right, cell.scrollWidth - cell.clientWidth]; })"
+        )
+        assert cells and all(0 < left < right <= 390 and over <= 0 for left, right, over in cells), cells
     print("compared", seen, "holders")
+
+
+def sampled(path):
+    """Between two samples the memory in use is never below what is allocated."""
+    with Open(path) as it:
+        below = it.page.evaluate(
+            "(() => { const [t] = memtrace.tracks; const s = t.lines.find((line) => line.name === 'device used'); const a = t.lines[0]; return [...s.high].filter((value, i) => value < a.high[i]).length; })()"
+        )
+        assert below == 0, below
+    print("sampled")
+
+
+def flat(path):
+    """A sampled line that would flatten all others starts hidden, and a click shows it."""
+    with Open(path) as it:
+        entry = it.page.locator("#legend .entry", has_text="device used")
+        assert entry.get_attribute("aria-pressed") == "false"
+        entry.click()
+        it.rest()
+        assert (
+            it.page.locator("#legend .entry", has_text="device used").get_attribute("aria-pressed") == "true"
+        )
+    print("flat")
 
 
 def ranks(path, count):

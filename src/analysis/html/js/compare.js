@@ -1,14 +1,22 @@
 // Compares two runs: their curves in one chart, and the changes from peak to peak.
 
-painters.compare = () => {
-  const two = page.about.runs.length === 2;
-  $("compare").hidden = !two;
-  if (!two) return;
-  const [a, b] = [0, 1].map((run) =>
+/** The devices with the highest peak of both runs; an entry is null when its run used no GPU memory. */
+function comparedTracks() {
+  if (page.about.runs.length !== 2) return [null, null];
+  return [0, 1].map((run) =>
     tracks
       .filter((t) => t.run === run)
       .reduce((best, t) => (!best || t.peak.bytes > best.peak.bytes ? t : best), null),
   );
+}
+
+painters.compare = () => {
+  const two = page.about.runs.length === 2;
+  $("compare").hidden = !two;
+  if (!two) return;
+  const [a, b] = comparedTracks();
+  // The difference is the answer of this page, so it comes before the details of one run.
+  if ($("compare").previousElementSibling !== $("badges")) $("badges").after($("compare"));
   const it = $("compare-body");
   it.replaceChildren();
   if (!a || !b) {
@@ -23,11 +31,7 @@ painters.compare = () => {
     " to ",
     element("b", "", bytes(b.peak.bytes)),
     ": ",
-    element(
-      "b",
-      by > 0 ? "more" : "less",
-      `${signedBytes(by)} (${by > 0 ? "+" : "−"}${percent(Math.abs(by) / (a.peak.bytes || 1))})`,
-    ),
+    element("b", by > 0 ? "more" : "less", `${signedBytes(by)} (${signedPercent(by, a.peak.bytes)})`),
   );
   it.append(verdict);
   const names = element("p", "quiet");
@@ -37,7 +41,9 @@ painters.compare = () => {
   ]) {
     const swatch = element("i");
     swatch.style.background = colour;
-    names.append(swatch, `${letter}: ${page.about.runs[t.run].path}\u2003`);
+    const ranks = new Set(tracks.filter((one) => one.run === t.run).map((one) => one.label)).size;
+    const which = ranks > 1 ? `, ${t.label}, which has the highest peak` : "";
+    names.append(swatch, `${letter}: ${page.about.runs[t.run].path}${which}\u2003`);
   }
   it.append(names);
   const drawn = element("canvas");
@@ -76,8 +82,8 @@ painters.compare = () => {
   for (const key of ["category", "module"]) pair.append(differences(a, b, key));
 };
 
-/** A table of each owner at both peaks, the largest change first. */
-function differences(a, b, key) {
+/** Each owner at both peaks, the largest change first. */
+function changesBetween(a, b, key) {
   const all = new Map();
   for (const [place, t] of [a, b].entries()) {
     for (const [name, size] of t.at_peak[key]) {
@@ -86,13 +92,19 @@ function differences(a, b, key) {
       all.get(plain)[place] += size;
     }
   }
-  const rows = [...all]
+  return [...all]
     .map(([name, [x, y]]) => ({ name, x, y, by: y - x }))
     .sort((a, b) => Math.abs(b.by) - Math.abs(a.by));
+}
+
+/** A table of these changes. */
+function differences(a, b, key) {
+  const rows = changesBetween(a, b, key);
   const most = Math.max(1, ...rows.map((row) => Math.abs(row.by)));
   const box = element("div", "scroll"),
     table = element("table", "changes"),
     head = element("tr");
+  makeScrollable(box, `Changes by ${key}`);
   for (const [text, number] of [
     ["A", true],
     ["B", true],
@@ -100,7 +112,7 @@ function differences(a, b, key) {
     ["", false],
     [key, false],
   ])
-    head.append(element("th", number ? "number" : "", text));
+    head.append(headCell(text, number ? "number" : ""));
   table.append(head);
   for (const row of rows.slice(0, 14)) {
     const line = element("tr"),
@@ -114,8 +126,9 @@ function differences(a, b, key) {
       element("td", "number", bytes(row.y)),
       element("td", "number", signedBytes(row.by)),
       bar,
-      element("td", "", row.name),
+      element("td"),
     );
+    line.lastChild.append(breakable(row.name));
     table.append(line);
   }
   box.append(table);

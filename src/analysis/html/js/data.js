@@ -130,9 +130,25 @@ class Track {
     return Math.max(0, Math.min(this.buckets - 1, Math.floor((ts - this.start_ns) / this.width_ns)));
   }
 
-  /** The view in which the page opens. */
+  /** The last out-of-memory error; null without one. */
+  get oom() {
+    return this.ooms[this.ooms.length - 1] ?? null;
+  }
+
+  /** The moment that is pinned when the page opens: the last OOM, or else the peak. */
+  get opening() {
+    return this.oom ? this.oom.ts_ns : this.peak.ts_ns;
+  }
+
+  /** The groups of the live blocks at the opening moment. */
+  get atOpening() {
+    return (this.oom && this.at_oom) || this.at_peak;
+  }
+
+  /** The view in which the page opens. It has the opening moment. */
   get home() {
-    return this.home_ns;
+    const [from, to] = this.home_ns;
+    return [Math.min(from, this.opening), Math.max(to, this.opening)];
   }
 
   /** The step and the phase at a moment. */

@@ -36,6 +36,11 @@ function duration(ns) {
 const pad = (value) => String(value).padStart(2, "0");
 const count = (value) => Math.round(value).toLocaleString("en-US");
 const percent = (share) => `${(share * 100).toFixed(1)} %`;
+/** A count with its noun in the singular or the plural. */
+const counted = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+/** A change as a share of `whole`, with its sign. */
+const signedPercent = (by, whole) =>
+  whole ? `${by > 0 ? "+" : by < 0 ? "−" : ""}${percent(Math.abs(by) / whole)}` : "new";
 const shown = (text) => (text === "(none)" ? "–" : text);
 
 /** A moment, with enough digits to differ from its neighbours `width` ns away. */
@@ -95,6 +100,28 @@ function element(tag, name, text) {
   if (name) made.className = name;
   if (text !== undefined) made.textContent = text;
   return made;
+}
+
+/** A name in which lines may break behind its separators. */
+function breakable(name) {
+  const made = element("span");
+  for (const part of name.split(/(?<=[._:/])/)) made.append(part, element("wbr"));
+  return made;
+}
+
+/** A head of a column. The head of a column of bars is for screen readers only. */
+function headCell(text, name) {
+  const cell = element("th", text ? name : "bar-cell", text || undefined);
+  cell.scope = "col";
+  if (!text) cell.append(element("span", "hidden", "as a bar"));
+  return cell;
+}
+
+/** Lets the keyboard scroll an area that may be wider than the page. */
+function makeScrollable(box, label) {
+  box.tabIndex = 0;
+  box.setAttribute("role", "region");
+  box.setAttribute("aria-label", label);
 }
 
 /** A word quoted for a shell. */

@@ -1,36 +1,97 @@
-// The headline: the peak, its place and its largest categories.
+// The headline: the OOM or the difference of two runs first, then the peak, its place and its largest
+// categories.
 
-painters.headline = () => {
-  const t = track(),
-    peak = t.peak,
-    head = $("headline");
-  const about = [];
-  const part = (text, strong) => about.push(element(strong ? "b" : "span", "", text));
-  const word = t.metric === "allocated" ? "Peak " : "Peak of device memory ";
-  part(word);
-  part(bytes(peak.bytes), true);
+/** The parts of a sentence; those given to `strong` are emphasised. */
+function sentence(kind) {
+  const it = element("span", kind);
+  const part = (text) => it.append(text);
+  const strong = (text, kind) => it.append(element("b", kind ?? "", text));
+  return { it, part, strong };
+}
+
+/** The request that ran out of memory, and the memory in use at that moment. */
+function oomSentence(t) {
+  const { it, part, strong } = sentence("lead"),
+    { oom } = t;
+  strong(t.oom_count > 1 ? `Out of memory ${count(t.oom_count)} times` : "Out of memory", "alarm");
+  if (t.oom_count > 1) part(", last");
+  if (oom.step >= 0) part(` at step ${oom.step}`);
+  if (oom.phase !== "(none)") part(` in ${oom.phase}`);
+  part(": ");
+  if (oom.module !== "(none)") {
+    strong(oom.module);
+    part(", ");
+  }
+  strong(oom.op === "(none)" ? "an allocation" : oom.op);
+  part(" requested ");
+  strong(oom.requested_bytes >= 0 ? bytes(oom.requested_bytes) : "an unknown size");
+  if (t.at_oom) {
+    part(" beside ");
+    strong(bytes(total(t.at_oom.category)));
+    part(" in live blocks");
+  }
+  if (t.capacity) part(` on a device of ${bytes(t.capacity)}`);
+  part(". ");
+  return it;
+}
+
+/** The change of the peak from run A to run B. */
+function differenceSentence(a, b) {
+  const { it, part, strong } = sentence("lead"),
+    by = b.peak.bytes - a.peak.bytes;
+  if (by === 0) part("Runs A and B have the same peak: ");
+  else {
+    part("The peak of run B is ");
+    strong(`${bytes(Math.abs(by))} ${by > 0 ? "higher" : "lower"}`, by > 0 ? "more" : "less");
+    part(` than that of run A (${signedPercent(by, a.peak.bytes)}): from ${bytes(a.peak.bytes)} to `);
+  }
+  strong(bytes(b.peak.bytes));
+  const [largest] = changesBetween(a, b, "category").filter((row) => row.by !== 0);
+  if (largest) {
+    part(". The largest change is ");
+    strong(`${largest.name} ${signedBytes(largest.by)}`);
+  }
+  part(".");
+  return it;
+}
+
+/** The peak, its place and the categories that hold the most of it. */
+function peakSentence(t, kind) {
+  const { it, part, strong } = sentence(kind),
+    { peak } = t;
+  part(t.metric === "allocated" ? "Peak " : "Peak of device memory ");
+  strong(bytes(peak.bytes));
   if (t.capacity) part(` of ${bytes(t.capacity)} (${percent(peak.bytes / t.capacity)})`);
   if (peak.step >= 0) {
     part(", at ");
-    part(`step ${peak.step}`, true);
+    strong(`step ${peak.step}`);
   }
   if (peak.phase !== "(none)") {
     part(", in ");
-    part(peak.phase, true);
+    strong(peak.phase);
   }
   if (peak.module !== "(none)") {
     part(", ");
-    part(peak.module, true);
+    strong(peak.module);
   }
   const largest = t.at_peak.category
     .slice(0, 2)
     .map(([name, held]) => `${name} ${percent(held / total(t.at_peak.category))}`);
   if (largest.length) {
     part(". Held by ");
-    part(largest.join(" and "), true);
+    strong(largest.join(" and "));
   }
   part(".");
-  head.replaceChildren(...about);
+  return it;
+}
+
+painters.headline = () => {
+  const t = track(),
+    peak = t.peak,
+    [a, b] = comparedTracks();
+  if (a && b) $("headline").replaceChildren(differenceSentence(a, b));
+  else if (t.oom) $("headline").replaceChildren(oomSentence(t), peakSentence(t, "second"));
+  else $("headline").replaceChildren(peakSentence(t, ""));
 
   const run = page.about.runs[t.run];
   const words = t.argv.length
@@ -49,21 +110,28 @@ painters.headline = () => {
   if (t.gpu) badge(t.gpu);
   if (t.versions.torch) badge(`torch ${t.versions.torch}`);
   if (t.world_size > 1) badge(`${t.world_size} ranks`);
-  if (t.oom_count) badge(`ran out of memory ${t.oom_count === 1 ? "once" : `${t.oom_count} times`}`, "alarm");
-  if (!t.finished) badge("no end row: the process was killed or still runs", "alarm");
-  if (run.lost) badge(`${count(run.lost)} events lost`, "alarm");
+  if (t.oom_count)
+    badge(`ran out of memory ${t.oom_count === 1 ? "once" : `${count(t.oom_count)} times`}`, "alarm");
+  if (!t.finished) badge("no end row: killed, still running, or an incomplete copy", "alarm");
+  if (run.lost) badge(`${counted(run.lost, "event")} lost`, "alarm");
+  if (run.notes.some((note) => note.startsWith("damaged:")))
+    badge("damaged trace: see the notes below", "alarm");
 
-  // The categories at the peak, as one bar.
-  const held = t.at_peak.category,
+  // The categories at the opening moment, as one bar.
+  const atOom = t.atOpening === t.at_oom,
+    held = t.atOpening.category,
     sum = total(held),
     bar = $("holders");
+  const moment = atOom ? "at the OOM" : "at the peak";
+  $("holders-title").textContent =
+    `${page.about.runs.length > 1 ? `Run ${"AB"[t.run]}: ` : ""}live blocks ${moment} by category, ${bytes(sum)}`;
   bar.replaceChildren();
   for (const [name, size, blocks] of held) {
     if (size / sum < 0.002) continue;
     const piece = element("span", "piece");
     const colour = categoryColour(name);
     piece.style.cssText = `flex:${size} 1 0;background:${colour};color:${readable(colour)}`;
-    piece.title = `${name}: ${bytes(size)}, ${percent(size / sum)}, ${count(blocks)} blocks`;
+    piece.title = `${name}: ${bytes(size)}, ${percent(size / sum)}, ${counted(blocks, "block")}`;
     piece.append(element("b", "", name), element("span", "", `${bytes(size)}  ${percent(size / sum)}`));
     bar.append(piece);
     piece.shorter = bytes(size);
@@ -77,7 +145,7 @@ painters.headline = () => {
   }
   bar.setAttribute(
     "aria-label",
-    `Live at the peak: ${held.map(([name, size]) => `${name} ${bytes(size)}`).join(", ")}`,
+    `Live ${moment}: ${held.map(([name, size]) => `${name} ${bytes(size)}`).join(", ")}`,
   );
 
   // The most important numbers.
@@ -106,17 +174,15 @@ painters.headline = () => {
       bytes(t.peak_used.bytes),
       `${duration(t.peak_used.ts_ns)} ${when(t.peak_used)}`,
     );
-  const top = t.at_peak.module[0];
-  if (top) fact("largest module at the peak", top[0], `${bytes(top[1])}, ${percent(top[1] / sum)}`);
+  if (t.oom && t.oom.requested_bytes >= 0)
+    fact("requested at the OOM", bytes(t.oom.requested_bytes), `${duration(t.oom.ts_ns)} ${when(t.oom)}`);
+  const top = t.atOpening.module[0];
+  if (top) fact(`largest module ${moment}`, top[0], `${bytes(top[1])}, ${percent(top[1] / sum)}`);
   const op = peak.op;
   if (op && op !== "(none)") fact("op at the peak", op, "");
   const steps = t.steps.length ? t.steps.last[t.steps.length - 1] - t.steps.first[0] + 1 : 0;
-  fact(
-    "duration",
-    duration(t.duration_ns),
-    `${count(steps)} ${steps === 1 ? "step" : "steps"}, ${count(t.rows)} events`,
-  );
-  document.title = `${bytes(peak.bytes)} peak, ${words}`;
+  fact("duration", duration(t.duration_ns), `${counted(steps, "step")}, ${counted(t.rows, "event")}`);
+  document.title = `${t.oom ? "out of memory" : `${bytes(peak.bytes)} peak`}, ${words}`;
 };
 
 const total = (groups) => groups.reduce((sum, group) => sum + group[1], 0) || 1;
@@ -129,7 +195,7 @@ painters.footer = () => {
   foot.replaceChildren();
   const line = (text, alarm) => foot.append(element("p", alarm ? "alarm" : "", text));
   line(
-    `${count(run.lost)} events lost; without any owner: ${percent(run.unattributed_share)} of the peak, ${percent(run.unattributed_share_ever)} of all bytes allocated`,
+    `${counted(run.lost, "event")} lost; without any owner: ${percent(run.unattributed_share)} of the peak, ${percent(run.unattributed_share_ever)} of all bytes allocated`,
     run.lost > 0,
   );
   if (t.phantom)
@@ -143,7 +209,7 @@ painters.footer = () => {
       : `This page lists all ${count(t.allocations)} allocations.`,
   );
   if (t.pinned_peak) line(`Pinned host memory: peak ${bytes(t.pinned_peak)}.`);
-  for (const note of run.notes) line(note);
+  for (const note of run.notes) line(note, note.startsWith("damaged:"));
   const p = element("p", "next");
   p.append(
     "In a terminal: ",

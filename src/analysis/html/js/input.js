@@ -26,7 +26,7 @@ function jumpToOom() {
 
 function setMode(mode) {
   state.mode = mode;
-  hiddenLines.clear();
+  hideTallLines(track());
   draw("curve", "legend", "choices");
 }
 
@@ -264,7 +264,7 @@ function listenToKeys() {
 
 function search(text) {
   state.search = text.trim();
-  draw("curve", "live", "segments");
+  draw("legend", "curve", "live", "segments");
 }
 
 function isDark() {

@@ -114,8 +114,8 @@ painters.live = () => {
     note +
     (where ? where + ". " : "") +
     (at.rest > 0
-      ? `${count(at.live.length)} blocks are listed, ${percent(at.sum / Math.max(1, at.total))} of the bytes; the others are smaller. `
-      : `${count(at.live.length)} blocks. `) +
+      ? `${counted(at.live.length, "block")} listed, with ${percent(at.sum / Math.max(1, at.total))} of the bytes; the others are smaller. `
+      : `${counted(at.live.length, "block")}. `) +
     "Click the curve to pin another moment.";
   paintIcicle(at);
   paintTable(t, ts, at);
@@ -204,7 +204,7 @@ function paintIcicle(at) {
         `left:${x}px;top:${level * 24}px;width:${Math.max(1, w - 1)}px;padding:0 ${w > 34 ? 5 : 0}px` +
         (colour ? `;background:${colour};color:${readable(colour)}` : "");
       if (w > 34) box.textContent = w > 150 ? `${child.name}  ${bytes(child.bytes)}` : child.name;
-      const label = `${bytes(child.bytes)}, ${percent(child.bytes / tree.bytes)}${child.blocks ? `, ${count(child.blocks)} ${child.blocks === 1 ? "block" : "blocks"}` : ""}`;
+      const label = `${bytes(child.bytes)}, ${percent(child.bytes / tree.bytes)}${child.blocks ? `, ${counted(child.blocks, "block")}` : ""}`;
       box.title = `${full}\n${label}`;
       box.setAttribute("aria-label", `${full}: ${label}`);
       box.onclick = () => {
@@ -289,8 +289,7 @@ function paintTable(t, ts, at) {
   const columns = COLUMNS[single ? "block" : "group"];
   const head = element("tr");
   for (const [name, text, number] of columns) {
-    const cell = element("th", number ? "number" : "");
-    cell.scope = "col";
+    const cell = headCell(name ? " " : "", number ? "number" : "");
     const title = name === "name" ? by : text;
     if (name) {
       const sort = element("button", "", title);
@@ -302,7 +301,7 @@ function paintTable(t, ts, at) {
         [state.sort, state.down] = [name, own ? !state.down : number];
         draw("live");
       };
-      cell.append(sort);
+      cell.replaceChildren(sort);
     }
     head.append(cell);
   }
@@ -349,7 +348,7 @@ function tableCell(row, name, number, sum, most) {
     swatch.style.background = categoryColour(row.category);
     cell.append(swatch, row.category);
   } else {
-    cell.textContent = row[name];
+    cell.append(breakable(String(row[name])));
     cell.title = row[name];
   }
   return cell;

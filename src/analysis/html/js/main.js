@@ -4,8 +4,8 @@ function choose(place) {
   state.track = place;
   const t = track();
   [state.from, state.to] = t.home;
-  [state.at, state.more] = [t.peak.ts_ns, 1];
-  hiddenLines.clear();
+  [state.at, state.more] = [t.opening, 1];
+  hideTallLines(t);
   oomShown = -1;
   $("tracks").value = String(place);
   drawAll();
@@ -24,6 +24,7 @@ async function main() {
     return;
   }
   readHash();
+  hideTallLines(track());
   for (const [i, t] of tracks.entries()) {
     const one = element("option", "", (page.about.runs.length > 1 ? "AB"[t.run] + ": " : "") + t.label);
     one.value = String(i);

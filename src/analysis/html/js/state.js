@@ -51,7 +51,7 @@ function readHash() {
   const sound = from !== null && to !== null && from !== undefined && to !== undefined && to > from;
   [state.from, state.to] = sound ? clampView(from, to) : t.home;
   const at = number(params.get("at"));
-  state.at = at === null ? t.peak.ts_ns : Math.max(t.start_ns, Math.min(t.end_ns, at));
+  state.at = at === null ? t.opening : Math.max(t.start_ns, Math.min(t.end_ns, at));
   const one = (name, all, otherwise) => (all.includes(params.get(name)) ? params.get(name) : otherwise);
   state.mode = one("show", ["lines", "category", "module"], "lines");
   state.search = params.get("search") ?? "";

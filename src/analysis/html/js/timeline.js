@@ -132,6 +132,17 @@ painters.curve = () => {
 
 const hiddenLines = new Set();
 
+/** Hides the line of the device at first where it is so much higher than the others that they would be flat. */
+function hideTallLines(t) {
+  hiddenLines.clear();
+  const most = (line) => line.high.reduce((a, b) => Math.max(a, b), 0);
+  // The line of the metric of the page is always shown.
+  const others = t.lines.filter((line) => line.name !== "device used" || line === t.total);
+  const highest = Math.max(1, ...others.map(most));
+  for (const line of t.lines)
+    if (!others.includes(line) && most(line) > highest * 2) hiddenLines.add(line.name);
+}
+
 /** The left edge of a pixel column, on a pixel of the screen, so that columns meet without a seam. */
 function edge(x) {
   const ratio = window.devicePixelRatio || 1;
@@ -603,6 +614,17 @@ painters.legend = () => {
         "Dim this band",
       );
     });
+  }
+  if (state.search) {
+    const found = foundCurve(t),
+      swatch = element("i"),
+      one = element("span", "entry still");
+    swatch.style.background = "var(--text)";
+    one.title = "The sum of the listed blocks whose module, op, phase or category matches the search";
+    one.append(swatch, element("span", "", `matches of “${state.search}”`));
+    const most = found.level.reduce((a, b) => Math.max(a, b), 0);
+    one.append(element("span", "quiet", found.ts.length ? `peak ${bytes(most)}` : "none"));
+    it.append(one);
   }
   const phases = [...new Set(t.phases.name)]
     .map((place) => page.about.strings[place])
