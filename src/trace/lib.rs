@@ -13,6 +13,7 @@ pub mod category;
 pub mod columns;
 pub mod config;
 pub mod context;
+pub mod counts;
 pub mod csv;
 pub mod end_row;
 pub mod error;

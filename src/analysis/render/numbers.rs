@@ -1,5 +1,7 @@
 //! Numbers as people read them: shares, counts, times and bars.
 
+pub use memtrace_trace::counts::{count, counted};
+
 /// A bar for a share from 0 to 1, at most `width` cells long, in eighths of a cell.
 #[must_use]
 pub fn bar(share: f64, width: usize) -> String {
@@ -14,24 +16,25 @@ pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
+/// A change from `old` to `new` with its sign: `+12.3 %`, `0.0 %`, or `new` where there was nothing before.
+#[must_use]
+pub fn change(old: i64, new: i64) -> String {
+    match (old, new) {
+        (0, 0) => percent(0.0),
+        (0, _) => "new".to_owned(),
+        (_, 0) => "gone".to_owned(),
+        _ => {
+            let text = format!("{:+.1} %", share(new - old, old) * 100.0);
+            // A change that rounds to nothing has no sign.
+            if matches!(text.as_str(), "+0.0 %" | "-0.0 %") { percent(0.0) } else { text }
+        }
+    }
+}
+
 /// `part` divided by `whole`; 0 where `whole` is 0.
 #[must_use]
 pub fn share(part: i64, whole: i64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
-}
-
-/// A count with separated thousands: `1,234,567`.
-#[must_use]
-pub fn count(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 /// A training step, or `-` before the first.
@@ -61,12 +64,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_shares_durations_and_bars_are_readable() {
-        assert_eq!(count(0), "0");
-        assert_eq!(count(1_234_567), "1,234,567");
+    fn shares_durations_and_bars_are_readable() {
         assert_eq!(duration(3_210_000_000), "3.21 s");
         assert_eq!(duration(3_725_000_000_000), "1 h 02 min");
         assert_eq!(percent(0.1234), "12.3 %");
+        assert_eq!((change(100, 150).as_str(), change(100, 50).as_str()), ("+50.0 %", "-50.0 %"));
+        assert_eq!((change(10_000, 10_001).as_str(), change(10_000, 9_999).as_str()), ("0.0 %", "0.0 %"));
+        assert_eq!(
+            (change(0, 5).as_str(), change(5, 0).as_str(), change(0, 0).as_str()),
+            ("new", "gone", "0.0 %")
+        );
         assert_eq!(bar(0.5, 4), "██");
         assert_eq!(bar(0.03, 4), "▏");
     }

@@ -18,7 +18,7 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
-use crate::render::numbers::{bar, count, duration, share};
+use crate::render::numbers::{bar, count, counted, duration, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
@@ -74,49 +74,99 @@ impl Report for Stats {
     }
 }
 
-/// A distribution, with values kept to three significant digits.
-struct Distribution(Option<Histogram<u64>>);
+/// The most distinct values that a [`Distribution`] counts one by one.
+const MOST_DISTINCT: usize = 1 << 16;
+/// The error of a quantile of a histogram with three digits, as a share of the quantile.
+const HISTOGRAM_ERROR: f64 = 0.0005;
 
-impl Default for Distribution {
-    fn default() -> Self {
-        // Three digits with automatic growth: this cannot fail.
-        let mut histogram = Histogram::new(3).ok();
-        if let Some(histogram) = &mut histogram {
-            histogram.auto(true);
-        }
-        Distribution(histogram)
-    }
+/// A distribution: exact up to [`MOST_DISTINCT`] values, then a histogram, so that its memory is bounded. The
+/// maximum is always exact.
+#[derive(Default)]
+struct Distribution {
+    /// The number of times that each value occurred; unused once there is a histogram.
+    exact: FxHashMap<i64, u64>,
+    histogram: Option<Histogram<u64>>,
+    count: u64,
+    max: i64,
+}
+
+/// The quantiles of a distribution.
+struct Quantiles {
+    p50: i64,
+    p90: i64,
+    p99: i64,
 }
 
 impl Distribution {
     fn add(&mut self, value: i64) {
-        if let Some(histogram) = &mut self.0 {
-            // The histogram holds every value of up to 63 bits.
-            histogram.record(value.max(0).cast_unsigned()).ok();
+        let value = value.max(0);
+        self.count += 1;
+        self.max = self.max.max(value);
+        match &mut self.histogram {
+            Some(histogram) => {
+                // The histogram holds every value of up to 63 bits.
+                histogram.record(value.cast_unsigned()).ok();
+            }
+            None => {
+                *self.exact.entry(value).or_default() += 1;
+                if self.exact.len() > MOST_DISTINCT {
+                    self.histogram = histogram_of(&self.exact);
+                    self.exact = FxHashMap::default();
+                }
+            }
         }
     }
 
-    fn count(&self) -> u64 {
-        self.0.as_ref().map_or(0, Histogram::len)
+    /// The smallest values that are at or above so large a share of all values.
+    fn quantiles(&self) -> Quantiles {
+        if let Some(histogram) = &self.histogram {
+            let at = |quantile| {
+                let value = histogram.value_at_quantile(quantile);
+                histogram.median_equivalent(value).cast_signed().min(self.max)
+            };
+            return Quantiles { p50: at(0.5), p90: at(0.9), p99: at(0.99) };
+        }
+        let mut values: Vec<(i64, u64)> = self.exact.iter().map(|(value, times)| (*value, *times)).collect();
+        values.sort_unstable();
+        let at = |quantile: f64| {
+            let rank = ((self.count as f64 * quantile).ceil() as u64).max(1);
+            let mut seen = 0;
+            let found = values.iter().find(|(_, times)| {
+                seen += times;
+                seen >= rank
+            });
+            found.map_or(0, |(value, _)| *value)
+        };
+        Quantiles { p50: at(0.5), p90: at(0.9), p99: at(0.99) }
     }
 
-    fn at(&self, quantile: f64) -> i64 {
-        self.0.as_ref().map_or(0, |histogram| histogram.value_at_quantile(quantile).cast_signed())
-    }
-
-    fn max(&self) -> i64 {
-        self.0.as_ref().map_or(0, |histogram| histogram.max().cast_signed())
+    /// The error of the quantiles, as a share of each.
+    fn error(&self) -> f64 {
+        if self.histogram.is_some() { HISTOGRAM_ERROR } else { 0.0 }
     }
 
     fn json(&self) -> Value {
+        let Quantiles { p50, p90, p99 } = self.quantiles();
         json!({
-            "count": self.count(),
-            "p50": self.at(0.5),
-            "p90": self.at(0.9),
-            "p99": self.at(0.99),
-            "max": self.max(),
+            "count": self.count,
+            "p50": p50,
+            "p90": p90,
+            "p99": p99,
+            "max": self.max,
+            "quantile_error": self.error(),
         })
     }
+}
+
+/// A histogram of values with their number, to three significant digits.
+fn histogram_of(values: &FxHashMap<i64, u64>) -> Option<Histogram<u64>> {
+    // Three digits with automatic growth: this cannot fail.
+    let mut histogram = Histogram::new(3).ok()?;
+    histogram.auto(true);
+    for (value, times) in values {
+        histogram.record_n(value.cast_unsigned(), *times).ok();
+    }
+    Some(histogram)
 }
 
 /// The allocation of a block.
@@ -207,15 +257,17 @@ impl Numbers {
             ("max", Side::Right),
         ]);
         let bytes = |value| options.units.show(value).to_string();
+        let mut is_estimated = false;
         let mut line = |name: String, spread: &Distribution, show: &dyn Fn(i64) -> String| {
-            let at = |quantile| Cell::from(show(spread.at(quantile)));
+            let Quantiles { p50, p90, p99 } = spread.quantiles();
+            is_estimated |= spread.error() > 0.0;
             table.row([
                 name.into(),
-                Cell::new(count(spread.count()), Style::Strong),
-                at(0.5),
-                at(0.9),
-                at(0.99),
-                show(spread.max()).into(),
+                Cell::new(count(spread.count), Style::Strong),
+                show(p50).into(),
+                show(p90).into(),
+                show(p99).into(),
+                show(spread.max).into(),
             ]);
         };
         line("requested size".to_owned(), &self.requested, &bytes);
@@ -225,6 +277,16 @@ impl Numbers {
             line(name, spread, &duration);
         }
         printer.table(&table);
+        if is_estimated {
+            printer.line([Cell::new(
+                format!(
+                    "maxima are exact; a quantile of more than {} distinct values is within {:.2} %",
+                    count(MOST_DISTINCT as u64),
+                    HISTOGRAM_ERROR * 100.0
+                ),
+                Style::Faint,
+            )]);
+        }
         printer.gap();
         let mut table = Table::new(&[
             ("up to", Side::Right),
@@ -232,7 +294,7 @@ impl Numbers {
             ("", Side::Left),
             ("bytes", Side::Right),
         ]);
-        let all = self.blocks.count().cast_signed();
+        let all = self.blocks.count.cast_signed();
         for (size, (blocks, sum)) in &self.sizes {
             table.row([
                 bytes(1 << (*size).min(62)).into(),
@@ -244,8 +306,8 @@ impl Numbers {
         printer.table(&table);
         printer.gap();
         printer.plain(format!(
-            "temporaries (freed in the step and phase of their allocation): {} blocks, {}",
-            count(self.temporaries.0),
+            "temporaries (freed in the step and phase of their allocation): {}, {}",
+            counted(self.temporaries.0, "block"),
             bytes(self.temporaries.1)
         ));
         printer.plain(format!(
@@ -254,7 +316,11 @@ impl Numbers {
             bytes(self.total)
         ));
         let retries = self.failed.saturating_sub(self.ooms);
-        printer.plain(format!("{} allocation retries (inferred), {} OOMs", count(retries), count(self.ooms)));
+        printer.plain(format!(
+            "{} (inferred), {}",
+            counted(retries, "allocation retry"),
+            counted(self.ooms, "OOM")
+        ));
     }
 
     fn json(&self, trace: &TraceFile, symbols: &SymbolTable) -> Value {
@@ -284,5 +350,33 @@ impl Numbers {
             "num_alloc_retries": self.failed.saturating_sub(self.ooms),
             "ooms": self.ooms,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stats_quantiles_are_exact_for_few_values_and_close_for_many() {
+        let mut few = Distribution::default();
+        for value in [77_856_768, 512, 1024, 2048] {
+            few.add(value);
+        }
+        let Quantiles { p50, p90, p99 } = few.quantiles();
+        assert_eq!((p50, p90, p99, few.max, few.error()), (1024, 77_856_768, 77_856_768, 77_856_768, 0.0));
+
+        let mut many = Distribution::default();
+        let all = MOST_DISTINCT as i64 * 2;
+        for value in 1..=all {
+            many.add(value * 1_000_003);
+        }
+        assert_eq!((many.count, many.max), (all.cast_unsigned(), all * 1_000_003));
+        assert!(many.exact.is_empty());
+        let Quantiles { p50, p90, p99 } = many.quantiles();
+        for (found, quantile) in [(p50, 0.5), (p90, 0.9), (p99, 0.99)] {
+            let true_value = (all as f64 * quantile).ceil() * 1_000_003.0;
+            assert!((found as f64 - true_value).abs() <= true_value * many.error(), "{quantile}: {found}");
+        }
     }
 }
