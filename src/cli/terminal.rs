@@ -6,13 +6,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use memtrace_analysis::read::input::Input;
+use memtrace_analysis::render::printer::Printer;
 use memtrace_trace::text::{printable, printable_json, printable_lines};
 
 /// Prints a message on stderr. All messages of the command pass through here: what they quote from a trace or from the
-/// traced program is shown without control sequences.
+/// traced program is shown without control sequences. On a terminal they are wrapped to its width.
 pub(crate) fn say(message: &str) {
+    let stderr = std::io::stderr();
+    let mut page = Printer::new(false, width(&stderr));
+    for line in format!("memtrace: {}", printable_lines(message)).split('\n') {
+        page.plain(line);
+    }
     // An error means that stderr is closed.
-    writeln!(std::io::stderr(), "memtrace: {}", printable_lines(message)).ok();
+    stderr.lock().write_all(page.text().as_bytes()).ok();
 }
 
 /// Replaces the line on stderr that shows progress; an empty one clears it.

@@ -4,7 +4,7 @@
 
 use memtrace_trace::units::Unit;
 
-use crate::render::printer::{Cell, Printer, Style};
+use crate::render::printer::{Cell, NO_BREAK, Printer, Style};
 use crate::state::series::TimeGrid;
 
 /// A curve to draw.
@@ -243,7 +243,7 @@ impl Curve<'_> {
         let mut cells = vec![Cell::from(" ".repeat(Self::MARGIN))];
         let mut entry = |sign: char, style: Style, name: &str| {
             cells.push(Cell::new(sign.to_string(), style));
-            cells.push(Cell::from(format!(" {name}   ")));
+            cells.push(Cell::from(format!("{NO_BREAK}{name}   ")));
         };
         if self.bands.is_empty() {
             entry('█', BLUE, self.total_name);

@@ -7,3 +7,5 @@ pub mod numbers;
 pub mod phantom_run;
 pub mod printer;
 pub(crate) mod rst;
+pub mod table;
+pub mod wrap;

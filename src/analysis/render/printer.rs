@@ -1,9 +1,13 @@
-//! The text of a report: styled lines and aligned tables, with colour only on a terminal.
+//! The text of a report: styled lines, with colour only on a terminal, and wrapped to its width. Tables are
+//! in [`super::table`].
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use memtrace_trace::text::printable;
+
+pub use super::table::{Side, Table};
+use super::wrap::pieces;
 
 /// The style of a text on a terminal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,47 +73,31 @@ impl Cell {
     }
 }
 
+impl Cell {
+    /// Its text.
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The columns that it takes.
+    pub(super) fn width(&self) -> usize {
+        self.text.chars().count()
+    }
+
+    /// Another text in the same style.
+    pub(super) fn with_text(&self, text: &str) -> Cell {
+        Cell::new(text, self.style)
+    }
+}
+
 impl<T: Into<String>> From<T> for Cell {
     fn from(text: T) -> Cell {
         Cell::new(text, Style::Plain)
     }
 }
 
-/// The alignment of a column.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    /// For text.
-    Left,
-    /// For numbers.
-    Right,
-}
-
-/// Aligned columns, two spaces apart.
-#[derive(Clone, Debug, Default)]
-pub struct Table {
-    columns: Vec<(String, Side)>,
-    rows: Vec<Vec<Cell>>,
-}
-
-impl Table {
-    /// A table with these column heads. When all heads are empty, the line of heads is left out.
-    #[must_use]
-    pub fn new(columns: &[(&str, Side)]) -> Table {
-        let columns = columns.iter().map(|(name, side)| ((*name).to_owned(), *side)).collect();
-        Table { columns, rows: Vec::new() }
-    }
-
-    /// Adds a row; missing cells stay empty.
-    pub fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
-        self.rows.push(cells.into_iter().collect());
-    }
-
-    /// Returns true if the table has no rows.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-}
+/// A space at which no line is wrapped; it is printed as a space.
+pub const NO_BREAK: char = '\u{a0}';
 
 /// Collects the text of a report.
 #[derive(Clone, Debug, Default)]
@@ -138,12 +126,71 @@ impl Printer {
         &self.text
     }
 
-    /// Adds a line of cells.
+    /// The number of columns of the terminal; `None` without one.
+    pub(super) fn width(&self) -> Option<usize> {
+        self.width
+    }
+
+    /// Adds a line of cells. A terminal that is too narrow gets it wrapped at spaces. A line with a command is
+    /// not wrapped: it is copied as a whole.
     pub fn line(&mut self, cells: impl IntoIterator<Item = Cell>) {
-        for cell in cells {
-            self.piece(&cell);
+        let cells: Vec<Cell> = cells.into_iter().collect();
+        let long = cells.iter().map(Cell::width).sum::<usize>();
+        let is_command = cells.iter().any(|cell| cell.style == Style::Command);
+        match self.width {
+            Some(width) if long > width && !is_command => self.wrapped(&cells, width),
+            _ => {
+                for cell in &cells {
+                    self.piece(cell);
+                }
+                self.end_line();
+            }
+        }
+    }
+
+    /// Adds a line in several, each indented a little more than the first.
+    fn wrapped(&mut self, cells: &[Cell], width: usize) {
+        let (start, words) = words(cells);
+        let indent = (start + 2).min(width / 2);
+        self.space(start);
+        // The column, and the spaces that stand before the next word unless it begins a line.
+        let (mut column, mut spaces) = (start, 0);
+        for Word { cells, spaces: behind } in words {
+            let long: usize = cells.iter().map(Cell::width).sum();
+            if column > start && column + spaces + long > width {
+                self.end_line();
+                self.space(indent);
+                column = indent;
+            } else {
+                self.space(spaces);
+                column += spaces;
+            }
+            if column + long > width {
+                column = self.broken(&cells, column, indent, width);
+            } else {
+                cells.iter().for_each(|cell| self.piece(cell));
+                column += long;
+            }
+            spaces = behind;
         }
         self.end_line();
+    }
+
+    /// Adds a word that is longer than a line, in pieces. Returns the column behind it.
+    fn broken(&mut self, word: &[Cell], mut column: usize, indent: usize, width: usize) -> usize {
+        for cell in word {
+            for (place, piece) in pieces(&cell.text, width.saturating_sub(indent).max(1)).iter().enumerate() {
+                let long = piece.chars().count();
+                if place > 0 || column > indent && column + long > width {
+                    self.end_line();
+                    self.space(indent);
+                    column = indent;
+                }
+                self.piece(&cell.with_text(piece));
+                column += long;
+            }
+        }
+        column
     }
 
     /// Adds a line without style.
@@ -156,72 +203,57 @@ impl Printer {
         self.text.push('\n');
     }
 
-    fn piece(&mut self, cell: &Cell) {
-        if self.paint && cell.style != Style::Plain && !cell.text.is_empty() {
+    /// Adds spaces to the line.
+    pub(super) fn space(&mut self, columns: usize) {
+        self.text.extend(std::iter::repeat_n(' ', columns));
+    }
+
+    /// Adds a cell to the line.
+    pub(super) fn piece(&mut self, cell: &Cell) {
+        let text = cell.text.replace(NO_BREAK, " ");
+        if self.paint && cell.style != Style::Plain && !text.is_empty() {
             // Writing to a String cannot fail.
-            let _ = write!(self.text, "{}{}\x1b[0m", cell.style.code(), cell.text);
+            let _ = write!(self.text, "{}{text}\x1b[0m", cell.style.code());
         } else {
-            self.text.push_str(&cell.text);
+            self.text.push_str(&text);
         }
     }
 
-    fn end_line(&mut self) {
+    /// Ends the line.
+    pub(super) fn end_line(&mut self) {
         let line = self.text.trim_end_matches(' ').len();
         self.text.truncate(line);
         self.text.push('\n');
     }
-
-    /// Adds a table. On a terminal, texts that do not fit the last column are cut in the middle.
-    pub fn table(&mut self, table: &Table) {
-        let mut widths: Vec<usize> = table.columns.iter().map(|(name, _)| name.chars().count()).collect();
-        for row in &table.rows {
-            for (width, cell) in widths.iter_mut().zip(row) {
-                *width = (*width).max(cell.text.chars().count());
-            }
-        }
-        if let (Some(width), [before @ .., last]) = (self.width, widths.as_mut_slice()) {
-            let taken: usize = before.iter().map(|width| width + 2).sum();
-            *last = (*last).min(width.saturating_sub(taken).max(12));
-        }
-        let heads: Vec<Cell> =
-            table.columns.iter().map(|(name, _)| Cell::new(name.clone(), Style::Faint)).collect();
-        if table.columns.iter().any(|(name, _)| !name.is_empty()) {
-            self.table_row(&heads, &widths, table);
-        }
-        for row in &table.rows {
-            self.table_row(row, &widths, table);
-        }
-    }
-
-    fn table_row(&mut self, cells: &[Cell], widths: &[usize], table: &Table) {
-        for (index, (cell, width)) in cells.iter().zip(widths).enumerate() {
-            if index > 0 {
-                self.text.push_str("  ");
-            }
-            let text = cut_middle(&cell.text, *width);
-            let padding = " ".repeat(width.saturating_sub(text.chars().count()));
-            let right = table.columns[index].1 == Side::Right;
-            if right {
-                self.text.push_str(&padding);
-            }
-            self.piece(&Cell::new(text, cell.style));
-            if !right {
-                self.text.push_str(&padding);
-            }
-        }
-        self.end_line();
-    }
 }
 
-/// `text`, or its start and end around `…` where it is wider than `width`.
-fn cut_middle(text: &str, width: usize) -> String {
-    let chars: Vec<char> = text.chars().collect();
-    if chars.len() <= width {
-        return text.to_owned();
+/// A word, which may have parts of several styles, and the number of spaces behind it.
+#[derive(Default)]
+struct Word {
+    cells: Vec<Cell>,
+    spaces: usize,
+}
+
+/// The number of spaces at the start of a line, and its words. [`NO_BREAK`] does not end a word.
+fn words(cells: &[Cell]) -> (usize, Vec<Word>) {
+    let mut words: Vec<Word> = Vec::new();
+    let (mut start, mut word) = (0, Word::default());
+    for part in cells.iter().flat_map(|cell| cell.text.split_inclusive(' ').map(move |part| (cell, part))) {
+        let (cell, text) = (part.0, part.1.trim_end_matches(' '));
+        if !text.is_empty() && word.spaces > 0 {
+            words.push(std::mem::take(&mut word));
+        }
+        match text {
+            "" if word.cells.is_empty() => start += part.1.len(),
+            "" => word.spaces += part.1.len(),
+            text => {
+                word.cells.push(cell.with_text(text));
+                word.spaces = part.1.len() - text.len();
+            }
+        }
     }
-    let keep = width.saturating_sub(1);
-    let tail = keep.div_ceil(2);
-    chars[..keep - tail].iter().chain(&['…']).chain(&chars[chars.len() - tail..]).collect()
+    words.push(word);
+    (start, words)
 }
 
 #[cfg(test)]
@@ -229,19 +261,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_is_aligned_and_fits_the_terminal() {
-        let mut table = Table::new(&[("bytes", Side::Right), ("module", Side::Left)]);
-        table.row(["1.00 MiB".into(), "GPT".into()]);
-        table.row(["512 B".into(), "GPT.transformer.h.0.mlp.c_fc".into()]);
-        let mut printer = Printer::new(false, None);
-        printer.table(&table);
-        assert_eq!(
-            printer.text(),
-            "   bytes  module\n1.00 MiB  GPT\n   512 B  GPT.transformer.h.0.mlp.c_fc\n"
-        );
+    fn a_line_is_wrapped_at_spaces_and_keeps_its_indent() {
         let mut printer = Printer::new(false, Some(24));
-        printer.table(&table);
-        assert_eq!(printer.text().lines().last(), Some("   512 B  GPT.tr…lp.c_fc"));
+        printer.line([
+            "  try: ".into(),
+            Cell::new("a smaller", Style::Strong),
+            " batch, or accumulation.".into(),
+        ]);
+        assert_eq!(printer.text(), "  try: a smaller batch,\n    or accumulation.\n");
+        let mut printer = Printer::new(false, Some(20));
+        printer.plain("verdict: too big. 800.00 MiB does not fit");
+        assert_eq!(printer.text(), "verdict: too big.\n  800.00 MiB does\n  not fit\n");
+        let mut printer = Printer::new(false, Some(16));
+        printer.plain("in /a/long/folder/of/traces.csv it is");
+        assert!(printer.text().lines().all(|line| line.chars().count() <= 16), "{}", printer.text());
+        let mut printer = Printer::new(false, Some(10));
+        printer.line(["next: ".into(), Cell::new("memtrace peak out", Style::Command)]);
+        assert_eq!(printer.text(), "next: memtrace peak out\n", "a command is copied as a whole");
+        let mut printer = Printer::new(true, Some(9));
+        printer.line([Cell::new("as wide", Style::Plain), Cell::new("  as it is", Style::Strong)]);
+        let plain = printer.text().replace("\x1b[1m", "").replace("\x1b[0m", "");
+        assert_eq!(plain, "as wide\n  as it\n  is\n", "no space stands beyond the edge");
     }
 
     #[test]

@@ -5,14 +5,17 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use memtrace_analysis::options::Options;
 use memtrace_analysis::render::curve::Curve;
-use memtrace_analysis::render::numbers::{bar, count, duration, percent, share};
-use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
+use memtrace_analysis::render::numbers::{bar, count, counted, duration, percent, share};
+use memtrace_analysis::render::printer::{Cell, NO_BREAK, Printer, Side, Style, Table};
 use memtrace_analysis::state::group::{Group, Key};
 use memtrace_analysis::state::live_run::{LiveProcess, LiveRun};
 use memtrace_analysis::state::replay::{HOST, Metric};
 use memtrace_trace::units::Unit;
 
 use super::GROUPINGS;
+
+/// [`NO_BREAK`] as a text.
+const NO_BREAK_TEXT: &str = "\u{a0}";
 
 /// The orders of owners.
 pub(super) const SORTS: [&str; 4] = ["bytes", "growth", "blocks", "name"];
@@ -113,8 +116,7 @@ impl View<'_> {
                     Style::Command,
                 ),
             ]);
-            keys(&mut page, &self.settings);
-            return cut(&page, height);
+            return with_keys(&page, &self.keys(width), height);
         };
         self.heading(&mut page, process);
         if live_run.processes.len() > 1 {
@@ -131,10 +133,9 @@ impl View<'_> {
             page.gap();
         }
         let used = page.text().lines().count();
-        self.owners(&mut page, process, height.saturating_sub(used + 4).max(1));
-        page.gap();
-        keys(&mut page, &self.settings);
-        cut(&page, height)
+        let keys = self.keys(width);
+        self.owners(&mut page, process, height.saturating_sub(used + keys.len() + 1).max(1), width);
+        with_keys(&page, &keys, height)
     }
 
     fn heading(&self, page: &mut Printer, process: &LiveProcess) {
@@ -149,7 +150,7 @@ impl View<'_> {
         };
         let silent = now - meta.start_unix_ns - process.replay.ts_ns;
         if !process.ended && silent > 10_000_000_000 {
-            state = format!("no new row for {}: the program waits, or was killed", duration(silent));
+            state = format!("no new row for {}: idle or killed", duration(silent));
         }
         let mut cells = vec![
             Cell::new(words.join(" "), Style::Strong),
@@ -160,7 +161,7 @@ impl View<'_> {
         }
         page.line(cells);
         let gpu = meta.devices.first().map_or("", |device| device.name.as_str());
-        let mut about = format!("{gpu}  {} events", count(process.replay.counts.rows));
+        let mut about = format!("{gpu}  {}", counted(process.replay.counts.rows, "event"));
         if let Some(previous) = self.previous.as_ref().filter(|previous| previous.rows_per_second > 0.0) {
             about.push_str(&format!(", {} per second", count(previous.rows_per_second as u64)));
         }
@@ -170,7 +171,7 @@ impl View<'_> {
         }
         if process.replay.counts.lost > 0 {
             cells.push(Cell::new(
-                format!("  {} events lost", count(process.replay.counts.lost)),
+                format!("  {} lost", counted(process.replay.counts.lost, "event")),
                 Style::Alarm,
             ));
         }
@@ -210,7 +211,7 @@ impl View<'_> {
         page.table(&table);
         let rest = live_run.processes.len().saturating_sub(most.max(2));
         if rest > 0 {
-            page.line([Cell::new(format!("{rest} more ranks"), Style::Faint)]);
+            page.line([Cell::new(format!("{} more", counted(rest as u64, "rank")), Style::Faint)]);
         }
         page.gap();
     }
@@ -276,8 +277,7 @@ impl View<'_> {
         }
         let ooms = replay.counts.of(memtrace_trace::EventName::Oom);
         if ooms > 0 {
-            let text =
-                format!("ran out of memory {} times: memtrace oom {}", count(ooms), self.path.display());
+            let text = format!("{}: memtrace oom {}", counted(ooms, "OOM"), self.path.display());
             page.line([Cell::new(text, Style::Alarm)]);
         }
         if let Some(host) = replay.find(HOST).filter(|host| host.totals.allocated > 0) {
@@ -313,7 +313,7 @@ impl View<'_> {
         .print(page, height);
     }
 
-    fn owners(&self, page: &mut Printer, process: &LiveProcess, room: usize) {
+    fn owners(&self, page: &mut Printer, process: &LiveProcess, room: usize, width: usize) {
         let by = self.settings.by;
         let mut groups = groups(process, by);
         let total: i64 = groups.iter().map(|(_, group)| group.bytes).sum();
@@ -329,19 +329,40 @@ impl View<'_> {
             "name" => groups.sort_by(|a, b| a.0.cmp(&b.0)),
             _ => {}
         }
+        // A name that is too long for the terminal takes several lines, so fewer owners may fit.
+        let mut shown = groups.len().min(room.saturating_sub(1).max(1));
+        let table = loop {
+            let table = self.owners_table(&groups[..shown], total, &growth);
+            let mut trial = Printer::new(false, Some(width));
+            trial.table(&table);
+            let rest = usize::from(shown < groups.len());
+            let over = (trial.text().lines().count() + rest).saturating_sub(room);
+            if over == 0 || shown <= 1 {
+                break table;
+            }
+            shown -= over.div_ceil(4).min(shown - 1);
+        };
+        page.table(&table);
+        if groups.len() > shown {
+            let bytes = groups[shown..].iter().map(|(_, group)| group.bytes).sum();
+            page.line([Cell::new(
+                format!("{} more, {}", groups.len() - shown, self.units.show(bytes)),
+                Style::Faint,
+            )]);
+        }
+    }
+
+    fn owners_table(&self, groups: &[(String, Group)], total: i64, growth: &impl Fn(&str) -> i64) -> Table {
         let mut table = Table::new(&[
             ("bytes", Side::Right),
             ("share", Side::Right),
             ("", Side::Left),
             ("change", Side::Right),
             ("blocks", Side::Right),
-            (GROUPINGS[by], Side::Left),
+            (GROUPINGS[self.settings.by], Side::Left),
         ]);
-        let room = room.saturating_sub(1).max(1);
-        let shown = if groups.len() > room { room.saturating_sub(1) } else { groups.len() };
-        for (name, group) in groups.iter().take(shown) {
-            let grown = growth(name);
-            let change = match grown {
+        for (name, group) in groups {
+            let change = match growth(name) {
                 0 => String::new(),
                 grown if grown > 0 => format!("+{}", self.units.show(grown)),
                 grown => format!("-{}", self.units.show(-grown)),
@@ -355,14 +376,14 @@ impl View<'_> {
                 name.as_str().into(),
             ]);
         }
-        page.table(&table);
-        if groups.len() > shown {
-            let bytes = groups[shown..].iter().map(|(_, group)| group.bytes).sum();
-            page.line([Cell::new(
-                format!("{} more, {}", groups.len() - shown, self.units.show(bytes)),
-                Style::Faint,
-            )]);
-        }
+        table
+    }
+
+    /// The line of keys, in several where the terminal is narrow.
+    fn keys(&self, width: usize) -> Vec<String> {
+        let mut page = Printer::new(self.paint, Some(width));
+        keys(&mut page, &self.settings);
+        page.text().lines().map(str::to_owned).collect()
     }
 }
 
@@ -388,8 +409,9 @@ fn keys(page: &mut Printer, settings: &ViewSettings) {
         ("+ -", format!("every {:.1} s", settings.interval.as_secs_f64())),
         ("h", "help".to_owned()),
     ] {
-        cells.push(Cell::new(key, Style::Strong));
-        cells.push(Cell::new(format!(" {action}   "), Style::Faint));
+        cells.push(Cell::new(key.replace(' ', NO_BREAK_TEXT), Style::Strong));
+        let action = action.replace(' ', NO_BREAK_TEXT);
+        cells.push(Cell::new(format!("{NO_BREAK}{action}   "), Style::Faint));
     }
     page.line(cells);
 }
@@ -414,12 +436,14 @@ fn help(page: &mut Printer) {
 }
 
 fn cut(page: &Printer, height: usize) -> Vec<String> {
-    let mut lines: Vec<String> = page.text().lines().map(str::to_owned).collect();
-    if lines.len() > height {
-        // Keep the line of keys.
-        let keys = lines.pop().unwrap_or_default();
-        lines.truncate(height - 1);
-        lines.push(keys);
-    }
+    page.text().lines().take(height).map(str::to_owned).collect()
+}
+
+/// The page, cut to leave room for an empty line and the lines of keys below it.
+fn with_keys(page: &Printer, keys: &[String], height: usize) -> Vec<String> {
+    let mut lines = cut(page, height.saturating_sub(keys.len() + 1).max(1));
+    lines.push(String::new());
+    lines.extend(keys.iter().cloned());
+    lines.truncate(height);
     lines
 }

@@ -1,0 +1,243 @@
+//! Tables: aligned columns, two spaces apart, and their layout on a terminal that is too narrow for them.
+//!
+//! A narrow terminal loses nothing but bars. The last text column is wrapped inside its width; where that is
+//! too little, it moves below its row.
+
+use super::printer::{Cell, Printer, Style};
+use super::wrap::wrap;
+
+/// The alignment of a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// For text.
+    Left,
+    /// For numbers.
+    Right,
+}
+
+/// Aligned columns, two spaces apart.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    columns: Vec<(String, Side)>,
+    rows: Vec<Vec<Cell>>,
+}
+
+/// The space between two columns.
+const GAP: usize = 2;
+/// The narrowest column whose text is wrapped; below that it moves below its row.
+const NARROWEST: usize = 20;
+/// The indent of texts below their row.
+const INDENT: usize = 6;
+
+impl Table {
+    /// A table with these column heads. When all heads are empty, the line of heads is left out.
+    #[must_use]
+    pub fn new(columns: &[(&str, Side)]) -> Table {
+        let columns = columns.iter().map(|(name, side)| ((*name).to_owned(), *side)).collect();
+        Table { columns, rows: Vec::new() }
+    }
+
+    /// Adds a row; missing cells stay empty.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    /// True if the table has no rows.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The widest head or cell of a column.
+    fn widest(&self, column: usize) -> usize {
+        let cells = self.rows.iter().filter_map(|row| row.get(column)).map(Cell::width);
+        cells.fold(self.columns[column].0.chars().count(), usize::max)
+    }
+
+    /// True if a column has bars, which repeat the share beside them.
+    fn is_bar(&self, column: usize) -> bool {
+        let mut cells = self.rows.iter().filter_map(|row| row.get(column)).map(Cell::text).peekable();
+        self.columns[column].0.is_empty()
+            && cells.peek().is_some()
+            && cells.all(|text| text.chars().all(|c| c == ' ' || ('▁'..='▏').contains(&c)))
+    }
+
+    /// The layout for a terminal of `width` columns.
+    fn layout(&self, width: Option<usize>) -> Layout {
+        let natural: Vec<usize> = (0..self.columns.len()).map(|column| self.widest(column)).collect();
+        let whole = Layout { shown: (0..natural.len()).collect(), widths: natural, below: Vec::new() };
+        let Some(width) = width.filter(|width| whole.total() > *width) else { return whole };
+        let mut without_bars = whole.clone();
+        without_bars.shown.retain(|column| !self.is_bar(*column));
+        match whole.wrapped(width, self) {
+            Some(layout) => layout,
+            None => without_bars.narrowed(width, self),
+        }
+    }
+}
+
+/// The columns that are shown, their widths, and the columns that are printed below their row.
+#[derive(Clone, Debug)]
+struct Layout {
+    shown: Vec<usize>,
+    /// By column of the table.
+    widths: Vec<usize>,
+    below: Vec<usize>,
+}
+
+impl Layout {
+    fn total(&self) -> usize {
+        let widths: usize = self.shown.iter().map(|column| self.widths[*column]).sum();
+        widths + GAP * self.shown.len().saturating_sub(1)
+    }
+
+    /// This layout with its last text column wrapped to fit; `None` when that leaves too little width.
+    fn wrapped(&self, width: usize, table: &Table) -> Option<Layout> {
+        let is_text = |column: &&usize| table.columns[**column].1 == Side::Left && !table.is_bar(**column);
+        let last = *self.shown.iter().rfind(is_text)?;
+        let left = (width + self.widths[last]).checked_sub(self.total())?;
+        // Half as many columns suffice in the middle of a table, where text is a short label.
+        let fewest = if Some(&last) == self.shown.last() { NARROWEST } else { NARROWEST / 2 };
+        if left >= self.widths[last] || left < fewest {
+            return (left >= self.widths[last]).then(|| self.clone());
+        }
+        let mut layout = self.clone();
+        layout.widths[last] = left;
+        Some(layout)
+    }
+
+    /// The layout that fits: the last columns of text move below their row until the rest fits.
+    fn narrowed(mut self, width: usize, table: &Table) -> Layout {
+        loop {
+            if let Some(layout) = self.wrapped(width, table) {
+                return layout;
+            }
+            match self.shown.last() {
+                Some(last) if self.shown.len() > 1 && table.columns[*last].1 == Side::Left => {
+                    self.below.insert(0, *last);
+                    self.shown.pop();
+                }
+                // Numbers are neither wrapped nor cut.
+                _ => return self,
+            }
+        }
+    }
+}
+
+impl Printer {
+    /// Adds a table. On a terminal that is too narrow for it, text is wrapped or moves below its row.
+    pub fn table(&mut self, table: &Table) {
+        let layout = table.layout(self.width());
+        if table.columns.iter().any(|(name, _)| !name.is_empty()) {
+            let heads: Vec<Cell> =
+                table.columns.iter().map(|(name, _)| Cell::new(name.clone(), Style::Faint)).collect();
+            self.table_row(&heads, &layout, table);
+        }
+        for row in &table.rows {
+            self.table_row(row, &layout, table);
+        }
+    }
+
+    fn table_row(&mut self, cells: &[Cell], layout: &Layout, table: &Table) {
+        let shown: Vec<(usize, &Cell)> =
+            layout.shown.iter().filter_map(|column| Some((*column, cells.get(*column)?))).collect();
+        let texts: Vec<Vec<String>> = shown
+            .iter()
+            .map(|(column, cell)| match layout.widths[*column] {
+                width if cell.width() > width => wrap(cell.text(), width),
+                _ => vec![cell.text().to_owned()],
+            })
+            .collect();
+        for line in 0..texts.iter().map(Vec::len).max().unwrap_or(0) {
+            for (at, ((column, cell), text)) in shown.iter().zip(&texts).enumerate() {
+                if at > 0 {
+                    self.space(GAP);
+                }
+                let text = text.get(line).map_or("", String::as_str);
+                let padding = layout.widths[*column].saturating_sub(text.chars().count());
+                let right = table.columns[*column].1 == Side::Right;
+                if right {
+                    self.space(padding);
+                }
+                self.piece(&cell.with_text(text));
+                if !right {
+                    self.space(padding);
+                }
+            }
+            self.end_line();
+        }
+        let mut below = vec![Cell::from(" ".repeat(INDENT))];
+        for cell in layout.below.iter().filter_map(|column| cells.get(*column)) {
+            if !cell.text().is_empty() {
+                let gap = if below.len() > 1 { "  " } else { "" };
+                below.extend([Cell::from(gap), cell.clone()]);
+            }
+        }
+        if below.len() > 1 {
+            self.line(below);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn printed(table: &Table, width: Option<usize>) -> String {
+        let mut printer = Printer::new(false, width);
+        printer.table(table);
+        printer.text().to_owned()
+    }
+
+    #[test]
+    fn a_table_is_aligned_and_wraps_names_on_a_narrow_terminal() {
+        let mut table = Table::new(&[("bytes", Side::Right), ("module", Side::Left)]);
+        table.row(["1.00 MiB".into(), "GPT".into()]);
+        table.row(["512 B".into(), "GPT.transformer.h.0.mlp.c_fc".into()]);
+        let whole = "   bytes  module\n1.00 MiB  GPT\n   512 B  GPT.transformer.h.0.mlp.c_fc\n";
+        assert_eq!(printed(&table, None), whole);
+        assert_eq!(printed(&table, Some(38)), whole);
+        let narrow = "   bytes  module\n1.00 MiB  GPT\n   512 B  GPT.transformer.h.0.\n          mlp.c_fc\n";
+        assert_eq!(printed(&table, Some(31)), narrow);
+    }
+
+    #[test]
+    fn a_narrow_terminal_loses_bars_and_no_text() {
+        let mut table = Table::new(&[
+            ("bytes", Side::Right),
+            ("", Side::Left),
+            ("held by", Side::Left),
+            ("advice", Side::Left),
+        ]);
+        table.row([
+            "33.00 MiB".into(),
+            "██▋".into(),
+            "torch: activation".into(),
+            "a smaller batch of less".into(),
+        ]);
+        assert_eq!(
+            printed(&table, Some(40)),
+            "    bytes  held by\n      advice\n33.00 MiB  torch: activation\n      a smaller batch of less\n"
+        );
+        let narrow = printed(&table, Some(22));
+        assert!(narrow.lines().all(|line| line.chars().count() <= 22), "{narrow}");
+        for word in ["33.00", "MiB", "torch:", "activation", "a", "smaller", "batch", "of", "less"] {
+            assert!(narrow.split_whitespace().any(|found| found == word), "{word}: {narrow}");
+        }
+    }
+
+    #[test]
+    fn two_names_that_differ_stay_different_at_60_columns() {
+        let mut table = Table::new(&[("bytes", Side::Right), ("share", Side::Right), ("module", Side::Left)]);
+        for number in [1, 10, 11] {
+            let name = format!("GPT.transformer.encoder.layers.{number}.self_attention.projection.output");
+            table.row(["123.00 MiB".into(), "12.3 %".into(), name.into()]);
+        }
+        let text = printed(&table, Some(60));
+        assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
+        for name in ["layers.1.", "layers.10.", "layers.11."] {
+            assert!(text.contains(name), "{text}");
+        }
+        assert!(!text.contains('…'), "{text}");
+    }
+}
