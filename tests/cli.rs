@@ -122,8 +122,9 @@ fn input_that_cannot_be_read_exits_with_2_and_a_reason() {
     let bad = output(&["summary", path(&folder)]);
     assert_eq!(bad.status.code(), Some(2));
     assert!(stderr(&bad).contains("a.csv:17:"), "{}", stderr(&bad));
+    assert!(stderr(&bad).contains("--lenient skips and counts such lines"), "{}", stderr(&bad));
     let lenient = stdout(&output(&["summary", path(&folder), "--lenient"]));
-    assert!(lenient.contains("1 lines are not rows"), "{lenient}");
+    assert!(lenient.contains("skipped 1 invalid line; the first: "), "{lenient}");
 }
 
 /// Selectors with a value that matches nothing in the trace of the test, and the list in the error.
@@ -272,7 +273,96 @@ fn summary_says_that_a_trace_is_unfinished() {
 }
 
 #[test]
-fn help_describes_every_variable_and_every_column() {
+fn summary_names_the_rows_that_a_trace_lacks() {
+    let whole = String::from_utf8(training(0)).unwrap();
+    let mut lines: Vec<&str> = whole.lines().collect();
+    lines.drain(6..8);
+    let folder = folder_with(&[("a.csv", format!("{}\n", lines.join("\n")).into_bytes())]);
+    let told = "damaged: a.csv: 2 rows are missing, first after seq 5: totals and peaks may be wrong";
+    // frag and ledger stop at a moment; the gap lies before the end.
+    let at_end = ["--at", "end"];
+    for report in ["summary", "peak", "frag", "ledger", "snapshot", "ranks"] {
+        let mut arguments = vec![report, path(&folder)];
+        arguments.extend(at_end.iter().filter(|_| matches!(report, "frag" | "ledger")));
+        let text = stdout(&output(&arguments));
+        assert!(text.contains(told), "{report}: {text}");
+        arguments.push("--json");
+        let json = stdout(&output(&arguments));
+        assert!(json.contains(told), "{report}: {json}");
+    }
+    let check = output(&["check", path(&folder)]);
+    let text = String::from_utf8_lossy(&check.stdout);
+    assert_eq!(check.status.code(), Some(1), "{text}");
+    assert!(text.contains("gaps in seq: 1") && text.contains("rows missing in these gaps: 2"), "{text}");
+}
+
+#[test]
+fn check_counts_all_problems_of_all_files_in_one_run() {
+    let whole = String::from_utf8(training(0)).unwrap();
+    let mut lines: Vec<String> = whole.lines().map(str::to_owned).collect();
+    for place in [5, 8, 11] {
+        lines[place] = lines[place].replacen(',', ";", 1);
+    }
+    let damaged = format!("{}\n", lines.join("\n"));
+    let cut = whole[..whole.len() - 40].to_owned();
+    let folder = folder_with(&[
+        ("a.r0.1.csv", damaged.into_bytes()),
+        ("b.r1.2.csv", cut.into_bytes()),
+        ("c.r2.3.csv", training(2)),
+    ]);
+    let check = output(&["check", path(&folder)]);
+    let text = String::from_utf8(check.stdout).unwrap();
+    assert_eq!(check.status.code(), Some(1), "{text}");
+    assert!(text.contains("invalid lines: 3") && text.contains("invalid lines: 1"), "{text}");
+    for line in ["a.r0.1.csv:6: ", "a.r0.1.csv:9: ", "a.r0.1.csv:12: ", "last line cut off: 1"] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    assert!(text.contains("no end row: killed, still running, or an incomplete copy: 1"), "{text}");
+    assert!(text.contains("c.r2.3.csv: 1"), "{text}");
+}
+
+#[test]
+fn a_cut_copy_is_not_called_a_killed_process() {
+    let mut trace = TraceBuilder::new(Meta { journal: "/nowhere/journal".to_owned(), ..Meta::default() });
+    trace.segment(2 << 20);
+    let folder = folder_with(&[("a.csv", trace.unfinished())]);
+    let told = stderr(&output(&["summary", path(&folder)]));
+    assert!(told.contains("its process was killed, or the file is an incomplete copy"), "{told}");
+    let meta =
+        Meta { journal: "/nowhere/journal".to_owned(), host: "elsewhere".to_owned(), ..Meta::default() };
+    let folder = folder_with(&[("a.csv", TraceBuilder::new(meta).unfinished())]);
+    let told = stderr(&output(&["summary", path(&folder)]));
+    assert!(told.contains("it was copied from elsewhere before its end"), "{told}");
+}
+
+#[test]
+fn counts_of_one_are_in_the_singular() {
+    let mut trace = TraceBuilder::new(Meta::default());
+    trace.segment(2 << 20);
+    trace.alloc(1 << 20, Row { step: 0, ..Row::default() });
+    let folder = folder_with(&[("a.csv", trace.finish())]);
+    for report in memtrace_analysis::reports::REPORTS.iter().filter(|report| report.inputs().len() == 1) {
+        let run = output(&[report.name(), path(&folder)]);
+        let text = String::from_utf8(run.stdout).unwrap();
+        let mut words = text.split([' ', '\n', '(']).peekable();
+        while let Some(word) = words.next() {
+            let next = words.peek().copied().unwrap_or("").trim_end_matches([',', ';', ':', ')', '.']);
+            let plural = ["blocks", "events", "rows", "frees", "steps", "segments", "ranks", "holes", "OOMs"];
+            assert!(word != "1" || !plural.contains(&next), "{}: 1 {next}\n{text}", report.name());
+        }
+    }
+    let text = stdout(&output(&["summary", path(&folder)]));
+    assert!(text.contains("1 allocation, 0 frees, 1 segment, 1 step"), "{text}");
+}
+
+#[test]
+fn help_describes_every_variable_every_column_and_every_event() {
+    let events = stdout(&output(&["help", "events"]));
+    for event in EventName::ALL {
+        assert!(events.contains(event.as_str()) && events.contains(event.about()), "{event}");
+    }
+    let told = stderr(&output(&["help", "event"]));
+    assert!(told.contains("the topics are variables, columns, events"), "{told}");
     let variables = stdout(&output(&["help", "variables"]));
     for variable in memtrace_trace::config::variables() {
         assert!(variables.contains(variable.name), "{}", variable.name);
@@ -356,8 +446,22 @@ fn run_passes_on_streams_status_and_environment() {
     let preload = format!("{}:{}:/nowhere/other.so", at("libmemtrace.so"), at("libmemtrace_phantom.so"));
     assert_eq!(lines, ["in", &preload, &at("out")]);
     let error = String::from_utf8(output.stderr).unwrap();
-    assert!(error.contains("allocated no GPU memory"), "{error}");
+    assert!(error.contains("failed (exit status: 7) before it allocated GPU memory"), "{error}");
     assert!(!Path::new(&at("out")).exists(), "an empty folder was left behind");
+}
+
+#[test]
+fn run_gives_the_hint_that_fits_when_there_is_no_trace() {
+    let Some(installed) = Installed::new() else { return };
+    let told = |arguments: &[&str]| stderr(&installed.run(arguments).output().unwrap());
+    let failed = told(&["--", "sh", "-c", "exit 2"]);
+    assert!(failed.contains("before it allocated GPU memory") && !failed.contains("--phantom"), "{failed}");
+    let simulated = told(&["--phantom", "h100-80g", "--", "true"]);
+    assert!(simulated.contains("allocated no GPU memory") && !simulated.contains("--phantom"), "{simulated}");
+    let plain = told(&["--", "true"]);
+    assert_eq!(plain.contains("--phantom"), !Path::new("/dev/nvidiactl").exists(), "{plain}");
+    let off = installed.run(&["--", "true"]).env("MEMTRACE_ENABLED", "0").output().unwrap();
+    assert!(stderr(&off).contains("MEMTRACE_ENABLED=0"), "{}", stderr(&off));
 }
 
 #[test]

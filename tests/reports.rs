@@ -375,14 +375,10 @@ fn stats_counts_and_quantiles_are_those_of_the_rows() {
             expected["temporaries"],
             "{name}"
         );
-        // The histogram keeps three digits of each value.
-        let close = |found: &Value, wanted: &Value| {
-            let (found, wanted) = (found.as_f64().unwrap(), wanted.as_f64().unwrap());
-            assert!((found - wanted).abs() <= wanted * 0.002 + 1.0, "{name}: {found} for {wanted}");
-        };
-        close(&found["block_bytes"]["p50"], &expected["block_p50"]);
-        close(&found["block_bytes"]["max"], &expected["block_max"]);
-        close(&found["lifetime_ns"]["p50"], &expected["lifetime_p50"]);
+        assert_eq!(found["block_bytes"]["quantile_error"], 0.0, "{name}");
+        assert_eq!(found["block_bytes"]["p50"], expected["block_p50"], "{name}");
+        assert_eq!(found["block_bytes"]["max"], expected["block_max"], "{name}");
+        assert_eq!(found["lifetime_ns"]["p50"], expected["lifetime_p50"], "{name}");
     }
 }
 
@@ -627,6 +623,15 @@ fn diff_compares_owners_and_its_gate_can_fail() {
     let (before, after) = (&expected()["leaks"], &expected()["gpt"]);
     assert_eq!(sum("before_bytes"), before["peak_allocated"]["bytes"]);
     assert_eq!(sum("after_bytes"), after["peak_allocated"]["bytes"]);
+}
+
+#[test]
+fn diff_names_the_ranks_that_it_compares_and_signs_each_change() {
+    let text = answer("diff", &["sharded", "gpt"], &options(&[])).text();
+    assert!(text.contains("compared: rank 2 before, rank 0 after"), "{text}");
+    let same = answer("diff", &["gpt", "gpt"], &options(&[])).text();
+    assert!(!same.contains("compared:"), "{same}");
+    assert!(same.contains("0 B  0.0 %") && !same.contains("+0.0 %") && !same.contains("-0.0 %"), "{same}");
 }
 
 #[test]

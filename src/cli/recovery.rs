@@ -5,6 +5,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use memtrace_analysis::read::input::Input;
 use memtrace_recover::{Repaired, repair, sweep};
+use memtrace_trace::Meta;
+use memtrace_trace::counts::counted;
 use memtrace_trace::journal::folders;
 
 use crate::terminal;
@@ -26,6 +28,22 @@ pub(crate) fn recover_quietly(input: &Input) -> Result<bool> {
     recover_each(input, |_| {})
 }
 
+/// Why a trace without an end row cannot be finished here. A copy of a complete trace may be cut, too, so the
+/// process need not have been killed.
+fn without_journal(meta: &Meta) -> String {
+    let here = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    if meta.host.is_empty() || meta.host == here {
+        return "no end row and no journal: its process was killed, or the file is an incomplete copy; the last \
+                rows are missing"
+            .to_owned();
+    }
+    format!(
+        "no end row: it was copied from {} before its end, or its process was killed there; memtrace check \
+         --repair on that host finishes it from its journal",
+        meta.host
+    )
+}
+
 /// Gives the traces at `path` whose processes were killed before the first row their meta row, from their journals.
 /// Before [`Input::open`], which leaves out empty files.
 pub(crate) fn begin(path: &Path) {
@@ -37,7 +55,8 @@ pub(crate) fn begin(path: &Path) {
 fn recover_each(input: &Input, report: impl Fn(String)) -> Result<bool> {
     sweep(&folders(), None);
     let mut changed = false;
-    for path in input.traces.iter().flat_map(|trace| trace.files()) {
+    let files = input.traces.iter().flat_map(|trace| trace.files().map(move |path| (trace, path)));
+    for (trace, path) in files {
         // Completing one part of a rotated trace removes the empty part that follows it.
         if !path.exists() {
             continue;
@@ -54,19 +73,17 @@ fn recover_each(input: &Input, report: impl Fn(String)) -> Result<bool> {
                 changed = true;
                 let lost = match lost {
                     0 => String::new(),
-                    lost => format!("; {lost} events are lost, because the buffer was full"),
+                    lost => format!("; {} lost, because the buffer was full", counted(lost, "event")),
                 };
                 report(format!(
-                    "{name}: its process was killed; {rows} rows were recovered from its journal{lost}"
+                    "{name}: its process was killed; recovered {} from its journal{lost}",
+                    counted(rows, "row")
                 ));
             }
-            Repaired::NoJournal => report(format!(
-                "{name}: its process was killed and its journal no longer exists, so the last rows are \
-                 missing"
-            )),
+            Repaired::NoJournal => report(format!("{name}: {}", without_journal(&trace.meta))),
             Repaired::Refused(why) => report(format!(
-                "{name}: its process was killed, and its last rows are missing: the file that it names as its \
-                 journal was not used, because {why}"
+                "{name}: no end row, and the last rows are missing: the file that it names as its journal was not \
+                 used, because {why}"
             )),
             Repaired::Complete | Repaired::Running => {}
         }

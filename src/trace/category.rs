@@ -27,7 +27,7 @@ text_enum! {
         /// Registered by the user.
         Other = "other",
         /// Unknown.
-        #[default]
+        [default]
         None = "(none)",
     }
 }

@@ -16,7 +16,7 @@ text_enum! {
     #[derive(Default)]
     FrameKind {
         /// An op.
-        #[default]
+        [default]
         Op = "op",
         /// A module's path. The frames around it are lines of Python.
         Module = "module",

@@ -1,14 +1,14 @@
 //! Enums with a text and a number for each value.
 
-/// Declares an enum with a text for each value. The text stands in files; the number, the value's place in the
+/// Declares an enum with a text and a doc comment for each value, and `[default]` before the default. The text stands in files; the number, the value's place in the
 /// declaration, stands where a text cannot: in events and in the Python tracer. Values may be appended; they are never
 /// reordered.
 macro_rules! text_enum {
-    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal,)* }) => {
+    ($(#[$doc:meta])* $name:ident { $($(#[doc = $vdoc:literal])* $([$mark:ident])? $variant:ident = $text:literal,)* }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         pub enum $name {
-            $($(#[$vdoc])* #[serde(rename = $text)] $variant,)*
+            $($(#[doc = $vdoc])* $(#[$mark])? #[serde(rename = $text)] $variant,)*
         }
 
         impl $name {
@@ -19,6 +19,12 @@ macro_rules! text_enum {
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $($name::$variant => $text),* }
+            }
+
+            /// The meaning of the value, in a sentence.
+            #[must_use]
+            pub fn about(self) -> &'static str {
+                match self { $($name::$variant => concat!($($vdoc),*)),* }.trim()
             }
 
             /// The number of the value: its place in [`Self::ALL`].
@@ -60,6 +66,7 @@ mod tests {
             assert_eq!(EventName::parse(event.as_str()), Some(*event));
             assert_eq!(EventName::from_id(event.id().into()), Some(*event));
         }
+        assert_eq!(EventName::Oom.about(), "The allocator could not serve a request.");
         assert_eq!(EventName::parse("alloca"), None);
         assert_eq!(Category::from_id(10), None);
         assert_eq!(Category::parse("(none)"), Some(Category::None));

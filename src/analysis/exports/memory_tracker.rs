@@ -15,7 +15,7 @@ use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
-use crate::render::numbers::count;
+use crate::render::numbers::counted;
 use crate::state::op_calls::{self, MB, OpCall, OpCalls};
 use crate::state::replay::{Metric, Totals};
 use crate::state::replay_trace::{Replayed, replay_trace};
@@ -89,7 +89,7 @@ impl Export for MemoryTracker {
         } else {
             run.pickle(&mut out)?
         }
-        job.finish_file(out, format!("{} op calls", count(run.calls.count as u64)))
+        job.finish_file(out, counted(run.calls.count as u64, "op call"))
     }
 }
 

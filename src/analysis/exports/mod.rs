@@ -75,6 +75,7 @@ pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<
             Job { input: &input, options, place: &place, footer: Footer::default(), written: Vec::new() };
         export.write(&mut job)?;
         footer.lost += job.footer.lost;
+        footer.damage.extend(job.footer.damage);
         footer.add_bytes(job.footer.unattributed, job.footer.unattributed_ever);
         footer.notes.extend(job.footer.notes);
         written.extend(job.written);

@@ -25,7 +25,7 @@ use crate::profile::flow_categories;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
-use crate::render::numbers::count;
+use crate::render::numbers::counted;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
 
@@ -96,7 +96,7 @@ impl Parquet {
         }
         let rows = file.rows;
         let out = file.finish(&replayed.symbols).map_err(failed)?;
-        job.finish_file(out, format!("{} rows", count(rows)))
+        job.finish_file(out, counted(rows, "row"))
     }
 }
 

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::profile::{Profile, profile_and_flow};
 use crate::read::record::Columns;
-use crate::render::numbers::count;
+use crate::render::numbers::counted;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::{Replayed, replay_trace};
 
@@ -47,7 +47,7 @@ impl Export for Timeline {
         out.write_all(b",").ok();
         list(&mut out, profile.timeline(device).map(|(_, sizes)| sizes));
         out.write_all(b"]").ok();
-        job.finish_file(out, format!("device {device}, {} times", count(times)))
+        job.finish_file(out, format!("device {device}, {}", counted(times, "time")))
     }
 }
 
@@ -72,7 +72,7 @@ impl Export for Raw {
         let DeviceProfile { profile, device, .. } = DeviceProfile::of(job)?;
         let mut out = Out::create(job.place)?;
         let events = list(&mut out, profile.raw(device));
-        job.finish_file(out, format!("device {device}, {} events", count(events)))
+        job.finish_file(out, format!("device {device}, {}", counted(events, "event")))
     }
 }
 

@@ -98,7 +98,10 @@ impl Profile {
             notes.push(RULE.to_owned());
         }
         if !self.has_tags {
-            notes.push("no tags in the trace: parameters, gradients and optimizer state are told apart as far as the above goes".to_owned());
+            notes.push(
+                "no tags in the trace: parameters, gradients and optimizer state follow the rule above"
+                    .to_owned(),
+            );
         }
         notes
     }

@@ -58,7 +58,7 @@ impl BlockJob {
     pub(super) fn run(&mut self, scanner: &mut Scanner) {
         self.chunk.records.clear();
         self.chunk.lines = 0;
-        self.chunk.fault = None;
+        self.chunk.faults.clear();
         self.chunk.skipped = 0;
         if let Some(range) = self.range.take() {
             match range.read(&mut self.bytes) {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use memtrace_trace::Error as TraceError;
+use memtrace_trace::counts::counted;
 use memtrace_trace::files as names;
 
 use crate::error::Result;
@@ -51,14 +52,13 @@ impl Input {
         let run = newest.map(|trace| trace.meta.run_id.clone()).unwrap_or_default();
         let mut input = Input { path: path.to_owned(), traces, notes: Vec::new() };
         if !empty.is_empty() {
-            input.notes.push(format!(
-                "{} empty files were left out: their processes have written no row, and no journal of theirs is left",
-                empty.len()
-            ));
+            let files = counted(empty.len() as u64, "empty file");
+            input.notes.push(format!("ignored {files}: no row was written, and no journal is left"));
         }
         let others = input.only_run(&run);
         if others > 0 {
-            input.notes.push(format!("{others} files of other runs in this folder were left out"));
+            let files = counted(others as u64, "file");
+            input.notes.push(format!("ignored {files} of other runs in this folder"));
         }
         input.traces.sort_by(|a, b| {
             let key = |t: &TraceFile| (t.meta.rank, t.meta.start_unix_ns);

@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::read::blocks::{BLOCK, BlockJob, Blocks, Lines};
 use crate::read::ordered_pool::in_order;
 use crate::read::record::{Record, Wanted};
-use crate::read::scan::Scanner;
+use crate::read::scan::{Fault, MOST_FAULTS, Scanner};
 use crate::read::source::{self, Source};
 use crate::read::symbols::SymbolTable;
 
@@ -41,12 +41,20 @@ pub struct TraceFile {
 pub struct ReadSummary {
     /// The number of lines that are not rows. Only a lenient reading continues after the first.
     pub skipped: u64,
-    /// The first of them, with its file and line number.
-    pub first_skipped: Option<String>,
+    /// The first few of them, each with its file and line number.
+    pub skipped_lines: Vec<String>,
     /// True if the last line is unterminated: the writer was killed inside it.
     pub cut: bool,
     /// True if the visitor ended the reading.
     stopped: bool,
+}
+
+impl ReadSummary {
+    /// Keeps the descriptions of further skipped lines, while there is room.
+    fn keep(&mut self, lines: impl IntoIterator<Item = String>) {
+        let room = MOST_FAULTS.saturating_sub(self.skipped_lines.len());
+        self.skipped_lines.extend(lines.into_iter().take(room));
+    }
 }
 
 impl TraceFile {
@@ -161,7 +169,7 @@ impl TraceFile {
             summary.stopped = more.stopped;
             summary.skipped += more.skipped;
             summary.cut |= more.cut;
-            summary.first_skipped = summary.first_skipped.or(more.first_skipped);
+            summary.keep(more.skipped_lines);
         }
         Ok(summary)
     }
@@ -190,17 +198,16 @@ impl TraceFile {
             }
             summary.skipped += chunk.skipped;
             summary.cut |= job.cut;
-            if let Some(fault) = chunk.fault.take() {
-                let fault = memtrace_trace::Error::Row {
-                    path: self.path.clone(),
-                    line: line + fault.line,
-                    what: fault.what,
-                };
-                if !lenient {
-                    return Err(fault.into());
-                }
-                summary.first_skipped.get_or_insert_with(|| fault.to_string());
+            let place = |fault: Fault, advice: &str| memtrace_trace::Error::Row {
+                path: self.path.clone(),
+                line: line + fault.line,
+                what: format!("{}{advice}", fault.what),
+            };
+            let mut faults = chunk.faults.drain(..);
+            if !lenient && let Some(fault) = faults.next() {
+                return Err(place(fault, "; --lenient skips and counts such lines").into());
             }
+            summary.keep(faults.map(|fault| place(fault, "").to_string()));
             line += chunk.lines;
             Ok(ControlFlow::Continue(()))
         };

@@ -1,6 +1,6 @@
 //! The last lines of every report: lost events, memory without an owner, and notes.
 
-use super::numbers::{count, percent, share};
+use super::numbers::{counted, percent, share};
 use super::phantom_run::PhantomRun;
 use super::printer::{Cell, Printer, Style};
 use crate::profile;
@@ -22,6 +22,8 @@ pub struct Footer {
     pub without_key: Option<(&'static str, f64)>,
     /// The runs on a simulated GPU.
     pub phantom: PhantomRun,
+    /// The damage of the traces, one line each: with it, totals and peaks may be wrong.
+    pub damage: Vec<String>,
     /// Further notes, one line each.
     pub notes: Vec<String>,
 }
@@ -37,23 +39,49 @@ impl Footer {
 
     /// Adds one replayed trace. `ordinal` is the device of the report, if it has one.
     pub fn add(&mut self, trace: &TraceFile, replayed: &Replayed, ordinal: Option<i32>) {
-        self.lost += replayed.replay.counts.lost;
+        self.add_reading(trace, replayed);
         if let Some(ordinal) = ordinal {
             self.add_share(replayed, ordinal);
         }
         let name = trace.path.file_name().unwrap_or(trace.path.as_os_str()).display();
         if replayed.replay.problems.unfinished {
-            self.notes.push(format!("{name} has no end row: the process was killed, or still runs"));
-        }
-        if let Some(first) = &replayed.summary.first_skipped {
-            let skipped = count(replayed.summary.skipped);
-            self.notes.push(format!("{skipped} lines are not rows and were passed over; the first: {first}"));
+            self.notes.push(format!(
+                "{name} has no end row: the process was killed or still runs, or the file is an incomplete copy"
+            ));
         }
         self.notes.extend(trace.meta.degraded.iter().cloned());
     }
 
-    /// Adds the unattributed bytes of a device. A report that stops before the end of the trace calls this
-    /// instead of [`Footer::add`].
+    /// Adds the lost events and the damage of a trace. A report that stops before the end of the trace calls
+    /// this and [`Footer::add_share`] instead of [`Footer::add`].
+    pub fn add_reading(&mut self, trace: &TraceFile, replayed: &Replayed) {
+        self.lost += replayed.replay.counts.lost;
+        let name = trace.path.file_name().unwrap_or(trace.path.as_os_str()).display();
+        if let [first, ..] = replayed.summary.skipped_lines.as_slice() {
+            let skipped = counted(replayed.summary.skipped, "invalid line");
+            self.damage.push(format!("{name}: skipped {skipped}; the first: {first}"));
+        }
+        let problems = &replayed.replay.problems;
+        if let Some(after) = problems.first_gap {
+            let found = match problems.missing_rows {
+                0 => "the rows are out of order".to_owned(),
+                1 => "1 row is missing".to_owned(),
+                rows => format!("{} are missing", counted(rows, "row")),
+            };
+            self.damage.push(format!(
+                "{name}: {found}, first after seq {after}: totals and peaks may be wrong; memtrace check lists \
+                 the damage"
+            ));
+        }
+    }
+
+    /// The damage and the notes, as one list for `--json` and the page.
+    pub fn all_notes(&self) -> impl Iterator<Item = String> + use<'_> {
+        let damage = self.damage.iter().map(|text| format!("damaged: {text}"));
+        damage.chain(self.notes.iter().cloned())
+    }
+
+    /// Adds the unattributed bytes of a device.
     pub fn add_share(&mut self, replayed: &Replayed, ordinal: i32) {
         let (peak, ever) = (replayed.unattributed(ordinal), replayed.replay.unowned_and_total(ordinal));
         self.add_bytes(peak, ever);
@@ -98,7 +126,7 @@ impl Footer {
             let article = if key.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
             format!("; without {article} {key}: {} of the peak", percent(share))
         });
-        let lost = format!("{} events lost", count(self.lost));
+        let lost = format!("{} lost", counted(self.lost, "event"));
         printer.line([
             Cell::new(lost, if self.lost > 0 { Style::Alarm } else { Style::Faint }),
             Cell::new(
@@ -110,6 +138,9 @@ impl Footer {
                 Style::Faint,
             ),
         ]);
+        for text in &self.damage {
+            printer.line([Cell::new(format!("damaged: {text}"), Style::Alarm)]);
+        }
         if self.phantom.is_any() {
             printer.line([Cell::new(format!("note: {}", self.phantom.note()), Style::Faint)]);
         }

@@ -4,6 +4,7 @@ use memtrace_trace::meta::Meta;
 
 use super::printer::{Cell, Printer, Style};
 use crate::read::input::Input;
+use crate::render::numbers::counted;
 
 /// Prints the first line of every report: the traced command, the GPU, the version of torch and the number of
 /// ranks.
@@ -33,7 +34,7 @@ pub fn heading(printer: &mut Printer, input: &Input, meta: &Meta) {
         about.push_str(&format!("  torch {torch}"));
     }
     if meta.world_size > 1 {
-        about.push_str(&format!("  {} ranks", meta.world_size));
+        about.push_str(&format!("  {}", counted(u64::from(meta.world_size.unsigned_abs()), "rank")));
     }
     let mut cells = vec![Cell::new(command, Style::Strong), Cell::new(about, Style::Faint)];
     if !meta.phantom.is_null() {

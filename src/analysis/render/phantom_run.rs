@@ -83,7 +83,7 @@ impl PhantomRun {
         if self.invented_reads.is_some() {
             let _ = write!(text, "; data-dependent sizes: {}", list(&self.dynamic, 9));
         }
-        for (answer, names) in [("answered by a guess", &self.guessed), ("refused", &self.refused)] {
+        for (answer, names) in [("estimated results", &self.guessed), ("refused calls", &self.refused)] {
             if !names.is_empty() {
                 let _ = write!(text, "; {answer}: {}", list(names, SHOWN));
             }

@@ -4,12 +4,13 @@
 use serde_json::{Value, json};
 
 use super::report::{Answer, Report, Verdict, next};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
 use crate::read::input::Input;
+use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::numbers::count;
+use crate::render::numbers::{count, counted};
 use crate::render::printer::{Cell, Printer, Style};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::{Replayed, replay_checked};
@@ -37,26 +38,35 @@ impl Report for Check {
         let mut footer = Footer::new(input);
         let mut verdict = Verdict::Fine;
         let mut files: Vec<Value> = Vec::new();
+        // An invalid line is one problem among others: the check counts it and goes on.
+        let options = &Options { lenient: true, ..options.clone() };
         for (index, trace) in input.traces.iter().enumerate() {
-            let replayed = replay_checked(trace, options)?;
+            let replayed = match replay_checked(trace, options) {
+                Ok(replayed) => replayed,
+                Err(error) => {
+                    verdict = Verdict::Problem;
+                    files.push(unreadable(&mut printer, trace, &error));
+                    continue;
+                }
+            };
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             if index == 0 {
                 heading(&mut printer, input, &trace.meta);
                 printer.gap();
             }
             let problems = problems(&replayed);
-            let bad: u64 = problems.iter().map(|problem| problem.count).sum();
+            let bad: u64 = problems.iter().fold(0, |sum, problem| sum.saturating_add(problem.count));
             let name = trace.path.display().to_string();
-            let rows = count(replayed.replay.counts.rows);
+            let rows = counted(replayed.replay.counts.rows, "row");
             if bad == 0 {
-                printer.line([Cell::new("ok   ", Style::Strong), format!("{name}: {rows} rows").into()]);
+                printer.line([Cell::new("ok   ", Style::Strong), format!("{name}: {rows}").into()]);
             } else {
                 verdict = Verdict::Problem;
-                printer.line([Cell::new("bad  ", Style::Alarm), format!("{name}: {rows} rows").into()]);
+                printer.line([Cell::new("bad  ", Style::Alarm), format!("{name}: {rows}").into()]);
                 for problem in problems.iter().filter(|problem| problem.count > 0) {
                     printer.plain(format!("     {}: {}", problem.label, count(problem.count)));
                 }
-                for example in &replayed.replay.problems.examples {
+                for example in examples(&replayed) {
                     printer.line([Cell::new(format!("       {example}"), Style::Faint)]);
                 }
             }
@@ -67,12 +77,27 @@ impl Report for Check {
                 "rows": replayed.replay.counts.rows,
                 "ok": bad == 0,
                 "found": found,
-                "examples": replayed.replay.problems.examples,
+                "examples": examples(&replayed).collect::<Vec<_>>(),
             }));
         }
+        // The damage is listed above.
+        footer.damage.clear();
         let json = json!({ "ok": verdict == Verdict::Fine, "files": files });
         Ok(Answer { body: printer, json, footer, next: vec![next("summary", input, "")], verdict })
     }
+}
+
+/// The first few problems of each source: invalid lines, then contradictions between rows.
+fn examples(replayed: &Replayed) -> impl Iterator<Item = &String> {
+    replayed.summary.skipped_lines.iter().chain(&replayed.replay.problems.examples)
+}
+
+/// Prints a file that cannot be read to its end, and returns its entry for `--json`.
+fn unreadable(printer: &mut Printer, trace: &TraceFile, error: &Error) -> Value {
+    let name = trace.path.display().to_string();
+    printer.line([Cell::new("bad  ", Style::Alarm), format!("{name}: cannot be read to its end").into()]);
+    printer.line([Cell::new(format!("       {error}"), Style::Faint)]);
+    json!({ "file": name, "rows": 0, "ok": false, "found": {}, "examples": [error.to_string()] })
 }
 
 /// One kind of problem, and how often it occurs.
@@ -84,11 +109,12 @@ struct Problem {
     count: u64,
 }
 
-fn problems(replayed: &Replayed) -> [Problem; 8] {
+fn problems(replayed: &Replayed) -> [Problem; 9] {
     let found = &replayed.replay.problems;
     let problem = |key, label, count| Problem { key, label, count };
     [
         problem("gaps_in_seq", "gaps in seq", found.seq_gaps),
+        problem("missing_rows", "rows missing in these gaps", found.missing_rows),
         problem("totals_that_the_deltas_do_not_give", "totals that differ from the replay", found.totals),
         problem("frees_of_what_was_not_live", "frees of blocks that are not live", found.unmatched_frees),
         problem(
@@ -97,8 +123,12 @@ fn problems(replayed: &Replayed) -> [Problem; 8] {
             found.double_allocs,
         ),
         problem("frees_of_another_size", "frees with a different size", found.wrong_sizes),
-        problem("no_end_row", "no end row", u64::from(found.unfinished)),
+        problem(
+            "no_end_row",
+            "no end row: killed, still running, or an incomplete copy",
+            u64::from(found.unfinished),
+        ),
         problem("last_line_cut_off", "last line cut off", u64::from(replayed.summary.cut)),
-        problem("lines_that_are_not_rows", "lines that are not rows", replayed.summary.skipped),
+        problem("lines_that_are_not_rows", "invalid lines", replayed.summary.skipped),
     ]
 }

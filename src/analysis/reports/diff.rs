@@ -13,7 +13,7 @@ use crate::read::input::Input;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::numbers::share;
+use crate::render::numbers::change;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::{self, Group, Key};
 use crate::state::replay::{Device, HOST, Metric};
@@ -59,6 +59,12 @@ impl Report for Diff {
         let after = DiffSide::new(&inputs[1], options, &by, &mut footer)?;
         heading(&mut printer, &inputs[0], &before.trace.meta);
         heading(&mut printer, &inputs[1], &after.trace.meta);
+        if inputs.iter().any(|input| input.traces.len() > 1) {
+            printer.plain(format!(
+                "compared: rank {} before, rank {} after, which have the highest peaks; --rank compares another",
+                before.trace.meta.rank, after.trace.meta.rank
+            ));
+        }
         printer.gap();
         totals(&mut printer, &before, &after, options);
         printer.gap();
@@ -208,7 +214,7 @@ fn totals(printer: &mut Printer, before: &DiffSide<'_>, after: &DiffSide<'_>, op
             options.units.show(old).to_string().into(),
             options.units.show(new).to_string().into(),
             Cell::new(signed(new - old, options), style(new - old)),
-            format!("{:+.1} %", share(new - old, old) * 100.0).into(),
+            change(old, new).into(),
         ]);
     }
     printer.table(&table);
@@ -232,7 +238,7 @@ fn changes(before: &DiffSide<'_>, after: &DiffSide<'_>) -> Vec<(String, Group, G
 fn owners(printer: &mut Printer, changes: &[(String, Group, Group)], by: &Key, options: &Options) {
     let changed: Vec<_> = changes.iter().filter(|(_, old, new)| old != new).collect();
     if changed.is_empty() {
-        printer.plain(format!("no {} differs at the peak", by.name));
+        printer.plain(format!("every {} has the same bytes at both peaks", by.name));
         return;
     }
     let mut table = Table::new(&[
@@ -268,10 +274,10 @@ fn steps(printer: &mut Printer, before: &DiffSide<'_>, after: &DiffSide<'_>, opt
     if let Some((step, old, new)) = first {
         printer.gap();
         printer.plain(format!(
-            "first difference at step {step}: its peak was {}, now {} ({:+.1} %)",
+            "first step with another peak: step {step}, {} before, {} after ({})",
             options.units.show(old),
             options.units.show(new),
-            share(new - old, old) * 100.0
+            change(old, new)
         ));
     }
 }

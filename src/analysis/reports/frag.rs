@@ -10,8 +10,8 @@ use crate::read::input::Input;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::numbers::step_or_dash;
-use crate::render::numbers::{bar, count, duration, percent, share};
+use crate::render::numbers::{bar, duration, percent, share};
+use crate::render::numbers::{counted, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::category;
 use crate::state::layout::{self, Layout, Segment};
@@ -52,7 +52,7 @@ impl Report for Frag {
                 |row, _| layout.feed(row),
             )?;
             let Some(replayed) = replayed else { continue };
-            footer.lost += replayed.replay.counts.lost;
+            footer.add_reading(trace, &replayed);
             let devices: Vec<i32> = replayed.gpus(options).map(|device| device.ordinal).collect();
             for ordinal in devices {
                 let state = Fragmentation::new(&replayed, &layout, ordinal);
@@ -164,10 +164,10 @@ impl Fragmentation {
         if self.pending > 0 {
             line(self.pending, "freed, still in use by another stream".to_owned());
         }
-        line(self.holes, format!("{} holes in segments that live blocks pin", count(self.hole_count)));
+        line(self.holes, format!("{} in segments that live blocks pin", counted(self.hole_count, "hole")));
         line(
             self.empty,
-            format!("{} empty segments: torch.cuda.empty_cache() returns them", count(self.empty_segments)),
+            format!("{}: torch.cuda.empty_cache() frees this", counted(self.empty_segments, "empty segment")),
         );
         let rest = self.reserved - self.allocated - self.holes - self.empty;
         if rest != 0 {

@@ -21,7 +21,7 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE, Symbol};
 use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
-use crate::render::numbers::count;
+use crate::render::numbers::{count, counted};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::category;
 use crate::state::replay::{HOST, MemoryKind, Metric};
@@ -269,17 +269,21 @@ impl Findings {
         let units = options.units;
         if self.steps < FEWEST_STEPS {
             printer.plain(format!(
-                "{} finished steps, but growth needs {FEWEST_STEPS}. Mark the steps with ranges such as \
-                 step:12.",
+                "growth needs {FEWEST_STEPS} finished steps, and the trace has {}; mark the steps with ranges \
+                 such as step:12",
                 self.steps
             ));
         } else if self.leaks.is_empty() {
-            printer.plain(format!("No growth over {} steps.", self.steps));
+            printer.plain(format!("No growth over {}.", counted(self.steps as u64, "step")));
         } else {
             let sum: f64 = self.leaks.iter().map(|leak| leak.line.slope).sum();
             printer.line([
                 Cell::new(format!("{} per step", units.show(sum as i64)), Style::Alarm),
-                format!(" outlive the step of their allocation, over {} steps", self.steps).into(),
+                format!(
+                    " of growth over {}, in blocks that outlive the step that allocated them",
+                    counted(self.steps as u64, "step")
+                )
+                .into(),
             ]);
             printer.gap();
             let mut table = Table::new(&[
@@ -320,9 +324,9 @@ impl Findings {
         }
         printer.gap();
         printer.plain(format!(
-            "never freed: {} in {} blocks",
+            "never freed: {} in {}",
             units.show(self.never_freed.1),
-            count(self.never_freed.0)
+            counted(self.never_freed.0, "block")
         ));
         for (name, bytes) in &self.never_freed_by_category {
             printer.plain(format!("  {} {name}", units.show(*bytes)));

@@ -15,8 +15,8 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::{NO_MODULE, NO_PHASE, Symbol};
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::numbers::step_or_dash;
 use crate::render::numbers::{bar, count, percent, share};
+use crate::render::numbers::{counted, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::{Replayed, replay_trace, used_name};
@@ -73,8 +73,9 @@ impl Report for Ranks {
         match &part {
             Some(part) => part.print(&mut printer, options),
             None if ranks.len() > 1 => printer.plain("every module allocates the same on all ranks"),
-            None => printer
-                .plain("this trace has one rank; to compare ranks, name the folder with the traces of all"),
+            None => printer.plain(
+                "this trace has one rank; to compare ranks, name the folder with all traces of the run",
+            ),
         }
         let json = json!({
             "ranks": ranks.iter().map(Rank::json).collect::<Vec<Value>>(),
@@ -198,14 +199,14 @@ impl Difference {
             "first difference: ".into(),
             Cell::new(self.module.clone(), Style::Strong),
             format!(
-                ", {}: rank {} allocates {} in {} blocks, rank {} {} in {}",
+                ", {}: rank {} allocates {} in {}, rank {} allocates {} in {}",
                 self.phase,
                 self.ranks.0,
                 options.units.show(self.bytes.0),
-                count(self.blocks.0),
+                counted(self.blocks.0, "block"),
                 self.ranks.1,
                 options.units.show(self.bytes.1),
-                count(self.blocks.1)
+                counted(self.blocks.1, "block")
             )
             .into(),
         ]);

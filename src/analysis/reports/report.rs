@@ -88,7 +88,7 @@ impl Answer {
             "unattributed_share": self.footer.unattributed_share(),
             "unattributed_share_ever": self.footer.unattributed_share_ever(),
             "phantom": self.footer.phantom.json(),
-            "notes": self.footer.notes,
+            "notes": self.footer.all_notes().collect::<Vec<_>>(),
         });
         if let (Value::Object(all), Value::Object(own)) = (&mut all, &self.json) {
             all.extend(own.clone());
@@ -101,10 +101,7 @@ impl Answer {
 #[must_use]
 pub(super) fn next(report: &str, input: &Input, more: &str) -> String {
     let path = input.path.display().to_string();
-    let path = if path.contains([' ', '\'', '"', '(', '&', ';']) {
-        format!("'{}'", path.replace('\'', "'\\''"))
-    } else {
-        path
-    };
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
+    let path = if !path.chars().all(is_plain) { format!("'{}'", path.replace('\'', "'\\''")) } else { path };
     format!("memtrace {report} {path} {more}").trim_end().to_owned()
 }

@@ -10,6 +10,7 @@ use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::Columns;
+use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::printer::Printer;
@@ -70,6 +71,7 @@ impl Report for Snapshot {
             let at = options.text(moment::FLAG.name);
             let found = if at.is_empty() && kind == "peak" {
                 at_peaks(
+                    trace,
                     &replay_trace(
                         trace,
                         Columns::of(&["rounded_bytes"]),
@@ -94,7 +96,7 @@ impl Report for Snapshot {
                 else {
                     continue;
                 };
-                current(&replayed, options, &mut footer)
+                current(trace, &replayed, options, &mut footer)
             };
             devices.extend(found.into_iter().map(|(ordinal, types)| (trace.meta.rank, ordinal, types)));
         }
@@ -144,25 +146,40 @@ fn wanted(ordinal: i32, options: &Options) -> bool {
 }
 
 /// The memory of each device at its own peak.
-fn at_peaks(replayed: &Replayed, options: &Options, footer: &mut Footer) -> Vec<(i32, Types)> {
+fn at_peaks(
+    trace: &TraceFile,
+    replayed: &Replayed,
+    options: &Options,
+    footer: &mut Footer,
+) -> Vec<(i32, Types)> {
     let as_of = options.is_set("as-of");
-    each_device(replayed, options, footer, |ordinal| sum(replayed.replay.at_peak(ordinal, as_of), options))
+    each_device(trace, replayed, options, footer, |ordinal| {
+        sum(replayed.replay.at_peak(ordinal, as_of), options)
+    })
 }
 
 /// The live memory of each device.
-fn current(replayed: &Replayed, options: &Options, footer: &mut Footer) -> Vec<(i32, Types)> {
+fn current(
+    trace: &TraceFile,
+    replayed: &Replayed,
+    options: &Options,
+    footer: &mut Footer,
+) -> Vec<(i32, Types)> {
     let as_of = options.is_set("as-of");
-    each_device(replayed, options, footer, |ordinal| sum(replayed.replay.live_on(ordinal, as_of), options))
+    each_device(trace, replayed, options, footer, |ordinal| {
+        sum(replayed.replay.live_on(ordinal, as_of), options)
+    })
 }
 
 /// The memory of each wanted device by `types`. Adds the device's share to the footer.
 fn each_device(
+    trace: &TraceFile,
     replayed: &Replayed,
     options: &Options,
     footer: &mut Footer,
     types: impl Fn(i32) -> Types,
 ) -> Vec<(i32, Types)> {
-    footer.lost += replayed.replay.counts.lost;
+    footer.add_reading(trace, replayed);
     footer.note_inference(replayed);
     let ordinals = replayed.replay.devices().iter().map(|device| device.ordinal);
     ordinals

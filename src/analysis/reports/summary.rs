@@ -12,8 +12,8 @@ use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::numbers::step_or_dash;
 use crate::render::numbers::{bar, count, duration, percent, share};
+use crate::render::numbers::{counted, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::block_category;
 use crate::state::replay::{Block, Device, HOST, Metric};
@@ -135,18 +135,18 @@ fn detail(printer: &mut Printer, trace: &TraceFile, replayed: &Replayed, options
     }
     let counts = &replayed.replay.counts;
     printer.plain(format!(
-        "{} events in {}: {} allocations, {} frees, {} segments, {} steps",
-        count(counts.rows),
+        "{} in {}: {}, {}, {}, {}",
+        counted(counts.rows, "event"),
         duration(replayed.replay.ts_ns),
-        count(counts.of(EventName::Alloc)),
-        count(counts.of(EventName::Free)),
-        count(counts.of(EventName::SegmentAlloc) + counts.of(EventName::SegmentMap)),
-        count(steps(replayed)),
+        counted(counts.of(EventName::Alloc), "allocation"),
+        counted(counts.of(EventName::Free), "free"),
+        counted(counts.of(EventName::SegmentAlloc) + counts.of(EventName::SegmentMap), "segment"),
+        counted(steps(replayed), "step"),
     ));
     let ooms = counts.of(EventName::Oom);
     if ooms + counts.failed > 0 {
-        let text =
-            format!("{} requests ran out of memory, {} calls failed", count(ooms), count(counts.failed));
+        let (ooms, failed) = (counted(ooms, "request"), counted(counts.failed, "call"));
+        let text = format!("{ooms} ran out of memory, {failed} failed");
         printer.line([Cell::new(text, Style::Alarm)]);
     }
 }

@@ -21,8 +21,8 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE, Symbol, SymbolTable};
 use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
-use crate::render::numbers::count;
 use crate::render::numbers::step_or_dash;
+use crate::render::numbers::{count, counted};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::op_calls::{self, MB, OpCall, OpCalls};
 use crate::state::replay::{Metric, Replay, Totals};
@@ -174,9 +174,9 @@ impl Ops {
         }
         printer.table(&table);
         printer.plain(format!(
-            "{} op calls, {} allocation retries (inferred)",
-            count(self.calls.count as u64),
-            count(self.calls.retries())
+            "{}, {} (inferred)",
+            counted(self.calls.count as u64, "op call"),
+            counted(self.calls.retries(), "allocation retry")
         ));
     }
 
@@ -221,7 +221,7 @@ impl Ops {
             ]);
         }
         printer.table(&table);
-        printer.plain(format!("{} allocation retries (inferred)", count(self.calls.retries())));
+        printer.plain(format!("{} (inferred)", counted(self.calls.retries(), "allocation retry")));
     }
 
     fn json(&self, trace: &TraceFile, replayed: &Replayed, options: &Options) -> Value {

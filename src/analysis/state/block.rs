@@ -23,7 +23,7 @@ pub struct Owner {
 
 impl Owner {
     /// The owner in a row.
-    pub(super) fn of(row: &Record) -> Owner {
+    pub(crate) fn of(row: &Record) -> Owner {
         Owner { op: row.op, module: row.module, phase: row.phase, category: row.category, step: row.step }
     }
 

@@ -17,8 +17,8 @@ use crate::read::symbols::Symbol;
 use crate::state::block::Block;
 
 /// The rules of inference, as a note for the reader.
-pub const RULE: &str = "* inferred, as the trace has no tags: parameter = there before the first forward, and stayed; \
-                        gradient = of a parameter's size, born in backward, and outlived it";
+pub const RULE: &str = "* inferred, because the trace has no tags: parameter = allocated before the first forward pass, never freed; \
+                        gradient = of a parameter's size, allocated in a backward pass, live after it";
 
 /// The rules for a trace that has no forward phase either, because no module ran or modules are not traced.
 pub const RULE_WITHOUT_FORWARD: &str = "* inferred, as the trace has neither tags nor a forward phase: activation = born outside backward, and freed \

@@ -22,7 +22,7 @@ pub const BY: Flag = Flag {
     value: Some("KEY"),
     default: "module",
     choices: KEYS,
-    help: "What to group the live blocks by",
+    help: "Group the live blocks by this key",
 };
 
 /// The option that limits the depth of module paths.

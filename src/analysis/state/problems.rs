@@ -28,6 +28,10 @@ impl Counts {
 pub struct Problems {
     /// Gaps in `seq`.
     pub seq_gaps: u64,
+    /// The rows that these gaps lack.
+    pub missing_rows: u64,
+    /// The `seq` of the row before the first gap.
+    pub first_gap: Option<i64>,
     /// Rows at which the difference between the totals and the sum of the deltas changes.
     pub totals: u64,
     /// Frees of blocks that are not live.
@@ -46,6 +50,14 @@ pub struct Problems {
 const MOST_EXAMPLES: usize = 8;
 
 impl Problems {
+    /// Counts a gap between two adjacent rows. A `seq` that goes back is a gap without missing rows.
+    pub(super) fn gap(&mut self, last: i64, next: i64) {
+        self.seq_gaps += 1;
+        self.first_gap.get_or_insert(last);
+        let missing = next.checked_sub(last).map_or(0, |step| step.saturating_sub(1)).max(0);
+        self.missing_rows = self.missing_rows.saturating_add(missing.cast_unsigned());
+    }
+
     /// Keeps a description, if there is room for one more.
     pub(super) fn example(&mut self, text: impl FnOnce() -> String) {
         if self.examples.len() < MOST_EXAMPLES {

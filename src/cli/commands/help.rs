@@ -1,4 +1,4 @@
-//! `memtrace help`: the tables of variables and columns, and the help of a command.
+//! `memtrace help`: the tables of variables, columns and events, and the help of a command.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -7,16 +7,16 @@ use anyhow::{Result, bail};
 use clap::{Arg, ArgMatches, Command};
 use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
 use memtrace_trace::columns::{COLUMNS, ColumnType};
-use memtrace_trace::config;
+use memtrace_trace::{EventName, config};
 
 use crate::terminal;
 
 /// The arguments of `memtrace help`.
 pub(crate) fn command() -> Command {
-    Command::new("help").about("Explain the variables, the columns of a trace, or a command").arg(
+    Command::new("help").about("Explain the variables, the columns and events of a trace, or a command").arg(
         Arg::new("topic")
-            .value_name("variables|columns|COMMAND")
-            .help("The MEMTRACE_ variables, the columns of a trace, or one command"),
+            .value_name("variables|columns|events|COMMAND")
+            .help("The MEMTRACE_ variables, the columns or events of a trace, or one command"),
     )
 }
 
@@ -26,7 +26,7 @@ pub(crate) fn command() -> Command {
 /// When there is no such topic.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let mut stdout = std::io::stdout().lock();
-    let mut page = Printer::new(terminal::use_colour("auto", &stdout), None);
+    let mut page = Printer::new(terminal::use_colour("auto", &stdout), terminal::width(&stdout));
     match matches.get_one::<String>("topic").map(String::as_str) {
         None => super::command().print_long_help()?,
         Some("variables") => {
@@ -46,12 +46,19 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
             }
             page.table(&table);
         }
+        Some("events") => {
+            let mut table = Table::new(&[("event", Side::Left), ("", Side::Left)]);
+            for event in EventName::ALL {
+                table.row([Cell::new(event.as_str(), Style::Strong), event.about().into()]);
+            }
+            page.table(&table);
+        }
         Some(name) => {
             let mut command = super::command();
             let Some(command) = command.find_subcommand_mut(name) else {
                 bail!(
-                    "no help on {name:?}; there is help on variables, on columns, and on each command of \
-                     `memtrace --help`"
+                    "no help on {name:?}; the topics are variables, columns, events, and each command of \
+                     memtrace --help"
                 );
             };
             command.print_long_help()?;

@@ -4,9 +4,9 @@
 //! stderr, and only before the program starts or after it has ended.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{ExitCode, ExitStatus};
 
 use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -74,7 +74,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         Some(_) if matches.get_flag("quiet") => Ok(()),
         Some(input) => print_summary(input, &out),
         None => {
-            terminal::say(&format!("no trace: {}", no_trace_reason(program, &scratch, phantom.is_some())));
+            let reason = no_trace_reason(program, &scratch, phantom.is_some(), status);
+            terminal::say(&format!("no trace: {reason}"));
             Ok(())
         }
     });
@@ -104,14 +105,23 @@ fn trace_of(out: &OutFolder, run_id: &str) -> Result<Option<Input>> {
 }
 
 /// The reason why the program left no trace, and the next step.
-fn no_trace_reason(program: &OsStr, scratch: &Scratch, phantom: bool) -> String {
+fn no_trace_reason(program: &OsStr, scratch: &Scratch, phantom: bool, status: ExitStatus) -> String {
     if !scratch.tracer_was_loaded() {
         return format!("{TRACER} was not loaded into the program: {}", load_failure::reason(program));
     }
-    let mut reason =
-        "the program allocated no GPU memory, or tracing was switched off (MEMTRACE_ENABLED=0)".to_owned();
-    if !phantom {
-        reason.push_str("; on a machine without a GPU, simulate one: memtrace run --phantom h100-80g -- ...");
+    if std::env::var_os("MEMTRACE_ENABLED").is_some_and(|value| value == "0") {
+        return "tracing is switched off: MEMTRACE_ENABLED=0".to_owned();
+    }
+    if !status.success() {
+        return format!(
+            "the program failed ({status}) before it allocated GPU memory; its own error is above"
+        );
+    }
+    let mut reason = "the program allocated no GPU memory".to_owned();
+    if !phantom && !Path::new("/dev/nvidiactl").exists() {
+        reason.push_str(
+            "; this machine has no NVIDIA GPU: simulate one with memtrace run --phantom h100-80g -- ...",
+        );
     }
     reason
 }
@@ -134,7 +144,7 @@ fn print_summary(input: Input, out: &OutFolder) -> Result<()> {
 
 fn list_cards() -> Result<ExitCode> {
     let mut stdout = io::stdout().lock();
-    let mut page = Printer::new(stdout.is_terminal() && terminal::use_colour("auto", &stdout), None);
+    let mut page = Printer::new(terminal::use_colour("auto", &stdout), terminal::width(&stdout));
     let mut table = Table::new(&[
         ("card", Side::Left),
         ("memory", Side::Right),

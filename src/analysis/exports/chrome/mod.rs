@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::record::Columns;
-use crate::render::numbers::count;
+use crate::render::numbers::{count, counted};
 use crate::state::replay::{HOST, Metric};
 use crate::state::replay_trace::replay_trace;
 use collector::SliceCollector;
@@ -103,6 +103,6 @@ impl Export for Chrome {
                 count(dropped)
             ));
         }
-        job.finish_file(out, format!("{} events", count(events)))
+        job.finish_file(out, counted(events, "event"))
     }
 }

@@ -19,7 +19,7 @@ use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::record::{Columns, Record};
-use crate::render::numbers::count;
+use crate::render::numbers::{count, counted};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_until;
 use crate::state::stacks::Stacks;
@@ -103,9 +103,10 @@ impl Export for Snapshot {
         if collected.stray_ranges.values().any(|stray_ranges| !stray_ranges.is_empty()) {
             job.footer
                 .notes
-                .push("blocks whose segment was not seen lie in segments made up around them".to_owned());
+                .push("blocks without a traced segment are placed in made-up segments".to_owned());
         }
-        let what = format!("{} entries, {} segments", count(entries as u64), count(segments.len() as u64));
+        let what =
+            format!("{}, {}", counted(entries as u64, "entry"), counted(segments.len() as u64, "segment"));
         let mut out = Out::create(job.place)?;
         let mut categories: FxHashMap<i64, Category> = FxHashMap::default();
         // The last known category of a block counts.

@@ -36,6 +36,9 @@ const OWNER: Columns = {
     owner
 };
 
+/// The most faults that are described; more are only counted.
+pub(crate) const MOST_FAULTS: usize = 8;
+
 /// The fault of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
@@ -52,8 +55,8 @@ pub(crate) struct Chunk {
     pub(crate) records: Vec<Record>,
     /// The number of lines, empty ones included.
     pub(crate) lines: u64,
-    /// The first line that was not a row. Unless the scan is lenient, it stopped there.
-    pub(crate) fault: Option<Fault>,
+    /// The first [`MOST_FAULTS`] lines that were not rows. Unless the scan is lenient, it stopped at the first.
+    pub(crate) faults: Vec<Fault>,
     /// The number of lines that were not rows.
     pub(crate) skipped: u64,
 }
@@ -118,7 +121,9 @@ impl Scanner {
         let Err(what) = parsed else { return true };
         chunk.records.pop();
         chunk.skipped += 1;
-        chunk.fault.get_or_insert(Fault { line: number, what });
+        if chunk.faults.len() < MOST_FAULTS {
+            chunk.faults.push(Fault { line: number, what });
+        }
         self.lenient
     }
 

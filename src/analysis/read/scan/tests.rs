@@ -128,7 +128,7 @@ fn a_column_that_a_file_lacks_has_its_default() {
             let mut read = Chunk::default();
             let wanted = Wanted::all_events(Columns::ALL);
             Scanner::new(wanted, width, false, SymbolTable::default()).scan(&narrow, &mut read);
-            assert_eq!((read.fault.as_ref(), read.records.len()), (None, 2));
+            assert_eq!((read.faults.len(), read.records.len()), (0, 2));
             for (read, whole) in read.records.iter().zip(&chunk.records) {
                 let default = Record::default();
                 assert_eq!(read.name, default.name);
@@ -144,7 +144,7 @@ fn a_column_that_a_file_lacks_has_its_default() {
 fn a_record_has_every_value_of_its_row() {
     let rows = [FULL, Row { name: "plain", ..FULL }];
     let (chunk, symbols) = scan(&lines(&rows), Columns::ALL, false);
-    assert_eq!(chunk.fault, None);
+    assert_eq!(chunk.faults, []);
     assert_eq!(chunk.records.len(), 2);
     for (record, row) in chunk.records.iter().zip(rows) {
         assert_same(record, &symbols, &row);
@@ -157,7 +157,7 @@ fn a_scan_parses_only_the_wanted_columns() {
     let (chunk, _) = scan(text.as_bytes(), Columns::of(&["seq", "op"]), false);
     assert_eq!((chunk.records[0].seq, chunk.records[0].delta_bytes), (1, 0));
     let (chunk, _) = scan(text.as_bytes(), Columns::of(&["delta_bytes"]), false);
-    let fault = chunk.fault.unwrap();
+    let fault = &chunk.faults[0];
     assert_eq!(fault.what, "column delta_bytes: expected an integer, found \"many\"");
 }
 
@@ -169,9 +169,10 @@ fn a_fault_stops_a_strict_scan_and_is_counted_by_a_lenient_scan() {
     block.extend(b"1,2");
     let (strict, _) = scan(&block, Columns::ALL, false);
     assert_eq!((strict.records.len(), strict.skipped), (3, 1));
-    assert_eq!(strict.fault.unwrap().line, 3);
+    assert_eq!(strict.faults[0].line, 3);
     let (lenient, _) = scan(&block, Columns::ALL, true);
     assert_eq!((lenient.records.len(), lenient.skipped, lenient.lines), (4, 2, 7));
+    assert_eq!(lenient.faults.iter().map(|fault| fault.line).collect::<Vec<_>>(), [3, 6]);
 }
 
 #[test]
@@ -179,7 +180,7 @@ fn a_scan_accepts_carriage_returns_and_a_missing_last_line_end() {
     let text = String::from_utf8(lines(&[Row { name: "n", ..FULL }; 2])).unwrap();
     let windows = text.replace('\n', "\r\n");
     let (chunk, symbols) = scan(windows.trim_end().as_bytes(), Columns::ALL, false);
-    assert_eq!(chunk.fault, None);
+    assert_eq!(chunk.faults, []);
     assert_eq!(chunk.records.len(), 2);
     assert_eq!(&*symbols.get(chunk.records[0].name), "n");
 }
@@ -210,7 +211,9 @@ fn judge(scanner: &mut Scanner, block: &[u8]) -> Chunk {
             Ok(()) => chunk.records.push(record),
             Err(what) => {
                 chunk.skipped += 1;
-                chunk.fault.get_or_insert(Fault { line: number, what });
+                if chunk.faults.len() < MOST_FAULTS {
+                    chunk.faults.push(Fault { line: number, what });
+                }
                 if !scanner.lenient {
                     break;
                 }
@@ -288,12 +291,12 @@ fn every_processor_reads_what_the_csv_crate_reads() {
         for (way, scan) in IMPLEMENTATIONS.iter().enumerate() {
             let (mut scanner, mut chunk) = (scanner(), Chunk::default());
             scan(Block { scanner: &mut scanner, block: &block, chunk: &mut chunk });
-            let told = |chunk: &Chunk| (chunk.lines, chunk.skipped, chunk.fault.clone());
+            let told = |chunk: &Chunk| (chunk.lines, chunk.skipped, chunk.faults.clone());
             assert_eq!(told(&chunk), told(&expected), "round {round}, way {way}");
             assert!(chunk.records == expected.records, "round {round}, way {way}");
         }
         rows += expected.records.len();
-        faults += usize::from(expected.fault.is_some());
+        faults += usize::from(!expected.faults.is_empty());
     }
     // The inputs had both.
     assert!(rows > 5000 && faults > 250, "{rows} rows, {faults} faults");
@@ -328,7 +331,7 @@ fn every_byte_of_a_scanned_block_may_be_a_line_end() {
             let (symbols, mut chunk) = (SymbolTable::default(), Chunk::default());
             let mut scanner = Scanner::new(Wanted::all_events(Columns::ALL), COLUMNS.len(), false, symbols);
             scan(Block { scanner: &mut scanner, block: &block, chunk: &mut chunk });
-            assert_eq!((chunk.records.len(), chunk.lines), (2, ends as u64 + 2), "{:?}", chunk.fault);
+            assert_eq!((chunk.records.len(), chunk.lines), (2, ends as u64 + 2), "{:?}", chunk.faults);
             assert_eq!(chunk.records[0], chunk.records[1]);
         }
     }
@@ -341,7 +344,7 @@ fn a_scan_keeps_a_quote_before_the_end_of_a_strip() {
     for gap in 1..8 {
         let block = format!("{}\n{quoted}{row}", "x".repeat(STRIP - 1 - gap));
         let (chunk, _) = scan(block.as_bytes(), Columns::ALL, true);
-        assert_eq!((chunk.records.len(), chunk.skipped), (2, 1), "{gap}: {:?}", chunk.fault);
+        assert_eq!((chunk.records.len(), chunk.skipped), (2, 1), "{gap}: {:?}", chunk.faults);
         assert_eq!(chunk.records[0], chunk.records[1]);
     }
 }

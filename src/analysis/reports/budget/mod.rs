@@ -34,7 +34,7 @@ use crate::read::record::{Columns, Record};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
-use crate::render::numbers::step_or_dash;
+use crate::render::numbers::{counted, step_or_dash};
 use crate::render::numbers::{percent, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::selection::{nearest_names, no_match};
@@ -110,7 +110,7 @@ impl Report for Budget {
         printer.gap();
         printer.line([match broken {
             0 => Cell::new("all limits hold", Style::Strong),
-            n => Cell::new(format!("{n} of {} limits exceeded", json.len()), Style::Alarm),
+            n => Cell::new(format!("{n} of {} exceeded", counted(json.len() as u64, "limit")), Style::Alarm),
         }]);
         let verdict = if broken > 0 { Verdict::OverLimit } else { Verdict::Fine };
         let json = json!({ "broken": broken, "limits": json });

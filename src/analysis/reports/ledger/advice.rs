@@ -3,16 +3,16 @@
 pub(super) const ROUNDING: &str = "odd sizes: pad shapes, or roundup_power2_divisions off";
 pub(super) const PENDING: &str = "record_stream holds it: fewer side streams, or wait for them sooner";
 pub(super) const HOLES: &str =
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; memtrace frag names what pins it";
-pub(super) const CACHED: &str = "torch.cuda.empty_cache() gives it to others; torch itself uses it again";
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; memtrace frag names the pinning blocks";
+pub(super) const CACHED: &str = "torch reuses it; torch.cuda.empty_cache() returns it to the device";
 pub(super) const POOL: &str = "cudaMemPoolTrimTo, or a lower release threshold";
 pub(super) const GRAPHS: &str = "torch.cuda.graph_pool_handle() to share one pool, fewer captured shapes";
-pub(super) const CONTEXT: &str =
-    "CUDA_MODULE_LOADING=LAZY, fewer extensions; each process pays it once a GPU";
-pub(super) const OTHERS: &str = "nvidia-smi names them: end them, or another GPU by CUDA_VISIBLE_DEVICES";
-pub(super) const UNKNOWN_PROCESS: &str = "outside the container, or with --pid=host, each is told apart";
-pub(super) const UNEXPLAINED: &str =
-    "the driver's own, ECC, a display; more than 1 GiB: a process that was killed?";
+pub(super) const CONTEXT: &str = "CUDA_MODULE_LOADING=LAZY, fewer extensions; each process has one per GPU";
+pub(super) const OTHERS: &str =
+    "end them (nvidia-smi lists them), or choose another GPU with CUDA_VISIBLE_DEVICES";
+pub(super) const UNKNOWN_PROCESS: &str =
+    "run outside the container or with --pid=host to separate the processes";
+pub(super) const UNEXPLAINED: &str = "driver, ECC or a display; above 1 GiB, look for a leftover process";
 
 /// By prefix of a library's file: its common name, and the advice.
 const LIBRARIES: &[(&str, &str, &str)] = &[
@@ -29,7 +29,7 @@ const LIBRARIES: &[(&str, &str, &str)] = &[
     ("libtriton", "Triton", ""),
     ("cuda_utils", "Triton", ""),
     ("__triton", "Triton", ""),
-    ("libtorch", "torch, outside its allocator", "symmetric memory and NCCL registration take it"),
+    ("libtorch", "torch, outside its allocator", "from symmetric memory or NCCL registration"),
     ("libc10", "torch, outside its allocator", ""),
     ("libcudart", "the CUDA runtime", ""),
     ("cupy", "CuPy", "cupy.get_default_memory_pool().free_all_blocks()"),

@@ -73,7 +73,7 @@ impl Report for Ledger {
                 },
             )?;
             let Some(replayed) = replayed else { continue };
-            footer.lost += replayed.replay.counts.lost;
+            footer.add_reading(trace, &replayed);
             footer.note_inference(&replayed);
             let devices: Vec<i32> = replayed.gpus(options).map(|device| device.ordinal).collect();
             for ordinal in devices {
@@ -237,8 +237,9 @@ impl LedgerState {
         self.line("cache", "torch: cached, place unknown", cached - holes - empty, 0, advice::CACHED);
         let backend = &trace.meta.allocator.backend;
         if backend != "native" {
-            self.notes
-                .push(format!("allocator backend {backend}: what its pool holds is as of the last look"));
+            self.notes.push(format!(
+                "allocator backend {backend}: the memory of its pool is from the nearest sample"
+            ));
         }
     }
 
@@ -267,8 +268,8 @@ impl LedgerState {
         }
         if managed > 0 {
             self.notes.push(format!(
-                "{} of managed memory lie where they were touched last: what of it is on the device is in \
-                 context and modules",
+                "{} of managed memory moves between host and device; the part on the device counts as context \
+                 and modules",
                 memtrace_trace::units::Unit::Auto.show(managed)
             ));
         }
@@ -280,8 +281,8 @@ impl LedgerState {
             let context = trace.meta.phantom["context_bytes"].as_i64().unwrap_or(0);
             self.line("context", "context and modules (assumed)", context, 0, advice::CONTEXT);
             self.notes.push(
-                "nobody looked at the device (MEMTRACE_SAMPLE_MS=0, or no NVML and no driver): the context \
-                 and other processes are not known"
+                "no sample of the device (MEMTRACE_SAMPLE_MS=0, or neither NVML nor a driver): the CUDA context \
+                 and other processes are unknown"
                     .to_owned(),
             );
             return;
@@ -298,8 +299,8 @@ impl LedgerState {
         self.line(group, rest.unexplained_name(), rest.unexplained.unwrap_or(0), 0, advice);
         if rest.context.is_none() {
             self.notes.push(
-                "which process of the device this one is cannot be told (a PID namespace, or no NVML): see \
-                 the last row"
+                "NVML does not identify this process (a PID namespace, or no NVML): the last row includes its \
+                 context"
                     .to_owned(),
             );
         }

@@ -147,6 +147,6 @@ impl Memories {
 }
 
 /// Printed when the memory of the calls is unknown.
-pub(super) const NO_IO: &str = "this trace has no inputs and outputs of calls (MEMTRACE_OPS=io records \
+pub(super) const NO_IO: &str = "no inputs and outputs of calls in this trace (MEMTRACE_OPS=io records \
     them); parameters and buffers are those that are tagged, and a tied weight belongs to the module that \
     has it first";

@@ -27,6 +27,7 @@ use crate::read::input::Input;
 use crate::read::record::Columns;
 use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
+use crate::render::numbers::counted;
 use crate::render::printer::Printer;
 use crate::state::group;
 use crate::state::replay::Metric;
@@ -110,10 +111,14 @@ impl Report for Modules {
                 footer.notes.push(OUTER_OPS.to_owned());
             }
             if tracker.open_calls() > 0 {
-                footer.notes.push(format!("{} module ranges were never closed", tracker.open_calls()));
+                footer
+                    .notes
+                    .push(format!("{} without an end", counted(tracker.open_calls() as u64, "module range")));
             }
             if tracker.unmatched > 0 {
-                footer.notes.push(format!("{} ends of ranges that were not open", tracker.unmatched));
+                footer
+                    .notes
+                    .push(format!("{} without a begin", counted(tracker.unmatched as u64, "range end")));
             }
             process_heading(&mut printer, input, index);
             tracker.print(&mut printer, options);

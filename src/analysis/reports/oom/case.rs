@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use crate::options::Options;
 use crate::read::record::Record;
 use crate::read::stream::TraceFile;
-use crate::render::numbers::step_or_dash;
-use crate::render::numbers::{count, duration};
+use crate::render::numbers::duration;
+use crate::render::numbers::{counted, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::layout::Layout;
 use crate::state::replay::Replay;
@@ -189,7 +189,7 @@ impl<'a> OomCase<'a> {
             OomCause::TooBig => (
                 "too big",
                 format!(
-                    "{request} more than the {} that are live do not fit, in whatever pieces",
+                    "{request} does not fit beside {} of live blocks, even without fragmentation",
                     units.show(self.allocated)
                 ),
                 vec![
@@ -201,22 +201,21 @@ impl<'a> OomCase<'a> {
             OomCause::Fragmented => (
                 "fragmentation",
                 format!(
-                    "{} are free in torch's cache and {} on the device, but the largest piece has {} and \
-                     {request} are needed",
+                    "{} is free in torch's cache and {} on the device, but the largest piece has {}, and \
+                     {request} is needed",
                     units.show(self.cached()),
                     self.room_text(units),
                     units.show(self.largest_hole)
                 ),
                 vec![
                     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-                    "free or move what pins the segments: memtrace frag names it",
+                    "free the blocks that pin segments: memtrace frag names them",
                 ],
             ),
             OomCause::Outside => (
                 "outside torch",
                 format!(
-                    "{} on the device belong to others than torch's allocator; without them {request} would \
-                     fit",
+                    "{} of the device's memory is outside torch's allocator; without it, {request} would fit",
                     units.show(self.outside + self.unknown)
                 ),
                 vec![
@@ -227,8 +226,11 @@ impl<'a> OomCase<'a> {
             ),
             OomCause::Limited => (
                 "a limit",
-                format!("{} are free on the device; torch was told to leave them", self.room_text(units)),
-                vec!["raise torch.cuda.set_per_process_memory_fraction, or take it out"],
+                format!(
+                    "{} is free on the device, but a limit of torch forbids its use",
+                    self.room_text(units)
+                ),
+                vec!["raise or remove the limit: torch.cuda.set_per_process_memory_fraction"],
             ),
         }
     }
@@ -242,7 +244,7 @@ impl<'a> OomCase<'a> {
             printer.plain(format!("  {line}"));
         }
         if self.ooms > 1 {
-            printer.plain(format!("the last of {} OOMs", count(self.ooms)));
+            printer.plain(format!("the last of {}", counted(self.ooms, "OOM")));
         }
         printer.gap();
         let (name, because, tries) = self.verdict(units);
@@ -265,7 +267,7 @@ impl<'a> OomCase<'a> {
         let largest = units.show(self.largest_hole);
         line(
             self.cached(),
-            format!("free in its cache: {} usable pieces, largest {largest}", count(holes as u64)),
+            format!("free in its cache: {}, largest {largest}", counted(holes as u64, "usable piece")),
         );
         line(self.outside, "outside torch's allocator, in traced calls".to_owned());
         if self.unknown > 0 {

@@ -63,7 +63,7 @@ impl Report for Oom {
             case.print(&mut printer, options);
             holders(&mut printer, &replayed, row.device, options);
             footer.note_inference(&replayed);
-            footer.lost += replayed.replay.counts.lost;
+            footer.add_reading(trace, &replayed);
             footer.add_share(&replayed, row.device);
             cases.push(case.json(&replayed));
         }

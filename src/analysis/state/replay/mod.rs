@@ -158,8 +158,8 @@ impl Replay {
     /// Takes the next row.
     pub fn feed(&mut self, row: &Record) {
         if self.seq + 1 != row.seq && self.counts.rows > 0 {
-            self.problems.seq_gaps += 1;
             let last = self.seq;
+            self.problems.gap(last, row.seq);
             self.problems.example(|| format!("seq {} follows {last}", row.seq));
         }
         self.freed = None;

@@ -17,7 +17,7 @@ fn replay(trace: &[u8], window: Window, tracked: Metric) -> (Replay, SymbolTable
     let width = memtrace_trace::columns::COLUMNS.len();
     Scanner::new(Wanted::all_events(Columns::ALL), width, false, symbols.clone())
         .scan(&trace[header + 1..], &mut chunk);
-    assert_eq!(chunk.fault, None);
+    assert_eq!(chunk.faults, []);
     let mut replay = Replay::new(&symbols, window, tracked).checking();
     for record in &chunk.records {
         replay.feed(record);
@@ -30,8 +30,9 @@ fn allocated(trace: &[u8]) -> Replay {
 }
 
 fn clean(replay: &Replay) {
-    let Problems { seq_gaps, totals, unmatched_frees, double_allocs, wrong_sizes, unfinished, examples } =
-        &replay.problems;
+    let Problems { seq_gaps, missing_rows, first_gap, totals, unmatched_frees, .. } = &replay.problems;
+    let Problems { double_allocs, wrong_sizes, unfinished, examples, .. } = &replay.problems;
+    assert_eq!((*missing_rows, *first_gap), (0, None));
     assert_eq!((*seq_gaps, *totals, *unmatched_frees, *double_allocs, *wrong_sizes), (0, 0, 0, 0, 0));
     assert!(!unfinished);
     assert!(examples.is_empty());

@@ -37,6 +37,7 @@ impl State {
 }
 
 /// One line of the answer.
+#[derive(PartialEq, Eq)]
 pub(super) struct Finding {
     pub(super) subject: &'static str,
     pub(super) state: State,
@@ -72,7 +73,11 @@ impl Findings {
         message: impl Into<String>,
         advice: impl Into<String>,
     ) {
-        self.list.push(Finding { subject, state, message: message.into(), advice: advice.into() });
+        let finding = Finding { subject, state, message: message.into(), advice: advice.into() };
+        // Several checks may find the same.
+        if !self.list.contains(&finding) {
+            self.list.push(finding);
+        }
     }
 
     pub(super) fn ok(&mut self, subject: &'static str, message: impl Into<String>) {

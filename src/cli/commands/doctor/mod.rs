@@ -87,7 +87,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         let answer = json!({ "works": works, "findings": list, "phantom_answers": answers });
         stdout.write_all(terminal::json_text(&answer).as_bytes())?;
     } else {
-        let mut page = Printer::new(terminal::use_colour("auto", &stdout), None);
+        let mut page = Printer::new(terminal::use_colour("auto", &stdout), terminal::width(&stdout));
         let mut table = Table::new(&[("", Side::Left), ("", Side::Left), ("", Side::Left)]);
         for finding in &findings.list {
             table.row([

@@ -1,5 +1,6 @@
 //! Checks the answers of the probe about torch and the device.
 
+use memtrace_trace::counts::counted;
 use memtrace_trace::units::Unit;
 use serde_json::Value;
 
@@ -104,52 +105,64 @@ fn check_phantom_answers(findings: &mut Findings, answers: &Value) {
     let names = |kind: &str| -> Vec<&str> {
         answers[kind].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
     };
-    for (kind, meaning) in [
-        ("real", "functions behave as in the real library, as far as memory is concerned"),
-        ("success", "functions succeed and compute nothing, because only a real device could"),
-        ("guess", "functions return an estimate"),
-        ("unsupported", "functions are refused, and the refusal names them"),
-        ("passed", "patterns of functions are left to the real library"),
+    for (kind, noun, meaning) in [
+        ("real", "function", "with the memory effects of the real library"),
+        ("success", "function", "with a status of success and no computation"),
+        ("guess", "function", "with estimated results"),
+        ("unsupported", "function", "refused by name"),
+        ("passed", "name pattern", "passed to the real library"),
     ] {
         let all = names(kind);
-        let shown = if kind == "guess" { format!(": {}", all.join(", ")) } else { String::new() };
-        findings.add("answers", State::Note, format!("{} {meaning}{shown}", all.len()), "");
+        let shown = if kind == "guess" { format!(": {}", first_names(&all)) } else { String::new() };
+        let counted = counted(all.len() as u64, noun);
+        findings.add("answers", State::Note, format!("{counted} {meaning}{shown}"), "");
     }
     let (missing, wanted) = (names("missing"), names("wanted").len());
     findings.check(
         "answers",
         missing.is_empty(),
-        format!("none of the {wanted} functions that this torch imports is missing; --json lists them"),
+        format!("all {wanted} functions that this torch imports are answered; --json lists them"),
         (
             State::Degraded,
             &format!(
-                "of the {wanted} functions that this torch imports, these are missing: {}",
-                missing.join(", ")
+                "{} of the {wanted} functions that this torch imports have no answer: {}",
+                missing.len(),
+                first_names(&missing)
             ),
-            "a program that calls one of them ends there; please report this version of torch",
+            "a program that calls one of them ends there; --json lists all; please report this version of torch",
         ),
     );
+}
+
+/// The first few of a list of names, and the number of the others.
+fn first_names(names: &[&str]) -> String {
+    const SHOWN: usize = 6;
+    let shown = names[..names.len().min(SHOWN)].join(", ");
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more; --json lists them"),
+    }
 }
 
 /// Without a device: checks that torch exports the symbols that the hooks need.
 pub(super) fn check_symbols(findings: &mut Findings, probe: &Value) {
     for (subject, symbol, hook, effect) in [
         ("reports", "blocks", "the caching allocator's reports", "blocks are not traced"),
-        ("ooms", "ooms", "its reports of OOMs", "OOMs are not traced"),
+        ("ooms", "ooms", "its OOM reports", "OOMs are not traced"),
         ("requested", "allocator", "the allocator's requests", "requested_bytes is -1"),
         ("streams", "streams", "the current stream", "stream is 0"),
-        ("ops", "ops", "callbacks of ops", "ops are not traced"),
-        ("ops", "op_names", "names of ops", "ops are not traced"),
+        ("ops", "ops", "op callbacks", "ops are not traced"),
+        ("ops", "op_names", "op names", "ops are not traced"),
     ] {
         let state = if symbol == "blocks" { State::Missing } else { State::Degraded };
         let there = probe["symbols"][symbol] == true;
         findings.check(
             subject,
             there,
-            format!("torch has the symbol for {hook}"),
+            format!("torch exports {hook}"),
             (
                 state,
-                &format!("torch lacks the symbol for {hook}, so {effect}"),
+                &format!("torch does not export {hook}, so {effect}"),
                 "please report this version of torch",
             ),
         );

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Result;
+use memtrace_trace::counts::counted;
 use memtrace_trace::csv::RowReader;
 use memtrace_trace::{EventName, Meta};
 use serde_json::Value;
@@ -54,14 +55,15 @@ impl TraceCounts {
 /// Checks the trace of the training step, feature by feature.
 pub(super) fn check_trace(findings: &mut Findings, counts: &TraceCounts, probe: &Value) {
     let allocs = counts.of(EventName::Alloc);
-    let show = |count: u64, have: &str| format!("{count} of {allocs} blocks {have}");
+    let show = |count: u64, have: &str| format!("{count} of {} with {have}", counted(allocs, "block"));
     let reported = counts.meta.allocator.caching && counts.meta.allocator.backend == "native";
     findings.check(
         "blocks",
         allocs > 0,
         format!(
-            "the caching allocator reported {allocs} allocations and {} frees",
-            counts.of(EventName::Free)
+            "the caching allocator reported {} and {}",
+            counted(allocs, "allocation"),
+            counted(counts.of(EventName::Free), "free")
         ),
         (
             State::Missing,
@@ -73,14 +75,14 @@ pub(super) fn check_trace(findings: &mut Findings, counts: &TraceCounts, probe: 
     findings.check(
         "segments",
         segments > 0 || !reported,
-        format!("{segments} allocated from CUDA"),
+        format!("{} allocated from CUDA", counted(segments, "segment")),
         (State::Degraded, "no segment was traced", "the trace has no reserved memory"),
     );
     let fine = |count: u64| count > 0;
     findings.check(
         "requested",
         fine(counts.requested),
-        show(counts.requested, "have their requested size"),
+        show(counts.requested, "a requested size"),
         (
             State::Degraded,
             "blocks have no requested size",
@@ -90,7 +92,7 @@ pub(super) fn check_trace(findings: &mut Findings, counts: &TraceCounts, probe: 
     findings.check(
         "ops",
         fine(counts.with_op) && counts.of(EventName::Op) > 0,
-        show(counts.with_op, "have an op"),
+        show(counts.with_op, "an op"),
         (
             State::Degraded,
             "ops are not traced",
@@ -101,7 +103,7 @@ pub(super) fn check_trace(findings: &mut Findings, counts: &TraceCounts, probe: 
         findings.check(
             "io",
             counts.of(EventName::Io) > 0,
-            format!("{} reads, writes and module calls", counts.of(EventName::Io)),
+            format!("{} of reads, writes and module calls", counted(counts.of(EventName::Io), "row")),
             (
                 State::Degraded,
                 "the tensors that ops read and write are not traced",
@@ -112,7 +114,7 @@ pub(super) fn check_trace(findings: &mut Findings, counts: &TraceCounts, probe: 
     findings.check(
         "modules",
         fine(counts.with_module),
-        show(counts.with_module, "have a module"),
+        show(counts.with_module, "a module"),
         (
             State::Degraded,
             "modules are not traced",
@@ -122,13 +124,16 @@ pub(super) fn check_trace(findings: &mut Findings, counts: &TraceCounts, probe: 
     findings.check(
         "phases",
         fine(counts.backward),
-        show(counts.backward, "belong to the backward pass"),
+        format!("{} in the backward pass", counted(counts.backward, "block")),
         (State::Degraded, "the backward pass is not recognized", "mark the phases with NVTX ranges"),
     );
     findings.check(
         "tags",
         counts.of(EventName::Tag) > 0,
-        format!("{} parameters, gradients and optimizer states are tagged", counts.of(EventName::Tag) / 2),
+        format!(
+            "{} of parameters, gradients and optimizer state",
+            counted(counts.of(EventName::Tag) / 2, "tag")
+        ),
         (
             State::Degraded,
             "parameters, gradients and optimizer state are not tagged",
@@ -144,7 +149,7 @@ pub(super) fn check_trace(findings: &mut Findings, counts: &TraceCounts, probe: 
     findings.check(
         "pinned",
         counts.of(EventName::HostAlloc) > 0,
-        format!("{} allocations of pinned memory", counts.of(EventName::HostAlloc)),
+        format!("{} of pinned memory", counted(counts.of(EventName::HostAlloc), "allocation")),
         (State::Degraded, "pinned memory is not traced", ""),
     );
     check_nvtx(findings, probe, Some(counts.nvtx));

@@ -1,6 +1,6 @@
 //! The answer of `memtrace fit`, as text and as JSON.
 
-use memtrace_analysis::render::numbers::{duration, percent, share};
+use memtrace_analysis::render::numbers::{counted, duration, percent, share};
 use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
@@ -48,8 +48,9 @@ impl Answer<'_> {
         if retries > 0 {
             page.gap();
             page.plain(format!(
-                "note: the largest value fits only because the allocator emptied its cache {retries} times, \
-                 which is slow on a real device; a slightly smaller value avoids that"
+                "note: the largest value fits only because the allocator emptied its cache {}, \
+                 which is slow on a real device; a slightly smaller value avoids that",
+                counted(retries.max(0).cast_unsigned(), "time")
             ));
         }
         if self.device().is_some_and(|peak| peak.phantom) {
@@ -79,7 +80,7 @@ impl Answer<'_> {
         if let Some(peak) = self.device() {
             let mut about = format!("  {}, {}", peak.device, show(peak.capacity));
             if peak.processes > 1 {
-                about.push_str(&format!("  {} processes", peak.processes));
+                about.push_str(&format!("  {}", counted(peak.processes as u64, "process")));
             }
             cells.push(Cell::new(about, Style::Faint));
             if peak.phantom {
@@ -123,10 +124,7 @@ impl Answer<'_> {
             page.line([Cell::new("no answer: ", Style::Alarm), why.as_str().into()]);
             for trial in &self.trials {
                 let Outcome::Failed(ended, tail) = &trial.outcome else { continue };
-                page.plain(format!(
-                    "with {} it ended with {ended}; the last lines of its stderr:",
-                    trial.value
-                ));
+                page.plain(format!("value {}: {ended}; the last lines of its stderr:", trial.value));
                 for line in tail {
                     page.line([Cell::new(format!("    {line}"), Style::Faint)]);
                 }

@@ -170,18 +170,19 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
             Outcome::Fits if trial.peak.processes == 0 => {
                 let hint =
                     if plan.phantom.is_some() { "" } else { "; without a GPU, add --phantom h100-80g" };
-                stopped = Some(format!("with {value} the program allocated no GPU memory{hint}"));
+                stopped = Some(format!("with value {value} the program allocated no GPU memory{hint}"));
             }
             Outcome::Fits => search.record(index, true),
             Outcome::TooBig(_) => search.record(index, false),
             Outcome::Failed(..) => {
-                stopped = Some(format!("with {value} the program failed, but not because memory ran out"));
+                stopped =
+                    Some(format!("with value {value} the program failed for a reason other than memory"));
             }
         }
         trials.push((index, trial));
         if stopped.is_none() && search.too_big.is_none() && unchanged(&trials) {
             stopped = Some(format!(
-                "the last {UNCHANGED} values have the same peak: does the program use the value of {{}}?"
+                "the last {UNCHANGED} values have the same peak: the program does not use the value of {{}}"
             ));
         }
         if stopped.is_some() {
