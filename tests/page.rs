@@ -134,7 +134,8 @@ fn sampled_trace(blocks: usize) -> TempDir {
     trace.segment(2 << 20);
     trace.alloc(1 << 20, Row::default());
     let free = (4_i64 << 30) - (600 << 20);
-    let sample = Row { event: EventName::Sample, device: 0, device_free_bytes: free, ..Row::default() };
+    let name = &format!("total={} free={free}", 4_i64 << 30);
+    let sample = Row { event: EventName::Sample, device: 0, device_free_bytes: free, name, ..Row::default() };
     trace.change(sample, [0; 3]);
     for _ in 0..blocks {
         trace.segment(100 << 20);
