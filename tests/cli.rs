@@ -323,13 +323,17 @@ fn check_counts_all_problems_of_all_files_in_one_run() {
 
 #[test]
 fn a_cut_copy_is_not_called_a_killed_process() {
-    let mut trace = TraceBuilder::new(Meta { journal: "/dev/shm/memtrace-1-2.journal".to_owned(), ..Meta::default() });
+    let mut trace =
+        TraceBuilder::new(Meta { journal: "/dev/shm/memtrace-1-2.journal".to_owned(), ..Meta::default() });
     trace.segment(2 << 20);
     let folder = folder_with(&[("a.csv", trace.unfinished())]);
     let told = stderr(&output(&["summary", path(&folder)]));
     assert!(told.contains("its process was killed, or the file is an incomplete copy"), "{told}");
-    let meta =
-        Meta { journal: "/dev/shm/memtrace-1-2.journal".to_owned(), host: "elsewhere".to_owned(), ..Meta::default() };
+    let meta = Meta {
+        journal: "/dev/shm/memtrace-1-2.journal".to_owned(),
+        host: "elsewhere".to_owned(),
+        ..Meta::default()
+    };
     let folder = folder_with(&[("a.csv", TraceBuilder::new(meta).unfinished())]);
     let told = stderr(&output(&["summary", path(&folder)]));
     assert!(told.contains("it was copied from elsewhere before its end"), "{told}");

@@ -116,9 +116,7 @@ impl Report for Modules {
                     .push(format!("{} without an end", counted(tracker.open_calls() as u64, "module range")));
             }
             if tracker.unmatched > 0 {
-                footer
-                    .notes
-                    .push(format!("{} without a begin", counted(tracker.unmatched as u64, "range end")));
+                footer.notes.push(format!("{} without a begin", counted(tracker.unmatched, "range end")));
             }
             process_heading(&mut printer, input, index);
             tracker.print(&mut printer, options);
