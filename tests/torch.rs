@@ -13,7 +13,7 @@ use tempfile::TempDir;
 #[path = "common/torch.rs"]
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod harness;
-use harness::{Rec, Torch, exit_of, memtrace, on_every_torch, preloads, read, scripts, text, traces};
+use harness::{CARD, Rec, Torch, exit_of, memtrace, on_every_torch, preloads, read, scripts, text, traces};
 
 on_every_torch![and_of_the_matrix:
     trace_of_a_gpt_agrees_with_torch_to_the_byte,
@@ -41,7 +41,34 @@ on_every_torch![and_of_the_matrix:
     sigkill_loses_no_event,
     faults_of_the_file_system_cost_the_trace_and_not_the_program,
     out_file_never_overwrites_a_file_of_somebody_else,
+    profilers_debuggers_and_coverage_see_the_same_events_as_without_memtrace,
 ];
+
+/// The tools of `observers/observers.py`.
+const OBSERVERS: [&str; 6] = ["profile", "trace", "cprofile", "coverage", "debugger", "torch_profiler"];
+
+fn profilers_debuggers_and_coverage_see_the_same_events_as_without_memtrace(torch: &Torch) {
+    const SCRIPT: &str = "observers/observers.py";
+    // The order of sets would differ.
+    let fixed = ("PYTHONHASHSEED", "0");
+    let expected = torch.untraced_on(CARD, &[], SCRIPT, &OBSERVERS, &[fixed]).expect_success().stdout();
+    for settings in [[fixed; 2], [fixed, ("MEMTRACE_OPS", "io")], [fixed, ("MEMTRACE_STACKS", "python")]] {
+        let run = torch.trace_on(CARD, &[], SCRIPT, &OBSERVERS, &settings).expect_success();
+        assert_eq!(run.files().len(), OBSERVERS.len(), "each tool has a trace: {}", run.stderr());
+        for file in run.files() {
+            let rows = read(&file);
+            for event in ["tag", "io"] {
+                let is_wanted = event == "tag" || settings[1].1 == "io";
+                let has = rows.iter().any(|row| row.event == event);
+                assert!(has || !is_wanted, "{settings:?}: no {event} row in {}", file.display());
+            }
+        }
+        let (ours, expected) = (run.stdout(), expected.clone());
+        let difference = ours.lines().zip(expected.lines()).find(|(ours, expected)| ours != expected);
+        assert_eq!(difference, None, "{settings:?}: the first event that differs");
+        assert_eq!(ours.lines().count(), expected.lines().count(), "{settings:?}");
+    }
+}
 
 fn trace_of_a_gpt_agrees_with_torch_to_the_byte(torch: &Torch) {
     torch.verify("truth/gpt.py");

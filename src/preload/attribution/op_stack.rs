@@ -29,14 +29,6 @@ pub(crate) fn set_rows(outermost: bool, all: bool) {
     ALL_ROWS.store(all, Ordering::Relaxed);
 }
 
-/// Runs our own Python, whose ops get no rows.
-pub(crate) fn without_rows<R>(work: impl FnOnce() -> R) -> R {
-    thread::with(|state| state.is_own_python.set(true));
-    let result = work();
-    thread::with(|state| state.is_own_python.set(false));
-    result
-}
-
 /// An op begins on this thread.
 ///
 /// # Safety

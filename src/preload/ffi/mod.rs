@@ -14,4 +14,5 @@ mod own_process;
 pub(crate) mod phantom;
 pub(crate) mod symbols;
 pub(crate) mod torch;
+pub(crate) mod torch_callbacks;
 pub(crate) mod vtables;

@@ -57,3 +57,22 @@ pub(crate) fn is_grad_enabled() -> bool {
     // SAFETY: it takes nothing and reads thread-local state.
     IS_GRAD_ENABLED.get().is_none_or(|is_enabled| unsafe { is_enabled() })
 }
+
+// SAFETY: `bool at::isRecordFunctionEnabled()` in ATen/record_function.h, 2.1 to 2.15.
+static ARE_OPS_OBSERVED: Symbol<unsafe extern "C" fn() -> bool> =
+    unsafe { Symbol::new(c"_ZN2at23isRecordFunctionEnabledEv", Home::Loaded("libtorch_cpu.so")) };
+// SAFETY: `void at::enableRecordFunction(bool)`, as above.
+static OBSERVE_OPS: Symbol<unsafe extern "C" fn(bool)> =
+    unsafe { Symbol::new(c"_ZN2at20enableRecordFunctionEb", Home::Loaded("libtorch_cpu.so")) };
+
+/// Turns the reports of this thread's ops to callbacks on or off, to those of profilers and ours. Returns the
+/// previous value; `None`, and nothing is changed, when torch lacks the functions.
+pub(crate) fn observe_ops(observe: bool) -> Option<bool> {
+    let (get, set) = (ARE_OPS_OBSERVED.get()?, OBSERVE_OPS.get()?);
+    // SAFETY: both read or write a flag of the thread.
+    unsafe {
+        let before = get();
+        set(observe);
+        Some(before)
+    }
+}

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use memtrace_record::Recorder;
 
-use crate::attribution::{backward_passes, op_stack};
+use crate::attribution::backward_passes;
 use crate::ffi::cpython::{Functions, Gil, Object, Owned, PendingCall, RawObject};
-use crate::python::errors;
+use crate::python::hidden;
 use crate::runtime::guard::shielded;
 
 /// A function of the tracer, kept for as long as the process lives. Null until the tracer is installed.
@@ -44,18 +44,11 @@ impl Callback {
         let Some(function) = (unsafe { gil.borrowed(self.function.load(Ordering::Acquire)) }) else {
             return 0;
         };
-        let result = op_stack::without_rows(|| match arguments {
+        let goes_on = hidden::call(gil, self.name, || match arguments {
             Some(arguments) => function.call_with_tuple(arguments),
             None => function.call(),
         });
-        if result.is_some() {
-            return 0;
-        }
-        if !gil.is_exception_raised() {
-            return -1;
-        }
-        errors::take(gil, self.name);
-        0
+        if goes_on { 0 } else { -1 }
     }
 }
 

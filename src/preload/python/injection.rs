@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use memtrace_trace::config::{Level, Stacks};
 
-use crate::attribution::{autograd_seq, op_stack};
-use crate::ffi::cpython::{Arguments, Method};
-use crate::ffi::cpython::{Functions, Gil, Object, Owned, native_method};
+use crate::attribution::autograd_seq;
+use crate::ffi::cpython::{Arguments, Functions, Gil, Method, Object, Owned, native_method};
+use crate::python::hidden::hidden;
 use crate::python::{callbacks, errors, native};
 use crate::runtime::guard::shielded;
 use crate::runtime::{log, session, state_version};
@@ -35,7 +35,7 @@ macro_rules! source {
 
 const LOADER: Source = source!("loader");
 /// The modules of the tracer, but `native`.
-static SOURCES: [Source; 14] = [
+static SOURCES: [Source; 15] = [
     source!("failures"),
     source!("hooks"),
     source!("install"),
@@ -45,6 +45,7 @@ static SOURCES: [Source; 14] = [
     source!("module_memory"),
     source!("paths"),
     source!("start"),
+    source!("steps"),
     source!("storages"),
     source!("tags"),
     source!("torch_api"),
@@ -99,7 +100,7 @@ pub(crate) fn schedule() {
 unsafe extern "C" fn inject(_: *mut c_void) -> c_int {
     // SAFETY: a pending call runs with the GIL.
     let gil = unsafe { Gil::held() };
-    let outcome = gil.and_then(|gil| shielded(|| op_stack::without_rows(|| run(gil))));
+    let outcome = gil.and_then(|gil| shielded(|| hidden(gil, || run(gil))));
     let stage = match outcome {
         Some(Outcome::Installed) => {
             if session::session().is_some_and(|session| session.settings.modules) {

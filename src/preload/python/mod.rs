@@ -1,17 +1,23 @@
 //! The Python side: the tracer that runs inside the program's interpreter, and the functions that it calls.
 //!
 //! [`injection`] loads the tracer, whose files are in `tracer/`; `native` has the functions that the tracer
-//! calls, and [`callbacks`] those that it returns. [`module_calls`] intercepts the calls of modules,
-//! [`gradients`] and [`tags`] record the use of blocks, [`op_io`] the storages of ops, and [`errors`] counts
-//! the tracer's exceptions.
+//! calls, and [`callbacks`] those that it returns. [`module_calls`] and [`optimizer_steps`] intercept calls
+//! of the program through [`vectorcall`], [`gradients`] and [`tags`] record the use of blocks, [`op_io`] the
+//! storages of ops, and [`errors`] counts the tracer's exceptions. [`live_objects`] searches the heap.
+//!
+//! C calls the tracer through [`hidden`] alone: the profilers and debuggers of the program see nothing of it.
 //!
 //! All of them call Python through [`crate::ffi::cpython`].
 
 pub(crate) mod callbacks;
 pub(crate) mod errors;
 pub(crate) mod gradients;
+pub(crate) mod hidden;
 pub(crate) mod injection;
+pub(crate) mod live_objects;
 pub(crate) mod module_calls;
 mod native;
 pub(crate) mod op_io;
+pub(crate) mod optimizer_steps;
 pub(crate) mod tags;
+mod vectorcall;

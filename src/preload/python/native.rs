@@ -12,20 +12,23 @@ use memtrace_trace::{Api, Category};
 use crate::attribution::python_frames::{self, KnownCode, KnownFrame};
 use crate::attribution::{backward_passes, module_ranges};
 use crate::ffi::cpython::{Arguments, Gil, Method, Object, Owned, native_method};
-use crate::python::errors;
 use crate::python::gradients::record_gradients;
 use crate::python::module_calls::{self, Entered};
-use crate::python::op_io;
 use crate::python::tags::{self, Tag};
+use crate::python::{errors, hidden, live_objects, op_io, optimizer_steps};
 use crate::runtime::{log, session};
 
-static METHODS: [Method; 16] = [
+static METHODS: [Method; 20] = [
     native_method!("enter_module", module_calls::enter_module),
     native_method!("leave_module", module_calls::leave_module),
     native_method!("innermost_module", innermost_module),
     native_method!("assign_path", module_calls::assign_path),
     native_method!("forget_module", module_calls::forget_module),
     native_method!("hook_vectorcall", module_calls::hook_vectorcall),
+    native_method!("hook_step", optimizer_steps::hook_step),
+    native_method!("hide", hidden::hide),
+    native_method!("with_observed_ops", hidden::with_observed_ops),
+    native_method!("find_objects", live_objects::find_objects),
     native_method!("text_id", text_id_of),
     native_method!("record_tag", record_tag),
     native_method!("record_gradients", record_gradients),

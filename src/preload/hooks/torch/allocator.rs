@@ -156,8 +156,14 @@ unsafe extern "C-unwind" fn report_memory_usage(
                     })
             });
         });
-    } else if is_cpu(device) && wants_host_tensors() {
-        shielded(|| host_tensor(ptr as u64, size));
+    } else if is_cpu(device) {
+        // Tensors that the tracer makes to learn torch's layout: a profiler of the program does not see them.
+        if thread::with(|state| state.is_learning.get()) == Some(true) {
+            return;
+        }
+        if wants_host_tensors() {
+            shielded(|| host_tensor(ptr as u64, size));
+        }
     }
     if let Some(real) = REPORT.get() {
         // SAFETY: the caller's own arguments, passed on unchanged.

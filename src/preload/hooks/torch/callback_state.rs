@@ -7,34 +7,9 @@
 //! (`LocalCallbackManager` in ATen/record_function.cpp, 2.1 to 2.15). The program regains more time than our
 //! callbacks cost here.
 
-use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::ffi::symbols::RealFn;
-
-/// `at::RecordFunctionTLS` in ATen/record_function.h, 2.1 to 2.15: a `std::vector` of callbacks, and a flag.
-#[repr(C)]
-struct CallbackState {
-    first: *const c_void,
-    end: *const c_void,
-    room: *const c_void,
-    enabled: bool,
-}
-
-impl CallbackState {
-    /// Returns true if both states have no callbacks and the same flag.
-    fn is_as(&self, other: &CallbackState) -> bool {
-        self.first == self.end && other.first == other.end && self.enabled == other.enabled
-    }
-}
-
-// SAFETY: the signature is the one in ATen/record_function.h; a reference is passed as an address.
-static SET: RealFn<unsafe extern "C-unwind" fn(*const CallbackState)> =
-    unsafe { RealFn::new(c"_ZN2at24set_record_function_tls_ERKNS_17RecordFunctionTLSE", "libtorch") };
-
-// SAFETY: as above; it returns a reference to the thread's state.
-static GET: RealFn<unsafe extern "C-unwind" fn() -> *const CallbackState> =
-    unsafe { RealFn::new(c"_ZN2at24get_record_function_tls_Ev", "libtorch") };
+use crate::ffi::torch_callbacks::{CallbackState, GET, SET};
 
 /// True if our callbacks are installed. Without them no call is skipped.
 static INSTALLED: AtomicBool = AtomicBool::new(false);

@@ -18,6 +18,7 @@ from .failures import count
 from .module_memory import measure_call, measure_result
 from .native import ENTERED_OUTERMOST, MEMORY_UNIT, NOT_ENTERED, enter_module
 from .paths import assign_paths_on_call, root_id_of, root_of, table_by_module
+from .steps import hook_new_classes
 from .tags import (
     MAIN_THREAD,
     add_without_path,
@@ -80,6 +81,7 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
     with without_torch_function():
         # On other threads the library calls nothing when a backward is over.
         if not is_main and has_new_gradients():
+            hook_new_classes()
             tag_gradients()
         if calls <= FIRST or calls % EVERY == 0:
             tag_model(root_of(root))
@@ -99,7 +101,7 @@ def after_forward(module, output) -> None:
 
 
 def _make_before_step(is_compiling):
-    def before_step(optimizer, args, kwargs) -> None:
+    def before_step(optimizer) -> None:
         """An optimizer's step begins."""
         if is_compiling():
             return
@@ -124,7 +126,7 @@ before_step = _make_before_step(is_compiling)
 
 
 def _make_after_step(is_compiling):
-    def after_step(optimizer, args, kwargs) -> None:
+    def after_step(optimizer) -> None:
         """An optimizer's step ends."""
         if is_compiling():
             return
@@ -147,6 +149,7 @@ after_step = _make_after_step(is_compiling)
 def after_backward() -> None:
     """A backward is over. Called on the main thread."""
     try:
+        hook_new_classes()
         with without_torch_function():
             tag_gradients()
     except Exception as error:

@@ -8,6 +8,7 @@ import time
 from .hooks import after_backward, after_forward, after_step, before_forward, before_step
 from .known_objects import use_known_tensors
 from .native import MEMORY_UNIT, MODULE_PATHS, hook_vectorcall, leave_module
+from .steps import hook_steps
 from .torch_api import Module, is_compiling, nn_module, optim_optimizer, set_eval_frame
 from .uncalled import tag_everything_held, tag_registered
 
@@ -28,8 +29,9 @@ def install() -> dict:
     register_after = optim_optimizer.register_optimizer_step_post_hook
     if not hook_module_calls():
         hook_modules_globally(before_forward, is_compiling)
-    register_before(before_step)
-    register_after(after_step)
+    if not hook_steps(before_step, after_step):
+        register_before(lambda optimizer, args, kwargs, hook=before_step: hook(optimizer))
+        register_after(lambda optimizer, args, kwargs, hook=after_step: hook(optimizer))
     return {"after_backward": after_backward, "out_of_memory": tag_everything_held, "track": tag_registered}
 
 

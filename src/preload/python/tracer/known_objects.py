@@ -8,7 +8,7 @@ src/preload/attribution/autograd_seq.rs.
 from __future__ import annotations
 
 from .failures import count
-from .native import finish_op_layout, learn_tensor
+from .native import finish_op_layout, learn_tensor, with_observed_ops
 from .torch_api import is_compiling, torch, without_modes
 
 # Nodes of autograd's graph: twice as many as src/preload/attribution/autograd_seq.rs needs.
@@ -18,31 +18,38 @@ NODES = 20
 def use_known_tensors() -> None:
     """Runs ops on tensors that the library knows, so that it learns where an op's inputs lie."""
     try:
-        with without_modes(), torch.no_grad():
-            a, b = torch.zeros(7, device="cpu"), torch.zeros(11, device="cpu")
-            for tensor in (a, b):
-                storage = tensor.untyped_storage()
-                learn_tensor(tensor._cdata, storage._cdata, storage.data_ptr(), storage.nbytes())
-            b.resize_(7)
-            a.add_(b)
-            a.view(7)
-            torch.add(a, b, out=torch.zeros(7, device="cpu"))
-            torch.cat([a, b])
+        with_observed_ops(_run_ops)
     except Exception as error:
         # An op that the program overrides, or a torch that lacks one.
         count("ops on known tensors", error)
     finish_op_layout()
 
 
+def _run_ops() -> None:
+    with without_modes(), torch.no_grad():
+        a, b = torch.zeros(7, device="cpu"), torch.zeros(11, device="cpu")
+        for tensor in (a, b):
+            storage = tensor.untyped_storage()
+            learn_tensor(tensor._cdata, storage._cdata, storage.data_ptr(), storage.nbytes())
+        b.resize_(7)
+        a.add_(b)
+        a.view(7)
+        torch.add(a, b, out=torch.zeros(7, device="cpu"))
+        torch.cat([a, b])
+
+
 def make_graph_nodes() -> None:
     """Makes nodes of autograd's graph, so that the library learns where their sequence numbers lie."""
     try:
-        if is_compiling():
-            return
-        with without_modes(), torch.enable_grad():
-            node = torch.zeros(1, device="cpu", requires_grad=True)
-            for _ in range(NODES):
-                node = node.neg()
+        if not is_compiling():
+            with_observed_ops(_make_nodes)
     except Exception as error:
         # As above.
         count("nodes of autograd's graph", error)
+
+
+def _make_nodes() -> None:
+    with without_modes(), torch.enable_grad():
+        node = torch.zeros(1, device="cpu", requires_grad=True)
+        for _ in range(NODES):
+            node = node.neg()

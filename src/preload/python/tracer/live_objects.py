@@ -1,43 +1,26 @@
 """Searches for objects by type among those that the garbage collector tracks.
 
-A search walks every object of the program, so it is limited in time and number, and callers limit how often
-they do it.
+A search walks every object of the program, so callers limit how often they do it, and a program with too many
+objects is not searched.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-import time
 
+from .native import find_objects
 from .torch_api import Module
 
-# Seconds of this thread's CPU time: with the wall clock, a busy machine would change what is found.
-TIME_LIMIT = 0.5
-# Objects. With more, `gc.get_objects` alone takes longer than TIME_LIMIT.
+# Objects: a search of so many takes about half a second. A limit in time would depend on the load.
 OBJECT_LIMIT = 20_000_000
 
 
-def live_objects(kinds) -> tuple[list, bool]:
-    """The live objects of these types, and whether the search reached the end within its limits.
-
-    Only their types are looked at: attribute access on an arbitrary object may run code of the program.
-    """
-    found: list = []
+def live_objects(*kinds) -> list:
+    """The live objects of these types; none when the program has too many objects to search."""
     if sys.getallocatedblocks() > OBJECT_LIMIT:
-        return found, False
-    is_wanted: dict[type, bool] = {}
-    deadline = time.thread_time() + TIME_LIMIT
-    for count, thing in enumerate(gc.get_objects()):
-        if count % 4096 == 0 and time.thread_time() > deadline:
-            return found, False
-        kind = type(thing)
-        wanted = is_wanted.get(kind)
-        if wanted is None:
-            wanted = is_wanted[kind] = issubclass(kind, kinds)
-        if wanted:
-            found.append(thing)
-    return found, True
+        return []
+    return find_objects(gc.get_objects, *kinds)
 
 
 def children(module) -> list:
@@ -58,7 +41,7 @@ def outermost_module(module):
         return module
     _searches_left -= 1
     parents: dict[int, object] = {}
-    for other in live_objects(Module)[0]:
+    for other in live_objects(Module):
         for child in children(other):
             parents.setdefault(id(child), other)
     visited = {id(module)}

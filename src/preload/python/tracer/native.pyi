@@ -45,6 +45,27 @@ def hook_vectorcall(
     """Calls `before` and `after` around each call of `function`, a Python function whose object takes
     `object_size` bytes. False when this interpreter does not allow it; nothing is changed then."""
 
+def hook_step(
+    function: object,
+    object_size: int,
+    before: Callable[[Any], None],
+    after: Callable[[Any], None],
+) -> bool:
+    """Calls `before` and `after` around each call of `function`, with its first argument. False when this
+    interpreter does not allow it or the function is hooked already; nothing is changed then."""
+
+# The program's own tools
+
+def hide(function: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A function that C code of Python calls (of a weak reference, or at exit) and that calls `function`, unseen
+    by the program's profilers and debuggers."""
+
+def with_observed_ops(function: Callable[[], None]) -> None:
+    """Calls a function whose ops the library sees, and the program's profilers do not."""
+
+def find_objects(get_objects: Callable[[], list], *kinds: type) -> list:
+    """The live objects of these types that the garbage collector tracks. `get_objects` is that of `gc`."""
+
 # Tags
 
 def text_id(text: str) -> int: ...

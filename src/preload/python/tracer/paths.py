@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 
 from .live_objects import outermost_module
-from .native import assign_path, forget_module, innermost_module
+from .native import assign_path, forget_module, hide, innermost_module
 from .wrappers import class_name, join, unwrap
 
 _references: dict[int, weakref.ref] = {}
@@ -60,7 +60,7 @@ def root_of(module):
 def _assign_path(module, path: str, root_id: int) -> None:
     module_id = id(module)
     if module_id not in _references:
-        _references[module_id] = weakref.ref(module, lambda _: _forget(module_id))
+        _references[module_id] = weakref.ref(module, hide(lambda _: _forget(module_id)))
     _paths[module_id], _root_ids[module_id] = path, root_id
     assign_path(module, path)
 

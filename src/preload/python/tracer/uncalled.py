@@ -35,9 +35,7 @@ def _is_unknown(root) -> bool:
 
 def name_uncalled_models() -> None:
     """Gives models that nobody has called their paths and tags."""
-    modules, are_all = live_objects(Module)
-    if not are_all:
-        return
+    modules = live_objects(Module)
     inside = {id(child) for module in modules for child in children(module)}
     for root in modules:
         try:
@@ -61,7 +59,7 @@ def tag_everything_held() -> None:
     try:
         with without_torch_function():
             modules, optimizers = [], []
-            for thing in live_objects((Module, Optimizer))[0]:
+            for thing in live_objects(Module, Optimizer):
                 (modules if issubclass(type(thing), Module) else optimizers).append(thing)
             inside = {id(child) for module in modules for child in children(module)}
             for root in modules:

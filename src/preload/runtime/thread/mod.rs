@@ -23,6 +23,8 @@ pub(crate) struct ThreadState {
     pub(crate) ops: RefCell<RunningOps>,
     /// True if memtrace's own Python is running. Its ops get no rows.
     pub(crate) is_own_python: Cell<bool>,
+    /// True while that Python runs ops on tensors of its own, to learn torch's layout.
+    pub(crate) is_learning: Cell<bool>,
     /// The bytes that the thread is requesting from torch's allocator; -1 outside the allocator.
     pub(crate) requested: Cell<i64>,
     /// True if the thread is inside an allocator that reports no blocks.
@@ -41,6 +43,7 @@ thread_local! {
             ranges: OpenRanges::new(),
             ops: RefCell::new(RunningOps::new()),
             is_own_python: Cell::new(false),
+            is_learning: Cell::new(false),
             requested: Cell::new(-1),
             unreported: Cell::new(false),
             pool: Cell::new(0),

@@ -4,52 +4,33 @@
 //! looked up by its name, once. The required ones belong to the stable ABI or have had the same type in all
 //! these versions.
 //!
+//! A function that may run Python code unwinds where Python ends a daemon thread that waits for the
+//! interpreter.
+//!
 //! A [`Gil`] stands for the right to call them. [`Object`] is a borrowed reference and [`Owned`] one of ours.
 //! Where a function returns `None`, Python has raised an exception, which the caller clears, fetches or
 //! leaves to its own caller.
+
+mod native;
+mod objects;
+mod tracing;
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
 use std::sync::OnceLock;
 
+pub(crate) use native::{Arguments, Method, answer, native_method};
+pub(crate) use objects::{Object, Owned};
+pub(crate) use tracing::Suspended;
+
 use crate::ffi::symbols::{c_name, find_global, function};
-use crate::runtime::guard::shielded;
+use tracing::Tracing;
 
 /// A `PyObject *`, as C functions take and return it.
 pub(crate) type RawObject = *mut c_void;
 /// The argument of `Py_AddPendingCall`: returns 0, or -1 with an exception set.
 pub(crate) type PendingCall = unsafe extern "C" fn(*mut c_void) -> c_int;
-/// `PyCFunctionFast`: self, the arguments, their number.
-pub(crate) type FastFunction = unsafe extern "C" fn(RawObject, *const RawObject, isize) -> RawObject;
-
-/// `PyMethodDef`.
-#[repr(C)]
-pub(crate) struct Method {
-    name: *const c_char,
-    function: FastFunction,
-    flags: c_int,
-    doc: *const c_char,
-}
-
-// SAFETY: the pointers are those of literals, which never change.
-unsafe impl Sync for Method {}
-
-impl Method {
-    /// A function that Python calls with positional arguments; [`native_method`] makes one from a Rust
-    /// function.
-    pub(crate) const fn new(name: &'static CStr, function: FastFunction) -> Method {
-        const METH_FASTCALL: c_int = 0x80;
-        Method { name: name.as_ptr(), function, flags: METH_FASTCALL, doc: std::ptr::null() }
-    }
-
-    /// The name in Python.
-    pub(crate) fn name(&self) -> &'static CStr {
-        // SAFETY: the name that `new` was given.
-        unsafe { CStr::from_ptr(self.name) }
-    }
-}
-
 /// Declares the functions of the API: a field, the symbol behind it, and its type in Python's headers.
 macro_rules! functions {
     (
@@ -65,6 +46,7 @@ macro_rules! functions {
             )*
             none: RawObject,
             exception: RawObject,
+            tracing: Option<Tracing>,
         }
 
         impl Functions {
@@ -75,6 +57,7 @@ macro_rules! functions {
                         $($field: function(find_global(c_name(concat!($symbol, "\0"))))?,)*
                         $($maybe: function(find_global(c_name(concat!($maybe_symbol, "\0")))),)*
                         none: NonNull::new(find_global(c"_Py_NoneStruct"))?.as_ptr(),
+                        tracing: Tracing::find(),
                         // A variable, which is set before the interpreter runs anything.
                         exception: *NonNull::new(find_global(c"PyExc_Exception"))?
                             .cast::<RawObject>()
@@ -90,14 +73,16 @@ functions! {
     required {
         inc_ref: "Py_IncRef" as unsafe extern "C" fn(RawObject),
         dec_ref: "Py_DecRef" as unsafe extern "C" fn(RawObject),
+        is_subtype: "PyType_IsSubtype" as unsafe extern "C" fn(RawObject, RawObject) -> c_int,
+        current_thread: "PyThreadState_Get" as unsafe extern "C" fn() -> RawObject,
         type_of: "PyObject_Type" as unsafe extern "C" fn(RawObject) -> RawObject,
         is_true: "PyObject_IsTrue" as unsafe extern "C" fn(RawObject) -> c_int,
         string_of: "PyObject_Str" as unsafe extern "C" fn(RawObject) -> RawObject,
-        attribute: "PyObject_GetAttr" as unsafe extern "C" fn(RawObject, RawObject) -> RawObject,
-        call: "PyObject_CallObject" as unsafe extern "C" fn(RawObject, RawObject) -> RawObject,
-        call_with: "PyObject_CallFunctionObjArgs" as unsafe extern "C" fn(RawObject, ...) -> RawObject,
+        attribute: "PyObject_GetAttr" as unsafe extern "C-unwind" fn(RawObject, RawObject) -> RawObject,
+        call: "PyObject_CallObject" as unsafe extern "C-unwind" fn(RawObject, RawObject) -> RawObject,
+        call_with: "PyObject_CallFunctionObjArgs" as unsafe extern "C-unwind" fn(RawObject, ...) -> RawObject,
         call_method: "PyObject_CallMethodObjArgs"
-            as unsafe extern "C" fn(RawObject, RawObject, ...) -> RawObject,
+            as unsafe extern "C-unwind" fn(RawObject, RawObject, ...) -> RawObject,
         integer_from: "PyLong_FromLong" as unsafe extern "C" fn(c_long) -> RawObject,
         integer_as_size: "PyLong_AsSize_t" as unsafe extern "C" fn(RawObject) -> usize,
         text_from: "PyUnicode_InternFromString" as unsafe extern "C" fn(*const c_char) -> RawObject,
@@ -117,7 +102,7 @@ functions! {
             as unsafe extern "C" fn(*const Method, RawObject, RawObject) -> RawObject,
         builtins: "PyEval_GetBuiltins" as unsafe extern "C" fn() -> RawObject,
         compile: "Py_CompileString" as unsafe extern "C" fn(*const c_char, *const c_char, c_int) -> RawObject,
-        evaluate: "PyEval_EvalCode" as unsafe extern "C" fn(RawObject, RawObject, RawObject) -> RawObject,
+        evaluate: "PyEval_EvalCode" as unsafe extern "C-unwind" fn(RawObject, RawObject, RawObject) -> RawObject,
         error_occurred: "PyErr_Occurred" as unsafe extern "C" fn() -> RawObject,
         error_matches: "PyErr_ExceptionMatches" as unsafe extern "C" fn(RawObject) -> c_int,
         error_clear: "PyErr_Clear" as unsafe extern "C" fn(),
@@ -130,12 +115,18 @@ functions! {
         vectorcall_of: "PyVectorcall_Function" as unsafe extern "C" fn(RawObject) -> *mut c_void,
         set_vectorcall: "PyFunction_SetVectorcall" as unsafe extern "C" fn(RawObject, Vectorcall),
         thread_state: "PyGILState_GetThisThreadState" as unsafe extern "C" fn() -> *const usize,
+        collector_off: "PyGC_Disable" as unsafe extern "C" fn() -> c_int,
+        collector_on: "PyGC_Enable" as unsafe extern "C" fn() -> c_int,
+        visit_objects: "PyUnstable_GC_VisitObjects" as unsafe extern "C" fn(Visitor, *mut c_void),
         line_of_code: "PyCode_Addr2Line" as unsafe extern "C" fn(*const usize, c_int) -> c_int,
         text_length: "PyUnicode_GetLength" as unsafe extern "C" fn(*const usize) -> isize,
         text_as_ucs4: "PyUnicode_AsUCS4"
             as unsafe extern "C" fn(*const usize, *mut u32, isize, c_int) -> *mut u32,
     }
 }
+
+/// `gcvisitobjects_t`: returns 0 to end the visits.
+pub(crate) type Visitor = unsafe extern "C" fn(RawObject, *mut c_void) -> c_int;
 
 /// `vectorcallfunc`: the function, its arguments, their number, the names of the keyword arguments behind
 /// them.
@@ -270,6 +261,12 @@ impl Gil {
         unsafe { self.owned((self.functions.function_new)(method, null_mut(), null_mut())) }
     }
 
+    /// A function that calls `method` with `bound`, which the function keeps alive, as its `self`.
+    pub(crate) fn new_bound_function(self, method: &'static Method, bound: Object<'_>) -> Option<Owned> {
+        // SAFETY: as above; Python takes a reference of its own to `bound`.
+        unsafe { self.owned((self.functions.function_new)(method, bound.raw(), null_mut())) }
+    }
+
     /// The built-ins of this thread's interpreter, a dict.
     pub(crate) fn builtins(self) -> Option<Owned> {
         // SAFETY: a borrowed reference, whose object lives as long as the interpreter.
@@ -346,320 +343,3 @@ impl Error {
         (name.unwrap_or_else(|| "exception".to_owned()), text.unwrap_or_default())
     }
 }
-
-/// A borrowed reference to an object that lives for `'a`.
-#[derive(Clone, Copy)]
-pub(crate) struct Object<'a> {
-    pointer: NonNull<c_void>,
-    gil: Gil,
-    alive: PhantomData<&'a ()>,
-}
-
-impl<'a> Object<'a> {
-    /// The pointer, for functions of C.
-    #[inline]
-    pub(crate) fn raw(self) -> RawObject {
-        self.pointer.as_ptr()
-    }
-
-    /// The `id` of the object.
-    #[inline]
-    pub(crate) fn id(self) -> usize {
-        self.pointer.as_ptr() as usize
-    }
-
-    /// Returns true if it is the same object.
-    #[inline]
-    pub(crate) fn is(self, other: Object<'_>) -> bool {
-        self.pointer == other.pointer
-    }
-
-    /// Returns true if it is `None`.
-    #[inline]
-    pub(crate) fn is_none(self) -> bool {
-        self.is(self.gil.none())
-    }
-
-    /// A reference of ours to the same object.
-    pub(crate) fn to_owned(self) -> Owned {
-        // SAFETY: the object is alive.
-        unsafe { (self.gil.functions.inc_ref)(self.raw()) };
-        Owned { pointer: self.pointer, gil: self.gil }
-    }
-
-    /// The type of the object.
-    pub(crate) fn kind(self) -> Option<Owned> {
-        // SAFETY: the object is alive; a new reference.
-        unsafe { self.gil.owned((self.gil.functions.type_of)(self.raw())) }
-    }
-
-    /// The attribute of this name.
-    #[inline]
-    pub(crate) fn attribute(self, name: Object<'_>) -> Option<Owned> {
-        // SAFETY: both objects are alive; a new reference.
-        unsafe { self.gil.owned((self.gil.functions.attribute)(self.raw(), name.raw())) }
-    }
-
-    /// Calls it without arguments.
-    #[inline]
-    pub(crate) fn call(self) -> Option<Owned> {
-        // SAFETY: the object is alive; null ends the arguments; a new reference.
-        unsafe { self.gil.owned((self.gil.functions.call_with)(self.raw(), null_mut::<c_void>())) }
-    }
-
-    /// Calls it with one argument.
-    pub(crate) fn call_with(self, argument: Object<'_>) -> Option<Owned> {
-        // SAFETY: both objects are alive; null ends the arguments; a new reference.
-        unsafe {
-            self.gil.owned((self.gil.functions.call_with)(self.raw(), argument.raw(), null_mut::<c_void>()))
-        }
-    }
-
-    /// Calls it with the arguments of a tuple.
-    pub(crate) fn call_with_tuple(self, arguments: Object<'_>) -> Option<Owned> {
-        // SAFETY: both objects are alive; a new reference.
-        unsafe { self.gil.owned((self.gil.functions.call)(self.raw(), arguments.raw())) }
-    }
-
-    /// Calls its method of this name without arguments.
-    #[inline]
-    pub(crate) fn call_method(self, name: Object<'_>) -> Option<Owned> {
-        // SAFETY: both objects are alive; null ends the arguments; a new reference.
-        unsafe {
-            self.gil.owned((self.gil.functions.call_method)(self.raw(), name.raw(), null_mut::<c_void>()))
-        }
-    }
-
-    /// Returns true if it is true; `false` also when that raised.
-    #[inline]
-    pub(crate) fn is_true(self) -> bool {
-        // SAFETY: the object is alive.
-        unsafe { (self.gil.functions.is_true)(self.raw()) == 1 }
-    }
-
-    /// `str(self)`.
-    pub(crate) fn string(self) -> Option<Owned> {
-        // SAFETY: the object is alive; a new reference.
-        unsafe { self.gil.owned((self.gil.functions.string_of)(self.raw())) }
-    }
-
-    /// The value of an integer; `None`, with an exception, for another object and for one out of range.
-    #[inline]
-    pub(crate) fn to_size(self) -> Option<usize> {
-        // SAFETY: the object is alive.
-        let size = unsafe { (self.gil.functions.integer_as_size)(self.raw()) };
-        // SAFETY: the GIL is held.
-        (size != usize::MAX || unsafe { (self.gil.functions.error_occurred)() }.is_null()).then_some(size)
-    }
-
-    /// The characters of a text; `None`, with an exception, for another object.
-    pub(crate) fn to_text(self) -> Option<&'a str> {
-        let mut length = 0;
-        // SAFETY: the object is alive.
-        let bytes = unsafe { (self.gil.functions.text_as_utf8)(self.raw(), &raw mut length) };
-        if bytes.is_null() {
-            return None;
-        }
-        // SAFETY: Python keeps the UTF-8 form of a text with the object, which lives for `'a`.
-        std::str::from_utf8(unsafe { std::slice::from_raw_parts(bytes, length as usize) }).ok()
-    }
-
-    /// The length of a list; 0 for another object.
-    pub(crate) fn list_size(self) -> usize {
-        // SAFETY: the object is alive.
-        let size = unsafe { (self.gil.functions.list_size)(self.raw()) };
-        usize::try_from(size).unwrap_or_else(|_| {
-            self.gil.clear_error();
-            0
-        })
-    }
-
-    /// An item of a list.
-    ///
-    /// # Safety
-    /// Nobody changes the list for `'a`.
-    #[inline]
-    pub(crate) unsafe fn list_item(self, index: usize) -> Option<Object<'a>> {
-        // SAFETY: the object is alive; a borrowed reference, which the list keeps by the contract.
-        unsafe { self.gil.borrowed((self.gil.functions.list_item)(self.raw(), index as isize)) }
-    }
-
-    /// Appends to a list; `false` when that raised.
-    pub(crate) fn append(self, item: Object<'_>) -> bool {
-        // SAFETY: both objects are alive.
-        unsafe { (self.gil.functions.list_append)(self.raw(), item.raw()) == 0 }
-    }
-
-    /// An item of a tuple.
-    #[inline]
-    pub(crate) fn tuple_item(self, index: usize) -> Option<Object<'a>> {
-        // SAFETY: the object is alive; a borrowed reference, which the tuple keeps for as long as it lives.
-        unsafe { self.gil.borrowed((self.gil.functions.tuple_item)(self.raw(), index as isize)) }
-    }
-
-    /// Sets an item of a dict; `false` when that raised.
-    pub(crate) fn set_item(self, key: &CStr, value: Object<'_>) -> bool {
-        // SAFETY: both objects are alive, and the key ends in 0.
-        unsafe { (self.gil.functions.dict_set)(self.raw(), key.as_ptr(), value.raw()) == 0 }
-    }
-
-    /// An item of a dict. `None`, without an exception, when there is none.
-    pub(crate) fn item(self, key: &CStr) -> Option<Owned> {
-        // SAFETY: the object is alive, and the key ends in 0; a borrowed reference, which becomes one of ours
-        // at once.
-        unsafe {
-            let item = (self.gil.functions.dict_get)(self.raw(), key.as_ptr());
-            self.gil.borrowed(item).map(Object::to_owned)
-        }
-    }
-
-    /// The namespace of a module object, a dict.
-    pub(crate) fn module_namespace(self) -> Option<Object<'a>> {
-        // SAFETY: the object is alive; a borrowed reference, which the module keeps for as long as it lives.
-        unsafe { self.gil.borrowed((self.gil.functions.module_dict)(self.raw())) }
-    }
-}
-
-/// A reference of ours, released when it is dropped.
-pub(crate) struct Owned {
-    pointer: NonNull<c_void>,
-    gil: Gil,
-}
-
-impl Owned {
-    /// The object.
-    #[inline]
-    pub(crate) fn get(&self) -> Object<'_> {
-        Object { pointer: self.pointer, gil: self.gil, alive: PhantomData }
-    }
-
-    /// Gives the reference to the caller, who releases it or keeps it for ever.
-    pub(crate) fn into_raw(self) -> RawObject {
-        std::mem::ManuallyDrop::new(self).pointer.as_ptr()
-    }
-}
-
-impl Drop for Owned {
-    #[inline]
-    fn drop(&mut self) {
-        // SAFETY: the reference is ours, and the GIL is held by the contract of `Gil::held`.
-        unsafe { (self.gil.functions.dec_ref)(self.pointer.as_ptr()) };
-    }
-}
-
-/// The arguments that Python passes to a function of ours.
-#[derive(Clone, Copy)]
-pub(crate) struct Arguments<'a> {
-    /// Held during the call.
-    pub(crate) gil: Gil,
-    objects: &'a [RawObject],
-}
-
-impl<'a> Arguments<'a> {
-    /// Their number.
-    pub(crate) fn len(self) -> usize {
-        self.objects.len()
-    }
-
-    /// An argument; `None` behind the last one.
-    #[inline]
-    pub(crate) fn get(self, index: usize) -> Option<Object<'a>> {
-        // SAFETY: the caller of the function keeps its arguments alive during the call.
-        self.objects.get(index).and_then(|raw| unsafe { self.gil.borrowed(*raw) })
-    }
-
-    /// The `id` of an argument; 0 behind the last one.
-    #[inline]
-    pub(crate) fn id(self, index: usize) -> usize {
-        self.get(index).map_or(0, Object::id)
-    }
-
-    /// An argument that is a number; 0 for another object.
-    #[inline]
-    pub(crate) fn size(self, index: usize) -> usize {
-        self.get(index).map_or(0, |object| {
-            object.to_size().unwrap_or_else(|| {
-                self.gil.clear_error();
-                0
-            })
-        })
-    }
-
-    /// An argument that is a text; empty for another object.
-    pub(crate) fn text(self, index: usize) -> &'a str {
-        self.get(index).map_or("", |object| {
-            object.to_text().unwrap_or_else(|| {
-                self.gil.clear_error();
-                ""
-            })
-        })
-    }
-}
-
-/// A value that one of our functions returns to Python.
-pub(crate) trait IntoPython {
-    /// The object; `None` when making it raised.
-    fn into_python(self, gil: Gil) -> Option<Owned>;
-}
-
-impl IntoPython for () {
-    fn into_python(self, gil: Gil) -> Option<Owned> {
-        Some(gil.none().to_owned())
-    }
-}
-
-impl IntoPython for i64 {
-    fn into_python(self, gil: Gil) -> Option<Owned> {
-        gil.integer(self)
-    }
-}
-
-impl IntoPython for bool {
-    fn into_python(self, gil: Gil) -> Option<Owned> {
-        gil.integer(self.into())
-    }
-}
-
-impl IntoPython for Option<Owned> {
-    fn into_python(self, _: Gil) -> Option<Owned> {
-        self
-    }
-}
-
-/// Runs a function that Python calls: [`native_method`] makes the C function around it. When it panics it
-/// returns `None` to Python.
-///
-/// # Safety
-/// The calling thread holds the GIL, and `count` objects stand at `arguments`, which live during the call.
-pub(crate) unsafe fn answer<R: IntoPython>(
-    arguments: *const RawObject,
-    count: isize,
-    function: impl FnOnce(Arguments<'_>) -> R,
-) -> RawObject {
-    // SAFETY: by the contract.
-    let Some(gil) = (unsafe { Gil::held() }) else { return null_mut() };
-    let objects: &[RawObject] = match usize::try_from(count) {
-        // SAFETY: by the contract.
-        Ok(count) if count > 0 => unsafe { std::slice::from_raw_parts(arguments, count) },
-        _ => &[],
-    };
-    let result = shielded(|| function(Arguments { gil, objects }));
-    let result = result.map_or_else(|| ().into_python(gil), |result| result.into_python(gil));
-    result.map_or(null_mut(), Owned::into_raw)
-}
-
-/// `native_method!("name", function)`: a [`Method`] that calls `function(Arguments<'_>) -> impl IntoPython`.
-macro_rules! native_method {
-    ($name:literal, $function:path) => {{
-        unsafe extern "C" fn native(
-            _: $crate::ffi::cpython::RawObject,
-            arguments: *const $crate::ffi::cpython::RawObject,
-            count: isize,
-        ) -> $crate::ffi::cpython::RawObject {
-            // SAFETY: Python calls it, with the GIL and `count` arguments.
-            unsafe { $crate::ffi::cpython::answer(arguments, count, $function) }
-        }
-        $crate::ffi::cpython::Method::new($crate::ffi::symbols::c_name(concat!($name, "\0")), native)
-    }};
-}
-pub(crate) use native_method;

@@ -1,0 +1,154 @@
+//! Functions of ours that Python calls.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr::null_mut;
+
+use super::{Gil, Object, Owned, RawObject};
+use crate::runtime::guard::shielded;
+
+/// `PyCFunctionFast`: self, the arguments, their number.
+pub(crate) type FastFunction = unsafe extern "C-unwind" fn(RawObject, *const RawObject, isize) -> RawObject;
+
+/// `PyMethodDef`.
+#[repr(C)]
+pub(crate) struct Method {
+    name: *const c_char,
+    function: FastFunction,
+    flags: c_int,
+    doc: *const c_char,
+}
+
+// SAFETY: the pointers are those of literals, which never change.
+unsafe impl Sync for Method {}
+
+impl Method {
+    /// A function that Python calls with positional arguments; [`native_method`] makes one from a Rust
+    /// function.
+    pub(crate) const fn new(name: &'static CStr, function: FastFunction) -> Method {
+        const METH_FASTCALL: c_int = 0x80;
+        Method { name: name.as_ptr(), function, flags: METH_FASTCALL, doc: std::ptr::null() }
+    }
+
+    /// The name in Python.
+    pub(crate) fn name(&self) -> &'static CStr {
+        // SAFETY: the name that `new` was given.
+        unsafe { CStr::from_ptr(self.name) }
+    }
+}
+
+/// The arguments that Python passes to a function of ours.
+#[derive(Clone, Copy)]
+pub(crate) struct Arguments<'a> {
+    /// Held during the call.
+    pub(crate) gil: Gil,
+    objects: &'a [RawObject],
+}
+
+impl<'a> Arguments<'a> {
+    /// Their number.
+    pub(crate) fn len(self) -> usize {
+        self.objects.len()
+    }
+
+    /// An argument; `None` behind the last one.
+    #[inline]
+    pub(crate) fn get(self, index: usize) -> Option<Object<'a>> {
+        // SAFETY: the caller of the function keeps its arguments alive during the call.
+        self.objects.get(index).and_then(|raw| unsafe { self.gil.borrowed(*raw) })
+    }
+
+    /// The `id` of an argument; 0 behind the last one.
+    #[inline]
+    pub(crate) fn id(self, index: usize) -> usize {
+        self.get(index).map_or(0, Object::id)
+    }
+
+    /// An argument that is a number; 0 for another object.
+    #[inline]
+    pub(crate) fn size(self, index: usize) -> usize {
+        self.get(index).map_or(0, |object| {
+            object.to_size().unwrap_or_else(|| {
+                self.gil.clear_error();
+                0
+            })
+        })
+    }
+
+    /// An argument that is a text; empty for another object.
+    pub(crate) fn text(self, index: usize) -> &'a str {
+        self.get(index).map_or("", |object| {
+            object.to_text().unwrap_or_else(|| {
+                self.gil.clear_error();
+                ""
+            })
+        })
+    }
+}
+
+/// A value that one of our functions returns to Python.
+pub(crate) trait IntoPython {
+    /// The object; `None` when making it raised.
+    fn into_python(self, gil: Gil) -> Option<Owned>;
+}
+
+impl IntoPython for () {
+    fn into_python(self, gil: Gil) -> Option<Owned> {
+        Some(gil.none().to_owned())
+    }
+}
+
+impl IntoPython for i64 {
+    fn into_python(self, gil: Gil) -> Option<Owned> {
+        gil.integer(self)
+    }
+}
+
+impl IntoPython for bool {
+    fn into_python(self, gil: Gil) -> Option<Owned> {
+        gil.integer(self.into())
+    }
+}
+
+impl IntoPython for Option<Owned> {
+    fn into_python(self, _: Gil) -> Option<Owned> {
+        self
+    }
+}
+
+/// Runs a function that Python calls: [`native_method`] makes the C function around it. When it panics it
+/// returns `None` to Python.
+///
+/// # Safety
+/// The calling thread holds the GIL, and `count` objects stand at `arguments`, which live during the call.
+pub(crate) unsafe fn answer<R: IntoPython>(
+    arguments: *const RawObject,
+    count: isize,
+    function: impl FnOnce(Arguments<'_>) -> R,
+) -> RawObject {
+    // SAFETY: by the contract.
+    let Some(gil) = (unsafe { Gil::held() }) else { return null_mut() };
+    let objects: &[RawObject] = match usize::try_from(count) {
+        // SAFETY: by the contract.
+        Ok(count) if count > 0 => unsafe { std::slice::from_raw_parts(arguments, count) },
+        _ => &[],
+    };
+    let result = shielded(|| function(Arguments { gil, objects }));
+    let result = result.map_or_else(|| ().into_python(gil), |result| result.into_python(gil));
+    result.map_or(null_mut(), Owned::into_raw)
+}
+
+/// `native_method!("name", function)`: a [`Method`] that calls `function(Arguments<'_>) -> impl IntoPython`.
+macro_rules! native_method {
+    ($name:literal, $function:path) => {{
+        unsafe extern "C-unwind" fn native(
+            _: $crate::ffi::cpython::RawObject,
+            arguments: *const $crate::ffi::cpython::RawObject,
+            count: isize,
+        ) -> $crate::ffi::cpython::RawObject {
+            // SAFETY: Python calls it, with the GIL and `count` arguments.
+            unsafe { $crate::ffi::cpython::answer(arguments, count, $function) }
+        }
+        $crate::ffi::cpython::Method::new($crate::ffi::symbols::c_name(concat!($name, "\0")), native)
+    }};
+}
+pub(crate) use native_method;

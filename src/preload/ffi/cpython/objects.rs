@@ -1,0 +1,214 @@
+//! References to objects of Python, and the functions that take one.
+
+use std::ffi::{CStr, c_void};
+use std::marker::PhantomData;
+use std::ptr::{NonNull, null_mut};
+
+use super::{Gil, RawObject};
+
+/// A borrowed reference to an object that lives for `'a`.
+#[derive(Clone, Copy)]
+pub(crate) struct Object<'a> {
+    pub(super) pointer: NonNull<c_void>,
+    pub(super) gil: Gil,
+    pub(super) alive: PhantomData<&'a ()>,
+}
+
+impl<'a> Object<'a> {
+    /// The pointer, for functions of C.
+    #[inline]
+    pub(crate) fn raw(self) -> RawObject {
+        self.pointer.as_ptr()
+    }
+
+    /// The `id` of the object.
+    #[inline]
+    pub(crate) fn id(self) -> usize {
+        self.pointer.as_ptr() as usize
+    }
+
+    /// Returns true if it is the same object.
+    #[inline]
+    pub(crate) fn is(self, other: Object<'_>) -> bool {
+        self.pointer == other.pointer
+    }
+
+    /// Returns true if it is `None`.
+    #[inline]
+    pub(crate) fn is_none(self) -> bool {
+        self.is(self.gil.none())
+    }
+
+    /// A reference of ours to the same object.
+    pub(crate) fn to_owned(self) -> Owned {
+        // SAFETY: the object is alive.
+        unsafe { (self.gil.functions.inc_ref)(self.raw()) };
+        Owned { pointer: self.pointer, gil: self.gil }
+    }
+
+    /// The type of the object.
+    pub(crate) fn kind(self) -> Option<Owned> {
+        // SAFETY: the object is alive; a new reference.
+        unsafe { self.gil.owned((self.gil.functions.type_of)(self.raw())) }
+    }
+
+    /// Returns true if this type is `other` or below it, by its `mro`. No code of the program runs.
+    #[inline]
+    pub(crate) fn is_subtype_of(self, other: Object<'_>) -> bool {
+        // SAFETY: the caller passes types, which are alive.
+        unsafe { (self.gil.functions.is_subtype)(self.raw(), other.raw()) != 0 }
+    }
+
+    /// The attribute of this name.
+    #[inline]
+    pub(crate) fn attribute(self, name: Object<'_>) -> Option<Owned> {
+        // SAFETY: both objects are alive; a new reference.
+        unsafe { self.gil.owned((self.gil.functions.attribute)(self.raw(), name.raw())) }
+    }
+
+    /// Calls it without arguments.
+    #[inline]
+    pub(crate) fn call(self) -> Option<Owned> {
+        // SAFETY: the object is alive; null ends the arguments; a new reference.
+        unsafe { self.gil.owned((self.gil.functions.call_with)(self.raw(), null_mut::<c_void>())) }
+    }
+
+    /// Calls it with one argument.
+    pub(crate) fn call_with(self, argument: Object<'_>) -> Option<Owned> {
+        // SAFETY: both objects are alive; null ends the arguments; a new reference.
+        unsafe {
+            self.gil.owned((self.gil.functions.call_with)(self.raw(), argument.raw(), null_mut::<c_void>()))
+        }
+    }
+
+    /// Calls it with the arguments of a tuple.
+    pub(crate) fn call_with_tuple(self, arguments: Object<'_>) -> Option<Owned> {
+        // SAFETY: both objects are alive; a new reference.
+        unsafe { self.gil.owned((self.gil.functions.call)(self.raw(), arguments.raw())) }
+    }
+
+    /// Calls its method of this name without arguments.
+    #[inline]
+    pub(crate) fn call_method(self, name: Object<'_>) -> Option<Owned> {
+        // SAFETY: both objects are alive; null ends the arguments; a new reference.
+        unsafe {
+            self.gil.owned((self.gil.functions.call_method)(self.raw(), name.raw(), null_mut::<c_void>()))
+        }
+    }
+
+    /// Returns true if it is true; `false` also when that raised.
+    #[inline]
+    pub(crate) fn is_true(self) -> bool {
+        // SAFETY: the object is alive.
+        unsafe { (self.gil.functions.is_true)(self.raw()) == 1 }
+    }
+
+    /// `str(self)`.
+    pub(crate) fn string(self) -> Option<Owned> {
+        // SAFETY: the object is alive; a new reference.
+        unsafe { self.gil.owned((self.gil.functions.string_of)(self.raw())) }
+    }
+
+    /// The value of an integer; `None`, with an exception, for another object and for one out of range.
+    #[inline]
+    pub(crate) fn to_size(self) -> Option<usize> {
+        // SAFETY: the object is alive.
+        let size = unsafe { (self.gil.functions.integer_as_size)(self.raw()) };
+        // SAFETY: the GIL is held.
+        (size != usize::MAX || unsafe { (self.gil.functions.error_occurred)() }.is_null()).then_some(size)
+    }
+
+    /// The characters of a text; `None`, with an exception, for another object.
+    pub(crate) fn to_text(self) -> Option<&'a str> {
+        let mut length = 0;
+        // SAFETY: the object is alive.
+        let bytes = unsafe { (self.gil.functions.text_as_utf8)(self.raw(), &raw mut length) };
+        if bytes.is_null() {
+            return None;
+        }
+        // SAFETY: Python keeps the UTF-8 form of a text with the object, which lives for `'a`.
+        std::str::from_utf8(unsafe { std::slice::from_raw_parts(bytes, length as usize) }).ok()
+    }
+
+    /// The length of a list; 0 for another object.
+    pub(crate) fn list_size(self) -> usize {
+        // SAFETY: the object is alive.
+        let size = unsafe { (self.gil.functions.list_size)(self.raw()) };
+        usize::try_from(size).unwrap_or_else(|_| {
+            self.gil.clear_error();
+            0
+        })
+    }
+
+    /// An item of a list.
+    ///
+    /// # Safety
+    /// Nobody changes the list for `'a`.
+    #[inline]
+    pub(crate) unsafe fn list_item(self, index: usize) -> Option<Object<'a>> {
+        // SAFETY: the object is alive; a borrowed reference, which the list keeps by the contract.
+        unsafe { self.gil.borrowed((self.gil.functions.list_item)(self.raw(), index as isize)) }
+    }
+
+    /// Appends to a list; `false` when that raised.
+    pub(crate) fn append(self, item: Object<'_>) -> bool {
+        // SAFETY: both objects are alive.
+        unsafe { (self.gil.functions.list_append)(self.raw(), item.raw()) == 0 }
+    }
+
+    /// An item of a tuple.
+    #[inline]
+    pub(crate) fn tuple_item(self, index: usize) -> Option<Object<'a>> {
+        // SAFETY: the object is alive; a borrowed reference, which the tuple keeps for as long as it lives.
+        unsafe { self.gil.borrowed((self.gil.functions.tuple_item)(self.raw(), index as isize)) }
+    }
+
+    /// Sets an item of a dict; `false` when that raised.
+    pub(crate) fn set_item(self, key: &CStr, value: Object<'_>) -> bool {
+        // SAFETY: both objects are alive, and the key ends in 0.
+        unsafe { (self.gil.functions.dict_set)(self.raw(), key.as_ptr(), value.raw()) == 0 }
+    }
+
+    /// An item of a dict. `None`, without an exception, when there is none.
+    pub(crate) fn item(self, key: &CStr) -> Option<Owned> {
+        // SAFETY: the object is alive, and the key ends in 0; a borrowed reference, which becomes one of ours
+        // at once.
+        unsafe {
+            let item = (self.gil.functions.dict_get)(self.raw(), key.as_ptr());
+            self.gil.borrowed(item).map(Object::to_owned)
+        }
+    }
+
+    /// The namespace of a module object, a dict.
+    pub(crate) fn module_namespace(self) -> Option<Object<'a>> {
+        // SAFETY: the object is alive; a borrowed reference, which the module keeps for as long as it lives.
+        unsafe { self.gil.borrowed((self.gil.functions.module_dict)(self.raw())) }
+    }
+}
+
+/// A reference of ours, released when it is dropped.
+pub(crate) struct Owned {
+    pub(super) pointer: NonNull<c_void>,
+    pub(super) gil: Gil,
+}
+
+impl Owned {
+    /// The object.
+    #[inline]
+    pub(crate) fn get(&self) -> Object<'_> {
+        Object { pointer: self.pointer, gil: self.gil, alive: PhantomData }
+    }
+
+    /// Gives the reference to the caller, who releases it or keeps it for ever.
+    pub(crate) fn into_raw(self) -> RawObject {
+        std::mem::ManuallyDrop::new(self).pointer.as_ptr()
+    }
+}
+
+impl Drop for Owned {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the reference is ours, and the GIL is held by the contract of `Gil::held`.
+        unsafe { (self.gil.functions.dec_ref)(self.pointer.as_ptr()) };
+    }
+}

@@ -1,0 +1,127 @@
+//! The suspension of a thread's profilers and debuggers: functions set by `sys.setprofile`, `sys.settrace`
+//! and their C forms, and from 3.12 on also the tools of `sys.monitoring`. None of them is called while the
+//! thread's state has `tracing` above 0.
+
+use std::ffi::{CStr, c_char, c_int};
+
+use super::{Functions, Gil, RawObject};
+use crate::ffi::symbols::{find_global, function};
+
+type ChangeTracing = unsafe extern "C" fn(RawObject);
+
+/// The means of this interpreter.
+#[derive(Clone, Copy)]
+pub(super) enum Tracing {
+    /// 3.11 on: two functions of the C API.
+    Functions { enter: ChangeTracing, leave: ChangeTracing },
+    /// 3.9 and 3.10, whose thread state no later release changes: its fields.
+    Fields { is_flag_in_frame: bool },
+}
+
+/// The beginning of a thread's state in 3.9 and 3.10 (Include/cpython/pystate.h).
+#[repr(C)]
+struct ThreadFields {
+    before: [usize; 5],
+    stack_check: c_int,
+    tracing: c_int,
+    /// 3.9: the flag `use_tracing` in the lower half. 3.10: the address of a struct that begins with it.
+    flag: usize,
+    profile_function: usize,
+    trace_function: usize,
+}
+
+impl Tracing {
+    pub(super) fn find() -> Option<Tracing> {
+        // SAFETY: the types in Include/cpython/pystate.h and Include/pylifecycle.h.
+        let (enter, leave, version) = unsafe {
+            (
+                function::<ChangeTracing>(find_global(c"PyThreadState_EnterTracing")),
+                function::<ChangeTracing>(find_global(c"PyThreadState_LeaveTracing")),
+                function::<unsafe extern "C" fn() -> *const c_char>(find_global(c"Py_GetVersion"))?,
+            )
+        };
+        if let (Some(enter), Some(leave)) = (enter, leave) {
+            return Some(Tracing::Functions { enter, leave });
+        }
+        // SAFETY: it returns a text that ends in 0 and lives as long as the process.
+        let version = unsafe { CStr::from_ptr(version()) }.to_bytes();
+        match version {
+            [b'3', b'.', b'9', b'.', ..] => Some(Tracing::Fields { is_flag_in_frame: false }),
+            [b'3', b'.', b'1', b'0', b'.', ..] => Some(Tracing::Fields { is_flag_in_frame: true }),
+            _ => None,
+        }
+    }
+}
+
+/// Sets the flag by which the interpreter of 3.9 and 3.10 skips all tracing.
+///
+/// # Safety
+/// `fields` is the state of the calling thread, which holds the GIL, and `is_flag_in_frame` that of its
+/// version.
+unsafe fn set_flag(fields: *mut ThreadFields, is_flag_in_frame: bool, is_traced: bool) {
+    // SAFETY: by the contract.
+    unsafe {
+        let flag = if is_flag_in_frame {
+            (*fields).flag as *mut c_int
+        } else {
+            (&raw mut (*fields).flag).cast::<c_int>()
+        };
+        *flag = c_int::from(is_traced);
+    }
+}
+
+/// The state of a thread before [`Gil::suspend_tracing`].
+#[must_use]
+#[derive(Clone, Copy)]
+pub(crate) struct Suspended {
+    was_collecting: bool,
+}
+
+impl Gil {
+    /// Hides what the calling thread does from the profilers and debuggers of the program, until
+    /// [`resume_tracing`](Gil::resume_tracing). Calls nest.
+    ///
+    /// The garbage collector is off meanwhile: it would run the program's finalizers, which its tools must
+    /// see.
+    pub(crate) fn suspend_tracing(self) -> Suspended {
+        let Functions { tracing, current_thread, collector_off, .. } = self.functions;
+        // SAFETY: the GIL is held, so the thread has a state, whose fields are those of this version.
+        unsafe {
+            let thread = current_thread();
+            match tracing {
+                Some(Tracing::Functions { enter, .. }) => enter(thread),
+                Some(Tracing::Fields { is_flag_in_frame }) => {
+                    let fields = thread.cast::<ThreadFields>();
+                    (*fields).tracing += 1;
+                    set_flag(fields, *is_flag_in_frame, false);
+                }
+                None => {}
+            }
+            Suspended { was_collecting: collector_off.is_some_and(|off| off() == 1) }
+        }
+    }
+
+    /// Ends [`suspend_tracing`](Gil::suspend_tracing), on the same thread.
+    pub(crate) fn resume_tracing(self, before: Suspended) {
+        let Functions { tracing, current_thread, collector_on, .. } = self.functions;
+        // SAFETY: as above.
+        unsafe {
+            if before.was_collecting
+                && let Some(on) = collector_on
+            {
+                on();
+            }
+            let thread = current_thread();
+            match tracing {
+                Some(Tracing::Functions { leave, .. }) => leave(thread),
+                Some(Tracing::Fields { is_flag_in_frame }) => {
+                    let fields = thread.cast::<ThreadFields>();
+                    (*fields).tracing -= 1;
+                    let has_tool = (*fields).profile_function != 0 || (*fields).trace_function != 0;
+                    set_flag(fields, *is_flag_in_frame, (*fields).tracing == 0 && has_tool);
+                }
+                None => {}
+            }
+        }
+    }
+}

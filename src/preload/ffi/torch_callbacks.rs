@@ -1,0 +1,55 @@
+//! The op callbacks of one thread: those of a profiler that the program runs.
+
+use std::ffi::c_void;
+
+use crate::ffi::symbols::RealFn;
+
+/// `at::RecordFunctionTLS` in ATen/record_function.h, 2.1 to 2.15: a `std::vector` of callbacks, and a flag.
+#[repr(C)]
+pub(crate) struct CallbackState {
+    first: *const c_void,
+    end: *const c_void,
+    room: *const c_void,
+    enabled: bool,
+}
+
+impl CallbackState {
+    /// Returns true if both states have no callbacks and the same flag.
+    pub(crate) fn is_as(&self, other: &CallbackState) -> bool {
+        self.first == self.end && other.first == other.end && self.enabled == other.enabled
+    }
+}
+
+// SAFETY: the signature is the one in ATen/record_function.h; a reference is passed as an address.
+pub(crate) static SET: RealFn<unsafe extern "C-unwind" fn(*const CallbackState)> =
+    unsafe { RealFn::new(c"_ZN2at24set_record_function_tls_ERKNS_17RecordFunctionTLSE", "libtorch") };
+
+// SAFETY: as above; it returns a reference to the thread's state.
+pub(crate) static GET: RealFn<unsafe extern "C-unwind" fn() -> *const CallbackState> =
+    unsafe { RealFn::new(c"_ZN2at24get_record_function_tls_Ev", "libtorch") };
+
+/// Removes the thread's own callbacks while `work` runs, so that torch reports its ops to the callbacks of
+/// the whole process alone. Those are ours and, rarely, those of a profiler of all threads.
+pub(crate) fn without_callbacks_of_thread<R>(work: impl FnOnce() -> R) -> R {
+    let (Some(get), Some(set)) = (GET.get(), SET.get()) else { return work() };
+    // SAFETY: the thread's own state, which only this thread changes.
+    let (first, size, enabled) = unsafe {
+        let state = &*get();
+        (state.first, state.end as usize - state.first as usize, state.enabled)
+    };
+    // The callbacks are plain data. torch copies what it is given and frees what it had.
+    let mut kept = vec![0_u64; size.div_ceil(8)];
+    // SAFETY: `size` bytes of callbacks stand there, and `kept` has room for them.
+    unsafe { std::ptr::copy_nonoverlapping(first.cast::<u8>(), kept.as_mut_ptr().cast(), size) };
+    let state_of = |bytes: usize, enabled| {
+        let first = kept.as_ptr().cast::<c_void>();
+        let end = first.wrapping_byte_add(bytes);
+        CallbackState { first, end, room: end, enabled }
+    };
+    // SAFETY: a state without callbacks, which lives during the call.
+    unsafe { set(std::ptr::from_ref(&state_of(0, true))) };
+    let result = work();
+    // SAFETY: the callbacks as they were, which live during the call.
+    unsafe { set(std::ptr::from_ref(&state_of(size, enabled))) };
+    result
+}

@@ -1,0 +1,59 @@
+//! The search for live objects by their types, among all that the garbage collector tracks.
+
+use std::ffi::{c_int, c_void};
+
+use rustc_hash::FxHashMap;
+
+use crate::ffi::cpython::{Arguments, Gil, Object, Owned, RawObject};
+
+/// A search in progress.
+struct Search<'a> {
+    gil: Gil,
+    kinds: &'a [Object<'a>],
+    /// By the address of a type: whether it is one of `kinds` or below.
+    is_wanted: FxHashMap<usize, bool>,
+    found: Vec<Owned>,
+}
+
+impl Search<'_> {
+    /// Looks at an object: at its type alone, because an attribute of an arbitrary object may run code of the
+    /// program.
+    fn look_at(&mut self, object: Object<'_>) {
+        let Some(kind) = object.kind() else { return };
+        let is_below = || self.kinds.iter().any(|wanted| kind.get().is_subtype_of(*wanted));
+        if *self.is_wanted.entry(kind.get().id()).or_insert_with(is_below) {
+            self.found.push(object.to_owned());
+        }
+    }
+}
+
+/// `find_objects(get_objects, kind, ...) -> list`: the live objects of these types. `get_objects` is that of
+/// the module `gc`, for interpreters before 3.12.
+pub(crate) fn find_objects(arguments: Arguments<'_>) -> Option<Owned> {
+    let gil = arguments.gil;
+    let kinds: Vec<Object<'_>> = (1..arguments.len()).filter_map(|index| arguments.get(index)).collect();
+    let mut search = Search { gil, kinds: &kinds, is_wanted: FxHashMap::default(), found: Vec::new() };
+    if let Some(visit_objects) = gil.functions().visit_objects {
+        // SAFETY: the GIL is held, and the search outlives the call. A visit neither makes nor frees objects
+        // of Python.
+        unsafe { visit_objects(visit, (&raw mut search).cast()) };
+    } else {
+        let objects = arguments.get(0)?.call()?;
+        let objects = objects.get();
+        // SAFETY: nobody else has the list.
+        let item = |index| unsafe { objects.list_item(index) };
+        (0..objects.list_size()).filter_map(item).for_each(|object| search.look_at(object));
+    }
+    let list = gil.new_list()?;
+    search.found.iter().all(|object| list.get().append(object.get())).then_some(list)
+}
+
+unsafe extern "C" fn visit(object: RawObject, search: *mut c_void) -> c_int {
+    // SAFETY: the search of `find_objects`, which nothing else uses meanwhile.
+    let search = unsafe { &mut *search.cast::<Search<'_>>() };
+    // SAFETY: Python visits live objects.
+    if let Some(object) = unsafe { search.gil.borrowed(object) } {
+        search.look_at(object);
+    }
+    1
+}

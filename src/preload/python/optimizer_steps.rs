@@ -1,0 +1,59 @@
+//! Steps of optimizers.
+//!
+//! torch's own hooks of steps would show: a debugger sees torch's loop over them, and a profiler each call.
+//! So the function that torch wraps as `step` is intercepted in C ([`vectorcall`]). Its wrapper calls it with
+//! `*args, **kwargs`.
+
+use std::ptr::null_mut;
+
+use crate::ffi::cpython::{Arguments, RawObject};
+use crate::python::vectorcall::{self, Around, TracerFunction, positional, release, usual};
+
+/// The tracer's functions before and after a step, with the optimizer.
+static AROUND: Around = Around { before: TracerFunction::new(), after: TracerFunction::new() };
+
+/// The value of the field of a step function.
+///
+/// # Safety
+/// Python calls it as a `vectorcallfunc`, after [`hook_step`] has set [`AROUND`].
+unsafe extern "C-unwind" fn call_step(
+    function: RawObject,
+    args: *const RawObject,
+    count: usize,
+    names: RawObject,
+) -> RawObject {
+    // SAFETY: the function is hooked.
+    let usual = unsafe { usual() };
+    if positional(count) == 0 {
+        // SAFETY: the caller's own arguments. It raises the error of a method that is called without its
+        // object.
+        return unsafe { usual(function, args, count, names) };
+    }
+    // SAFETY: the first argument is there, and the caller keeps it during the call; here and below.
+    if !unsafe { AROUND.before.call(args, 1, null_mut()) } {
+        return null_mut();
+    }
+    // SAFETY: the caller's own arguments.
+    let result = unsafe { usual(function, args, count, names) };
+    // SAFETY: as above.
+    if !result.is_null() && !unsafe { AROUND.after.call(args, 1, null_mut()) } {
+        // SAFETY: the GIL is held, and the result is a new reference that nobody else gets.
+        unsafe { release(result) };
+        return null_mut();
+    }
+    result
+}
+
+/// `hook_step(function, object_size, before, after) -> bool`: calls of `function` go through [`call_step`].
+/// `False`, and nothing is changed, where that is not possible, and for a function that is hooked already.
+pub(crate) fn hook_step(arguments: Arguments<'_>) -> bool {
+    let object = |index| arguments.get(index);
+    let (Some(function), Some(before)) = (object(0), object(2)) else { return false };
+    if !AROUND.before.is_set() {
+        AROUND.before.set(Some(before));
+        AROUND.after.set(object(3));
+    }
+    let functions = arguments.gil.functions();
+    // SAFETY: the tracer passes functions written in Python, and the size of their objects.
+    unsafe { vectorcall::hook(functions, function, arguments.size(1), before, call_step) }
+}

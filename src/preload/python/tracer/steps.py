@@ -1,0 +1,64 @@
+"""Hooks the steps of optimizers: see src/preload/python/optimizer_steps.rs.
+
+torch wraps the function `step` of a class when the first optimizer of that class is made. The function inside
+the wrapper is hooked: torch always calls it with `*args, **kwargs`.
+"""
+
+from __future__ import annotations
+
+from .native import hook_step
+from .torch_api import Optimizer
+
+
+def _code_of_wrapper():
+    """The code of torch's wrapper around the steps of every class."""
+    outer = getattr(Optimizer, "profile_hook_step", None)
+    constants = outer.__code__.co_consts if type(outer) is Function else ()
+    return next((code for code in constants if getattr(code, "co_name", "") == "wrapper"), None)
+
+
+Function = type(_code_of_wrapper)
+_wrapper = _code_of_wrapper()
+# What `hook_steps` was given, once it has succeeded.
+_hooks: tuple = ()
+
+
+def _function_to_hook(step):
+    """The function that torch's wrapper calls, or will call once it wraps `step`."""
+    layers = []
+    while type(step) is Function and step not in layers:
+        layers.append(step)
+        step = vars(step).get("__wrapped__")
+    for index, layer in enumerate(layers[:-1]):
+        if layer.__code__ is _wrapper:
+            return layers[index + 1]
+    return layers[0] if layers else None
+
+
+def hook_steps(before, after) -> bool:
+    """Calls `before` and `after` around each step of every optimizer, with the optimizer. False when this
+    interpreter does not allow it."""
+    global _hooks
+    step = _function_to_hook(vars(Optimizer).get("step"))
+    if step is None or not hook_step(step, Function.__basicsize__, before, after):
+        return False
+    _hooks = (before, after)
+    hook_new_classes()
+    return True
+
+
+def hook_new_classes() -> None:
+    """Hooks the steps of optimizer classes that were made since the last call."""
+    if not _hooks:
+        return
+    classes: list[type] = [Optimizer]
+    seen: set[int] = set()
+    while classes:
+        kind = classes.pop()
+        if id(kind) in seen:
+            continue
+        seen.add(id(kind))
+        classes += type.__subclasses__(kind)
+        step = _function_to_hook(vars(kind).get("step"))
+        if step is not None:
+            hook_step(step, Function.__basicsize__, *_hooks)

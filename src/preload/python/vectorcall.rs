@@ -1,0 +1,198 @@
+//! Calls of functions of the program, intercepted in C.
+//!
+//! CPython calls a function through the field `vectorcall` of its object (PEP 590). A hook sets the field of
+//! one function; Python code sees the function unchanged, and no profiler sees a call that was not there
+//! before.
+//!
+//! The interpreter runs some calls of Python functions without the field. From 3.12 on it does so only when
+//! the field has the usual value (`CALL` and `CALL_FUNCTION_EX` in ceval.c), and `PyFunction_SetVectorcall`
+//! sets the field and invalidates what call sites have cached about the function. 3.9 and 3.10 always use the
+//! field. 3.11 skips it without a check, but only where the arguments are written out: a call with
+//! `*args, **kwargs` uses the field.
+//!
+//! A daemon thread that waits for the interpreter when Python ends is unwound from there, through functions
+//! that are `extern "C-unwind"` here: they keep nothing that must be dropped across such a call.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::ffi::cpython::{Functions, Gil, Object, Owned, RawObject, Vectorcall};
+use crate::ffi::symbols::find_global;
+use crate::python::hidden;
+
+/// The usual value of the field: CPython's function that calls any function written in Python.
+static USUAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+/// Sets the callback through which dynamo sees the calling thread's frames, and returns the previous one.
+static SET_EVAL_FRAME: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
+/// A function of the tracer that a hook calls. Never released.
+pub(super) struct TracerFunction(AtomicPtr<c_void>);
+
+impl TracerFunction {
+    pub(super) const fn new() -> TracerFunction {
+        TracerFunction(AtomicPtr::new(null_mut()))
+    }
+
+    /// Keeps a function written in Python; `None` for one that is not there.
+    pub(super) fn set(&self, function: Option<Object<'_>>) {
+        keep(&self.0, function);
+    }
+
+    pub(super) fn is_set(&self) -> bool {
+        !self.0.load(Ordering::Relaxed).is_null()
+    }
+
+    /// Calls the function. Returns false if it raised an exception that belongs to the program. If dynamo
+    /// watches this thread, the frames of the tracer are hidden from it, or it would compile them.
+    ///
+    /// # Safety
+    /// The GIL is held, the function is set, and the arguments are those of a [`Vectorcall`].
+    pub(super) unsafe fn call(&self, args: *const RawObject, count: usize, names: RawObject) -> bool {
+        // SAFETY: by the contract.
+        let Some(gil) = (unsafe { Gil::held() }) else { return true };
+        let none = gil.none();
+        // A plain pointer: the call below may unwind.
+        let watcher = set_eval_frame(gil, none).map_or(null_mut(), Owned::into_raw);
+        let function = self.0.load(Ordering::Relaxed);
+        let goes_on = hidden::call(gil, "call of a hook", || {
+            // SAFETY: a function written in Python; the arguments by the contract; a new reference.
+            unsafe { gil.owned(usual()(function, args, count, names)) }
+        });
+        // SAFETY: the reference that `set_eval_frame` returned.
+        if let Some(watcher) = unsafe { gil.owned(watcher) }
+            && !watcher.get().is(none)
+        {
+            // An exception of the program stays raised.
+            let error = gil.fetch_error();
+            drop(set_eval_frame(gil, watcher.get()));
+            gil.restore_error(error);
+        }
+        goes_on
+    }
+}
+
+/// The tracer's functions around the calls of one function of the program.
+pub(super) struct Around {
+    pub(super) before: TracerFunction,
+    pub(super) after: TracerFunction,
+}
+
+fn keep(place: &AtomicPtr<c_void>, object: Option<Object<'_>>) {
+    if let Some(object) = object.filter(|object| !object.is_none()) {
+        place.store(object.to_owned().into_raw(), Ordering::Release);
+    }
+}
+
+/// Keeps dynamo's function.
+pub(super) fn keep_set_eval_frame(function: Option<Object<'_>>) {
+    keep(&SET_EVAL_FRAME, function);
+}
+
+/// CPython's function behind every hook.
+///
+/// # Safety
+/// [`hook`] has hooked a function.
+pub(super) unsafe fn usual() -> Vectorcall {
+    // SAFETY: `Field::find` stored it before a field was set.
+    unsafe { std::mem::transmute::<*mut c_void, Vectorcall>(USUAL.load(Ordering::Relaxed)) }
+}
+
+/// The number of positional arguments in the `count` of a [`Vectorcall`], whose highest bit is a flag.
+pub(super) fn positional(count: usize) -> usize {
+    count << 1 >> 1
+}
+
+/// Releases a reference.
+///
+/// # Safety
+/// The GIL is held, and `object` is null or a new reference.
+pub(super) unsafe fn release(object: RawObject) {
+    // SAFETY: by the contract.
+    drop(unsafe { Gil::held().and_then(|gil| gil.owned(object)) });
+}
+
+/// Sets dynamo's callback; returns the previous one, `None` when this torch has none to set.
+fn set_eval_frame(gil: Gil, callback: Object<'_>) -> Option<Owned> {
+    // SAFETY: null or a function that is never released.
+    let function = unsafe { gil.borrowed(SET_EVAL_FRAME.load(Ordering::Relaxed)) }?;
+    let before = function.call_with(callback);
+    if before.is_none() {
+        gil.clear_error();
+    }
+    before
+}
+
+/// Directs the calls of `function` to `ours`. `false`, and nothing is changed, where that is not possible: an
+/// interpreter that has the field elsewhere, or a function whose field somebody has set.
+///
+/// # Safety
+/// `function` and `plain` are functions written in Python, whose objects have `size` bytes. Nobody has set
+/// the field of `plain`. `ours` calls what the program called.
+pub(super) unsafe fn hook(
+    functions: &Functions,
+    function: Object<'_>,
+    size: usize,
+    plain: Object<'_>,
+    ours: Vectorcall,
+) -> bool {
+    // SAFETY: by the contract.
+    let Some(field) = (unsafe { Field::find(functions, function, size, plain) }) else { return false };
+    // SAFETY: by the contract.
+    unsafe { field.set(function, ours) };
+    true
+}
+
+/// The field `vectorcall` of a function.
+enum Field {
+    /// Set by `PyFunction_SetVectorcall`.
+    Setter(unsafe extern "C" fn(RawObject, Vectorcall)),
+    /// At this address.
+    Address(*mut *mut c_void),
+}
+
+impl Field {
+    /// The field of `function` when it has the usual value, which is kept in [`USUAL`]; `plain` is a function
+    /// whose field nobody has set.
+    ///
+    /// # Safety
+    /// Both are functions written in Python, whose objects have `size` bytes.
+    unsafe fn find(
+        functions: &Functions,
+        function: Object<'_>,
+        size: usize,
+        plain: Object<'_>,
+    ) -> Option<Field> {
+        let (usual, field) =
+            if let (Some(get), Some(set)) = (functions.vectorcall_of, functions.set_vectorcall) {
+                // SAFETY: two functions; the GIL is held.
+                let (usual, current) = unsafe { (get(plain.raw()), get(function.raw())) };
+                (usual, (usual == current).then_some(Field::Setter(set)))
+            } else {
+                let usual = find_global(c"_PyFunction_Vectorcall");
+                let words = function.raw().cast::<*mut c_void>();
+                // SAFETY: the words of the object.
+                let is_usual = |word: &*mut *mut c_void| unsafe { **word == usual };
+                let mut fields =
+                    (0..size / size_of::<usize>()).map(|index| words.wrapping_add(index)).filter(is_usual);
+                let (first, second) = (fields.next(), fields.next());
+                (usual, first.filter(|_| second.is_none()).map(Field::Address))
+            };
+        let field = field.filter(|_| !usual.is_null())?;
+        USUAL.store(usual, Ordering::Release);
+        Some(field)
+    }
+
+    /// Sets the field.
+    ///
+    /// # Safety
+    /// It is the field of `function`, and `ours` is ready to be called.
+    unsafe fn set(self, function: Object<'_>, ours: Vectorcall) {
+        match self {
+            // SAFETY: by the contract; the GIL is held.
+            Field::Setter(set) => unsafe { set(function.raw(), ours) },
+            // SAFETY: by the contract.
+            Field::Address(field) => unsafe { *field = ours as *mut c_void },
+        }
+    }
+}
