@@ -1,8 +1,8 @@
 //! The facts about the process that the recorder needs; the preloaded library fills them in at load.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use memtrace_trace::config::{Settings, fill};
+use memtrace_trace::config::{Settings, fill, fill_path};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::sample::Sample;
 use memtrace_trace::{Api, Meta};
@@ -37,16 +37,22 @@ pub struct Session {
 }
 
 impl Session {
-    /// A pattern of the settings with its placeholders filled in.
+    /// A name of the settings with its placeholders filled in.
     #[must_use]
     pub fn named(&self, pattern: &str) -> String {
+        fill(pattern, &self.host, self.rank, std::process::id(), &self.run())
+    }
+
+    /// A path of the settings with its placeholders filled in.
+    #[must_use]
+    pub fn named_path(&self, pattern: &Path) -> PathBuf {
+        fill_path(pattern, &self.host, self.rank, std::process::id(), &self.run())
+    }
+
+    /// The id of the run, as it may stand in a file name.
+    fn run(&self) -> String {
         // The id of a run comes from the environment and may hold any character.
-        let run: String = self
-            .settings
-            .run_id
-            .chars()
-            .map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' })
-            .collect();
-        fill(pattern, &self.host, self.rank, std::process::id(), &run)
+        let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+        self.settings.run_id.chars().map(safe).collect()
     }
 }

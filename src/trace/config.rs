@@ -3,7 +3,9 @@
 //! The preloaded library reads them once, when it is loaded. `memtrace run` sets them for its child by the
 //! same names. A test checks the documentation against the table.
 
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 
 use crate::units::parse_bytes;
 
@@ -177,25 +179,46 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings::from_lookup(|_| None).0
+        Settings::from_lookup(|_| None::<OsString>).0
     }
 }
 
 /// One row of the table: a variable, and the function that parses its value.
 struct Entry {
     variable: Variable,
-    set: fn(&mut Settings, &str) -> Result<(), String>,
+    set: Set,
+}
+
+/// The function that parses a value.
+enum Set {
+    /// A value that is text.
+    Text(fn(&mut Settings, &str) -> Result<(), String>),
+    /// A path, which may be any bytes.
+    Path(fn(&mut Settings, &OsStr) -> Result<(), String>),
+}
+
+impl Set {
+    fn call(&self, settings: &mut Settings, value: &OsStr) -> Result<(), String> {
+        match (self, value.to_str()) {
+            (Set::Text(set), Some(text)) => set(settings, text.trim()),
+            (Set::Text(_), None) => Err("expected UTF-8".to_owned()),
+            (Set::Path(set), Some(text)) => set(settings, text.trim().as_ref()),
+            (Set::Path(set), None) => set(settings, value),
+        }
+    }
 }
 
 macro_rules! entry {
-    ($name:literal, $default:literal, $help:literal, $set:expr) => {
-        Entry { variable: Variable { name: $name, default: $default, help: $help }, set: $set }
+    (@$kind:ident $name:literal, $default:literal, $help:literal, $set:expr) => {
+        Entry { variable: Variable { name: $name, default: $default, help: $help }, set: Set::$kind($set) }
     };
+    (path $($parts:tt)*) => { entry!(@Path $($parts)*) };
+    ($($parts:tt)*) => { entry!(@Text $($parts)*) };
 }
 
 const TABLE: &[Entry] = &[
     entry!("MEMTRACE_ENABLED", "1", "0 switches tracing off", |s, v| flag(v).map(|on| s.enabled = on)),
-    entry!(
+    entry!(path
         "MEMTRACE_OUT",
         "memtrace-out",
         "the folder of the traces, created when it does not exist",
@@ -290,7 +313,7 @@ const TABLE: &[Entry] = &[
             Ok(())
         }
     ),
-    entry!(
+    entry!(path
         "MEMTRACE_LOG_FILE",
         "",
         "a file for the messages, instead of stderr; its name may have the placeholders of MEMTRACE_NAME",
@@ -424,7 +447,7 @@ pub fn variables() -> impl Iterator<Item = &'static Variable> {
 
 impl Settings {
     /// Reads the settings through `lookup`. The second value has a line for each invalid one.
-    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> (Settings, Vec<String>) {
+    pub fn from_lookup<T: Into<OsString>>(lookup: impl Fn(&str) -> Option<T>) -> (Settings, Vec<String>) {
         let mut settings = Settings {
             enabled: true,
             out: PathBuf::new(),
@@ -451,9 +474,9 @@ impl Settings {
         };
         let mut warnings = Vec::new();
         for Entry { variable, set } in TABLE {
-            set(&mut settings, variable.default).ok();
-            let Some(value) = lookup(variable.name) else { continue };
-            if let Err(why) = set(&mut settings, value.trim()) {
+            set.call(&mut settings, variable.default.as_ref()).ok();
+            let Some(value) = lookup(variable.name).map(T::into) else { continue };
+            if let Err(why) = set.call(&mut settings, &value) {
                 let Variable { name, default, .. } = variable;
                 warnings.push(format!("{name}={value:?}: {why}; taking the default {default:?}"));
             }
@@ -464,7 +487,7 @@ impl Settings {
     /// Reads the settings from the environment.
     #[must_use]
     pub fn from_env() -> (Settings, Vec<String>) {
-        Settings::from_lookup(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+        Settings::from_lookup(|name| std::env::var_os(name))
     }
 }
 
@@ -519,6 +542,18 @@ pub fn fill(pattern: &str, host: &str, rank: i32, pid: u32, run: &str) -> String
         .fold(pattern.to_owned(), |name, (place, value)| name.replace(&format!("{{{place}}}"), value))
 }
 
+/// As [`fill`], for a path, which may be any bytes.
+#[must_use]
+pub fn fill_path(pattern: &Path, host: &str, rank: i32, pid: u32, run: &str) -> PathBuf {
+    // Between bytes that are no UTF-8 there is text, and a placeholder is all text.
+    let mut path = Vec::new();
+    for chunk in pattern.as_os_str().as_bytes().utf8_chunks() {
+        path.extend(fill(chunk.valid(), host, rank, pid, run).into_bytes());
+        path.extend(chunk.invalid());
+    }
+    OsString::from_vec(path).into()
+}
+
 fn flag(value: &str) -> Result<bool, String> {
     match value.to_ascii_lowercase().as_str() {
         "1" | "on" | "true" | "yes" => Ok(true),
@@ -535,7 +570,7 @@ mod tests {
     fn every_default_of_a_variable_is_a_valid_value() {
         let mut settings = Settings::default();
         for Entry { variable, set } in TABLE {
-            assert_eq!(set(&mut settings, variable.default), Ok(()), "{}", variable.name);
+            assert_eq!(set.call(&mut settings, variable.default.as_ref()), Ok(()), "{}", variable.name);
         }
     }
 
@@ -569,6 +604,24 @@ mod tests {
             assert_eq!((settings.name.as_str(), warnings.len()), ("{host}.r{rank}.{pid}", 1), "{bad}");
         }
         assert_eq!(with("MEMTRACE_NAME", "trace").0.name, "trace");
+    }
+
+    #[test]
+    fn a_path_may_be_any_bytes_and_other_values_are_text() {
+        let value = OsString::from_vec(b"/tmp/\xff{pid}".to_vec());
+        for name in ["MEMTRACE_OUT", "MEMTRACE_LOG_FILE"] {
+            let (settings, warnings) = Settings::from_lookup(|asked| (asked == name).then(|| value.clone()));
+            assert!(warnings.is_empty(), "{warnings:?}");
+            assert!(
+                settings.out == Path::new(&value) || settings.log_file.as_deref() == Some(Path::new(&value))
+            );
+        }
+        let filled = fill_path(Path::new(&value), "h", 3, 7, "x");
+        assert_eq!(filled.as_os_str().as_bytes(), b"/tmp/\xff7");
+        let (settings, warnings) =
+            Settings::from_lookup(|asked| (asked == "MEMTRACE_NAME").then(|| value.clone()));
+        assert_eq!((settings.name.as_str(), warnings.len()), ("{host}.r{rank}.{pid}", 1));
+        assert!(warnings[0].contains(r"\xFF") && warnings[0].contains("expected UTF-8"), "{warnings:?}");
     }
 
     #[test]

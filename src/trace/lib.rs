@@ -24,6 +24,7 @@ pub mod journal;
 pub mod ledger;
 pub mod memory;
 pub mod meta;
+pub mod private_file;
 pub mod ranges;
 pub mod rounding;
 pub mod sample;

@@ -1,23 +1,41 @@
 //! The log: a few lines on stderr, or in the file of `MEMTRACE_LOG_FILE`. Each says what to do next.
 
 use std::ffi::c_char;
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_trace::config::Level;
+use memtrace_trace::private_file;
 
 use crate::runtime::session;
+use crate::runtime::signals::without_write_signals;
 
 /// Logs `text` as a line of its own.
 pub(crate) fn line(text: &str) {
-    if let Some(session) = session::session()
-        && let Some(pattern) = &session.settings.log_file
-        && append(Path::new(&session.named(&pattern.to_string_lossy())), text).is_ok()
-    {
-        return;
-    }
+    static IS_FAILURE_TOLD: AtomicBool = AtomicBool::new(false);
+    without_write_signals(|| {
+        if let Some(session) = session::session()
+            && let Some(pattern) = &session.settings.log_file
+        {
+            let path = session.named_path(pattern);
+            match append(&path, text) {
+                Ok(()) => return,
+                Err(error) if !IS_FAILURE_TOLD.swap(true, Ordering::Relaxed) => to_stderr(&format!(
+                    "MEMTRACE_LOG_FILE={}: {error}; messages go to stderr; set it to a file that you can write",
+                    path.display()
+                )),
+                Err(_) => {}
+            }
+        }
+        to_stderr(text);
+    });
+}
+
+/// Writes a line to stderr.
+fn to_stderr(text: &str) {
     // One call, so that the line does not mix with the program's own.
     let line = format!("memtrace: {text}\n");
     // SAFETY: the buffer is valid for its length. An error of a closed stderr has no remedy.
@@ -33,13 +51,14 @@ pub(crate) fn line_at(level: Level, text: &str) {
 
 /// Appends a line with the time and the process id: several processes may share the file.
 fn append(path: &Path, text: &str) -> io::Result<()> {
+    if path == Path::new("/dev/null") {
+        return Ok(());
+    }
     if let Some(folder) = path.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     }
-    let mut options = OpenOptions::new();
-    options.append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
     let line = format!("{} {} {text}\n", now(), std::process::id());
-    options.open(path)?.write_all(line.as_bytes())
+    private_file::append_or_create(path)?.write_all(line.as_bytes())
 }
 
 /// The time in UTC, by ISO 8601.

@@ -7,5 +7,6 @@ pub(crate) mod guard;
 pub(crate) mod log;
 pub(crate) mod pause;
 pub(crate) mod session;
+pub(crate) mod signals;
 pub(crate) mod state_version;
 pub(crate) mod thread;

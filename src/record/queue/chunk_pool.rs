@@ -11,18 +11,17 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use memmap2::{Advice, MmapOptions, MmapRaw};
-use memtrace_trace::Event;
 use memtrace_trace::journal::{
     CHUNK_BYTES, Chunk, ChunkHeader, HEADER_BYTES, JournalHeader, MAGIC, Run, SLOTS, mount_namespace,
     names_path,
 };
+use memtrace_trace::{Event, private_file};
 
 use crate::intern::with_tables;
 use crate::own_page;
@@ -216,12 +215,11 @@ fn prefetch(slot: *const Event) {
 }
 
 fn map_file(path: &Path, length: usize) -> io::Result<(MmapRaw, PathBuf, Option<File>)> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
-    let file = options.clone().create_new(true).open(path)?;
+    let file = private_file::create(path)?;
+    let open_again = || private_file::reopen(path, OpenOptions::new().read(true).write(true));
     // A child of a fork meanwhile would share the second opening, and so the lock: the tables keep forks out.
     let mapped = reserve(&file, length)
-        .and_then(|()| with_tables(|_| options.open(path).and_then(|file| map_and_lock(file, length))));
+        .and_then(|()| with_tables(|_| open_again().and_then(|file| map_and_lock(file, length))));
     match mapped {
         Ok((memory, lock)) => {
             populate(&memory);

@@ -6,13 +6,12 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use memtrace_trace::config::{Compression, Level};
-use memtrace_trace::files;
+use memtrace_trace::{files, private_file};
 
 use super::output;
 use super::thread::start_thread;
@@ -207,10 +206,7 @@ impl PartCopy {
     }
 
     fn open(&self) -> io::Result<File> {
-        OpenOptions::new()
-            .append(true)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-            .open(&self.unfinished)
+        private_file::reopen(&self.unfinished, OpenOptions::new().append(true))
     }
 
     /// Adds the bytes of the part up to `to`.

@@ -1,12 +1,12 @@
 //! The files of a trace: their places, and how they are created.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use memtrace_trace::files;
+use memtrace_trace::{files, private_file};
 
 /// Folders that can hold a journal of `bytes`, best first: memory, then a local disk. A journal takes at most
 /// a quarter of the free space: `/dev/shm` belongs to the program, and in a container it may have 64 MiB.
@@ -98,12 +98,7 @@ fn create_numbered(name: impl Fn(&str) -> PathBuf) -> io::Result<(File, PathBuf)
 /// Programs that close unknown descriptors (daemons, for example) stop before it, and a low number would soon
 /// be reused by the program.
 pub(crate) fn create_private(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-        .open(path)?;
+    let file = private_file::create(path)?;
     const HIGH: libc::c_int = 900;
     // SAFETY: duplicates an open descriptor; on success nothing else owns the new one.
     let high = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH) };

@@ -1,0 +1,134 @@
+//! The one way to open a file for writing: of a trace, a journal, a log.
+//!
+//! The name may come from an environment that somebody else has set, and the folder may be open to others. So
+//! a link is never followed, a FIFO is never waited for, and a file that was there before is used only when it
+//! belongs to this user.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::OFlags;
+
+/// Creates a file, which must not exist. Only its owner can read it.
+///
+/// # Errors
+/// When the name is taken, or the file cannot be created.
+pub fn create(path: &Path) -> io::Result<File> {
+    open(path, OpenOptions::new().read(true).write(true).create_new(true))
+}
+
+/// Opens a file again that this process has created. Its owner is not checked: a file system may give another
+/// one to all files (NFS with `root_squash`).
+///
+/// # Errors
+/// When the file cannot be opened, is a link or no regular file.
+pub fn reopen(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    open(path, options)
+}
+
+/// Opens a file that others may have made, to append to it.
+///
+/// # Errors
+/// When the file cannot be opened, is a link or no regular file, or belongs to another user. One with a second
+/// name is refused too: the name may be a hard link to a file that nobody meant.
+pub fn append(path: &Path) -> io::Result<File> {
+    let file = open(path, OpenOptions::new().append(true))?;
+    let found = file.metadata()?;
+    if found.uid() != rustix::process::geteuid().as_raw() {
+        return Err(refused("it belongs to another user"));
+    }
+    if found.nlink() > 1 {
+        return Err(refused("it has a second name (a hard link)"));
+    }
+    Ok(file)
+}
+
+/// As [`append`]; creates the file when there is none.
+///
+/// # Errors
+/// As of [`append`].
+pub fn append_or_create(path: &Path) -> io::Result<File> {
+    match open(path, OpenOptions::new().append(true).create_new(true)) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => append(path),
+        result => result,
+    }
+}
+
+fn refused(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
+}
+
+fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    // Without NONBLOCK the open of a FIFO would wait for a reader.
+    let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = options.mode(0o600).custom_flags(flags.bits() as i32).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(refused("it is no regular file")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A folder of its own, removed at the end.
+    struct Folder(std::path::PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let path = std::env::temp_dir().join(format!("memtrace-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Folder(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_file_for_writing_is_never_a_link_a_fifo_or_a_file_with_two_names() {
+        let folder = Folder::new("private-file");
+        let path = |name: &str| folder.0.join(name);
+        append(&path("own")).unwrap_err();
+        append_or_create(&path("own")).unwrap();
+        append_or_create(&path("own")).unwrap();
+        assert_eq!(create(&path("own")).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::metadata(path("own")).unwrap().mode() & 0o777, 0o600);
+        symlink(path("own"), path("link")).unwrap();
+        append(&path("link")).unwrap_err();
+        symlink(path("nothing"), path("dangling")).unwrap();
+        append_or_create(&path("dangling")).unwrap_err();
+        reopen(&path("link"), OpenOptions::new().write(true)).unwrap_err();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            path("fifo"),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RWXU,
+            0,
+        )
+        .unwrap();
+        append(&path("fifo")).unwrap_err();
+        reopen(&path("fifo"), OpenOptions::new().read(true).write(true)).unwrap_err();
+        fs::hard_link(path("own"), path("second")).unwrap();
+        assert_eq!(append(&path("own")).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn a_file_for_writing_is_never_one_of_another_user() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let folder = Folder::new("private-file-user");
+        let path = folder.0.join("theirs");
+        create(&path).unwrap();
+        std::os::unix::fs::chown(&path, Some(65_534), None).unwrap();
+        let refused = append(&path).unwrap_err();
+        assert_eq!(refused.to_string(), "it belongs to another user");
+    }
+}

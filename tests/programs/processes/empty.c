@@ -1,0 +1,4 @@
+/* Does nothing. */
+int main(void) {
+    return 0;
+}

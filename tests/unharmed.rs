@@ -1,0 +1,150 @@
+//! Files and messages of the library never harm the program: no signal, no endless wait, no file of somebody
+//! else.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod common;
+use common::{Traced, compiled, library};
+
+/// A program under the library, which warns at once: `MEMTRACE_OPS` is invalid.
+fn warned(program: &Path) -> Command {
+    let mut command = common::untraced(program, &[]);
+    command.env("LD_PRELOAD", library("libmemtrace.so")).env("MEMTRACE_OPS", "nothing such");
+    command
+}
+
+fn empty() -> std::path::PathBuf {
+    compiled("processes/empty.c", "empty", &[])
+}
+
+fn mkfifo(path: &Path) {
+    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+/// Runs a command that must end by itself, soon.
+fn ends(mut command: Command) -> Output {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > Duration::from_secs(20) {
+            child.kill().unwrap();
+            panic!("{command:?} does not end");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn warning_to_a_closed_pipe_raises_no_signal_in_the_program() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let status = warned(&empty()).stderr(writer).status().unwrap();
+    assert_eq!(status.code(), Some(0), "{status}");
+}
+
+#[test]
+fn log_file_and_hello_beyond_the_limit_of_file_sizes_raise_no_signal_in_the_program() {
+    let folder = TempDir::new().unwrap();
+    let (log, hello) = (folder.path().join("log"), folder.path().join("hello"));
+    fs::write(&hello, "").unwrap();
+    let mut command = Command::new("bash");
+    command.args(["-c", "ulimit -f 0; exec env LD_PRELOAD=\"$0\" \"$@\""]);
+    command.arg(library("libmemtrace.so")).arg(empty());
+    command.env("MEMTRACE_OPS", "nothing such").env("MEMTRACE_LOG_FILE", &log).env("MEMTRACE_HELLO", &hello);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(told.contains("MEMTRACE_LOG_FILE=") && told.contains("messages go to stderr"), "{told}");
+    assert!(told.contains("MEMTRACE_OPS=\"nothing such\""), "{told}");
+}
+
+#[test]
+fn log_file_or_hello_that_is_a_fifo_delays_no_program() {
+    let folder = TempDir::new().unwrap();
+    let fifo = folder.path().join("fifo");
+    mkfifo(&fifo);
+    for variable in ["MEMTRACE_LOG_FILE", "MEMTRACE_HELLO"] {
+        let mut command = warned(&empty());
+        command.env(variable, &fifo);
+        let output = ends(command);
+        assert_eq!(output.status.code(), Some(0), "{variable}: {output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("MEMTRACE_OPS"), "{variable}: {output:?}");
+    }
+}
+
+#[test]
+fn log_file_is_never_a_link_nor_a_file_with_a_second_name() {
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("precious"), "mine").unwrap();
+    symlink(path("precious"), path("link")).unwrap();
+    fs::hard_link(path("precious"), path("second")).unwrap();
+    for name in ["link", "second"] {
+        let output = warned(&empty()).env("MEMTRACE_LOG_FILE", path(name)).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(told.contains("MEMTRACE_LOG_FILE=") && told.contains("MEMTRACE_OPS"), "{name}: {told}");
+    }
+    assert_eq!(fs::read_to_string(path("precious")).unwrap(), "mine");
+    let silent = warned(&empty()).env("MEMTRACE_LOG_FILE", "/dev/null").output().unwrap();
+    assert_eq!(silent.stderr, b"", "{silent:?}");
+}
+
+#[test]
+fn setuid_program_writes_no_file_that_its_user_names() {
+    let folder = TempDir::new().unwrap();
+    if folder.path().metadata().unwrap().uid() != 0 {
+        return eprintln!("skipped: only root can make a setuid program of another user");
+    }
+    let tracer = library("libmemtrace.so");
+    // The loader drops LD_PRELOAD for such a program. The library comes as it does from /etc/ld.so.preload.
+    let link = [tracer.to_str().unwrap(), "-Wl,--no-as-needed"];
+    let program = folder.path().join("privileged");
+    fs::copy(compiled("processes/empty.c", "privileged", &[link[1], link[0]]), &program).unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let files = ["log", "hello"].map(|name| folder.path().join(name));
+    let run = |mode: u32| {
+        fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
+        for file in &files {
+            fs::write(file, "").unwrap();
+            fs::set_permissions(file, fs::Permissions::from_mode(0o600)).unwrap();
+        }
+        let mut command = if mode == 0o755 {
+            Command::new(&program)
+        } else {
+            let mut other = Command::new("setpriv");
+            other.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program);
+            other
+        };
+        command.env("MEMTRACE_OPS", "nothing such");
+        command.env("MEMTRACE_LOG_FILE", &files[0]).env("MEMTRACE_HELLO", &files[1]);
+        assert!(command.status().unwrap().success());
+        [0, 1].map(|index: usize| fs::metadata(&files[index]).unwrap().len() > 0)
+    };
+    assert_eq!(run(0o755), [true, true], "root's own program, with root's own variables");
+    assert_eq!(run(0o4755), [false, false], "a program that gives its user the rights of root");
+}
+
+#[test]
+fn out_folder_may_have_a_name_of_any_bytes() {
+    let folder = TempDir::new().unwrap();
+    let out = folder.path().join(OsStr::from_bytes(b"caf\xe9"));
+    compiled("fakes/cudart.c", "libcudart.so.12", &[]);
+    compiled("fakes/c10.c", "libc10.so", &[]);
+    compiled("fakes/c10_cuda.c", "libc10_cuda.so", &["libc10.so", "libcudart.so.12"]);
+    let include = format!("-I{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("include").display());
+    let libraries = [&include[..], "libc10_cuda.so", "libc10.so", "libcudart.so.12"];
+    let program = compiled("processes/parts.c", "parts", &libraries);
+    let ran = Traced::new(&program, &["exit", "10"]).env("MEMTRACE_OUT", &out).run();
+    assert_eq!(ran.stderr(), "");
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 1);
+}
