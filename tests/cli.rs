@@ -515,6 +515,26 @@ fn run_reports_a_program_that_did_not_load_the_library() {
 }
 
 #[test]
+fn run_leaves_a_program_under_the_loader_of_musl_as_it_is_and_says_so() {
+    let Some(installed) = Installed::new() else { return };
+    let place = |name: &str| installed.folder.path().join(name);
+    // A program that names a loader of that name: here it is glibc's.
+    fs::write(place("program.c"), "int main(void) { return 3; }").unwrap();
+    let loader = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-x86-64.so.2"];
+    let loader = loader.into_iter().find(|path| Path::new(path).exists()).expect("glibc's loader");
+    std::os::unix::fs::symlink(loader, place("ld-musl-x86_64.so.1")).unwrap();
+    let named = format!("-Wl,--dynamic-linker={}", place("ld-musl-x86_64.so.1").display());
+    let mut compiler = Command::new("cc");
+    compiler.arg(named).arg("-o").arg(place("program")).arg(place("program.c"));
+    assert!(compiler.status().unwrap().success());
+    let output = installed.run(&["--", "./program"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    let told = stderr(&output);
+    assert!(told.contains("musl's loader") && told.contains("it runs untraced"), "{told}");
+    assert!(told.contains("was not loaded into the program"), "{told}");
+}
+
+#[test]
 fn run_refuses_an_unknown_phantom_card_before_it_starts_the_program() {
     let Some(installed) = Installed::new() else { return };
     let output = installed.run(&["--phantom", "h900", "--", "touch", "ran"]).output().unwrap();

@@ -80,6 +80,14 @@ pub(crate) fn traced_command(
     Ok(child)
 }
 
+/// Removes our libraries from the environment of a traced command.
+pub(crate) fn remove_libraries(child: &mut Command) {
+    match std::env::var_os("LD_PRELOAD") {
+        Some(existing) => child.env("LD_PRELOAD", existing),
+        None => child.env_remove("LD_PRELOAD"),
+    };
+}
+
 /// An identifier that all processes of one launch share, and no other launch has.
 pub(crate) fn run_id() -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

@@ -17,7 +17,7 @@ use memtrace_analysis::reports;
 use memtrace_cards::CARDS;
 use memtrace_trace::text::printable;
 
-use crate::child_env::{PhantomArgs, Scratch, TRACER, run_id, traced_command};
+use crate::child_env::{PhantomArgs, Scratch, TRACER, remove_libraries, run_id, traced_command};
 use crate::error_message::message;
 use crate::out_folder::OutFolder;
 use crate::{args, load_failure, recovery, signals, terminal, trace_input};
@@ -56,6 +56,13 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let scratch = Scratch::new(&run_id)?;
     let out = OutFolder::new(matches.get_one::<PathBuf>("out"))?;
     let mut child = traced_command(&scratch, &command, &out.folder, &run_id, phantom.as_ref())?;
+    if load_failure::has_musl_loader(program) {
+        eprintln!(
+            "memtrace: {} runs under musl's loader, which ends a program that preloads {TRACER}; it runs untraced",
+            Path::new(program).display()
+        );
+        remove_libraries(&mut child);
+    }
     let forwarder = signals::Forwarder::start()?;
     let mut child = match child.spawn() {
         Ok(child) => child,
