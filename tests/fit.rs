@@ -94,7 +94,7 @@ fn fit_shows_a_failure_that_is_no_oom_and_gives_no_answer() {
     let fit = Fit::of(&["-o", "out", "--", "python3", &calls, "{}", "fails-at-8"]);
     let text = fit.text();
     assert_eq!(fit.status(), 1, "{text}");
-    assert!(text.contains("with 8 the program failed, but not because memory ran out"), "{text}");
+    assert!(text.contains("with value 8 the program failed for a reason other than memory"), "{text}");
     assert!(text.contains("status 1") && text.contains("the data set has 7 samples"), "{text}");
     assert!(!text.contains("does not"), "{text}");
     assert_eq!(fit.left(), ["4", "8"]);
