@@ -211,7 +211,7 @@ fn whatever_the_writer_writes_the_reader_reads() {
     for round in 0..8 {
         // Any bytes as events, as a journal may hold them, through the encoder.
         let mut encoder = memtrace_encode::Encoder::new(
-            random.next() >> random.next() % 64,
+            random.next() >> (random.next() % 64),
             0,
             1,
             memtrace_trace::rounding::Rounding {
