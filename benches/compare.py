@@ -36,9 +36,10 @@ DEVICE += ["at_end_allocated_bytes", "at_end_reserved_bytes"]
 
 def figures(question, answer):
     """The figures of memtrace's `--json`, in the form that the others print."""
-    # memtrace shows (none) as unattributed.
+    # A block without an owner has (none) in its row; memtrace names the owner that it lacks.
+    lacking = {"(no category)", "(no module)"}
     column = lambda groups: {
-        name.replace("(unattributed)", "(none)"): value for name, value in groups.items()
+        "(none)" if name in lacking else name: value for name, value in groups.items()
     }
     if question == "peak":
         groups = {

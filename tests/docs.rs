@@ -190,6 +190,39 @@ fn every_function_that_the_architecture_names_exists() {
     }
 }
 
+#[test]
+fn every_test_and_script_that_the_promises_name_exists() {
+    let page = std::fs::read_to_string(root().join("docs/promises.md")).unwrap();
+    let mut code = String::new();
+    for folder in folders_below(&root().join("src")).into_iter().chain([root().join("tests")]) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "rs") {
+                code += &std::fs::read_to_string(path).unwrap();
+            }
+        }
+    }
+    let mut found = 0;
+    for row in page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| ---")) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [_, _, named] = cells[..] else { panic!("a row has three cells: {row}") };
+        if named == "test" {
+            continue;
+        }
+        let names: Vec<&str> = named.split('`').skip(1).step_by(2).collect();
+        assert!(!names.is_empty(), "a promise without a test: {row}");
+        for name in names {
+            let exists = match name.split(' ').next() {
+                Some(script) if script.starts_with("scripts/") => root().join(script).exists(),
+                _ => code.contains(&format!("fn {name}(")),
+            };
+            assert!(exists, "docs/promises.md names {name}, and there is none");
+            found += 1;
+        }
+    }
+    assert!(found > 40, "the page names {found} tests");
+}
+
 /// Every folder below `folder`: the crates and their folders.
 fn folders_below(folder: &Path) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
