@@ -120,6 +120,44 @@ fn phantom_names_a_call_that_it_does_not_answer() {
     );
 }
 
+#[test]
+fn phantom_runtime_that_a_program_loads_itself_gives_memory_and_rows() {
+    Torch::on_each(|torch| {
+        let (version, python) = (&torch.version, torch.python.to_str().unwrap());
+        let library = runtime_library(&torch.packages());
+        let (folder, path) = (TempDir::new().unwrap(), library.parent().unwrap());
+        let name = library.file_name().unwrap().to_str().unwrap();
+        let code = "import ctypes, sys\n\
+                    for name in sys.argv[1:]:\n\
+                    \x20   runtime, address = ctypes.CDLL(name), ctypes.c_void_p()\n\
+                    \x20   runtime.cudaGetErrorString.restype = ctypes.c_char_p\n\
+                    \x20   print(runtime.cudaMalloc(ctypes.byref(address), 12345), address.value is not None)\n\
+                    \x20   print(runtime.cudaFree(address), runtime.cudaGetErrorString(2).decode())\n";
+        let arguments = ["run", "-q", "--phantom", "t4", "-o", "out", "--", python, "-c", code, name];
+        let mut command = harness::memtrace();
+        command.args(arguments).arg(&library).current_dir(folder.path()).env("LD_LIBRARY_PATH", path);
+        let stdout = succeeded("the program", &command.output().unwrap());
+        assert_eq!(stdout, "0 True\n0 out of memory\n".repeat(2), "torch {version}");
+        let rows = harness::read(&traces(&folder.path().join("out"))[0]);
+        let calls: Vec<_> = rows
+            .iter()
+            .filter(|row| row.requested_bytes == 12345)
+            .map(|row| (row.event.as_str(), row.source != "(unknown)" && !row.source.is_empty()))
+            .collect();
+        let both = [("ext_alloc", true), ("ext_free", true)];
+        assert_eq!(calls, [both, both].concat(), "torch {version}: {rows:?}");
+    });
+}
+
+/// The `libcudart.so.MAJOR` among the packages of a torch.
+fn runtime_library(packages: &Path) -> PathBuf {
+    let folders = packages.join("nvidia").read_dir().unwrap();
+    let files = folders.filter_map(|folder| folder.unwrap().path().join("lib").read_dir().ok()).flatten();
+    let is_runtime =
+        |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("libcudart.so.");
+    files.map(|file| file.unwrap().path()).find(is_runtime).expect("torch comes with the runtime")
+}
+
 /// The output of `scripts/gpu-compare`, where one simulated GPU plays the real one.
 fn compared(torch: &Torch, real: &str, phantom: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -36,4 +36,15 @@ a, b = torch.randn(1000, device="cuda"), torch.randn(1000, device="cuda")
 out = torch.empty_like(a)
 add[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](a, b, out, 1000)
 print("chosen", add.best_config)
+
+# Compiled code that is captured into CUDA graphs and replayed.
+layers = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).cuda()
+graphed = torch.compile(layers, mode="reduce-overhead")
+for _ in range(4):
+    torch.compiler.cudagraph_mark_step_begin()
+    graphed(torch.randn(8, 64, device="cuda")).sum().backward()
+    # The gradients lie in the memory of the graph, which the next step overwrites.
+    layers.zero_grad(set_to_none=True)
+assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
+assert any(tuple(segment["segment_pool_id"]) != (0, 0) for segment in torch.cuda.memory_snapshot())
 print("ok")
