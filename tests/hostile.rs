@@ -256,6 +256,20 @@ fn no_control_sequence_of_a_trace_reaches_the_terminal() {
 }
 
 #[test]
+fn a_trace_of_any_number_of_devices_takes_no_longer_than_another() {
+    let mut trace = TraceBuilder::default();
+    for device in 0..100_000 {
+        trace.raw(Row { event: EventName::Alloc, device, alloc_id: 9, delta_bytes: 512, ..Row::default() });
+    }
+    let (_folder, path) = with_trace(&trace.finish());
+    for words in [&["summary"][..], &["leaks"], &["summary", "--lenient"], &["live", "--once"]] {
+        let answer = bounded(&[words, &[path.to_str().unwrap()]].concat());
+        let said = String::from_utf8_lossy(&answer.stderr);
+        assert!(answer.status.success() || said.contains("column device: expected an integer"), "{said}");
+    }
+}
+
+#[test]
 fn one_file_of_the_command_prints_lines() {
     fn check(folder: &Path) {
         for entry in fs::read_dir(folder).unwrap() {

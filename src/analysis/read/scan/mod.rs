@@ -3,7 +3,7 @@
 //! 64 bytes at a time become one bit mask of commas and line ends, so a column that is not wanted costs one
 //! bit. Rows with quotes take a slow path through the `csv` crate.
 
-use memtrace_trace::columns::{COLUMNS, MAX_BYTES, MAX_NUMBER, Reading, Shape, index_of};
+use memtrace_trace::columns::{COLUMNS, MAX_BYTES, MAX_DEVICE, MAX_NUMBER, Reading, Shape, index_of};
 use memtrace_trace::text::original_text;
 use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
@@ -160,7 +160,7 @@ impl Scanner {
             };
             // A `request`, an `i64` or an `i32`.
             ($index:ident $int:ident) => {
-                integer($index, MAX_NUMBER, row)?
+                integer($index, const { most_of($index) }, row)?
             };
         }
         // Parses a column if it is wanted and its declaration has this reading.
@@ -263,6 +263,11 @@ impl Work for Block<'_> {
         }
         scanner.delimiters = delimiters;
     }
+}
+
+/// The largest distance from 0 of the number in the column at `index`, which is not one of bytes.
+const fn most_of(index: usize) -> u64 {
+    if index == index_of("device") { MAX_DEVICE } else { MAX_NUMBER }
 }
 
 /// A line of a block.

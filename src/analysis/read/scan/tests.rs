@@ -94,7 +94,8 @@ macro_rules! rows {
 
         /// A row with any values.
         fn any_row(random: &mut Random) -> Row<'static> {
-            Row { owner: 0, $($($name: any!(random $type),)+)+ }
+            let row = Row { owner: 0, $($($name: any!(random $type),)+)+ };
+            Row { device: row.device % (MAX_DEVICE as i32 + 1), ..row }
         }
 
         /// Asserts that a record has the values of a row.
