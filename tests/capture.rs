@@ -761,3 +761,63 @@ fn lines_in<'a>(frames: impl Iterator<Item = &'a str>) -> Vec<String> {
     };
     frames.filter_map(line_of).collect()
 }
+
+#[test]
+fn writes_into_a_live_journal_by_others_neither_stop_the_program_nor_the_writer() {
+    use std::io::{Seek, SeekFrom, Write};
+    let folder = tempfile::TempDir::new().unwrap();
+    let mut command = untraced(&program("threads/flood"), &["4", "150000"]);
+    command.env("LD_PRELOAD", common::library("libmemtrace.so")).env("MEMTRACE_OUT", folder.path());
+    command.env("MEMTRACE_BUFFER", "1m");
+    let piped = std::process::Stdio::piped;
+    let mut child = command.stdout(piped()).stderr(piped()).spawn().unwrap();
+    let name = format!("memtrace-{}-", child.id());
+    let mut random = 1u64;
+    let mut next = || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    let mut writes = 0;
+    while child.try_wait().unwrap().is_none() {
+        let journals = fs::read_dir("/dev/shm").unwrap().flatten().map(|entry| entry.path());
+        let journal = journals.into_iter().find(|path| {
+            let file = path.file_name().unwrap().to_string_lossy();
+            file.starts_with(&name) && file.ends_with(".journal")
+        });
+        let Some(mut file) = journal.and_then(|path| fs::File::options().write(true).open(path).ok()) else {
+            continue;
+        };
+        let length = file.metadata().unwrap().len();
+        for _ in 0..1000 {
+            // Never longer than the journal: that would be no write but a growth.
+            file.seek(SeekFrom::Start(next() % (length / 64) * 64)).unwrap();
+            let values = [next(), next(), next() % 256, next() % 1024];
+            file.write_all(&values.map(u64::to_le_bytes).concat()).unwrap();
+            writes += 1;
+        }
+    }
+    let output = child.wait_with_output().unwrap();
+    assert!(writes > 1000, "the journal was found");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{}\n", 4 * 150_000 * 2));
+    assert!(!stderr.contains("defect"), "{stderr}");
+}
+
+#[test]
+fn threads_that_run_on_while_the_trace_is_finished_have_rows_or_are_counted() {
+    for buffer in ["16m", "64m"] {
+        let ran = Traced::new(&program("threads/runs_on"), &["3"]).env("MEMTRACE_BUFFER", buffer).run();
+        assert_eq!(ran.status(), 0, "{}", ran.stderr());
+        let trace = ran.trace();
+        let word = trace.end.split(' ').find_map(|word| word.strip_prefix("lost="));
+        let lost: i64 = word.unwrap().parse().unwrap();
+        let calls = ran.numbers()[0];
+        // The end row is written a moment before the process is gone.
+        let missing = calls - trace.rows.len() as i64 - lost;
+        eprintln!("{buffer}: {calls} calls, {} rows, {lost} lost, {missing} missing", trace.rows.len());
+        assert!(lost > 0 && missing < calls / 20, "{buffer}: {calls} {} {lost}", trace.rows.len());
+    }
+}

@@ -261,6 +261,12 @@ fn name_and_run_id_are_in_the_file_name_and_the_meta_row() {
     let name = file.file_name().unwrap().to_string_lossy().into_owned();
     assert!(name.starts_with("launch7-") && name.ends_with(".csv"), "{name}");
     assert_eq!(RowReader::open(file).unwrap().meta().run_id, "launch7");
+    // No id gives a hidden file, another folder, or a name that is too long.
+    for run in ["", ".hidden", "../up", &"x".repeat(4000)] {
+        let ran = traced("exit", "10").env("MEMTRACE_RUN_ID", run).env("MEMTRACE_NAME", "{run}.{pid}").run();
+        let [file] = &ran.files()[..] else { panic!("{run}: {:?}{}", ran.files(), ran.stderr()) };
+        assert!(!file.file_name().unwrap().to_string_lossy().starts_with('.'), "{}", file.display());
+    }
 }
 
 #[test]

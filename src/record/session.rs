@@ -40,19 +40,52 @@ impl Session {
     /// A name of the settings with its placeholders filled in.
     #[must_use]
     pub fn named(&self, pattern: &str) -> String {
-        fill(pattern, &self.host, self.rank, std::process::id(), &self.run())
+        fill(pattern, &self.host, self.rank, std::process::id(), &run_in_name(&self.settings.run_id))
     }
 
     /// A path of the settings with its placeholders filled in.
     #[must_use]
     pub fn named_path(&self, pattern: &Path) -> PathBuf {
-        fill_path(pattern, &self.host, self.rank, std::process::id(), &self.run())
+        fill_path(pattern, &self.host, self.rank, std::process::id(), &run_in_name(&self.settings.run_id))
     }
 
-    /// The id of the run, as it may stand in a file name.
-    fn run(&self) -> String {
-        // The id of a run comes from the environment and may hold any character.
-        let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
-        self.settings.run_id.chars().map(safe).collect()
+    /// The name of the trace, without its ending: never that of a hidden file.
+    #[must_use]
+    pub fn trace_name(&self) -> String {
+        let name = self.named(&self.settings.name);
+        // A name may begin with the id of the run, which may be empty.
+        if name.starts_with('.') { format!("_{name}") } else { name }
+    }
+}
+
+/// The most characters that the id of a run gives to a name: the file system takes 255 in all.
+const MAX_RUN: usize = 100;
+
+/// The id of a run as a part of a file name. It comes from the environment and may hold any character.
+fn run_in_name(run: &str) -> String {
+    let plain = |(index, c): (usize, char)| {
+        let is_plain = c.is_ascii_alphanumeric() || "-_".contains(c) || (c == '.' && index > 0);
+        if is_plain { c } else { '_' }
+    };
+    run.chars().take(MAX_RUN).enumerate().map(plain).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_id_of_a_run_makes_no_hidden_file_and_no_other_folder() {
+        for (run, shown) in [
+            ("", ""),
+            (".hidden", "_hidden"),
+            ("..", "_."),
+            ("../x", "_._x"),
+            ("a.b-c_1", "a.b-c_1"),
+            ("ä/", "__"),
+        ] {
+            assert_eq!(run_in_name(run), shown, "{run}");
+        }
+        assert_eq!(run_in_name(&"x".repeat(1000)).len(), MAX_RUN);
     }
 }

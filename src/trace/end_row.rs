@@ -20,6 +20,8 @@ text_enum! {
         Rotated = "rotated",
         /// The process was killed; the trace was completed from its journal.
         Killed = "killed",
+        /// The process could not write the trace any further (a full disk); it was completed from its journal.
+        Stopped = "stopped",
     }
 }
 

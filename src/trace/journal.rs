@@ -120,6 +120,8 @@ pub struct JournalHeader {
     pub losses: [Losses; LOSS_SHARDS],
     /// The [`mount_namespace`] of the process; 0 when unknown.
     pub mount_namespace: AtomicU64,
+    /// 1 once the process could not write its trace any further.
+    pub is_stopped: AtomicU64,
 }
 
 const _: () = assert!(size_of::<JournalHeader>() <= HEADER_BYTES);
@@ -173,6 +175,8 @@ pub mod layout {
     pub const OVERFLOWED: usize = offset_of!(Losses, overflowed);
     /// See [`JournalHeader::mount_namespace`].
     pub const MOUNT_NAMESPACE: usize = offset_of!(JournalHeader, mount_namespace);
+    /// See [`JournalHeader::is_stopped`].
+    pub const IS_STOPPED: usize = offset_of!(JournalHeader, is_stopped);
 
     /// See [`ChunkHeader::committed`].
     pub const COMMITTED: usize = offset_of!(ChunkHeader, committed);

@@ -34,11 +34,21 @@ pub(crate) struct ChunkPool {
     memory: MmapRaw,
     chunks: usize,
     path: Option<PathBuf>,
+    /// The owners of the chunks. Their copies in the mapping are for recovery: another process may write there.
+    owners: Box<[Owner]>,
     /// The open file, when it holds the lock of the journal; mostly the mapping does.
     _lock: Option<File>,
     short: AtomicBool,
     free: (Sender<u32>, Receiver<u32>),
     full: (Sender<u32>, Receiver<u32>),
+}
+
+/// The owner of a chunk.
+#[derive(Default)]
+struct Owner {
+    tid: AtomicU32,
+    lane: AtomicU32,
+    index: AtomicU32,
 }
 
 impl ChunkPool {
@@ -59,6 +69,7 @@ impl ChunkPool {
             memory,
             chunks,
             path,
+            owners: (0..chunks).map(|_| Owner::default()).collect(),
             _lock: lock,
             short: AtomicBool::new(false),
             free: bounded(chunks),
@@ -118,6 +129,10 @@ impl ChunkPool {
             })?;
         let header = &self.chunk(chunk).header;
         header.committed.store(0, Ordering::Relaxed);
+        let owner = &self.owners[chunk as usize];
+        owner.tid.store(tid, Ordering::Relaxed);
+        owner.lane.store(lane, Ordering::Relaxed);
+        owner.index.store(index, Ordering::Relaxed);
         header.tid.store(tid, Ordering::Relaxed);
         header.lane.store(lane, Ordering::Relaxed);
         header.index.store(index, Ordering::Relaxed);
@@ -145,6 +160,13 @@ impl ChunkPool {
         // SAFETY: the mapping begins with the header and lives as long as `self`; everything in it that changes is
         // atomic or in a cell.
         unsafe { &*self.memory.as_ptr().cast::<JournalHeader>() }
+    }
+
+    /// Stores that the trace ends here because it cannot be written any further: recovery finishes it. False without
+    /// a journal.
+    pub(crate) fn stop_trace(&self) -> bool {
+        self.header().is_stopped.store(1, Ordering::Release);
+        self.path.is_some()
     }
 
     /// Returns a drained chunk to the pool.
@@ -368,7 +390,7 @@ impl ChunkReader {
         self.chunk
     }
 
-    /// The number of complete events.
+    /// The number of complete events, never more than a chunk has.
     #[must_use]
     pub(crate) fn committed(self) -> usize {
         (self.header().committed.load(Ordering::Acquire) as usize).min(SLOTS)
@@ -386,19 +408,23 @@ impl ChunkReader {
     /// The thread that fills the chunk.
     #[must_use]
     pub(crate) fn tid(self) -> u32 {
-        self.header().tid.load(Ordering::Relaxed)
+        self.owner().tid.load(Ordering::Relaxed)
     }
 
     /// The lane that the chunk belongs to.
     #[must_use]
     pub(crate) fn lane(self) -> u32 {
-        self.header().lane.load(Ordering::Relaxed)
+        self.owner().lane.load(Ordering::Relaxed)
     }
 
     /// The position of the chunk in its lane.
     #[must_use]
     pub(crate) fn index(self) -> u32 {
-        self.header().index.load(Ordering::Relaxed)
+        self.owner().index.load(Ordering::Relaxed)
+    }
+
+    fn owner(&self) -> &Owner {
+        &self.pool.owners[self.chunk as usize]
     }
 
     fn header(&self) -> &ChunkHeader {

@@ -68,9 +68,18 @@ impl EventQueue {
     /// Records one event. `make` gets the clock, which is read here; it must neither record nor intern.
     #[inline(always)]
     pub(crate) fn record(&'static self, make: impl FnOnce(u64) -> Event) {
-        if !self.is_closed() {
+        if self.is_closed() {
+            self.drop_event();
+        } else {
             with_lane(self, |lane| lane.record(make));
         }
+    }
+
+    /// Counts an event that came after the end of the trace.
+    #[cold]
+    #[inline(never)]
+    fn drop_event(&'static self) {
+        with_lane(self, Lane::drop_event);
     }
 
     /// Announces an event of this thread and returns its clock; [`EventQueue::commit`] records it.
@@ -80,7 +89,7 @@ impl EventQueue {
 
     /// Records the event that [`EventQueue::begin`] announced.
     pub(crate) fn commit(&'static self, event: Event) {
-        with_lane(self, |lane| lane.commit(event));
+        with_lane(self, |lane| if self.is_closed() { lane.abandon() } else { lane.commit(event) });
     }
 
     /// Counts an op of this thread that has no row because the pool was short.
@@ -198,6 +207,18 @@ impl Lane {
         self.last = self.last.max(event.clock_ns);
         self.push(event);
         self.shared.announced.store(IDLE, Ordering::Release);
+    }
+
+    /// Counts the event that [`Lane::begin`] announced, after the end of the trace.
+    fn abandon(&mut self) {
+        self.drop_event();
+        self.shared.announced.store(IDLE, Ordering::Release);
+    }
+
+    /// Counts an event as dropped.
+    fn drop_event(&mut self) {
+        self.count();
+        self.pool().losses(self.shared.id).dropped.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a skipped op; the next chunk reports it.

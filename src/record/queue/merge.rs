@@ -273,9 +273,10 @@ impl Source {
                 let event = queued.chunk.event(queued.seen);
                 queued.seen += 1;
                 if event.is_definition() {
-                    let slots = text_slots(&event);
+                    // The mapping may hold any bytes: another process can write there.
+                    let slots = text_slots(&event).min(committed - queued.seen);
                     let mut bytes = Vec::with_capacity(slots * size_of::<Event>());
-                    for slot in queued.seen..(queued.seen + slots).min(committed) {
+                    for slot in queued.seen..queued.seen + slots {
                         bytes.extend(bytes_of(&queued.chunk.event(slot)));
                     }
                     queued.seen += slots;

@@ -12,7 +12,8 @@ use memtrace_trace::{files, private_file};
 /// a quarter of the free space: `/dev/shm` belongs to the program, and in a container it may have 64 MiB.
 pub(crate) fn journal_folders(bytes: usize) -> Vec<PathBuf> {
     let mut folders = memtrace_trace::journal::folders();
-    folders.retain(|folder| is_local(folder) && free_bytes(folder) / 4 >= bytes as u64);
+    let is_safe = |folder: &PathBuf| stat(folder).is_some_and(|stat| keeps_reservations(stat.f_type));
+    folders.retain(|folder| is_safe(folder) && free_bytes(folder) / 4 >= bytes as u64);
     folders
 }
 
@@ -29,17 +30,18 @@ fn free_bytes(folder: &Path) -> u64 {
     stat(folder).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_bsize as u64))
 }
 
-/// Returns true if the file system is in memory or on a disk of this host. A mapping of a network file can
-/// fault.
-fn is_local(folder: &Path) -> bool {
+/// Returns true if no store to a mapped file can fault once its room is reserved: the file system is in memory, or on
+/// a disk of this host and writes in place.
+///
+/// A mapping of a network file can fault. A file system that copies on write (btrfs, ZFS, F2FS) needs new room for each
+/// store, whatever `posix_fallocate` reserved: on a full disk, the store raises SIGBUS. An overlay passes the
+/// reservation on to the file system below it, which is mostly ext4 or xfs; no call tells which one it is.
+fn keeps_reservations(file_system: i64) -> bool {
     const EXT: i64 = 0xEF53;
     const TMPFS: i64 = 0x0102_1994;
     const XFS: i64 = 0x5846_5342;
-    const BTRFS: i64 = 0x9123_683E;
     const OVERLAY: i64 = 0x794C_7630;
-    const ZFS: i64 = 0x2FC1_2FC1;
-    const F2FS: i64 = 0xF2F5_2010;
-    stat(folder).is_some_and(|stat| [EXT, TMPFS, XFS, BTRFS, OVERLAY, ZFS, F2FS].contains(&stat.f_type))
+    [EXT, TMPFS, XFS, OVERLAY].contains(&file_system)
 }
 
 /// Creates the trace `<name>.csv` in `folder`, private and new, never through a link. Adds a number when the
@@ -129,4 +131,27 @@ pub(crate) fn still_ours(file: &File, path: &Path) -> io::Result<()> {
 pub(crate) fn cut_to_whole_lines(file: &File, path: &Path) -> io::Result<()> {
     still_ours(file, path)?;
     file.set_len(memtrace_recover::whole_lines(path, u64::MAX)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_journal_lies_on_no_file_system_that_copies_on_write_or_is_remote() {
+        // Magic numbers of statfs(2).
+        for (name, file_system, is_safe) in [
+            ("tmpfs", 0x0102_1994, true),
+            ("ext4", 0xEF53, true),
+            ("xfs", 0x5846_5342, true),
+            ("overlay", 0x794C_7630, true),
+            ("btrfs", 0x9123_683E, false),
+            ("zfs", 0x2FC1_2FC1, false),
+            ("f2fs", 0xF2F5_2010, false),
+            ("nfs", 0x6969, false),
+            ("fuse", 0x6573_5546, false),
+        ] {
+            assert_eq!(keeps_reservations(file_system), is_safe, "{name}");
+        }
+    }
 }

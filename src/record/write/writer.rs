@@ -33,6 +33,10 @@ use crate::session::Session;
 
 /// The longest time that the end of the trace waits for events that threads are recording.
 const LAST_EVENTS: Duration = Duration::from_millis(100);
+/// The end of the trace drains the queue again while a pass takes longer than this.
+const SHORT_PASS: Duration = Duration::from_millis(5);
+/// It does so no more often than this: threads may record as fast as the writer thread writes.
+const MOST_PASSES: usize = 10;
 /// The longest time that a flush waits for them.
 const FLUSHED_EVENTS: Duration = Duration::from_secs(1);
 /// The interval between two reads of the queue. A full chunk wakes nobody: that would cost the hook a system
@@ -98,16 +102,24 @@ impl Writer {
         };
         if let Err(error) = writer.work() {
             queue.close();
-            let Writer { part: Part { rows, path, .. }, finishing, .. } = writer;
-            if output::cut_to_whole_lines(rows.file(), &path).is_err() {
+            let Writer { part: Part { rows, path, .. }, finishing, without_journal, .. } = writer;
+            let is_ours = output::cut_to_whole_lines(rows.file(), &path).is_ok();
+            if !is_ours {
                 // The descriptor may belong to the program by now, so it must not be closed here.
                 std::mem::forget(rows);
             }
+            // The journal has the events that are not in the file, and counts those that come now.
+            let is_kept = is_ours && !without_journal && queue.pool().stop_trace();
+            let advice = if is_kept {
+                "its journal keeps the last events: free some space, and the next command that reads the trace adds them"
+            } else {
+                queue.pool().remove_file();
+                "free some space or set MEMTRACE_OUT"
+            };
             (session.say)(&format!(
-                "the trace ends early: {}: {error}; the program goes on untraced; free some space or set MEMTRACE_OUT",
+                "the trace ends early: {}: {error}; the program goes on untraced; {advice}",
                 path.display()
             ));
-            queue.pool().remove_file();
             if !finishing {
                 answer_until_finish(control);
             }
@@ -123,7 +135,7 @@ impl Writer {
         let pool = queue.pool();
         let pid = std::process::id();
         let mut meta = meta_row::first(session, pool, start_ns);
-        let name = session.named(&session.settings.name);
+        let name = session.trace_name();
         let (file, path) =
             output::create_trace(&session.out, &name, |path| pool.set_trace(path)).map_err(|error| {
                 format!(
@@ -271,6 +283,15 @@ impl Writer {
 
     fn finish(&mut self) -> io::Result<()> {
         self.finishing = true;
+        // Threads that run on record while this thread drains. Most of their events are taken in: the queue closes only
+        // when it is nearly empty, and counts what comes later.
+        for _ in 0..MOST_PASSES {
+            let start = Instant::now();
+            self.advance()?;
+            if start.elapsed() < SHORT_PASS {
+                break;
+            }
+        }
         self.queue.close();
         let patience = Instant::now() + LAST_EVENTS;
         self.collect();
@@ -281,9 +302,24 @@ impl Writer {
         self.encode(u64::MAX)?;
         self.ooms.print_when_tagged(true, &self.encoder, &self.meta, &self.part.path);
         let more = refused_names_word(intern::refused()) + &(self.session.conclude)();
+        let (place, length) = (self.encoder.place(), self.part.flush(&mut self.encoder)?);
         let lost = self.merge.lost(self.queue);
         self.encoder.end(clock::now_ns(), lost, Ending::Exit, more.trim_end(), &mut self.part.rows)?;
         self.flush()?;
+        let lost_now = self.merge.lost(self.queue);
+        if lost_now > lost {
+            // Meanwhile threads recorded more events.
+            self.part.truncate(length)?;
+            self.encoder.take_back(place);
+            self.encoder.end(
+                clock::now_ns(),
+                lost_now,
+                Ending::Exit,
+                more.trim_end(),
+                &mut self.part.rows,
+            )?;
+            self.flush()?;
+        }
         self.queue.pool().remove_file();
         self.compressor.add(self.part.path.clone());
         self.compressor.finish(|| self.control.note_progress());
