@@ -27,7 +27,9 @@ use std::process::ExitCode;
 use error_message::message;
 
 fn main() -> ExitCode {
-    match commands::run(&commands::command().get_matches()) {
+    let result = commands::run(&commands::command().get_matches());
+    recovery::remove_temporary_files();
+    match result {
         Ok(code) => code,
         // The reader closed the pipe, which is no error: `memtrace peak out | head`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,

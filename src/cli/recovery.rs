@@ -1,31 +1,51 @@
 //! Completes the traces of killed processes from their journals, before a command reads them.
+//!
+//! A trace that cannot be written (a read-only mount, a full disk) is completed for this command only: the rest of it is
+//! a temporary file, and the footer says so.
 
-use std::path::Path;
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use memtrace_analysis::read::input::Input;
-use memtrace_recover::{Repaired, repair, sweep};
+use memtrace_analysis::read::stream::TraceFile;
+use memtrace_recover::{Repaired, Rest, repair, repair_beside, sweep};
 use memtrace_trace::Meta;
 use memtrace_trace::counts::counted;
+use memtrace_trace::end_row::Ending;
 use memtrace_trace::journal::folders;
 
 use crate::terminal;
 
-/// Completes the traces of `input` whose processes were killed, and reports each on stderr. True when a trace
-/// changed, so that it must be opened again.
-///
-/// # Errors
-/// When a journal cannot be read, or its rows cannot be written.
-pub(crate) fn recover(input: &Input) -> Result<bool> {
-    recover_each(input, |line| terminal::say(&line))
+/// The folder of the temporary files of this command.
+static FOLDER: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+/// The rest of a trace that cannot be written, in a temporary file.
+struct Beside {
+    trace: PathBuf,
+    rest: Rest,
+    file: PathBuf,
+    note: String,
 }
 
-/// Same as [`recover`], without a message: for programs that are expected to be killed.
+/// Opens an input with `open`, completes its traces whose processes were killed, and reports each on stderr. Traces of
+/// other runs in the same folder are completed too.
 ///
 /// # Errors
-/// Same as [`recover`].
-pub(crate) fn recover_quietly(input: &Input) -> Result<bool> {
-    recover_each(input, |_| {})
+/// When the input cannot be opened, a journal cannot be read, or its rows cannot be written anywhere.
+pub(crate) fn complete(open: impl Fn() -> Result<Input>) -> Result<Input> {
+    complete_each(open, |line| terminal::say(&line))
+}
+
+/// Same as [`complete`], without a message: for programs that are expected to be killed.
+///
+/// # Errors
+/// Same as [`complete`].
+pub(crate) fn complete_quietly(open: impl Fn() -> Result<Input>) -> Result<Input> {
+    complete_each(open, |_| {})
 }
 
 /// Why a trace without an end row cannot be finished here. A copy of a complete trace may be cut, too, so the
@@ -52,41 +72,132 @@ pub(crate) fn begin(path: &Path) {
     }
 }
 
-fn recover_each(input: &Input, report: impl Fn(String)) -> Result<bool> {
+/// Removes the temporary files of this command; call it last.
+pub(crate) fn remove_temporary_files() {
+    if let Some(folder) = FOLDER.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        let _ = fs::remove_dir_all(folder);
+    }
+}
+
+fn complete_each(open: impl Fn() -> Result<Input>, report: impl Fn(String)) -> Result<Input> {
     sweep(&folders(), None);
+    let mut input = open()?;
     let mut changed = false;
+    let mut rests = Vec::new();
     let files = input.traces.iter().flat_map(|trace| trace.files().map(move |path| (trace, path)));
     for (trace, path) in files {
         // Completing one part of a rotated trace removes the empty part that follows it.
-        if !path.exists() {
-            continue;
-        }
-        // A compressed file was closed in order.
-        if path.extension().is_none_or(|extension| extension != "csv") {
-            continue;
-        }
-        let name = path.display();
-        match repair(path)
-            .with_context(|| format!("{name}: cannot complete the trace of a killed process"))?
-        {
-            Repaired::Finished { rows, lost, .. } => {
-                changed = true;
-                let lost = match lost {
-                    0 => String::new(),
-                    lost => format!("; {} lost, because the buffer was full", counted(lost, "event")),
-                };
-                report(format!(
-                    "{name}: its process was killed; recovered {} from its journal{lost}",
-                    counted(rows, "row")
-                ));
-            }
-            Repaired::NoJournal => report(format!("{name}: {}", without_journal(&trace.meta))),
-            Repaired::Refused(why) => report(format!(
-                "{name}: no end row, and the last rows are missing: the file that it names as its journal was not \
-                 used, because {why}"
-            )),
-            Repaired::Complete | Repaired::Running => {}
+        changed |= !path.exists();
+        if let Some(rest) = complete_file(path, &trace.meta, &mut changed, &report)? {
+            rests.push(rest);
         }
     }
-    Ok(changed)
+    for path in &input.others {
+        let result = if is_plain(path) { repair(path) } else { Ok(Repaired::Complete) };
+        match result {
+            Ok(Repaired::Finished { rest, .. }) => report(finished(path, rest)),
+            Ok(_) => {}
+            Err(error) => report(format!("{}: {CANNOT}: {error}", path.display())),
+        }
+    }
+    if changed {
+        input = open()?;
+    }
+    for Beside { trace, rest, file, note } in rests {
+        let part = TraceFile::open(&file)?;
+        if input.traces.iter_mut().any(|other| other.continue_with(&trace, rest.whole, part.clone())) {
+            input.notes.push(note);
+        }
+    }
+    Ok(input)
+}
+
+const CANNOT: &str = "cannot complete the trace of a killed process";
+
+/// Returns true if a file may lack its end: a compressed one was closed in order.
+fn is_plain(path: &Path) -> bool {
+    path.exists() && path.extension().is_some_and(|extension| extension == "csv")
+}
+
+fn finished(path: &Path, rest: Rest) -> String {
+    let Rest { rows, lost, ending, .. } = rest;
+    let lost = match (lost, ending) {
+        (0, _) => String::new(),
+        (lost, Ending::Stopped) => format!("; {} lost, which came later", counted(lost, "event")),
+        (lost, _) => format!("; {} lost, because the buffer was full", counted(lost, "event")),
+    };
+    let end = end_of(ending);
+    format!("{}: {end}; recovered {} from its journal{lost}", path.display(), counted(rows, "row"))
+}
+
+/// How the process left its trace.
+fn end_of(ending: Ending) -> &'static str {
+    match ending {
+        Ending::Stopped => "its process could not write it to its end",
+        _ => "its process was killed",
+    }
+}
+
+/// Completes one file of a trace. Returns the rest of a trace that cannot be written.
+fn complete_file(
+    path: &Path,
+    meta: &Meta,
+    changed: &mut bool,
+    report: impl Fn(String),
+) -> Result<Option<Beside>> {
+    if !is_plain(path) {
+        return Ok(None);
+    }
+    let name = path.display();
+    match repair(path) {
+        Ok(Repaired::Finished { rest, .. }) => {
+            *changed = true;
+            report(finished(path, rest));
+        }
+        Ok(Repaired::ByAnother) => *changed = true,
+        Ok(Repaired::NoJournal) => report(format!("{name}: {}", without_journal(meta))),
+        Ok(Repaired::Refused(why)) => report(format!(
+            "{name}: no end row, and the last rows are missing: the file that it names as its journal was not used, \
+             because {why}"
+        )),
+        Ok(Repaired::Complete | Repaired::Running) => {}
+        Err(error) => {
+            return complete_beside(path, &error).with_context(|| format!("{name}: {CANNOT}: {error}"));
+        }
+    }
+    Ok(None)
+}
+
+/// Writes the rest of a trace into a temporary file, after `error` kept it from being written in place.
+fn complete_beside(path: &Path, error: &io::Error) -> Result<Option<Beside>> {
+    let folder = temporary_folder()?;
+    let name = path.file_name().context("a trace has a name")?;
+    // A command may read two traces of one name.
+    let file = folder.join(fs::read_dir(&folder)?.count().to_string()).join(name);
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(file.parent().unwrap_or(&folder))?;
+    Ok(repair_beside(path, &file)?.ok().map(|rest| Beside {
+        trace: path.to_owned(),
+        rest,
+        file,
+        note: format!(
+            "{}: {}, and it cannot be written now ({error}): its last {} are read from its journal, which stays; once \
+             the file can be written, the next command adds them",
+            name.display(),
+            end_of(rest.ending),
+            counted(rest.rows, "row")
+        ),
+    }))
+}
+
+/// A folder of this command alone, made at the first call.
+fn temporary_folder() -> Result<PathBuf> {
+    let mut folder = FOLDER.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(folder) = &*folder {
+        return Ok(folder.clone());
+    }
+    let new = std::env::temp_dir().join(format!("memtrace-rest-{}", std::process::id()));
+    // Fails when the name exists, so nobody can have placed a link there.
+    let created = fs::DirBuilder::new().mode(0o700).create(&new);
+    created.with_context(|| format!("cannot create the temporary folder {}", new.display()))?;
+    Ok(folder.insert(new).clone())
 }

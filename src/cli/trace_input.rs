@@ -31,10 +31,8 @@ pub(crate) fn open(path: &Path, matches: &ArgMatches, recover: bool) -> Result<I
     if !path.try_exists().unwrap_or(true) {
         bail!(missing(path));
     }
-    let mut input = Input::open(path)?;
-    if recover && recovery::recover(&input)? {
-        input = Input::open(path)?;
-    }
+    let open = || Ok(Input::open(path)?);
+    let mut input = if recover { recovery::complete(open)? } else { open()? };
     if let Some(rank) = matches.get_one::<i32>("rank") {
         selection::only_rank(&mut input, *rank)?;
     }

@@ -25,6 +25,8 @@ pub(crate) struct Journal {
     pub(crate) csv_len: u64,
     /// The length of the whole part of the file of definitions.
     names_len: u64,
+    /// The process could not write its trace any further.
+    pub(crate) is_stopped: bool,
     /// The part of the trace that these lengths belong to.
     pub(crate) part: u64,
     /// The number of lost events: dropped, or on the overflow list and not in the trace.
@@ -115,6 +117,7 @@ impl Journal {
             run: run_of(bytes),
             csv_len: u64_at(bytes, layout::CSV_LEN + 8 * checkpoint),
             names_len: u64_at(bytes, layout::NAMES_LEN + 8 * checkpoint),
+            is_stopped: u64_at(bytes, layout::IS_STOPPED) == 1,
             part: u64_at(bytes, layout::PART + 8 * checkpoint).max(1),
             lanes: Vec::new(),
             definitions: Vec::new(),

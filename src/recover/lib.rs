@@ -16,7 +16,7 @@ pub mod testing;
 
 pub use begin::begin;
 pub use orphans::{Leftover, Swept, sweep};
-pub use repair::{Repaired, repair, whole_lines};
+pub use repair::{Repaired, Rest, repair, repair_beside, whole_lines};
 
 #[cfg(test)]
 mod tests;

@@ -7,20 +7,23 @@ use std::path::{Path, PathBuf};
 
 use memtrace_encode::stacks::write_stacks;
 use memtrace_encode::{Encoder, RowSink};
-use memtrace_trace::Row;
 use memtrace_trace::csv::{RowReader, RowWriter, is_end_row};
 use memtrace_trace::end_row::{Ending, refused_names_word};
 use memtrace_trace::files;
 use memtrace_trace::stacks::{self, StackWriter};
+use memtrace_trace::{Meta, Row};
+use rustix::fs::{FlockOperation, flock};
 
 use crate::journal::{Journal, is_running};
-use crate::named::{self, Named};
+use crate::named::{self, Found, Named};
 
 /// The result of [`repair`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repaired {
     /// The trace is complete: nothing was done.
     Complete,
+    /// Another command finished the trace meanwhile.
+    ByAnother,
     /// The process that writes the trace still runs.
     Running,
     /// The trace ends early, and its journal is gone (the host was restarted, for example).
@@ -29,77 +32,162 @@ pub enum Repaired {
     Refused(&'static str),
     /// The trace was finished.
     Finished {
-        /// Rows that came from the journal.
-        rows: u64,
-        /// Events of the process that no row has, over the whole run.
-        lost: u64,
+        /// The rest of the trace.
+        rest: Rest,
         /// Bytes at the end of the file that were cut off: incomplete rows, or rows of events that the journal has too.
         cut: u64,
     },
 }
 
+/// The rest of a trace, from the journal of its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rest {
+    /// The length of the whole part of the file in bytes, which the rest continues.
+    pub whole: u64,
+    /// The number of its rows.
+    pub rows: u64,
+    /// Events of the process that no row has, over the whole run.
+    pub lost: u64,
+    /// How the trace ended.
+    pub ending: Ending,
+}
+
 /// Finishes the trace at `csv` from the journal of its process, and removes the journal if it was made for this file.
+/// Of several commands, one works and the others wait.
 ///
 /// # Errors
-/// When the trace cannot be read or written; the journal stays then.
+/// When the trace cannot be read or written; the journal stays then, and the trace is as whole as it was.
 pub fn repair(csv: &Path) -> io::Result<Repaired> {
-    let Some((journal_path, part)) = journal_of(csv)? else { return Ok(Repaired::Complete) };
-    let found = match named::find(&journal_path, csv)? {
-        Named::Found(found) => found,
-        Named::Gone => return Ok(Repaired::NoJournal),
-        Named::Refused(why) => return Ok(Repaired::Refused(why)),
+    let unfinished = match Unfinished::find(csv)? {
+        Ok(unfinished) => unfinished,
+        Err(instead) => return Ok(instead),
     };
-    let bytes = found.bytes()?;
-    let journal = Journal::read(&bytes)
-        .ok_or_else(|| io::Error::other(format!("{}: not a journal", journal_path.display())))?;
-    if is_running(&found.file, &journal.run) {
-        return Ok(Repaired::Running);
-    }
-    if journal.part != part {
-        // The process was killed between two parts: the other part is the one to finish.
-        return Ok(Repaired::Complete);
-    }
     let length = fs::metadata(csv)?.len();
-    // A process that was killed before its first checkpoint wrote the meta row only: other rows are those of a repair
-    // that was killed. And on a disk that lost its power the trace may be shorter than it was.
-    let csv_len = match journal.csv_len {
-        0 => meta_row_end(csv)?,
-        csv_len => whole_lines(csv, csv_len)?,
-    };
     let mut trace = OpenOptions::new().read(true).write(true).open(csv)?;
-    let mut encoder = journal.encoder();
-    journal.define(&found.names(), &mut encoder);
+    let mut encoder = unfinished.encoder(csv)?;
     encoder.set_stacks_written(cut_stacks(csv)?);
-    let prefix = File::open(csv)?.take(csv_len);
-    let mut reader = RowReader::new(csv, prefix).map_err(io::Error::other)?;
-    while let Some(row) = reader.next_row().map_err(io::Error::other)? {
-        encoder.restore_row(&row);
-    }
-    journal.restore_reported_lost(&mut encoder);
     // The end row says that the trace is complete, so the stacks come first.
     append_stacks(csv, &mut encoder)?;
-    trace.set_len(csv_len)?;
+    trace.set_len(unfinished.whole)?;
     trace.seek(SeekFrom::End(0))?;
     let mut sink = FileRows { writer: RowWriter::without_header(trace), rows: 0 };
-    let mut last_ns = journal.run.start_ns;
-    for (tid, event) in journal.events() {
-        last_ns = last_ns.max(event.clock_ns);
-        encoder.encode(tid, &event, &mut sink)?;
-    }
-    let more = refused_names_word(journal.refused_names);
-    encoder.end(last_ns, journal.lost, Ending::Killed, more.trim_end(), &mut sink)?;
-    sink.writer.flush()?;
+    let rest = unfinished.encode(&mut encoder, &mut sink)?;
     // The journal is removed only once the trace is on the disk.
     sink.writer.get_ref().sync_all()?;
     // The next part, if the process was opening one, has opening rows only.
-    let next = files::part(csv, part + 1);
-    if journal_of(&next).is_ok_and(|found| found == Some((journal_path.clone(), part + 1))) {
+    let next = files::part(csv, unfinished.part + 1);
+    let is_its_own = |(path, meta): &(PathBuf, Meta)| {
+        *path == unfinished.journal_path && u64::from(meta.part) == unfinished.part + 1
+    };
+    if journal_of(&next).is_ok_and(|found| found.as_ref().is_some_and(is_its_own)) {
         fs::remove_file(next)?;
     }
     remove_unfinished(csv);
-    found.remove()?;
-    let (rows, lost) = (sink.rows, encoder.reported_lost());
-    Ok(Repaired::Finished { rows, lost, cut: length.saturating_sub(csv_len) })
+    unfinished.found.remove()?;
+    Ok(Repaired::Finished { rest, cut: length.saturating_sub(rest.whole) })
+}
+
+/// Writes the rest of the trace at `csv` into the new file `part`, which is the trace's next part, and changes nothing
+/// else: for a trace that cannot be written. `Err` holds the reason why there is no rest.
+///
+/// # Errors
+/// When the trace cannot be read, or the part cannot be written.
+pub fn repair_beside(csv: &Path, part: &Path) -> io::Result<Result<Rest, Repaired>> {
+    let unfinished = match Unfinished::find(csv)? {
+        Ok(unfinished) => unfinished,
+        Err(instead) => return Ok(Err(instead)),
+    };
+    let mut encoder = unfinished.encoder(csv)?;
+    let mut sink = FileRows { writer: RowWriter::new(create_private(part)?), rows: 0 };
+    let mut meta = unfinished.meta.clone();
+    meta.part = unfinished.part as u32 + 1;
+    let text = |opening_rows| {
+        meta.opening_rows = opening_rows;
+        serde_json::to_string(&meta).unwrap_or_default()
+    };
+    encoder.open_part(unfinished.journal.run.start_ns, text, &mut sink)?;
+    sink.rows = 0;
+    let rest = unfinished.encode(&mut encoder, &mut sink)?;
+    append_stacks(part, &mut encoder)?;
+    Ok(Ok(rest))
+}
+
+/// A trace without an end whose process was killed. This command alone repairs it, until the value is dropped.
+struct Unfinished {
+    journal_path: PathBuf,
+    /// The open journal holds the lock.
+    found: Found,
+    journal: Journal,
+    meta: Meta,
+    /// The number of the part of the trace.
+    part: u64,
+    /// The length of the whole part of the file in bytes.
+    whole: u64,
+}
+
+impl Unfinished {
+    /// Finds the journal of the trace at `csv` and takes its lock. `Err` holds the reason why the trace is not to be
+    /// repaired.
+    fn find(csv: &Path) -> io::Result<Result<Unfinished, Repaired>> {
+        let Some((journal_path, meta)) = journal_of(csv)? else { return Ok(Err(Repaired::Complete)) };
+        let found = match named::find(&journal_path, csv)? {
+            Named::Found(found) => found,
+            // Another command may have finished the trace and removed the journal.
+            Named::Gone if journal_of(csv)?.is_none() => return Ok(Err(Repaired::ByAnother)),
+            Named::Gone => return Ok(Err(Repaired::NoJournal)),
+            Named::Refused(why) => return Ok(Err(Repaired::Refused(why))),
+        };
+        flock(&found.file, FlockOperation::LockExclusive)?;
+        if journal_of(csv)?.is_none() {
+            return Ok(Err(Repaired::ByAnother));
+        }
+        let bytes = found.bytes()?;
+        let journal = Journal::read(&bytes)
+            .ok_or_else(|| io::Error::other(format!("{}: not a journal", journal_path.display())))?;
+        if is_running(&found.file, &journal.run) {
+            return Ok(Err(Repaired::Running));
+        }
+        let part = u64::from(meta.part.max(1));
+        if journal.part != part {
+            // The process was killed between two parts: the other part is the one to finish.
+            return Ok(Err(Repaired::Complete));
+        }
+        let whole = match journal.csv_len {
+            // A process that was killed before its first checkpoint wrote the header and the meta row. More rows are
+            // those of a command that was killed while it repaired.
+            0 => meta_row_end(csv)?,
+            // On a disk that lost its power the trace may be shorter than it was.
+            length => whole_lines(csv, length)?,
+        };
+        Ok(Ok(Unfinished { journal_path, found, journal, meta, part, whole }))
+    }
+
+    /// The encoder of the process, as it was after the whole part of the trace.
+    fn encoder(&self, csv: &Path) -> io::Result<Encoder> {
+        let mut encoder = self.journal.encoder();
+        self.journal.define(&self.found.names(), &mut encoder);
+        let prefix = File::open(csv)?.take(self.whole);
+        let mut reader = RowReader::new(csv, prefix).map_err(io::Error::other)?;
+        while let Some(row) = reader.next_row().map_err(io::Error::other)? {
+            encoder.restore_row(&row);
+        }
+        self.journal.restore_reported_lost(&mut encoder);
+        Ok(encoder)
+    }
+
+    /// Writes the rows of the events in the journal, and the end row.
+    fn encode(&self, encoder: &mut Encoder, sink: &mut FileRows<File>) -> io::Result<Rest> {
+        let mut last_ns = self.journal.run.start_ns;
+        for (tid, event) in self.journal.events() {
+            last_ns = last_ns.max(event.clock_ns);
+            encoder.encode(tid, &event, sink)?;
+        }
+        let more = refused_names_word(self.journal.refused_names);
+        let ending = if self.journal.is_stopped { Ending::Stopped } else { Ending::Killed };
+        encoder.end(last_ns, self.journal.lost, ending, more.trim_end(), sink)?;
+        sink.writer.flush()?;
+        Ok(Rest { whole: self.whole, rows: sink.rows, lost: encoder.reported_lost(), ending })
+    }
 }
 
 /// Removes the copies that the process was compressing when it was killed; the parts themselves are still there.
@@ -114,14 +202,14 @@ fn remove_unfinished(csv: &Path) {
     }
 }
 
-/// The journal of a trace without an end, and the number of the trace's part; `None` when the trace is complete.
-fn journal_of(csv: &Path) -> io::Result<Option<(PathBuf, u64)>> {
+/// The journal of a trace without an end, and its meta row; `None` when the trace is complete.
+fn journal_of(csv: &Path) -> io::Result<Option<(PathBuf, Meta)>> {
     let reader = RowReader::open(csv).map_err(io::Error::other)?;
     let journal = PathBuf::from(&reader.meta().journal);
     if journal.as_os_str().is_empty() || ends_with_end_row(csv)? {
         return Ok(None);
     }
-    Ok(Some((journal, u64::from(reader.meta().part.max(1)))))
+    Ok(Some((journal, reader.meta().clone())))
 }
 
 /// The length of the whole lines in the first `most` bytes of a file.

@@ -10,7 +10,7 @@ use memtrace_trace::journal::{Run, journal_name};
 use memtrace_trace::{Api, Event, EventName, Header, Meta, Payload, Row, SCHEMA_VERSION};
 
 use crate::testing::{Checkpoints, Head, Left, journal_with, of_trace};
-use crate::{Repaired, begin, repair};
+use crate::{Repaired, Rest, begin, repair};
 
 /// No process has this id.
 const NOBODY: u32 = u32::MAX - 1;
@@ -114,7 +114,9 @@ fn repair_reports_events_that_were_dropped_or_died_with_the_overflow_list() {
     let at = Checkpoints { csv: [fs::metadata(&killed.csv).unwrap().len(); 2], ..at };
     // 30 dropped, 10 of which a row in the journal reports; 45 on the list, of which the trace has 40.
     let killed = killed.with_journal(&at, [30, 45], vec![alloc(2000), lost(2001, 10)]);
-    let Ok(Repaired::Finished { rows: 4, lost: 35, .. }) = repair(&killed.csv) else { panic!() };
+    let Ok(Repaired::Finished { rest: Rest { rows: 4, lost: 35, .. }, .. }) = repair(&killed.csv) else {
+        panic!()
+    };
     let rows = killed.rows();
     let told: Vec<i64> = rows.iter().filter(|row| row.0 == EventName::Lost).map(|row| row.1).collect();
     assert_eq!(told, [10, 25]);
@@ -130,7 +132,7 @@ fn repair_does_not_report_again_what_earlier_parts_report() {
     let killed = Killed::new("earlier parts").with_meta_row();
     let at = Checkpoints { csv: [fs::metadata(&killed.csv).unwrap().len(); 2], ..at };
     let killed = killed.with_journal(&at, [12, 0], vec![alloc(2000)]);
-    assert!(matches!(repair(&killed.csv), Ok(Repaired::Finished { lost: 12, .. })));
+    assert!(matches!(repair(&killed.csv), Ok(Repaired::Finished { rest: Rest { lost: 12, .. }, .. })));
     let rows = killed.rows();
     assert!(rows.iter().all(|row| row.0 != EventName::Lost), "{rows:?}");
     assert!(rows.last().unwrap().2.starts_with("killed lost=12 "));
@@ -156,7 +158,10 @@ fn trace_without_rows_begins_with_the_meta_row_of_its_journal() {
         assert_eq!(begin(&killed.folder).unwrap(), 1, "{name}");
         // The second time there is nothing to do.
         assert_eq!(begin(&killed.folder).unwrap(), 0, "{name}");
-        assert!(matches!(repair(&killed.csv), Ok(Repaired::Finished { lost: 3, .. })), "{name}");
+        assert!(
+            matches!(repair(&killed.csv), Ok(Repaired::Finished { rest: Rest { lost: 3, .. }, .. })),
+            "{name}"
+        );
         let events: Vec<EventName> = killed.rows().iter().map(|row| row.0).collect();
         let expected = [EventName::Meta, EventName::ExtAlloc, EventName::Lost, EventName::End];
         assert_eq!(events, expected, "{name}");
@@ -180,7 +185,7 @@ fn rows_of_a_killed_repair_are_not_there_twice() {
             fs::write(&killed.csv, &whole[..length]).unwrap();
             killed.write_journal(&Checkpoints { csv, ..at }, [0, 0], events());
             assert!(
-                matches!(repair(&killed.csv), Ok(Repaired::Finished { rows: 3, .. })),
+                matches!(repair(&killed.csv), Ok(Repaired::Finished { rest: Rest { rows: 3, .. }, .. })),
                 "{count} {length}"
             );
             assert_eq!(fs::read(&killed.csv).unwrap(), whole, "{count} {length}");
@@ -229,5 +234,5 @@ fn begin_and_repair_by_many_at_once_make_one_complete_trace() {
         begins.into_iter().map(|begin| begin.join().unwrap()).sum()
     });
     assert_eq!(begun, 1);
-    assert!(matches!(repair(&killed.csv), Ok(Repaired::Finished { lost: 3, .. })));
+    assert!(matches!(repair(&killed.csv), Ok(Repaired::Finished { rest: Rest { lost: 3, .. }, .. })));
 }

@@ -133,10 +133,11 @@ pub(super) enum Blocks {
 }
 
 impl Blocks {
-    pub(super) fn open(path: &Path) -> io::Result<Blocks> {
+    /// Opens the file at `path`, of which the first `limit` bytes count.
+    pub(super) fn open(path: &Path, limit: u64) -> io::Result<Blocks> {
         match source::open(path)? {
             Source::Plain(file) => {
-                let size = file.metadata()?.len();
+                let size = file.metadata()?.len().min(limit);
                 let mut last = [b'\n'];
                 file.read_at(&mut last, size.saturating_sub(1))?;
                 Ok(Blocks::Plain { file: Arc::new(file), at: 0, size, cut: last[0] != b'\n' })

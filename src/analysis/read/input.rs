@@ -18,6 +18,8 @@ pub struct Input {
     pub traces: Vec<TraceFile>,
     /// Notes on files that were left out.
     pub notes: Vec<String>,
+    /// The files of other runs, which were left out.
+    pub others: Vec<PathBuf>,
 }
 
 impl Input {
@@ -30,7 +32,12 @@ impl Input {
         let io = |source| TraceError::Io { path: path.to_owned(), source };
         if !std::fs::metadata(path).map_err(io)?.is_dir() {
             let trace = TraceFile::open(path)?;
-            return Ok(Input { path: path.to_owned(), traces: vec![trace], notes: Vec::new() });
+            return Ok(Input {
+                path: path.to_owned(),
+                traces: vec![trace],
+                notes: Vec::new(),
+                others: Vec::new(),
+            });
         }
         let files = trace_files(path)?;
         if files.is_empty() {
@@ -50,7 +57,7 @@ impl Input {
         let traces = joined(traces);
         let newest = traces.iter().max_by_key(|trace| trace.meta.start_unix_ns);
         let run = newest.map(|trace| trace.meta.run_id.clone()).unwrap_or_default();
-        let mut input = Input { path: path.to_owned(), traces, notes: Vec::new() };
+        let mut input = Input { path: path.to_owned(), traces, notes: Vec::new(), others: Vec::new() };
         if !empty.is_empty() {
             let files = counted(empty.len() as u64, "empty file");
             input.notes.push(format!("ignored {files}: no row was written, and no journal is left"));
@@ -69,9 +76,11 @@ impl Input {
 
     /// Keeps the traces of one launch. Returns the number of others.
     pub fn only_run(&mut self, run_id: &str) -> usize {
-        let all = self.traces.len();
-        self.traces.retain(|trace| trace.meta.run_id == run_id);
-        all - self.traces.len()
+        let (own, others): (Vec<_>, Vec<_>) =
+            self.traces.drain(..).partition(|trace| trace.meta.run_id == run_id);
+        self.traces = own;
+        self.others.extend(others.iter().flat_map(TraceFile::files).map(Path::to_owned));
+        others.len()
     }
 
     /// Keeps the traces of one rank, which may be none.

@@ -34,6 +34,8 @@ pub struct TraceFile {
     width: usize,
     /// The later parts of a rotated trace, in order.
     later: Vec<TraceFile>,
+    /// The length of the file in bytes that counts; see [`TraceFile::continue_with`].
+    limit: u64,
 }
 
 /// The result of a reading, apart from the records.
@@ -80,7 +82,7 @@ impl TraceFile {
         let width =
             head.split(|byte| *byte == b'\n').next().map_or(0, |line| line.split(|b| *b == b',').count());
         let (progress, later) = (Arc::default(), Vec::new());
-        Ok(TraceFile { path: path.to_owned(), meta, size, progress, width, later })
+        Ok(TraceFile { path: path.to_owned(), meta, size, progress, width, later, limit: u64::MAX })
     }
 
     /// The number of columns in its header.
@@ -98,6 +100,16 @@ impl TraceFile {
         self.size += part.size;
         self.later.push(part);
         None
+    }
+
+    /// Continues the file `at` of this trace, of which the first `whole` bytes count, with `part` instead of the later
+    /// parts. False when `part` belongs to another trace.
+    pub fn continue_with(&mut self, at: &Path, whole: u64, part: TraceFile) -> bool {
+        let Some(index) = self.files().position(|file| file == at) else { return false };
+        self.later.truncate(index);
+        let last = if index == 0 { &mut *self } else { &mut self.later[index - 1] };
+        last.limit = whole;
+        self.join(part).is_none()
     }
 
     /// The paths of all parts.
@@ -211,7 +223,7 @@ impl TraceFile {
             line += chunk.lines;
             Ok(ControlFlow::Continue(()))
         };
-        let mut blocks = Blocks::open(&self.path).map_err(io)?;
+        let mut blocks = Blocks::open(&self.path, self.limit).map_err(io)?;
         let mut failed = false;
         let next = move |job: &mut BlockJob| {
             // The blocks before an error are delivered before the error.

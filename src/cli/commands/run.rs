@@ -91,6 +91,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     }
     out.remove_if_empty();
     drop(scratch);
+    recovery::remove_temporary_files();
     Ok(signals::end_like(status))
 }
 
@@ -99,8 +100,7 @@ fn trace_of(out: &OutFolder, run_id: &str) -> Result<Option<Input>> {
     recovery::begin(&out.folder);
     let input = match trace_input::open_run(&out.folder, run_id) {
         Ok(input) if input.traces.is_empty() => return Ok(None),
-        Ok(input) if recovery::recover(&input)? => trace_input::open_run(&out.folder, run_id)?,
-        Ok(input) => input,
+        Ok(_) => recovery::complete(|| Ok(trace_input::open_run(&out.folder, run_id)?))?,
         Err(memtrace_analysis::Error::Trace(error))
             if !matches!(error, memtrace_trace::Error::NoTrace { .. }) =>
         {

@@ -154,12 +154,10 @@ fn says_out_of_memory(text: &str) -> bool {
 /// Reads the peaks of a run from its traces, and describes the request that ran out of memory, if any.
 fn measure(folder: &Path, run_id: &str) -> Result<(PeakUse, Option<String>)> {
     recovery::begin(folder);
-    let Ok(mut input) = trace_input::open_run(folder, run_id) else {
+    if trace_input::open_run(folder, run_id).is_err() {
         return Ok((PeakUse::default(), None));
-    };
-    if recovery::recover_quietly(&input)? {
-        input = trace_input::open_run(folder, run_id)?;
     }
+    let input = recovery::complete_quietly(|| Ok(trace_input::open_run(folder, run_id)?))?;
     let inputs = [input];
     let ask = |name: &str| -> Result<Value> {
         let report = reports::find(name).with_context(|| format!("there is no report {name}"))?;

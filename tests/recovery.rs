@@ -1,0 +1,176 @@
+//! The traces of killed processes, as the command finds and completes them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use memtrace_trace::csv::{RowReader, end_text};
+use serde_json::Value;
+
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod common;
+use common::{Traced, compiled, untraced};
+
+const RUNTIME: &str = "libcudart.so.12";
+
+fn program() -> PathBuf {
+    compiled("fakes/cudart.c", RUNTIME, &[]);
+    compiled("fakes/c10.c", "libc10.so", &[]);
+    compiled("fakes/c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
+    let include = format!("-I{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("include").display());
+    compiled("processes/parts.c", "recovered", &[&include, "libc10_cuda.so", "libc10.so", RUNTIME])
+}
+
+/// A process that kills itself after `rounds` rounds, in the folder `out`; most of its events are in its journal.
+fn killed(out: &Path, run: &str, rounds: &str) -> i64 {
+    let traced = Traced::new(&program(), &["kill", rounds]).env("MEMTRACE_OUT", out);
+    let ran = traced.env("MEMTRACE_RUN_ID", run).env("MEMTRACE_FLUSH_MS", "60000").run();
+    assert_eq!(ran.status(), 128 + 9, "{}", ran.stderr());
+    ran.numbers()[0]
+}
+
+fn memtrace(arguments: &[&str], path: &Path) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_memtrace")).args(arguments).arg(path).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn traces(folder: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> = files.filter(|file| file.to_string_lossy().ends_with(".csv")).collect();
+    files.sort();
+    files
+}
+
+fn ending(trace: &Path) -> Option<String> {
+    let text = fs::read_to_string(trace).unwrap();
+    end_text(text.lines().last()?.as_bytes())
+}
+
+fn journal(trace: &Path) -> PathBuf {
+    PathBuf::from(&RowReader::open(trace).unwrap().meta().journal)
+}
+
+/// The answer of `summary --json` about memory, without the notes.
+fn summary(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", stderr(output));
+    let mut answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    answer.as_object_mut().unwrap().remove("footer");
+    answer.as_object_mut().unwrap().remove("notes");
+    answer
+}
+
+#[test]
+fn repair_finishes_every_killed_run_of_a_folder_and_names_each() {
+    let folder = tempfile::TempDir::new().unwrap();
+    killed(folder.path(), "one", "500");
+    killed(folder.path(), "two", "700");
+    let output = memtrace(&["summary"], folder.path());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let traces = traces(folder.path());
+    assert_eq!(traces.len(), 2);
+    for trace in traces {
+        assert!(ending(&trace).is_some_and(|text| text.starts_with("killed ")), "{}", trace.display());
+        let line = format!("{}: its process was killed", trace.display());
+        assert!(stderr(&output).contains(&line), "{}", stderr(&output));
+        assert!(!journal(&trace).exists());
+    }
+}
+
+#[test]
+fn repair_by_six_commands_at_once_succeeds_for_all() {
+    for round in 0..3 {
+        let folder = tempfile::TempDir::new().unwrap();
+        killed(folder.path(), "one", "9999");
+        let start = || {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+            command.args(["summary", "--json"]).arg(folder.path());
+            let piped = std::process::Stdio::piped;
+            command.stdout(piped()).stderr(piped()).spawn().unwrap()
+        };
+        let commands: Vec<_> = (0..6).map(|_| start()).collect();
+        let answers: Vec<_> =
+            commands.into_iter().map(|command| summary(&command.wait_with_output().unwrap())).collect();
+        assert!(answers.iter().all(|answer| *answer == answers[0]), "{round}: {answers:#?}");
+        let check = memtrace(&["check"], folder.path());
+        assert!(check.status.success(), "{round}: {}", String::from_utf8_lossy(&check.stdout));
+    }
+}
+
+#[test]
+fn repair_of_a_trace_that_cannot_be_written_reads_the_journal_and_says_so() {
+    for rotate in ["0", "64k"] {
+        let folder = tempfile::TempDir::new().unwrap();
+        let out = folder.path().join("out");
+        let traced = Traced::new(&program(), &["kill", "3017"]).env("MEMTRACE_OUT", &out);
+        let ran = traced.env("MEMTRACE_ROTATE", rotate).env("MEMTRACE_STACKS", "ops").run();
+        assert_eq!(ran.status(), 128 + 9, "{}", ran.stderr());
+        let before: Vec<_> = traces(&out).iter().map(|file| fs::read(file).unwrap()).collect();
+        // A mount that nobody can write to, root included.
+        let shown = out.display();
+        let mount =
+            format!("mount --bind {shown} {shown} && mount -o remount,ro,bind {shown} && exec \"$@\"");
+        let in_mount = |words: &[&str]| {
+            let mut command = untraced(Path::new("unshare"), &["--map-root-user", "--mount", "sh", "-c"]);
+            command.arg(&mount).arg("sh").arg(env!("CARGO_BIN_EXE_memtrace")).args(words);
+            command.arg(&out).output().unwrap()
+        };
+        let text = in_mount(&["summary"]);
+        let notes = String::from_utf8_lossy(&text.stdout).replace('\n', " ");
+        assert!(
+            notes.contains("its process was killed, and it cannot be written now"),
+            "{notes}{}",
+            stderr(&text)
+        );
+        let read_only = summary(&in_mount(&["summary", "--json"]));
+        let check = in_mount(&["check", "--repair"]);
+        assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
+        let after: Vec<_> = traces(&out).iter().map(|file| fs::read(file).unwrap()).collect();
+        assert!(before == after, "nothing was written");
+        let left = fs::read_dir(std::env::temp_dir()).unwrap().flatten();
+        let left: Vec<_> = left.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        assert!(!left.iter().any(|name| name.starts_with("memtrace-rest-")), "{left:?}");
+
+        let mut whole = summary(&memtrace(&["summary", "--json"], &out));
+        assert!(memtrace(&["check"], &out).status.success());
+        for (read, written) in [(&read_only, &mut whole)] {
+            let processes = |answer: &Value| answer["processes"].as_array().unwrap().len();
+            assert_eq!(processes(read), processes(written));
+            assert_eq!(*read, *written, "{rotate}");
+        }
+    }
+}
+
+#[test]
+fn doctor_lists_the_journal_of_a_killed_process_and_removes_those_without_a_trace() {
+    let folder = tempfile::TempDir::new().unwrap();
+    killed(folder.path(), "one", "500");
+    let trace = traces(folder.path()).remove(0);
+    let journal = journal(&trace);
+    // A process that was killed before its trace had a name; no process has this id.
+    let nameless = PathBuf::from(format!("/dev/shm/memtrace-{}-{}.journal", 1 << 23, std::process::id()));
+    fs::write(&nameless, [0; 4096]).unwrap();
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+    fs::File::options().write(true).open(&nameless).unwrap().set_modified(long_ago).unwrap();
+    let findings = || -> Vec<Value> {
+        let output = memtrace(&["doctor", "--json", "--"], Path::new("/bin/false"));
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        answer["findings"].as_array().unwrap().clone()
+    };
+    let is_listed = || {
+        let of_trace = |line: &Value| {
+            line["what"] == "journals"
+                && line["says"].as_str().unwrap().contains(&*journal.to_string_lossy())
+                && line["todo"].as_str().unwrap().contains(&*trace.to_string_lossy())
+        };
+        findings().iter().any(of_trace)
+    };
+    assert!(is_listed());
+    assert!(!nameless.exists() && journal.exists());
+    // Nobody can use the journal of a deleted trace.
+    fs::remove_file(&trace).unwrap();
+    assert!(!is_listed());
+    assert!(!journal.exists() && !journal.with_extension("names").exists());
+}
