@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use memtrace_trace::journal::{CHUNK_BYTES, Run, SLOTS, Written};
@@ -64,17 +63,18 @@ fn filled(queue: &'static EventQueue, each: impl Fn(usize, u64) + Sync) -> (Drai
     let (mut drained, mut merge) = (Drained::default(), Merge::default());
     let running = AtomicUsize::new(THREADS);
     std::thread::scope(|scope| {
-        for thread in 0..THREADS {
-            let (each, running) = (&each, &running);
-            scope.spawn(move || {
-                (1..=EVENTS).for_each(|event| each(thread, event));
-                running.fetch_sub(1, Ordering::Release);
-            });
-        }
-        while running.load(Ordering::Acquire) > 0 {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let each = &each;
+                scope.spawn(move || (1..=EVENTS).for_each(|event| each(thread, event)))
+            })
+            .collect();
+        while threads.iter().any(|thread| !thread.is_finished()) {
             drained.drain(&mut merge, queue, None);
             std::thread::sleep(Duration::from_micros(200));
         }
+        // The end of the scope waits for no destructor of a thread's locals, and that of its lane hands over the chunk.
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
     drained.drain(&mut merge, queue, Some(u64::MAX));
     drained.drain(&mut merge, queue, Some(u64::MAX));
