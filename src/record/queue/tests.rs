@@ -61,7 +61,6 @@ fn numbered(clock_ns: u64, number: u64) -> Event {
 /// Runs `THREADS` threads, each of which calls `each` with 1 to `EVENTS`, and drains the queue meanwhile.
 fn filled(queue: &'static EventQueue, each: impl Fn(usize, u64) + Sync) -> (Drained, Merge) {
     let (mut drained, mut merge) = (Drained::default(), Merge::default());
-    let running = AtomicUsize::new(THREADS);
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
             .map(|thread| {
