@@ -462,6 +462,9 @@ fn budget_refuses_a_limit_that_matches_nothing_unless_it_is_optional_and_takes_p
     ] {
         assert!(why.contains(part), "{part}: {why}");
     }
+    let many: String = (0..1000).map(|number| format!("m{number} = 1\n")).collect();
+    let many = ask(&format!("[modules]\n{many}")).unwrap_err().to_string();
+    assert!(many.len() < 5000 && many.contains("990 more limits match nothing"), "{many}");
     let optional = ask("[modules]\n\"GPT.layers\" = { limit = \"9g\", optional = true }\n").unwrap();
     assert_eq!(optional.verdict, Verdict::Fine);
     // Of the layers, each by itself: the highest is as high as the limit that names it.

@@ -13,8 +13,8 @@ pub struct Curve<'a> {
     pub grid: TimeGrid,
     /// The highest total of each bucket, in bytes.
     pub high: &'a [i64],
-    /// The highest reserved memory of each bucket, in bytes.
-    pub reserved: Option<&'a [i64]>,
+    /// A line above the total.
+    pub line: Option<CurveLine<'a>>,
     /// The name of the total, for the legend.
     pub total_name: &'a str,
     /// The parts of the total, from the bottom; may be empty.
@@ -31,6 +31,21 @@ pub struct Curve<'a> {
     pub units: Unit,
 }
 
+/// A total that is drawn as a line.
+pub struct CurveLine<'a> {
+    /// Its name, for the legend.
+    pub name: &'a str,
+    /// Its highest value in each bucket, in bytes.
+    pub high: &'a [i64],
+}
+
+impl CurveLine<'_> {
+    /// The colour of reserved memory, or of device memory in use: those of the page.
+    fn style(&self) -> Style {
+        if self.name == "reserved" { VERMILION } else { PURPLE }
+    }
+}
+
 /// A part of the total.
 pub struct Band {
     /// The name. Without colour the band is drawn with the first letter of its name that no other band uses.
@@ -43,6 +58,7 @@ pub struct Band {
 
 const BLUE: Style = Style::Hue(0);
 const VERMILION: Style = Style::Hue(5);
+const PURPLE: Style = Style::Hue(3);
 const EIGHTHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 impl Curve<'_> {
@@ -70,7 +86,7 @@ impl Curve<'_> {
     pub fn print(&self, printer: &mut Printer, height: usize) {
         let columns = self.columns();
         let highest = |values: &[i64]| values.iter().copied().max().unwrap_or(0);
-        let most = highest(self.high).max(self.reserved.map_or(0, highest)).max(1);
+        let most = highest(self.high).max(self.line.as_ref().map_or(0, |line| highest(line.high))).max(1);
         let letters = letters(self.bands.iter().map(|band| band.name.as_str()));
         self.marks(printer, columns);
         for row in (0..height).rev() {
@@ -87,10 +103,10 @@ impl Curve<'_> {
             for column in 0..columns {
                 let (bucket, value) = Self::highest(self.high, column);
                 let eighths = ((value as f64 - low) / step * 8.0).round().clamp(0.0, 8.0) as usize;
-                let reserved = self.reserved.map_or(0, |reserved| Self::highest(reserved, column).1);
-                let here = reserved as f64 > low && reserved as f64 <= low + step * 1.0001;
+                let line = self.line.as_ref().map_or(0, |line| Self::highest(line.high, column).1);
+                let here = line as f64 > low && line as f64 <= low + step * 1.0001;
                 let (c, style) = if eighths == 0 && here {
-                    ('─', VERMILION)
+                    ('─', self.line.as_ref().map_or(Style::Plain, CurveLine::style))
                 } else if eighths == 0 {
                     (' ', Style::Plain)
                 } else if self.bands.is_empty() {
@@ -251,8 +267,8 @@ impl Curve<'_> {
         for (band, letter) in self.bands.iter().zip(letters_of_bands) {
             entry(if paints { '█' } else { *letter }, Style::Hue(band.hue), &band.name);
         }
-        if self.reserved.is_some() {
-            entry('─', VERMILION, "reserved");
+        if let Some(line) = &self.line {
+            entry('─', line.style(), line.name);
         }
         let names = self.phase_names();
         let letters = capitals(&names);
@@ -334,7 +350,7 @@ mod tests {
         Curve {
             grid: TimeGrid { start_ns: 0, width_ns: 100_000_000, buckets: high.len() },
             high,
-            reserved: None,
+            line: None,
             total_name: "allocated",
             bands: Vec::new(),
             phases: vec![(0, "forward".to_owned()), (500_000_000, "backward".to_owned())],
@@ -360,6 +376,21 @@ mod tests {
         assert!(printer.text().contains("step  ╎0 ╎1"), "{}", printer.text());
         assert!(printer.text().contains("F forward   B backward"), "{}", printer.text());
         assert!(!printer.text().contains('\x1b'));
+    }
+
+    #[test]
+    fn a_curve_names_its_line_and_colours_it_by_the_total() {
+        let high = [1024; 20];
+        let line = [4096; 20];
+        let text = |name| {
+            let mut printer = Printer::new(true, None);
+            Curve { line: Some(CurveLine { name, high: &line }), ..curve(&high) }.print(&mut printer, 4);
+            printer.text().to_owned()
+        };
+        let (reserved, used) = (text("reserved"), text("device used"));
+        assert!(reserved.contains("reserved") && reserved.contains("\x1b[38;5;166m"), "{reserved}");
+        assert!(used.contains("device used") && used.contains("\x1b[38;5;175m"), "{used}");
+        assert!(!used.contains("reserved") && !used.contains("\x1b[38;5;166m"), "{used}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::read::input::Input;
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::Symbol;
-use crate::render::curve::{Band, Curve};
+use crate::render::curve::{Band, Curve, CurveLine};
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::duration;
@@ -269,7 +269,7 @@ impl SecondReading {
         let curve = Curve {
             grid: self.grid,
             high: &self.total.high,
-            reserved: Some(&self.reserved.high),
+            line: Some(CurveLine { name: "reserved", high: &self.reserved.high }),
             total_name: first.name(),
             bands,
             phases,

@@ -211,9 +211,9 @@ impl LiveProcess {
                     self.history.len() - 1
                 }
             };
-            let (_, allocated, reserved) = &mut self.history[at];
+            let (_, allocated, used) = &mut self.history[at];
             allocated.set(self.replay.ts_ns, device.totals.allocated);
-            reserved.set(self.replay.ts_ns, device.totals.get(Metric::Used));
+            used.set(self.replay.ts_ns, device.totals.get(Metric::Used));
         }
         Some(chunk.records.len() as u64)
     }

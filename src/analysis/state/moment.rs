@@ -57,8 +57,8 @@ impl FromStr for NamedMoment {
             return step.parse().map(NamedMoment::Step).map_err(|_| bad());
         }
         match parse_window(&format!("{text}:")) {
-            Ok((from, _)) => Ok(NamedMoment::Time(from)),
-            Err(_) => Err(bad()),
+            Ok((from, _)) if from > i64::MIN => Ok(NamedMoment::Time(from)),
+            _ => Err(bad()),
         }
     }
 }
@@ -151,6 +151,7 @@ mod tests {
         assert_eq!("peak".parse::<NamedMoment>().unwrap(), NamedMoment::Peak(Metric::Allocated));
         assert_eq!("step:3".parse::<NamedMoment>().unwrap(), NamedMoment::Step(3));
         assert_eq!("1.5s".parse::<NamedMoment>().unwrap(), NamedMoment::Time(1_500_000_000));
+        assert!("".parse::<NamedMoment>().is_err() && " ".parse::<NamedMoment>().is_err());
         assert!("noon".parse::<NamedMoment>().unwrap_err().to_string().contains("step:N"));
     }
 }

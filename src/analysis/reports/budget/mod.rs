@@ -34,8 +34,7 @@ use crate::read::record::{Columns, Record};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
-use crate::render::numbers::{counted, step_or_dash};
-use crate::render::numbers::{percent, share};
+use crate::render::numbers::{count, counted, percent, share, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::selection::{nearest_names, no_match};
 use crate::state::replay::{HOST, Metric, Replay};
@@ -44,6 +43,9 @@ use limits::{Limit, LimitSubject, parse};
 
 /// `memtrace budget`.
 pub(super) struct Budget;
+
+/// The most limits without a match that an error names.
+const MOST_FAULTS: usize = 10;
 
 impl Report for Budget {
     fn name(&self) -> &'static str {
@@ -100,8 +102,13 @@ impl Report for Budget {
             print(&mut printer, &results, options);
             json.extend(results.iter().map(|result| result.json(trace.meta.rank)));
         }
-        let faults = names.faults(&limits, &input.path);
+        let mut faults = names.faults(&limits, &input.path);
         if !faults.is_empty() {
+            let more = faults.len().saturating_sub(MOST_FAULTS);
+            faults.truncate(MOST_FAULTS);
+            if more > 0 {
+                faults.push(format!("{} more limits match nothing", count(more as u64)));
+            }
             let advice = format!(
                 "to allow a limit with no match, write NAME = {{ limit = SIZE, optional = true }} in {file}"
             );
@@ -325,6 +332,8 @@ impl<'a> Meter<'a> {
             let at = at.map_or_else(String::new, |(at, phase, op)| {
                 format!("step {}, {}, {}", step_or_dash(at), symbols.or_dash(phase), symbols.or_dash(op))
             });
+            let is_total = matches!(gauge.limit.subject, LimitSubject::Total(_));
+            let at = if gauge.names.is_empty() && !is_total { "matches nothing here".to_owned() } else { at };
             Outcome { limit: gauge.limit.clone(), highest, highest_name, matched: gauge.names.len(), at }
         };
         self.gauges.iter().map(outcome).collect()

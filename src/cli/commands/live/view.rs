@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use memtrace_analysis::options::Options;
-use memtrace_analysis::render::curve::Curve;
+use memtrace_analysis::render::curve::{Curve, CurveLine};
 use memtrace_analysis::render::numbers::{bar, count, counted, duration, percent, share};
 use memtrace_analysis::render::printer::{Cell, NO_BREAK, Printer, Side, Style, Table};
 use memtrace_analysis::state::group::{Group, Key};
@@ -247,7 +247,7 @@ impl View<'_> {
         for (name, value, metric, hue) in [
             ("allocated", device.totals.allocated, Metric::Allocated, 0),
             ("reserved", device.totals.reserved, Metric::Reserved, 5),
-            (device.name_of(Metric::Used), used, Metric::Used, 7),
+            (device.name_of(Metric::Used), used, Metric::Used, 3),
         ] {
             if metric == Metric::Used && used == device.totals.reserved {
                 continue;
@@ -290,18 +290,17 @@ impl View<'_> {
 
     fn curve(&self, page: &mut Printer, process: &LiveProcess, width: usize, height: usize) {
         let Some(device) = process.device() else { return };
-        let Some((_, allocated, reserved)) = process.history.iter().find(|known| known.0 == device.ordinal)
+        let Some((_, allocated, used)) = process.history.iter().find(|known| known.0 == device.ordinal)
         else {
             return;
         };
         let pieces = (width.clamp(40, 200) - Curve::MARGIN - 2) * 2;
         let end = process.replay.ts_ns;
-        let ((grid, high), (_, reserved)) =
-            (allocated.resampled(end, pieces), reserved.resampled(end, pieces));
+        let ((grid, high), (_, used)) = (allocated.resampled(end, pieces), used.resampled(end, pieces));
         Curve {
             grid,
             high: &high,
-            reserved: Some(&reserved),
+            line: Some(CurveLine { name: device.name_of(Metric::Used), high: &used }),
             total_name: "allocated",
             bands: Vec::new(),
             phases: Vec::new(),
