@@ -38,9 +38,7 @@ def figures(question, answer):
     """The figures of memtrace's `--json`, in the form that the others print."""
     # A block without an owner has (none) in its row; memtrace names the owner that it lacks.
     lacking = {"(no category)", "(no module)"}
-    column = lambda groups: {
-        "(none)" if name in lacking else name: value for name, value in groups.items()
-    }
+    column = lambda groups: {"(none)" if name in lacking else name: value for name, value in groups.items()}
     if question == "peak":
         groups = {
             group["key"]: {name: group[name] for name in ["bytes", "blocks"]} for group in answer["groups"]

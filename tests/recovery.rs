@@ -133,13 +133,9 @@ fn repair_of_a_trace_that_cannot_be_written_reads_the_journal_and_says_so() {
         let left: Vec<_> = left.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         assert!(!left.iter().any(|name| name.starts_with("memtrace-rest-")), "{left:?}");
 
-        let mut whole = summary(&memtrace(&["summary", "--json"], &out));
+        let written = summary(&memtrace(&["summary", "--json"], &out));
         assert!(memtrace(&["check"], &out).status.success());
-        for (read, written) in [(&read_only, &mut whole)] {
-            let processes = |answer: &Value| answer["processes"].as_array().unwrap().len();
-            assert_eq!(processes(read), processes(written));
-            assert_eq!(*read, *written, "{rotate}");
-        }
+        assert_eq!(read_only, written, "{rotate}");
     }
 }
 

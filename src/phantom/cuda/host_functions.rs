@@ -44,7 +44,7 @@ unsafe fn call_back(stream: StreamHandle, callback: Option<StreamCallback>, argu
     }
 }
 
-/// Refuses captured streams: one of the "APIs that enqueue asynchronous operations into streams [and] are not
+/// Refuses captured streams: one of the "APIs that enqueue asynchronous operations into streams" that "are not
 /// currently supported in graphs" (CUDA C++ Programming Guide, Prohibited and Unhandled Operations).
 fn attach(stream: StreamHandle) -> Status {
     stream.for_progress().map_or_else(|status| status, |_| OK)
