@@ -22,9 +22,9 @@ pub const MAX_NUMBER: u64 = 1 << 62;
 /// The writer cuts a larger one to it.
 pub const MAX_BYTES: u64 = 1 << 56;
 
-/// The largest ordinal of a device: an event has one signed byte for it. A reader refuses larger ones, because every
-/// report keeps something for each device.
-pub const MAX_DEVICE: u64 = i8::MAX as u64;
+/// The largest distance from 0 of a device's ordinal: an event has one signed byte for it. A reader refuses larger ones,
+/// because every report keeps something for each device.
+pub const MAX_DEVICE: u64 = i8::MIN.unsigned_abs() as u64;
 
 /// The number of columns that the first files of [`SCHEMA_VERSION`] had. A file may lack any behind them: they were
 /// appended later, and a reader takes the default of each.

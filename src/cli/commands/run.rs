@@ -57,10 +57,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let out = OutFolder::new(matches.get_one::<PathBuf>("out"))?;
     let mut child = traced_command(&scratch, &command, &out.folder, &run_id, phantom.as_ref())?;
     if load_failure::has_musl_loader(program) {
-        eprintln!(
-            "memtrace: {} runs under musl's loader, which ends a program that preloads {TRACER}; it runs untraced",
+        terminal::say(&format!(
+            "{} runs under musl's loader, which ends a program that preloads {TRACER}; it runs untraced",
             Path::new(program).display()
-        );
+        ));
         remove_libraries(&mut child);
     }
     let forwarder = signals::Forwarder::start()?;
