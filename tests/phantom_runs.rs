@@ -111,7 +111,7 @@ fn phantom_oom_is_torchs_own_error_and_is_explained() {
 
 #[test]
 fn phantom_names_a_call_that_it_does_not_answer() {
-    let code = "import ctypes\nd = ctypes.CDLL('libcuda.so.1')\nprint([d.cuGraphicsMapResources() for _ in range(3)])";
+    let code = "import ctypes\nd = ctypes.CDLL('libcuda.so.1')\nd.cuInit(0)\nprint([d.cuGraphicsMapResources() for _ in range(3)])";
     let output = on_phantom(Path::new("python3"), "t4").args(["-c", code]).output().unwrap();
     assert_eq!(text(&output.stdout), "[801, 801, 801]\n", "{}", text(&output.stderr));
     assert_eq!(
