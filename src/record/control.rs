@@ -54,7 +54,10 @@ impl Control {
 
     /// Sends [`Command::Nudge`] unless requests wait already.
     pub(crate) fn nudge(&self) {
-        let _ = self.commands.0.try_send(Command::Nudge);
+        // Otherwise, under overload, the end of the program would wait behind 64 of them.
+        if self.commands.0.is_empty() {
+            let _ = self.commands.0.try_send(Command::Nudge);
+        }
     }
 
     /// Sends [`Command::Flush`]; true when the file has every event within `patience`.

@@ -35,8 +35,8 @@ use crate::session::Session;
 const LAST_EVENTS: Duration = Duration::from_millis(100);
 /// The end of the trace drains the queue again while a pass takes longer than this.
 const SHORT_PASS: Duration = Duration::from_millis(5);
-/// It does so no more often than this: threads may record as fast as the writer thread writes.
-const MOST_PASSES: usize = 10;
+/// It starts no pass later than this: threads may record as fast as the writer thread writes, and the program waits.
+const LAST_PASS: Duration = Duration::from_millis(100);
 /// The longest time that a flush waits for them.
 const FLUSHED_EVENTS: Duration = Duration::from_secs(1);
 /// The interval between two reads of the queue. A full chunk wakes nobody: that would cost the hook a system
@@ -285,10 +285,11 @@ impl Writer {
         self.finishing = true;
         // Threads that run on record while this thread drains. Most of their events are taken in: the queue closes only
         // when it is nearly empty, and counts what comes later.
-        for _ in 0..MOST_PASSES {
+        let end = Instant::now() + LAST_PASS;
+        loop {
             let start = Instant::now();
             self.advance()?;
-            if start.elapsed() < SHORT_PASS {
+            if start.elapsed() < SHORT_PASS || Instant::now() > end {
                 break;
             }
         }
