@@ -17,7 +17,7 @@ use crate::named::{is_own, open_own};
 use crate::repair::FileRows;
 
 /// Gives the traces at `path`, a file or a folder, their meta row from their journals where the process was killed
-/// before it wrote one. Returns the number of these traces; [`crate::repair`] finishes them.
+/// before it wrote one. Returns the number of these traces; [`crate::repair()`] finishes them.
 ///
 /// # Errors
 /// When a trace cannot be written.
