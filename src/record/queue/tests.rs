@@ -86,7 +86,8 @@ fn each_event_of_each_thread_is_drained_in_its_order_or_counted_as_lost() {
     let (drained, merge) = filled(queue, |_, event| {
         queue.record(|clock_ns| numbered(clock_ns, event));
     });
-    assert_eq!(drained.numbers.len(), THREADS);
+    // A thread that finds no chunk on a busy machine may lose all of its events.
+    assert!((1..=THREADS).contains(&drained.numbers.len()));
     for numbers in drained.numbers.values() {
         assert!(numbers.is_sorted_by(|before, after| before < after), "the order of a thread changed");
     }
