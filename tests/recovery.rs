@@ -4,12 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use memtrace_trace::EventName;
 use memtrace_trace::csv::{RowReader, end_text};
 use serde_json::Value;
 
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod common;
-use common::{Traced, compiled, untraced};
+use common::{Trace, Traced, compiled, untraced};
 
 const RUNTIME: &str = "libcudart.so.12";
 
@@ -136,6 +137,36 @@ fn repair_of_a_trace_that_cannot_be_written_reads_the_journal_and_says_so() {
         let written = summary(&memtrace(&["summary", "--json"], &out));
         assert!(memtrace(&["check"], &out).status.success());
         assert_eq!(read_only, written, "{rotate}");
+    }
+}
+
+#[test]
+fn repair_of_a_trace_that_a_full_disk_cut_counts_the_events_that_came_later() {
+    for buffer in ["16m", "1m"] {
+        let folder = tempfile::TempDir::new().unwrap();
+        let (out, kept) = (folder.path().join("out"), folder.path().join("kept"));
+        fs::create_dir_all(&out).unwrap();
+        fs::create_dir_all(&kept).unwrap();
+        compiled("fakes/cudart.c", RUNTIME, &[]);
+        let flood = compiled("threads/flood.c", "flood_a_disk", &[RUNTIME]);
+        let script = "mount -t tmpfs -o size=300k none \"$OUT\" && \
+                  LD_PRELOAD=\"$TRACER\" MEMTRACE_OUT=\"$OUT\" \"$FLOOD\" 4 20000 && \
+                  mount -o remount,size=200m \"$OUT\" && \
+                  \"$MEMTRACE\" check --repair \"$OUT\" >&2; \
+                  cp \"$OUT\"/*.csv \"$KEPT\"";
+        let mut command = untraced(Path::new("unshare"), &["--map-root-user", "--mount", "sh", "-c", script]);
+        command.env("OUT", &out).env("KEPT", &kept).env("FLOOD", &flood);
+        command.env("MEMTRACE_BUFFER", buffer).env("TRACER", common::library("libmemtrace.so"));
+        let output = command.env("MEMTRACE", env!("CARGO_BIN_EXE_memtrace")).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let calls: i64 = String::from_utf8_lossy(&output.stdout).trim().parse().unwrap();
+        assert_eq!(calls, 4 * 20_000 * 2);
+        let trace = Trace::read_lossy(&traces(&kept)[0]);
+        assert!(trace.end.starts_with("stopped "), "{}: {}", trace.end, stderr(&output));
+        let recorded = trace.of(EventName::ExtAlloc).len() + trace.of(EventName::ExtFree).len();
+        assert_eq!(recorded as i64 + trace.end_count("lost"), calls, "{}", trace.end);
+        // The larger buffer holds them all.
+        assert_eq!(trace.end_count("lost") > 0, buffer == "1m", "{}", trace.end);
     }
 }
 
