@@ -47,17 +47,22 @@ impl<W: Write> RowWriter<W> {
             COLUMNS.iter().for_each(|column| line.text(column.name));
             self.filled = line.end();
         }
-        let bounded;
-        let row = if row.fits() {
-            row
-        } else {
-            bounded = row.bounded();
-            &bounded
-        };
+        if row.fits() { self.append(row) } else { self.append_cut(row) }
+    }
+
+    #[inline(always)]
+    fn append(&mut self, row: &Row<'_>) -> io::Result<()> {
         let (mut line, cache) = self.line(text_bytes(row));
         write_row(&mut line, cache, row);
         self.filled = line.end();
         if self.filled >= BUFFER { self.write_buffer() } else { Ok(()) }
+    }
+
+    /// Adds a row with its numbers cut. Apart from the usual row, which stays in registers this way.
+    #[cold]
+    #[inline(never)]
+    fn append_cut(&mut self, row: &Row<'_>) -> io::Result<()> {
+        self.append(&row.bounded())
     }
 
     /// Gives the sink all rows added so far.
