@@ -165,8 +165,8 @@ fn repair_of_a_trace_that_a_full_disk_cut_counts_the_events_that_came_later() {
         assert!(trace.end.starts_with("stopped "), "{}: {}", trace.end, stderr(&output));
         let recorded = trace.of(EventName::ExtAlloc).len() + trace.of(EventName::ExtFree).len();
         assert_eq!(recorded as i64 + trace.end_count("lost"), calls, "{}", trace.end);
-        // The larger buffer holds them all.
-        assert_eq!(trace.end_count("lost") > 0, buffer == "1m", "{}", trace.end);
+        // The larger buffer can hold them all; it loses those that come after the writer met the full disk.
+        assert!(trace.end_count("lost") > 0 || buffer == "16m", "{}", trace.end);
     }
 }
 
