@@ -62,6 +62,16 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
         Ok(unfinished) => unfinished,
         Err(instead) => return Ok(instead),
     };
+    // A repair that is killed after the end row is not repeated, so what is to go goes first.
+    // The next part, if the process was opening one, has opening rows only.
+    let next = files::part(csv, unfinished.part + 1);
+    let is_its_own = |(path, meta): &(PathBuf, Meta)| {
+        *path == unfinished.journal_path && u64::from(meta.part) == unfinished.part + 1
+    };
+    if journal_of(&next).is_ok_and(|found| found.as_ref().is_some_and(is_its_own)) {
+        fs::remove_file(next)?;
+    }
+    remove_unfinished(csv);
     let length = fs::metadata(csv)?.len();
     let mut trace = OpenOptions::new().read(true).write(true).open(csv)?;
     let mut encoder = unfinished.encoder(csv)?;
@@ -74,15 +84,6 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
     let rest = unfinished.encode(&mut encoder, &mut sink)?;
     // The journal is removed only once the trace is on the disk.
     sink.writer.get_ref().sync_all()?;
-    // The next part, if the process was opening one, has opening rows only.
-    let next = files::part(csv, unfinished.part + 1);
-    let is_its_own = |(path, meta): &(PathBuf, Meta)| {
-        *path == unfinished.journal_path && u64::from(meta.part) == unfinished.part + 1
-    };
-    if journal_of(&next).is_ok_and(|found| found.as_ref().is_some_and(is_its_own)) {
-        fs::remove_file(next)?;
-    }
-    remove_unfinished(csv);
     unfinished.found.remove()?;
     Ok(Repaired::Finished { rest, cut: length.saturating_sub(rest.whole) })
 }
