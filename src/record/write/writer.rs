@@ -304,22 +304,14 @@ impl Writer {
         self.ooms.print_when_tagged(true, &self.encoder, &self.meta, &self.part.path);
         let more = refused_names_word(intern::refused()) + &(self.session.conclude)();
         let (place, length) = (self.encoder.place(), self.part.flush(&mut self.encoder)?);
-        let lost = self.merge.lost(self.queue);
-        self.encoder.end(clock::now_ns(), lost, Ending::Exit, more.trim_end(), &mut self.part.rows)?;
-        self.flush()?;
-        let lost_now = self.merge.lost(self.queue);
-        if lost_now > lost {
+        let mut lost = self.merge.lost(self.queue);
+        self.end(lost, more.trim_end())?;
+        if self.merge.lost(self.queue) > lost {
             // Meanwhile threads recorded more events.
             self.part.truncate(length)?;
             self.encoder.take_back(place);
-            self.encoder.end(
-                clock::now_ns(),
-                lost_now,
-                Ending::Exit,
-                more.trim_end(),
-                &mut self.part.rows,
-            )?;
-            self.flush()?;
+            lost = self.merge.lost(self.queue);
+            self.end(lost, more.trim_end())?;
         }
         self.queue.pool().remove_file();
         self.compressor.add(self.part.path.clone());
@@ -327,6 +319,12 @@ impl Writer {
         self.limits.conclude(lost);
         exit_summary::print(self.session, &self.encoder, &self.first);
         Ok(())
+    }
+
+    /// Writes the end row of a process that exits.
+    fn end(&mut self, lost: u64, more: &str) -> io::Result<()> {
+        self.encoder.end(clock::now_ns(), lost, Ending::Exit, more, &mut self.part.rows)?;
+        self.flush()
     }
 
     /// Continues in a new part; the old one is flushed. A kill at any moment finds a journal that belongs to one of
