@@ -1,0 +1,159 @@
+"""Figures that others published: `tests/published/figures.csv` and `sources.csv`, read and checked."""
+
+from __future__ import annotations
+
+import csv
+import struct
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CASES = ROOT / "tests/published"
+COLUMNS = ["source", "card", "torch", "libraries", "case", "arguments", "label", "what", "published", "unit"]
+COLUMNS += ["cause"]
+SOURCE_COLUMNS = ["source", "title", "address", "measured", "rounding", "note"]
+# The newest torch that `scripts/torch-env` installs for the tests: for a figure that names none.
+NEWEST = "2.11.0"
+UNITS = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "tokens": 1,
+    "": 1,
+}
+
+
+class FigureError(Exception):
+    """A file or a request that cannot be used: one line for the user."""
+
+
+@dataclass(frozen=True, order=True)
+class Run:
+    """One process: a case on a card, with a torch and libraries. It answers all figures of its arguments."""
+
+    card: str
+    torch: str
+    libraries: str
+    case: str
+    arguments: str
+
+    def __str__(self) -> str:
+        beside = f" with {self.libraries}" if self.libraries else ""
+        return (
+            " ".join(f"{self.case} {self.arguments}".split()) + f" on {self.card}, torch {self.torch}{beside}"
+        )
+
+
+@dataclass(frozen=True)
+class Source:
+    """Who measured what, and where it is published."""
+
+    source: str
+    title: str
+    address: str
+    measured: str
+    # How the number was rounded before it was printed: empty for decimal digits, or `float32`.
+    rounding: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One published number."""
+
+    source: Source
+    run: Run
+    # The torch of the source, empty if unknown.
+    torch: str
+    label: str
+    what: str
+    published: str
+    unit: str
+    cause: str
+
+    @property
+    def number(self) -> Decimal:
+        return Decimal(self.published)
+
+    def in_unit(self, measured: int) -> Decimal:
+        return Decimal(measured) / UNITS[self.unit]
+
+    def error(self, measured: int) -> float:
+        """The relative difference of our number from the published one."""
+        if self.number == 0:
+            return 0.0 if measured == 0 else float("inf")
+        return float(self.in_unit(measured) / self.number - 1)
+
+    def equal(self, measured: int) -> bool:
+        """Whether both are the same number at the precision of the published one."""
+        ours = self.in_unit(measured)
+        if self.source.rounding == "float32":
+            ours = Decimal(struct.unpack("f", struct.pack("f", float(ours)))[0])
+        exponent = self.number.as_tuple().exponent
+        half = Decimal(1).scaleb(exponent if isinstance(exponent, int) else 0) / 2
+        return abs(ours - self.number) <= half
+
+
+def read_table(path: Path, columns: list[str]) -> list[tuple[str, dict[str, str]]]:
+    """The rows of a CSV of these columns, each with its place in the file."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FigureError(f"cannot read {path}: {error}") from error
+    if not rows:
+        raise FigureError(f"{path} is empty; its first line is {','.join(columns)}")
+    if rows[0] != columns:
+        raise FigureError(f"{path}:1: the columns are {','.join(rows[0])}, and must be {','.join(columns)}")
+    table = []
+    for number, row in enumerate(rows[1:], 2):
+        if len(row) != len(columns):
+            raise FigureError(f"{path}: row {number} has {len(row)} fields, and must have {len(columns)}")
+        table.append((f"{path}: row {number}", dict(zip(columns, row))))
+    return table
+
+
+def read_sources(folder: Path) -> dict[str, Source]:
+    sources: dict[str, Source] = {}
+    for place, row in read_table(folder / "sources.csv", SOURCE_COLUMNS):
+        if row["source"] in sources:
+            raise FigureError(f"{place}: a second source {row['source']}")
+        if row["rounding"] not in ("", "float32"):
+            raise FigureError(f"{place}: rounding is {row['rounding']!r}, and must be empty or float32")
+        sources[row["source"]] = Source(**row)
+    return sources
+
+
+def read_figures(folder: Path = CASES) -> list[Figure]:
+    """All figures, in the order of the file."""
+    sources = read_sources(folder)
+    figures: list[Figure] = []
+    seen: dict[tuple[Run, str, str, str], str] = {}
+    for place, row in read_table(folder / "figures.csv", COLUMNS):
+        if row["source"] not in sources:
+            raise FigureError(f"{place}: no source {row['source']!r} in sources.csv")
+        if row["unit"] not in UNITS:
+            raise FigureError(f"{place}: no unit {row['unit']!r}; there are {', '.join(filter(None, UNITS))}")
+        try:
+            finite = Decimal(row["published"]).is_finite()
+        except InvalidOperation:
+            finite = False
+        if not finite:
+            raise FigureError(f"{place}: published is {row['published']!r}, and must be a number")
+        if not (folder / f"{row['case']}.py").is_file():
+            raise FigureError(f"{place}: no case {folder / row['case']}.py")
+        run = Run(row["card"], row["torch"] or NEWEST, row["libraries"], row["case"], row["arguments"])
+        key = (run, row["label"], row["what"], row["source"])
+        if key in seen:
+            raise FigureError(f"{place}: the same figure as in {seen[key]}")
+        seen[key] = place
+        kept = {name: row[name] for name in ("torch", "label", "what", "published", "unit", "cause")}
+        figures.append(Figure(source=sources[row["source"]], run=run, **kept))
+    if not figures:
+        raise FigureError(f"{folder / 'figures.csv'} has no figures below its header")
+    return figures

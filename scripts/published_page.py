@@ -1,0 +1,206 @@
+"""The comparison as text, as JSON and as the generated part of `docs/accuracy.md`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from published_figures import NEWEST, ROOT, Figure, FigureError
+
+PAGE = ROOT / "docs/accuracy.md"
+BEGIN = "<!-- scripts/published writes from here -->"
+END = "<!-- to here -->"
+WORST = 40
+
+
+@dataclass
+class Compared:
+    """A published figure and ours, in bytes: by torch, with the torch of the source under the empty name."""
+
+    figure: Figure
+    ours: dict[str, int | None]
+    failure: str
+
+    @property
+    def measured(self) -> int | None:
+        return self.ours[""]
+
+    def off(self, limit: float) -> bool:
+        return (
+            self.measured is not None and abs(self.figure.error(self.measured)) > limit and not self.equal()
+        )
+
+    def equal(self, torch: str = "") -> bool:
+        measured = self.ours.get(torch)
+        return measured is not None and self.figure.equal(measured)
+
+    def error(self) -> float:
+        assert self.measured is not None
+        return 0.0 if self.equal() else self.figure.error(self.measured)
+
+    def shown(self, torch: str = "") -> str:
+        """Our number at one digit more than the published one."""
+        measured = self.ours.get(torch)
+        if measured is None:
+            return "-"
+        if self.equal(torch):
+            return self.figure.published
+        ours = self.figure.in_unit(measured)
+        decimals = len(self.figure.published.partition(".")[2])
+        return (
+            f"{ours:.{min(decimals + 1, 4)}f}" if self.figure.unit not in ("B", "tokens") else f"{ours:.0f}"
+        )
+
+    def record(self) -> dict[str, object]:
+        figure, run = self.figure, self.figure.run
+        return {
+            "source": figure.source.source,
+            "card": run.card,
+            "torch": run.torch,
+            "libraries": run.libraries,
+            "case": run.case,
+            "arguments": run.arguments,
+            "label": figure.label,
+            "what": figure.what,
+            "published": figure.published,
+            "unit": figure.unit,
+            "ours": self.measured,
+            "newest": self.ours.get(NEWEST),
+            "error": None if self.measured is None else self.error(),
+            "equal": self.equal(),
+            "cause": figure.cause,
+            "failure": self.failure,
+        }
+
+    def __str__(self) -> str:
+        error = "failed" if self.measured is None else "equal" if self.equal() else f"{self.error():+.2%}"
+        figure = self.figure
+        return (
+            f"{figure.source.source} {figure.run.case} {figure.label} {figure.what} on {figure.run.card}: "
+            f"published {figure.published} {figure.unit}, ours {self.shown()}, {error}"
+        )
+
+
+def quantile(sorted_values: list[float], share: float) -> float:
+    """The smallest value that at least this share of the values does not exceed."""
+    return sorted_values[max(0, -int(-len(sorted_values) * share // 1) - 1)]
+
+
+def summary(compared: Iterable[Compared]) -> str:
+    entries = [entry for entry in compared if entry.measured is not None]
+    if not entries:
+        return "no figure"
+    errors = sorted(abs(entry.error()) for entry in entries)
+    equal = sum(entry.equal() for entry in entries)
+    return (
+        f"{len(entries)} figures of {len({e.figure.source.source for e in entries})} sources on "
+        f"{len({e.figure.run.card for e in entries})} cards: {equal} equal to the last published digit "
+        f"({equal / len(entries):.0%}), median error {quantile(errors, 0.5):.2%}, "
+        f"90th percentile {quantile(errors, 0.9):.2%}, largest {errors[-1]:.2%}"
+    )
+
+
+def print_table(compared: list[Compared]) -> None:
+    for entry in compared:
+        beside = ""
+        if NEWEST in entry.ours:
+            beside = f"; torch {NEWEST}: {'equal' if entry.equal(NEWEST) else entry.shown(NEWEST)}"
+        cause = f"; {entry.figure.cause}" if entry.figure.cause else ""
+        print(f"{entry}{beside}{cause}")
+    print(summary(compared))
+
+
+def write_page(compared: list[Compared]) -> None:
+    """Replaces the generated part of the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise FigureError(f"{PAGE} must have these two lines once, in this order: {BEGIN} and {END}")
+    head, rest = text.split(BEGIN)
+    tail = rest.split(END)[1]
+    PAGE.write_text(f"{head}{BEGIN}\n\n{generated(compared)}\n{END}{tail}", encoding="utf-8")
+
+
+def generated(compared: list[Compared]) -> str:
+    parts = ["## Distribution", distribution(compared), "## The worst first", worst(compared)]
+    for source in dict.fromkeys(entry.figure.source for entry in compared):
+        entries = [entry for entry in compared if entry.figure.source == source]
+        parts += [f"## {source.title}", f"<{source.address}>", f"Measured: {source.measured}."]
+        parts += [f"{source.note}."] if source.note else []
+        parts += [table(entries)]
+    return "\n\n".join(parts) + "\n"
+
+
+def distribution(compared: list[Compared]) -> str:
+    errors = sorted(abs(entry.error()) for entry in compared)
+    equal = sum(entry.equal() for entry in compared)
+    cards = sorted({entry.figure.run.card for entry in compared})
+    quantities = Counter(entry.figure.what for entry in compared)
+    rows = [
+        ("figures", str(len(compared))),
+        ("sources", str(len({entry.figure.source.source for entry in compared}))),
+        ("cards", f"{len(cards)}: {', '.join(cards)}"),
+        ("quantities", ", ".join(f"{name} {count}" for name, count in quantities.most_common())),
+        ("equal to the last published digit", f"{equal}, {equal / len(compared):.1%}"),
+        ("median error", f"{quantile(errors, 0.5):.2%}"),
+        ("90th percentile", f"{quantile(errors, 0.9):.2%}"),
+        ("99th percentile", f"{quantile(errors, 0.99):.2%}"),
+        ("largest error", f"{errors[-1]:.2%}"),
+    ]
+    for torch in (NEWEST, "2.6.0"):
+        have = [entry for entry in compared if entry.ours.get(torch) is not None]
+        same = sum(entry.equal(torch) for entry in have)
+        rows.append((f"equal when all run on torch {torch}", f"{same} of {len(have)}"))
+    return markdown(("", ""), rows)
+
+
+def worst(compared: list[Compared]) -> str:
+    entries = sorted((entry for entry in compared if not entry.equal()), key=lambda e: -abs(e.error()))
+    rows = [
+        (f"{e.error():+.2%}", e.figure.source.source, place(e), published(e), e.shown(), e.figure.cause)
+        for e in entries[:WORST]
+    ]
+    table = markdown(("error", "source", "case", "published", "ours", "cause"), rows)
+    if not rows:
+        return "Every figure is equal to the last published digit."
+    return table + (
+        f"\n\n{len(entries) - WORST} smaller ones are in the tables below." if len(entries) > WORST else ""
+    )
+
+
+def table(entries: list[Compared]) -> str:
+    """One line per case and error: the figures of a sweep that are equal share a line."""
+    rows = []
+    for entry in entries:
+        beside = []
+        for torch in (NEWEST, "2.6.0"):
+            if entry.figure.run.torch == torch:
+                continue
+            if entry.ours.get(torch) is None:
+                beside.append(f"torch {torch}: fails")
+            elif entry.shown(torch) != entry.shown():
+                beside.append(f"torch {torch}: {entry.shown(torch)}")
+        error = "equal" if entry.equal() else f"{entry.error():+.2%}"
+        notes = "; ".join([*beside, *filter(None, [entry.figure.cause])])
+        rows.append((entry.figure.run.card, place(entry), published(entry), entry.shown(), error, notes))
+    return markdown(("card", "case", "published", "ours", "error", "cause, other builds"), rows)
+
+
+def place(entry: Compared) -> str:
+    figure = entry.figure
+    torch = f", torch {figure.torch}" if figure.torch else ""
+    libraries = f" {figure.run.libraries}" if figure.run.libraries else ""
+    what = "" if figure.what == "allocated" else f", {figure.what}"
+    # Of the arguments, those that the label does not tell.
+    mode = re.search(r"--(?:mode|variant) \S+(?: --variant \S+)?", figure.run.arguments)
+    return f"`{figure.run.case}` {figure.label}{' ' + mode[0] if mode else ''}{what}{torch}{libraries}"
+
+
+def published(entry: Compared) -> str:
+    return f"{entry.figure.published} {entry.figure.unit}"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

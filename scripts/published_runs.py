@@ -1,0 +1,175 @@
+"""Runs of published cases: each in a process of its own on a simulated GPU, two at a time, cached."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from published_figures import ROOT, Run
+
+# Settings from outside would change the answer; a case sets its own.
+OUTSIDE = ("MEMTRACE_", "PYTORCH_", "CUDA_", "NCCL_", "TORCH")
+BUILT = ("memtrace", "libmemtrace.so", "libmemtrace_phantom.so")
+
+
+@dataclass
+class Outcome:
+    """The values that a run printed by label and quantity, or the reason why there are none."""
+
+    values: dict[str, dict[str, int]] = field(default_factory=dict)
+    failure: str = ""
+    seconds: float = 0.0
+    cached: bool = False
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("MEMTRACE_CACHE") or Path(base) / "memtrace") / "published"
+
+
+class Runner:
+    """Runs cases with the libraries of one build, and keeps their outcomes."""
+
+    def __init__(self, target: Path, folder: Path, timeout: float, fresh: bool = False) -> None:
+        self.target, self.folder, self.timeout, self.fresh = target, folder, timeout, fresh
+        self.lock = threading.Lock()
+        build = hashlib.sha256()
+        for name in BUILT:
+            build.update((target / name).read_bytes())
+        for module in sorted((folder / "harness").glob("*.py")):
+            build.update(module.read_bytes())
+        self.build = build.hexdigest()
+
+    def run_all(self, runs: Iterable[Run], jobs: int) -> dict[Run, Outcome]:
+        wanted = list(dict.fromkeys(runs))
+        done = 0
+
+        def one(run: Run) -> Outcome:
+            nonlocal done
+            outcome = self.outcome(run)
+            with self.lock:
+                done += 1
+                state = (
+                    "failed"
+                    if outcome.failure
+                    else "cached"
+                    if outcome.cached
+                    else f"{outcome.seconds:.0f} s"
+                )
+                print(f"[{done}/{len(wanted)}] {run}: {state}", file=sys.stderr, flush=True)
+            return outcome
+
+        with ThreadPoolExecutor(max_workers=jobs) as pool:
+            return dict(zip(wanted, pool.map(one, wanted)))
+
+    def outcome(self, run: Run) -> Outcome:
+        script = self.folder / f"{run.case}.py"
+        key = hashlib.sha256(self.build.encode() + script.read_bytes() + repr(run).encode()).hexdigest()
+        kept = cache_folder() / f"{key}.json"
+        if not self.fresh:
+            try:
+                return Outcome(values=json.loads(kept.read_text()), cached=True)
+            except (OSError, ValueError):
+                pass  # Not run yet, or cut short.
+        started = time.monotonic()
+        outcome = self.launch(run, script)
+        outcome.seconds = time.monotonic() - started
+        if not outcome.failure:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            # Two callers at once both write a whole file.
+            unfinished = kept.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+            unfinished.write_text(json.dumps(outcome.values))
+            unfinished.replace(kept)
+        return outcome
+
+    def launch(self, run: Run, script: Path) -> Outcome:
+        try:
+            python = self.python(run.torch)
+            packages = self.libraries(python, run)
+        except RuntimeError as error:
+            return Outcome(failure=str(error))
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(OUTSIDE)}
+        environment["PYTHONPATH"] = packages
+        environment["HF_HUB_OFFLINE"] = "1"
+        with tempfile.TemporaryDirectory(prefix="memtrace-published-") as scratch:
+            command = [str(self.target / "memtrace"), "run", "-q", "-o", f"{scratch}/trace"]
+            command += ["--phantom", run.card, "--", python, str(script), *shlex.split(run.arguments)]
+            # A group of its own: at the time limit the workers that a case started end too.
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=scratch,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+            try:
+                output, errors = process.communicate(timeout=self.timeout)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+                return Outcome(failure=f"not finished after {self.timeout:.0f} s; --timeout allows more")
+        if process.returncode:
+            last = "\n".join(errors.strip().splitlines()[-12:])
+            return Outcome(failure=f"exit status {process.returncode}\n{last}")
+        return read_output(output)
+
+    def python(self, version: str) -> str:
+        with self.lock:
+            done = subprocess.run(
+                [str(ROOT / "scripts/torch-env"), version],
+                capture_output=True,
+                text=True,
+            )
+        if done.returncode:
+            raise RuntimeError(f"scripts/torch-env {version} failed\n{done.stderr.strip()}")
+        return done.stdout.strip().splitlines()[-1]
+
+    def libraries(self, python: str, run: Run) -> str:
+        """The folder of the libraries that the case wants instead of torch-env's. The list is complete: pip
+        installs no dependencies, which would bring another torch."""
+        if not run.libraries:
+            return ""
+        name = hashlib.sha256(f"{run.torch} {run.libraries}".encode()).hexdigest()[:16]
+        folder = cache_folder() / f"libraries-{name}"
+        with self.lock:
+            if not (folder / ".complete").exists():
+                command = [python, "-m", "pip", "install", "--quiet", "--progress-bar", "off", "--no-deps"]
+                command += ["--upgrade", "--target", str(folder), *run.libraries.split()]
+                done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                if done.returncode:
+                    raise RuntimeError(
+                        f"pip could not install {run.libraries}\n{done.stdout.strip()[-2000:]}"
+                    )
+                (folder / ".complete").touch()
+        return str(folder)
+
+
+def read_output(output: str) -> Outcome:
+    """The JSON lines that a case printed; other lines are a library's and do not count."""
+    values: dict[str, dict[str, int]] = {}
+    for line in output.splitlines():
+        if not line.startswith('{"label"'):
+            continue
+        try:
+            record = json.loads(line)
+            label = str(record.pop("label"))
+            numbers = {str(name): int(value) for name, value in record.items()}
+        except (ValueError, TypeError) as error:
+            return Outcome(failure=f"printed an invalid line: {line[:200]} ({error})")
+        values.setdefault(label, {}).update(numbers)
+    return Outcome(values=values) if values else Outcome(failure="printed no figure")
