@@ -294,19 +294,19 @@ columns!(schema);
 
 const _: () = assert!(COLUMNS.len() >= FIRST_COLUMNS);
 
-/// The bits of a number that is too large for its column: none of them is set in any that fits. A negative number has
-/// its complement's.
-macro_rules! excess {
-    ($row:ident bytes $name:ident) => {
-        ($row.$name ^ $row.$name >> 63).cast_unsigned() & !(MAX_BYTES - 1)
+/// A number plus the bound of its column, for [`Row::fits`]: at most twice the bound when the number fits. The columns
+/// of the other bound add nothing.
+macro_rules! shifted {
+    ($row:ident MAX_BYTES bytes $name:ident) => {
+        $row.$name.wrapping_add(MAX_BYTES.cast_signed()).cast_unsigned()
     };
-    ($row:ident request $name:ident) => {
-        excess!($row i64 $name)
+    ($row:ident MAX_NUMBER request $name:ident) => {
+        shifted!($row MAX_NUMBER i64 $name)
     };
-    ($row:ident i64 $name:ident) => {
-        ($row.$name ^ $row.$name >> 63).cast_unsigned() & !(MAX_NUMBER - 1)
+    ($row:ident MAX_NUMBER i64 $name:ident) => {
+        $row.$name.wrapping_add(MAX_NUMBER.cast_signed()).cast_unsigned()
     };
-    ($row:ident $type:ident $name:ident) => {
+    ($row:ident $bound:ident $type:ident $name:ident) => {
         0
     };
 }
@@ -333,11 +333,13 @@ macro_rules! bounds {
         $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
     )+ })+) => {
         impl Row<'_> {
-            /// False when a number may be further from 0 than the bound of its column. All numbers are tested at
+            /// False when a number is as far from 0 as the bound of its column, or further. All numbers are tested at
             /// once, because none ever is.
             #[inline(always)]
             pub(crate) fn fits(&self) -> bool {
-                0 $($(| excess!(self $type $name))+)+ == 0
+                let bytes = 0 $($(| shifted!(self MAX_BYTES $type $name))+)+;
+                let numbers = 0 $($(| shifted!(self MAX_NUMBER $type $name))+)+;
+                bytes < 2 * MAX_BYTES && numbers < 2 * MAX_NUMBER
             }
 
             /// The row with each number cut to the bound of its column.
