@@ -186,7 +186,8 @@ fn owners_category_totals_are_those_of_mem_tracker(torch: &Torch) {
     for line in printed.lines() {
         let (name, pid) = line.split_once(' ').unwrap();
         let (trace, report) = (trace_of(&run, pid), run.folder().join(format!("{name}.json")));
-        let modules = memtrace().args(["modules", "--json", "--depth=9"]).arg(&trace).output().unwrap();
+        let modules =
+            memtrace().args(["modules", "--json", "--rounded", "--depth=9"]).arg(&trace).output().unwrap();
         std::fs::write(&report, modules.stdout).unwrap();
         eprint!("{name}: ");
         torch.checker("mem_tracker", &[&trace, &run.folder().join(format!("{name}.jsonl")), &report]);

@@ -2,8 +2,9 @@
 
     mem_tracker.py TRACE TRACKER MODULES
 
-MODULES is the answer of `memtrace modules --json`: it has as many forwards of each module, and as many
-recomputed ones (`Pre-Forward-AC`, `Post-Forward-AC`), as MemTracker counted.
+MODULES is the answer of `memtrace modules --json --rounded`: it has as many forwards of each module, and as
+many recomputed ones (`Pre-Forward-AC`, `Post-Forward-AC`), as MemTracker counted, with its bytes of each
+category.
 
 The bytes of each category are equal wherever MemTracker is right. Only these differences are accepted:
 
@@ -42,6 +43,10 @@ NAMES = {
 WORKSPACES = 2 * 131072
 
 
+# The kinds of the report's states, in the groups in which they are comparable (hooks and inputs, above).
+KINDS_OF_STATES = [["Parameter"], ["Buffer"], ["Optstate"], ["Gradient", "Temp"], ["Activation", "Other"]]
+
+
 def workspaces(trace):
     inside, freed = False, set()
     for row in rows(trace):
@@ -70,22 +75,38 @@ def transients(trace):
 
 
 def compare_calls(snapshots, report, differences):
-    ours, theirs = collections.Counter(), collections.Counter()
+    """Compares the number of calls of each module, and the memory before and after each forward."""
+    states, theirs = {}, collections.defaultdict(list)
     with open(report, encoding="utf-8") as file:
         (process,) = json.load(file)["processes"]
     for module in process["modules"]:
         for state, calls in module["states"].items():
             if "Forward" in state and "Peak" not in state:
-                ours[state, module["module"]] = len(calls)
+                states[state, module["module"]] = calls
     for line in snapshots.values():
         boundary = re.fullmatch("(before|after) forward of (.*)", line["label"])
         if boundary:
             state = {"before": "Pre-Forward", "after": "Post-Forward"}[boundary[1]]
             name = NAMES.get(boundary[2], boundary[2])
-            theirs[state + ("-AC" if line["in_backward"] else ""), name] += 1
-    for key in sorted(ours | theirs):
-        if ours[key] != theirs[key]:
-            differences.append(f"{key}: {ours[key]} times in the report, {theirs[key]} by MemTracker")
+            theirs[state + ("-AC" if line["in_backward"] else ""), name].append(line["totals"])
+    compared = 0
+    for key in sorted(states.keys() | theirs.keys()):
+        calls, totals = states.get(key, []), theirs[key]
+        if len(calls) != len(totals):
+            differences.append(f"{key}: {len(calls)} times in the report, {len(totals)} by MemTracker")
+            continue
+        for number, (call, total) in enumerate(zip(calls, totals, strict=True)):
+            compared += 1
+            for kinds in KINDS_OF_STATES:
+                ours = sum(call.get("cuda:0", {}).get(kind, 0) for kind in kinds)
+                wanted = sum(total.get(kind, 0) for kind in kinds)
+                # A workspace is `Activation` or `Temp`, by the pass in which a library took it.
+                most = WORKSPACES if len(kinds) > 1 else 0
+                if not 0 <= ours - wanted <= most:
+                    differences.append(
+                        f"{key} {number}: {kinds}: {ours} in the report, {wanted} by MemTracker"
+                    )
+    return compared
 
 
 def main():
@@ -133,7 +154,7 @@ def main():
                 )
     if met != len(snapshots):
         differences.append(f"{len(snapshots) - met} snapshots have no mark")
-    compare_calls(snapshots, report, differences)
+    states = compare_calls(snapshots, report, differences)
     if kept > WORKSPACES:
         differences.append(f"{kept} bytes of workspaces")
     if not peak <= last["peak"] <= true_peak <= last["peak"] + kept + most_short:
@@ -141,7 +162,8 @@ def main():
     for difference in differences[:20]:
         print(difference)
     print(
-        f"{met} boundaries, {equal} totals equal, {len(differences)} differ; workspaces up to {kept} bytes; "
+        f"{met} boundaries, {equal} totals equal, {states} states of modules, {len(differences)} differ; "
+        f"workspaces up to {kept} bytes; "
         f"peak {last['peak']} by MemTracker, {peak} without and {true_peak} with workspaces and transients, "
         f"of these up to {most_short} at once"
     )
