@@ -1,9 +1,9 @@
 //! Tables: aligned columns, two spaces apart, and their layout on a terminal that is too narrow for them.
 //!
 //! A narrow terminal loses nothing but bars. The last text column is wrapped inside its width; where that is
-//! too little, it moves below its row.
+//! too little, the last columns move below their row, numbers with their heads.
 
-use super::printer::{Cell, Printer, Style};
+use super::printer::{Cell, NO_BREAK, Printer, Style};
 use super::wrap::wrap;
 
 /// The alignment of a column.
@@ -106,20 +106,16 @@ impl Layout {
         Some(layout)
     }
 
-    /// The layout that fits: the last columns of text move below their row until the rest fits.
+    /// The layout that fits: the last columns move below their row until the rest fits.
     fn narrowed(mut self, width: usize, table: &Table) -> Layout {
         loop {
             if let Some(layout) = self.wrapped(width, table) {
                 return layout;
             }
-            match self.shown.last() {
-                Some(last) if self.shown.len() > 1 && table.columns[*last].1 == Side::Left => {
-                    self.below.insert(0, *last);
-                    self.shown.pop();
-                }
-                // Numbers are neither wrapped nor cut.
-                _ => return self,
+            if self.shown.len() < 2 || self.total() <= width {
+                return self;
             }
+            self.below.splice(..0, self.shown.pop());
         }
     }
 }
@@ -131,7 +127,9 @@ impl Printer {
         if table.columns.iter().any(|(name, _)| !name.is_empty()) {
             let heads: Vec<Cell> =
                 table.columns.iter().map(|(name, _)| Cell::new(name.clone(), Style::Faint)).collect();
-            self.table_row(&heads, &layout, table);
+            let texts = |column: &usize| table.columns[*column].1 == Side::Left;
+            let below = layout.below.iter().copied().filter(texts).collect();
+            self.table_row(&heads, &Layout { below, ..layout.clone() }, table);
         }
         for row in &table.rows {
             self.table_row(row, &layout, table);
@@ -167,11 +165,24 @@ impl Printer {
             self.end_line();
         }
         let mut below = vec![Cell::from(" ".repeat(INDENT))];
-        for cell in layout.below.iter().filter_map(|column| cells.get(*column)) {
-            if !cell.text().is_empty() {
-                let gap = if below.len() > 1 { "  " } else { "" };
-                below.extend([Cell::from(gap), cell.clone()]);
+        let (texts, numbers): (Vec<usize>, Vec<usize>) =
+            layout.below.iter().partition(|column| table.columns[**column].1 == Side::Left);
+        for column in texts.into_iter().chain(numbers) {
+            let Some(cell) = cells.get(column) else { continue };
+            if cell.text().is_empty() {
+                continue;
             }
+            let gap = if below.len() > 1 { "  " } else { "" };
+            let (head, side) = &table.columns[column];
+            let cell = match side {
+                Side::Left => cell.clone(),
+                // A number and its head stay on one line.
+                Side::Right => {
+                    let text = format!("{head} {}", cell.text());
+                    cell.with_text(&text.replace(' ', &NO_BREAK.to_string()))
+                }
+            };
+            below.extend([Cell::from(gap), cell]);
         }
         if below.len() > 1 {
             self.line(below);
@@ -224,6 +235,20 @@ mod tests {
         for word in ["33.00", "MiB", "torch:", "activation", "a", "smaller", "batch", "of", "less"] {
             assert!(narrow.split_whitespace().any(|found| found == word), "{word}: {narrow}");
         }
+    }
+
+    #[test]
+    fn numbers_that_a_narrow_terminal_has_no_column_for_move_below_their_row_with_their_heads() {
+        let columns = ["rank", "peak allocated", "reserved", "at step", "retries"];
+        let mut table = Table::new(&columns.map(|name| (name, Side::Right)));
+        table.row(["0".into(), "74.14 MiB".into(), "184.00 MiB".into(), "1".into(), "12,345".into()]);
+        assert_eq!(
+            printed(&table, Some(34)),
+            "rank  peak allocated    reserved\n   0       74.14 MiB  184.00 MiB\n      at step 1  retries 12,345\n"
+        );
+        assert_eq!(printed(&table, Some(60)).lines().count(), 2);
+        let narrow = printed(&table, Some(26));
+        assert!(narrow.contains("\n      reserved 184.00 MiB\n"), "{narrow}");
     }
 
     #[test]
