@@ -1,5 +1,5 @@
 //! The functions with which a program names its memory: those of `include/memtrace.h` from C, and
-//! `python/memtrace.py` around them.
+//! `python/memtrace/_marks.py` around them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -11,10 +11,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::ArgMatches;
 use memtrace_cards::{CARD_VARIABLE, Spec};
 
-/// The library that traces.
-pub(crate) const TRACER: &str = "libmemtrace.so";
-/// The library that simulates a GPU.
-pub(crate) const PHANTOM: &str = "libmemtrace_phantom.so";
+use crate::libraries::{PHANTOM, TRACER, library};
+
 /// The variable that names [`Scratch::hello`]: the tracer's constructor appends a byte to that file, which
 /// proves that it was loaded.
 pub(crate) const HELLO: &str = "MEMTRACE_HELLO";
@@ -92,24 +90,6 @@ pub(crate) fn remove_libraries(child: &mut Command) {
 pub(crate) fn run_id() -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     format!("{:x}-{:x}", now.as_nanos(), std::process::id())
-}
-
-/// The library `name`, in the folder of this command or in the `lib` folder beside that.
-///
-/// # Errors
-/// When it is in neither.
-pub(crate) fn library(name: &str) -> Result<PathBuf> {
-    let command = std::env::current_exe().context("cannot find the folder of the command memtrace")?;
-    let folder = command.parent().unwrap_or(Path::new("/"));
-    let places =
-        [folder.join(name), folder.join("../lib").join(name), folder.join("../lib/memtrace").join(name)];
-    places.iter().find_map(|place| place.canonicalize().ok()).ok_or_else(|| {
-        anyhow!(
-            "cannot find {name}: it belongs beside the command memtrace in {}, or in ../lib; build both \
-             with: cargo build --release",
-            folder.display()
-        )
-    })
 }
 
 /// The value of `LD_PRELOAD`: our libraries first, then the libraries it names already, each once.

@@ -15,6 +15,7 @@ mod args;
 mod child_env;
 mod commands;
 mod error_message;
+mod libraries;
 mod load_failure;
 mod out_folder;
 mod recovery;

@@ -112,9 +112,14 @@ impl TraceFile {
         self.join(part).is_none()
     }
 
+    /// All parts, in order; a trace that was not rotated is its only one.
+    pub fn parts(&self) -> impl Iterator<Item = &TraceFile> {
+        std::iter::once(self).chain(&self.later)
+    }
+
     /// The paths of all parts.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
-        std::iter::once(self).chain(&self.later).map(|part| part.path.as_path())
+        self.parts().map(|part| part.path.as_path())
     }
 
     /// The text of the `end` row, where the last row is one: a killed process leaves none.

@@ -9,8 +9,10 @@ use memtrace_analysis::reports::REPORTS;
 
 mod doctor;
 mod export;
+mod files;
 mod fit;
 mod help;
+mod lib;
 mod live;
 mod page;
 mod reports;
@@ -32,6 +34,8 @@ pub(crate) fn command() -> Command {
         .subcommand(export::command())
         .subcommand(live::command())
         .subcommand(page::command())
+        .subcommand(files::command())
+        .subcommand(lib::command())
         .subcommand(doctor::command())
         .subcommand(help::command())
 }
@@ -44,6 +48,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     match matches.subcommand() {
         Some(("run", matches)) => run::run(matches),
         Some(("fit", matches)) => fit::run(matches),
+        Some(("files", matches)) => files::run(matches),
+        Some(("lib", matches)) => lib::run(matches),
         Some(("doctor", matches)) => doctor::run(matches),
         Some(("export", matches)) => export::run(matches),
         Some(("report", matches)) => page::run(matches),

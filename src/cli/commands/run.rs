@@ -17,8 +17,9 @@ use memtrace_analysis::reports;
 use memtrace_cards::CARDS;
 use memtrace_trace::text::printable;
 
-use crate::child_env::{PhantomArgs, Scratch, TRACER, remove_libraries, run_id, traced_command};
+use crate::child_env::{PhantomArgs, Scratch, remove_libraries, run_id, traced_command};
 use crate::error_message::message;
+use crate::libraries::TRACER;
 use crate::out_folder::OutFolder;
 use crate::{args, load_failure, recovery, signals, terminal, trace_input};
 

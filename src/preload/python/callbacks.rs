@@ -102,7 +102,7 @@ unsafe extern "C" fn after_out_of_memory(_: *mut c_void) -> c_int {
     result
 }
 
-/// `memtrace.track_external` of `python/memtrace.py`: `arguments` is a tuple whose only item is the tuple of
+/// `memtrace.track_external` of `python/memtrace/_marks.py`: `arguments` is a tuple whose only item is the tuple of
 /// registered objects. It raises nothing of its own.
 ///
 /// # Safety

@@ -15,7 +15,8 @@ use memtrace_trace::config::Settings;
 use serde_json::{Value, json};
 
 use crate::args;
-use crate::child_env::{TRACER, check_card, library};
+use crate::child_env::check_card;
+use crate::libraries::{TRACER, library};
 use crate::terminal;
 use findings::{Finding, Findings, State};
 use host::{check_journals, check_out_folder, check_system};

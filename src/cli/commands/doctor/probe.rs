@@ -14,7 +14,8 @@ use serde_json::Value;
 use super::findings::{Findings, State};
 use super::torch::{check_device, check_symbols, check_torch};
 use super::trace_check::{TraceCounts, check_trace};
-use crate::child_env::{HELLO, PHANTOM, Scratch, library, preload_list, run_id};
+use crate::child_env::{HELLO, Scratch, preload_list, run_id};
+use crate::libraries::{PHANTOM, library};
 
 /// The script that the Python runs.
 const PROBE: &str = include_str!("probe.py");

@@ -1,15 +1,20 @@
 """Marks, ranges and steps of a script, for the memtrace that traces it.
 
-import memtrace
-
-for n, batch in enumerate(loader): memtrace.step(n) with memtrace.phase("forward"): loss = model(batch)
+    for n, batch in enumerate(loader):
+        memtrace.step(n)
+        with memtrace.phase("forward"):
+            loss = model(batch)
 
 A trace needs none of this. Every function here does nothing when the script does not run under memtrace, so
 the calls may stay in the code. include/memtrace.h has the same functions for C and C++.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 __all__ = [
     "flush",
@@ -28,7 +33,7 @@ __all__ = [
 ]
 
 
-def _find_library():
+def _find_library() -> ctypes.CDLL | None:
     """The functions of the preloaded library; None without one."""
     try:
         library = ctypes.CDLL(None)
@@ -64,18 +69,18 @@ def _find_tracker():
     return function
 
 
-def _encoded(name):
+def _encoded(name: object) -> bytes:
     """A name as C reads it: without the character that ends a C string."""
     return str(name).encode("utf-8", "replace").replace(b"\0", b" ")
 
 
-def is_traced():
+def is_traced() -> bool:
     """Returns whether this process is traced."""
     return _LIBRARY is not None and bool(_LIBRARY.memtrace_is_traced())
 
 
 @contextlib.contextmanager
-def range(name):
+def range(name: str) -> Iterator[None]:
     """Opens a range on this thread, for a `with` statement or as a decorator. It owns the memory that is
     allocated inside.
 
@@ -90,52 +95,52 @@ def range(name):
             _LIBRARY.memtrace_range_pop()
 
 
-def phase(name):
+def phase(name: str) -> AbstractContextManager[None]:
     """Opens a range that sets the phase of the process to any name: `forward`, `eval`, `warm-up`."""
     return range(f"phase:{name}")
 
 
-def module(path):
+def module(path: str) -> AbstractContextManager[None]:
     """Opens a range whose memory belongs to the module `path`, whichever module runs."""
     return range(f"module:{path}")
 
 
-def op(name):
+def op(name: str) -> AbstractContextManager[None]:
     """Opens a range whose memory belongs to the op `name`, whichever op runs."""
     return range(f"op:{name}")
 
 
-def step(number):
+def step(number: int) -> None:
     """Begins the training step `number`. After the first call memtrace no longer counts steps by itself."""
     if _LIBRARY is not None:
         _LIBRARY.memtrace_step(int(number))
 
 
-def mark(text):
+def mark(text: str) -> None:
     """Adds a mark to the trace."""
     if _LIBRARY is not None:
         _LIBRARY.memtrace_mark(_encoded(text))
 
 
-def pause():
+def pause() -> None:
     """Stops writing rows of ops and ranges. Memory is still recorded, with its owner."""
     if _LIBRARY is not None:
         _LIBRARY.memtrace_pause()
 
 
-def resume():
+def resume() -> None:
     """Writes rows of ops and ranges again."""
     if _LIBRARY is not None:
         _LIBRARY.memtrace_resume()
 
 
-def is_paused():
+def is_paused() -> bool:
     """Returns whether rows of ops and ranges are paused."""
     return _LIBRARY is not None and bool(_LIBRARY.memtrace_is_paused())
 
 
 @contextlib.contextmanager
-def paused():
+def paused() -> Iterator[None]:
     """Pauses rows of ops and ranges for a `with` statement, and restores the state before it."""
     before = is_paused()
     pause()
@@ -146,7 +151,7 @@ def paused():
             resume()
 
 
-def track_external(*external):
+def track_external(*external: object) -> None:
     """Registers tensors, modules and optimizers, also inside tuples, lists and dicts, before anything uses
     them.
 
@@ -171,7 +176,7 @@ def track_external(*external):
         tracker((tuple(leaves),))
 
 
-def flush():
+def flush() -> bool:
     """Waits until everything recorded so far is in the file.
 
     Returns False when that took more than 10 seconds, or when a thread has been inside one cudaFree for a

@@ -1,0 +1,92 @@
+"""memtrace: the GPU memory of a PyTorch program, in Python.
+
+Marks name the memory of a script while it runs, and do nothing when it is not traced:
+
+    for number, batch in enumerate(loader):
+        memtrace.step(number)
+        with memtrace.phase("forward"):
+            loss = model(batch)
+
+A trace that `memtrace run -o out -- python train.py` wrote is read with:
+
+    memtrace.read("out")                       # the rows, as a DataFrame
+    memtrace.peak("out", by="module").table()  # a report's answer
+    memtrace.report("out")                     # the page, in a notebook
+
+The package itself needs nothing but Python; DataFrames need polars, or pandas and pyarrow.
+"""
+
+from ._command import TraceError
+from ._marks import (
+    flush,
+    is_paused,
+    is_traced,
+    mark,
+    module,
+    op,
+    pause,
+    paused,
+    phase,
+    range,
+    resume,
+    step,
+    track_external,
+)
+from ._page import Page, report
+from ._read import read
+from ._reports import (
+    Answer,
+    actions,
+    budget,
+    check,
+    diff,
+    frag,
+    leaks,
+    ledger,
+    modules,
+    oom,
+    peak,
+    ranks,
+    snapshot,
+    stats,
+    summary,
+    timeline,
+    top_ops,
+)
+
+__all__ = [
+    "Answer",
+    "Page",
+    "TraceError",
+    "actions",
+    "budget",
+    "check",
+    "diff",
+    "flush",
+    "frag",
+    "is_paused",
+    "is_traced",
+    "leaks",
+    "ledger",
+    "mark",
+    "module",
+    "modules",
+    "oom",
+    "op",
+    "pause",
+    "paused",
+    "peak",
+    "phase",
+    "range",
+    "ranks",
+    "read",
+    "report",
+    "resume",
+    "snapshot",
+    "stats",
+    "step",
+    "summary",
+    "timeline",
+    "top_ops",
+    "track_external",
+]

@@ -1,0 +1,85 @@
+"""Finds and runs the command `memtrace` that belongs to this package."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+NAME = "memtrace"
+_LIBRARIES = ("libmemtrace.so", "libmemtrace_phantom.so")
+
+
+class TraceError(Exception):
+    """A trace that cannot be read, or a request that is invalid. The text is the command's own."""
+
+
+@functools.cache
+def find() -> str:
+    """Returns the path of the command.
+
+    Raises TraceError when it is nowhere."""
+    for folder in _folders():
+        if os.access(folder / NAME, os.X_OK):
+            return str(folder / NAME)
+    found = shutil.which(NAME)
+    if found is None:
+        raise TraceError(
+            f"the command {NAME} is missing: it is neither beside this Python nor on the PATH; "
+            "install it with: pip install gpu-memtrace"
+        )
+    return found
+
+
+def _folders() -> list[Path]:
+    """The folders that may have the command, the likeliest first."""
+    package = Path(__file__).resolve().parent
+    folders = []
+    tree = package.parent.parent
+    if (tree / "Cargo.toml").is_file():
+        folders.append(tree / "target" / "release")
+    folders.append(Path(sysconfig.get_path("scripts")))
+    folders.append(Path(sysconfig.get_path("scripts", "posix_user")))
+    # pip install --target.
+    folders.append(package.parent / "bin")
+    return folders
+
+
+def untraced_environment() -> dict[str, str]:
+    """The environment of a command that reads traces. It is not traced, even if this process is."""
+    environment = dict(os.environ)
+    preloaded = environment.pop("LD_PRELOAD", "").replace(":", " ").split()
+    others = [path for path in preloaded if not path.endswith(_LIBRARIES)]
+    if others:
+        environment["LD_PRELOAD"] = ":".join(others)
+    return environment
+
+
+def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs the command with these arguments.
+
+    Raises TraceError with the text of stderr when the request was invalid or the trace cannot be read."""
+    result = subprocess.run(
+        [find(), *arguments],
+        env=untraced_environment(),
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    # 1 and 3 are answers: a problem was found, a limit is exceeded.
+    if result.returncode not in (0, 1, 3):
+        why = " ".join(line.removeprefix("memtrace:").strip() for line in result.stderr.splitlines())
+        raise TraceError(why or f"{' '.join(arguments)}: {NAME} ended with status {result.returncode}")
+    return result
+
+
+def answer(arguments: list[str]) -> tuple[dict[str, Any], int]:
+    """Runs the command with --json. Returns the answer and the exit status."""
+    result = run([arguments[0], "--json", *arguments[1:]])
+    return json.loads(result.stdout), result.returncode

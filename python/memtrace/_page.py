@@ -1,0 +1,51 @@
+"""The page of a run, in a notebook or as a file."""
+
+from __future__ import annotations
+
+import html
+import os
+from pathlib import Path
+from typing import Any
+
+from . import _command
+from ._read import Trace
+
+
+class Page:
+    """The HTML page of a run. A notebook shows it; `save` writes it to a file."""
+
+    def __init__(self, text: str, height: int) -> None:
+        self.html = text
+        self._height = height
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the page to a file, and returns its path."""
+        path = Path(path)
+        path.write_text(self.html, encoding="utf-8")
+        return path
+
+    def _repr_html_(self) -> str:
+        # A frame of its own: the page's styles and scripts do not meet those of the notebook.
+        return (
+            f'<iframe srcdoc="{html.escape(self.html)}" title="memtrace" '
+            f'style="width: 100%; height: {self._height}px; border: 0"></iframe>'
+        )
+
+    def __repr__(self) -> str:
+        return f"<memtrace.Page of {len(self.html):,} bytes; save(path) writes it>"
+
+
+def report(
+    trace: Trace = "memtrace-out", *, against: Trace | None = None, height: int = 720, **options: Any
+) -> Page:
+    """Returns the page of a run, or of two that are compared, which a notebook shows.
+
+    `options` are those of `memtrace report`: `rank`, `device`, `window`, `step`, `units`, `lenient`.
+
+    Raises TraceError when a trace cannot be read."""
+    arguments = ["report", "--output=-"]
+    if against is not None:
+        arguments.append(f"--against={os.fspath(against)}")
+    arguments += [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
+    arguments += ["--", os.fspath(trace)]
+    return Page(_command.run(arguments).stdout, height)

@@ -1,0 +1,55 @@
+"""The rows of a run as a DataFrame."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Union
+
+from . import _command, _frames
+
+Trace = Union[str, "os.PathLike[str]"]
+
+
+def read(
+    trace: Trace = "memtrace-out",
+    *,
+    columns: Sequence[str] | None = None,
+    rank: int | None = None,
+    backend: str | None = None,
+) -> Any:
+    """Returns the rows of a run as one DataFrame: of all ranks, and of all parts of a rotated trace.
+
+    trace    a file, or the folder of a run; by default the newest run in `memtrace-out`
+    columns  only these columns; reading few of many is faster
+    rank     only this rank
+    backend  `polars`, `pandas` or `pyarrow`; by default polars if it is installed, else pandas. The data lie
+             in Arrow's memory in each case.
+
+    The columns are those of the trace format: integers are 64-bit and text is text. Rows are in the order of
+    rank, process and file. A later part of a rotated trace begins with rows that repeat what is live; they
+    are left out, so the sum of `delta_bytes` over the `alloc`, `free`, `tag` and `live` rows is the live
+    memory. The trace of a killed process is completed first, as every command does it.
+
+    Raises TraceError when there is no trace, or it cannot be read."""
+    backend = _frames.backend(backend)
+    arguments = ["files", *([f"--rank={rank}"] if rank is not None else []), "--", os.fspath(trace)]
+    answer, _ = _command.answer(arguments)
+    known = {column["name"]: column for column in answer["columns"]}
+    wanted = list(known) if columns is None else list(columns)
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise _command.TraceError(f"no column {', '.join(unknown)}; the columns are {', '.join(known)}")
+    if backend == "polars":
+        from ._read_polars import read_files
+    else:
+        from ._read_arrow import read_files
+    try:
+        table = read_files(answer["files"], [known[name] for name in wanted])
+    except OSError as error:
+        raise _command.TraceError(f"{os.fspath(trace)}: {error}") from error
+    if backend == "pandas":
+        import pandas
+
+        return table.to_pandas(types_mapper=pandas.ArrowDtype)
+    return table

@@ -1,0 +1,49 @@
+"""Reads the files of a run with pyarrow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow
+import pyarrow.compute
+import pyarrow.csv
+
+from ._frames import QUOTED
+
+TYPES = {"integer": pyarrow.int64(), "text": pyarrow.string()}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+
+
+def read_files(files: list[dict[str, Any]], columns: list[dict[str, Any]]) -> pyarrow.Table:
+    """The `columns` of all `files`, as `memtrace files --json` lists both."""
+    return pyarrow.concat_tables(_read_file(file["file"], file["repeated_rows"], columns) for file in files)
+
+
+def _read_file(path: str, repeated: int, columns: list[dict[str, Any]]) -> pyarrow.Table:
+    compression = next((how for ending, how in COMPRESSIONS.items() if path.endswith(ending)), None)
+    names = [column["name"] for column in columns]
+    with pyarrow.input_stream(path, compression=compression) as stream:
+        table = pyarrow.csv.read_csv(
+            stream,
+            read_options=pyarrow.csv.ReadOptions(skip_rows_after_names=repeated),
+            convert_options=pyarrow.csv.ConvertOptions(
+                include_columns=names,
+                # A column that an older file lacks.
+                include_missing_columns=True,
+                column_types={column["name"]: TYPES[column["type"]] for column in columns},
+                strings_can_be_null=False,
+            ),
+        )
+    for index, column in enumerate(columns):
+        values = table.column(index)
+        if values.null_count:
+            values = values.fill_null(column["default"])
+            table = table.set_column(index, column["name"], values)
+        if column["type"] == "text":
+            quoted = pyarrow.compute.match_substring_regex(values, QUOTED)
+            if pyarrow.compute.any(quoted).as_py():
+                plain = pyarrow.compute.utf8_slice_codeunits(values, 1)
+                table = table.set_column(
+                    index, column["name"], pyarrow.compute.if_else(quoted, plain, values)
+                )
+    return table

@@ -1,0 +1,210 @@
+"""The answers of the reports, as objects and tables."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from . import _command, _frames
+from ._read import Trace
+
+DEFAULT = "memtrace-out"
+
+
+class Answer(dict[str, Any]):
+    """The answer of a report: a dict with the fields of its `--json`, which docs/json.md describes.
+
+    `text` is what the command prints, `table()` a DataFrame of one list in the answer, and `status` the exit
+    status of the command: 0, or 1 for a problem that `check` found, or 3 for a limit that is exceeded. In a
+    notebook it shows as the command's text."""
+
+    def __init__(self, fields: dict[str, Any], status: int, arguments: list[str]) -> None:
+        super().__init__(fields)
+        self.status = status
+        self._arguments = arguments
+        self._text: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text that the command prints."""
+        if self._text is None:
+            self._text = _command.run(self._arguments).stdout
+        return self._text
+
+    def lists(self) -> dict[str, list[dict[str, Any]]]:
+        """The lists of objects in the answer, by their names: `processes`, `processes.devices`. Each object
+        has the numbers and texts of those around it, and fields of an object in it as `peak.bytes`."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for path, row in _rows(self, "", {}):
+            found.setdefault(path, []).append(row)
+        return found
+
+    def table(self, name: str | None = None, *, backend: str | None = None) -> Any:
+        """A DataFrame of the list `name`, by default of the longest.
+
+        Raises KeyError when the answer has no such list."""
+        lists = self.lists()
+        if name is None:
+            name = max(lists, key=lambda path: len(lists[path]), default=None)
+            if name is None:
+                return _frames.frame([], backend)
+        if name not in lists:
+            raise KeyError(f"no list {name!r} in this answer; it has {', '.join(lists) or 'none'}")
+        return _frames.frame(lists[name], backend)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.text)}</pre>"
+
+
+def _rows(node: dict[str, Any], path: str, around: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of each list below `node` as flat rows, with the path of their list."""
+    own = {**around, **_flat(node)} if path else {}
+    for key, value in node.items():
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            below = f"{path}.{key}" if path else key
+            for item in value:
+                yield below, {**own, **_flat(item)}
+                yield from _rows(item, below, own)
+
+
+def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The numbers and texts of an object, and of the objects in it."""
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        if isinstance(value, dict):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        elif not isinstance(value, list):
+            flat[prefix + key] = value
+    return flat
+
+
+def _answer(report: str, traces: list[Trace], options: dict[str, Any]) -> Answer:
+    """The answer of `memtrace REPORT TRACES`, with an option of the command for each of `options`."""
+    arguments = [report]
+    for name, value in options.items():
+        option = "--" + name.rstrip("_").replace("_", "-")
+        if value is True:
+            arguments.append(option)
+        elif value is not None and value is not False:
+            arguments.append(f"{option}={os.fspath(value) if isinstance(value, os.PathLike) else value}")
+    # Behind `--` a trace may have any name.
+    arguments += ["--", *(os.fspath(trace) for trace in traces)]
+    fields, status = _command.answer(arguments)
+    return Answer(fields, status, arguments)
+
+
+def summary(trace: Trace = DEFAULT, **options: Any) -> Answer:
+    """The peaks of each process, their time and owner, and counts of events, steps and ranks.
+
+    `options` are those of `memtrace summary`, with `_` for `-`."""
+    return _answer("summary", [trace], options)
+
+
+def peak(trace: Trace = DEFAULT, **options: Any) -> Answer:
+    """The live blocks at the peak, by owner: `by` is module, op, category, phase, step, size, line or stack.
+
+    `options` are those of `memtrace peak`, with `_` for `-`."""
+    return _answer("peak", [trace], options)
+
+
+def oom(trace: Trace = DEFAULT, **options: Any) -> Answer:
+    """Why the run ran out of memory: the request, the free memory, the cause, what to try.
+
+    `options` are those of `memtrace oom`, with `_` for `-`."""
+    return _answer("oom", [trace], options)
+
+
+def ledger(trace: Trace = DEFAULT, **options: Any) -> Answer:
+    """The memory that nvidia-smi shows: torch, its cache, libraries, context, others.
+
+    `options` are those of `memtrace ledger`, with `_` for `-`."""
+    return _answer("ledger", [trace], options)
+
+
+def modules(trace: Trace = DEFAULT, **options: Any) -> Answer:
+    """Memory before, at the peak of and after each module call, as torch's MemTracker counts it.
+
+    `options` are those of `memtrace modules`, with `_` for `-`."""
+    return _answer("modules", [trace], options)
+
+
+def snapshot(trace: Trace = DEFAULT, **options: Any) -> Answer:
+    """Memory per device and category, now or at the peak, as torch's MemTracker prints it.
+
+    `options` are those of `memtrace snapshot`, with `_` for `-`."""
+    return _answer("snapshot", [trace], options)
+
+
+def top_ops(trace: Trace = DEFAULT, **options: Any) -> Answer:
+    """The ops that allocated the most memory, as torch's MemoryTracker lists them, and the retries.
+
+    `options` are those of `memtrace top-ops`, with `_` for `-`."""
+    return _answer("top-ops", [trace], options)
+
+
+def frag(trace: Trace = DEFAULT, **options: Any) -> Answer:
+    """Reserved memory that is not in use: rounding, holes, empty segments, the blocks that pin segments.
+
+    `options` are those of `memtrace frag`, with `_` for `-`."""
+    return _answer("frag", [trace], options)
+
+
+def leaks(trace: Trace = DEFAULT, **options: Any) -> Answer:
+    """Memory that grows from step to step, its rate and owner, and what was never freed.
+
+    `options` are those of `memtrace leaks`, with `_` for `-`."""
+    return _answer("leaks", [trace], options)
+
+
+def stats(trace: Trace = DEFAULT, **options: Any) -> Answer:
+    """Distributions of sizes, lifetimes and latencies; temporaries; retries.
+
+    `options` are those of `memtrace stats`, with `_` for `-`."""
+    return _answer("stats", [trace], options)
+
+
+def actions(trace: Trace = DEFAULT, **options: Any) -> Answer:
+    """Blocks created, changed in place and destroyed, by torch.profiler's categories.
+
+    `options` are those of `memtrace actions`, with `_` for `-`."""
+    return _answer("actions", [trace], options)
+
+
+def ranks(trace: Trace = DEFAULT, **options: Any) -> Answer:
+    """All ranks: their peaks, the skew, and the first module where they differ.
+
+    `options` are those of `memtrace ranks`, with `_` for `-`."""
+    return _answer("ranks", [trace], options)
+
+
+def timeline(trace: Trace = DEFAULT, **options: Any) -> Answer:
+    """Memory over time: pieces with their lowest and highest value, phases, steps and the peak.
+
+    `options` are those of `memtrace timeline`, with `_` for `-`."""
+    return _answer("timeline", [trace], options)
+
+
+def check(trace: Trace = DEFAULT, **options: Any) -> Answer:
+    """The problems of the trace: each row is compared with a replay. `status` is 1 when there is one.
+
+    `options` are those of `memtrace check`, with `_` for `-`."""
+    return _answer("check", [trace], options)
+
+
+def diff(before: Trace, after: Trace, **options: Any) -> Answer:
+    """The peaks of two runs, compared by owner. `status` is 3 when `fail_over` is exceeded.
+
+    `options` are those of `memtrace diff`, with `_` for `-`."""
+    return _answer("diff", [before, after], options)
+
+
+def budget(trace: Trace = DEFAULT, **options: Any) -> Answer:
+    """The limits of the file `limits`, each with its highest value. `status` is 3 when one is exceeded.
+
+    `options` are those of `memtrace budget`, with `_` for `-`."""
+    return _answer("budget", [trace], options)

@@ -1,0 +1,79 @@
+//! `memtrace files`: the files of a run, for a program that reads the rows itself.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Arg, ArgMatches, Command, value_parser};
+use memtrace_trace::Row;
+use memtrace_trace::columns::{COLUMNS, ColumnType};
+use memtrace_trace::text::printable;
+use serde_json::{Value, json};
+
+use crate::{args, recovery, terminal, trace_input};
+
+/// The arguments of `memtrace files`.
+pub(crate) fn command() -> Command {
+    Command::new("files")
+        .about(
+            "List the files of a run, in order of rank and part, after completing those of killed processes",
+        )
+        .arg(args::trace_arg("TRACE"))
+        .arg(args::json_arg())
+        .arg(
+            Arg::new("rank")
+                .long("rank")
+                .value_name("RANK")
+                .help("Only this rank")
+                .value_parser(value_parser!(i32))
+                .allow_negative_numbers(true),
+        )
+}
+
+/// Lists the files.
+///
+/// # Errors
+/// When there is no trace, or it cannot be read.
+pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
+    let input = trace_input::open_arg("TRACE", matches, true)?;
+    let mut files = Vec::new();
+    for trace in &input.traces {
+        for (index, part) in trace.parts().enumerate() {
+            // The rest of a trace that cannot be written: it is removed when this command ends.
+            if recovery::is_temporary(&part.path) {
+                continue;
+            }
+            // The first part that exists has the blocks that are live at its start; a later one repeats them.
+            let repeated = if index == 0 { 0 } else { part.meta.opening_rows.saturating_add(1) };
+            files.push(json!({
+                "file": part.path.display().to_string(),
+                "rank": part.meta.rank,
+                "part": part.meta.part.max(1),
+                "repeated_rows": repeated,
+            }));
+        }
+    }
+    let mut stdout = std::io::stdout().lock();
+    if matches.get_flag("json") {
+        let answer = json!({ "files": files, "columns": columns()?, "notes": input.notes });
+        stdout.write_all(terminal::json_text(&answer).as_bytes())?;
+    } else {
+        for note in &input.notes {
+            terminal::say(note);
+        }
+        for file in &files {
+            writeln!(stdout, "{}", printable(file["file"].as_str().unwrap_or_default()))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The columns of this version with their types, and the values of those that an older file lacks.
+fn columns() -> Result<Value> {
+    let defaults = serde_json::to_value(Row::default())?;
+    let columns = COLUMNS.iter().map(|column| {
+        let kind = if column.kind == ColumnType::Int { "integer" } else { "text" };
+        json!({ "name": column.name, "type": kind, "default": defaults[column.name] })
+    });
+    Ok(columns.collect())
+}

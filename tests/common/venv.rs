@@ -1,0 +1,65 @@
+//! Virtual environments into which a wheel of this build is installed, as a user would.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::torch::{built, cache, clean, missing};
+
+/// The `PATH` of a machine without Rust.
+pub(crate) const NO_CARGO: &str = "/usr/local/bin:/usr/bin:/bin";
+
+/// The Python of `scripts/wheel-env`, with hatchling and pip. If it is missing, the test is skipped; with `CI=true` it
+/// fails.
+pub(crate) fn wheel_python() -> Option<PathBuf> {
+    let python = cache().join("wheel/bin/python");
+    if !python.exists() {
+        missing("hatchling is not installed: run scripts/wheel-env");
+        return None;
+    }
+    Some(python)
+}
+
+/// The folder of the packages of a virtual environment.
+pub(crate) fn packages(python: &Path) -> PathBuf {
+    let lib = python.parent().and_then(Path::parent).unwrap().join("lib");
+    let mut versions = std::fs::read_dir(lib).unwrap().map(|entry| entry.unwrap().path());
+    versions.find(|path| path.join("site-packages").exists()).unwrap().join("site-packages")
+}
+
+/// Builds a wheel of this build into `folder`, without cargo. Returns its path.
+pub(crate) fn wheel(folder: &Path) -> Option<PathBuf> {
+    let python = wheel_python()?;
+    let built = built("libmemtrace.so");
+    let mut build = Command::new(&python);
+    build.args(["-m", "hatchling", "build", "-t", "wheel", "-d"]).arg(folder);
+    build.current_dir(env!("CARGO_MANIFEST_DIR")).env("GPU_MEMTRACE_BUILT", built.parent().unwrap());
+    succeeds(&mut build);
+    let mut files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    files.find(|path| path.extension().is_some_and(|extension| extension == "whl"))
+}
+
+/// A fresh virtual environment at `folder`, which also sees the packages of other Pythons. Returns its interpreter.
+pub(crate) fn venv(folder: &Path, others: &[&Path]) -> PathBuf {
+    let base = others[0];
+    succeeds(Command::new(base).args(["-m", "venv", "--without-pip"]).arg(folder));
+    let python = folder.join("bin/python");
+    let lines: String = others.iter().map(|other| format!("{}\n", packages(other).display())).collect();
+    std::fs::write(packages(&python).join("others.pth"), lines).unwrap();
+    python
+}
+
+/// `pip install ARGUMENTS` in the environment of `python`, from no network.
+pub(crate) fn pip_install(python: &Path, arguments: &[&Path]) -> Output {
+    let mut pip = clean(python);
+    pip.args(["-m", "pip", "install", "--no-index", "--no-deps", "--no-build-isolation", "--quiet"]);
+    pip.args(arguments).env("PIP_DISABLE_PIP_VERSION_CHECK", "1").env_remove("PYTHONPATH");
+    succeeds(&mut pip)
+}
+
+/// Runs a command, which must succeed.
+pub(crate) fn succeeds(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}\n{stdout}\n{stderr}", output.status);
+    output
+}

@@ -1,0 +1,142 @@
+//! Installed as a user installs it: a wheel of this build, in each layout, on a `PATH` without cargo.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+#[path = "common/torch.rs"]
+mod torch;
+#[path = "common/venv.rs"]
+mod venv;
+use torch::{Torch, clean, text};
+use venv::{NO_CARGO, pip_install, succeeds, wheel, wheel_python};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// `memtrace` as it was installed, on a machine without Rust.
+fn installed(command: &Path) -> Command {
+    let mut command = clean(command);
+    command.env("PATH", NO_CARGO);
+    command
+}
+
+/// The path that `memtrace lib` prints.
+fn lib(command: &Path) -> PathBuf {
+    let output = succeeds(installed(command).arg("lib"));
+    PathBuf::from(text(&output.stdout).trim_end())
+}
+
+#[test]
+fn a_wheel_in_a_fresh_environment_runs_the_main_job_without_cargo() {
+    let (Some(tools), Some(torch)) = (wheel_python(), Torch::installed("2.11.0")) else { return };
+    let folder = TempDir::new().unwrap();
+    let Some(wheel) = wheel(folder.path()) else { return };
+    let python = venv::venv(&folder.path().join("env"), &[&tools, &torch.python]);
+    pip_install(&python, &[&wheel]);
+    let command = python.with_file_name("memtrace");
+    let memtrace = |arguments: &[&str]| {
+        let mut command = installed(&command);
+        text(&succeeds(command.args(arguments).current_dir(folder.path())).stdout)
+    };
+
+    let script = root().join("examples/train_gpt.py").display().to_string();
+    let interpreter = python.display().to_string();
+    let run = ["run", "--phantom", "h100-80g", "-o", "out", "--", &interpreter, &script, "--steps", "2"];
+    assert!(memtrace(&run).contains("step 1: peak"));
+    assert!(memtrace(&["summary", "out"]).contains("simulated GPU"));
+    assert!(memtrace(&["peak", "--by", "module", "--depth", "3", "--top", "4", "out"]).contains("GPT.h.0"));
+    assert!(memtrace(&["oom", "out"]).contains("out of memory"));
+    assert!(memtrace(&["report", "out", "-o", "report.html"]).contains("wrote report.html"));
+    assert!(memtrace(&["doctor", "--phantom", "--", &interpreter]).contains("blocks"));
+
+    // The same without the launcher.
+    let shell = "LD_PRELOAD=$(memtrace lib):$(memtrace lib --phantom) python \"$0\" --steps 1";
+    let path = format!("{}:{NO_CARGO}", python.parent().unwrap().display());
+    let mut preloaded = clean(Path::new("sh"));
+    preloaded.args(["-c", shell, &script]).env("PATH", path).env("MEMTRACE_PHANTOM", "h100-80g");
+    succeeds(preloaded.env("MEMTRACE_OUT", folder.path().join("preloaded")));
+    assert!(memtrace(&["summary", "preloaded"]).contains("simulated GPU"));
+}
+
+#[test]
+fn the_lib_command_finds_the_libraries_in_every_layout() {
+    let Some(tools) = wheel_python() else { return };
+    // A folder with a space in its name, and one without.
+    for prefix in ["memtrace ", "memtrace-"] {
+        let folder = TempDir::with_prefix(prefix).unwrap();
+        let Some(wheel) = wheel(folder.path()) else { return };
+        let python = venv::venv(&folder.path().join("env"), &[&tools]);
+        pip_install(&python, &[&wheel]);
+        let command = python.with_file_name("memtrace");
+        assert_eq!(lib(&command), venv::packages(&python).join("memtrace/lib/libmemtrace.so"));
+        let said = text(&succeeds(installed(&command).arg("lib")).stderr);
+        assert_eq!(said.contains("LD_PRELOAD cannot name this path"), prefix.contains(' '), "{said}");
+        let phantom = text(&succeeds(installed(&command).args(["lib", "--phantom"])).stdout);
+        assert!(phantom.ends_with("memtrace/lib/libmemtrace_phantom.so\n"), "{phantom}");
+
+        // `pip install --target`: the packages lie beside `bin`, and a Python finds them through PYTHONPATH.
+        let target = folder.path().join("target");
+        pip_install(&python, &[Path::new("--target"), &target, &wheel]);
+        assert_eq!(lib(&target.join("bin/memtrace")), target.join("memtrace/lib/libmemtrace.so"));
+        let mut module = installed(&tools);
+        module.args(["-m", "memtrace", "lib"]).env("PYTHONPATH", &target);
+        let path = text(&succeeds(&mut module).stdout);
+        assert_eq!(Path::new(path.trim_end()), target.join("memtrace/lib/libmemtrace.so"));
+    }
+}
+
+#[test]
+fn an_editable_install_uses_the_package_of_the_tree() {
+    let Some(tools) = wheel_python() else { return };
+    let folder = TempDir::new().unwrap();
+    let python = venv::venv(&folder.path().join("env"), &[&tools]);
+    let mut pip = clean(&python);
+    pip.args(["-m", "pip", "install", "--no-index", "--no-deps", "--no-build-isolation", "--quiet", "-e"]);
+    pip.arg(root()).env("GPU_MEMTRACE_BUILT", torch::built("libmemtrace.so").parent().unwrap());
+    succeeds(&mut pip);
+    let command = python.with_file_name("memtrace");
+    assert_eq!(lib(&command), venv::packages(&python).join("memtrace/lib/libmemtrace.so"));
+    let mut import = installed(&python);
+    let output = succeeds(import.args(["-c", "import memtrace; print(memtrace.__file__)"]));
+    assert_eq!(
+        text(&output.stdout).trim_end(),
+        root().join("python/memtrace/__init__.py").display().to_string()
+    );
+}
+
+#[test]
+fn a_command_alone_says_how_to_get_its_libraries() {
+    // As `cargo install` leaves it.
+    let folder = TempDir::new().unwrap();
+    let alone = folder.path().join("memtrace");
+    std::fs::copy(env!("CARGO_BIN_EXE_memtrace"), &alone).unwrap();
+    for arguments in [&["lib"][..], &["lib", "--phantom"], &["run", "--", "true"]] {
+        let output = installed(&alone).args(arguments).current_dir(folder.path()).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let said = text(&output.stderr).replace('\n', " ");
+        assert!(said.contains("cannot find libmemtrace") && said.contains("pip install ."), "{said}");
+    }
+}
+
+#[test]
+fn a_build_without_cargo_says_so() {
+    let Some(tools) = wheel_python() else { return };
+    let folder = TempDir::new().unwrap();
+    let build = |variable: &str, value: &Path| {
+        let mut build = clean(&tools);
+        build.args(["-m", "hatchling", "build", "-t", "wheel", "-d"]).arg(folder.path());
+        // No cargo in the home folder either.
+        build.current_dir(root()).env("PATH", NO_CARGO).env("HOME", folder.path()).env(variable, value);
+        let output = build.output().unwrap();
+        assert!(!output.status.success());
+        text(&output.stderr)
+    };
+    let said = build("LANG", Path::new("C"));
+    assert!(said.contains("needs Rust") && said.contains("scripts/wheel"), "{said}");
+    let said = build("GPU_MEMTRACE_BUILT", folder.path());
+    assert!(said.contains("lacks memtrace, libmemtrace.so, libmemtrace_phantom.so"), "{said}");
+}

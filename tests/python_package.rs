@@ -1,0 +1,87 @@
+//! The Python package `memtrace`: traces as DataFrames, answers as objects, against the command's own figures.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+#[path = "common/torch.rs"]
+mod torch;
+use torch::{Torch, clean, memtrace, scripts, succeeded, text};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Runs Python code with the package of the tree, in a folder.
+fn python(torch: &Torch, folder: &Path, code: &str) -> Output {
+    let mut command: Command = torch.command();
+    command.args(["-c", code]).current_dir(folder).env("PYTHONPATH", root().join("python"));
+    command.output().unwrap()
+}
+
+/// Runs a case of `scripts/package/reading.py` in a folder.
+fn checked(torch: &Torch, case: &str, folder: &Path) {
+    let mut command = torch.command();
+    command.arg(scripts().join("package/reading.py")).arg(case).current_dir(folder);
+    command.env("PYTHONPATH", root().join("python"));
+    succeeded(case, &command.output().unwrap());
+}
+
+/// Four ranks on simulated GPUs, in parts of 64 KiB that are compressed.
+fn four_ranks(torch: &Torch) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let mut run = memtrace();
+    run.args(["run", "--quiet", "--phantom", "4xh100-80g", "-o", "out", "--"]).arg(&torch.python);
+    run.args(["-m", "torch.distributed.run", "--nproc-per-node=4"]).arg(scripts().join("package/ranks.py"));
+    run.env("MEMTRACE_ROTATE", "64k").env("MEMTRACE_COMPRESS", "zst").current_dir(&folder);
+    succeeded("four ranks", &run.output().unwrap());
+    folder
+}
+
+#[test]
+fn read_of_four_ranks_and_compressed_parts_equals_the_command() {
+    let Some(torch) = Torch::installed("2.11.0") else { return };
+    let folder = four_ranks(&torch);
+    let files: Vec<PathBuf> =
+        std::fs::read_dir(folder.path().join("out")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let parts = files.iter().filter(|file| file.to_string_lossy().ends_with(".csv.zst")).count();
+    assert!(parts >= 8, "two parts of each rank at least: {files:?}");
+    checked(&torch, "ranks", folder.path());
+}
+
+#[test]
+fn files_and_read_refuse_what_is_no_trace_and_say_why() {
+    let Some(torch) = Torch::installed("2.11.0") else { return };
+    let folder = TempDir::new().unwrap();
+    checked(&torch, "wrong", folder.path());
+}
+
+#[test]
+fn every_report_is_a_function_of_the_package_and_gives_the_answer_of_the_command() {
+    let Some(torch) = Torch::installed("2.11.0") else { return };
+    let names: Vec<String> =
+        memtrace_analysis::reports::REPORTS.iter().map(|report| report.name().replace('-', "_")).collect();
+    let code = format!("import memtrace; [getattr(memtrace, name) for name in {names:?}]");
+    succeeded("names", &python(&torch, root(), &code));
+    checked(&torch, "reports", &root().join("tests/fixtures"));
+}
+
+#[test]
+fn the_package_is_typed() {
+    let Some(torch) = Torch::installed("2.11.0") else { return };
+    assert!(root().join("python/memtrace/py.typed").exists());
+    let code = "import inspect, memtrace\n\
+                for name in memtrace.__all__:\n\
+                \x20   value = getattr(memtrace, name)\n\
+                \x20   assert inspect.getdoc(value), name\n\
+                \x20   if inspect.isfunction(value):\n\
+                \x20       assert 'return' in value.__annotations__, name\n";
+    succeeded("types", &python(&torch, root(), code));
+    let mut alone = clean(Path::new("python3"));
+    let isolated =
+        "import sys; sys.path.insert(0, sys.argv[1]); import memtrace; memtrace.step(1); print('no torch')";
+    alone.args(["-I", "-c", isolated]).arg(root().join("python"));
+    assert_eq!(text(&alone.output().unwrap().stdout), "no torch\n");
+}

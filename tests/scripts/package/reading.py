@@ -1,0 +1,128 @@
+"""Compares what the package reads with the command's figures: reading.py CASE, in the folder of the case."""
+
+import contextlib
+import gzip
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import memtrace
+import polars as pl
+
+BLOCKS = ["alloc", "free", "tag", "live"]
+
+
+def refused(call, *words, kind=memtrace.TraceError):
+    """Checks that a call raises `kind`, with these words in its text."""
+    try:
+        call()
+    except kind as error:
+        assert all(word in str(error) for word in words), f"{error} lacks one of {words}"
+        return
+    raise AssertionError(f"nothing was raised; expected {words}")
+
+
+def ranks():
+    """Four ranks in compressed parts: each way to read gives the same rows, and they sum to the command's."""
+    rows = memtrace.read("out")
+    assert isinstance(rows, pl.DataFrame)
+    assert rows["rank"].unique().sort().to_list() == [0, 1, 2, 3]
+    assert rows.null_count().sum_horizontal().item() == 0
+    processes = {process["rank"]: process for process in memtrace.summary("out")["processes"]}
+    for rank, process in processes.items():
+        own = rows.filter(pl.col("rank") == rank)
+        # Without gaps and without a row that a later part repeats.
+        assert own["seq"].to_list() == list(range(1, process["rows"] + 1)), (rank, own["seq"].len())
+        device = process["devices"][0]
+        on_gpu = own.filter(pl.col("device") == device["device"])
+        peak = device["peak_allocated"]
+        assert on_gpu["allocated_bytes"].max() == peak["bytes"]
+        blocks = own.filter(pl.col("event").is_in(BLOCKS) & (pl.col("device") == device["device"]))
+        assert blocks.filter(pl.col("seq") <= peak["seq"])["delta_bytes"].sum() == peak["bytes"]
+        assert blocks["delta_bytes"].sum() == device["at_end_allocated_bytes"]
+        assert memtrace.read("out", rank=rank).equals(own)
+        by_phase = memtrace.peak("out", by="phase", as_of=True, rank=rank)
+        sums = blocks.filter(pl.col("seq") <= peak["seq"]).group_by("phase").agg(pl.col("delta_bytes").sum())
+        sums = {phase: size for phase, size in sums.iter_rows() if size}
+        command = {group["key"]: group["bytes"] for group in by_phase["groups"]}
+        none = command.pop("(no phase)", 0)
+        assert sums.pop("(none)", 0) == none and sums == command, (sums, command)
+    for column, kind in rows.schema.items():
+        text = column in ("event", "api", "source", "op", "module", "phase", "category", "name")
+        assert kind == (pl.String if text else pl.Int64), (column, kind)
+    arrow = memtrace.read("out", backend="pyarrow")
+    assert pl.from_arrow(arrow).equals(rows)
+    pandas = memtrace.read("out", backend="pandas", columns=["delta_bytes", "module"])
+    assert [str(kind) for kind in pandas.dtypes] == ["int64[pyarrow]", "string[pyarrow]"]
+    assert pandas["delta_bytes"].sum() == rows["delta_bytes"].sum()
+    assert memtrace.read("out", columns=["module"]).columns == ["module"]
+    refused(lambda: memtrace.read("out", columns=["modul"]), "no column modul", "module")
+    refused(lambda: memtrace.read("out", rank=9), "9")
+    refused(lambda: memtrace.read("out", backend="spark"), "polars", kind=ValueError)
+
+
+def wrong():
+    """Folders and files that are no trace."""
+    refused(lambda: memtrace.read("absent"), "absent", "no such file or folder")
+    refused(memtrace.read, "memtrace-out", "memtrace run")
+    os.mkdir("empty")
+    refused(lambda: memtrace.read("empty"), "no trace here")
+    refused(lambda: memtrace.report("empty"), "no trace here")
+    Path("other.csv").write_text("a,b\n1,2\n")
+    refused(lambda: memtrace.read("other.csv"), "other.csv")
+    Path("binary.csv").write_bytes(os.urandom(5000))
+    refused(lambda: memtrace.read("binary.csv"), "binary.csv")
+    refused(lambda: memtrace.peak("empty", by="nothing"), "nothing", "module")
+    refused(lambda: memtrace.peak("empty", nothing=1), "--nothing")
+
+    # Traces of several programs in one folder, whose name looks like an option.
+    fixtures = Path(__file__).resolve().parents[2] / "fixtures"
+    os.mkdir("-mixed")
+    for name, fixture in [("a", "gpt"), ("b", "leaks")]:
+        packed = next((fixtures / fixture).glob("*.csv.gz"))
+        with gzip.open(packed) as source, open(f"-mixed/{name}.csv", "wb") as target:
+            shutil.copyfileobj(source, target)
+    processes = memtrace.summary("-mixed")["processes"]
+    assert memtrace.read("-mixed").height == sum(process["rows"] for process in processes) > 0
+
+    # A file of a later version has one more column, and one of the future's format is refused.
+    lines = Path("-mixed/a.csv").read_text().splitlines()
+    Path("later.csv").write_text("".join(f"{line},{'new' if not n else 7}\n" for n, line in enumerate(lines)))
+    assert memtrace.read("later.csv").height == len(lines) - 1
+    Path("future.csv").write_text("\n".join(lines).replace("memtrace/1", "memtrace/2") + "\n")
+    refused(lambda: memtrace.read("future.csv"), "memtrace/2")
+    # Text that a spreadsheet would run has a quote in the file, and none in the frame.
+    at = lines[0].split(",").index("op")
+    quoted = next(n for n, line in enumerate(lines) if ",alloc," in line and '"' not in line)
+    fields = lines[quoted].split(",")
+    fields[at] = "'=cmd"
+    Path("quoted.csv").write_text("\n".join([*lines[:quoted], ",".join(fields), *lines[quoted + 1 :]]) + "\n")
+    for backend in ("polars", "pyarrow", "pandas"):
+        ops = memtrace.read("quoted.csv", columns=["op"], backend=backend)["op"]
+        assert "=cmd" in (ops.to_pylist() if backend == "pyarrow" else list(ops)), backend
+
+
+def reports():
+    """The answers are the command's, and every list of them is a table."""
+    for name in memtrace.__all__:
+        call = getattr(memtrace, name)
+        if name in ("diff", "budget") or getattr(call, "__module__", "") != "memtrace._reports":
+            continue
+        with contextlib.suppress(TypeError):
+            answer = call("gpt")
+            if isinstance(answer, memtrace.Answer):
+                assert answer["report"] == name.replace("_", "-")
+                for path, rows in answer.lists().items():
+                    assert answer.table(path).height == len(rows) > 0, (name, path)
+    peak = memtrace.peak("gpt", by="module", depth=2)
+    assert peak.table()["bytes"].sum() == peak["peak"]["bytes"] and "GPT" in peak.text
+    assert peak.table(backend="pandas")["bytes"].sum() == peak["peak"]["bytes"]
+    refused(lambda: peak.table("nothing"), "groups", kind=KeyError)
+    gate = memtrace.diff("leaks", "gpt", fail_over="0%")
+    assert gate.status == 3 and gate["broken"], gate
+    page = memtrace.report("gpt", against="leaks")
+    assert page.html.lower().startswith("<!doctype html>") and "srcdoc" in page._repr_html_()
+
+
+{"ranks": ranks, "wrong": wrong, "reports": reports}[sys.argv[1]]()
