@@ -4,11 +4,13 @@
 //! refuse an invalid request before anything starts. It has no state and does no I/O.
 #![forbid(unsafe_code)]
 
-mod cards;
+mod card;
 mod spec;
+mod table;
 
-pub use cards::{CARDS, Card, DEFAULT_CARD};
+pub use card::{Card, Context, DEFAULT_CARD};
 pub use spec::{Spec, SpecError};
+pub use table::CARDS;
 
 /// The environment variable with the requested card, as the user typed it.
 pub const CARD_VARIABLE: &str = "MEMTRACE_PHANTOM";

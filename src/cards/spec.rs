@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::cards::{CARDS, Card, DEFAULT_CARD};
+use crate::card::{Card, DEFAULT_CARD, EAGER_MIB};
+use crate::table::CARDS;
 
 const MIB: u64 = 1 << 20;
 /// The number of devices for which the phantom library has an address range.
@@ -23,6 +24,9 @@ pub struct Spec {
     pub sms: u32,
     /// Memory in bytes that is used before the first allocation.
     pub context: u64,
+    /// The least and the most bytes that the context of such a real card is expected to take. Both are
+    /// [`context`](Self::context) when the request set it.
+    pub context_range: (u64, u64),
     /// Memory in bytes that other processes use on each device.
     pub others: u64,
     /// The number of devices.
@@ -49,6 +53,8 @@ pub enum SpecError {
         /// The valid values.
         expected: &'static str,
     },
+    /// Several slices of a card, of which a process sees one.
+    SeveralSlices,
     /// The context and the other processes use the whole memory.
     NothingFree,
 }
@@ -57,11 +63,14 @@ impl fmt::Display for SpecError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownCard(word) => {
-                write!(f, "no card is called `{word}`; the cards are")?;
-                for card in CARDS {
-                    write!(f, " {}", card.id)?;
-                }
-                write!(f, ", or mem=48g,cc=8.9")
+                let near: Vec<_> = Card::nearest(word).iter().map(|card| card.id).collect();
+                write!(
+                    f,
+                    "no card is called `{}`; near to it: {}. `memtrace run --phantom list` has all of them, \
+                     and mem=48g,cc=8.9 describes another",
+                    word.chars().take(60).collect::<String>(),
+                    near.join(", ")
+                )
             }
             Self::LateCard(word) => write!(f, "the card `{word}` must come first: `{word},mem=40g`"),
             Self::UnknownKey(key) => {
@@ -72,6 +81,12 @@ impl fmt::Display for SpecError {
             }
             Self::BadValue { key, value, expected } => {
                 write!(f, "`{key}={value}` is invalid: expected {expected}")
+            }
+            Self::SeveralSlices => {
+                write!(
+                    f,
+                    "CUDA shows a process one slice of a card: leave out the number before it and count="
+                )
             }
             Self::NothingFree => {
                 write!(
@@ -101,7 +116,8 @@ impl Spec {
             memory: card.memory_mib * MIB,
             cc: card.cc,
             sms: card.sms,
-            context: card.context_mib * MIB,
+            context: card.context.typical_mib * MIB,
+            context_range: (card.context.low_mib * MIB, card.context.high_mib * MIB),
             others: 0,
             count: 1,
             channels: card.nccl_channels(),
@@ -134,10 +150,33 @@ impl Spec {
             };
             spec.set(key.trim(), value.trim())?;
         }
+        if spec.base.is_slice() && spec.count > 1 {
+            return Err(SpecError::SeveralSlices);
+        }
         if spec.context.saturating_add(spec.others) >= spec.memory {
             return Err(SpecError::NothingFree);
         }
         Ok(spec)
+    }
+
+    /// The same card with every kernel loaded at the start, unless the request set the context.
+    #[must_use]
+    pub fn with_eager_loading(mut self) -> Self {
+        if self.context_range.0 < self.context_range.1 {
+            let most = self.memory.saturating_sub(self.others) / 2;
+            self.context = (self.context + EAGER_MIB.0 * MIB).min(most);
+            self.context_range.0 = (self.context_range.0 + EAGER_MIB.0 * MIB).min(most);
+            self.context_range.1 = (self.context_range.1 + EAGER_MIB.1 * MIB).min(most);
+        }
+        self
+    }
+
+    /// The bytes that are free at the start: those of this simulation, the least and the most that a real card
+    /// is expected to have.
+    #[must_use]
+    pub fn free_at_start(&self) -> [u64; 3] {
+        let free = |context: u64| self.memory.saturating_sub(self.others).saturating_sub(context);
+        [free(self.context), free(self.context_range.1), free(self.context_range.0)]
     }
 
     /// `h100-80g` or `8xh100-80g`.
@@ -164,10 +203,13 @@ impl Spec {
                     .filter(|&n| (64 * MIB..=900 << 30).contains(&n))
                     .ok_or_else(|| bad("mem", "a size such as 48g, 40960m, from 64m to 900g"))?;
                 // The context of a large card would not fit into the memory of a small one.
-                self.context = self.context.min(self.memory / 8);
+                let most = self.memory / 8;
+                self.context = self.context.min(most);
+                self.context_range = (self.context_range.0.min(most), self.context_range.1.min(most));
             }
             "context" => {
                 self.context = size(value).ok_or_else(|| bad("context", "a size such as 500m or 0"))?;
+                self.context_range = (self.context, self.context);
             }
             "others" => {
                 self.others = size(value).ok_or_else(|| bad("others", "a size such as 500m or 0"))?;
@@ -270,6 +312,19 @@ mod tests {
     }
 
     #[test]
+    fn the_memory_that_is_free_at_the_start_is_a_range_until_the_request_sets_the_context() {
+        let mib = |text: &str| Spec::parse(text).unwrap().free_at_start().map(|bytes| bytes >> 20);
+        assert_eq!(mib("h100-80g"), [81008 - 612, 81008 - 614, 81008 - 518]);
+        assert_eq!(mib("h100-80g,context=600m,others=1g"), [81008 - 1624; 3]);
+        assert_eq!(mib("h100-80g,mem=1g"), [1024 - 128; 3]);
+        let eager = Spec::parse("h100-80g").unwrap().with_eager_loading();
+        assert_eq!(eager.free_at_start()[0] >> 20, 81008 - 612 - 362);
+        assert!(eager.free_at_start()[1] < eager.free_at_start()[0]);
+        let set = Spec::parse("h100-80g,context=600m").unwrap();
+        assert_eq!(set.clone().with_eager_loading(), set);
+    }
+
+    #[test]
     fn an_empty_request_is_the_default_card() {
         assert_eq!(Spec::parse("").unwrap(), Spec::default());
     }
@@ -277,7 +332,10 @@ mod tests {
     #[test]
     fn an_invalid_request_is_refused_with_the_valid_values() {
         for (text, part) in [
-            ("h100", "a100-80g"),
+            ("h100", "near to it: h100-80g"),
+            ("h100", "mem=48g,cc=8.9"),
+            ("7xh100-80g:1g.10gb", "one slice"),
+            ("a30:1g.6gb,count=2", "one slice"),
             ("0xh100-80g", "count=0"),
             ("999xh100-80g", "from 1 to 32"),
             ("-1xt4", "no card is called"),

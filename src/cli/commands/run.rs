@@ -14,7 +14,7 @@ use memtrace_analysis::options::Options;
 use memtrace_analysis::read::input::Input;
 use memtrace_analysis::render::printer::{Printer, Side, Table};
 use memtrace_analysis::reports;
-use memtrace_cards::CARDS;
+use memtrace_cards::{CARDS, Spec};
 use memtrace_trace::text::printable;
 
 use crate::child_env::{PhantomArgs, Scratch, remove_libraries, run_id, traced_command};
@@ -150,22 +150,28 @@ fn print_summary(input: Input, out: &OutFolder) -> Result<()> {
     Ok(())
 }
 
+/// Bytes in GiB, for a column.
+fn gib(bytes: u64) -> String {
+    format!("{:.2}", bytes as f64 / f64::from(1 << 30))
+}
+
 fn list_cards() -> Result<ExitCode> {
     let mut stdout = io::stdout().lock();
     let mut page = Printer::new(terminal::use_colour("auto", &stdout), terminal::width(&stdout));
     let mut table = Table::new(&[
         ("card", Side::Left),
-        ("memory", Side::Right),
-        ("free at start", Side::Right),
-        ("capability", Side::Right),
+        ("GiB", Side::Right),
+        ("free at the start", Side::Left),
+        ("cc", Side::Right),
         ("SMs", Side::Right),
         ("name", Side::Left),
     ]);
     for card in CARDS {
+        let [free, least, most] = Spec::of(card).free_at_start().map(gib);
         table.row([
             card.id.into(),
-            format!("{:.2} GiB", card.memory_mib as f64 / 1024.0).into(),
-            format!("{:.2} GiB", (card.memory_mib - card.context_mib) as f64 / 1024.0).into(),
+            gib(card.memory_mib << 20).into(),
+            format!("{free} ({least} to {most})").into(),
             format!("{}.{}", card.cc.0, card.cc.1).into(),
             card.sms.to_string().into(),
             card.name.into(),
@@ -173,11 +179,10 @@ fn list_cards() -> Result<ExitCode> {
     }
     page.table(&table);
     page.gap();
-    page.plain(
-        "Several devices: 8xh100-80g    Another size: h100-80g,mem=40g    Another card: mem=48g,cc=8.9",
-    );
-    page.plain("The CUDA context takes the difference between the two sizes, a round estimate.");
-    page.plain("To set it yourself: h100-80g,context=600m");
+    page.plain("Several devices: 8xh100-80g");
+    page.plain("Another size: h100-80g,mem=40g");
+    page.plain("Another card: mem=48g,cc=8.9");
+    page.plain("The CUDA context takes what is not free at the start; to set it: context=600m");
     stdout.write_all(page.text().as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -182,7 +182,7 @@ pub(crate) fn attribute(attribute: c_int, index: usize) -> c_int {
         CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_LAYERS => 2048,
         CU_DEVICE_ATTRIBUTE_PCI_BUS_ID => bus(index),
         CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH => spec.base.bus_bits as c_int,
-        CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE => (spec.base.l2_mib << 20) as c_int,
+        CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE => (spec.base.l2_kib << 10) as c_int,
         CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR => limits.threads_per_sm as c_int,
         CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT => 3,
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => spec.cc.0 as c_int,

@@ -87,7 +87,7 @@ fn cards() -> String {
             text,
             "{comma}{{\"card\":\"{}\",\"name\":\"{}\",\"memory_mib\":{},\"context_mib\":{},\
              \"cc\":\"{}.{}\",\"sms\":{}}}",
-            card.id, card.name, card.memory_mib, card.context_mib, card.cc.0, card.cc.1, card.sms
+            card.id, card.name, card.memory_mib, card.context.typical_mib, card.cc.0, card.cc.1, card.sms
         );
     }
     text.push(']');

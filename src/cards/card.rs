@@ -1,0 +1,171 @@
+//! A preset, and how a name finds it.
+
+use crate::table::CARDS;
+
+/// A preset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Card {
+    /// The name by which a user asks for it: `h100-80g`, or `h100-80g:1g.10gb` for a slice of one.
+    pub id: &'static str,
+    /// The name that `torch.cuda.get_device_name` returns.
+    pub name: &'static str,
+    /// Total memory in MiB, as the CUDA runtime reports it.
+    pub memory_mib: u64,
+    /// The public report of the total memory.
+    pub source: &'static str,
+    /// Compute capability, major and minor.
+    pub cc: (u32, u32),
+    /// The number of multiprocessors.
+    pub sms: u32,
+    /// Memory that is used before the first allocation.
+    pub context: Context,
+    /// The L2 cache in KiB.
+    pub l2_kib: u32,
+    /// The width of the memory bus in bits.
+    pub bus_bits: u32,
+    /// The clocks of the multiprocessors and of the memory, in MHz.
+    pub clocks_mhz: (u32, u32),
+}
+
+/// The memory that a process takes before its first tensor, in MiB, when CUDA loads kernels as they are
+/// needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Context {
+    /// The least that a real card is expected to take.
+    pub low_mib: u64,
+    /// The value that the phantom uses.
+    pub typical_mib: u64,
+    /// The most that a real card is expected to take.
+    pub high_mib: u64,
+    /// True if others measured it; else it is an estimate.
+    pub measured: bool,
+}
+
+/// What a context takes beyond its size when all kernels are loaded at once (`CUDA_MODULE_LOADING=EAGER`), in
+/// MiB: 362 more in <https://github.com/pytorch/pytorch/issues/86509> (287,047,680 and 666,632,192 bytes). In
+/// January 2022, when nothing else existed, a V100 had 1343 with CUDA 11.2 (Hugging Face's
+/// `perf_train_gpu_one`), which is 1033 more than the same card takes today.
+pub(crate) const EAGER_MIB: (u64, u64) = (362, 1033);
+
+/// The preset that is used without a request.
+pub const DEFAULT_CARD: &str = "h100-80g";
+
+impl Card {
+    /// The preset with this name, in any case.
+    #[must_use]
+    pub fn find(id: &str) -> Option<&'static Card> {
+        CARDS.iter().find(|card| card.id.eq_ignore_ascii_case(id))
+    }
+
+    /// The presets whose names are nearest to a word that is none, the nearest first; at most three.
+    #[must_use]
+    pub fn nearest(word: &str) -> Vec<&'static Card> {
+        let word = bare(word);
+        let distance = |card: &Card| {
+            let whole = bare(card.id);
+            let family = bare(card.id.split(['-', ':']).next().unwrap_or(card.id));
+            // A slice is only near to a word that names one.
+            let slice = usize::from(card.is_slice() && !word.contains(':')) * 8;
+            let contained = word.len() > 2 && (whole.contains(&word) || word.contains(&whole));
+            let edits = edits(&word, &whole).min(edits(&word, &family));
+            slice + if contained { edits.min(1) } else { edits }
+        };
+        let mut cards: Vec<_> = CARDS.iter().collect();
+        // The sort is stable: among equals the order of the list decides.
+        cards.sort_by_key(|card| distance(card));
+        let least = cards.first().map_or(0, |card| distance(card));
+        cards.retain(|card| distance(card) == least);
+        cards.truncate(3);
+        cards
+    }
+
+    /// Returns true for a slice of a card (MIG). CUDA shows a process one slice and nothing of the rest.
+    #[must_use]
+    pub fn is_slice(&self) -> bool {
+        self.id.contains(':')
+    }
+
+    /// The number of channels that NCCL opens between such cards in one machine. Its logs in public reports
+    /// show 24 with NVSwitch and 12 with the links of a V100. Without NVLink it is 2, NCCL's minimum. It
+    /// differs by machine.
+    #[must_use]
+    pub fn nccl_channels(&self) -> u32 {
+        match self.id.split(['-', ':']).next() {
+            _ if self.is_slice() || matches!(self.id, "h100-pcie" | "h100-nvl" | "h200-nvl") => 2,
+            Some("a100" | "a800" | "h100" | "h800" | "h20" | "h200" | "b200" | "b300" | "gb200") => 24,
+            Some("v100") => 12,
+            _ => 2,
+        }
+    }
+}
+
+/// A name without what people write in more than one way: case, spaces, dashes and the maker's words.
+fn bare(name: &str) -> String {
+    let mut name = name.to_lowercase();
+    for word in ["nvidia", "geforce", "tesla", "quadro"] {
+        name = name.replace(word, "");
+    }
+    name.chars().filter(|c| !matches!(c, ' ' | '-' | '_')).collect()
+}
+
+/// The number of characters to insert, remove or replace to make one text of the other (Levenshtein).
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, c) in a.chars().take(100).enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for j in 0..b.len() {
+            let replaced = diagonal + usize::from(c != b[j]);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_card_names_the_nearest() {
+        for (word, nearest) in [
+            ("h100", "h100-80g"),
+            ("H100-80GB", "h100-80g"),
+            ("h900", "h100-80g"),
+            ("rtx 4090", "rtx4090"),
+            ("NVIDIA GeForce RTX 3090 Ti", "rtx3090ti"),
+            ("4090", "rtx4090"),
+            ("a100-40g:1g.5g", "a100-40g:1g.5gb"),
+            ("tesla-t4", "t4"),
+            ("rtxa6000", "a6000"),
+            ("", "t4"),
+        ] {
+            let found: Vec<_> = Card::nearest(word).iter().map(|card| card.id).collect();
+            assert!(found.contains(&nearest) && found.len() <= 3, "{word}: {found:?}");
+        }
+        assert!(!Card::nearest(&"x".repeat(100_000)).is_empty());
+    }
+
+    #[test]
+    fn every_card_has_a_source_and_a_context_inside_its_range() {
+        for card in CARDS {
+            assert!(card.source.len() > 8, "{}", card.id);
+            let Context { low_mib, typical_mib, high_mib, .. } = card.context;
+            assert!(0 < low_mib && low_mib <= typical_mib && typical_mib <= high_mib, "{}", card.id);
+            assert!(high_mib < card.memory_mib / 8, "{}", card.id);
+        }
+    }
+
+    #[test]
+    fn a_slice_is_smaller_than_its_card() {
+        for slice in CARDS.iter().filter(|card| card.is_slice()) {
+            let (whole, profile) = slice.id.split_once(':').unwrap();
+            let whole = Card::find(whole).unwrap_or_else(|| panic!("{}: no card {whole}", slice.id));
+            assert_eq!(slice.name, format!("{} MIG {profile}", whole.name));
+            assert!(slice.memory_mib < whole.memory_mib && slice.sms < whole.sms, "{}", slice.id);
+            assert!(slice.l2_kib < whole.l2_kib && slice.bus_bits < whole.bus_bits, "{}", slice.id);
+            assert_eq!((slice.cc, slice.clocks_mhz), (whole.cc, whole.clocks_mhz), "{}", slice.id);
+        }
+    }
+}

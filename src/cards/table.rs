@@ -1,0 +1,282 @@
+//! The table of presets: one line per card, and one per slice of a card (MIG).
+//!
+//! *Memory* is the total that `cudaMemGetInfo` reports, which is less than the nominal size. PyTorch prints
+//! it in its out-of-memory text ("GPU 0 has a total capacity of ..."), in
+//! `torch.cuda.get_device_properties`, and Ultralytics and Unsloth print it at their start. It differs by
+//! some MiB between drivers and boards, and newer drivers report less; where public reports differ, the
+//! table has the smaller of the usual values. All reports are of Linux: under Windows the total is larger.
+//! The source stands beside each.
+//!
+//! *Context* is the memory that a process takes before its first tensor: the CUDA context, and the kernels
+//! of PyTorch that its first operations load. `612 in 518..614` was measured by others, and the range is what
+//! different drivers and the first kernels make of it. `~400` is an estimate of ours: then the range is 20 %
+//! to either side.
+//!
+//! # Sources
+//!
+//! - *OOM*, an out-of-memory text of PyTorch; *properties*, a print of `torch.cuda.get_device_properties`;
+//!   *Ultralytics* and *Unsloth*, the first lines that these programs print, in MiB or GiB with three
+//!   digits; *nvidia-smi*, the list of `nvidia-smi mig -lgip`. With an address where the text is in an
+//!   issue; else the text, with the version of torch where it names one, is in files of public
+//!   repositories, where a search for it finds it.
+//! - Capability: NVIDIA's table of CUDA GPUs (<https://developer.nvidia.com/cuda-gpus>). Multiprocessors,
+//!   L2, bus and clocks: the architecture white papers and the data sheets of each card. Multiprocessors of
+//!   slices: the same list of nvidia-smi, and NVIDIA's MIG User Guide
+//!   (<https://docs.nvidia.com/datacenter/tesla/mig-user-guide/>), whose fractions of memory are those of
+//!   L2 and bus here.
+//! - Contexts, in MiB. H100: `nvidia-smi` in the logs of
+//!   <https://github.com/KellerJordan/modded-nanogpt> shows a second process on GPU 0 with one segment of 2 MiB: 610 with the drivers 535 and 550, 614 with 560 and
+//!   570; vLLM found 78.66 of 79.19 GiB free at its start, before PyTorch's kernels. H200: in the same logs a
+//!   process that had just started shows 520, and with NCCL each rank has 6 less than on an H100. A100: 78.84
+//!   of 79.25 GiB free at the start of vLLM, 38.87 of 39.39 GiB when SGLang loads its weights. B200: 177.57 of
+//!   178.35 GiB there, of which 0.09 are its process group's. RTX 6000 Ada: 426 with torch 2.10 and CUDA 13.0
+//!   (<https://github.com/unslothai/unsloth-zoo/issues/1053>).
+
+use crate::card::{Card, Context};
+
+macro_rules! context {
+    ($typical:literal in $low:literal..$high:literal) => {
+        Context { low_mib: $low, typical_mib: $typical, high_mib: $high, measured: true }
+    };
+    (~ $typical:literal) => {
+        Context {
+            low_mib: $typical * 4 / 5,
+            typical_mib: $typical,
+            high_mib: $typical * 6 / 5,
+            measured: false,
+        }
+    };
+}
+
+macro_rules! cards {
+    ($($id:literal $name:literal, $memory:literal MiB
+       from $source:literal,
+       cc $major:literal $minor:literal, $sms:literal SMs, context {$($context:tt)*},
+       L2 $l2:literal, bus $bus:literal, MHz $sm_mhz:literal $memory_mhz:literal;)*) => {
+        /// Every preset, in the order of the list that users see.
+        pub const CARDS: &[Card] = &[$(Card {
+            id: $id, name: $name, memory_mib: $memory, source: $source, cc: ($major, $minor), sms: $sms,
+            context: context!($($context)*), l2_kib: $l2, bus_bits: $bus,
+            clocks_mhz: ($sm_mhz, $memory_mhz),
+        }),*];
+    };
+}
+
+cards! {
+    // Volta, Pascal and Turing.
+    "p100" "Tesla P100-PCIE-16GB", 16269 MiB
+        from "Ultralytics, torch 2.11",
+        cc 6 0, 56 SMs, context {~240}, L2 4096, bus 4096, MHz 1328 715;
+    "v100-16g" "Tesla V100-SXM2-16GB", 16151 MiB
+        from "OOM: 15.77 GiB",
+        cc 7 0, 80 SMs, context {~310}, L2 6144, bus 4096, MHz 1530 877;
+    "v100-32g" "Tesla V100-SXM2-32GB", 32501 MiB
+        from "OOM: 31.74 GiB",
+        cc 7 0, 80 SMs, context {~310}, L2 6144, bus 4096, MHz 1530 877;
+    "t4" "Tesla T4", 15095 MiB
+        from "OOM: 14.74 GiB",
+        cc 7 5, 40 SMs, context {~120}, L2 4096, bus 256, MHz 1590 5001;
+    "rtx2060" "NVIDIA GeForce RTX 2060", 5918 MiB
+        from "Ultralytics, torch 2.2; OOM: 5.79 GiB, https://github.com/facebookresearch/meshrcnn/issues/92",
+        cc 7 5, 30 SMs, context {~110}, L2 3072, bus 192, MHz 1680 7001;
+    // Ampere.
+    "rtx3060" "NVIDIA GeForce RTX 3060", 11931 MiB
+        from "properties, torch 2.4",
+        cc 8 6, 28 SMs, context {~160}, L2 2304, bus 192, MHz 1777 7501;
+    "rtx3080" "NVIDIA GeForce RTX 3080", 10015 MiB
+        from "OOM: 9.78 GiB, https://github.com/zai-org/CogVideo/issues/34",
+        cc 8 6, 68 SMs, context {~240}, L2 5120, bus 320, MHz 1710 9501;
+    "rtx3080-laptop" "NVIDIA GeForce RTX 3080 Laptop GPU", 15993 MiB
+        from "Ultralytics, torch 2.8",
+        cc 8 6, 48 SMs, context {~200}, L2 4096, bus 256, MHz 1710 7001;
+    "rtx3080ti" "NVIDIA GeForce RTX 3080 Ti", 11910 MiB
+        from "Ultralytics; OOM: 11.63 GiB, torch 2.11",
+        cc 8 6, 80 SMs, context {~260}, L2 6144, bus 384, MHz 1665 9501;
+    "rtx3090" "NVIDIA GeForce RTX 3090", 24257 MiB
+        from "OOM: 23.69 GiB",
+        cc 8 6, 82 SMs, context {~260}, L2 6144, bus 384, MHz 1695 9751;
+    "rtx3090ti" "NVIDIA GeForce RTX 3090 Ti", 24110 MiB
+        from "Ultralytics, torch 2.9",
+        cc 8 6, 84 SMs, context {~260}, L2 6144, bus 384, MHz 1860 10501;
+    "a10" "NVIDIA A10", 22592 MiB
+        from "OOM: 22.06 GiB",
+        cc 8 6, 72 SMs, context {~260}, L2 6144, bus 384, MHz 1695 6251;
+    "a10g" "NVIDIA A10G", 22723 MiB
+        from "OOM: 22.19 GiB",
+        cc 8 6, 80 SMs, context {~260}, L2 6144, bus 384, MHz 1710 6251;
+    "a16" "NVIDIA A16", 15000 MiB
+        from "our estimate: nvidia-smi has 15356 MiB, of which CUDA shows about 2 % less",
+        cc 8 6, 10 SMs, context {~120}, L2 2048, bus 128, MHz 1755 6251;
+    "a30" "NVIDIA A30", 24064 MiB
+        from "OOM: 23.50 GiB, https://github.com/LHRLAB/ChatKBQA/issues/2; 24164 with torch 2.8",
+        cc 8 0, 56 SMs, context {~320}, L2 24576, bus 3072, MHz 1440 1215;
+    "a6000" "NVIDIA RTX A6000", 48676 MiB
+        from "properties, in torchao's prototype/hqq",
+        cc 8 6, 84 SMs, context {~270}, L2 6144, bus 384, MHz 1800 8001;
+    "a100-40g" "NVIDIA A100-SXM4-40GB", 40339 MiB
+        from "OOM: 39.39 GiB; deviceQuery, https://github.com/bottlerocket-os/bottlerocket/pull/3873",
+        cc 8 0, 108 SMs, context {420 in 410..532}, L2 40960, bus 5120, MHz 1410 1215;
+    "a100-80g" "NVIDIA A100-SXM4-80GB", 81050 MiB
+        from "OOM: 79.15 GiB",
+        cc 8 0, 108 SMs, context {420 in 410..532}, L2 40960, bus 5120, MHz 1410 1593;
+    "a800-80g" "NVIDIA A800 80GB PCIe", 81051 MiB
+        from "Ultralytics, torch 2.8",
+        cc 8 0, 108 SMs, context {~420}, L2 40960, bus 5120, MHz 1410 1512;
+    // Ada.
+    "rtx4060ti-16g" "NVIDIA GeForce RTX 4060 Ti", 15946 MiB
+        from "Unsloth, torch 2.7",
+        cc 8 9, 34 SMs, context {~160}, L2 32768, bus 128, MHz 2535 9001;
+    "rtx4070ti-super" "NVIDIA GeForce RTX 4070 Ti SUPER", 15934 MiB
+        from "properties",
+        cc 8 9, 66 SMs, context {~240}, L2 49152, bus 256, MHz 2610 10501;
+    "rtx4080" "NVIDIA GeForce RTX 4080", 16049 MiB
+        from "properties",
+        cc 8 9, 76 SMs, context {~270}, L2 65536, bus 256, MHz 2505 11201;
+    "rtx4090" "NVIDIA GeForce RTX 4090", 24210 MiB
+        from "OOM: 23.64 GiB",
+        cc 8 9, 128 SMs, context {~390}, L2 73728, bus 384, MHz 2520 10501;
+    "l4" "NVIDIA L4", 22478 MiB
+        from "OOM: 21.95 GiB",
+        cc 8 9, 58 SMs, context {~210}, L2 49152, bus 192, MHz 2040 6251;
+    "l40" "NVIDIA L40", 45466 MiB
+        from "as the L40S: nvidia-smi has 46068 MiB on both",
+        cc 8 9, 142 SMs, context {~400}, L2 98304, bus 384, MHz 2490 9001;
+    "l40s" "NVIDIA L40S", 45466 MiB
+        from "OOM: 44.40 GiB",
+        cc 8 9, 142 SMs, context {~400}, L2 98304, bus 384, MHz 2520 9001;
+    "rtx6000-ada" "NVIDIA RTX 6000 Ada Generation", 48497 MiB
+        from "Ultralytics, torch 2.7; with ECC 44.43 GiB, https://github.com/DINGYANB/MTVCrafter/issues/21",
+        cc 8 9, 142 SMs, context {426 in 362..430}, L2 98304, bus 384, MHz 2505 10001;
+    // Hopper.
+    "h100-80g" "NVIDIA H100 80GB HBM3", 81008 MiB
+        from "OOM: 79.11 GiB",
+        cc 9 0, 132 SMs, context {612 in 518..614}, L2 51200, bus 5120, MHz 1980 2619;
+    "h100-96g" "NVIDIA H100", 97285 MiB
+        from "as the H20: nvidia-smi has 97871 MiB on both",
+        cc 9 0, 132 SMs, context {612 in 518..614}, L2 51200, bus 6144, MHz 1980 2619;
+    "h100-pcie" "NVIDIA H100 PCIe", 81008 MiB
+        from "properties",
+        cc 9 0, 114 SMs, context {~540}, L2 51200, bus 5120, MHz 1755 1593;
+    "h100-nvl" "NVIDIA H100 NVL", 95248 MiB
+        from "Unsloth, torch 2.6: 93.016 GiB",
+        cc 9 0, 132 SMs, context {612 in 518..614}, L2 61440, bus 6144, MHz 1785 2619;
+    "h800" "NVIDIA H800", 81008 MiB
+        from "as the H100: nvidia-smi has 81559 MiB on both",
+        cc 9 0, 132 SMs, context {612 in 518..614}, L2 51200, bus 5120, MHz 1980 2619;
+    "h20" "NVIDIA H20", 97285 MiB
+        from "properties",
+        cc 9 0, 78 SMs, context {~430}, L2 61440, bus 6144, MHz 1980 2619;
+    "h200" "NVIDIA H200", 143071 MiB
+        from "OOM: 139.72 GiB",
+        cc 9 0, 132 SMs, context {606 in 518..614}, L2 61440, bus 6144, MHz 1980 3201;
+    "h200-nvl" "NVIDIA H200 NVL", 143156 MiB
+        from "Unsloth, torch 2.8: 139.801 GiB",
+        cc 9 0, 132 SMs, context {606 in 518..614}, L2 61440, bus 6144, MHz 1785 3201;
+    "gh200" "NVIDIA GH200 480GB", 96768 MiB
+        from "OOM: 94.50 GiB; 94.88, https://github.com/Lightning-AI/litgpt/issues/1892",
+        cc 9 0, 132 SMs, context {~612}, L2 61440, bus 6144, MHz 1980 2619;
+    // Blackwell.
+    "rtx5080" "NVIDIA GeForce RTX 5080", 15840 MiB
+        from "Ultralytics",
+        cc 12 0, 84 SMs, context {~290}, L2 65536, bus 256, MHz 2617 15001;
+    "rtx5090" "NVIDIA GeForce RTX 5090", 32109 MiB
+        from "OOM: 31.36 GiB",
+        cc 12 0, 170 SMs, context {~500}, L2 98304, bus 512, MHz 2407 14001;
+    "rtxpro6000" "NVIDIA RTX PRO 6000 Blackwell Server Edition", 97250 MiB
+        from "properties, torch 2.7",
+        cc 12 0, 188 SMs, context {~540}, L2 131072, bus 512, MHz 2430 12481;
+    "b200" "NVIDIA B200", 182635 MiB
+        from "OOM: 178.35 GiB",
+        cc 10 0, 148 SMs, context {700 in 600..800}, L2 129024, bus 8192, MHz 1965 3996;
+    "gb200" "NVIDIA GB200", 188733 MiB
+        from "OOM: 184.31 GiB",
+        cc 10 0, 152 SMs, context {~700}, L2 129024, bus 8192, MHz 1965 3996;
+    "b300" "NVIDIA B300 SXM6 AC", 274115 MiB
+        from "OOM: 267.69 GiB",
+        cc 10 3, 148 SMs, context {~700}, L2 129024, bus 8192, MHz 1920 3996;
+    // Slices. CUDA shows the memory that nvidia-smi lists: 4.75 GiB are 4864 MiB.
+    "a30:1g.6gb" "NVIDIA A30 MIG 1g.6gb", 5952 MiB
+        from "nvidia-smi: 5.81",
+        cc 8 0, 14 SMs, context {~230}, L2 6144, bus 768, MHz 1440 1215;
+    "a30:2g.12gb" "NVIDIA A30 MIG 2g.12gb", 11968 MiB
+        from "nvidia-smi: 11.69",
+        cc 8 0, 28 SMs, context {~260}, L2 12288, bus 1536, MHz 1440 1215;
+    "a100-40g:1g.5gb" "NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4864 MiB
+        from "nvidia-smi: 4.75",
+        cc 8 0, 14 SMs, context {~230}, L2 5120, bus 640, MHz 1410 1215;
+    "a100-40g:1g.10gb" "NVIDIA A100-SXM4-40GB MIG 1g.10gb", 9856 MiB
+        from "Ultralytics, torch 2.2",
+        cc 8 0, 14 SMs, context {~230}, L2 10240, bus 1280, MHz 1410 1215;
+    "a100-40g:2g.10gb" "NVIDIA A100-SXM4-40GB MIG 2g.10gb", 9856 MiB
+        from "https://github.com/kubernetes-sigs/wg-device-management/pull/5",
+        cc 8 0, 28 SMs, context {~260}, L2 10240, bus 1280, MHz 1410 1215;
+    "a100-40g:3g.20gb" "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19968 MiB
+        from "nvidia-smi: 19.50",
+        cc 8 0, 42 SMs, context {~290}, L2 20480, bus 2560, MHz 1410 1215;
+    "a100-40g:4g.20gb" "NVIDIA A100-SXM4-40GB MIG 4g.20gb", 19968 MiB
+        from "nvidia-smi: 19.50",
+        cc 8 0, 56 SMs, context {~320}, L2 20480, bus 2560, MHz 1410 1215;
+    "a100-80g:1g.10gb" "NVIDIA A100-SXM4-80GB MIG 1g.10gb", 9728 MiB
+        from "nvidia-smi: 9.50",
+        cc 8 0, 14 SMs, context {~230}, L2 5120, bus 640, MHz 1410 1593;
+    "a100-80g:2g.20gb" "NVIDIA A100-SXM4-80GB MIG 2g.20gb", 19968 MiB
+        from "nvidia-smi, https://github.com/XuehaiPan/nvitop/pull/8",
+        cc 8 0, 28 SMs, context {~260}, L2 10240, bus 1280, MHz 1410 1593;
+    "a100-80g:3g.40gb" "NVIDIA A100-SXM4-80GB MIG 3g.40gb", 40192 MiB
+        from "properties: 39.25 GiB",
+        cc 8 0, 42 SMs, context {~290}, L2 20480, bus 2560, MHz 1410 1593;
+    "a100-80g:4g.40gb" "NVIDIA A100-SXM4-80GB MIG 4g.40gb", 40192 MiB
+        from "nvidia-smi: 39.25",
+        cc 8 0, 56 SMs, context {~320}, L2 20480, bus 2560, MHz 1410 1593;
+    "h100-80g:1g.10gb" "NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9984 MiB
+        from "nvidia-smi: 9.75",
+        cc 9 0, 16 SMs, context {~330}, L2 6400, bus 640, MHz 1980 2619;
+    "h100-80g:1g.20gb" "NVIDIA H100 80GB HBM3 MIG 1g.20gb", 20096 MiB
+        from "nvidia-smi: 19.62",
+        cc 9 0, 26 SMs, context {~350}, L2 12800, bus 1280, MHz 1980 2619;
+    "h100-80g:2g.20gb" "NVIDIA H100 80GB HBM3 MIG 2g.20gb", 20096 MiB
+        from "properties: 19.625 GiB",
+        cc 9 0, 32 SMs, context {~370}, L2 12800, bus 1280, MHz 1980 2619;
+    "h100-80g:3g.40gb" "NVIDIA H100 80GB HBM3 MIG 3g.40gb", 40448 MiB
+        from "nvidia-smi: 39.50",
+        cc 9 0, 60 SMs, context {~440}, L2 25600, bus 2560, MHz 1980 2619;
+    "h100-80g:4g.40gb" "NVIDIA H100 80GB HBM3 MIG 4g.40gb", 40448 MiB
+        from "nvidia-smi: 39.50",
+        cc 9 0, 64 SMs, context {~450}, L2 25600, bus 2560, MHz 1980 2619;
+    "h100-nvl:1g.12gb" "NVIDIA H100 NVL MIG 1g.12gb", 11008 MiB
+        from "https://github.com/NVIDIA/gpu-operator/pull/900",
+        cc 9 0, 16 SMs, context {~330}, L2 7680, bus 768, MHz 1785 2619;
+    "h100-nvl:1g.24gb" "NVIDIA H100 NVL MIG 1g.24gb", 22144 MiB
+        from "https://github.com/NVIDIA/gpu-operator/pull/900",
+        cc 9 0, 26 SMs, context {~350}, L2 15360, bus 1536, MHz 1785 2619;
+    "h100-nvl:2g.24gb" "NVIDIA H100 NVL MIG 2g.24gb", 22144 MiB
+        from "https://github.com/NVIDIA/gpu-operator/pull/900",
+        cc 9 0, 32 SMs, context {~370}, L2 15360, bus 1536, MHz 1785 2619;
+    "h100-nvl:3g.47gb" "NVIDIA H100 NVL MIG 3g.47gb", 47488 MiB
+        from "https://github.com/NVIDIA/mig-parted/pull/101",
+        cc 9 0, 60 SMs, context {~440}, L2 30720, bus 3072, MHz 1785 2619;
+    "h200:1g.18gb" "NVIDIA H200 MIG 1g.18gb", 16384 MiB
+        from "https://github.com/NVIDIA/mig-parted/issues/120",
+        cc 9 0, 16 SMs, context {~330}, L2 7680, bus 768, MHz 1980 3201;
+    "h200:1g.35gb" "NVIDIA H200 MIG 1g.35gb", 33024 MiB
+        from "https://github.com/NVIDIA/mig-parted/issues/120",
+        cc 9 0, 26 SMs, context {~350}, L2 15360, bus 1536, MHz 1980 3201;
+    "h200:2g.35gb" "NVIDIA H200 MIG 2g.35gb", 33024 MiB
+        from "https://github.com/NVIDIA/mig-parted/issues/120",
+        cc 9 0, 32 SMs, context {~370}, L2 15360, bus 1536, MHz 1980 3201;
+    "h200:3g.71gb" "NVIDIA H200 MIG 3g.71gb", 71168 MiB
+        from "https://github.com/NVIDIA/mig-parted/issues/120",
+        cc 9 0, 60 SMs, context {~440}, L2 30720, bus 3072, MHz 1980 3201;
+    "h200:4g.71gb" "NVIDIA H200 MIG 4g.71gb", 71168 MiB
+        from "https://github.com/NVIDIA/mig-parted/issues/120",
+        cc 9 0, 64 SMs, context {~450}, L2 30720, bus 3072, MHz 1980 3201;
+    "gb200:1g.24gb" "NVIDIA GB200 MIG 1g.24gb", 20480 MiB
+        from "https://github.com/NVIDIA/gpu-operator/pull/1303",
+        cc 10 0, 18 SMs, context {~370}, L2 16128, bus 1024, MHz 1965 3996;
+    "gb200:1g.47gb" "NVIDIA GB200 MIG 1g.47gb", 46592 MiB
+        from "https://github.com/NVIDIA/gpu-operator/pull/1303",
+        cc 10 0, 32 SMs, context {~400}, L2 32256, bus 2048, MHz 1965 3996;
+    "gb200:2g.47gb" "NVIDIA GB200 MIG 2g.47gb", 46592 MiB
+        from "https://github.com/NVIDIA/gpu-operator/pull/1303",
+        cc 10 0, 38 SMs, context {~410}, L2 32256, bus 2048, MHz 1965 3996;
+}
