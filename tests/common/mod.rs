@@ -12,7 +12,12 @@ use memtrace_trace::{EventName, Row};
 use tempfile::TempDir;
 
 /// A library of this workspace. `cargo test` builds it among the dependencies, where it is never stale.
+///
+/// `scripts/asan` sets `MEMTRACE_TEST_LIBRARY` to what takes the place of the preloaded library: a list for `LD_PRELOAD`.
 pub(crate) fn library(name: &str) -> PathBuf {
+    if let Some(list) = std::env::var_os("MEMTRACE_TEST_LIBRARY").filter(|_| name == "libmemtrace.so") {
+        return list.into();
+    }
     let command = Path::new(env!("CARGO_BIN_EXE_memtrace"));
     let beside = command.with_file_name(name);
     let among_dependencies = command.with_file_name("deps").join(name);

@@ -3,7 +3,7 @@
 //! Only the writer thread stores here, except the counts of lost events.
 
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_trace::journal::{LOSS_SHARDS, Losses, MAX_META, MAX_PATH, Written};
 
@@ -81,12 +81,18 @@ impl ChunkPool {
 
     /// The number of events dropped so far.
     pub(crate) fn dropped(&self) -> u64 {
-        self.header().losses.iter().map(|losses| losses.dropped.load(Ordering::Relaxed)).sum()
+        self.sum(|losses| &losses.dropped)
     }
 
     /// The number of events that were put on the overflow list so far.
     pub(crate) fn overflowed(&self) -> u64 {
-        self.header().losses.iter().map(|losses| losses.overflowed.load(Ordering::Relaxed)).sum()
+        self.sum(|losses| &losses.overflowed)
+    }
+
+    /// The sum of a count. It wraps: another process may have written anything into the file.
+    fn sum(&self, count: impl Fn(&Losses) -> &AtomicU64) -> u64 {
+        let counts = self.header().losses.iter().map(|losses| count(losses).load(Ordering::Relaxed));
+        counts.fold(0, u64::wrapping_add)
     }
 }
 

@@ -11,7 +11,8 @@ use crate::ffi::symbols;
 use crate::hooks::cuda;
 use crate::runtime::guard::shielded;
 
-#[unsafe(no_mangle)]
+// Without the hook under AddressSanitizer (scripts/asan): its runtime looks functions up before instrumented code can run.
+#[cfg_attr(not(memtrace_asan), unsafe(no_mangle))]
 #[unsafe(naked)]
 unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     core::arch::naked_asm!(
