@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use memtrace_trace::units::Unit;
 
 use crate::error::{Error, Result};
+use crate::render::formats::Form;
+use crate::render::printer::Printer;
 
 /// An option of one report, in addition to the shared ones.
 #[derive(Clone, Copy, Debug)]
@@ -46,11 +48,19 @@ pub struct Options {
     pub paint: bool,
     /// The width of the terminal in columns; `None` without a terminal.
     pub width: Option<usize>,
+    /// The form of the text.
+    pub form: Form,
     /// The options of the report, by name.
     pub values: BTreeMap<&'static str, String>,
 }
 
 impl Options {
+    /// An empty text in the form that these options ask for.
+    #[must_use]
+    pub fn printer(&self) -> Printer {
+        Printer::new(self.paint, self.width).in_form(self.form)
+    }
+
     /// The value of the report's option `name`; empty when it was not given and has no default.
     #[must_use]
     pub fn text(&self, name: &str) -> &str {

@@ -1,12 +1,16 @@
 //! Arguments that several commands share, and the options that they give to a report or an export.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::{Result, anyhow};
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser};
 use clap::{Arg, ArgAction, ArgMatches, ValueHint, value_parser};
 use memtrace_analysis::options::{Flag, Options, parse_steps, parse_window};
+use memtrace_analysis::render::formats::Form;
 use memtrace_analysis::state::replay::Window;
+use memtrace_trace::config;
+use memtrace_trace::units::Unit;
 
 use crate::terminal;
 
@@ -32,14 +36,42 @@ pub(crate) fn phantom_args() -> [Arg; 2] {
     ]
 }
 
-/// The program to run, and its arguments.
+/// An option for each variable that a user may set for one run.
+pub(crate) fn setting_args() -> impl Iterator<Item = Arg> {
+    config::options().map(|variable| {
+        let option = variable.option();
+        let default = if variable.default.is_empty() { "none" } else { variable.default };
+        Arg::new(variable.name)
+            .long(option)
+            .value_name("VALUE")
+            .value_parser(value_parser!(OsString))
+            .help(format!("{} [default: {default}]", variable.help))
+            .help_heading("Settings (each is also a variable, such as MEMTRACE_OPS)")
+    })
+}
+
+/// The variables that the options of [`setting_args`] set, with their values.
+///
+/// # Errors
+/// When a value is invalid; the message lists the valid ones.
+pub(crate) fn settings(matches: &ArgMatches) -> Result<Vec<(&'static str, OsString)>> {
+    let mut settings = Vec::new();
+    for variable in config::options() {
+        let Some(value) = matches.get_one::<OsString>(variable.name) else { continue };
+        config::check(variable, value)
+            .map_err(|why| anyhow!("--{} {}: {why}", variable.option(), value.to_string_lossy()))?;
+        settings.push((variable.name, value.clone()));
+    }
+    Ok(settings)
+}
+
+/// The program to run, and its arguments. An unknown option before it is refused, and those behind it are its own.
 pub(crate) fn program_arg() -> Arg {
     Arg::new("command")
         .value_name("COMMAND")
         .num_args(1..)
         .trailing_var_arg(true)
-        .allow_hyphen_values(true)
-        .value_parser(value_parser!(std::ffi::OsString))
+        .value_parser(value_parser!(OsString))
 }
 
 /// `-o DIR`: the folder of the traces.
@@ -84,7 +116,7 @@ pub(crate) fn flag_arg(flag: &Flag) -> Arg {
 }
 
 /// The options that every report takes.
-pub(crate) fn shared_args() -> [Arg; 10] {
+pub(crate) fn shared_args() -> [Arg; 11] {
     let arg = |name: &'static str, value: &'static str, help: &'static str| {
         Arg::new(name).long(name).value_name(value).help(help).help_heading("Shared options")
     };
@@ -93,6 +125,9 @@ pub(crate) fn shared_args() -> [Arg; 10] {
     };
     [
         switch("json", JSON_HELP),
+        arg("format", "FORM", "Print the answer in this form: markdown to paste, csv for its tables alone")
+            .default_value("text")
+            .value_parser(PossibleValuesParser::new(["text", "markdown", "csv", "json"])),
         arg("top", "N", "Print at most N lines of each list")
             .value_parser(RangedU64ValueParser::<usize>::new().range(1..)),
         arg("device", "ORDINAL", "Only this device")
@@ -136,7 +171,15 @@ pub(crate) fn options(flags: &[Flag], matches: &ArgMatches, to_stdout: bool) -> 
         lenient: matches.get_flag("lenient"),
         ..Options::default()
     };
-    if to_stdout {
+    options.form = match text("format") {
+        Some("markdown") => Form::Markdown,
+        Some("csv") => Form::Csv,
+        _ => Form::Text,
+    };
+    if options.form == Form::Csv && text("units") == Some("auto") {
+        options.units = Unit::B;
+    }
+    if to_stdout && options.form == Form::Text {
         let stdout = std::io::stdout();
         options.paint = terminal::use_colour(text("color").unwrap_or("auto"), &stdout);
         options.width = terminal::width(&stdout);

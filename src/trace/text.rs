@@ -132,6 +132,26 @@ pub fn cut(text: &str, most: usize) -> &str {
     &text[..end]
 }
 
+/// The edit distance of two names. Long names, which only a hostile trace has, count as far away.
+#[must_use]
+pub fn distance(a: &str, b: &str) -> usize {
+    const LONGEST: usize = 256;
+    if a.len() > LONGEST || b.len() > LONGEST {
+        return LONGEST;
+    }
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (line, from) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], line + 1);
+        for (column, to) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(from != *to);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[b.len()]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,5 +211,11 @@ mod tests {
         assert!(printable(&long).len() < 5000);
         assert_eq!(printable_lines("a\nb\x1b"), "a\nb\\u{1b}");
         assert_eq!(printable_json("{\n \"a\": \"\u{9b}é\"\n}"), "{\n \"a\": \"\\u009bé\"\n}");
+    }
+
+    #[test]
+    fn the_distance_of_two_names_is_the_number_of_edits() {
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(distance("", "ab"), 2);
     }
 }

@@ -27,7 +27,7 @@ use crate::read::input::Input;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::printer::{Cell, Printer, Style};
+use crate::render::printer::{Cell, Style};
 use crate::reports::Answer;
 use crate::selection::select;
 use export::trace_stem;
@@ -60,7 +60,7 @@ pub fn find(name: &str) -> Option<&'static dyn Export> {
 /// As [`Export::write`]. Also when a selector matches nothing, and when `place` is one of the traces, or a single place for several files.
 pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<&Path>) -> Result<Answer> {
     let input = &select(input, options, export.takes_host())?;
-    let mut printer = Printer::new(options.paint, options.width);
+    let mut printer = options.printer();
     if let Some(trace) = input.traces.first() {
         heading(&mut printer, input, &trace.meta);
     }

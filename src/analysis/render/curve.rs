@@ -88,6 +88,7 @@ impl Curve<'_> {
         let highest = |values: &[i64]| values.iter().copied().max().unwrap_or(0);
         let most = highest(self.high).max(self.line.as_ref().map_or(0, |line| highest(line.high))).max(1);
         let letters = letters(self.bands.iter().map(|band| band.name.as_str()));
+        printer.fence();
         self.marks(printer, columns);
         for row in (0..height).rev() {
             // Bytes at the lower edge of the line, and bytes per line.
@@ -124,6 +125,7 @@ impl Curve<'_> {
         self.time_axis(printer, columns);
         self.phases_and_steps(printer, columns);
         self.legend(printer, &letters);
+        printer.fence();
     }
 
     /// The index of the band at height `at` (bytes) of a bucket.

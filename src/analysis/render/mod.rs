@@ -1,7 +1,9 @@
-//! Text for a terminal: styled lines, tables, curves, and the heading and footer of reports.
+//! Text for a terminal: styled lines, tables, curves, and the heading and footer of reports; and the same as Markdown
+//! and CSV.
 
 pub mod curve;
 pub mod footer;
+pub mod formats;
 pub mod heading;
 pub mod numbers;
 pub mod phantom_run;

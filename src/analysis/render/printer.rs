@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 
 use memtrace_trace::text::printable;
 
+use super::formats::{self, Form};
 pub use super::table::{Side, Table};
 use super::wrap::pieces;
 
@@ -79,6 +80,11 @@ impl Cell {
         &self.text
     }
 
+    /// Its style.
+    pub(super) fn style(&self) -> Style {
+        self.style
+    }
+
     /// The columns that it takes.
     pub(super) fn width(&self) -> usize {
         self.text.chars().count()
@@ -105,13 +111,27 @@ pub struct Printer {
     text: String,
     paint: bool,
     width: Option<usize>,
+    form: Form,
+    /// Between two fences of Markdown.
+    fenced: bool,
 }
 
 impl Printer {
     /// An empty text. `paint` enables colour; `width` is the number of columns of the terminal.
     #[must_use]
     pub fn new(paint: bool, width: Option<usize>) -> Printer {
-        Printer { text: String::new(), paint, width }
+        Printer { paint, width, ..Printer::default() }
+    }
+
+    /// The same in another form.
+    #[must_use]
+    pub fn in_form(self, form: Form) -> Printer {
+        Printer { form, ..self }
+    }
+
+    /// The form of the text.
+    pub(super) fn form(&self) -> Form {
+        self.form
     }
 
     /// Returns true if styles are shown.
@@ -135,6 +155,12 @@ impl Printer {
     /// not wrapped: it is copied as a whole.
     pub fn line(&mut self, cells: impl IntoIterator<Item = Cell>) {
         let cells: Vec<Cell> = cells.into_iter().collect();
+        match self.form {
+            Form::Text => {}
+            Form::Markdown if self.fenced => {}
+            Form::Markdown => return self.text.push_str(&formats::markdown_line(&cells)),
+            Form::Csv => return,
+        }
         let long = cells.iter().map(Cell::width).sum::<usize>();
         let is_command = cells.iter().any(|cell| cell.style == Style::Command);
         match self.width {
@@ -200,7 +226,25 @@ impl Printer {
 
     /// Adds an empty line.
     pub fn gap(&mut self) {
-        self.text.push('\n');
+        if self.form != Form::Csv {
+            self.text.push('\n');
+        }
+    }
+
+    /// Begins or ends a drawing, whose lines Markdown must leave as they are.
+    pub fn fence(&mut self) {
+        if self.form == Form::Markdown {
+            self.text.push_str("```\n");
+            self.fenced = !self.fenced;
+        }
+    }
+
+    /// Adds the text of another form, with an empty line before it if there is text already.
+    pub(super) fn block(&mut self, text: &str) {
+        if !self.text.is_empty() && !self.text.ends_with("\n\n") {
+            self.text.push('\n');
+        }
+        self.text.push_str(text);
     }
 
     /// Adds spaces to the line.

@@ -3,6 +3,7 @@
 //! A narrow terminal loses nothing but bars. The last text column is wrapped inside its width; where that is
 //! too little, the last columns move below their row, numbers with their heads.
 
+use super::formats::{self, Form};
 use super::printer::{Cell, NO_BREAK, Printer, Style};
 use super::wrap::wrap;
 
@@ -46,6 +47,16 @@ impl Table {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
+    }
+
+    /// The heads and sides of the columns that hold more than bars, and their cells.
+    pub(super) fn without_bars(&self) -> (Vec<&(String, Side)>, Vec<Vec<&str>>) {
+        let kept: Vec<usize> = (0..self.columns.len()).filter(|column| !self.is_bar(*column)).collect();
+        let rows = self
+            .rows
+            .iter()
+            .map(|row| kept.iter().map(|column| row.get(*column).map_or("", Cell::text)).collect());
+        (kept.iter().map(|column| &self.columns[*column]).collect(), rows.collect())
     }
 
     /// The widest head or cell of a column.
@@ -123,6 +134,11 @@ impl Layout {
 impl Printer {
     /// Adds a table. On a terminal that is too narrow for it, text is wrapped or moves below its row.
     pub fn table(&mut self, table: &Table) {
+        match self.form() {
+            Form::Text => {}
+            Form::Markdown => return self.block(&formats::markdown_table(table)),
+            Form::Csv => return self.block(&formats::csv_table(table)),
+        }
         let layout = table.layout(self.width());
         if table.columns.iter().any(|(name, _)| !name.is_empty()) {
             let heads: Vec<Cell> =

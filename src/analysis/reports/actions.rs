@@ -38,7 +38,7 @@ impl Report for Actions {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut printer = Printer::new(options.paint, options.width);
+        let mut printer = options.printer();
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {

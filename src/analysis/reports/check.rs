@@ -34,7 +34,7 @@ impl Report for Check {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut printer = Printer::new(options.paint, options.width);
+        let mut printer = options.printer();
         let mut footer = Footer::new(input);
         let mut verdict = Verdict::Fine;
         let mut files: Vec<Value> = Vec::new();

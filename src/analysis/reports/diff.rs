@@ -54,7 +54,7 @@ impl Report for Diff {
         let by = Key::from_options(options)?;
         let mut footer = Footer::default();
         inputs.iter().for_each(|input| footer.phantom.add(input));
-        let mut printer = Printer::new(options.paint, options.width);
+        let mut printer = options.printer();
         let before = DiffSide::new(&inputs[0], options, &by, &mut footer)?;
         let after = DiffSide::new(&inputs[1], options, &by, &mut footer)?;
         heading(&mut printer, &inputs[0], &before.trace.meta);

@@ -38,7 +38,7 @@ impl Report for Frag {
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
         let at: NamedMoment = options.text(moment::FLAG.name).parse()?;
-        let mut printer = Printer::new(options.paint, options.width);
+        let mut printer = options.printer();
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         for trace in &input.traces {

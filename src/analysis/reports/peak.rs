@@ -89,7 +89,7 @@ fn fullest<'a>(input: &'a Input, options: &Options, metric: Metric, by: &Key) ->
 fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best<'_>) -> Result<Answer> {
     let Best { trace, replayed, ordinal, mut footer, .. } = best;
     let by = by.on(trace);
-    let mut printer = Printer::new(options.paint, options.width);
+    let mut printer = options.printer();
     heading(&mut printer, input, &trace.meta);
     let Some(device) = replayed.replay.find(ordinal) else {
         printer.plain("No memory tracked.");

@@ -60,7 +60,7 @@ impl Report for Snapshot {
             // The message is MemTracker's.
             return Err(Error::usage(format!("Invalid type {kind}")));
         }
-        let mut printer = Printer::new(options.paint, options.width);
+        let mut printer = options.printer();
         let mut footer = Footer::new(input);
         let mut devices = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {

@@ -74,7 +74,7 @@ impl Report for Timeline {
         }
         let (_, trace, first) =
             best.ok_or_else(|| Error::usage(format!("{}: no trace", input.path.display())))?;
-        let mut printer = Printer::new(options.paint, options.width);
+        let mut printer = options.printer();
         heading(&mut printer, input, &trace.meta);
         if first.peak() == 0 {
             printer.plain("No memory tracked.");

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use memtrace_trace::text::distance;
+
 use crate::render::numbers::count;
 
 /// The most values that an error lists.
@@ -29,25 +31,6 @@ pub fn nearest_numbers(numbers: impl IntoIterator<Item = i64>, wanted: i64) -> S
     let mut ranges = Ranges::default();
     numbers.into_iter().for_each(|number| ranges.add(number));
     ranges.list(wanted)
-}
-
-/// The edit distance of two names. Long names, which only a hostile trace has, count as far away.
-fn distance(a: &str, b: &str) -> usize {
-    const LONGEST: usize = 256;
-    if a.len() > LONGEST || b.len() > LONGEST {
-        return LONGEST;
-    }
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (line, from) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], line + 1);
-        for (column, to) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(from != *to);
-            diagonal = row[column + 1];
-            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 /// A set of numbers, as ranges.
@@ -138,7 +121,5 @@ mod tests {
         let many: Vec<String> = (0..20).map(|number| format!("layer{number}")).collect();
         let list = nearest_names(many.iter().map(String::as_str), "layer7");
         assert!(list.starts_with("layer7, ") && list.ends_with(" and 12 more"), "{list}");
-        assert_eq!(distance("kitten", "sitting"), 3);
-        assert_eq!(distance("", "ab"), 2);
     }
 }

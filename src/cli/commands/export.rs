@@ -47,12 +47,14 @@ pub(crate) fn command() -> Command {
         .arg(to)
         .arg(args::trace_arg("TRACE"))
         .args(flags)
-        .args(args::shared_args().into_iter().map(|arg| match arg.get_id().as_str() {
-            "output" => arg.value_name("PATH").help(
-                "Write to this path; - is standard output, and a name in .gz is compressed [default: \
+        .args(args::shared_args().into_iter().filter(|arg| arg.get_id() != "format").map(|arg| {
+            match arg.get_id().as_str() {
+                "output" => arg.value_name("PATH").help(
+                    "Write to this path; - is standard output, and a name in .gz is compressed [default: \
                      TRACE.EXPORT in this folder]",
-            ),
-            _ => arg,
+                ),
+                _ => arg,
+            }
         }))
 }
 

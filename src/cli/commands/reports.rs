@@ -43,11 +43,9 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
     let progress = terminal::Progress::start(&inputs);
     let answer = reports::answer(report, &inputs, &options)?;
     drop(progress);
-    let text = if matches.get_flag("json") {
-        terminal::json_text(&answer.to_json(report.name()))
-    } else {
-        answer.text()
-    };
+    let is_json =
+        matches.get_flag("json") || matches.get_one::<String>("format").is_some_and(|form| form == "json");
+    let text = if is_json { terminal::json_text(&answer.to_json(report.name())) } else { answer.text() };
     match output {
         Some(path) => {
             std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?

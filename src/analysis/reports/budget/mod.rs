@@ -77,7 +77,7 @@ impl Report for Budget {
         }
         let text = std::fs::read_to_string(file).map_err(|error| Error::usage(format!("{file}: {error}")))?;
         let limits = parse(&text).map_err(|why| Error::usage(format!("{file}: {why}")))?;
-        let mut printer = Printer::new(options.paint, options.width);
+        let mut printer = options.printer();
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         let mut broken = 0;

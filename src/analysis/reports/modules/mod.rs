@@ -28,7 +28,6 @@ use crate::read::record::Columns;
 use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::counted;
-use crate::render::printer::Printer;
 use crate::state::group;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
@@ -79,7 +78,7 @@ impl Report for Modules {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut printer = Printer::new(options.paint, options.width);
+        let mut printer = options.printer();
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         let depth = options.count(group::DEPTH.name)?.unwrap_or(2);

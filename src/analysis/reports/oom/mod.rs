@@ -36,7 +36,7 @@ impl Report for Oom {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut printer = Printer::new(options.paint, options.width);
+        let mut printer = options.printer();
         let mut footer = Footer::new(input);
         let mut cases = Vec::new();
         for trace in &input.traces {
