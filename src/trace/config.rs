@@ -7,6 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use crate::text::{distance, printable};
 use crate::units::parse_bytes;
 
 /// One variable.
@@ -18,6 +19,14 @@ pub struct Variable {
     pub default: &'static str,
     /// The effect, in one line.
     pub help: &'static str,
+}
+
+impl Variable {
+    /// The name of its option on the command line, without the dashes: `sample-ms` for `MEMTRACE_SAMPLE_MS`.
+    #[must_use]
+    pub fn option(&self) -> String {
+        self.name.trim_start_matches(PREFIX).to_ascii_lowercase().replace('_', "-")
+    }
 }
 
 /// The messages that the library prints to stderr; each level includes those before it.
@@ -440,6 +449,49 @@ const OTHERS: &[Variable] = &[
     },
 ];
 
+/// The beginning of the name of each variable.
+const PREFIX: &str = "MEMTRACE_";
+
+/// Variables that commands, scripts and tests of this project set for themselves. No user sets them.
+const INTERNAL: &[&str] =
+    &["MEMTRACE_BENCH_INSIDE", "MEMTRACE_BLESS", "MEMTRACE_CACHE", "MEMTRACE_HELLO", "MEMTRACE_MIRI_SEEDS"];
+
+/// The beginning of the names of variables of the tests.
+const OF_TESTS: &str = "MEMTRACE_TEST_";
+
+/// The variables that `memtrace run` takes as options too: all but those that it sets itself.
+pub fn options() -> impl Iterator<Item = &'static Variable> {
+    let set_by_run = ["MEMTRACE_ENABLED", "MEMTRACE_OUT", "MEMTRACE_RUN_ID"];
+    TABLE.iter().map(|entry| &entry.variable).filter(move |variable| !set_by_run.contains(&variable.name))
+}
+
+/// Checks the value of a variable.
+///
+/// # Errors
+/// The values that it can have, when this is none of them.
+pub fn check(variable: &Variable, value: &OsStr) -> Result<(), String> {
+    let entry = TABLE.iter().find(|entry| entry.variable.name == variable.name);
+    entry.map_or(Ok(()), |entry| entry.set.call(&mut Settings::default(), value))
+}
+
+/// A line for each of these variables of an environment whose name begins like one of memtrace's and is none.
+pub fn unknown(names: impl IntoIterator<Item = OsString>) -> Vec<String> {
+    let known = || variables().map(|variable| variable.name);
+    let line = |name: OsString| {
+        let name = name.to_str()?;
+        let is_known = known().chain(INTERNAL.iter().copied()).any(|known| known == name);
+        if !name.starts_with(PREFIX) || name.starts_with(OF_TESTS) || is_known {
+            return None;
+        }
+        let nearest = known().min_by_key(|known| distance(known, name))?;
+        Some(format!(
+            "{}: there is no such variable; the nearest is {nearest} (memtrace help variables lists all)",
+            printable(name)
+        ))
+    };
+    names.into_iter().filter_map(line).collect()
+}
+
 /// All variables, for the documentation and `memtrace help variables`.
 pub fn variables() -> impl Iterator<Item = &'static Variable> {
     TABLE.iter().map(|entry| &entry.variable).chain(OTHERS)
@@ -484,10 +536,12 @@ impl Settings {
         (settings, warnings)
     }
 
-    /// Reads the settings from the environment.
+    /// Reads the settings from the environment. The second value has a line for each invalid or unknown variable.
     #[must_use]
     pub fn from_env() -> (Settings, Vec<String>) {
-        Settings::from_lookup(|name| std::env::var_os(name))
+        let (settings, mut warnings) = Settings::from_lookup(|name| std::env::var_os(name));
+        warnings.extend(unknown(std::env::vars_os().map(|(name, _)| name)));
+        (settings, warnings)
     }
 }
 
@@ -631,5 +685,29 @@ mod tests {
         assert_eq!(settings.buffer_bytes, 16 << 20);
         assert_eq!(warnings.len(), 1);
         assert!(warnings[0].contains("MEMTRACE_BUFFER=\"lots\"") && warnings[0].contains("\"16m\""));
+    }
+
+    #[test]
+    fn unknown_variables_are_told_with_the_nearest_name() {
+        let lines = |name: &str| unknown([name.into()]);
+        let line = lines("MEMTRACE_STACK").remove(0);
+        assert!(line.starts_with("MEMTRACE_STACK: ") && line.contains("MEMTRACE_STACKS "), "{line}");
+        assert!(lines("MEMTRACE_").remove(0).contains("there is no such variable"));
+        for known in ["MEMTRACE_STACKS", "MEMTRACE_PHANTOM", "MEMTRACE_HELLO", "MEMTRACE_TEST_TORCH", "PATH"]
+        {
+            assert_eq!(lines(known), [""; 0], "{known}");
+        }
+        assert!(!lines("MEMTRACE_\x1b[31m").remove(0).contains('\x1b'));
+        let no_text = OsString::from_vec(b"MEMTRACE_\xff".to_vec());
+        assert_eq!(unknown([no_text]), [""; 0]);
+    }
+
+    #[test]
+    fn options_are_the_variables_that_a_launcher_does_not_set_and_are_checked_like_them() {
+        let names: Vec<String> = options().map(Variable::option).collect();
+        assert!(names.contains(&"sample-ms".to_owned()) && !names.contains(&"out".to_owned()), "{names:?}");
+        let ops = options().find(|variable| variable.name == "MEMTRACE_OPS").unwrap();
+        assert_eq!(check(ops, "io".as_ref()), Ok(()));
+        assert!(check(ops, "some".as_ref()).unwrap_err().contains("off, top, all or io"));
     }
 }

@@ -8,6 +8,7 @@ use clap::{ArgMatches, Command};
 use memtrace_analysis::reports::REPORTS;
 
 mod doctor;
+mod explain;
 mod export;
 mod files;
 mod fit;
@@ -17,6 +18,8 @@ mod live;
 mod page;
 mod reports;
 mod run;
+mod shell;
+mod terms;
 
 /// The command line of `memtrace`, with all its commands.
 pub(crate) fn command() -> Command {
@@ -37,6 +40,9 @@ pub(crate) fn command() -> Command {
         .subcommand(files::command())
         .subcommand(lib::command())
         .subcommand(doctor::command())
+        .subcommand(explain::command())
+        .subcommand(shell::completions_command())
+        .subcommand(shell::man_command())
         .subcommand(help::command())
 }
 
@@ -54,6 +60,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         Some(("export", matches)) => export::run(matches),
         Some(("report", matches)) => page::run(matches),
         Some(("live", matches)) => live::run(matches),
+        Some(("explain", matches)) => explain::run(matches),
+        Some(("completions", matches)) => shell::completions(matches),
+        Some(("man", matches)) => shell::man(matches),
         Some(("help", matches)) => help::run(matches),
         Some((name, matches)) => reports::run(name, matches),
         None => unreachable!("clap requires a subcommand"),

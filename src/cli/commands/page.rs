@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use clap::{Arg, ArgMatches, Command, ValueHint, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use memtrace_analysis::html::Page;
 
 use crate::args::{self, DEFAULT_FOLDER};
@@ -29,10 +29,11 @@ pub(crate) fn command() -> Command {
                 .value_name("TRACE")
                 .help("A run to compare with: peak against peak, step against step"),
         )
+        .arg(Arg::new("open").long("open").action(ArgAction::SetTrue).help("Open the page in the browser"))
         .args(
             args::shared_args()
                 .into_iter()
-                .filter(|arg| !matches!(arg.get_id().as_str(), "json" | "top" | "color"))
+                .filter(|arg| !matches!(arg.get_id().as_str(), "json" | "format" | "top" | "color"))
                 .map(|arg| match arg.get_id().as_str() {
                     "output" => arg
                         .help("Write the page to this file; - is standard output [default: report.html]")
@@ -62,7 +63,11 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let progress = terminal::Progress::start(&inputs);
     let page = Page::of(&inputs, &options)?;
     drop(progress);
+    let opens = matches.get_flag("open");
     if output == Path::new("-") {
+        if opens {
+            bail!("--open needs a page in a file, but -o - writes it to standard output");
+        }
         let mut stdout = std::io::stdout().lock();
         page.write(&mut stdout)?;
         stdout.flush()?;
@@ -77,6 +82,13 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     };
     let size = write().with_context(|| format!("cannot write {name}"))?;
     terminal::print_line(page.headline())?;
-    terminal::print_line(&format!("wrote {name}, {:.2} MB; open it in any browser", size as f64 / 1e6))?;
+    terminal::print_line(&format!(
+        "wrote {name}, {:.2} MB{}",
+        size as f64 / 1e6,
+        if opens { "" } else { "; open it in any browser" }
+    ))?;
+    if opens && let Err(error) = open::that_detached(output) {
+        terminal::say(&format!("no browser can be started here ({error}); open {name} in one yourself"));
+    }
     Ok(ExitCode::SUCCESS)
 }

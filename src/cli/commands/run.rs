@@ -36,6 +36,7 @@ pub(crate) fn command() -> Command {
                 .action(ArgAction::SetTrue)
                 .help("Print no summary at the end"),
         )
+        .args(args::setting_args())
         .arg(args::program_arg().help("The program and its arguments"))
 }
 
@@ -53,10 +54,12 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         bail!("no program was given; for example: memtrace run -- python train.py");
     };
     let phantom = PhantomArgs::from_matches(matches)?;
+    let settings = args::settings(matches)?;
     let run_id = run_id();
     let scratch = Scratch::new(&run_id)?;
     let out = OutFolder::new(matches.get_one::<PathBuf>("out"))?;
     let mut child = traced_command(&scratch, &command, &out.folder, &run_id, phantom.as_ref())?;
+    child.envs(settings);
     if load_failure::has_musl_loader(program) {
         terminal::say(&format!(
             "{} runs under musl's loader, which ends a program that preloads {TRACER}; it runs untraced",

@@ -1,0 +1,257 @@
+//! The words that the reports use, for `memtrace explain`. A test holds the heads of all tables to it.
+
+/// A word and its meaning.
+pub(super) struct Term {
+    /// The word, and others for the same; in small letters.
+    pub(super) names: &'static [&'static str],
+    /// Its meaning. The first sentence stands alone in the list.
+    pub(super) meaning: &'static str,
+}
+
+const fn term(names: &'static [&'static str], meaning: &'static str) -> Term {
+    Term { names, meaning }
+}
+
+/// All words: totals, memory and its owners, moments, and the rest.
+pub(super) const TERMS: &[Term] = &[
+    term(
+        &["allocated", "allocated memory", "allocated bytes"],
+        "Memory of blocks that the program uses: tensors, and what libraries take through torch's \
+         allocator. It is what torch.cuda.memory_allocated() returns, rounded to 512 bytes a block. \
+         Also a moment: when the block was handed out.",
+    ),
+    term(
+        &["active", "active memory"],
+        "Allocated memory, and freed blocks that a stream still uses (record_stream). Torch can use \
+         them again only when the stream is done.",
+    ),
+    term(
+        &["reserved", "reserved memory", "cached"],
+        "Memory that torch's allocator holds from CUDA in segments, in use or not: \
+         torch.cuda.memory_reserved(). The part that is not allocated is its cache.",
+    ),
+    term(
+        &["device used", "used", "in use"],
+        "All memory in use on the device: segments, the CUDA context, libraries outside torch's \
+         allocator, and other processes. It is total minus free of cudaMemGetInfo, and what \
+         nvidia-smi shows.",
+    ),
+    term(
+        &["torch and libraries"],
+        "Segments of torch and the memory that traced libraries took from CUDA. Reports show it in \
+         place of device used when the trace has no sample of the device.",
+    ),
+    term(
+        &["sampled"],
+        "A figure that the driver or NVML gave, once a second by default (MEMTRACE_SAMPLE_MS). \
+         Between two samples it is carried on by the traced calls.",
+    ),
+    term(&["requested"], "The bytes that the program asked for, before the allocator rounds them."),
+    term(&["rounded"], "The requested bytes, rounded up by the allocator to a multiple of 512."),
+    term(
+        &["block", "blocks"],
+        "A piece of a segment that torch's allocator hands out: one tensor's storage, or a library's \
+         workspace.",
+    ),
+    term(
+        &["segment", "segments"],
+        "Memory that torch's allocator took from CUDA with one cudaMalloc, and splits into blocks. It \
+         goes back only when all of its blocks are free.",
+    ),
+    term(
+        &["expandable segment", "expandable segments"],
+        "A segment that grows in place, by PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. It \
+         avoids most fragmentation.",
+    ),
+    term(
+        &["pool", "private pool"],
+        "Segments that only one user of the allocator gets: a CUDA graph or a MemPool. Pool 0 is the \
+         default.",
+    ),
+    term(
+        &["stream"],
+        "A queue of work of the device. A free block is reused only by the stream that had it.",
+    ),
+    term(
+        &["fragmentation", "hole", "holes"],
+        "Free memory inside segments that no request fits into. `memtrace frag` shows it.",
+    ),
+    term(
+        &["pinned by", "pinned"],
+        "The blocks that keep a segment from going back to CUDA: as long as one of them lives, the \
+         whole segment stays.",
+    ),
+    term(
+        &["fit", "largest fit"],
+        "The largest request that a segment's free memory can serve without a new segment.",
+    ),
+    term(
+        &["peak", "peak allocated", "highest"],
+        "The highest total in the chosen part of the trace, and the moment when it was reached. \
+         Without another word it is that of allocated memory.",
+    ),
+    term(
+        &["at", "at the peak with value", "at step", "at the peak"],
+        "The moment of the figure: the time since the start, or the training step.",
+    ),
+    term(
+        &["oom", "ooms", "out of memory"],
+        "A request that the allocator could not serve: torch.cuda.OutOfMemoryError. `memtrace oom` \
+         says who held the memory.",
+    ),
+    term(
+        &["retry", "retries"],
+        "The allocator gave all its free segments back and asked CUDA again. It costs time, and the \
+         next step is an OOM.",
+    ),
+    term(
+        &["module", "modules"],
+        "The path of the nn.Module whose forward or backward allocated the block: GPT.h.0.mlp. \
+         (script) is code outside all modules, (no module) is memory without an op.",
+    ),
+    term(
+        &["op", "ops", "op call"],
+        "The outermost operator of torch that allocated the block: aten::mm. (no op) is memory that \
+         no operator took.",
+    ),
+    term(
+        &["phase", "phases"],
+        "The part of a step: forward, backward, optimizer, or a range that the program names.",
+    ),
+    term(
+        &["step", "steps"],
+        "A training step. It ends with the optimizer, or with a mark of the program; what comes after \
+         the last one counts to it. In a server it is one forward of the root module.",
+    ),
+    term(&["range", "ranges"], "A named span of the program: torch.cuda.nvtx.range_push, or memtrace.range."),
+    term(
+        &["category", "type"],
+        "The use of a block: parameter, gradient, activation, optimizer_state, buffer, input, \
+         temporary, autograd_detail, other. Torch's profiler has the same names.",
+    ),
+    term(&["parameter", "parameters"], "The weights of a module."),
+    term(
+        &["buffer", "buffers"],
+        "Tensors that a module registers and no optimizer changes, such as the statistics of a batch \
+         norm.",
+    ),
+    term(&["gradient", "gradients"], "The .grad of a parameter, from its birth on."),
+    term(
+        &["activation", "activations"],
+        "A tensor that a forward made and a backward needs: it lives from one to the other.",
+    ),
+    term(
+        &["optimizer_state", "optimizer state"],
+        "The state of an optimizer: two tensors a parameter with Adam.",
+    ),
+    term(&["temporary"], "A tensor that dies in the phase in which it was made."),
+    term(&["autograd_detail"], "Memory that autograd itself keeps during a backward."),
+    term(
+        &["input", "inputs"],
+        "Memory that the step or the call gets: the batch, or the tensors given to a module.",
+    ),
+    term(&["output", "outputs"], "The memory of the tensors that a module's call returns."),
+    term(&["preexisting"], "Memory that was there when the trace or the step began."),
+    term(&["created"], "Memory that was born in this part of the trace."),
+    term(&["destroyed"], "Memory that was freed in this part of the trace."),
+    term(&["changed in place"], "Memory that an operator wrote to without allocating."),
+    term(&["before"], "The total just before the call; in a comparison, the first run."),
+    term(&["after"], "The total just after the call; in a comparison, the second run."),
+    term(&["added"], "The memory that a call or a step left behind: after less before."),
+    term(&["change"], "The difference from the first run to the second."),
+    term(&["peak forward"], "The highest total during the forward of the module, over all its calls."),
+    term(&["peak backward"], "The highest total during the backward of the module, over all its calls."),
+    term(
+        &["retained"],
+        "Memory that a module's forward allocated and that is still held at its end: mostly \
+         activations for the backward.",
+    ),
+    term(&["recomputed"], "Forwards that a checkpoint ran again during the backward."),
+    term(&["calls"], "The number of calls of a module, an operator or a function of CUDA."),
+    term(&["took"], "The duration of the call."),
+    term(
+        &["held", "held by"],
+        "The owner of memory at the shown moment: module, op, category, library or cause.",
+    ),
+    term(
+        &["owner"],
+        "The module, op and phase that allocated a block. Memory without any owner came from a call \
+         that none of these surrounds.",
+    ),
+    term(
+        &["share", "of device", "of limit"],
+        "A part of the whole, in percent: of the peak, of the device's memory, or of the limit.",
+    ),
+    term(&["bytes", "memory"], "A size, in the unit that --units asks for; 1 KiB is 1024 bytes."),
+    term(&["count", "events"], "The number of rows, blocks or calls that the line is about."),
+    term(&["up to"], "The upper end of a class of sizes or durations."),
+    term(&["max"], "The largest value; it is exact."),
+    term(
+        &["p50", "p90", "p99", "quantile"],
+        "The value that this share of all is below. It is exact up to 65,536 different values; beyond \
+         that `quantile_error` in --json tells the error.",
+    ),
+    term(&["per step"], "The growth from step to step: a leak has the same in each."),
+    term(
+        &["leak", "leaks"],
+        "Memory that is allocated in each step and never freed. `memtrace leaks` lists it by owner.",
+    ),
+    term(&["rank", "ranks"], "The number of a process in a distributed job, from 0."),
+    term(&["pid", "process"], "The id of the process."),
+    term(&["skew"], "The difference between the highest and the lowest rank."),
+    term(&["device", "ordinal"], "The number of a GPU as the process sees it; -1 is the host."),
+    term(&["free", "device free"], "Memory of the device that nobody has: what cudaMemGetInfo returns."),
+    term(&["free at start"], "Free memory when the program begins: the total less the CUDA context."),
+    term(
+        &["context", "cuda context"],
+        "Memory that the driver takes for a process before its first tensor: code of kernels, stacks \
+         and queues. It is no part of reserved memory.",
+    ),
+    term(
+        &["workspace", "workspaces"],
+        "Scratch memory of a library such as cuBLAS or cuDNN. It has no tensor.",
+    ),
+    term(&["sample"], "A row with the device's own figures; see sampled."),
+    term(&["advice"], "A change that lowers the figure on the same line."),
+    term(&["limit", "budget"], "The most memory that a file for `memtrace budget` allows."),
+    term(
+        &["lost", "lost events", "events lost"],
+        "Events that the recorder could not keep, because its buffer was full. Totals are right again \
+         at the next report of torch; a larger MEMTRACE_BUFFER keeps them.",
+    ),
+    term(
+        &["simulated gpu", "phantom"],
+        "A card that memtrace simulates (run --phantom): torch's allocator is real, kernels do not \
+         run.",
+    ),
+    term(
+        &["card"],
+        "The model of a GPU, such as h100-80g; `memtrace run --phantom list` lists those that can be \
+         simulated.",
+    ),
+    term(&["capability"], "The compute capability of a card: 9.0 for H100."),
+    term(&["trace"], "The CSV of one process, or the folder with those of a run."),
+    term(&["part"], "One file of a rotated trace (MEMTRACE_ROTATE)."),
+    term(
+        &["stack", "line"],
+        "The ops, the module and, with MEMTRACE_STACKS=python, the lines of Python that led to an \
+         allocation.",
+    ),
+    term(&["size"], "A class of request sizes."),
+    term(&["event"], "A row of the trace; `memtrace help events` lists the kinds."),
+    term(&["column"], "A column of the trace; `memtrace help columns` lists them."),
+    term(&["variable"], "A setting of the environment; `memtrace help variables` lists them."),
+    term(&["default"], "The value that holds when none is given."),
+    term(&["name"], "The name of what the line is about: a range, a variable or a card."),
+    term(&["on"], "The device or the process that the line is about."),
+    term(&["value"], "The value that a run of `memtrace fit` was given."),
+    term(
+        &["communicator"],
+        "A group of ranks of NCCL. Each takes buffers on the device, outside torch's allocator.",
+    ),
+    term(&["collective"], "A call in which all ranks of a group take part, such as all_reduce."),
+    term(
+        &["overflow list"],
+        "Events that found no room in the shared buffer and wait in memory of the process.",
+    ),
+];
