@@ -1,9 +1,9 @@
 """Peak memory of a Hugging Face model by batch and sequence length, with eager attention and SDPA.
 
-The benchmark behind the tables of transformers' model pages: half precision, ten warm-up steps, then a step
-is {zero_grad, forward, `logits.sum().backward()`}. Inference decodes 100 tokens, or is one call of an encoder,
-with a mask that hides one token. As there, one process runs both kinds of attention and all shapes, and the
-results of a step live until the next: the blocks that stay in the cache decide what is split.
+The benchmark behind the tables of transformers' model pages: half precision, ten warm-up steps, then a
+step is {zero_grad, forward, `logits.sum().backward()`}. Inference decodes 100 tokens, or calls an encoder
+once, with a mask that hides one token. As there, one process runs both kinds of attention and all shapes,
+and the results of a step live until the next: the blocks that stay in the cache decide what is split.
 
     hf_attention.py train bert sdpa,eager mask 4x256 4x512 ...
 """
@@ -17,7 +17,7 @@ import transformers as hf
 
 mode, name, kinds, masked, *shapes = sys.argv[1:]
 
-# The published configurations of the checkpoints, where they differ from the library's defaults.
+# The checkpoints' configurations, where they differ from the library's defaults.
 ALBERT = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 OPT = {"hidden_size": 1024, "num_hidden_layers": 24, "ffn_dim": 4096, "num_attention_heads": 16}
 OPT |= {"word_embed_proj_dim": 512, "do_layer_norm_before": False}
@@ -70,8 +70,7 @@ for kind in kinds.split(","):
     gc.collect()
     with torch.device("cuda"):
         model = auto.from_config(config, torch_dtype=torch.float16, attn_implementation=kind)
-    if mode == "infer":
-        model = model.to(torch.float16)  # buffers too; training keeps them as the model made them
+    model = model.half() if mode == "infer" else model  # buffers too; training keeps them as made
     for shape in shapes:
         try:
             (train if mode == "train" else infer)(model, *map(int, shape.split("x")))
