@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -45,6 +46,8 @@ class Runner:
     def __init__(self, target: Path, folder: Path, timeout: float, fresh: bool = False) -> None:
         self.target, self.folder, self.timeout, self.fresh = target, folder, timeout, fresh
         self.lock = threading.Lock()
+        self.live: set[int] = set()
+        self.stopped = False
         build = hashlib.sha256()
         for name in BUILT:
             build.update((target / name).read_bytes())
@@ -58,6 +61,8 @@ class Runner:
 
         def one(run: Run) -> Outcome:
             nonlocal done
+            if self.stopped:
+                return Outcome(failure="stopped")
             outcome = self.outcome(run)
             with self.lock:
                 done += 1
@@ -72,7 +77,19 @@ class Runner:
             return outcome
 
         with ThreadPoolExecutor(max_workers=jobs) as pool:
-            return dict(zip(wanted, pool.map(one, wanted)))
+            try:
+                return dict(zip(wanted, pool.map(one, wanted)))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.stop()
+                raise
+
+    def stop(self) -> None:
+        """Ends the cases that run, each with the workers that it started."""
+        self.stopped = True
+        for process in list(self.live):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL)
 
     def outcome(self, run: Run) -> Outcome:
         script = self.folder / f"{run.case}.py"
@@ -106,23 +123,29 @@ class Runner:
         with tempfile.TemporaryDirectory(prefix="memtrace-published-") as scratch:
             command = [str(self.target / "memtrace"), "run", "-q", "-o", f"{scratch}/trace"]
             command += ["--phantom", run.card, "--", python, str(script), *shlex.split(run.arguments)]
-            # A group of its own: at the time limit the workers that a case started end too.
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                cwd=scratch,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
-            try:
-                output, errors = process.communicate(timeout=self.timeout)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-                return Outcome(failure=f"not finished after {self.timeout:.0f} s; --timeout allows more")
+            return self.finish(command, environment, scratch)
+
+    def finish(self, command: list[str], environment: dict[str, str], folder: str) -> Outcome:
+        # A group of its own: at the time limit the workers that a case started end too.
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self.live.add(process.pid)
+        try:
+            output, errors = process.communicate(timeout=self.timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return Outcome(failure=f"not finished after {self.timeout:.0f} s; --timeout allows more")
+        finally:
+            self.live.discard(process.pid)
         if process.returncode:
             last = "\n".join(errors.strip().splitlines()[-12:])
             return Outcome(failure=f"exit status {process.returncode}\n{last}")

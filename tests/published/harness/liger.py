@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import statistics
 from collections.abc import Callable
 
@@ -14,10 +16,18 @@ from . import figure
 REPETITIONS = 10
 
 
-def sweep(option: str, case: Callable[[int, argparse.Namespace], None], **defaults: int) -> None:
+def sweep(
+    option: str,
+    case: Callable[[int, argparse.Namespace], None],
+    again: bool = True,
+    configurations: int = 1,
+    **defaults: int,
+) -> None:
     """Calls `case` with each value of `--OPTION INTEGER...`, as the benchmarks do in one process.
 
-    The tensors of a call are gone before the next. Other integers of the case are options with defaults.
+    The tensors of a call are gone before the next. Other integers of the case are options with defaults. With
+    `again`, each call is made once before: the benchmark of speed has the same shapes and comes first, and
+    the blocks that the allocator cached then are split now. Several configurations follow each other.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument(f"--{option}", type=int, nargs="+", required=True)
@@ -26,8 +36,16 @@ def sweep(option: str, case: Callable[[int, argparse.Namespace], None], **defaul
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     arguments = parser.parse_args()
-    for value in getattr(arguments, option):
-        case(value, arguments)
+
+    def whole() -> None:
+        for arguments.configuration in range(configurations):
+            for value in getattr(arguments, option):
+                case(value, arguments)
+
+    if again:
+        with contextlib.redirect_stdout(io.StringIO()):
+            whole()
+    whole()
 
 
 def peak(function: Callable[[], object]) -> int:
@@ -40,6 +58,12 @@ def peak(function: Callable[[], object]) -> int:
     return int(statistics.median(peaks))
 
 
+def workspaces() -> None:
+    """Lets cuBLAS allocate its workspaces, one for each thread, as in a process that trained before."""
+    weight = torch.zeros(16, 16, device="cuda", requires_grad=True)
+    (weight @ weight).sum().backward()
+
+
 def measure(label: str, forward: Callable[[], torch.Tensor], mode: str = "full") -> None:
     """Prints the peak of a forward pass, of a backward pass by a random gradient, or of both."""
 
@@ -48,6 +72,7 @@ def measure(label: str, forward: Callable[[], torch.Tensor], mode: str = "full")
         result.backward(torch.randn_like(result), retain_graph=True)
 
     if mode == "forward":
+        workspaces()
         figure(label, allocated=peak(forward))
     elif mode == "backward":
         result = forward()

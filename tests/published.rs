@@ -1,0 +1,162 @@
+//! `scripts/published`: the comparison with figures that others measured on real GPUs. A fixed third of the
+//! cases runs here; `scripts/published` alone runs them all.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+#[path = "common/torch.rs"]
+#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+mod harness;
+use harness::{Torch, VERSIONS, built};
+
+const SOURCES: &str =
+    "source,title,address,measured,rounding,note\ns,A source,https://example.org,somebody,,\n";
+const COLUMNS: &str = "source,card,torch,libraries,case,arguments,label,what,published,unit,cause\n";
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// `scripts/published` with these arguments.
+fn published(arguments: &[&str]) -> Output {
+    Command::new("python3").arg(root().join("scripts/published")).args(arguments).output().unwrap()
+}
+
+/// A folder of figures with one case, a script of this code.
+fn cases(sources: &str, figures: &str, code: &str) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    std::fs::write(folder.path().join("sources.csv"), sources).unwrap();
+    std::fs::write(folder.path().join("figures.csv"), figures).unwrap();
+    std::fs::write(folder.path().join("case.py"), code).unwrap();
+    folder
+}
+
+/// Checks the exit status and a part of stderr.
+fn assert_told(output: &Output, status: i32, message: &str) {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{stderr}");
+    assert!(stderr.contains(message), "{stderr}");
+    assert!(!stderr.contains("Traceback"), "{stderr}");
+}
+
+#[test]
+fn published_figures_of_a_fixed_third_of_the_cases_are_met_or_have_a_cause() {
+    built("libmemtrace.so");
+    if VERSIONS.iter().any(|version| Torch::installed(version).is_none()) {
+        return;
+    }
+    let output = published(&["--part", "1/3", "--json"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let figures: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let equal = figures.iter().filter(|figure| figure["equal"] == true).count();
+    assert!(figures.len() >= 60, "only {} figures", figures.len());
+    // The differences of a whole run are in docs/accuracy.md; most figures have none.
+    assert!(equal * 10 >= figures.len() * 7, "{equal} of {} are equal", figures.len());
+    for figure in &figures {
+        let error = figure["error"].as_f64().unwrap();
+        let cause = figure["cause"].as_str().unwrap();
+        assert!(error.abs() <= 0.005 || !cause.is_empty(), "{figure}");
+    }
+}
+
+#[test]
+fn published_figures_are_all_on_the_page_of_the_docs() {
+    let page = std::fs::read_to_string(root().join("docs/accuracy.md")).unwrap();
+    let mut reader = csv::Reader::from_path(root().join("tests/published/figures.csv")).unwrap();
+    let mut count = 0;
+    for row in reader.records() {
+        let row = row.unwrap();
+        let published = format!("| {} {} |", &row[8], &row[9]);
+        assert!(page.contains(&published), "{published} is missing: run scripts/published --write");
+        count += 1;
+    }
+    assert!(page.contains(&format!("| figures | {count} |")), "run scripts/published --write");
+}
+
+#[test]
+fn published_tells_an_unknown_source_card_case_and_part() {
+    for (arguments, message) in [
+        (["--source", "nobody"], "--source nobody: no figure has it; there are"),
+        (["--card", "rtx9999"], "--card rtx9999: no figure has it; there are"),
+        (["--case", "nothing"], "--case nothing: no figure has it; there are"),
+        (["--part", "4/3"], "--part 4/3: must be I/N with 1 <= I <= N, such as 1/3"),
+        (["--part", "0/3"], "--part 0/3"),
+        (["--part", "third"], "--part third"),
+        (["--jobs", "0"], "must be positive"),
+    ] {
+        assert_told(&published(&[&arguments[..], &["--list"]].concat()), 2, message);
+    }
+    assert_told(&published(&["--write", "--card", "b200"]), 2, "--write needs all figures");
+}
+
+#[test]
+fn published_tells_a_figures_file_that_is_empty_or_invalid() {
+    let row = "s,h100-80g,,,case,,x,allocated,1.5,MiB,\n";
+    for (sources, figures, message) in [
+        (SOURCES, String::new(), "figures.csv is empty"),
+        (SOURCES, COLUMNS.to_owned(), "figures.csv has no figures below its header"),
+        (SOURCES, row.to_owned(), "figures.csv:1: the columns are"),
+        (SOURCES, format!("{COLUMNS}s,h100-80g\n"), "row 2 has 2 fields, and must have 11"),
+        (SOURCES, format!("{COLUMNS}{}", row.replace("s,", "t,")), "no source 't' in sources.csv"),
+        (SOURCES, format!("{COLUMNS}{}", row.replace("MiB", "furlong")), "no unit 'furlong'"),
+        (
+            SOURCES,
+            format!("{COLUMNS}{}", row.replace("1.5", "much")),
+            "published is 'much', and must be a number",
+        ),
+        (
+            SOURCES,
+            format!("{COLUMNS}{}", row.replace("1.5", "nan")),
+            "published is 'nan', and must be a number",
+        ),
+        (SOURCES, format!("{COLUMNS}{}", row.replace("case", "absent")), "no case"),
+        (SOURCES, format!("{COLUMNS}{row}{row}"), "row 3: the same figure as in"),
+        ("", format!("{COLUMNS}{row}"), "sources.csv is empty"),
+    ] {
+        let folder = cases(sources, &figures, "");
+        assert_told(&published(&["--list", "--cases", folder.path().to_str().unwrap()]), 2, message);
+    }
+}
+
+#[test]
+fn published_exits_1_when_a_case_fails_or_a_difference_has_no_cause() {
+    built("libmemtrace.so");
+    if Torch::installed("2.11.0").is_none() {
+        return;
+    }
+    let figure = |card: &str, published: &str, cause: &str| {
+        format!("{COLUMNS}s,{card},,,case,,x,allocated,{published},MiB,{cause}\n")
+    };
+    let good = "import torch\nx = torch.empty(2**20, device='cuda')\n\
+                print('{\"label\": \"x\", \"allocated\": %d}' % torch.cuda.memory_allocated())\n";
+    for (figures, code, status, message) in [
+        (figure("h100-80g", "4.0", ""), good, 0, ""),
+        (figure("h100-80g", "5.0", "made up"), good, 0, ""),
+        (figure("h100-80g", "5.0", ""), good, 1, "no cause in figures.csv for s case x allocated"),
+        (figure("rtx9999", "4.0", ""), good, 1, "failed: exit status 2"),
+        (figure("h100-80g", "4.0", ""), "raise SystemExit('no luck')", 1, "no luck"),
+        (figure("h100-80g", "4.0", ""), "", 1, "printed no figure"),
+        (
+            figure("h100-80g", "4.0", ""),
+            "print('{\"label\": \"y\", \"allocated\": 1}')",
+            1,
+            "printed no allocated for 'x'",
+        ),
+        (
+            figure("h100-80g", "4.0", ""),
+            "print('{\"label\": \"x\", \"allocated\"')",
+            1,
+            "printed an invalid line",
+        ),
+        (figure("h100-80g", "4.0", ""), "import time; time.sleep(600)", 1, "not finished after 3 s"),
+    ] {
+        let folder = cases(SOURCES, &figures, code);
+        let timeout = if code.contains("sleep") { "3" } else { "300" };
+        let output = published(&["--timeout", timeout, "--cases", folder.path().to_str().unwrap()]);
+        assert_told(&output, status, message);
+    }
+}

@@ -1,0 +1,38 @@
+"""Liger-Kernel: nn.Embedding in fp32, 16384 tokens.
+
+The benchmark of speed ran first in the same process, and torch.compile kept each module that it compiled,
+with its gradient. Here these tensors are simply kept. The published rows show them: a sweep of compiled
+modules of width 4096 adds 4080 MiB of weights, and as much of gradients.
+"""
+
+import torch
+from harness import figure
+from harness.liger import peak, sweep
+
+SIZES = [2**power for power in range(10, 18)]
+
+
+def kept(width, copies):
+    """The weights and gradients of the modules of each vocabulary."""
+    return [torch.empty(V, width, device="cuda") for V in SIZES for _ in range(copies)]
+
+
+# The forward benchmark of width 4096 keeps weights; the one of both passes also gradients.
+HELD = kept(4096, 3)
+
+
+def case(V, arguments):
+    if arguments.width == 4096 and len(HELD) == 3 * len(SIZES):
+        HELD.extend(kept(768, 2))  # The memory benchmark of width 768 came before.
+    embedding = torch.nn.Embedding(V, arguments.width).to("cuda")
+    liger = torch.nn.Embedding(V, arguments.width).to("cuda")  # noqa: F841 - Liger's own is resident beside it
+    ids = torch.randint(0, V, (arguments.batch, 16384 // arguments.batch), device="cuda")
+
+    def full():
+        output = embedding(ids)
+        output.backward(torch.randn_like(output))
+
+    figure(f"V={V}", allocated=peak(full))
+
+
+sweep("V", case, again=False, width=768, batch=32)
