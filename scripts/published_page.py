@@ -146,8 +146,8 @@ def sentences(compared: list[Compared]) -> str:
 
 
 def models(compared: list[Compared]) -> list[str]:
-    """The cards, each once however many of them a run had."""
-    return sorted({re.sub(r"^[0-9]+x", "", entry.figure.run.card) for entry in compared})
+    """The cards, each once however many of them a run had and whatever it changed of them."""
+    return sorted({re.sub(r"^[0-9]+x|,.*", "", entry.figure.run.card) for entry in compared})
 
 
 def generated(compared: list[Compared]) -> str:
@@ -176,10 +176,12 @@ def distribution(compared: list[Compared]) -> str:
         ("99th percentile", f"{quantile(errors, 0.99):.2%}"),
         ("largest error", f"{errors[-1]:.2%}"),
     ]
-    for torch in (NEWEST, "2.6.0"):
-        have = [entry for entry in compared if entry.ours.get(torch) is not None]
-        same = sum(entry.equal(torch) for entry in have)
-        rows.append((f"equal when all run on torch {torch}", f"{same} of {len(have)}"))
+    have = [entry for entry in compared if entry.ours.get(NEWEST) is not None]
+    if have:
+        same = sum(entry.equal(NEWEST) for entry in have)
+        rows.append((f"equal when all run on torch {NEWEST}", f"{same} of the {len(have)} that run there"))
+    builds = Counter(entry.figure.run.torch for entry in compared)
+    rows.append(("torch", ", ".join(f"{torch} {count}" for torch, count in builds.most_common())))
     return markdown(("", ""), rows)
 
 
@@ -201,14 +203,12 @@ def table(entries: list[Compared]) -> str:
     """One line per case and error: the figures of a sweep that are equal share a line."""
     rows = []
     for entry in entries:
-        beside = []
-        for torch in (NEWEST, "2.6.0"):
-            if entry.ours.get(torch) is not None and entry.shown(torch) != entry.shown():
-                beside.append(f"torch {torch}: {entry.shown(torch)}")
+        newest = entry.shown(NEWEST) if entry.ours.get(NEWEST) is not None else entry.shown()
+        beside = [f"torch {NEWEST}: {newest}"] if newest != entry.shown() else []
         error = "equal" if entry.equal() else f"{entry.error():+.2%}"
         notes = "; ".join([*beside, *filter(None, [entry.figure.cause])])
         rows.append((entry.figure.run.card, place(entry), published(entry), entry.shown(), error, notes))
-    return markdown(("card", "case", "published", "ours", "error", "cause, other builds"), rows)
+    return markdown(("card", "case", "published", "ours", "error", "cause, newest torch"), rows)
 
 
 def place(entry: Compared) -> str:

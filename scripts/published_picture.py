@@ -64,6 +64,7 @@ def picture(figures: Sequence[tuple[float, float]]) -> str:
             line(RIGHT_PANEL[0], y, RIGHT_PANEL[1], y),
             text(RIGHT_PANEL[0] - 8, y + 4, f"{error:+.1%}" if error else "equal", anchor="end"),
         ]
+    parts.append(text(LEFT_PANEL[0] + 6, TOP + 12, "simulated"))
     for panel in (LEFT_PANEL, RIGHT_PANEL):
         parts.append(text(sum(panel) / 2, HEIGHT - 10, "published", anchor="middle"))
     parts.append(

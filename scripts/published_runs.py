@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -51,8 +52,6 @@ class Runner:
         build = hashlib.sha256()
         for name in BUILT:
             build.update((target / name).read_bytes())
-        for module in sorted((folder / "harness").glob("*.py")):
-            build.update(module.read_bytes())
         self.build = build.hexdigest()
 
     def run_all(self, runs: Iterable[Run], jobs: int) -> dict[Run, Outcome]:
@@ -93,7 +92,8 @@ class Runner:
 
     def outcome(self, run: Run) -> Outcome:
         script = self.folder / f"{run.case}.py"
-        key = hashlib.sha256(self.build.encode() + script.read_bytes() + repr(run).encode()).hexdigest()
+        code = b"".join(path.read_bytes() for path in sorted(imported(script, self.folder)))
+        key = hashlib.sha256(self.build.encode() + code + repr(run).encode()).hexdigest()
         kept = cache_folder() / f"{key}.json"
         if not self.fresh:
             try:
@@ -180,6 +180,25 @@ class Runner:
                     )
                 (folder / ".complete").touch()
         return str(folder)
+
+
+def imported(script: Path, folder: Path) -> set[Path]:
+    """The script and the modules of the folder that it imports, and that these import."""
+    found: set[Path] = set()
+    left = [script]
+    while left:
+        path = left.pop()
+        if path in found or not path.is_file():
+            continue
+        found.add(path)
+        for module, names in re.findall(
+            r"^ *(?:from|import) +([\w.]+)(?: +import +(.*))?", path.read_text(), re.M
+        ):
+            base = folder.joinpath(*module.lstrip(".").split("."))
+            inside = [base / name for name in re.findall(r"\w+", names)]
+            left += [part.with_suffix(".py") for part in (base, *inside)]
+            left += [parent / "__init__.py" for parent in (base, base.parent)]
+    return found
 
 
 def read_output(output: str) -> Outcome:
