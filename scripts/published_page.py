@@ -16,7 +16,6 @@ README = ROOT / "README.md"
 PICTURE = ROOT / "docs/gallery/accuracy.svg"
 BEGIN = "<!-- scripts/published writes from here -->"
 END = "<!-- to here -->"
-WORST = 40
 
 
 @dataclass
@@ -186,17 +185,23 @@ def distribution(compared: list[Compared]) -> str:
 
 
 def worst(compared: list[Compared]) -> str:
-    entries = sorted((entry for entry in compared if not entry.equal()), key=lambda e: -abs(e.error()))
-    rows = [
-        (f"{e.error():+.2%}", e.figure.source.source, place(e), published(e), e.shown(), e.figure.cause)
-        for e in entries[:WORST]
-    ]
-    table = markdown(("error", "source", "case", "published", "ours", "cause"), rows)
+    """One line for each cause: its largest error, and the figures that have it."""
+    different = sorted((entry for entry in compared if not entry.equal()), key=lambda e: -abs(e.error()))
+    causes: dict[tuple[str, str], list[Compared]] = {}
+    for entry in different:
+        causes.setdefault((entry.figure.source.source, entry.figure.cause), []).append(entry)
+    rows = []
+    for (source, cause), entries in causes.items():
+        largest, count = entries[0], str(len(entries))
+        case = f"{place(largest)} on {largest.figure.run.card}"
+        why = cause or "none looked for: below 0.5 %"
+        rows.append(
+            (f"{largest.error():+.2%}", count, source, case, published(largest), largest.shown(), why)
+        )
     if not rows:
         return "Every figure is equal to the last published digit."
-    return table + (
-        f"\n\n{len(entries) - WORST} smaller ones are in the tables below." if len(entries) > WORST else ""
-    )
+    head = ("largest error", "figures", "source", "the figure of that error", "published", "ours", "cause")
+    return f"All {len(different)} figures that differ, by cause:\n\n{markdown(head, rows)}"
 
 
 def table(entries: list[Compared]) -> str:
@@ -218,6 +223,7 @@ def place(entry: Compared) -> str:
     what = "" if figure.what == "allocated" else f", {figure.what}"
     # The label tells the value of an option that has several.
     options = " ".join(re.sub(r"--\S+(?: [^-\s]\S*){2,}", "", figure.run.arguments).split())
+    options = re.sub(r"(?: \d+x\d+){2,}", "", options)
     call = f"{figure.run.case} {options}".strip()
     return f"`{call}` {figure.label}{what}{torch}{libraries}"
 
