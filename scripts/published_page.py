@@ -178,7 +178,7 @@ def distribution(compared: list[Compared]) -> str:
     have = [entry for entry in compared if entry.ours.get(NEWEST) is not None]
     if have:
         same = sum(entry.equal(NEWEST) for entry in have)
-        rows.append((f"equal when all run on torch {NEWEST}", f"{same} of the {len(have)} that run there"))
+        rows.append((f"equal when all run on torch {NEWEST}", f"{same} of the {len(have)} that ran there"))
     builds = Counter(entry.figure.run.torch for entry in compared)
     rows.append(("torch", ", ".join(f"{torch} {count}" for torch, count in builds.most_common())))
     return markdown(("", ""), rows)
