@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import io
 import statistics
+import time
 from collections.abc import Callable
 
 import torch
@@ -52,6 +53,9 @@ def peak(function: Callable[[], object]) -> int:
     """The median of `max_memory_allocated` over the repetitions."""
     peaks = []
     for _ in range(REPETITIONS):
+        # On a GPU the thread of the backward pass has long let go of its last tensors. Here nothing takes time,
+        # and on a busy machine that thread can be late.
+        time.sleep(0.02)
         torch.cuda.reset_peak_memory_stats()
         function()
         peaks.append(torch.cuda.max_memory_allocated())
