@@ -7,12 +7,15 @@ use std::process::{Command, Output, Stdio};
 
 use memtrace_analysis::exports;
 use memtrace_analysis::testing::TraceBuilder;
+use memtrace_trace::config;
 use memtrace_trace::meta::{Device, Meta};
 use memtrace_trace::{Category, EventName, Row};
 
 fn memtrace(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
     command.args(arguments).env_remove("NO_COLOR").env_remove("LD_PRELOAD");
+    // Help has each command and option on one line.
+    command.env("COLUMNS", "500");
     command
 }
 
@@ -165,6 +168,7 @@ const OTHER_OPTIONS: [&str; 20] = [
     "phantom",
     "phantom-dynamic",
     "to",
+    "format",
     "type",
     "units",
     "values",
@@ -184,7 +188,7 @@ fn options_of(command: &str) -> Vec<String> {
 /// The ways to give `command` the trace `TRACE`; empty for a command that reads none.
 fn ways_to_read(command: &str) -> Vec<Vec<&str>> {
     match command {
-        "run" | "fit" | "doctor" | "help" => Vec::new(),
+        "run" | "fit" | "doctor" | "help" | "explain" | "completions" | "man" | "lib" => Vec::new(),
         "diff" => vec![vec!["diff", "TRACE", "TRACE"]],
         "live" => vec![vec!["live", "TRACE", "--once"]],
         "report" => vec![vec!["report", "TRACE"], vec!["report", "TRACE", "--against", "TRACE"]],
@@ -218,7 +222,8 @@ fn selectors_that_match_nothing_are_errors_in_every_command_and_list_the_possibl
         for option in &options {
             let is_known = SELECTORS.iter().any(|(name, ..)| name == option)
                 || COUNTS.contains(&option.as_str())
-                || OTHER_OPTIONS.contains(&option.as_str());
+                || OTHER_OPTIONS.contains(&option.as_str())
+                || config::options().any(|variable| variable.option() == *option);
             assert!(is_known, "{command} --{option} is new: list it in SELECTORS, COUNTS or OTHER_OPTIONS");
         }
         let counts = COUNTS.map(|name| (name, "0", "1"));

@@ -46,7 +46,8 @@ fn the_docs_list_every_variable() {
 
 #[test]
 fn the_docs_list_every_command() {
-    let help = Command::new(env!("CARGO_BIN_EXE_memtrace")).arg("--help").output().unwrap();
+    let help =
+        Command::new(env!("CARGO_BIN_EXE_memtrace")).arg("--help").env("COLUMNS", "500").output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     let (_, commands) = help.split_once("\nCommands:\n").unwrap();
     let mut table = String::from("| command | what it tells |\n| --- | --- |\n");

@@ -72,7 +72,8 @@ fn each_is_named(kind: &str, features: impl IntoIterator<Item = String>) {
 
 #[test]
 fn every_command_is_in_the_name_of_a_test() {
-    let help = Command::new(env!("CARGO_BIN_EXE_memtrace")).arg("--help").output().unwrap();
+    let help =
+        Command::new(env!("CARGO_BIN_EXE_memtrace")).arg("--help").env("COLUMNS", "500").output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     let (_, commands) = help.split_once("\nCommands:\n").unwrap();
     let commands = commands.lines().take_while(|line| !line.is_empty());
