@@ -150,7 +150,7 @@ const SELECTORS: [(&str, &str, &str); 12] = [
 const COUNTS: [&str; 5] = ["top", "depth", "calls", "width", "height"];
 
 /// Options that select no part of a trace.
-const OTHER_OPTIONS: [&str; 20] = [
+const OTHER_OPTIONS: &[&str] = &[
     "against",
     "as",
     "by",
@@ -190,6 +190,7 @@ fn ways_to_read(command: &str) -> Vec<Vec<&str>> {
     match command {
         "run" | "fit" | "doctor" | "help" | "explain" | "completions" | "man" | "lib" => Vec::new(),
         "diff" => vec![vec!["diff", "TRACE", "TRACE"]],
+        "files" => vec![vec!["files", "TRACE"]],
         "live" => vec![vec!["live", "TRACE", "--once"]],
         "report" => vec![vec!["report", "TRACE"], vec!["report", "TRACE", "--against", "TRACE"]],
         "export" => {
