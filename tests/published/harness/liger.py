@@ -53,8 +53,8 @@ def peak(function: Callable[[], object]) -> int:
     """The median of `max_memory_allocated` over the repetitions."""
     peaks = []
     for _ in range(REPETITIONS):
-        # On a GPU the thread of the backward pass has long let go of its last tensors. Here nothing takes time,
-        # and on a busy machine that thread can be late.
+        # On a GPU the thread of the backward pass has long released its last tensors. Here nothing takes
+        # time, and on a busy machine that thread can be late.
         time.sleep(0.02)
         torch.cuda.reset_peak_memory_stats()
         function()
