@@ -552,6 +552,23 @@ fn run_refuses_an_unknown_phantom_card_before_it_starts_the_program() {
 }
 
 #[test]
+fn run_says_how_much_of_a_phantom_card_is_free_at_the_start() {
+    let Some(installed) = Installed::new() else { return };
+    let told = |card: &str, quiet: &[&str]| {
+        let arguments = [quiet, &["--phantom", card, "--", "true"]].concat();
+        stderr(&installed.run(&arguments).output().unwrap())
+    };
+    let text = told("h100-80g", &[]);
+    assert!(
+        text.contains("simulated GPU h100-80g: free at the start: 78.51 GiB (78.51 to 78.60)\n"),
+        "{text}"
+    );
+    let text = told("h100-80g,context=0,others=79g", &[]);
+    assert!(text.contains("free at the start: 0.11 GiB\n"), "{text}");
+    assert!(!told("h100-80g", &["--quiet"]).contains("free at the start"));
+}
+
+#[test]
 fn run_prints_the_summary_of_its_trace_on_stderr() {
     let Some(installed) = Installed::new() else { return };
     // The trace of this run: `training` with the run's id in its meta row.

@@ -18,9 +18,13 @@ struct Fit {
 impl Fit {
     /// Runs a search in its own folder.
     fn of(arguments: &[&str]) -> Fit {
+        Fit::on("mem=1g,cc=8.0,context=0", arguments)
+    }
+
+    fn on(card: &str, arguments: &[&str]) -> Fit {
         let folder = TempDir::new().unwrap();
         let mut command = memtrace();
-        command.args(["fit", "--phantom", "mem=1g,cc=8.0,context=0"]).args(arguments);
+        command.args(["fit", "--phantom", card]).args(arguments);
         let output = command.current_dir(folder.path()).output().unwrap();
         Fit { output, folder }
     }
@@ -128,5 +132,48 @@ fn fit_counts_an_oom_of_torch_as_too_large_and_shows_the_holders() {
             "{text}"
         );
         assert!(text.contains("activation") && text.contains("next: memtrace oom out/64"), "{text}");
+    });
+}
+
+#[test]
+fn fit_and_oom_say_when_the_answer_lies_inside_the_range_of_the_context() {
+    // The context takes 612 MiB here, and 518 to 614 on a real card: 7580 MiB are free, or 7578 to 7674.
+    let tensor = script("one_tensor.py");
+    Torch::run("2.11.0", |torch| {
+        let python = torch.python.to_str().unwrap();
+        let near = ["--values", "4000,7580,7600", "-o", "out", "--json", "--", python, &tensor, "{}"];
+        let fit = Fit::on("mem=8g,cc=9.0", &near);
+        let json = fit.json();
+        assert_eq!(
+            (json["fits"].as_str(), json["too_big"].as_str()),
+            (Some("7580"), Some("7600")),
+            "{json:#}"
+        );
+        assert_eq!(json["inside_range"], serde_json::json!(["7580", "7600"]), "{json:#}");
+        let mib = |value: &Value| value.as_u64().unwrap() >> 20;
+        assert_eq!(mib(&json["free_at_start_bytes"]), 7580);
+        let [least, most] = &json["free_at_start_range_bytes"].as_array().unwrap()[..] else { panic!() };
+        assert_eq!((mib(least), mib(most)), (7578, 7674));
+        let oom = |how: &str| {
+            let mut command = memtrace();
+            let output = command.arg("oom").arg(fit.folder.path().join("out/7600")).arg(how).output();
+            text(&output.unwrap().stdout)
+        };
+        let told: Value = serde_json::from_str(&oom("--json")).unwrap();
+        assert_eq!(told["ooms"][0]["inside_range"], true, "{told:#}");
+        assert_eq!(told["ooms"][0]["context_range_bytes"], serde_json::json!([518 << 20, 614 << 20]));
+        let told = oom("--top=1");
+        assert!(told.contains("inside the range: 20.00 MiB lacked"), "{told}");
+
+        // Far from the limit, and with a context that the request sets, nothing is said.
+        for (card, values) in [("mem=8g,cc=9.0", "4000,7900"), ("mem=8g,cc=9.0,context=612m", "7580,7600")] {
+            let fit = Fit::on(card, &["--values", values, "-o", "out", "--", python, &tensor, "{}"]);
+            assert!(fit.text().contains("free at the start: 7.40 GiB"), "{}", fit.text());
+            assert!(!fit.text().contains("inside the range"), "{card}: {}", fit.text());
+        }
+        let text = Fit::on("mem=8g,cc=9.0", &[&near[..4], &near[5..]].concat()).text();
+        assert!(text.contains("free at the start: 7.40 GiB (7.40 to 7.49)"), "{text}");
+        assert!(text.contains("7580 may not fit on a real card"), "{text}");
+        assert!(text.contains("7600 may fit on a real card"), "{text}");
     });
 }

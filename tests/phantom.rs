@@ -194,3 +194,49 @@ fn phantom_with_an_unknown_card_ends_the_program_with_one_line_of_advice() {
         (Some(0), b"ran\n".as_slice(), 0)
     );
 }
+
+/// The JSON that `scripts/calibrate` prints, and all that it prints.
+fn calibration(torch: &Torch, card: &str) -> (serde_json::Value, String) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/calibrate");
+    let output = on_phantom(&torch.python, card).arg(script).output().unwrap();
+    let shown = succeeded("calibrate", &output);
+    let line = shown.lines().find(|line| line.starts_with('{')).unwrap_or_else(|| panic!("{shown}"));
+    (serde_json::from_str(line).unwrap(), shown)
+}
+
+#[test]
+fn phantom_calibrate_prints_the_figures_of_the_phantom_back() {
+    Torch::run("2.11.0", |torch| {
+        let (json, shown) = calibration(torch, "2xh100-80g");
+        let mib = |value: &serde_json::Value| value.as_i64().unwrap_or_else(|| panic!("{json:#}")) >> 20;
+        assert_eq!((mib(&json["total_bytes"]), mib(&json["steps"]["context"])), (81008, 612));
+        assert_eq!(mib(&json["eager_context_bytes"]), 612 + 362);
+        for (step, bytes) in json["steps"].as_object().unwrap().iter().filter(|(step, _)| *step != "context")
+        {
+            assert_eq!(bytes.as_i64(), Some(0), "{step}: {json:#}");
+        }
+        // NCCL 2.28.9, of one rank and of two, with its code; the code is not loaded for a second communicator.
+        let nccl: Vec<_> = json["nccl"].as_array().unwrap().iter().collect();
+        let both = |name: &str| (mib(&nccl[0][name]), mib(&nccl[1][name]));
+        assert_eq!(both("communicator_bytes"), (388 + 172, 518 + 172 + 206), "{json:#}");
+        assert_eq!(both("second_communicator_bytes"), (388, 518), "{json:#}");
+        assert!(shown.contains("cc 9 0, 132 SMs, context {612 in 612..612},"), "{shown}");
+        assert!(shown.contains("L2 51200, bus 5120, MHz 1980 2619;"), "{shown}");
+
+        let (json, _) = calibration(torch, "a100-40g,context=333m");
+        assert_eq!(json["steps"]["context"].as_i64(), Some(333 << 20), "{json:#}");
+        assert_eq!(json["eager_context_bytes"].as_i64(), Some(333 << 20), "{json:#}");
+    });
+}
+
+#[test]
+fn calibrate_without_a_gpu_says_so() {
+    Torch::run("2.11.0", |torch| {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/calibrate");
+        let output =
+            Command::new(&torch.python).arg(script).env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
+        let told = text(&output.stderr);
+        assert!(!output.status.success() && told.contains("calibrate: torch finds no GPU"), "{told}");
+        assert!(!told.contains("Traceback"), "{told}");
+    });
+}

@@ -42,9 +42,9 @@ pub struct Context {
 }
 
 /// What a context takes beyond its size when all kernels are loaded at once (`CUDA_MODULE_LOADING=EAGER`), in
-/// MiB: 362 more in <https://github.com/pytorch/pytorch/issues/86509> (287,047,680 and 666,632,192 bytes). In
-/// January 2022, when nothing else existed, a V100 had 1343 with CUDA 11.2 (Hugging Face's
-/// `perf_train_gpu_one`), which is 1033 more than the same card takes today.
+/// MiB, and the most: 362 more in <https://github.com/pytorch/pytorch/issues/86509> (287,047,680 and 666,632,192
+/// bytes); in January 2022, when CUDA had nothing else, a V100 had 1343 with CUDA 11.2 (Hugging Face's
+/// `perf_train_gpu_one`), 1033 more than our estimate for it.
 pub(crate) const EAGER_MIB: (u64, u64) = (362, 1033);
 
 /// The preset that is used without a request.
@@ -85,18 +85,48 @@ impl Card {
         self.id.contains(':')
     }
 
+    /// The links between such cards in the machines that they are sold in.
+    #[must_use]
+    pub fn links(&self) -> Links {
+        match self.id.split(['-', ':']).next() {
+            _ if self.is_slice() || matches!(self.id, "h100-pcie" | "h100-nvl" | "h200-nvl") => Links::None,
+            Some("a100" | "a800" | "h100" | "h800" | "h20" | "h200" | "b200" | "b300" | "gb200") => {
+                Links::Switch
+            }
+            Some("v100") => Links::Direct,
+            _ => Links::None,
+        }
+    }
+
     /// The number of channels that NCCL opens between such cards in one machine. Its logs in public reports
     /// show 24 with NVSwitch and 12 with the links of a V100. Without NVLink it is 2, NCCL's minimum. It
     /// differs by machine.
     #[must_use]
     pub fn nccl_channels(&self) -> u32 {
-        match self.id.split(['-', ':']).next() {
-            _ if self.is_slice() || matches!(self.id, "h100-pcie" | "h100-nvl" | "h200-nvl") => 2,
-            Some("a100" | "a800" | "h100" | "h800" | "h20" | "h200" | "b200" | "b300" | "gb200") => 24,
-            Some("v100") => 12,
-            _ => 2,
+        match self.links() {
+            Links::Switch => 24,
+            Links::Direct => 12,
+            Links::None => 2,
         }
     }
+
+    /// Returns true if other devices of a machine can read the card's memory (GPUDirect RDMA), which NVIDIA
+    /// leaves out of GeForce cards.
+    #[must_use]
+    pub fn has_rdma(&self) -> bool {
+        !self.name.contains("GeForce")
+    }
+}
+
+/// The links between the cards of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Links {
+    /// NVLink through a switch: each pair has the whole bandwidth.
+    Switch,
+    /// NVLink between pairs.
+    Direct,
+    /// PCIe alone.
+    None,
 }
 
 /// A name without what people write in more than one way: case, spaces, dashes and the maker's words.

@@ -8,9 +8,12 @@ mod card;
 mod spec;
 mod table;
 
-pub use card::{Card, Context, DEFAULT_CARD};
+pub use card::{Card, Context, DEFAULT_CARD, Links};
 pub use spec::{Spec, SpecError};
 pub use table::CARDS;
 
 /// The environment variable with the requested card, as the user typed it.
 pub const CARD_VARIABLE: &str = "MEMTRACE_PHANTOM";
+
+/// CUDA's own variable: `EAGER` loads every kernel at the start.
+pub const LOADING_VARIABLE: &str = "CUDA_MODULE_LOADING";

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ArgMatches;
-use memtrace_cards::{CARD_VARIABLE, Spec};
+use memtrace_cards::{CARD_VARIABLE, LOADING_VARIABLE, Spec};
 
 use crate::libraries::{PHANTOM, TRACER, library};
 
@@ -22,6 +22,7 @@ pub(crate) struct PhantomArgs<'a> {
     /// The card, such as `h100-80g`.
     pub(crate) card: &'a str,
     dynamic: Option<&'a str>,
+    spec: Spec,
 }
 
 impl<'a> PhantomArgs<'a> {
@@ -32,8 +33,37 @@ impl<'a> PhantomArgs<'a> {
     pub(crate) fn from_matches(matches: &'a ArgMatches) -> Result<Option<PhantomArgs<'a>>> {
         let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
         let Some(card) = text("phantom") else { return Ok(None) };
-        check_card(card)?;
-        Ok(Some(PhantomArgs { card, dynamic: text("phantom-dynamic") }))
+        let spec = Spec::parse(card).map_err(|error| anyhow!("--phantom {card}: {error}"))?;
+        let eager = std::env::var_os(LOADING_VARIABLE).is_some_and(|value| value == "EAGER");
+        let spec = if eager { spec.with_eager_loading() } else { spec };
+        Ok(Some(PhantomArgs { card, dynamic: text("phantom-dynamic"), spec }))
+    }
+
+    /// The memory that is free at the start, and the range in which a real card's may lie.
+    pub(crate) fn free_at_start(&self) -> FreeAtStart {
+        let [here, least, most] = self.spec.free_at_start();
+        FreeAtStart { here, least, most }
+    }
+}
+
+/// Free bytes at the start of a run on a simulated GPU.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FreeAtStart {
+    pub(crate) here: u64,
+    /// What a real card is expected to have at least.
+    pub(crate) least: u64,
+    /// What it is expected to have at most.
+    pub(crate) most: u64,
+}
+
+impl std::fmt::Display for FreeAtStart {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        write!(f, "free at the start: {:.2} GiB", gib(self.here))?;
+        if self.least == self.most {
+            return Ok(());
+        }
+        write!(f, " ({:.2} to {:.2})", gib(self.least), gib(self.most))
     }
 }
 

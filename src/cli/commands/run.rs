@@ -67,6 +67,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         ));
         remove_libraries(&mut child);
     }
+    if let Some(phantom) = phantom.as_ref().filter(|_| !matches.get_flag("quiet")) {
+        terminal::say(&format!("simulated GPU {}: {}", phantom.card, phantom.free_at_start()));
+    }
     let forwarder = signals::Forwarder::start()?;
     let mut child = match child.spawn() {
         Ok(child) => child,

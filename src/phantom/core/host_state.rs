@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
-use memtrace_cards::{CARD_VARIABLE, Spec, SpecError};
+use memtrace_cards::{CARD_VARIABLE, LOADING_VARIABLE, Spec, SpecError};
 
 use crate::core::device::Device;
 use crate::core::ffi::{INVALID_DEVICE, OK, Status};
@@ -34,7 +34,9 @@ pub(crate) fn host_state() -> &'static HostState {
 
 /// The card that `MEMTRACE_PHANTOM` names.
 fn requested_spec() -> Result<Spec, SpecError> {
-    Spec::parse(&std::env::var(CARD_VARIABLE).unwrap_or_default())
+    let spec = Spec::parse(&std::env::var(CARD_VARIABLE).unwrap_or_default())?;
+    let loading = std::env::var(LOADING_VARIABLE).unwrap_or_default();
+    Ok(if loading == "EAGER" { spec.with_eager_loading() } else { spec })
 }
 
 /// The assumption about data-dependent sizes that the environment asks for.

@@ -5,6 +5,7 @@ pub(crate) mod cudnn;
 pub(crate) mod cudnn_conv;
 pub(crate) mod nccl;
 pub(crate) mod nccl_buffers;
+pub(crate) mod nccl_memory;
 pub(crate) mod nvml;
 pub(crate) mod rank_mailbox;
 pub(crate) mod rnn;

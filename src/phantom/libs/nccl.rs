@@ -3,11 +3,11 @@
 //! Small data of known content is exchanged with the other ranks
 //! ([`rank_mailbox`](crate::libs::rank_mailbox)). Other data is not moved, and no rank waits for it. Where
 //! the other ranks cannot be reached (other hosts, or several ranks in one process), a rank uses its own data
-//! in place of theirs. A communicator takes the buffers of a ring at its first operation
-//! ([`nccl_buffers`](crate::libs::nccl_buffers)).
+//! in place of theirs. A communicator takes the memory that NCCL's source shows
+//! ([`nccl_memory`](crate::libs::nccl_memory)).
 
 use std::cell::{Cell, RefCell};
-use std::ffi::{CStr, c_int};
+use std::ffi::c_int;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -23,7 +23,7 @@ use crate::core::vram::BlockPurpose;
 use crate::cuda::copy::{read_prefix, write_known};
 use crate::cuda::memory;
 use crate::kernels::reduce::{self, DataType, reduce, width};
-use crate::libs::nccl_buffers::{LibraryMemory, ring_buffers};
+use crate::libs::nccl_buffers::CommunicatorMemory;
 use crate::libs::rank_mailbox::{Contribution, RankMailbox};
 
 /// A communicator.
@@ -37,12 +37,8 @@ struct Communicator {
     mailbox: OnceLock<Option<RankMailbox>>,
     /// The number of communicators derived from it by a split or a shrink.
     children: AtomicU64,
-    /// The buffers of its ring, `None` before the first operation.
-    buffers: Mutex<Option<LibraryMemory>>,
+    memory: Mutex<CommunicatorMemory>,
 }
-
-/// The library that the buffers are attributed to.
-const LIBRARY: &CStr = c"libnccl.so.2";
 
 const INVALID_ARGUMENT: Status = ncclResult_t::ncclInvalidArgument as Status;
 const UNHANDLED_CUDA_ERROR: Status = ncclResult_t::ncclUnhandledCudaError as Status;
@@ -60,14 +56,19 @@ fn create(out: Out<Handle<Communicator>>, ranks: usize, rank: usize, name: Optio
     if ranks < 1 || rank >= ranks {
         return INVALID_ARGUMENT;
     }
+    let device = current().index;
+    let memory = match CommunicatorMemory::new(device, ranks, rank) {
+        Ok(memory) => memory,
+        Err(status) => return nccl_status(status),
+    };
     out.give(Handle::new(Communicator {
         ranks,
         rank,
-        device: current().index,
+        device,
         name,
         mailbox: OnceLock::new(),
         children: AtomicU64::new(0),
-        buffers: Mutex::new(None),
+        memory: Mutex::new(memory),
     }))
 }
 
@@ -119,23 +120,20 @@ fn unique_id(out: Out<UniqueId>) -> Status {
 }
 
 impl Communicator {
-    /// Allocates the buffers of the ring, once. A single rank needs none.
-    fn alloc_buffers(&self) -> Status {
-        let mut buffers = lock(&self.buffers);
-        if self.ranks > 1 && buffers.is_none() {
-            match LibraryMemory::alloc(LIBRARY, self.device, &ring_buffers()) {
-                Ok(memory) => *buffers = Some(memory),
-                Err(status) => return status,
+    /// Allocates what an operation needs and no earlier one needed.
+    fn alloc_memory(&self, action: Action) -> Status {
+        let mut memory = lock(&self.memory);
+        let ids = (self.ranks, self.rank);
+        let mut peer = |peer, sends| memory.connect_peer(self.device, ids, (peer, sends));
+        let connected = match action {
+            Action::Send(to) => peer(to, true),
+            Action::Receive(from) => peer(from, false),
+            Action::AllToAll => {
+                (0..self.ranks).try_for_each(|other| peer(other, true).and_then(|()| peer(other, false)))
             }
-        }
-        OK
-    }
-
-    fn free_buffers(&self) {
-        let buffers = lock(&self.buffers).take();
-        if let Some(buffers) = buffers {
-            buffers.free(LIBRARY);
-        }
+            _ => memory.connect(self.device, self.ranks, self.rank),
+        };
+        connected.err().unwrap_or(OK)
     }
 
     /// The mailbox of the ranks, if they can be reached.
@@ -225,7 +223,7 @@ impl Operation {
     /// `from` and `to` are good for the data of the operation, as NCCL's header defines it.
     unsafe fn run(&self) -> Status {
         let Some(comm) = self.comm.get() else { return INVALID_ARGUMENT };
-        let status = comm.alloc_buffers();
+        let status = comm.alloc_memory(self.action);
         if status != OK {
             return status;
         }
@@ -369,7 +367,7 @@ fn group_end() -> Status {
 
 fn destroy(comm: Handle<Communicator>) -> Status {
     if let Some(comm) = comm.get() {
-        comm.free_buffers();
+        lock(&comm.memory).free();
     }
     OK
 }

@@ -1,25 +1,23 @@
-//! The device memory that NCCL takes for its buffers.
-//!
-//! A connection of NCCL has a buffer for its three protocols on the receiving side and a small one on the
-//! sending side, each in whole pages of 2 MiB (`computeBuffSizes` in NCCL's `init.cc`, the setup of the
-//! transports in `transport/p2p.cc`): 10 MiB and 2 MiB, as a run on H100 cards logged it (NVIDIA/nccl issue
-//! 1685). A ring has one of each per channel. On a card, trees, other machines and pairs that send to each
-//! other add to it; here they do not, so this is a lower bound. The number of channels depends on the
-//! machine's links ([`Card::nccl_channels`](memtrace_cards::Card::nccl_channels)) and can be set.
+//! The allocations of a communicator: memory that NCCL takes from the driver, in the sizes of
+//! [`nccl_memory`](crate::libs::nccl_memory), on its behalf.
 //!
 //! cuBLAS, cuDNN, cuFFT, cuSOLVER and cuSPARSE take nothing here: we found no source that says how much their
-//! handles take.
+//! handles take. `scripts/calibrate` measures it.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::zeroed;
 use std::ptr::null;
+use std::sync::{Mutex, OnceLock};
 
 use cudarc::driver::sys::{CUmemAllocationProp, CUmemAllocationType, CUmemLocationType};
 
-use crate::core::ffi::{OK, Status};
-use crate::core::host_state::host_state;
+use crate::core::ffi::{OK, OUT_OF_MEMORY, Out, Status};
+use crate::core::host_state::{device, host_state};
+use crate::core::lock::lock;
 use crate::core::vram::PAGE;
+use crate::libs::nccl_memory::{HOPPER_CODE, HOPPER_FIRST_KERNEL, NcclMemory};
 
 thread_local! {
     static STANDS_FOR: Cell<Option<&'static CStr>> = const { Cell::new(None) };
@@ -101,6 +99,10 @@ impl LibraryMemory {
         on_behalf_of(library, || self.release());
     }
 
+    fn append(&mut self, mut other: Self) {
+        self.handles.append(&mut other.handles);
+    }
+
     fn release(&mut self) {
         // SAFETY: the signature of cuda.h.
         let release = unsafe { find_in_program::<MemRelease>(c"cuMemRelease") };
@@ -112,25 +114,137 @@ impl LibraryMemory {
     }
 }
 
-/// The value of one of NCCL's variables. A value that is not a number counts as the default, as in NCCL.
-fn variable(name: &str, default: usize) -> usize {
-    std::env::var(name).ok().and_then(|value| value.trim().parse().ok()).unwrap_or(default)
+/// The library that the buffers are attributed to.
+const LIBRARY: &CStr = c"libnccl.so.2";
+
+/// The version of the program's NCCL, such as 22809; the newest that was read when it has none.
+fn version() -> u32 {
+    type GetVersion = unsafe extern "C" fn(Out<c_int>) -> Status;
+    static VERSION: OnceLock<u32> = OnceLock::new();
+    *VERSION.get_or_init(|| {
+        // SAFETY: the signature of nccl.h. This library does not define the name.
+        let found = unsafe { find_in_program::<GetVersion>(c"ncclGetVersion") }.or_else(|| {
+            // SAFETY: a C string. The library stays open if it is open already.
+            let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+            // SAFETY: an open handle and a C string.
+            let found = (!library.is_null())
+                .then(|| unsafe { libc::dlsym(library, c"ncclGetVersion".as_ptr()) })
+                .filter(|found| !found.is_null());
+            // SAFETY: the signature of nccl.h.
+            found.map(|found| unsafe { std::mem::transmute::<*mut libc::c_void, GetVersion>(found) })
+        });
+        let mut version: c_int = 0;
+        if let Some(get_version) = found {
+            // SAFETY: the place is good for one write.
+            unsafe { get_version(Out::of(&mut version)) };
+        }
+        u32::try_from(version).ok().filter(|version| *version > 0).unwrap_or(22809)
+    })
 }
 
-/// `MAXCHANNELS`, and a bound above any buffer size.
-const MAX_CHANNELS: usize = 64;
-const MAX_BUFFER: usize = 1 << 32;
+/// The code of NCCL's kernels that a device has loaded: with a communicator, and with the first kernel.
+static CODE: Mutex<Vec<(usize, bool)>> = Mutex::new(Vec::new());
 
-/// The bytes of a buffer's control structures on either side.
-const CONTROL: usize = 4096;
+/// Charges the code of NCCL's kernels to a device, each part once. It is part of the context.
+fn load_code(index: usize, kernel: bool) -> Status {
+    if host_state().spec.cc != (9, 0) {
+        return OK;
+    }
+    let mut loaded = lock(&CODE);
+    if loaded.contains(&(index, kernel)) {
+        return OK;
+    }
+    let size = if kernel { HOPPER_FIRST_KERNEL } else { HOPPER_CODE };
+    let charged = device(index as c_int).is_none_or(|device| device.vram().charge(size));
+    if charged {
+        loaded.push((index, kernel));
+    }
+    if charged { OK } else { OUT_OF_MEMORY }
+}
 
-/// The sizes in bytes of the buffers of one ring: for each channel the receiving and the sending side.
-pub(crate) fn ring_buffers() -> Vec<usize> {
-    let protocols =
-        [("NCCL_LL_BUFFSIZE", 512 << 10), ("NCCL_LL128_BUFFSIZE", 4800 << 10), ("NCCL_BUFFSIZE", 4 << 20)];
-    let receiving = protocols.iter().map(|&(name, default)| variable(name, default)).sum::<usize>() + CONTROL;
-    let channels = host_state().spec.channels as usize;
-    let channels =
-        channels.max(variable("NCCL_MIN_NCHANNELS", 0)).min(variable("NCCL_MAX_NCHANNELS", channels));
-    (0..channels.min(MAX_CHANNELS)).flat_map(|_| [receiving.min(MAX_BUFFER), CONTROL]).collect()
+/// The memory of a communicator of one rank.
+#[derive(Debug, Default)]
+pub(crate) struct CommunicatorMemory {
+    held: LibraryMemory,
+    /// True after the first operation with others.
+    connected: bool,
+    /// The ranks that messages go to or come from, with true for those that they go to.
+    peers: HashSet<(usize, bool)>,
+}
+
+impl CommunicatorMemory {
+    /// What comes with the communicator.
+    pub(crate) fn new(device: usize, ranks: usize, rank: usize) -> Result<Self, Status> {
+        let mut memory = Self::default();
+        if host_state().spec.channels == 0 {
+            return Ok(memory);
+        }
+        memory.take(device, ranks, rank, |memory| memory.at_creation())?;
+        match load_code(device, false) {
+            OK => Ok(memory),
+            status => {
+                memory.free();
+                Err(status)
+            }
+        }
+    }
+
+    /// What comes with the first operation among several ranks.
+    pub(crate) fn connect(&mut self, device: usize, ranks: usize, rank: usize) -> Result<(), Status> {
+        if self.connected || ranks < 2 || host_state().spec.channels == 0 {
+            return Ok(());
+        }
+        match load_code(device, true) {
+            OK => self.take(device, ranks, rank, |memory| memory.at_first_operation())?,
+            status => return Err(status),
+        }
+        self.connected = true;
+        Ok(())
+    }
+
+    /// What comes with the first message to (`sends`) or from another rank.
+    pub(crate) fn connect_peer(
+        &mut self,
+        device: usize,
+        (ranks, rank): (usize, usize),
+        (peer, sends): (usize, bool),
+    ) -> Result<(), Status> {
+        let connected = peer == rank || self.peers.contains(&(peer, sends));
+        if connected || ranks < 2 || host_state().spec.channels == 0 {
+            return Ok(());
+        }
+        match load_code(device, true) {
+            OK => self.take(device, ranks, rank, |memory| memory.for_peer(sends))?,
+            status => return Err(status),
+        }
+        self.peers.insert((peer, sends));
+        Ok(())
+    }
+
+    /// Frees all of it.
+    pub(crate) fn free(&mut self) {
+        std::mem::take(self).held.free(LIBRARY);
+    }
+
+    fn take(
+        &mut self,
+        device: usize,
+        ranks: usize,
+        rank: usize,
+        sizes: impl FnOnce(&NcclMemory<'_>) -> Vec<usize>,
+    ) -> Result<(), Status> {
+        let spec = &host_state().spec;
+        let memory = NcclMemory {
+            version: version(),
+            ranks,
+            rank,
+            channels: spec.channels as usize,
+            links: spec.base.links(),
+            cc: spec.cc,
+            rdma: spec.base.has_rdma(),
+            variable: &|name| std::env::var(name).ok(),
+        };
+        self.held.append(LibraryMemory::alloc(LIBRARY, device, &sizes(&memory))?);
+        Ok(())
+    }
 }

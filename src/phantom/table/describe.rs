@@ -48,7 +48,8 @@ fn description() -> String {
         Some(false) => "guess",
     };
     let mut text = format!(
-        "{{\"card\":\"{}\",\"name\":\"{}\",\"capacity_bytes\":{},\"context_bytes\":{},\"cc\":\"{}.{}\",\
+        "{{\"card\":\"{}\",\"name\":\"{}\",\"capacity_bytes\":{},\"context_bytes\":{},\
+         \"context_low_bytes\":{},\"context_high_bytes\":{},\"cc\":\"{}.{}\",\
          \"sms\":{},\"count\":{},\"assumptions\":{{\"dynamic\":\"{}\",\"cudnn\":\"{cudnn}\",\
          \"values\":\"zero\",\"lag_ns\":{}}},\"cudnn_workspace_bytes\":{workspace},\"launches\":{},\
          \"waits\":{},\"invented_reads\":{reads},\"invented_bytes\":{bytes}",
@@ -56,6 +57,8 @@ fn description() -> String {
         without_escapes(&spec.name),
         spec.memory,
         spec.context,
+        spec.context_range.0,
+        spec.context_range.1,
         spec.cc.0,
         spec.cc.1,
         spec.sms,

@@ -59,6 +59,27 @@ impl RowsBefore {
     }
 }
 
+/// The bytes that the context of a simulated GPU takes, and those that a real card's may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ContextRange {
+    here: i64,
+    least: i64,
+    most: i64,
+}
+
+impl ContextRange {
+    /// The range that the simulated GPU of a trace told; `None` when it told none or one of no width.
+    fn of(trace: &TraceFile) -> Option<ContextRange> {
+        let bytes = |name: &str| trace.meta.phantom[name].as_i64();
+        let range = ContextRange {
+            here: bytes("context_bytes")?,
+            least: bytes("context_low_bytes")?,
+            most: bytes("context_high_bytes")?,
+        };
+        (range.least < range.most).then_some(range)
+    }
+}
+
 /// The cause of an OOM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OomCause {
@@ -79,6 +100,8 @@ pub(super) struct OomCase<'a> {
     ooms: u64,
     /// The memory of the device, in bytes; 0 when unknown.
     capacity: i64,
+    /// The context of a simulated GPU; `None` on a real one, and when the request for it set the context.
+    context: Option<ContextRange>,
     allocated: i64,
     reserved: i64,
     /// Traced memory outside torch's allocator.
@@ -123,6 +146,7 @@ impl<'a> OomCase<'a> {
             why: OomCause::TooBig,
             ooms: seen.ooms,
             capacity,
+            context: ContextRange::of(trace),
             allocated: totals.allocated,
             reserved: totals.reserved,
             outside: totals.outside,
@@ -162,6 +186,16 @@ impl<'a> OomCase<'a> {
 
     fn request(&self) -> i64 {
         self.row.rounded_bytes.max(self.row.requested_bytes)
+    }
+
+    /// The bytes that lacked, when a real card may have them, because its context may be smaller.
+    fn lacking_inside_range(&self) -> Option<i64> {
+        let context = self.context?;
+        // Without a sample the room counts the context as free.
+        let unsampled = if self.device_free.is_none() { context.here } else { 0 };
+        let lacking = self.segment - (self.room() - unsampled);
+        (self.why != OomCause::Limited && lacking > 0 && lacking <= context.here - context.least)
+            .then_some(lacking)
     }
 
     fn judge(&self, failed_calls: u64) -> OomCause {
@@ -256,6 +290,16 @@ impl<'a> OomCase<'a> {
         for advice in tries {
             printer.plain(format!("  try: {advice}"));
         }
+        if let (Some(lacking), Some(context)) = (self.lacking_inside_range(), self.context) {
+            printer.plain(format!(
+                "inside the range: {} lacked, and the context of a real card may take {} to {} (here {}), so \
+                 that the request may fit there",
+                units.show(lacking),
+                units.show(context.least),
+                units.show(context.most),
+                units.show(context.here)
+            ));
+        }
         printer.gap();
         let mut table = Table::new(&[("", Side::Right), ("", Side::Left)]);
         let mut line = |bytes: i64, what: String| {
@@ -300,6 +344,8 @@ impl<'a> OomCase<'a> {
             "verdict": name,
             "because": because,
             "try": tries,
+            "inside_range": self.lacking_inside_range().is_some(),
+            "context_range_bytes": self.context.map(|context| [context.least, context.most]),
             "requested_bytes": self.row.requested_bytes,
             "rounded_bytes": self.row.rounded_bytes,
             "segment_bytes": self.segment,

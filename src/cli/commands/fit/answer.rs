@@ -6,6 +6,7 @@ use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
 use super::trial::{Outcome, PeakUse, Trial};
+use crate::child_env::FreeAtStart;
 use crate::terminal;
 
 /// The result of a search.
@@ -20,6 +21,8 @@ pub(super) struct Answer<'a> {
     pub(super) trials: Vec<&'a Trial>,
     /// True if the user set the largest value, with `--max` or `--values`.
     pub(super) last_is_given: bool,
+    /// The free memory at the start, on a simulated GPU.
+    pub(super) free_at_start: Option<FreeAtStart>,
     /// The reason why the search ended without an answer.
     pub(super) stopped: Option<String>,
 }
@@ -88,6 +91,15 @@ impl Answer<'_> {
             }
         }
         page.line(cells);
+        if let Some(free) = self.free_at_start {
+            page.line([Cell::new(free.to_string(), Style::Faint)]);
+        }
+    }
+
+    /// The runs at the limit whose outcome a real card may not share.
+    fn inside_range(&self) -> Vec<&str> {
+        let limits = [self.fits, self.too_big].into_iter().flatten();
+        limits.filter(|trial| trial.peak.inside_range).map(|trial| trial.value.as_str()).collect()
     }
 
     fn runs(&self, page: &mut Printer) {
@@ -151,6 +163,12 @@ impl Answer<'_> {
                 )]);
             }
             (None, None) => {}
+        }
+        for value in self.inside_range() {
+            let answer = if self.fits.is_some_and(|trial| trial.value == value) { "not fit" } else { "fit" };
+            page.plain(format!(
+                "{value} may {answer} on a real card: it lies inside the range of what is free"
+            ));
         }
         if let Some(Trial { value, outcome: Outcome::TooBig(asked), .. }) = self.too_big
             && !asked.is_empty()
@@ -223,6 +241,9 @@ impl Answer<'_> {
             "capacity_bytes": self.device().map_or(0, |peak| peak.capacity),
             "fits": value(self.fits),
             "too_big": value(self.too_big),
+            "inside_range": self.inside_range(),
+            "free_at_start_bytes": self.free_at_start.map(|free| free.here),
+            "free_at_start_range_bytes": self.free_at_start.map(|free| [free.least, free.most]),
             "stopped": self.stopped,
             "trials": trials,
             "next": self.next(),
@@ -245,6 +266,7 @@ fn trial_json(trial: &Trial) -> Value {
         "asked": asked,
         "ended": ended,
         "stderr_tail": tail,
+        "inside_range": peak.inside_range,
         "peak_allocated_bytes": peak.allocated,
         "peak_reserved_bytes": peak.reserved,
         "peak_used_bytes": peak.used,

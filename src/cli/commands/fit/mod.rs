@@ -207,6 +207,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         trials: trials.iter().map(|(_, trial)| trial).collect(),
         last_is_given: matches.get_one::<u64>("max").is_some()
             || matches.get_one::<String>("values").is_some(),
+        free_at_start: plan.phantom.as_ref().map(PhantomArgs::free_at_start),
         stopped,
     };
     let mut stdout = std::io::stdout().lock();

@@ -68,6 +68,8 @@ pub(super) struct PeakUse {
     pub(super) phantom: bool,
     /// Allocations that failed at first and succeeded after the allocator had emptied its cache.
     pub(super) retries: i64,
+    /// True if a real card may answer otherwise, because its context may take more or less.
+    pub(super) inside_range: bool,
     /// Processes with a trace.
     pub(super) processes: usize,
     /// Bytes by category at the peak of allocated memory, largest first.
@@ -180,6 +182,9 @@ fn measure(folder: &Path, run_id: &str) -> Result<(PeakUse, Option<String>)> {
                 peak.allocated = number(&device["peak_allocated"]["bytes"]);
                 peak.reserved = number(&device["peak_reserved"]["bytes"]);
                 peak.capacity = trace.meta.total_bytes(ordinal);
+                let context = |name: &str| trace.meta.phantom[name].as_i64();
+                let more = context("context_high_bytes").zip(context("context_bytes"));
+                peak.inside_range = more.is_some_and(|(most, here)| peak.capacity - used < most - here);
                 peak.device = trace.meta.device(ordinal).map_or(String::new(), |card| card.name.clone());
                 let by_category = device["at_peak_by_category_bytes"].as_object();
                 peak.by_category = by_category
@@ -195,6 +200,7 @@ fn measure(folder: &Path, run_id: &str) -> Result<(PeakUse, Option<String>)> {
         return Ok((peak, None));
     }
     let oom = &ask("oom")?["ooms"][0];
+    peak.inside_range = oom["inside_range"] == true;
     let bytes = number(&oom["requested_bytes"]).max(number(&oom["rounded_bytes"]));
     let mut request = format!("asked for {}", Unit::Auto.show(bytes));
     for (before, name) in [("by", "op"), ("in", "module"), ("in", "phase")] {

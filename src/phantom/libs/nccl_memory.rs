@@ -1,0 +1,297 @@
+//! The device memory that NCCL takes for a communicator inside one machine, as its source has it.
+//!
+//! Sources, in NCCL's tree (<https://github.com/NVIDIA/nccl>), read at v2.21.5, v2.22.3, v2.27.5 and v2.28.9:
+//!
+//! - `computeBuffSizes` (`init.cc`) and the setup of connections (`transport/p2p.cc`): the receiver has the
+//!   buffers of three protocols, the sender a control page, each in whole 2 MiB. Between A100 cards the sender
+//!   has the buffer of the protocol *simple* (`p2pGetInfo`: read).
+//! - `initChannel` (`channel.cc`) and `devCommSetup` (`init.cc`): three allocations for each channel and two for
+//!   the communicator. Since v2.19 each of them is a `cuMemCreate`, so it takes 2 MiB (`ncclCuMemAlloc` in
+//!   `include/alloc.h`), where the card has GPUDirect RDMA.
+//! - `ncclTopoComputeP2pChannels` (`graph/paths.cc`): channels for send and receive are a power of two.
+//! - `ncclNvlsSetup` (`transport/nvls.cc`): what multicast takes from Hopper on.
+//! - `initTransportsRank` (`init.cc`): until v2.21, or with `NCCL_RUNTIME_CONNECT=0`, ring, tree, multicast and
+//!   the shared buffers of the network (`sharedBuffersInit` in `transport/net.cc`, even without a network) come
+//!   with the communicator; since v2.22 each comes with the first operation that uses it.
+//!
+//! Public figures that this meets: four A100 cards, 544 MiB in groups of two and 688 in larger ones
+//! (NVIDIA/nccl issue 964); a shared buffer of 536,870,912 bytes in a communicator of one rank with 64 channels
+//! (issue 2363); 12 MiB for each channel and peer of an all-to-all between H100 cards (issue 1685).
+//!
+//! Not counted: other machines, buffers of multicast and tree that a large operation connects since v2.22, and
+//! registered user buffers.
+
+use memtrace_cards::Links;
+
+const MIB: usize = 1 << 20;
+/// The unit of `cuMemCreate`, and `CUDA_IPC_MIN`.
+const PAGE: usize = 2 * MIB;
+/// The bytes of a buffer's control structures on either side.
+const CONTROL: usize = 4096;
+/// A bound above any buffer size that a variable may set.
+const MAX_BUFFER: usize = 1 << 32;
+/// `NCCL_STEPS`, and `NCCL_SHARED_STEPS` of the network's shared buffers.
+const STEPS: usize = 8;
+const SHARED_STEPS: usize = 16;
+
+/// The code of NCCL's kernels on a card of capability 9.0, in bytes: loaded with the first communicator, and
+/// what the first kernel needs beside (its stack, for each thread that the card can hold). No source tells
+/// them: they are what the buffers leave of a public figure. `nvidia-smi` in the logs of
+/// <https://github.com/KellerJordan/modded-nanogpt> shows, with NCCL 2.26 to 2.28 after a barrier and less the
+/// 614 MiB of a process without NCCL, 560 MiB for one rank and 896 for each of eight.
+pub(crate) const HOPPER_CODE: u64 = 172 << 20;
+pub(crate) const HOPPER_FIRST_KERNEL: u64 = 206 << 20;
+
+/// One rank's view of its communicator, all of whose ranks are in one machine.
+pub(crate) struct NcclMemory<'a> {
+    /// NCCL's version: 22809 is 2.28.9.
+    pub(crate) version: u32,
+    pub(crate) ranks: usize,
+    pub(crate) rank: usize,
+    /// The number of channels of a collective among several ranks; 0: NCCL takes no memory.
+    pub(crate) channels: usize,
+    pub(crate) links: Links,
+    pub(crate) cc: (u32, u32),
+    /// True if the card has GPUDirect RDMA.
+    pub(crate) rdma: bool,
+    /// The value of a variable of the environment.
+    pub(crate) variable: &'a dyn Fn(&str) -> Option<String>,
+}
+
+impl NcclMemory<'_> {
+    /// The sizes in bytes of the allocations that come with the communicator.
+    pub(crate) fn at_creation(&self) -> Vec<usize> {
+        let channels = self.channels();
+        if channels == 0 {
+            return Vec::new();
+        }
+        let all = channels.max(self.p2p_channels());
+        // Without cuMem these are small pieces of one page.
+        let mut sizes = vec![PAGE; if self.has_cumem() { 3 * all + 2 } else { 1 }];
+        if self.has_multicast() {
+            let control = if self.has_cumem() { self.multicast_channels() + 1 } else { 0 };
+            sizes.extend(vec![PAGE; control]);
+        }
+        if !self.connects_later() {
+            sizes.extend(self.ring());
+            sizes.extend(self.tree());
+            sizes.extend(self.multicast_buffers());
+            sizes.push(self.p2p_channels() * SHARED_STEPS * self.p2p_chunk());
+        }
+        sizes
+    }
+
+    /// The sizes of the allocations that come with the first operation among several ranks.
+    pub(crate) fn at_first_operation(&self) -> Vec<usize> {
+        if self.connects_later() { self.ring() } else { Vec::new() }
+    }
+
+    /// The sizes of the allocations for the first message to another rank, or from it.
+    pub(crate) fn for_peer(&self, sends: bool) -> Vec<usize> {
+        let channels = match self.links {
+            Links::Switch => self.p2p_channels(),
+            _ => self.p2p_channels().min(2),
+        };
+        vec![if sends { self.sender() } else { self.receiver() }; channels]
+    }
+
+    /// The channels of collectives.
+    fn channels(&self) -> usize {
+        let most = if self.version < 22500 { 32 } else { 64 };
+        if self.channels == 0 {
+            return 0;
+        }
+        // A rank alone has all of them: no link limits it.
+        let channels = if self.ranks == 1 { most } else { self.channels };
+        let channels = channels.max(self.number("NCCL_MIN_NCHANNELS", 0));
+        channels.min(self.number("NCCL_MAX_NCHANNELS", channels)).clamp(1, most)
+    }
+
+    fn p2p_channels(&self) -> usize {
+        self.channels().next_power_of_two()
+    }
+
+    fn has_cumem(&self) -> bool {
+        match self.number("NCCL_CUMEM_ENABLE", 2) {
+            0 => false,
+            1 => self.version >= 21800,
+            _ => self.version >= 21900 && self.rdma,
+        }
+    }
+
+    fn connects_later(&self) -> bool {
+        self.version >= 22200 && self.has_cumem() && self.number("NCCL_RUNTIME_CONNECT", 1) != 0
+    }
+
+    fn has_multicast(&self) -> bool {
+        let least = if self.version >= 22800 { 2 } else { 3 };
+        self.links == Links::Switch
+            && self.cc >= (9, 0)
+            && self.ranks >= least
+            && self.number("NCCL_NVLS_ENABLE", 2) != 0
+    }
+
+    fn multicast_channels(&self) -> usize {
+        match self.cc.0 {
+            ..=9 => 16,
+            _ if self.version >= 22800 => 24,
+            _ => 32,
+        }
+    }
+
+    /// The buffers of multicast: two of each channel for each rank.
+    fn multicast_buffers(&self) -> Vec<usize> {
+        if !self.has_multicast() {
+            return Vec::new();
+        }
+        let buffer = self.size("NCCL_NVLS_CHUNKSIZE", 128 << 10).saturating_mul(STEPS).min(MAX_BUFFER);
+        let (channels, each) = if self.version < 22200 {
+            (self.channels(), buffer + PAGE)
+        } else {
+            (self.multicast_channels(), buffer)
+        };
+        vec![(channels * 2 * each * self.ranks).next_multiple_of(PAGE)]
+    }
+
+    fn ring(&self) -> Vec<usize> {
+        if self.ranks == 1 {
+            return Vec::new();
+        }
+        (0..self.channels()).flat_map(|_| [self.receiver(), self.sender()]).collect()
+    }
+
+    /// The connections of the tree, a chain inside a machine, that are not those of the ring.
+    fn tree(&self) -> Vec<usize> {
+        let mut each = Vec::new();
+        if self.ranks > 2 && self.rank + 1 < self.ranks {
+            each.push(self.receiver());
+        }
+        if self.ranks > 2 && self.rank > 0 {
+            each.push(self.sender());
+        }
+        each.repeat(self.channels())
+    }
+
+    /// True if a receiver reads from the sender's buffer.
+    fn reads(&self) -> bool {
+        self.cc == (8, 0) && self.links != Links::None
+    }
+
+    fn receiver(&self) -> usize {
+        let simple = if self.reads() { 0 } else { self.simple() };
+        let others = self.size("NCCL_LL_BUFFSIZE", 512 << 10) + self.size("NCCL_LL128_BUFFSIZE", 4800 << 10);
+        (CONTROL + others + simple).next_multiple_of(PAGE)
+    }
+
+    fn sender(&self) -> usize {
+        (CONTROL + if self.reads() { self.simple() } else { 0 }).next_multiple_of(PAGE)
+    }
+
+    fn simple(&self) -> usize {
+        self.size("NCCL_BUFFSIZE", 4 << 20)
+    }
+
+    fn p2p_chunk(&self) -> usize {
+        let chunk = match self.links {
+            Links::None => self.size("NCCL_P2P_PCI_CHUNKSIZE", 128 << 10),
+            _ => self.size("NCCL_P2P_NVL_CHUNKSIZE", 512 << 10),
+        };
+        chunk.min(self.simple() / STEPS)
+    }
+
+    /// The value of one of NCCL's variables. A value that is not a number counts as the default, as in NCCL.
+    fn number(&self, name: &str, default: usize) -> usize {
+        (self.variable)(name).and_then(|value| value.trim().parse().ok()).unwrap_or(default)
+    }
+
+    fn size(&self, name: &str, default: usize) -> usize {
+        self.number(name, default).min(MAX_BUFFER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unset(_: &str) -> Option<String> {
+        None
+    }
+
+    fn rank_of(version: u32, ranks: usize, rank: usize, cc: (u32, u32)) -> NcclMemory<'static> {
+        NcclMemory {
+            version,
+            ranks,
+            rank,
+            channels: 24,
+            links: Links::Switch,
+            cc,
+            rdma: true,
+            variable: &unset,
+        }
+    }
+
+    fn mib(sizes: &[usize]) -> usize {
+        sizes.iter().sum::<usize>() / MIB
+    }
+
+    #[test]
+    fn nccl_on_four_a100_cards_takes_what_issue_964_shows() {
+        // August 2023: no cuMem yet. A page of small pieces comes on top of the buffers.
+        let of = |ranks| mib(&rank_of(21803, ranks, 0, (8, 0)).at_creation());
+        assert_eq!((of(2), of(4)), (544 + 2, 688 + 2));
+    }
+
+    #[test]
+    fn nccl_on_eight_h100_cards_takes_what_public_dumps_show() {
+        let of = |ranks: usize| -> usize {
+            let memory = rank_of(22705, ranks, 0, (9, 0));
+            let first = if ranks > 1 { HOPPER_FIRST_KERNEL } else { 0 };
+            let code = ((HOPPER_CODE + first) >> 20) as usize;
+            mib(&memory.at_creation()) + mib(&memory.at_first_operation()) + code
+        };
+        // Beside 614 MiB of each process, 1174 and 1510.
+        assert_eq!((of(1), of(8)), (560, 896));
+    }
+
+    #[test]
+    fn nccl_of_one_rank_has_the_shared_buffer_of_issue_2363() {
+        let eager = |name: &str| (name == "NCCL_RUNTIME_CONNECT").then(|| "0".to_owned());
+        let memory = NcclMemory { variable: &eager, ..rank_of(22809, 1, 0, (10, 3)) };
+        assert!(memory.at_creation().contains(&536_870_912), "{:?}", memory.at_creation());
+        assert!(!rank_of(22809, 1, 0, (10, 3)).at_creation().contains(&536_870_912));
+    }
+
+    #[test]
+    fn nccl_connects_32_channels_to_each_peer_of_an_all_to_all() {
+        let memory = rank_of(22602, 8, 0, (9, 0));
+        assert_eq!(memory.for_peer(false), vec![10_485_760; 32]);
+        assert_eq!(memory.for_peer(true), vec![2_097_152; 32]);
+    }
+
+    #[test]
+    fn nccl_2_21_has_the_multicast_buffers_that_its_log_names() {
+        // "nvlsPerRankSize 150994944 nvlsTotalSize 1207959552" with 24 channels and eight ranks.
+        assert_eq!(rank_of(22105, 8, 3, (9, 0)).multicast_buffers(), vec![1_207_959_552]);
+        let off = |name: &str| (name == "NCCL_NVLS_ENABLE").then(|| "0".to_owned());
+        let without = NcclMemory { variable: &off, ..rank_of(22105, 8, 3, (9, 0)) };
+        assert!(without.multicast_buffers().is_empty());
+    }
+
+    #[test]
+    fn nccl_without_channels_takes_nothing_and_variables_change_the_rest() {
+        let none = NcclMemory { channels: 0, ..rank_of(22809, 8, 0, (9, 0)) };
+        assert!(none.at_creation().is_empty() && none.at_first_operation().is_empty());
+        let small = |name: &str| match name {
+            "NCCL_MAX_NCHANNELS" => Some("4".to_owned()),
+            "NCCL_BUFFSIZE" => Some("1048576".to_owned()),
+            "NCCL_LL128_BUFFSIZE" => Some("huge".to_owned()),
+            _ => None,
+        };
+        let memory = NcclMemory { variable: &small, ..rank_of(22809, 8, 0, (9, 0)) };
+        assert_eq!(memory.at_first_operation().len(), 8);
+        assert_eq!(memory.at_first_operation()[0], 8 << 20);
+        let huge = |_: &str| Some(usize::MAX.to_string());
+        let memory = NcclMemory { variable: &huge, ..rank_of(22809, 8, 0, (9, 0)) };
+        assert!(memory.at_creation().len() < 1000);
+    }
+}

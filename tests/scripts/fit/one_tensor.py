@@ -1,0 +1,7 @@
+"""Allocates one tensor: one_tensor.py MIB. For the range of the context."""
+
+import sys
+
+import torch
+
+print(torch.empty(int(sys.argv[1]) << 20, dtype=torch.uint8, device="cuda").numel())
