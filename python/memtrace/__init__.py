@@ -16,6 +16,8 @@ A trace that `memtrace run -o out -- python train.py` wrote is read with:
 The package itself needs nothing but Python; DataFrames need polars, or pandas and pyarrow.
 """
 
+from typing import Any as _Any
+
 from ._command import TraceError
 from ._marks import (
     flush,
@@ -90,3 +92,10 @@ __all__ = [
     "top_ops",
     "track_external",
 ]
+
+
+def load_ipython_extension(ipython: _Any) -> None:
+    """`%load_ext memtrace`: adds the magics `%memtrace` and `%%memtrace`."""
+    from ._magics import register
+
+    register(ipython)

@@ -43,9 +43,13 @@ def report(
     `options` are those of `memtrace report`: `rank`, `device`, `window`, `step`, `units`, `lenient`.
 
     Raises TraceError when a trace cannot be read."""
-    arguments = ["report", "--output=-"]
+    arguments = []
     if against is not None:
         arguments.append(f"--against={os.fspath(against)}")
     arguments += [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
-    arguments += ["--", os.fspath(trace)]
-    return Page(_command.run(arguments).stdout, height)
+    return page([*arguments, "--", os.fspath(trace)], height)
+
+
+def page(arguments: list[str], height: int = 720) -> Page:
+    """The page of `memtrace report` with these arguments."""
+    return Page(_command.run(["report", "--output=-", *arguments]).stdout, height)

@@ -34,6 +34,8 @@ function writeHash() {
   if (state.tree !== "module") params.set("tree", state.tree);
   if (state.sort !== "bytes" || !state.down) params.set("sort", (state.down ? "" : "-") + state.sort);
   if (state.theme) params.set("theme", state.theme);
+  // A frame in a notebook has no address of its own.
+  if (location.protocol === "about:") return;
   const hash = "#" + params;
   if (hash !== location.hash && !(hash === "#" && !location.hash))
     history.replaceState(null, "", hash === "#" ? location.pathname + location.search : hash);

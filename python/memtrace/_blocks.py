@@ -1,0 +1,183 @@
+"""The memory of a part of this process (a test, a cell of a notebook), from the rows that it wrote meanwhile.
+
+The sum rule of the trace format is all that is needed: the sum of `delta_bytes` over the rows of a block is
+its live memory. Only blocks that were allocated in the part count, so the answer does not depend on the rest.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import _marks, _sizes
+
+_EVENTS = {"alloc", "free", "tag"}
+# With these the rows of a test may lie in two files, or in a compressed one.
+SPLITTING = ("MEMTRACE_ROTATE", "MEMTRACE_ROTATE_SECS", "MEMTRACE_COMPRESS")
+
+
+class NotMeasured(Exception):
+    """The rows cannot be read; the text says why."""
+
+
+@dataclass
+class Owner:
+    """What is known of a block."""
+
+    module: str
+    op: str
+    phase: str
+    category: str
+
+
+@dataclass
+class Use:
+    """The memory of a part on the device that it used most, in bytes, with the blocks that held it."""
+
+    device: int = 0
+    peak: int = 0
+    moment: Owner = field(default_factory=lambda: Owner("(none)", "(none)", "(none)", "(none)"))
+    at_peak: list[tuple[int, Owner]] = field(default_factory=list)
+    left: list[tuple[int, Owner]] = field(default_factory=list)
+
+    @property
+    def left_bytes(self) -> int:
+        """The bytes that the part allocated and that are still in use, on all devices."""
+        return sum(size for size, _ in self.left)
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place in the trace of this process: everything before it was recorded earlier."""
+
+    path: Path | None
+    offset: int
+
+
+def here() -> Position:
+    """The end of the trace of this process, after everything recorded so far was written."""
+    _marks.flush()
+    path = _own_trace()
+    return Position(path, path.stat().st_size if path is not None else 0)
+
+
+def _own_trace() -> Path | None:
+    """The trace that this process writes; None before its first row. The writer keeps the file open."""
+    for variable in SPLITTING:
+        if os.environ.get(variable, "0") not in ("", "0", "off"):
+            raise NotMeasured(f"the trace has several files, because {variable} is set")
+    folder = os.path.realpath(os.environ.get("MEMTRACE_OUT") or "memtrace-out")
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:
+            continue
+        if os.path.dirname(path) == folder and path.endswith(".csv"):
+            return Path(path)
+    return None
+
+
+def use_between(start: Position, end: Position, others: list[tuple[int, int]]) -> Use:
+    """The memory of the blocks that were allocated between two places, without those allocated between the
+    offsets of `others`."""
+    if end.path is None:
+        return Use()
+    if start.path not in (None, end.path):
+        raise NotMeasured(f"the trace {start.path} continued in another file")
+    sizes: dict[tuple[int, int], int] = {}
+    owners: dict[int, Owner] = {}
+    changes: list[tuple[int, int, int]] = []
+    totals: dict[int, int] = defaultdict(int)
+    peaks: dict[int, tuple[int, int]] = {}
+    for row in _rows(end.path, start.offset, end.offset, others):
+        device, block, delta = int(row["device"]), int(row["alloc_id"]), int(row["delta_bytes"])
+        key = (device, block)
+        if row["event"] == "alloc":
+            sizes[key] = delta
+        elif key not in sizes:
+            # Allocated before the test, or by a fixture of others.
+            continue
+        if delta > 0:
+            # A tag moves a block in two rows, the second of which has the new owner.
+            owners[block] = Owner(row["module"], row["op"], row["phase"], row["category"])
+        if row["event"] == "tag":
+            continue
+        if row["event"] == "free":
+            del sizes[key]
+        changes.append((device, block, delta))
+        totals[device] += delta
+        if totals[device] > peaks.get(device, (0, 0))[0]:
+            peaks[device] = (totals[device], len(changes))
+    use = Use(left=[(size, owners[block]) for (_, block), size in sizes.items()])
+    if not peaks:
+        return use
+    use.device, (use.peak, count) = max(peaks.items(), key=lambda item: item[1][0])
+    live: dict[int, int] = {}
+    for device, block, delta in changes[:count]:
+        if device != use.device:
+            continue
+        if delta > 0:
+            live[block] = delta
+        else:
+            live.pop(block, None)
+    use.at_peak = [(size, owners[block]) for block, size in live.items()]
+    use.moment = owners[changes[count - 1][1]]
+    return use
+
+
+def _rows(path, start, end, others):
+    """The rows of blocks between two offsets, as dicts."""
+    with path.open("rb") as file:
+        header = next(csv.reader([file.readline().decode()]))
+        at = max(start, file.tell())
+        file.seek(at)
+        while at < end:
+            line = file.readline()
+            place, at = at, at + len(line)
+            # The columns before `event` are numbers.
+            fields = line.split(b",", 7)
+            if len(fields) < 8 or fields[6].decode(errors="replace") not in _EVENTS:
+                continue
+            if fields[6] == b"alloc" and any(low <= place < high for low, high in others):
+                continue
+            text = next(csv.reader([line.decode(errors="replace").rstrip("\n")]))
+            row = dict(zip(header, text))
+            if int(row["device"]) >= 0:
+                yield row
+
+
+def by_owner(blocks: list[tuple[int, Owner]], top: int = 8) -> list[tuple[str, str, int, int]]:
+    """The owners of blocks with the most bytes: module, category, bytes and number of blocks. The last line
+    joins the rest."""
+    groups: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for size, owner in blocks:
+        name = owner.module if owner.module != "(none)" else "(no module)"
+        category = owner.category if owner.category != "(none)" else ""
+        group = groups[name, category]
+        group[0] += size
+        group[1] += 1
+    ordered = sorted(groups.items(), key=lambda item: -item[1][0])
+    lines = [(name, category, size, count) for (name, category), (size, count) in ordered]
+    if len(lines) > top + 1:
+        rest = lines[top:]
+        joined = (f"{len(rest)} more", "", sum(line[2] for line in rest), sum(line[3] for line in rest))
+        lines = [*lines[:top], joined]
+    return lines
+
+
+def table(blocks: list[tuple[int, Owner]], total: int) -> list[str]:
+    """The owners of blocks, a line each."""
+    rows = [("bytes", "share", "blocks", "module", "category")]
+    for name, category, size, count in by_owner(blocks):
+        rows.append((_sizes.show(size), f"{100 * size / total:.1f} %", str(count), name, category))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    return [
+        "  ".join(
+            text.rjust(width) if column < 3 else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,108 @@
+"""`%memtrace` and `%%memtrace` in IPython and Jupyter.
+
+    %memtrace peak --by module      a report on the trace of this kernel; %memtrace alone is the summary
+    %memtrace report                the page, inline
+    %%memtrace                      on a cell: what it added, and which modules hold it
+
+The kernel of `memtrace kernel install` loads them; elsewhere: %load_ext memtrace
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from typing import Any
+
+from . import _blocks, _command, _marks, _page, _sizes
+
+UNTRACED = (
+    "this kernel is not traced; memtrace kernel install adds one that is, and the menu of kernels then has "
+    "Python (memtrace)"
+)
+
+
+class Text:
+    """A text that a notebook shows in columns, and a terminal as it is."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text.rstrip("\n")
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def register(ipython: Any) -> None:
+    """Adds both magics to a shell."""
+    ipython.register_magic_function(lambda line: line_magic(line), "line", "memtrace")
+    ipython.register_magic_function(lambda line, cell: cell_magic(ipython, line, cell), "cell", "memtrace")
+
+
+def line_magic(line: str) -> Any:
+    """A report on the trace of this kernel, or on the trace that the line names."""
+    words = shlex.split(line) or ["summary"]
+    try:
+        if not any(os.path.exists(word) for word in words[1:]):
+            words.append(own_trace())
+        if words[0] == "report" and not any(word.startswith(("-o", "--output")) for word in words):
+            return _page.page(words[1:])
+        return Text(_command.run(words).stdout)
+    except (_command.TraceError, _blocks.NotMeasured) as error:
+        print(f"memtrace: {error}")
+        return None
+
+
+def cell_magic(ipython: Any, line: str, cell: str) -> Any:
+    """Runs a cell, and says what memory it added."""
+    if line.strip():
+        print(
+            f"memtrace: %%memtrace takes no arguments, but {line.strip()!r} was given; the cell did not run"
+        )
+        return None
+    start = _position()
+    # An error of the cell is shown as that of any other, and its memory is still measured.
+    ipython.run_cell(cell, store_history=False)
+    if start is None:
+        return None
+    try:
+        use = _blocks.use_between(start, _blocks.here(), [])
+    except _blocks.NotMeasured as error:
+        print(f"memtrace: {error}")
+        return None
+    print(added(use))
+    return None
+
+
+def _position() -> _blocks.Position | None:
+    """The place in the trace before the cell; None, with a message, if this kernel is not traced."""
+    try:
+        if not _marks.is_traced():
+            raise _blocks.NotMeasured(UNTRACED)
+        return _blocks.here()
+    except _blocks.NotMeasured as error:
+        print(f"memtrace: {error}")
+        return None
+
+
+def own_trace() -> str:
+    """The trace of this kernel, up to now.
+
+    Raises NotMeasured when there is none."""
+    if not _marks.is_traced():
+        raise _blocks.NotMeasured(UNTRACED)
+    path = _blocks.here().path
+    if path is None:
+        raise _blocks.NotMeasured("this kernel has not used the GPU yet")
+    return str(path)
+
+
+def added(use: _blocks.Use) -> str:
+    """What a cell added, and who holds it."""
+    lines = [
+        f"The cell added {_sizes.show(use.left_bytes)} that is still in use; at its peak it held "
+        f"{_sizes.show(use.peak)}."
+    ]
+    if use.left:
+        lines += ["", *_blocks.table(use.left, use.left_bytes)]
+    elif use.at_peak:
+        lines += ["At the peak:", "", *_blocks.table(use.at_peak, use.peak)]
+    return "\n".join(lines)

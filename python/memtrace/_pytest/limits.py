@@ -1,0 +1,185 @@
+"""The marks `limit_gpu_memory` and `limit_gpu_leaks`."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from .. import _blocks, _marks, _sizes
+from . import restart
+
+MEMORY = "limit_gpu_memory"
+LEAKS = "limit_gpu_leaks"
+PEAK_PROPERTY = "gpu_memory_peak_bytes"
+
+
+def limit_of(item: pytest.Item, name: str) -> int | None:
+    """The bytes of a mark; None without it.
+
+    Raises UsageError for a mark that is written wrongly."""
+    mark = item.get_closest_marker(name)
+    if mark is None:
+        return None
+    arguments = [*mark.args, *mark.kwargs.values()]
+    if name == LEAKS and not arguments:
+        return 0
+    if len(arguments) != 1 or mark.kwargs.keys() - {"limit"}:
+        raise pytest.UsageError(f"{item.nodeid}: {name} takes one size: @pytest.mark.{name}('2 GiB')")
+    try:
+        return _sizes.parse(arguments[0])
+    except ValueError as error:
+        raise pytest.UsageError(f"{item.nodeid}: {name}: {error}") from error
+
+
+class Limits:
+    """Measures each test of a traced run, and fails those that exceed their limits."""
+
+    def __init__(self) -> None:
+        self._start: _blocks.Position | None = None
+        self._others: list[tuple[int, int]] = []
+        self._problem = "no test began"
+        self._limited = False
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        self._others = []
+        self._limited = any(item.get_closest_marker(name) for name in (MEMORY, LEAKS))
+        if self._limited:
+            clear_workspaces()
+        try:
+            self._start = _blocks.here()
+        except _blocks.NotMeasured as error:
+            self._start, self._problem = None, str(error)
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef, request):
+        # A fixture that later tests use too is not this test's: a limit must not depend on their order.
+        if fixturedef.scope == "function" or self._start is None or not self._limited:
+            return (yield)
+        before = _blocks.here().offset
+        try:
+            return (yield)
+        finally:
+            clear_workspaces()
+            self._others.append((before, _blocks.here().offset))
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        result = yield
+        limit = limit_of(item, MEMORY)
+        try:
+            use = self._use()
+        except _blocks.NotMeasured as error:
+            if limit is not None:
+                pytest.fail(f"the limit of GPU memory cannot be checked: {error}", pytrace=False)
+            return result
+        item.user_properties.append((PEAK_PROPERTY, use.peak))
+        if limit is not None and use.peak > limit:
+            pytest.fail(over_limit(use, limit), pytrace=False)
+        return result
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        limit = limit_of(item, LEAKS)
+        if limit is None:
+            return None
+        from _pytest.runner import runtestprotocol
+
+        # The fixtures of the test end before its memory is looked at, and its outcome is known only then.
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        problem = self._leak(limit)
+        for report in reports:
+            if report.when == "call" and report.passed and problem is not None:
+                report.outcome = "failed"
+                report.longrepr = problem
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def _leak(self, limit: int) -> str | None:
+        """The message about memory that the last test left behind; None when that is within its limit."""
+        gc.collect()
+        clear_workspaces()
+        try:
+            use = self._use()
+        except _blocks.NotMeasured as error:
+            return f"the limit of GPU memory left behind cannot be checked: {error}"
+        return left_behind(use, limit) if use.left_bytes > limit else None
+
+    def _use(self) -> _blocks.Use:
+        if self._start is None:
+            raise _blocks.NotMeasured(self._problem)
+        return _blocks.use_between(self._start, _blocks.here(), self._others)
+
+
+def clear_workspaces() -> None:
+    """Gives back the workspaces that PyTorch keeps for cuBLAS once a test needed them.
+
+    Each test with a limit begins without, so its memory does not depend on the tests before it. PyTorch's own
+    test suite does so before it looks for leaks (CudaMemoryLeakCheck in torch/testing)."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+        if clear is not None:
+            clear()
+
+
+def over_limit(use: _blocks.Use, limit: int) -> str:
+    """The message of a test that used more than its limit."""
+    moment = [use.moment.phase, use.moment.module, use.moment.op]
+    where = ", ".join(text for text in moment if text != "(none)")
+    lines = [
+        f"The test used {_sizes.show(use.peak)} of GPU memory, more than its limit of {_sizes.show(limit)} "
+        f"({gpu(use.device)}).",
+        f"At the peak{f' ({where})' if where else ''} its memory was held by:",
+        "",
+        *_blocks.table(use.at_peak, use.peak),
+        *more(),
+    ]
+    return "\n".join(lines)
+
+
+def left_behind(use: _blocks.Use, limit: int) -> str:
+    """The message of a test that left more memory behind than its limit."""
+    return "\n".join(
+        [
+            f"The test left {_sizes.show(use.left_bytes)} of GPU memory behind, more than its limit of "
+            f"{_sizes.show(limit)}.",
+            "After its end, memory that it allocated was still in use, allocated for:",
+            "",
+            *_blocks.table(use.left, use.left_bytes),
+            *more(),
+        ]
+    )
+
+
+def more() -> list[str]:
+    """Where the rest of the answer is."""
+    if os.environ.get(restart.STARTED) == restart.TEMPORARY:
+        return ["", f"pytest {restart.OPTION} keeps the trace of the tests."]
+    return ["", f"The trace of all tests: memtrace report {trace_folder()}"]
+
+
+def gpu(device: int | None = None) -> str:
+    """The GPU of this process, in words."""
+    card = os.environ.get("MEMTRACE_PHANTOM")
+    kind = f"simulated GPU {card}" if card else "GPU"
+    return kind if device is None else f"device {device}, {kind}"
+
+
+def trace_folder() -> str:
+    """The folder of the traces, as short as it can be written here."""
+    folder = os.environ.get("MEMTRACE_OUT") or "memtrace-out"
+    short = os.path.relpath(folder)
+    return folder if short.startswith("..") else short
+
+
+def is_active() -> bool:
+    """Returns true if this process is traced, so that limits can be checked."""
+    return _marks.is_traced()

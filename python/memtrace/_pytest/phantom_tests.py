@@ -1,0 +1,175 @@
+"""The mark `phantom`: tests on a simulated GPU.
+
+A process has the card with which it was started, so these tests run in a pytest of their own for each card,
+whose reports are passed on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from .. import _blocks, _command
+from . import limits, restart
+
+MARK = "phantom"
+# The file to which the inner pytest writes its reports.
+CHILD_OPTION = "--memtrace-reports"
+# The most lines of the inner pytest's output that a failure shows.
+LAST_LINES = 40
+
+
+def card_of(item: pytest.Item) -> str | None:
+    """The card of a test's mark; None without it.
+
+    Raises UsageError for a mark that is written wrongly."""
+    mark = item.get_closest_marker(MARK)
+    if mark is None:
+        return None
+    arguments = [*mark.args, *mark.kwargs.values()]
+    if len(arguments) != 1 or not isinstance(arguments[0], str) or not arguments[0].strip():
+        raise pytest.UsageError(
+            f"{item.nodeid}: {MARK} takes the name of a card, such as @pytest.mark.{MARK}('h100-80g'); "
+            "memtrace run --phantom list lists them"
+        )
+    return arguments[0]
+
+
+class PhantomTests:
+    """Runs marked tests in an inner pytest; in that one, writes its reports."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._reports: dict[str, list[pytest.TestReport]] = {}
+        self._items: list[pytest.Item] = []
+        self._target = config.getoption(CHILD_OPTION)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._items = list(session.items)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self._target:
+            data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+            with open(self._target, "a", encoding="utf-8") as file:
+                file.write(json.dumps(data) + "\n")
+
+    # Before the limits' own protocol: the inner pytest checks them.
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        card = card_of(item)
+        if card is None or self._target or card == os.environ.get("MEMTRACE_PHANTOM"):
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        if not is_complete(self._reports.get(item.nodeid, [])):
+            self._run(item, card)
+        for report in self._reports.pop(item.nodeid):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def _run(self, item: pytest.Item, card: str) -> None:
+        """Runs `item`, and all later tests for the same card; under xdist another worker may have those."""
+        batch = [item]
+        if not hasattr(self._config, "workerinput"):
+            later = self._items[self._items.index(item) + 1 :]
+            batch += [other for other in later if card_of(other) == card]
+        folder = Path(tempfile.mkdtemp(prefix="memtrace-pytest-"))
+        try:
+            why = self._run_inner(batch, card, folder)
+            for report in self._read(folder / "reports"):
+                self._reports.setdefault(report.nodeid, []).append(report)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        own = self._reports.setdefault(item.nodeid, [])
+        if not is_complete(own):
+            # The process ended in this test. Reports of tests behind it are made by another one.
+            own.append(failure(item, why))
+
+    def _run_inner(self, batch: list[pytest.Item], card: str, folder: Path) -> str:
+        """Runs the inner pytest. Returns the text for a test that it left without a report."""
+        root = self._config.rootpath
+        names = [str(root / path) + rest for path, rest in map(split_nodeid, batch)]
+        environment = _command.untraced_environment()
+        for name in ("MEMTRACE_PHANTOM", "MEMTRACE_PHANTOM_DYNAMIC", "MEMTRACE_RUN_ID", "MEMTRACE_HELLO"):
+            environment.pop(name, None)
+        for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+            environment.pop(name, None)
+        # Kept beside the other traces of a traced run; otherwise only as long as the tests run.
+        kept = limits.is_active()
+        out = Path(limits.trace_folder(), f"phantom-{card}") if kept else folder / "out"
+        environment[restart.STARTED] = "1" if kept else restart.TEMPORARY
+        environment.update(dict.fromkeys(_blocks.SPLITTING, "0"), MEMTRACE_COMPRESS="off")
+        try:
+            command = [_command.find(), "run", "--quiet", "--phantom", card, "--out", str(out), "--"]
+        except _command.TraceError as error:
+            return f"The simulated GPU {card} cannot be started: {error}"
+        command += [sys.executable, "-m", "pytest", *self._options(), f"--rootdir={root}"]
+        command += [f"{CHILD_OPTION}={folder / 'reports'}", *names]
+        inner = subprocess.run(
+            command,
+            cwd=self._config.invocation_params.dir,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
+        last = "\n".join(inner.stdout.splitlines()[-LAST_LINES:])
+        return (
+            f"The process of this test on the simulated GPU {card} ended with status {inner.returncode} "
+            f"and no report. The end of its output:\n\n{last}"
+        )
+
+    def _options(self) -> list[str]:
+        """The options of this pytest, without the names of tests and what concerns the outer one alone."""
+        worker = getattr(self._config, "workerinput", None)
+        words = worker["mainargv"][1:] if worker else list(self._config.invocation_params.args)
+        given = set(self._config.args) if not worker else {word for word in words if is_test_name(word)}
+        words = [word for word in restart.without_option(words) if word not in given]
+        if self._config.pluginmanager.hasplugin("xdist"):
+            words += ["-n0", "--dist=no"]
+        return [*words, "--junitxml="]
+
+    def _read(self, path: Path) -> list[pytest.TestReport]:
+        if not path.exists():
+            return []
+        lines = path.read_text(encoding="utf-8").splitlines()
+        load = self._config.hook.pytest_report_from_serializable
+        return [load(config=self._config, data=json.loads(line)) for line in lines]
+
+
+def is_complete(reports: list[pytest.TestReport]) -> bool:
+    """Returns true if the reports are those of a test that ran to its end."""
+    return any(report.when == "teardown" for report in reports)
+
+
+def split_nodeid(item: pytest.Item) -> tuple[str, str]:
+    """The file of a test, and the rest of its name."""
+    path, separator, rest = item.nodeid.partition("::")
+    return path, separator + rest
+
+
+def is_test_name(word: str) -> bool:
+    """Returns true if a word of the command line names a file or a test."""
+    return not word.startswith("-") and os.path.exists(word.split("::")[0])
+
+
+def failure(item: pytest.Item, why: str) -> pytest.TestReport:
+    """The report of a test whose process left none."""
+    return pytest.TestReport(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords={},
+        outcome="failed",
+        longrepr=why,
+        when="call",
+    )

@@ -1,0 +1,31 @@
+"""Sizes in marks: `2 GiB`, `500 MB`, `64k`."""
+
+from __future__ import annotations
+
+import re
+
+_BINARY = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", re.IGNORECASE)
+
+
+def parse(text: object) -> int:
+    """The bytes of a size. `KiB` and `k` are 1024 bytes, `KB` is 1000.
+
+    Raises ValueError for anything else."""
+    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
+        return text
+    match = _SIZE.fullmatch(text) if isinstance(text, str) else None
+    if match is None or (match[3] or "").lower() == "ib" and not match[2]:
+        raise ValueError(
+            f"{text!r} is no size; write a number of bytes, or a text such as '2 GiB' or '500 MB'"
+        )
+    base = 1000 if match[2] and (match[3] or "").lower() == "b" else 1024
+    return int(float(match[1]) * base ** _BINARY[match[2].lower()])
+
+
+def show(size: int) -> str:
+    """A size for people, in the units of memtrace's reports."""
+    for power, unit in [(3, "GiB"), (2, "MiB"), (1, "KiB")]:
+        if abs(size) >= 1024**power:
+            return f"{size / 1024**power:.2f} {unit}"
+    return f"{size} B"

@@ -1,0 +1,23 @@
+"""memtrace in training frameworks: the modules `transformers` and `lightning`.
+
+Their callbacks name evaluation, saving and generation as phases, and put the peaks of GPU memory into the
+trainer's own log. Where the process is not traced they do nothing.
+"""
+
+from __future__ import annotations
+
+__all__ = ["peaks"]
+
+
+def peaks() -> dict[str, float]:
+    """The peaks of GPU memory of this process in MiB, as its trace has them; empty before the GPU is used."""
+    import torch
+
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return {}
+    stats = torch.cuda.memory_stats()
+    names = {
+        "gpu_peak_allocated_mib": "allocated_bytes.all.peak",
+        "gpu_peak_reserved_mib": "reserved_bytes.all.peak",
+    }
+    return {name: round(stats.get(key, 0) / 2**20, 2) for name, key in names.items()}

@@ -1,0 +1,52 @@
+"""memtrace in the Trainer of Hugging Face transformers.
+
+trainer = Trainer(model=model, args=args, ...)
+memtrace.integrations.transformers.watch(trainer)
+trainer.train()
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from .. import _marks
+from . import peaks
+
+
+class MemtraceCallback(TrainerCallback):
+    """Puts the peaks of GPU memory into each entry of the trainer's log: `gpu_peak_allocated_mib` and
+    `gpu_peak_reserved_mib`. It must come before the callbacks that report the log; `watch` sees to it."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if logs is None or not _marks.is_traced():
+            return
+        figures = peaks()
+        logs.update(figures)
+        # The history has a copy, made before.
+        if state.log_history:
+            state.log_history[-1].update(figures)
+
+
+def watch(trainer: Any) -> Any:
+    """Names the trainer's evaluation (`eval`), saving (`checkpoint`) and the generation (`generate`) as
+    phases, and adds the peaks to its log, and so to TensorBoard or W&B. Returns the trainer.
+
+    Does nothing when the process is not traced, and a second call changes nothing."""
+    callbacks = trainer.callback_handler.callbacks
+    if not _marks.is_traced() or any(isinstance(callback, MemtraceCallback) for callback in callbacks):
+        return trainer
+    callbacks.insert(0, MemtraceCallback())
+    for phase, name in [("eval", "evaluate"), ("eval", "predict"), ("checkpoint", "save_model")]:
+        _name(trainer, name, phase)
+    if hasattr(trainer, "_save_checkpoint"):
+        _name(trainer, "_save_checkpoint", "checkpoint")
+    if hasattr(trainer.model, "generate"):
+        _name(trainer.model, "generate", "generate")
+    return trainer
+
+
+def _name(owner: Any, method: str, phase: str) -> None:
+    """Makes a method of one object run in a phase."""
+    setattr(owner, method, _marks.phase(phase)(getattr(owner, method)))

@@ -1,0 +1,105 @@
+"""The pytest plugin: limits of GPU memory, and tests on a simulated GPU.
+
+    @pytest.mark.limit_gpu_memory("2 GiB")    the test must not hold more at once than this
+    @pytest.mark.limit_gpu_leaks("1 MiB")     the test must not leave more behind than this; 0 by default
+    @pytest.mark.phantom("h100-80g")          the test runs on this simulated GPU, in a process of its own
+
+`pytest --memtrace` checks the limits on the GPU of this machine, `pytest --memtrace=h100-80g` on a simulated
+one. Without it the tests run as they are, and the end says that limits were not checked. docs/pytest.md has
+more.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from . import _sizes
+from ._pytest import limits, phantom_tests, restart
+
+MARKS = [
+    f"{limits.MEMORY}(limit): fail if the test holds more GPU memory at once; pytest --memtrace checks it",
+    f"{limits.LEAKS}(limit=0): fail if the test leaves more behind on the GPU; pytest --memtrace checks it",
+    f"{phantom_tests.MARK}(card): run the test on this simulated GPU, in a process of its own",
+]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("memtrace", "GPU memory (memtrace)")
+    group.addoption(
+        restart.OPTION,
+        nargs="?",
+        const="",
+        metavar="CARD",
+        help="trace the GPU memory of the tests and check their limits; with =CARD, such as h100-80g, on a "
+        "simulated GPU",
+    )
+    group.addoption(
+        restart.OUT_OPTION,
+        metavar="DIR",
+        help="the folder of the traces [default: a new folder in memtrace-out]",
+    )
+    parser.addoption(phantom_tests.CHILD_OPTION, help=argparse.SUPPRESS)
+
+
+# Before capturing begins, so that the process which replaces this one has the real stdout.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config):
+    restart.restart_if_needed(early_config)
+    return (yield)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for mark in MARKS:
+        config.addinivalue_line("markers", mark)
+    if limits.is_active():
+        config.pluginmanager.register(limits.Limits(), "memtrace-limits")
+    # The plugin that was registered last is asked first.
+    config.pluginmanager.register(phantom_tests.PhantomTests(config), "memtrace-phantom-tests")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # Errors in marks are found whether or not the run is traced.
+    limited = 0
+    for item in items:
+        found = [limits.limit_of(item, name) for name in (limits.MEMORY, limits.LEAKS)]
+        card = phantom_tests.card_of(item)
+        limited += card is None and any(limit is not None for limit in found)
+    config.stash[UNCHECKED] = 0 if limits.is_active() else limited
+
+
+UNCHECKED = pytest.StashKey[int]()
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    if not limits.is_active():
+        return None
+    return f"memtrace: {limits.gpu()}, traced into {limits.trace_folder()}"
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    peaks = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, value in getattr(report, "user_properties", None) or []:
+                if name == limits.PEAK_PROPERTY and value:
+                    peaks[report.nodeid] = value
+    if peaks:
+        terminalreporter.section("GPU memory")
+        ordered = sorted(peaks.items(), key=lambda item: -item[1])
+        for nodeid, peak in ordered[:5]:
+            terminalreporter.write_line(f"{_sizes.show(peak):>12}  {nodeid}")
+        if len(ordered) > 5:
+            terminalreporter.write_line(f"{len(ordered) - 5} more tests used less")
+        if limits.is_active():
+            terminalreporter.write_line(f"traced into {limits.trace_folder()}")
+    unchecked = config.stash.get(UNCHECKED, 0)
+    if unchecked and not hasattr(config, "workerinput"):
+        tests = "the limits of 1 test were" if unchecked == 1 else f"the limits of {unchecked} tests were"
+        terminalreporter.section("GPU memory")
+        terminalreporter.write_line(
+            f"{tests} not checked, because this run is not traced; pytest --memtrace checks them on the GPU "
+            "of this machine, pytest --memtrace=h100-80g on a simulated one"
+        )

@@ -1,0 +1,80 @@
+//! The programs of `examples/` run on the simulated GPU, and their traces say what torch says.
+
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+#[path = "common/torch.rs"]
+mod torch;
+use torch::{Torch, memtrace, succeeded};
+
+fn examples() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples")
+}
+
+/// Runs an example on `ranks` simulated GPUs. The peak that it prints is that of rank 0 in the trace.
+fn runs(example: &str, ranks: usize) {
+    let Some(torch) = Torch::installed("2.11.0") else { return };
+    let folder = TempDir::new().unwrap();
+    let out = folder.path().join("out");
+    let mut command = torch.traced_command_on(&format!("{ranks}xh100-80g"), &out);
+    if ranks > 1 {
+        command.args(["-m", "torch.distributed.run", &format!("--nproc-per-node={ranks}")]);
+    }
+    command.arg(examples().join(example)).current_dir(folder.path());
+    command.env("PYTHONPATH", examples().with_file_name("python"));
+    let stdout = succeeded(example, &command.output().unwrap());
+    let line = stdout.lines().find_map(|line| line.split_once("peak ")).expect("the peak is printed").1;
+    let printed: f64 = line.trim_end_matches(" MiB").parse().unwrap();
+
+    let output = memtrace().args(["summary", "--json", "--rank", "0"]).arg(&out).output().unwrap();
+    let summary: serde_json::Value = serde_json::from_str(&succeeded("summary", &output)).unwrap();
+    let peak = &summary["processes"][0]["devices"][0]["peak_allocated"]["bytes"];
+    let traced = peak.as_f64().unwrap() / f64::from(1 << 20);
+    assert!((printed - traced).abs() <= 0.05, "{example} printed {printed} MiB, its trace has {traced} MiB");
+    let output = memtrace().args(["ranks", "--json"]).arg(&out).output().unwrap();
+    let table: serde_json::Value = serde_json::from_str(&succeeded("ranks", &output)).unwrap();
+    assert_eq!(table["ranks"].as_array().unwrap().len(), ranks);
+}
+
+#[test]
+fn example_of_ddp_runs_on_two_ranks() {
+    runs("ddp.py", 2);
+}
+
+#[test]
+fn example_of_fsdp2_runs_on_four_ranks() {
+    runs("fsdp2.py", 4);
+}
+
+#[test]
+fn example_of_generation_runs() {
+    runs("generate.py", 1);
+}
+
+#[test]
+fn example_of_the_trainer_runs() {
+    runs("trainer.py", 1);
+}
+
+#[test]
+fn example_of_lightning_runs() {
+    runs("lightning_fit.py", 1);
+}
+
+#[test]
+fn every_example_has_at_most_100_lines() {
+    let mut count = 0;
+    for folder in ["", "ci", "pytest", "notebook"] {
+        for entry in std::fs::read_dir(examples().join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            let Some(kind) = path.extension().and_then(|kind| kind.to_str()) else { continue };
+            let text = std::fs::read_to_string(&path).unwrap();
+            let program = text.lines().count();
+            assert!(kind == "ipynb" || program <= 100, "{}: {program} lines", path.display());
+            count += 1;
+        }
+    }
+    assert!(count >= 8, "{count} examples");
+}

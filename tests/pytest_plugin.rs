@@ -1,0 +1,308 @@
+//! The pytest plugin, installed from a wheel of this build: limits of GPU memory on a simulated GPU, with real pytest
+//! and torch.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+
+#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+#[path = "common/torch.rs"]
+mod torch;
+#[path = "common/venv.rs"]
+mod venv;
+use torch::{Torch, cache, clean, missing, text};
+use venv::{pip_install, wheel, wheel_python};
+
+/// An environment with pytest, torch and the wheel, which the tests share.
+struct Installed {
+    python: PathBuf,
+    _folder: TempDir,
+}
+
+fn installed() -> Option<&'static Installed> {
+    static INSTALLED: OnceLock<Option<Installed>> = OnceLock::new();
+    INSTALLED.get_or_init(install).as_ref()
+}
+
+fn install() -> Option<Installed> {
+    let (tools, torch) = (wheel_python()?, Torch::installed("2.11.0")?);
+    let users = cache().join("users/bin/python");
+    if !users.exists() {
+        missing("pytest is not installed: run scripts/users-env");
+        return None;
+    }
+    let folder = TempDir::new().unwrap();
+    let wheel = wheel(folder.path())?;
+    let python = venv::venv(&folder.path().join("env"), &[&tools, &users, &torch.python]);
+    pip_install(&python, &[&wheel]);
+    Some(Installed { python, _folder: folder })
+}
+
+/// A folder with one file of tests.
+fn suite(code: &str) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    std::fs::write(folder.path().join("test_it.py"), code).unwrap();
+    folder
+}
+
+/// The suite of `examples/pytest`.
+fn example() -> TempDir {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/pytest/test_memory.py");
+    suite(&std::fs::read_to_string(path).unwrap())
+}
+
+/// Runs `python -m pytest` in a folder. Returns its exit status, and its output.
+fn pytest(installed: &Installed, folder: &Path, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = python(installed, folder);
+    command.args(["-m", "pytest", "-p", "no:cacheprovider"]).args(arguments);
+    said(&command.output().unwrap())
+}
+
+fn python(installed: &Installed, folder: &Path) -> Command {
+    let mut command = clean(&installed.python);
+    command.current_dir(folder).env("PATH", venv::NO_CARGO);
+    for variable in ["PYTEST_ADDOPTS", "COLUMNS"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+fn said(output: &Output) -> (Option<i32>, String) {
+    (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+}
+
+/// Checks that a text has each of the words.
+fn has(said: &str, words: &[&str]) {
+    for word in words {
+        assert!(said.contains(word), "no {word:?} in\n{said}");
+    }
+}
+
+#[test]
+fn the_suite_of_five_fails_over_its_limit_and_for_its_leak_and_names_the_modules() {
+    let Some(installed) = installed() else { return };
+    let folder = example();
+    let (status, said) = pytest(installed, folder.path(), &["--memtrace=h100-80g", "-v"]);
+    assert_eq!(status, Some(1), "{said}");
+    has(
+        &said,
+        &[
+            "2 failed, 3 passed",
+            "memtrace: simulated GPU h100-80g, traced into memtrace-out",
+            "test_large_batch_is_over_its_limit FAILED",
+            "more than its limit of 16.00 MiB (device 0, simulated GPU h100-80g)",
+            "MLP.up ",
+            "test_outputs_are_kept_by_mistake FAILED",
+            "of GPU memory behind, more than its limit of 1.00 MiB",
+        ],
+    );
+    // The output that is kept: 4096 rows of 1024 and of 256 floats.
+    let kept = said.split("behind, more than its limit").nth(1).unwrap();
+    has(kept, &["16.00 MiB", "MLP.down", "activation"]);
+}
+
+#[test]
+fn the_same_suite_untraced_passes_and_says_that_limits_were_not_checked() {
+    let Some(installed) = installed() else { return };
+    let folder = example();
+    let (status, said) = pytest(installed, folder.path(), &[]);
+    assert_eq!(status, Some(0), "{said}");
+    has(&said, &["5 passed", "the limits of 4 tests were not checked, because this run is not traced"]);
+    assert!(!folder.path().join("memtrace-out").exists());
+    // Without the plugin the marks are unknown, and the tests run.
+    let (status, said) = pytest(installed, folder.path(), &["-p", "no:memtrace", "-k", "shape"]);
+    assert_eq!(status, Some(0), "{said}");
+    has(&said, &["1 passed", "Unknown pytest.mark.limit_gpu_memory"]);
+}
+
+#[test]
+fn limits_do_not_depend_on_the_order_of_tests_nor_on_the_xdist_worker() {
+    let Some(installed) = installed() else { return };
+    let folder = example();
+    let peaks = |arguments: &[&str]| {
+        let (_, said) = pytest(installed, folder.path(), arguments);
+        has(&said, &["2 failed, 3 passed"]);
+        let mut peaks: Vec<String> = said
+            .lines()
+            .filter(|line| line.contains("iB  test_it.py::") && !line.contains("test_shape"))
+            .map(|line| line.trim().to_owned())
+            .collect();
+        peaks.sort();
+        assert_eq!(peaks.len(), 4, "{said}");
+        peaks
+    };
+    let one_process = peaks(&["--memtrace=h100-80g"]);
+    assert_eq!(peaks(&["--memtrace=h100-80g", "-n", "2"]), one_process);
+    // The last test is now the first.
+    let tests = ["shape", "kept_by_mistake", "leaves_nothing_behind", "over_its_limit", "step_fits"];
+    let code = std::fs::read_to_string(folder.path().join("test_it.py")).unwrap();
+    let names: Vec<String> = tests
+        .iter()
+        .map(|test| {
+            let line =
+                code.lines().find(|line| line.starts_with("def test_") && line.contains(test)).unwrap();
+            let name = line.trim_start_matches("def ").split('(').next().unwrap();
+            format!("test_it.py::{name}")
+        })
+        .collect();
+    let mut arguments = vec!["--memtrace=h100-80g"];
+    arguments.extend(names.iter().map(String::as_str));
+    assert_eq!(peaks(&arguments), one_process);
+}
+
+#[test]
+fn a_phantom_mark_runs_the_test_on_its_card_and_passes_its_reports_on() {
+    let Some(installed) = installed() else { return };
+    let folder = suite(
+        r#"
+import os, pytest, torch
+
+@pytest.mark.phantom("t4")
+@pytest.mark.limit_gpu_leaks
+def test_name():
+    assert "T4" in torch.cuda.get_device_name()
+
+@pytest.mark.phantom("h100-80g")
+@pytest.mark.limit_gpu_memory("1 MiB")
+def test_over():
+    torch.zeros(1 << 20, device="cuda")
+
+@pytest.mark.phantom("h100-80g")
+def test_crash():
+    os.abort()
+
+@pytest.mark.phantom("h100-80g")
+@pytest.mark.parametrize("n", [1, "a b::c"])
+def test_after_the_crash(n):
+    assert torch.cuda.is_available()
+
+@pytest.mark.phantom("h100-80g")
+@pytest.mark.xfail
+def test_xfail():
+    raise ValueError
+
+@pytest.mark.phantom("nocard")
+def test_nocard():
+    pass
+
+def test_without_a_card():
+    assert "MEMTRACE_PHANTOM" not in os.environ
+"#,
+    );
+    let (status, said) = pytest(installed, folder.path(), &["-rA"]);
+    assert_eq!(status, Some(1), "{said}");
+    has(
+        &said,
+        &[
+            "3 failed, 4 passed, 1 xfailed",
+            "FAILED test_it.py::test_over",
+            "The test used 4.00 MiB of GPU memory, more than its limit of 1.00 MiB",
+            "on the simulated GPU h100-80g ended with status -6",
+            "no card is called `nocard`; the cards are",
+            "PASSED test_it.py::test_after_the_crash[a b::c]",
+        ],
+    );
+    // Nobody reads the traces of an untraced pytest afterwards.
+    assert!(!said.contains("memtrace report") && !folder.path().join("memtrace-out").exists(), "{said}");
+}
+
+#[test]
+fn marks_that_are_written_wrongly_are_usage_errors() {
+    let Some(installed) = installed() else { return };
+    let wrong = [
+        (r#"limit_gpu_memory("2 XB")"#, "'2 XB' is no size"),
+        ("limit_gpu_memory", "takes one size"),
+        ("limit_gpu_memory(-1)", "-1 is no size"),
+        (r#"limit_gpu_memory(most="2g")"#, "takes one size"),
+        (r#"limit_gpu_leaks("1k", "2k")"#, "takes one size"),
+        ("phantom", "takes the name of a card"),
+        ("phantom(3)", "takes the name of a card"),
+    ];
+    for (mark, words) in wrong {
+        let folder = suite(&format!("import pytest\n@pytest.mark.{mark}\ndef test_x(): pass\n"));
+        let (status, said) = pytest(installed, folder.path(), &[]);
+        assert_eq!(status, Some(4), "{mark}: {said}");
+        has(&said, &["test_it.py::test_x", words]);
+    }
+    let folder = suite("def test_x(): pass\n");
+    let (status, said) = pytest(installed, folder.path(), &["--memtrace=nocard"]);
+    assert_eq!(status, Some(2), "{said}");
+    has(&said, &["no card is called `nocard`"]);
+}
+
+#[test]
+fn the_restart_happens_once_and_takes_no_test_for_a_card() {
+    let Some(installed) = installed() else { return };
+    // A test in whose process, and in whose child, another pytest is asked to start again.
+    let folder = suite(
+        r#"
+import os, subprocess, sys, pytest
+pytest_plugins = ["pytester"]
+
+def test_outer(pytester):
+    pytester.makepyfile("def test_inner(): pass")
+    result = pytester.runpytest_inprocess("--memtrace=t4")
+    result.stderr.fnmatch_lines(["*another pytest session runs in this one*"])
+    result = pytester.runpytest_subprocess("--memtrace=t4")
+    result.assert_outcomes(passed=1)
+    print("parent", os.getppid())
+"#,
+    );
+    let (status, said) = pytest(installed, folder.path(), &["--memtrace", "test_it.py", "-q"]);
+    assert_eq!(status, Some(1), "traced, so the inner one runs as it is: {said}");
+    let (status, said) = pytest(installed, folder.path(), &["test_it.py", "-q"]);
+    assert_eq!(status, Some(0), "{said}");
+
+    let folder = suite("import memtrace\ndef test_x(): assert memtrace.is_traced()\n");
+    for arguments in
+        [&["--memtrace", "test_it.py"][..], &["test_it.py", "--memtrace"], &["--memtrace=t4", "-n1"]]
+    {
+        let (status, said) = pytest(installed, folder.path(), arguments);
+        assert_eq!(status, Some(0), "{arguments:?}: {said}");
+        assert_eq!(said.matches("test session starts").count(), 1, "{said}");
+    }
+    // In a configuration the next word of the command line would be the card.
+    let config = folder.path().join("pytest.ini");
+    std::fs::write(&config, "[pytest]\naddopts = --memtrace\n").unwrap();
+    let (status, said) = pytest(installed, folder.path(), &["-p", "no:randomly", "test_it.py"]);
+    assert_eq!(status, Some(0), "{said}");
+    let mut command = python(installed, folder.path());
+    let (status, words) = self::said(&command.args(["-m", "pytest", "test_it.py"]).output().unwrap());
+    assert_eq!(status, Some(4), "{words}");
+    has(&words, &["--memtrace took test_it.py for the name of a card; write --memtrace="]);
+    std::fs::write(&config, "[pytest]\naddopts = --memtrace=\n").unwrap();
+    let mut command = python(installed, folder.path());
+    let (status, words) = self::said(&command.args(["-m", "pytest", "test_it.py"]).output().unwrap());
+    assert_eq!(status, Some(0), "{words}");
+
+    // The package without its command.
+    let alone = suite("def test_x(): pass\n");
+    let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/memtrace");
+    venv::succeeds(Command::new("cp").arg("-r").arg(package).arg(alone.path()));
+    let mut command = clean(&cache().join("users/bin/python"));
+    command.args(["-m", "pytest", "-p", "memtrace.pytest_plugin", "--memtrace"]).current_dir(alone.path());
+    let (status, words) = self::said(&command.env("PATH", venv::NO_CARGO).output().unwrap());
+    assert_eq!(status, Some(4), "{words}");
+    has(&words, &["the command memtrace is missing", "pip install gpu-memtrace"]);
+}
+
+#[test]
+fn a_limit_that_cannot_be_checked_fails_and_says_why() {
+    let Some(installed) = installed() else { return };
+    let folder = suite(
+        "import pytest, torch\n\
+         def test_free(): torch.zeros(9, device='cuda')\n\
+         @pytest.mark.limit_gpu_memory('1g')\n\
+         def test_memory(): torch.zeros(9, device='cuda')\n\
+         @pytest.mark.limit_gpu_leaks('1g')\n\
+         def test_leaks(): torch.zeros(9, device='cuda')\n",
+    );
+    let mut run = python(installed, folder.path());
+    run.args(["-m", "memtrace", "run", "--quiet", "--phantom", "t4", "-o", "out", "--"]);
+    run.arg(&installed.python).args(["-m", "pytest"]).env("MEMTRACE_ROTATE", "64k");
+    let (status, said) = said(&run.output().unwrap());
+    assert_eq!(status, Some(1), "{said}");
+    has(&said, &["2 failed, 1 passed", "the trace has several files, because MEMTRACE_ROTATE is set"]);
+}
