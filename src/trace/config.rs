@@ -447,6 +447,12 @@ const OTHERS: &[Variable] = &[
         help: "result sizes that depend on values (nonzero, unique, masks) on a simulated GPU: full, half or \
             empty; --phantom-dynamic sets it",
     },
+    Variable {
+        name: "MEMTRACE_PHANTOM_READS",
+        default: "20000",
+        help: "reads of one place with one invented answer, without new input, after which a simulated GPU stops \
+            the program; 0: no bound",
+    },
 ];
 
 /// The beginning of the name of each variable.

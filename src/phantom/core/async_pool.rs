@@ -69,6 +69,12 @@ impl AsyncPool {
         Some(address)
     }
 
+    /// The live block that contains an address: its start and its length.
+    pub(crate) fn find(&self, address: usize) -> Option<(usize, usize)> {
+        let (&start, &size) = self.blocks.range(..=address).next_back()?;
+        (address < start + size).then_some((start, size))
+    }
+
     fn grow(&mut self, vram: &Mutex<Vram>, size: usize) -> Option<usize> {
         let whole = size.div_ceil(CHUNK) * CHUNK;
         let new_chunk = || lock(vram).alloc(whole, BlockPurpose::Plain);

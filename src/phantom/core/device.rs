@@ -42,11 +42,6 @@ impl Device {
         &self.clock
     }
 
-    /// The epoch of its memory, see [`DeviceClock::epoch`].
-    pub(crate) fn epoch(&self) -> u64 {
-        self.clock.epoch()
-    }
-
     /// The memory of the device.
     pub(crate) fn vram(&self) -> MutexGuard<'_, Vram> {
         lock(&self.vram)

@@ -59,11 +59,24 @@ impl<T> Clone for In<'_, T> {
 impl<T> Copy for In<'_, T> {}
 
 impl<'call, T: Copy> In<'call, T> {
+    /// No place.
+    pub(crate) const fn null() -> Self {
+        Self(std::ptr::null(), PhantomData)
+    }
+
     /// The value, or `None` for a null pointer.
     pub(crate) fn get(self) -> Option<T> {
         // SAFETY: not null, so by the invariant it is good for one read. C callers may pass less alignment
         // than Rust asks for.
         (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
+    }
+
+    /// A place that the program passed as a number.
+    ///
+    /// # Safety
+    /// `address` is null or good for reads of a `T`.
+    pub(crate) unsafe fn from_address(address: usize) -> Self {
+        Self(address as *const T, PhantomData)
     }
 
     /// The element at an index of an array.
@@ -218,6 +231,11 @@ impl Text<'_> {
         }
         // SAFETY: not null, so by the invariant it is a C string that outlives the call.
         unsafe { CStr::from_ptr(self.0) }.to_bytes()
+    }
+
+    /// The address of its first byte, or 0.
+    pub(crate) fn address(&self) -> usize {
+        self.0 as usize
     }
 
     /// The text, or an empty text where it is not UTF-8.

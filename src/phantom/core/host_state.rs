@@ -11,6 +11,7 @@ use memtrace_cards::{CARD_VARIABLE, LOADING_VARIABLE, Spec, SpecError};
 
 use crate::core::device::Device;
 use crate::core::ffi::{INVALID_DEVICE, OK, Status};
+use crate::core::loop_guard::{self, READS_VARIABLE};
 use crate::core::values::{DYNAMIC_VARIABLE, DynamicSizes};
 
 /// The configuration and the devices.
@@ -51,6 +52,9 @@ fn check_request() {
     let error = match (requested_spec(), requested_dynamic()) {
         (Err(error), _) => Some(format!("{CARD_VARIABLE}: {error}")),
         (_, None) => Some(format!("{DYNAMIC_VARIABLE}: it must be full, half or empty")),
+        _ if loop_guard::requested_reads().is_none() => {
+            Some(format!("{READS_VARIABLE}: it must be a number of reads, or 0 for no bound"))
+        }
         _ => None,
     };
     if let Some(error) = error {

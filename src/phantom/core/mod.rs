@@ -1,6 +1,8 @@
 //! The base layer: the types of the C interface, the macro that defines exported functions, and the simulated
 //! machine with its devices, memory, streams and threads. It does not depend on the calls above it.
 
+pub(crate) mod address_tables;
+pub(crate) mod addresses;
 pub(crate) mod async_pool;
 pub(crate) mod call_rules;
 pub(crate) mod call_table;
@@ -11,7 +13,9 @@ pub(crate) mod dlopen;
 pub(crate) mod ffi;
 pub(crate) mod host_state;
 pub(crate) mod lock;
+pub(crate) mod loop_guard;
 pub(crate) mod range_allocator;
 pub(crate) mod stream;
+pub(crate) mod torch_blocks;
 pub(crate) mod values;
 pub(crate) mod vram;

@@ -1,26 +1,22 @@
 //! The known content of device memory.
 //!
 //! Kernels do nothing, so most content is unknown. Device memory reads as zero, except a small range that a
-//! copy, a collective or a fill wrote, as long as the device has launched nothing of unknown effect since
-//! ([`kernel_effects`](crate::kernels::kernel_effects)). Real programs run with this rule. Copying everything
-//! instead would bring stale bytes of recycled blocks back as sizes. Zero everywhere would break programs
-//! that read back their own writes.
+//! copy, a collective or a fill wrote, until a launch may have written it. A kernel of unknown effect may write
+//! the memory that its arguments reach ([`reach`](crate::cuda::reach)); with other effects see
+//! [`kernel_effects`](crate::kernels::kernel_effects). A block that is freed loses its values: stale bytes of
+//! recycled blocks would come back as sizes.
 //!
 //! A value that nothing computed or wrote is *invented*. Reads of invented values are counted and reported,
-//! and a program that loops on one is stopped ([`KnownValues::read`]).
+//! and a program that loops on one is stopped ([`loop_guard`](crate::core::loop_guard)).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::core::address_tables::{AddressTables, Targets};
+use crate::core::loop_guard::{self, Verdict};
+
 /// The largest copy, fill or message that really moves its bytes, in bytes.
 pub(crate) const SMALL: usize = 64 << 10;
-/// An input of at least this many bytes from the host means that the program makes progress.
-const PROGRESS_INPUT: usize = 1 << 10;
-/// After this many invented flags without input from the host, one reads true: a loop that waits for
-/// "finished" ends as it would at its length limit.
-const MAX_IDLE_FLAGS: u64 = 4096;
-/// After this many invented values without input from the host, reads fail.
-const MAX_IDLE_READS: u64 = 100_000;
 
 /// The variable that holds a [`DynamicSizes`].
 pub(crate) const DYNAMIC_VARIABLE: &str = "MEMTRACE_PHANTOM_DYNAMIC";
@@ -57,6 +53,15 @@ impl DynamicSizes {
         }
     }
 
+    /// Fills a mask of a byte for each flag.
+    pub(crate) fn fill_mask(self, mask: &mut [u8]) {
+        match self {
+            Self::Full => mask.fill(1),
+            Self::Half => mask.iter_mut().enumerate().for_each(|(index, flag)| *flag = (index % 2) as u8),
+            Self::Empty => mask.fill(0),
+        }
+    }
+
     /// The assumed number of elements out of `all`.
     pub(crate) fn count_of(self, all: u64) -> u64 {
         match self {
@@ -70,9 +75,6 @@ impl DynamicSizes {
 /// Reads of invented values so far, and their bytes.
 static INVENTED_READS: AtomicU64 = AtomicU64::new(0);
 static INVENTED_BYTES: AtomicU64 = AtomicU64::new(0);
-/// Reads of invented values since the last input from the host, and those of a single byte.
-static IDLE_READS: AtomicU64 = AtomicU64::new(0);
-static IDLE_FLAGS: AtomicU64 = AtomicU64::new(0);
 
 /// Reads of invented values so far, and their bytes.
 pub(crate) fn invented() -> (u64, u64) {
@@ -84,57 +86,104 @@ pub(crate) fn invented() -> (u64, u64) {
 pub(crate) enum HostRead {
     /// The bytes in memory.
     Bytes,
-    /// Zeros, except for the known parts.
-    Zeros,
+    /// Invented numbers, zero unless the user set another, except for the known parts.
+    Invented,
+    /// A mask, a byte for each flag: as many true flags as the assumption about dynamic sizes says.
+    Mask,
     /// This number, in as many bytes as are read.
     Number(u64),
     /// An error: the program loops on invented values.
     Stop,
 }
 
+/// Ranges that never overlap: their start and their end.
+#[derive(Debug, Default)]
+struct Ranges(BTreeMap<usize, usize>);
+
+impl Ranges {
+    fn add(&mut self, start: usize, end: usize) {
+        self.remove(start, end);
+        self.0.insert(start, end);
+    }
+
+    fn remove(&mut self, start: usize, end: usize) {
+        while let Some((&first, &stop)) = self.0.range(..end).next_back() {
+            if stop <= start {
+                break;
+            }
+            self.0.remove(&first);
+            if first < start {
+                self.0.insert(first, start);
+            }
+            if end < stop {
+                self.0.insert(end, stop);
+            }
+        }
+    }
+
+    fn contains(&self, start: usize, end: usize) -> bool {
+        let mut at = start;
+        while at < end {
+            match self.0.range(..=at).next_back() {
+                Some((_, &stop)) if stop > at => at = stop,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// The parts of a range that are in these: start and end of each.
+    fn parts(&self, start: usize, end: usize) -> Vec<(usize, usize)> {
+        let (mut at, mut parts) = (start, Vec::new());
+        if let Some((_, &stop)) = self.0.range(..=at).next_back()
+            && stop > at
+        {
+            parts.push((at, stop.min(end)));
+            at = stop;
+        }
+        if at < end {
+            parts.extend(self.0.range(at + 1..end).map(|(&first, &stop)| (first, stop.min(end))));
+        }
+        parts
+    }
+}
+
 /// The known content of one device's memory.
 #[derive(Debug, Default)]
 pub(crate) struct KnownValues {
-    /// The epoch in which the ranges below were written. They are unknown in every later one.
-    epoch: u64,
-    /// Ranges with real bytes: start and end, never overlapping.
-    known: BTreeMap<usize, usize>,
+    /// Ranges with real bytes.
+    known: Ranges,
+    /// Ranges of unknown flags, a byte each, that a kernel of known type wrote.
+    masks: Ranges,
     /// Addresses at which a kernel of known effect left a result, and its assumed value.
     results: BTreeMap<usize, u64>,
+    /// Memory that another process may write, too. It stays unknown.
+    shared: Ranges,
+    /// Memory that may hold addresses.
+    pub(crate) tables: AddressTables,
 }
 
 impl KnownValues {
-    /// Drops everything when the epoch changed.
-    fn enter(&mut self, epoch: u64) {
-        if self.epoch != epoch {
-            self.known.clear();
-            self.results.clear();
-            self.epoch = epoch;
-        }
-    }
-
     /// Marks a range as known: it holds real bytes.
-    pub(crate) fn mark_known(&mut self, epoch: u64, address: usize, size: usize) {
-        self.forget(address, size);
-        self.enter(epoch);
-        self.known.insert(address, address + size);
+    pub(crate) fn mark_known(&mut self, address: usize, size: usize) {
+        let end = address + size;
+        self.overwrite(address, size);
+        self.known.add(address, end);
+        for (start, stop) in self.shared.parts(address, end) {
+            self.known.remove(start, stop);
+        }
     }
 
-    /// Marks a range as unknown.
+    /// Marks the range of an output as unknown.
     pub(crate) fn forget(&mut self, address: usize, size: usize) {
-        let end = address + size;
-        while let Some((&start, &stop)) = self.known.range(..end).next_back() {
-            if stop <= address {
-                break;
-            }
-            self.known.remove(&start);
-            if start < address {
-                self.known.insert(start, address);
-            }
-            if end < stop {
-                self.known.insert(end, stop);
-            }
-        }
+        self.masks.remove(address, address.saturating_add(size));
+        self.forget_reached(address, size);
+    }
+
+    /// Marks a range as unknown that a kernel may have written. Flags stay flags.
+    pub(crate) fn forget_reached(&mut self, address: usize, size: usize) {
+        let end = address.saturating_add(size);
+        self.known.remove(address, end);
         if !self.results.is_empty() {
             let gone: Vec<_> = self.results.range(address..end).map(|(&at, _)| at).collect();
             for at in gone {
@@ -143,70 +192,76 @@ impl KnownValues {
         }
     }
 
+    /// Marks a range as unknown that is freed, or overwritten by data without addresses.
+    pub(crate) fn overwrite(&mut self, address: usize, size: usize) {
+        self.forget(address, size);
+        self.tables.forget(address, address.saturating_add(size));
+    }
+
+    /// Marks all memory as unknown.
+    pub(crate) fn forget_all(&mut self) {
+        self.known.0.clear();
+        self.results.clear();
+    }
+
+    /// Marks a range as written by other processes from now on.
+    pub(crate) fn share(&mut self, address: usize, size: usize) {
+        self.forget(address, size);
+        self.shared.add(address, address + size);
+    }
+
+    /// The range is freed: it is nobody's any more.
+    pub(crate) fn free(&mut self, address: usize, size: usize) {
+        self.overwrite(address, size);
+        self.shared.remove(address, address.saturating_add(size));
+    }
+
+    /// Marks a range as unknown flags.
+    pub(crate) fn set_mask(&mut self, address: usize, size: usize) {
+        self.forget(address, size);
+        self.masks.add(address, address + size);
+    }
+
+    /// Returns true if a range holds unknown flags.
+    pub(crate) fn is_mask(&self, address: usize, size: usize) -> bool {
+        self.masks.contains(address, address + size)
+    }
+
     /// Returns true if every byte of a range is known.
-    pub(crate) fn is_known(&mut self, epoch: u64, address: usize, size: usize) -> bool {
-        self.enter(epoch);
-        let (mut at, end) = (address, address + size);
-        while at < end {
-            match self.known.range(..=at).next_back() {
-                Some((_, &stop)) if stop > at => at = stop,
-                _ => return false,
-            }
-        }
-        true
+    pub(crate) fn is_known(&self, address: usize, size: usize) -> bool {
+        self.known.contains(address, address + size)
     }
 
     /// The known parts of a range: start and end of each.
-    pub(crate) fn known_parts(&mut self, epoch: u64, address: usize, size: usize) -> Vec<(usize, usize)> {
-        self.enter(epoch);
-        let (mut at, end, mut parts) = (address, address + size, Vec::new());
-        if let Some((_, &stop)) = self.known.range(..=at).next_back()
-            && stop > at
-        {
-            parts.push((at, stop.min(end)));
-            at = stop;
-        }
-        if at < end {
-            parts.extend(self.known.range(at + 1..end).map(|(&start, &stop)| (start, stop.min(end))));
-        }
-        parts
+    pub(crate) fn known_parts(&self, address: usize, size: usize) -> Vec<(usize, usize)> {
+        self.known.parts(address, address + size)
     }
 
     /// Stores the assumed result of a kernel.
-    pub(crate) fn set_result(&mut self, epoch: u64, address: usize, value: u64) {
-        self.enter(epoch);
+    pub(crate) fn set_result(&mut self, address: usize, value: u64) {
         self.results.insert(address, value);
     }
 
+    /// The targets of the tables that overlap a range.
+    pub(crate) fn targets(&self, start: usize, end: usize, targets: &mut Targets) {
+        self.tables.collect(start, end, targets);
+    }
+
     /// The result of a read by the host. Counts it when the value is invented.
-    pub(crate) fn read(&mut self, epoch: u64, address: usize, size: usize) -> HostRead {
-        if self.is_known(epoch, address, size) {
+    pub(crate) fn read(&mut self, address: usize, size: usize) -> HostRead {
+        if self.is_known(address, size) {
             return HostRead::Bytes;
         }
         INVENTED_READS.fetch_add(1, Ordering::Relaxed);
         INVENTED_BYTES.fetch_add(size as u64, Ordering::Relaxed);
-        if size > 8 {
-            return HostRead::Zeros;
+        let value = self.results.get(&address).copied().filter(|_| size <= 8).unwrap_or(0);
+        match loop_guard::read(address, size, value) {
+            Verdict::Stop => HostRead::Stop,
+            Verdict::Flag if value == 0 => HostRead::Number(1),
+            Verdict::Flag | Verdict::Continue if value != 0 => HostRead::Number(value),
+            _ if size > 1 && self.is_mask(address, size) => HostRead::Mask,
+            _ => HostRead::Invented,
         }
-        if IDLE_READS.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_IDLE_READS {
-            return HostRead::Stop;
-        }
-        let value = self.results.get(&address).copied().unwrap_or(0);
-        if value != 0 {
-            return HostRead::Number(value);
-        }
-        if size == 1 && (IDLE_FLAGS.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(MAX_IDLE_FLAGS) {
-            return HostRead::Number(1);
-        }
-        HostRead::Zeros
-    }
-}
-
-/// Counts an input from the host. A large one shows that the program does not wait for an invented value.
-pub(crate) fn count_input(size: usize) {
-    if size >= PROGRESS_INPUT {
-        IDLE_READS.store(0, Ordering::Relaxed);
-        IDLE_FLAGS.store(0, Ordering::Relaxed);
     }
 }
 
@@ -215,47 +270,71 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_written_range_is_known_until_the_epoch_changes() {
+    fn a_written_range_is_known_until_it_is_overwritten() {
         let mut values = KnownValues::default();
-        values.mark_known(5, 100, 50);
-        values.mark_known(5, 150, 10);
-        assert!(values.is_known(5, 110, 45));
-        assert!(!values.is_known(5, 110, 51));
-        assert!(!values.is_known(6, 110, 1));
-        assert!(!values.is_known(5, 110, 1));
+        values.mark_known(100, 50);
+        values.mark_known(150, 10);
+        assert!(values.is_known(110, 45));
+        assert!(!values.is_known(110, 51));
+        values.forget(159, 1);
+        assert!(values.is_known(110, 45) && !values.is_known(150, 10));
+        values.forget_all();
+        assert!(!values.is_known(110, 1));
     }
 
     #[test]
     fn forgetting_the_middle_of_a_known_range_keeps_both_ends() {
         let mut values = KnownValues::default();
-        values.mark_known(1, 0, 100);
+        values.mark_known(0, 100);
         values.forget(40, 20);
-        assert!(values.is_known(1, 0, 40) && values.is_known(1, 60, 40));
-        assert!(!values.is_known(1, 39, 2));
-        values.mark_known(1, 30, 40);
-        assert!(values.is_known(1, 0, 100));
+        assert!(values.is_known(0, 40) && values.is_known(60, 40));
+        assert!(!values.is_known(39, 2));
+        values.mark_known(30, 40);
+        assert!(values.is_known(0, 100));
     }
 
     #[test]
     fn the_known_parts_of_a_range_are_listed() {
         let mut values = KnownValues::default();
-        values.mark_known(1, 10, 10);
-        values.mark_known(1, 30, 10);
-        assert_eq!(values.known_parts(1, 0, 100), [(10, 20), (30, 40)]);
-        assert_eq!(values.known_parts(1, 15, 20), [(15, 20), (30, 35)]);
-        assert_eq!(values.known_parts(1, 10, 5), [(10, 15)]);
-        assert_eq!(values.known_parts(1, 20, 10), []);
-        assert_eq!(values.known_parts(2, 0, 100), []);
+        values.mark_known(10, 10);
+        values.mark_known(30, 10);
+        assert_eq!(values.known_parts(0, 100), [(10, 20), (30, 40)]);
+        assert_eq!(values.known_parts(15, 20), [(15, 20), (30, 35)]);
+        assert_eq!(values.known_parts(10, 5), [(10, 15)]);
+        assert_eq!(values.known_parts(20, 10), []);
     }
 
     #[test]
     fn a_kernel_result_is_read_until_it_is_overwritten() {
         let mut values = KnownValues::default();
-        values.set_result(9, 64, 7);
-        assert_eq!(values.read(9, 64, 8), HostRead::Number(7));
-        assert_eq!(values.read(10, 64, 8), HostRead::Zeros);
-        values.set_result(10, 64, 7);
+        values.set_result(64, 7);
+        assert_eq!(values.read(64, 8), HostRead::Number(7));
         values.forget(64, 4);
-        assert_eq!(values.read(10, 64, 8), HostRead::Zeros);
+        assert_eq!(values.read(64, 8), HostRead::Invented);
+    }
+
+    #[test]
+    fn unknown_flags_are_a_mask_until_they_are_overwritten() {
+        let mut values = KnownValues::default();
+        values.set_mask(1000, 100);
+        assert_eq!(values.read(1010, 90), HostRead::Mask);
+        assert_eq!(values.read(1010, 91), HostRead::Invented);
+        values.mark_known(1000, 100);
+        assert_eq!(values.read(1010, 90), HostRead::Bytes);
+        values.forget(1000, 1);
+        assert_eq!(values.read(1000, 100), HostRead::Invented);
+    }
+
+    #[test]
+    fn memory_that_another_process_may_write_stays_unknown_until_it_is_freed() {
+        let mut values = KnownValues::default();
+        values.mark_known(0, 100);
+        values.share(40, 20);
+        assert!(values.is_known(0, 40) && !values.is_known(40, 1));
+        values.mark_known(0, 100);
+        assert!(values.is_known(60, 40) && !values.is_known(40, 1) && !values.is_known(59, 1));
+        values.free(40, 20);
+        values.mark_known(0, 100);
+        assert!(values.is_known(0, 100));
     }
 }

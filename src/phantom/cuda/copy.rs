@@ -3,11 +3,15 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::core::address_tables::{self, Targets};
+use crate::core::addresses;
 use crate::core::device::Device;
 use crate::core::ffi::{INVALID_VALUE, LAUNCH_TIMEOUT, OK, Status};
 use crate::core::host_state::{fail, host_state};
+use crate::core::loop_guard;
 use crate::core::values::{self, HostRead, SMALL};
-use crate::core::vram;
+use crate::core::vram::{self, BlockPurpose};
+use crate::cuda::reach::{Holder, devices_of, hold};
 use crate::cuda::vmm;
 
 /// The device of a mapped range, or `None` for host memory. An error when a device address is not mapped.
@@ -68,34 +72,90 @@ pub(crate) unsafe fn copy(to: usize, from: usize, size: usize) -> Status {
     match (target, source) {
         // SAFETY: the caller's promise.
         (None, None) => unsafe { move_bytes(to, from, size) },
-        (Some(device), None) => {
-            values::count_input(size);
-            if size <= SMALL {
-                // SAFETY: `to` is mapped, and the caller promises `from`.
-                unsafe { move_bytes(to, from, size) };
-                device.values().mark_known(device.epoch(), to, size);
-            } else {
-                device.values().forget(to, size);
-            }
-        }
-        (Some(target), Some(source)) => {
-            let parts = if size <= SMALL {
-                source.values().known_parts(source.epoch(), from, size)
-            } else {
-                Vec::new()
-            };
-            target.values().forget(to, size);
-            for (start, end) in parts {
-                let part_to = to + (start - from);
-                // SAFETY: parts of the two ranges, which are mapped.
-                unsafe { move_bytes(part_to, start, end - start) };
-                target.values().mark_known(target.epoch(), part_to, end - start);
-            }
-        }
+        // SAFETY: the caller promises `from`, and `to` is mapped.
+        (Some(device), None) => unsafe { take_input(device, to, from, size) },
+        // SAFETY: both ranges are mapped.
+        (Some(target), Some(source)) => unsafe { copy_on_devices(target, to, source, from, size) },
         // SAFETY: the caller promises `to`, and `from` is mapped.
         (None, Some(device)) => return unsafe { read_to_host(to, device, from, size) },
     }
     OK
+}
+
+/// Copies host memory to a device.
+///
+/// # Safety
+/// `to` is mapped, and `from` is good for `size` bytes.
+unsafe fn take_input(device: &Device, to: usize, from: usize, size: usize) {
+    // A table of addresses begins with addresses, so the beginning of large data is enough.
+    // SAFETY: the caller's promise.
+    let beginning = unsafe { std::slice::from_raw_parts(from as *const u8, size.min(SMALL)) };
+    if size <= SMALL {
+        loop_guard::count_input(beginning);
+        // SAFETY: the caller's promise.
+        unsafe { move_bytes(to, from, size) };
+        device.values().mark_known(to, size);
+    } else {
+        loop_guard::count_large_input();
+        device.values().overwrite(to, size);
+    }
+    note_addresses(device, to, beginning, size);
+}
+
+/// Copies device memory to a device, with all that is known of it.
+///
+/// # Safety
+/// Both ranges are mapped.
+unsafe fn copy_on_devices(target: &Device, to: usize, source: &Device, from: usize, size: usize) {
+    let mut targets = Targets::default();
+    let (parts, is_mask) = {
+        let values = source.values();
+        if address_tables::exist() {
+            values.targets(from, from + size, &mut targets);
+        }
+        let parts = if size <= SMALL { values.known_parts(from, size) } else { Vec::new() };
+        (parts, values.is_mask(from, size))
+    };
+    let mut values = target.values();
+    values.overwrite(to, size);
+    if is_mask {
+        values.set_mask(to, size);
+    }
+    for (start, end) in parts {
+        let part_to = to + (start - from);
+        // SAFETY: parts of the two ranges, which are mapped.
+        unsafe { move_bytes(part_to, start, end - start) };
+        values.mark_known(part_to, end - start);
+    }
+    if !targets.is_empty() {
+        values.tables.add(to, to + size, &targets);
+    }
+}
+
+/// Remembers the device addresses that data of `size` bytes begins with.
+fn note_addresses(device: &Device, to: usize, beginning: &[u8], size: usize) {
+    let aligned = beginning.get(to.next_multiple_of(8) - to..).unwrap_or_default();
+    let mut targets = Targets::default();
+    addresses::in_table(aligned, |address| {
+        if device_of(address).is_some() {
+            targets.add(address);
+        }
+    });
+    if !targets.is_empty() {
+        device.values().tables.add(to, to + size, &targets);
+        if is_global_variable(device, to) {
+            targets
+                .addresses()
+                .unwrap_or_default()
+                .iter()
+                .for_each(|&address| hold(Holder::Kernels, address));
+        }
+    }
+}
+
+/// Returns true if an address is in a global variable of a kernel.
+fn is_global_variable(device: &Device, address: usize) -> bool {
+    device.vram().find(address).is_some_and(|(_, block)| block.purpose == BlockPurpose::Global)
 }
 
 /// Copies device memory to the host, with the assumed values where it is unknown.
@@ -103,14 +163,18 @@ pub(crate) unsafe fn copy(to: usize, from: usize, size: usize) -> Status {
 /// # Safety
 /// `to` is good for `size` bytes, and `from` is mapped.
 unsafe fn read_to_host(to: usize, device: &Device, from: usize, size: usize) -> Status {
-    let read = device.values().read(device.epoch(), from, size);
+    let read = device.values().read(from, size);
     match read {
         // SAFETY: the caller's promise.
         HostRead::Bytes => unsafe { move_bytes(to, from, size) },
-        HostRead::Zeros => {
+        HostRead::Invented | HostRead::Mask => {
             // SAFETY: the caller's promise.
-            unsafe { set_bytes(to, 0, size) };
-            for (start, end) in device.values().known_parts(device.epoch(), from, size) {
+            let host = unsafe { std::slice::from_raw_parts_mut(to as *mut u8, size) };
+            match read {
+                HostRead::Mask => host_state().dynamic.fill_mask(host),
+                _ => host.fill(0),
+            }
+            for (start, end) in device.values().known_parts(from, size) {
                 // SAFETY: a part of the two ranges.
                 unsafe { move_bytes(to + (start - from), start, end - start) };
             }
@@ -133,7 +197,7 @@ pub(crate) unsafe fn read_prefix(from: usize, size: usize) -> Option<Vec<u8>> {
     let known = match device_of_range(from, size).ok()? {
         None => size,
         Some(device) => {
-            let parts = device.values().known_parts(device.epoch(), from, size);
+            let parts = device.values().known_parts(from, size);
             let mut end = from;
             for (start, stop) in parts {
                 if start == end {
@@ -168,14 +232,15 @@ pub(crate) unsafe fn write_known(to: usize, bytes: Option<&[u8]>, size: usize) -
         Err(status) => return fail(status),
     };
     if let Some(device) = device {
-        device.values().forget(to, size);
+        device.values().overwrite(to, size);
     }
     if let Some(bytes) = bytes {
         let known = bytes.len().min(size);
         // SAFETY: at most `size` bytes of a mapped range, or of the range that the caller promises.
         unsafe { move_bytes(to, bytes.as_ptr() as usize, known) };
         if let Some(device) = device {
-            device.values().mark_known(device.epoch(), to, known);
+            device.values().mark_known(to, known);
+            note_addresses(device, to, &bytes[..known], known);
         }
     }
     OK
@@ -190,8 +255,10 @@ fn stop_loop(size: usize) -> Status {
             std::io::stderr(),
             "memtrace: the phantom device stopped a loop: the program read {} values that no kernel computed \
              (the last of {size} bytes) and gave the device no new input. It may wait for a value that never \
-             comes. The traceback of the CUDA error (launch timed out) shows the read.",
-            values::invented().0
+             comes. The traceback of the CUDA error (launch timed out) shows the read. If the program does make \
+             progress, set {} to a larger number of reads of one place (0: no bound).",
+            values::invented().0,
+            loop_guard::READS_VARIABLE
         );
     }
     LAUNCH_TIMEOUT
@@ -199,13 +266,22 @@ fn stop_loop(size: usize) -> Status {
 
 /// Marks a range as unknown, if it is device memory.
 pub(crate) fn forget(to: usize, size: usize) {
-    if let Some(device) = vram::share_of(to).and_then(|index| host_state().devices.get(index)) {
+    for device in devices_of(to) {
         device.values().forget(to, size);
-    } else if vram::is_device(to) {
-        // The range is reserved, and its values are stored with the device of its mapping.
-        for device in &host_state().devices {
-            device.values().forget(to, size);
-        }
+    }
+}
+
+/// Marks a range as unknown flags, if it is device memory.
+pub(crate) fn set_mask(to: usize, size: usize) {
+    for device in devices_of(to) {
+        device.values().set_mask(to, size);
+    }
+}
+
+/// Marks a range as unknown that is freed or handed out anew.
+pub(crate) fn free(address: usize, size: usize) {
+    for device in devices_of(address) {
+        device.values().overwrite(address, size);
     }
 }
 
@@ -224,9 +300,12 @@ pub(crate) unsafe fn fill(to: usize, pattern: &[u8], size: usize) -> Status {
         Ok(Some(device)) if size <= SMALL => {
             // SAFETY: the range is mapped.
             unsafe { fill_bytes(to, pattern, size) };
-            device.values().mark_known(device.epoch(), to, size);
+            device.values().mark_known(to, size);
+            if pattern.len() == size_of::<usize>() {
+                note_addresses(device, to, pattern, size);
+            }
         }
-        Ok(Some(device)) => device.values().forget(to, size),
+        Ok(Some(device)) => device.values().overwrite(to, size),
     }
     OK
 }

@@ -1,12 +1,16 @@
 //! The calls that copy and fill, at once or in a stream.
 
+use crate::core::addresses;
 use crate::core::call_table::{answers, by_contract};
 use crate::core::ffi::{OK, Status, Word};
 use crate::core::host_state::current;
+use crate::core::values::SMALL;
 use crate::core::vram;
-use crate::cuda::copy::{copy, fill, forget};
+use crate::cuda::copy::{copy, fill, forget, read_prefix};
 use crate::cuda::memory::{self, PointerKind};
+use crate::cuda::reach::{Holder, hold};
 use crate::cuda::streams::StreamHandle;
+
 use crate::cuda::{captures, streams};
 
 /// One side of a copy of rows.
@@ -88,6 +92,22 @@ unsafe fn queue_fill<const N: usize>(
     captures::queue_effect(stream, move |_| unsafe { fill(to, &pattern, count.saturating_mul(N)) })
 }
 
+/// Remembers the device addresses that a kernel's global variable gets.
+///
+/// # Safety
+/// `from` is device memory, or host memory good for `size` bytes.
+unsafe fn hold_addresses(from: usize, size: usize) -> Status {
+    let size = size.min(SMALL);
+    let Some(bytes) = (from != 0 && size > 0).then(|| {
+        // SAFETY: the caller's promise.
+        unsafe { read_prefix(from, size) }
+    }) else {
+        return OK;
+    };
+    addresses::in_table(&bytes.unwrap_or_default(), |address| hold(Holder::Kernels, address));
+    OK
+}
+
 /// The status of a copy for which the program waits.
 fn synchronous(status: Status) -> Status {
     streams::synchronize(&current().stream);
@@ -133,12 +153,13 @@ answers! {
         by_contract!(queue_rows(to, from, width, height, stream))
     }
     /// Only kernels know the address of a symbol.
-    Success fn cudaMemcpyToSymbol(_symbol: Word, _from: Word, _size: usize, _offset: usize, _kind: Word) {
-        OK
+    Success fn cudaMemcpyToSymbol(_symbol: Word, from: Word, size: usize, _offset: usize, _kind: Word) {
+        by_contract!(hold_addresses(from, size))
     }
     Success fn cudaMemcpyToSymbolAsync(
-        _symbol: Word, _from: Word, _size: usize, _offset: usize, _kind: Word, stream: StreamHandle,
+        _symbol: Word, from: Word, size: usize, _offset: usize, _kind: Word, stream: StreamHandle,
     ) {
+        by_contract!(hold_addresses(from, size));
         captures::queue_effect(stream, |_| OK)
     }
     Real fn cudaMemset(to: Word, value: u32, size: usize) { by_contract!(fill(to, &low_byte(value), size)) }

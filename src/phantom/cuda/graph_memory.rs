@@ -200,7 +200,7 @@ impl GraphTables {
         block.live = false;
         let (device, size) = (block.device, block.size);
         self.usage(device.index).used -= size;
-        device.values().forget(address, size as usize);
+        device.values().free(address, size as usize);
         self.release_if_unused(address);
     }
 

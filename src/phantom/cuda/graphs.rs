@@ -21,6 +21,7 @@ use crate::core::lock::lock;
 use crate::core::stream::Stream;
 use crate::cuda::device_attributes::driver_version;
 use crate::cuda::graph_memory::{self, GraphMemory};
+use crate::cuda::reach::forget_everything;
 use crate::cuda::streams::StreamHandle;
 
 /// A node that does something here when the graph is launched.
@@ -50,20 +51,20 @@ impl Graph {
         lock(&self.effects).push(NodeEffect { position: self.work.nodes(), run: Arc::from(effect) });
     }
 
-    /// Runs the effects of the nodes. The nodes between them are kernels of unknown effect.
+    /// Runs the effects of the nodes. The nodes between them are of unknown effect: those of child graphs.
     fn run(&self, stream: &'static Stream) {
         let effects = lock(&self.effects).clone();
         let mut next = 0;
         for effect in effects {
             if effect.position > next {
-                stream.clock().invalidate_values();
+                forget_everything();
             }
             (effect.run)(stream);
             next = effect.position + 1;
         }
         // A graph without nodes was not captured: its nodes are not known.
         if self.work.nodes() > next || next == 0 {
-            stream.clock().invalidate_values();
+            forget_everything();
         }
     }
 

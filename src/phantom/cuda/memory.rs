@@ -17,6 +17,7 @@ use crate::core::ffi::{
 use crate::core::host_state::{current, current_index, device, fail, host_state};
 use crate::core::lock::lock;
 use crate::core::range_allocator::RangeAllocator;
+use crate::core::torch_blocks;
 use crate::core::vram::{self, BlockPurpose, PINNED};
 use crate::cuda::{graph_memory, streams, vmm};
 
@@ -46,7 +47,7 @@ pub(crate) fn free(address: usize) -> Status {
     };
     let pooled = device.pool().free(address);
     if let Some(size) = pooled {
-        device.values().forget(address, size);
+        device.values().free(address, size);
         return OK;
     }
     if graph_memory::owns(address) {
@@ -57,7 +58,8 @@ pub(crate) fn free(address: usize) -> Status {
     let block = device.vram().free(address);
     match block {
         Some(block) => {
-            device.values().forget(address, block.size);
+            device.values().free(address, block.size);
+            torch_blocks::forget(address, block.size);
             OK
         }
         None => fail(INVALID_VALUE),
@@ -140,6 +142,13 @@ fn unregister_host(address: usize) -> Status {
         }
         _ => fail(NOT_REGISTERED),
     }
+}
+
+/// The pinned or registered range that contains a host address: its start and its end.
+pub(crate) fn host_range(address: usize) -> Option<(usize, usize)> {
+    let host = lock(&HOST_RANGES);
+    let (&start, range) = host.ranges.range(..=address).next_back()?;
+    (address < start + range.size).then_some((start, start + range.size))
 }
 
 /// The memory that an address belongs to.

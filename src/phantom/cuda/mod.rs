@@ -13,5 +13,7 @@ pub(crate) mod host_functions;
 pub(crate) mod ipc;
 pub(crate) mod memory;
 pub(crate) mod pools;
+pub(crate) mod reach;
 pub(crate) mod streams;
+pub(crate) mod torch_reports;
 pub(crate) mod vmm;

@@ -14,7 +14,7 @@ use crate::core::call_table::answers;
 use crate::core::ffi::{
     INVALID_DEVICE, INVALID_VALUE, In, NOT_SUPPORTED, OK, OUT_OF_MEMORY, Out, Status, Word,
 };
-use crate::core::host_state::{current_index, device};
+use crate::core::host_state::{current_index, device, host_state};
 use crate::core::lock::lock;
 use crate::core::range_allocator::RangeAllocator;
 use crate::core::vram::{self, PAGE, RESERVED};
@@ -93,6 +93,13 @@ pub(crate) fn find(address: usize) -> Option<(usize, usize, usize)> {
     let (start, mapping) = tables.mapping(address)?;
     let device = tables.physical.get(&mapping.handle)?.device;
     Some((start, mapping.size, device))
+}
+
+/// The reserved range that contains an address: its start and its end.
+pub(crate) fn reservation(address: usize) -> Option<(usize, usize)> {
+    let tables = lock(&TABLES);
+    let (&start, &size) = tables.reservations.range(..=address).next_back()?;
+    (address < start + size).then_some((start, start + size))
 }
 
 fn reserve(out: Out<usize>, size: usize, align: usize, hint: usize) -> Status {
@@ -193,6 +200,10 @@ fn unmap(address: usize, size: usize) -> Status {
         if mapping.accessible {
             // SAFETY: `make_accessible` mapped the range, and its entry has been removed.
             unsafe { vram::unmap(start, mapping.size) };
+            // Another mapping at this place reads as zero.
+            for device in &host_state().devices {
+                device.values().free(start, mapping.size);
+            }
         }
         tables.drop_reference(mapping.handle);
     }

@@ -1,18 +1,22 @@
-//! The architectures that a program's kernels were compiled for.
+//! Fat binaries: the architectures that a program's kernels were compiled for, and the kernels' parameters.
 //!
 //! A card runs the newest code that is not newer than itself, and the attributes of a kernel name the version
 //! of that code: an RTX 4090 (8.9) runs what PyTorch compiled for 8.6. CUB asks an empty kernel of each
 //! library for it and refuses a version that it was not compiled for.
 //!
 //! NVIDIA does not document the layout. It is read here as `cuobjdump` shows it and as ZLUDA describes it. A
-//! binary that does not look like it counts as compiled for every card.
+//! binary that does not look like it counts as compiled for every card, and its kernels have no known
+//! parameters.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ffi::{CStr, c_char};
 use std::sync::{LazyLock, Mutex};
 
 use crate::core::ffi::Handle;
 use crate::core::host_state::host_state;
 use crate::core::lock::lock;
+use crate::kernels::cubin::{self, KernelParameters, Parameter};
 
 /// The magic numbers of `__fatBinC_Wrapper_t` and of the header that it points to.
 const WRAPPER_MAGIC: u32 = 0x4662_43b1;
@@ -21,9 +25,12 @@ const BINARY_MAGIC: u32 = 0xba55_ed50;
 /// The bytes of the smallest entry header.
 const ENTRY_HEADER: usize = 64;
 
-/// A registered binary: the architectures of its kernels, as `86` for 8.6.
+/// A registered binary.
 pub(crate) struct FatBinary {
-    architectures: Vec<u32>,
+    /// Its code by architecture, as `86` for 8.6.
+    entries: Vec<Entry>,
+    /// The parameters of the kernels of the first entries.
+    read: Mutex<Vec<KernelParameters>>,
 }
 
 /// Empty kernels by their host address, and the binaries that they belong to.
@@ -38,20 +45,58 @@ unsafe fn read<T: Copy>(address: usize) -> T {
     unsafe { (address as *const T).read_unaligned() }
 }
 
-/// Reads the architectures of a binary.
+/// One entry of a binary: the code for one architecture.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    kind: u16,
+    architecture: u32,
+    flags: u64,
+    /// The address of its code.
+    code: usize,
+    /// The length of the code here, and when it is decompressed. In bytes.
+    size: usize,
+    whole_size: usize,
+}
+
+/// Kinds of entries.
+const PTX: u16 = 1;
+const CUBIN: u16 = 2;
+/// Flags of entries: compressed with LZ4, or with zstd.
+const LZ4: u64 = 0x2000;
+const ZSTD: u64 = 0x8000;
+/// The largest piece of code that is decompressed. PyTorch's largest has 40 MB.
+const MOST_CODE: usize = 512 << 20;
+
+impl Entry {
+    /// Its code, decompressed.
+    ///
+    /// # Safety
+    /// The binary of the entry is still loaded.
+    unsafe fn decompressed(&self) -> Option<Cow<'static, [u8]>> {
+        // SAFETY: `entries` checked that the code lies inside the binary, which is loaded by the caller's
+        // promise.
+        let code: &'static [u8] = unsafe { std::slice::from_raw_parts(self.code as *const u8, self.size) };
+        if self.whole_size > MOST_CODE {
+            return None;
+        }
+        match self.flags & (LZ4 | ZSTD) {
+            0 => Some(Cow::Borrowed(code)),
+            LZ4 => lz4_flex::block::decompress(code, self.whole_size).ok().map(Cow::Owned),
+            ZSTD => zstd::bulk::decompress(code, self.whole_size).ok().map(Cow::Owned),
+            _ => None,
+        }
+    }
+}
+
+/// Reads the entries of a binary.
 ///
 /// # Safety
-/// `wrapper` is null or the address of a `__fatBinC_Wrapper_t`, as nvcc generates it.
-unsafe fn architectures(wrapper: usize) -> Vec<u32> {
+/// `header` is the address of a fat binary, with the header that [`BINARY_MAGIC`] begins.
+unsafe fn entries(header: usize) -> Vec<Entry> {
     let mut all = Vec::new();
-    // SAFETY: each read is inside the wrapper, inside the header that it points to, or inside an entry that
-    // ends before the end which the header states. The magic numbers and the sizes are checked before the
-    // next read.
+    // SAFETY: each read is inside the header, or inside an entry that ends before the end which the header
+    // states. The magic number and the sizes are checked before the next read.
     unsafe {
-        if wrapper == 0 || read::<u32>(wrapper) != WRAPPER_MAGIC {
-            return all;
-        }
-        let header: usize = read(wrapper + 8);
         if header == 0 || read::<u32>(header) != BINARY_MAGIC {
             return all;
         }
@@ -59,20 +104,104 @@ unsafe fn architectures(wrapper: usize) -> Vec<u32> {
         let mut entry = header + (read::<u32>(header + 4) >> 16) as usize;
         let end = entry + read::<usize>(header + 8);
         while entry + ENTRY_HEADER <= end {
-            // Kind and version of 16 bits each, the size of the header, the size of the payload, ..., the
-            // architecture at 28.
-            let size = read::<u32>(entry + 4) as usize + read::<usize>(entry + 8);
+            // Kind and version of 16 bits each, the size of the header, the size of the payload, the length of
+            // compressed code at 16, the architecture at 28, the flags at 40, the decompressed length at 56.
+            let (header_size, payload) = (read::<u32>(entry + 4) as usize, read::<usize>(entry + 8));
+            let size = header_size.saturating_add(payload);
             let architecture: u32 = read(entry + 28);
-            if size < ENTRY_HEADER || !(20..1000).contains(&architecture) {
+            if size < ENTRY_HEADER || size > end - entry || !(20..1000).contains(&architecture) {
                 break;
             }
-            if !all.contains(&architecture) {
-                all.push(architecture);
-            }
+            let flags: u64 = read(entry + 40);
+            let compressed = flags & (LZ4 | ZSTD) != 0;
+            let stated = read::<u32>(entry + 16) as usize;
+            all.push(Entry {
+                kind: read(entry),
+                architecture,
+                flags,
+                code: entry + header_size,
+                size: if compressed { stated.min(payload) } else { payload },
+                whole_size: if compressed { read(entry + 56) } else { payload },
+            });
             entry += size;
         }
     }
     all
+}
+
+/// The address of the header that a `__fatBinC_Wrapper_t` points to, or 0.
+///
+/// # Safety
+/// `wrapper` is null or the address of a `__fatBinC_Wrapper_t`, as nvcc generates it.
+unsafe fn header_of(wrapper: usize) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { if wrapper != 0 && read::<u32>(wrapper) == WRAPPER_MAGIC { read(wrapper + 8) } else { 0 } }
+}
+
+/// The parameters of the kernels in a piece of code.
+fn parameters_in(kind: u16, code: &[u8]) -> KernelParameters {
+    match kind {
+        CUBIN => cubin::of_cubin(code),
+        PTX => cubin::of_ptx(&String::from_utf8_lossy(code)),
+        _ => KernelParameters::new(),
+    }
+}
+
+impl FatBinary {
+    /// The parameters of a kernel. The code of one architecture is decompressed at the first question: the
+    /// smallest that has the kernel, because the parameters are those of the source.
+    ///
+    /// # Safety
+    /// The binary is still loaded.
+    pub(crate) unsafe fn parameters(&self, kernel: &[u8]) -> Option<Box<[Parameter]>> {
+        let mut read = lock(&self.read);
+        loop {
+            if let Some(found) = read.iter().find_map(|parameters| parameters.get(kernel)) {
+                return Some(found.clone());
+            }
+            let entry = self.entries.get(read.len())?;
+            // SAFETY: the caller's promise.
+            let code = unsafe { entry.decompressed() };
+            read.push(code.map(|code| parameters_in(entry.kind, &code)).unwrap_or_default());
+        }
+    }
+}
+
+/// The parameters of the kernels of an image that a program loads: a cubin, a fat binary with or without its
+/// wrapper, or PTX.
+///
+/// # Safety
+/// `image` is null or the address of such an image.
+pub(crate) unsafe fn image_parameters(image: usize) -> KernelParameters {
+    if image == 0 {
+        return KernelParameters::new();
+    }
+    // SAFETY: by the caller's promise the image begins with a magic number or is a text that ends with a zero;
+    // each format states its own length.
+    unsafe {
+        let magic: [u8; 4] = read(image);
+        let wrapped = header_of(image);
+        if magic == *cubin::ELF_MAGIC {
+            let header: [u8; 64] = read(image);
+            let part = |at: usize, length: usize| {
+                Some(std::slice::from_raw_parts((image + at) as *const u8, length).to_vec())
+            };
+            let Some(length) = cubin::elf_length(&header, part) else { return KernelParameters::new() };
+            return cubin::of_cubin(std::slice::from_raw_parts(image as *const u8, length));
+        }
+        let header = if wrapped != 0 { wrapped } else { image };
+        let mut all = KernelParameters::new();
+        if u32::from_le_bytes(magic) == BINARY_MAGIC || wrapped != 0 {
+            for entry in entries(header) {
+                if let Some(code) = entry.decompressed() {
+                    all.extend(parameters_in(entry.kind, &code));
+                }
+            }
+        } else if magic.iter().all(|&byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace()) {
+            all = cubin::of_ptx(&CStr::from_ptr(image as *const c_char).to_string_lossy());
+        }
+        all
+    }
 }
 
 /// Registers a binary.
@@ -81,7 +210,10 @@ unsafe fn architectures(wrapper: usize) -> Vec<u32> {
 /// `wrapper` is null or the address of a `__fatBinC_Wrapper_t`, as nvcc generates it.
 pub(crate) unsafe fn register(wrapper: usize) -> Handle<FatBinary> {
     // SAFETY: the caller's promise.
-    Handle::new(FatBinary { architectures: unsafe { architectures(wrapper) } })
+    let mut entries = unsafe { entries(header_of(wrapper)) };
+    // Code before text, small before large.
+    entries.sort_by_key(|entry| (entry.kind != CUBIN, entry.whole_size));
+    Handle::new(FatBinary { entries, read: Mutex::default() })
 }
 
 /// Registers a kernel of a binary, by the address of its host stub.
@@ -101,6 +233,8 @@ pub(crate) fn version(kernel: usize) -> u32 {
     let card = major * 10 + minor;
     let known = lock(&EMPTY_KERNELS).get(&kernel).copied();
     known
-        .and_then(|binary| binary.architectures.iter().copied().filter(|&version| version <= card).max())
+        .and_then(|binary| {
+            binary.entries.iter().map(|entry| entry.architecture).filter(|&version| version <= card).max()
+        })
         .unwrap_or(card)
 }

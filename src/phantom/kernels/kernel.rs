@@ -17,9 +17,11 @@ use crate::core::lock::lock;
 use crate::core::stream::Stream;
 use crate::core::vram::BlockPurpose;
 use crate::cuda::device_attributes::capability_limits;
+use crate::cuda::reach::{Launch, forget_everything};
 use crate::cuda::streams::StreamHandle;
+use crate::cuda::{captures, torch_reports};
 use crate::kernels::fatbin::{self, FatBinary};
-use crate::kernels::kernel_effects;
+use crate::kernels::{kernel_effects, signature};
 
 static LAUNCHES: AtomicU64 = AtomicU64::new(0);
 
@@ -39,45 +41,72 @@ fn cost_ns(grid: Dim3, block: Dim3) -> u64 {
 /// The assumed time of a call of a math library, in nanoseconds.
 const LIBRARY_COST_NS: u64 = 20_000;
 
-/// Queues a kernel. `None` for its effect when it is captured: it has one when the graph is launched.
-fn queue(cost_ns: u64, stream: StreamHandle) -> Result<Option<&'static Stream>, Status> {
-    let stream = stream.for_work()?;
-    LAUNCHES.fetch_add(1, Ordering::Relaxed);
-    stream.launch(cost_ns);
-    Ok(Some(stream).filter(|stream| stream.capturing().is_none()))
-}
-
-/// Launches a kernel of unknown effect.
-pub(crate) fn launch(grid: Dim3, block: Dim3, stream: StreamHandle) -> Status {
-    match queue(cost_ns(grid, block), stream) {
-        Ok(stream) => {
-            stream.map(has_unknown_effect);
-            OK
-        }
-        Err(status) => status,
+/// Marks the memory that a launch reaches as unknown; all memory when the launch is not known.
+fn apply(launch: Option<&Launch>) {
+    kernel_effects::launched_unknown();
+    match launch {
+        Some(launch) => launch.apply(),
+        None => forget_everything(),
     }
 }
 
-fn has_unknown_effect(stream: &Stream) {
-    kernel_effects::launched_unknown();
-    stream.clock().invalidate_values();
-}
-
-/// Launches the work of a math library: one kernel of unknown shape and effect. The library's own codes have
-/// none for a refused launch; the next call of the runtime tells.
-pub(crate) fn launch_library(stream: StreamHandle) -> Status {
-    if let Ok(Some(stream)) = queue(LIBRARY_COST_NS, stream) {
-        has_unknown_effect(stream);
+/// Queues work that takes `cost_ns` nanoseconds. Captured work has its effect when the graph is launched, on
+/// the memory that is reached now. The work is only described when it has to be.
+fn queue(
+    cost_ns: u64,
+    stream: StreamHandle,
+    effect: impl FnOnce(&'static Stream),
+    describe: impl FnOnce() -> Option<Launch>,
+) -> Status {
+    let stream = match stream.for_work() {
+        Ok(stream) => stream,
+        Err(status) => return status,
+    };
+    LAUNCHES.fetch_add(1, Ordering::Relaxed);
+    match stream.capturing() {
+        None => {
+            stream.launch(cost_ns);
+            effect(stream);
+        }
+        Some(capture) => {
+            if let Some(graph) = captures::graph_of(capture).get() {
+                let launch = describe();
+                graph.add_effect(Box::new(move |_| {
+                    apply(launch.as_ref());
+                    OK
+                }));
+            }
+            stream.launch(cost_ns);
+        }
     }
     OK
 }
 
+/// Launches a kernel. `None` when its arguments are not known.
+pub(crate) fn launch(grid: Dim3, block: Dim3, stream: StreamHandle, launch: Option<Launch>) -> Status {
+    let launch = std::cell::OnceCell::from(launch);
+    queue(
+        cost_ns(grid, block),
+        stream,
+        |_| apply(launch.get().and_then(Option::as_ref)),
+        || launch.get().cloned().flatten(),
+    )
+}
+
+/// Launches the work of a math library: one kernel of unknown shape. `None` when its arguments are not known.
+/// The library's own codes have none for a refused launch; the next call of the runtime tells.
+pub(crate) fn launch_library(stream: StreamHandle, launch: Option<Launch>) -> Status {
+    let launch = launch.map(Launch::of_library);
+    queue(LIBRARY_COST_NS, stream, |_| apply(launch.as_ref()), || launch.clone());
+    OK
+}
+
 /// The same on the default stream, for calls with an unknown stream.
-pub(crate) fn launch_library_on_default_stream() -> Status {
+pub(crate) fn launch_library_on_default_stream(launch: Option<Launch>) -> Status {
     let stream = StreamHandle::DEFAULT.stream();
     LAUNCHES.fetch_add(1, Ordering::Relaxed);
     stream.launch(LIBRARY_COST_NS);
-    has_unknown_effect(stream);
+    apply(launch.map(Launch::of_library).as_ref());
     OK
 }
 
@@ -92,15 +121,14 @@ unsafe fn launch_function(
     arguments: In<usize>,
     stream: StreamHandle,
 ) -> Status {
-    match queue(cost_ns(grid, block), stream) {
-        Ok(Some(stream)) => {
-            // SAFETY: the caller's promise.
-            unsafe { kernel_effects::launched(function, arguments, stream) };
-            OK
-        }
-        Ok(None) => OK,
-        Err(status) => status,
-    }
+    queue(
+        cost_ns(grid, block),
+        stream,
+        // SAFETY: the caller's promise.
+        |stream| unsafe { kernel_effects::launched(function, arguments, stream) },
+        // SAFETY: as above.
+        || unsafe { kernel_effects::launch_of(function, arguments) },
+    )
 }
 
 /// Launches a registered kernel with the shape and the stream of a configuration.
@@ -229,11 +257,15 @@ answers! {
     Real fn __cudaRegisterFatBinary(wrapper: Word) -> Handle<FatBinary> {
         by_contract!(fatbin::register(wrapper))
     }
-    Real fn __cudaRegisterFatBinaryEnd(_handle: Word) -> () {}
+    /// The library of this binary is loaded, and PyTorch's with it if it is one of PyTorch's.
+    Real fn __cudaRegisterFatBinaryEnd(_handle: Word) -> () {
+        torch_reports::find_report();
+    }
     Real fn __cudaUnregisterFatBinary(_handle: Word) -> () {}
     Real fn __cudaRegisterFunction(handle: Handle<FatBinary>, host: Word, _device: Word, name: Text) -> () {
         fatbin::register_kernel(handle, host, name.bytes());
         kernel_effects::register(host, name.bytes());
+        by_contract!(signature::register(host, handle, name.address()));
     }
     Real fn __cudaRegisterVar(_handle: Word, _host: Word, _device: Word, _name: Text) -> () {}
     Real fn __cudaRegisterManagedVar(_handle: Word, _host: Word, _device: Word, _name: Text) -> () {}
@@ -264,9 +296,9 @@ answers! {
         by_contract!(launch_function(function, grid, block, arguments, stream))
     }
     Success fn cudaLaunchCooperativeKernel(
-        _function: Word, grid: Dim3, block: Dim3, _arguments: Word, _shared: usize, stream: StreamHandle,
+        function: Word, grid: Dim3, block: Dim3, arguments: In<usize>, _shared: usize, stream: StreamHandle,
     ) {
-        launch(grid, block, stream)
+        by_contract!(launch_function(function, grid, block, arguments, stream))
     }
     Success fn cudaLaunchKernelExC(config: In<cudaLaunchConfig_t>, function: Word, arguments: In<usize>) {
         by_contract!(launch_with(config, function, arguments))

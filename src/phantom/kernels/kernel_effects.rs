@@ -24,12 +24,14 @@ use crate::core::ffi::In;
 use crate::core::host_state::host_state;
 use crate::core::stream::Stream;
 use crate::core::values::SMALL;
-use crate::cuda::copy::{device_of, fill, forget, read_known, write_known};
+use crate::cuda::copy::{device_of, fill, forget, read_known, set_mask, write_known};
+use crate::cuda::reach::{self, Launch, forget_everything};
 use crate::cuda::streams;
 use crate::kernels::reduce::{
     self, Comparison, DataType, ncclBfloat16, ncclFloat16, ncclFloat32, ncclFloat64, ncclInt8, ncclInt32,
     ncclInt64, ncclMax, ncclMin, ncclSum, ncclUint8, ncclUint32, ncclUint64,
 };
+use crate::kernels::signature;
 
 /// The effect of a kernel, with the arguments that it depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +53,8 @@ enum KernelEffect {
     /// An elementwise kernel of PyTorch: (count, functor, operands, ...). The operands are addresses, the
     /// output first.
     Elementwise,
+    /// An elementwise kernel that writes flags, a byte each.
+    Flags,
     /// An elementwise kernel with a functor that holds one value of this many bytes, which it writes.
     Fill(usize),
     /// An elementwise comparison of two inputs. The functor is the number of a [`Comparison`].
@@ -140,11 +144,16 @@ impl KernelEffect {
     /// The effect of the kernel with this mangled name.
     fn of(name: &[u8]) -> Option<Self> {
         // The unrolled form may convert types and use strides; the vectorized form never does.
+        if contains(name, b"for_multi_outputs") || contains(name, b"amp_non_finite") {
+            // Several outputs, or one behind an address that the functor captured.
+            return None;
+        }
         let vectorized = contains(name, b"vectorized_elementwise_kernel");
         if vectorized || contains(name, b"unrolled_elementwise_kernel") {
             let contiguous = vectorized || contains(name, b"TrivialOffset") && !contains(name, b"WithCast");
             let known = contiguous.then(|| Self::fill(name).or_else(|| Self::comparison(name))).flatten();
-            return Some(known.unwrap_or(Self::Elementwise));
+            let flags = if Self::writes_flags(name) { Self::Flags } else { Self::Elementwise };
+            return Some(known.unwrap_or(flags));
         }
         if contains(name, b"18elementwise_kernelI") {
             return Self::is_equality(name).then_some(Self::EqualStrided);
@@ -203,6 +212,19 @@ impl KernelEffect {
         let element = after(name, b"14CompareFunctorI")?;
         let two_inputs = contains(name, b"arrayIPcLm3E") || contains(name, b"ArrayIPcLi3E");
         (two_inputs && !contains(name, b"aryFunctorI")).then_some(Self::Compare(data_type(element)?))
+    }
+
+    /// Returns true if an elementwise kernel writes booleans: its functor returns them, and no conversion
+    /// follows; or it converts to them.
+    fn writes_flags(name: &[u8]) -> bool {
+        let is_copy = contains(name, b"direct_copy_kernel") && contains(name, b"EUlbE_");
+        let is_logical =
+            [&b"CompareFunctor"[..], b"CompareEqFunctor", b"compare_scalar_kernel", b"logical_not_kernel"]
+                .iter()
+                .any(|part| contains(name, part));
+        let is_boolean = contains(name, b"FunctorIbbb")
+            || contains(name, b"bitwise_not_kernel") && contains(name, b"EUlbE_");
+        is_copy || !contains(name, b"WithCast") && (is_logical || is_boolean)
     }
 
     fn is_equality(name: &[u8]) -> bool {
@@ -369,17 +391,43 @@ impl ElementwiseLaunch {
         unsafe { read_known(from, size) }
     }
 
-    /// Writes the output: the known beginning of its `size` bytes.
+    /// Writes the output, `size` flags.
     fn write(&self, to: usize, bytes: Option<&[u8]>, size: usize) {
-        // SAFETY: the output of the kernel, good for its elements.
-        unsafe { write_known(to, bytes, size) };
+        match bytes {
+            // SAFETY: the output of the kernel, good for its elements.
+            Some(_) => unsafe {
+                write_known(to, bytes, size);
+            },
+            None => set_mask(to, size),
+        }
     }
 
     /// Stores the assumed value of a single unknown output flag.
     fn assume(&self, to: usize, flag: bool) {
         if let (1, Some(device)) = (self.count, device_of(to)) {
-            device.values().set_result(device.epoch(), to, u64::from(flag));
+            device.values().set_result(to, u64::from(flag));
         }
+    }
+}
+
+/// The memory that a launch of a registered kernel reaches; `None` when its parameters are not known.
+///
+/// # Safety
+/// `arguments` is the argument list of a launch of this kernel: an array with the address of each argument.
+pub(crate) unsafe fn launch_of(kernel: usize, arguments: In<usize>) -> Option<Launch> {
+    // SAFETY: the caller's promise.
+    signature::of(kernel).and_then(|signature| unsafe { signature.launch_with(arguments) })
+}
+
+/// Applies the effect of a launch of which only the arguments are known.
+///
+/// # Safety
+/// As for [`launch_of`].
+unsafe fn forget_reached(kernel: usize, arguments: In<usize>) {
+    // SAFETY: the caller's promise.
+    match unsafe { launch_of(kernel, arguments) } {
+        Some(launch) => launch.apply(),
+        None => forget_everything(),
     }
 }
 
@@ -391,11 +439,13 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, stream: &Stre
     let device = streams::device_of(stream);
     let Some(effect) = effect_of(kernel) else {
         launched_unknown();
-        return device.clock().invalidate_values();
+        // SAFETY: the caller's promise.
+        return unsafe { forget_reached(kernel, arguments) };
     };
     if effect == KernelEffect::NoPointer {
         return;
     }
+    let list = arguments;
     // SAFETY: the caller's promise, and below each effect reads the arguments that it lists.
     let arguments = unsafe { KernelArguments::new(arguments) };
     let equality = LAST_EQUALITY.try_with(|cell| cell.replace(0)).unwrap_or(0);
@@ -417,8 +467,12 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, stream: &Stre
         KernelEffect::CountThrustUnique => arguments.pointer(3).zip(arguments.count(4)),
         KernelEffect::Reduce(kind, data_type) => {
             if let Some(operation) = arguments.address(0) {
-                // SAFETY: the address of the kernel's only argument.
-                unsafe { reduce_to_one(device, kind, data_type, operation, equality) };
+                // SAFETY: the address of the kernel's only argument, and the list that has it.
+                unsafe {
+                    if !reduce_to_one(device, kind, data_type, operation, equality) {
+                        forget_reached(kernel, list);
+                    }
+                }
             }
             return;
         }
@@ -428,6 +482,7 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, stream: &Stre
         }
         KernelEffect::NoPointer
         | KernelEffect::Elementwise
+        | KernelEffect::Flags
         | KernelEffect::Equal(_)
         | KernelEffect::And
         | KernelEffect::Or
@@ -441,9 +496,10 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, stream: &Stre
             return;
         }
     };
-    device.clock().invalidate_values();
+    // SAFETY: the caller's promise.
+    unsafe { forget_reached(kernel, list) };
     if let Some((place, all)) = counted {
-        device.values().set_result(device.epoch(), place, host_state().dynamic.count_of(all));
+        device.values().set_result(place, host_state().dynamic.count_of(all));
     }
 }
 
@@ -476,8 +532,13 @@ fn elementwise(effect: KernelEffect, launch: &ElementwiseLaunch) {
         KernelEffect::EqualScalar(data_type) => equal_scalar(to, data_type, launch),
         KernelEffect::And => and_flags(to, launch),
         KernelEffect::Or => or_flags(to, launch),
+        KernelEffect::Flags => set_mask(to, count),
         KernelEffect::Equal(data_type) => equal(to, data_type, launch),
-        _ => forget(to, count.saturating_mul(WIDEST)),
+        // The width of the elements is not known, but a kernel stays inside the block of its output.
+        _ => {
+            let end = reach::block_end(to).unwrap_or(usize::MAX);
+            forget(to, count.saturating_mul(WIDEST).min(end - to));
+        }
     }
 }
 
@@ -519,7 +580,7 @@ fn and_flags(to: usize, launch: &ElementwiseLaunch) {
         launch.write(to, Some(&result), count);
         return;
     }
-    forget(to, count);
+    set_mask(to, count);
     launch.assume(to, RECENT_FILLS.load(Ordering::Relaxed) == 0);
 }
 
@@ -534,7 +595,7 @@ fn or_flags(to: usize, launch: &ElementwiseLaunch) {
     };
     match result {
         Some::<Vec<u8>>(flags) => launch.write(to, Some(&flags), launch.count),
-        None => forget(to, launch.count),
+        None => set_mask(to, launch.count),
     }
 }
 
@@ -547,7 +608,7 @@ fn equal(to: usize, data_type: Option<DataType>, launch: &ElementwiseLaunch) {
         flags.iter_mut().for_each(|flag| *flag ^= operator as u8);
         return launch.write(to, Some(&flags), launch.count);
     }
-    forget(to, launch.count);
+    set_mask(to, launch.count);
     let different = launch.operand(1) != launch.operand(2);
     let _ = LAST_EQUALITY.try_with(|cell| cell.set(if different { to } else { 0 }));
 }
@@ -570,7 +631,7 @@ fn equal_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
             launch.write(to, Some(&result), launch.count);
         }
         None => {
-            forget(to, launch.count);
+            set_mask(to, launch.count);
             if launch.count == 1 && device_of(to).is_some() {
                 launch.assume(to, TRUE_FILL.swap(false, Ordering::Relaxed));
             }
@@ -587,7 +648,7 @@ fn compare_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
     let count = launch.count;
     let comparison = launch.operator().and_then(Comparison::from_number);
     let (Some(size), Some(comparison)) = (small_size(count, data_type), comparison) else {
-        return forget(to, count);
+        return set_mask(to, count);
     };
     let scalars = launch.scalar(data_type).repeat(count);
     match launch.input(1, data_type) {
@@ -610,7 +671,7 @@ fn small_size(count: usize, data_type: DataType) -> Option<usize> {
     count.checked_mul(reduce::width(data_type)).filter(|&size| size <= SMALL)
 }
 
-/// Applies the effect of a reduction to one value. `equality` is the address to which the launch before it
+/// Applies the effect of a reduction to one value. False when its layout is not known. `equality` is the address to which the launch before it
 /// wrote whether two tensors are equal.
 ///
 /// # Safety
@@ -623,14 +684,14 @@ unsafe fn reduce_to_one(
     data_type: DataType,
     operation: usize,
     equality: usize,
-) {
+) -> bool {
     let width = reduce::width(data_type);
     let configuration = match width {
         1 => 4,
         4 => 8,
         8 => 16,
         // Halves are accumulated in a wider type, which moves every member.
-        _ => return device.clock().invalidate_values(),
+        _ => return false,
     };
     // SAFETY: members of the struct, by the caller's promise.
     let number = |offset: usize| unsafe { read::<u32>(operation + offset) }.unwrap_or(0) as usize;
@@ -638,11 +699,11 @@ unsafe fn reduce_to_one(
     let address = |offset: usize| unsafe { read::<usize>(operation + offset) };
     let pointers = (configuration + 972usize).next_multiple_of(8);
     let (Some(from), Some(to)) = (address(pointers), address(pointers + 8)) else {
-        return device.clock().invalidate_values();
+        return false;
     };
     let (inputs, outputs) = (number(configuration + 4), number(configuration + 8));
     if number(configuration) != width || inputs == 0 {
-        return device.clock().invalidate_values();
+        return false;
     }
     // The stride is in bytes.
     let (dimensions, stride) = (number(configuration + 64), number(configuration + 64 + 4 + 300));
@@ -652,7 +713,7 @@ unsafe fn reduce_to_one(
     };
     forget(to, outputs.max(1).saturating_mul(result_width));
     if outputs != 1 {
-        return;
+        return true;
     }
     let contiguous = inputs == 1 || dimensions == 1 && stride == width;
     let size = small_size(inputs, data_type).filter(|_| contiguous);
@@ -661,10 +722,10 @@ unsafe fn reduce_to_one(
     let result = match (kind, known) {
         (ReductionKind::All | ReductionKind::Any, None) => {
             let all_hold = kind == ReductionKind::All && from != equality && equality != UNKNOWN_ADDRESS;
-            device.values().set_result(device.epoch(), to, u64::from(all_hold));
-            return;
+            device.values().set_result(to, u64::from(all_hold));
+            return true;
         }
-        (_, None) => return,
+        (_, None) => return true,
         (ReductionKind::All, Some(bytes)) => {
             let all = bytes.chunks_exact(width).all(|element| element.iter().any(|&byte| byte != 0));
             vec![u8::from(all)]
@@ -682,6 +743,7 @@ unsafe fn reduce_to_one(
     };
     // SAFETY: the output of the kernel, good for its one value.
     unsafe { write_known(to, Some(&result), result_width) };
+    true
 }
 
 #[cfg(test)]

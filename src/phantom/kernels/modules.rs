@@ -1,5 +1,5 @@
-//! Modules, libraries and links. Code that is compiled at run time (NVRTC, Triton) is accepted and never
-//! read.
+//! Modules, libraries and links. Of code that is compiled at run time (NVRTC, Triton) only the parameters of
+//! the kernels are read.
 
 use std::ffi::c_int;
 
@@ -7,14 +7,82 @@ use cudarc::driver::sys::CUlaunchConfig;
 
 use crate::core::call_table::{answers, by_contract};
 use crate::core::ffi::{Dim3, Handle, INVALID_VALUE, In, OK, Out, Status, Text, Word, opaque_handle};
+use crate::cuda::reach::Launch;
 use crate::cuda::streams::StreamHandle;
+use crate::kernels::cubin::KernelParameters;
+use crate::kernels::fatbin;
 use crate::kernels::kernel::{GLOBAL_SIZE, function_attribute, global_variable, launch, occupancy};
+use crate::kernels::signature::{self, Signature};
 
 /// `CU_MODULE_LAZY_LOADING`.
 const LAZY_LOADING: c_int = 2;
 
 fn new_handle(out: Out<usize>) -> Status {
     out.give(opaque_handle())
+}
+
+/// A module or a library: the parameters of its kernels, empty when its code is of no known form.
+#[derive(Default)]
+struct Module {
+    kernels: KernelParameters,
+}
+
+/// Loads an image.
+///
+/// # Safety
+/// `image` is null or the address of a cubin, a fat binary or a PTX text.
+unsafe fn load(out: Out<Handle<Module>>, image: usize) -> Status {
+    // SAFETY: the caller's promise.
+    out.give(Handle::new(Module { kernels: unsafe { fatbin::image_parameters(image) } }))
+}
+
+/// Loads the image in a file.
+fn load_file(out: Out<Handle<Module>>, path: &Text) -> Status {
+    let mut image = std::fs::read(path.str()).unwrap_or_default();
+    // A text ends with a zero.
+    image.extend_from_slice(&[0; 64]);
+    // SAFETY: the bytes of a file that a program loads as code, with zeros behind them.
+    unsafe { load(out, image.as_ptr() as usize) }
+}
+
+/// Gives the handle of a kernel.
+fn kernel_of(out: Out<usize>, module: Handle<Module>, name: &Text) -> Status {
+    let kernel = opaque_handle();
+    let parameters = module.get().and_then(|module| module.kernels.get(name.bytes()));
+    signature::set(kernel, parameters.map(|parameters| Signature::new(name.bytes(), parameters)));
+    out.give(kernel)
+}
+
+/// The end of the list of launch options, and its keys (`cuda.h`).
+const LAUNCH_PARAM_BUFFER_POINTER: usize = 1;
+const LAUNCH_PARAM_BUFFER_SIZE: usize = 2;
+
+/// The launch of a kernel with its arguments in one of the two forms. `None` when they are not known.
+///
+/// # Safety
+/// `arguments` and `extra` are those of a launch of this kernel: null, an array with the address of each
+/// argument, or a list of options.
+unsafe fn reach(kernel: usize, arguments: In<usize>, extra: In<usize>) -> Option<Launch> {
+    let signature = signature::of(kernel)?;
+    // SAFETY: the caller's promise: a list of keys, each with its value, that ends with a zero. The block has
+    // the size that the list states.
+    unsafe {
+        if arguments.get().is_some() || signature.is_empty() {
+            return signature.launch_with(arguments);
+        }
+        let (mut block, mut size) = (0, 0);
+        for pair in 0..2 {
+            match (extra.at(2 * pair).get()?, extra.at(2 * pair + 1).get()?) {
+                (LAUNCH_PARAM_BUFFER_POINTER, address) => block = address,
+                (LAUNCH_PARAM_BUFFER_SIZE, address) if address != 0 => {
+                    size = (address as *const usize).read_unaligned()
+                }
+                _ => break,
+            }
+        }
+        (block != 0 && size != 0)
+            .then(|| signature.launch_with_block(std::slice::from_raw_parts(block as *const u8, size)))
+    }
 }
 
 /// Writes the address and the size of a global variable of a module.
@@ -37,25 +105,46 @@ fn linked_image(cubin: Out<usize>, size: Out<usize>) -> Status {
 /// Launches with the shape and the stream of a configuration.
 ///
 /// # Safety
-/// `config` is null or holds a stream handle.
-unsafe fn launch_with(config: In<CUlaunchConfig>) -> Status {
+/// `config` is null or holds a stream handle; the others as for [`reach`].
+unsafe fn launch_with(
+    config: In<CUlaunchConfig>,
+    kernel: usize,
+    arguments: In<usize>,
+    extra: In<usize>,
+) -> Status {
     let Some(config) = config.get() else { return INVALID_VALUE };
     let grid = Dim3 { x: config.gridDimX, y: config.gridDimY, z: config.gridDimZ };
     let block = Dim3 { x: config.blockDimX, y: config.blockDimY, z: config.blockDimZ };
     // SAFETY: the caller's promise.
-    launch(grid, block, unsafe { StreamHandle::from_address(config.hStream as usize) })
+    unsafe {
+        let stream = StreamHandle::from_address(config.hStream as usize);
+        launch(grid, block, stream, reach(kernel, arguments, extra))
+    }
+}
+
+/// A tensor map of the memory at an address.
+fn tensor_map(address: usize) -> [u64; 16] {
+    let mut map = [0; 16];
+    map[0] = address as u64;
+    map
 }
 
 answers! {
-    Success fn cuModuleLoad(out: Out<usize>, _path: Text) { new_handle(out) }
-    Success fn cuModuleLoadData(out: Out<usize>, _image: Word) { new_handle(out) }
-    Success fn cuModuleLoadDataEx(out: Out<usize>, _image: Word, _count: u32, _options: Word, _values: Word) {
-        new_handle(out)
+    Success fn cuModuleLoad(out: Out<Handle<Module>>, path: Text) { load_file(out, &path) }
+    Success fn cuModuleLoadData(out: Out<Handle<Module>>, image: Word) { by_contract!(load(out, image)) }
+    Success fn cuModuleLoadDataEx(
+        out: Out<Handle<Module>>, image: Word, _count: u32, _options: Word, _values: Word,
+    ) {
+        by_contract!(load(out, image))
     }
-    Success fn cuModuleLoadFatBinary(out: Out<usize>, _image: Word) { new_handle(out) }
+    Success fn cuModuleLoadFatBinary(out: Out<Handle<Module>>, image: Word) {
+        by_contract!(load(out, image))
+    }
     Success fn cuModuleUnload(_module: Word) { OK }
     Real fn cuModuleGetLoadingMode(out: Out<c_int>) { out.give(LAZY_LOADING) }
-    Success fn cuModuleGetFunction(out: Out<usize>, _module: Word, _name: Text) { new_handle(out) }
+    Success fn cuModuleGetFunction(out: Out<usize>, module: Handle<Module>, name: Text) {
+        kernel_of(out, module, &name)
+    }
     Guess fn cuModuleGetGlobal_v2(address: Out<usize>, size: Out<usize>, module: Word, name: Text) {
         module_variable(address, size, module, &name)
     }
@@ -81,35 +170,43 @@ answers! {
         out.give(8)
     }
     Success fn cuLaunchKernel(
-        _function: Word, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
-        _shared: u32, stream: StreamHandle, _arguments: Word, _extra: Word,
+        function: Word, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+        _shared: u32, stream: StreamHandle, arguments: In<usize>, extra: In<usize>,
     ) {
-        launch(Dim3 { x: grid_x, y: grid_y, z: grid_z }, Dim3 { x: block_x, y: block_y, z: block_z }, stream)
+        let reached = by_contract!(reach(function, arguments, extra));
+        let (grid, block) = (Dim3 { x: grid_x, y: grid_y, z: grid_z }, Dim3 { x: block_x, y: block_y, z: block_z });
+        launch(grid, block, stream, reached)
     }
     Success fn cuLaunchCooperativeKernel(
-        _function: Word, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
-        _shared: u32, stream: StreamHandle, _arguments: Word,
+        function: Word, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+        _shared: u32, stream: StreamHandle, arguments: In<usize>,
     ) {
-        launch(Dim3 { x: grid_x, y: grid_y, z: grid_z }, Dim3 { x: block_x, y: block_y, z: block_z }, stream)
+        let reached = by_contract!(reach(function, arguments, In::null()));
+        let (grid, block) = (Dim3 { x: grid_x, y: grid_y, z: grid_z }, Dim3 { x: block_x, y: block_y, z: block_z });
+        launch(grid, block, stream, reached)
     }
-    Success fn cuLaunchKernelEx(config: In<CUlaunchConfig>, _function: Word, _arguments: Word, _extra: Word) {
-        by_contract!(launch_with(config))
+    Success fn cuLaunchKernelEx(
+        config: In<CUlaunchConfig>, function: Word, arguments: In<usize>, extra: In<usize>,
+    ) {
+        by_contract!(launch_with(config, function, arguments, extra))
     }
     Success fn cuLibraryLoadData(
-        out: Out<usize>, _code: Word, _options: Word, _values: Word, _count: u32, _more: Word,
+        out: Out<Handle<Module>>, code: Word, _options: Word, _values: Word, _count: u32, _more: Word,
         _more_values: Word, _more_count: u32,
     ) {
-        new_handle(out)
+        by_contract!(load(out, code))
     }
     Success fn cuLibraryLoadFromFile(
-        out: Out<usize>, _path: Text, _options: Word, _values: Word, _count: u32, _more: Word,
+        out: Out<Handle<Module>>, path: Text, _options: Word, _values: Word, _count: u32, _more: Word,
         _more_values: Word, _more_count: u32,
     ) {
-        new_handle(out)
+        load_file(out, &path)
     }
     Success fn cuLibraryUnload(_library: Word) { OK }
-    Success fn cuLibraryGetKernel(out: Out<usize>, _library: Word, _name: Text) { new_handle(out) }
-    Success fn cuLibraryGetModule(out: Out<usize>, _library: Word) { new_handle(out) }
+    Success fn cuLibraryGetKernel(out: Out<usize>, library: Handle<Module>, name: Text) {
+        kernel_of(out, library, &name)
+    }
+    Real fn cuLibraryGetModule(out: Out<Handle<Module>>, library: Handle<Module>) { out.give(library) }
     Guess fn cuLibraryGetGlobal(address: Out<usize>, size: Out<usize>, library: Word, name: Text) {
         module_variable(address, size, library, &name)
     }
@@ -126,8 +223,13 @@ answers! {
     Success fn cuLinkAddFile_v2(_state: Word, _kind: Word, _path: Text) { OK }
     Success fn cuLinkComplete(_state: Word, cubin: Out<usize>, size: Out<usize>) { linked_image(cubin, size) }
     Success fn cuLinkDestroy(_state: Word) { OK }
-    /// A tensor map is 128 bytes that only kernels read.
-    Success fn cuTensorMapEncodeTiled(map: Out<[u64; 16]>) { map.give([0; 16]) }
-    Success fn cuTensorMapEncodeIm2col(map: Out<[u64; 16]>) { map.give([0; 16]) }
-    Success fn cuTensorMapReplaceAddress(_map: Word, _address: Word) { OK }
+    /// A tensor map is 128 bytes that only kernels read. Here it holds the address, which the kernel may write
+    /// to.
+    Success fn cuTensorMapEncodeTiled(map: Out<[u64; 16]>, _type: c_int, _rank: u32, address: Word) {
+        map.give(tensor_map(address))
+    }
+    Success fn cuTensorMapEncodeIm2col(map: Out<[u64; 16]>, _type: c_int, _rank: u32, address: Word) {
+        map.give(tensor_map(address))
+    }
+    Success fn cuTensorMapReplaceAddress(map: Out<[u64; 16]>, address: Word) { map.give(tensor_map(address)) }
 }

@@ -3,15 +3,21 @@
 //! The workspaces are PyTorch's own (`CUBLAS_WORKSPACE_CONFIG`, `CUBLASLT_WORKSPACE_SIZE`), so their memory
 //! is right for any algorithm. The products themselves are in [`generated`](crate::table::generated).
 
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::{LazyLock, Mutex};
 
 use cudarc::cublaslt::sys::{cublasLtMatmulAlgo_t, cublasLtMatmulHeuristicResult_t, cublasStatus_t};
 
+use crate::core::addresses::may_be_address;
 use crate::core::call_table::answers;
-use crate::core::ffi::{Handle, OK, Out, Status, Word};
+use crate::core::ffi::{Handle, In, OK, Out, Status, Word};
+use crate::core::lock::lock;
+use crate::cuda::reach::{Holder, hold};
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::launch_library;
+use crate::libs::library_calls::launch_of;
 
 /// The state of a cuBLAS handle.
 #[derive(Default)]
@@ -37,6 +43,15 @@ fn get(handle: Handle<BlasHandle>, out: Out<c_int>, field: impl Fn(&BlasHandle) 
     out.give(field(handle).load(Ordering::Relaxed))
 }
 
+/// The device addresses that descriptions of products hold: of a bias, of a second output, of scales.
+static ADDRESSES: LazyLock<Mutex<HashMap<usize, Vec<usize>>>> = LazyLock::new(Mutex::default);
+
+fn add_address(description: usize, address: usize) {
+    if may_be_address(address) {
+        lock(&ADDRESSES).entry(description).or_default().push(address);
+    }
+}
+
 const _: () = assert!(size_of::<cublasLtMatmulHeuristicResult_t>() == 96);
 
 answers! {
@@ -51,7 +66,22 @@ answers! {
         let Some(handle) = handle.get() else { return NOT_INITIALIZED };
         out.give(handle.stream.load(Ordering::Relaxed))
     }
-    Success fn cublasSetWorkspace_v2(_handle: Word, _workspace: Word, _size: usize) { OK }
+    Success fn cublasSetWorkspace_v2(_handle: Word, workspace: Word, _size: usize) {
+        hold(Holder::Libraries, workspace);
+        OK
+    }
+    Success fn cublasLtMatmulDescSetAttribute(
+        description: Word, _attribute: c_int, value: In<usize>, size: usize,
+    ) {
+        if let (8, Some(address)) = (size, value.get()) {
+            add_address(description, address);
+        }
+        OK
+    }
+    Success fn cublasLtMatmulDescDestroy(description: Word) {
+        lock(&ADDRESSES).remove(&description);
+        OK
+    }
     Real fn cublasSetMathMode(handle: Handle<BlasHandle>, mode: c_int) {
         set(handle, mode, |handle| &handle.math_mode)
     }
@@ -88,10 +118,15 @@ answers! {
         count.give(1)
     }
     Success fn cublasLtMatmul(
-        _handle: Word, _operation: Word, _alpha: Word, _a: Word, _a_layout: Word, _b: Word, _b_layout: Word,
-        _beta: Word, _c: Word, _c_layout: Word, _d: Word, _d_layout: Word, _algorithm: Word, _workspace: Word,
+        _handle: Word, operation: Word, _alpha: Word, a: Word, _a_layout: Word, b: Word, _b_layout: Word,
+        _beta: Word, c: Word, _c_layout: Word, d: Word, _d_layout: Word, _algorithm: Word, workspace: Word,
         _size: usize, stream: StreamHandle,
     ) {
-        launch_library(stream)
+        let mut launch = launch_of(&[d, workspace]);
+        [a, b, c].iter().for_each(|&input| launch.reads(input));
+        if let Some(addresses) = lock(&ADDRESSES).get(&operation) {
+            launch.add(&launch_of(addresses));
+        }
+        launch_library(stream, Some(launch))
     }
 }

@@ -16,7 +16,7 @@ use cudarc::cudnn::sys::{
 };
 
 use crate::core::call_table::{answers, by_contract};
-use crate::core::ffi::{Handle, OK, Out, Status, Word, codes};
+use crate::core::ffi::{Handle, In, OK, Out, Status, Word, codes};
 use crate::core::host_state::{current, host_state};
 use crate::core::lock::lock;
 use crate::cuda::device_attributes::{
@@ -27,8 +27,10 @@ use crate::cuda::device_attributes::{
     CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
     CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, attribute, driver_version,
 };
+use crate::cuda::reach::{Holder, hold};
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::launch_library;
+use crate::libs::library_calls::launch_of;
 
 /// The first version that can choose plans without a device.
 const FIRST_DEVICELESS: usize = 90_800;
@@ -57,7 +59,7 @@ codes!(cudnnBackendAttributeName_t {
     CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION,
 });
 
-codes!(cudnnBackendAttributeType_t { CUDNN_TYPE_BACKEND_DESCRIPTOR, CUDNN_TYPE_CHAR });
+codes!(cudnnBackendAttributeType_t { CUDNN_TYPE_BACKEND_DESCRIPTOR, CUDNN_TYPE_CHAR, CUDNN_TYPE_VOID_PTR });
 
 /// The attribute by which a descriptor of this type takes the description of a device.
 fn description_attribute(descriptor_type: c_int) -> Option<c_int> {
@@ -216,6 +218,7 @@ unsafe fn create_descriptor(descriptor_type: c_int, out: Out<usize>) -> Status {
 /// # Safety
 /// By the contract of `cudnnBackendDestroyDescriptor`.
 unsafe fn destroy_descriptor(descriptor: usize) -> Status {
+    lock(&ADDRESSES).remove(&descriptor);
     let Some(real) = real() else { return OK };
     lock(&real.types).remove(&descriptor);
     // SAFETY: the caller's promise.
@@ -304,6 +307,20 @@ unsafe fn stand_in(name: c_int, count: Out<i64>, values: usize) -> Status {
     OK
 }
 
+/// The device addresses that descriptors hold: those of variant packs.
+static ADDRESSES: LazyLock<Mutex<HashMap<usize, Vec<usize>>>> = LazyLock::new(Mutex::default);
+
+/// Keeps the addresses that a descriptor gets.
+///
+/// # Safety
+/// `values` is null or has `count` elements.
+unsafe fn keep_addresses(descriptor: usize, count: i64, values: In<usize>) {
+    let count = usize::try_from(count).unwrap_or(0);
+    // SAFETY: index < count.
+    let all = (0..count).filter_map(|index| unsafe { values.at(index) }.get());
+    lock(&ADDRESSES).entry(descriptor).or_default().extend(all);
+}
+
 /// The streams that the program set on its handles.
 static STREAMS: LazyLock<Mutex<HashMap<usize, StreamHandle>>> = LazyLock::new(Mutex::default);
 
@@ -327,6 +344,9 @@ answers! {
     Real fn cudnnBackendSetAttribute(descriptor: Word, name: c_int, kind: c_int, count: i64, values: Word) {
         // The real library cannot use our handle.
         let is_handle = matches!(name, CUDNN_ATTR_OPERATIONGRAPH_HANDLE | CUDNN_ATTR_EXECUTION_PLAN_HANDLE);
+        if kind == CUDNN_TYPE_VOID_PTR {
+            by_contract!(keep_addresses(descriptor, count, In::from_address(values)));
+        }
         match real() {
             Some(real) if !is_handle => by_contract!((real.set)(descriptor, name, kind, count, values)),
             _ => OK,
@@ -338,7 +358,22 @@ answers! {
     ) {
         by_contract!(get_attribute(descriptor, AttributeRequest { name, kind, wanted, count, values }))
     }
-    Success fn cudnnBackendExecute(handle: Word, _plan: Word, _values: Word) {
-        launch_library(stream_of(handle))
+    Success fn cudnnBackendExecute(handle: Word, _plan: Word, values: Word) {
+        let addresses = lock(&ADDRESSES).get(&values).cloned();
+        // A stand-in reuses no descriptor, and the real library's have been seen.
+        launch_library(stream_of(handle), addresses.map(|addresses| launch_of(&addresses)))
+    }
+    /// The descriptor holds the address of the generator's state, which later calls advance.
+    Success fn cudnnSetDropoutDescriptor(
+        _descriptor: Word, _handle: Word, _probability: f32, states: Word, _size: usize, _seed: u64,
+    ) {
+        hold(Holder::Libraries, states);
+        OK
+    }
+    Success fn cudnnRestoreDropoutDescriptor(
+        _descriptor: Word, _handle: Word, _probability: f32, states: Word, _size: usize, _seed: u64,
+    ) {
+        hold(Holder::Libraries, states);
+        OK
     }
 }

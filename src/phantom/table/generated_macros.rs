@@ -9,13 +9,57 @@ macro_rules! success {
     };
 }
 
-/// Functions that return success and take device time.
+/// Functions that return success and take device time, with an effect on the memory that their arguments reach
+/// ([`library_calls`](crate::libs::library_calls)). Their signatures differ, so each passes its registers and
+/// its place on the stack on.
 macro_rules! work {
     ($($name:ident),* $(,)?) => {
-        $crate::core::call_table::constant_answers! {
-            WORK, work_entries, Success, $crate::kernels::kernel::launch_library_on_default_stream(),
-            $($name),*
+        #[expect(non_upper_case_globals, reason = "named as the functions that they describe")]
+        mod work_entries {
+            use $crate::core::call_table::{AnswerKind, CallEntry};
+            $(pub(super) static $name: CallEntry =
+                CallEntry::new(stringify!($name), AnswerKind::Success, super::$name as *const ());)*
         }
+
+        /// The part of these functions that is written in Rust.
+        mod work_bodies {
+            $(#[expect(non_snake_case, reason = "named as the function that calls it")]
+            pub(super) unsafe extern "C" fn $name(
+                arguments: &$crate::libs::library_calls::RawArguments,
+            ) -> $crate::core::ffi::Status {
+                super::work_entries::$name.count_call();
+                $crate::core::call_table::refuse_by_rule!($name);
+                const EFFECT: $crate::libs::library_calls::CallEffect =
+                    $crate::libs::library_calls::CallEffect::of(stringify!($name));
+                $crate::libs::library_calls::launch(EFFECT, arguments)
+            })*
+        }
+
+        /// These functions.
+        pub(crate) static WORK: &[&$crate::core::call_table::CallEntry] = &[$(&work_entries::$name),*];
+
+        $(
+            // SAFETY: no other definition of this name is linked into the library.
+            #[unsafe(no_mangle)]
+            #[unsafe(naked)]
+            unsafe extern "C" fn $name() -> $crate::core::ffi::Status {
+                // The six registers go below the return address, behind which are the other arguments.
+                core::arch::naked_asm!(
+                    "push r9",
+                    "push r8",
+                    "push rcx",
+                    "push rdx",
+                    "push rsi",
+                    "push rdi",
+                    "mov rdi, rsp",
+                    "sub rsp, 8",
+                    "call {body}",
+                    "add rsp, 56",
+                    "ret",
+                    body = sym work_bodies::$name
+                )
+            }
+        )*
     };
 }
 

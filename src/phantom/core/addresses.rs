@@ -1,0 +1,48 @@
+//! Device addresses inside bytes: in the parameters of a kernel, and in data that a program copies.
+
+use crate::core::vram;
+
+/// Calls `found` with each device address at a multiple of four bytes and its offset. An address has eight
+/// bytes; structs that are not packed hold it at a multiple of eight, and packed ones hardly ever at an odd
+/// place.
+pub(crate) fn in_parameter(bytes: &[u8], found: impl FnMut(usize, usize)) {
+    scan(bytes, 4, found);
+}
+
+/// Calls `found` for each device address of a table: at multiples of eight bytes.
+pub(crate) fn in_table(bytes: &[u8], mut found: impl FnMut(usize)) {
+    scan(bytes, 8, |address, _| found(address));
+}
+
+fn scan(bytes: &[u8], step: usize, mut found: impl FnMut(usize, usize)) {
+    for (index, window) in bytes.windows(size_of::<usize>()).step_by(step).enumerate() {
+        let Ok(word) = window.try_into() else { continue };
+        let value = usize::from_le_bytes(word);
+        if may_be_address(value) {
+            found(value, index * step);
+        }
+    }
+}
+
+/// Returns true for the addresses of devices and of pinned memory, which may lead to others.
+pub(crate) fn may_be_address(value: usize) -> bool {
+    vram::is_device(value) || vram::PINNED.contains(&value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_found_in_packed_parameters_and_in_tables() {
+        let address = 0x1000_0020_0000usize;
+        let mut bytes = vec![0u8; 36];
+        bytes[4..12].copy_from_slice(&address.to_le_bytes());
+        bytes[24..32].copy_from_slice(&(address + 8).to_le_bytes());
+        let (mut all, mut aligned) = (Vec::new(), Vec::new());
+        in_parameter(&bytes, |found, offset| all.push((found, offset)));
+        in_table(&bytes, |found| aligned.push(found));
+        assert_eq!((all, aligned), (vec![(address, 4), (address + 8, 24)], vec![address + 8]));
+        in_parameter(&[0xff; 7], |_, _| panic!("seven bytes hold no address"));
+    }
+}

@@ -1,0 +1,160 @@
+//! Loops on invented values. A program that waits for a value that no kernel computes would never end.
+//!
+//! Two bounds stop it. The first counts all small reads of invented values without input from the host. The
+//! second counts the reads of one place with one answer while every input from the host repeats an earlier
+//! one: such a program sends and reads the same again and again, as a server does whose sequences never grow.
+
+use std::collections::HashMap;
+use std::hash::Hasher;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{LazyLock, Mutex};
+
+use rustc_hash::FxHasher;
+
+use crate::core::lock::lock;
+
+/// An input of at least this many bytes from the host means that the program makes progress.
+const PROGRESS_INPUT: usize = 1 << 10;
+/// After this many invented flags without input from the host, one reads true: a loop that waits for
+/// "finished" ends as it would at its length limit.
+const MAX_IDLE_FLAGS: u64 = 4096;
+/// After this many invented values without input from the host, reads fail.
+const MAX_IDLE_READS: u64 = 100_000;
+
+/// The variable that holds the second bound.
+pub(crate) const READS_VARIABLE: &str = "MEMTRACE_PHANTOM_READS";
+/// The second bound when the variable is not set.
+const DEFAULT_READS: u64 = 20_000;
+/// The places that are counted. A program that loops reads few.
+const MOST_PLACES: usize = 4096;
+/// The number of recent inputs that are remembered.
+const RECENT_INPUTS: usize = 4096;
+
+/// Reads of invented values since the last input from the host, and those of a single byte.
+static IDLE_READS: AtomicU64 = AtomicU64::new(0);
+static IDLE_FLAGS: AtomicU64 = AtomicU64::new(0);
+/// A place and its answer: address, size, number.
+type Place = (usize, usize, u64);
+/// The reads of each place since the last new input.
+static PLACES: LazyLock<Mutex<HashMap<Place, u64>>> = LazyLock::new(Mutex::default);
+/// Hashes of recent inputs, each at the place that it selects.
+static INPUTS: [AtomicU64; RECENT_INPUTS] = [const { AtomicU64::new(0) }; RECENT_INPUTS];
+
+/// Parses the value of [`READS_VARIABLE`]; 0 means no bound. `None` when it is invalid.
+pub(crate) fn parse_reads(text: &str) -> Option<u64> {
+    match text.trim() {
+        "" => Some(DEFAULT_READS),
+        text => text.parse().ok(),
+    }
+}
+
+/// The second bound that the environment asks for. `None` when it is invalid.
+pub(crate) fn requested_reads() -> Option<u64> {
+    parse_reads(&std::env::var(READS_VARIABLE).unwrap_or_default())
+}
+
+/// The second bound.
+fn most_reads() -> u64 {
+    static READS: LazyLock<u64> = LazyLock::new(|| requested_reads().unwrap_or(DEFAULT_READS));
+    *READS
+}
+
+/// The verdict about a read of an invented value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Continue,
+    /// A flag that reads true now.
+    Flag,
+    /// The program loops.
+    Stop,
+}
+
+/// Counts a read of `size` bytes at an address that gives this answer.
+pub(crate) fn read(address: usize, size: usize, answer: u64) -> Verdict {
+    if is_repeated(address, size, answer) {
+        return Verdict::Stop;
+    }
+    if size > 8 {
+        return Verdict::Continue;
+    }
+    if IDLE_READS.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_IDLE_READS {
+        return Verdict::Stop;
+    }
+    let is_idle_flag = size == 1 && answer == 0;
+    if is_idle_flag && (IDLE_FLAGS.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(MAX_IDLE_FLAGS) {
+        return Verdict::Flag;
+    }
+    Verdict::Continue
+}
+
+/// Returns true if the same read came too often.
+fn is_repeated(address: usize, size: usize, answer: u64) -> bool {
+    let most = most_reads();
+    if most == 0 {
+        return false;
+    }
+    let mut places = lock(&PLACES);
+    if places.len() >= MOST_PLACES {
+        places.clear();
+    }
+    let count = places.entry((address, size, answer)).or_default();
+    *count += 1;
+    *count >= most
+}
+
+/// Counts an input from the host whose bytes are not looked at. It shows that the program does not wait for an
+/// invented value.
+pub(crate) fn count_large_input() {
+    IDLE_READS.store(0, Ordering::Relaxed);
+    IDLE_FLAGS.store(0, Ordering::Relaxed);
+    lock(&PLACES).clear();
+}
+
+/// Counts an input from the host.
+pub(crate) fn count_input(bytes: &[u8]) {
+    if bytes.len() >= PROGRESS_INPUT {
+        IDLE_READS.store(0, Ordering::Relaxed);
+        IDLE_FLAGS.store(0, Ordering::Relaxed);
+    }
+    let mut hasher = FxHasher::default();
+    hasher.write(bytes);
+    // Zero marks an unused place.
+    let hash = hasher.finish() | 1;
+    let place = &INPUTS[(hash >> 1) as usize % RECENT_INPUTS];
+    if place.swap(hash, Ordering::Relaxed) != hash {
+        lock(&PLACES).clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_that_gives_one_answer_again_and_again_stops_unless_the_input_is_new() {
+        // The places are shared by the tests of this process, so the address is this test's own.
+        let repeats = |times: u64| (0..times).any(|_| is_repeated(0xabc0, 16, 3));
+        count_input(b"a first input");
+        assert!(!repeats(DEFAULT_READS / 2));
+        count_input(b"another input");
+        assert!(!repeats(DEFAULT_READS - 1));
+        let input = vec![7; 16];
+        count_input(&input);
+        assert!((0..DEFAULT_READS).any(|_| {
+            count_input(&input);
+            is_repeated(0xabc0, 16, 3)
+        }));
+        count_large_input();
+        assert!(!repeats(DEFAULT_READS - 1));
+    }
+
+    #[test]
+    fn phantom_reads_is_a_number_and_zero_means_no_bound() {
+        assert_eq!(parse_reads(""), Some(DEFAULT_READS));
+        assert_eq!(parse_reads(" 0 "), Some(0));
+        assert_eq!(parse_reads("500"), Some(500));
+        for wrong in ["-1", "many", "1e3", "99999999999999999999"] {
+            assert_eq!(parse_reads(wrong), None, "{wrong}");
+        }
+    }
+}

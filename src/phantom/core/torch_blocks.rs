@@ -1,0 +1,76 @@
+//! The live blocks of PyTorch's caching allocator, as it reports them.
+//!
+//! The allocator cuts what it gets from `cudaMalloc` into blocks. A kernel that is given an address of a block
+//! may write the whole block, and writes no other one. Without these reports the smallest unit would be an
+//! allocation of the driver, which holds hundreds of small tensors.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use crate::core::lock::lock;
+
+/// Start and end of each live block.
+static BLOCKS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+
+/// A block was handed out (`size` > 0) or taken back (`size` < 0).
+pub(crate) fn report(address: usize, size: i64) {
+    let mut blocks = lock(&BLOCKS);
+    if size <= 0 {
+        blocks.remove(&address);
+        return;
+    }
+    let end = address.saturating_add(size as usize);
+    // The report of a free may be missing: an older block that overlaps is gone.
+    while let Some((&start, _)) = blocks.range(..end).next_back().filter(|&(_, &stop)| stop > address) {
+        blocks.remove(&start);
+    }
+    blocks.insert(address, end);
+}
+
+/// The block that contains an address: its start and its end.
+pub(crate) fn find(address: usize) -> Option<(usize, usize)> {
+    let (&start, &end) = lock(&BLOCKS).range(..=address).next_back()?;
+    (address < end).then_some((start, end))
+}
+
+/// The free part around an address that is in no block, of an allocation of the driver that has this start and
+/// this end: the whole when it has no block.
+pub(crate) fn gap(address: usize, start: usize, end: usize) -> (usize, usize) {
+    let blocks = lock(&BLOCKS);
+    let before = blocks.range(start..=address).next_back().map_or(start, |(_, &stop)| stop);
+    let after = blocks.range(address..end).next().map_or(end, |(&first, _)| first);
+    (before.min(address), after)
+}
+
+/// Forgets the blocks in a range that the driver took back.
+pub(crate) fn forget(address: usize, size: usize) {
+    let mut blocks = lock(&BLOCKS);
+    let gone: Vec<_> = blocks.range(address..address.saturating_add(size)).map(|(&start, _)| start).collect();
+    for start in gone {
+        blocks.remove(&start);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_found_by_any_of_its_addresses_until_it_is_taken_back() {
+        report(0x7000_0000, 512);
+        report(0x7000_0200, 1024);
+        assert_eq!(find(0x7000_01ff), Some((0x7000_0000, 0x7000_0200)));
+        assert_eq!(find(0x7000_05ff), Some((0x7000_0200, 0x7000_0600)));
+        assert_eq!(find(0x7000_0600), None);
+        assert_eq!(gap(0x7000_0700, 0x7000_0000, 0x7000_1000), (0x7000_0600, 0x7000_1000));
+        report(0x7000_0000, -512);
+        assert_eq!(find(0x7000_0000), None);
+        assert_eq!(gap(0x7000_0010, 0x7000_0000, 0x7000_1000), (0x7000_0000, 0x7000_0200));
+        assert_eq!(gap(0x6000_0010, 0x6000_0000, 0x6000_1000), (0x6000_0000, 0x6000_1000));
+        // A block over the place of one whose free was not reported.
+        report(0x7000_0100, 4096);
+        assert_eq!(find(0x7000_0200), Some((0x7000_0100, 0x7000_1100)));
+        forget(0x7000_0000, 0x10000);
+        assert_eq!(find(0x7000_0200), None);
+    }
+}

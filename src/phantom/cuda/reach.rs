@@ -1,0 +1,263 @@
+//! The memory that a launch may write.
+//!
+//! A kernel of unknown effect may write each block to which an argument points, each block to which an address
+//! points that it can load from there ([`address_tables`](crate::core::address_tables)), and nothing else. So
+//! only these blocks become unknown. Where the arguments are not known, all memory does.
+//!
+//! Assumed is that a kernel does not leave the blocks whose addresses it has, which C++ demands, and that it
+//! stores no address of its own parameters in memory, unless its name says so ([`Launch::stores_addresses`]).
+
+use std::sync::Mutex;
+
+use crate::core::address_tables::{self, Targets};
+use crate::core::addresses;
+use crate::core::host_state::{device, host_state};
+use crate::core::lock::lock;
+use crate::core::torch_blocks;
+use crate::core::vram::{self, BlockPurpose};
+use crate::cuda::{memory, vmm};
+
+/// The bytes of host memory that are searched for addresses when a kernel is given an address there.
+const HOST_TABLE: usize = 64 << 10;
+
+/// Memory that an address stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// The block around a device address: PyTorch's, or else the driver's.
+    Device { start: usize, end: usize },
+    /// Memory that the host and kernels read and write: pinned, registered or managed. The host may have put
+    /// addresses there at any time.
+    Host { start: usize, end: usize },
+}
+
+impl Extent {
+    /// The memory around an address; `None` when there is none.
+    pub(crate) fn of(address: usize) -> Option<Self> {
+        if let Some((start, end)) = torch_blocks::find(address) {
+            return Some(Self::Device { start, end });
+        }
+        let Some(index) = vram::share_of(address) else {
+            if vram::is_device(address) {
+                let (start, end) = vmm::reservation(address)?;
+                let (start, end) = torch_blocks::gap(address, start, end);
+                return Some(Self::Device { start, end });
+            }
+            return memory::host_range(address).map(|(start, end)| Self::Host { start, end });
+        };
+        let device = device(index as i32)?;
+        if let Some((start, size)) = device.pool().find(address) {
+            return Some(Self::Device { start, end: start + size });
+        }
+        let (start, block) = device.vram().find(address)?;
+        let end = start + block.size;
+        Some(match block.purpose {
+            BlockPurpose::Managed => Self::Host { start, end },
+            // Parameters may hold stale addresses, of blocks that are free now.
+            _ => {
+                let (start, end) = torch_blocks::gap(address, start, end);
+                Self::Device { start, end }
+            }
+        })
+    }
+
+    /// Marks the memory as unknown.
+    fn forget(self) {
+        let (Self::Device { start, end } | Self::Host { start, end }) = self;
+        for device in devices_of(start) {
+            device.values().forget_reached(start, end - start);
+        }
+    }
+
+    /// Adds the addresses that the memory may hold.
+    fn targets(self, targets: &mut Targets) {
+        match self {
+            Self::Device { start, end } if address_tables::exist() => {
+                for device in devices_of(start) {
+                    device.values().targets(start, end, targets);
+                }
+            }
+            Self::Device { .. } => {}
+            Self::Host { start, end } => match read_host(start, (end - start).min(HOST_TABLE)) {
+                Some(bytes) => addresses::in_table(&bytes, |address| targets.add(address)),
+                None => targets.add_any(),
+            },
+        }
+    }
+
+    /// Makes the memory a table.
+    fn add_table(self, targets: &Targets) {
+        if let Self::Device { start, end } = self {
+            for device in devices_of(start) {
+                device.values().tables.add(start, end, targets);
+            }
+        }
+    }
+}
+
+/// The end of the block around a device address.
+pub(crate) fn block_end(address: usize) -> Option<usize> {
+    match Extent::of(address)? {
+        Extent::Device { end, .. } | Extent::Host { end, .. } => Some(end),
+    }
+}
+
+/// The bytes of host memory. The system reads them, because a program may unmap memory that it registered.
+/// `None` when it does not.
+fn read_host(start: usize, length: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0u8; length];
+    let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: length };
+    let remote = libc::iovec { iov_base: start as *mut _, iov_len: length };
+    // SAFETY: writes at most `length` bytes into the vector, and checks the other range itself.
+    let read = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
+    bytes.truncate(usize::try_from(read).ok()?);
+    Some(bytes)
+}
+
+/// The devices that may keep the values of an address: its own, or all for a reserved range, whose values are
+/// stored with the device of its mapping.
+pub(crate) fn devices_of(address: usize) -> impl Iterator<Item = &'static crate::core::device::Device> {
+    let all = &host_state().devices;
+    let range = match vram::share_of(address) {
+        Some(index) => index.min(all.len())..(index + 1).min(all.len()),
+        None if vram::is_device(address) => 0..all.len(),
+        None => 0..0,
+    };
+    all[range].iter()
+}
+
+/// Addresses that kernels, or library calls, may have without an argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holder {
+    /// Global variables of kernels hold it.
+    Kernels,
+    /// A handle or a descriptor of a math library holds it.
+    Libraries,
+}
+
+static HELD: [Mutex<Targets>; 2] = [const { Mutex::new(Targets::new()) }; 2];
+
+/// Remembers an address that later launches may write to without an argument.
+pub(crate) fn hold(holder: Holder, address: usize) {
+    if vram::is_device(address) {
+        lock(&HELD[holder as usize]).add(address);
+    }
+}
+
+/// A launch: the memory that its arguments reach.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Launch {
+    /// The memory to which its arguments point and which it may write.
+    written: Vec<Extent>,
+    /// The memory to which its arguments point and which it only reads.
+    read: Vec<Extent>,
+    /// It may store the addresses of its arguments in memory, for a later kernel.
+    pub(crate) stores_addresses: bool,
+    /// It loads addresses to write through them and copies none.
+    pub(crate) only_dereferences: bool,
+    /// It belongs to a math library.
+    is_library: bool,
+}
+
+fn add_extent(list: &mut Vec<Extent>, address: usize) {
+    if let Some(extent) = Extent::of(address)
+        && !list.contains(&extent)
+    {
+        list.push(extent);
+    }
+}
+
+impl Launch {
+    /// The same launch as the work of a math library.
+    pub(crate) fn of_library(mut self) -> Self {
+        self.is_library = true;
+        self
+    }
+
+    /// Adds an address that it may write to.
+    pub(crate) fn writes(&mut self, address: usize) {
+        add_extent(&mut self.written, address);
+    }
+
+    /// Adds an address that it only reads. It may find other addresses there.
+    pub(crate) fn reads(&mut self, address: usize) {
+        if self.stores_addresses || address_tables::exist() || !vram::is_device(address) {
+            add_extent(&mut self.read, address);
+        }
+    }
+
+    /// Adds what another launch reaches.
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (mine, others) in [(&mut self.written, &other.written), (&mut self.read, &other.read)] {
+            for &extent in others {
+                if !mine.contains(&extent) {
+                    mine.push(extent);
+                }
+            }
+        }
+    }
+
+    /// Marks the memory that the launch reaches as unknown. A captured launch does so when its graph is
+    /// launched: its blocks are those of the capture, and what they hold is looked up now.
+    pub(crate) fn apply(&self) {
+        let mut targets = Targets::default();
+        for extent in &self.written {
+            extent.forget();
+        }
+        for extent in self.written.iter().chain(&self.read) {
+            extent.targets(&mut targets);
+        }
+        let held = lock(&HELD[Holder::Kernels as usize]).clone();
+        targets.add_all(&held);
+        if self.is_library {
+            targets.add_all(&lock(&HELD[Holder::Libraries as usize]));
+        }
+        let found_addresses = targets != held;
+        if !forget_targets(&mut targets, &self.written) {
+            return forget_everything();
+        }
+        // A range over plain numbers has one address, that of its output.
+        let stores_addresses = self.stores_addresses && self.written.len() + self.read.len() > 1;
+        if stores_addresses {
+            for extent in self.written.iter().chain(&self.read) {
+                let (Extent::Device { start, .. } | Extent::Host { start, .. }) = *extent;
+                targets.add(start);
+            }
+        }
+        if stores_addresses || found_addresses && !self.only_dereferences && !self.is_library {
+            for extent in &self.written {
+                extent.add_table(&targets);
+            }
+        }
+    }
+}
+
+/// Marks the memory around the targets as unknown, and the memory that it leads to. Adds what it finds to the
+/// targets. False when they may be any address.
+fn forget_targets(targets: &mut Targets, done: &[Extent]) -> bool {
+    let mut done = done.to_vec();
+    loop {
+        let Some(addresses) = targets.addresses() else { return false };
+        let new: Vec<_> = addresses.iter().filter_map(|&address| Extent::of(address)).collect();
+        let mut found = Targets::default();
+        let mut is_new = false;
+        for extent in new {
+            if !done.contains(&extent) {
+                done.push(extent);
+                is_new = true;
+                extent.forget();
+                extent.targets(&mut found);
+            }
+        }
+        if !is_new {
+            return true;
+        }
+        targets.add_all(&found);
+    }
+}
+
+/// Marks all memory of all devices as unknown: a launch may have written any of it.
+pub(crate) fn forget_everything() {
+    for device in &host_state().devices {
+        device.values().forget_all();
+    }
+}

@@ -1,0 +1,261 @@
+//! The parameters of kernels, from compiled code: their offsets and their sizes.
+//!
+//! A cubin is an ELF file. Its section `.nv.info.NAME` holds attributes of the kernel NAME, among them one for
+//! each parameter (`EIATTR_KPARAM_INFO`), as `cuobjdump -elf` prints them. NVIDIA does not document the format.
+//! PTX is text and names its parameters.
+
+use std::collections::HashMap;
+
+/// One parameter of a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Parameter {
+    /// The position in the list of arguments.
+    pub(crate) index: usize,
+    /// The offset in the parameter block, and the length. In bytes.
+    pub(crate) offset: usize,
+    pub(crate) size: usize,
+}
+
+/// The parameters of the kernels of one piece of code, by name.
+pub(crate) type KernelParameters = HashMap<Box<[u8]>, Box<[Parameter]>>;
+
+pub(crate) const ELF_MAGIC: &[u8] = b"\x7fELF";
+
+/// The size of a section header of a 64-bit ELF file.
+const SECTION_HEADER: usize = 64;
+/// Attribute formats: none, a byte, 16 bits in the place of a size, and bytes of the stated size.
+const FORMAT_SIZED: u8 = 4;
+const KPARAM_INFO: u8 = 0x17;
+/// The size of all parameters, in 16 bits.
+const CBANK_PARAM_SIZE: u8 = 0x19;
+
+fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
+    let mut wide = [0; 8];
+    wide[..N].copy_from_slice(bytes.get(at..at.checked_add(N)?)?);
+    Some(u64::from_le_bytes(wide))
+}
+
+fn size_at(bytes: &[u8], at: usize) -> Option<usize> {
+    number::<8>(bytes, at).and_then(|value| usize::try_from(value).ok())
+}
+
+/// A section: the offset of its name in the table of names, and its range in the file.
+struct Section {
+    name: usize,
+    start: usize,
+    end: usize,
+}
+
+fn sections(elf: &[u8]) -> Option<(Vec<Section>, usize)> {
+    let table = size_at(elf, 0x28)?;
+    let (entry, count) = (number::<2>(elf, 0x3a)? as usize, number::<2>(elf, 0x3c)? as usize);
+    let names = number::<2>(elf, 0x3e)? as usize;
+    if entry < SECTION_HEADER {
+        return None;
+    }
+    let mut all = Vec::with_capacity(count);
+    for index in 0..count {
+        let header = table.checked_add(index * entry)?;
+        let start = size_at(elf, header.checked_add(0x18)?)?;
+        let end = start.checked_add(size_at(elf, header + 0x20)?)?;
+        all.push(Section { name: number::<4>(elf, header)? as usize, start, end });
+    }
+    Some((all, names))
+}
+
+/// The length of the ELF file whose first bytes these are: the end of its last part.
+pub(crate) fn elf_length(header: &[u8; 64], read: impl Fn(usize, usize) -> Option<Vec<u8>>) -> Option<usize> {
+    let table = size_at(header, 0x28)?;
+    let (entry, count) = (number::<2>(header, 0x3a)? as usize, number::<2>(header, 0x3c)? as usize);
+    let end = table.checked_add(entry * count)?;
+    let headers = read(table, entry * count)?;
+    let parts = (0..count).filter_map(|index| {
+        // A section without bits in the file (SHT_NOBITS).
+        if number::<4>(&headers, index * entry + 4)? == 8 {
+            return None;
+        }
+        size_at(&headers, index * entry + 0x18)?.checked_add(size_at(&headers, index * entry + 0x20)?)
+    });
+    parts.max().map(|parts| parts.max(end)).or(Some(end))
+}
+
+/// The parameters of all kernels of a cubin.
+pub(crate) fn of_cubin(elf: &[u8]) -> KernelParameters {
+    let mut all = KernelParameters::new();
+    let Some((sections, names)) = sections(elf).filter(|_| elf.starts_with(ELF_MAGIC)) else { return all };
+    let Some(names) = sections.get(names) else { return all };
+    for section in &sections {
+        let name = elf.get(names.start.saturating_add(section.name)..names.end).unwrap_or_default();
+        let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+        if let Some(kernel) = name.strip_prefix(b".nv.info.")
+            && let Some(attributes) = elf.get(section.start..section.end)
+            && let Some(parameters) = of_attributes(attributes)
+        {
+            all.insert(kernel.into(), parameters);
+        }
+    }
+    all
+}
+
+/// The parameters in a list of attributes. `None` when they do not make up the size that the list states. The
+/// size may be rounded up by less than the size of an address.
+fn of_attributes(mut rest: &[u8]) -> Option<Box<[Parameter]>> {
+    let mut all = Vec::new();
+    let mut total = None;
+    while let Some((&[format, attribute, low, high], values)) = rest.split_first_chunk::<4>() {
+        let length = usize::from(u16::from_le_bytes([low, high]));
+        rest = values;
+        if attribute == CBANK_PARAM_SIZE {
+            total = Some(length);
+        }
+        if format != FORMAT_SIZED {
+            continue;
+        }
+        let values = rest.get(..length)?;
+        rest = &rest[length..];
+        if attribute == KPARAM_INFO {
+            // An index, the position and the offset, then the size above 18 bits of placement.
+            let (index, offset) = (number::<2>(values, 4)? as usize, number::<2>(values, 6)? as usize);
+            all.push(Parameter { index, offset, size: (number::<4>(values, 8)? >> 18) as usize });
+        }
+    }
+    all.sort_unstable_by_key(|parameter| parameter.index);
+    // The size has 14 bits here, and a newer attribute describes parameters that are larger.
+    let end = all.iter().map(|parameter| parameter.offset + parameter.size).max().unwrap_or(0);
+    let is_whole = all.iter().enumerate().all(|(index, parameter)| parameter.index == index);
+    let missing = total.unwrap_or(0).checked_sub(end)?;
+    (is_whole && missing < size_of::<usize>()).then(|| all.into())
+}
+
+/// The parameters of all kernels of a PTX text.
+pub(crate) fn of_ptx(text: &str) -> KernelParameters {
+    let mut all = KernelParameters::new();
+    for entry in text.split(".entry").skip(1) {
+        let Some((name, rest)) = entry.split_once('(') else { continue };
+        let Some((list, _)) = rest.split_once(')') else { continue };
+        let mut end = 0usize;
+        let parameters = list.split(',').map(str::trim).filter(|text| !text.is_empty()).enumerate();
+        let parameters = parameters.map(|(index, text)| {
+            let (size, align) = ptx_parameter(text)?;
+            let offset = end.next_multiple_of(align);
+            end = offset + size;
+            Some(Parameter { index, offset, size })
+        });
+        if let Some(parameters) = parameters.collect::<Option<Vec<_>>>() {
+            all.insert(name.trim().as_bytes().into(), parameters.into());
+        }
+    }
+    all
+}
+
+/// The size and the alignment of a parameter: `.param .u64 name` or `.param .align 8 .b8 name[32]`.
+fn ptx_parameter(text: &str) -> Option<(usize, usize)> {
+    let mut words = text.split_whitespace();
+    if words.next() != Some(".param") {
+        return None;
+    }
+    let (mut width, mut align) = (None, None);
+    while let Some(word) = words.next() {
+        match word {
+            ".align" => align = words.next()?.parse::<usize>().ok().filter(|align| align.is_power_of_two()),
+            ".ptr" | ".global" | ".const" | ".shared" | ".local" => {}
+            _ if word.starts_with('.') => {
+                let bits: usize =
+                    word.trim_start_matches(|byte: char| !byte.is_ascii_digit()).parse().ok()?;
+                // Of a pointer, the alignment that follows is that of its target.
+                width = Some(bits / 8).filter(|width| width.is_power_of_two());
+                align = align.or(width);
+            }
+            _ => {
+                let width = width?;
+                let count = match word.split_once('[') {
+                    Some((_, count)) => count.trim_end_matches(']').parse::<usize>().ok()?,
+                    None => 1,
+                };
+                let align = if count == 1 { width } else { align.unwrap_or(width) };
+                return Some((width.checked_mul(count)?, align));
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An ELF file with one `.nv.info.NAME` section.
+    fn cubin(kernel: &str, attributes: &[u8]) -> Vec<u8> {
+        let names = [b"\0.shstrtab\0.nv.info.", kernel.as_bytes(), b"\0"].concat();
+        let mut elf = vec![0u8; 64];
+        elf[..4].copy_from_slice(ELF_MAGIC);
+        let table = 64 + names.len() + attributes.len();
+        elf[0x28..0x30].copy_from_slice(&(table as u64).to_le_bytes());
+        elf[0x3a..0x3c].copy_from_slice(&64u16.to_le_bytes());
+        elf[0x3c..0x3e].copy_from_slice(&3u16.to_le_bytes());
+        elf[0x3e..0x40].copy_from_slice(&1u16.to_le_bytes());
+        elf.extend_from_slice(&names);
+        elf.extend_from_slice(attributes);
+        for (name, start, size) in [(0, 0, 0), (1, 64, names.len()), (11, 64 + names.len(), attributes.len())]
+        {
+            let mut header = [0u8; 64];
+            header[..4].copy_from_slice(&(name as u32).to_le_bytes());
+            header[0x18..0x20].copy_from_slice(&(start as u64).to_le_bytes());
+            header[0x20..0x28].copy_from_slice(&(size as u64).to_le_bytes());
+            elf.extend_from_slice(&header);
+        }
+        elf
+    }
+
+    fn attribute(index: u16, offset: u16, size: u32) -> Vec<u8> {
+        let mut bytes = vec![FORMAT_SIZED, KPARAM_INFO, 12, 0, 0, 0, 0, 0];
+        bytes.extend_from_slice(&index.to_le_bytes());
+        bytes.extend_from_slice(&offset.to_le_bytes());
+        bytes.extend_from_slice(&(size << 18 | 0x1_f000).to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn the_parameters_of_a_kernel_are_read_from_its_cubin() {
+        let total = [3, CBANK_PARAM_SIZE, 24, 0];
+        let attributes = [attribute(1, 8, 16), total.to_vec(), attribute(0, 0, 4)].concat();
+        let all = of_cubin(&cubin("_Z4workv", &attributes));
+        let expected =
+            [Parameter { index: 0, offset: 0, size: 4 }, Parameter { index: 1, offset: 8, size: 16 }];
+        assert_eq!(all.get(&b"_Z4workv"[..]).map(|parameters| &parameters[..]), Some(&expected[..]));
+    }
+
+    #[test]
+    fn a_cubin_that_is_cut_or_contradicts_itself_has_no_parameters() {
+        let total = [3, CBANK_PARAM_SIZE, 8, 0];
+        let whole = cubin("k", &[attribute(0, 0, 8), total.to_vec()].concat());
+        assert_eq!(of_cubin(&whole).len(), 1);
+        // The last 24 bytes are those of a section header that nobody reads.
+        for length in 0..whole.len() - 24 {
+            assert!(of_cubin(&whole[..length]).is_empty(), "{length}");
+        }
+        for byte in 0..whole.len() {
+            let mut hostile = whole.clone();
+            hostile[byte] = 0xff;
+            // No panic, whatever it holds.
+            of_cubin(&hostile);
+        }
+        let larger = [3, CBANK_PARAM_SIZE, 16, 0];
+        assert!(of_cubin(&cubin("k", &[attribute(0, 0, 8), larger.to_vec()].concat())).is_empty());
+        assert!(of_cubin(&cubin("k", &[attribute(1, 0, 8), total.to_vec()].concat())).is_empty());
+    }
+
+    #[test]
+    fn the_parameters_of_a_kernel_are_read_from_its_ptx() {
+        let text = ".visible .entry add(\n .param .u64 .ptr .global .align 4 add_0,\n .param .u32 add_1,\n \
+                    .param .align 8 .b8 add_2[24],\n .param .f32 add_3\n)\n{ ret; }\n.entry none() {}\n\
+                    .entry odd(.param .v4 x) {}";
+        let all = of_ptx(text);
+        let sizes = |name: &str| {
+            all.get(name.as_bytes()).map(|parameters| parameters.iter().map(|p| (p.offset, p.size)).collect())
+        };
+        assert_eq!(sizes("add"), Some(vec![(0, 8), (8, 4), (16, 24), (40, 4)]));
+        assert_eq!(sizes("none"), Some(vec![]));
+        assert_eq!(sizes("odd"), None);
+    }
+}

@@ -1,0 +1,319 @@
+//! The facts about a kernel that its name and its code tell: the parameters, and which of them it writes to.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, RwLock};
+
+use crate::core::addresses;
+use crate::core::ffi::{Handle, In};
+use crate::core::lock::lock;
+use crate::cuda::reach::Launch;
+use crate::kernels::cubin::Parameter;
+use crate::kernels::fatbin::FatBinary;
+use crate::kernels::functor;
+
+/// The largest number of bytes of parameters that CUDA allows (since 12.1; 4096 before).
+const MOST_BYTES: usize = 32764;
+
+/// One kernel.
+#[derive(Debug)]
+pub(crate) struct Signature {
+    /// Its parameters, and for each whether the kernel only reads what it points to.
+    parameters: Box<[(Parameter, bool)]>,
+    outputs: Outputs,
+    stores_addresses: bool,
+    only_dereferences: bool,
+}
+
+/// The addresses of a parameter block to which a kernel writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outputs {
+    /// All but those of constants.
+    All,
+    /// Those of the first parameter.
+    FirstParameter,
+    /// In the last parameter, behind offset calculators of this size: the first of this many operands, and those
+    /// that follow the operands.
+    FirstOperand { offset: usize, operands: usize },
+    /// In the last parameter, behind offset calculators of this size: all but the first one.
+    AllButFirst { offset: usize },
+}
+
+/// The size of PyTorch's `OffsetCalculator` in bytes, up to the next address: the number of dimensions, 25
+/// divisors of 12 bytes, 25 strides for each operand. Nothing there is an address, and unused places hold what
+/// was on the stack before (ATen's `OffsetCalculator.cuh`).
+const fn offset_calculator(operands: usize) -> usize {
+    (4 + 25 * 12 + 25 * 4 * operands).next_multiple_of(8)
+}
+
+/// The part of ReduceOp with its configuration and two calculators, for one operand and for two, at least (ATen's
+/// `Reduce.cuh`). The address of the input follows.
+const REDUCE_OP: usize = 972;
+
+impl Outputs {
+    /// The outputs of the kernel with this name. The functors of elementwise and of index kernels hold an offset
+    /// calculator, then the address of the output, then those of the inputs; those of scatter and gather hold
+    /// the address of the indices first. (ATen's `CUDALoops.cuh`, `IndexKernel.cu`, `Indexing.cu`,
+    /// `ScatterGatherKernel.cu`, `Shape.cu`.)
+    fn of(name: &[u8]) -> Self {
+        let is_one_of = |parts: &[&[u8]]| has(name, parts);
+        if is_one_of(&[b"18elementwise_kernelI"]) {
+            return match functor::arity(name) {
+                Some(arity) => {
+                    Self::FirstOperand { offset: offset_calculator(arity + 1), operands: arity + 1 }
+                }
+                None => Self::All,
+            };
+        }
+        if is_one_of(&[b"index_elementwise_kernel"]) && is_one_of(&[b"gpu_index_kernel"]) {
+            return Self::FirstOperand { offset: offset_calculator(3), operands: usize::MAX };
+        }
+        if is_one_of(&[b"scatter_gather_elementwise_kernel"]) {
+            let operands = if is_one_of(&[b"scatter_fill_internal"]) { 2 } else { 3 };
+            return Self::AllButFirst { offset: offset_calculator(operands) };
+        }
+        if is_one_of(&[b"6native13reduce_kernel"]) {
+            return Self::AllButFirst { offset: REDUCE_OP };
+        }
+        if is_one_of(&[
+            b"vectorized_gather_kernel",
+            b"indexSelectSmallIndex",
+            b"indexSelectLargeIndex",
+            b"CatArrayBatchedCopy",
+        ]) {
+            return Self::FirstParameter;
+        }
+        Self::All
+    }
+}
+
+/// Parts of the names of kernels that store addresses for a later kernel: PyTorch's ranges (a range over
+/// addresses is a table for the batched functions of cuBLAS), and those that prepare grouped products.
+const STORES_ADDRESSES: [&[u8]; 6] =
+    [b"arange", b"linspace", b"prepare_grouped_gemm", b"group_gemm_starts", b"pointers", b"_ptrs"];
+
+/// Parts of the names of kernels that load addresses to copy what these point to.
+const ONLY_DEREFERENCES: [&[u8]; 4] =
+    [b"chunk_cat", b"split_with_sizes", b"symmetric_memory", b"all_reduce_kernel"];
+
+fn has(name: &[u8], parts: &[&[u8]]) -> bool {
+    parts.iter().any(|part| name.windows(part.len()).any(|window| window == *part))
+}
+
+/// For each parameter in the mangled name of a kernel, true if it is an address of constants. Empty for a name
+/// that is not mangled.
+fn constant_parameters(name: &[u8]) -> Vec<bool> {
+    let Ok(symbol) = cpp_demangle::Symbol::new(name) else { return Vec::new() };
+    let Ok(text) = symbol.demangle() else { return Vec::new() };
+    parameter_types(&text).iter().map(|parameter| is_constant_address(parameter)).collect()
+}
+
+/// The types in the last list of parameters of a demangled name.
+fn parameter_types(text: &str) -> Vec<&str> {
+    let bytes = text.as_bytes();
+    if bytes.last() != Some(&b')') {
+        return Vec::new();
+    }
+    // From the end back to the parenthesis that opens the list.
+    let (mut depth, mut start) = (0usize, None);
+    for (at, byte) in bytes.iter().enumerate().rev() {
+        match byte {
+            b')' => depth += 1,
+            b'(' if depth == 1 => {
+                start = Some(at + 1);
+                break;
+            }
+            b'(' => depth -= 1,
+            _ => {}
+        }
+    }
+    let Some(list) = start.and_then(|start| text.get(start..text.len() - 1)) else { return Vec::new() };
+    let (mut all, mut depth, mut begin) = (Vec::new(), 0i32, 0);
+    for (at, byte) in list.bytes().enumerate() {
+        match byte {
+            b'(' | b'<' | b'{' | b'[' => depth += 1,
+            b')' | b'>' | b'}' | b']' => depth -= 1,
+            b',' if depth == 0 => {
+                all.push(list[begin..at].trim());
+                begin = at + 1;
+            }
+            _ => {}
+        }
+    }
+    all.push(list[begin..].trim());
+    all
+}
+
+/// Returns true if a type is an address of constants, or PyTorch's description of a tensor of constants.
+fn is_constant_address(parameter: &str) -> bool {
+    if let Some(target) = parameter.strip_suffix('*') {
+        return target.trim_end().ends_with(" const");
+    }
+    let Some(element) = parameter.strip_prefix("at::cuda::detail::TensorInfo<") else { return false };
+    element.split(',').next().is_some_and(|element| element.ends_with(" const"))
+}
+
+impl Signature {
+    /// The signature of a kernel with this name and these parameters.
+    pub(crate) fn new(name: &[u8], parameters: &[Parameter]) -> Self {
+        let mut constants = constant_parameters(name);
+        if constants.len() != parameters.len() {
+            constants = vec![false; parameters.len()];
+        }
+        let parameters: Box<[_]> =
+            parameters.iter().zip(constants).map(|(&parameter, constant)| (parameter, constant)).collect();
+        Self {
+            parameters,
+            outputs: Outputs::of(name),
+            stores_addresses: has(name, &STORES_ADDRESSES),
+            only_dereferences: has(name, &ONLY_DEREFERENCES),
+        }
+    }
+
+    /// Returns true if the kernel has no parameters.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.parameters.is_empty()
+    }
+
+    fn launch(&self) -> Launch {
+        let mut launch = Launch::default();
+        launch.stores_addresses = self.stores_addresses;
+        launch.only_dereferences = self.only_dereferences;
+        launch
+    }
+
+    fn add(&self, launch: &mut Launch, bytes: &[u8], place: usize) {
+        const ADDRESS: usize = size_of::<usize>();
+        let constant = self.parameters[place].1;
+        let is_last = place + 1 == self.parameters.len();
+        let mut is_first = true;
+        addresses::in_parameter(bytes, |address, offset| {
+            let writes = match self.outputs {
+                Outputs::FirstParameter => place == 0,
+                Outputs::FirstOperand { offset: start, .. } | Outputs::AllButFirst { offset: start }
+                    if is_last && offset < start =>
+                {
+                    return;
+                }
+                Outputs::FirstOperand { offset: start, operands } if is_last => {
+                    offset < start + ADDRESS
+                        || offset >= start.saturating_add(operands.saturating_mul(ADDRESS))
+                }
+                Outputs::AllButFirst { .. } if is_last && offset % ADDRESS == 0 => {
+                    !std::mem::take(&mut is_first)
+                }
+                Outputs::All | Outputs::FirstOperand { .. } | Outputs::AllButFirst { .. } => true,
+            };
+            if writes && !constant {
+                launch.writes(address);
+            } else {
+                launch.reads(address);
+            }
+        });
+    }
+
+    /// The launch with these arguments. `None` when they cannot be read.
+    ///
+    /// # Safety
+    /// `arguments` is the argument list of a launch of this kernel: an array with the address of each argument.
+    pub(crate) unsafe fn launch_with(&self, arguments: In<usize>) -> Option<Launch> {
+        let mut launch = self.launch();
+        for (place, (parameter, _)) in self.parameters.iter().enumerate() {
+            if parameter.size > MOST_BYTES {
+                return None;
+            }
+            // SAFETY: the caller's promise: the list has an element for each parameter.
+            let address = unsafe { arguments.at(parameter.index) }.get().filter(|&address| address != 0)?;
+            // SAFETY: the argument has the size of the parameter.
+            let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, parameter.size) };
+            self.add(&mut launch, bytes, place);
+        }
+        Some(launch)
+    }
+
+    /// The launch with this parameter block.
+    pub(crate) fn launch_with_block(&self, block: &[u8]) -> Launch {
+        let mut launch = self.launch();
+        for (place, (parameter, _)) in self.parameters.iter().enumerate() {
+            let end = (parameter.offset + parameter.size).min(block.len());
+            let bytes = block.get(parameter.offset..end).unwrap_or_default();
+            self.add(&mut launch, bytes, place);
+        }
+        launch
+    }
+}
+
+/// A kernel that was registered with the runtime: the address of its host stub, and its name.
+struct Registered {
+    stub: usize,
+    binary: Handle<FatBinary>,
+    name: usize,
+}
+
+/// Registered kernels, in the order of their stubs up to the number beside them.
+static REGISTERED: Mutex<(Vec<Registered>, usize)> = Mutex::new((Vec::new(), 0));
+
+/// Registers a kernel of the runtime.
+///
+/// # Safety
+/// `name` is null or a C string that lives as long as the kernel.
+pub(crate) unsafe fn register(stub: usize, binary: Handle<FatBinary>, name: usize) {
+    lock(&REGISTERED).0.push(Registered { stub, binary, name });
+    let is_launched = || {
+        let all = SIGNATURES.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        all.contains_key(&stub)
+    };
+    // Another library at the place of one that was unloaded.
+    if is_launched() {
+        SIGNATURES.write().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&stub);
+    }
+}
+
+type Signatures = HashMap<usize, Option<&'static Signature>, rustc_hash::FxBuildHasher>;
+
+/// The signatures of the kernels that were launched, by stub or by handle.
+static SIGNATURES: LazyLock<RwLock<Signatures>> = LazyLock::new(RwLock::default);
+
+fn insert(kernel: usize, signature: Option<Signature>) -> Option<&'static Signature> {
+    let signature = signature.map(|signature| &*Box::leak(Box::new(signature)));
+    let mut all = SIGNATURES.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+    all.insert(kernel, signature);
+    signature
+}
+
+/// Sets the signature of a kernel that a program got from a module.
+pub(crate) fn set(kernel: usize, signature: Option<Signature>) {
+    insert(kernel, signature);
+}
+
+/// The signature of a kernel; `None` when its parameters are not known.
+pub(crate) fn of(kernel: usize) -> Option<&'static Signature> {
+    let known = {
+        let all = SIGNATURES.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        all.get(&kernel).copied()
+    };
+    known.unwrap_or_else(|| insert(kernel, read(kernel)))
+}
+
+/// Reads the signature of a registered kernel from its binary.
+fn read(stub: usize) -> Option<Signature> {
+    let mut registered = lock(&REGISTERED);
+    let (all, sorted) = &mut *registered;
+    if *sorted != all.len() {
+        // Of several at one place the last counts.
+        all.reverse();
+        all.sort_by_key(|kernel| kernel.stub);
+        all.dedup_by_key(|kernel| kernel.stub);
+        *sorted = all.len();
+    }
+    let found = all.binary_search_by_key(&stub, |kernel| kernel.stub).ok()?;
+    let Registered { binary, name, .. } = all[found];
+    drop(registered);
+    if name == 0 {
+        return None;
+    }
+    // SAFETY: by the contract of `register` a C string; the kernel is launched, so its binary is loaded.
+    let name = unsafe { std::ffi::CStr::from_ptr(name as *const _) }.to_bytes();
+    // SAFETY: as above.
+    let parameters = unsafe { binary.get()?.parameters(name) }?;
+    Some(Signature::new(name, &parameters))
+}

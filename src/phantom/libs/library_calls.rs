@@ -1,0 +1,104 @@
+//! The effect of the math libraries' calls on memory, from their arguments alone.
+//!
+//! A call of cuBLAS or cuDNN writes to the addresses among its arguments, and to those that its handle or its
+//! descriptors hold. The signatures of its functions are not needed: every word that may be an argument counts,
+//! and a word too many only makes more memory unknown. Calls that take arrays of addresses, and those of
+//! libraries whose descriptors hold addresses, make all memory unknown.
+
+use crate::core::addresses;
+use crate::core::ffi::Status;
+use crate::cuda::reach::Launch;
+use crate::kernels::kernel::launch_library_on_default_stream;
+
+/// The words on the stack that are arguments of a call with very many of them. The longest signature is that of
+/// `cudnnBatchNormalizationBackwardEx`, with 31 arguments.
+const STACK_WORDS: usize = 26;
+
+/// The words of a call as they arrive: six registers, the return address, the stack.
+#[repr(C)]
+pub(crate) struct RawArguments {
+    registers: [usize; 6],
+    return_address: usize,
+    /// As many of these as the call has; then those of its callers, which every thread has.
+    stack: [usize; STACK_WORDS],
+}
+
+/// The reach of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CallEffect {
+    /// The addresses among its arguments.
+    Arguments,
+    /// All memory.
+    Everything,
+}
+
+impl CallEffect {
+    /// The reach of the call with this name.
+    pub(crate) const fn of(name: &str) -> Self {
+        let name = name.as_bytes();
+        let has_descriptors_alone = starts_with(name, b"cublas") || starts_with(name, b"cudnn");
+        let takes_table = ends_with(name, b"Batched") && !ends_with(name, b"StridedBatched");
+        if has_descriptors_alone && !takes_table { Self::Arguments } else { Self::Everything }
+    }
+}
+
+const fn matches_at(text: &[u8], part: &[u8], at: usize) -> bool {
+    let mut index = 0;
+    while index < part.len() {
+        if text[at + index] != part[index] {
+            return false;
+        }
+        index += 1;
+    }
+    true
+}
+
+const fn starts_with(text: &[u8], part: &[u8]) -> bool {
+    text.len() >= part.len() && matches_at(text, part, 0)
+}
+
+const fn ends_with(text: &[u8], part: &[u8]) -> bool {
+    text.len() >= part.len() && matches_at(text, part, text.len() - part.len())
+}
+
+/// The launch of a call with these words among its arguments.
+pub(crate) fn launch_of(words: &[usize]) -> Launch {
+    let mut launch = Launch::default();
+    for &word in words {
+        if addresses::may_be_address(word) {
+            launch.writes(word);
+        }
+    }
+    launch
+}
+
+/// Queues the work of a call.
+pub(crate) fn launch(effect: CallEffect, arguments: &RawArguments) -> Status {
+    let launch = (effect == CallEffect::Arguments).then(|| {
+        let mut launch = launch_of(&arguments.registers);
+        launch.add(&launch_of(&arguments.stack));
+        launch
+    });
+    launch_library_on_default_stream(launch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_with_tables_of_addresses_or_with_descriptors_that_hold_them_reach_all_memory() {
+        for (name, effect) in [
+            ("cublasGemmEx", CallEffect::Arguments),
+            ("cublasSgemmStridedBatched", CallEffect::Arguments),
+            ("cudnnRNNForward", CallEffect::Arguments),
+            ("cublasSgemmBatched", CallEffect::Everything),
+            ("cublasCgetrfBatched", CallEffect::Everything),
+            ("cusparseSpMM", CallEffect::Everything),
+            ("cusolverDnSgesvdaStridedBatched", CallEffect::Everything),
+            ("cufftXtExec", CallEffect::Everything),
+        ] {
+            assert_eq!(CallEffect::of(name), effect, "{name}");
+        }
+    }
+}

@@ -1,0 +1,26 @@
+"""A program that sends the same input and reads the same unknown place again and again is stopped: MEMTRACE_PHANTOM_READS says when."""
+
+import os
+
+import torch
+
+bound = int(os.environ["MEMTRACE_PHANTOM_READS"])
+request = torch.ones(500)
+counts = torch.empty(16, dtype=torch.int32, device="cuda")
+reads = 0
+try:
+    while reads < 1000:
+        request.cuda()
+        counts.random_()
+        assert counts.tolist() == [0] * 16
+        reads += 1
+except RuntimeError as error:
+    assert "timed out" in str(error), error
+assert reads == (bound - 1 if bound else 1000), reads
+
+# New input shows progress. (A stopped program gets the same error again.)
+if not bound:
+    for step in range(1000):
+        torch.full((10,), float(step)).cuda()
+        counts.tolist()
+print("ok")
