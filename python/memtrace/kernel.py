@@ -1,7 +1,7 @@
 """`python -m memtrace.kernel install`: a Jupyter kernel of this Python that is traced.
 
-memtrace kernel install                       the GPU of this machine
-memtrace kernel install --phantom h100-80g    a simulated GPU: this machine needs none
+python -m memtrace.kernel install                       the GPU of this machine
+python -m memtrace.kernel install --phantom h100-80g    a simulated GPU: this machine needs none
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from . import _command
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m memtrace.kernel", description="Jupyter kernels that are traced")
+    parser = argparse.ArgumentParser(
+        prog="python -m memtrace.kernel", description="Jupyter kernels that are traced"
+    )
     actions = parser.add_subparsers(dest="action", metavar="install|remove", required=True)
     install = actions.add_parser("install", help="add a kernel of this Python")
     install.add_argument("--phantom", metavar="CARD", help="on this simulated GPU, such as h100-80g")
