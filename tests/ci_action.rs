@@ -8,19 +8,24 @@ use std::process::{Command, Output};
 #[path = "common/torch.rs"]
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod harness;
-use harness::Torch;
+use harness::{Torch, on_every_torch};
+
+on_every_torch![
+    action_comments_the_difference_and_fails_over_the_limit,
+    action_tells_a_base_that_fails_a_base_that_is_missing_and_a_change_that_fails,
+];
 
 const TRAIN: &str = "import torch\nmodel = torch.nn.Linear(1024, WIDTH).cuda()\n\
                      model(torch.zeros(256, 1024, device='cuda')).sum().backward()\n";
 
 /// A checkout with a base commit and a head, and a `gh` on the PATH.
-struct PullRequest {
+struct PullRequest<'a> {
     folder: tempfile::TempDir,
-    torch: Torch,
+    torch: &'a Torch,
 }
 
-impl PullRequest {
-    fn new(torch: Torch, base: &str, head: &str) -> PullRequest {
+impl PullRequest<'_> {
+    fn new<'a>(torch: &'a Torch, base: &str, head: &str) -> PullRequest<'a> {
         let pull = PullRequest { folder: tempfile::tempdir().unwrap(), torch };
         fs::create_dir_all(pull.checkout()).unwrap();
         pull.git(&["init", "--quiet"]);
@@ -75,9 +80,7 @@ fn wide(width: usize) -> String {
     TRAIN.replace("WIDTH", &width.to_string())
 }
 
-#[test]
-fn action_comments_the_difference_and_fails_over_the_limit() {
-    let Some(torch) = Torch::installed("2.11.0") else { return };
+fn action_comments_the_difference_and_fails_over_the_limit(torch: &Torch) {
     let pull = PullRequest::new(torch, &wide(1024), &wide(4096));
     let ran = pull.run(&["base=HEAD~1", "fail-over=100m"]);
     let said = text(&ran.stdout) + &text(&ran.stderr);
@@ -96,9 +99,7 @@ fn action_comments_the_difference_and_fails_over_the_limit() {
     assert_eq!(text(&worktrees.stdout).lines().count(), 1);
 }
 
-#[test]
-fn action_tells_a_base_that_fails_a_base_that_is_missing_and_a_change_that_fails() {
-    let Some(torch) = Torch::installed("2.11.0") else { return };
+fn action_tells_a_base_that_fails_a_base_that_is_missing_and_a_change_that_fails(torch: &Torch) {
     let pull = PullRequest::new(torch, "raise SystemExit(5)", &wide(64));
     let ran = pull.run(&["base=HEAD~1"]);
     assert_eq!(ran.status.code(), Some(0), "{}", text(&ran.stderr));

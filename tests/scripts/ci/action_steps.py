@@ -46,7 +46,9 @@ for step in description["runs"]["steps"]:
     }
     for name, text in step.get("env", {}).items():
         environment[name] = re.sub(r"\$\{\{(.*?)\}\}", lambda match: value_of(match[1]), text)
-    status = subprocess.run(["bash", "-eo", "pipefail", "-c", step["run"]], cwd=folder, env=environment).returncode
+    status = subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", step["run"]], cwd=folder, env=environment
+    ).returncode
     print(step["name"], status, flush=True)
     if status:
         sys.exit(status)
