@@ -9,7 +9,7 @@ mod spec;
 mod table;
 
 pub use card::{Card, Context, DEFAULT_CARD, Links};
-pub use spec::{Spec, SpecError};
+pub use spec::{MAX_DEVICES, Spec, SpecError};
 pub use table::CARDS;
 
 /// The environment variable with the requested card, as the user typed it.

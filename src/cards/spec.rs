@@ -7,7 +7,7 @@ use crate::table::CARDS;
 
 const MIB: u64 = 1 << 20;
 /// The number of devices for which the phantom library has an address range.
-const MAX_DEVICES: u32 = 32;
+pub const MAX_DEVICES: u32 = 32;
 
 /// The simulated devices: a preset with the user's changes. All devices are alike.
 #[derive(Debug, Clone, PartialEq, Eq)]

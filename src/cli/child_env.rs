@@ -10,12 +10,16 @@ use std::process::Command;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ArgMatches;
 use memtrace_cards::{CARD_VARIABLE, LOADING_VARIABLE, Spec};
+use memtrace_machine::MACHINE_VARIABLE;
 
 use crate::libraries::{PHANTOM, TRACER, library};
 
 /// The variable that names [`Scratch::hello`]: the tracer's constructor appends a byte to that file, which
 /// proves that it was loaded.
 pub(crate) const HELLO: &str = "MEMTRACE_HELLO";
+
+/// The folders that a shell searches without `PATH`.
+const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// The simulated GPU that the command line asks for.
 pub(crate) struct PhantomArgs<'a> {
@@ -98,6 +102,19 @@ pub(crate) fn traced_command(
             symlink(&library, scratch.folder.join(name))
                 .with_context(|| format!("cannot link {name}, which Triton needs, to the simulated GPU"))?;
         }
+        // Scripts call nvidia-smi by its name.
+        let commands = scratch.folder.join("bin");
+        fs::create_dir(&commands).with_context(|| commands.display().to_string())?;
+        let own = std::env::current_exe().context("cannot find the command memtrace")?;
+        symlink(own, commands.join("nvidia-smi"))
+            .with_context(|| format!("cannot link nvidia-smi in {}", commands.display()))?;
+        let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
+        let paths = std::iter::once(commands).chain(std::env::split_paths(&path));
+        // A folder with a colon cannot be in PATH: then only `memtrace nvidia-smi` shows the run.
+        if let Ok(path) = std::env::join_paths(paths) {
+            child.env("PATH", path);
+        }
+        child.env(MACHINE_VARIABLE, run_id);
         child.env(CARD_VARIABLE, phantom.card).env("TRITON_LIBCUDA_PATH", &scratch.folder);
         if let Some(how) = phantom.dynamic {
             child.env("MEMTRACE_PHANTOM_DYNAMIC", how);
@@ -192,6 +209,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
+        memtrace_machine::files::sweep();
         fs::remove_dir_all(&self.folder).ok();
     }
 }

@@ -442,6 +442,12 @@ const OTHERS: &[Variable] = &[
         help: "the card of the simulated GPU; memtrace run --phantom sets it",
     },
     Variable {
+        name: "MEMTRACE_PHANTOM_MACHINE",
+        default: "",
+        help: "an identifier: processes with the same one and the same card share the memory of the simulated \
+            GPUs; memtrace run --phantom sets it",
+    },
+    Variable {
         name: "MEMTRACE_PHANTOM_DYNAMIC",
         default: "full",
         help: "result sizes that depend on values (nonzero, unique, masks) on a simulated GPU: full, half or \

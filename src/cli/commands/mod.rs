@@ -15,6 +15,7 @@ mod fit;
 mod help;
 mod lib;
 mod live;
+pub(crate) mod nvidia_smi;
 mod page;
 mod reports;
 mod run;
@@ -36,6 +37,7 @@ pub(crate) fn command() -> Command {
         .subcommands(REPORTS.iter().map(|report| reports::command(*report)))
         .subcommand(export::command())
         .subcommand(live::command())
+        .subcommand(nvidia_smi::command())
         .subcommand(page::command())
         .subcommand(files::command())
         .subcommand(lib::command())
@@ -63,6 +65,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         Some(("explain", matches)) => explain::run(matches),
         Some(("completions", matches)) => shell::completions(matches),
         Some(("man", matches)) => shell::man(matches),
+        Some(("nvidia-smi", matches)) => nvidia_smi::run(matches),
         Some(("help", matches)) => help::run(matches),
         Some((name, matches)) => reports::run(name, matches),
         None => unreachable!("clap requires a subcommand"),

@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_synchronization_returns_free_chunks_above_the_release_threshold() {
-        let vram = Mutex::new(Vram::new(29, 1 << 30));
+        let vram = Mutex::new(Vram::new(29, 1 << 30, None));
         let mut pool = AsyncPool::default();
         let small = pool.alloc(&vram, 700).unwrap();
         let large = pool.alloc(&vram, CHUNK).unwrap();
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(pool.reserved, 2 * CHUNK as u64);
         pool.release_threshold = 0;
         pool.synchronize(&vram);
-        assert_eq!((pool.reserved, lock(&vram).usage().0), (CHUNK as u64, CHUNK as u64));
+        assert_eq!((pool.reserved, lock(&vram).used()), (CHUNK as u64, CHUNK as u64));
         assert_eq!(pool.free(small), Some(1024));
     }
 }

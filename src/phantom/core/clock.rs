@@ -1,5 +1,6 @@
 //! The time of one device, shared by the device and its streams.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Device time.
@@ -7,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct DeviceClock {
     /// Nanoseconds of work launched so far. Only work advances it, so it is the same in every run.
     time_ns: AtomicU64,
+    /// The same time where other processes see it; set once.
+    shown: OnceLock<&'static AtomicU64>,
 }
 
 impl DeviceClock {
@@ -17,6 +20,14 @@ impl DeviceClock {
 
     /// Adds work that takes `nanoseconds`.
     pub(crate) fn advance(&self, nanoseconds: u64) {
-        self.time_ns.fetch_add(nanoseconds, Ordering::Relaxed);
+        let before = self.time_ns.fetch_add(nanoseconds, Ordering::Relaxed);
+        if let Some(shown) = self.shown.get() {
+            shown.store(before + nanoseconds, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets the device time also be stored in this word.
+    pub(crate) fn show(&self, word: &'static AtomicU64) {
+        let _ = self.shown.set(word);
     }
 }

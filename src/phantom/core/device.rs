@@ -7,6 +7,7 @@ use memtrace_cards::Spec;
 use crate::core::async_pool::AsyncPool;
 use crate::core::clock::DeviceClock;
 use crate::core::lock::lock;
+use crate::core::machine::Share;
 use crate::core::stream::Stream;
 use crate::core::values::KnownValues;
 use crate::core::vram::Vram;
@@ -15,6 +16,9 @@ use crate::core::vram::Vram;
 pub(crate) struct Device {
     /// The position in the list of visible devices.
     pub(crate) index: usize,
+    /// The position of the card in the machine, which `CUDA_VISIBLE_DEVICES` does not change.
+    pub(crate) card: usize,
+    share: Arc<Share>,
     /// The legacy default stream.
     pub(crate) stream: Stream,
     clock: Arc<DeviceClock>,
@@ -25,16 +29,25 @@ pub(crate) struct Device {
 
 impl Device {
     /// A device with empty memory.
-    pub(crate) fn new(index: usize, spec: &Spec) -> Self {
+    pub(crate) fn new(index: usize, card: usize, spec: &Spec) -> Self {
         let clock = Arc::new(DeviceClock::default());
+        let share = Arc::new(Share::new(card, spec.context, Arc::clone(&clock)));
+        let limit = spec.memory - spec.context - spec.others;
         Self {
             index,
+            card,
             stream: Stream::new(index, Arc::clone(&clock), 0, 0),
             clock,
-            vram: Mutex::new(Vram::new(index, spec.memory - spec.context - spec.others)),
+            vram: Mutex::new(Vram::new(index, limit, Some(Arc::clone(&share)))),
+            share,
             values: Mutex::default(),
             pool: Mutex::default(),
         }
+    }
+
+    /// The part of this process in the card.
+    pub(crate) fn share(&self) -> &Share {
+        &self.share
     }
 
     /// The clock of the device, which its streams share.

@@ -8,6 +8,7 @@ use std::ffi::c_int;
 use std::sync::OnceLock;
 
 use memtrace_cards::{CARD_VARIABLE, LOADING_VARIABLE, Spec, SpecError};
+use memtrace_machine::identity;
 
 use crate::core::device::Device;
 use crate::core::ffi::{INVALID_DEVICE, OK, Status};
@@ -27,8 +28,9 @@ pub(crate) fn host_state() -> &'static HostState {
     static HOST: OnceLock<HostState> = OnceLock::new();
     HOST.get_or_init(|| {
         let spec = requested_spec().unwrap_or_default();
-        let visible = count_visible(spec.count, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
-        let devices = (0..visible).map(|index| Device::new(index, &spec)).collect();
+        let visible = visible_cards(spec.count, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
+        let devices = visible.into_iter().enumerate();
+        let devices = devices.map(|(index, card)| Device::new(index, card, &spec)).collect();
         HostState { spec, dynamic: requested_dynamic().unwrap_or(DynamicSizes::Full), devices }
     })
 }
@@ -64,26 +66,29 @@ fn check_request() {
     }
 }
 
-/// The number of devices that `CUDA_VISIBLE_DEVICES` leaves visible. As in the real driver, the list ends at
+/// The cards that `CUDA_VISIBLE_DEVICES` leaves visible, in its order. As in the real driver, the list ends at
 /// its first invalid or repeated entry.
-fn count_visible(count: u32, variable: Option<&str>) -> usize {
-    let Some(list) = variable else { return count as usize };
+fn visible_cards(count: u32, variable: Option<&str>) -> Vec<usize> {
+    let count = count as usize;
+    let Some(list) = variable else { return (0..count).collect() };
     let mut seen = Vec::new();
     for entry in list.split(',') {
         let entry = entry.trim();
-        let index = match entry.strip_prefix("GPU-") {
-            // The UUID of a simulated device ends in its index.
-            Some(uuid) => {
-                uuid.get(uuid.len().saturating_sub(2)..).and_then(|hex| u32::from_str_radix(hex, 16).ok())
-            }
+        let card = match entry.strip_prefix("GPU-") {
+            Some(_) => identity::index_of_uuid(entry, count),
             None => entry.parse().ok(),
         };
-        match index.filter(|&index| index < count && !seen.contains(&index)) {
-            Some(index) => seen.push(index),
+        match card.filter(|&card| card < count && !seen.contains(&card)) {
+            Some(card) => seen.push(card),
             None => break,
         }
     }
-    seen.len()
+    seen
+}
+
+/// The position of a visible device in the machine.
+pub(crate) fn card_of(index: usize) -> usize {
+    host_state().devices.get(index).map_or(index, |device| device.card)
 }
 
 thread_local! {
@@ -101,7 +106,7 @@ pub(crate) fn current() -> &'static Device {
 
 fn spare_device() -> &'static Device {
     static SPARE: OnceLock<Device> = OnceLock::new();
-    SPARE.get_or_init(|| Device::new(0, &host_state().spec))
+    SPARE.get_or_init(|| Device::new(0, 0, &host_state().spec))
 }
 
 /// The index of the calling thread's device.
@@ -113,6 +118,8 @@ pub(crate) fn current_index() -> c_int {
 pub(crate) fn set_current(index: c_int) -> Status {
     match device(index) {
         Some(device) => {
+            // Since CUDA 12, `cudaSetDevice` creates the context (its documentation, release 12.0).
+            device.share().enter();
             let _ = CURRENT_DEVICE.try_with(|cell| cell.set(device.index));
             OK
         }
@@ -140,20 +147,21 @@ pub(crate) fn last_error(clear: bool) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use super::count_visible;
+    use super::visible_cards;
 
     #[test]
     fn cuda_visible_devices_is_read_as_the_driver_reads_it() {
         for (list, seen) in [
-            (None, 8),
-            (Some(""), 0),
-            (Some("-1"), 0),
-            (Some("0"), 1),
-            (Some("3,1"), 2),
-            (Some("0,9,1"), 1),
-            (Some("0,0"), 1),
+            (None, vec![0, 1, 2, 3, 4, 5, 6, 7]),
+            (Some(""), vec![]),
+            (Some("-1"), vec![]),
+            (Some("0"), vec![0]),
+            (Some("3,1"), vec![3, 1]),
+            (Some("0,9,1"), vec![0]),
+            (Some("0,0"), vec![0]),
+            (Some("GPU-5048414e-544f-4d2d-4445-564943452d05,2"), vec![5, 2]),
         ] {
-            assert_eq!(count_visible(8, list), seen, "{list:?}");
+            assert_eq!(visible_cards(8, list), seen, "{list:?}");
         }
     }
 }

@@ -9,7 +9,9 @@
 //! PyTorch's caching allocator only asks for multiples of 2 MiB, so these assumptions do not affect it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use crate::core::machine::Share;
 use crate::core::range_allocator::RangeAllocator;
 
 /// The unit in which the driver takes memory from the card.
@@ -70,8 +72,10 @@ pub(crate) struct Vram {
     slabs: BTreeMap<usize, RangeAllocator>,
     /// Bytes charged.
     used: u64,
-    /// Bytes that can be charged.
+    /// Bytes that this process and the others of the machine can charge.
     limit: u64,
+    /// The part in the card; `None` for a memory that no other process shares.
+    share: Option<Arc<Share>>,
 }
 
 fn round_up(size: usize, to: usize) -> Option<usize> {
@@ -80,32 +84,40 @@ fn round_up(size: usize, to: usize) -> Option<usize> {
 
 impl Vram {
     /// An empty memory of `limit` bytes.
-    pub(crate) fn new(device: usize, limit: u64) -> Self {
+    pub(crate) fn new(device: usize, limit: u64, share: Option<Arc<Share>>) -> Self {
         let start = FIRST + (device << SHARE_BITS);
         // The first page is left out, so that no block begins where a device's share does.
         let ranges = RangeAllocator::new(start + PAGE, start + (1 << SHARE_BITS));
-        Self { ranges, blocks: BTreeMap::new(), slabs: BTreeMap::new(), used: 0, limit }
+        Self { ranges, blocks: BTreeMap::new(), slabs: BTreeMap::new(), used: 0, limit, share }
     }
 
-    /// Bytes charged, and bytes that can be charged in total.
-    pub(crate) fn usage(&self) -> (u64, u64) {
-        (self.used, self.limit)
+    /// Bytes charged.
+    pub(crate) fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// Bytes that can be charged now.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        let others = self.share.as_ref().map_or(0, |share| share.others());
+        self.limit.saturating_sub(self.used).saturating_sub(others)
     }
 
     /// Charges bytes without an address. False when they do not fit.
     pub(crate) fn charge(&mut self, size: u64) -> bool {
-        match self.used.checked_add(size).filter(|&used| used <= self.limit) {
-            Some(used) => {
-                self.used = used;
-                true
-            }
-            None => false,
+        let Some(used) = self.used.checked_add(size).filter(|&used| used <= self.limit) else { return false };
+        let fits = self.share.as_ref().is_none_or(|share| share.try_set(used, self.used, self.limit));
+        if fits {
+            self.used = used;
         }
+        fits
     }
 
     /// Reverses a charge.
     pub(crate) fn discharge(&mut self, size: u64) {
         self.used = self.used.saturating_sub(size);
+        if let Some(share) = &self.share {
+            share.set(self.used);
+        }
     }
 
     /// Allocates a block. `None` when it does not fit.
@@ -226,26 +238,26 @@ mod tests {
 
     #[test]
     fn small_blocks_share_a_page_and_large_blocks_take_entire_pages() {
-        let mut vram = Vram::new(30, 64 << 20);
+        let mut vram = Vram::new(30, 64 << 20, None);
         let a = vram.alloc(1, BlockPurpose::Plain).unwrap();
         let b = vram.alloc(513, BlockPurpose::Plain).unwrap();
-        assert_eq!((b - a, vram.usage().0), (512, PAGE as u64));
+        assert_eq!((b - a, vram.used()), (512, PAGE as u64));
         let c = vram.alloc(PAGE + 1, BlockPurpose::Plain).unwrap();
-        assert_eq!((c % PAGE, vram.usage().0), (0, 3 * PAGE as u64));
+        assert_eq!((c % PAGE, vram.used()), (0, 3 * PAGE as u64));
         assert_eq!(vram.find(b + 1023).map(|(start, _)| start), Some(b));
         assert!(vram.find(b + 1024).is_none());
         for address in [a, b, c] {
             assert!(vram.free(address).is_some());
         }
         assert!(vram.free(a).is_none());
-        assert_eq!(vram.usage().0, 0);
+        assert_eq!(vram.used(), 0);
         assert_eq!(vram.alloc(PAGE, BlockPurpose::Plain), Some(a));
         vram.free(a);
     }
 
     #[test]
     fn the_memory_limit_is_exact_to_the_page() {
-        let mut vram = Vram::new(31, 4 * PAGE as u64);
+        let mut vram = Vram::new(31, 4 * PAGE as u64, None);
         let a = vram.alloc(4 * PAGE, BlockPurpose::Plain).unwrap();
         assert_eq!(vram.alloc(1, BlockPurpose::Plain), None);
         assert!(vram.alloc(PAGE, BlockPurpose::Managed).is_some());

@@ -3,9 +3,10 @@
 use std::ffi::c_int;
 
 use cudarc::driver::sys::{CUdevice_attribute, CUlimit_enum};
+use memtrace_machine::identity;
 
-use crate::core::ffi::{Out, Status, codes};
-use crate::core::host_state::host_state;
+use crate::core::ffi::codes;
+use crate::core::host_state::{card_of, host_state};
 
 /// Limits that depend on the compute capability alone (CUDA C++ Programming Guide, "Technical Specifications
 /// per Compute Capability"). Shared memory is in bytes.
@@ -41,35 +42,21 @@ fn reserved_shared() -> usize {
     if host_state().spec.cc.0 >= 8 { 1024 } else { 0 }
 }
 
-/// The UUID of a device. Its last byte is the index.
+/// The UUID of a visible device.
 pub(crate) fn uuid(index: usize) -> [u8; 16] {
-    let mut bytes = *b"PHANTOM-DEVICE-0";
-    bytes[15] = index as u8;
-    bytes
+    identity::uuid(card_of(index))
 }
 
-/// The UUID as NVML and `CUDA_VISIBLE_DEVICES` write it.
-pub(crate) fn uuid_text(index: usize) -> String {
-    let hex: String = uuid(index).iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
-}
-
-/// The number of a device's PCI bus. Each device has its own.
-fn bus(index: usize) -> c_int {
-    0x10 + index as c_int
-}
-
-/// The PCI address of a device, as the CUDA runtime writes it.
+/// The PCI address of a visible device, as the CUDA runtime writes it.
 pub(crate) fn bus_id(index: usize) -> String {
-    format!("0000:{:02X}:00.0", bus(index))
+    identity::bus_id(card_of(index))
 }
 
-/// The device with this PCI address, with or without its domain.
+/// The visible device with this PCI address, with or without its domain.
 pub(crate) fn index_of_bus_id(text: &str) -> Option<usize> {
-    (0..host_state().devices.len()).find(|&index| {
-        let id = bus_id(index);
-        text.eq_ignore_ascii_case(&id) || text.get(text.len().saturating_sub(7)..) == Some(&id[5..])
-    })
+    let host = host_state();
+    let card = identity::index_of_bus_id(text, host.spec.count as usize)?;
+    host.devices.iter().position(|device| device.card == card)
 }
 
 codes!(pub(crate) CUdevice_attribute {
@@ -180,7 +167,7 @@ pub(crate) fn attribute(attribute: c_int, index: usize) -> c_int {
         CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_WIDTH
         | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_HEIGHT => 32_768,
         CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_LAYERS => 2048,
-        CU_DEVICE_ATTRIBUTE_PCI_BUS_ID => bus(index),
+        CU_DEVICE_ATTRIBUTE_PCI_BUS_ID => identity::bus(card_of(index)) as c_int,
         CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH => spec.base.bus_bits as c_int,
         CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE => (spec.base.l2_kib << 10) as c_int,
         CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR => limits.threads_per_sm as c_int,
@@ -231,21 +218,6 @@ pub(crate) fn attribute(attribute: c_int, index: usize) -> c_int {
         | CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS => 1,
         _ => 0,
     }
-}
-
-/// The version of the CUDA runtime that the program brought. The simulated driver has the same version.
-pub(crate) fn driver_version() -> c_int {
-    type Version = unsafe extern "C" fn(Out<c_int>) -> Status;
-    let mut version: c_int = 0;
-    // SAFETY: looks a name up. This library does not define it.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"cudaRuntimeGetVersion".as_ptr()) };
-    if !found.is_null() {
-        // SAFETY: the header of the runtime gives the function of that name this signature.
-        let get_version: Version = unsafe { std::mem::transmute(found) };
-        // SAFETY: the place is good for one write.
-        unsafe { get_version(Out::of(&mut version)) };
-    }
-    if version > 0 { version } else { 13000 }
 }
 
 codes!(CUlimit_enum {

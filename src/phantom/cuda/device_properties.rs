@@ -6,6 +6,7 @@ use std::mem::zeroed;
 use cudarc::runtime::sys::{cudaDeviceProp, cudaUUID_t};
 
 use crate::core::call_table::{answers, by_contract};
+use crate::core::driver_version::driver_version;
 use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, NO_DEVICE, OK, Out, Status, Text, Word};
 use crate::core::host_state::{current_index, device, fail, host_state, last_error, set_current};
 use crate::cuda::device_attributes::{
@@ -35,7 +36,7 @@ use crate::cuda::device_attributes::{
     CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT, CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT,
     CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING,
     CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS, CU_DEVICE_ATTRIBUTE_WARP_SIZE, HIGHEST_PRIORITY,
-    attribute, bus_id, driver_version, index_of_bus_id, limit_value, uuid,
+    attribute, bus_id, index_of_bus_id, limit_value, uuid,
 };
 
 /// The limit of every texture and surface dimension.

@@ -8,12 +8,11 @@ use cudarc::driver::sys::cudaError_enum;
 use crate::core::call_rules::initialize;
 use crate::core::call_table::{answers, by_contract};
 use crate::core::device::{context_handle, device_of_context};
+use crate::core::driver_version::driver_version;
 use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, OK, Out, Status, Word, codes};
 use crate::core::host_state::{current_index, device, host_state, set_current};
 use crate::core::lock::lock;
-use crate::cuda::device_attributes::{
-    HIGHEST_PRIORITY, attribute, bus_id, driver_version, limit_value, uuid,
-};
+use crate::cuda::device_attributes::{HIGHEST_PRIORITY, attribute, bus_id, limit_value, uuid};
 use crate::cuda::streams::synchronize_current_device;
 
 fn make_current(context: usize) -> Status {
@@ -198,7 +197,12 @@ answers! {
         active.put(1);
         OK
     }
-    Real fn cuDevicePrimaryCtxRetain(out: Out<usize>, index: c_int) { give(out, index, context_handle) }
+    Real fn cuDevicePrimaryCtxRetain(out: Out<usize>, index: c_int) {
+        if let Some(device) = device(index) {
+            device.share().enter();
+        }
+        give(out, index, context_handle)
+    }
     Success fn cuDevicePrimaryCtxRelease_v2(_index: c_int) { OK }
     Success fn cuDevicePrimaryCtxReset_v2(_index: c_int) { OK }
     Success fn cuDevicePrimaryCtxSetFlags_v2(_index: c_int, _flags: u32) { OK }

@@ -13,13 +13,13 @@ use cudarc::runtime::sys::cudaMemAllocNodeParams;
 use crate::core::call_table::{answers, by_contract};
 use crate::core::capture::RecordedWork;
 use crate::core::device::Device;
+use crate::core::driver_version::driver_version;
 use crate::core::ffi::{
     Handle, INVALID_HANDLE, INVALID_VALUE, InOut, OK, OUT_OF_MEMORY, Out, Status, Word, opaque_handle,
 };
 use crate::core::host_state::{device, fail};
 use crate::core::lock::lock;
 use crate::core::stream::Stream;
-use crate::cuda::device_attributes::driver_version;
 use crate::cuda::graph_memory::{self, GraphMemory};
 use crate::cuda::reach::forget_everything;
 use crate::cuda::streams::StreamHandle;

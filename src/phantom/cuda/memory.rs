@@ -297,8 +297,9 @@ unsafe fn several_pointer_attributes(
 
 /// Writes the free and the total bytes of the current device.
 fn memory_info(free: Out<usize>, total: Out<usize>) -> Status {
-    let (used, limit) = current().vram().usage();
-    free.put((limit - used) as usize);
+    let device = current();
+    device.share().enter();
+    free.put(device.vram().free_bytes() as usize);
     total.put(host_state().spec.memory as usize);
     OK
 }

@@ -118,6 +118,7 @@ fn create(out: Out<Handle<Stream>>, flags: u32, priority: c_int) -> Status {
         return fail(INVALID_VALUE);
     }
     let device = current();
+    device.share().enter();
     let priority = priority.clamp(HIGHEST_PRIORITY, 0);
     let handle = Handle::new(Stream::new(device.index, device.clock().clone(), priority, flags));
     lock(&CREATED).push(handle);
@@ -162,6 +163,7 @@ fn synchronize_counted(handle: StreamHandle) -> Status {
 /// Waits for the current device, and counts the wait.
 pub(crate) fn synchronize_current_device() -> Status {
     WAITS.fetch_add(1, Ordering::Relaxed);
+    current().share().enter();
     synchronize_device(current());
     OK
 }

@@ -16,6 +16,7 @@ use cudarc::cudnn::sys::{
 };
 
 use crate::core::call_table::{answers, by_contract};
+use crate::core::driver_version::driver_version;
 use crate::core::ffi::{Handle, In, OK, Out, Status, Word, codes};
 use crate::core::host_state::{current, host_state};
 use crate::core::lock::lock;
@@ -25,7 +26,7 @@ use crate::cuda::device_attributes::{
     CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK,
     CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
     CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
-    CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, attribute, driver_version,
+    CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, attribute,
 };
 use crate::cuda::reach::{Holder, hold};
 use crate::cuda::streams::StreamHandle;

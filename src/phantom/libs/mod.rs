@@ -8,5 +8,6 @@ pub(crate) mod nccl;
 pub(crate) mod nccl_buffers;
 pub(crate) mod nccl_memory;
 pub(crate) mod nvml;
+pub(crate) mod nvml_device;
 pub(crate) mod rank_mailbox;
 pub(crate) mod rnn;

@@ -1,42 +1,121 @@
-//! The part of NVML that PyTorch calls for the text of an out-of-memory error: the processes on a device and
-//! their memory. [`dlopen`](crate::core::dlopen) loads this library as `libnvidia-ml.so.1`.
+//! NVML: the devices of the machine, their memory, and the processes on them. PyTorch asks for these for the
+//! text of an out-of-memory error, monitors and scripts through `pynvml`. [`dlopen`](crate::core::dlopen) loads
+//! this library as `libnvidia-ml.so.1`.
+//!
+//! NVML lists every card of the machine, whatever `CUDA_VISIBLE_DEVICES` hides, and the processes of the whole
+//! machine ([`machine_state`]).
 //!
 //! cudarc has no NVML, so its structs and codes are declared here, as in `nvml.h`.
 
 use std::ffi::{c_char, c_int};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use memtrace_machine::files::Machine;
+use memtrace_machine::{DRIVER_VERSION, identity, process};
 
 use crate::core::call_table::{answers, by_contract};
-use crate::core::device::Device;
+use crate::core::driver_version::driver_version;
 use crate::core::ffi::{InOut, OK, Out, Status, Text, Word};
 use crate::core::host_state::host_state;
-use crate::cuda::device_attributes::{bus_id, driver_version, uuid_text};
+use crate::core::{machine, machine_state};
 
+/// `NVML_ERROR_UNINITIALIZED`.
+pub(super) const UNINITIALIZED: Status = 1;
 /// `NVML_ERROR_INVALID_ARGUMENT`.
-const INVALID_ARGUMENT: Status = 2;
+pub(super) const INVALID_ARGUMENT: Status = 2;
 /// `NVML_ERROR_NOT_SUPPORTED`.
-const NOT_SUPPORTED: Status = 3;
+pub(super) const NOT_SUPPORTED: Status = 3;
+/// `NVML_ERROR_NOT_FOUND`.
+const NOT_FOUND: Status = 6;
 /// `NVML_ERROR_INSUFFICIENT_SIZE`.
 const INSUFFICIENT_SIZE: Status = 7;
+/// `NVML_ERROR_GPU_IS_LOST`.
+const GPU_IS_LOST: Status = 15;
+/// `NVML_ERROR_ARGUMENT_VERSION_MISMATCH`.
+const VERSION_MISMATCH: Status = 25;
 
-/// An NVML device handle: the index of the device plus 1, so that none is null. NVML lists the devices that
-/// `CUDA_VISIBLE_DEVICES` hides, too; the visible ones come first.
-fn index_of(handle: usize) -> Option<usize> {
-    handle.checked_sub(1).filter(|&index| index < host_state().spec.count as usize)
+/// The number of `nvmlInit` less that of `nvmlShutdown`.
+static INITIALIZED: AtomicU32 = AtomicU32::new(0);
+
+fn initialize() -> Status {
+    INITIALIZED.fetch_add(1, Ordering::Relaxed);
+    OK
 }
 
-/// The device of a handle, if it is visible.
-fn visible_device(handle: usize) -> Option<&'static Device> {
-    host_state().devices.get(index_of(handle)?)
+fn shut_down() -> Status {
+    let less = INITIALIZED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
+    if less.is_ok() { OK } else { UNINITIALIZED }
 }
 
-fn give_handle(index: Option<usize>, out: Out<usize>) -> Status {
-    match index {
-        Some(index) => out.give(index + 1),
-        None => INVALID_ARGUMENT,
+/// Success once NVML is initialized.
+fn check_initialized() -> Status {
+    if INITIALIZED.load(Ordering::Relaxed) > 0 { OK } else { UNINITIALIZED }
+}
+
+/// The card of an NVML device handle: its position plus 1, so that none is null.
+pub(super) fn card_of(handle: usize) -> Result<usize, Status> {
+    if check_initialized() != OK {
+        return Err(UNINITIALIZED);
+    }
+    let card = handle.checked_sub(1).filter(|&card| card < host_state().spec.count as usize);
+    let card = card.ok_or(INVALID_ARGUMENT)?;
+    if machine::table().is_some_and(|table| table.is_lost(card)) { Err(GPU_IS_LOST) } else { Ok(card) }
+}
+
+/// Writes a value for the card of a handle.
+pub(super) fn give<T>(handle: usize, out: Out<T>, value: impl FnOnce(usize) -> T) -> Status {
+    match card_of(handle) {
+        Ok(_) if out.is_null() => INVALID_ARGUMENT,
+        Ok(card) => {
+            out.put(value(card));
+            OK
+        }
+        Err(status) => status,
     }
 }
 
-/// `nvmlProcessInfo_t`.
+/// Writes a text about the card of a handle.
+///
+/// # Safety
+/// `out` is null or has as many elements as `capacity`.
+unsafe fn give_text(
+    handle: usize,
+    out: Out<c_char>,
+    capacity: u32,
+    text: impl FnOnce(usize) -> String,
+) -> Status {
+    match card_of(handle) {
+        // SAFETY: the caller's promise.
+        Ok(card) => unsafe { write_text(&text(card), out, capacity) },
+        Err(status) => status,
+    }
+}
+
+/// Writes a text, which must fit.
+///
+/// # Safety
+/// `out` is null or has as many elements as `capacity`.
+unsafe fn write_text(text: &str, out: Out<c_char>, capacity: u32) -> Status {
+    if out.is_null() {
+        return INVALID_ARGUMENT;
+    }
+    if text.len() >= capacity as usize {
+        return INSUFFICIENT_SIZE;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { out.text(text, capacity as usize) };
+    OK
+}
+
+fn give_handle(card: Option<usize>, out: Out<usize>, missing: Status) -> Status {
+    match card {
+        Some(card) => give(card + 1, out, |card| card + 1),
+        None if check_initialized() != OK => UNINITIALIZED,
+        None => missing,
+    }
+}
+
+/// `nvmlProcessInfo_t`, of `_v2` and `_v3`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct ProcessInfo {
@@ -46,7 +125,13 @@ struct ProcessInfo {
     compute_instance: u32,
 }
 
-const _: () = assert!(size_of::<ProcessInfo>() == 24);
+/// `nvmlProcessInfo_v1_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ProcessInfo1 {
+    pid: u32,
+    used_bytes: u64,
+}
 
 /// `nvmlMemory_t` and `nvmlBAR1Memory_t`, which have one layout. In bytes.
 #[repr(C)]
@@ -57,36 +142,63 @@ struct MemoryInfo {
     used: u64,
 }
 
-/// The bytes that this process has on a device, with its context.
-fn own_bytes(device: &Device) -> u64 {
-    device.vram().usage().0 + host_state().spec.context
+/// `nvmlMemory_v2_t`. In bytes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct MemoryInfo2 {
+    version: u32,
+    total: u64,
+    reserved: u64,
+    free: u64,
+    used: u64,
 }
 
-fn memory_info(device: &Device) -> MemoryInfo {
-    let spec = &host_state().spec;
-    let used = own_bytes(device) + spec.others;
-    MemoryInfo { total: spec.memory, free: spec.memory - used, used }
+const _: () = assert!(size_of::<ProcessInfo>() == 24 && size_of::<ProcessInfo1>() == 16);
+const _: () = assert!(size_of::<MemoryInfo>() == 24 && size_of::<MemoryInfo2>() == 40);
+
+/// `nvmlMemory_v2`: the size of the struct and the number of its version.
+const MEMORY_2: u32 = size_of::<MemoryInfo2>() as u32 | 2 << 24;
+
+fn memory_info(machine: &Machine, card: usize) -> MemoryInfo {
+    let (total, used) = (machine.spec.memory, machine.used(card));
+    MemoryInfo { total, free: total - used, used }
 }
 
-/// The process id that stands for all other processes: the first process of a machine, which uses no device.
-const OTHER_PID: u32 = 1;
+fn memory_info_2(handle: usize, place: InOut<MemoryInfo2>) -> Status {
+    if place.input().get().is_none_or(|asked| asked.version != MEMORY_2) {
+        return VERSION_MISMATCH;
+    }
+    give(handle, place.output(), |card| {
+        let MemoryInfo { total, free, used } = memory_info(&machine_state::state(), card);
+        MemoryInfo2 { version: MEMORY_2, total, reserved: 0, free, used }
+    })
+}
 
-/// Lists the processes on a device.
+/// The process id that stands for all processes outside the machine: the first of a host, which uses no device.
+pub(crate) const OTHER_PID: u32 = 1;
+
+/// Lists the processes with a context on a card.
 ///
 /// # Safety
 /// `list` is null or has as many elements as `count` holds.
-unsafe fn processes(handle: usize, count: InOut<u32>, list: Out<ProcessInfo>) -> Status {
-    let Some(device) = visible_device(handle) else { return INVALID_ARGUMENT };
-    let info =
-        |pid, used_bytes| ProcessInfo { pid, used_bytes, gpu_instance: u32::MAX, compute_instance: u32::MAX };
-    let mut all = vec![info(std::process::id(), own_bytes(device))];
-    let others = host_state().spec.others;
-    if others > 0 {
-        all.push(info(OTHER_PID, others));
+unsafe fn processes<T>(
+    handle: usize,
+    count: InOut<u32>,
+    list: Out<T>,
+    info: impl Fn(u32, u64) -> T,
+) -> Status {
+    let card = match card_of(handle) {
+        Ok(card) => card,
+        Err(status) => return status,
+    };
+    let machine = machine_state::state();
+    let mut all: Vec<T> = machine.processes_on(card).map(|(pid, bytes)| info(pid, bytes)).collect();
+    if machine.spec.others > 0 {
+        all.push(info(OTHER_PID, machine.spec.others));
     }
-    let capacity = count.input().get().unwrap_or(0) as usize;
+    let Some(capacity) = count.input().get() else { return INVALID_ARGUMENT };
     count.output().put(all.len() as u32);
-    if capacity < all.len() {
+    if (capacity as usize) < all.len() {
         return INSUFFICIENT_SIZE;
     }
     for (index, process) in all.into_iter().enumerate() {
@@ -96,93 +208,112 @@ unsafe fn processes(handle: usize, count: InOut<u32>, list: Out<ProcessInfo>) ->
     OK
 }
 
-/// The visible device with this PCI address. NVML writes the domain with eight digits, the runtime with four.
-fn index_of_bus_id(id: &str) -> Option<usize> {
-    let without_domain =
-        |text: &str| text.rsplit(':').take(2).map(str::to_ascii_uppercase).collect::<Vec<_>>();
-    (0..host_state().devices.len()).find(|&index| without_domain(&bus_id(index)) == without_domain(id))
+fn info(pid: u32, used_bytes: u64) -> ProcessInfo {
+    ProcessInfo { pid, used_bytes, gpu_instance: u32::MAX, compute_instance: u32::MAX }
 }
 
-fn index_of_uuid(uuid: &str) -> Option<usize> {
-    (0..host_state().devices.len()).find(|&index| uuid_text(index) == uuid)
+/// Answers that no process does this kind of work on a card.
+fn no_processes(handle: usize, count: InOut<u32>) -> Status {
+    match card_of(handle) {
+        Ok(_) => count.output().give(0),
+        Err(status) => status,
+    }
 }
 
-/// Success for the handle of a device.
-fn check_handle(handle: usize) -> Status {
-    if index_of(handle).is_some() { OK } else { INVALID_ARGUMENT }
+fn cards() -> usize {
+    host_state().spec.count as usize
 }
 
 answers! {
-    Real fn nvmlInit() { OK }
-    Real fn nvmlInit_v2() { OK }
-    Real fn nvmlInitWithFlags(_flags: u32) { OK }
-    Real fn nvmlShutdown() { OK }
-    Real fn nvmlErrorString(_status: Status) -> *const c_char { c"phantom NVML error".as_ptr() }
+    Real fn nvmlInit() { initialize() }
+    Real fn nvmlInit_v2() { initialize() }
+    Real fn nvmlInitWithFlags(_flags: u32) { initialize() }
+    Real fn nvmlShutdown() { shut_down() }
+    Real fn nvmlErrorString(status: Status) -> *const c_char {
+        match status {
+            OK => c"Success",
+            UNINITIALIZED => c"Uninitialized",
+            INVALID_ARGUMENT => c"Invalid Argument",
+            NOT_SUPPORTED => c"Not Supported",
+            NOT_FOUND => c"Not Found",
+            INSUFFICIENT_SIZE => c"Insufficient Size",
+            GPU_IS_LOST => c"GPU is lost",
+            VERSION_MISMATCH => c"Argument version mismatch",
+            _ => c"Unknown Error",
+        }
+        .as_ptr()
+    }
     Real fn nvmlSystemGetCudaDriverVersion(out: Out<c_int>) { out.give(driver_version()) }
     Real fn nvmlSystemGetCudaDriverVersion_v2(out: Out<c_int>) { out.give(driver_version()) }
     Real fn nvmlSystemGetDriverVersion(out: Out<c_char>, capacity: u32) {
-        by_contract!(out.text("580.00", capacity as usize));
-        OK
+        by_contract!(write_text(DRIVER_VERSION, out, capacity))
     }
-    Real fn nvmlDeviceGetCount_v2(out: Out<u32>) { out.give(host_state().spec.count) }
+    Real fn nvmlSystemGetNVMLVersion(out: Out<c_char>, capacity: u32) {
+        let version = format!("{}.{DRIVER_VERSION}", driver_version() / 1000);
+        by_contract!(write_text(&version, out, capacity))
+    }
+    Real fn nvmlSystemGetProcessName(pid: u32, out: Out<c_char>, capacity: u32) {
+        let Some(name) = process::name_of(pid) else { return NOT_FOUND };
+        by_contract!(write_text(&name, out, capacity))
+    }
+    Real fn nvmlDeviceGetCount(out: Out<u32>) { out.give(host_state().spec.count) }
+    Real fn nvmlDeviceGetCount_v2(out: Out<u32>) {
+        if check_initialized() == OK { out.give(host_state().spec.count) } else { UNINITIALIZED }
+    }
+    Real fn nvmlDeviceGetHandleByIndex(index: u32, out: Out<usize>) {
+        give_handle(Some(index as usize), out, INVALID_ARGUMENT)
+    }
     Real fn nvmlDeviceGetHandleByIndex_v2(index: u32, out: Out<usize>) {
-        give_handle(index_of(index as usize + 1), out)
+        give_handle(Some(index as usize), out, INVALID_ARGUMENT)
+    }
+    Real fn nvmlDeviceGetHandleByPciBusId(id: Text, out: Out<usize>) {
+        give_handle(identity::index_of_bus_id(id.str(), cards()), out, NOT_FOUND)
     }
     Real fn nvmlDeviceGetHandleByPciBusId_v2(id: Text, out: Out<usize>) {
-        give_handle(index_of_bus_id(id.str()), out)
+        give_handle(identity::index_of_bus_id(id.str(), cards()), out, NOT_FOUND)
     }
     Real fn nvmlDeviceGetHandleByUUID(uuid: Text, out: Out<usize>) {
-        give_handle(index_of_uuid(uuid.str()), out)
+        give_handle(identity::index_of_uuid(uuid.str(), cards()), out, NOT_FOUND)
     }
     Real fn nvmlDeviceGetName(handle: Word, out: Out<c_char>, capacity: u32) {
-        by_contract!(out.text(&host_state().spec.name, capacity as usize));
-        check_handle(handle)
+        by_contract!(give_text(handle, out, capacity, |_| host_state().spec.name.clone()))
     }
     Real fn nvmlDeviceGetUUID(handle: Word, out: Out<c_char>, capacity: u32) {
-        let Some(index) = index_of(handle) else { return INVALID_ARGUMENT };
-        by_contract!(out.text(&uuid_text(index), capacity as usize));
-        OK
+        by_contract!(give_text(handle, out, capacity, identity::uuid_text))
     }
-    Real fn nvmlDeviceGetIndex(handle: Word, out: Out<u32>) {
-        index_of(handle).map_or(INVALID_ARGUMENT, |index| out.give(index as u32))
-    }
+    Real fn nvmlDeviceGetIndex(handle: Word, out: Out<u32>) { give(handle, out, |card| card as u32) }
+    Real fn nvmlDeviceGetMinorNumber(handle: Word, out: Out<u32>) { give(handle, out, |card| card as u32) }
     Real fn nvmlDeviceGetMemoryInfo(handle: Word, out: Out<MemoryInfo>) {
-        visible_device(handle).map_or(INVALID_ARGUMENT, |device| out.give(memory_info(device)))
+        give(handle, out, |card| memory_info(&machine_state::state(), card))
+    }
+    Real fn nvmlDeviceGetMemoryInfo_v2(handle: Word, place: InOut<MemoryInfo2>) {
+        memory_info_2(handle, place)
     }
     /// A window as large as the memory, as on data-centre cards, and the little of it that a process maps.
     /// Not a guess: no amount of memory follows from it, and the tracer's own samples call it in every run.
     Real fn nvmlDeviceGetBAR1MemoryInfo(handle: Word, out: Out<MemoryInfo>) {
-        if visible_device(handle).is_none() {
-            return INVALID_ARGUMENT;
-        }
         let (total, used) = (host_state().spec.memory.next_power_of_two(), 2 << 20);
-        out.give(MemoryInfo { total, free: total - used, used })
+        give(handle, out, |_| MemoryInfo { total, free: total - used, used })
     }
-    Real fn nvmlDeviceGetComputeRunningProcesses(handle: Word, count: InOut<u32>, list: Out<ProcessInfo>) {
-        by_contract!(processes(handle, count, list))
+    Real fn nvmlDeviceGetComputeRunningProcesses(handle: Word, count: InOut<u32>, list: Out<ProcessInfo1>) {
+        by_contract!(processes(handle, count, list, |pid, used_bytes| ProcessInfo1 { pid, used_bytes }))
     }
     Real fn nvmlDeviceGetComputeRunningProcesses_v2(handle: Word, count: InOut<u32>, list: Out<ProcessInfo>) {
-        by_contract!(processes(handle, count, list))
+        by_contract!(processes(handle, count, list, info))
     }
     Real fn nvmlDeviceGetComputeRunningProcesses_v3(handle: Word, count: InOut<u32>, list: Out<ProcessInfo>) {
-        by_contract!(processes(handle, count, list))
+        by_contract!(processes(handle, count, list, info))
     }
-    Real fn nvmlDeviceGetCudaComputeCapability(handle: Word, major: Out<c_int>, minor: Out<c_int>) {
-        let (a, b) = host_state().spec.cc;
-        major.put(a as c_int);
-        minor.put(b as c_int);
-        check_handle(handle)
+    Real fn nvmlDeviceGetGraphicsRunningProcesses(handle: Word, count: InOut<u32>, _list: Word) {
+        no_processes(handle, count)
     }
-    Real fn nvmlDeviceGetP2PStatus(_from: Word, _to: Word, _kind: c_int, out: Out<c_int>) { out.give(0) }
-    Unsupported fn nvmlDeviceGetNvLinkRemoteDeviceType(_handle: Word, _link: u32, _out: Word) {
-        NOT_SUPPORTED
+    Real fn nvmlDeviceGetGraphicsRunningProcesses_v2(handle: Word, count: InOut<u32>, _list: Word) {
+        no_processes(handle, count)
     }
-    Unsupported fn nvmlDeviceGetNvLinkRemotePciInfo_v2(_handle: Word, _link: u32, _out: Word) {
-        NOT_SUPPORTED
+    Real fn nvmlDeviceGetGraphicsRunningProcesses_v3(handle: Word, count: InOut<u32>, _list: Word) {
+        no_processes(handle, count)
     }
-    Unsupported fn nvmlDeviceGetGpuFabricInfoV(_handle: Word, _out: Word) { NOT_SUPPORTED }
-    Unsupported fn nvmlDeviceGetUtilizationRates(_handle: Word, _out: Word) { NOT_SUPPORTED }
-    Unsupported fn nvmlDeviceGetTemperature(_handle: Word, _sensor: c_int, _out: Word) { NOT_SUPPORTED }
-    Unsupported fn nvmlDeviceGetPowerUsage(_handle: Word, _out: Word) { NOT_SUPPORTED }
-    Unsupported fn nvmlDeviceGetClockInfo(_handle: Word, _kind: c_int, _out: Word) { NOT_SUPPORTED }
+    Real fn nvmlDeviceGetMPSComputeRunningProcesses_v3(handle: Word, count: InOut<u32>, _list: Word) {
+        no_processes(handle, count)
+    }
 }

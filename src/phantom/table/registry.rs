@@ -5,8 +5,8 @@ use std::ffi::c_int;
 use std::sync::OnceLock;
 
 use crate::core::call_table::{AnswerKind, CallEntry, answers};
+use crate::core::driver_version::driver_version;
 use crate::core::ffi::{NOT_FOUND, OK, Out, Status, Text};
-use crate::cuda::device_attributes::driver_version;
 use crate::{cuda, kernels, libs, table};
 
 /// The tables, in the order in which `memtrace_phantom_describe` lists guesses and refusals.
@@ -32,6 +32,7 @@ static TABLES: &[&[&CallEntry]] = &[
     libs::rnn::TABLE,
     libs::nccl::TABLE,
     libs::nvml::TABLE,
+    libs::nvml_device::TABLE,
     table::generated::SUCCESS,
     table::generated::WORK,
     table::generated::FILLS,

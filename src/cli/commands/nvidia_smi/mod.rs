@@ -1,0 +1,153 @@
+//! `memtrace nvidia-smi`: nvidia-smi for the simulated GPUs of this user's running programs.
+//!
+//! Inside `memtrace run --phantom` the program's `PATH` leads to it under the name `nvidia-smi`, and it shows the
+//! machine of that run. Elsewhere it shows every machine on which a process runs. Options, layout, error texts and
+//! exit statuses are nvidia-smi's, so that scripts which read its output work.
+
+mod arguments;
+mod fields;
+mod log;
+mod machines;
+mod query;
+mod refusal;
+mod screen;
+mod value;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Arg, ArgMatches, Command, value_parser};
+use memtrace_machine::files::Machine;
+
+use arguments::{Mode, Request};
+use machines::Measured;
+use refusal::{LOST, NOT_FOUND, Refusal};
+
+/// The arguments of `memtrace nvidia-smi`: nvidia-smi's own, which [`arguments`] parses.
+pub(crate) fn command() -> Command {
+    Command::new("nvidia-smi")
+        .about("Show the simulated GPUs of running programs as nvidia-smi would")
+        .disable_help_flag(true)
+        .arg(
+            Arg::new("arguments")
+                .value_name("OPTION")
+                .num_args(0..)
+                .trailing_var_arg(true)
+                .allow_hyphen_values(true)
+                .value_parser(value_parser!(OsString))
+                .help("nvidia-smi's own options: -L, -q, -i, -l, --query-gpu=, --query-compute-apps=, --format="),
+        )
+}
+
+/// Answers as nvidia-smi.
+///
+/// # Errors
+/// When stdout cannot be written.
+pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
+    let words: Vec<&OsString> = matches.get_many("arguments").into_iter().flatten().collect();
+    answer(words.into_iter().map(|word| word.to_string_lossy().into_owned()))
+}
+
+/// Answers as nvidia-smi, for a program that called the command by that name.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn answer(words: impl Iterator<Item = String>) -> Result<ExitCode> {
+    let words: Vec<String> = words.collect();
+    let request = match arguments::parse(&words) {
+        Ok(request) => request,
+        Err(refusal) => return refuse(&refusal),
+    };
+    match &request.mode {
+        Mode::Help => print(arguments::HELP)?,
+        Mode::HelpGpu => print(&fields::help("--query-gpu=", fields::GPU))?,
+        Mode::HelpApps => print(&fields::help("--query-compute-apps=", fields::APPS))?,
+        _ => return repeat(&request),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the answer, once or in a loop.
+fn repeat(request: &Request) -> Result<ExitCode> {
+    let mut is_first = true;
+    loop {
+        let machines = match machines::selected() {
+            Ok(machines) => machines,
+            Err(refusal) => return refuse(&refusal),
+        };
+        match page(request, &machines, is_first) {
+            Ok(page) => print(&page)?,
+            Err(refusal) => return refuse(&refusal),
+        }
+        let Some(milliseconds) = request.loop_ms else { return Ok(ExitCode::SUCCESS) };
+        is_first = false;
+        std::thread::sleep(Duration::from_millis(milliseconds));
+    }
+}
+
+/// The answer about all machines.
+fn page(request: &Request, machines: &[Measured], is_first: bool) -> std::result::Result<String, Refusal> {
+    let mut text = String::new();
+    let mut found = false;
+    for measured in machines {
+        let cards = cards_of(request, &measured.machine)?;
+        found |= !cards.is_empty();
+        let is_only = machines.len() == 1;
+        match &request.mode {
+            Mode::Gpus { fields, format } => {
+                let header = format.header && is_first && text.is_empty();
+                text += &query::gpus(measured, &cards, fields, *format, header);
+            }
+            Mode::Apps { fields, format } => {
+                let header = format.header && is_first && text.is_empty();
+                text += &query::apps(measured, &cards, fields, *format, header);
+            }
+            _ if cards.is_empty() => {}
+            Mode::List => text += &log::list(&measured.machine, &cards),
+            Mode::Log(sections) => text += &log::log(measured, &cards, sections),
+            _ => {
+                if !is_only {
+                    text += &format!("memtrace: machine {}\n", measured.machine.id);
+                }
+                text += &screen::screen(measured, &cards);
+            }
+        }
+    }
+    if found { Ok(text) } else { Err(Refusal::new("No devices were found", NOT_FOUND)) }
+}
+
+/// The cards of a machine that `-i` selects, without those that are lost, which are an error as for nvidia-smi.
+fn cards_of(request: &Request, machine: &Machine) -> std::result::Result<Vec<usize>, Refusal> {
+    let count = machine.spec.count as usize;
+    let cards: Vec<usize> = match &request.ids {
+        None => (0..count).collect(),
+        Some(ids) => ids.iter().filter_map(|id| machines::card_of_id(id, count)).collect(),
+    };
+    match cards.iter().find(|&&card| machine.cards[card].lost) {
+        // The text of the drivers since 515, in public reports of Xid 79.
+        Some(&card) => Err(Refusal::new(
+            format!(
+                "Unable to determine the device handle for GPU{card}: {}: Unknown Error",
+                memtrace_machine::identity::bus_id(card)
+            ),
+            LOST,
+        )),
+        None => Ok(cards),
+    }
+}
+
+fn refuse(refusal: &Refusal) -> Result<ExitCode> {
+    // On stdout, as nvidia-smi does: scripts look for it there.
+    print(&format!("{}\n", refusal.text))?;
+    Ok(ExitCode::from(refusal.status))
+}
+
+fn print(text: &str) -> Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()?;
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! Values of cards and processes, as nvidia-smi prints them.
+
+use jiff::Zoned;
+use memtrace_machine::{DRIVER_VERSION, identity, process};
+
+use super::machines::Measured;
+
+const MIB: u64 = 1 << 20;
+
+/// A value of a card or of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Value {
+    Text(String),
+    /// A number and its unit.
+    Number(u64, &'static str),
+    /// The simulated card has no such value.
+    Missing,
+}
+
+impl Value {
+    /// The value in a line of CSV.
+    pub(super) fn csv(&self, units: bool) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Number(number, unit) if units && !unit.is_empty() => format!("{number} {unit}"),
+            Self::Number(number, _) => number.to_string(),
+            Self::Missing => "[N/A]".to_owned(),
+        }
+    }
+
+    /// The value in the listing of `-q`.
+    pub(super) fn log(&self) -> String {
+        if *self == Self::Missing { "N/A".to_owned() } else { self.csv(true) }
+    }
+}
+
+fn text(text: impl Into<String>) -> Value {
+    Value::Text(text.into())
+}
+
+fn mib(bytes: u64) -> Value {
+    Value::Number(bytes / MIB, "MiB")
+}
+
+/// The CUDA version, such as `13.0`.
+pub(super) fn cuda_version(measured: &Measured) -> String {
+    let version = measured.machine.cuda_version();
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+/// A process on a card, with the figures that nvidia-smi shows.
+pub(super) struct App {
+    pub(super) card: usize,
+    pub(super) pid: u32,
+    pub(super) name: String,
+    pub(super) bytes: u64,
+}
+
+/// The processes on some cards.
+pub(super) fn apps(measured: &Measured, cards: &[usize]) -> Vec<App> {
+    let machine = &measured.machine;
+    let mut apps = Vec::new();
+    for &card in cards {
+        for (pid, bytes) in machine.processes_on(card) {
+            let name = process::name_of(pid).unwrap_or_else(|| "[Not Found]".to_owned());
+            let name = memtrace_trace::text::printable(&name).into_owned();
+            apps.push(App { card, pid, name, bytes });
+        }
+        if machine.spec.others > 0 {
+            // nvidia-smi cannot name a process of another user either.
+            let (pid, name) = (1, "[Not Found]".to_owned());
+            apps.push(App { card, pid, name, bytes: machine.spec.others });
+        }
+    }
+    apps
+}
+
+/// The value of a field of `--query-gpu`.
+pub(super) fn of_card(measured: &Measured, card: usize, field: &str, now: &Zoned) -> Value {
+    let machine = &measured.machine;
+    let (spec, used) = (&machine.spec, machine.used(card));
+    match field {
+        "timestamp" => text(now.strftime("%Y/%m/%d %H:%M:%S%.3f").to_string()),
+        "driver_version" => text(DRIVER_VERSION),
+        "count" => Value::Number(spec.count.into(), ""),
+        "name" => text(spec.name.clone()),
+        "uuid" => text(identity::uuid_text(card)),
+        "pci.bus_id" => text(identity::long_bus_id(card)),
+        "pci.domain" => text("0x0000"),
+        "pci.bus" => text(format!("0x{:02X}", identity::bus(card))),
+        "pci.device" => text("0x00"),
+        "index" => Value::Number(card as u64, ""),
+        "persistence_mode" => text("Enabled"),
+        "display_mode" | "display_active" => text("Disabled"),
+        "compute_cap" => text(format!("{}.{}", spec.cc.0, spec.cc.1)),
+        "compute_mode" => text("Default"),
+        "pstate" => text("P0"),
+        "memory.total" => mib(spec.memory),
+        "memory.reserved" => mib(0),
+        // The two add up to the total, in whole MiB too.
+        "memory.used" => mib(used),
+        "memory.free" => Value::Number(spec.memory / MIB - used / MIB, "MiB"),
+        "utilization.gpu" => Value::Number(measured.utilization[card].into(), "%"),
+        "utilization.memory" => Value::Number(0, "%"),
+        "ecc.mode.current" | "ecc.mode.pending" => text("Enabled"),
+        "ecc.errors.uncorrected.volatile.total" | "ecc.errors.uncorrected.aggregate.total" => {
+            Value::Number(machine.cards[card].ecc_errors, "")
+        }
+        "ecc.errors.corrected.volatile.total" | "ecc.errors.corrected.aggregate.total" => {
+            Value::Number(0, "")
+        }
+        "clocks.max.graphics" | "clocks.max.sm" => Value::Number(spec.base.clocks_mhz.0.into(), "MHz"),
+        "clocks.max.memory" => Value::Number(spec.base.clocks_mhz.1.into(), "MHz"),
+        _ => Value::Missing,
+    }
+}
+
+/// The value of a field of `--query-compute-apps`.
+pub(super) fn of_app(measured: &Measured, app: &App, field: &str, now: &Zoned) -> Value {
+    match field {
+        "gpu_name" => of_card(measured, app.card, "name", now),
+        "gpu_bus_id" => of_card(measured, app.card, "pci.bus_id", now),
+        "gpu_uuid" => of_card(measured, app.card, "uuid", now),
+        "timestamp" => of_card(measured, app.card, "timestamp", now),
+        "pid" => Value::Number(app.pid.into(), ""),
+        "process_name" => text(app.name.clone()),
+        "used_gpu_memory" => mib(app.bytes),
+        _ => Value::Missing,
+    }
+}

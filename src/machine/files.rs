@@ -1,0 +1,277 @@
+//! The files of the tables in shared memory: one for each machine.
+//!
+//! `/dev/shm/memtrace-phantom-UID-ID-CARD`, which only its user can open. `CARD` is a hash of the request, so
+//! processes that ask for other cards are on another machine. A process holds a shared lock on its file, which
+//! the kernel takes back when it ends. A file without a lock and without a living process is removed by the
+//! next machine.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
+
+use memtrace_cards::Spec;
+
+use crate::DEFAULT_CUDA_VERSION;
+use crate::process::Process;
+use crate::table::{self, ProcessUse, Table, WORDS};
+
+/// The folder of all tables: memory that processes share.
+const FOLDER: &str = "/dev/shm";
+/// `O_NOFOLLOW` and `O_NONBLOCK` on Linux: a link of somebody else is refused, and a FIFO does not block.
+const NO_LINK: i32 = 0o400_000 | 0o4000;
+/// The most letters of an identifier in a file name.
+const MAX_ID: usize = 80;
+
+/// The state of a machine at one moment.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// Its identifier.
+    pub id: String,
+    /// Its cards.
+    pub spec: Spec,
+    /// Its processes that have not ended.
+    pub processes: Vec<ProcessUse>,
+    /// The state of each card.
+    pub cards: Vec<CardState>,
+}
+
+/// The state of one card.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CardState {
+    /// It has fallen off the bus.
+    pub lost: bool,
+    /// Its uncorrectable ECC errors.
+    pub ecc_errors: u64,
+}
+
+impl Machine {
+    /// A machine on which no process runs yet.
+    #[must_use]
+    pub fn empty(id: &str, spec: Spec) -> Self {
+        let cards = vec![CardState::default(); spec.count as usize];
+        Self { id: id.to_owned(), spec, processes: Vec::new(), cards }
+    }
+
+    /// The machine of a table.
+    #[must_use]
+    pub fn of(table: &Table<'_>, id: &str, spec: Spec) -> Self {
+        let cards = spec.count as usize;
+        let state = |card| CardState { lost: table.is_lost(card), ecc_errors: table.ecc_errors(card) };
+        let (processes, cards) = (table.processes(cards), (0..cards).map(state).collect());
+        Self { id: id.to_owned(), spec, processes, cards }
+    }
+
+    /// The ids of the processes with a context on a card, and their bytes there.
+    pub fn processes_on(&self, card: usize) -> impl Iterator<Item = (u32, u64)> {
+        let on_card = self.processes.iter().filter_map(move |each| Some((each, each.cards.get(card)?)));
+        on_card.filter(|(_, at)| at.context.is_some()).map(|(each, at)| (each.process.pid, at.bytes()))
+    }
+
+    /// The time that a card has worked for its processes, in nanoseconds of simulated time.
+    #[must_use]
+    pub fn busy_ns(&self, card: usize) -> u64 {
+        let times = self.processes.iter().filter_map(|each| Some(each.cards.get(card)?.busy_ns));
+        times.fold(0, u64::saturating_add)
+    }
+
+    /// The bytes in use on a card, with those of processes elsewhere (`others=`).
+    #[must_use]
+    pub fn used(&self, card: usize) -> u64 {
+        let bytes = self.processes.iter().filter_map(|process| process.cards.get(card)).map(|at| at.bytes());
+        bytes.fold(self.spec.others, u64::saturating_add).min(self.spec.memory)
+    }
+
+    /// The CUDA version of the driver: that of the newest runtime among its processes.
+    #[must_use]
+    pub fn cuda_version(&self) -> u32 {
+        let newest = self.processes.iter().map(|process| process.cuda_version).max();
+        newest.filter(|&version| (1_000..1_000_000).contains(&version)).unwrap_or(DEFAULT_CUDA_VERSION)
+    }
+}
+
+/// The user that this process runs as.
+fn user() -> u32 {
+    fs::metadata("/proc/self").map_or(u32::MAX, |about| about.uid())
+}
+
+/// FNV-1a, which names the cards in a file name.
+fn hash(text: &str) -> u32 {
+    text.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+fn beginning() -> String {
+    format!("memtrace-phantom-{}-", user())
+}
+
+/// The file of a machine with this identifier and this request for cards.
+#[must_use]
+pub fn path_of(id: &str, request: &str) -> PathBuf {
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+    let id: String = id.chars().take(MAX_ID).map(safe).collect();
+    Path::new(FOLDER).join(format!("{}{id}-{:08x}", beginning(), hash(request)))
+}
+
+/// Refuses a file that is not a table of this user: somebody else may have created one of that name.
+fn check(file: &File) -> io::Result<()> {
+    let about = file.metadata()?;
+    if about.is_file() && about.uid() == user() && about.mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file is not a private one of this user"))
+}
+
+/// Opens the table of a machine for mapping, and creates it if it is missing. The file stays locked while it is
+/// open.
+///
+/// # Errors
+/// When there is no room for it, or somebody else has a file of that name.
+pub fn open_or_create(path: &Path, request: &str) -> io::Result<File> {
+    let no_table = || io::Error::new(io::ErrorKind::InvalidData, "the file is no table");
+    // Another process may remove the file between the two steps, and create it anew.
+    for _ in 0..100 {
+        let mut options = OpenOptions::new();
+        let mut file =
+            options.read(true).write(true).create(true).mode(0o600).custom_flags(NO_LINK).open(path)?;
+        check(&file)?;
+        // Only the first process gets the exclusive lock, and fills the file; the others wait for it.
+        let is_first = file.try_lock().is_ok();
+        if is_first && file.metadata()?.len() == 0 {
+            let words = table::new_words(request).ok_or_else(no_table)?;
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            // Written and not only sized: a store into a hole of a full file system would end the program.
+            if let Err(error) = file.write_all(&bytes) {
+                fs::remove_file(path).ok();
+                return Err(error);
+            }
+            sweep();
+        }
+        file.lock_shared()?;
+        let about = file.metadata()?;
+        if about.nlink() > 0 && about.len() != (WORDS * 8) as u64 {
+            return Err(no_table());
+        }
+        if about.nlink() > 0 {
+            return Ok(file);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, "other processes remove the file again and again"))
+}
+
+/// Reads the state of the machine whose table is in this file; `None` when it holds none.
+#[must_use]
+pub fn read(path: &Path) -> Option<Machine> {
+    let mut file = OpenOptions::new().read(true).custom_flags(NO_LINK).open(path).ok()?;
+    check(&file).ok()?;
+    if file.metadata().ok()?.len() != (WORDS * 8) as u64 {
+        return None;
+    }
+    let mut bytes = vec![0; WORDS * 8];
+    file.read_exact(&mut bytes).ok()?;
+    let (words, _) = bytes.as_chunks::<8>();
+    let words: Vec<AtomicU64> = words.iter().map(|word| AtomicU64::new(u64::from_le_bytes(*word))).collect();
+    let table = Table::new(&words)?;
+    let spec = table.spec()?;
+    let name = path.file_name()?.to_str()?;
+    let id = name.strip_prefix(&beginning())?.rsplit_once('-')?.0.to_owned();
+    Some(Machine::of(&table, &id, spec))
+}
+
+/// The files of this user's machines.
+fn paths() -> Vec<PathBuf> {
+    let beginning = beginning();
+    let entries = fs::read_dir(FOLDER).into_iter().flatten().flatten();
+    let of_user = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&beginning));
+    let mut paths: Vec<PathBuf> = of_user.map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
+/// The machines of this user on which a process runs.
+#[must_use]
+pub fn running() -> Vec<Machine> {
+    let machines = paths().into_iter().filter_map(|path| read(&path));
+    machines.filter(|machine| !machine.processes.is_empty()).collect()
+}
+
+/// Removes the tables of machines on which no process runs any more.
+pub fn sweep() {
+    for path in paths() {
+        let Ok(file) = OpenOptions::new().read(true).write(true).custom_flags(NO_LINK).open(&path) else {
+            continue;
+        };
+        if check(&file).is_err() {
+            continue;
+        }
+        match file.try_lock() {
+            // The locks of a process are gone when it has closed all its files, and the process may still run.
+            Ok(()) if read(&path).is_none_or(|machine| machine.processes.is_empty()) => {
+                fs::remove_file(&path).ok();
+            }
+            Ok(()) | Err(TryLockError::WouldBlock | TryLockError::Error(_)) => {}
+        }
+    }
+}
+
+/// An identifier for a machine that begins with the calling process.
+#[must_use]
+pub fn new_id() -> String {
+    let process = Process::current();
+    format!("{}-{}", process.pid, process.start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_private_shared_and_swept() {
+        let id = format!("test-{}", std::process::id());
+        let path = path_of(&id, "t4");
+        let first = open_or_create(&path, "t4").unwrap();
+        let second = open_or_create(&path, "t4").unwrap();
+        assert_eq!(first.metadata().unwrap().mode() & 0o777, 0o600);
+        assert_eq!(first.metadata().unwrap().ino(), second.metadata().unwrap().ino());
+        let machine = read(&path).unwrap();
+        assert_eq!((machine.id.as_str(), machine.spec.base.id, machine.used(0)), (id.as_str(), "t4", 0));
+        // No process has a slot, so nothing runs on it; but it is locked.
+        assert!(running().iter().all(|machine| machine.id != id));
+        sweep();
+        assert!(path.exists());
+        drop((first, second));
+        sweep();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn hostile_files_are_refused_and_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("elsewhere"), "precious").unwrap();
+        std::os::unix::fs::symlink(at("elsewhere"), at("link")).unwrap();
+        assert!(open_or_create(&at("link"), "t4").is_err() && read(&at("link")).is_none());
+        // Readable by others, so not ours.
+        fs::write(at("public"), "").unwrap();
+        assert!(open_or_create(&at("public"), "t4").is_err());
+        for (name, bytes) in [("short", 100), ("zeros", WORDS * 8), ("long", WORDS * 9)] {
+            let mut options = OpenOptions::new();
+            let mut file =
+                options.write(true).create(true).truncate(true).mode(0o600).open(at(name)).unwrap();
+            file.write_all(&vec![0; bytes]).unwrap();
+            assert!(read(&at(name)).is_none(), "{name}");
+        }
+        assert!(open_or_create(&at("short"), "t4").is_err());
+        let fifo = std::process::Command::new("mkfifo").args(["-m", "600"]).arg(at("fifo")).status().unwrap();
+        assert!(fifo.success() && open_or_create(&at("fifo"), "t4").is_err() && read(&at("fifo")).is_none());
+        assert_eq!(fs::read_to_string(at("elsewhere")).unwrap(), "precious");
+        assert!(path_of("../../etc/passwd", "t4").starts_with(FOLDER));
+        assert!(!path_of("../x", "t4").to_string_lossy().contains("/../"));
+    }
+
+    #[test]
+    fn other_cards_are_another_machine() {
+        assert_ne!(path_of("a", "t4"), path_of("a", "l4"));
+        assert_eq!(Machine::empty("a", Spec::parse("2xt4,others=1g").unwrap()).used(1), 1 << 30);
+    }
+}

@@ -1,0 +1,72 @@
+//! A process as the table names it: by its id and by the time at which it started, because ids are reused.
+
+use std::fs;
+
+/// A process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Process {
+    /// Its id.
+    pub pid: u32,
+    /// The time at which it started, in clock ticks since the host started.
+    pub start: u64,
+}
+
+impl Process {
+    /// The calling process.
+    #[must_use]
+    pub fn current() -> Self {
+        let pid = std::process::id();
+        Self { pid, start: start_of(pid).unwrap_or(0) }
+    }
+
+    /// Returns true if the process exists. A zombie does not: a driver takes the memory of a process when it
+    /// ends, not when its parent asks for its status.
+    #[must_use]
+    pub fn is_alive(self) -> bool {
+        start_of(self.pid) == Some(self.start)
+    }
+}
+
+/// The start time of a process that has not ended.
+fn start_of(pid: u32) -> Option<u64> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the name in brackets, which may hold anything: the rest begins after the last one.
+    let end = stat.iter().rposition(|&byte| byte == b')')?;
+    let rest = str::from_utf8(stat.get(end + 2..)?).ok()?;
+    let mut fields = rest.split(' ');
+    let state = fields.next()?;
+    // The start time is field 22, and the state field 3.
+    (!matches!(state, "Z" | "X" | "x")).then(|| fields.nth(18)?.parse().ok()).flatten()
+}
+
+/// The first word of a process's command line; `None` when it cannot be read.
+#[must_use]
+pub fn name_of(pid: u32) -> Option<String> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let first = line.split(|&byte| byte == 0).next().filter(|word| !word.is_empty())?;
+    Some(String::from_utf8_lossy(first).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_alive_until_it_ends_even_if_nobody_waits_for_it() {
+        let me = Process::current();
+        assert!(me.is_alive() && me.start > 0);
+        assert!(!Process { start: me.start + 1, ..me }.is_alive());
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Process { pid: child.id(), start: start_of(child.id()).unwrap() };
+        assert!(process.is_alive());
+        child.kill().unwrap();
+        // It is a zombie now, or is about to become one.
+        let ended = (0..1000).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            !process.is_alive()
+        });
+        assert!(ended);
+        child.wait().unwrap();
+        assert!(!Process { pid: 0, start: 0 }.is_alive());
+    }
+}

@@ -1,0 +1,331 @@
+//! The table of a machine: its processes, the memory that each uses on each card, and the state of the cards.
+//!
+//! A header and the slots of the processes, all in words of 64 bits. The header begins with the magic number,
+//! the number of slots that were ever used and the length of the card's request, which is at [`REQUEST_AT`].
+//! Each card has two words there: [`CARD_LOST`] and [`CARD_ECC`].
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memtrace_cards::{MAX_DEVICES, Spec};
+
+use crate::process::Process;
+
+/// The first word of a table. Its last letter is the version of the layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"MTPHANT1");
+/// The most processes of one machine that use a card. One more runs, and nobody sees it.
+pub const MAX_PROCESSES: usize = 256;
+/// The longest request for a card, in bytes.
+pub const MAX_REQUEST: usize = 1024;
+
+const USED_SLOTS: usize = 1;
+const REQUEST_LENGTH: usize = 2;
+/// The words of a card in the header: 1 when it is lost, and the number of its uncorrectable ECC errors.
+const CARDS: usize = 8;
+const CARD_WORDS: usize = 2;
+const CARD_LOST: usize = 0;
+const CARD_ECC: usize = 1;
+const REQUEST_AT: usize = 128;
+const HEADER_WORDS: usize = 512;
+
+/// The words of a slot: the process, the CUDA version of its runtime, and the words of each card.
+const SLOT_WORDS: usize = 128;
+const PID: usize = 0;
+const START: usize = 1;
+const CUDA: usize = 2;
+const USES: usize = 8;
+/// The words of a card in a slot: the bytes of the context with [`HAS_CONTEXT`] (0 without one), the bytes allocated,
+/// and the time in nanoseconds that the card has worked for the process.
+const USE_WORDS: usize = 3;
+const CONTEXT: usize = 0;
+const ALLOCATED: usize = 1;
+const BUSY: usize = 2;
+/// Tells a context that takes no memory from none.
+const HAS_CONTEXT: u64 = 1 << 63;
+
+/// The number of words of a table.
+pub const WORDS: usize = HEADER_WORDS + MAX_PROCESSES * SLOT_WORDS;
+
+const _: () = assert!(CARDS + CARD_WORDS * MAX_DEVICES as usize <= REQUEST_AT);
+const _: () = assert!(REQUEST_AT + MAX_REQUEST / 8 <= HEADER_WORDS);
+const _: () = assert!(USES + USE_WORDS * MAX_DEVICES as usize <= SLOT_WORDS);
+
+/// A table in memory that processes share, or a copy of one.
+#[derive(Clone, Copy)]
+pub struct Table<'a> {
+    words: &'a [AtomicU64],
+}
+
+/// The slot of a process: its index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot(usize);
+
+/// The memory of one process on one card, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CardUse {
+    /// The CUDA context; `None` while the process has none on the card.
+    pub context: Option<u64>,
+    /// The memory that the process allocated.
+    pub allocated: u64,
+    /// The time that the card has worked for the process, in nanoseconds of simulated time.
+    pub busy_ns: u64,
+}
+
+impl CardUse {
+    /// All bytes of the process on the card.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        self.context.unwrap_or(0).saturating_add(self.allocated)
+    }
+}
+
+/// A process of the machine and its memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessUse {
+    /// The process.
+    pub process: Process,
+    /// The CUDA version of its runtime; 0 when it is not known yet.
+    pub cuda_version: u32,
+    /// Its memory on each card of the machine.
+    pub cards: Vec<CardUse>,
+}
+
+/// The words of a new table.
+///
+/// Returns `None` when the request is too long.
+#[must_use]
+pub fn new_words(request: &str) -> Option<Vec<u64>> {
+    if request.len() > MAX_REQUEST {
+        return None;
+    }
+    let mut words = vec![0; WORDS];
+    words[0] = MAGIC;
+    words[REQUEST_LENGTH] = request.len() as u64;
+    for (word, bytes) in words[REQUEST_AT..].iter_mut().zip(request.as_bytes().chunks(8)) {
+        let mut whole = [0; 8];
+        whole[..bytes.len()].copy_from_slice(bytes);
+        *word = u64::from_le_bytes(whole);
+    }
+    Some(words)
+}
+
+impl<'a> Table<'a> {
+    /// The table in these words; `None` when they hold none.
+    #[must_use]
+    pub fn new(words: &'a [AtomicU64]) -> Option<Self> {
+        let is_table = words.len() == WORDS && words[0].load(Ordering::Acquire) == MAGIC;
+        is_table.then_some(Self { words })
+    }
+
+    fn get(&self, at: usize) -> u64 {
+        self.words[at].load(Ordering::Acquire)
+    }
+
+    /// The request for the machine's cards; `None` when it is no text.
+    #[must_use]
+    pub fn request(&self) -> Option<String> {
+        let length = (self.get(REQUEST_LENGTH) as usize).min(MAX_REQUEST);
+        let words = &self.words[REQUEST_AT..REQUEST_AT + MAX_REQUEST / 8];
+        let bytes: Vec<u8> =
+            words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).take(length).collect();
+        String::from_utf8(bytes).ok()
+    }
+
+    /// The cards of the machine; `None` when the request is invalid.
+    #[must_use]
+    pub fn spec(&self) -> Option<Spec> {
+        Spec::parse(&self.request()?).ok()
+    }
+
+    fn slots(&self) -> impl Iterator<Item = Slot> {
+        (0..(self.get(USED_SLOTS) as usize).min(MAX_PROCESSES)).map(Slot)
+    }
+
+    fn word(&self, slot: Slot, at: usize) -> &'a AtomicU64 {
+        &self.words[HEADER_WORDS + slot.0 * SLOT_WORDS + at]
+    }
+
+    fn process_of(&self, slot: Slot) -> Option<Process> {
+        let pid = u32::try_from(self.word(slot, PID).load(Ordering::Acquire)).ok().filter(|&pid| pid != 0)?;
+        Some(Process { pid, start: self.word(slot, START).load(Ordering::Relaxed) })
+    }
+
+    /// Takes a slot for a process: a free one, or one of a process that has ended. `None` when all are taken.
+    #[must_use]
+    pub fn claim(&self, process: Process) -> Option<Slot> {
+        self.clear_dead();
+        for slot in (0..MAX_PROCESSES).map(Slot) {
+            let pid = self.word(slot, PID);
+            // Taken with an id that no process has, so that nobody reads a slot that is not ready.
+            let taken = pid.compare_exchange(0, u64::MAX, Ordering::AcqRel, Ordering::Relaxed);
+            if taken.is_err() {
+                continue;
+            }
+            for at in CUDA..SLOT_WORDS {
+                self.word(slot, at).store(0, Ordering::Relaxed);
+            }
+            self.word(slot, START).store(process.start, Ordering::Relaxed);
+            pid.store(u64::from(process.pid), Ordering::Release);
+            self.words[USED_SLOTS].fetch_max(slot.0 as u64 + 1, Ordering::AcqRel);
+            return Some(slot);
+        }
+        None
+    }
+
+    /// Frees the slots of processes that have ended.
+    pub fn clear_dead(&self) {
+        for slot in self.slots() {
+            if let Some(process) = self.process_of(slot)
+                && !process.is_alive()
+            {
+                let pid = self.word(slot, PID);
+                // Another process may have freed and taken it meanwhile: then it stays.
+                let _ = pid.compare_exchange(u64::from(process.pid), 0, Ordering::AcqRel, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Stores the CUDA version of a process's runtime.
+    pub fn set_cuda_version(&self, slot: Slot, version: u32) {
+        self.word(slot, CUDA).store(u64::from(version), Ordering::Relaxed);
+    }
+
+    /// Stores the bytes of a process's context on a card.
+    pub fn set_context(&self, slot: Slot, card: usize, bytes: u64) {
+        self.use_word(slot, card, CONTEXT).store(bytes | HAS_CONTEXT, Ordering::SeqCst);
+    }
+
+    /// Stores the bytes that a process has allocated on a card.
+    pub fn set_allocated(&self, slot: Slot, card: usize, bytes: u64) {
+        self.use_word(slot, card, ALLOCATED).store(bytes, Ordering::SeqCst);
+    }
+
+    /// The word that holds the time a card has worked for a process.
+    #[must_use]
+    pub fn busy(&self, slot: Slot, card: usize) -> &'a AtomicU64 {
+        self.use_word(slot, card, BUSY)
+    }
+
+    fn use_word(&self, slot: Slot, card: usize, at: usize) -> &'a AtomicU64 {
+        assert!(card < MAX_DEVICES as usize);
+        self.word(slot, USES + card * USE_WORDS + at)
+    }
+
+    fn use_of(&self, slot: Slot, card: usize) -> CardUse {
+        let get = |at| self.use_word(slot, card, at).load(Ordering::SeqCst);
+        let context = get(CONTEXT);
+        CardUse {
+            context: (context & HAS_CONTEXT != 0).then_some(context & !HAS_CONTEXT),
+            allocated: get(ALLOCATED),
+            busy_ns: get(BUSY),
+        }
+    }
+
+    /// The bytes on a card of all processes but that of `own`. A process that has ended counts until
+    /// [`clear_dead`](Self::clear_dead).
+    #[must_use]
+    pub fn bytes_of_others(&self, own: Option<Slot>, card: usize) -> u64 {
+        let others = self.slots().filter(|&slot| Some(slot) != own && self.process_of(slot).is_some());
+        others.map(|slot| self.use_of(slot, card).bytes()).fold(0, u64::saturating_add)
+    }
+
+    /// The processes of the machine that have not ended, with their memory on its first `cards` cards.
+    #[must_use]
+    pub fn processes(&self, cards: usize) -> Vec<ProcessUse> {
+        let alive = |slot| Some((slot, self.process_of(slot).filter(|process| process.is_alive())?));
+        let processes = self.slots().filter_map(alive);
+        processes
+            .map(|(slot, process)| ProcessUse {
+                process,
+                cuda_version: self.word(slot, CUDA).load(Ordering::Relaxed) as u32,
+                cards: (0..cards.min(MAX_DEVICES as usize)).map(|card| self.use_of(slot, card)).collect(),
+            })
+            .collect()
+    }
+
+    fn card_word(&self, card: usize, at: usize) -> &'a AtomicU64 {
+        assert!(card < MAX_DEVICES as usize);
+        &self.words[CARDS + card * CARD_WORDS + at]
+    }
+
+    /// Returns true if the card has fallen off the bus.
+    #[must_use]
+    pub fn is_lost(&self, card: usize) -> bool {
+        self.card_word(card, CARD_LOST).load(Ordering::Relaxed) != 0
+    }
+
+    /// Lets a card fall off the bus.
+    pub fn lose(&self, card: usize) {
+        self.card_word(card, CARD_LOST).store(1, Ordering::Relaxed);
+    }
+
+    /// The number of a card's uncorrectable ECC errors.
+    #[must_use]
+    pub fn ecc_errors(&self, card: usize) -> u64 {
+        self.card_word(card, CARD_ECC).load(Ordering::Relaxed)
+    }
+
+    /// Counts an uncorrectable ECC error of a card.
+    pub fn add_ecc_error(&self, card: usize) {
+        self.card_word(card, CARD_ECC).fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(request: &str) -> Vec<AtomicU64> {
+        new_words(request).unwrap().into_iter().map(AtomicU64::new).collect()
+    }
+
+    #[test]
+    fn a_process_sees_the_memory_of_the_others_and_not_that_of_dead_ones() {
+        let words = words("8xh100-80g");
+        let table = Table::new(&words).unwrap();
+        assert_eq!(table.spec().map(|spec| spec.count), Some(8));
+        let me = Process::current();
+        let dead = Process { start: me.start + 1, ..me };
+        // `claim` frees dead slots, so the dead process takes the second.
+        let own = table.claim(me).unwrap();
+        let other = table.claim(dead).unwrap();
+        table.set_context(other, 3, 500);
+        table.set_allocated(other, 3, 1000);
+        assert_eq!((table.bytes_of_others(Some(own), 3), table.bytes_of_others(Some(own), 2)), (1500, 0));
+        assert_eq!(table.processes(8).len(), 1);
+        table.clear_dead();
+        assert_eq!(table.bytes_of_others(Some(own), 3), 0);
+        // The new owner of a slot begins with nothing.
+        assert_eq!(table.claim(me), Some(other));
+        assert_eq!(table.use_of(other, 3), CardUse::default());
+    }
+
+    #[test]
+    fn a_full_table_gives_no_slot_and_keeps_its_processes() {
+        let words = words("t4");
+        let table = Table::new(&words).unwrap();
+        assert!((0..MAX_PROCESSES).all(|_| table.claim(Process::current()).is_some()));
+        assert_eq!(table.claim(Process::current()), None);
+        assert_eq!(table.processes(1).len(), MAX_PROCESSES);
+    }
+
+    #[test]
+    fn a_table_of_hostile_numbers_is_read_without_harm() {
+        let hostile: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(u64::MAX)).collect();
+        assert!(Table::new(&hostile).is_none());
+        hostile[0].store(MAGIC, Ordering::Relaxed);
+        let table = Table::new(&hostile).unwrap();
+        assert_eq!((table.request(), table.spec()), (None, None));
+        assert!(table.processes(usize::MAX).is_empty());
+        assert_eq!(table.bytes_of_others(None, 31), 0);
+        assert_eq!(table.claim(Process::current()), None);
+        // Slots of a process that lives, each with all the memory there is.
+        let me = Process::current();
+        for slot in (0..MAX_PROCESSES).map(Slot) {
+            table.word(slot, START).store(me.start, Ordering::Relaxed);
+            table.word(slot, PID).store(u64::from(me.pid), Ordering::Relaxed);
+        }
+        assert_eq!(table.bytes_of_others(None, 0), u64::MAX);
+        assert!(Table::new(&hostile[..100]).is_none());
+        assert!(new_words(&"x".repeat(MAX_REQUEST + 1)).is_none());
+    }
+}

@@ -1,0 +1,22 @@
+//! The version of the simulated driver.
+
+use std::ffi::c_int;
+
+use memtrace_machine::DEFAULT_CUDA_VERSION;
+
+use crate::core::ffi::{Out, Status};
+
+/// The version of the CUDA runtime that the program brought. The simulated driver has the same version.
+pub(crate) fn driver_version() -> c_int {
+    type Version = unsafe extern "C" fn(Out<c_int>) -> Status;
+    let mut version: c_int = 0;
+    // SAFETY: looks a name up. This library does not define it.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"cudaRuntimeGetVersion".as_ptr()) };
+    if !found.is_null() {
+        // SAFETY: the header of the runtime gives the function of that name this signature.
+        let get_version: Version = unsafe { std::mem::transmute(found) };
+        // SAFETY: the place is good for one write.
+        unsafe { get_version(Out::of(&mut version)) };
+    }
+    if version > 0 { version } else { DEFAULT_CUDA_VERSION as c_int }
+}

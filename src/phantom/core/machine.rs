@@ -1,0 +1,156 @@
+//! This process's part in the simulated machine: its slot in the table that the machine's processes share.
+//!
+//! Without the table (no shared memory, or all slots taken) the process has its cards for itself.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use memtrace_cards::CARD_VARIABLE;
+use memtrace_machine::process::Process;
+use memtrace_machine::table::{Slot, Table, WORDS};
+use memtrace_machine::{MACHINE_VARIABLE, files};
+
+use crate::core::clock::DeviceClock;
+use crate::core::driver_version::driver_version;
+
+/// Makes this process and its children one machine, unless it belongs to one already.
+#[ctor::ctor(unsafe)]
+fn begin_machine() {
+    if std::env::var_os(MACHINE_VARIABLE).is_none() {
+        // SAFETY: a constructor of a preloaded library runs before the program, which has one thread then.
+        unsafe { std::env::set_var(MACHINE_VARIABLE, files::new_id()) };
+    }
+}
+
+/// The table of the machine; `None` when the process has its cards for itself.
+pub(crate) fn table() -> Option<Table<'static>> {
+    static TABLE: OnceLock<Option<Table<'static>>> = OnceLock::new();
+    *TABLE.get_or_init(|| {
+        let request = std::env::var(CARD_VARIABLE).unwrap_or_default();
+        let id = std::env::var(MACHINE_VARIABLE).ok()?;
+        match files::open_or_create(&files::path_of(&id, &request), &request) {
+            Ok(file) => map(file),
+            Err(error) => {
+                eprintln!(
+                    "memtrace: the processes of this run do not share the simulated GPU, and nvidia-smi does not \
+                     show them: cannot open the table in /dev/shm: {error}"
+                );
+                None
+            }
+        }
+    })
+}
+
+fn map(file: std::fs::File) -> Option<Table<'static>> {
+    use std::os::fd::AsRawFd;
+    let length = WORDS * 8;
+    let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+    // SAFETY: a new mapping of an open file.
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, file.as_raw_fd(), 0) };
+    // The lock on the file lasts as long as it is open.
+    std::mem::forget(file);
+    if base == libc::MAP_FAILED {
+        return None;
+    }
+    // SAFETY: the mapping has this length, is aligned to a page and never unmapped. `open_or_create` has checked
+    // the length of the file, which no process changes. All processes access its words as atomic ones.
+    let words = unsafe { std::slice::from_raw_parts(base.cast::<AtomicU64>().cast_const(), WORDS) };
+    Table::new(words)
+}
+
+/// The slot of this process, taken at the first call; in the child of a fork, a slot of its own.
+fn slot() -> Option<(Table<'static>, Slot)> {
+    static OWN: OnceLock<(u32, Option<Slot>)> = OnceLock::new();
+    let table = table()?;
+    let (pid, slot) = OWN.get_or_init(|| (std::process::id(), claim(table)));
+    if *pid == std::process::id() {
+        return Some((table, (*slot)?));
+    }
+    // CUDA refuses to work in the child of a process that has used it. A child that tries all the same is not
+    // listed; it must not change the figures of its parent.
+    None
+}
+
+fn claim(table: Table<'static>) -> Option<Slot> {
+    let slot = table.claim(Process::current());
+    if slot.is_none() {
+        eprintln!(
+            "memtrace: too many processes use this simulated machine: nvidia-smi does not show this one"
+        );
+    }
+    slot
+}
+
+/// The part of this process in one card.
+#[derive(Debug)]
+pub(crate) struct Share {
+    /// The position of the card in the machine.
+    card: usize,
+    /// The bytes of a context.
+    context: u64,
+    clock: Arc<DeviceClock>,
+    entered: AtomicBool,
+}
+
+impl Share {
+    /// The share in the card at this position.
+    pub(crate) fn new(card: usize, context: u64, clock: Arc<DeviceClock>) -> Self {
+        Self { card, context, clock, entered: false.into() }
+    }
+
+    /// Creates the context on the card, if the process has none there.
+    #[inline]
+    pub(crate) fn enter(&self) {
+        if !self.entered.load(Ordering::Relaxed) {
+            self.create_context();
+        }
+    }
+
+    #[cold]
+    fn create_context(&self) {
+        self.entered.store(true, Ordering::Relaxed);
+        if let Some((table, slot)) = slot() {
+            table.set_context(slot, self.card, self.context);
+            self.clock.show(table.busy(slot, self.card));
+            table.set_cuda_version(slot, driver_version().unsigned_abs());
+        }
+    }
+
+    /// Stores the bytes that the process has allocated, if they and those of the other processes are at most
+    /// `limit`.
+    pub(crate) fn try_set(&self, bytes: u64, before: u64, limit: u64) -> bool {
+        self.enter();
+        let Some((table, slot)) = slot() else { return true };
+        // First stored, then compared: of two processes at once at most one gets the last bytes.
+        table.set_allocated(slot, self.card, bytes);
+        let fits = || bytes.saturating_add(table.bytes_of_others(Some(slot), self.card)) <= limit;
+        if fits() {
+            return true;
+        }
+        table.clear_dead();
+        let fits = fits();
+        if !fits {
+            table.set_allocated(slot, self.card, before);
+        }
+        fits
+    }
+
+    /// Returns true if the process has a context on the card.
+    pub(crate) fn is_entered(&self) -> bool {
+        self.entered.load(Ordering::Relaxed)
+    }
+
+    /// Stores the bytes that the process has allocated.
+    pub(crate) fn set(&self, bytes: u64) {
+        if let Some((table, slot)) = slot() {
+            table.set_allocated(slot, self.card, bytes);
+        }
+    }
+
+    /// The bytes of the machine's other processes on the card.
+    pub(crate) fn others(&self) -> u64 {
+        let Some((table, slot)) = slot() else { return 0 };
+        table.clear_dead();
+        table.bytes_of_others(Some(slot), self.card)
+    }
+}

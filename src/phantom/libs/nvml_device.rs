@@ -1,0 +1,191 @@
+//! NVML's calls about the state of a card: its work, its clocks, its ECC errors, its place in the machine.
+//!
+//! A simulated card has no temperature, power, fan or current clock: these are not supported, as on many real
+//! cards.
+
+use std::ffi::{c_char, c_int};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use memtrace_machine::identity;
+
+use crate::core::call_table::answers;
+use crate::core::ffi::{Out, Status, Word};
+use crate::core::host_state::host_state;
+use crate::core::lock::lock;
+use crate::core::{machine, machine_state};
+use crate::libs::nvml::{INVALID_ARGUMENT, NOT_SUPPORTED, card_of, give};
+
+/// `nvmlUtilization_t`, in percent.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Utilization {
+    gpu: u32,
+    memory: u32,
+}
+
+/// The shortest time over which utilization is measured. NVML's own is between a sixth of a second and a second,
+/// "depending on the product" (`nvml.h`).
+const SHORTEST: Duration = Duration::from_millis(160);
+
+/// The share of the last moment in which the card worked. Kernels do not run: their time is the simulated one,
+/// which passes faster or slower than that of the clock on the wall.
+fn utilization(card: usize) -> Utilization {
+    /// The time that each card had worked at a moment, and the answer of that moment.
+    type Last = Vec<Option<(Instant, u64, Utilization)>>;
+    static LAST: Mutex<Last> = Mutex::new(Vec::new());
+    let busy = machine_state::state().busy_ns(card);
+    let mut last = lock(&LAST);
+    if last.len() <= card {
+        last.resize(card + 1, None);
+    }
+    let answer = match last[card] {
+        Some((since, _, answer)) if since.elapsed() < SHORTEST => return answer,
+        Some((since, before, _)) => {
+            let (worked, passed) = (u128::from(busy.saturating_sub(before)), since.elapsed().as_nanos());
+            Utilization { gpu: (worked * 100 / passed.max(1)).min(100) as u32, memory: 0 }
+        }
+        None => Utilization { gpu: if busy > 0 { 100 } else { 0 }, memory: 0 },
+    };
+    last[card] = Some((Instant::now(), busy, answer));
+    answer
+}
+
+/// `nvmlPciInfo_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct PciInfo {
+    bus_id_legacy: [c_char; 16],
+    domain: u32,
+    bus: u32,
+    device: u32,
+    device_id: u32,
+    subsystem_id: u32,
+    bus_id: [c_char; 32],
+}
+
+const _: () = assert!(size_of::<PciInfo>() == 68);
+
+fn chars<const N: usize>(text: &str) -> [c_char; N] {
+    let mut chars = [0; N];
+    for (to, byte) in chars.iter_mut().take(N - 1).zip(text.bytes()) {
+        *to = byte as c_char;
+    }
+    chars
+}
+
+fn pci_info(card: usize) -> PciInfo {
+    PciInfo {
+        bus_id_legacy: chars(&identity::bus_id(card)),
+        domain: 0,
+        bus: identity::bus(card),
+        device: 0,
+        // NVIDIA's vendor id alone: the ids of the cards are not in their descriptions.
+        device_id: 0x10de,
+        subsystem_id: 0,
+        bus_id: chars(&identity::long_bus_id(card)),
+    }
+}
+
+/// `nvmlDeviceArchitecture_t` of the simulated card.
+fn architecture() -> u32 {
+    match host_state().spec.cc {
+        (..=3, _) => 2,
+        (..=5, _) => 3,
+        (6, _) => 4,
+        (7, 5) => 6,
+        (7, _) => 5,
+        (8, 9) => 8,
+        (8, _) => 7,
+        (9, _) => 9,
+        _ => 10,
+    }
+}
+
+/// The highest clock in MHz: of graphics and SM (0, 1), memory (2) or video (3).
+fn max_clock(handle: usize, kind: c_int, out: Out<u32>) -> Status {
+    let (sm, memory) = host_state().spec.base.clocks_mhz;
+    match kind {
+        0 | 1 => give(handle, out, |_| sm),
+        2 => give(handle, out, |_| memory),
+        3 => NOT_SUPPORTED,
+        _ => INVALID_ARGUMENT,
+    }
+}
+
+/// Writes two values for the card of a handle.
+fn give_two<T: Copy>(handle: usize, first: Out<T>, second: Out<T>, value: T) -> Status {
+    if second.is_null() {
+        return INVALID_ARGUMENT;
+    }
+    second.put(value);
+    give(handle, first, |_| value)
+}
+
+/// The uncorrectable (1) or corrected (0) errors of a card.
+fn ecc_errors(handle: usize, kind: c_int, out: Out<u64>) -> Status {
+    let errors = |card| machine::table().map_or(0, |table| table.ecc_errors(card));
+    match kind {
+        0 => give(handle, out, |_| 0),
+        1 => give(handle, out, errors),
+        _ => INVALID_ARGUMENT,
+    }
+}
+
+/// Not supported, for a card that is there.
+fn unsupported(handle: usize) -> Status {
+    card_of(handle).err().unwrap_or(NOT_SUPPORTED)
+}
+
+answers! {
+    Guess fn nvmlDeviceGetUtilizationRates(handle: Word, out: Out<Utilization>) {
+        give(handle, out, utilization)
+    }
+    Real fn nvmlDeviceGetPciInfo(handle: Word, out: Out<PciInfo>) { give(handle, out, pci_info) }
+    Real fn nvmlDeviceGetPciInfo_v2(handle: Word, out: Out<PciInfo>) { give(handle, out, pci_info) }
+    Real fn nvmlDeviceGetPciInfo_v3(handle: Word, out: Out<PciInfo>) { give(handle, out, pci_info) }
+    Real fn nvmlDeviceGetCudaComputeCapability(handle: Word, major: Out<c_int>, minor: Out<c_int>) {
+        let (a, b) = host_state().spec.cc;
+        minor.put(b as c_int);
+        give(handle, major, |_| a as c_int)
+    }
+    Real fn nvmlDeviceGetArchitecture(handle: Word, out: Out<u32>) { give(handle, out, |_| architecture()) }
+    Real fn nvmlDeviceGetMemoryBusWidth(handle: Word, out: Out<u32>) {
+        give(handle, out, |_| host_state().spec.base.bus_bits)
+    }
+    Real fn nvmlDeviceGetMaxClockInfo(handle: Word, kind: c_int, out: Out<u32>) {
+        max_clock(handle, kind, out)
+    }
+    Real fn nvmlDeviceGetComputeMode(handle: Word, out: Out<c_int>) { give(handle, out, |_| 0) }
+    Real fn nvmlDeviceGetPersistenceMode(handle: Word, out: Out<c_int>) { give(handle, out, |_| 1) }
+    Real fn nvmlDeviceGetDisplayMode(handle: Word, out: Out<c_int>) { give(handle, out, |_| 0) }
+    Real fn nvmlDeviceGetDisplayActive(handle: Word, out: Out<c_int>) { give(handle, out, |_| 0) }
+    Real fn nvmlDeviceGetPerformanceState(handle: Word, out: Out<c_int>) { give(handle, out, |_| 0) }
+    Real fn nvmlDeviceGetEccMode(handle: Word, current: Out<c_int>, pending: Out<c_int>) {
+        give_two(handle, current, pending, 1)
+    }
+    Real fn nvmlDeviceGetTotalEccErrors(handle: Word, kind: c_int, _counter: c_int, out: Out<u64>) {
+        ecc_errors(handle, kind, out)
+    }
+    Real fn nvmlDeviceGetP2PStatus(_from: Word, _to: Word, _kind: c_int, out: Out<c_int>) { out.give(0) }
+    Unsupported fn nvmlDeviceGetMigMode(handle: Word, _current: Word, _pending: Word) { unsupported(handle) }
+    Unsupported fn nvmlDeviceGetSerial(handle: Word, _out: Word, _length: u32) { unsupported(handle) }
+    Unsupported fn nvmlDeviceGetVbiosVersion(handle: Word, _out: Word, _length: u32) { unsupported(handle) }
+    Unsupported fn nvmlDeviceGetBrand(handle: Word, _out: Word) { unsupported(handle) }
+    Unsupported fn nvmlDeviceGetNvLinkState(handle: Word, _link: u32, _out: Word) { unsupported(handle) }
+    Unsupported fn nvmlDeviceGetNvLinkRemoteDeviceType(handle: Word, _link: u32, _out: Word) {
+        unsupported(handle)
+    }
+    Unsupported fn nvmlDeviceGetNvLinkRemotePciInfo_v2(handle: Word, _link: u32, _out: Word) {
+        unsupported(handle)
+    }
+    Unsupported fn nvmlDeviceGetGpuFabricInfoV(handle: Word, _out: Word) { unsupported(handle) }
+    Unsupported fn nvmlDeviceGetTemperature(handle: Word, _sensor: c_int, _out: Word) { unsupported(handle) }
+    Unsupported fn nvmlDeviceGetFanSpeed(handle: Word, _out: Word) { unsupported(handle) }
+    Unsupported fn nvmlDeviceGetPowerUsage(handle: Word, _out: Word) { unsupported(handle) }
+    Unsupported fn nvmlDeviceGetTotalEnergyConsumption(handle: Word, _out: Word) { unsupported(handle) }
+    Unsupported fn nvmlDeviceGetPowerManagementLimit(handle: Word, _out: Word) { unsupported(handle) }
+    Unsupported fn nvmlDeviceGetEnforcedPowerLimit(handle: Word, _out: Word) { unsupported(handle) }
+    Unsupported fn nvmlDeviceGetClockInfo(handle: Word, _kind: c_int, _out: Word) { unsupported(handle) }
+    Unsupported fn nvmlDeviceGetPcieThroughput(handle: Word, _kind: c_int, _out: Word) { unsupported(handle) }
+}
