@@ -3,6 +3,7 @@
 use std::process::Output;
 
 use memtrace_trace::EventName;
+use memtrace_trace::csv::RowReader;
 
 #[path = "common/torch.rs"]
 #[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
@@ -23,12 +24,15 @@ fn nvidia_smi_and_pynvml_agree_with_torch_with_other_processes_and_with_the_trac
         let used: i64 = printed.lines().next().unwrap().parse().unwrap();
         // The trace's samples at that moment have the same number.
         let total = 22592 << 20;
-        let samples: Vec<i64> = harness::traces(&run.folder().join("trace"))
-            .iter()
-            .flat_map(|file| harness::read(file))
-            .filter(|row| row.event == EventName::Sample && row.device == 0)
-            .map(|row| total - row.device_free_bytes)
-            .collect();
+        let mut samples = Vec::new();
+        for file in harness::traces(&run.folder().join("trace")) {
+            let mut reader = RowReader::open(&file).unwrap();
+            while let Some(row) = reader.next_row().unwrap() {
+                if row.event == EventName::Sample && row.device == 0 {
+                    samples.push(total - row.device_free_bytes);
+                }
+            }
+        }
         assert!(samples.contains(&used), "{used}: {samples:?}");
     });
 }
@@ -36,7 +40,7 @@ fn nvidia_smi_and_pynvml_agree_with_torch_with_other_processes_and_with_the_trac
 #[test]
 fn nvidia_smi_shows_a_running_program_to_another_terminal_until_it_is_killed() {
     let Some(torch) = Torch::installed("2.11.0") else { return };
-    let mut command = harness::on_phantom(&torch.python, "3xt4");
+    let mut command = harness::on_phantom(&torch.python, "3xt4,context=120m");
     let code = "import time, torch\nx = torch.zeros(1 << 30, dtype=torch.uint8, device='cuda:2')\n\
                 print('ready', flush=True)\ntime.sleep(60)";
     command.args(["-c", code]).stdout(std::process::Stdio::piped());
@@ -47,13 +51,14 @@ fn nvidia_smi_shows_a_running_program_to_another_terminal_until_it_is_killed() {
     assert_eq!(line, "ready\n");
     // Other tests run on machines of their own, so only this process counts.
     let query = ["--query-compute-apps=pid,gpu_bus_id,used_memory", "--format=csv,noheader,nounits"];
+    let pid = child.id();
     let of_child = || {
         let printed = text(&nvidia_smi(&query, &[]).stdout);
-        printed.lines().find(|line| line.starts_with(&format!("{}, ", child.id()))).map(str::to_owned)
+        printed.lines().find(|line| line.starts_with(&format!("{pid}, "))).map(str::to_owned)
     };
-    assert_eq!(of_child(), Some(format!("{}, 00000000:12:00.0, {}", child.id(), 1024 + 120)));
+    assert_eq!(of_child(), Some(format!("{pid}, 00000000:12:00.0, {}", 1024 + 120)));
     let screen = text(&nvidia_smi(&[], &[]).stdout);
-    assert!(screen.contains("Tesla T4") && screen.contains(&child.id().to_string()), "{screen}");
+    assert!(screen.contains("Tesla T4") && screen.contains(&pid.to_string()), "{screen}");
     child.kill().unwrap();
     // Killed, and its parent has not waited for it.
     let is_gone = (0..500).any(|_| {
@@ -85,11 +90,11 @@ fn memtrace_phantom_machine_names_the_machine_and_nvidia_smi_shows_one_without_p
     let Some(torch) = Torch::installed("2.11.0") else { return };
     let code = "import torch\nfree, total = torch.cuda.mem_get_info()\nprint(total - free)";
     let used = |machine: Option<&str>| {
-        let mut command = harness::on_phantom(&torch.python, "t4");
+        let mut command = harness::on_phantom(&torch.python, "t4,context=120m");
         let holder = "import time, torch\nx = torch.zeros(1 << 30, dtype=torch.uint8, device='cuda')\n\
                       print('ready', flush=True)\ntime.sleep(60)";
         command.args(["-c", holder]).stdout(std::process::Stdio::piped());
-        let mut asker = harness::on_phantom(&torch.python, "t4");
+        let mut asker = harness::on_phantom(&torch.python, "t4,context=120m");
         asker.args(["-c", code]);
         for command in [&mut command, &mut asker] {
             command
