@@ -16,7 +16,7 @@ use crate::{args, recovery, terminal, trace_input};
 pub(crate) fn command() -> Command {
     Command::new("files")
         .about(
-            "List the files of a run, in order of rank and part, after completing those of killed processes",
+            "List the files of a run by rank and part; first completes those of killed processes",
         )
         .arg(args::trace_arg("TRACE"))
         .arg(args::json_arg())
