@@ -83,6 +83,7 @@ fn fit_finds_the_largest_number_and_keeps_both_traces() {
 
     let fit = Fit::of(&["-o", "out", "--multiple-of", "100", "--", "python3", &calls, "{}"]);
     let text = fit.text();
+    assert!(text.contains("to spare (") && text.contains("not counted on a simulated GPU"), "{text}");
     assert!(text.contains("1000 fits, 1100 does not") && text.contains("(simulated GPU)"), "{text}");
     let fit = Fit::of(&["--max", "50", "-o", "out", "--", "python3", &calls, "{}"]);
     assert!(fit.text().contains("50 fits, the largest value that you gave"), "{}", fit.text());

@@ -5,10 +5,12 @@
 #![forbid(unsafe_code)]
 
 mod card;
+mod fault;
 mod spec;
 mod table;
 
 pub use card::{Card, Context, DEFAULT_CARD, Links};
+pub use fault::{ALLOCATIONS, FAULT_VARIABLE, Fault, FaultError, FaultKind, Moment, parse_faults};
 pub use spec::{MAX_DEVICES, Spec, SpecError};
 pub use table::CARDS;
 

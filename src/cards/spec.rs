@@ -247,7 +247,7 @@ impl Spec {
 
 /// Parses a size in bytes: `48g`, `48gb`, `48GiB`, `512m`, `1024k` or a plain number, also with a fraction.
 /// Units are powers of two.
-fn size(text: &str) -> Option<u64> {
+pub(crate) fn size(text: &str) -> Option<u64> {
     let lower = text.to_ascii_lowercase();
     let digits = lower.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit: u64 = match lower[digits.len()..].trim_end_matches('b').trim_end_matches('i') {

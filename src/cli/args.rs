@@ -18,7 +18,7 @@ use crate::terminal;
 pub(crate) const DEFAULT_FOLDER: &str = "memtrace-out";
 
 /// `--phantom` and its options: run on a simulated GPU.
-pub(crate) fn phantom_args() -> [Arg; 2] {
+pub(crate) fn phantom_args() -> [Arg; 3] {
     [
         Arg::new("phantom").long("phantom").value_name("CARD").help(
             "Simulate the GPU, no device needed: h100-80g, 8xa100-80g, mem=48g,cc=8.9; `run --phantom list` \
@@ -32,6 +32,16 @@ pub(crate) fn phantom_args() -> [Arg; 2] {
             .help(
                 "Result sizes that depend on values (nonzero, unique, masks), which a simulated GPU does not \
                  compute [default: full]",
+            ),
+        Arg::new("phantom-fault")
+            .long("phantom-fault")
+            .value_name("FAULT")
+            .requires("phantom")
+            .action(ArgAction::Append)
+            .help(
+                "Let the simulated GPU fail, to test a script's recovery: oom, ecc or lost at step:N, alloc:N, \
+                 bytes:SIZE or call:NAME:N, such as oom@step:3 or ecc@call:cudaLaunchKernel:500; oom*2@alloc:7 \
+                 fails two calls; may be repeated",
             ),
     ]
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ArgMatches;
-use memtrace_cards::{CARD_VARIABLE, LOADING_VARIABLE, Spec};
+use memtrace_cards::{CARD_VARIABLE, FAULT_VARIABLE, LOADING_VARIABLE, Spec, parse_faults};
 use memtrace_machine::MACHINE_VARIABLE;
 
 use crate::libraries::{PHANTOM, TRACER, library};
@@ -27,6 +27,8 @@ pub(crate) struct PhantomArgs<'a> {
     pub(crate) card: &'a str,
     dynamic: Option<&'a str>,
     spec: Spec,
+    /// The faults to inject, with commas between.
+    faults: String,
 }
 
 impl<'a> PhantomArgs<'a> {
@@ -40,7 +42,11 @@ impl<'a> PhantomArgs<'a> {
         let spec = Spec::parse(card).map_err(|error| anyhow!("--phantom {card}: {error}"))?;
         let eager = std::env::var_os(LOADING_VARIABLE).is_some_and(|value| value == "EAGER");
         let spec = if eager { spec.with_eager_loading() } else { spec };
-        Ok(Some(PhantomArgs { card, dynamic: text("phantom-dynamic"), spec }))
+        let faults: Vec<&str> =
+            matches.get_many::<String>("phantom-fault").into_iter().flatten().map(String::as_str).collect();
+        let faults = faults.join(",");
+        parse_faults(&faults).map_err(|error| anyhow!("--phantom-fault {error}"))?;
+        Ok(Some(PhantomArgs { card, dynamic: text("phantom-dynamic"), spec, faults }))
     }
 
     /// The memory that is free at the start, and the range in which a real card's may lie.
@@ -116,6 +122,9 @@ pub(crate) fn traced_command(
         }
         child.env(MACHINE_VARIABLE, run_id);
         child.env(CARD_VARIABLE, phantom.card).env("TRITON_LIBCUDA_PATH", &scratch.folder);
+        if !phantom.faults.is_empty() {
+            child.env(FAULT_VARIABLE, &phantom.faults);
+        }
         if let Some(how) = phantom.dynamic {
             child.env("MEMTRACE_PHANTOM_DYNAMIC", how);
         }

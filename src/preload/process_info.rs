@@ -104,5 +104,17 @@ fn about_phantom() -> String {
     };
     let bytes = about["invented_bytes"].as_u64().unwrap_or(0);
     let (guessed, refused) = (names("guessed_calls"), names("refused_calls"));
-    format!("invented_reads={reads} invented_bytes={bytes} guessed={guessed} refused={refused}")
+    let mut text =
+        format!("invented_reads={reads} invented_bytes={bytes} guessed={guessed} refused={refused}");
+    let faults = |happened: bool| -> String {
+        let faults = about["faults"].as_array().into_iter().flatten();
+        let wanted = faults.filter(|fault| (fault["failures"].as_u64() > Some(0)) == happened);
+        wanted.filter_map(|fault| fault["fault"].as_str()).collect::<Vec<_>>().join(";")
+    };
+    for (name, list) in [("injected", faults(true)), ("not_injected", faults(false))] {
+        if !list.is_empty() {
+            text.push_str(&format!(" {name}={list}"));
+        }
+    }
+    text
 }

@@ -98,6 +98,8 @@ text_enum! {
         CudaGraphAddMemFreeNode = "cudaGraphAddMemFreeNode",
         CuGraphAddMemAllocNode = "cuGraphAddMemAllocNode",
         CuGraphAddMemFreeNode = "cuGraphAddMemFreeNode",
+        /// An OOM that `--phantom-fault` injected.
+        InjectedFault = "injected_fault",
     }
 }
 

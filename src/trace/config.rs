@@ -442,6 +442,12 @@ const OTHERS: &[Variable] = &[
         help: "the card of the simulated GPU; memtrace run --phantom sets it",
     },
     Variable {
+        name: "MEMTRACE_PHANTOM_FAULT",
+        default: "",
+        help: "faults that the simulated GPU injects, such as oom@step:3, with commas between; --phantom-fault \
+            sets it",
+    },
+    Variable {
         name: "MEMTRACE_PHANTOM_MACHINE",
         default: "",
         help: "an identifier: processes with the same one and the same card share the memory of the simulated \

@@ -5,6 +5,7 @@ pub mod curve;
 pub mod footer;
 pub mod formats;
 pub mod heading;
+pub mod margin;
 pub mod numbers;
 pub mod phantom_run;
 pub mod printer;

@@ -28,6 +28,10 @@ pub struct PhantomRun {
     pub guessed: BTreeSet<String>,
     /// Calls that were refused.
     pub refused: BTreeSet<String>,
+    /// Requested faults that happened.
+    pub injected: BTreeSet<String>,
+    /// Requested faults that did not happen.
+    pub not_injected: BTreeSet<String>,
 }
 
 impl PhantomRun {
@@ -47,6 +51,8 @@ impl PhantomRun {
                     }
                     "guessed" => self.guessed.extend(names),
                     "refused" => self.refused.extend(names),
+                    "injected" => self.injected.extend(names),
+                    "not_injected" => self.not_injected.extend(names),
                     _ => {}
                 }
             }
@@ -83,6 +89,13 @@ impl PhantomRun {
         if self.invented_reads.is_some() {
             let _ = write!(text, "; data-dependent sizes: {}", list(&self.dynamic, 9));
         }
+        for (answer, names) in
+            [("injected faults", &self.injected), ("faults that did not happen", &self.not_injected)]
+        {
+            if !names.is_empty() {
+                let _ = write!(text, "; {answer}: {}", list(names, 9));
+            }
+        }
         for (answer, names) in [("estimated results", &self.guessed), ("refused calls", &self.refused)] {
             if !names.is_empty() {
                 let _ = write!(text, "; {answer}: {}", list(names, SHOWN));
@@ -103,6 +116,8 @@ impl PhantomRun {
             "invented_reads": self.invented_reads,
             "guessed_calls": self.guessed,
             "refused_calls": self.refused,
+            "injected_faults": self.injected,
+            "faults_that_did_not_happen": self.not_injected,
         })
     }
 }

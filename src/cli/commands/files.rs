@@ -15,9 +15,7 @@ use crate::{args, recovery, terminal, trace_input};
 /// The arguments of `memtrace files`.
 pub(crate) fn command() -> Command {
     Command::new("files")
-        .about(
-            "List the files of a run by rank and part; first completes those of killed processes",
-        )
+        .about("List the files of a run by rank and part; first completes those of killed processes")
         .arg(args::trace_arg("TRACE"))
         .arg(args::json_arg())
         .arg(

@@ -15,12 +15,15 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::core::capture;
+use crate::core::faults::{self, Part};
 use crate::core::ffi::{NO_DEVICE, OK, Status};
 use crate::core::host_state::{current, fail, host_state};
 
 /// The rules for one call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallRules {
+    name: &'static str,
+    part: Part,
     initialization: Initialization,
     capture: CaptureRule,
     /// The runtime keeps the refusal for `cudaGetLastError`.
@@ -29,8 +32,10 @@ pub(crate) struct CallRules {
 
 impl CallRules {
     /// The rules for the call with this name.
-    pub(crate) const fn of(name: &str) -> Self {
+    pub(crate) const fn of(name: &'static str) -> Self {
         Self {
+            name,
+            part: part_of(name),
             initialization: Initialization::of(name),
             capture: CaptureRule::of(name),
             is_runtime: starts_with(name, "cuda"),
@@ -43,8 +48,69 @@ impl CallRules {
         if let Some(status) = self.initialization.refusal() {
             return Some(status);
         }
+        if faults::are_armed()
+            && let Some(status) = self.fault()
+        {
+            return Some(status);
+        }
         let status = self.capture.refusal()?;
         Some(if self.is_runtime { fail(status) } else { status })
+    }
+}
+
+impl CallRules {
+    /// The status with which an injected fault lets the call fail.
+    #[cold]
+    fn fault(self) -> Option<Status> {
+        let status = faults::refusal(self.name, self.part, current().card, code_of(self.name))?;
+        // "Returns the last error": that of an unusable context stays.
+        Some(if self.is_runtime && self.part != Part::LastError { fail(status) } else { status })
+    }
+}
+
+/// The part of the call with this name in injected faults.
+const fn part_of(name: &str) -> Part {
+    let is_runtime = starts_with(name, "cuda");
+    let is_driver = starts_with(name, "cu") && name.len() > 2 && name.as_bytes()[2].is_ascii_uppercase();
+    if is_in(name, &["cudaGetLastError", "cudaPeekAtLastError"]) {
+        Part::LastError
+    } else if is_in(name, &memtrace_cards::ALLOCATIONS) {
+        Part::Allocation
+    } else if is_in(name, &["cudaMemGetInfo", "cuMemGetInfo_v2"]) || contains(name, "Launch") {
+        Part::Other
+    } else if starts_with(name, "nvml") || starts_with(name, "__cuda") {
+        Part::None
+    } else if is_runtime || is_driver {
+        // These ask for the driver, its devices or its errors and need no context.
+        let without = contains(name, "DeviceGet")
+            || contains(name, "GetDevice")
+            || contains(name, "SetDevice")
+            || contains(name, "Version")
+            || contains(name, "EntryPoint")
+            || contains(name, "GetError")
+            || contains(name, "GetProcAddress")
+            || contains(name, "Occupancy")
+            || contains(name, "FuncGet")
+            || starts_with(name, "cuInit")
+            || starts_with(name, "cuCtx") && !contains(name, "Synchronize");
+        if without { Part::None } else { Part::Context }
+    } else if contains(name, "Destroy") || contains(name, "Set") || contains(name, "Get") {
+        Part::None
+    } else {
+        Part::Context
+    }
+}
+
+/// Turns a code of the runtime into the one with which the library of a call says that its kernel failed.
+fn code_of(name: &str) -> fn(Status) -> Status {
+    match name {
+        _ if name.starts_with("cublas") => |_| 13, // CUBLAS_STATUS_EXECUTION_FAILED
+        _ if name.starts_with("cudnn") => |_| 5000, // CUDNN_STATUS_EXECUTION_FAILED since cuDNN 9
+        _ if name.starts_with("cufft") => |_| 6,   // CUFFT_EXEC_FAILED
+        _ if name.starts_with("cusparse") || name.starts_with("cusolver") => |_| 6, // ..._EXECUTION_FAILED
+        _ if name.starts_with("curand") => |_| 201, // CURAND_STATUS_LAUNCH_FAILURE
+        _ if name.starts_with("nccl") => |_| 1,    // ncclUnhandledCudaError
+        _ => |status| status,
     }
 }
 

@@ -7,10 +7,11 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
-use memtrace_cards::{CARD_VARIABLE, LOADING_VARIABLE, Spec, SpecError};
+use memtrace_cards::{CARD_VARIABLE, FAULT_VARIABLE, LOADING_VARIABLE, Spec, SpecError};
 use memtrace_machine::identity;
 
 use crate::core::device::Device;
+use crate::core::faults;
 use crate::core::ffi::{INVALID_DEVICE, OK, Status};
 use crate::core::loop_guard::{self, READS_VARIABLE};
 use crate::core::values::{DYNAMIC_VARIABLE, DynamicSizes};
@@ -51,13 +52,17 @@ fn requested_dynamic() -> Option<DynamicSizes> {
 /// device.
 #[ctor::ctor(unsafe)]
 fn check_request() {
-    let error = match (requested_spec(), requested_dynamic()) {
-        (Err(error), _) => Some(format!("{CARD_VARIABLE}: {error}")),
-        (_, None) => Some(format!("{DYNAMIC_VARIABLE}: it must be full, half or empty")),
+    let error = match (requested_spec(), requested_dynamic(), faults::requested()) {
+        (Err(error), _, _) => Some(format!("{CARD_VARIABLE}: {error}")),
+        (_, None, _) => Some(format!("{DYNAMIC_VARIABLE}: it must be full, half or empty")),
+        (_, _, Err(error)) => Some(format!("{FAULT_VARIABLE}: {error}")),
         _ if loop_guard::requested_reads().is_none() => {
             Some(format!("{READS_VARIABLE}: it must be a number of reads, or 0 for no bound"))
         }
-        _ => None,
+        (_, _, Ok(requested)) => {
+            faults::arm(requested);
+            None
+        }
     };
     if let Some(error) = error {
         eprintln!("memtrace: {error}");

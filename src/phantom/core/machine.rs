@@ -98,6 +98,11 @@ impl Share {
         Self { card, context, clock, entered: false.into() }
     }
 
+    /// The position of the card in the machine.
+    pub(crate) fn card(&self) -> usize {
+        self.card
+    }
+
     /// Creates the context on the card, if the process has none there.
     #[inline]
     pub(crate) fn enter(&self) {

@@ -11,6 +11,7 @@ pub(crate) mod clock;
 pub(crate) mod device;
 pub(crate) mod dlopen;
 pub(crate) mod driver_version;
+pub(crate) mod faults;
 pub(crate) mod ffi;
 pub(crate) mod host_state;
 pub(crate) mod lock;

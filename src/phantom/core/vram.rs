@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::core::faults;
 use crate::core::machine::Share;
 use crate::core::range_allocator::RangeAllocator;
 
@@ -105,6 +106,11 @@ impl Vram {
     /// Charges bytes without an address. False when they do not fit.
     pub(crate) fn charge(&mut self, size: u64) -> bool {
         let Some(used) = self.used.checked_add(size).filter(|&used| used <= self.limit) else { return false };
+        if faults::are_armed()
+            && self.share.as_ref().is_some_and(|share| faults::fails_at(used, share.card()))
+        {
+            return false;
+        }
         let fits = self.share.as_ref().is_none_or(|share| share.try_set(used, self.used, self.limit));
         if fits {
             self.used = used;

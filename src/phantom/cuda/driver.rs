@@ -54,6 +54,7 @@ codes!(cudaError_enum {
     CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
     CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
     CUDA_ERROR_CAPTURED_EVENT,
+    CUDA_ERROR_ECC_UNCORRECTABLE,
     CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
 });
 
@@ -80,6 +81,7 @@ fn error_text(status: Status) -> &'static CStr {
         CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => {
             c"operation would make the legacy stream depend on a capturing blocking stream"
         }
+        CUDA_ERROR_ECC_UNCORRECTABLE => c"uncorrectable ECC error encountered",
         CUDA_ERROR_CAPTURED_EVENT => {
             c"operation not permitted on an event last recorded in a capturing stream"
         }
@@ -111,6 +113,7 @@ fn error_name(status: Status) -> &'static CStr {
         CUDA_ERROR_STREAM_CAPTURE_UNJOINED => c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED",
         CUDA_ERROR_STREAM_CAPTURE_ISOLATION => c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
         CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+        CUDA_ERROR_ECC_UNCORRECTABLE => c"CUDA_ERROR_ECC_UNCORRECTABLE",
         CUDA_ERROR_CAPTURED_EVENT => c"CUDA_ERROR_CAPTURED_EVENT",
         CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD => c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
         _ => c"CUDA_ERROR_UNKNOWN",
@@ -192,10 +195,11 @@ answers! {
     }
     Success fn cuCtxEnablePeerAccess(_peer: Word, _flags: u32) { OK }
     Success fn cuCtxDisablePeerAccess(_peer: Word) { OK }
-    Real fn cuDevicePrimaryCtxGetState(_index: c_int, flags: Out<u32>, active: Out<c_int>) {
+    /// PyTorch asks it before it makes a device current again, which would create a context there.
+    Real fn cuDevicePrimaryCtxGetState(index: c_int, flags: Out<u32>, active: Out<c_int>) {
         flags.put(0);
-        active.put(1);
-        OK
+        active.put(c_int::from(device(index).is_some_and(|device| device.share().is_entered())));
+        check_index(index)
     }
     Real fn cuDevicePrimaryCtxRetain(out: Out<usize>, index: c_int) {
         if let Some(device) = device(index) {

@@ -7,6 +7,7 @@ use std::fmt::Write;
 use memtrace_cards::CARDS;
 
 use crate::core::call_table::AnswerKind;
+use crate::core::faults;
 use crate::core::ffi::Out;
 use crate::core::host_state::host_state;
 use crate::core::stream::LAG_NS;
@@ -77,7 +78,12 @@ fn description() -> String {
         }
         text.push('}');
     }
-    text.push('}');
+    text.push_str(",\"faults\":[");
+    for (index, (fault, failures, first)) in faults::courses().enumerate() {
+        let comma = if index == 0 { "" } else { "," };
+        let _ = write!(text, "{comma}{{\"fault\":\"{fault}\",\"failures\":{failures},\"call\":\"{first}\"}}");
+    }
+    text.push_str("]}");
     text
 }
 
@@ -142,4 +148,25 @@ unsafe extern "C" fn memtrace_phantom_cards(out: Out<c_char>, capacity: usize) -
 unsafe extern "C" fn memtrace_phantom_answers(out: Out<c_char>, capacity: usize) -> usize {
     // SAFETY: the caller's promise.
     unsafe { write(&answers(), out, capacity) }
+}
+
+/// The tracer tells the number of a training step that begins.
+// SAFETY: no other definition of this name is linked into the library; here and below.
+#[unsafe(no_mangle)]
+extern "C" fn memtrace_phantom_step(step: i64) {
+    faults::set_step(step);
+}
+
+/// Returns true if an out-of-memory fault waits for this step or an earlier one: then the cache of PyTorch's
+/// allocator must be empty, or no request reaches the driver.
+#[unsafe(no_mangle)]
+extern "C" fn memtrace_phantom_fault_at(step: i64) -> bool {
+    faults::begins_at_step(step)
+}
+
+/// Returns true if the last allocation that failed did so because of an injected fault. The next call returns
+/// false.
+#[unsafe(no_mangle)]
+extern "C" fn memtrace_phantom_take_fault() -> bool {
+    faults::take_last().is_some()
 }

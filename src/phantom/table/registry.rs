@@ -4,8 +4,11 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
+use memtrace_cards::{FAULT_VARIABLE, Moment};
+
 use crate::core::call_table::{AnswerKind, CallEntry, answers};
 use crate::core::driver_version::driver_version;
+use crate::core::faults;
 use crate::core::ffi::{NOT_FOUND, OK, Out, Status, Text};
 use crate::{cuda, kernels, libs, table};
 
@@ -42,6 +45,24 @@ static TABLES: &[&[&CallEntry]] = &[
 /// Every entry, in the order of the tables.
 pub(crate) fn entries() -> impl Iterator<Item = &'static CallEntry> {
     TABLES.iter().flat_map(|table| table.iter().copied())
+}
+
+/// Ends the process with status 2 when a requested fault names a call that nobody answers here.
+#[ctor::ctor(unsafe)]
+fn check_faults() {
+    for fault in faults::requested().unwrap_or_default() {
+        if let Moment::Call(call, _) = &fault.moment
+            && find(call).is_none()
+        {
+            eprintln!(
+                "memtrace: {FAULT_VARIABLE}: `{}`: no call is named {call} (memtrace doctor --phantom --json lists \
+                 them)",
+                fault.text
+            );
+            // SAFETY: ends the process before any code of the program ran, so no handler is skipped.
+            unsafe { libc::_exit(2) }
+        }
+    }
 }
 
 /// The entry with this name.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use memtrace_record::intern::{TextId, with_tables};
 use memtrace_record::recorder::STEP;
 
+use crate::ffi::phantom;
 use crate::runtime::state_version;
 
 /// True if the program numbers its steps itself.
@@ -27,7 +28,9 @@ pub(crate) fn are_set_by_program() -> bool {
 /// belongs to the first of them.
 pub(crate) fn set(step: i64) {
     SET_BY_PROGRAM.store(true, Ordering::Relaxed);
-    let before = STEP.swap(i32::try_from(step).unwrap_or(i32::MAX), Ordering::Relaxed);
+    let step = i32::try_from(step).unwrap_or(i32::MAX);
+    let before = STEP.swap(step, Ordering::Relaxed);
+    phantom::step_begins(step);
     if before < 0 {
         // The phase before the first step is `init`.
         state_version::advance();
@@ -38,6 +41,7 @@ pub(crate) fn set(step: i64) {
 pub(crate) fn training_began() {
     if current() < 0 && !are_set_by_program() {
         STEP.store(0, Ordering::Relaxed);
+        phantom::step_begins(0);
         state_version::advance();
     }
 }
@@ -50,6 +54,8 @@ pub(crate) fn scope_ended(name: TextId) {
     }
     let first = FIRST_OPTIMIZER.compare_exchange(0, name, Ordering::Relaxed, Ordering::Relaxed);
     if first.is_ok() || first == Err(name) {
-        STEP.store(current().max(0) + 1, Ordering::Relaxed);
+        let step = current().max(0) + 1;
+        STEP.store(step, Ordering::Relaxed);
+        phantom::step_begins(step);
     }
 }

@@ -15,6 +15,36 @@ static STANDS_FOR: RealFn<unsafe extern "C" fn() -> *const c_char> =
 static DESCRIBE: Symbol<unsafe extern "C" fn(*mut c_char, usize) -> usize> =
     unsafe { Symbol::new(c"memtrace_phantom_describe", Home::Loaded(LIBRARY)) };
 
+// SAFETY: the types are those in the phantom device's `describe.rs`; here and below.
+static STEP: Symbol<unsafe extern "C" fn(i64)> =
+    unsafe { Symbol::new(c"memtrace_phantom_step", Home::Loaded(LIBRARY)) };
+static FAULT_AT: Symbol<unsafe extern "C" fn(i64) -> bool> =
+    // SAFETY: as above.
+    unsafe { Symbol::new(c"memtrace_phantom_fault_at", Home::Loaded(LIBRARY)) };
+static TAKE_FAULT: Symbol<unsafe extern "C" fn() -> bool> =
+    // SAFETY: as above.
+    unsafe { Symbol::new(c"memtrace_phantom_take_fault", Home::Loaded(LIBRARY)) };
+
+/// Tells the phantom device that a training step begins.
+pub(crate) fn step_begins(step: i32) {
+    if let Some(tell) = STEP.cached() {
+        // SAFETY: it takes a number. The library was preloaded, so it stays loaded; here and below.
+        unsafe { tell(i64::from(step)) }
+    }
+}
+
+/// Returns true if an injected out-of-memory error waits for this step or an earlier one.
+pub(crate) fn has_fault_at(step: i32) -> bool {
+    // SAFETY: as above.
+    FAULT_AT.cached().is_some_and(|ask| unsafe { ask(i64::from(step)) })
+}
+
+/// Returns true if the last failure of an allocation was injected. The next call returns false.
+pub(crate) fn take_fault() -> bool {
+    // SAFETY: as above.
+    TAKE_FAULT.cached().is_some_and(|take| unsafe { take() })
+}
+
 /// Returns true if the device of this process is a phantom.
 pub(crate) fn is_present() -> bool {
     !find_anywhere(LIBRARY, c"memtrace_phantom_describe").is_null()
@@ -30,7 +60,7 @@ pub(crate) fn library_of_call() -> Option<&'static CStr> {
 
 /// The phantom device's description of itself, in JSON; null without one.
 pub(crate) fn describe() -> serde_json::Value {
-    let _ = DESCRIBE.get();
+    let _ = (DESCRIBE.get(), STEP.get(), FAULT_AT.get(), TAKE_FAULT.get());
     describe_at_end()
 }
 

@@ -10,16 +10,18 @@ use memtrace_trace::rounding::MIN_BLOCK;
 use memtrace_trace::{Api, Category};
 
 use crate::attribution::python_frames::{self, KnownCode, KnownFrame};
-use crate::attribution::{backward_passes, module_ranges};
+use crate::attribution::{backward_passes, module_ranges, steps};
 use crate::ffi::cpython::{Arguments, Gil, Method, Object, Owned, native_method};
+use crate::ffi::phantom;
 use crate::python::gradients::record_gradients;
 use crate::python::module_calls::{self, Entered};
 use crate::python::tags::{self, Tag};
 use crate::python::{errors, hidden, live_objects, op_io, optimizer_steps};
 use crate::runtime::{log, session};
 
-static METHODS: [Method; 20] = [
+static METHODS: [Method; 21] = [
     native_method!("enter_module", module_calls::enter_module),
+    native_method!("has_fault_at_next_step", has_fault_at_next_step),
     native_method!("leave_module", module_calls::leave_module),
     native_method!("innermost_module", innermost_module),
     native_method!("assign_path", module_calls::assign_path),
@@ -97,6 +99,10 @@ fn memory_unit(session: &memtrace_record::Session) -> i64 {
         (true, true) => MIN_BLOCK as i64,
         (true, false) => 1,
     }
+}
+
+fn has_fault_at_next_step(_: Arguments<'_>) -> bool {
+    phantom::has_fault_at(steps::current().max(0).saturating_add(1))
 }
 
 fn innermost_module(_: Arguments<'_>) -> i64 {

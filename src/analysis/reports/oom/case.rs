@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use memtrace_trace::EventName;
 use memtrace_trace::rounding::{SMALL_SIZE, segment_size};
 use memtrace_trace::units::{GIB, Unit};
+use memtrace_trace::{Api, EventName};
 use serde_json::{Value, json};
 
 use crate::options::Options;
@@ -91,6 +91,8 @@ enum OomCause {
     Outside,
     /// The device had room, but a limit of torch forbade the allocation.
     Limited,
+    /// `--phantom-fault` made it fail.
+    Injected,
 }
 
 pub(super) struct OomCase<'a> {
@@ -164,7 +166,8 @@ impl<'a> OomCase<'a> {
             ),
             lines: Stacks::read(trace).lines(row.stack_id).into_iter().map(str::to_owned).collect(),
         };
-        case.why = case.judge(seen.failed_of_oom);
+        let is_injected = &*replayed.symbols.get(row.api) == Api::InjectedFault.as_str();
+        case.why = if is_injected { OomCause::Injected } else { case.judge(seen.failed_of_oom) };
         case
     }
 
@@ -258,6 +261,11 @@ impl<'a> OomCase<'a> {
                      used",
                 ],
             ),
+            OomCause::Injected => (
+                "injected",
+                format!("--phantom-fault made the request for {request} fail; the device had room"),
+                vec!["nothing: the fault tests how the program recovers"],
+            ),
             OomCause::Limited => (
                 "a limit",
                 format!(
@@ -342,6 +350,7 @@ impl<'a> OomCase<'a> {
             "ts_ns": self.row.ts_ns,
             "ooms": self.ooms,
             "verdict": name,
+            "injected": self.why == OomCause::Injected,
             "because": because,
             "try": tries,
             "inside_range": self.lacking_inside_range().is_some(),

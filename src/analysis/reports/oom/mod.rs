@@ -42,7 +42,7 @@ impl Report for Oom {
         for trace in &input.traces {
             let mut layout = Layout::default();
             let mut seen = RowsBefore::default();
-            let columns = layout::COLUMNS.and(Columns::of(&["device_free_bytes", "stack_id"]));
+            let columns = layout::COLUMNS.and(Columns::of(&["api", "device_free_bytes", "stack_id"]));
             let replayed = replay_to_moment(
                 trace,
                 NamedMoment::Oom,

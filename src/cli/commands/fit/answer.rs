@@ -1,5 +1,6 @@
 //! The answer of `memtrace fit`, as text and as JSON.
 
+use memtrace_analysis::render::margin::margin;
 use memtrace_analysis::render::numbers::{counted, duration, percent, share};
 use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
 use memtrace_trace::units::Unit;
@@ -170,6 +171,12 @@ impl Answer<'_> {
                 "{value} may {answer} on a real card: it lies inside the range of what is free"
             ));
         }
+        let margin = self.fits.map(|Trial { value, peak, .. }| {
+            margin(peak.used, peak.capacity, peak.phantom).map(|margin| format!("with {value}: {margin}"))
+        });
+        if let Some(line) = margin.flatten() {
+            page.plain(line);
+        }
         if let Some(Trial { value, outcome: Outcome::TooBig(asked), .. }) = self.too_big
             && !asked.is_empty()
         {
@@ -244,6 +251,7 @@ impl Answer<'_> {
             "inside_range": self.inside_range(),
             "free_at_start_bytes": self.free_at_start.map(|free| free.here),
             "free_at_start_range_bytes": self.free_at_start.map(|free| [free.least, free.most]),
+            "spare_bytes": self.fits.map(|trial| (trial.peak.capacity - trial.peak.used).max(0)),
             "stopped": self.stopped,
             "trials": trials,
             "next": self.next(),

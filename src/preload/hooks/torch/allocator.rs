@@ -12,6 +12,7 @@ use memtrace_trace::event::{AllocCall, Block, Call};
 use memtrace_trace::{Api, Event, Header, Payload};
 
 use crate::attribution::{context, deferred_frees, private_pools, requested_sizes};
+use crate::ffi::phantom;
 use crate::ffi::symbols::RealFn;
 use crate::ffi::torch::{self, current_stream};
 use crate::python::{callbacks, injection};
@@ -179,6 +180,7 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
             callbacks::out_of_memory(recorder);
             let stream = current_stream(ordinal);
             let (context, step) = context::current_on(stream);
+            let api = if phantom::take_fault() { Api::InjectedFault } else { Api::CachingAllocator };
             let of_request = |state: &ThreadState| {
                 (requested_sizes::of_block(state, size), private_pools::take(state, ordinal, stream))
             };
@@ -186,7 +188,7 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
             recorder.record(|clock_ns| {
                 Payload::OutOfMemory { bytes: size, requested, allocated, reserved, pool }.pack(Header {
                     clock_ns,
-                    api: Some(Api::CachingAllocator),
+                    api: Some(api),
                     device: ordinal,
                     context,
                     step,

@@ -16,7 +16,7 @@ from _thread import get_ident
 
 from .failures import count
 from .module_memory import measure_call, measure_result
-from .native import ENTERED_OUTERMOST, MEMORY_UNIT, NOT_ENTERED, enter_module
+from .native import ENTERED_OUTERMOST, MEMORY_UNIT, NOT_ENTERED, enter_module, has_fault_at_next_step
 from .paths import assign_paths_on_call, root_id_of, root_of, table_by_module
 from .steps import hook_new_classes
 from .tags import (
@@ -30,7 +30,7 @@ from .tags import (
     tag_model,
     tag_state_of,
 )
-from .torch_api import is_compiling, without_torch_function
+from .torch_api import empty_cache, is_compiling, without_torch_function
 from .uncalled import is_time_to_search, name_uncalled_models
 
 # By id(root): how often it was called as the outermost module.
@@ -137,6 +137,9 @@ def _make_after_step(is_compiling):
             if steps < FIRST or size_before != size or steps % EVERY == 0:
                 with without_torch_function():
                     tag_state_of(optimizer)
+            if has_fault_at_next_step():
+                # Without this the allocator serves the step from its cache, and no request reaches the device.
+                empty_cache()
         except Exception as error:
             count("state of an optimizer", error)
 

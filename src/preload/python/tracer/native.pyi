@@ -54,6 +54,9 @@ def hook_step(
     """Calls `before` and `after` around each call of `function`, with its first argument. False when this
     interpreter does not allow it or the function is hooked already; nothing is changed then."""
 
+def has_fault_at_next_step() -> bool:
+    """Returns True if the simulated GPU waits for the next step to inject an out-of-memory error."""
+
 # The program's own tools
 
 def hide(function: Callable[[Any], None]) -> Callable[[Any], None]:

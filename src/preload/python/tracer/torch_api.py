@@ -19,6 +19,8 @@ Parameter = torch.nn.Parameter
 Module = nn_module.Module
 Optimizer = optim_optimizer.Optimizer
 
+empty_cache = torch._C._cuda_emptyCache if hasattr(torch._C, "_cuda_emptyCache") else lambda: None
+
 # Modes that the program has entered must not see what the tracer reads.
 without_torch_function = torch._C.DisableTorchFunction
 without_torch_dispatch = torch._C._DisableTorchDispatch

@@ -1,0 +1,209 @@
+//! The request for faults: `oom@step:3`, `ecc@call:cudaLaunchKernel:500`, `lost@alloc:120`, with commas between.
+
+use std::fmt;
+
+use crate::spec::{MAX_DEVICES, size};
+
+/// The environment variable with the requested faults.
+pub const FAULT_VARIABLE: &str = "MEMTRACE_PHANTOM_FAULT";
+
+/// The calls that take memory from a card: those that `alloc:` counts and that an `oom` can fail.
+pub const ALLOCATIONS: [&str; 12] = [
+    "cudaMalloc",
+    "cudaMallocAsync",
+    "cudaMallocFromPoolAsync",
+    "cudaMallocManaged",
+    "cudaMallocPitch",
+    "cuMemAlloc_v2",
+    "cuMemAllocAsync",
+    "cuMemAllocFromPoolAsync",
+    "cuMemAllocManaged",
+    "cuMemAllocPitch_v2",
+    "cuMemCreate",
+    "cudaMalloc3D",
+];
+
+/// The kind of a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FaultKind {
+    /// An allocation fails as on a full card. The program may recover.
+    OutOfMemory,
+    /// An uncorrectable ECC error: the process cannot use the card any more.
+    Ecc,
+    /// The card falls off the bus: no process can use it any more.
+    Lost,
+}
+
+/// The moment of a fault, counted in each process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Moment {
+    /// This training step, as the tracer counts it.
+    Step(u64),
+    /// This call that takes memory from a card; the first is 1.
+    Allocation(u64),
+    /// The allocation with which the process would have more than this many bytes on the card.
+    Bytes(u64),
+    /// This call of a function; the first is 1.
+    Call(String, u64),
+}
+
+/// A fault to inject.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// As the user typed it.
+    pub text: String,
+    /// Its kind.
+    pub kind: FaultKind,
+    /// The number of allocation calls that fail; `None` for one request of an allocator with its retries.
+    pub times: Option<u32>,
+    /// Its moment.
+    pub moment: Moment,
+    /// The card on which it happens; `None` for any.
+    pub card: Option<u32>,
+}
+
+/// The reason for which a request for faults is invalid.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FaultError {
+    fault: String,
+    reason: String,
+}
+
+impl fmt::Display for FaultError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "`{}`: {}; valid faults are oom@step:3, oom*2@alloc:120, oom@bytes:20g, ecc@call:cudaLaunchKernel:500, \
+             lost@step:3@card:1",
+            self.fault, self.reason
+        )
+    }
+}
+
+impl std::error::Error for FaultError {}
+
+/// Parses a list of faults with commas between. An empty one has none.
+///
+/// # Errors
+/// When one is invalid. The names of calls are not checked here.
+pub fn parse_faults(list: &str) -> Result<Vec<Fault>, FaultError> {
+    list.split(',').map(str::trim).filter(|text| !text.is_empty()).map(Fault::parse).collect()
+}
+
+impl Fault {
+    fn parse(text: &str) -> Result<Self, FaultError> {
+        let error = |reason: String| FaultError { fault: text.to_owned(), reason };
+        let mut parts = text.split('@');
+        let kind = parts.next().unwrap_or_default();
+        let (kind, times) = kind.split_once('*').map_or((kind, None), |(kind, times)| (kind, Some(times)));
+        let kind = match kind {
+            "oom" => FaultKind::OutOfMemory,
+            "ecc" => FaultKind::Ecc,
+            "lost" => FaultKind::Lost,
+            _ => return Err(error(format!("`{kind}` is no kind of fault: oom, ecc or lost"))),
+        };
+        let times = match times.map(|times| times.parse().ok().filter(|&n: &u32| n > 0)) {
+            None => None,
+            Some(_) if kind != FaultKind::OutOfMemory => {
+                return Err(error("only an oom can happen several times: the others last".to_owned()));
+            }
+            Some(None) => return Err(error("after `*` comes how often, from 1 on".to_owned())),
+            Some(times) => times,
+        };
+        let moment = parts.next().ok_or_else(|| error("it does not say when: `@step:3`".to_owned()))?;
+        let moment = Moment::parse(moment, kind).map_err(error)?;
+        let mut card = None;
+        for part in parts {
+            let number = part.strip_prefix("card:").and_then(|number| number.parse().ok());
+            card = Some(number.filter(|&card| card < MAX_DEVICES).ok_or_else(|| {
+                error(format!("`@{part}` is unknown: after the moment only `@card:0` may come"))
+            })?);
+        }
+        Ok(Self { text: text.to_owned(), kind, times, moment, card })
+    }
+}
+
+impl Moment {
+    fn parse(text: &str, kind: FaultKind) -> Result<Self, String> {
+        let (name, value) = text.split_once(':').unwrap_or((text, ""));
+        let count = |value: &str| {
+            let number = value.parse().ok().filter(|&number: &u64| number > 0);
+            number.ok_or_else(|| format!("`{name}:` needs a number from 1 on, not `{value}`"))
+        };
+        match name {
+            "step" => value.parse().map(Self::Step).map_err(|_| format!("`{value}` is no number of a step")),
+            "alloc" => Ok(Self::Allocation(count(value)?)),
+            "bytes" => match size(value) {
+                Some(bytes) => Ok(Self::Bytes(bytes)),
+                None => Err(format!("`{value}` is no size such as 20g or 500m")),
+            },
+            "call" => {
+                let (call, number) = value.split_once(':').unwrap_or((value, "1"));
+                let number = count(number)?;
+                let is_name =
+                    !call.is_empty() && call.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_');
+                if !is_name {
+                    return Err("`call:` needs the name of a function: call:cudaMalloc:3".to_owned());
+                }
+                if kind == FaultKind::OutOfMemory && !ALLOCATIONS.contains(&call) {
+                    return Err(format!(
+                        "`{call}` takes no memory: an oom can fail {}",
+                        ALLOCATIONS.join(", ")
+                    ));
+                }
+                Ok(Self::Call(call.to_owned(), number))
+            }
+            _ => Err(format!("`{text}` is no moment: step:N, alloc:N, bytes:SIZE or call:NAME:N")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_has_a_kind_a_moment_and_perhaps_a_number_and_a_card() {
+        let faults =
+            parse_faults("oom@step:3, ecc@call:cudaLaunchKernel:500,oom*2@bytes:1.5g,lost@alloc:120@card:1")
+                .unwrap();
+        assert_eq!(faults.len(), 4);
+        assert_eq!((faults[0].kind, &faults[0].moment), (FaultKind::OutOfMemory, &Moment::Step(3)));
+        assert_eq!(faults[1].moment, Moment::Call("cudaLaunchKernel".to_owned(), 500));
+        assert_eq!((faults[2].times, &faults[2].moment), (Some(2), &Moment::Bytes(3 << 29)));
+        assert_eq!((faults[3].kind, faults[3].card), (FaultKind::Lost, Some(1)));
+        assert_eq!(
+            parse_faults("oom@call:cudaMalloc").unwrap()[0].moment,
+            Moment::Call("cudaMalloc".to_owned(), 1)
+        );
+        assert_eq!(parse_faults(" , "), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn an_invalid_fault_is_refused_with_the_reason_and_valid_ones() {
+        for (text, part) in [
+            ("oom", "does not say when"),
+            ("fire@step:3", "oom, ecc or lost"),
+            ("oom@step:x", "no number of a step"),
+            ("oom@step:-1", "no number of a step"),
+            ("oom@alloc:0", "from 1 on"),
+            ("oom@bytes:lots", "no size"),
+            ("oom@call:cudaLaunchKernel:5", "takes no memory"),
+            ("ecc@call::5", "name of a function"),
+            ("ecc@call:rm -rf:5", "name of a function"),
+            ("ecc*2@step:3", "the others last"),
+            ("oom*0@step:3", "how often"),
+            ("oom*@step:3", "how often"),
+            ("lost@step:3@card:99", "@card:0"),
+            ("lost@step:3@rank:1", "@card:0"),
+            ("oom@soon", "is no moment"),
+            ("@", "is no kind"),
+        ] {
+            let error = parse_faults(text).expect_err(text).to_string();
+            assert!(
+                error.contains(part) && error.contains("oom@step:3") && !error.contains('\n'),
+                "{text}: {error}"
+            );
+        }
+    }
+}

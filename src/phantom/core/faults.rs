@@ -1,0 +1,290 @@
+//! Injected faults: an out-of-memory error, an uncorrectable ECC error or a lost card at a chosen moment.
+//!
+//! The macros that define the exported functions ask [`refusal`] at every call, when a fault was requested.
+//!
+//! - *Out of memory*: `cudaErrorMemoryAllocation`, which "does not affect" later calls. A caching allocator
+//!   frees its cache and asks again, so the fault lasts for a whole request: until the thread asks for the free
+//!   memory, as PyTorch does for the text of its error, or queues work.
+//! - *ECC*: `cudaErrorECCUncorrectable`. The context is unusable: every later call of the process on that card
+//!   fails with the same code, `cudaGetLastError` does not clear it, and only a new process can go on.
+//! - *Lost*: `cudaErrorUnknown` for every process, and NVML says that the GPU is lost. NVIDIA documents no code of
+//!   the runtime; public reports of Xid 79 show this one with PyTorch ("CUDA error: unknown error").
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+use cudarc::runtime::sys::cudaError;
+use memtrace_cards::{FAULT_VARIABLE, Fault, FaultError, FaultKind, MAX_DEVICES, Moment, parse_faults};
+use memtrace_machine::identity;
+
+use crate::core::ffi::{OUT_OF_MEMORY, Status};
+use crate::core::lock::lock;
+use crate::core::machine;
+
+const ECC: Status = cudaError::cudaErrorECCUncorrectable as Status;
+const UNKNOWN: Status = cudaError::cudaErrorUnknown as Status;
+
+/// The most failures of one request: an allocator that asks more often than this does not give up.
+const MAX_RETRIES: u32 = 8;
+
+/// True if a fault was requested.
+static ARMED: AtomicBool = AtomicBool::new(false);
+/// The training step that the tracer told last; -1 before.
+static STEP: AtomicI64 = AtomicI64::new(-1);
+/// Calls that take memory.
+static ALLOCATED: AtomicU64 = AtomicU64::new(0);
+/// The code with which every call on a card fails in this process; 0 on a card that works.
+static STICKY: [AtomicU32; MAX_DEVICES as usize] = [const { AtomicU32::new(0) }; MAX_DEVICES as usize];
+
+/// A requested fault and its course.
+struct Armed {
+    fault: Fault,
+    /// Calls of the function that the fault names.
+    calls: AtomicU64,
+    has_begun: AtomicBool,
+    /// Failures that it still causes, for a fault with a number.
+    left: AtomicU32,
+    /// Failures that it has caused.
+    failures: AtomicU32,
+    /// The first function that failed.
+    first: OnceLock<&'static str>,
+}
+
+static FAULTS: OnceLock<Vec<Armed>> = OnceLock::new();
+/// The fault of the last failed allocation, for the tracer.
+static LAST: Mutex<Option<&'static str>> = Mutex::new(None);
+
+thread_local! {
+    /// The fault that fails this thread's request, and how often it may still do so.
+    static REQUEST: Cell<Option<(usize, u32)>> = const { Cell::new(None) };
+}
+
+/// The requested faults.
+pub(crate) fn requested() -> Result<Vec<Fault>, FaultError> {
+    parse_faults(&std::env::var(FAULT_VARIABLE).unwrap_or_default())
+}
+
+/// Arms the requested faults, before the program starts.
+pub(crate) fn arm(faults: Vec<Fault>) {
+    let is_any = !faults.is_empty();
+    let armed = faults.into_iter().map(|fault| Armed {
+        calls: AtomicU64::new(0),
+        has_begun: AtomicBool::new(false),
+        left: AtomicU32::new(fault.times.unwrap_or(0)),
+        failures: AtomicU32::new(0),
+        first: OnceLock::new(),
+        fault,
+    });
+    let _ = FAULTS.set(armed.collect());
+    ARMED.store(is_any, Ordering::Relaxed);
+}
+
+/// Returns true if a fault was requested.
+#[inline]
+pub(crate) fn are_armed() -> bool {
+    ARMED.load(Ordering::Relaxed)
+}
+
+/// The tracer tells the number of the current training step.
+pub(crate) fn set_step(step: i64) {
+    STEP.store(step, Ordering::Relaxed);
+}
+
+/// Returns true if a requested fault waits for this step or an earlier one.
+pub(crate) fn begins_at_step(step: i64) -> bool {
+    let waits = |armed: &Armed| {
+        let of_step = matches!(armed.fault.moment, Moment::Step(at) if at as i64 <= step);
+        of_step && armed.fault.kind == FaultKind::OutOfMemory && !armed.has_begun.load(Ordering::Relaxed)
+    };
+    are_armed() && FAULTS.get().is_some_and(|faults| faults.iter().any(waits))
+}
+
+/// The part of a call in faults, by its name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// None: it fails on no card.
+    None,
+    /// `cudaGetLastError`: it returns the code of an unusable context and never fails.
+    LastError,
+    /// It takes memory from the card.
+    Allocation,
+    /// It ends a request for memory: it asks for the free memory, or queues work.
+    Other,
+    /// It needs the context.
+    Context,
+}
+
+/// The status with which a call must fail. `card` is the current card of the machine, `code` turns a code of the
+/// runtime into one of the call's library.
+#[cold]
+pub(crate) fn refusal(
+    name: &'static str,
+    part: Part,
+    card: usize,
+    code: fn(Status) -> Status,
+) -> Option<Status> {
+    let faults = FAULTS.get()?;
+    if let Some(status) = sticky(card) {
+        return (part != Part::None).then(|| code(status));
+    }
+    let is_allocation = part == Part::Allocation;
+    let number = if is_allocation { ALLOCATED.fetch_add(1, Ordering::Relaxed) + 1 } else { 0 };
+    if part == Part::Other {
+        let _ = REQUEST.try_with(|request| request.set(None));
+    }
+    if is_allocation && let Some(status) = continue_request(faults, name) {
+        return Some(code(status));
+    }
+    for (index, armed) in faults.iter().enumerate() {
+        let here = armed.fault.card.is_none_or(|wanted| wanted as usize == card);
+        let fits = match armed.fault.kind {
+            FaultKind::OutOfMemory => is_allocation,
+            FaultKind::Ecc | FaultKind::Lost => !matches!(part, Part::None | Part::LastError),
+        };
+        let is_now = match &armed.fault.moment {
+            Moment::Step(step) => STEP.load(Ordering::Relaxed) >= *step as i64,
+            Moment::Allocation(at) => is_allocation && number == *at,
+            Moment::Call(call, at) => {
+                is_named(call, name) && here && armed.calls.fetch_add(1, Ordering::Relaxed) + 1 == *at
+            }
+            Moment::Bytes(_) => false,
+        };
+        if here
+            && fits
+            && is_now
+            && let Some(status) = begin(index, armed, name, card)
+        {
+            return Some(code(status));
+        }
+    }
+    if is_allocation {
+        // The request that failed before has been healed by a retry, or given up and reported.
+        take_last();
+    }
+    None
+}
+
+/// Returns true if a function has this name: programs for CUDA 13 launch kernels by `__cudaLaunchKernel`.
+fn is_named(wanted: &str, name: &str) -> bool {
+    wanted == name || name.strip_prefix("__") == Some(wanted)
+}
+
+/// Returns true if an allocation that would bring the process to this many bytes on a card fails.
+pub(crate) fn fails_at(bytes: u64, card: usize) -> bool {
+    let faults = FAULTS.get().map_or(&[][..], Vec::as_slice);
+    for (index, armed) in faults.iter().enumerate() {
+        let here = armed.fault.card.is_none_or(|wanted| wanted as usize == card);
+        if here && matches!(armed.fault.moment, Moment::Bytes(limit) if bytes > limit) {
+            // An unusable context shows at the next call.
+            if begin(index, armed, "an allocation", card) == Some(OUT_OF_MEMORY) {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+/// The code with which every call on a card fails.
+pub(crate) fn sticky(card: usize) -> Option<Status> {
+    let own = STICKY.get(card).map_or(0, |code| code.load(Ordering::Relaxed));
+    if own != 0 {
+        return Some(own as Status);
+    }
+    machine::table().is_some_and(|table| table.is_lost(card)).then_some(UNKNOWN)
+}
+
+/// The next failure of a request that has begun to fail, or of a fault with a number.
+fn continue_request(faults: &[Armed], name: &'static str) -> Option<Status> {
+    if let Some((index, left)) = REQUEST.try_with(Cell::get).ok().flatten() {
+        let _ = REQUEST.try_with(|request| request.set((left > 1).then_some((index, left - 1))));
+        faults[index].count(name);
+        return Some(OUT_OF_MEMORY);
+    }
+    for armed in faults.iter().filter(|armed| armed.has_begun.load(Ordering::Relaxed)) {
+        let less = |left: u32| left.checked_sub(1);
+        if armed.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
+            armed.count(name);
+            return Some(OUT_OF_MEMORY);
+        }
+    }
+    None
+}
+
+impl Armed {
+    fn count(&self, name: &'static str) {
+        let _ = self.first.set(name);
+        self.failures.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Begins a fault, unless it has begun before.
+fn begin(index: usize, armed: &'static Armed, name: &'static str, card: usize) -> Option<Status> {
+    if armed.has_begun.swap(true, Ordering::Relaxed) {
+        return None;
+    }
+    let fault = &armed.fault;
+    armed.count(name);
+    let pid = std::process::id();
+    let bus = identity::bus_id(card);
+    let pci = &bus[..bus.len() - 2];
+    match fault.kind {
+        FaultKind::OutOfMemory => {
+            match fault.times {
+                None => {
+                    let _ = REQUEST.try_with(|request| request.set(Some((index, MAX_RETRIES - 1))));
+                }
+                Some(_) => {
+                    armed.left.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+            *lock(&LAST) = Some(&fault.text);
+            eprintln!("memtrace: injected fault {}: {name} fails with \"out of memory\"", fault.text);
+            Some(OUT_OF_MEMORY)
+        }
+        FaultKind::Ecc => {
+            make_sticky(card, ECC);
+            if let Some(table) = machine::table() {
+                table.add_ecc_error(card);
+            }
+            eprintln!(
+                "memtrace: injected fault {}: {name} and all later calls on card {card} fail with \"uncorrectable \
+                 ECC error encountered\" (a real kernel log would say: NVRM: Xid (PCI:{pci}): 48, pid={pid}, An \
+                 uncorrectable double bit error (DBE) has been detected)",
+                fault.text
+            );
+            Some(ECC)
+        }
+        FaultKind::Lost => {
+            make_sticky(card, UNKNOWN);
+            if let Some(table) = machine::table() {
+                table.lose(card);
+            }
+            eprintln!(
+                "memtrace: injected fault {}: {name} and all later calls on card {card} fail with \"unknown error\" \
+                 (a real kernel log would say: NVRM: Xid (PCI:{pci}): 79, pid={pid}, GPU has fallen off the bus.)",
+                fault.text
+            );
+            Some(UNKNOWN)
+        }
+    }
+}
+
+fn make_sticky(card: usize, status: Status) {
+    if let Some(code) = STICKY.get(card) {
+        code.store(status as u32, Ordering::Relaxed);
+    }
+}
+
+/// The fault that made the last allocation fail, until it is asked for.
+pub(crate) fn take_last() -> Option<&'static str> {
+    lock(&LAST).take()
+}
+
+/// Each requested fault: its text, the failures that it has caused, and the first function that failed.
+pub(crate) fn courses() -> impl Iterator<Item = (&'static str, u32, &'static str)> {
+    FAULTS.get().into_iter().flatten().map(|armed| {
+        let first = armed.first.get().copied().unwrap_or("");
+        (armed.fault.text.as_str(), armed.failures.load(Ordering::Relaxed), first)
+    })
+}
