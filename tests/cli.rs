@@ -167,6 +167,7 @@ const OTHER_OPTIONS: &[&str] = &[
     "output",
     "phantom",
     "phantom-dynamic",
+    "phantom-fault",
     "to",
     "format",
     "type",

@@ -90,6 +90,8 @@ const fn part_of(name: &str) -> Part {
             || contains(name, "GetError")
             || contains(name, "GetProcAddress")
             || contains(name, "Occupancy")
+            || contains(name, "PrimaryCtx")
+            || contains(name, "PeerAccess")
             || contains(name, "FuncGet")
             || starts_with(name, "cuInit")
             || starts_with(name, "cuCtx") && !contains(name, "Synchronize");
