@@ -13,7 +13,7 @@ use crate::recovery;
 /// Opens the trace that the argument `name` gives, or else the newest in [`DEFAULT_FOLDER`]; see [`open`].
 ///
 /// # Errors
-/// Same as [`open`].
+/// Same as [`open()`].
 pub(crate) fn open_arg(name: &str, matches: &ArgMatches, recover: bool) -> Result<Input> {
     let path = matches.get_one::<PathBuf>(name).map_or(Path::new(DEFAULT_FOLDER), PathBuf::as_path);
     open(path, matches, recover)

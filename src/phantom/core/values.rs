@@ -7,7 +7,7 @@
 //! recycled blocks would come back as sizes.
 //!
 //! A value that nothing computed or wrote is *invented*. Reads of invented values are counted and reported,
-//! and a program that loops on one is stopped ([`loop_guard`](crate::core::loop_guard)).
+//! and a program that loops on one is stopped ([`loop_guard`]).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! The memory that a launch may write.
 //!
 //! A kernel of unknown effect may write each block to which an argument points, each block to which an address
-//! points that it can load from there ([`address_tables`](crate::core::address_tables)), and nothing else. So
+//! points that it can load from there ([`address_tables`]), and nothing else. So
 //! only these blocks become unknown. Where the arguments are not known, all memory does.
 //!
 //! Assumed is that a kernel does not leave the blocks whose addresses it has, which C++ demands, and that it

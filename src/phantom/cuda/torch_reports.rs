@@ -1,5 +1,5 @@
 //! The reports of PyTorch's caching allocator, by which the blocks inside its segments are known
-//! ([`torch_blocks`](crate::core::torch_blocks)).
+//! ([`torch_blocks`]).
 //!
 //! The allocator reports under its mutex, so nothing is looked up then that was found before: the real function
 //! is looked up when the driver is initialized.

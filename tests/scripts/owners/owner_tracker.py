@@ -212,8 +212,8 @@ if __name__ == "__main__":
         if child == 0:
             run(name)
             sys.stdout.flush()
-            # Not `sys.exit`: a thread of autograd that waits for the GIL then ends the process with SIGABRT, traced
-            # or not.
+            # Not `sys.exit`: a thread of autograd that waits for the GIL then ends the process with SIGABRT,
+            # traced or not.
             os._exit(0)
         status = os.waitpid(child, 0)[1]
         print(name, child, flush=True)

@@ -1,4 +1,7 @@
-"""A program that sends the same input and reads the same unknown place again and again is stopped: MEMTRACE_PHANTOM_READS says when."""
+"""A program that sends one input and reads one unknown place again and again is stopped.
+
+`MEMTRACE_PHANTOM_READS` is the number of reads after which it is.
+"""
 
 import os
 

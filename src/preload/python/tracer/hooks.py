@@ -138,7 +138,7 @@ def _make_after_step(is_compiling):
                 with without_torch_function():
                     tag_state_of(optimizer)
             if has_fault_at_next_step():
-                # Without this the allocator serves the step from its cache, and no request reaches the device.
+                # Otherwise the allocator serves the step from its cache, and no request reaches the device.
                 empty_cache()
         except Exception as error:
             count("state of an optimizer", error)
