@@ -20,7 +20,8 @@ fn runs(example: &str, ranks: usize) {
     let out = folder.path().join("out");
     let mut command = torch.traced_command_on(&format!("{ranks}xh100-80g"), &out);
     if ranks > 1 {
-        command.args(["-m", "torch.distributed.run", &format!("--nproc-per-node={ranks}")]);
+        // Standalone: a port of its own, because tests run side by side.
+        command.args(["-m", "torch.distributed.run", "--standalone", &format!("--nproc-per-node={ranks}")]);
     }
     command.arg(examples().join(example)).current_dir(folder.path());
     command.env("PYTHONPATH", examples().with_file_name("python"));

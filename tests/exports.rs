@@ -70,7 +70,13 @@ fn memtrace(folder: &Path, arguments: &[&dyn AsRef<OsStr>]) -> Output {
             command.env_remove(name);
         }
     }
-    command.current_dir(folder).args(arguments.iter().map(AsRef::as_ref)).output().unwrap()
+    // Help has each export on one line.
+    command
+        .env("COLUMNS", "500")
+        .current_dir(folder)
+        .args(arguments.iter().map(AsRef::as_ref))
+        .output()
+        .unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
