@@ -183,7 +183,7 @@ fn phantom_library_replaces_libcuda_and_binds_its_own_calls() {
 #[test]
 fn phantom_with_an_unknown_card_ends_the_program_with_one_line_of_advice() {
     let shell = Path::new("/bin/sh");
-    for (card, part) in [("h100", "a100-80g"), ("mem=48x", "mem=48x"), ("h100-80g,speed=9", "speed=")] {
+    for (card, part) in [("h100", "h100-80g"), ("mem=48x", "mem=48x"), ("h100-80g,speed=9", "speed=")] {
         let output = on_phantom(shell, card).args(["-c", "echo ran"]).output().unwrap();
         let stderr = text(&output.stderr);
         assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{card}");

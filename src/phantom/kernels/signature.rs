@@ -17,12 +17,36 @@ const MOST_BYTES: usize = 32764;
 /// One kernel.
 #[derive(Debug)]
 pub(crate) struct Signature {
-    /// Its parameters, and for each whether the kernel only reads what it points to.
-    parameters: Box<[(Parameter, bool)]>,
+    /// Its parameters, and what their types tell.
+    parameters: Box<[(Parameter, Type)]>,
     outputs: Outputs,
     stores_addresses: bool,
     only_dereferences: bool,
 }
+
+/// The facts that the type of a parameter tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Type {
+    /// The kernel only reads what the parameter points to.
+    is_constant: bool,
+    /// The first bytes, which alone hold addresses.
+    searched: usize,
+}
+
+impl Type {
+    /// Nothing is known.
+    const UNKNOWN: Self = Self { is_constant: false, searched: usize::MAX };
+
+    /// The facts that a demangled type tells. PyTorch's `TensorInfo` begins with its address; sizes and strides
+    /// follow, whose unused places hold what was on the stack before (ATen's `TensorInfo.cuh`).
+    fn of(parameter: &str) -> Self {
+        let searched = if parameter.starts_with(TENSOR_INFO) { size_of::<usize>() } else { usize::MAX };
+        Self { is_constant: is_constant_address(parameter), searched }
+    }
+}
+
+/// The beginning of the type of PyTorch's description of a tensor.
+const TENSOR_INFO: &str = "at::cuda::detail::TensorInfo<";
 
 /// The addresses of a parameter block to which a kernel writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,12 +123,11 @@ fn has(name: &[u8], parts: &[&[u8]]) -> bool {
     parts.iter().any(|part| name.windows(part.len()).any(|window| window == *part))
 }
 
-/// For each parameter in the mangled name of a kernel, true if it is an address of constants. Empty for a name
-/// that is not mangled.
-fn constant_parameters(name: &[u8]) -> Vec<bool> {
+/// The types of the parameters in the mangled name of a kernel. Empty for a name that is not mangled.
+fn types(name: &[u8]) -> Vec<Type> {
     let Ok(symbol) = cpp_demangle::Symbol::new(name) else { return Vec::new() };
     let Ok(text) = symbol.demangle() else { return Vec::new() };
-    parameter_types(&text).iter().map(|parameter| is_constant_address(parameter)).collect()
+    parameter_types(&text).into_iter().map(Type::of).collect()
 }
 
 /// The types in the last list of parameters of a demangled name.
@@ -148,19 +171,18 @@ fn is_constant_address(parameter: &str) -> bool {
     if let Some(target) = parameter.strip_suffix('*') {
         return target.trim_end().ends_with(" const");
     }
-    let Some(element) = parameter.strip_prefix("at::cuda::detail::TensorInfo<") else { return false };
+    let Some(element) = parameter.strip_prefix(TENSOR_INFO) else { return false };
     element.split(',').next().is_some_and(|element| element.ends_with(" const"))
 }
 
 impl Signature {
     /// The signature of a kernel with this name and these parameters.
     pub(crate) fn new(name: &[u8], parameters: &[Parameter]) -> Self {
-        let mut constants = constant_parameters(name);
-        if constants.len() != parameters.len() {
-            constants = vec![false; parameters.len()];
+        let mut types = types(name);
+        if types.len() != parameters.len() {
+            types = vec![Type::UNKNOWN; parameters.len()];
         }
-        let parameters: Box<[_]> =
-            parameters.iter().zip(constants).map(|(&parameter, constant)| (parameter, constant)).collect();
+        let parameters: Box<[_]> = parameters.iter().copied().zip(types).collect();
         Self {
             parameters,
             outputs: Outputs::of(name),
@@ -183,7 +205,8 @@ impl Signature {
 
     fn add(&self, launch: &mut Launch, bytes: &[u8], place: usize) {
         const ADDRESS: usize = size_of::<usize>();
-        let constant = self.parameters[place].1;
+        let Type { is_constant, searched } = self.parameters[place].1;
+        let bytes = &bytes[..bytes.len().min(searched)];
         let is_last = place + 1 == self.parameters.len();
         let mut is_first = true;
         addresses::in_parameter(bytes, |address, offset| {
@@ -203,7 +226,7 @@ impl Signature {
                 }
                 Outputs::All | Outputs::FirstOperand { .. } | Outputs::AllButFirst { .. } => true,
             };
-            if writes && !constant {
+            if writes && !is_constant {
                 launch.writes(address);
             } else {
                 launch.reads(address);
