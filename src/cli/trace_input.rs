@@ -10,7 +10,7 @@ use memtrace_analysis::selection;
 use crate::args::DEFAULT_FOLDER;
 use crate::recovery;
 
-/// Opens the trace that the argument `name` gives, or else the newest in [`DEFAULT_FOLDER`]; see [`open`].
+/// Opens the trace that the argument `name` gives, or else the newest in [`DEFAULT_FOLDER`]; see [`open()`].
 ///
 /// # Errors
 /// Same as [`open()`].
