@@ -8,6 +8,7 @@ use tempfile::TempDir;
 #[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
 #[path = "common/torch.rs"]
 mod torch;
+#[expect(dead_code, reason = "each test crate uses its own part")]
 #[path = "common/venv.rs"]
 mod venv;
 use torch::{Torch, clean, text};
@@ -120,6 +121,55 @@ fn a_command_alone_says_how_to_get_its_libraries() {
         let said = text(&output.stderr).replace('\n', " ");
         assert!(said.contains("cannot find libmemtrace") && said.contains("pip install ."), "{said}");
     }
+}
+
+/// A command of the documentation, with the simulated GPU beside the tracer.
+fn on_a_phantom(shell: &str) -> String {
+    assert!(shell.contains("$(memtrace lib)"), "{shell}");
+    shell.replace("$(memtrace lib)", "$(memtrace lib):$(memtrace lib --phantom)")
+}
+
+#[test]
+fn the_shell_of_the_docker_slurm_and_kubernetes_examples_traces_each_process() {
+    let Some(torch) = Torch::installed("2.11.0") else { return };
+    let folder = TempDir::new().unwrap();
+    let work = folder.path();
+    std::fs::write(work.join("train.py"), "import torch\ntorch.zeros(1 << 20, device='cuda')\n").unwrap();
+    // Starts two ranks, as srun does on two nodes or one.
+    let srun = "#!/bin/sh\nfor rank in 0 1; do SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NTASKS=2 \"$@\" || \
+                exit 1; done\n";
+    let bin = work.join("bin");
+    std::fs::create_dir(&bin).unwrap();
+    std::fs::write(bin.join("srun"), srun).unwrap();
+    succeeds(Command::new("chmod").arg("+x").arg(bin.join("srun")));
+    let built = Path::new(env!("CARGO_BIN_EXE_memtrace")).parent().unwrap();
+    let folders = [bin.as_path(), built, torch.python.parent().unwrap(), Path::new(NO_CARGO)];
+    let path = folders.map(|folder| folder.display().to_string()).join(":");
+    let run = |arguments: &[String], out: &str| {
+        let [program, arguments @ ..] = arguments else { panic!("no program") };
+        let mut command = clean(Path::new(program));
+        command.args(arguments).current_dir(work).env("PATH", &path).env("MEMTRACE_PHANTOM", "2xt4");
+        text(&succeeds(command.env("SLURM_JOB_ID", "7").env("MEMTRACE_OUT", out)).stdout)
+    };
+
+    let page = std::fs::read_to_string(root().join("docs/install.md")).unwrap();
+    let list_after = |start: &str| -> Vec<String> {
+        let line = page.lines().find_map(|line| line.trim().strip_prefix(start)).expect(start);
+        let words: Vec<String> = serde_json::from_str(line).unwrap();
+        words
+            .into_iter()
+            .map(|word| if word.contains("LD_PRELOAD") { on_a_phantom(&word) } else { word })
+            .collect()
+    };
+    for (start, out) in [("CMD ", "docker"), ("command: ", "kubernetes")] {
+        run(&list_after(start), out);
+        assert_eq!(torch::traces(&work.join(out)).len(), 1, "{out}");
+    }
+    let slurm = page.split("```").find(|block| block.contains("#SBATCH")).unwrap();
+    let slurm = on_a_phantom(slurm.trim_start_matches("sh\n")).replace("source /shared/env/bin/activate", "");
+    let printed = run(&["bash".into(), "-c".into(), slurm], "unused");
+    assert_eq!(torch::traces(&work.join("traces/7")).len(), 2);
+    assert!(printed.contains("rank") && printed.contains("4.00 MiB"), "{printed}");
 }
 
 #[test]

@@ -1,9 +1,8 @@
 //! The pytest plugin, installed from a wheel of this build: limits of GPU memory on a simulated GPU, with real pytest
 //! and torch.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
@@ -12,33 +11,8 @@ use tempfile::TempDir;
 mod torch;
 #[path = "common/venv.rs"]
 mod venv;
-use torch::{Torch, cache, clean, missing, text};
-use venv::{pip_install, wheel, wheel_python};
-
-/// An environment with pytest, torch and the wheel, which the tests share.
-struct Installed {
-    python: PathBuf,
-    _folder: TempDir,
-}
-
-fn installed() -> Option<&'static Installed> {
-    static INSTALLED: OnceLock<Option<Installed>> = OnceLock::new();
-    INSTALLED.get_or_init(install).as_ref()
-}
-
-fn install() -> Option<Installed> {
-    let (tools, torch) = (wheel_python()?, Torch::installed("2.11.0")?);
-    let users = cache().join("users/bin/python");
-    if !users.exists() {
-        missing("pytest is not installed: run scripts/users-env");
-        return None;
-    }
-    let folder = TempDir::new().unwrap();
-    let wheel = wheel(folder.path())?;
-    let python = venv::venv(&folder.path().join("env"), &[&tools, &users, &torch.python]);
-    pip_install(&python, &[&wheel]);
-    Some(Installed { python, _folder: folder })
-}
+use torch::{cache, clean, text};
+use venv::{Installed, installed};
 
 /// A folder with one file of tests.
 fn suite(code: &str) -> TempDir {
@@ -209,12 +183,104 @@ def test_without_a_card():
 }
 
 #[test]
+fn limits_hold_on_classes_parameters_and_unittest_and_in_a_changed_environment() {
+    let Some(installed) = installed() else { return };
+    // A test whose name ends in `fails` must fail, and no other.
+    let folder = suite(
+        r#"
+import os, threading, unittest, pytest, torch
+from pytest import mark
+
+kept = []
+
+def mib():
+    return torch.zeros(1 << 18, device="cuda")
+
+@pytest.fixture
+def emptied(monkeypatch, tmp_path):
+    for name in [name for name in os.environ if name.startswith("MEMTRACE")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+@mark.limit_gpu_memory("1k")
+def test_in_an_emptied_environment_fails(emptied):
+    mib()
+
+@mark.limit_gpu_memory("1k")
+class TestOfAClass:
+    def test_fails(self):
+        mib()
+
+    @mark.limit_gpu_memory("1m")
+    def test_with_its_own_limit(self):
+        mib()
+
+@mark.parametrize("n", [1 << 18, pytest.param(1 << 19, marks=mark.limit_gpu_memory("1m"), id="fails")])
+def test_parameter(n):
+    torch.zeros(n, device="cuda")
+
+@mark.limit_gpu_memory("1m")
+def test_out_of_memory_on_purpose():
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1 << 40, device="cuda")
+
+@mark.limit_gpu_leaks
+@mark.xfail
+def test_expected():
+    raise ValueError
+
+@mark.limit_gpu_leaks
+@mark.skip
+def test_skipped():
+    pass
+
+class TestCase(unittest.TestCase):
+    @mark.limit_gpu_memory("1k")
+    def test_case_fails(self):
+        mib()
+
+    @mark.limit_gpu_leaks
+    def test_case_that_leaks_fails(self):
+        kept.append(mib())
+
+@mark.limit_gpu_memory("1k")
+def test_thread_fails():
+    thread = threading.Thread(target=mib)
+    thread.start()
+    thread.join()
+
+@mark.limit_gpu_memory(0)
+def test_nothing():
+    pass
+"#,
+    );
+    let (status, said) = pytest(installed, folder.path(), &["--memtrace=h100-80g", "-v"]);
+    assert_eq!(status, Some(1), "{said}");
+    let mut outcomes = 0;
+    for line in said.lines().filter(|line| line.starts_with("test_it.py::")) {
+        let (name, outcome) = line.split_once(' ').unwrap();
+        let must_fail = name.trim_end_matches(']').ends_with("fails");
+        assert_eq!(outcome.starts_with("FAILED"), must_fail, "{line}\n{said}");
+        outcomes += 1;
+    }
+    assert_eq!(outcomes, 12, "{said}");
+
+    // A process that dies takes its pytest along, with the status of the signal.
+    let code = "import ctypes, pytest, torch\n@pytest.mark.limit_gpu_memory('1m')\ndef test_dies():\n    \
+                torch.zeros(9, device='cuda')\n    ctypes.string_at(0)\n";
+    let (status, said) = pytest(installed, suite(code).path(), &["--memtrace=t4"]);
+    assert_eq!(status, None, "{said}");
+    has(&said, &["Segmentation fault", "test_dies"]);
+}
+
+#[test]
 fn marks_that_are_written_wrongly_are_usage_errors() {
     let Some(installed) = installed() else { return };
     let wrong = [
         (r#"limit_gpu_memory("2 XB")"#, "'2 XB' is no size"),
         ("limit_gpu_memory", "takes one size"),
         ("limit_gpu_memory(-1)", "-1 is no size"),
+        (r#"limit_gpu_memory("9" * 400 + "g")"#, "is no size"),
         (r#"limit_gpu_memory(most="2g")"#, "takes one size"),
         (r#"limit_gpu_leaks("1k", "2k")"#, "takes one size"),
         ("phantom", "takes the name of a card"),
@@ -230,6 +296,15 @@ fn marks_that_are_written_wrongly_are_usage_errors() {
     let (status, said) = pytest(installed, folder.path(), &["--memtrace=nocard"]);
     assert_eq!(status, Some(2), "{said}");
     has(&said, &["no card is called `nocard`"]);
+    let (status, said) = pytest(installed, folder.path(), &["--memtrace-out=kept"]);
+    assert_eq!(status, Some(4), "{said}");
+    has(&said, &["--memtrace-out has no effect without --memtrace"]);
+    let folder = suite(
+        "import pytest\n@pytest.mark.limit_gpu_leaks\n@pytest.fixture\ndef f(): pass\ndef test_x(f): pass\n",
+    );
+    let (status, said) = pytest(installed, folder.path(), &[]);
+    assert_eq!(status, Some(2), "{said}");
+    has(&said, &["Marks cannot be applied to fixtures"]);
 }
 
 #[test]

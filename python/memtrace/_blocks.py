@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import os
+import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,9 @@ from . import _marks, _sizes
 _EVENTS = {"alloc", "free", "tag"}
 # With these the rows of a test may lie in two files, or in a compressed one.
 SPLITTING = ("MEMTRACE_ROTATE", "MEMTRACE_ROTATE_SECS", "MEMTRACE_COMPRESS")
+# The tracer read them when this process began. A test may change the environment or the working folder later.
+_FOLDER = os.path.realpath(os.environ.get("MEMTRACE_OUT") or "memtrace-out")
+_SPLIT_BY = [name for name in SPLITTING if os.environ.get(name, "0") not in ("", "0", "off")]
 
 
 class NotMeasured(Exception):
@@ -66,17 +70,18 @@ def here() -> Position:
 
 def _own_trace() -> Path | None:
     """The trace that this process writes; None before its first row. The writer keeps the file open."""
-    for variable in SPLITTING:
-        if os.environ.get(variable, "0") not in ("", "0", "off"):
-            raise NotMeasured(f"the trace has several files, because {variable} is set")
-    folder = os.path.realpath(os.environ.get("MEMTRACE_OUT") or "memtrace-out")
+    if _SPLIT_BY:
+        raise NotMeasured(f"the trace has several files, because {_SPLIT_BY[0]} is set")
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             path = os.readlink(f"/proc/self/fd/{descriptor}")
         except OSError:
             continue
-        if os.path.dirname(path) == folder and path.endswith(".csv"):
+        if os.path.dirname(path) == _FOLDER and path.endswith(".csv"):
             return Path(path)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized() and torch.cuda.memory_allocated():
+        raise NotMeasured(f"the trace of this process is not open in {_FOLDER}")
     return None
 
 

@@ -15,12 +15,15 @@ def parse(text: object) -> int:
     if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
         return text
     match = _SIZE.fullmatch(text) if isinstance(text, str) else None
-    if match is None or (match[3] or "").lower() == "ib" and not match[2]:
+    try:
+        if match is None or (match[3] or "").lower() == "ib" and not match[2]:
+            raise ValueError
+        base = 1000 if match[2] and (match[3] or "").lower() == "b" else 1024
+        return int(float(match[1]) * base ** _BINARY[match[2].lower()])
+    except (OverflowError, ValueError):
         raise ValueError(
-            f"{text!r} is no size; write a number of bytes, or a text such as '2 GiB' or '500 MB'"
-        )
-    base = 1000 if match[2] and (match[3] or "").lower() == "b" else 1024
-    return int(float(match[1]) * base ** _BINARY[match[2].lower()])
+            f"{repr(text)[:80]} is no size; write a number of bytes, or a text such as '2 GiB' or '500 MB'"
+        ) from None
 
 
 def show(size: int) -> str:

@@ -2,8 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::OnceLock;
 
-use crate::torch::{built, cache, clean, missing};
+use tempfile::TempDir;
+
+use crate::torch::{Torch, built, cache, clean, missing};
 
 /// The `PATH` of a machine without Rust.
 pub(crate) const NO_CARGO: &str = "/usr/local/bin:/usr/bin:/bin";
@@ -17,6 +20,37 @@ pub(crate) fn wheel_python() -> Option<PathBuf> {
         return None;
     }
     Some(python)
+}
+
+/// The Python of `scripts/users-env`, with pytest, nbconvert and JupyterLab.
+pub(crate) fn users_python() -> Option<PathBuf> {
+    let python = cache().join("users/bin/python");
+    if !python.exists() {
+        missing("pytest and JupyterLab are not installed: run scripts/users-env");
+        return None;
+    }
+    Some(python)
+}
+
+/// An environment with torch, what users run beside it, and the wheel.
+pub(crate) struct Installed {
+    pub(crate) python: PathBuf,
+    _folder: TempDir,
+}
+
+/// The environment that the tests of a file share.
+pub(crate) fn installed() -> Option<&'static Installed> {
+    static INSTALLED: OnceLock<Option<Installed>> = OnceLock::new();
+    INSTALLED.get_or_init(install).as_ref()
+}
+
+fn install() -> Option<Installed> {
+    let (tools, torch, users) = (wheel_python()?, Torch::installed("2.11.0")?, users_python()?);
+    let folder = TempDir::new().unwrap();
+    let wheel = wheel(folder.path())?;
+    let python = venv(&folder.path().join("env"), &[&tools, &users, &torch.python]);
+    pip_install(&python, &[&wheel]);
+    Some(Installed { python, _folder: folder })
 }
 
 /// The folder of the packages of a virtual environment.

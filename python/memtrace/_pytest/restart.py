@@ -43,7 +43,11 @@ def restart_if_needed(config: pytest.Config) -> None:
     global _sessions
     _sessions += 1
     value = config.known_args_namespace.memtrace
-    if value is None or STARTED in os.environ or _marks.is_traced():
+    if STARTED in os.environ or _marks.is_traced():
+        return
+    if value is None:
+        if config.known_args_namespace.memtrace_out:
+            raise pytest.UsageError(f"{OUT_OPTION} has no effect without {OPTION}: nothing is traced")
         return
     if _sessions > 1:
         raise pytest.UsageError(

@@ -13,6 +13,7 @@ mod export;
 mod files;
 mod fit;
 mod help;
+mod kernel;
 mod lib;
 mod live;
 pub(crate) mod nvidia_smi;
@@ -41,6 +42,7 @@ pub(crate) fn command() -> Command {
         .subcommand(page::command())
         .subcommand(files::command())
         .subcommand(lib::command())
+        .subcommand(kernel::command())
         .subcommand(doctor::command())
         .subcommand(explain::command())
         .subcommand(shell::completions_command())
@@ -58,6 +60,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         Some(("fit", matches)) => fit::run(matches),
         Some(("files", matches)) => files::run(matches),
         Some(("lib", matches)) => lib::run(matches),
+        Some(("kernel", matches)) => kernel::run(matches),
         Some(("doctor", matches)) => doctor::run(matches),
         Some(("export", matches)) => export::run(matches),
         Some(("report", matches)) => page::run(matches),
