@@ -143,6 +143,7 @@ fn memtrace_phantom_fault_is_checked_before_the_program_starts() {
         ("oom@soon", "is no moment"),
         ("fire@step:1", "oom, ecc or lost"),
         ("oom@call:cudaLaunchKernel:1", "takes no memory"),
+        ("lost@step:1@card:1", "--phantom a10 has 1 card; their numbers begin with 0"),
         ("", ""),
     ] {
         let output = run(fault, "true");
@@ -157,6 +158,7 @@ fn memtrace_phantom_fault_is_checked_before_the_program_starts() {
         text(&output.stderr)
             .contains("MEMTRACE_PHANTOM_FAULT: `ecc@call:cudaLaunchRocket:1`: no call is named")
     );
+    assert!(!text(&output.stderr).contains("removes LD_PRELOAD"), "{}", text(&output.stderr));
     // A fault that never happens is said at the end.
     let Some(torch) = Torch::installed("2.11.0") else { return };
     let run = Faulty::run(&torch, "a10", &["lost@step:99", "oom@bytes:20g"], &[]);

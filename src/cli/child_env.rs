@@ -11,6 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::ArgMatches;
 use memtrace_cards::{CARD_VARIABLE, FAULT_VARIABLE, LOADING_VARIABLE, Spec, parse_faults};
 use memtrace_machine::MACHINE_VARIABLE;
+use memtrace_trace::counts::counted;
 
 use crate::libraries::{PHANTOM, TRACER, library};
 
@@ -45,7 +46,12 @@ impl<'a> PhantomArgs<'a> {
         let faults: Vec<&str> =
             matches.get_many::<String>("phantom-fault").into_iter().flatten().map(String::as_str).collect();
         let faults = faults.join(",");
-        parse_faults(&faults).map_err(|error| anyhow!("--phantom-fault {error}"))?;
+        let parsed = parse_faults(&faults).map_err(|error| anyhow!("--phantom-fault {error}"))?;
+        let beyond = parsed.iter().find(|fault| fault.card.is_some_and(|number| number >= spec.count));
+        if let Some(fault) = beyond {
+            let (text, count) = (&fault.text, counted(u64::from(spec.count), "card"));
+            bail!("--phantom-fault `{text}`: --phantom {card} has {count}; their numbers begin with 0");
+        }
         Ok(Some(PhantomArgs { card, dynamic: text("phantom-dynamic"), spec, faults }))
     }
 

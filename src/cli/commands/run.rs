@@ -120,6 +120,10 @@ fn trace_of(out: &OutFolder, run_id: &str) -> Result<Option<Input>> {
 
 /// The reason why the program left no trace, and the next step.
 fn no_trace_reason(program: &OsStr, scratch: &Scratch, phantom: bool, status: ExitStatus) -> String {
+    // The simulated GPU is loaded before the tracer, and ends a program whose request it cannot meet.
+    if !scratch.tracer_was_loaded() && phantom && status.code() == Some(2) {
+        return "the program ended with status 2 before the tracer began; the line above says why".to_owned();
+    }
     if !scratch.tracer_was_loaded() {
         return format!("{TRACER} was not loaded into the program: {}", load_failure::reason(program));
     }
