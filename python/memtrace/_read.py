@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 from . import _command, _frames
 
 Trace = Union[str, "os.PathLike[str]"]
+
+
+class Source(NamedTuple):
+    """A file of a run."""
+
+    path: str
+    # Its whole lines, if its last one was cut; else None.
+    lines: bytes | None
+    # The rows behind the header that an earlier part has too.
+    repeated: int
 
 
 def read(
@@ -45,7 +55,7 @@ def read(
     else:
         from ._read_arrow import read_files
     try:
-        table = read_files(answer["files"], [known[name] for name in wanted])
+        table = read_files([_source(file) for file in answer["files"]], [known[name] for name in wanted])
     except OSError as error:
         raise _command.TraceError(f"{os.fspath(trace)}: {error}") from error
     if backend == "pandas":
@@ -53,3 +63,18 @@ def read(
 
         return table.to_pandas(types_mapper=pandas.ArrowDtype)
     return table
+
+
+def _source(file: dict[str, Any]) -> Source:
+    """A file as `memtrace files --json` lists it. The row that a cut copy, or a program that is writing, ends
+    with is left out, as in every report."""
+    path, lines = file["file"], None
+    if path.endswith(".csv"):
+        with open(path, "rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(size - 1, 0))
+            if stream.read(1) != b"\n":
+                stream.seek(0)
+                content = stream.read()
+                lines = content[: content.rfind(b"\n") + 1]
+    return Source(path, lines, file["repeated_rows"])

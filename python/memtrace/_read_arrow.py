@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow
 import pyarrow.compute
@@ -10,22 +10,26 @@ import pyarrow.csv
 
 from ._frames import QUOTED
 
+if TYPE_CHECKING:
+    from ._read import Source
+
 TYPES = {"integer": pyarrow.int64(), "text": pyarrow.string()}
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
-def read_files(files: list[dict[str, Any]], columns: list[dict[str, Any]]) -> pyarrow.Table:
-    """The `columns` of all `files`, as `memtrace files --json` lists both."""
-    return pyarrow.concat_tables(_read_file(file["file"], file["repeated_rows"], columns) for file in files)
+def read_files(files: list[Source], columns: list[dict[str, Any]]) -> pyarrow.Table:
+    """The `columns` of all `files`; `memtrace files --json` lists them."""
+    return pyarrow.concat_tables(_read_file(file, columns) for file in files)
 
 
-def _read_file(path: str, repeated: int, columns: list[dict[str, Any]]) -> pyarrow.Table:
-    compression = next((how for ending, how in COMPRESSIONS.items() if path.endswith(ending)), None)
+def _read_file(file: Source, columns: list[dict[str, Any]]) -> pyarrow.Table:
+    compression = next((how for ending, how in COMPRESSIONS.items() if file.path.endswith(ending)), None)
     names = [column["name"] for column in columns]
-    with pyarrow.input_stream(path, compression=compression) as stream:
+    content = file.path if file.lines is None else pyarrow.py_buffer(file.lines)
+    with pyarrow.input_stream(content, compression=compression) as stream:
         table = pyarrow.csv.read_csv(
             stream,
-            read_options=pyarrow.csv.ReadOptions(skip_rows_after_names=repeated),
+            read_options=pyarrow.csv.ReadOptions(skip_rows_after_names=file.repeated),
             convert_options=pyarrow.csv.ConvertOptions(
                 include_columns=names,
                 # A column that an older file lacks.

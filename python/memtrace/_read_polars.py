@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+import io
+from typing import TYPE_CHECKING, Any
 
 import polars
 
 from ._frames import QUOTED
 
+if TYPE_CHECKING:
+    from ._read import Source
+
 TYPES = {"integer": polars.Int64, "text": polars.String}
 
 
-def read_files(files: list[dict[str, Any]], columns: list[dict[str, Any]]) -> polars.DataFrame:
-    """The `columns` of all `files`, as `memtrace files --json` lists both."""
-    frames = [_read_file(file["file"], file["repeated_rows"], columns) for file in files]
-    return polars.concat(frames)
+def read_files(files: list[Source], columns: list[dict[str, Any]]) -> polars.DataFrame:
+    """The `columns` of all `files`; `memtrace files --json` lists them."""
+    return polars.concat(_read_file(file, columns) for file in files)
 
 
-def _read_file(path: str, repeated: int, columns: list[dict[str, Any]]) -> polars.DataFrame:
-    header = polars.read_csv(path, n_rows=0).columns
+def _read_file(file: Source, columns: list[dict[str, Any]]) -> polars.DataFrame:
+    def content() -> Any:
+        return file.path if file.lines is None else io.BytesIO(file.lines)
+
+    header = polars.read_csv(content(), n_rows=0).columns
     present = [column for column in columns if column["name"] in header]
     frame = polars.read_csv(
-        path,
+        content(),
         columns=[column["name"] for column in present],
         schema_overrides={column["name"]: TYPES[column["type"]] for column in present},
-        skip_rows_after_header=repeated,
+        skip_rows_after_header=file.repeated,
     )
     missing = [column for column in columns if column not in present]
     frame = frame.with_columns(

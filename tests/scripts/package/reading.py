@@ -92,6 +92,16 @@ def wrong():
     assert memtrace.read("later.csv").height == len(lines) - 1
     Path("future.csv").write_text("\n".join(lines).replace("memtrace/1", "memtrace/2") + "\n")
     refused(lambda: memtrace.read("future.csv"), "memtrace/2")
+    # A copy that was cut inside a row ends with the row before, as in the reports.
+    whole = Path("-mixed/a.csv").read_bytes()
+    for kept in (len(whole) - 1, len(whole) - 40, len(whole) // 2):
+        Path("cut.csv").write_bytes(whole[:kept])
+        rows = whole[:kept].count(b"\n") - 1
+        for backend in ("polars", "pyarrow", "pandas"):
+            frame = memtrace.read("cut.csv", backend=backend)
+            assert len(frame) == rows, (kept, backend, len(frame), rows)
+        last = memtrace.read("cut.csv").tail(1)
+        assert last.null_count().sum_horizontal().item() == 0 and last["seq"].item() == rows, last
     # Text that a spreadsheet would run has a quote in the file, and none in the frame.
     at = lines[0].split(",").index("op")
     quoted = next(n for n, line in enumerate(lines) if ",alloc," in line and '"' not in line)
