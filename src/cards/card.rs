@@ -1,5 +1,7 @@
 //! A preset, and how a name finds it.
 
+use strsim::levenshtein;
+
 use crate::table::CARDS;
 
 /// A preset.
@@ -60,14 +62,15 @@ impl Card {
     /// The presets whose names are nearest to a word that is none, the nearest first; at most three.
     #[must_use]
     pub fn nearest(word: &str) -> Vec<&'static Card> {
-        let word = bare(word);
+        // No name of a card is longer.
+        let word: String = bare(word).chars().take(100).collect();
         let distance = |card: &Card| {
             let whole = bare(card.id);
             let family = bare(card.id.split(['-', ':']).next().unwrap_or(card.id));
             // A slice is only near to a word that names one.
             let slice = usize::from(card.is_slice() && !word.contains(':')) * 8;
             let contained = word.len() > 2 && (whole.contains(&word) || word.contains(&whole));
-            let edits = edits(&word, &whole).min(edits(&word, &family));
+            let edits = levenshtein(&word, &whole).min(levenshtein(&word, &family));
             slice + if contained { edits.min(1) } else { edits }
         };
         let mut cards: Vec<_> = CARDS.iter().collect();
@@ -136,21 +139,6 @@ fn bare(name: &str) -> String {
         name = name.replace(word, "");
     }
     name.chars().filter(|c| !matches!(c, ' ' | '-' | '_')).collect()
-}
-
-/// The number of characters to insert, remove or replace to make one text of the other (Levenshtein).
-fn edits(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, c) in a.chars().take(100).enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for j in 0..b.len() {
-            let replaced = diagonal + usize::from(c != b[j]);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

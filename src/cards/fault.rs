@@ -1,4 +1,5 @@
-//! The request for faults: `oom@step:3`, `ecc@call:cudaLaunchKernel:500`, `lost@alloc:120`, with commas between.
+//! The request for faults, with commas between: `oom@step:3`, `ecc@call:cudaLaunchKernel:500`,
+//! `lost@alloc:120`.
 
 use std::fmt;
 

@@ -15,6 +15,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::core::capture;
+use crate::core::const_text::{contains, is_in, starts_with};
 use crate::core::faults::{self, Part};
 use crate::core::ffi::{NO_DEVICE, OK, Status};
 use crate::core::host_state::{current, fail, host_state};
@@ -265,48 +266,6 @@ pub(crate) fn initialize() -> Status {
     }
     INITIALIZED.store(true, Ordering::Relaxed);
     OK
-}
-
-/// Returns true if a text begins with another.
-const fn starts_with(text: &str, start: &str) -> bool {
-    matches_at(text.as_bytes(), start.as_bytes(), 0)
-}
-
-const fn contains(text: &str, part: &str) -> bool {
-    let mut at = 0;
-    while at < text.len() {
-        if matches_at(text.as_bytes(), part.as_bytes(), at) {
-            return true;
-        }
-        at += 1;
-    }
-    false
-}
-
-const fn matches_at(text: &[u8], part: &[u8], at: usize) -> bool {
-    if text.len() < at + part.len() {
-        return false;
-    }
-    let mut index = 0;
-    while index < part.len() {
-        if text[at + index] != part[index] {
-            return false;
-        }
-        index += 1;
-    }
-    true
-}
-
-/// Returns true if a name is in a list.
-const fn is_in(name: &str, list: &[&str]) -> bool {
-    let mut index = 0;
-    while index < list.len() {
-        if name.len() == list[index].len() && starts_with(name, list[index]) {
-            return true;
-        }
-        index += 1;
-    }
-    false
 }
 
 #[cfg(test)]

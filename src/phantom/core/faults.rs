@@ -3,12 +3,12 @@
 //! The macros that define the exported functions ask [`refusal`] at every call, when a fault was requested.
 //!
 //! - *Out of memory*: `cudaErrorMemoryAllocation`, which "does not affect" later calls. A caching allocator
-//!   frees its cache and asks again, so the fault lasts for a whole request: until the thread asks for the free
-//!   memory, as PyTorch does for the text of its error, or queues work.
-//! - *ECC*: `cudaErrorECCUncorrectable`. The context is unusable: every later call of the process on that card
-//!   fails with the same code, `cudaGetLastError` does not clear it, and only a new process can go on.
-//! - *Lost*: `cudaErrorUnknown` for every process, and NVML says that the GPU is lost. NVIDIA documents no code of
-//!   the runtime; public reports of Xid 79 show this one with PyTorch ("CUDA error: unknown error").
+//!   frees its cache and asks again, so the fault lasts for a whole request: until the thread asks for the
+//!   free memory, as PyTorch does for the text of its error, or queues work.
+//! - *ECC*: `cudaErrorECCUncorrectable`. The context is unusable: every later call of the process on that
+//!   card fails with the same code, `cudaGetLastError` does not clear it, and only a new process can go on.
+//! - *Lost*: `cudaErrorUnknown` for every process, and NVML says that the GPU is lost. NVIDIA documents no
+//!   code of the runtime; public reports of Xid 79 show this one with PyTorch ("CUDA error: unknown error").
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -115,8 +115,8 @@ pub(crate) enum Part {
     Context,
 }
 
-/// The status with which a call must fail. `card` is the current card of the machine, `code` turns a code of the
-/// runtime into one of the call's library.
+/// The status with which a call must fail. `card` is the current card of the machine, `code` turns a code of
+/// the runtime into one of the call's library.
 #[cold]
 pub(crate) fn refusal(
     name: &'static str,

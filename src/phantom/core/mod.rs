@@ -8,6 +8,7 @@ pub(crate) mod call_rules;
 pub(crate) mod call_table;
 pub(crate) mod capture;
 pub(crate) mod clock;
+pub(crate) mod const_text;
 pub(crate) mod device;
 pub(crate) mod dlopen;
 pub(crate) mod driver_version;

@@ -6,6 +6,7 @@
 //! libraries whose descriptors hold addresses, make all memory unknown.
 
 use crate::core::addresses;
+use crate::core::const_text::{ends_with, starts_with};
 use crate::core::ffi::Status;
 use crate::cuda::reach::Launch;
 use crate::kernels::kernel::launch_library_on_default_stream;
@@ -35,30 +36,10 @@ pub(crate) enum CallEffect {
 impl CallEffect {
     /// The reach of the call with this name.
     pub(crate) const fn of(name: &str) -> Self {
-        let name = name.as_bytes();
-        let has_descriptors_alone = starts_with(name, b"cublas") || starts_with(name, b"cudnn");
-        let takes_table = ends_with(name, b"Batched") && !ends_with(name, b"StridedBatched");
+        let has_descriptors_alone = starts_with(name, "cublas") || starts_with(name, "cudnn");
+        let takes_table = ends_with(name, "Batched") && !ends_with(name, "StridedBatched");
         if has_descriptors_alone && !takes_table { Self::Arguments } else { Self::Everything }
     }
-}
-
-const fn matches_at(text: &[u8], part: &[u8], at: usize) -> bool {
-    let mut index = 0;
-    while index < part.len() {
-        if text[at + index] != part[index] {
-            return false;
-        }
-        index += 1;
-    }
-    true
-}
-
-const fn starts_with(text: &[u8], part: &[u8]) -> bool {
-    text.len() >= part.len() && matches_at(text, part, 0)
-}
-
-const fn ends_with(text: &[u8], part: &[u8]) -> bool {
-    text.len() >= part.len() && matches_at(text, part, text.len() - part.len())
 }
 
 /// The launch of a call with these words among its arguments.

@@ -15,12 +15,7 @@ pub(super) fn gpus(
     format: Format,
     header: bool,
 ) -> String {
-    let now = Zoned::now();
-    let lines = cards.iter().map(|&card| {
-        let values = fields.iter().map(|field| value::of_card(measured, card, field.names[0], &now));
-        line(values, format)
-    });
-    head(fields, header) + &lines.collect::<String>()
+    csv(cards, fields, format, header, |&card, field, now| value::of_card(measured, card, field, now))
 }
 
 /// `--query-compute-apps`: a line for each process on a card.
@@ -31,17 +26,24 @@ pub(super) fn apps(
     format: Format,
     header: bool,
 ) -> String {
-    let now = Zoned::now();
     let apps = value::apps(measured, cards);
-    let lines = apps.iter().map(|app| {
-        let values = fields.iter().map(|field| value::of_app(measured, app, field.names[0], &now));
-        line(values, format)
-    });
-    head(fields, header) + &lines.collect::<String>()
+    csv(&apps, fields, format, header, |app, field, now| value::of_app(measured, app, field, now))
 }
 
-fn line(values: impl Iterator<Item = Value>, format: Format) -> String {
-    values.map(|value| value.csv(format.units)).collect::<Vec<_>>().join(", ") + "\n"
+/// The header if it is wanted, and a line for each subject.
+fn csv<T>(
+    subjects: &[T],
+    fields: &[&Field],
+    format: Format,
+    header: bool,
+    value_of: impl Fn(&T, &str, &Zoned) -> Value,
+) -> String {
+    let now = Zoned::now();
+    let line = |subject| {
+        let values = fields.iter().map(|field| value_of(subject, field.names[0], &now).csv(format.units));
+        values.collect::<Vec<_>>().join(", ") + "\n"
+    };
+    head(fields, header) + &subjects.iter().map(line).collect::<String>()
 }
 
 /// The first line: the names of the fields, with their units.
