@@ -689,6 +689,45 @@ fn stacks_and_modules_are_recorded_in_every_python_version() {
     exports_have_lines(python, &ran.files()[0], &expected);
 }
 
+#[test]
+fn profilers_and_debuggers_of_every_python_version_see_the_same_events_as_without_memtrace() {
+    torch_program("threads/trains");
+    let torch = compiled("fakes/c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/observers/observers.py");
+    for (version, python) in pythons() {
+        let mut arguments = vec![script.to_str().unwrap(), "without_torch"];
+        arguments.extend(["profile", "trace", "cprofile", "coverage", "debugger"]);
+        if version >= (3, 12) {
+            arguments.push("monitoring");
+        }
+        // The order of sets would differ.
+        let variables = [("PYTHONHASHSEED", "0"), ("LIBC10_CUDA", torch.to_str().unwrap())];
+        let expected = untraced(&python, &arguments).envs(variables).output().unwrap();
+        assert!(expected.status.success(), "{version:?}: {}", String::from_utf8_lossy(&expected.stderr));
+        let expected = String::from_utf8(expected.stdout).unwrap();
+        assert!(expected.matches("without_torch.py").count() > 100, "{version:?}: {expected}");
+        for stacks in ["off", "python"] {
+            let traced = Traced::new(&python, &arguments).env("MEMTRACE_STACKS", stacks);
+            let ran = variables.iter().fold(traced, |traced, (name, value)| traced.env(name, value)).run();
+            assert_eq!(ran.status(), 0, "{version:?}: {}", ran.stderr());
+            let ours = ran.stdout();
+            let difference = ours.lines().zip(expected.lines()).find(|(ours, expected)| ours != expected);
+            assert_eq!(difference, None, "{version:?} {stacks}: the first event that differs");
+            assert_eq!(ours.lines().count(), expected.lines().count(), "{version:?} {stacks}");
+            let traces: Vec<_> =
+                ran.files().into_iter().filter(|file| file.extension().unwrap() == "csv").collect();
+            assert_eq!(traces.len(), arguments.len() - 2, "each tool has a trace: {}", ran.stderr());
+            for trace in traces {
+                let blocks = lines_of_blocks(&trace, &BTreeMap::from([(0, Vec::new())]));
+                assert!(
+                    blocks.iter().any(|module| module.starts_with("Net.inner")),
+                    "{version:?}: {blocks:?}"
+                );
+            }
+        }
+    }
+}
+
 /// Compares the entries of memory_viz and the flame graphs with the output of `any_python.py`.
 fn exports_have_lines(python: &Path, trace: &Path, expected: &[String]) {
     let folder = tempfile::TempDir::new().unwrap();

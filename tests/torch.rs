@@ -44,8 +44,9 @@ on_every_torch![and_of_the_matrix:
     profilers_debuggers_and_coverage_see_the_same_events_as_without_memtrace,
 ];
 
-/// The tools of `observers/observers.py`.
-const OBSERVERS: [&str; 6] = ["profile", "trace", "cprofile", "coverage", "debugger", "torch_profiler"];
+/// The program and the tools of `observers/observers.py`.
+const OBSERVERS: [&str; 7] =
+    ["training", "profile", "trace", "cprofile", "coverage", "debugger", "torch_profiler"];
 
 fn profilers_debuggers_and_coverage_see_the_same_events_as_without_memtrace(torch: &Torch) {
     const SCRIPT: &str = "observers/observers.py";
@@ -54,7 +55,7 @@ fn profilers_debuggers_and_coverage_see_the_same_events_as_without_memtrace(torc
     let expected = torch.untraced_on(CARD, &[], SCRIPT, &OBSERVERS, &[fixed]).expect_success().stdout();
     for settings in [[fixed; 2], [fixed, ("MEMTRACE_OPS", "io")], [fixed, ("MEMTRACE_STACKS", "python")]] {
         let run = torch.trace_on(CARD, &[], SCRIPT, &OBSERVERS, &settings).expect_success();
-        assert_eq!(run.files().len(), OBSERVERS.len(), "each tool has a trace: {}", run.stderr());
+        assert_eq!(run.files().len(), OBSERVERS.len() - 1, "each tool has a trace: {}", run.stderr());
         for file in run.files() {
             let rows = read(&file);
             for event in ["tag", "io"] {

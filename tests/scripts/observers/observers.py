@@ -1,14 +1,14 @@
-"""The events that profilers, debuggers and coverage tools of the program see: `observers.py TOOL...`.
+"""The events that profilers, debuggers and coverage tools see: `observers.py PROGRAM TOOL...`.
 
+PROGRAM is a module beside this file. Its function `work` is given a function that runs another in a thread.
 Each tool has a process of its own. The output has no address, no time and no order that differs between two
 runs, so a traced run prints the same as an untraced one.
 """
 
 import _thread
-import contextlib
-import copy
 import cProfile
 import gc
+import importlib
 import io
 import json
 import os
@@ -17,68 +17,8 @@ import re
 import sys
 import trace as line_counts
 
-import torch
-
-HERE = os.path.abspath(__file__)
-PACKAGES = os.path.dirname(os.path.dirname(torch.__file__))
-
-
-class Scale(torch.nn.Module):
-    def __init__(self, size):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(size, device="cuda"))
-        self.register_buffer("offset", torch.zeros(size, device="cuda"))
-
-    def forward(self, x, fail=False):
-        if fail:
-            raise ValueError("the model's own error")
-        return x * self.weight + self.offset
-
-
-class Model(torch.nn.Module):
-    def __init__(self, size=16):
-        super().__init__()
-        self.layers = torch.nn.ModuleList([torch.nn.Linear(size, size, device="cuda"), Scale(size)])
-
-    def forward(self, x, fail=False):
-        x = torch.relu(self.layers[0](x))
-        return self.layers[1](x, fail=fail)
-
-
-class Own(torch.optim.SGD):
-    """An optimizer class of the program, made after the tracer was installed."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        return super().step(closure)
-
-
-def train(model, optimizer, steps):
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = model(torch.ones(4, 16, device="cuda")).sum()
-        loss.backward()
-        optimizer.step()
-
-
-def work():
-    """Everything that makes the tracer run Python: the first allocation, calls, backwards, steps, the end of
-    a module, an OOM."""
-    model = Model()
-    teacher = copy.deepcopy(model)
-    train(model, torch.optim.Adam(model.parameters(), lr=0.1), 4)
-    train(model, Own(model.parameters(), lr=0.1), 2)
-    with contextlib.suppress(ValueError):
-        model(torch.ones(4, 16, device="cuda"), fail=True)
-    embedding = torch.nn.Embedding(32, 8, sparse=True, device="cuda")
-    sparse = torch.optim.SparseAdam(embedding.parameters())
-    for _ in range(2):
-        embedding(torch.arange(4, device="cuda")).sum().backward()
-        sparse.step()
-    with contextlib.suppress(torch.cuda.OutOfMemoryError):
-        torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
-    del teacher, sparse, embedding
-    in_thread(lambda: train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2))
+# The folders in front of a file's name, the longest first.
+FOLDERS = sorted((folder + "/" for folder in sys.path if folder), key=len, reverse=True)
 
 
 def in_thread(function):
@@ -101,8 +41,19 @@ def start_tool():
     """Starts the tool in another thread."""
 
 
+def work():
+    program.work(in_thread)
+
+
+def relative(text):
+    """A text without the folders of its files."""
+    for folder in FOLDERS:
+        text = text.replace(folder, "")
+    return text
+
+
 def place(file, line, name):
-    return f"{file.replace(PACKAGES + '/', '').replace(HERE, 'program')}:{line} {name}"
+    return f"{relative(file)}:{line} {name}"
 
 
 def show(events):
@@ -168,11 +119,34 @@ def debugger():
     session = pdb.Pdb(stdin=commands, stdout=told, nosigint=True, readrc=False)
     session.use_rawinput = False
     session.runcall(work)
-    lines = told.getvalue().replace(PACKAGES + "/", "").replace(HERE, "program")
-    print(re.sub(r"x[0-9a-f]{8,}", "ADDRESS", lines))
+    print(re.sub(r"x[0-9a-f]{8,}", "ADDRESS", relative(told.getvalue())))
+
+
+def monitoring():
+    """The events of `sys.monitoring`, of Python 3.12 and later."""
+    events, main, tool = [], _thread.get_ident(), sys.monitoring.PROFILER_ID
+    kinds = ("PY_START", "PY_RETURN", "PY_UNWIND", "CALL", "LINE", "RAISE")
+
+    def listener(kind):
+        def listen(code, where, *rest):
+            name = getattr(rest[0], "__qualname__", "?") if kind == "CALL" else code.co_name
+            event = f"{kind} {place(code.co_filename, where, name)}"
+            events.append((_thread.get_ident() == main, event))
+
+        return listen
+
+    sys.monitoring.use_tool_id(tool, "observers")
+    for kind in kinds:
+        sys.monitoring.register_callback(tool, getattr(sys.monitoring.events, kind), listener(kind))
+    sys.monitoring.set_events(tool, sum(getattr(sys.monitoring.events, kind) for kind in kinds))
+    work()
+    sys.monitoring.set_events(tool, 0)
+    show(events)
 
 
 def torch_profiler():
+    import torch
+
     with torch.profiler.profile(with_stack=True, profile_memory=True, with_modules=True) as profiler:
         work()
     path = os.path.join(os.environ["OWNER_OUT"], "profile.json")
@@ -180,7 +154,7 @@ def torch_profiler():
     with open(path) as file:
         events = json.load(file)["traceEvents"]
     names = [
-        f"{event.get('cat')} {event['name']}".replace(PACKAGES + "/", "").replace(HERE, "program")
+        relative(f"{event.get('cat')} {event['name']}")
         for event in sorted(events, key=lambda event: float(event.get("ts", 0)))
         if event.get("cat") in ("cpu_op", "python_function", "user_annotation", "cpu_instant_event")
     ]
@@ -195,13 +169,13 @@ TOOLS = {
     "cprofile": cprofile,
     "coverage": coverage,
     "debugger": debugger,
+    "monitoring": monitoring,
     "torch_profiler": torch_profiler,
 }
 
-# The first optimizer imports dynamo, which takes events by the million.
-torch.optim.SGD([torch.zeros(1)])
+program = importlib.import_module(sys.argv[1])
 gc.disable()
-for tool in sys.argv[1:]:
+for tool in sys.argv[2:]:
     print(tool, flush=True)
     child = os.fork()
     if child == 0:

@@ -1,8 +1,8 @@
 """Calls modules of every kind in an interpreter without torch: any_python.py LIBC10_CUDA calls|hooks.
 
-A stand-in for torch has the attributes that src/preload/python/tracer reads, and the blocks come from the
-stand-in for torch's allocator. For each block the script prints the module that allocated it, and the Python
-lines of the call, outermost first. With `hooks`, module calls cannot be intercepted in C.
+Torch is a stand-in (stand_in_torch.py), and the blocks come from the stand-in for torch's allocator. For each
+block the script prints the module that allocated it, and the Python lines of the call, outermost first. With
+`hooks`, module calls cannot be intercepted in C.
 """
 
 import ctypes
@@ -10,89 +10,12 @@ import functools
 import sys
 import threading
 import time
-import types
 
-
-class Library:
-    """Stands for `torch._C`, and accepts any attribute."""
-
-    class DisableTorchFunction:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            return None
-
-    _DisableTorchDispatch = DisableTorchFunction
-
-
-class Tensor:
-    is_cuda = False
-
-
-class Parameter(Tensor):
-    pass
-
-
-class Module:
-    before, after = [], []
-
-    def __init__(self, **parts):
-        self._modules, self._parameters, self._buffers = parts, {"weight": Parameter()}, {}
-
-    def named_modules(self, prefix=""):
-        yield prefix, self
-        for name, part in self._modules.items():
-            yield from part.named_modules(prefix + "." + name if prefix else name)
-
-    def modules(self):
-        return (module for _, module in self.named_modules())
-
-    def parameters(self):
-        return (parameter for module in self.modules() for parameter in module._parameters.values())
-
-    def buffers(self):
-        return iter(())
-
-    # The same methods as in torch.
-    def _wrapped_call_impl(self, *args, **kwargs):
-        return self._call_impl(*args, **kwargs)
-
-    def _call_impl(self, *args, **kwargs):
-        for hook in Module.before:
-            hook(self, args)
-        try:
-            return self.forward(*args, **kwargs)
-        finally:
-            for hook in Module.after:
-                hook(self, args, None)
-
-    __call__ = _wrapped_call_impl
-
+from stand_in_torch import Module, install
 
 if sys.argv[2] == "hooks":
     Module._call_impl = functools.partialmethod(Module._call_impl)
 
-
-def register(hooks):
-    def add(hook, **_):
-        hooks.append(hook)
-        return types.SimpleNamespace(id=len(hooks))
-
-    return add
-
-
-def stand_in(name, **members):
-    module = types.ModuleType(name)
-    module.__spec__ = types.SimpleNamespace(_initializing=False)
-    vars(module).update(members)
-    sys.modules[name] = module
-
-
-layouts = {
-    name: object()
-    for name in ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
-}
 interrupts = []
 
 
@@ -103,27 +26,7 @@ def is_scripting():
 
 
 # Delegates as torch's does: near the stack limit it fails where a module's forward does not.
-compiler = types.SimpleNamespace(is_compiling=lambda: is_scripting())
-stand_in(
-    "torch",
-    Tensor=Tensor,
-    nn=types.SimpleNamespace(Parameter=Parameter),
-    _C=Library,
-    compiler=compiler,
-    **layouts,
-)
-stand_in(
-    "torch.nn.modules.module",
-    Module=Module,
-    register_module_forward_pre_hook=register(Module.before),
-    register_module_forward_hook=register(Module.after),
-)
-stand_in(
-    "torch.optim.optimizer",
-    Optimizer=type("Optimizer", (), {}),
-    register_optimizer_step_pre_hook=register([]),
-    register_optimizer_step_post_hook=register([]),
-)
+install(is_compiling=lambda: is_scripting())
 
 library = ctypes.CDLL(sys.argv[1])
 library.torch_allocate.argtypes, library.torch_allocate.restype = [ctypes.c_size_t], ctypes.c_void_p
