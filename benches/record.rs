@@ -1,5 +1,5 @@
 //! Measures the cost of one block report, compared with one clock read of the same run, and the speed of the
-//! writer.
+//! writer. `cargo bench --bench record -- writer` measures the writer alone.
 //!
 //! The hook itself is measured: the benchmark starts itself under the preloaded library and calls the
 //! function that torch's allocator would call. Batches are small and far apart, so that the writer
@@ -35,6 +35,9 @@ fn main() {
     if std::env::var_os(INSIDE).is_some() {
         return inside();
     }
+    if std::env::args().any(|argument| argument == "writer") {
+        return writer();
+    }
     // The library to which the hook passes its arguments on, as in a process with torch.
     let torch = tempfile::tempdir().unwrap();
     let mut preload = library().display().to_string();
@@ -66,6 +69,11 @@ fn main() {
         print!("  {name:32} {}", String::from_utf8_lossy(&output.stdout));
         eprint!("{}", String::from_utf8_lossy(&output.stderr));
     }
+    writer();
+}
+
+/// Prints the speed of the writer.
+fn writer() {
     println!("the writer, in rows a second (aim: 2 million)");
     let file = tempfile::tempfile().unwrap();
     println!("  {:32} {:.2} million", "into a file", rows_per_second(file) / 1e6);
