@@ -3,12 +3,14 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use tempfile::TempDir;
 
 #[expect(dead_code, reason = "each test crate uses its own part")]
@@ -50,6 +52,26 @@ fn warning_to_a_closed_pipe_raises_no_signal_in_the_program() {
     drop(reader);
     let status = warned(&empty()).stderr(writer).status().unwrap();
     assert_eq!(status.code(), Some(0), "{status}");
+}
+
+#[test]
+fn warning_to_a_pipe_that_nobody_reads_delays_no_program_for_long() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let blocking = fcntl_getfl(&writer).unwrap();
+    fcntl_setfl(&writer, blocking | OFlags::NONBLOCK).unwrap();
+    while writer.write(&[0; 4096]).is_ok() {}
+    fcntl_setfl(&writer, blocking).unwrap();
+    let mut child = warned(&empty()).stderr(writer).spawn().unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > Duration::from_secs(20) {
+            child.kill().unwrap();
+            panic!("the program waits for a reader of its stderr");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(child.wait().unwrap().success());
+    drop(reader);
 }
 
 #[test]

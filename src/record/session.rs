@@ -49,13 +49,17 @@ impl Session {
         fill_path(pattern, &self.host, self.rank, std::process::id(), &run_in_name(&self.settings.run_id))
     }
 
-    /// The name of the trace, without its ending: never that of a hidden file.
+    /// The name of the trace, without its ending: see [`plain_file_name`].
     #[must_use]
     pub fn trace_name(&self) -> String {
-        let name = self.named(&self.settings.name);
-        // A name may begin with the id of the run, which may be empty.
-        if name.starts_with('.') { format!("_{name}") } else { name }
+        plain_file_name(self.named(&self.settings.name))
     }
+}
+
+/// A name that is no hidden file's, and that no command takes for an option. It may begin with the id of the run,
+/// which may be empty.
+fn plain_file_name(name: String) -> String {
+    if name.starts_with(['.', '-']) { format!("_{name}") } else { name }
 }
 
 /// The most characters that the id of a run gives to a name: the file system takes 255 in all.
@@ -87,5 +91,12 @@ mod tests {
             assert_eq!(run_in_name(run), shown, "{run}");
         }
         assert_eq!(run_in_name(&"x".repeat(1000)).len(), MAX_RUN);
+    }
+
+    #[test]
+    fn the_name_of_a_trace_is_no_hidden_file_and_no_option() {
+        for (name, shown) in [("host.1", "host.1"), (".host.1", "_.host.1"), ("-rf.1", "_-rf.1")] {
+            assert_eq!(plain_file_name(name.to_owned()), shown);
+        }
     }
 }

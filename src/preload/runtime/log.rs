@@ -1,6 +1,6 @@
 //! The log: a few lines on stderr, or in the file of `MEMTRACE_LOG_FILE`. Each says what to do next.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_int};
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -34,12 +34,32 @@ pub(crate) fn line(text: &str) {
     });
 }
 
-/// Writes a line to stderr.
+/// The most bytes that a pipe takes at once when it takes any (`PIPE_BUF` in pipe(7)).
+const ATOMIC: usize = 4096;
+
+/// Writes a line to stderr. When nobody reads it (a full pipe, a stopped terminal), the line is dropped.
 fn to_stderr(text: &str) {
-    // One call, so that the line does not mix with the program's own.
     let line = format!("memtrace: {text}\n");
-    // SAFETY: the buffer is valid for its length. An error of a closed stderr has no remedy.
-    unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+    // Mostly one call, so that the line does not mix with the program's own.
+    for part in line.as_bytes().chunks(ATOMIC) {
+        if !takes_bytes(libc::STDERR_FILENO) {
+            return;
+        }
+        // SAFETY: the buffer is valid for its length. An error of a closed stderr has no remedy.
+        unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
+    }
+}
+
+/// Returns false if a write to the file would wait for a reader. Waits up to a second, and not again until
+/// somebody reads.
+fn takes_bytes(file: c_int) -> bool {
+    static IS_STUCK: AtomicBool = AtomicBool::new(false);
+    let milliseconds = if IS_STUCK.load(Ordering::Relaxed) { 0 } else { 1000 };
+    let mut question = libc::pollfd { fd: file, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one valid entry.
+    let answered = unsafe { libc::poll(&raw mut question, 1, milliseconds) } != 0;
+    IS_STUCK.store(!answered, Ordering::Relaxed);
+    answered
 }
 
 /// Logs `text` if the session's level is `level` or more.
