@@ -124,7 +124,9 @@ impl OomSnapshot {
         .iter()
         .map(|(name, bytes)| format!("{name} {}", show(*bytes)))
         .collect();
-        lines.push(format!("for: {}", categories.join(", ")));
+        if !categories.is_empty() {
+            lines.push(format!("for: {}", categories.join(", ")));
+        }
         let holders = by(live, |live| label(encoder.owner(live.context)));
         let width = holders.iter().take(NAMED).map(|(name, _)| name.len()).max().unwrap_or(0);
         for (name, bytes) in holders.iter().take(NAMED) {
@@ -215,5 +217,9 @@ mod tests {
         assert!(lines[3].trim_start().starts_with("GPT.h.0") && lines[3].contains("88.9 %"), "{}", lines[3]);
         assert!(lines[4].contains("GPT.head"));
         assert_eq!(lines.last().unwrap(), "next: memtrace oom t.csv, memtrace ledger --at oom t.csv");
+        // A first request that no card could serve.
+        let encoder = Encoder::new(0, 0, 1, Rounding::default(), true);
+        let lines = OomSnapshot::new(&encoder, oom).lines(&encoder, &Meta::default(), Path::new("t.csv"));
+        assert_eq!(lines.len(), 3, "{lines:?}");
     }
 }

@@ -360,7 +360,8 @@ impl Outcome {
         if self.highest_name == self.limit.name {
             return self.limit.name.clone();
         }
-        format!("{}: {}, of {}", self.limit.name, self.highest_name, self.matched)
+        let of_all = if self.matched > 1 { format!(", of {}", self.matched) } else { String::new() };
+        format!("{}: {}{of_all}", self.limit.name, self.highest_name)
     }
 
     fn json(&self, rank: i32) -> Value {
