@@ -728,6 +728,21 @@ fn profilers_and_debuggers_of_every_python_version_see_the_same_events_as_withou
     }
 }
 
+#[test]
+fn preload_of_a_tool_that_reads_each_write_harms_no_python_program() {
+    torch_program("threads/trains");
+    let torch = compiled("fakes/c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
+    let tool = compiled("other_tools/reads_writes.c", "libreads_writes.so", &[]);
+    let preload = format!("{}:{}", tool.display(), common::library("libmemtrace.so").display());
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/owners/any_python.py");
+    for (version, python) in pythons() {
+        let traced = Traced::new(&python, &[script.to_str().unwrap(), torch.to_str().unwrap(), "calls"]);
+        let ran = traced.env("MEMTRACE_STACKS", "python").env("LD_PRELOAD", &preload).run();
+        assert_eq!(ran.status(), 0, "{version:?}: {}", ran.stderr());
+        assert!(!lines_of_stacks(&ran.files()[1]).is_empty(), "{version:?}");
+    }
+}
+
 /// Compares the entries of memory_viz and the flame graphs with the output of `any_python.py`.
 fn exports_have_lines(python: &Path, trace: &Path, expected: &[String]) {
     let folder = tempfile::TempDir::new().unwrap();

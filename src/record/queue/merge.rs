@@ -194,7 +194,9 @@ impl Merge {
     /// The number of events that are in no file and will not be, if nothing is emitted from now on: the
     /// dropped ones, and those on the overflow list.
     pub(crate) fn lost(&self, queue: &'static EventQueue) -> u64 {
-        queue.pool().dropped() + queue.pool().overflowed().saturating_sub(self.overflow_emitted)
+        // The counts lie in a file that others may write.
+        let overflowed = queue.pool().overflowed().saturating_sub(self.overflow_emitted);
+        queue.pool().dropped().saturating_add(overflowed)
     }
 
     /// Returns true if a thread is recording an event, or has announced one.
