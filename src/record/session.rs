@@ -49,7 +49,7 @@ impl Session {
         fill_path(pattern, &self.host, self.rank, std::process::id(), &run_in_name(&self.settings.run_id))
     }
 
-    /// The name of the trace, without its ending: see [`plain_file_name`].
+    /// The name of the trace, without its ending: that of no hidden file, and not like an option.
     #[must_use]
     pub fn trace_name(&self) -> String {
         plain_file_name(self.named(&self.settings.name))
