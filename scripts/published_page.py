@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from published_figures import NEWEST, ROOT, UNITS, Figure, FigureError
+from published_kept import COMPUTED, NEWEST_LINE, Kept, Page, read_page
 from published_picture import picture
 
 PAGE = ROOT / "docs/accuracy.md"
@@ -86,6 +89,9 @@ class Compared:
         )
 
 
+Entry = Compared | Kept
+
+
 def quantile(sorted_values: list[float], share: float) -> float:
     """The smallest value that at least this share of the values does not exceed."""
     return sorted_values[max(0, -int(-len(sorted_values) * share // 1) - 1)]
@@ -115,13 +121,25 @@ def print_table(compared: list[Compared]) -> None:
     print(summary(compared))
 
 
-def write_page(compared: list[Compared]) -> None:
-    """Writes the generated parts of the page and of README, and the picture."""
-    replace_between(PAGE, BEGIN, END, f"\n\n{generated(compared)}\n")
+def write_page(ran: list[Compared], figures: list[Figure]) -> None:
+    """Writes the generated parts of the page and of README, and the picture. Figures that did not run keep
+    their rows."""
+    page = read_page(PAGE)
+    done = {entry.figure: entry for entry in ran}
+    compared: list[Entry] = [done.get(figure) or page.kept(figure, place(figure)) for figure in figures]
+    today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, commit {commit()}"
+    page.computed |= {figure.source.title: today for figure in done}
+    replace_between(PAGE, BEGIN, END, f"\n\n{generated(compared, page)}\n")
     replace_between(README, "<!-- published -->", "<!-- /published -->", sentences(compared))
     memory = [entry for entry in compared if entry.figure.unit not in ("", "tokens")]
     pairs = [(float(e.figure.number) * UNITS[e.figure.unit], e) for e in memory]
     PICTURE.write_text(picture([(size, size * (1 + e.error())) for size, e in pairs]), encoding="utf-8")
+
+
+def commit() -> str:
+    """The commit of this tree, marked when files differ from it."""
+    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=*", "--exclude=*"]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def replace_between(path: Path, begin: str, end: str, part: str) -> None:
@@ -132,7 +150,7 @@ def replace_between(path: Path, begin: str, end: str, part: str) -> None:
     path.write_text(f"{head}{begin}{part}{end}{rest.split(end)[1]}", encoding="utf-8")
 
 
-def sentences(compared: list[Compared]) -> str:
+def sentences(compared: list[Entry]) -> str:
     """README's sentences: the numbers of the distribution."""
     errors = sorted(abs(entry.error()) for entry in compared)
     equal = sum(entry.equal() for entry in compared)
@@ -144,22 +162,23 @@ def sentences(compared: list[Compared]) -> str:
     )
 
 
-def models(compared: list[Compared]) -> list[str]:
+def models(compared: list[Entry]) -> list[str]:
     """The cards, each once however many of them a run had and whatever it changed of them."""
     return sorted({re.sub(r"^[0-9]+x|,.*", "", entry.figure.run.card) for entry in compared})
 
 
-def generated(compared: list[Compared]) -> str:
-    parts = ["## Distribution", distribution(compared), "## The worst first", worst(compared)]
+def generated(compared: list[Entry], page: Page) -> str:
+    parts = ["## Distribution", distribution(compared, page), "## The worst first", worst(compared)]
     for source in dict.fromkeys(entry.figure.source for entry in compared):
         entries = [entry for entry in compared if entry.figure.source == source]
         parts += [f"## {source.title}", f"<{source.address}>", f"Measured: {source.measured}."]
         parts += [f"{source.note}."] if source.note else []
+        parts += [f"{COMPUTED}{page.computed[source.title]}."] if source.title in page.computed else []
         parts += [table(entries)]
     return "\n\n".join(parts) + "\n"
 
 
-def distribution(compared: list[Compared]) -> str:
+def distribution(compared: list[Entry], page: Page) -> str:
     errors = sorted(abs(entry.error()) for entry in compared)
     equal = sum(entry.equal() for entry in compared)
     cards = models(compared)
@@ -176,24 +195,28 @@ def distribution(compared: list[Compared]) -> str:
         ("largest error", f"{errors[-1]:.2%}"),
     ]
     have = [entry for entry in compared if entry.ours.get(NEWEST) is not None]
-    if have:
+    if any(isinstance(entry, Kept) for entry in compared):
+        # A row does not tell whether the newest torch gave the same number or none.
+        if page.newest_line:
+            rows.append((NEWEST_LINE, page.newest_line))
+    elif have:
         same = sum(entry.equal(NEWEST) for entry in have)
-        rows.append((f"equal when all run on torch {NEWEST}", f"{same} of the {len(have)} that ran there"))
+        rows.append((NEWEST_LINE, f"{same} of the {len(have)} that ran there"))
     builds = Counter(entry.figure.run.torch for entry in compared)
     rows.append(("torch", ", ".join(f"{torch} {count}" for torch, count in builds.most_common())))
     return markdown(("", ""), rows)
 
 
-def worst(compared: list[Compared]) -> str:
+def worst(compared: list[Entry]) -> str:
     """One line for each cause: its largest error, and the figures that have it."""
     different = sorted((entry for entry in compared if not entry.equal()), key=lambda e: -abs(e.error()))
-    causes: dict[tuple[str, str], list[Compared]] = {}
+    causes: dict[tuple[str, str], list[Entry]] = {}
     for entry in different:
         causes.setdefault((entry.figure.source.source, entry.figure.cause), []).append(entry)
     rows = []
     for (source, cause), entries in causes.items():
         largest, count = entries[0], str(len(entries))
-        case = f"{place(largest)} on {largest.figure.run.card}"
+        case = f"{place(largest.figure)} on {largest.figure.run.card}"
         why = cause or "none looked for: below 0.5 %"
         rows.append(
             (f"{largest.error():+.2%}", count, source, case, published(largest), largest.shown(), why)
@@ -204,7 +227,7 @@ def worst(compared: list[Compared]) -> str:
     return f"All {len(different)} figures that differ, by cause:\n\n{markdown(head, rows)}"
 
 
-def table(entries: list[Compared]) -> str:
+def table(entries: list[Entry]) -> str:
     """One line per case and error: the figures of a sweep that are equal share a line."""
     rows = []
     for entry in entries:
@@ -212,12 +235,13 @@ def table(entries: list[Compared]) -> str:
         beside = [f"torch {NEWEST}: {newest}"] if newest != entry.shown() else []
         error = "equal" if entry.equal() else f"{entry.error():+.2%}"
         notes = "; ".join([*beside, *filter(None, [entry.figure.cause])])
-        rows.append((entry.figure.run.card, place(entry), published(entry), entry.shown(), error, notes))
+        rows.append(
+            (entry.figure.run.card, place(entry.figure), published(entry), entry.shown(), error, notes)
+        )
     return markdown(("card", "case", "published", "ours", "error", "cause, newest torch"), rows)
 
 
-def place(entry: Compared) -> str:
-    figure = entry.figure
+def place(figure: Figure) -> str:
     torch = f", torch {figure.torch}" if figure.torch else ""
     libraries = f" {figure.run.libraries}" if figure.run.libraries else ""
     what = "" if figure.what == "allocated" else f", {figure.what}"
@@ -228,7 +252,7 @@ def place(entry: Compared) -> str:
     return f"`{call}` {figure.label}{what}{torch}{libraries}"
 
 
-def published(entry: Compared) -> str:
+def published(entry: Entry) -> str:
     return f"{entry.figure.published} {entry.figure.unit}"
 
 

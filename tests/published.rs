@@ -90,7 +90,7 @@ fn published_tells_an_unknown_source_card_case_and_part() {
     ] {
         assert_told(&published(&[&arguments[..], &["--list"]].concat()), 2, message);
     }
-    assert_told(&published(&["--write", "--card", "b200"]), 2, "--write needs all figures");
+    assert_told(&published(&["--write", "--card", "b200"]), 2, "--write needs all figures of a source");
 }
 
 #[test]
