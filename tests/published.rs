@@ -77,6 +77,24 @@ fn published_figures_are_all_on_the_page_of_the_docs() {
     assert!(page.contains(&format!("| figures | {count} |")), "run scripts/published --write");
 }
 
+/// `--write --source` keeps the rows of other sources: each must be found again, with its error.
+#[test]
+fn published_rows_of_the_page_are_read_back() {
+    let code = "import sys; sys.path.insert(0, 'scripts')\n\
+                from published_page import PAGE, place, sentences\n\
+                from published_figures import read_figures\n\
+                from published_kept import read_page\n\
+                page = read_page(PAGE)\n\
+                print(sentences([page.kept(figure, place(figure)) for figure in read_figures()]))";
+    let output = Command::new("python3").args(["-c", code]).current_dir(root()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let sentences = String::from_utf8(output.stdout).unwrap();
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let written = readme.split("<!-- published -->").nth(1).unwrap();
+    let written = written.split("<!-- /published -->").next().unwrap();
+    assert_eq!(sentences.trim(), written.trim(), "run scripts/published --write");
+}
+
 #[test]
 fn published_tells_an_unknown_source_card_case_and_part() {
     for (arguments, message) in [
