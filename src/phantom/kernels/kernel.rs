@@ -125,9 +125,9 @@ unsafe fn launch_function(
         cost_ns(grid, block),
         stream,
         // SAFETY: the caller's promise.
-        |stream| unsafe { kernel_effects::launched(function, arguments, stream) },
+        |stream| unsafe { kernel_effects::launched(function, arguments, grid.x, stream) },
         // SAFETY: as above.
-        || unsafe { kernel_effects::launch_of(function, arguments) },
+        || unsafe { kernel_effects::launch_of(function, arguments, grid.x) },
     )
 }
 

@@ -410,37 +410,38 @@ impl ElementwiseLaunch {
     }
 }
 
-/// The memory that a launch of a registered kernel reaches; `None` when its parameters are not known.
+/// The memory that a launch of a registered kernel with this number of blocks in the first dimension reaches;
+/// `None` when its parameters are not known.
 ///
 /// # Safety
 /// `arguments` is the argument list of a launch of this kernel: an array with the address of each argument.
-pub(crate) unsafe fn launch_of(kernel: usize, arguments: In<usize>) -> Option<Launch> {
+pub(crate) unsafe fn launch_of(kernel: usize, arguments: In<usize>, blocks: u32) -> Option<Launch> {
     // SAFETY: the caller's promise.
-    signature::of(kernel).and_then(|signature| unsafe { signature.launch_with(arguments) })
+    signature::of(kernel).and_then(|signature| unsafe { signature.launch_with(arguments, blocks) })
 }
 
 /// Applies the effect of a launch of which only the arguments are known.
 ///
 /// # Safety
 /// As for [`launch_of`].
-unsafe fn forget_reached(kernel: usize, arguments: In<usize>) {
+unsafe fn forget_reached(kernel: usize, arguments: In<usize>, blocks: u32) {
     // SAFETY: the caller's promise.
-    match unsafe { launch_of(kernel, arguments) } {
+    match unsafe { launch_of(kernel, arguments, blocks) } {
         Some(launch) => launch.apply(),
         None => forget_everything(),
     }
 }
 
-/// Applies the known effect of a launch.
+/// Applies the known effect of a launch with this number of blocks in the first dimension.
 ///
 /// # Safety
 /// `arguments` is the argument list of a launch of this kernel: an array with the address of each argument.
-pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, stream: &Stream) {
+pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, stream: &Stream) {
     let device = streams::device_of(stream);
     let Some(effect) = effect_of(kernel) else {
         launched_unknown();
         // SAFETY: the caller's promise.
-        return unsafe { forget_reached(kernel, arguments) };
+        return unsafe { forget_reached(kernel, arguments, blocks) };
     };
     if effect == KernelEffect::NoPointer {
         return;
@@ -470,7 +471,7 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, stream: &Stre
                 // SAFETY: the address of the kernel's only argument, and the list that has it.
                 unsafe {
                     if !reduce_to_one(device, kind, data_type, operation, equality) {
-                        forget_reached(kernel, list);
+                        forget_reached(kernel, list, blocks);
                     }
                 }
             }
@@ -497,7 +498,7 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, stream: &Stre
         }
     };
     // SAFETY: the caller's promise.
-    unsafe { forget_reached(kernel, list) };
+    unsafe { forget_reached(kernel, list, blocks) };
     if let Some((place, all)) = counted {
         device.values().set_result(place, host_state().dynamic.count_of(all));
     }

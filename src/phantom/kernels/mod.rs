@@ -6,5 +6,7 @@ pub(crate) mod functor;
 pub(crate) mod kernel;
 pub(crate) mod kernel_effects;
 pub(crate) mod modules;
+pub(crate) mod parameter_types;
 pub(crate) mod reduce;
 pub(crate) mod signature;
+pub(crate) mod tensor_list;

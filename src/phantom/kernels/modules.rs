@@ -57,18 +57,19 @@ fn kernel_of(out: Out<usize>, module: Handle<Module>, name: &Text) -> Status {
 const LAUNCH_PARAM_BUFFER_POINTER: usize = 1;
 const LAUNCH_PARAM_BUFFER_SIZE: usize = 2;
 
-/// The launch of a kernel with its arguments in one of the two forms. `None` when they are not known.
+/// The launch of a kernel with its arguments in one of the two forms, and this number of blocks in the first
+/// dimension. `None` when the arguments are not known.
 ///
 /// # Safety
 /// `arguments` and `extra` are those of a launch of this kernel: null, an array with the address of each
 /// argument, or a list of options.
-unsafe fn reach(kernel: usize, arguments: In<usize>, extra: In<usize>) -> Option<Launch> {
+unsafe fn reach(kernel: usize, arguments: In<usize>, extra: In<usize>, blocks: u32) -> Option<Launch> {
     let signature = signature::of(kernel)?;
     // SAFETY: the caller's promise: a list of keys, each with its value, that ends with a zero. The block has
     // the size that the list states.
     unsafe {
         if arguments.get().is_some() || signature.is_empty() {
-            return signature.launch_with(arguments);
+            return signature.launch_with(arguments, blocks);
         }
         let (mut block, mut size) = (0, 0);
         for pair in 0..2 {
@@ -81,7 +82,8 @@ unsafe fn reach(kernel: usize, arguments: In<usize>, extra: In<usize>) -> Option
             }
         }
         (block != 0 && size != 0)
-            .then(|| signature.launch_with_block(std::slice::from_raw_parts(block as *const u8, size)))
+            .then(|| std::slice::from_raw_parts(block as *const u8, size))
+            .map(|block| signature.launch_with_block(block, blocks))
     }
 }
 
@@ -118,7 +120,7 @@ unsafe fn launch_with(
     // SAFETY: the caller's promise.
     unsafe {
         let stream = StreamHandle::from_address(config.hStream as usize);
-        launch(grid, block, stream, reach(kernel, arguments, extra))
+        launch(grid, block, stream, reach(kernel, arguments, extra, grid.x))
     }
 }
 
@@ -173,7 +175,7 @@ answers! {
         function: Word, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
         _shared: u32, stream: StreamHandle, arguments: In<usize>, extra: In<usize>,
     ) {
-        let reached = by_contract!(reach(function, arguments, extra));
+        let reached = by_contract!(reach(function, arguments, extra, grid_x));
         let (grid, block) = (Dim3 { x: grid_x, y: grid_y, z: grid_z }, Dim3 { x: block_x, y: block_y, z: block_z });
         launch(grid, block, stream, reached)
     }
@@ -181,7 +183,7 @@ answers! {
         function: Word, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
         _shared: u32, stream: StreamHandle, arguments: In<usize>,
     ) {
-        let reached = by_contract!(reach(function, arguments, In::null()));
+        let reached = by_contract!(reach(function, arguments, In::null(), grid_x));
         let (grid, block) = (Dim3 { x: grid_x, y: grid_y, z: grid_z }, Dim3 { x: block_x, y: block_y, z: block_z });
         launch(grid, block, stream, reached)
     }

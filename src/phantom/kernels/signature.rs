@@ -10,6 +10,7 @@ use crate::cuda::reach::Launch;
 use crate::kernels::cubin::Parameter;
 use crate::kernels::fatbin::FatBinary;
 use crate::kernels::functor;
+use crate::kernels::parameter_types::{self, Addresses, Type};
 
 /// The largest number of bytes of parameters that CUDA allows (since 12.1; 4096 before).
 const MOST_BYTES: usize = 32764;
@@ -23,30 +24,6 @@ pub(crate) struct Signature {
     stores_addresses: bool,
     only_dereferences: bool,
 }
-
-/// The facts that the type of a parameter tells.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Type {
-    /// The kernel only reads what the parameter points to.
-    is_constant: bool,
-    /// The first bytes, which alone hold addresses.
-    searched: usize,
-}
-
-impl Type {
-    /// Nothing is known.
-    const UNKNOWN: Self = Self { is_constant: false, searched: usize::MAX };
-
-    /// The facts that a demangled type tells. PyTorch's `TensorInfo` begins with its address; sizes and strides
-    /// follow, whose unused places hold what was on the stack before (ATen's `TensorInfo.cuh`).
-    fn of(parameter: &str) -> Self {
-        let searched = if parameter.starts_with(TENSOR_INFO) { size_of::<usize>() } else { usize::MAX };
-        Self { is_constant: is_constant_address(parameter), searched }
-    }
-}
-
-/// The beginning of the type of PyTorch's description of a tensor.
-const TENSOR_INFO: &str = "at::cuda::detail::TensorInfo<";
 
 /// The addresses of a parameter block to which a kernel writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,65 +100,10 @@ fn has(name: &[u8], parts: &[&[u8]]) -> bool {
     parts.iter().any(|part| name.windows(part.len()).any(|window| window == *part))
 }
 
-/// The types of the parameters in the mangled name of a kernel. Empty for a name that is not mangled.
-fn types(name: &[u8]) -> Vec<Type> {
-    let Ok(symbol) = cpp_demangle::Symbol::new(name) else { return Vec::new() };
-    let Ok(text) = symbol.demangle() else { return Vec::new() };
-    parameter_types(&text).into_iter().map(Type::of).collect()
-}
-
-/// The types in the last list of parameters of a demangled name.
-fn parameter_types(text: &str) -> Vec<&str> {
-    let bytes = text.as_bytes();
-    if bytes.last() != Some(&b')') {
-        return Vec::new();
-    }
-    // From the end back to the parenthesis that opens the list.
-    let (mut depth, mut start) = (0usize, None);
-    for (at, byte) in bytes.iter().enumerate().rev() {
-        match byte {
-            b')' => depth += 1,
-            b'(' if depth == 1 => {
-                start = Some(at + 1);
-                break;
-            }
-            b'(' => depth -= 1,
-            _ => {}
-        }
-    }
-    let Some(list) = start.and_then(|start| text.get(start..text.len() - 1)) else { return Vec::new() };
-    let (mut all, mut depth, mut begin) = (Vec::new(), 0i32, 0);
-    for (at, byte) in list.bytes().enumerate() {
-        match byte {
-            b'(' | b'<' | b'{' | b'[' => depth += 1,
-            b')' | b'>' | b'}' | b']' => depth -= 1,
-            b',' if depth == 0 => {
-                all.push(list[begin..at].trim());
-                begin = at + 1;
-            }
-            _ => {}
-        }
-    }
-    all.push(list[begin..].trim());
-    all
-}
-
-/// Returns true if a type is an address of constants, or PyTorch's description of a tensor of constants.
-fn is_constant_address(parameter: &str) -> bool {
-    if let Some(target) = parameter.strip_suffix('*') {
-        return target.trim_end().ends_with(" const");
-    }
-    let Some(element) = parameter.strip_prefix(TENSOR_INFO) else { return false };
-    element.split(',').next().is_some_and(|element| element.ends_with(" const"))
-}
-
 impl Signature {
     /// The signature of a kernel with this name and these parameters.
     pub(crate) fn new(name: &[u8], parameters: &[Parameter]) -> Self {
-        let mut types = types(name);
-        if types.len() != parameters.len() {
-            types = vec![Type::UNKNOWN; parameters.len()];
-        }
+        let types = parameter_types::of(name, parameters);
         let parameters: Box<[_]> = parameters.iter().copied().zip(types).collect();
         Self {
             parameters,
@@ -203,9 +125,18 @@ impl Signature {
         launch
     }
 
-    fn add(&self, launch: &mut Launch, bytes: &[u8], place: usize) {
+    /// Adds the addresses in one parameter of a launch with this number of blocks.
+    fn add(&self, launch: &mut Launch, bytes: &[u8], place: usize, blocks: u32) {
         const ADDRESS: usize = size_of::<usize>();
-        let Type { is_constant, searched } = self.parameters[place].1;
+        let Type { is_constant, addresses } = self.parameters[place].1;
+        let searched = match addresses {
+            Addresses::Everywhere => usize::MAX,
+            Addresses::First => ADDRESS,
+            Addresses::PerBlock => ADDRESS.saturating_mul(blocks as usize),
+            Addresses::TensorList(list) => {
+                return list.addresses(bytes, blocks, |address| launch.writes(address));
+            }
+        };
         let bytes = &bytes[..bytes.len().min(searched)];
         let is_last = place + 1 == self.parameters.len();
         let mut is_first = true;
@@ -234,11 +165,12 @@ impl Signature {
         });
     }
 
-    /// The launch with these arguments. `None` when they cannot be read.
+    /// The launch with these arguments and this number of blocks in the first dimension. `None` when the
+    /// arguments cannot be read.
     ///
     /// # Safety
     /// `arguments` is the argument list of a launch of this kernel: an array with the address of each argument.
-    pub(crate) unsafe fn launch_with(&self, arguments: In<usize>) -> Option<Launch> {
+    pub(crate) unsafe fn launch_with(&self, arguments: In<usize>, blocks: u32) -> Option<Launch> {
         let mut launch = self.launch();
         for (place, (parameter, _)) in self.parameters.iter().enumerate() {
             if parameter.size > MOST_BYTES {
@@ -248,18 +180,18 @@ impl Signature {
             let address = unsafe { arguments.at(parameter.index) }.get().filter(|&address| address != 0)?;
             // SAFETY: the argument has the size of the parameter.
             let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, parameter.size) };
-            self.add(&mut launch, bytes, place);
+            self.add(&mut launch, bytes, place, blocks);
         }
         Some(launch)
     }
 
-    /// The launch with this parameter block.
-    pub(crate) fn launch_with_block(&self, block: &[u8]) -> Launch {
+    /// The launch with this parameter block, and this number of blocks of threads in the first dimension.
+    pub(crate) fn launch_with_block(&self, block: &[u8], blocks: u32) -> Launch {
         let mut launch = self.launch();
         for (place, (parameter, _)) in self.parameters.iter().enumerate() {
             let end = (parameter.offset + parameter.size).min(block.len());
             let bytes = block.get(parameter.offset..end).unwrap_or_default();
-            self.add(&mut launch, bytes, place);
+            self.add(&mut launch, bytes, place, blocks);
         }
         launch
     }

@@ -1,0 +1,106 @@
+//! The facts that the types of a kernel's parameters tell: which of them only lead to constants, and where their
+//! addresses are.
+//!
+//! Structs with room for more than a launch needs hold leftovers behind it: what was on the stack before, or the
+//! addresses of an earlier launch. These are no addresses of the launch.
+
+use crate::kernels::cubin::Parameter;
+use crate::kernels::tensor_list::TensorList;
+
+/// The facts that the type of a parameter tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Type {
+    /// The kernel only reads what the parameter points to.
+    pub(crate) is_constant: bool,
+    pub(crate) addresses: Addresses,
+}
+
+/// The places of the addresses in a parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Addresses {
+    /// Any place may be one.
+    Everywhere,
+    /// The first bytes. PyTorch's `TensorInfo` begins with its address; sizes and strides follow (ATen's
+    /// `TensorInfo.cuh`).
+    First,
+    /// One for each block of threads, from the start (`TensorListAddresses` in ATen's `ForeachReduceOp.cu`).
+    PerBlock,
+    TensorList(TensorList),
+}
+
+impl Type {
+    /// Nothing is known.
+    const UNKNOWN: Self = Self { is_constant: false, addresses: Addresses::Everywhere };
+
+    /// The facts that a demangled type of this size tells.
+    fn of(parameter: &str, size: usize) -> Self {
+        let addresses = if parameter.starts_with(TENSOR_INFO) {
+            Addresses::First
+        } else if parameter.ends_with("::TensorListAddresses") {
+            Addresses::PerBlock
+        } else {
+            TensorList::of(parameter, size).map_or(Addresses::Everywhere, Addresses::TensorList)
+        };
+        Self { is_constant: is_constant_address(parameter), addresses }
+    }
+}
+
+/// The beginning of the type of PyTorch's description of a tensor.
+const TENSOR_INFO: &str = "at::cuda::detail::TensorInfo<";
+
+/// The types of these parameters of the kernel with this mangled name. Nothing is known of them when the name is
+/// not mangled, or has another number of parameters.
+pub(crate) fn of(name: &[u8], parameters: &[Parameter]) -> Vec<Type> {
+    let demangled = cpp_demangle::Symbol::new(name).ok().and_then(|symbol| symbol.demangle().ok());
+    let text = demangled.unwrap_or_default();
+    let types = parameter_types(&text);
+    if types.len() != parameters.len() {
+        return vec![Type::UNKNOWN; parameters.len()];
+    }
+    types.into_iter().zip(parameters).map(|(text, parameter)| Type::of(text, parameter.size)).collect()
+}
+
+/// The types in the last list of parameters of a demangled name.
+fn parameter_types(text: &str) -> Vec<&str> {
+    let bytes = text.as_bytes();
+    if bytes.last() != Some(&b')') {
+        return Vec::new();
+    }
+    // From the end back to the parenthesis that opens the list.
+    let (mut depth, mut start) = (0usize, None);
+    for (at, byte) in bytes.iter().enumerate().rev() {
+        match byte {
+            b')' => depth += 1,
+            b'(' if depth == 1 => {
+                start = Some(at + 1);
+                break;
+            }
+            b'(' => depth -= 1,
+            _ => {}
+        }
+    }
+    let Some(list) = start.and_then(|start| text.get(start..text.len() - 1)) else { return Vec::new() };
+    let (mut all, mut depth, mut begin) = (Vec::new(), 0i32, 0);
+    for (at, byte) in list.bytes().enumerate() {
+        match byte {
+            b'(' | b'<' | b'{' | b'[' => depth += 1,
+            b')' | b'>' | b'}' | b']' => depth -= 1,
+            b',' if depth == 0 => {
+                all.push(list[begin..at].trim());
+                begin = at + 1;
+            }
+            _ => {}
+        }
+    }
+    all.push(list[begin..].trim());
+    all
+}
+
+/// Returns true if a type is an address of constants, or PyTorch's description of a tensor of constants.
+fn is_constant_address(parameter: &str) -> bool {
+    if let Some(target) = parameter.strip_suffix('*') {
+        return target.trim_end().ends_with(" const");
+    }
+    let Some(element) = parameter.strip_prefix(TENSOR_INFO) else { return false };
+    element.split(',').next().is_some_and(|element| element.ends_with(" const"))
+}
