@@ -9,7 +9,8 @@ use memtrace_encode::Encoder;
 use memtrace_trace::Event;
 use memtrace_trace::event::bytes::{event_of, text_slots};
 use memtrace_trace::journal::{
-    CHUNK_BYTES, HEADER_BYTES, LOSS_SHARDS, Losses, MAGIC, MAX_META, Run, SLOTS, layout, process_start,
+    CHUNK_BYTES, HEADER_BYTES, LOSS_SHARDS, Losses, MAGIC, MAX_META, MAX_WORDS, Run, SLOTS, layout,
+    process_start,
 };
 use memtrace_trace::rounding::Rounding;
 use rustix::fs::{FlockOperation, fcntl_lock};
@@ -33,8 +34,8 @@ pub(crate) struct Journal {
     pub(crate) lost: u64,
     /// The number of them that the rows of the trace report, over all parts.
     reported_lost: u64,
-    /// The number of times that a name had no number of its own.
-    pub(crate) refused_names: u64,
+    /// The `key=value` words that other parts of the process add to the end row, as it was at the last checkpoint.
+    pub(crate) words: String,
     /// The size of the buffer in bytes.
     buffer_bytes: u64,
     /// Events that the trace does not have, by lane: each with its thread, in order.
@@ -82,6 +83,15 @@ pub(crate) fn meta_of(header: &[u8]) -> Option<&str> {
     })
 }
 
+/// The words for the end row in this header. Without control characters: the file may hold anything.
+fn words_of(header: &[u8]) -> String {
+    let place = (u64_at(header, layout::WORDS_STORED) & 1) as usize;
+    let length = (u64_at(header, layout::WORDS_LEN + 8 * place) as usize).min(MAX_WORDS);
+    let start = layout::WORDS + MAX_WORDS * place;
+    let bytes = header.get(start..start + length).unwrap_or_default();
+    String::from_utf8_lossy(bytes).replace(char::is_control, "")
+}
+
 /// Returns true if the process of this journal still runs. The lock finds processes of other containers too:
 /// they may share `/dev/shm` and have process ids of their own. The id finds processes that closed all their
 /// files.
@@ -112,7 +122,7 @@ impl Journal {
         let mut journal = Journal {
             lost: dropped.saturating_add(overflowed.saturating_sub(overflow_written)),
             reported_lost: u64_at(bytes, layout::REPORTED_LOST + 8 * checkpoint),
-            refused_names: u64_at(bytes, layout::REFUSED_NAMES),
+            words: words_of(bytes),
             buffer_bytes: chunks.saturating_mul(CHUNK_BYTES as u64),
             run: run_of(bytes),
             csv_len: u64_at(bytes, layout::CSV_LEN + 8 * checkpoint),

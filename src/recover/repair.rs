@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use memtrace_encode::stacks::write_stacks;
 use memtrace_encode::{Encoder, RowSink};
 use memtrace_trace::csv::{RowReader, RowWriter, is_end_row};
-use memtrace_trace::end_row::{Ending, refused_names_word};
+use memtrace_trace::end_row::Ending;
 use memtrace_trace::files;
 use memtrace_trace::stacks::{self, StackWriter};
 use memtrace_trace::{Meta, Row};
@@ -183,9 +183,8 @@ impl Unfinished {
             last_ns = last_ns.max(event.clock_ns);
             encoder.encode(tid, &event, sink)?;
         }
-        let more = refused_names_word(self.journal.refused_names);
         let ending = if self.journal.is_stopped { Ending::Stopped } else { Ending::Killed };
-        encoder.end(last_ns, self.journal.lost, ending, more.trim_end(), sink)?;
+        encoder.end(last_ns, self.journal.lost, ending, &self.journal.words, sink)?;
         sink.writer.flush()?;
         Ok(Rest { whole: self.whole, rows: sink.rows, lost: encoder.reported_lost(), ending })
     }

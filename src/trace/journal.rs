@@ -17,7 +17,7 @@ pub const CHUNK_BYTES: usize = 16 << 10;
 pub const SLOTS: usize = CHUNK_BYTES / size_of::<Event>() - 1;
 
 /// The first bytes of a journal; the digits are the version of its layout.
-pub const MAGIC: [u8; 8] = *b"MEMTRJ03";
+pub const MAGIC: [u8; 8] = *b"MEMTRJ04";
 
 /// The size of a journal's header in bytes: a number of whole chunks.
 pub const HEADER_BYTES: usize = 2 * CHUNK_BYTES;
@@ -27,6 +27,9 @@ pub const MAX_PATH: usize = 4096;
 
 /// The longest JSON of a meta row that a journal stores, in bytes.
 pub const MAX_META: usize = 8 << 10;
+
+/// The longest text of [`JournalHeader::words`], in bytes.
+pub const MAX_WORDS: usize = 2 << 10;
 
 /// The number of [`Losses`] in a journal.
 pub const LOSS_SHARDS: usize = 64;
@@ -105,8 +108,10 @@ pub struct JournalHeader {
     /// The number of dropped events that the `lost` rows of the trace report, at each checkpoint, over all
     /// parts.
     pub reported_lost: [AtomicU64; 2],
-    /// The number of times that a name had no number of its own, because there were too many.
-    pub refused_names: AtomicU64,
+    /// The lengths of the two texts in `words` in bytes.
+    pub words_len: [AtomicU64; 2],
+    /// The number of texts that were stored in `words` so far; the lowest bit is the index of the last one.
+    pub words_stored: AtomicU64,
     /// The length of the trace's path in bytes; 0 until it is known.
     pub trace_len: AtomicU64,
     /// The lengths of the two texts in `meta` in bytes; 0 for none.
@@ -116,6 +121,8 @@ pub struct JournalHeader {
     /// The JSON of the meta row, for a process that is killed before its trace has that row: first a short one, then
     /// the one with what only a running CUDA knows.
     pub meta: [UnsafeCell<[u8; MAX_META]>; 2],
+    /// The `key=value` words that the end row would have now. A process can be killed while it stores one of the two.
+    pub words: [UnsafeCell<[u8; MAX_WORDS]>; 2],
     /// Events that are in no chunk.
     pub losses: [Losses; LOSS_SHARDS],
     /// The [`mount_namespace`] of the process; 0 when unknown.
@@ -157,8 +164,12 @@ pub mod layout {
     pub const OVERFLOW_WRITTEN: usize = offset_of!(JournalHeader, overflow_written);
     /// See [`JournalHeader::reported_lost`].
     pub const REPORTED_LOST: usize = offset_of!(JournalHeader, reported_lost);
-    /// See [`JournalHeader::refused_names`].
-    pub const REFUSED_NAMES: usize = offset_of!(JournalHeader, refused_names);
+    /// See [`JournalHeader::words_len`].
+    pub const WORDS_LEN: usize = offset_of!(JournalHeader, words_len);
+    /// See [`JournalHeader::words_stored`].
+    pub const WORDS_STORED: usize = offset_of!(JournalHeader, words_stored);
+    /// See [`JournalHeader::words`].
+    pub const WORDS: usize = offset_of!(JournalHeader, words);
     /// See [`JournalHeader::trace_len`].
     pub const TRACE_LEN: usize = offset_of!(JournalHeader, trace_len);
     /// See [`JournalHeader::trace`].

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memtrace_trace::journal::{LOSS_SHARDS, Losses, MAX_META, MAX_PATH, Written};
+use memtrace_trace::journal::{LOSS_SHARDS, Losses, MAX_META, MAX_PATH, MAX_WORDS, Written};
 
 use super::chunk_pool::{ChunkPool, ChunkReader};
 
@@ -69,9 +69,21 @@ impl ChunkPool {
         header.checkpoints.store(next, Ordering::Release);
     }
 
-    /// Stores how often a name had no number of its own.
-    pub(crate) fn set_refused_names(&self, times: u64) {
-        self.header().refused_names.store(times, Ordering::Relaxed);
+    /// Stores the words that the end row would have now, for a process that is killed before it writes one. Of a long
+    /// text the words that fit.
+    pub(crate) fn set_end_words(&self, words: &str) {
+        let header = self.header();
+        let next = header.words_stored.load(Ordering::Relaxed) + 1;
+        let place = (next & 1) as usize;
+        let fits = match words.as_bytes().get(..=MAX_WORDS) {
+            None => words,
+            Some(more) => more.iter().rposition(|byte| *byte == b' ').map_or("", |end| &words[..end]),
+        };
+        // SAFETY: as for the path; a reader of the journal takes the text of the number that is stored below.
+        unsafe { (&mut *header.words[place].get())[..fits.len()].copy_from_slice(fits.as_bytes()) };
+        header.words_len[place].store(fits.len() as u64, Ordering::Relaxed);
+        // This store must not become visible before those above.
+        header.words_stored.store(next, Ordering::Release);
     }
 
     /// The counts in which a lane counts its lost events.
@@ -109,6 +121,29 @@ mod tests {
         assert!(pool.set_meta(MetaText::Described, &"x".repeat(MAX_META)));
         let lengths = pool.header().meta_len.iter().map(|length| length.load(Ordering::Relaxed));
         assert!(lengths.eq([2, MAX_META as u64]));
+    }
+
+    #[test]
+    fn the_journal_keeps_the_last_end_words_and_of_a_long_text_whole_words() {
+        let pool = ChunkPool::new(8 * CHUNK_BYTES, &[], "none", Run::default()).unwrap();
+        let stored = || {
+            let header = pool.header();
+            let place = (header.words_stored.load(Ordering::Relaxed) & 1) as usize;
+            let length = header.words_len[place].load(Ordering::Relaxed) as usize;
+            // SAFETY: nobody else uses this pool.
+            String::from_utf8(unsafe { (&*header.words[place].get())[..length].to_vec() }).unwrap()
+        };
+        assert_eq!(stored(), "");
+        pool.set_end_words("a=1 b=2");
+        pool.set_end_words("a=1 b=3");
+        assert_eq!(stored(), "a=1 b=3");
+        let exact = "x".repeat(MAX_WORDS);
+        pool.set_end_words(&exact);
+        assert_eq!(stored(), exact);
+        pool.set_end_words(&format!("a=1 b={exact}"));
+        assert_eq!(stored(), "a=1");
+        pool.set_end_words(&format!("{exact}x"));
+        assert_eq!(stored(), "");
     }
 
     #[test]

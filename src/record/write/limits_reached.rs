@@ -30,9 +30,6 @@ impl LimitsReached {
             ));
         }
         let refused = intern::refused();
-        if refused > 0 {
-            pool.set_refused_names(refused);
-        }
         if !self.said_names && refused > 0 {
             self.said_names = true;
             self.say(&format!(

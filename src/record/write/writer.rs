@@ -302,16 +302,16 @@ impl Writer {
         self.collect();
         self.encode(u64::MAX)?;
         self.ooms.print_when_tagged(true, &self.encoder, &self.meta, &self.part.path);
-        let more = refused_names_word(intern::refused()) + &(self.session.conclude)();
+        let more = self.end_words();
         let (place, length) = (self.encoder.place(), self.part.flush(&mut self.encoder)?);
         let mut lost = self.merge.lost(self.queue);
-        self.end(lost, more.trim_end())?;
+        self.end(lost, &more)?;
         if self.merge.lost(self.queue) > lost {
             // Meanwhile threads recorded more events.
             self.part.truncate(length)?;
             self.encoder.take_back(place);
             lost = self.merge.lost(self.queue);
-            self.end(lost, more.trim_end())?;
+            self.end(lost, &more)?;
         }
         self.queue.pool().remove_file();
         self.compressor.add(self.part.path.clone());
@@ -319,6 +319,12 @@ impl Writer {
         self.limits.conclude(lost);
         exit_summary::print(self.session, &self.encoder, &self.first);
         Ok(())
+    }
+
+    /// The words that other parts add to the end row.
+    fn end_words(&self) -> String {
+        let words = refused_names_word(intern::refused()) + &(self.session.conclude)();
+        words.trim_end().to_owned()
     }
 
     /// Writes the end row of a process that exits.
@@ -397,6 +403,7 @@ impl Writer {
         let written = Written { csv_len, names_len, reported_lost: self.encoder.reported_lost() };
         self.merge.release(self.queue, written, self.meta.part);
         self.limits.look(self.queue.pool());
+        self.queue.pool().set_end_words(&self.end_words());
         let is_full = self.part.is_full(csv_len, self.encoder.rows(), &self.session.settings);
         if is_full && !self.finishing { self.rotate(names_len) } else { Ok(()) }
     }
