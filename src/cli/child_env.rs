@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ArgMatches;
 use memtrace_cards::{CARD_VARIABLE, FAULT_VARIABLE, LOADING_VARIABLE, Spec, parse_faults};
-use memtrace_machine::MACHINE_VARIABLE;
+use memtrace_machine::{MACHINE_VARIABLE, libcuda};
 use memtrace_trace::counts::counted;
 
 use crate::libraries::{PHANTOM, TRACER, library};
@@ -109,11 +109,8 @@ pub(crate) fn traced_command(
     if let Some(phantom) = phantom {
         let library = library(PHANTOM)?;
         preload.push(scratch.loadable(&library)?);
-        // Triton links what it compiles against the libcuda of this folder.
-        for name in ["libcuda.so.1", "libcuda.so"] {
-            symlink(&library, scratch.folder.join(name))
-                .with_context(|| format!("cannot link {name}, which Triton needs, to the simulated GPU"))?;
-        }
+        libcuda::link(&scratch.folder, &library)
+            .context("cannot link libcuda.so.1, which Triton needs, to the simulated GPU")?;
         // Scripts call nvidia-smi by its name.
         let commands = scratch.folder.join("bin");
         fs::create_dir(&commands).with_context(|| commands.display().to_string())?;
@@ -127,7 +124,7 @@ pub(crate) fn traced_command(
             child.env("PATH", path);
         }
         child.env(MACHINE_VARIABLE, run_id);
-        child.env(CARD_VARIABLE, phantom.card).env("TRITON_LIBCUDA_PATH", &scratch.folder);
+        child.env(CARD_VARIABLE, phantom.card).env(libcuda::FOLDER_VARIABLE, &scratch.folder);
         if !phantom.faults.is_empty() {
             child.env(FAULT_VARIABLE, &phantom.faults);
         }

@@ -11,6 +11,7 @@
 
 pub mod files;
 pub mod identity;
+pub mod libcuda;
 pub mod process;
 pub mod table;
 

@@ -7,7 +7,7 @@
 //! `LD_LIBRARY_PATH` belongs to the user. Every other call continues by a jump, so that glibc sees the return
 //! address of the program and uses the `RUNPATH` of the right library.
 //!
-//! A program that loads `libcudart.so.13` or `libnccl.so.2` by itself (`ctypes`, vLLM) looks its functions up
+//! A program that loads `libcudart.so.13`, `libnccl.so.2` or `libnvrtc.so.13` by itself (`ctypes`, vLLM, cuDNN) looks its functions up
 //! in the handle, where NVIDIA's own come first: they need undocumented tables of the driver. So it gets the
 //! handle of the global scope instead, to which the library is added. There the tracer's hooks come first,
 //! then the answers here, then the library with its remaining functions. A call with `RTLD_NOLOAD` asks for
@@ -22,7 +22,7 @@ const NAMES: [&[u8]; 3] = [b"libnvidia-ml.so.1", b"libnvidia-ml.so", b"libcuda.s
 
 /// Beginnings of the file names of libraries whose functions are answered here, and which a program may load
 /// by name or by path.
-const ANSWERED: [&[u8]; 2] = [b"libcudart.so", b"libnccl.so"];
+const ANSWERED: [&[u8]; 3] = [b"libcudart.so", b"libnccl.so", b"libnvrtc.so"];
 
 #[unsafe(no_mangle)]
 #[unsafe(naked)]

@@ -1,7 +1,8 @@
 //! The simulated host: its devices, and the state that CUDA keeps for each thread.
 //!
 //! Created at the first CUDA call and never changed or dropped afterwards. The constructor of the library
-//! only checks the request, because a preloaded library is also loaded into shells and compilers.
+//! only checks the request and prepares the environment, because a preloaded library is also loaded into
+//! shells and compilers.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -14,6 +15,7 @@ use crate::core::device::Device;
 use crate::core::faults;
 use crate::core::ffi::{INVALID_DEVICE, OK, Status};
 use crate::core::loop_guard::{self, READS_VARIABLE};
+use crate::core::triton;
 use crate::core::values::{DYNAMIC_VARIABLE, DynamicSizes};
 
 /// The configuration and the devices.
@@ -28,6 +30,7 @@ pub(crate) struct HostState {
 pub(crate) fn host_state() -> &'static HostState {
     static HOST: OnceLock<HostState> = OnceLock::new();
     HOST.get_or_init(|| {
+        triton::report_failure();
         let spec = requested_spec().unwrap_or_default();
         let visible = visible_cards(spec.count, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
         let devices = visible.into_iter().enumerate();
@@ -61,6 +64,7 @@ fn check_request() {
         }
         (_, _, Ok(requested)) => {
             faults::arm(requested);
+            triton::find_libcuda();
             None
         }
     };

@@ -11,6 +11,7 @@ use crate::core::device::{context_handle, device_of_context};
 use crate::core::driver_version::driver_version;
 use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, OK, Out, Status, Word, codes};
 use crate::core::host_state::{current_index, device, host_state, set_current};
+use crate::core::loaded_library::library_of;
 use crate::core::lock::lock;
 use crate::cuda::device_attributes::{HIGHEST_PRIORITY, attribute, bus_id, limit_value, uuid};
 use crate::cuda::streams::synchronize_current_device;
@@ -147,18 +148,6 @@ fn warn_about_static_runtime() {
         );
         warned.push(file);
     }
-}
-
-/// The file of the library that contains an address.
-fn library_of(address: *mut libc::c_void) -> Option<String> {
-    // SAFETY: zero is a value of this plain struct.
-    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: takes any address, and `info` is good for a write.
-    if unsafe { libc::dladdr(address, &raw mut info) } == 0 || info.dli_fname.is_null() {
-        return None;
-    }
-    // SAFETY: not null, so the loader's name of a loaded library.
-    Some(unsafe { CStr::from_ptr(info.dli_fname) }.to_string_lossy().into_owned())
 }
 
 answers! {
