@@ -1,8 +1,8 @@
 //! CUDA graphs: the amount of work that was captured, and the memory that its nodes allocate.
 //!
 //! A graph has no list of its work, only its size ([`RecordedWork`]), and the steps of its memory nodes
-//! ([`GraphMemory`]). The memory that the driver takes for an instantiated graph (some KiB per kernel) is not
-//! counted.
+//! ([`GraphMemory`]). The memory that the driver takes for an instantiated graph is estimated
+//! ([`GraphInstance`]).
 
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex};
@@ -17,9 +17,10 @@ use crate::core::driver_version::driver_version;
 use crate::core::ffi::{
     Handle, INVALID_HANDLE, INVALID_VALUE, InOut, OK, OUT_OF_MEMORY, Out, Status, Word, opaque_handle,
 };
-use crate::core::host_state::{device, fail};
+use crate::core::host_state::{current, device, fail};
 use crate::core::lock::lock;
 use crate::core::stream::Stream;
+use crate::cuda::graph_instances::GraphInstance;
 use crate::cuda::graph_memory::{self, GraphMemory};
 use crate::cuda::reach::forget_everything;
 use crate::cuda::streams::StreamHandle;
@@ -43,6 +44,8 @@ pub(crate) struct Graph {
     effects: Mutex<Vec<NodeEffect>>,
     /// Replaced by an empty one when the graph is destroyed; its handle stays valid.
     memory: Mutex<Arc<GraphMemory>>,
+    /// Of an executable graph, until it is destroyed.
+    instance: Mutex<Option<GraphInstance>>,
 }
 
 impl Graph {
@@ -122,13 +125,19 @@ fn add_free_node(out: Out<usize>, graph: Handle<Graph>, address: usize) -> Statu
 const AUTO_FREE_ON_LAUNCH: u64 = 1;
 
 fn instantiate(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) -> Status {
+    let nodes = graph.get().map_or(0, |graph| graph.work.nodes());
+    let instance = GraphInstance::new(current(), nodes);
+    if instance.is_none() {
+        return fail(OUT_OF_MEMORY);
+    }
+    let instance = Mutex::new(instance);
     let executable = match graph.get() {
         Some(graph) => {
             let memory = lock(&graph.memory).instantiate(flags & AUTO_FREE_ON_LAUNCH != 0);
             let effects = Mutex::new(lock(&graph.effects).clone());
-            Graph { work: graph.work.snapshot(), effects, memory: Mutex::new(memory) }
+            Graph { work: graph.work.snapshot(), effects, memory: Mutex::new(memory), instance }
         }
-        None => Graph::default(),
+        None => Graph { instance, ..Graph::default() },
     };
     out.give(Handle::new(executable))
 }
@@ -136,6 +145,7 @@ fn instantiate(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) -> Sta
 fn destroy(graph: Handle<Graph>) -> Status {
     if let Some(graph) = graph.get() {
         drop(std::mem::take(&mut *lock(&graph.memory)));
+        drop(lock(&graph.instance).take());
     }
     OK
 }
@@ -179,10 +189,10 @@ fn launch(graph: Handle<Graph>, stream: StreamHandle) -> Status {
 answers! {
     Real fn cudaGraphCreate(out: Out<Handle<Graph>>, _flags: u32) { out.give(Handle::new(Graph::default())) }
     Real fn cudaGraphDestroy(graph: Handle<Graph>) { destroy(graph) }
-    Real fn cudaGraphInstantiate(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) {
+    Guess fn cudaGraphInstantiate(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) {
         instantiate(out, graph, flags)
     }
-    Real fn cudaGraphInstantiateWithFlags(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) {
+    Guess fn cudaGraphInstantiateWithFlags(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) {
         instantiate(out, graph, flags)
     }
     Real fn cudaGraphExecDestroy(graph: Handle<Graph>) { destroy(graph) }
@@ -205,7 +215,7 @@ answers! {
     Success fn cudaGraphDebugDotPrint(_graph: Word, _path: Word, _flags: u32) { OK }
     Real fn cuGraphCreate(out: Out<Handle<Graph>>, _flags: u32) { out.give(Handle::new(Graph::default())) }
     Real fn cuGraphDestroy(graph: Handle<Graph>) { destroy(graph) }
-    Real fn cuGraphInstantiateWithFlags(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) {
+    Guess fn cuGraphInstantiateWithFlags(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) {
         instantiate(out, graph, flags)
     }
     Real fn cuGraphExecDestroy(graph: Handle<Graph>) { destroy(graph) }

@@ -7,6 +7,7 @@ pub(crate) mod device_attributes;
 pub(crate) mod device_properties;
 pub(crate) mod driver;
 pub(crate) mod events;
+pub(crate) mod graph_instances;
 pub(crate) mod graph_memory;
 pub(crate) mod graphs;
 pub(crate) mod host_functions;

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{LazyLock, Mutex};
 
 use cudarc::cublaslt::sys::{cublasLtMatmulAlgo_t, cublasLtMatmulHeuristicResult_t, cublasStatus_t};
@@ -17,13 +17,11 @@ use crate::core::lock::lock;
 use crate::cuda::reach::{Holder, hold};
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::launch_library;
-use crate::libs::library_calls::launch_of;
+use crate::libs::library_calls::{launch_of, set_stream, stream_of};
 
 /// The state of a cuBLAS handle.
 #[derive(Default)]
 struct BlasHandle {
-    /// The stream handle that the program set, only handed back to it.
-    stream: AtomicUsize,
     math_mode: AtomicI32,
     pointer_mode: AtomicI32,
     atomics_mode: AtomicI32,
@@ -57,14 +55,18 @@ const _: () = assert!(size_of::<cublasLtMatmulHeuristicResult_t>() == 96);
 answers! {
     Real fn cublasCreate_v2(out: Out<Handle<BlasHandle>>) { out.give(Handle::new(BlasHandle::default())) }
     Success fn cublasDestroy_v2(_handle: Word) { OK }
-    Real fn cublasSetStream_v2(handle: Handle<BlasHandle>, stream: Word) {
-        let Some(handle) = handle.get() else { return NOT_INITIALIZED };
-        handle.stream.store(stream, Ordering::Relaxed);
+    Real fn cublasSetStream_v2(handle: Handle<BlasHandle>, stream: StreamHandle) {
+        if handle.get().is_none() {
+            return NOT_INITIALIZED;
+        }
+        set_stream(handle.address(), stream);
         OK
     }
-    Real fn cublasGetStream_v2(handle: Handle<BlasHandle>, out: Out<usize>) {
-        let Some(handle) = handle.get() else { return NOT_INITIALIZED };
-        out.give(handle.stream.load(Ordering::Relaxed))
+    Real fn cublasGetStream_v2(handle: Handle<BlasHandle>, out: Out<StreamHandle>) {
+        if handle.get().is_none() {
+            return NOT_INITIALIZED;
+        }
+        out.give(stream_of(handle.address()))
     }
     Success fn cublasSetWorkspace_v2(_handle: Word, workspace: Word, _size: usize) {
         hold(Holder::Libraries, workspace);

@@ -31,7 +31,8 @@ use crate::cuda::device_attributes::{
 use crate::cuda::reach::{Holder, hold};
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::launch_library;
-use crate::libs::library_calls::launch_of;
+use crate::libs::library_calls::{launch_of, set_stream, stream_of};
+use crate::libs::nvrtc;
 
 /// The first version that can choose plans without a device.
 const FIRST_DEVICELESS: usize = 90_800;
@@ -244,7 +245,7 @@ unsafe fn finalize(descriptor: usize) -> Status {
                 &raw const real.card as usize,
             );
         }
-        (real.finalize)(descriptor)
+        nvrtc::without_compiling(|| (real.finalize)(descriptor))
     }
 }
 
@@ -322,19 +323,12 @@ unsafe fn keep_addresses(descriptor: usize, count: i64, values: In<usize>) {
     lock(&ADDRESSES).entry(descriptor).or_default().extend(all);
 }
 
-/// The streams that the program set on its handles.
-static STREAMS: LazyLock<Mutex<HashMap<usize, StreamHandle>>> = LazyLock::new(Mutex::default);
-
-fn stream_of(handle: usize) -> StreamHandle {
-    lock(&STREAMS).get(&handle).copied().unwrap_or(StreamHandle::DEFAULT)
-}
-
 answers! {
     /// A handle holds the index of the device on which it was created.
     Real fn cudnnCreate(out: Out<Handle<[usize; 8]>>) { out.give(Handle::new([current().index; 8])) }
     Success fn cudnnDestroy(_handle: Word) { OK }
     Real fn cudnnSetStream(handle: Word, stream: StreamHandle) {
-        lock(&STREAMS).insert(handle, stream);
+        set_stream(handle, stream);
         OK
     }
     Real fn cudnnGetStream(handle: Word, out: Out<StreamHandle>) { out.give(stream_of(handle)) }

@@ -5,11 +5,16 @@
 //! and a word too many only makes more memory unknown. Calls that take arrays of addresses, and those of
 //! libraries whose descriptors hold addresses, make all memory unknown.
 
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex};
+
 use crate::core::addresses;
 use crate::core::const_text::{ends_with, starts_with};
 use crate::core::ffi::Status;
+use crate::core::lock::lock;
 use crate::cuda::reach::Launch;
-use crate::kernels::kernel::launch_library_on_default_stream;
+use crate::cuda::streams::StreamHandle;
+use crate::kernels::kernel::{launch_library, launch_library_on_default_stream};
 
 /// The words on the stack that are arguments of a call with very many of them. The longest signature is that of
 /// `cudnnBatchNormalizationBackwardEx`, with 31 arguments.
@@ -53,6 +58,23 @@ pub(crate) fn launch_of(words: &[usize]) -> Launch {
     launch
 }
 
+/// The streams that the program set on its handles of cuBLAS and cuDNN.
+static STREAMS: LazyLock<Mutex<HashMap<usize, StreamHandle>>> = LazyLock::new(Mutex::default);
+
+/// Sets the stream of a handle.
+pub(crate) fn set_stream(handle: usize, stream: StreamHandle) {
+    lock(&STREAMS).insert(handle, stream);
+}
+
+/// The stream of a handle; the default one for a handle without.
+pub(crate) fn stream_of(handle: usize) -> StreamHandle {
+    known_stream(handle).unwrap_or(StreamHandle::DEFAULT)
+}
+
+fn known_stream(handle: usize) -> Option<StreamHandle> {
+    lock(&STREAMS).get(&handle).copied()
+}
+
 /// Queues the work of a call.
 pub(crate) fn launch(effect: CallEffect, arguments: &RawArguments) -> Status {
     let launch = (effect == CallEffect::Arguments).then(|| {
@@ -60,7 +82,11 @@ pub(crate) fn launch(effect: CallEffect, arguments: &RawArguments) -> Status {
         launch.add(&launch_of(&arguments.stack));
         launch
     });
-    launch_library_on_default_stream(launch)
+    // The handle is the first argument.
+    match known_stream(arguments.registers[0]) {
+        Some(stream) => launch_library(stream, launch),
+        None => launch_library_on_default_stream(launch),
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The libraries above CUDA: cuBLAS, cuDNN, NCCL and NVML.
+//! The libraries above CUDA: cuBLAS, cuDNN, NCCL, NVML and NVRTC.
 
 pub(crate) mod cublas;
 pub(crate) mod cudnn;
@@ -9,5 +9,6 @@ pub(crate) mod nccl_buffers;
 pub(crate) mod nccl_memory;
 pub(crate) mod nvml;
 pub(crate) mod nvml_device;
+pub(crate) mod nvrtc;
 pub(crate) mod rank_mailbox;
 pub(crate) mod rnn;

@@ -36,6 +36,7 @@ static TABLES: &[&[&CallEntry]] = &[
     libs::nccl::TABLE,
     libs::nvml::TABLE,
     libs::nvml_device::TABLE,
+    libs::nvrtc::TABLE,
     table::generated::SUCCESS,
     table::generated::WORK,
     table::generated::FILLS,

@@ -3,6 +3,7 @@
 import os
 import threading
 import traceback
+import warnings
 
 import torch
 from torch import nn
@@ -140,6 +141,35 @@ def permitted():
         graphed(torch.randn(8, 32, device="cuda", requires_grad=True)).sum().backward()
 
 
+def graph_memory():
+    """An instantiated graph takes the estimated 128 KiB, and 10 KiB for each node, until it is destroyed."""
+    x = torch.ones(64, device="cuda")
+
+    def capture(nodes, pool=None):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            y = x
+            for _ in range(nodes):
+                y = y.relu()
+        return graph
+
+    first = capture(50)
+    before = torch.cuda.mem_get_info()[0]
+    graphs = [capture(50, first.pool()) for _ in range(100)]
+    taken = before - torch.cuda.mem_get_info()[0]
+    assert abs(taken - 100 * (128 + 50 * 10) * 1024) < 4 << 20, taken
+    graphs.clear()
+    left = before - torch.cuda.mem_get_info()[0]
+    assert abs(left) < 4 << 20, left
+    # A product of cuBLAS is a node too.
+    graph = torch.cuda.CUDAGraph()
+    matrix = torch.ones(64, 64, device="cuda")
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(), torch.cuda.graph(graph):
+        warnings.simplefilter("error")
+        matrix @ matrix
+
+
 for act, words in (
     (item, CAPTURING),
     (branch, CAPTURING),
@@ -154,4 +184,5 @@ for act, words in (
     in_a_child(lambda act=act, words=words: refused(act, words))
 in_a_child(modes)
 in_a_child(permitted)
+in_a_child(graph_memory)
 print("ok")

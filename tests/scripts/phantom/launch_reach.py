@@ -95,18 +95,22 @@ torch.linalg.lu_factor(
 assert not (matrices.cpu() == 7).all()
 
 # A graph writes at each replay what its kernels were given at the capture.
-static, kept = known(64), known(64)
+static, kept, product = known(64), known(64), known(64, 64)
 scratch = torch.randn(64, device=device)
 torch.cuda.synchronize()
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
     temporary = torch.sigmoid(scratch.cumsum(0))
     torch.cumsum(temporary, 0, out=static)
+    torch.mm(x, x, out=product)  # of cuBLAS, on the stream of its handle
 for _ in range(2):
     static.fill_(7)
+    product.fill_(7)
     stays(static)
+    stays(product)
     graph.replay()
     is_unknown(static)
+    is_unknown(product)
     stays(kept)
 
 # Foreach kernels hold the addresses of all their tensors.

@@ -1,0 +1,130 @@
+//! NVRTC, the compiler that cuDNN calls when it finalizes a plan of an engine that is compiled at run time.
+//!
+//! No kernel runs here, and neither the workspace of a plan nor its order among the plans comes from the code. A
+//! search for the fastest plan (`torch.backends.cudnn.benchmark`) finalizes hundreds of them, and would spend all
+//! its time in the compiler. So cuDNN's programs are not compiled: they have a file without code. All other
+//! programs are compiled by the real library.
+
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::transmute;
+use std::sync::{LazyLock, Mutex};
+
+use crate::core::call_table::{answers, by_contract};
+use crate::core::ffi::{Out, Word};
+use crate::core::lock::lock;
+
+/// `NVRTC_SUCCESS` and `NVRTC_ERROR_INTERNAL_ERROR`.
+const SUCCESS: c_int = 0;
+const INTERNAL_ERROR: c_int = 11;
+
+/// The file of a program that was not compiled: an ELF header without sections.
+const EMPTY_FILE: [u8; 64] = {
+    let mut file = [0; 64];
+    [file[0], file[1], file[2], file[3]] = *b"\x7fELF";
+    file
+};
+
+thread_local! {
+    static IS_SKIPPED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The programs that were not compiled, until they are destroyed.
+static SKIPPED: LazyLock<Mutex<HashSet<usize>>> = LazyLock::new(Mutex::default);
+
+/// Calls a function that may compile programs, in which this thread compiles none.
+pub(crate) fn without_compiling<T>(function: impl FnOnce() -> T) -> T {
+    let before = IS_SKIPPED.try_with(|cell| cell.replace(true)).unwrap_or(false);
+    let result = function();
+    let _ = IS_SKIPPED.try_with(|cell| cell.set(before));
+    result
+}
+
+fn is_skipped(program: usize) -> bool {
+    lock(&SKIPPED).contains(&program)
+}
+
+/// A function of the real library, which the caller of the same function here has loaded.
+fn real(name: &CStr) -> Option<*mut c_void> {
+    [c"libnvrtc.so.13", c"libnvrtc.so.12", c"libnvrtc.so.11.2"].into_iter().find_map(|library| {
+        // SAFETY: a search by name that loads nothing; a handle that is never closed.
+        unsafe {
+            let library = libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+            let found = if library.is_null() { library } else { libc::dlsym(library, name.as_ptr()) };
+            (!found.is_null()).then_some(found)
+        }
+    })
+}
+
+/// Calls the real function of one of these types.
+macro_rules! pass {
+    ($name:literal, $($argument:ident: $type:ty),+) => {
+        match real($name) {
+            // SAFETY: the header gives the function of that name this signature, and the caller keeps its contract.
+            Some(function) => unsafe {
+                transmute::<*mut c_void, unsafe extern "C" fn($($type),+) -> c_int>(function)($($argument),+)
+            },
+            None => INTERNAL_ERROR,
+        }
+    };
+}
+
+/// Writes the file of a program that was not compiled.
+///
+/// # Safety
+/// `out` is null or good for the bytes of the file.
+unsafe fn give_file(out: usize) -> c_int {
+    if out != 0 {
+        // SAFETY: the caller's promise.
+        unsafe { (out as *mut [u8; EMPTY_FILE.len()]).write_unaligned(EMPTY_FILE) };
+    }
+    SUCCESS
+}
+
+answers! {
+    Success fn nvrtcCompileProgram(program: Word, count: c_int, options: Word) -> c_int {
+        if IS_SKIPPED.try_with(Cell::get).unwrap_or(false) {
+            lock(&SKIPPED).insert(program);
+            return SUCCESS;
+        }
+        pass!(c"nvrtcCompileProgram", program: Word, count: c_int, options: Word)
+    }
+    Real fn nvrtcDestroyProgram(program: Word) -> c_int {
+        if let Some(&program) = by_contract!((program as *const usize).as_ref()) {
+            lock(&SKIPPED).remove(&program);
+        }
+        pass!(c"nvrtcDestroyProgram", program: Word)
+    }
+    Real fn nvrtcGetCUBINSize(program: Word, size: Out<usize>) -> c_int {
+        if is_skipped(program) {
+            return size.give(EMPTY_FILE.len());
+        }
+        pass!(c"nvrtcGetCUBINSize", program: Word, size: Out<usize>)
+    }
+    Real fn nvrtcGetCUBIN(program: Word, out: Word) -> c_int {
+        if is_skipped(program) {
+            return by_contract!(give_file(out));
+        }
+        pass!(c"nvrtcGetCUBIN", program: Word, out: Word)
+    }
+    Real fn nvrtcGetPTXSize(program: Word, size: Out<usize>) -> c_int {
+        if is_skipped(program) {
+            return size.give(EMPTY_FILE.len());
+        }
+        pass!(c"nvrtcGetPTXSize", program: Word, size: Out<usize>)
+    }
+    Real fn nvrtcGetPTX(program: Word, out: Word) -> c_int {
+        if is_skipped(program) {
+            return by_contract!(give_file(out));
+        }
+        pass!(c"nvrtcGetPTX", program: Word, out: Word)
+    }
+    /// The name of a kernel in the file: of a file without code, the expression itself.
+    Real fn nvrtcGetLoweredName(program: Word, expression: Word, out: Out<*const c_char>) -> c_int {
+        if is_skipped(program) {
+            return out.give(expression as *const c_char);
+        }
+        pass!(c"nvrtcGetLoweredName", program: Word, expression: Word, out: Out<*const c_char>)
+    }
+}
