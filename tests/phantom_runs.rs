@@ -114,17 +114,17 @@ fn phantom_counts_of_a_killed_process_are_in_its_trace() {
     Torch::on_each(|torch| {
         let folder = TempDir::new().unwrap();
         let (python, script) = (torch.python.to_str().unwrap(), scripts().join("phantom/killed.py"));
-        let about = |out: &str, arguments: &[&str], status: i32| {
+        let about = |out: &str, arguments: &[&str], ends: bool| {
             let run = ["run", "-o", out, "--phantom", "h100-80g", "--", python, script.to_str().unwrap()];
             let ended = memtrace(&folder, &[&run, arguments].concat());
-            assert_eq!(ended.status.code(), Some(status), "{}", text(&ended.stderr));
+            assert_eq!(ended.status.success(), ends, "{}", text(&ended.stderr));
             let summary = succeeded("summary", &memtrace(&folder, &["summary", "--json", out]));
             serde_json::from_str::<Value>(&summary).unwrap()["phantom"].take()
         };
-        let killed = about("killed", &[], 128 + 9);
+        let killed = about("killed", &[], false);
         assert!(killed["invented_reads"].as_u64().unwrap() >= 7, "torch {}: {killed}", torch.version);
         assert_eq!(killed["guessed_calls"][0], "cusolverDnSgesvdj_bufferSize", "{killed}");
-        assert_eq!(killed, about("ended", &["end"], 0), "torch {}", torch.version);
+        assert_eq!(killed, about("ended", &["end"], true), "torch {}", torch.version);
     });
 }
 
