@@ -49,6 +49,9 @@ impl Targets {
 
     /// Adds other targets.
     pub(crate) fn add_all(&mut self, other: &Self) {
+        if other.is_empty() {
+            return;
+        }
         self.any |= other.any;
         self.addresses.extend_from_slice(&other.addresses);
         self.addresses.sort_unstable();

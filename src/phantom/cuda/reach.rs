@@ -158,9 +158,12 @@ pub(crate) struct Launch {
     is_library: bool,
 }
 
+/// An extent that was added this long ago may be added again, which does no harm: a list of tensors has hundreds.
+const SEARCHED: usize = 8;
+
 fn add_extent(list: &mut Vec<Extent>, address: usize) {
     if let Some(extent) = Extent::of(address)
-        && !list.contains(&extent)
+        && !list.iter().rev().take(SEARCHED).any(|&known| known == extent)
     {
         list.push(extent);
     }
@@ -210,6 +213,10 @@ impl Launch {
         targets.add_all(&held);
         if self.is_library {
             targets.add_all(&lock(&HELD[Holder::Libraries as usize]));
+        }
+        // Most launches: no address but those of the arguments.
+        if targets.is_empty() && !self.stores_addresses {
+            return;
         }
         let found_addresses = targets != held;
         if !forget_targets(&mut targets, &self.written) {
