@@ -53,5 +53,5 @@ def gelu_is_fp32_under_autocast() -> None:
 
 
 def zero_grad_keeps_the_gradients() -> None:
-    """Before 2.0 `zero_grad` wrote zeros and kept the memory."""
+    """Before 2.0 `zero_grad` wrote zeros and kept the memory (pytorch/pytorch#92731)."""
     nn.Module.zero_grad.__defaults__ = (False,)
