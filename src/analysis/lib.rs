@@ -4,6 +4,7 @@
 //!
 //! - [`read`]: the files of a run, as a stream of records.
 //! - [`state`]: records replayed into live memory over time.
+//! - [`requests`]: the requests to the caching allocator, to make them again.
 //! - [`profile`]: the roles of blocks, inferred from the flow of data between ops.
 //! - [`render`]: text for a terminal.
 //! - [`selection`]: the part of a run that the user selects.
@@ -22,6 +23,7 @@ pub mod profile;
 pub mod read;
 pub mod render;
 pub mod reports;
+pub mod requests;
 pub mod selection;
 pub mod state;
 #[doc(hidden)]

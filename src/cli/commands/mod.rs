@@ -22,6 +22,7 @@ mod reports;
 mod run;
 mod shell;
 mod terms;
+mod tune;
 
 /// The command line of `memtrace`, with all its commands.
 pub(crate) fn command() -> Command {
@@ -36,6 +37,7 @@ pub(crate) fn command() -> Command {
         .subcommand(run::command())
         .subcommand(fit::command())
         .subcommands(REPORTS.iter().map(|report| reports::command(*report)))
+        .subcommand(tune::command())
         .subcommand(export::command())
         .subcommand(live::command())
         .subcommand(nvidia_smi::command())
@@ -58,6 +60,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     match matches.subcommand() {
         Some(("run", matches)) => run::run(matches),
         Some(("fit", matches)) => fit::run(matches),
+        Some(("tune", matches)) => tune::run(matches),
         Some(("files", matches)) => files::run(matches),
         Some(("lib", matches)) => lib::run(matches),
         Some(("kernel", matches)) => kernel::run(matches),

@@ -1,0 +1,234 @@
+//! Rows into operations.
+
+use std::collections::{BTreeMap, HashMap};
+
+use memtrace_trace::EventName;
+use memtrace_trace::meta::Meta;
+
+use super::{Kind, Operation, Requests};
+use crate::read::record::Record;
+
+/// Blocks up to this size in bytes share segments of 20 MiB; only larger requests give a size for
+/// `max_split_size_mb`, which must exceed it (`kLargeBuffer` in PyTorch's `CUDACachingAllocator`).
+const LARGE_BUFFER: i64 = 20 << 20;
+
+/// The requests of all devices so far.
+pub(super) struct Collector<'a> {
+    meta: &'a Meta,
+    devices: BTreeMap<i32, DeviceRequests>,
+    /// True if the run's own settings collect garbage: a segment that goes just before another is taken went by
+    /// itself.
+    collects_garbage: bool,
+}
+
+/// The requests of a device so far.
+#[derive(Default)]
+struct DeviceRequests {
+    requests: Requests,
+    /// The slot of each live block, by `alloc_id`.
+    slots: HashMap<i64, i64>,
+    /// The slot of each live allocation outside of the allocator.
+    outside: HashMap<i64, i64>,
+    free_slots: Vec<i64>,
+    streams: HashMap<i64, i64>,
+    large: BTreeMap<i64, i64>,
+    pool: i64,
+    step: Option<i64>,
+    active: i64,
+    reserved: i64,
+    outside_bytes: i64,
+    /// The private pools of which a segment went since the last request.
+    released: Vec<i64>,
+    /// A segment went since the last request, and no request had failed by then.
+    emptied: bool,
+    /// A segment could not be taken since the last request: the allocator itself returns segments then.
+    retries: bool,
+}
+
+impl Collector<'_> {
+    pub(super) fn new(meta: &Meta) -> Collector<'_> {
+        Collector {
+            meta,
+            devices: BTreeMap::new(),
+            collects_garbage: meta.allocator.conf.contains("garbage_collection_threshold"),
+        }
+    }
+
+    /// Takes the next row.
+    pub(super) fn feed(&mut self, row: &Record) {
+        if row.device < 0 {
+            return;
+        }
+        let device = self.devices.entry(row.device).or_insert_with(|| DeviceRequests {
+            requests: Requests { device: row.device, streams: 1, ..Requests::default() },
+            streams: HashMap::from([(0, 0)]),
+            ..DeviceRequests::default()
+        });
+        device.feed(row, self.collects_garbage, self.meta.total_bytes(row.device));
+    }
+
+    /// The requests of the device `only`, or else of that with the highest reserved bytes; `None` without any.
+    pub(super) fn finish(self, only: Option<i32>) -> Option<Requests> {
+        let all = self
+            .devices
+            .into_values()
+            .filter(|device| only.is_none_or(|only| only == device.requests.device));
+        let fullest = all.max_by_key(|device| (device.requests.peak_reserved, -device.requests.device))?;
+        (fullest.requests.requests > 0).then(|| fullest.finish())
+    }
+}
+
+impl DeviceRequests {
+    fn push(&mut self, kind: Kind, numbers: [i64; 3]) {
+        let [a, b, c] = numbers;
+        let operation: Operation = [kind as i64, a, b, c];
+        self.requests.operations.push(operation);
+    }
+
+    fn slot(&mut self) -> i64 {
+        self.free_slots.pop().unwrap_or_else(|| {
+            self.requests.slots += 1;
+            self.requests.slots as i64 - 1
+        })
+    }
+
+    fn stream(&mut self, row: &Record) -> i64 {
+        let next = self.streams.len() as i64;
+        let index = *self.streams.entry(row.stream).or_insert(next);
+        self.requests.streams = self.streams.len();
+        index
+    }
+
+    fn feed(&mut self, row: &Record, collects_garbage: bool, capacity: i64) {
+        match row.event {
+            EventName::Alloc | EventName::Live if row.delta_bytes > 0 => self.alloc(row),
+            EventName::Free => {
+                // A block that another stream still uses stays active; it comes back with `free_completed`.
+                if row.active_bytes < self.active {
+                    self.free(row.alloc_id);
+                }
+            }
+            EventName::FreeCompleted => self.free(row.alloc_id),
+            EventName::Oom => self.oom(row),
+            EventName::SegmentAlloc | EventName::SegmentMap => {
+                self.retries |= row.status != 0;
+                if collects_garbage {
+                    self.emptied = false;
+                }
+            }
+            EventName::SegmentFree | EventName::SegmentUnmap => {
+                self.emptied |= !self.retries;
+                // The allocator keeps the segments of a private pool until the graph or `MemPool` is gone.
+                if row.pool > 0 && !self.released.contains(&row.pool) {
+                    self.released.push(row.pool);
+                }
+            }
+            EventName::ExtAlloc if row.status == 0 && row.delta_bytes > 0 => {
+                let slot = self.slot();
+                self.outside.insert(row.alloc_id, slot);
+                self.outside_bytes += row.delta_bytes;
+                self.push(Kind::OutsideAlloc, [slot, row.delta_bytes, 0]);
+            }
+            EventName::ExtFree => {
+                if let Some(slot) = self.outside.remove(&row.alloc_id) {
+                    self.outside_bytes += row.delta_bytes;
+                    self.push(Kind::OutsideFree, [slot, 0, 0]);
+                    self.free_slots.push(slot);
+                }
+            }
+            EventName::Sample => self.sample(row, capacity),
+            _ => {}
+        }
+        if matches!(
+            row.event,
+            EventName::Alloc | EventName::Live | EventName::Free | EventName::FreeCompleted
+        ) {
+            self.active = row.active_bytes;
+            self.totals(row);
+        }
+    }
+
+    /// The allocator's own work before a request: it returned its empty segments, if it was told to.
+    fn before_request(&mut self, row: &Record) {
+        for pool in std::mem::take(&mut self.released) {
+            self.push(Kind::Release, [pool, 0, 0]);
+            if pool == self.pool {
+                self.pool = 0;
+            }
+        }
+        if std::mem::take(&mut self.emptied) {
+            self.push(Kind::EmptyCache, [0; 3]);
+        }
+        self.retries = false;
+        if self.step.is_none_or(|step| step < row.step) {
+            self.step = Some(row.step);
+            self.push(Kind::Step, [row.step, 0, 0]);
+        }
+        self.requests.requests += 1;
+        let pool = row.pool;
+        if pool != self.pool {
+            self.pool = pool;
+            self.push(Kind::Pool, [pool, 0, 0]);
+        }
+    }
+
+    fn alloc(&mut self, row: &Record) {
+        self.before_request(row);
+        let bytes = requested(row);
+        if bytes > LARGE_BUFFER {
+            *self.large.entry(bytes).or_default() += bytes;
+        }
+        let (slot, stream) = (self.slot(), self.stream(row));
+        self.slots.insert(row.alloc_id, slot);
+        self.push(Kind::Alloc, [slot, bytes, stream]);
+        if row.allocated_bytes > self.requests.peak_allocated {
+            self.requests.peak_allocated = row.allocated_bytes;
+            self.requests.peak_index = self.requests.operations.len();
+        }
+    }
+
+    fn free(&mut self, alloc_id: i64) {
+        // A block from before the trace, or one that is freed already, has no slot.
+        if let Some(slot) = self.slots.remove(&alloc_id) {
+            self.push(Kind::Free, [slot, 0, 0]);
+            self.free_slots.push(slot);
+        }
+    }
+
+    fn oom(&mut self, row: &Record) {
+        self.before_request(row);
+        self.requests.failed += 1;
+        let stream = self.stream(row);
+        self.push(Kind::Failed, [0, requested(row), stream]);
+    }
+
+    /// Says what the trace has reserved, where that changed.
+    fn totals(&mut self, row: &Record) {
+        if row.reserved_bytes != self.reserved {
+            self.reserved = row.reserved_bytes;
+            self.requests.peak_reserved = self.requests.peak_reserved.max(row.reserved_bytes);
+            // The segments that went do so in the replay only with the next request.
+            if !self.emptied {
+                self.push(Kind::Reserved, [row.reserved_bytes, 0, 0]);
+            }
+        }
+    }
+
+    /// The context grows while kernels are loaded, so its largest size counts.
+    fn sample(&mut self, row: &Record, capacity: i64) {
+        if row.device_free_bytes >= 0 && capacity > 0 {
+            let rest = capacity - row.device_free_bytes - self.reserved - self.outside_bytes;
+            self.requests.taken = self.requests.taken.max(Some(rest.max(0)));
+        }
+    }
+
+    fn finish(mut self) -> Requests {
+        self.requests.large = self.large.into_iter().collect();
+        self.requests
+    }
+}
+
+/// The bytes that the program asked for; without them, the rounded ones, which ask for the same block.
+fn requested(row: &Record) -> i64 {
+    if row.requested_bytes >= 0 { row.requested_bytes } else { row.rounded_bytes }
+}

@@ -1,0 +1,135 @@
+//! The requests of a trace to PyTorch's caching allocator, in order, so that they can be made again with other
+//! settings of the allocator.
+
+mod collector;
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+
+use memtrace_trace::EventName;
+
+use crate::error::{Error, Result};
+use crate::options::Options;
+use crate::read::record::{Columns, Wanted};
+use crate::read::stream::TraceFile;
+use crate::read::symbols::SymbolTable;
+use collector::Collector;
+
+/// The columns of the rows that make requests.
+const COLUMNS: Columns = Columns::of(&[
+    "device",
+    "event",
+    "status",
+    "alloc_id",
+    "requested_bytes",
+    "rounded_bytes",
+    "delta_bytes",
+    "allocated_bytes",
+    "active_bytes",
+    "reserved_bytes",
+    "device_free_bytes",
+    "step",
+    "stream",
+    "pool",
+]);
+
+/// The columns of the rows that make none.
+const NONE: Columns = Columns::of(&["device", "event"]);
+
+/// The kinds of operations, as numbers that the replaying program reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i64)]
+pub enum Kind {
+    /// A request that succeeded: slot, bytes, stream.
+    Alloc = 0,
+    /// The end of the block in a slot.
+    Free = 1,
+    /// A request that ran out of memory: bytes, stream.
+    Failed = 2,
+    /// The allocator returned its empty segments, as `torch.cuda.empty_cache()` makes it.
+    EmptyCache = 3,
+    /// Device memory outside of the allocator: slot, bytes.
+    OutsideAlloc = 4,
+    /// Its end: slot.
+    OutsideFree = 5,
+    /// The requests after it go to this private pool; 0 is the default pool.
+    Pool = 6,
+    /// A step begins: its number.
+    Step = 7,
+    /// The trace says that so many bytes are reserved here.
+    Reserved = 8,
+    /// A private pool is released: its number. Its memory goes with the next [`Kind::EmptyCache`].
+    Release = 9,
+}
+
+/// One operation: its kind, and up to three numbers; see [`Kind`].
+pub type Operation = [i64; 4];
+
+/// The requests to the caching allocator of one device.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Requests {
+    /// The CUDA ordinal.
+    pub device: i32,
+    /// What happened, in order.
+    pub operations: Vec<Operation>,
+    /// The number of [`Kind::Alloc`] and [`Kind::Failed`].
+    pub requests: u64,
+    /// The number of [`Kind::Failed`].
+    pub failed: u64,
+    /// The number of slots that the operations use.
+    pub slots: usize,
+    /// The number of streams: 0 is the default stream.
+    pub streams: usize,
+    /// The index after the operation with the highest allocated bytes.
+    pub peak_index: usize,
+    /// The highest allocated bytes.
+    pub peak_allocated: i64,
+    /// The highest reserved bytes.
+    pub peak_reserved: i64,
+    /// The most memory in bytes, over the samples, that neither the allocator nor a library's own calls took: context and
+    /// other processes. `None` without a sample.
+    pub taken: Option<i64>,
+    /// The requested bytes of each size above 20 MiB, with their sum over all requests.
+    pub large: Vec<(i64, i64)>,
+}
+
+impl Requests {
+    /// The requests of `trace` to the device of `options`, or else to that with the highest reserved bytes.
+    ///
+    /// # Errors
+    /// When the trace cannot be read, or has no request.
+    pub fn read(trace: &TraceFile, options: &Options) -> Result<Requests> {
+        let mut collector = Collector::new(&trace.meta);
+        let wanted = Wanted::all_events(COLUMNS)
+            .except(EventName::Op, NONE)
+            .except(EventName::Io, NONE)
+            .except(EventName::Tag, NONE)
+            .except(EventName::RangeBegin, NONE)
+            .except(EventName::RangeEnd, NONE);
+        trace.read(wanted, options.lenient, &SymbolTable::default(), |row| {
+            collector.feed(row);
+            ControlFlow::Continue(())
+        })?;
+        collector.finish(options.device).ok_or_else(|| {
+            Error::usage(format!(
+                "{}: PyTorch's caching allocator got no request in this trace, so there is nothing to replay",
+                trace.path.display()
+            ))
+        })
+    }
+
+    /// Writes the operations as 64-bit little-endian integers, four for each.
+    ///
+    /// # Errors
+    /// When `out` cannot be written.
+    pub fn write(&self, mut out: impl Write) -> io::Result<()> {
+        for operation in &self.operations {
+            for number in operation {
+                out.write_all(&number.to_le_bytes())?;
+            }
+        }
+        out.flush()
+    }
+}

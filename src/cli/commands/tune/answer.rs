@@ -1,0 +1,318 @@
+//! The answer of `memtrace tune`, as text and as JSON.
+
+use memtrace_analysis::read::input::Input;
+use memtrace_analysis::read::stream::TraceFile;
+use memtrace_analysis::render::heading::heading;
+use memtrace_analysis::render::numbers::{counted, percent, share};
+use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
+use memtrace_analysis::requests::Requests;
+use memtrace_trace::units::Unit;
+use serde_json::{Value, json};
+
+use super::replays::Replays;
+
+/// A saving below this share of the reserved memory is not worth a change.
+const LEAST_SAVING: f64 = 0.01;
+
+/// One replay.
+struct Trial {
+    settings: String,
+    peak_reserved: i64,
+    peak_allocated: i64,
+    /// Bytes that are reserved and in no block, at the peak of allocated memory; `None` when it ran out before.
+    unused_at_peak: Option<i64>,
+    retries: i64,
+    /// Segments that the allocator took from CUDA and gave back; `None` for expandable segments, which torch does not
+    /// count.
+    driver_calls: Option<i64>,
+    outcome: Outcome,
+}
+
+/// The end of a replay.
+#[derive(PartialEq)]
+enum Outcome {
+    Fits,
+    /// It fits, and so do this many requests that ran out of memory in the trace.
+    Survives(i64),
+    /// It ran out of memory at this step, if the trace has steps, with a request of so many bytes.
+    OutOfMemory(Option<i64>, i64),
+    /// The replay failed.
+    Failed(String),
+}
+
+/// The replays of a run.
+pub(super) struct TuneAnswer<'a> {
+    input: &'a Input,
+    trace: &'a TraceFile,
+    requests: &'a Requests,
+    torch: String,
+    /// The replay with the run's own settings: its JSON.
+    own: Value,
+    /// By memory, the least first.
+    trials: Vec<Trial>,
+    /// The index of the run's own settings.
+    own_index: usize,
+}
+
+impl<'a> TuneAnswer<'a> {
+    /// The answer from the replays, the first of which has the run's own settings.
+    pub(super) fn new(
+        input: &'a Input,
+        trace: &'a TraceFile,
+        requests: &'a Requests,
+        settings: &[String],
+        replays: Replays,
+    ) -> TuneAnswer<'a> {
+        let mut trials: Vec<(usize, Trial)> =
+            replays.answers.iter().zip(settings).map(trial).enumerate().collect();
+        trials.sort_by_key(|(index, trial)| {
+            let rank = match trial.outcome {
+                Outcome::Survives(_) | Outcome::Fits => 0,
+                Outcome::OutOfMemory(..) => 1,
+                Outcome::Failed(_) => 2,
+            };
+            (rank, trial.lost(requests), trial.peak_reserved, trial.retries, *index)
+        });
+        let own_index = trials.iter().position(|(index, _)| *index == 0).unwrap_or(0);
+        TuneAnswer {
+            input,
+            trace,
+            requests,
+            torch: replays.torch,
+            own: replays.answers.into_iter().next().unwrap_or_default(),
+            trials: trials.into_iter().map(|(_, trial)| trial).collect(),
+            own_index,
+        }
+    }
+
+    fn own(&self) -> &Trial {
+        &self.trials[self.own_index]
+    }
+
+    /// Returns true if the run fits with some settings.
+    pub(super) fn fits(&self) -> bool {
+        self.trials.iter().any(|trial| trial.fits() && trial.lost(self.requests) == 0)
+    }
+
+    /// The settings to take; `None` when the run's own are as good.
+    fn best(&self) -> Option<&Trial> {
+        let (best, own) = (self.trials.first()?, self.own());
+        if !best.fits() || self.own_index == 0 {
+            return None;
+        }
+        let saves = share(own.peak_reserved - best.peak_reserved, own.peak_reserved) >= LEAST_SAVING;
+        let rescues = !own.fits() || best.lost(self.requests) < own.lost(self.requests);
+        (saves || rescues || best.retries < own.retries).then_some(best)
+    }
+
+    fn differences(&self) -> i64 {
+        self.own["differences"].as_i64().unwrap_or(0)
+    }
+
+    /// How far the replay of the run's own settings agrees with the trace.
+    fn trust(&self) -> String {
+        let checks = self.own["checks"].as_i64().unwrap_or(0);
+        let differences = self.differences();
+        let changes = counted(checks.max(0).cast_unsigned(), "change");
+        if differences == 0 {
+            return format!(
+                "With the run's own settings the replay (torch {}) reserves as many bytes as the trace says at all {changes}.",
+                self.torch
+            );
+        }
+        let first = |index: usize| {
+            Unit::Auto.show(self.own["first_difference"][index].as_i64().unwrap_or(0)).to_string()
+        };
+        format!(
+            "With the run's own settings the replay (torch {}) reserves other bytes than the trace says at {differences} of \
+             {changes}, first {} for {}: another version of torch, or calls that the trace does not show.",
+            self.torch,
+            first(2),
+            first(1)
+        )
+    }
+
+    /// The answer as text.
+    pub(super) fn text(&self, mut page: Printer, units: Unit) -> String {
+        heading(&mut page, self.input, &self.trace.meta);
+        page.plain(format!(
+            "{} of device {}, made again with {} of the allocator",
+            counted(self.requests.requests, "request"),
+            self.requests.device,
+            counted(self.trials.len() as u64, "setting")
+        ));
+        page.plain(self.trust());
+        page.gap();
+        let mut table = Table::new(&[
+            ("settings", Side::Left),
+            ("peak reserved", Side::Right),
+            ("saves", Side::Right),
+            ("unused at peak", Side::Right),
+            ("retries", Side::Right),
+            ("driver calls", Side::Right),
+            ("outcome", Side::Left),
+        ]);
+        for (index, trial) in self.trials.iter().enumerate() {
+            let saved = self.own().peak_reserved - trial.peak_reserved;
+            let is_own = index == self.own_index;
+            let name = if trial.settings.is_empty() { "the defaults" } else { &trial.settings };
+            let name = if is_own { format!("{name} (this run's)") } else { name.to_owned() };
+            let comparable = trial.fits() && !is_own;
+            table.row([
+                Cell::new(name, if is_own { Style::Strong } else { Style::Plain }),
+                units.show(trial.peak_reserved).to_string().into(),
+                if comparable { percent(share(saved, self.own().peak_reserved)) } else { String::new() }
+                    .into(),
+                trial.unused_at_peak.map_or(String::new(), |bytes| units.show(bytes).to_string()).into(),
+                trial.retries.to_string().into(),
+                trial.driver_calls.map_or(String::new(), |calls| calls.to_string()).into(),
+                Cell::new(
+                    trial.outcome(units, self.requests),
+                    if trial.fits() { Style::Plain } else { Style::Alarm },
+                ),
+            ]);
+        }
+        page.table(&table);
+        page.gap();
+        for line in self.verdict(units) {
+            page.plain(line);
+        }
+        page.text().to_owned()
+    }
+
+    fn verdict(&self, units: Unit) -> Vec<String> {
+        let Some(best) = self.best() else {
+            return vec![if self.fits() {
+                "Keep this run's settings: no others need less memory by 1 % or more.".to_owned()
+            } else {
+                "No settings make it fit: the run needs less allocated memory (memtrace oom, memtrace peak)."
+                    .to_owned()
+            }];
+        };
+        let name = if best.settings.is_empty() {
+            "Leave PYTORCH_CUDA_ALLOC_CONF unset".to_owned()
+        } else {
+            format!("Set PYTORCH_CUDA_ALLOC_CONF={}", best.settings)
+        };
+        let own = self.own();
+        let saved = own.peak_reserved - best.peak_reserved;
+        let mut lines = vec![if !own.fits() || best.lost(self.requests) < own.lost(self.requests) {
+            format!("{name}: the requests that ran out of memory then fit.")
+        } else if saved > 0 {
+            format!(
+                "{name}: it reserves {} less, {} of the peak.",
+                units.show(saved),
+                percent(share(saved, own.peak_reserved))
+            )
+        } else {
+            format!("{name}: the allocator then never has to empty its cache.")
+        }];
+        if best.settings.contains("roundup_power2") {
+            lines.push(
+                "Its rounding makes blocks larger, so allocated memory may be higher than reported before."
+                    .to_owned(),
+            );
+        }
+        lines
+    }
+
+    /// The answer as JSON.
+    pub(super) fn json(&self) -> Value {
+        let trials: Vec<Value> = self.trials.iter().map(|trial| trial.json(self.requests)).collect();
+        json!({
+            "report": "tune",
+            "device": self.requests.device,
+            "requests": self.requests.requests,
+            "failed_requests": self.requests.failed,
+            "torch": self.torch,
+            "settings": self.trace.meta.allocator.conf,
+            "take": self.best().map(|best| &best.settings),
+            "fits": self.fits(),
+            "replay_checks": self.own["checks"],
+            "replay_differences": self.own["differences"],
+            "replay_first_difference": self.own["first_difference"],
+            "steps": self.own["steps"],
+            "trials": trials,
+        })
+    }
+}
+
+impl Trial {
+    fn fits(&self) -> bool {
+        matches!(self.outcome, Outcome::Fits | Outcome::Survives(_))
+    }
+
+    /// The requests that ran out of memory, in the trace and here.
+    fn lost(&self, requests: &Requests) -> i64 {
+        let failed = requests.failed.cast_signed();
+        match self.outcome {
+            Outcome::Survives(survived) => failed - survived,
+            _ => failed,
+        }
+    }
+
+    fn outcome(&self, units: Unit, requests: &Requests) -> String {
+        match &self.outcome {
+            Outcome::Fits if requests.failed == 0 => "fits".to_owned(),
+            Outcome::Fits => "runs out of memory as the trace does".to_owned(),
+            Outcome::Survives(survived) => {
+                format!("{} of {} failed requests fit", survived, requests.failed)
+            }
+            Outcome::OutOfMemory(step, bytes) => {
+                let step =
+                    step.filter(|step| *step >= 0).map_or(String::new(), |step| format!(" at step {step}"));
+                format!("out of memory{step}, request of {}", units.show(*bytes))
+            }
+            Outcome::Failed(why) => format!("no answer: {why}"),
+        }
+    }
+
+    fn json(&self, requests: &Requests) -> Value {
+        let (stopped_step, stopped_bytes) = match self.outcome {
+            Outcome::OutOfMemory(step, bytes) => (step, Some(bytes)),
+            _ => (None, None),
+        };
+        json!({
+            "settings": self.settings,
+            "fits": self.fits(),
+            "peak_reserved_bytes": self.peak_reserved,
+            "peak_allocated_bytes": self.peak_allocated,
+            "unused_at_peak_bytes": self.unused_at_peak,
+            "retries": self.retries,
+            "driver_calls": self.driver_calls,
+            "failed_requests": self.lost(requests),
+            "out_of_memory_step": stopped_step,
+            "out_of_memory_bytes": stopped_bytes,
+            "error": if let Outcome::Failed(why) = &self.outcome { Some(why) } else { None },
+        })
+    }
+}
+
+/// The result of one replay, from its line of JSON.
+fn trial((answer, settings): (&Value, &String)) -> Trial {
+    let number = |name: &str| answer[name].as_i64().unwrap_or(0);
+    let outcome = if let Some(why) = answer["failed"].as_str() {
+        Outcome::Failed(why.to_owned())
+    } else if answer["stopped"].is_object() {
+        let stopped = &answer["stopped"];
+        Outcome::OutOfMemory(stopped["step"].as_i64(), stopped["requested_bytes"].as_i64().unwrap_or(0))
+    } else if number("survived") > 0 {
+        Outcome::Survives(number("survived"))
+    } else {
+        Outcome::Fits
+    };
+    let at_peak = &answer["at_peak"];
+    Trial {
+        settings: settings.clone(),
+        peak_reserved: number("peak_reserved_bytes"),
+        peak_allocated: number("peak_allocated_bytes"),
+        unused_at_peak: at_peak["reserved_bytes"]
+            .as_i64()
+            .zip(at_peak["active_bytes"].as_i64())
+            .map(|(reserved, active)| reserved - active),
+        retries: number("retries"),
+        driver_calls: (!settings.contains("expandable_segments:True"))
+            .then(|| number("segments_allocated") + number("segments_freed")),
+        outcome,
+    }
+}

@@ -1,0 +1,111 @@
+//! `memtrace tune`: the settings of PyTorch's caching allocator with which a run needs the least memory.
+//!
+//! The requests of a trace are made again, of the real allocator of the installed torch, on a simulated GPU with as
+//! much memory: once for each of some settings. A replay with the run's own settings shows how far to trust it.
+
+mod answer;
+mod candidates;
+mod replays;
+
+use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use memtrace_analysis::requests::Requests;
+use memtrace_analysis::selection::select;
+
+use crate::{args, terminal, trace_input};
+use replays::Capacity;
+
+/// The arguments of `memtrace tune`.
+pub(crate) fn command() -> Command {
+    let shared = args::shared_args().into_iter().filter(|arg| {
+        ["json", "device", "rank", "units", "color", "lenient"].contains(&arg.get_id().as_str())
+    });
+    Command::new("tune")
+        .about("Find the allocator settings with which the run needs the least memory")
+        .after_help(
+            "The trace's requests are made again of PyTorch's own allocator, on a simulated GPU: no device is needed, \
+             and the trace may come from another machine. Exit status: 0; 3 when the run does not fit with any \
+             settings.",
+        )
+        .arg(args::trace_arg("TRACE"))
+        .arg(
+            Arg::new("conf")
+                .long("conf")
+                .value_name("SETTINGS")
+                .action(ArgAction::Append)
+                .help("Try these settings instead, a value of PYTORCH_CUDA_ALLOC_CONF; may be repeated"),
+        )
+        .arg(
+            Arg::new("python")
+                .long("python")
+                .value_name("PATH")
+                .value_parser(value_parser!(OsString))
+                .default_value("python3")
+                .help("The Python whose PyTorch makes the requests"),
+        )
+        .args(shared)
+}
+
+/// Replays the trace, and prints the settings by their memory.
+///
+/// # Errors
+/// When the trace cannot be read, or the Python has no torch.
+pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
+    let options = args::options(&[], matches, true)?;
+    let input = select(&trace_input::open_arg("TRACE", matches, true)?, &options, false)?;
+    let progress = terminal::Progress::start(std::slice::from_ref(&input));
+    let mut fullest = None;
+    for trace in &input.traces {
+        let allocator = &trace.meta.allocator;
+        if !allocator.caching || !matches!(allocator.backend.as_str(), "" | "native") {
+            bail!(
+                "{}: this run did not use PyTorch's caching allocator, so its settings have no effect",
+                trace.path.display()
+            );
+        }
+        let Ok(requests) = Requests::read(trace, &options) else { continue };
+        let peak = requests.peak_reserved;
+        if fullest.as_ref().is_none_or(|(_, other): &(_, Requests)| other.peak_reserved < peak) {
+            fullest = Some((trace, requests));
+        }
+    }
+    drop(progress);
+    let Some((trace, requests)) = fullest else {
+        bail!("{}: no request to PyTorch's caching allocator is in this trace", input.path.display());
+    };
+    let own = &trace.meta.allocator.conf;
+    let settings = match matches.get_many::<String>("conf") {
+        Some(given) => std::iter::once(own.clone()).chain(given.cloned()).collect(),
+        None => candidates::candidates(own, &requests),
+    };
+    let total = trace.meta.total_bytes(requests.device);
+    let total = if total > 0 { total } else { requests.peak_reserved * 2 };
+    let taken = trace.meta.phantom["context_bytes"].as_i64().or(requests.taken);
+    let capacity = Capacity { total, free_at_start: taken.map(|taken| total - taken) };
+    let python = matches.get_one::<OsString>("python").cloned().unwrap_or_default();
+    let is_terminal = std::io::stderr().is_terminal();
+    let show = |done: usize| {
+        if is_terminal {
+            terminal::show_progress(&format!("{done} of {} settings are tried ", settings.len()));
+        }
+    };
+    show(0);
+    let replays = replays::run(&python, &requests, &settings, capacity, show);
+    if is_terminal {
+        terminal::show_progress("");
+    }
+    let answer = answer::TuneAnswer::new(&input, trace, &requests, &settings, replays?);
+    let text = if matches.get_flag("json") {
+        terminal::json_text(&answer.json())
+    } else {
+        answer.text(options.printer(), options.units)
+    };
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()?;
+    Ok(if answer.fits() { ExitCode::SUCCESS } else { ExitCode::from(3) })
+}

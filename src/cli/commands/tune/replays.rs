@@ -1,0 +1,161 @@
+//! Runs the replays, on a simulated GPU, in as many Python processes as there are cores.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, BufWriter};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+
+use anyhow::{Context, Result, anyhow, bail};
+use memtrace_analysis::requests::Requests;
+use memtrace_cards::CARD_VARIABLE;
+use memtrace_machine::MACHINE_VARIABLE;
+use serde_json::{Value, json};
+
+use crate::child_env::{Scratch, preload_list, run_id};
+use crate::libraries::{PHANTOM, library};
+
+/// The program that makes the requests.
+const PROGRAM: &str = include_str!("replay.py");
+/// The most processes at once: each needs some 500 MB for torch.
+const MOST_PROCESSES: usize = 4;
+
+/// The device on which the requests are made again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Capacity {
+    /// The memory in bytes.
+    pub(super) total: i64,
+    /// The memory in bytes that the allocator can get; `None` when unknown.
+    pub(super) free_at_start: Option<i64>,
+}
+
+/// The answers of all replays, in the order of `settings`, and the Python and torch that made them.
+pub(super) struct Replays {
+    pub(super) answers: Vec<Value>,
+    /// The version of torch.
+    pub(super) torch: String,
+}
+
+/// Makes the requests once with each of `settings`. `progress` gets the number of replays that are done.
+///
+/// # Errors
+/// When `python` cannot be run, has no torch with CUDA, or fails.
+pub(super) fn run(
+    python: &OsString,
+    requests: &Requests,
+    settings: &[String],
+    capacity: Capacity,
+    mut progress: impl FnMut(usize),
+) -> Result<Replays> {
+    let scratch = Scratch::new(&run_id())?;
+    let path = |name: &str| scratch.folder.join(name);
+    let program = path("replay.py");
+    fs::write(&program, PROGRAM).with_context(|| program.display().to_string())?;
+    let operations = path("requests");
+    let file = File::create_new(&operations).with_context(|| operations.display().to_string())?;
+    requests.write(BufWriter::new(file)).context("cannot write the requests into the temporary folder")?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let processes = cores.min(MOST_PROCESSES).min(settings.len());
+    let mut workers = Vec::new();
+    let (sender, receiver) = mpsc::channel();
+    for worker in 0..processes {
+        let own: Vec<usize> = (worker..settings.len()).step_by(processes).collect();
+        let plan = path(&format!("plan{worker}"));
+        let texts: Vec<&String> = own.iter().map(|index| &settings[*index]).collect();
+        let text = json!({
+            "settings": texts,
+            "slots": requests.slots,
+            "streams": requests.streams,
+            "peak_index": requests.peak_index,
+            "free_at_start": capacity.free_at_start,
+        });
+        fs::write(&plan, text.to_string()).with_context(|| plan.display().to_string())?;
+        let mut child = start(&scratch, python, [&program, &operations, &plan], worker, capacity)?;
+        let stdout = child.stdout.take().context("the replay has no output")?;
+        let sender = sender.clone();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                let sent = serde_json::from_str::<Value>(&line)
+                    .is_ok_and(|line| sender.send((worker, line)).is_ok());
+                if !sent {
+                    break;
+                }
+            }
+        });
+        workers.push((child, own.into_iter()));
+    }
+    drop(sender);
+    let mut answers = vec![None; settings.len()];
+    let mut torch = String::new();
+    let mut done = 0;
+    for (worker, line) in receiver {
+        if let Some(why) = line["no_torch"].as_str() {
+            stop(&mut workers);
+            let python = line["python"].as_str().unwrap_or_default();
+            bail!(
+                "{python} has no PyTorch for CUDA ({why}); name a Python that has it: memtrace tune --python PATH"
+            );
+        }
+        if let Some(version) = line["torch"].as_str() {
+            torch = version.to_owned();
+        } else if let Some(index) = workers[worker].1.next() {
+            answers[index] = Some(line);
+            done += 1;
+            progress(done);
+        }
+    }
+    for (child, _) in workers {
+        let output = child.wait_with_output().context("cannot wait for a replay")?;
+        if !output.status.success() {
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            let last = stderr.lines().last().unwrap_or("stderr is empty").to_owned();
+            bail!("{} failed: {}: {last}", Path::new(python).display(), output.status);
+        }
+    }
+    let answers: Option<Vec<Value>> = answers.into_iter().collect();
+    let answers = answers.ok_or_else(|| anyhow!("a replay ended without an answer"))?;
+    Ok(Replays { answers, torch })
+}
+
+/// Starts the replays of one process, on a simulated machine of its own: the processes of a machine share its memory.
+fn start(
+    scratch: &Scratch,
+    python: &OsString,
+    arguments: [&std::path::PathBuf; 3],
+    worker: usize,
+    capacity: Capacity,
+) -> Result<Child> {
+    let mut command = Command::new(python);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        // The user's settings could change the simulated GPU, and the order of its devices.
+        if name.starts_with("MEMTRACE_")
+            || name == "CUDA_VISIBLE_DEVICES"
+            || name == "PYTORCH_NO_CUDA_MEMORY_CACHING"
+        {
+            command.env_remove(name);
+        }
+    }
+    let preload = [scratch.loadable(&library(PHANTOM)?)?];
+    command
+        .env("LD_PRELOAD", preload_list(&preload, std::env::var_os("LD_PRELOAD").as_deref()))
+        .env(CARD_VARIABLE, format!("mem={},context=0", capacity.total))
+        .env(MACHINE_VARIABLE, format!("{}-{worker}", run_id()))
+        .env("PYTHONDONTWRITEBYTECODE", "1");
+    command.spawn().with_context(|| {
+        format!(
+            "cannot run {}; name a Python with PyTorch: memtrace tune --python PATH",
+            Path::new(python).display()
+        )
+    })
+}
+
+/// Ends the processes.
+fn stop(workers: &mut Vec<(Child, std::vec::IntoIter<usize>)>) {
+    for (child, _) in workers {
+        child.kill().ok();
+        child.wait().ok();
+    }
+}

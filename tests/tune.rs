@@ -1,0 +1,88 @@
+//! `memtrace tune`: its replays against runs of the same script with the same settings.
+
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+#[path = "common/torch.rs"]
+#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+mod harness;
+use harness::{Torch, scripts, succeeded, text};
+
+/// Runs `tests/scripts/allocators/odd_requests.py` on a simulated card, with these allocator settings; its trace goes to
+/// `out`. Returns the highest reserved bytes.
+fn reserved_with(torch: &Torch, settings: &str, out: &Path) -> i64 {
+    let script = scripts().join("allocators/odd_requests.py");
+    let output = harness::memtrace()
+        .args(["run", "--phantom", "mem=3g,context=400m", "-o"])
+        .arg(out)
+        .arg("--")
+        .arg(&torch.python)
+        .arg(script)
+        .env("PYTORCH_CUDA_ALLOC_CONF", settings)
+        .output()
+        .unwrap();
+    succeeded(&output);
+    text(&output.stdout).lines().last().unwrap().parse().unwrap()
+}
+
+fn tune(folder: &Path, arguments: &[&str]) -> Output {
+    harness::memtrace().arg("tune").args(arguments).current_dir(folder).output().unwrap()
+}
+
+#[test]
+fn tune_predicts_the_reserved_bytes_of_runs_with_other_settings() {
+    Torch::on_each(|torch| {
+        let folder = TempDir::new().unwrap();
+        let here = folder.path();
+        let reserved = reserved_with(torch, "", &here.join("out"));
+        let python = torch.python.to_str().unwrap();
+        let output = tune(here, &["out", "--json", "--python", python]);
+        succeeded(&output);
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(answer["replay_differences"], 0, "{answer:#}");
+        assert!(answer["replay_checks"].as_i64().unwrap() > 20, "{answer:#}");
+        assert_eq!(answer["failed_requests"], 1);
+        let trials = answer["trials"].as_array().unwrap();
+        assert!(trials.len() >= 7, "{answer:#}");
+        let of = |settings: &str| trials.iter().find(|trial| trial["settings"] == settings).unwrap();
+        assert_eq!(of("")["peak_reserved_bytes"], reserved);
+        let splits =
+            trials.iter().find(|trial| trial["settings"].as_str().unwrap().starts_with("max_split_size_mb"));
+        for settings in ["expandable_segments:True", splits.unwrap()["settings"].as_str().unwrap()] {
+            let real = reserved_with(torch, settings, &here.join("other"));
+            assert_eq!(of(settings)["peak_reserved_bytes"], real, "{settings} on {}", torch.version);
+            fs::remove_dir_all(here.join("other")).unwrap();
+        }
+    });
+}
+
+#[test]
+fn tune_names_what_it_lacks() {
+    Torch::run("2.11.0", |torch| {
+        let folder = TempDir::new().unwrap();
+        let here = folder.path();
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/oom-big");
+        let fixture = fixture.to_str().unwrap();
+        let python = torch.python.to_str().unwrap();
+        let refused = |arguments: &[&str], error: &str| {
+            let output = tune(here, arguments);
+            assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+            assert!(text(&output.stderr).contains(error), "{arguments:?}: {}", text(&output.stderr));
+            assert!(output.stdout.is_empty());
+        };
+        refused(&[fixture, "--python", "/no/such/python"], "--python PATH");
+        refused(&[fixture, "--python", "/usr/bin/python3"], "has no PyTorch for CUDA");
+        refused(&[fixture, "--device", "7", "--python", python], "device");
+        refused(&["nothing-here", "--python", python], "no such file");
+        // No settings help a request that is larger than the card; an unknown setting is torch's to refuse.
+        let output = tune(here, &[fixture, "--python", python, "--conf", "no_such_setting:1"]);
+        assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+        let said = text(&output.stdout);
+        assert!(said.contains("no_such_setting") && said.contains("no answer"), "{said}");
+        assert!(said.contains("No settings make it fit"), "{said}");
+    });
+}
