@@ -155,6 +155,7 @@ const OTHER_OPTIONS: &[&str] = &[
     "as",
     "by",
     "color",
+    "conf",
     "fail-over",
     "image",
     "interval",
@@ -168,6 +169,7 @@ const OTHER_OPTIONS: &[&str] = &[
     "phantom",
     "phantom-dynamic",
     "phantom-fault",
+    "python",
     "to",
     "format",
     "type",
@@ -193,6 +195,7 @@ fn ways_to_read(command: &str) -> Vec<Vec<&str>> {
         | "nvidia-smi" => Vec::new(),
         "diff" => vec![vec!["diff", "TRACE", "TRACE"]],
         "files" => vec![vec!["files", "TRACE"]],
+        "tune" => vec![vec!["tune", "TRACE"]],
         "live" => vec![vec!["live", "TRACE", "--once"]],
         "report" => vec![vec!["report", "TRACE"], vec!["report", "TRACE", "--against", "TRACE"]],
         "export" => {

@@ -11,6 +11,7 @@ use crate::read::record::Record;
 fn block(event: EventName, alloc_id: i64, bytes: i64, active: i64, reserved: i64) -> Record {
     Record {
         event,
+        device: 0,
         alloc_id,
         requested_bytes: bytes.abs(),
         rounded_bytes: bytes.abs(),
@@ -23,7 +24,7 @@ fn block(event: EventName, alloc_id: i64, bytes: i64, active: i64, reserved: i64
 }
 
 fn segment(event: EventName, status: i32, pool: i64) -> Record {
-    Record { event, status: status.into(), pool, ..Record::default() }
+    Record { event, device: 0, status: status.into(), pool, ..Record::default() }
 }
 
 fn requests(conf: &str, rows: &[Record]) -> Requests {
