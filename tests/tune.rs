@@ -25,8 +25,8 @@ fn reserved_with(torch: &Torch, settings: &str, out: &Path) -> i64 {
         .env("PYTORCH_CUDA_ALLOC_CONF", settings)
         .output()
         .unwrap();
-    succeeded(&output);
-    text(&output.stdout).lines().last().unwrap().parse().unwrap()
+    let said = succeeded(settings, &output);
+    said.lines().last().unwrap().parse().unwrap()
 }
 
 fn tune(folder: &Path, arguments: &[&str]) -> Output {
@@ -41,7 +41,8 @@ fn tune_predicts_the_reserved_bytes_of_runs_with_other_settings() {
         let reserved = reserved_with(torch, "", &here.join("out"));
         let python = torch.python.to_str().unwrap();
         let output = tune(here, &["out", "--json", "--python", python]);
-        succeeded(&output);
+        // One request is larger than the card, so no settings help.
+        assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(answer["replay_differences"], 0, "{answer:#}");
         assert!(answer["replay_checks"].as_i64().unwrap() > 20, "{answer:#}");
