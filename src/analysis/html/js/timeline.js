@@ -398,7 +398,7 @@ function paintTime(c, bottom, width, colours) {
   c.fillRect(PLOT.left, bottom, plotWidth(width), 1);
 }
 
-/** The pins of the peaks, OOMs and failed calls. */
+/** The pins of failed calls, peaks and OOMs. Where there is little room, the last get their labels first. */
 function pinsOf(t) {
   return t.once("pins", () => [
     ...t.failed.map((m) => ({
@@ -407,18 +407,18 @@ function pinsOf(t) {
       text: "retry",
       title: `cudaMalloc failed (status ${m.status}): the allocator empties its cache and retries`,
     })),
-    ...t.ooms.map((m) => ({
-      ts: m.ts_ns,
-      kind: "oom",
-      text: "OOM",
-      title: `out of memory: ${m.requested_bytes >= 0 ? bytes(m.requested_bytes) : "a request"} for ${shown(m.op)} in ${shown(m.module)}`,
-    })),
     {
       ts: t.peak_reserved.ts_ns,
       kind: "reserved",
       text: "reserved",
       title: `peak of reserved memory: ${bytes(t.peak_reserved.bytes)}`,
     },
+    ...t.ooms.map((m) => ({
+      ts: m.ts_ns,
+      kind: "oom",
+      text: "OOM",
+      title: `out of memory: ${m.requested_bytes >= 0 ? bytes(m.requested_bytes) : "a request"} for ${shown(m.op)} in ${shown(m.module)}`,
+    })),
     { ts: t.peak.ts_ns, kind: "peak", text: "peak", title: `peak: ${bytes(t.peak.bytes)}` },
   ]);
 }
