@@ -49,8 +49,8 @@ impl Fit {
     /// The folders of traces that the search left.
     fn left(&self) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.folder.path().join("out")) else { return Vec::new() };
-        let mut names: Vec<String> =
-            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let folders = entries.map(Result::unwrap).filter(|entry| entry.path().is_dir());
+        let mut names: Vec<String> = folders.map(|entry| entry.file_name().into_string().unwrap()).collect();
         names.sort();
         names
     }
@@ -74,7 +74,14 @@ fn fit_finds_the_largest_number_and_keeps_both_traces() {
     assert_eq!(json["phantom"], true);
     assert_eq!(json["trials"][3]["peak_used_bytes"], 8 << 20);
     assert!(json["trials"].as_array().unwrap().len() <= 21, "{json}");
-    assert_eq!(fit.stderr(), "", "no progress where there is no terminal");
+    // A line for each run as it ends, on stderr and in a file.
+    let lines = fit.stderr();
+    assert_eq!(lines.lines().count(), json["trials"].as_array().unwrap().len(), "{lines}");
+    assert!(
+        lines.starts_with("1: fits, peak 1.00 MiB, ") && lines.contains("\n1025: out of memory, "),
+        "{lines}"
+    );
+    assert_eq!(std::fs::read_to_string(fit.folder.path().join("out/trials.txt")).unwrap(), lines);
     // The suggested command works unchanged.
     let next = json["next"].as_array().unwrap().last().unwrap().as_str().unwrap();
     let words: Vec<&str> = next.split(' ').skip(1).collect();
@@ -177,4 +184,71 @@ fn fit_and_oom_say_when_the_answer_lies_inside_the_range_of_the_context() {
         assert!(text.contains("7580 may not fit on a real card"), "{text}");
         assert!(text.contains("7600 may fit on a real card"), "{text}");
     });
+}
+
+#[test]
+fn fit_ends_on_a_signal_with_what_it_knows() {
+    let calls = script("plain_calls.py");
+    let folder = TempDir::new().unwrap();
+    let mut command = memtrace();
+    command.args(["fit", "--phantom", "mem=1g,cc=8.0,context=0", "-o", "out", "--values", "10,20,30"]);
+    command.args(["--", "python3", &calls, "{}", "waits-at-30"]).current_dir(folder.path());
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let child = command.spawn().unwrap();
+    // The last run waits: its folder has the process's id.
+    let waits = folder.path().join("out/30/stdout.txt");
+    for _ in 0..6000 {
+        if std::fs::read_to_string(&waits).is_ok_and(|text| text.contains("waits")) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let kill = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
+    assert!(kill.unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(output.status.signal(), Some(15), "{output:?}");
+    let answer = text(&output.stdout);
+    assert!(answer.contains("ended by SIGTERM; so far 20 fits, no value was too large yet"), "{answer}");
+    assert!(!folder.path().join("out/30").exists() && folder.path().join("out/20").exists());
+}
+
+#[test]
+fn fit_ask_prints_a_figure_of_the_program_for_each_card_and_value() {
+    let calls = script("plain_calls.py");
+    let ask = |arguments: &[&str]| {
+        let folder = TempDir::new().unwrap();
+        let mut command = memtrace();
+        command.args(["fit", "--ask", "room for ([0-9,]+) blocks"]).args(arguments);
+        let output = command.current_dir(folder.path()).output().unwrap();
+        Fit { output, folder }
+    };
+    let program = ["--", "python3", &calls, "{}", "says"];
+    let fit = ask(&[&["--cards", "l4,a100-40g", "--values", "10,20", "--json"], &program[..]].concat());
+    let json = fit.json();
+    assert_eq!(fit.status(), 0, "{json:#}");
+    let runs: Vec<_> = json["runs"].as_array().unwrap().iter().collect();
+    let told = |run: &Value| (run["card"].clone(), run["value"].clone(), run["figure"].clone());
+    assert_eq!(runs.len(), 4);
+    assert_eq!(told(runs[0]), ("l4".into(), "10".into(), "1,010".into()));
+    assert_eq!(told(runs[3]), ("a100-40g".into(), "20".into(), "1,020".into()));
+    assert!(runs[3]["capacity_bytes"].as_i64() > runs[0]["capacity_bytes"].as_i64());
+
+    let fit = ask(&["--phantom", "l4", "-o", "out", "--", "python3", &calls, "5", "says"]);
+    assert!(fit.text().contains("1,005") && fit.status() == 0, "{}{}", fit.text(), fit.stderr());
+    // Nothing is printed that matches, and the program fails.
+    let fit = ask(&["--phantom", "l4", "--", "python3", &calls, "5"]);
+    assert!(fit.text().contains("not printed") && fit.status() == 1, "{}", fit.text());
+    let fit = ask(&["--phantom", "l4", "--", "python3", &calls, "9", "fails-at-8"]);
+    assert!(fit.text().contains("the data set has 7 samples") && fit.status() == 1, "{}", fit.text());
+    // Wrong requests.
+    for (arguments, hint) in [
+        (&["--phantom", "l4", "--", "python3", &calls, "{}"][..], "give both or neither"),
+        (&["--values", "1,2", "--", "python3", &calls, "5"], "give both or neither"),
+        (&["--cards", "l5", "--", "python3", &calls, "5"], "l5"),
+        (&["--ask", "(", "--", "python3", &calls, "5"], "--ask"),
+    ] {
+        let fit = ask(arguments);
+        assert!(fit.status() == 2 && fit.stderr().contains(hint), "{arguments:?}: {}", fit.stderr());
+    }
 }

@@ -38,8 +38,16 @@ impl<'a> PhantomArgs<'a> {
     /// # Errors
     /// When there is no such card; the message lists the cards.
     pub(crate) fn from_matches(matches: &'a ArgMatches) -> Result<Option<PhantomArgs<'a>>> {
+        let card = matches.get_one::<String>("phantom");
+        card.map(|card| PhantomArgs::of_card(matches, card)).transpose()
+    }
+
+    /// A card, with the other options for simulated GPUs.
+    ///
+    /// # Errors
+    /// As [`PhantomArgs::from_matches`].
+    pub(crate) fn of_card(matches: &'a ArgMatches, card: &'a str) -> Result<PhantomArgs<'a>> {
         let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
-        let Some(card) = text("phantom") else { return Ok(None) };
         let spec = Spec::parse(card).map_err(|error| anyhow!("--phantom {card}: {error}"))?;
         let eager = std::env::var_os(LOADING_VARIABLE).is_some_and(|value| value == "EAGER");
         let spec = if eager { spec.with_eager_loading() } else { spec };
@@ -52,7 +60,7 @@ impl<'a> PhantomArgs<'a> {
             let (text, count) = (&fault.text, counted(u64::from(spec.count), "card"));
             bail!("--phantom-fault `{text}`: --phantom {card} has {count}; their numbers begin with 0");
         }
-        Ok(Some(PhantomArgs { card, dynamic: text("phantom-dynamic"), spec, faults }))
+        Ok(PhantomArgs { card, dynamic: text("phantom-dynamic"), spec, faults })
     }
 
     /// The memory that is free at the start, and the range in which a real card's may lie.

@@ -6,7 +6,7 @@
 
 use std::process::ExitStatus;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
@@ -22,10 +22,12 @@ const FORWARDED: &[i32] =
 /// The forwarded signals that ask a program to end.
 const TERMINATING: &[i32] = &[sig::SIGINT, sig::SIGTERM, sig::SIGHUP, sig::SIGQUIT];
 
-/// Catches signals and forwards them to one child.
+/// Catches signals and forwards them to one child at a time.
 pub(crate) struct Forwarder {
+    /// Its process id; 0 while it is being started, -1 when there is none.
     child: Arc<AtomicI32>,
-    asked_to_end: Arc<AtomicBool>,
+    /// The last signal that asked us to end; 0 for none.
+    asked_to_end: Arc<AtomicI32>,
     handle: signal_hook::iterator::Handle,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -42,12 +44,12 @@ impl Forwarder {
         let handle = signals.handle();
         let child = Arc::new(AtomicI32::new(0));
         let target = Arc::clone(&child);
-        let asked_to_end = Arc::new(AtomicBool::new(false));
+        let asked_to_end = Arc::new(AtomicI32::new(0));
         let asked = Arc::clone(&asked_to_end);
         let thread = std::thread::spawn(move || {
             for origin in signals.forever() {
                 if TERMINATING.contains(&origin.signal) {
-                    asked.store(true, Ordering::Release);
+                    asked.store(origin.signal, Ordering::Release);
                 }
                 // The kernel sends the terminal's signals to the whole process group.
                 if matches!(origin.cause, Cause::Kernel) {
@@ -72,16 +74,29 @@ impl Forwarder {
         self.child.store(pid.cast_signed(), Ordering::Release);
     }
 
-    /// Stops forwarding once the child has ended, because its process id may be used again. True when a
-    /// signal asked us to end.
-    pub(crate) fn stop(mut self) -> bool {
+    /// A child is about to be started: signals are held back until [`Forwarder::set_child`].
+    pub(crate) fn expect_child(&self) {
+        self.child.store(0, Ordering::Release);
+    }
+
+    /// The child has ended, or was not started: its process id may be used again.
+    pub(crate) fn no_child(&self) {
         // `Pid::from_raw` gives no process for a negative number.
         self.child.store(-1, Ordering::Release);
+    }
+
+    /// The signal that asked us to end, if any.
+    pub(crate) fn asked_to_end(&self) -> Option<i32> {
+        Some(self.asked_to_end.load(Ordering::Acquire)).filter(|signal| *signal != 0)
+    }
+
+    /// Stops forwarding once the child has ended.
+    pub(crate) fn stop(mut self) {
+        self.no_child();
         self.handle.close();
         if let Some(thread) = self.thread.take() {
             thread.join().ok();
         }
-        self.asked_to_end.load(Ordering::Acquire)
     }
 }
 
@@ -96,11 +111,16 @@ fn ignored_signals() -> u64 {
 pub(crate) fn end_like(status: ExitStatus) -> std::process::ExitCode {
     use std::os::unix::process::ExitStatusExt;
     if let Some(signal) = status.signal() {
-        // The program has written its own core file.
-        let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
-        rustix::process::setrlimit(rustix::process::Resource::Core, none).ok();
-        signal_hook::low_level::emulate_default_handler(signal).ok();
-        return std::process::ExitCode::from(128_u8.wrapping_add(signal as u8));
+        return end_by(signal);
     }
     std::process::ExitCode::from(status.code().unwrap_or(1) as u8)
+}
+
+/// Ends this process by a signal. Returns the status of a shell when that fails.
+pub(crate) fn end_by(signal: i32) -> std::process::ExitCode {
+    // The program has written its own core file.
+    let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+    rustix::process::setrlimit(rustix::process::Resource::Core, none).ok();
+    signal_hook::low_level::emulate_default_handler(signal).ok();
+    std::process::ExitCode::from(128_u8.wrapping_add(signal as u8))
 }

@@ -5,6 +5,7 @@
 //! without an answer, and the end of its stderr is shown.
 
 mod answer;
+mod ask;
 mod bisect;
 mod trial;
 
@@ -19,13 +20,14 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::{Arg, ArgMatches, Command, value_parser};
 use memtrace_analysis::render::numbers::duration;
+use memtrace_trace::text::printable;
 use memtrace_trace::units::Unit;
 
 use crate::child_env::PhantomArgs;
 use crate::out_folder::OutFolder;
 use crate::{args, signals, terminal};
 use bisect::Bisection;
-use trial::{Outcome, PeakUse, Trial, run_trial};
+use trial::{Attempt, Outcome, PeakUse, Trial, run_trial};
 
 /// Stands for the value in the command.
 const PLACEHOLDER: &[u8] = b"{}";
@@ -67,6 +69,24 @@ pub(crate) fn command() -> Command {
                 .long("values")
                 .value_name("LIST")
                 .help("Try only these values, in the order of the memory that they need: 512,1024,2048"),
+        )
+        .arg(
+            Arg::new("ask")
+                .long("ask")
+                .value_name("REGEX")
+                .conflicts_with_all(["min", "max", "multiple-of"])
+                .help(
+                    "Search nothing: print the figure in the program's output that matches, such as \
+                     'KV cache size: ([0-9,]+) tokens', for each of --cards and --values",
+                ),
+        )
+        .arg(
+            Arg::new("cards")
+                .long("cards")
+                .value_name("LIST")
+                .requires("ask")
+                .conflicts_with("phantom")
+                .help("Run on each of these simulated cards: l4,2xl4,a100-40g"),
         )
         .arg(args::json_arg())
         .arg(args::program_arg().help("The program and its arguments, with {} in the place of the value"))
@@ -126,9 +146,10 @@ impl<'a> Plan<'a> {
         Ok(Plan { words, values, last, phantom })
     }
 
-    /// The command with `value` in the place of each [`PLACEHOLDER`].
-    fn command(&self, value: &str) -> Vec<OsString> {
-        self.words.iter().map(|word| with_value(word, value)).collect()
+    /// The run with `value` in the place of each [`PLACEHOLDER`].
+    fn attempt<'b>(&'b self, value: &'b str) -> Attempt<'b> {
+        let command = self.words.iter().map(|word| with_value(word, value)).collect();
+        Attempt { command, value, phantom: self.phantom.as_ref() }
     }
 }
 
@@ -149,23 +170,35 @@ fn with_value(word: &OsStr, value: &str) -> OsString {
 /// # Errors
 /// When the request is invalid, or the program cannot be run.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
+    if let Some(pattern) = matches.get_one::<String>("ask") {
+        return ask::run(matches, pattern);
+    }
     let plan = Plan::from_matches(matches)?;
     let out = OutFolder::new(matches.get_one::<PathBuf>("out"))?;
     let mut search = Bisection::new(plan.last);
     let mut trials: Vec<(usize, Trial)> = Vec::new();
-    let progress = Progress { on: std::io::stderr().is_terminal() };
+    let progress = Progress::new(&out);
+    let forwarder = signals::Forwarder::start()?;
     let mut stopped = None;
+    let mut ended_by = None;
     while let Some(index) = search.next(guess(&trials)) {
         let value = plan.values.text(index);
         progress.trying(&value, trials.len() + 1);
-        let trial = match run_trial(&plan, &value, &out)? {
-            ControlFlow::Continue(trial) => trial,
-            ControlFlow::Break(status) => {
-                progress.clear();
-                return Ok(signals::end_like(status));
+        // A signal may also arrive while a trace is read.
+        ended_by = forwarder.asked_to_end();
+        if ended_by.is_none() {
+            match run_trial(&plan.attempt(&value), &out, &forwarder)? {
+                ControlFlow::Continue(trial) => trials.push((index, trial)),
+                ControlFlow::Break(signal) => ended_by = Some(signal),
             }
-        };
-        progress.tried(&trial);
+        }
+        if let Some(signal) = ended_by {
+            progress.clear();
+            stopped = Some(interrupted(signal, &search, &plan));
+            break;
+        }
+        let Some((_, trial)) = trials.last() else { break };
+        progress.tried(trial);
         match trial.outcome {
             Outcome::Fits if trial.peak.processes == 0 => {
                 let hint =
@@ -179,7 +212,6 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
                     Some(format!("with value {value} the program failed for a reason other than memory"));
             }
         }
-        trials.push((index, trial));
         if stopped.is_none() && search.too_big.is_none() && unchanged(&trials) {
             stopped = Some(format!(
                 "the last {UNCHANGED} values have the same peak: the program does not use the value of {{}}"
@@ -189,6 +221,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
             break;
         }
     }
+    forwarder.stop();
     // Keep only the traces that the answer names.
     let named = [search.fits, search.too_big];
     for (index, trial) in &trials {
@@ -217,6 +250,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         stdout.write_all(answer.text().as_bytes())?;
     }
     stdout.flush()?;
+    if let Some(signal) = ended_by {
+        out.remove_if_empty();
+        return Ok(signals::end_by(signal));
+    }
     Ok(match (&answer.stopped, answer.fits) {
         (Some(_), _) => ExitCode::from(1),
         (None, Some(_)) => ExitCode::SUCCESS,
@@ -249,32 +286,60 @@ fn unchanged(trials: &[(usize, Trial)]) -> bool {
     peaks.len() == UNCHANGED && peaks.iter().all(|peak| *peak == peaks[0])
 }
 
-/// Shows each run on stderr, when that is a terminal.
+/// What is known when a signal ends the search.
+fn interrupted(signal: i32, search: &Bisection, plan: &Plan<'_>) -> String {
+    let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
+    let text = |index: usize| plan.values.text(index);
+    let known = match (search.fits.map(text), search.too_big.map(text)) {
+        (Some(fits), Some(too_big)) => {
+            format!("{fits} fits and {too_big} does not, the values between are not tried")
+        }
+        (Some(fits), None) => format!("{fits} fits, no value was too large yet"),
+        (None, Some(too_big)) => format!("{too_big} does not fit, no value fitted yet"),
+        (None, None) => "no run had ended".to_owned(),
+    };
+    format!("ended by {name}; so far {known}")
+}
+
+/// The name of the file in the output folder that has a line for each run.
+const TRIALS_FILE: &str = "trials.txt";
+
+/// Prints a line for each run as it ends, and keeps it in [`TRIALS_FILE`]. A terminal also shows the run in
+/// progress.
 struct Progress {
-    on: bool,
+    on_terminal: bool,
+    file: PathBuf,
 }
 
 impl Progress {
+    fn new(out: &OutFolder) -> Progress {
+        Progress { on_terminal: std::io::stderr().is_terminal(), file: out.folder.join(TRIALS_FILE) }
+    }
+
     fn trying(&self, value: &str, number: usize) {
-        if self.on {
+        if self.on_terminal {
             terminal::show_progress(&format!("run {number}: trying {value} ..."));
         }
     }
 
     fn clear(&self) {
-        if self.on {
+        if self.on_terminal {
             terminal::show_progress("");
         }
     }
 
     fn tried(&self, trial: &Trial) {
-        if self.on {
-            let took = duration(trial.took.as_nanos() as i64);
-            let peak = Unit::Auto.show(trial.peak.allocated);
-            let how = trial.outcome.word();
-            terminal::show_progress(&format!("{}: {how}, peak {peak}, {took}", trial.value));
-            eprintln!();
-        }
+        let took = duration(trial.took.as_nanos() as i64);
+        // A program without torch has no allocated memory, only calls of CUDA.
+        let PeakUse { allocated, used, .. } = trial.peak;
+        let peak = Unit::Auto.show(if allocated > 0 { allocated } else { used });
+        let line = format!("{}: {}, peak {peak}, {took}", trial.value, trial.outcome.word());
+        self.clear();
+        let line = printable(&line);
+        writeln!(std::io::stderr(), "{line}").ok();
+        // The lines are on stderr too: a full disk does not end the search.
+        let file = fs::OpenOptions::new().create(true).append(true).open(&self.file);
+        file.and_then(|mut file| writeln!(file, "{line}")).ok();
     }
 }
 

@@ -1,10 +1,11 @@
 //! Runs the program with one value, and measures its peak.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::ops::ControlFlow;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -13,10 +14,10 @@ use memtrace_analysis::reports;
 use memtrace_trace::units::Unit;
 use serde_json::Value;
 
-use super::Plan;
-use crate::child_env::{Scratch, run_id, traced_command};
+use crate::child_env::{PhantomArgs, Scratch, run_id, traced_command};
 use crate::out_folder::OutFolder;
-use crate::{recovery, signals, trace_input};
+use crate::signals::Forwarder;
+use crate::{recovery, trace_input};
 
 /// The last lines of a failed program's stderr that are shown.
 const TAIL_LINES: usize = 12;
@@ -48,8 +49,10 @@ pub(super) struct Trial {
     pub(super) value: String,
     pub(super) outcome: Outcome,
     pub(super) took: Duration,
-    /// The folder of its traces.
+    /// The folder of its traces, as the user would type it.
     pub(super) folder: PathBuf,
+    /// The same, absolute.
+    pub(super) files: PathBuf,
     /// Zeros when there is no trace.
     pub(super) peak: PeakUse,
 }
@@ -76,16 +79,25 @@ pub(super) struct PeakUse {
     pub(super) by_category: Vec<(String, i64)>,
 }
 
-/// Runs the program with `value`. Breaks off with the program's status when a signal asked this command to
-/// end.
+/// A run to make.
+pub(super) struct Attempt<'a> {
+    /// The program and its arguments.
+    pub(super) command: Vec<OsString>,
+    /// The value, which names the run.
+    pub(super) value: &'a str,
+    pub(super) phantom: Option<&'a PhantomArgs<'a>>,
+}
+
+/// Makes a run. Breaks off with the signal that asked this command to end.
 ///
 /// # Errors
 /// When the program cannot be run, or its folder exists already.
 pub(super) fn run_trial(
-    plan: &Plan<'_>,
-    value: &str,
+    attempt: &Attempt<'_>,
     out: &OutFolder,
-) -> Result<ControlFlow<ExitStatus, Trial>> {
+    forwarder: &Forwarder,
+) -> Result<ControlFlow<i32, Trial>> {
+    let Attempt { command, value, phantom } = attempt;
     let name: String =
         value.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect();
     let folder = out.folder.join(&name);
@@ -95,18 +107,18 @@ pub(super) fn run_trial(
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let run_id = run_id();
     let scratch = Scratch::new(&run_id)?;
-    let command = plan.command(value);
-    let mut child = traced_command(&scratch, &command, &folder, &run_id, plan.phantom.as_ref())?;
+    let mut child = traced_command(&scratch, command, &folder, &run_id, *phantom)?;
     let stream = |name: &str| -> Result<File> {
         let path = folder.join(name);
         File::create_new(&path).with_context(|| path.display().to_string())
     };
     child.stdin(Stdio::null()).stdout(stream("stdout.txt")?).stderr(stream("stderr.txt")?);
-    let forwarder = signals::Forwarder::start()?;
+    forwarder.expect_child();
     let started = Instant::now();
     let mut child = match child.spawn() {
         Ok(child) => child,
         Err(error) => {
+            forwarder.no_child();
             fs::remove_dir_all(&folder).ok();
             out.remove_if_empty();
             bail!("cannot run {}: {error}", Path::new(&command[0]).display());
@@ -115,10 +127,11 @@ pub(super) fn run_trial(
     forwarder.set_child(child.id());
     let status = child.wait().context("cannot wait for the program")?;
     let took = started.elapsed();
-    if forwarder.stop() {
+    forwarder.no_child();
+    if let Some(signal) = forwarder.asked_to_end() {
+        // Its peak is not the program's.
         fs::remove_dir_all(&folder).ok();
-        out.remove_if_empty();
-        return Ok(ControlFlow::Break(status));
+        return Ok(ControlFlow::Break(signal));
     }
     let shown = out.shown.join(&name);
     let (peak, request) = measure(&folder, &run_id)?;
@@ -136,7 +149,14 @@ pub(super) fn run_trial(
             Outcome::Failed(ended, lines[lines.len().saturating_sub(TAIL_LINES)..].to_vec())
         }
     };
-    Ok(ControlFlow::Continue(Trial { value: value.to_owned(), outcome, took, folder: shown, peak }))
+    Ok(ControlFlow::Continue(Trial {
+        value: (*value).to_owned(),
+        outcome,
+        took,
+        folder: shown,
+        files: folder,
+        peak,
+    }))
 }
 
 /// Returns true if a program's stderr reports that memory ran out. The trace has no OOM when an allocation
