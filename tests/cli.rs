@@ -152,8 +152,10 @@ const COUNTS: [&str; 5] = ["top", "depth", "calls", "width", "height"];
 /// Options that select no part of a trace.
 const OTHER_OPTIONS: &[&str] = &[
     "against",
+    "ask",
     "as",
     "by",
+    "cards",
     "color",
     "conf",
     "fail-over",

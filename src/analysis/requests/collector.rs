@@ -102,12 +102,8 @@ impl DeviceRequests {
     fn feed(&mut self, row: &Record, collects_garbage: bool, capacity: i64) {
         match row.event {
             EventName::Alloc | EventName::Live if row.delta_bytes > 0 => self.alloc(row),
-            EventName::Free => {
-                // A block that another stream still uses stays active; it comes back with `free_completed`.
-                if row.active_bytes < self.active {
-                    self.free(row.alloc_id);
-                }
-            }
+            // A block that another stream still uses stays active; it comes back with `free_completed`.
+            EventName::Free if row.active_bytes < self.active => self.free(row.alloc_id),
             EventName::FreeCompleted => self.free(row.alloc_id),
             EventName::Oom => self.oom(row),
             EventName::SegmentAlloc | EventName::SegmentMap => {

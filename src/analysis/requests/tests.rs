@@ -24,7 +24,7 @@ fn block(event: EventName, alloc_id: i64, bytes: i64, active: i64, reserved: i64
 }
 
 fn segment(event: EventName, status: i32, pool: i64) -> Record {
-    Record { event, device: 0, status: status.into(), pool, ..Record::default() }
+    Record { event, device: 0, status, pool, ..Record::default() }
 }
 
 fn requests(conf: &str, rows: &[Record]) -> Requests {

@@ -8,6 +8,7 @@ import random
 import torch
 
 draw = random.Random(int(torch.__version__.split(".")[1]))
+OUT_OF_MEMORY = getattr(torch, "OutOfMemoryError", RuntimeError)
 side = torch.cuda.Stream()
 live = []
 
@@ -40,6 +41,6 @@ for step in range(6):
     if step == 4:
         try:
             tensor(64 << 30)
-        except torch.OutOfMemoryError if hasattr(torch, "OutOfMemoryError") else RuntimeError:
+        except OUT_OF_MEMORY:
             print("a request ran out of memory")
 print(torch.cuda.max_memory_reserved())

@@ -1,6 +1,5 @@
 //! `memtrace kernel`: Jupyter kernels that are traced.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, ExitCode, Stdio};
 
@@ -167,7 +166,7 @@ fn install(python: &Path, request: &Value) -> Result<Outcome> {
 fn pythons() -> Result<Vec<PathBuf>> {
     let own = std::env::current_exe().context("cannot find the command memtrace")?;
     let beside = own.parent().unwrap_or(Path::new("/"));
-    let path = std::env::var_os("PATH").unwrap_or_else(OsString::new);
+    let path = std::env::var_os("PATH").unwrap_or_default();
     let folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
     let mut found = Vec::new();
     for name in ["python3", "python"] {

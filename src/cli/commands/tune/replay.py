@@ -2,9 +2,9 @@
 
 usage: replay.py REQUESTS PLAN
 
-REQUESTS has four 64-bit integers for each operation (src/analysis/requests). PLAN is JSON. Prints a line of JSON for
-each setting. Each setting has a process of its own, because the allocator reads its settings once; torch is imported
-before, which takes longest.
+REQUESTS has four 64-bit integers for each operation (src/analysis/requests). PLAN is JSON. Prints a line of
+JSON for each setting. Each setting has a process of its own, because the allocator reads its settings once;
+torch is imported before, which takes longest.
 """
 
 import ctypes
@@ -59,8 +59,14 @@ class Pools:
     def __init__(self, torch):
         own = torch._C
         # torch 2.1 and 2.2 direct the requests of a stream, later ones those of all streams.
-        self.begin = getattr(own, "_cuda_beginAllocateToPool", None) or own._cuda_beginAllocateCurrentStreamToPool
-        end = "_cuda_endAllocateToPool" if hasattr(own, "_cuda_endAllocateToPool") else "_cuda_endAllocateCurrentStreamToPool"
+        self.begin = (
+            getattr(own, "_cuda_beginAllocateToPool", None) or own._cuda_beginAllocateCurrentStreamToPool
+        )
+        end = (
+            "_cuda_endAllocateToPool"
+            if hasattr(own, "_cuda_endAllocateToPool")
+            else "_cuda_endAllocateCurrentStreamToPool"
+        )
         self.end = getattr(own, end)
         self.give_back = own._cuda_releasePool
         self.handle = torch.cuda.graph_pool_handle
@@ -231,7 +237,11 @@ def main():
         print(json.dumps({"no_torch": str(error), "python": sys.executable}), flush=True)
         return
     if not torch.version.cuda:
-        print(json.dumps({"no_torch": f"torch {torch.__version__} is built without CUDA", "python": sys.executable}))
+        print(
+            json.dumps(
+                {"no_torch": f"torch {torch.__version__} is built without CUDA", "python": sys.executable}
+            )
+        )
         return
     print(json.dumps({"torch": torch.__version__, "python": sys.executable}), flush=True)
     with open(requests_path, "rb") as file:
