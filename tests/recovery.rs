@@ -81,6 +81,35 @@ fn repair_finishes_every_killed_run_of_a_folder_and_names_each() {
 }
 
 #[test]
+fn repair_ends_the_part_before_when_the_process_was_killed_between_two_parts() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let traced = Traced::new(&program(), &["kill", "3017"]).env("MEMTRACE_OUT", folder.path());
+    assert_eq!(traced.env("MEMTRACE_ROTATE", "64k").run().status(), 128 + 9);
+    // The parts in their order: NAME.csv, NAME.part2.csv, ...
+    let mut parts = traces(folder.path());
+    let number = |file: &PathBuf| RowReader::open(file).unwrap().meta().part;
+    parts.sort_by_key(number);
+    assert!(parts.len() > 2, "{parts:?}");
+    // The writer makes the new part and its checkpoint, and then writes the end row of the old one.
+    let old = &parts[parts.len() - 2];
+    let whole = fs::read_to_string(old).unwrap();
+    let without_end = &whole[..whole.trim_end().rfind('\n').unwrap() + 1];
+    fs::write(old, &whole[..without_end.len() + 7]).unwrap();
+    let check = memtrace(&["check", "--repair"], folder.path());
+    assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
+    // The time of the row is that of the row before it: when the new part began is in no file.
+    let fields = |text: &str| -> Vec<String> {
+        let last = text.lines().last().unwrap();
+        last.split(',')
+            .enumerate()
+            .filter(|(index, _)| *index != 1)
+            .map(|(_, field)| field.to_owned())
+            .collect()
+    };
+    assert_eq!(fields(&fs::read_to_string(old).unwrap()), fields(&whole));
+}
+
+#[test]
 fn repair_by_six_commands_at_once_succeeds_for_all() {
     for round in 0..3 {
         let folder = tempfile::TempDir::new().unwrap();

@@ -72,9 +72,10 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
         fs::remove_file(next)?;
     }
     remove_unfinished(csv);
+    unfinished.end_part_before(csv)?;
     let length = fs::metadata(csv)?.len();
     let mut trace = OpenOptions::new().read(true).write(true).open(csv)?;
-    let mut encoder = unfinished.encoder(csv)?;
+    let (mut encoder, _) = unfinished.encoder(csv, unfinished.whole)?;
     encoder.set_stacks_written(cut_stacks(csv)?);
     // The end row says that the trace is complete, so the stacks come first.
     append_stacks(csv, &mut encoder)?;
@@ -98,7 +99,7 @@ pub fn repair_beside(csv: &Path, part: &Path) -> io::Result<Result<Rest, Repaire
         Ok(unfinished) => unfinished,
         Err(instead) => return Ok(Err(instead)),
     };
-    let mut encoder = unfinished.encoder(csv)?;
+    let (mut encoder, _) = unfinished.encoder(csv, unfinished.whole)?;
     let mut sink = FileRows { writer: RowWriter::new(create_private(part)?), rows: 0 };
     let mut meta = unfinished.meta.clone();
     meta.part = unfinished.part as u32 + 1;
@@ -163,17 +164,46 @@ impl Unfinished {
         Ok(Ok(Unfinished { journal_path, found, journal, meta, part, whole }))
     }
 
-    /// The encoder of the process, as it was after the whole part of the trace.
-    fn encoder(&self, csv: &Path) -> io::Result<Encoder> {
+    /// Writes the end row of the part before that at `csv`, if it has none. A process writes it last when it begins a
+    /// new part, so a kill in between leaves a gap in the numbers of the rows.
+    fn end_part_before(&self, csv: &Path) -> io::Result<()> {
+        if self.part < 2 {
+            return Ok(());
+        }
+        let before = files::part_before(csv, self.part);
+        let found = journal_of(&before);
+        let is_of_this_run = |(journal, meta): &(PathBuf, Meta)| {
+            *journal == self.journal_path && u64::from(meta.part.max(1)) == self.part - 1
+        };
+        // A part that was compressed or removed had its end row.
+        if !found.is_ok_and(|found| found.as_ref().is_some_and(is_of_this_run)) {
+            return Ok(());
+        }
+        let whole = whole_lines(&before, u64::MAX)?;
+        let (mut encoder, last_ns) = self.encoder(&before, whole)?;
+        let mut part = OpenOptions::new().write(true).open(&before)?;
+        part.set_len(whole)?;
+        part.seek(SeekFrom::End(0))?;
+        let mut sink = FileRows { writer: RowWriter::without_header(part), rows: 0 };
+        encoder.end(last_ns, 0, Ending::Rotated, "", &mut sink)?;
+        sink.writer.flush()?;
+        sink.writer.get_ref().sync_all()
+    }
+
+    /// The encoder of the process, as it was after the first `whole` bytes of the trace or part at `csv`, and the clock
+    /// of the last row in them.
+    fn encoder(&self, csv: &Path, whole: u64) -> io::Result<(Encoder, u64)> {
         let mut encoder = self.journal.encoder();
         self.journal.define(&self.found.names(), &mut encoder);
-        let prefix = File::open(csv)?.take(self.whole);
+        let prefix = File::open(csv)?.take(whole);
         let mut reader = RowReader::new(csv, prefix).map_err(io::Error::other)?;
+        let mut last = 0;
         while let Some(row) = reader.next_row().map_err(io::Error::other)? {
             encoder.restore_row(&row);
+            last = last.max(row.ts_ns);
         }
         self.journal.restore_reported_lost(&mut encoder);
-        Ok(encoder)
+        Ok((encoder, self.journal.run.start_ns.saturating_add_signed(last)))
     }
 
     /// Writes the rows of the events in the journal, and the end row.

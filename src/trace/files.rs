@@ -116,6 +116,12 @@ pub fn part(any: &Path, part: u64) -> PathBuf {
     with_ending(&first_stem(any), &format!(".{PART}{part}{TRACE}"))
 }
 
+/// The path of the part before the one numbered `part` (2 or more), beside it.
+#[must_use]
+pub fn part_before(any: &Path, part: u64) -> PathBuf {
+    if part > 2 { self::part(any, part - 1) } else { with_ending(&first_stem(any), TRACE) }
+}
+
 /// The stacks of a trace or part. Those of a compressed one are not compressed.
 #[must_use]
 pub fn stacks(trace: &Path) -> PathBuf {
