@@ -212,6 +212,7 @@ pub(super) const TERMS: &[Term] = &[
         "Scratch memory of a library such as cuBLAS or cuDNN. It has no tensor.",
     ),
     term(&["sample"], "A row with the device's own figures; see sampled."),
+    term(&["figure"], "What a program printed: the groups of the expression of `memtrace fit --ask`."),
     term(&["advice"], "A change that lowers the figure on the same line."),
     term(&["limit", "budget"], "The most memory that a file for `memtrace budget` allows."),
     term(
