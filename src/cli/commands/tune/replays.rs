@@ -71,7 +71,10 @@ pub(super) fn run(
             "free_at_start": capacity.free_at_start,
         });
         fs::write(&plan, text.to_string()).with_context(|| plan.display().to_string())?;
-        let mut child = start(&scratch, python, [&program, &operations, &plan], worker, capacity)?;
+        // A file, because nobody reads a pipe while the replays run.
+        let errors = path(&format!("stderr{worker}"));
+        let stderr = File::create_new(&errors).with_context(|| errors.display().to_string())?;
+        let mut child = start(&scratch, python, [&program, &operations, &plan], worker, (capacity, stderr))?;
         let stdout = child.stdout.take().context("the replay has no output")?;
         let sender = sender.clone();
         std::thread::spawn(move || {
@@ -105,12 +108,13 @@ pub(super) fn run(
             progress(done);
         }
     }
-    for (child, _) in workers {
-        let output = child.wait_with_output().context("cannot wait for a replay")?;
-        if !output.status.success() {
-            let stderr = String::from_utf8_lossy(&output.stderr);
-            let last = stderr.lines().last().unwrap_or("stderr is empty").to_owned();
-            bail!("{} failed: {}: {last}", Path::new(python).display(), output.status);
+    for (worker, (mut child, _)) in workers.into_iter().enumerate() {
+        let status = child.wait().context("cannot wait for a replay")?;
+        if !status.success() {
+            let stderr = fs::read(path(&format!("stderr{worker}"))).unwrap_or_default();
+            let stderr = String::from_utf8_lossy(&stderr);
+            let last = stderr.lines().last().unwrap_or("stderr is empty");
+            bail!("{} failed: {status}: {last}", Path::new(python).display());
         }
     }
     let answers: Option<Vec<Value>> = answers.into_iter().collect();
@@ -124,10 +128,10 @@ fn start(
     python: &OsString,
     arguments: [&std::path::PathBuf; 3],
     worker: usize,
-    capacity: Capacity,
+    (capacity, stderr): (Capacity, File),
 ) -> Result<Child> {
     let mut command = Command::new(python);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
         // The user's settings could change the simulated GPU, and the order of its devices.
