@@ -294,23 +294,6 @@ columns!(schema);
 
 const _: () = assert!(COLUMNS.len() >= FIRST_COLUMNS);
 
-/// A number plus the bound of its column, for [`Row::fits`]: at most twice the bound when the number fits. The columns
-/// of the other bound add nothing.
-macro_rules! shifted {
-    ($row:ident MAX_BYTES bytes $name:ident) => {
-        $row.$name.wrapping_add(MAX_BYTES.cast_signed()).cast_unsigned()
-    };
-    ($row:ident MAX_NUMBER request $name:ident) => {
-        shifted!($row MAX_NUMBER i64 $name)
-    };
-    ($row:ident MAX_NUMBER i64 $name:ident) => {
-        $row.$name.wrapping_add(MAX_NUMBER.cast_signed()).cast_unsigned()
-    };
-    ($row:ident $bound:ident $type:ident $name:ident) => {
-        0
-    };
-}
-
 /// A number, cut to the bound of its column.
 macro_rules! bounded {
     ($row:ident bytes $name:ident) => {
@@ -333,15 +316,6 @@ macro_rules! bounds {
         $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
     )+ })+) => {
         impl Row<'_> {
-            /// False when a number is as far from 0 as the bound of its column, or further. All numbers are tested at
-            /// once, because none ever is.
-            #[inline(always)]
-            pub(crate) fn fits(&self) -> bool {
-                let bytes = 0 $($(| shifted!(self MAX_BYTES $type $name))+)+;
-                let numbers = 0 $($(| shifted!(self MAX_NUMBER $type $name))+)+;
-                bytes < 2 * MAX_BYTES && numbers < 2 * MAX_NUMBER
-            }
-
             /// The row with each number cut to the bound of its column.
             #[cold]
             pub(crate) fn bounded(&self) -> Self {

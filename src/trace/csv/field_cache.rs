@@ -218,3 +218,14 @@ pub(super) struct FieldCache {
     pub(super) columns: ColumnCaches,
     pub(super) blocks: BlockCaches,
 }
+
+impl FieldCache {
+    /// Empties the caches of numbers.
+    pub(super) fn forget_numbers(&mut self) {
+        let owners = std::mem::take(&mut self.blocks.owners);
+        *self = FieldCache {
+            columns: ColumnCaches::default(),
+            blocks: BlockCaches { owners, ..BlockCaches::default() },
+        };
+    }
+}

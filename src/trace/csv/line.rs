@@ -1,6 +1,7 @@
 //! One line of the CSV: its fields, written one behind the other.
 
 use super::field_cache::{CachedWord, Numbers, One};
+use crate::columns::{MAX_BYTES, MAX_NUMBER};
 use crate::text::NONE;
 
 /// The most bytes of a field beside those of its text: a number has 20 bytes and a comma, and fixed-size copies write
@@ -10,17 +11,31 @@ pub(super) const FIELD: usize = 32;
 /// 10^8: numbers below it have at most eight digits.
 const NINE_DIGITS: u64 = 100_000_000;
 
+/// 10^16: numbers from it on take the path of [`LineBuffer::long`] that no usual number takes, so the test of bounds
+/// costs the usual row nothing.
+const HUGE: u64 = NINE_DIGITS * NINE_DIGITS;
+const _: () = assert!(HUGE < MAX_BYTES && HUGE < MAX_NUMBER);
+
 /// A line that is being written.
 pub(super) struct LineBuffer<'a> {
     /// A buffer with space for the whole line.
     bytes: &'a mut [u8],
     at: usize,
+    huge: bool,
 }
 
 impl<'a> LineBuffer<'a> {
     /// A line that begins at `at`; `bytes` has space for it.
     pub(super) fn new(bytes: &'a mut [u8], at: usize) -> Self {
-        LineBuffer { bytes, at }
+        LineBuffer { bytes, at, huge: false }
+    }
+
+    /// Returns true if a number from [`HUGE`] on was formatted, which may be beyond the bound of its column. A number
+    /// that a cache had is not counted: [`FieldCache::forget_numbers`] keeps such numbers out of the caches.
+    ///
+    /// [`FieldCache::forget_numbers`]: super::field_cache::FieldCache::forget_numbers
+    pub(super) fn has_huge(&self) -> bool {
+        self.huge
     }
 
     /// The index at which the next field begins.
@@ -112,7 +127,13 @@ impl<'a> LineBuffer<'a> {
             return self.int(number);
         }
         let number = number.cast_unsigned();
-        self.numbers([(number / NINE_DIGITS).cast_signed()], prefix);
+        let high = [(number / NINE_DIGITS).cast_signed()];
+        if prefix.numbers == high {
+            self.put(&prefix.text, prefix.length);
+        } else {
+            self.huge |= number >= HUGE;
+            self.write_and_keep(high, prefix);
+        }
         // Without the comma that ends a number.
         self.at -= 1;
         let low = u128::from(ascii(digits(number % NINE_DIGITS))) | u128::from(b',') << 64;
@@ -141,6 +162,7 @@ impl<'a> LineBuffer<'a> {
             self.put(&(text >> (8 * zeros)).to_le_bytes(), 16 - zeros as usize);
             return self.put(b",", 1);
         }
+        self.huge = true;
         // The digits before the last sixteen, without the comma that ends a number.
         self.int((above / NINE_DIGITS).cast_signed());
         self.at -= 1;
