@@ -166,6 +166,7 @@ const OTHER_OPTIONS: &[&str] = &[
     "min",
     "multiple-of",
     "of",
+    "openmetrics",
     "out",
     "output",
     "phantom",

@@ -408,6 +408,41 @@ fn live_once_prints_one_view_for_scripts() {
 }
 
 #[test]
+fn live_openmetrics_has_the_numbers_of_the_reports() {
+    let trace = fixture("sharded");
+    let text = run(memtrace().args(["live", "--once", "--openmetrics", "-"]).arg(&trace));
+    assert!(text.ends_with("# EOF\n"), "{text}");
+    let sample = |name: &str, labels: &[(&str, &str)]| -> i64 {
+        let is_it = |line: &&str| {
+            line.starts_with(&format!("{name}{{"))
+                && labels.iter().all(|(label, value)| line.contains(&format!("{label}=\"{value}\"")))
+        };
+        let lines: Vec<&str> = text.lines().filter(is_it).collect();
+        assert_eq!(lines.len(), 1, "{name} {labels:?}\n{text}");
+        lines[0].rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    let ranks = run(memtrace().args(["ranks", "--json"]).arg(&trace));
+    let ranks: serde_json::Value = serde_json::from_str(&ranks).unwrap();
+    let ranks = ranks["ranks"].as_array().unwrap();
+    assert_eq!(ranks.len(), 4);
+    for known in ranks {
+        let rank = known["rank"].to_string();
+        let of = |name: &str| known[name].as_i64().unwrap();
+        for (total, name) in [("allocated", "peak_allocated_bytes"), ("reserved", "peak_reserved_bytes")] {
+            let labels = [("rank", rank.as_str()), ("total", total)];
+            assert_eq!(sample("memtrace_memory_peak_bytes", &labels), of(name), "{rank} {total}");
+        }
+        assert_eq!(sample("memtrace_rows_total", &[("rank", &rank)]), of("rows"));
+        let categories = text.lines().filter(|line| {
+            line.starts_with("memtrace_category_bytes{") && line.contains(&format!("rank=\"{rank}\""))
+        });
+        let sum: i64 = categories.map(|line| line.rsplit(' ').next().unwrap().parse::<i64>().unwrap()).sum();
+        let labels = [("rank", rank.as_str()), ("total", "allocated")];
+        assert_eq!(sum, sample("memtrace_memory_bytes", &labels), "the categories of rank {rank}");
+    }
+}
+
+#[test]
 fn timeline_is_as_wide_as_the_terminal_and_in_colour() {
     let command = format!("{} timeline {}", env!("CARGO_BIN_EXE_memtrace"), fixture("gpt").display());
     let Some(terminal) = Terminal::open(80, 40, &command) else { return };

@@ -110,6 +110,13 @@ pub fn first_stem(part: &Path) -> PathBuf {
     if is_part { plain.with_extension("") } else { plain }
 }
 
+/// The name of a trace or part, compressed or not, without its endings: the name of its process's trace.
+#[must_use]
+pub fn process_name(trace: &Path) -> String {
+    let plain = stacks_with(trace, TRACE);
+    first_stem(&plain).file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
 /// The path of the part numbered `part` (2 or more), beside any other part.
 #[must_use]
 pub fn part(any: &Path, part: u64) -> PathBuf {
@@ -181,6 +188,8 @@ mod tests {
         for path in ["d/h.r0.1.csv", "d/h.r0.1.part2.csv", "d/h.r0.1.part17.csv"] {
             assert_eq!(first_stem(Path::new(path)), Path::new("d/h.r0.1"));
             assert_eq!(part(Path::new(path), 3), Path::new("d/h.r0.1.part3.csv"));
+            assert_eq!(process_name(Path::new(&format!("{path}.zst"))), "h.r0.1");
+            assert_eq!(process_name(Path::new(path)), "h.r0.1");
         }
         let unfinished = unfinished_part(Path::new("d/h.r0.1.csv"), 2, "-2");
         assert_eq!(unfinished, Path::new("d/h.r0.1.part2-2.csv.unfinished"));

@@ -1,5 +1,6 @@
 //! `memtrace live`: shows a running trace, refreshed: memory in use, its owners, and the free memory left.
 
+mod openmetrics;
 mod screen;
 mod view;
 
@@ -59,6 +60,17 @@ pub(crate) fn command() -> Command {
                 .long("once")
                 .action(ArgAction::SetTrue)
                 .help("Print once and exit, for scripts and pipes"),
+        )
+        .arg(
+            Arg::new("openmetrics")
+                .long("openmetrics")
+                .value_name("FILE")
+                .value_parser(value_parser!(PathBuf))
+                .value_hint(ValueHint::FilePath)
+                .conflicts_with_all(["by", "units", "color"])
+                .help(
+                    "Write this file at each refresh instead, for Prometheus and node_exporter; - is stdout",
+                ),
         );
     for arg in args::shared_args() {
         if matches!(arg.get_id().as_str(), "rank" | "units" | "color") {
@@ -78,7 +90,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let units: Unit = text("units").parse().map_err(|why: String| anyhow!(why))?;
     let seconds: f64 = matches.get_one("interval").copied().unwrap_or(1.0);
     let stdout = std::io::stdout();
-    let interactive = !matches.get_flag("once") && terminal::width(&stdout).is_some();
+    let metrics = matches.get_one::<PathBuf>("openmetrics");
+    let interactive = metrics.is_none() && !matches.get_flag("once") && terminal::width(&stdout).is_some();
     let settings = ViewSettings {
         by: GROUPINGS.iter().position(|key| *key == text("by")).unwrap_or(0),
         sort: 0,
@@ -94,6 +107,12 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         return watch(&mut live_run, &mut view);
     }
     live_run.update();
+    let once = matches.get_flag("once");
+    if let Some(file) = metrics
+        && !once
+    {
+        openmetrics::write(&mut live_run, file, view.settings.rank, Some(view.settings.interval))?;
+    }
     if live_run.processes.is_empty() {
         bail!(
             "{}: no trace yet; write one with: memtrace run -o {} -- python train.py",
@@ -104,6 +123,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let ranks = || live_run.processes.iter().map(|process| process.meta.rank);
     if let Some(rank) = view.settings.rank.filter(|rank| !ranks().any(|known| known == *rank)) {
         return Err(selection::no_rank(path, rank, ranks().map(i64::from)).into());
+    }
+    if let Some(file) = metrics {
+        openmetrics::write(&mut live_run, file, view.settings.rank, None)?;
+        return Ok(ExitCode::SUCCESS);
     }
     let width = terminal::width(&stdout).unwrap_or(100);
     let lines = view.lines(&live_run, width, 40);
