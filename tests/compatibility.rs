@@ -1,0 +1,55 @@
+//! `scripts/programs`: programs of popular libraries, untraced and traced. The day's third of them runs here; the
+//! script alone runs all.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+#[expect(dead_code, reason = "each test crate uses its own part")]
+#[path = "common/installed.rs"]
+mod installed;
+use installed::{cache, missing};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// `scripts/programs` with these arguments.
+fn programs(arguments: &[&str]) -> Output {
+    Command::new("python3").arg(root().join("scripts/programs")).args(arguments).output().unwrap()
+}
+
+#[test]
+fn programs_of_the_days_third_print_the_same_traced_and_have_torchs_peaks() {
+    if !cache().join("programs-base/.list").exists() {
+        return missing("the libraries are not installed: run scripts/programs-env");
+    }
+    let output = programs(&["--today", "--jobs", "2"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn programs_of_the_list_are_all_on_the_page_of_the_docs() {
+    let page = std::fs::read_to_string(root().join("docs/programs.md")).unwrap();
+    let mut reader = csv::Reader::from_path(root().join("tests/compatibility/programs.csv")).unwrap();
+    let rows: Vec<_> = reader.records().map(Result::unwrap).collect();
+    assert!(rows.len() >= 35, "only {} programs", rows.len());
+    for row in rows {
+        let found = page.lines().find(|line| line.starts_with(&format!("| {} | ", &row[0])));
+        let found = found.unwrap_or_else(|| panic!("{} is missing: run scripts/programs --write", &row[0]));
+        assert!(found.contains(&row[6]), "the page does not say {:?} of {}", &row[6], &row[0]);
+    }
+}
+
+#[test]
+fn programs_refuses_options_that_choose_nothing() {
+    for (arguments, message) in [
+        (&["no such program"][..], "no program has no such program in its name"),
+        (&["--turn", "4"], "invalid choice: 4"),
+        (&["--jobs", "0"], "--jobs: at least 1"),
+    ] {
+        let output = programs(arguments);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains(message) && !stderr.contains("Traceback"), "{stderr}");
+    }
+}
