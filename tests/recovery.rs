@@ -107,6 +107,13 @@ fn repair_ends_the_part_before_when_the_process_was_killed_between_two_parts() {
             .collect()
     };
     assert_eq!(fields(&fs::read_to_string(old).unwrap()), fields(&whole));
+    // The last part is complete now, so nothing is repaired, as in a folder that cannot be written. The row that the part
+    // before lacks is no gap; a second one is.
+    fs::write(old, without_end).unwrap();
+    let check = memtrace(&["check"], folder.path());
+    assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
+    fs::write(old, &without_end[..without_end.trim_end().rfind('\n').unwrap() + 1]).unwrap();
+    assert_eq!(memtrace(&["check"], folder.path()).status.code(), Some(1));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use memtrace_trace::EventName;
 use memtrace_trace::meta::Meta;
 
 use crate::error::Result;
@@ -159,7 +160,8 @@ impl TraceFile {
     }
 
     /// Visits every row in the order of the file, the meta row first, with the `wanted` columns parsed, until
-    /// `visit` breaks. The opening rows of a later part are skipped: they repeat the part before.
+    /// `visit` breaks. The opening rows of a later part are skipped: they repeat the part before. The end row of a part
+    /// is written after the next part has begun, so a killed process leaves it out: then it is visited as it would be.
     ///
     /// # Errors
     /// When the file cannot be read, and at the first line that is not a row, unless `lenient`.
@@ -170,18 +172,30 @@ impl TraceFile {
         symbols: &SymbolTable,
         mut visit: impl FnMut(&Record) -> ControlFlow<()>,
     ) -> Result<ReadSummary> {
-        let mut summary = self.read_part(wanted, lenient, symbols, &mut visit)?;
+        let mut last = Record::default();
+        let mut visit = |record: &Record, begins_part: bool| {
+            if begins_part && last.event != EventName::End && last.seq.checked_add(2) == Some(record.seq) {
+                let (seq, ts_ns) = (last.seq + 1, last.ts_ns);
+                if visit(&Record { event: EventName::End, seq, ts_ns, ..Record::default() }).is_break() {
+                    return ControlFlow::Break(());
+                }
+            }
+            (last.event, last.seq, last.ts_ns) = (record.event, record.seq, record.ts_ns);
+            visit(record)
+        };
+        let mut summary = self.read_part(wanted, lenient, symbols, |record| visit(record, false))?;
         for part in &self.later {
             if summary.stopped {
                 break;
             }
             let mut skip = part.meta.opening_rows.saturating_add(1);
+            let mut begins_part = true;
             let more = part.read_part(wanted, lenient, symbols, |record| {
                 if skip > 0 {
                     skip -= 1;
                     return ControlFlow::Continue(());
                 }
-                visit(record)
+                visit(record, std::mem::take(&mut begins_part))
             })?;
             summary.stopped = more.stopped;
             summary.skipped += more.skipped;
