@@ -110,6 +110,38 @@ fn report_page_goes_to_the_oom() {
     }
 }
 
+/// An OOM in the first forward of a trace without tags. What was live is freed; then the program ends, or goes on.
+fn oom_without_tags(goes_on: bool) -> TempDir {
+    const MIB: i64 = 1 << 20;
+    let gpu = Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 200 * MIB };
+    let mut trace = TraceBuilder::new(Meta { world_size: 1, devices: vec![gpu], ..Meta::default() });
+    trace.segment(160 * MIB);
+    let forward =
+        Row { op: "aten::relu", phase: "forward", category: Category::Activation, step: 0, ..Row::default() };
+    let parameter = trace.alloc(100 * MIB, Row { op: "aten::empty", ..Row::default() });
+    let activation = trace.alloc(50 * MIB, forward);
+    let oom = Row { device: 0, event: EventName::Oom, status: 2, requested_bytes: 90 * MIB, ..forward };
+    trace.change(oom, [0; 3]);
+    trace.free(activation, 50 * MIB, forward);
+    trace.free(parameter, 100 * MIB, Row { op: "aten::empty", ..Row::default() });
+    if goes_on {
+        trace.alloc(MIB, Row { op: "aten::empty", ..Row::default() });
+    }
+    let folder = TempDir::new().unwrap();
+    std::fs::write(folder.path().join("host.r0.1.csv"), trace.finish()).unwrap();
+    folder
+}
+
+#[test]
+fn report_page_gives_a_block_one_category_at_the_oom_and_at_the_peak() {
+    // The frees of a program that ends are no sign that a block was temporary; those before further work are.
+    for (goes_on, category) in [(false, "parameter *"), (true, "(no category)")] {
+        let folder = oom_without_tags(goes_on);
+        let Some(page) = Page::of(&[folder.path()], &[]) else { return };
+        page.check("oom_categories", &[category, "activation"]);
+    }
+}
+
 #[test]
 fn report_page_compares_two_runs() {
     let (before, after) = (fixture("gpt"), fixture("conv"));

@@ -492,22 +492,27 @@ fn answer_on(trace: Vec<u8>, report: &str, values: &[(&'static str, &str)]) -> A
 }
 
 /// Five steps without a tag and without a module: two parameters, a batch, two activations, and their gradients. After
-/// the last optimizer the program allocates once more, as `loss.item()` does.
+/// the last optimizer the program allocates once more, as `loss.item()` does. The first matrix products of forward and
+/// backward leave workspaces of a parameter's size.
 fn plain_tensors() -> Vec<u8> {
     const KIB: i64 = 1024;
     let mut trace = TraceBuilder::default();
     trace.segment(64 << 20);
-    let script = |step| Row { op: "aten::mm", step, ..Row::default() };
-    for _ in 0..2 {
-        trace.alloc(8 * KIB, script(-1));
-    }
+    let script = |step| Row { op: "aten::empty", step, ..Row::default() };
+    let [first, second] = [0, 1].map(|_| trace.alloc(8 * KIB, script(-1)));
     for step in 0..5 {
         // The forward of the first step comes before any sign of training.
         let forward = script(if step == 0 { -1 } else { step });
         let backward = Row { phase: "backward", category: Category::Temporary, ..script(step) };
         let batch = trace.alloc(KIB, forward);
+        if step == 0 {
+            trace.alloc(8 * KIB, Row { op: "aten::addmm", ..forward });
+        }
         let activations = [trace.alloc(3 * KIB, forward), trace.alloc(4 * KIB, forward)];
         let loss = trace.alloc(512, forward);
+        if step == 0 {
+            trace.alloc(8 * KIB, Row { op: "aten::mm", ..backward });
+        }
         let gradients = [trace.alloc(8 * KIB, backward), trace.alloc(8 * KIB, backward)];
         for (block, bytes) in activations.into_iter().zip([3 * KIB, 4 * KIB]) {
             trace.free(block, bytes, forward);
@@ -521,6 +526,9 @@ fn plain_tensors() -> Vec<u8> {
         trace.free(loss, 512, forward);
         trace.free(batch, KIB, forward);
     }
+    for parameter in [first, second] {
+        trace.free(parameter, 8 * KIB, script(-1));
+    }
     trace.finish()
 }
 
@@ -533,8 +541,10 @@ fn peak_infers_categories_of_plain_tensors_without_tags_and_without_a_forward_ph
     };
     assert_eq!(bytes("parameter"), 16 << 10);
     assert_eq!(bytes("gradient"), 16 << 10);
-    // The loss is kept until the next iteration; the batch of the first was there before its first activation.
-    assert_eq!(bytes("activation"), (7 << 10) + 512);
+    // The loss is kept until the next iteration; the batch of the first was there before its first activation, and so
+    // was the workspace of its first product.
+    assert_eq!(bytes("activation"), (7 << 10) + 512 + (8 << 10));
+    assert_eq!(bytes("temporary"), 8 << 10);
     assert_eq!(bytes("(no category)"), 1 << 10);
     assert!(answer.text().contains("neither tags nor a forward phase"), "{}", answer.text());
 }

@@ -68,14 +68,20 @@ pub(super) struct BlockSelection {
 }
 
 impl BlockSelection {
-    /// A selection of up to `most` allocations, with those live at the peak first.
-    pub(super) fn new(sizes: &SizeHistogram, at_peak: &[Block], most: usize) -> BlockSelection {
-        let mut largest: Vec<&Block> = at_peak.iter().collect();
-        largest.sort_by_key(|block| (-block.bytes, block.id));
-        let wanted: FxHashSet<i64> = largest.iter().take(most * 2 / 3).map(|block| block.id).collect();
-        let inferred =
-            at_peak.iter().filter(|block| block.inferred).map(|block| (block.id, block.owner.category));
+    /// A selection of up to `most` allocations, with those live at the peak first, and a sixth of the page for those
+    /// live at an OOM.
+    pub(super) fn new(
+        sizes: &SizeHistogram,
+        at_peak: &[Block],
+        at_oom: &[Block],
+        most: usize,
+    ) -> BlockSelection {
+        let mut wanted = FxHashSet::default();
+        wanted.extend(largest(at_peak, most * 2 / 3));
         let room = if sizes.count as usize <= most { most } else { most - wanted.len() };
+        wanted.extend(largest(at_oom, MOST / 6));
+        let inferred = at_oom.iter().chain(at_peak).filter(|block| block.inferred);
+        let inferred = inferred.map(|block| (block.id, block.owner.category));
         let (threshold, room_at_threshold) = sizes.threshold(room as u64);
         BlockSelection {
             threshold,
@@ -87,16 +93,9 @@ impl BlockSelection {
         }
     }
 
-    /// The inferred category of a block at the peak.
+    /// The inferred category of a block at the peak or an OOM.
     pub(super) fn inferred(&self, id: i64) -> Option<Category> {
         self.inferred.get(&id).copied()
-    }
-
-    /// Reserves a sixth of the page for the largest blocks that are live now.
-    pub(super) fn reserve(&mut self, live: &[Block]) {
-        let mut largest: Vec<&Block> = live.iter().collect();
-        largest.sort_by_key(|block| (-block.bytes, block.id));
-        self.wanted.extend(largest.iter().take(MOST / 6).map(|block| block.id));
     }
 
     /// Adds a block that was freed, or is live at the end.
@@ -120,6 +119,13 @@ impl BlockSelection {
         }
         self.kept.push(KeptBlock { block, died_ns });
     }
+}
+
+/// The ids of the largest of some blocks, `most` at most.
+fn largest(blocks: &[Block], most: usize) -> impl Iterator<Item = i64> + use<'_> {
+    let mut blocks: Vec<&Block> = blocks.iter().collect();
+    blocks.sort_by_key(|block| (-block.bytes, block.id));
+    blocks.into_iter().take(most).map(|block| block.id)
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::Symbol;
 use crate::state::categories::FlowCategories;
 use crate::state::group::{Key, sorted};
-use crate::state::replay::{self, HOST, Metric, Owner};
+use crate::state::replay::{self, Block, HOST, Metric, Owner};
 use crate::state::replay_trace::{Replayed, replay_rows, replay_trace};
 use crate::state::series::TimeGrid;
 
@@ -26,10 +26,18 @@ pub(super) struct FirstReading {
     pub(super) replayed: Replayed,
     metric: Metric,
     sizes: Vec<(i32, SizeHistogram)>,
-    /// The `seq` and owner of the last OOM of each device.
-    ooms: Vec<(i32, Option<(i64, Owner)>)>,
+    /// The last OOM of each device.
+    ooms: Vec<(i32, Option<LastOom>)>,
     /// The time span of the window.
     time_ns: (i64, i64),
+}
+
+/// The last OOM of a device. Its live blocks are judged at the end of the trace, as those of the peak are.
+struct LastOom {
+    seq: i64,
+    owner: Owner,
+    /// The blocks that were live then and were freed later.
+    gone: Vec<Block>,
 }
 
 impl FirstReading {
@@ -51,7 +59,7 @@ impl FirstReading {
         flow: FlowCategories,
     ) -> Result<FirstReading> {
         let mut sizes: Vec<(i32, SizeHistogram)> = Vec::new();
-        let mut ooms: Vec<(i32, Option<(i64, Owner)>)> = Vec::new();
+        let mut ooms: Vec<(i32, Option<LastOom>)> = Vec::new();
         let mut time: Option<(i64, i64)> = None;
         let replayed = replay_trace(trace, Columns::of(&[]), options, metric, flow, |row, replay| {
             if replay.in_window() {
@@ -64,7 +72,14 @@ impl FirstReading {
             if counts {
                 of_device(&mut sizes, row.device).add(row.delta_bytes);
             } else if row.event == EventName::Oom && replay.in_window() {
-                *of_device(&mut ooms, row.device) = Some((row.seq, Owner::of(row)));
+                let oom = LastOom { seq: row.seq, owner: Owner::of(row), gone: Vec::new() };
+                *of_device(&mut ooms, row.device) = Some(oom);
+            } else if !ooms.is_empty()
+                && let Some(freed) = replay.freed()
+                && let Some(oom) = of_device(&mut ooms, freed.device)
+                && freed.id < oom.seq
+            {
+                oom.gone.push(*freed);
             }
         })?;
         // A trace without a window starts at time 0.
@@ -85,6 +100,10 @@ impl FirstReading {
         used.into_iter().map(|device| (device.ordinal, self.metric)).collect()
     }
 
+    fn last_oom(&self, ordinal: i32) -> Option<&LastOom> {
+        self.ooms.iter().find(|oom| oom.0 == ordinal)?.1.as_ref()
+    }
+
     /// The last OOM, the peak and its largest categories, in one line.
     pub(super) fn headline(&self, trace: &TraceFile, options: &Options) -> String {
         let Some((ordinal, metric)) = self.devices(options).first().copied() else {
@@ -93,7 +112,7 @@ impl FirstReading {
         let Some(device) = self.replayed.replay.find(ordinal) else { return String::new() };
         let peak = device.peak(metric);
         let mut line = String::new();
-        if let Some((_, Some((_, owner)))) = self.ooms.iter().find(|oom| oom.0 == ordinal) {
+        if let Some(LastOom { owner, .. }) = self.last_oom(ordinal) {
             line.push_str("Out of memory");
             if owner.step >= 0 {
                 line.push_str(&format!(", step {}", owner.step));
@@ -151,12 +170,9 @@ impl FirstReading {
             let modules: Vec<_> = modules.into_iter().map(|(name, group)| (name, group.bytes)).collect();
             let none = SizeHistogram::default();
             let sizes = self.sizes.iter().find(|sizes| sizes.0 == ordinal).map_or(&none, |(_, sizes)| sizes);
-            let oom = self
-                .ooms
-                .iter()
-                .find(|oom| oom.0 == ordinal)
-                .and_then(|(_, oom)| *oom)
-                .map_or(0, |(seq, _)| seq);
+            let oom = self.last_oom(ordinal);
+            let at_oom = oom.map(|oom| self.replayed.replay.at(ordinal, oom.seq, &oom.gone));
+            let oom = oom.map_or(0, |oom| oom.seq);
             let host = self.replayed.replay.find(HOST);
             let pinned_peak = host.map_or(0, |host| host.peak(Metric::Allocated).bytes);
             about.push(json!({
@@ -176,6 +192,7 @@ impl FirstReading {
                 "used_name": device.name_of(Metric::Used),
                 "peak_used": self.replayed.moment(device.peak(Metric::Used)),
                 "at_peak": groups::json(&at_peak, &self.replayed.symbols),
+                "at_oom": at_oom.as_ref().map(|blocks| groups::json(blocks, &self.replayed.symbols)),
                 "allocations": sizes.count,
                 "rows": self.replayed.replay.counts.rows,
                 "frees": self.replayed.replay.counts.of(EventName::Free),
@@ -193,10 +210,9 @@ impl FirstReading {
                 metric,
                 grid: TimeGrid::new(self.time_ns.0, self.time_ns.1, buckets),
                 moments: vec![device.peak(metric).seq, oom],
-                last_oom: oom,
                 peak_ns: device.peak(metric).ts_ns,
                 module_cut: ModuleCut::new(&modules),
-                selection: BlockSelection::new(sizes, &at_peak, most),
+                selection: BlockSelection::new(sizes, &at_peak, &at_oom.unwrap_or_default(), most),
             }));
         }
         // Only the live blocks are needed from here on.

@@ -33,7 +33,6 @@ pub(super) struct TrackPlan {
     pub(super) grid: TimeGrid,
     /// The `seq` of the rows of the peak and of the last OOM.
     pub(super) moments: Vec<i64>,
-    pub(super) last_oom: i64,
     /// The time of the peak.
     pub(super) peak_ns: i64,
     pub(super) module_cut: ModuleCut,
@@ -64,8 +63,6 @@ pub(super) struct Track {
     failed: Vec<Record>,
     segments: Vec<(i64, i64, i64, bool)>,
     segments_left_out: u64,
-    /// The live blocks at the last OOM, grouped.
-    pub(super) at_oom: Option<Value>,
 }
 
 impl Track {
@@ -90,7 +87,6 @@ impl Track {
             failed: Vec::new(),
             segments: Vec::new(),
             segments_left_out: 0,
-            at_oom: None,
             plan,
         }
     }
@@ -142,11 +138,6 @@ impl Track {
             self.detail.ts_ns.push(ts);
             self.detail.allocated.push(totals.get(self.plan.metric));
             self.detail.reserved.push(totals.reserved);
-        }
-        if row.seq == self.plan.last_oom {
-            let live = replay.live_on(self.plan.ordinal, false);
-            self.plan.selection.reserve(&live);
-            self.at_oom = Some(super::groups::json(&live, &replay.symbols));
         }
     }
 
@@ -261,7 +252,6 @@ impl Track {
             "sizes": spread(&self.sizes),
             "ooms": self.ooms.iter().map(|row| pin(row, replayed)).collect::<Vec<_>>(),
             "failed": self.failed.iter().map(|row| pin(row, replayed)).collect::<Vec<_>>(),
-            "at_oom": self.at_oom,
         })
     }
 }

@@ -78,6 +78,8 @@ pub struct Block {
 /// The moment of a block's free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Death {
+    /// The `seq` of its row.
+    pub(super) seq: i64,
     /// The step at that moment.
     pub step: i64,
     /// The phase at that moment.

@@ -10,22 +10,41 @@ use std::sync::Arc;
 
 use memtrace_trace::memory::MemoryKind;
 use memtrace_trace::{Category, EventName};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use crate::read::record::Record;
-use crate::read::symbols::Symbol;
-use crate::state::block::Block;
+use crate::read::symbols::{Symbol, SymbolTable};
+use crate::state::block::{Block, Death};
 
 /// The rules of inference, as a note for the reader.
-pub const RULE: &str = "* inferred, because the trace has no tags: parameter = allocated before the first forward pass, never freed; \
-                        gradient = of a parameter's size, allocated in a backward pass, live after it";
+pub const RULE: &str = "* inferred, because the trace has no tags: parameter = allocated before the first forward pass and not by a \
+                        matrix product, never freed; gradient = of a parameter's size, allocated in a backward pass, \
+                        live after it";
 
 /// The rules for a trace that has no forward phase either, because no module ran or modules are not traced.
 pub const RULE_WITHOUT_FORWARD: &str = "* inferred, as the trace has neither tags nor a forward phase: activation = born outside backward, and freed \
-                                        in the next backward or before another; parameter = there before the first activation, and stayed; \
-                                        gradient = of a parameter's size, born in backward, and outlived it";
+                                        in the next backward or before another, or kept by a matrix product; parameter = there before the first \
+                                        activation, and stayed; gradient = of a parameter's size, born in backward, and outlived it";
 
-/// The symbols of the phases that the rules depend on.
+/// The ops that call cuBLAS. What they leave behind outside backward is a result or a workspace of cuBLAS, which torch
+/// allocates in the first product of a thread and a stream (`at::cuda::getCurrentCUDABlasHandle`) and never frees. It
+/// looks like a parameter where the program's first product comes before its first activation.
+const PRODUCTS: [&str; 12] = [
+    "aten::mm",
+    "aten::addmm",
+    "aten::addmm_",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::baddbmm_",
+    "aten::mv",
+    "aten::addmv",
+    "aten::dot",
+    "aten::_addmm_activation",
+    "aten::_scaled_mm",
+    "aten::_int_mm",
+];
+
+/// The symbols of the phases and ops that the rules depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct Phases {
     /// `forward`
@@ -34,9 +53,21 @@ pub struct Phases {
     pub backward: Symbol,
     /// `optimizer`
     pub optimizer: Symbol,
+    products: [Symbol; PRODUCTS.len()],
 }
 
 impl Phases {
+    /// The symbols in a table.
+    #[must_use]
+    pub fn new(symbols: &SymbolTable) -> Phases {
+        Phases {
+            forward: symbols.intern("forward"),
+            backward: symbols.intern("backward"),
+            optimizer: symbols.intern("optimizer"),
+            products: PRODUCTS.map(|op| symbols.intern(op)),
+        }
+    }
+
     /// Returns true if a row of `phase` is work of a training step.
     pub(super) fn is_work(&self, phase: Symbol) -> bool {
         phase == self.forward || phase == self.backward || phase == self.optimizer
@@ -127,14 +158,33 @@ pub struct InferenceState {
     pub phase: Symbol,
     /// The backward passes so far.
     pub passes: Passes,
+    /// The `seq` of the last allocation.
+    pub last_alloc: i64,
+}
+
+impl InferenceState {
+    /// The free of a block, if the program went on after it. A program that ends, or that an exception ends, frees all it
+    /// has and allocates nothing more: such a block stayed.
+    fn death(&self, block: &Block) -> Option<Death> {
+        block.died.filter(|death| death.seq < self.last_alloc)
+    }
+
+    fn is_of_product(&self, block: &Block) -> bool {
+        self.phases.products.contains(&block.owner.op)
+    }
+
+    /// Returns true if a block outlived the pass after its birth.
+    fn stayed(&self, block: &Block) -> bool {
+        self.death(block).is_none_or(|death| death.pass > block.pass + 1)
+    }
 }
 
 /// Sets the categories of the blocks of one moment by [`RULE`], in a trace without tags, or without a forward phase by
 /// [`RULE_WITHOUT_FORWARD`]. A block to which no rule applies keeps the category of its rows.
 pub fn infer(blocks: &mut [Block], state: &InferenceState) {
-    let mut sizes = FxHashSet::default();
+    let mut of_size = FxHashMap::<i64, u32>::default();
     for block in blocks.iter_mut().filter(|block| is_parameter(block, state)) {
-        sizes.insert(block.bytes);
+        *of_size.entry(block.bytes).or_default() += 1;
         block.owner.category = Category::Parameter;
         block.inferred = true;
     }
@@ -142,32 +192,40 @@ pub fn infer(blocks: &mut [Block], state: &InferenceState) {
         block.owner.category = Category::Activation;
         block.inferred = true;
     }
-    // A block that outlives backward and has no parameter's size is a workspace of a library.
-    let fits = |block: &Block| sizes.contains(&block.bytes);
-    for block in blocks.iter_mut().filter(|block| fits(block) && outlived_backward(block, state)) {
-        block.owner.category = Category::Gradient;
-        block.inferred = true;
+    // A block that outlives backward and has no parameter's size is a workspace of a library. A workspace of a parameter's
+    // size is older than any gradient.
+    let mut survivors: Vec<_> = blocks.iter_mut().filter(|block| outlived_backward(block, state)).collect();
+    survivors.sort_unstable_by_key(|block| std::cmp::Reverse(block.id));
+    for block in survivors {
+        if let Some(left @ 1..) = of_size.get_mut(&block.bytes) {
+            *left -= 1;
+            block.owner.category = Category::Gradient;
+            block.inferred = true;
+        }
     }
 }
 
 fn is_parameter(block: &Block, state: &InferenceState) -> bool {
+    if state.is_of_product(block) {
+        return false;
+    }
     let Some((first_forward, step)) = state.first_forward else {
         let Some(first) = state.passes.first_activation else { return false };
-        let stayed = block.died.is_none_or(|death| death.pass > block.pass + 1);
-        return is_from_outside(block, &state.phases) && block.id < first && stayed;
+        return is_from_outside(block, &state.phases) && block.id < first && state.stayed(block);
     };
     // The first batch is also allocated before the first forward, but is freed in its step or in the next.
-    let stayed = block.died.is_none_or(|death| death.step > step + 1);
+    let stayed = state.death(block).is_none_or(|death| death.step > step + 1);
     block.owner.category == Category::None && block.id < first_forward && stayed
 }
 
 /// In a trace with a forward phase, activations have their category by it.
 fn is_activation(block: &Block, state: &InferenceState) -> bool {
-    let first = state.passes.first_activation.filter(|_| state.first_forward.is_none());
-    let ended = block.died.map_or(state.passes.begun, |death| death.pass);
-    first.is_some_and(|first| block.id >= first)
-        && is_from_outside(block, &state.phases)
-        && ended - block.pass <= 1
+    let Some(first) = state.passes.first_activation.filter(|_| state.first_forward.is_none()) else {
+        return false;
+    };
+    let ended = state.death(block).map_or(state.passes.begun, |death| death.pass);
+    let is_short = block.id >= first && ended - block.pass <= 1;
+    is_from_outside(block, &state.phases) && (is_short || state.is_of_product(block) && state.stayed(block))
 }
 
 fn outlived_backward(block: &Block, state: &InferenceState) -> bool {

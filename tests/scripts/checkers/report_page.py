@@ -332,6 +332,25 @@ def oom(path, answer):
     print("oom", shown(answer["requested_bytes"]))
 
 
+def oom_categories(path, first, other):
+    """The headline, the groups and the blocks have the same categories at the OOM: `first`, and `other`."""
+    with Open(path) as it:
+        found = it.page.evaluate(
+            """() => { const [t] = memtrace.tracks, mix = {};
+            for (const block of memtrace.liveAt(t.ooms.at(-1).ts_ns).live)
+                mix[block.category] = (mix[block.category] ?? 0) + block.bytes;
+            const groups = (all) => Object.fromEntries(all.category.map(([name, bytes]) => [name, bytes]));
+            return { mix, oom: groups(t.at_oom), peak: groups(t.at_peak) }; }"""
+        )
+        assert found["mix"] == found["oom"] and set(found["mix"]) == {first, other}, found
+        assert all(name in found["peak"] for name in found["oom"]), found
+        for place in ["#headline", "#holders"]:
+            assert first in it.text(place), (place, it.text(place))
+        if "(no category)" not in (first, other):
+            assert "(no category)" not in it.text("body")
+    print("categories", found["oom"])
+
+
 def compare(path, answer):
     """Two runs: the change is that of `memtrace diff --json`."""
     answer = json.loads(Path(answer).read_text())

@@ -31,21 +31,21 @@ impl Replay {
     /// `blocks` with inferred categories, where the trace infers any.
     fn with_inferred(&self, mut blocks: Vec<Block>) -> Vec<Block> {
         if self.infers() {
-            self.infer_categories(&mut blocks);
+            self.infer_categories(&mut blocks, self.last_alloc);
         }
         blocks
     }
 
     /// The state that the rules of inference depend on.
-    fn inference_state(&self) -> InferenceState {
-        let Replay { phases, first_forward, step, phase, .. } = *self;
-        InferenceState { phases, first_forward, step, phase, passes: self.passes }
+    fn inference_state(&self, last_alloc: i64) -> InferenceState {
+        let Replay { phases, first_forward, step, phase, passes, .. } = *self;
+        InferenceState { phases, first_forward, step, phase, passes, last_alloc }
     }
 
-    /// Sets the inferred categories of `blocks`.
-    pub(super) fn infer_categories(&self, blocks: &mut [Block]) {
+    /// Sets the inferred categories of `blocks`; `last_alloc` is the `seq` of the last allocation.
+    pub(super) fn infer_categories(&self, blocks: &mut [Block], last_alloc: i64) {
         if self.flow.is_empty() {
-            categories::infer(blocks, &self.inference_state());
+            categories::infer(blocks, &self.inference_state(last_alloc));
         } else {
             self.flow.apply(blocks);
         }
@@ -77,18 +77,30 @@ impl Replay {
     pub fn at_peak(&self, ordinal: i32, as_of: bool) -> Vec<Block> {
         let Some(device) = self.find(ordinal) else { return Vec::new() };
         let peak = device.peak(self.tracked).seq;
-        let blocks = self
-            .memory
-            .live
-            .values()
-            .filter(|block| block.device == ordinal && block.id <= peak)
-            .chain(&device.gone)
-            .filter(|block| self.is_of(block.kind, ordinal))
-            .map(|block| match block.then {
-                Some((owner, at)) if as_of && at == peak => Block { owner, ..*block },
-                _ => *block,
-            })
-            .collect();
-        if as_of { blocks } else { self.with_inferred(blocks) }
+        if !as_of {
+            return self.at(ordinal, peak, &device.gone);
+        }
+        let owned_then = |mut block: Block| {
+            block.owner = block.then.filter(|then| then.1 == peak).map_or(block.owner, |then| then.0);
+            block
+        };
+        self.live_since(ordinal, peak, &device.gone).map(owned_then).collect()
+    }
+
+    /// The blocks that were live on a device at the row `seq`, with their last owners and inferred categories. `gone` has
+    /// those that were freed since.
+    #[must_use]
+    pub fn at(&self, ordinal: i32, seq: i64, gone: &[Block]) -> Vec<Block> {
+        self.with_inferred(self.live_since(ordinal, seq, gone).collect())
+    }
+
+    fn live_since<'a>(
+        &'a self,
+        ordinal: i32,
+        seq: i64,
+        gone: &'a [Block],
+    ) -> impl Iterator<Item = Block> + use<'a> {
+        let live = self.memory.live.values().filter(move |block| block.device == ordinal && block.id <= seq);
+        live.chain(gone).filter(move |block| self.is_of(block.kind, ordinal)).copied()
     }
 }

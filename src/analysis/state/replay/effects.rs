@@ -85,6 +85,9 @@ impl Replay {
     }
 
     pub(super) fn alloc(&mut self, row: &Record, kind: MemoryKind) {
+        if kind == MemoryKind::Block && row.event != EventName::Live {
+            self.last_alloc = row.seq;
+        }
         if row.alloc_id != 0 {
             let block = Block {
                 kind,
@@ -129,7 +132,7 @@ impl Replay {
         if row.alloc_id != 0 {
             let (extent, death) = (
                 self.extent(row, kind),
-                Death { step: self.step, phase: self.phase, pass: self.passes.begun },
+                Death { seq: row.seq, step: self.step, phase: self.phase, pass: self.passes.begun },
             );
             self.freed = self.memory.free(row.alloc_id, death, |_| extent.freed());
             if let Some(freed) = self.freed {
@@ -183,7 +186,7 @@ impl Replay {
     /// whether it has tags.
     #[cold]
     fn count_unowned(&mut self, mut block: Block) {
-        self.infer_categories(std::slice::from_mut(&mut block));
+        self.infer_categories(std::slice::from_mut(&mut block), i64::MAX);
         let unowned = &mut self.memory.devices.device(block.device).unowned;
         unowned.all = unowned.all.wrapping_add(block.bytes);
         if !block.owner.is_nobody() {

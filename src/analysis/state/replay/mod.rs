@@ -89,7 +89,9 @@ pub struct Replay {
     pub first_forward: Option<(i64, i64)>,
     /// The backward passes so far.
     pub passes: Passes,
-    /// The phases that inference depends on.
+    /// The `seq` of the last allocation of a block.
+    last_alloc: i64,
+    /// The phases and ops that inference depends on.
     pub phases: Phases,
     /// The symbols of the rows.
     pub symbols: SymbolTable,
@@ -132,11 +134,8 @@ impl Replay {
             phase: Symbol::NONE,
             first_forward: None,
             passes: Passes::default(),
-            phases: Phases {
-                forward: symbols.intern("forward"),
-                backward: symbols.intern("backward"),
-                optimizer: symbols.intern("optimizer"),
-            },
+            last_alloc: 0,
+            phases: Phases::new(symbols),
             symbols: symbols.clone(),
             flow: FlowCategories::default(),
             window,

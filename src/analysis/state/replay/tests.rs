@@ -263,7 +263,7 @@ fn a_live_block_is_found_at_any_age() {
         inferred: false,
         in_window: false,
     };
-    let death = Death { step: 0, phase: Symbol::NONE, pass: 0 };
+    let death = Death { seq: 0, step: 0, phase: Symbol::NONE, pass: 0 };
     let (mut live, mut expected) = (LiveBlocks::default(), FxHashMap::default());
     let (mut state, mut freed) = (0x9E37_79B9_u64, 0);
     for round in 0..200_000 {
