@@ -41,6 +41,10 @@ on_every_torch![
     track_external_tensors_are_other_and_errors_are_those_of_mem_tracker,
     modules_0_records_no_modules_and_no_tags,
     owners_category_totals_are_those_of_mem_tracker,
+    owners_of_caches_attributes_workspaces_and_graphs_have_their_categories,
+    owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it,
+    leaks_of_a_server_are_found_by_its_forwards,
+    serving_adds_up_to_what_the_device_has_in_use,
 ];
 
 fn owners_of_eight_models_cover_every_byte_and_agree_with_torch_per_module(torch: &Torch) {
@@ -192,6 +196,90 @@ fn owners_category_totals_are_those_of_mem_tracker(torch: &Torch) {
         eprint!("{name}: ");
         torch.checker("mem_tracker", &[&trace, &run.folder().join(format!("{name}.jsonl")), &report]);
     }
+}
+
+/// Runs a case of `held.py`, and compares its bytes by category. Returns the run.
+fn held(torch: &Torch, case: &str) -> Run {
+    let run = torch.trace("owners/held.py", &[case]).expect_success();
+    let expected = text(&run.output.stdout);
+    eprint!("{case}: ");
+    torch.checker("held", &[&run.file(), &PathBuf::from(expected.trim())]);
+    run
+}
+
+fn owners_of_caches_attributes_workspaces_and_graphs_have_their_categories(torch: &Torch) {
+    for case in ["dynamic", "static", "offloaded", "failed_call", "graph"] {
+        held(torch, case);
+    }
+    let run = held(torch, "attributes");
+    let peak = memtrace().args(["peak", "--by", "category", "--json"]).arg(run.file()).output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&peak.stdout).unwrap();
+    assert_eq!(json["unattributed_share"], 0.0, "{json:#}");
+}
+
+fn owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it(torch: &Torch) {
+    held(torch, "own_optimizer");
+    let run = held(torch, "optimizer");
+    // At the peak, inside a step, its own tensors are no state.
+    let summary = memtrace().args(["summary", "--json"]).arg(run.file()).output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&summary.stdout).unwrap();
+    let held = &json["processes"][0]["devices"][0]["at_peak_by_category_bytes"];
+    assert_eq!(
+        (held["optimizer_state"].as_i64(), held["parameter"].as_i64()),
+        (Some(128 << 20), Some(64 << 20))
+    );
+    assert!(held["temporary"].as_i64().is_some_and(|bytes| bytes >= 64 << 20), "{held:#}");
+}
+
+fn serving_adds_up_to_what_the_device_has_in_use(torch: &Torch) {
+    let run = held(torch, "static");
+    let output = memtrace().args(["serving", "--json", "--tokens", "128"]).arg(run.file()).output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let device = &json["devices"][0];
+    let bytes = |held_by: &str| {
+        let rows = device["rows"].as_array().unwrap();
+        rows.iter().find(|row| row["held_by"] == held_by).unwrap()["bytes"].as_i64().unwrap()
+    };
+    let sum: i64 = device["rows"].as_array().unwrap().iter().map(|row| row["bytes"].as_i64().unwrap()).sum();
+    assert_eq!(Some(sum), device["used_bytes"].as_i64(), "{device:#}");
+    // Two tensors of 2 x 4 x 64 x 64 floats for each of three layers.
+    assert_eq!(
+        (bytes("KV cache"), device["kv_bytes_per_token"].as_i64()),
+        (786_432, Some(6144)),
+        "{device:#}"
+    );
+    assert!(bytes("weights") > 9 << 20 && bytes("workspaces") >= 32 << 20 && bytes("CUDA context") > 0);
+    let ledger = memtrace().args(["ledger", "--json"]).arg(run.file()).output().unwrap();
+    let ledger: serde_json::Value = serde_json::from_slice(&ledger.stdout).unwrap();
+    assert_eq!(ledger["devices"][0]["used_bytes"], device["used_bytes"]);
+    let text = memtrace().args(["serving", "--tokens", "128"]).arg(run.file()).output().unwrap();
+    assert!(
+        String::from_utf8_lossy(&text.stdout).contains("a sequence of 8,192 tokens takes 48.00 MiB"),
+        "{text:?}"
+    );
+    // A trace of another program.
+    let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gpt");
+    let other = memtrace().args(["serving", "--json"]).arg(fixture).output().unwrap();
+    assert!(other.status.success(), "{other:?}");
+}
+
+fn leaks_of_a_server_are_found_by_its_forwards(torch: &Torch) {
+    let leaks = |case: &str| -> serde_json::Value {
+        let run = torch.trace("owners/held.py", &[case]).expect_success();
+        let output = memtrace().args(["leaks", "--json"]).arg(run.file()).output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let leaking = &leaks("leak")["processes"][0];
+    // Eight requests of three tokens; a forward before the last one ends no step.
+    assert_eq!(leaking["finished_steps"], 23, "{leaking:#}");
+    let found = leaking["leaks"].as_array().unwrap();
+    assert!(found.iter().any(|leak| leak["category"] == "kv_cache"), "{leaking:#}");
+    let clean = &leaks("clean")["processes"][0];
+    assert_eq!(
+        (&clean["finished_steps"], clean["leaks"].as_array().map(Vec::len)),
+        (&23.into(), Some(0)),
+        "{clean:#}"
+    );
 }
 
 /// Runs cases of `script` with and without memtrace. Output and failures are the same, and the blocks have

@@ -1,7 +1,7 @@
-//! The reports of the caching allocator: blocks and OOMs. Also the tags of blocks, and the rows of ops.
+//! The reports of the caching allocator: blocks and OOMs. Also the rows of ops.
 
 use memtrace_trace::event::Block;
-use memtrace_trace::memory::{LiveMemory, MemoryKind};
+use memtrace_trace::memory::MemoryKind;
 use memtrace_trace::{Api, Category, EventName, Header, Row};
 
 use crate::encoder::{Encoder, LIBRARY, RowSink, TORCH_ALLOCATOR};
@@ -46,8 +46,10 @@ impl Encoder {
         };
         if bytes >= 0 {
             self.statistics.block(bytes);
-            let category = self.category_at_allocation(header.context);
+            self.keep_survivors(tid, header, sink)?;
+            let category = self.category_at_allocation(header.context, pool);
             let live = Live { alloc_id: self.next_seq(), category, ..unknown };
+            self.add_newborn(address, &live);
             // No stream uses an address that is allocated again.
             self.complete(address);
             self.memory.alloc(&live.extent(), Key::Block(address), live);
@@ -114,49 +116,6 @@ impl Encoder {
             },
             sink,
         )
-    }
-
-    /// Moves the bytes of a block from one owner to another, in two rows. The totals do not change.
-    pub(crate) fn tag<S: RowSink>(
-        &mut self,
-        tid: u32,
-        header: &Header,
-        (address, category): (u64, Category),
-        (module, name): (u32, u32),
-        sink: &mut S,
-    ) -> Result<(), S::Error> {
-        let Some((key, before)) = self.memory.live.block_at(address) else { return Ok(()) };
-        let mut context = self.context(before.context);
-        if module > 0 {
-            context.module = module;
-        }
-        // An input of the model may be memory with a more specific category.
-        let weaker = category == Category::Input && before.category != Category::None;
-        let same =
-            before.category == category && self.text(context.module) == self.owner(before.context).module;
-        if weaker || same {
-            return Ok(());
-        }
-        if category == Category::Input && context.phase == 0 {
-            // The script made or moved it outside every phase.
-            context.phase = self.own_names.number("dataloader");
-        }
-        let context = self.own_names.id(context);
-        let after = Live { category, context, ..before };
-        for (live, bytes) in [(before, -before.bytes), (after, before.bytes)] {
-            self.emit(
-                &Row {
-                    event: EventName::Tag,
-                    delta_bytes: bytes,
-                    source: LIBRARY,
-                    name: self.text(name),
-                    ..self.of_live(tid, header, address, &live)
-                },
-                sink,
-            )?;
-        }
-        self.memory.live.insert(key, after);
-        Ok(())
     }
 
     /// The row of an op that ended.

@@ -52,7 +52,7 @@ impl Encoder {
             bytes: if given { call.bytes } else { 0 },
             context: header.context,
             category: if kind == MemoryKind::Block {
-                self.category_at_allocation(header.context)
+                self.category_at_allocation(header.context, 0)
             } else {
                 Category::None
             },

@@ -11,7 +11,7 @@ use memtrace_trace::ledger::{Accounted, Rest};
 use memtrace_trace::memory::{MemoryKind, Totals};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::sample::Sample;
-use memtrace_trace::{Api, Category, Event, EventName, Payload, Row};
+use memtrace_trace::{Api, Event, EventName, Payload, Row};
 use rustc_hash::FxHashMap;
 
 use crate::calls::CallEvent;
@@ -20,6 +20,7 @@ use crate::memory::Memory;
 use crate::own_names::OwnNames;
 use crate::physical::Physical;
 use crate::statistics::Statistics;
+use crate::tags::{Newborn, Use};
 
 /// The value of the column `source` of reports.
 pub(crate) const TORCH_ALLOCATOR: &str = "libc10_cuda.so";
@@ -61,6 +62,7 @@ pub struct Encoder {
     /// The memory that they show and the trace does not account for.
     pub(crate) rests: FxHashMap<i8, Rest>,
     pub(crate) own_names: OwnNames,
+    pub(crate) newborn: Newborn,
     pub(crate) oom: Option<OutOfMemory>,
     pub(crate) reported_lost: u64,
     /// The size of the buffer of events, for the rows of lost events; 0 when unknown.
@@ -93,6 +95,7 @@ impl Encoder {
             samples: FxHashMap::default(),
             rests: FxHashMap::default(),
             own_names: OwnNames::default(),
+            newborn: Newborn::default(),
             oom: None,
             reported_lost: 0,
             buffer_bytes: 0,
@@ -133,8 +136,8 @@ impl Encoder {
             Payload::Op { bytes, duration_ns, overload } => {
                 self.op(tid, header, (bytes, duration_ns, overload), sink)
             }
-            Payload::Tag { address, category, module, name } => {
-                self.tag(tid, header, (address, category), (module, name), sink)
+            Payload::Tag { address, category, module, name, weak } => {
+                self.tag(tid, header, address, Use { category, module, name, weak }, sink)
             }
             Payload::Io { address, bytes, rounded } => self.io(tid, header, address, bytes, rounded, sink),
             Payload::Sample { .. } | Payload::SamplePools { .. } => match payload.sample() {
@@ -222,20 +225,6 @@ impl Encoder {
     pub(crate) fn note_peak(&mut self, device: i8) {
         let Totals { allocated, reserved, .. } = self.totals(device);
         self.statistics.peak(device, allocated, reserved);
-    }
-
-    /// The category of memory at its allocation, by its context; see "Categories" in the documentation.
-    pub(crate) fn category_at_allocation(&self, context: u32) -> Category {
-        let context = self.context(context);
-        if context.flags & Context::GATHERED != 0 {
-            return Category::Parameter;
-        }
-        match self.text(context.phase) {
-            "optimizer" | "optimizer.step" => Category::OptimizerState,
-            "backward" if context.flags & Context::RECOMPUTED == 0 => Category::Temporary,
-            "forward" | "backward" => Category::Activation,
-            _ => Category::None,
-        }
     }
 }
 

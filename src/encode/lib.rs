@@ -20,6 +20,7 @@ mod resume;
 mod rows;
 pub mod stacks;
 pub mod statistics;
+mod tags;
 mod virtual_memory;
 
 pub use encoder::{Encoder, RowSink};

@@ -16,7 +16,7 @@ text_enum! {
         Gradient = "gradient",
         /// Allocated in a forward pass.
         Activation = "activation",
-        /// Allocated in a backward pass.
+        /// Allocated in a backward pass or in an optimizer's step.
         Temporary = "temporary",
         /// Held by an optimizer.
         OptimizerState = "optimizer_state",
@@ -29,5 +29,11 @@ text_enum! {
         /// Unknown.
         [default]
         None = "(none)",
+        /// Keys and values of earlier tokens, which a model or an engine keeps.
+        KvCache = "kv_cache",
+        /// Allocated while a CUDA graph was captured, in the graph's private pool.
+        CudaGraph = "cuda_graph",
+        /// Scratch memory that a library or an engine keeps between calls.
+        Workspace = "workspace",
     }
 }

@@ -125,8 +125,8 @@ macro_rules! columns {
                 phase: text = NONE, any, owner, plain;
             }
             each() {
-                /// `parameter buffer gradient activation temporary optimizer_state input autograd_detail
-                /// other`
+                /// `parameter buffer gradient activation temporary optimizer_state input autograd_detail kv_cache
+                /// cuda_graph workspace other`
                 category: Category = Category::None, any, owner, plain;
             }
             group(position) {

@@ -65,4 +65,6 @@ impl Context {
     pub const INFERRED_PHASE: u8 = 4;
     /// Parameters that FSDP gathers for a forward or a backward.
     pub const GATHERED: u8 = 8;
+    /// A stream of the process records a CUDA graph.
+    pub const CAPTURED: u8 = 16;
 }

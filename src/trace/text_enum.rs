@@ -68,7 +68,8 @@ mod tests {
         }
         assert_eq!(EventName::Oom.about(), "The allocator could not serve a request.");
         assert_eq!(EventName::parse("alloca"), None);
-        assert_eq!(Category::from_id(10), None);
+        assert_eq!(Category::from_id(9), Some(Category::None));
+        assert_eq!(Category::from_id(Category::ALL.len() as u64), None);
         assert_eq!(Category::parse("(none)"), Some(Category::None));
     }
 }

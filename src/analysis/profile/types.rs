@@ -79,7 +79,11 @@ impl Category {
             TraceCategory::Activation => Category::Activation,
             TraceCategory::Gradient => Category::Gradient,
             TraceCategory::AutogradDetail => Category::AutogradDetail,
-            TraceCategory::Other | TraceCategory::None => Category::Unknown,
+            TraceCategory::CudaGraph => Category::Activation,
+            TraceCategory::Other
+            | TraceCategory::None
+            | TraceCategory::KvCache
+            | TraceCategory::Workspace => Category::Unknown,
         }
     }
 

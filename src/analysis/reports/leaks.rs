@@ -153,6 +153,19 @@ fn fit(points: &[(f64, f64)]) -> FittedLine {
     FittedLine { slope, r2 }
 }
 
+/// The distance between the steps of a leak: 1 for most of the steps in a row. A request of a server takes
+/// several steps, so they may also be further apart, at about equal distances; `None` when they are scattered.
+fn regular_distance(steps: &BTreeMap<i64, (u64, i64)>) -> Option<i64> {
+    let numbers: Vec<i64> = steps.keys().copied().collect();
+    let span = numbers.last()? - numbers.first()? + 1;
+    if numbers.len() as i64 * 2 >= span {
+        return Some(1);
+    }
+    let distances = numbers.windows(2).map(|two| two[1] - two[0]);
+    let (least, most) = (distances.clone().min()?, distances.max()?);
+    (most <= 2 * least).then_some(most)
+}
+
 struct Leak {
     /// The line of Python that allocates it.
     code: Option<String>,
@@ -211,8 +224,7 @@ impl Findings {
             .filter_map(|((op, module, phase, kind, line), steps)| {
                 let (first, newest) = (*steps.keys().next()?, *steps.keys().next_back()?);
                 // Blocks that survive only from the last steps, or from a few scattered steps, are no growth.
-                let span = (newest - first + 1) as usize;
-                if steps.len() < FEWEST_STEPS || steps.len() * 2 < span || newest + 2 < last {
+                if steps.len() < FEWEST_STEPS || newest + 2 * regular_distance(&steps)? < last {
                     return None;
                 }
                 let mut sum = 0.0;

@@ -4,6 +4,8 @@ use memtrace_trace::Category;
 use memtrace_trace::units::Unit;
 
 use crate::options::Flag;
+use crate::read::symbols::Symbol;
+use crate::state::categories::Phases;
 
 /// MemTracker's reference types in its order, with our categories of each.
 pub(super) const TYPES: &[(&str, &[Category])] = &[
@@ -13,7 +15,18 @@ pub(super) const TYPES: &[(&str, &[Category])] = &[
     ("Activation", &[Category::Activation]),
     ("Temp", &[Category::Temporary]),
     ("Optstate", &[Category::OptimizerState]),
-    ("Other", &[Category::Other, Category::Input, Category::AutogradDetail, Category::None]),
+    (
+        "Other",
+        &[
+            Category::Other,
+            Category::Input,
+            Category::AutogradDetail,
+            Category::None,
+            Category::KvCache,
+            Category::CudaGraph,
+            Category::Workspace,
+        ],
+    ),
 ];
 
 /// The option that counts bytes as `MemTracker` does.
@@ -25,8 +38,16 @@ pub(super) const ROUNDED: Flag = Flag::switch(
 /// The bytes of each of [`TYPES`].
 pub(super) type Types = [i64; TYPES.len()];
 
-/// The index of a category in [`TYPES`].
-pub(super) fn type_of(category: Category) -> usize {
+/// The index in [`TYPES`] of a block of this category and phase. MemTracker counts all memory of an optimizer's
+/// step as the optimizer's state.
+pub(super) fn type_of(category: Category, phase: Symbol, phases: &Phases) -> usize {
+    match category {
+        Category::Temporary if phase == phases.optimizer => index_of(Category::OptimizerState),
+        category => index_of(category),
+    }
+}
+
+fn index_of(category: Category) -> usize {
     TYPES.iter().position(|(_, categories)| categories.contains(&category)).unwrap_or(TYPES.len() - 1)
 }
 
@@ -67,7 +88,7 @@ mod tests {
     #[test]
     fn every_category_has_a_mem_tracker_type() {
         for category in Category::ALL {
-            assert!(TYPES[type_of(*category)].1.contains(category));
+            assert!(TYPES[index_of(*category)].1.contains(category));
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::printer::Printer;
 use crate::render::rst;
+use crate::state::categories::Phases;
 use crate::state::moment::{self, NamedMoment, replay_to_moment};
 use crate::state::replay::{Block, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
@@ -132,11 +133,12 @@ impl Report for Snapshot {
     }
 }
 
-fn sum(blocks: impl IntoIterator<Item = Block>, options: &Options) -> Types {
+fn sum(blocks: impl IntoIterator<Item = Block>, phases: &Phases, options: &Options) -> Types {
     let mut types = Types::default();
     for block in blocks {
         let asked = options.is_set(ROUNDED.name) && block.rounded > 0;
-        types[type_of(block.owner.category)] += if asked { block.rounded } else { block.bytes };
+        types[type_of(block.owner.category, block.owner.phase, phases)] +=
+            if asked { block.rounded } else { block.bytes };
     }
     types
 }
@@ -154,7 +156,7 @@ fn at_peaks(
 ) -> Vec<(i32, Types)> {
     let as_of = options.is_set("as-of");
     each_device(trace, replayed, options, footer, |ordinal| {
-        sum(replayed.replay.at_peak(ordinal, as_of), options)
+        sum(replayed.replay.at_peak(ordinal, as_of), &replayed.replay.phases, options)
     })
 }
 
@@ -167,7 +169,7 @@ fn current(
 ) -> Vec<(i32, Types)> {
     let as_of = options.is_set("as-of");
     each_device(trace, replayed, options, footer, |ordinal| {
-        sum(replayed.replay.live_on(ordinal, as_of), options)
+        sum(replayed.replay.live_on(ordinal, as_of), &replayed.replay.phases, options)
     })
 }
 

@@ -4,15 +4,27 @@
 //! A thread computes its base context, the part before any op, when something that it depends on has changed
 //! ([`state_version`]), and keeps it until then.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use memtrace_record::Recorder;
 use memtrace_record::intern::{Context, ContextId, TextId, with_tables};
 use memtrace_record::recorder::{context_id, text_id};
 use memtrace_trace::Payload;
 
-use crate::attribution::{autograd_seq, op_context, phases, python_frames, range_rows, shared_ranges, steps};
+use crate::attribution::{
+    autograd_seq, graph_captures, op_context, phases, python_frames, range_rows, shared_ranges, steps,
+};
 use crate::runtime::thread::open_ranges::{OpenRange, OpenRanges, Role};
 use crate::runtime::thread::{self, ThreadState};
 use crate::runtime::{pause, state_version};
+
+/// The bytes that blocks took in no phase, or before the first forward: nothing says yet what they are for.
+static OUTSIDE_PHASES: AtomicU64 = AtomicU64::new(0);
+
+/// The bytes that torch's allocator has handed out in no phase or before the first forward.
+pub(crate) fn bytes_outside_phases() -> u64 {
+    OUTSIDE_PHASES.load(Ordering::Relaxed)
+}
 
 /// The context and the step of an event that this thread records now.
 #[inline]
@@ -39,6 +51,10 @@ pub(crate) fn of_report(state: &ThreadState, stream: i64, bytes: i64, device: i8
         return with_step(Some(ranges.context.get()));
     }
     let mut context = context_on(state, stream);
+    let phase = ranges.base.get().phase;
+    if phase == 0 || phase == phases::INIT.id() {
+        OUTSIDE_PHASES.fetch_add(bytes.cast_unsigned(), Ordering::Relaxed);
+    }
     if python_frames::are_known() && bytes > 0 && context == ranges.context.get() {
         context = op_context::outside_ops(ranges.base.get()).unwrap_or(context);
     }
@@ -160,6 +176,9 @@ fn base_of(open: &[OpenRange], inherited: TextId, thread: &OpenRanges) -> Contex
             0
         };
         context.flags |= Context::INFERRED_PHASE;
+    }
+    if graph_captures::is_any_open() {
+        context.flags |= Context::CAPTURED;
     }
     if in_module && on_autograd_thread {
         // A forward that runs inside backward: activation checkpointing.

@@ -10,6 +10,7 @@ pub(crate) mod backward_passes;
 pub(crate) mod context;
 pub(crate) mod deferred_frees;
 pub(crate) mod fsdp;
+pub(crate) mod graph_captures;
 pub(crate) mod module_ranges;
 pub(crate) mod op_context;
 pub(crate) mod op_stack;

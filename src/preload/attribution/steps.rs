@@ -1,4 +1,5 @@
-//! The training step of the process: counted from the optimizer, or set by the program.
+//! The step of the process: counted from the optimizer, from the forwards of a program that trains nothing, or
+//! set by the program.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -44,6 +45,17 @@ pub(crate) fn training_began() {
         phantom::step_begins(0);
         state_version::advance();
     }
+}
+
+/// A further forward of the model that a program without any training runs: it begins a step. The first forward
+/// began step 0.
+pub(crate) fn forward_begins() {
+    if are_set_by_program() || FIRST_OPTIMIZER.load(Ordering::Relaxed) != 0 {
+        return;
+    }
+    let step = current().max(0) + 1;
+    STEP.store(step, Ordering::Relaxed);
+    phantom::step_begins(step);
 }
 
 /// A user scope of this name has ended: a step of the first optimizer ends the training step.

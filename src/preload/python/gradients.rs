@@ -139,7 +139,7 @@ pub(crate) fn record_gradients(arguments: Arguments<'_>) -> Option<Owned> {
             Some(Gradient::At(pointer)) => {
                 if seen.insert(pointer) {
                     let text = |index| owner.tuple_item(index)?.to_size().map(|id| id as TextId);
-                    tags::record(Tag { pointer, category, path: text(1)?, name: text(2)? });
+                    tags::record(Tag { pointer, category, path: text(1)?, name: text(2)?, weak: false });
                 }
             }
             None => {

@@ -35,8 +35,11 @@ macro_rules! source {
 
 const LOADER: Source = source!("loader");
 /// The modules of the tracer, but `native`.
-static SOURCES: [Source; 15] = [
+static SOURCES: [Source; 18] = [
+    source!("caches"),
     source!("failures"),
+    source!("forwards"),
+    source!("held"),
     source!("hooks"),
     source!("install"),
     source!("known_frames"),

@@ -10,7 +10,7 @@ use memtrace_trace::rounding::MIN_BLOCK;
 use memtrace_trace::{Api, Category};
 
 use crate::attribution::python_frames::{self, KnownCode, KnownFrame};
-use crate::attribution::{backward_passes, module_ranges, steps};
+use crate::attribution::{backward_passes, context, module_ranges, ranges, steps};
 use crate::ffi::cpython::{Arguments, Gil, Method, Object, Owned, native_method};
 use crate::ffi::phantom;
 use crate::python::gradients::record_gradients;
@@ -19,7 +19,7 @@ use crate::python::tags::{self, Tag};
 use crate::python::{errors, hidden, live_objects, op_io, optimizer_steps};
 use crate::runtime::{log, session};
 
-static METHODS: [Method; 21] = [
+static METHODS: [Method; 25] = [
     native_method!("enter_module", module_calls::enter_module),
     native_method!("has_fault_at_next_step", has_fault_at_next_step),
     native_method!("leave_module", module_calls::leave_module),
@@ -35,6 +35,10 @@ static METHODS: [Method; 21] = [
     native_method!("record_tag", record_tag),
     native_method!("record_gradients", record_gradients),
     native_method!("backward_count", backward_count),
+    native_method!("bytes_outside_phases", bytes_outside_phases),
+    native_method!("forward_begins_step", forward_begins_step),
+    native_method!("record_mark", record_mark),
+    native_method!("call_after", module_calls::call_after),
     native_method!("record_module_memory", record_module_memory),
     native_method!("learn_tensor", learn_tensor),
     native_method!("finish_op_layout", finish_op_layout),
@@ -116,12 +120,25 @@ fn text_id_of(arguments: Arguments<'_>) -> i64 {
 fn record_tag(arguments: Arguments<'_>) {
     let [pointer, category, path, name] = [0, 1, 2, 3].map(|index| arguments.size(index));
     if let Some(category) = Category::from_id(category as u64) {
-        tags::record(Tag { pointer, category, path: path as TextId, name: name as TextId });
+        let weak = arguments.size(4) != 0;
+        tags::record(Tag { pointer, category, path: path as TextId, name: name as TextId, weak });
     }
 }
 
 fn backward_count(_: Arguments<'_>) -> i64 {
     backward_passes::functions() as i64
+}
+
+fn bytes_outside_phases(_: Arguments<'_>) -> i64 {
+    context::bytes_outside_phases() as i64
+}
+
+fn record_mark(arguments: Arguments<'_>) {
+    ranges::mark(Api::Memtrace, arguments.text(0));
+}
+
+fn forward_begins_step(_: Arguments<'_>) {
+    steps::forward_begins();
 }
 
 fn record_module_memory(arguments: Arguments<'_>) {

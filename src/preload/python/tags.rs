@@ -14,6 +14,8 @@ pub(crate) struct Tag {
     pub(crate) path: TextId,
     /// The name within the module; 0 for none.
     pub(crate) name: TextId,
+    /// True if a more specific use, known before, stays.
+    pub(crate) weak: bool,
 }
 
 /// Records a tag.
@@ -26,6 +28,7 @@ pub(crate) fn record(tag: Tag) {
         category: tag.category,
         module: tag.path,
         name: tag.name,
+        weak: tag.weak,
     };
     recorder.record(|clock_ns| payload.pack(Header::new(clock_ns, Api::Python, 0)));
 }

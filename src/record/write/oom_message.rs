@@ -205,7 +205,8 @@ mod tests {
         // The first block is tagged and the second one freed before the lines are printed.
         encoder.define_text(2, "GPT.head");
         let after = [
-            Payload::Tag { address: 1, category: Category::Parameter, module: 2, name: 0 }.pack(header),
+            Payload::Tag { address: 1, category: Category::Parameter, module: 2, name: 0, weak: false }
+                .pack(header),
             block(1, 2, -4096, 512),
         ];
         for event in &after {

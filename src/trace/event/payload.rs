@@ -124,6 +124,8 @@ pub enum Payload {
         module: TextId,
         /// The name of the block in the module.
         name: TextId,
+        /// True if a more specific use, known before, stays.
+        weak: bool,
     },
     /// An op uses a storage, or a call of a module has memory.
     Io {
@@ -190,6 +192,8 @@ const FROM_TORCH_ALLOCATOR: u8 = 1;
 const DEFERRED: u8 = 2;
 /// [`Event::flags`] of a call: its allocator reports no blocks.
 const UNREPORTED: u8 = 4;
+/// [`Event::flags`] of a tag: a more specific use stays.
+const WEAK: u8 = 8;
 
 impl Payload {
     /// The events of a device sample: one, and one more when pools or graphs are known.
@@ -292,8 +296,9 @@ impl Payload {
             Payload::Op { bytes, duration_ns, overload } => {
                 Event { size: bytes, extra: duration_ns as i64, reserved: u64::from(overload), ..event }
             }
-            Payload::Tag { address, category, module, name } => Event {
+            Payload::Tag { address, category, module, name, weak } => Event {
                 addr: address,
+                flags: u8::from(weak) * WEAK,
                 size: i64::from(category.id()),
                 extra: i64::from(module),
                 reserved: u64::from(name),
@@ -420,6 +425,7 @@ impl Event {
                 category: u64::try_from(self.size).ok().and_then(Category::from_id).unwrap_or_default(),
                 module: TextId::try_from(self.extra).unwrap_or(0),
                 name: self.reserved as TextId,
+                weak: self.flags & WEAK != 0,
             },
             Kind::Io => Payload::Io { address: self.addr, bytes: self.size, rounded: self.reserved as i64 },
             Kind::Sample => Payload::Sample {
@@ -561,7 +567,7 @@ mod tests {
             Payload::Lost { events: 9 },
             Payload::FreeCompleted { address: 10 },
             Payload::DefineStack { id: 11, frame: Frame { parent: 12, text: 13, kind: FrameKind::Python } },
-            Payload::Tag { address: 14, category: Category::Gradient, module: 15, name: 16 },
+            Payload::Tag { address: 14, category: Category::Gradient, module: 15, name: 16, weak: true },
             Payload::Io { address: 17, bytes: 18, rounded: 19 },
             Payload::Sample {
                 total: Some(20),

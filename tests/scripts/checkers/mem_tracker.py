@@ -136,7 +136,11 @@ def main():
         apart = {"Temp": "Gradient or Temp", "Gradient": "Gradient or Temp"} if line["in_backward"] else {}
         for block in live.values():
             if block["alloc_id"] not in of_libraries:
-                kind = KINDS[known[block["alloc_id"]]["category"]]
+                last_row = known[block["alloc_id"]]
+                kind = KINDS[last_row["category"]]
+                if kind == "Temp" and last_row["phase"] == "optimizer":
+                    # MemTracker counts all memory of an optimizer's step as its state.
+                    kind = "Optstate"
                 ours[apart.get(kind, kind)] += block["rounded_bytes"]
         kept = max(
             kept, sum(block["delta_bytes"] for block in live.values() if block["alloc_id"] in of_libraries)

@@ -10,6 +10,9 @@ const CATEGORY = {
   optimizer_state: "#E3A5C7",
   input: "#56B4E9",
   autograd_detail: "#8A6D9B",
+  kv_cache: "#4B6A9B",
+  cuda_graph: "#6FBF9F",
+  workspace: "#C8B400",
   other: "#8F8B66",
   "(no category)": "#9AA0A6",
 };

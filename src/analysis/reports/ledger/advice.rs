@@ -57,6 +57,9 @@ pub(super) fn for_category(name: &str) -> &'static str {
         "optimizer_state" => "8-bit or sharded optimizer state",
         "activation" => "activation checkpointing, a smaller batch",
         "temporary" => "smaller chunks of the largest op: memtrace peak --by op",
+        "kv_cache" => "a smaller or quantized cache: fewer or shorter sequences, fp8 keys and values",
+        "cuda_graph" => "fewer captured shapes, one pool for all graphs",
+        "workspace" => "CUBLAS_WORKSPACE_CONFIG=:4096:2, or the engine's own setting",
         "input" => "a smaller batch, fewer prefetched batches",
         _ => "memtrace peak --by module names it",
     }

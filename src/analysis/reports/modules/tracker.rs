@@ -177,11 +177,12 @@ impl Tracker {
         let block = row.event.is_block() || matches!(row.event, EventName::HostAlloc | EventName::HostFree);
         if block && self.device.is_none_or(|only| only == row.device) {
             let types = self.now.entry(row.device).or_default();
-            let bytes = &mut types[type_of(row.category)];
+            let kind = type_of(row.category, row.phase, &replay.phases);
+            let bytes = &mut types[kind];
             let change = if self.rounded { rounded(row) } else { row.delta_bytes };
             *bytes = bytes.wrapping_add(change);
             if row.event == EventName::Tag {
-                self.snapshots.correct(row.device, row.alloc_id, type_of(row.category), change);
+                self.snapshots.correct(row.device, row.alloc_id, kind, change);
             }
             self.memories.add_block(row, rounded(row), &replay.symbols);
         }

@@ -5,6 +5,8 @@ mod driver;
 mod driver_fn;
 mod entry_points;
 mod events;
+mod graphs;
+mod libraries;
 mod runtime;
 pub(super) mod stand_in;
 
@@ -21,6 +23,7 @@ pub(super) fn exported(name: &[u8]) -> Option<StandIn> {
     if name.starts_with(b"cuda") {
         runtime::exported(name)
             .or_else(|| events::exported(name))
+            .or_else(|| graphs::exported(name))
             .or_else(|| entry_points::of_runtime(name).filter(|_| settings.driver))
     } else if settings.driver {
         entry_points::of_driver(name).or_else(|| driver::exported(name))

@@ -131,6 +131,7 @@ unsafe extern "C-unwind" fn report_memory_usage(
                 if size >= 0 {
                     requested = requested_sizes::of_block(state, size);
                     pool = private_pools::take(state, ordinal, stream);
+                    state.last_block.set(ptr as usize);
                 }
                 context::of_report(state, stream, size, ordinal)
             });

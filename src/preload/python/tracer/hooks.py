@@ -14,9 +14,20 @@ from __future__ import annotations
 import weakref
 from _thread import get_ident
 
+from .caches import caches_are_given
 from .failures import count
+from .forwards import module_is_called, root_was_called
+from .held import tag_engines
 from .module_memory import measure_call, measure_result
-from .native import ENTERED_OUTERMOST, MEMORY_UNIT, NOT_ENTERED, enter_module, has_fault_at_next_step
+from .native import (
+    ENTERED_OUTERMOST,
+    MEMORY_UNIT,
+    NOT_ENTERED,
+    bytes_outside_phases,
+    enter_module,
+    has_fault_at_next_step,
+    innermost_module,
+)
 from .paths import assign_paths_on_call, root_id_of, root_of, table_by_module
 from .steps import hook_new_classes
 from .tags import (
@@ -51,6 +62,11 @@ def _make_before_forward(is_compiling):
         yet, and for all of them when their memory is recorded."""
         if is_compiling():
             return
+        if not (MEMORY_UNIT and innermost_module()):
+            try:
+                module_is_called(module)
+            except Exception as error:
+                count("step of a program without training", error)
         entered = enter_module(module)
         if entered:
             try:
@@ -78,6 +94,7 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
     calls = _calls[module_id] = _calls.get(module_id, 0) + 1
     model_is_called(root_id_of(module_id))
     is_main = get_ident() == MAIN_THREAD
+    root_was_called(root)
     with without_torch_function():
         # On other threads the library calls nothing when a backward is over.
         if not is_main and has_new_gradients():
@@ -87,9 +104,27 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
             tag_model(root_of(root))
         if is_main and is_time_to_search(calls):
             name_uncalled_models()
+        if is_main and _is_engine_due(calls):
+            tag_engines()
+        caches_are_given(root, args, kwargs)
         seen: set[int] = set()
         tag_inputs(args, seen)
         tag_inputs(kwargs, seen)
+
+
+# The value of `bytes_outside_phases` at the last search for engines.
+_searched_bytes = 0
+
+
+def _is_engine_due(calls: int) -> bool:
+    """Returns True if servers' runners and caches are to be searched for at a model's call of this number: at
+    the first calls, and at 10, 30, 100, ..., when memory was allocated outside every phase meanwhile."""
+    global _searched_bytes
+    if calls > FIRST and str(calls).rstrip("0") not in ("1", "3"):
+        return False
+    size = bytes_outside_phases()
+    is_due, _searched_bytes = size > _searched_bytes, size
+    return is_due
 
 
 def after_forward(module, output) -> None:

@@ -72,8 +72,9 @@ def find_objects(get_objects: Callable[[], list], *kinds: type) -> list:
 # Tags
 
 def text_id(text: str) -> int: ...
-def record_tag(pointer: int, category: int, path_id: int, name_id: int) -> None:
-    """Records what the block at `pointer` is for. 0 stands for an unknown path or name."""
+def record_tag(pointer: int, category: int, path_id: int, name_id: int, weak: int = 0) -> None:
+    """Records what the block at `pointer` is for. 0 stands for an unknown path or name. A weak tag leaves a
+    more specific use as it is."""
 
 def record_gradients(
     owners: list[tuple[int, Any]], tensor: type, strided: object, category: int
@@ -83,6 +84,17 @@ def record_gradients(
 
 def backward_count() -> int:
     """The number of backward functions that have run in this process."""
+
+def bytes_outside_phases() -> int:
+    """The bytes that torch's allocator has handed out in no phase or before the first forward."""
+
+def record_mark(text: str) -> None: ...
+def forward_begins_step() -> None:
+    """A forward of a program that trains nothing begins a step."""
+
+def call_after(module: object, function: Callable[[Any], None]) -> None:
+    """Calls `function(module)` once the outermost call of `module` that is in progress has returned. The
+    function is the same each time."""
 
 # Memory of modules
 

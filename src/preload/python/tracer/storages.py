@@ -43,9 +43,9 @@ def _sparse_parts(tensor) -> tuple:
     return ()
 
 
-def tag(tensor, category: int, path_id: int, name_id: int, seen: set[int]) -> None:
+def tag(tensor, category: int, path_id: int, name_id: int, seen: set[int], weak: int = 0) -> None:
     """Records what a tensor's memory is for. `seen` has the storages that are tagged already: when tensors
-    share a storage, the first of them names it."""
+    share a storage, the first of them names it. A weak tag leaves a more specific use as it is."""
     try:
         kind = type(tensor)
         if (kind is Tensor or kind is Parameter) and tensor.layout is strided:
@@ -58,7 +58,7 @@ def tag(tensor, category: int, path_id: int, name_id: int, seen: set[int]) -> No
             pointer = part.untyped_storage().data_ptr() if part.storage_offset() else part.data_ptr()
             if pointer and pointer not in seen:
                 seen.add(pointer)
-                record_tag(pointer, category, path_id, name_id)
+                record_tag(pointer, category, path_id, name_id, weak)
     except Exception as error:
         # A tensor without memory is no failure; a tensor subclass may raise anything.
         if not _is_without_storage(tensor, error):

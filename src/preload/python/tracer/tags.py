@@ -10,6 +10,7 @@ import weakref
 from _thread import get_ident
 from typing import NamedTuple
 
+from .held import tag_attributes
 from .native import CATEGORIES, backward_count, record_gradients, text_id
 from .paths import path_of, root_id_of, table_by_module
 from .storages import tag
@@ -102,6 +103,12 @@ def tag_model(root) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 tag(buffer, BUFFER, path_id, _id_of(name), seen)
+    # After all of them: an attribute may be a view of a parameter.
+    searched: set[int] = set()
+    for module in root.modules():
+        path_id = _id_of(path_of(module))
+        if path_id:
+            tag_attributes(module, path_id, seen, searched)
 
 
 def model_is_called(root_id: int) -> None:

@@ -7,6 +7,7 @@ same. The same search runs when memory is short, for a model that dies while it 
 from __future__ import annotations
 
 from .failures import count
+from .held import tag_engines
 from .live_objects import children, live_objects, outermost_module
 from .paths import assign_paths, has_path
 from .storages import tag
@@ -69,6 +70,7 @@ def tag_everything_held() -> None:
                     tag_model(root)
             for optimizer in optimizers:
                 tag_state_of(optimizer)
+            tag_engines()
     except Exception as error:
         # A partly initialized module, or one that overrides these attributes.
         count("tags when memory ran out", error)

@@ -31,6 +31,8 @@ pub(crate) struct ThreadState {
     pub(crate) unreported: Cell<bool>,
     /// The private pool of the allocation in progress; 0 for the default pool.
     pub(crate) pool: Cell<u16>,
+    /// The block that torch's allocator handed out last on this thread; 0 for none.
+    pub(crate) last_block: Cell<usize>,
     /// Torch's id of the thread; 0 until the first query.
     pub(crate) torch_id: Cell<u64>,
     /// CUDA events that torch's allocator recorded on this thread since its last report.
@@ -47,6 +49,7 @@ thread_local! {
             requested: Cell::new(-1),
             unreported: Cell::new(false),
             pool: Cell::new(0),
+            last_block: Cell::new(0),
             torch_id: Cell::new(0),
             recorded_events: RefCell::new(Vec::new()),
         }

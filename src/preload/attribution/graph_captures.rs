@@ -1,0 +1,27 @@
+//! Captures of CUDA graphs in progress, in the whole process: autograd's threads allocate for a capture too. A
+//! block of a private pool that is handed out meanwhile is the graph's.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::runtime::state_version;
+
+static OPEN: AtomicU32 = AtomicU32::new(0);
+
+/// Returns true while a stream captures a graph.
+pub(crate) fn is_any_open() -> bool {
+    OPEN.load(Ordering::Relaxed) > 0
+}
+
+/// A capture begins.
+pub(crate) fn begin() {
+    OPEN.fetch_add(1, Ordering::Relaxed);
+    state_version::advance();
+}
+
+/// A capture ends, or its failure is noticed.
+pub(crate) fn end() {
+    // The program may end a capture that never began.
+    let less = |open: u32| open.checked_sub(1);
+    let _ = OPEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    state_version::advance();
+}

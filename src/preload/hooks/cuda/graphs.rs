@@ -1,0 +1,31 @@
+//! The capture of CUDA graphs: memory that torch's allocator hands out meanwhile belongs to the graph.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use super::stand_in::caller_hooks;
+use crate::attribution::graph_captures;
+use crate::ffi::cuda_types::{NOT_INITIALIZED, SUCCESS};
+use crate::runtime::guard::shielded;
+
+caller_hooks! {
+    cudaStreamBeginCapture(stream: *mut c_void, mode: c_uint) caller "rdx" => begin, CUDA_BEGIN_CAPTURE;
+    cudaStreamEndCapture(stream: *mut c_void, graph: *mut c_void) caller "rdx" => end, CUDA_END_CAPTURE;
+}
+
+unsafe extern "C" fn begin(stream: *mut c_void, mode: c_uint, _: *const c_void) -> c_int {
+    let Some(real) = CUDA_BEGIN_CAPTURE.get() else { return NOT_INITIALIZED };
+    // SAFETY: the caller's own arguments, passed on unchanged.
+    let status = unsafe { real(stream, mode) };
+    if status == SUCCESS {
+        shielded(graph_captures::begin);
+    }
+    status
+}
+
+unsafe extern "C" fn end(stream: *mut c_void, graph: *mut c_void, _: *const c_void) -> c_int {
+    let Some(real) = CUDA_END_CAPTURE.get() else { return NOT_INITIALIZED };
+    // A capture that failed ends as well.
+    shielded(graph_captures::end);
+    // SAFETY: the caller's own arguments, passed on unchanged.
+    unsafe { real(stream, graph) }
+}

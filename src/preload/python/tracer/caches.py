@@ -1,0 +1,74 @@
+"""Caches of keys and values that are passed to a model: those of Transformers.
+
+A dynamic cache has new tensors after each call, so it is tagged before and after each call that gets it.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+from .failures import count
+from .held import CACHE_WORDS, KV_CACHE, PACKAGES, package_of, tensors_in
+from .native import call_after, text_id
+from .storages import tag
+from .torch_api import without_torch_function
+
+# By class: True for a cache.
+_is_cache: dict[type, bool] = {}
+# By id(cache): a reference to it, and to the tensors that are tagged, by their names.
+_known: dict[int, tuple[weakref.ref, dict[str, weakref.ref]]] = {}
+# By id(module): the caches of the call in progress. No reference keeps one alive when the call fails.
+_of_call: dict[int, list[weakref.ref]] = {}
+KNOWN_LIMIT = 256
+
+
+def is_cache(kind: type) -> bool:
+    """Returns True if a class is a cache of one of the libraries that have them."""
+    found = _is_cache.get(kind)
+    if found is None:
+        bases = [base for base in kind.__mro__ if base.__name__.endswith("Cache")]
+        found = _is_cache[kind] = any(package_of(base) in PACKAGES for base in bases)
+    return found
+
+
+def tag_cache(cache) -> None:
+    """Tags the tensors of a cache that are new since the last call."""
+    known = _known.get(id(cache))
+    if known is None or known[0]() is not cache:
+        if len(_known) >= KNOWN_LIMIT:
+            for key in [key for key, (reference, _) in _known.items() if reference() is None]:
+                del _known[key]
+        known = _known[id(cache)] = (weakref.ref(cache), {})
+    tagged, seen = known[1], set()
+    for name, tensor in tensors_in(list(vars(cache).items()), PACKAGES, set()):
+        before = tagged.get(name)
+        if before is None or before() is not tensor:
+            tagged[name] = weakref.ref(tensor)
+            tag(tensor, KV_CACHE, 0, text_id(name), seen, weak=1)
+
+
+def caches_are_given(module, args: tuple, kwargs: dict) -> None:
+    """The outermost module is called: tags the caches among its arguments, and again after the call."""
+    caches = [value for value in (*args, *kwargs.values()) if is_cache(type(value))]
+    for name, value in kwargs.items():
+        if name in CACHE_WORDS and type(value) in (tuple, list):
+            # The form of older versions: a tuple of keys and values for each layer.
+            for inner, tensor in tensors_in([(name, value)], PACKAGES, set()):
+                tag(tensor, KV_CACHE, 0, text_id(inner), set(), weak=1)
+    if caches:
+        for cache in caches:
+            tag_cache(cache)
+        _of_call[id(module)] = [weakref.ref(cache) for cache in caches]
+        call_after(module, _call_returned)
+
+
+def _call_returned(module) -> None:
+    try:
+        with without_torch_function():
+            for reference in _of_call.pop(id(module), ()):
+                cache = reference()
+                if cache is not None:
+                    tag_cache(cache)
+    except Exception as error:
+        # A cache that overrides its attributes.
+        count("caches after a call", error)

@@ -1,0 +1,158 @@
+"""GPU tensors that objects keep as attributes: caches of keys and values, workspaces, quantized weights, an
+engine's buffers. No parameter or buffer of a module has them.
+
+A search reads `__dict__`, lists, tuples and dicts alone: an attribute of an arbitrary object may run code of
+the program. It is bounded in depth, in the size of one list and in the number of objects.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+from .failures import count
+from .live_objects import live_objects
+from .native import CATEGORIES, record_mark, text_id
+from .storages import tag
+from .torch_api import Module, Tensor
+
+BUFFER = CATEGORIES["buffer"]
+PARAMETER = CATEGORIES["parameter"]
+KV_CACHE = CATEGORIES["kv_cache"]
+WORKSPACE = CATEGORIES["workspace"]
+
+# The depth to which objects in objects are searched, the items of one list or dict, and the objects of one
+# search.
+DEPTH = 5
+ITEMS = 4096
+OBJECTS = 200_000
+
+# Libraries whose plain objects are searched, when a module or an engine keeps them.
+PACKAGES = frozenset(
+    ("vllm", "sglang", "lmdeploy", "tensorrt_llm", "transformers", "flashinfer", "bitsandbytes")
+)
+# By their modules: classes that own a server's memory and are no modules.
+ENGINES = {
+    "vllm.v1.worker.gpu_model_runner": "GPUModelRunner",
+    "vllm.v1.worker.gpu.model_runner": "GPUModelRunner",
+    "vllm.v1.worker.workspace": "WorkspaceManager",
+    "sglang.srt.model_executor.model_runner": "ModelRunner",
+    "transformers.cache_utils": "Cache",
+}
+CACHE_WORDS = (
+    "kv_cache",
+    "kv_buffer",
+    "key_cache",
+    "value_cache",
+    "k_cache",
+    "v_cache",
+    "k_buffer",
+    "v_buffer",
+    "conv_state",
+    "ssm_state",
+    "past_key_values",
+)
+# Parts of quantized weights, by the names that bitsandbytes, GPTQ, AWQ and compressed-tensors give them.
+WEIGHT_NAMES = frozenset(
+    ("CB", "SCB", "absmax", "code", "qweight", "qzeros", "scales", "g_idx")
+    + ("weight_packed", "weight_scale", "weight_zero_point")
+)
+# Attributes of every module.
+OWN_TABLES = frozenset(vars(Module()))
+# The most common classes of attributes, none of which holds a tensor.
+PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None), type, type(tag), type(len)))
+
+
+def package_of(kind: type) -> str:
+    """The name of the package that defines a class."""
+    name = kind.__module__
+    return name.partition(".")[0] if isinstance(name, str) else ""
+
+
+def tensors_in(items, packages: frozenset, visited: set[int]):
+    """Yields the names and tensors among pairs of names and objects, and inside these. `visited` has the ids
+    of the objects that were searched."""
+    pending = [(str(name), value, DEPTH) for name, value in items if type(value) not in PLAIN]
+    pending.reverse()
+    while pending and len(visited) < OBJECTS:
+        name, value, depth = pending.pop()
+        kind = type(value)
+        if issubclass(kind, Tensor):
+            yield name, value
+            continue
+        if not depth or id(value) in visited or issubclass(kind, (Module, type)):
+            continue
+        if issubclass(kind, dict):
+            inside = list(itertools.islice(dict.items(value), ITEMS))
+        elif issubclass(kind, (list, tuple)):
+            inside = list(enumerate(itertools.islice(iter(value), ITEMS)))
+        elif package_of(kind) in packages and kind.__dictoffset__:
+            inside = list(vars(value).items())
+        else:
+            continue
+        visited.add(id(value))
+        new = [(f"{name}.{key}", item, depth - 1) for key, item in inside if type(item) not in PLAIN]
+        pending.extend(reversed(new))
+
+
+def use_of(name: str) -> int:
+    """The category of a tensor that is kept under this name."""
+    lowered = name.lower()
+    if "workspace" in lowered:
+        return WORKSPACE
+    if any(word in lowered for word in CACHE_WORDS):
+        return KV_CACHE
+    return PARAMETER if name.rpartition(".")[2] in WEIGHT_NAMES else BUFFER
+
+
+def tag_attributes(module, path_id: int, seen: set[int], visited: set[int]) -> None:
+    """Tags the tensors that a module keeps as plain attributes, and those that hang on its parameters."""
+    packages = PACKAGES | {package_of(type(module))}
+    own = [item for item in vars(module).items() if type(item[1]) not in PLAIN and item[0] not in OWN_TABLES]
+    for name, tensor in tensors_in(own, packages, visited):
+        tag(tensor, use_of(name), path_id, text_id(name), seen, weak=1)
+    for name, parameter in module._parameters.items():
+        more = getattr(parameter, "__dict__", None)
+        if more:
+            for inner, tensor in tensors_in(list(more.items()), packages, visited):
+                tag(tensor, PARAMETER, path_id, text_id(f"{name}.{inner}"), seen, weak=1)
+
+
+_marked_room: set[str] = set()
+
+
+def _mark_room(engine) -> None:
+    """Records the blocks and tokens of a vLLM runner's KV cache, once for each number."""
+    config = vars(engine).get("kv_cache_config")
+    cache = vars(engine).get("cache_config")
+    blocks, groups = getattr(config, "num_blocks", 0), getattr(config, "kv_cache_groups", ())
+    size = getattr(cache, "block_size", 0)
+    if not (blocks and groups and isinstance(size, int)):
+        return
+    # A sequence takes a block of each group.
+    text = f"kv_cache: blocks={blocks} tokens={blocks // len(groups) * size}"
+    if text not in _marked_room:
+        _marked_room.add(text)
+        record_mark(text)
+
+
+def tag_engines() -> None:
+    """Tags the tensors of servers' runners and of caches, which are found among the live objects."""
+    kinds = [getattr(sys.modules.get(module), name, None) for module, name in ENGINES.items()]
+    kinds = [kind for kind in kinds if isinstance(kind, type)]
+    if not kinds:
+        return
+    seen: set[int] = set()
+    visited: set[int] = set()
+    for engine in live_objects(*kinds):
+        kind = type(engine)
+        is_cache = kind.__name__.endswith("Cache")
+        path_id = 0 if is_cache else text_id(kind.__name__)
+        try:
+            _mark_room(engine)
+            for name, tensor in tensors_in(list(vars(engine).items()), PACKAGES, visited):
+                use = KV_CACHE if is_cache else use_of(name)
+                tag(tensor, use, path_id, text_id(name), seen, weak=1)
+        except Exception as error:
+            # A class that overrides `__dict__`.
+            count("search of an engine", error)
