@@ -46,6 +46,8 @@ pub struct Encoder {
     pub(crate) rounding: Rounding,
     /// True if torch's allocator reports blocks. If not, each call of it is a block.
     pub(crate) caching: bool,
+    /// False if the run records no modules and no tags (`MEMTRACE_MODULES=0`): then a block keeps its category.
+    pub tags: bool,
     /// The `seq` of the last row.
     pub(crate) seq: Cell<i64>,
     pub(crate) texts: Vec<String>,
@@ -84,6 +86,7 @@ impl Encoder {
             pid: pid as i32,
             rounding,
             caching,
+            tags: true,
             seq: Cell::new(0),
             texts: Vec::new(),
             contexts: Vec::new(),

@@ -63,7 +63,8 @@ impl Encoder {
             return Category::CudaGraph;
         }
         match self.text(context.phase) {
-            phase if is_optimizer(phase) => Category::Temporary,
+            phase if is_optimizer(phase) && self.tags => Category::Temporary,
+            phase if is_optimizer(phase) => Category::OptimizerState,
             "backward" if context.flags & Context::RECOMPUTED == 0 => Category::Temporary,
             "forward" | "backward" => Category::Activation,
             _ => Category::None,

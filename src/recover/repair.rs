@@ -194,6 +194,7 @@ impl Unfinished {
     /// of the last row in them.
     fn encoder(&self, csv: &Path, whole: u64) -> io::Result<(Encoder, u64)> {
         let mut encoder = self.journal.encoder();
+        encoder.tags = self.meta.modules;
         self.journal.define(&self.found.names(), &mut encoder);
         let prefix = File::open(csv)?.take(whole);
         let mut reader = RowReader::new(csv, prefix).map_err(io::Error::other)?;

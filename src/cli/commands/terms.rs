@@ -127,7 +127,8 @@ pub(super) const TERMS: &[Term] = &[
     term(
         &["category", "type"],
         "The use of a block: parameter, gradient, activation, optimizer_state, buffer, input, \
-         temporary, autograd_detail, other. Torch's profiler has the same names.",
+         temporary, autograd_detail, kv_cache, cuda_graph, workspace, other. Torch's profiler has the \
+         same names, but for the last four and buffer.",
     ),
     term(&["parameter", "parameters"], "The weights of a module."),
     term(
@@ -144,7 +145,21 @@ pub(super) const TERMS: &[Term] = &[
         &["optimizer_state", "optimizer state"],
         "The state of an optimizer: two tensors a parameter with Adam.",
     ),
-    term(&["temporary"], "A tensor that dies in the phase in which it was made."),
+    term(
+        &["temporary"],
+        "A tensor that a backward or an optimizer's step made for itself. One that outlives the \
+         optimizer's step becomes optimizer_state.",
+    ),
+    term(
+        &["kv_cache", "kv cache"],
+        "Keys and values of earlier tokens: a cache of Transformers, or the blocks of a server such as \
+         vLLM.",
+    ),
+    term(
+        &["cuda_graph", "cuda graph"],
+        "Blocks that were allocated while a CUDA graph was captured. They stay in the graph's private \
+         pool, because each replay uses the same addresses.",
+    ),
     term(&["autograd_detail"], "Memory that autograd itself keeps during a backward."),
     term(
         &["input", "inputs"],
@@ -209,7 +224,8 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["workspace", "workspaces"],
-        "Scratch memory of a library such as cuBLAS or cuDNN. It has no tensor.",
+        "Scratch memory of a library or a server, such as cuBLAS, cuDNN or FlashInfer. That of cuBLAS has \
+         no tensor.",
     ),
     term(&["sample"], "A row with the device's own figures; see sampled."),
     term(&["figure"], "What a program printed: the groups of the expression of `memtrace fit --ask`."),

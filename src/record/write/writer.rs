@@ -152,6 +152,7 @@ impl Writer {
             (session.say)(&format!("tracing to {}", path.display()));
         }
         let mut encoder = Encoder::new(start_ns, session.rank, pid, session.rounding, session.caching);
+        encoder.tags = session.settings.modules;
         encoder.buffer_bytes = session.settings.buffer_bytes as u64;
         Ok(Writer {
             session,

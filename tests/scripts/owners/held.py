@@ -141,7 +141,9 @@ def cublas_workspace():
 
 
 def graph():
-    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)).cuda()
+    # Without bias: cuBLASLt's workspace would be in the pool too.
+    layers = nn.Linear(256, 512, bias=False), nn.ReLU(), nn.Linear(512, 256, bias=False)
+    model = nn.Sequential(*layers).cuda()
     x = torch.zeros(32, 256, device="cuda")
     with torch.no_grad():
         stream = torch.cuda.Stream()

@@ -92,6 +92,7 @@ impl Report for Modules {
                 "api",
                 "module",
                 "category",
+                "phase",
                 "ts_ns",
                 "rounded_bytes",
             ]);

@@ -1,5 +1,5 @@
 //! Workspaces: memory of torch's allocator that torch hands to cuBLAS. The block has no tensor, so nothing else
-//! names it.
+//! names it. A workspace that torch takes for one call of cuBLASLt, and frees after it, stays what its op makes it.
 
 use std::ffi::{c_int, c_void};
 
@@ -8,7 +8,7 @@ use memtrace_trace::Category;
 use crate::ffi::symbols::RealFn;
 use crate::python::tags::{self, Tag};
 use crate::runtime::guard::shielded;
-use crate::runtime::{fixed_text::FixedText, thread};
+use crate::runtime::{fixed_text::FixedText, session, thread};
 
 /// `CUBLAS_STATUS_NOT_INITIALIZED`.
 const NOT_INITIALIZED: c_int = 1;
@@ -25,7 +25,8 @@ fn is_used(workspace: *mut c_void) {
     let is_new = |state: &thread::ThreadState| {
         pointer != 0 && state.last_block.get() == pointer && state.last_block.replace(0) == pointer
     };
-    if thread::with(is_new) == Some(true) {
+    let has_tags = session::session().is_some_and(|session| session.settings.modules);
+    if has_tags && thread::with(is_new) == Some(true) {
         static NAME: FixedText = FixedText::new("cuBLAS");
         tags::record(Tag { pointer, category: Category::Workspace, path: 0, name: NAME.id(), weak: false });
     }
@@ -41,75 +42,4 @@ unsafe extern "C" fn cublasSetWorkspace_v2(
     shielded(|| is_used(workspace));
     // SAFETY: the caller's own arguments, passed on unchanged.
     unsafe { real(handle, workspace, bytes) }
-}
-
-/// `const void *`.
-type Pointer = *const c_void;
-/// `cublasLtMatmul(handle, description, alpha, A, its layout, B, its layout, beta, C, its layout, D, its layout,
-/// algorithm, workspace, bytes, stream)`.
-type Matmul = unsafe extern "C" fn(
-    Pointer,
-    Pointer,
-    Pointer,
-    Pointer,
-    Pointer,
-    Pointer,
-    Pointer,
-    Pointer,
-    Pointer,
-    Pointer,
-    Pointer,
-    Pointer,
-    Pointer,
-    *mut c_void,
-    usize,
-    Pointer,
-) -> c_int;
-
-// SAFETY: the signature is the one in cublasLt.h, since CUDA 10.1.
-static LT_MATMUL: RealFn<Matmul> = unsafe { RealFn::new(c"cublasLtMatmul", "libcublasLt.so") };
-
-#[unsafe(no_mangle)]
-#[expect(clippy::too_many_arguments, reason = "those of cuBLASLt")]
-unsafe extern "C" fn cublasLtMatmul(
-    handle: Pointer,
-    description: Pointer,
-    alpha: Pointer,
-    a: Pointer,
-    a_layout: Pointer,
-    b: Pointer,
-    b_layout: Pointer,
-    beta: Pointer,
-    c: Pointer,
-    c_layout: Pointer,
-    d: Pointer,
-    d_layout: Pointer,
-    algorithm: Pointer,
-    workspace: *mut c_void,
-    bytes: usize,
-    stream: Pointer,
-) -> c_int {
-    let Some(real) = LT_MATMUL.get() else { return NOT_INITIALIZED };
-    shielded(|| is_used(workspace));
-    // SAFETY: the caller's own arguments, passed on unchanged.
-    unsafe {
-        real(
-            handle,
-            description,
-            alpha,
-            a,
-            a_layout,
-            b,
-            b_layout,
-            beta,
-            c,
-            c_layout,
-            d,
-            d_layout,
-            algorithm,
-            workspace,
-            bytes,
-            stream,
-        )
-    }
 }
