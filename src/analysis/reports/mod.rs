@@ -16,6 +16,7 @@ mod oom;
 mod peak;
 mod ranks;
 mod report;
+mod serving;
 mod snapshot;
 mod stats;
 mod summary;
@@ -34,6 +35,7 @@ pub const REPORTS: &[&dyn Report] = &[
     &peak::Peak,
     &oom::Oom,
     &ledger::Ledger,
+    &serving::Serving,
     &modules::Modules,
     &snapshot::Snapshot,
     &top_ops::TopOps,

@@ -55,6 +55,8 @@ pub struct Segment {
     pub bytes: i64,
     /// True if it is an expandable segment, mapped piece by piece.
     pub expandable: bool,
+    /// The allocator's private pool; 0 for the default.
+    pub pool: i64,
     /// The blocks in it, by address.
     pub blocks: Vec<Block>,
     /// The sizes of the holes between the blocks, in bytes.
@@ -190,8 +192,8 @@ impl Layout {
             if end > from {
                 holes.push(end - from);
             }
-            let (addr, bytes, expandable) = (*addr, range.bytes, range.expandable);
-            segments.push(Segment { addr, bytes, expandable, blocks: inside, holes });
+            let SegmentRange { bytes, expandable, pool, .. } = *range;
+            segments.push(Segment { addr: *addr, bytes, expandable, pool, blocks: inside, holes });
         }
         segments
     }

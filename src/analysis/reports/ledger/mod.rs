@@ -1,6 +1,6 @@
 //! `memtrace ledger`: the memory in use on a device, by owner, with advice for each.
 
-use memtrace_trace::EventName;
+use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
@@ -58,29 +58,14 @@ impl Report for Ledger {
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         for trace in &input.traces {
-            let samples = DeviceSamples::of(trace, options)?;
-            let mut layout = Layout::default();
-            let mut callers = FxHashMap::default();
-            let replayed = replay_to_moment(
-                trace,
-                at,
-                COLUMNS,
-                options,
-                flow_categories(trace, options)?,
-                |row, replay| {
-                    layout.feed(row);
-                    remember_caller(&mut callers, row, replay);
-                },
-            )?;
-            let Some(replayed) = replayed else { continue };
+            let Some((replayed, states)) = states_at(trace, at, options, &Categories::default(), |_, _| {})?
+            else {
+                continue;
+            };
             footer.add_reading(trace, &replayed);
             footer.note_inference(&replayed);
-            let devices: Vec<i32> = replayed.gpus(options).map(|device| device.ordinal).collect();
-            for ordinal in devices {
-                let state = LedgerState::new(trace, &replayed, &layout, &callers, &samples, ordinal);
-                if state.lines.is_empty() {
-                    continue;
-                }
+            for state in states {
+                let ordinal = state.ordinal;
                 if json.is_empty() {
                     heading(&mut printer, input, &trace.meta);
                 }
@@ -109,6 +94,36 @@ impl Report for Ledger {
     }
 }
 
+/// By `alloc_id`: the categories that blocks have later.
+pub(super) type Categories = FxHashMap<i64, Category>;
+
+/// The ledgers of a process at a moment, one for each device in use, and the state that they are from; `None`
+/// when the trace does not reach the moment. `later` replaces the categories of then; `each_row` gets every row
+/// up to the moment.
+pub(super) fn states_at(
+    trace: &TraceFile,
+    at: NamedMoment,
+    options: &Options,
+    later: &Categories,
+    mut each_row: impl FnMut(&Record, &Replay),
+) -> Result<Option<(Replayed, Vec<LedgerState>)>> {
+    let samples = DeviceSamples::of(trace, options)?;
+    let mut layout = Layout::default();
+    let mut callers = FxHashMap::default();
+    let flow = flow_categories(trace, options)?;
+    let replayed = replay_to_moment(trace, at, COLUMNS, options, flow, |row, replay| {
+        layout.feed(row);
+        remember_caller(&mut callers, row, replay);
+        each_row(row, replay);
+    })?;
+    Ok(replayed.map(|replayed| {
+        let devices: Vec<i32> = replayed.gpus(options).map(|device| device.ordinal).collect();
+        let of = |ordinal| LedgerState::new(trace, &replayed, (&layout, later), &callers, &samples, ordinal);
+        let states = devices.into_iter().map(of).filter(|state| !state.lines.is_empty()).collect();
+        (replayed, states)
+    }))
+}
+
 /// By `alloc_id` of blocks outside torch's allocator: the calling library, and the call.
 type Callers = FxHashMap<i64, (Symbol, Symbol)>;
 
@@ -125,34 +140,36 @@ fn remember_caller(callers: &mut Callers, row: &Record, replay: &Replay) {
 }
 
 /// One line of the ledger.
-struct LedgerLine {
+pub(super) struct LedgerLine {
     /// The kind of owner: `torch`, `cache`, `library`, `context`, `others`, `unexplained`.
-    group: &'static str,
-    what: String,
-    bytes: i64,
+    pub(super) group: &'static str,
+    pub(super) what: String,
+    pub(super) bytes: i64,
     /// The number of blocks; 0 where there are none to count.
-    blocks: u64,
+    pub(super) blocks: u64,
     advice: String,
 }
 
 /// The memory of one device, by owner.
-struct LedgerState {
-    ordinal: i32,
-    ts_ns: i64,
+pub(super) struct LedgerState {
+    pub(super) ordinal: i32,
+    pub(super) ts_ns: i64,
     /// The memory of the device, in bytes; 0 when unknown.
-    total: i64,
+    pub(super) total: i64,
     /// The sum of the lines.
-    used: i64,
-    lines: Vec<LedgerLine>,
+    pub(super) used: i64,
+    pub(super) lines: Vec<LedgerLine>,
+    /// The free memory in segments of private pools, in bytes: part of the lines of the cache.
+    pub(super) private_free: i64,
     sample: Option<DeviceSample>,
-    notes: Vec<String>,
+    pub(super) notes: Vec<String>,
 }
 
 impl LedgerState {
     fn new(
         trace: &TraceFile,
         replayed: &Replayed,
-        layout: &Layout,
+        (layout, later): (&Layout, &Categories),
         callers: &Callers,
         samples: &DeviceSamples,
         ordinal: i32,
@@ -167,10 +184,11 @@ impl LedgerState {
                 .unwrap_or_else(|| trace.meta.total_bytes(ordinal)),
             used: 0,
             lines: Vec::new(),
+            private_free: 0,
             sample,
             notes: Vec::new(),
         };
-        state.torch(trace, replayed, layout);
+        state.torch(trace, replayed, layout, later);
         state.libraries(replayed, callers);
         if !state.lines.is_empty() {
             state.rest(trace);
@@ -193,7 +211,7 @@ impl LedgerState {
 
     /// Adds the memory of torch's allocator: its blocks by category, and the part of its segments outside
     /// blocks.
-    fn torch(&mut self, trace: &TraceFile, replayed: &Replayed, layout: &Layout) {
+    fn torch(&mut self, trace: &TraceFile, replayed: &Replayed, layout: &Layout, later: &Categories) {
         let totals = replayed.replay.find(self.ordinal).map(|device| device.totals).unwrap_or_default();
         let live = replayed.replay.live_on(self.ordinal, false);
         let mut rounding = 0;
@@ -204,6 +222,9 @@ impl LedgerState {
                 rounding += block.bytes - asked;
                 let mut block = *block;
                 block.bytes = asked;
+                if let Some(category) = later.get(&block.id) {
+                    block.owner.category = *category;
+                }
                 block
             })
             .collect();
@@ -221,6 +242,7 @@ impl LedgerState {
         self.line("torch", "torch: freed, still in use by a stream", pending, 0, advice::PENDING);
         let (mut holes, mut empty, mut pinned) = (0, 0, 0);
         for segment in layout.segments(&replayed.replay, self.ordinal) {
+            self.private_free += if segment.pool > 0 { segment.free() } else { 0 };
             if segment.blocks.is_empty() {
                 empty += segment.bytes;
             } else {

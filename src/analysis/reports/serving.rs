@@ -1,0 +1,354 @@
+//! `memtrace serving`: the memory of a model server on each device, over all of its processes.
+//!
+//! The lines of the ledger, joined by what a server needs them for. Their sum is the memory in use.
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::{Category, EventName};
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+use super::ledger::{Categories, LedgerLine, LedgerState, states_at};
+use super::report::{Answer, Report, next};
+use crate::error::Result;
+use crate::options::{Flag, Options};
+use crate::read::input::Input;
+use crate::read::record::{Columns, Record};
+use crate::read::stream::TraceFile;
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
+use crate::render::numbers::{bar, count, counted, percent, share};
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::state::categories::FlowCategories;
+use crate::state::moment::{self, NamedMoment};
+use crate::state::replay::{Metric, Replay};
+use crate::state::replay_trace::replay_trace;
+
+/// `memtrace serving`.
+pub(super) struct Serving;
+
+/// The lines, in their order.
+const HELD_BY: [&str; 11] = [
+    "weights",
+    "KV cache",
+    "activations and inputs",
+    "CUDA graphs",
+    "workspaces",
+    "other tensors",
+    "torch's cache and rounding",
+    "NCCL",
+    "other libraries",
+    "CUDA context",
+    "other processes, unexplained",
+];
+const KV_CACHE: usize = 1;
+const GRAPHS: usize = 3;
+const CACHE: usize = 6;
+const OTHERS: usize = 10;
+
+/// The line of [`HELD_BY`] that a line of the ledger belongs to.
+fn place(line: &LedgerLine) -> usize {
+    let what = line.what.as_str();
+    match line.group {
+        "torch" => match what.trim_start_matches("torch: ").trim_end_matches(" *") {
+            "parameter" | "buffer" => 0,
+            "kv_cache" => KV_CACHE,
+            "activation" | "temporary" | "input" | "gradient" | "autograd_detail" => 2,
+            "cuda_graph" => GRAPHS,
+            "workspace" => 4,
+            "rounding and splitting" | "freed, still in use by a stream" => CACHE,
+            _ => 5,
+        },
+        "cache" => CACHE,
+        "library" if what.starts_with("CUDA graphs") => GRAPHS,
+        "library" if what == "cuBLAS" => 4,
+        "library" if what == "NCCL" => 7,
+        "library" => 8,
+        "context" => 9,
+        _ => OTHERS,
+    }
+}
+
+/// Tokens of the sequence whose cost is shown.
+const SEQUENCE: i64 = 8192;
+
+const TOKENS: Flag = Flag {
+    name: "tokens",
+    value: Some("N"),
+    default: "",
+    choices: &[],
+    help: "The tokens that the KV cache has room for, where the trace does not say so",
+};
+
+impl Report for Serving {
+    fn name(&self) -> &'static str {
+        "serving"
+    }
+
+    fn about(&self) -> &'static str {
+        "Show what a model server holds: weights, KV cache, activations, graphs, NCCL, context, free"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        const {
+            &[
+                Flag {
+                    default: "used-peak",
+                    help: "used-peak, peak, reserved-peak, oom, end, step:N (its end) or a time such as 1.5s",
+                    ..moment::FLAG
+                },
+                TOKENS,
+            ]
+        }
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let at: NamedMoment = options.text(moment::FLAG.name).parse()?;
+        let tokens = options.count(TOKENS.name)?.map(|tokens| tokens as i64);
+        let mut footer = Footer::new(input);
+        let mut devices: BTreeMap<i32, Device> = BTreeMap::new();
+        for trace in &input.traces {
+            let mut profile = ProfileRun::default();
+            let later = categories_at_the_end(trace, options)?;
+            let Some((replayed, states)) =
+                states_at(trace, at, options, &later, |row, replay| profile.feed(row, replay))?
+            else {
+                continue;
+            };
+            footer.add_reading(trace, &replayed);
+            footer.note_inference(&replayed);
+            for state in states {
+                footer.add_share(&replayed, state.ordinal);
+                for note in &state.notes {
+                    if !footer.notes.contains(note) {
+                        footer.notes.push(note.clone());
+                    }
+                }
+                devices.entry(state.ordinal).or_default().add(&state, &profile);
+            }
+        }
+        let mut printer = options.printer();
+        if let Some(trace) = input.traces.first().filter(|_| !devices.is_empty()) {
+            heading(&mut printer, input, &trace.meta);
+        } else {
+            printer.plain("No memory tracked.");
+        }
+        let mut json = Vec::new();
+        for (ordinal, device) in &mut devices {
+            device.finish(tokens);
+            printer.gap();
+            device.print(*ordinal, &mut printer, options);
+            json.push(device.json(*ordinal));
+        }
+        Ok(Answer {
+            body: printer,
+            json: json!({ "devices": json }),
+            footer,
+            next: vec![next("ledger", input, ""), next("peak", input, "--by category")],
+            ..Answer::default()
+        })
+    }
+}
+
+/// The last category that a tag gave each block: a cache is recognized only after the call that filled it.
+fn categories_at_the_end(trace: &TraceFile, options: &Options) -> Result<Categories> {
+    let mut categories = Categories::default();
+    replay_trace(
+        trace,
+        Columns::of(&[]),
+        options,
+        Metric::Allocated,
+        FlowCategories::default(),
+        |row, _| {
+            if row.event == EventName::Tag && row.delta_bytes > 0 {
+                categories.insert(row.alloc_id, row.category);
+            }
+        },
+    )?;
+    Ok(categories)
+}
+
+/// The memory of one device, over all processes.
+#[derive(Default)]
+struct Device {
+    processes: u64,
+    total: i64,
+    used: i64,
+    bytes: [i64; HELD_BY.len()],
+    /// Blocks of the allocator that hold keys and values.
+    kv_tensors: u64,
+    /// Blocks and tokens of the server's own count.
+    kv_blocks: i64,
+    kv_tokens: i64,
+    /// The most that the forwards before the KV cache took beyond what stayed.
+    profile_run: i64,
+}
+
+impl Device {
+    fn add(&mut self, state: &LedgerState, profile: &ProfileRun) {
+        self.processes += 1;
+        self.total = self.total.max(state.total);
+        self.used = self.used.max(state.used);
+        for line in &state.lines {
+            let place = place(line);
+            self.bytes[place] += line.bytes;
+            if place == KV_CACHE {
+                self.kv_tensors += line.blocks;
+            }
+        }
+        // What a captured graph freed stays in its pool, for its replays alone.
+        let private = state.private_free.min(self.bytes[CACHE]);
+        self.bytes[CACHE] -= private;
+        self.bytes[GRAPHS] += private;
+        let (blocks, tokens) = profile.room;
+        (self.kv_blocks, self.kv_tokens) = (self.kv_blocks.max(blocks), self.kv_tokens.max(tokens));
+        let before = profile.before_cache.get(&state.ordinal).copied().unwrap_or(0);
+        self.profile_run = self.profile_run.max(before);
+    }
+
+    /// Once all processes are added.
+    fn finish(&mut self, tokens: Option<i64>) {
+        self.kv_tokens = tokens.unwrap_or(self.kv_tokens);
+        // To each process the others of this server are other processes.
+        let own: i64 = self.bytes[..OTHERS].iter().sum();
+        if self.processes > 1 {
+            self.bytes[OTHERS] = (self.used - own).max(0);
+        }
+        self.used = self.bytes.iter().sum();
+    }
+
+    fn free(&self) -> i64 {
+        (self.total - self.used).max(0)
+    }
+
+    /// The bytes of one token, and how many sequences of [`SEQUENCE`] tokens have room; `None` without tokens.
+    fn of_token(&self) -> Option<(i64, f64)> {
+        let per_token = self.bytes[KV_CACHE].checked_div(self.kv_tokens).filter(|bytes| *bytes > 0)?;
+        Some((per_token, self.kv_tokens as f64 / SEQUENCE as f64))
+    }
+
+    fn print(&self, ordinal: i32, printer: &mut Printer, options: &Options) {
+        let units = options.units;
+        let mut first = format!(" used on device {ordinal}");
+        if self.total > 0 {
+            first += &format!(" of {} ({})", units.show(self.total), percent(share(self.used, self.total)));
+        }
+        if self.processes > 1 {
+            first += &format!(", by {}", counted(self.processes, "process"));
+        }
+        printer.line([Cell::new(units.show(self.used).to_string(), Style::Strong), first.into()]);
+        let mut table = Table::new(&[
+            ("bytes", Side::Right),
+            ("share", Side::Right),
+            ("", Side::Left),
+            ("held by", Side::Left),
+        ]);
+        let whole = if self.total > 0 { self.total } else { self.used };
+        let free = if self.total > 0 { self.free() } else { 0 };
+        for (held_by, bytes) in HELD_BY.iter().copied().zip(self.bytes).chain([("free", free)]) {
+            if bytes > 0 {
+                table.row([
+                    Cell::new(units.show(bytes).to_string(), Style::Strong),
+                    percent(share(bytes, whole)).into(),
+                    bar(share(bytes, whole), 12).into(),
+                    held_by.into(),
+                ]);
+            }
+        }
+        printer.table(&table);
+        if self.kv_blocks > 0 {
+            printer.plain(format!(
+                "KV cache: {} blocks for {} tokens",
+                count(self.kv_blocks.cast_unsigned()),
+                count(self.kv_tokens.max(0).cast_unsigned())
+            ));
+        }
+        if let Some((per_token, sequences)) = self.of_token() {
+            printer.plain(format!(
+                "a sequence of {} tokens takes {} of the KV cache; {sequences:.1} such have room",
+                count(SEQUENCE.cast_unsigned()),
+                units.show(per_token * SEQUENCE),
+            ));
+        }
+        if self.profile_run > 0 {
+            let bytes = units.show(self.profile_run);
+            printer.plain(format!("the forwards before the KV cache took up to {bytes} beyond what stayed"));
+        }
+    }
+
+    fn json(&self, ordinal: i32) -> Value {
+        let rows: Vec<Value> = HELD_BY
+            .iter()
+            .zip(self.bytes)
+            .map(|(held_by, bytes)| json!({ "held_by": held_by, "bytes": bytes }))
+            .collect();
+        let token = self.of_token();
+        json!({
+            "device": ordinal,
+            "processes": self.processes,
+            "total_bytes": self.total,
+            "used_bytes": self.used,
+            "free_bytes": self.free(),
+            "rows": rows,
+            "kv_tensors": self.kv_tensors,
+            "kv_blocks": self.kv_blocks,
+            "kv_tokens": self.kv_tokens,
+            "kv_bytes_per_token": token.map(|(bytes, _)| bytes),
+            "sequences_of_8192": token.map(|(_, sequences)| sequences),
+            "profile_run_bytes": self.profile_run,
+        })
+    }
+}
+
+/// The forwards that a server runs before it allocates its KV cache, to learn what activations take.
+#[derive(Default)]
+struct ProfileRun {
+    /// By device: the highest total so far.
+    highest: FxHashMap<i32, i64>,
+    /// Large blocks without a category: `alloc_id`, and what the forwards took beyond what stayed.
+    candidates: FxHashMap<i64, i64>,
+    before_cache: FxHashMap<i32, i64>,
+    /// The server's count of blocks and tokens.
+    room: (i64, i64),
+}
+
+/// The smallest block that may be the first of a KV cache, in bytes.
+const LARGE: i64 = 1 << 20;
+
+impl ProfileRun {
+    fn feed(&mut self, row: &Record, replay: &Replay) {
+        match row.event {
+            EventName::Alloc => {
+                let now = replay.find(row.device).map_or(0, |device| device.totals.allocated);
+                let highest = self.highest.entry(row.device).or_default();
+                if row.category == Category::None && row.delta_bytes >= LARGE {
+                    let stayed = now - row.delta_bytes;
+                    self.candidates.insert(row.alloc_id, (*highest - stayed).max(0));
+                }
+                *highest = now.max(*highest);
+            }
+            EventName::Tag if row.category == Category::KvCache && row.delta_bytes > 0 => {
+                if let Some(taken) = self.candidates.remove(&row.alloc_id) {
+                    self.before_cache.entry(row.device).or_insert(taken);
+                }
+            }
+            EventName::Free => {
+                self.candidates.remove(&row.alloc_id);
+            }
+            EventName::Mark => {
+                let name = replay.symbols.get(row.name);
+                if let Some(words) = name.strip_prefix("kv_cache: ") {
+                    let number = |key: &str| {
+                        words
+                            .split(' ')
+                            .find_map(|word| word.strip_prefix(key))
+                            .and_then(|text| text.parse().ok())
+                    };
+                    self.room = (number("blocks=").unwrap_or(0), number("tokens=").unwrap_or(0));
+                }
+            }
+            _ => {}
+        }
+    }
+}
