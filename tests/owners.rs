@@ -44,6 +44,7 @@ on_every_torch![
     owners_of_caches_attributes_workspaces_and_graphs_have_their_categories,
     owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it,
     leaks_of_a_server_are_found_by_its_forwards,
+    serving_adds_up_to_what_the_device_has_in_use,
 ];
 
 fn owners_of_eight_models_cover_every_byte_and_agree_with_torch_per_module(torch: &Torch) {
@@ -228,6 +229,38 @@ fn owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it(torch: &Tor
         (Some(128 << 20), Some(64 << 20))
     );
     assert!(held["temporary"].as_i64().is_some_and(|bytes| bytes >= 64 << 20), "{held:#}");
+}
+
+fn serving_adds_up_to_what_the_device_has_in_use(torch: &Torch) {
+    let run = held(torch, "static");
+    let output = memtrace().args(["serving", "--json", "--tokens", "128"]).arg(run.file()).output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let device = &json["devices"][0];
+    let bytes = |held_by: &str| {
+        let rows = device["rows"].as_array().unwrap();
+        rows.iter().find(|row| row["held_by"] == held_by).unwrap()["bytes"].as_i64().unwrap()
+    };
+    let sum: i64 = device["rows"].as_array().unwrap().iter().map(|row| row["bytes"].as_i64().unwrap()).sum();
+    assert_eq!(Some(sum), device["used_bytes"].as_i64(), "{device:#}");
+    // Two tensors of 2 x 4 x 64 x 64 floats for each of three layers.
+    assert_eq!(
+        (bytes("KV cache"), device["kv_bytes_per_token"].as_i64()),
+        (786_432, Some(6144)),
+        "{device:#}"
+    );
+    assert!(bytes("weights") > 9 << 20 && bytes("workspaces") >= 32 << 20 && bytes("CUDA context") > 0);
+    let ledger = memtrace().args(["ledger", "--json", "--at", "peak"]).arg(run.file()).output().unwrap();
+    let ledger: serde_json::Value = serde_json::from_slice(&ledger.stdout).unwrap();
+    assert_eq!(ledger["devices"][0]["used_bytes"], device["used_bytes"]);
+    let text = memtrace().args(["serving", "--tokens", "128"]).arg(run.file()).output().unwrap();
+    assert!(
+        String::from_utf8_lossy(&text.stdout).contains("a sequence of 8,192 tokens takes 48.00 MiB"),
+        "{text:?}"
+    );
+    // A trace of another program.
+    let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gpt");
+    let other = memtrace().args(["serving", "--json"]).arg(fixture).output().unwrap();
+    assert!(other.status.success(), "{other:?}");
 }
 
 fn leaks_of_a_server_are_found_by_its_forwards(torch: &Torch) {

@@ -93,8 +93,8 @@ impl Report for Serving {
         const {
             &[
                 Flag {
-                    default: "used-peak",
-                    help: "used-peak, peak, reserved-peak, oom, end, step:N (its end) or a time such as 1.5s",
+                    default: "peak",
+                    help: "peak, used-peak, reserved-peak, oom, end, step:N (its end) or a time such as 1.5s",
                     ..moment::FLAG
                 },
                 TOKENS,
