@@ -77,7 +77,7 @@ def main():
     parser.add_argument("--model", choices=MODELS, default="llama-3.1-8b")
     parser.add_argument("--generate", type=int, default=0)
     parser.add_argument("options", nargs="*")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     write_model(arguments.folder, arguments.model)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
