@@ -147,7 +147,7 @@ const SELECTORS: [(&str, &str, &str); 12] = [
 ];
 
 /// Numbers that must be at least 1.
-const COUNTS: [&str; 5] = ["top", "depth", "calls", "width", "height"];
+const COUNTS: [&str; 6] = ["top", "depth", "calls", "width", "height", "tokens"];
 
 /// Options that select no part of a trace.
 const OTHER_OPTIONS: &[&str] = &[

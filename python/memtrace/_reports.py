@@ -126,6 +126,13 @@ def ledger(trace: Trace = DEFAULT, **options: Any) -> Answer:
     return _answer("ledger", [trace], options)
 
 
+def serving(trace: Trace = DEFAULT, **options: Any) -> Answer:
+    """What a model server holds on each device: weights, KV cache, activations, graphs, NCCL, context, free.
+
+    `options` are those of `memtrace serving`, with `_` for `-`."""
+    return _answer("serving", [trace], options)
+
+
 def modules(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """Memory before, at the peak of and after each module call, as torch's MemTracker counts it.
 
