@@ -45,7 +45,9 @@ for loader, frame in frames.items():
 # the device's total.
 block_rows = first[first.event.isin(["alloc", "free", "tag", "live"])]
 for until in (len(block_rows) // 3, len(block_rows) // 2, len(block_rows)):
-    prefix = block_rows.iloc[:until]
+    # Not between the two rows of a tag.
+    last = block_rows.iloc[until - 1]
+    prefix = block_rows.iloc[: until + int(last.event == "tag" and last.delta_bytes < 0)]
     total = prefix.allocated_bytes.iloc[-1]
     for owner in ("module", "phase", "op", "category", "step"):
         live = prefix.groupby(owner).delta_bytes.sum()
