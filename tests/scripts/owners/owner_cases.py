@@ -295,7 +295,7 @@ def accumulation():
         model(torch.ones(4, 128, device="cuda")).sum().backward()
     optimizer.step()
     expect(128, module="Sequential.0", category="gradient", phase="backward", some=True)
-    # The module and the phase of a workspace of cuBLAS, 32 MiB on this card, are those of the op that needs it
+    # Module and phase of a workspace of cuBLAS, 32 MiB on this card, are those of the op that needs it
     # first, on each thread.
     expect(65536, module="Sequential.0", category="workspace", phase="forward", some=True)
     expect(65536, module="Sequential.0", category="workspace", phase="backward", some=True)
