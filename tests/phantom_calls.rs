@@ -34,6 +34,13 @@ fn phantom_driver_calls_fail_until_the_driver_is_initialized() {
 }
 
 #[test]
+fn phantom_gives_a_runtime_of_cuda_11_the_look_up_of_four_arguments() {
+    let expected =
+        "for 11.3: 0 found 0 own 1\ncalled: 0 1\nunknown: 500 0\nfor 12.0: 0 own 1\ncalled: 0 1 found 0\n";
+    assert_eq!(told("entry_points", "t4", &[]), expected);
+}
+
+#[test]
 fn phantom_events_of_two_devices_wait_exactly_and_have_no_elapsed_time() {
     let expected = "record elsewhere 400 last error 400\n\
                     wait 0 query 600 600 synchronize 0 query 0 0 600\n\

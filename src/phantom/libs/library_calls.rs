@@ -1,23 +1,24 @@
 //! The effect of the math libraries' calls on memory, from their arguments alone.
 //!
 //! A call of cuBLAS or cuDNN writes to the addresses among its arguments, and to those that its handle or its
-//! descriptors hold. The signatures of its functions are not needed: every word that may be an argument counts,
-//! and a word too many only makes more memory unknown. Calls that take arrays of addresses, and those of
-//! libraries whose descriptors hold addresses, make all memory unknown.
+//! descriptors hold. The signatures of its functions are not needed: every word that may be an argument
+//! counts, and a word too many only makes more memory unknown. Calls that take arrays of addresses, and those
+//! of libraries whose descriptors hold addresses, make all memory unknown.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
 
 use crate::core::addresses;
+use crate::core::call_table::answers;
 use crate::core::const_text::{ends_with, starts_with};
-use crate::core::ffi::Status;
+use crate::core::ffi::{OK, Status, Word};
 use crate::core::lock::lock;
 use crate::cuda::reach::Launch;
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::{launch_library, launch_library_on_default_stream};
 
-/// The words on the stack that are arguments of a call with very many of them. The longest signature is that of
-/// `cudnnBatchNormalizationBackwardEx`, with 31 arguments.
+/// The words on the stack that are arguments of a call with very many of them. The longest signature is that
+/// of `cudnnBatchNormalizationBackwardEx`, with 31 arguments.
 const STACK_WORDS: usize = 26;
 
 /// The words of a call as they arrive: six registers, the return address, the stack.
@@ -58,7 +59,7 @@ pub(crate) fn launch_of(words: &[usize]) -> Launch {
     launch
 }
 
-/// The streams that the program set on its handles of cuBLAS and cuDNN.
+/// The streams that the program set on its handles and plans.
 static STREAMS: LazyLock<Mutex<HashMap<usize, StreamHandle>>> = LazyLock::new(Mutex::default);
 
 /// Sets the stream of a handle.
@@ -82,10 +83,26 @@ pub(crate) fn launch(effect: CallEffect, arguments: &RawArguments) -> Status {
         launch.add(&launch_of(&arguments.stack));
         launch
     });
-    // The handle is the first argument.
-    match known_stream(arguments.registers[0]) {
+    // The handle is the first argument, or the plan of cuFFT, an `int`.
+    let handle = arguments.registers[0];
+    match known_stream(handle).or_else(|| known_stream(handle & u32::MAX as usize)) {
         Some(stream) => launch_library(stream, launch),
         None => launch_library_on_default_stream(launch),
+    }
+}
+
+answers! {
+    Real fn cufftSetStream(plan: u32, stream: StreamHandle) {
+        set_stream(plan as usize, stream);
+        OK
+    }
+    Real fn cusolverDnSetStream(handle: Word, stream: StreamHandle) {
+        set_stream(handle, stream);
+        OK
+    }
+    Real fn cusparseSetStream(handle: Word, stream: StreamHandle) {
+        set_stream(handle, stream);
+        OK
     }
 }
 

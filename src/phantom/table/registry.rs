@@ -29,6 +29,7 @@ static TABLES: &[&[&CallEntry]] = &[
     TABLE,
     kernels::modules::TABLE,
     cuda::vmm::TABLE,
+    libs::library_calls::TABLE,
     libs::cublas::TABLE,
     libs::cudnn::TABLE,
     libs::cudnn_conv::TABLE,
@@ -73,10 +74,14 @@ fn find(name: &str) -> Option<&'static CallEntry> {
 }
 
 /// The function that the driver would return for a base name: the newest version that is answered. Callers
-/// that want an older version ask for its full name.
-fn entry_point(name: &str) -> Option<*const ()> {
+/// that want an older version ask for its full name. `cuda` is the version of CUDA that the caller knows.
+fn entry_point(name: &str, cuda: c_int) -> Option<*const ()> {
     if name.is_empty() {
         return None;
+    }
+    // The fifth argument came with CUDA 12 (cudaTypedefs.h: `PFN_cuGetProcAddress_v11030` and `_v12000`).
+    if name == "cuGetProcAddress" && cuda < 12000 {
+        return find(name).map(|entry| entry.function);
     }
     // The arguments of this call changed with CUDA 13; both versions are answered.
     let newest = if name == "cuStreamGetCaptureInfo" && driver_version() >= 13000 { "_v3" } else { "_v2" };
@@ -89,8 +94,8 @@ fn entry_point(name: &str) -> Option<*const ()> {
 }
 
 /// `cuGetProcAddress`: an unknown name is an error.
-fn look_up(name: &str, function: Out<usize>, found: Out<c_int>) -> Status {
-    match entry_point(name) {
+fn look_up(name: &str, cuda: c_int, function: Out<usize>, found: Out<c_int>) -> Status {
+    match entry_point(name, cuda) {
         Some(address) => {
             found.put(0);
             function.give(address as usize)
@@ -105,28 +110,28 @@ fn look_up(name: &str, function: Out<usize>, found: Out<c_int>) -> Status {
 }
 
 /// `cudaGetDriverEntryPoint`: an unknown name is reported through `found` and is an error only without it.
-fn look_up_for_runtime(name: &str, function: Out<usize>, found: Out<c_int>) -> Status {
-    match look_up(name, function, found) {
+fn look_up_for_runtime(name: &str, cuda: c_int, function: Out<usize>, found: Out<c_int>) -> Status {
+    match look_up(name, cuda, function, found) {
         NOT_FOUND if !found.is_null() => OK,
         status => status,
     }
 }
 
 answers! {
-    Real fn cuGetProcAddress(name: Text, function: Out<usize>, _version: c_int, _flags: u64) {
-        look_up(name.str(), function, Out::null())
+    Real fn cuGetProcAddress(name: Text, function: Out<usize>, version: c_int, _flags: u64) {
+        look_up(name.str(), version, function, Out::null())
     }
     Real fn cuGetProcAddress_v2(
-        name: Text, function: Out<usize>, _version: c_int, _flags: u64, found: Out<c_int>,
+        name: Text, function: Out<usize>, version: c_int, _flags: u64, found: Out<c_int>,
     ) {
-        look_up(name.str(), function, found)
+        look_up(name.str(), version, function, found)
     }
     Real fn cudaGetDriverEntryPoint(name: Text, function: Out<usize>, _flags: u64, found: Out<c_int>) {
-        look_up_for_runtime(name.str(), function, found)
+        look_up_for_runtime(name.str(), driver_version(), function, found)
     }
     Real fn cudaGetDriverEntryPointByVersion(
-        name: Text, function: Out<usize>, _version: u32, _flags: u64, found: Out<c_int>,
+        name: Text, function: Out<usize>, version: u32, _flags: u64, found: Out<c_int>,
     ) {
-        look_up_for_runtime(name.str(), function, found)
+        look_up_for_runtime(name.str(), version as c_int, function, found)
     }
 }
