@@ -26,7 +26,7 @@ fn scan(bytes: &[u8], step: usize, mut found: impl FnMut(usize, usize)) {
 
 /// Returns true for the addresses of devices and of pinned memory, which may lead to others.
 pub(crate) fn may_be_address(value: usize) -> bool {
-    vram::is_device(value) || vram::PINNED.contains(&value)
+    vram::FIRST_TO_PINNED.contains(&value)
 }
 
 #[cfg(test)]

@@ -28,6 +28,10 @@ pub(crate) const RESERVED: std::ops::Range<usize> = 0x3000_0000_0000..0x4800_000
 /// After those: pinned host memory.
 pub(crate) const PINNED: std::ops::Range<usize> = 0x4800_0000_0000..0x5000_0000_0000;
 
+/// The addresses of devices, and behind them those of pinned memory.
+pub(crate) const FIRST_TO_PINNED: std::ops::Range<usize> = FIRST..PINNED.end;
+const _: () = assert!(RESERVED.end == PINNED.start);
+
 /// Returns true if an address is a device address.
 pub(crate) fn is_device(address: usize) -> bool {
     (FIRST..RESERVED.end).contains(&address)

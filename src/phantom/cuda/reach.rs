@@ -1,13 +1,14 @@
 //! The memory that a launch may write.
 //!
-//! A kernel of unknown effect may write each block to which an argument points, each block to which an address
-//! points that it can load from there ([`address_tables`]), and nothing else. So
-//! only these blocks become unknown. Where the arguments are not known, all memory does.
+//! A kernel of unknown effect may write each block to which an argument points, each block to which an
+//! address points that it can load from there ([`address_tables`]), and nothing else. So only these blocks
+//! become unknown. Where the arguments are not known, all memory does.
 //!
 //! Assumed is that a kernel does not leave the blocks whose addresses it has, which C++ demands, and that it
 //! stores no address of its own parameters in memory, unless its name says so ([`Launch::stores_addresses`]).
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::core::address_tables::{self, Targets};
 use crate::core::addresses;
@@ -135,11 +136,23 @@ pub(crate) enum Holder {
 }
 
 static HELD: [Mutex<Targets>; 2] = [const { Mutex::new(Targets::new()) }; 2];
+/// Whether there are any: most programs have none.
+static IS_HELD: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
 
 /// Remembers an address that later launches may write to without an argument.
 pub(crate) fn hold(holder: Holder, address: usize) {
     if vram::is_device(address) {
         lock(&HELD[holder as usize]).add(address);
+        IS_HELD[holder as usize].store(true, Ordering::Release);
+    }
+}
+
+/// The addresses that kernels or libraries may have without an argument.
+fn held(holder: Holder) -> Targets {
+    if IS_HELD[holder as usize].load(Ordering::Acquire) {
+        lock(&HELD[holder as usize]).clone()
+    } else {
+        Targets::new()
     }
 }
 
@@ -158,7 +171,8 @@ pub(crate) struct Launch {
     is_library: bool,
 }
 
-/// An extent that was added this long ago may be added again, which does no harm: a list of tensors has hundreds.
+/// An extent that was added this long ago may be added again, which does no harm: a list of tensors has
+/// hundreds.
 const SEARCHED: usize = 8;
 
 fn add_extent(list: &mut Vec<Extent>, address: usize) {
@@ -209,16 +223,16 @@ impl Launch {
         for extent in self.written.iter().chain(&self.read) {
             extent.targets(&mut targets);
         }
-        let held = lock(&HELD[Holder::Kernels as usize]).clone();
-        targets.add_all(&held);
+        let held_by_kernels = held(Holder::Kernels);
+        targets.add_all(&held_by_kernels);
         if self.is_library {
-            targets.add_all(&lock(&HELD[Holder::Libraries as usize]));
+            targets.add_all(&held(Holder::Libraries));
         }
         // Most launches: no address but those of the arguments.
         if targets.is_empty() && !self.stores_addresses {
             return;
         }
-        let found_addresses = targets != held;
+        let found_addresses = targets != held_by_kernels;
         if !forget_targets(&mut targets, &self.written) {
             return forget_everything();
         }
@@ -244,21 +258,22 @@ fn forget_targets(targets: &mut Targets, done: &[Extent]) -> bool {
     let mut done = done.to_vec();
     loop {
         let Some(addresses) = targets.addresses() else { return false };
-        let new: Vec<_> = addresses.iter().filter_map(|&address| Extent::of(address)).collect();
         let mut found = Targets::default();
-        let mut is_new = false;
-        for extent in new {
+        for extent in addresses.iter().filter_map(|&address| Extent::of(address)) {
             if !done.contains(&extent) {
                 done.push(extent);
-                is_new = true;
                 extent.forget();
                 extent.targets(&mut found);
             }
         }
-        if !is_new {
+        if found.is_empty() {
             return true;
         }
+        let before = targets.clone();
         targets.add_all(&found);
+        if *targets == before {
+            return true;
+        }
     }
 }
 
