@@ -14,6 +14,7 @@ pub(crate) mod dlopen;
 pub(crate) mod driver_version;
 pub(crate) mod faults;
 pub(crate) mod ffi;
+pub(crate) mod flag_links;
 pub(crate) mod host_state;
 pub(crate) mod loaded_library;
 pub(crate) mod lock;

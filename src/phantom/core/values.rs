@@ -1,18 +1,20 @@
 //! The known content of device memory.
 //!
 //! Kernels do nothing, so most content is unknown. Device memory reads as zero, except a small range that a
-//! copy, a collective or a fill wrote, until a launch may have written it. A kernel of unknown effect may write
-//! the memory that its arguments reach ([`reach`](crate::cuda::reach)); with other effects see
+//! copy, a collective or a fill wrote, until a launch may have written it. A kernel of unknown effect may
+//! write the memory that its arguments reach ([`reach`](crate::cuda::reach)); with other effects see
 //! [`kernel_effects`](crate::kernels::kernel_effects). A block that is freed loses its values: stale bytes of
 //! recycled blocks would come back as sizes.
 //!
 //! A value that nothing computed or wrote is *invented*. Reads of invented values are counted and reported,
-//! and a program that loops on one is stopped ([`loop_guard`]).
+//! and a program that loops on one is stopped ([`loop_guard`]). The answer about a flag or a single number is
+//! remembered: it is the value until something is written there.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::core::address_tables::{AddressTables, Targets};
+use crate::core::flag_links::FlagLinks;
 use crate::core::loop_guard::{self, Verdict};
 
 /// The largest copy, fill or message that really moves its bytes, in bytes.
@@ -153,8 +155,12 @@ impl Ranges {
 pub(crate) struct KnownValues {
     /// Ranges with real bytes.
     known: Ranges,
+    /// The parts of these that hold an answer, which no kernel computed.
+    answered: Ranges,
     /// Ranges of unknown flags, a byte each, that a kernel of known type wrote.
     masks: Ranges,
+    /// Unknown flags that depend on others.
+    links: FlagLinks,
     /// Addresses at which a kernel of known effect left a result, and its assumed value.
     results: BTreeMap<usize, u64>,
     /// Memory that another process may write, too. It stays unknown.
@@ -174,6 +180,19 @@ impl KnownValues {
         }
     }
 
+    /// Marks a range as known that holds the answer to a read. `number`: the answer, if it is a single one.
+    pub(crate) fn mark_answered(&mut self, address: usize, size: usize, number: Option<u64>) {
+        self.mark_known(address, size);
+        if !self.is_known(address, size) {
+            // Shared: another process may write there at any time.
+            return;
+        }
+        self.answered.add(address, address + size);
+        if let Some(number) = number {
+            self.results.insert(address, number);
+        }
+    }
+
     /// Marks the range of an output as unknown.
     pub(crate) fn forget(&mut self, address: usize, size: usize) {
         self.masks.remove(address, address.saturating_add(size));
@@ -184,6 +203,8 @@ impl KnownValues {
     pub(crate) fn forget_reached(&mut self, address: usize, size: usize) {
         let end = address.saturating_add(size);
         self.known.remove(address, end);
+        self.answered.remove(address, end);
+        self.links.forget(address, end);
         if !self.results.is_empty() {
             let gone: Vec<_> = self.results.range(address..end).map(|(&at, _)| at).collect();
             for at in gone {
@@ -201,6 +222,8 @@ impl KnownValues {
     /// Marks all memory as unknown.
     pub(crate) fn forget_all(&mut self) {
         self.known.0.clear();
+        self.answered.0.clear();
+        self.links.clear();
         self.results.clear();
     }
 
@@ -227,6 +250,17 @@ impl KnownValues {
         self.masks.contains(address, address + size)
     }
 
+    /// Marks a range as unknown flags that are a copy of others, or their opposite.
+    pub(crate) fn link_mask(&mut self, from: usize, to: usize, size: usize, is_opposite: bool) {
+        self.set_mask(to, size);
+        self.links.add(from, to, size, is_opposite);
+    }
+
+    /// The places of the flags that depend on those of a range, and whether they are their opposite.
+    pub(crate) fn linked(&self, address: usize, size: usize) -> Vec<(usize, bool)> {
+        self.links.of(address, size)
+    }
+
     /// Returns true if every byte of a range is known.
     pub(crate) fn is_known(&self, address: usize, size: usize) -> bool {
         self.known.contains(address, address + size)
@@ -242,6 +276,11 @@ impl KnownValues {
         self.results.insert(address, value);
     }
 
+    /// The assumed result of a kernel at an address.
+    pub(crate) fn result(&self, address: usize) -> Option<u64> {
+        self.results.get(&address).copied()
+    }
+
     /// The targets of the tables that overlap a range.
     pub(crate) fn targets(&self, start: usize, end: usize, targets: &mut Targets) {
         self.tables.collect(start, end, targets);
@@ -249,15 +288,17 @@ impl KnownValues {
 
     /// The result of a read by the host. Counts it when the value is invented.
     pub(crate) fn read(&mut self, address: usize, size: usize) -> HostRead {
-        if self.is_known(address, size) {
+        let is_known = self.is_known(address, size);
+        if is_known && self.answered.parts(address, address + size).is_empty() {
             return HostRead::Bytes;
         }
         INVENTED_READS.fetch_add(1, Ordering::Relaxed);
         INVENTED_BYTES.fetch_add(size as u64, Ordering::Relaxed);
-        let value = self.results.get(&address).copied().filter(|_| size <= 8).unwrap_or(0);
+        let value = self.result(address).filter(|_| size <= 8).unwrap_or(0);
         match loop_guard::read(address, size, value) {
             Verdict::Stop => HostRead::Stop,
             Verdict::Flag if value == 0 => HostRead::Number(1),
+            _ if is_known => HostRead::Bytes,
             Verdict::Flag | Verdict::Continue if value != 0 => HostRead::Number(value),
             _ if size > 1 && self.is_mask(address, size) => HostRead::Mask,
             _ => HostRead::Invented,
@@ -323,6 +364,22 @@ mod tests {
         assert_eq!(values.read(1010, 90), HostRead::Bytes);
         values.forget(1000, 1);
         assert_eq!(values.read(1000, 100), HostRead::Invented);
+    }
+
+    #[test]
+    fn an_answer_is_read_again_until_it_is_overwritten() {
+        let mut values = KnownValues::default();
+        values.set_mask(1000, 10);
+        values.link_mask(1000, 2000, 10, true);
+        assert_eq!(values.linked(1000, 10), [(2000, true)]);
+        values.mark_answered(1000, 10, None);
+        assert_eq!(values.linked(2000, 10), []);
+        assert_eq!(values.read(1000, 10), HostRead::Bytes);
+        assert!(values.is_known(1000, 10));
+        values.mark_answered(3000, 8, Some(5));
+        assert_eq!((values.read(3000, 8), values.result(3000)), (HostRead::Bytes, Some(5)));
+        values.forget_reached(3000, 1);
+        assert_eq!((values.read(3000, 8), values.result(3000)), (HostRead::Invented, None));
     }
 
     #[test]

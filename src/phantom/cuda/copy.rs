@@ -118,8 +118,10 @@ unsafe fn copy_on_devices(target: &Device, to: usize, source: &Device, from: usi
     };
     let mut values = target.values();
     values.overwrite(to, size);
-    if is_mask {
-        values.set_mask(to, size);
+    match is_mask {
+        true if std::ptr::eq(target, source) && size <= SMALL => values.link_mask(from, to, size, false),
+        true => values.set_mask(to, size),
+        false => {}
     }
     for (start, end) in parts {
         let part_to = to + (start - from);
@@ -178,15 +180,63 @@ unsafe fn read_to_host(to: usize, device: &Device, from: usize, size: usize) -> 
                 // SAFETY: a part of the two ranges.
                 unsafe { move_bytes(to + (start - from), start, end - start) };
             }
+            if read == HostRead::Mask && size <= SMALL || size <= size_of::<u64>() {
+                // SAFETY: `from` is mapped.
+                unsafe { remember(device, from, host) };
+            }
         }
         HostRead::Number(value) => {
             let bytes = value.to_le_bytes();
-            // SAFETY: at most the bytes of both.
-            unsafe { move_bytes(to, bytes.as_ptr() as usize, size.min(8)) }
+            let size = size.min(bytes.len());
+            // SAFETY: at most the bytes of both, and `from` is mapped.
+            unsafe {
+                move_bytes(to, bytes.as_ptr() as usize, size);
+                remember(device, from, &bytes[..size]);
+            }
         }
         HostRead::Stop => return fail(stop_loop(size)),
     }
     OK
+}
+
+/// Makes the answer to a read the known content of its place, and of the flags that depend on it.
+///
+/// # Safety
+/// `from` is mapped for these bytes.
+unsafe fn remember(device: &Device, from: usize, answer: &[u8]) {
+    let linked = device.values().linked(from, answer.len());
+    let places = [(from, false)].into_iter().chain(linked);
+    for (place, is_opposite) in places {
+        let bytes: Vec<u8> = answer.iter().map(|&flag| if is_opposite { flag ^ 1 } else { flag }).collect();
+        // SAFETY: `from` by the caller's promise; a link ends when its memory is freed.
+        unsafe { move_bytes(place, bytes.as_ptr() as usize, bytes.len()) };
+        let mut word = [0; size_of::<u64>()];
+        let number = word.get_mut(..bytes.len()).map(|part| part.copy_from_slice(&bytes));
+        let number = number.map(|()| u64::from_le_bytes(word));
+        device.values().mark_answered(place, bytes.len(), number);
+    }
+}
+
+/// The bytes of a small range of unknown flags, with the assumption about dynamic sizes as the answer.
+/// `None` when they are many, or no flags.
+///
+/// # Safety
+/// `from` is device memory, or host memory good for `size` bytes.
+pub(crate) unsafe fn answer_flags(from: usize, size: usize) -> Option<Vec<u8>> {
+    let device = device_of_range(from, size).ok()??;
+    if size > SMALL || !device.values().is_mask(from, size) {
+        return None;
+    }
+    let mut flags = vec![0; size];
+    host_state().dynamic.fill_mask(&mut flags);
+    let parts = device.values().known_parts(from, size);
+    for (start, end) in parts {
+        // SAFETY: a part of the mapped range and of the vector.
+        unsafe { move_bytes(flags.as_mut_ptr() as usize + (start - from), start, end - start) };
+    }
+    // SAFETY: the range is mapped.
+    unsafe { remember(device, from, &flags) };
+    Some(flags)
 }
 
 /// The known bytes at the beginning of a small range. `None` when there are none.
@@ -275,6 +325,16 @@ pub(crate) fn forget(to: usize, size: usize) {
 pub(crate) fn set_mask(to: usize, size: usize) {
     for device in devices_of(to) {
         device.values().set_mask(to, size);
+    }
+}
+
+/// Marks a range as unknown flags that are the opposite of others, if both are memory of one device.
+pub(crate) fn set_opposite_mask(from: usize, to: usize, size: usize) {
+    match (device_of(from), device_of(to)) {
+        (Some(source), Some(target)) if std::ptr::eq(source, target) && size <= SMALL => {
+            target.values().link_mask(from, to, size, true);
+        }
+        _ => set_mask(to, size),
     }
 }
 

@@ -21,7 +21,7 @@ use crate::cuda::reach::{Launch, forget_everything};
 use crate::cuda::streams::StreamHandle;
 use crate::cuda::{captures, torch_reports};
 use crate::kernels::fatbin::{self, FatBinary};
-use crate::kernels::{kernel_effects, signature};
+use crate::kernels::{elementwise, kernel_effects, signature};
 
 static LAUNCHES: AtomicU64 = AtomicU64::new(0);
 
@@ -43,7 +43,7 @@ const LIBRARY_COST_NS: u64 = 20_000;
 
 /// Marks the memory that a launch reaches as unknown; all memory when the launch is not known.
 fn apply(launch: Option<&Launch>) {
-    kernel_effects::launched_unknown();
+    elementwise::launched_unknown();
     match launch {
         Some(launch) => launch.apply(),
         None => forget_everything(),

@@ -5,7 +5,8 @@
 //! - Fills of small ranges are done, so `torch.ones(3)` reads as ones.
 //! - Comparisons and reductions of small known tensors are done, because ranks use them to agree on sizes. Of
 //!   unknown values "all" is assumed true and "any" false: with these, programs check that their data is
-//!   sound. Two different tensors are assumed to be unequal.
+//!   sound. Two different tensors are assumed to be unequal ([`elementwise`]).
+//! - A selection from a small known tensor by unknown indices gives values of that tensor ([`index`]).
 //! - Elementwise kernels write one range and keep the known content of all other memory.
 //! - A kernel whose parameters are numbers alone, as `torch.cuda._sleep`'s is, is given no address to
 //!   write to
@@ -17,29 +18,32 @@
 
 use std::cell::Cell;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::core::device::Device;
 use crate::core::ffi::In;
 use crate::core::host_state::host_state;
 use crate::core::stream::Stream;
 use crate::core::values::SMALL;
-use crate::cuda::copy::{device_of, fill, forget, read_known, set_mask, write_known};
-use crate::cuda::reach::{self, Launch, forget_everything};
+use crate::cuda::copy::{answer_flags, device_of, forget, read_known, write_known};
+use crate::cuda::reach::{Launch, forget_everything};
 use crate::cuda::streams;
+use crate::kernels::elementwise::{self, ElementwiseLaunch, UNKNOWN_ADDRESS, small_size};
+use crate::kernels::index::{self, IndexKernel};
 use crate::kernels::reduce::{
-    self, Comparison, DataType, ncclBfloat16, ncclFloat16, ncclFloat32, ncclFloat64, ncclInt8, ncclInt32,
-    ncclInt64, ncclMax, ncclMin, ncclSum, ncclUint8, ncclUint32, ncclUint64,
+    self, DataType, ncclBfloat16, ncclFloat16, ncclFloat32, ncclFloat64, ncclInt8, ncclInt32, ncclInt64,
+    ncclMax, ncclMin, ncclSum, ncclUint8, ncclUint32, ncclUint64,
 };
 use crate::kernels::signature;
 
 /// The effect of a kernel, with the arguments that it depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum KernelEffect {
-    /// `cub::DeviceReduceSingleTileKernel` over a test for nonzero: (in, out, count, ...).
-    CountNonzero,
+pub(crate) enum KernelEffect {
+    /// `cub::DeviceReduceSingleTileKernel` over a test for nonzero: (in, out, count, ...). The type of the
+    /// input, if known.
+    CountNonzero(Option<DataType>),
     /// `cub::DeviceReduceKernel` over a test for nonzero: (in, partial results, count, ...).
-    CountNonzeroPartial,
+    CountNonzeroPartial(Option<DataType>),
     /// `cub::DeviceReduceSingleTileKernel` over anything else: (in, out, ...). It may finish the above.
     FinishReduction,
     /// `cub::DeviceSelectSweepKernel` by equality: (in, flags, out, count out, tiles, op, equality, count,
@@ -71,6 +75,10 @@ enum KernelEffect {
     And,
     /// The elementwise logical or of two flags.
     Or,
+    /// The elementwise opposite of a flag.
+    Not,
+    /// A choice of places by indices: (count, one struct).
+    Index(IndexKernel),
     /// A test for equality over strides, with its addresses inside the functor.
     EqualStrided,
     /// PyTorch's `reduce_kernel`: one struct, see [`reduce_to_one`].
@@ -80,7 +88,7 @@ enum KernelEffect {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ReductionKind {
+pub(crate) enum ReductionKind {
     Sum,
     Max,
     Min,
@@ -88,14 +96,14 @@ enum ReductionKind {
     Any,
 }
 
-fn contains(text: &[u8], part: &[u8]) -> bool {
+pub(crate) fn contains(text: &[u8], part: &[u8]) -> bool {
     // SAFETY: both slices are good for their length, and `memmem` reads no further. Tens of thousands of
     // names pass here while PyTorch is loaded, and this is the fastest search at hand.
     !unsafe { libc::memmem(text.as_ptr().cast(), text.len(), part.as_ptr().cast(), part.len()) }.is_null()
 }
 
 /// The text after a part of a mangled name.
-fn after<'a>(name: &'a [u8], part: &[u8]) -> Option<&'a [u8]> {
+pub(crate) fn after<'a>(name: &'a [u8], part: &[u8]) -> Option<&'a [u8]> {
     let at = name.windows(part.len()).position(|window| window == part)? + part.len();
     name.get(at..)
 }
@@ -161,11 +169,16 @@ impl KernelEffect {
         if contains(name, b"6native13reduce_kernel") {
             return Self::reduction(name);
         }
+        if let Some(kernel) = IndexKernel::of(name) {
+            return Some(Self::Index(kernel));
+        }
         if contains(name, b"DeviceReduce") {
-            let nonzero = contains(name, b"NonZeroOp");
+            let nonzero = after(name, b"NonZeroOp");
+            let element = nonzero.and_then(|rest| data_type(rest.strip_prefix(b"I")?));
             return match (contains(name, b"SingleTileKernel"), contains(name, b"ByKeyKernel")) {
-                (true, _) => Some(if nonzero { Self::CountNonzero } else { Self::FinishReduction }),
-                (false, false) => nonzero.then_some(Self::CountNonzeroPartial),
+                (true, _) if nonzero.is_some() => Some(Self::CountNonzero(element)),
+                (true, _) => Some(Self::FinishReduction),
+                (false, false) => nonzero.map(|_| Self::CountNonzeroPartial(element)),
                 // Only the encoding of run lengths adds up a constant.
                 (false, true) => [&b"rle"[..], b"ConstantInput", b"constant_iter"]
                     .iter()
@@ -205,6 +218,10 @@ impl KernelEffect {
         }
         if contains(name, b"13BinaryFunctorI") && contains(name, b"16BitwiseOrFunctorIbE") {
             return Some(Self::Or);
+        }
+        let not = contains(name, b"logical_not_kernel") || contains(name, b"bitwise_not_kernel");
+        if not && contains(name, b"EUlbE_") {
+            return Some(Self::Not);
         }
         if contains(name, b"13AUnaryFunctorI") {
             return data_type(after(name, b"16CompareEqFunctorI")?).map(Self::EqualScalar);
@@ -288,14 +305,9 @@ fn effect_of(kernel: usize) -> Option<KernelEffect> {
     None
 }
 
-/// An address that is not known.
-const UNKNOWN_ADDRESS: usize = usize::MAX;
-
 thread_local! {
     /// Partial counts that the next reduction finishes: their address and the number of counted elements.
     static PARTIAL_COUNT: Cell<(usize, u64)> = const { Cell::new((0, 0)) };
-    /// The address to which the last launch wrote whether two tensors are equal, or 0.
-    static LAST_EQUALITY: Cell<usize> = const { Cell::new(0) };
 }
 
 /// The arguments of a launch.
@@ -329,11 +341,38 @@ impl<'call> KernelArguments<'call> {
         self.address(index).and_then(|address| unsafe { read::<u32>(address) }).map(u64::from)
     }
 
+    /// The assumed number of elements out of those of an argument.
+    fn assumed(self, index: usize) -> Option<u64> {
+        self.count(index).map(|all| host_state().dynamic.count_of(all))
+    }
+
+    /// The number of nonzero elements that a count over a test for nonzero finds. The input is an iterator:
+    /// an address, before the test in Thrust and behind it in CUB.
+    fn nonzero(self, element: Option<DataType>) -> Option<u64> {
+        let width = element.map_or(1, reduce::width);
+        let size = self.count(2)? as usize * width;
+        // SAFETY: the promise of `new`: the iterator has two words.
+        let words = self.address(0).map(|at| unsafe { [read::<usize>(at), read::<usize>(at + 8)] });
+        let from = words.into_iter().flatten().flatten().find(|&word| device_of(word).is_some());
+        let bytes = from.filter(|_| element.is_some() && size <= SMALL).and_then(|from| {
+            // SAFETY: the input of the kernel, good for its elements.
+            unsafe { read_known(from, size).or_else(|| answer_flags(from, size)) }
+        });
+        match bytes {
+            Some(bytes) => {
+                let is_nonzero = |element: &&[u8]| element.iter().any(|&byte| byte != 0);
+                Some(bytes.chunks_exact(width).filter(is_nonzero).count() as u64)
+            }
+            None => self.assumed(2),
+        }
+    }
+
     /// The arguments of an elementwise kernel.
     fn elementwise(self) -> Option<ElementwiseLaunch> {
         let count = self.count(0)? as usize;
         let (functor, operands) = (self.address(1)?, self.address(2).filter(|&address| address != 0)?);
-        Some(ElementwiseLaunch { count, functor, operands })
+        // SAFETY: the promise of `new`.
+        Some(unsafe { ElementwiseLaunch::new(count, functor, operands) })
     }
 }
 
@@ -341,73 +380,9 @@ impl<'call> KernelArguments<'call> {
 ///
 /// # Safety
 /// The address is null or good for a read of a `T`, which is an integer.
-unsafe fn read<T: Copy>(address: usize) -> Option<T> {
+pub(crate) unsafe fn read<T: Copy>(address: usize) -> Option<T> {
     // SAFETY: the caller's promise.
     (address != 0).then(|| unsafe { (address as *const T).read_unaligned() })
-}
-
-/// The launch of an elementwise kernel. Only [`KernelArguments::elementwise`] makes one, so its addresses are
-/// good for the reads that the [`KernelEffect`] allows.
-#[derive(Clone, Copy)]
-struct ElementwiseLaunch {
-    /// The number of elements.
-    count: usize,
-    /// The address of the functor.
-    functor: usize,
-    /// The address of the operands' addresses.
-    operands: usize,
-}
-
-impl ElementwiseLaunch {
-    /// The address of the output (0) or of an input (1, 2).
-    fn operand(&self, index: usize) -> Option<usize> {
-        // SAFETY: the kernel has this operand.
-        unsafe { read(self.operands + index * size_of::<usize>()) }
-    }
-
-    /// The first member of the functor.
-    fn operator(&self) -> Option<i32> {
-        // SAFETY: the functor begins with an `int`.
-        unsafe { read(self.functor) }
-    }
-
-    /// Bytes of the functor.
-    fn functor_bytes(&self, offset: usize, length: usize) -> Vec<u8> {
-        // SAFETY: the functor has these members.
-        unsafe { std::slice::from_raw_parts((self.functor + offset) as *const u8, length) }.to_vec()
-    }
-
-    /// The scalar that follows the operator.
-    fn scalar(&self, data_type: DataType) -> Vec<u8> {
-        let width = reduce::width(data_type);
-        self.functor_bytes(width.max(4), width)
-    }
-
-    /// The elements of an input, when they are few and known.
-    fn input(&self, index: usize, data_type: DataType) -> Option<Vec<u8>> {
-        let from = self.operand(index)?;
-        let size = small_size(self.count, data_type)?;
-        // SAFETY: an input of the kernel, good for its elements.
-        unsafe { read_known(from, size) }
-    }
-
-    /// Writes the output, `size` flags.
-    fn write(&self, to: usize, bytes: Option<&[u8]>, size: usize) {
-        match bytes {
-            // SAFETY: the output of the kernel, good for its elements.
-            Some(_) => unsafe {
-                write_known(to, bytes, size);
-            },
-            None => set_mask(to, size),
-        }
-    }
-
-    /// Stores the assumed value of a single unknown output flag.
-    fn assume(&self, to: usize, flag: bool) {
-        if let (1, Some(device)) = (self.count, device_of(to)) {
-            device.values().set_result(to, u64::from(flag));
-        }
-    }
 }
 
 /// The memory that a launch of a registered kernel with this number of blocks in the first dimension reaches;
@@ -439,7 +414,7 @@ unsafe fn forget_reached(kernel: usize, arguments: In<usize>, blocks: u32) {
 pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, stream: &Stream) {
     let device = streams::device_of(stream);
     let Some(effect) = effect_of(kernel) else {
-        launched_unknown();
+        elementwise::launched_unknown();
         // SAFETY: the caller's promise.
         return unsafe { forget_reached(kernel, arguments, blocks) };
     };
@@ -449,23 +424,23 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, 
     let list = arguments;
     // SAFETY: the caller's promise, and below each effect reads the arguments that it lists.
     let arguments = unsafe { KernelArguments::new(arguments) };
-    let equality = LAST_EQUALITY.try_with(|cell| cell.replace(0)).unwrap_or(0);
+    let equality = elementwise::take_last_equality();
     let counted = match effect {
-        KernelEffect::CountNonzero => arguments.pointer(1).zip(arguments.count(2)),
-        KernelEffect::CountNonzeroPartial => {
-            if let Some(partial) = arguments.pointer(1).zip(arguments.count(2)) {
+        KernelEffect::CountNonzero(element) => arguments.pointer(1).zip(arguments.nonzero(element)),
+        KernelEffect::CountNonzeroPartial(element) => {
+            if let Some(partial) = arguments.pointer(1).zip(arguments.nonzero(element)) {
                 let _ = PARTIAL_COUNT.try_with(|cell| cell.set(partial));
             }
             None
         }
         KernelEffect::FinishReduction => {
-            let (partial, all) = PARTIAL_COUNT.try_with(|cell| cell.replace((0, 0))).unwrap_or((0, 0));
+            let (partial, found) = PARTIAL_COUNT.try_with(|cell| cell.replace((0, 0))).unwrap_or((0, 0));
             let finishes = partial != 0 && arguments.pointer(0) == Some(partial);
-            arguments.pointer(1).filter(|_| finishes).map(|to| (to, all))
+            arguments.pointer(1).filter(|_| finishes).map(|to| (to, found))
         }
-        KernelEffect::CountUnique => arguments.pointer(3).zip(arguments.count(7)),
-        KernelEffect::CountRuns => arguments.pointer(4).zip(arguments.count(9)),
-        KernelEffect::CountThrustUnique => arguments.pointer(3).zip(arguments.count(4)),
+        KernelEffect::CountUnique => arguments.pointer(3).zip(arguments.assumed(7)),
+        KernelEffect::CountRuns => arguments.pointer(4).zip(arguments.assumed(9)),
+        KernelEffect::CountThrustUnique => arguments.pointer(3).zip(arguments.assumed(4)),
         KernelEffect::Reduce(kind, data_type) => {
             if let Some(operation) = arguments.address(0) {
                 // SAFETY: the address of the kernel's only argument, and the list that has it.
@@ -478,202 +453,49 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, 
             return;
         }
         KernelEffect::EqualStrided => {
-            let _ = LAST_EQUALITY.try_with(|cell| cell.set(UNKNOWN_ADDRESS));
+            elementwise::set_last_equality(UNKNOWN_ADDRESS);
             None
         }
+        KernelEffect::Index(_) => None,
         KernelEffect::NoPointer
         | KernelEffect::Elementwise
         | KernelEffect::Flags
         | KernelEffect::Equal(_)
         | KernelEffect::And
         | KernelEffect::Or
+        | KernelEffect::Not
         | KernelEffect::Fill(_)
         | KernelEffect::Compare(_)
         | KernelEffect::EqualScalar(_)
         | KernelEffect::CompareScalar(_) => {
             if let Some(launch) = arguments.elementwise() {
-                elementwise(effect, &launch);
+                elementwise::apply(effect, &launch);
             }
             return;
         }
     };
+    let chosen = match effect {
+        KernelEffect::Index(kernel) => {
+            let launch = arguments.count(0).zip(arguments.address(1));
+            // SAFETY: the arguments of such a kernel. What it reads is looked up before its output is
+            // unknown.
+            launch.and_then(|(count, operation)| unsafe { index::choose(kernel, count as usize, operation) })
+        }
+        _ => None,
+    };
     // SAFETY: the caller's promise.
     unsafe { forget_reached(kernel, list, blocks) };
-    if let Some((place, all)) = counted {
-        device.values().set_result(place, host_state().dynamic.count_of(all));
+    if let Some((to, bytes)) = chosen {
+        // SAFETY: the output of the kernel, good for its elements.
+        unsafe { write_known(to, Some(&bytes), bytes.len()) };
+    }
+    if let Some((place, found)) = counted {
+        device.values().set_result(place, found);
     }
 }
 
-/// Applies the effect of an elementwise kernel, which writes its elements to its first operand and nothing
-/// else.
-fn elementwise(effect: KernelEffect, launch: &ElementwiseLaunch) {
-    /// The bytes of the widest element: a complex number of two doubles.
-    const WIDEST: usize = 16;
-    let Some(to) = launch.operand(0) else { return };
-    let count = launch.count;
-    match effect {
-        KernelEffect::Fill(width) if count.saturating_mul(width) <= SMALL => {
-            let pattern = launch.functor_bytes(0, width);
-            // SAFETY: the output of the kernel, good for its elements.
-            unsafe { fill(to, &pattern, count * width) };
-            if width == 1 && count <= MAX_BATCH {
-                note_flag_fill(pattern[0]);
-            }
-        }
-        KernelEffect::Fill(width) => forget(to, count.saturating_mul(width)),
-        KernelEffect::Compare(data_type) => {
-            let comparison = launch.operator().and_then(Comparison::from_number);
-            let inputs = launch.input(1, data_type).zip(launch.input(2, data_type));
-            let result = comparison
-                .zip(inputs)
-                .map(|(comparison, (left, right))| reduce::compare(data_type, comparison, &left, &right));
-            launch.write(to, result.as_deref(), count);
-        }
-        KernelEffect::CompareScalar(data_type) => compare_scalar(to, data_type, launch),
-        KernelEffect::EqualScalar(data_type) => equal_scalar(to, data_type, launch),
-        KernelEffect::And => and_flags(to, launch),
-        KernelEffect::Or => or_flags(to, launch),
-        KernelEffect::Flags => set_mask(to, count),
-        KernelEffect::Equal(data_type) => equal(to, data_type, launch),
-        // The width of the elements is not known, but a kernel stays inside the block of its output.
-        _ => {
-            let end = reach::block_end(to).unwrap_or(usize::MAX);
-            forget(to, count.saturating_mul(WIDEST).min(end - to));
-        }
-    }
-}
-
-/// The largest batch of a program that generates tokens. A fill of at most this many bytes counts as a fill
-/// of flags.
-const MAX_BATCH: usize = 1024;
-
-/// A few flags were filled with true; since then nothing of unknown effect ran, and no value was tested for
-/// equality.
-static TRUE_FILL: AtomicBool = AtomicBool::new(false);
-
-/// The last three fills of a few flags, the newest in the lowest bit.
-static RECENT_FILLS: AtomicUsize = AtomicUsize::new(0);
-
-fn note_flag_fill(flag: u8) {
-    if flag == 1 {
-        TRUE_FILL.store(true, Ordering::Relaxed);
-    }
-    let before = RECENT_FILLS.load(Ordering::Relaxed);
-    RECENT_FILLS.store((before << 1 | usize::from(flag)) & 0b111, Ordering::Relaxed);
-}
-
-/// A kernel of unknown effect was launched.
-pub(crate) fn launched_unknown() {
-    TRUE_FILL.store(false, Ordering::Relaxed);
-}
-
-/// The logical and of two flags. Beam search asks in this way whether it may go on, for flags that no kernel
-/// computed, with work of unknown effect between the fill for the length limit and the question. One step
-/// fills flags three times: with false at its start, for the length limit, and with false before it looks for
-/// the end token. So the result for unknown flags is true unless one of the last three fills wrote true.
-fn and_flags(to: usize, launch: &ElementwiseLaunch) {
-    if launch.operand(1).is_none() || launch.operand(2).is_none() {
-        return;
-    }
-    let count = launch.count;
-    if let Some((left, right)) = launch.input(1, ncclUint8).zip(launch.input(2, ncclUint8)) {
-        let result: Vec<u8> = left.iter().zip(&right).map(|(left, right)| left & right).collect();
-        launch.write(to, Some(&result), count);
-        return;
-    }
-    set_mask(to, count);
-    launch.assume(to, RECENT_FILLS.load(Ordering::Relaxed) == 0);
-}
-
-/// The logical or of two flags. True or anything is true.
-fn or_flags(to: usize, launch: &ElementwiseLaunch) {
-    let result = match (launch.input(1, ncclUint8), launch.input(2, ncclUint8)) {
-        (Some(left), Some(right)) => {
-            Some(left.iter().zip(&right).map(|(left, right)| left | right).collect())
-        }
-        (Some(known), None) | (None, Some(known)) => known.iter().all(|&flag| flag == 1).then_some(known),
-        (None, None) => None,
-    };
-    match result {
-        Some::<Vec<u8>>(flags) => launch.write(to, Some(&flags), launch.count),
-        None => set_mask(to, launch.count),
-    }
-}
-
-/// A test of two inputs for equality. Unknown values of two tensors count as unequal where a reduction asks.
-fn equal(to: usize, data_type: Option<DataType>, launch: &ElementwiseLaunch) {
-    let inputs = |data_type| Some((launch.input(1, data_type)?, launch.input(2, data_type)?));
-    let known = data_type.and_then(|data_type| inputs(data_type).map(|inputs| (data_type, inputs)));
-    if let (Some((data_type, (left, right))), Some(operator @ 0..=1)) = (known, launch.operator()) {
-        let mut flags = reduce::equal(data_type, &left, &right);
-        flags.iter_mut().for_each(|flag| *flag ^= operator as u8);
-        return launch.write(to, Some(&flags), launch.count);
-    }
-    set_mask(to, launch.count);
-    let different = launch.operand(1) != launch.operand(2);
-    let _ = LAST_EQUALITY.try_with(|cell| cell.set(if different { to } else { 0 }));
-}
-
-/// A test for equality with a scalar. Loops that generate tokens ask in this way whether all sequences are
-/// finished, for values that no kernel computed. When the length limit is reached, they fill flags with true
-/// just before. So the test of one unknown value holds after such a fill, and only then.
-fn equal_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
-    if launch.operand(1).is_none() {
-        return;
-    }
-    let scalar = launch.scalar(data_type);
-    let wanted = launch.operator() == Some(0);
-    match launch.input(1, data_type) {
-        Some(bytes) => {
-            let result: Vec<u8> = bytes
-                .chunks_exact(reduce::width(data_type))
-                .map(|element| u8::from((element == scalar) == wanted))
-                .collect();
-            launch.write(to, Some(&result), launch.count);
-        }
-        None => {
-            set_mask(to, launch.count);
-            if launch.count == 1 && device_of(to).is_some() {
-                launch.assume(to, TRUE_FILL.swap(false, Ordering::Relaxed));
-            }
-        }
-    }
-}
-
-/// A comparison with a scalar. `torch.normal` checks its deviations in this way. An unknown value counts as
-/// zero, as it reads.
-fn compare_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
-    if launch.operand(1).is_none() {
-        return;
-    }
-    let count = launch.count;
-    let comparison = launch.operator().and_then(Comparison::from_number);
-    let (Some(size), Some(comparison)) = (small_size(count, data_type), comparison) else {
-        return set_mask(to, count);
-    };
-    let scalars = launch.scalar(data_type).repeat(count);
-    match launch.input(1, data_type) {
-        Some(left) => {
-            let result = reduce::compare(data_type, comparison, &left, &scalars);
-            launch.write(to, Some(&result), count);
-        }
-        None => {
-            let result = reduce::compare(data_type, comparison, &vec![0; size], &scalars);
-            launch.write(to, None, count);
-            if let [flag] = result.as_slice() {
-                launch.assume(to, *flag == 1);
-            }
-        }
-    }
-}
-
-/// The bytes of `count` elements, if they are few.
-fn small_size(count: usize, data_type: DataType) -> Option<usize> {
-    count.checked_mul(reduce::width(data_type)).filter(|&size| size <= SMALL)
-}
-
-/// Applies the effect of a reduction to one value. False when its layout is not known. `equality` is the address to which the launch before it
-/// wrote whether two tensors are equal.
+/// Applies the effect of a reduction to one value. False when its layout is not known. `equality` is the
+/// address to which the launch before it wrote whether two tensors are equal.
 ///
 /// # Safety
 /// `operation` is the address of the kernel's only argument, PyTorch's `ReduceOp` (ATen's Reduce.cuh): the
@@ -753,7 +575,7 @@ mod tests {
 
     #[test]
     fn kernels_are_recognized_by_their_mangled_names() {
-        let cases: [(&[u8], Option<KernelEffect>); 19] = [
+        let cases: [(&[u8], Option<KernelEffect>); 21] = [
             (
                 b"_ZN2at4cuda40_GLOBAL__N__758183f4_8_Sleep_cu_088d913f11spin_kernelEl",
                 Some(KernelEffect::NoPointer),
@@ -763,8 +585,8 @@ mod tests {
             (b"_Z4workPfi", None),
             (b"_Z4workIfEvi", None),
             (b"plain_c", None),
-            (b"_ZN3cub28DeviceReduceSingleTileKernelI9NonZeroOpIfE", Some(KernelEffect::CountNonzero)),
-            (b"_ZN3cub18DeviceReduceKernelI9NonZeroOpIfE", Some(KernelEffect::CountNonzeroPartial)),
+            (b"_ZN3cub28DeviceReduceSingleTileKernelI9NonZeroOpIfE", Some(KernelEffect::CountNonzero(Some(7)))),
+            (b"_ZN3cub18DeviceReduceKernelI9NonZeroOpIfE", Some(KernelEffect::CountNonzeroPartial(Some(7)))),
             (b"_ZN3cub28DeviceReduceSingleTileKernelI3Sum", Some(KernelEffect::FinishReduction)),
             (b"_ZN3cub23DeviceReduceByKeyKernelI3rle", Some(KernelEffect::CountRuns)),
             (b"_ZN3cub23DeviceSelectSweepKernelI9NonZeroOpIfE", None),
@@ -775,6 +597,14 @@ mod tests {
             (
                 b"29vectorized_elementwise_kernelILi4ENS0_14CompareFunctorIlEESt5arrayIPcLm3EEEE",
                 Some(KernelEffect::Compare(4)),
+            ),
+            (
+                b"_ZN29vectorized_elementwise_kernelILi2EZNS0_23bitwise_not_kernel_cudaERNS_18TensorIteratorBaseEEUlbE_St5",
+                Some(KernelEffect::Not),
+            ),
+            (
+                b"_ZN29vectorized_elementwise_kernelILi2EZZZNS0_23logical_not_kernel_cudaERNS_EENKUlvE_clEvEUlfE_St5",
+                Some(KernelEffect::Flags),
             ),
             (b"_ZN27unrolled_elementwise_kernelI3Add", Some(KernelEffect::Elementwise)),
             (

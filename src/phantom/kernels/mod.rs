@@ -1,8 +1,10 @@
 //! Kernels: registration, launches, modules, and the effects of known kernels on memory.
 
 pub(crate) mod cubin;
+pub(crate) mod elementwise;
 pub(crate) mod fatbin;
 pub(crate) mod functor;
+pub(crate) mod index;
 pub(crate) mod kernel;
 pub(crate) mod kernel_effects;
 pub(crate) mod modules;

@@ -32,29 +32,39 @@ enum Outputs {
     All,
     /// Those of the first parameter.
     FirstParameter,
-    /// In the last parameter, behind offset calculators of this size: the first of this many operands, and those
-    /// that follow the operands.
+    /// All but those of this many first parameters.
+    AllButParameters(usize),
+    /// In the last parameter, behind offset calculators of this size: the first of this many operands, and
+    /// those that follow the operands.
     FirstOperand { offset: usize, operands: usize },
     /// In the last parameter, behind offset calculators of this size: all but the first one.
     AllButFirst { offset: usize },
+    /// In the last parameter, behind offset calculators of this size: all but that of the indices, which is
+    /// first, and that of the source.
+    AllButSource { offset: usize },
 }
 
 /// The size of PyTorch's `OffsetCalculator` in bytes, up to the next address: the number of dimensions, 25
-/// divisors of 12 bytes, 25 strides for each operand. Nothing there is an address, and unused places hold what
-/// was on the stack before (ATen's `OffsetCalculator.cuh`).
+/// divisors of 12 bytes, 25 strides for each operand. Nothing there is an address, and unused places hold
+/// what was on the stack before (ATen's `OffsetCalculator.cuh`).
 const fn offset_calculator(operands: usize) -> usize {
     (4 + 25 * 12 + 25 * 4 * operands).next_multiple_of(8)
 }
 
-/// The part of ReduceOp with its configuration and two calculators, for one operand and for two, at least (ATen's
-/// `Reduce.cuh`). The address of the input follows.
+/// The part of ReduceOp with its configuration and two calculators, for one operand and for two, at least
+/// (ATen's `Reduce.cuh`). The address of the input follows.
 const REDUCE_OP: usize = 972;
 
+/// The place of the source's address behind the calculator of scatter and gather: behind the indices, the
+/// size of the dimension, the functor, the output, a stride and the number of elements (ATen's
+/// `ScatterGatherKernel.cu`).
+const SCATTER_SOURCE: usize = 48;
+
 impl Outputs {
-    /// The outputs of the kernel with this name. The functors of elementwise and of index kernels hold an offset
-    /// calculator, then the address of the output, then those of the inputs; those of scatter and gather hold
-    /// the address of the indices first. (ATen's `CUDALoops.cuh`, `IndexKernel.cu`, `Indexing.cu`,
-    /// `ScatterGatherKernel.cu`, `Shape.cu`.)
+    /// The outputs of the kernel with this name. The functors of elementwise and of index kernels hold an
+    /// offset calculator, then the address of the output, then those of the inputs; those of scatter and
+    /// gather hold the address of the indices first. (ATen's `CUDALoops.cuh`, `IndexKernel.cu`,
+    /// `Indexing.cu`, `ScatterGatherKernel.cu`, `Shape.cu`.)
     fn of(name: &[u8]) -> Self {
         let is_one_of = |parts: &[&[u8]]| has(name, parts);
         if is_one_of(&[b"18elementwise_kernelI"]) {
@@ -70,10 +80,17 @@ impl Outputs {
         }
         if is_one_of(&[b"scatter_gather_elementwise_kernel"]) {
             let operands = if is_one_of(&[b"scatter_fill_internal"]) { 2 } else { 3 };
-            return Self::AllButFirst { offset: offset_calculator(operands) };
+            return Self::AllButSource { offset: offset_calculator(operands) };
         }
         if is_one_of(&[b"6native13reduce_kernel"]) {
             return Self::AllButFirst { offset: REDUCE_OP };
+        }
+        // CUB's selections get the input and the flags first, its reductions the input.
+        if is_one_of(&[b"DeviceSelectSweepKernel"]) {
+            return Self::AllButParameters(2);
+        }
+        if is_one_of(&[b"DeviceReduceKernel", b"DeviceReduceSingleTileKernel"]) {
+            return Self::AllButParameters(1);
         }
         if is_one_of(&[
             b"vectorized_gather_kernel",
@@ -143,7 +160,10 @@ impl Signature {
         addresses::in_parameter(bytes, |address, offset| {
             let writes = match self.outputs {
                 Outputs::FirstParameter => place == 0,
-                Outputs::FirstOperand { offset: start, .. } | Outputs::AllButFirst { offset: start }
+                Outputs::AllButParameters(read) => place >= read,
+                Outputs::FirstOperand { offset: start, .. }
+                | Outputs::AllButFirst { offset: start }
+                | Outputs::AllButSource { offset: start }
                     if is_last && offset < start =>
                 {
                     return;
@@ -155,7 +175,13 @@ impl Signature {
                 Outputs::AllButFirst { .. } if is_last && offset % ADDRESS == 0 => {
                     !std::mem::take(&mut is_first)
                 }
-                Outputs::All | Outputs::FirstOperand { .. } | Outputs::AllButFirst { .. } => true,
+                Outputs::AllButSource { offset: start } if is_last => {
+                    offset != start && offset != start + SCATTER_SOURCE
+                }
+                Outputs::All
+                | Outputs::FirstOperand { .. }
+                | Outputs::AllButFirst { .. }
+                | Outputs::AllButSource { .. } => true,
             };
             if writes && !is_constant {
                 launch.writes(address);
@@ -168,8 +194,8 @@ impl Signature {
     /// The launch with these arguments and this number of blocks in the first dimension. `None` when the
     /// arguments cannot be read.
     ///
-    /// # Safety
-    /// `arguments` is the argument list of a launch of this kernel: an array with the address of each argument.
+    /// # Safety `arguments` is the argument list of a launch of this kernel: an array with the address of
+    /// each argument.
     pub(crate) unsafe fn launch_with(&self, arguments: In<usize>, blocks: u32) -> Option<Launch> {
         let mut launch = self.launch();
         for (place, (parameter, _)) in self.parameters.iter().enumerate() {

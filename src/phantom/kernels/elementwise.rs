@@ -1,0 +1,290 @@
+//! The effects of PyTorch's elementwise kernels on small known tensors and on flags.
+//!
+//! Comparisons and logical operations of known values are done. What a program asks of unknown values gets
+//! the answers that let it go on: a value equals itself (it is not NaN), and two tensors differ.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::core::values::SMALL;
+use crate::cuda::copy::{device_of, fill, forget, read_known, set_mask, set_opposite_mask, write_known};
+use crate::cuda::reach;
+use crate::kernels::kernel_effects::{KernelEffect, read};
+use crate::kernels::reduce::{self, Comparison, DataType, ncclUint8};
+
+/// An address that is not known.
+pub(crate) const UNKNOWN_ADDRESS: usize = usize::MAX;
+
+thread_local! {
+    /// The address to which the last launch wrote whether two tensors are equal, or 0.
+    static LAST_EQUALITY: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The address to which the last launch wrote whether two tensors are equal, or 0. The next launch is
+/// another.
+pub(crate) fn take_last_equality() -> usize {
+    LAST_EQUALITY.try_with(|cell| cell.replace(0)).unwrap_or(0)
+}
+
+/// The last launch wrote to this address whether two tensors are equal.
+pub(crate) fn set_last_equality(address: usize) {
+    let _ = LAST_EQUALITY.try_with(|cell| cell.set(address));
+}
+
+/// The launch of an elementwise kernel. Only [`new`](Self::new) makes one, so its addresses are good for the
+/// reads that the [`KernelEffect`] allows.
+#[derive(Clone, Copy)]
+pub(crate) struct ElementwiseLaunch {
+    /// The number of elements.
+    count: usize,
+    /// The address of the functor.
+    functor: usize,
+    /// The address of the operands' addresses.
+    operands: usize,
+}
+
+impl ElementwiseLaunch {
+    /// # Safety The addresses of the functor and of the operands' addresses are those of a launch of an
+    /// elementwise kernel.
+    pub(crate) unsafe fn new(count: usize, functor: usize, operands: usize) -> Self {
+        Self { count, functor, operands }
+    }
+
+    /// The address of the output (0) or of an input (1, 2).
+    fn operand(&self, index: usize) -> Option<usize> {
+        // SAFETY: the kernel has this operand.
+        unsafe { read(self.operands + index * size_of::<usize>()) }
+    }
+
+    /// The first member of the functor.
+    fn operator(&self) -> Option<i32> {
+        // SAFETY: the functor begins with an `int`.
+        unsafe { read(self.functor) }
+    }
+
+    /// Bytes of the functor.
+    fn functor_bytes(&self, offset: usize, length: usize) -> Vec<u8> {
+        // SAFETY: the functor has these members.
+        unsafe { std::slice::from_raw_parts((self.functor + offset) as *const u8, length) }.to_vec()
+    }
+
+    /// The scalar that follows the operator.
+    fn scalar(&self, data_type: DataType) -> Vec<u8> {
+        let width = reduce::width(data_type);
+        self.functor_bytes(width.max(4), width)
+    }
+
+    /// The elements of an input, when they are few and known.
+    fn input(&self, index: usize, data_type: DataType) -> Option<Vec<u8>> {
+        let from = self.operand(index)?;
+        let size = small_size(self.count, data_type)?;
+        // SAFETY: an input of the kernel, good for its elements.
+        unsafe { read_known(from, size) }
+    }
+
+    /// Writes the output, `size` flags.
+    fn write(&self, to: usize, bytes: Option<&[u8]>, size: usize) {
+        match bytes {
+            // SAFETY: the output of the kernel, good for its elements.
+            Some(_) => unsafe {
+                write_known(to, bytes, size);
+            },
+            None => set_mask(to, size),
+        }
+    }
+
+    /// Stores the assumed value of a single unknown output flag.
+    fn assume(&self, to: usize, flag: bool) {
+        if let (1, Some(device)) = (self.count, device_of(to)) {
+            device.values().set_result(to, u64::from(flag));
+        }
+    }
+}
+
+/// Applies the effect of an elementwise kernel, which writes its elements to its first operand and nothing
+/// else.
+pub(crate) fn apply(effect: KernelEffect, launch: &ElementwiseLaunch) {
+    /// The bytes of the widest element: a complex number of two doubles.
+    const WIDEST: usize = 16;
+    let Some(to) = launch.operand(0) else { return };
+    let count = launch.count;
+    match effect {
+        KernelEffect::Fill(width) if count.saturating_mul(width) <= SMALL => {
+            let pattern = launch.functor_bytes(0, width);
+            // SAFETY: the output of the kernel, good for its elements.
+            unsafe { fill(to, &pattern, count * width) };
+            if width == 1 && count <= MAX_BATCH {
+                note_flag_fill(pattern[0]);
+            }
+        }
+        KernelEffect::Fill(width) => forget(to, count.saturating_mul(width)),
+        KernelEffect::Compare(data_type) => {
+            let comparison = launch.operator().and_then(Comparison::from_number);
+            let inputs = launch.input(1, data_type).zip(launch.input(2, data_type));
+            let result = comparison
+                .zip(inputs)
+                .map(|(comparison, (left, right))| reduce::compare(data_type, comparison, &left, &right));
+            launch.write(to, result.as_deref(), count);
+        }
+        KernelEffect::CompareScalar(data_type) => compare_scalar(to, data_type, launch),
+        KernelEffect::EqualScalar(data_type) => equal_scalar(to, data_type, launch),
+        KernelEffect::And => and_flags(to, launch),
+        KernelEffect::Not => not_flags(to, launch),
+        KernelEffect::Or => or_flags(to, launch),
+        KernelEffect::Flags => set_mask(to, count),
+        KernelEffect::Equal(data_type) => equal(to, data_type, launch),
+        // The width of the elements is not known, but a kernel stays inside the block of its output.
+        _ => {
+            let end = reach::block_end(to).unwrap_or(usize::MAX);
+            forget(to, count.saturating_mul(WIDEST).min(end - to));
+        }
+    }
+}
+
+/// The largest batch of a program that generates tokens. A fill of at most this many bytes counts as a fill
+/// of flags.
+const MAX_BATCH: usize = 1024;
+
+/// A few flags were filled with true; since then nothing of unknown effect ran, and no value was tested for
+/// equality.
+static TRUE_FILL: AtomicBool = AtomicBool::new(false);
+
+/// The last three fills of a few flags, the newest in the lowest bit.
+static RECENT_FILLS: AtomicUsize = AtomicUsize::new(0);
+
+fn note_flag_fill(flag: u8) {
+    if flag == 1 {
+        TRUE_FILL.store(true, Ordering::Relaxed);
+    }
+    let before = RECENT_FILLS.load(Ordering::Relaxed);
+    RECENT_FILLS.store((before << 1 | usize::from(flag)) & 0b111, Ordering::Relaxed);
+}
+
+/// A kernel of unknown effect was launched.
+pub(crate) fn launched_unknown() {
+    TRUE_FILL.store(false, Ordering::Relaxed);
+}
+
+/// The logical and of two flags. Beam search asks in this way whether it may go on, for flags that no kernel
+/// computed, with work of unknown effect between the fill for the length limit and the question. One step
+/// fills flags three times: with false at its start, for the length limit, and with false before it looks for
+/// the end token. So the result for unknown flags is true unless one of the last three fills wrote true.
+fn and_flags(to: usize, launch: &ElementwiseLaunch) {
+    if launch.operand(1).is_none() || launch.operand(2).is_none() {
+        return;
+    }
+    let count = launch.count;
+    if let Some((left, right)) = launch.input(1, ncclUint8).zip(launch.input(2, ncclUint8)) {
+        let result: Vec<u8> = left.iter().zip(&right).map(|(left, right)| left & right).collect();
+        launch.write(to, Some(&result), count);
+        return;
+    }
+    set_mask(to, count);
+    launch.assume(to, RECENT_FILLS.load(Ordering::Relaxed) == 0);
+}
+
+/// The opposite of flags. The answer about unknown ones decides both.
+fn not_flags(to: usize, launch: &ElementwiseLaunch) {
+    let Some(from) = launch.operand(1) else { return };
+    let count = launch.count;
+    if let Some(flags) = launch.input(1, ncclUint8) {
+        let result: Vec<u8> = flags.iter().map(|&flag| u8::from(flag == 0)).collect();
+        return launch.write(to, Some(&result), count);
+    }
+    let assumed = device_of(from).filter(|_| count == 1).and_then(|device| device.values().result(from));
+    set_opposite_mask(from, to, count);
+    if let Some(flag) = assumed {
+        launch.assume(to, flag == 0);
+    }
+}
+
+/// The logical or of two flags. True or anything is true.
+fn or_flags(to: usize, launch: &ElementwiseLaunch) {
+    let result = match (launch.input(1, ncclUint8), launch.input(2, ncclUint8)) {
+        (Some(left), Some(right)) => {
+            Some(left.iter().zip(&right).map(|(left, right)| left | right).collect())
+        }
+        (Some(known), None) | (None, Some(known)) => known.iter().all(|&flag| flag == 1).then_some(known),
+        (None, None) => None,
+    };
+    match result {
+        Some::<Vec<u8>>(flags) => launch.write(to, Some(&flags), launch.count),
+        None => set_mask(to, launch.count),
+    }
+}
+
+/// A test of two inputs for equality. Unknown values of two tensors count as unequal where a reduction asks.
+fn equal(to: usize, data_type: Option<DataType>, launch: &ElementwiseLaunch) {
+    let inputs = |data_type| Some((launch.input(1, data_type)?, launch.input(2, data_type)?));
+    let known = data_type.and_then(|data_type| inputs(data_type).map(|inputs| (data_type, inputs)));
+    if let (Some((data_type, (left, right))), Some(operator @ 0..=1)) = (known, launch.operator()) {
+        let mut flags = reduce::equal(data_type, &left, &right);
+        flags.iter_mut().for_each(|flag| *flag ^= operator as u8);
+        return launch.write(to, Some(&flags), launch.count);
+    }
+    let is_same = launch.operand(1) == launch.operand(2);
+    if let (true, Some(operator @ 0..=1), ..=SMALL) = (is_same, launch.operator(), launch.count) {
+        // Each value equals itself unless it is NaN.
+        return launch.write(to, Some(&vec![operator as u8 ^ 1; launch.count]), launch.count);
+    }
+    set_mask(to, launch.count);
+    set_last_equality(if is_same { 0 } else { to });
+}
+
+/// A test for equality with a scalar. Loops that generate tokens ask in this way whether all sequences are
+/// finished, for values that no kernel computed. When the length limit is reached, they fill flags with true
+/// just before. So the test of one unknown value holds after such a fill, and only then.
+fn equal_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
+    if launch.operand(1).is_none() {
+        return;
+    }
+    let scalar = launch.scalar(data_type);
+    let wanted = launch.operator() == Some(0);
+    match launch.input(1, data_type) {
+        Some(bytes) => {
+            let result: Vec<u8> = bytes
+                .chunks_exact(reduce::width(data_type))
+                .map(|element| u8::from((element == scalar) == wanted))
+                .collect();
+            launch.write(to, Some(&result), launch.count);
+        }
+        None => {
+            set_mask(to, launch.count);
+            if launch.count == 1 && device_of(to).is_some() {
+                launch.assume(to, TRUE_FILL.swap(false, Ordering::Relaxed));
+            }
+        }
+    }
+}
+
+/// A comparison with a scalar. `torch.normal` checks its deviations in this way. An unknown value counts as
+/// zero, as it reads.
+fn compare_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
+    if launch.operand(1).is_none() {
+        return;
+    }
+    let count = launch.count;
+    let comparison = launch.operator().and_then(Comparison::from_number);
+    let (Some(size), Some(comparison)) = (small_size(count, data_type), comparison) else {
+        return set_mask(to, count);
+    };
+    let scalars = launch.scalar(data_type).repeat(count);
+    match launch.input(1, data_type) {
+        Some(left) => {
+            let result = reduce::compare(data_type, comparison, &left, &scalars);
+            launch.write(to, Some(&result), count);
+        }
+        None => {
+            let result = reduce::compare(data_type, comparison, &vec![0; size], &scalars);
+            launch.write(to, None, count);
+            if let [flag] = result.as_slice() {
+                launch.assume(to, *flag == 1);
+            }
+        }
+    }
+}
+
+/// The bytes of `count` elements, if they are few.
+pub(crate) fn small_size(count: usize, data_type: DataType) -> Option<usize> {
+    count.checked_mul(reduce::width(data_type)).filter(|&size| size <= SMALL)
+}

@@ -1,0 +1,280 @@
+//! Kernels that choose places by indices: `batch[order]`, `gather`, and `scatter` into one dimension.
+//!
+//! A program that sorts or samples chooses by indices that no kernel computed. Its result must hold values of
+//! the small known tensor from which it chooses, because sizes are made of them: the largest number of a
+//! graph, of a segment, of an expert. So unknown indices count as evenly spaced and in order, from the first
+//! element to the last.
+
+use crate::core::values::SMALL;
+use crate::cuda::copy::read_known;
+use crate::kernels::kernel_effects::{after, contains, read};
+
+/// The most dimensions of a tensor iterator.
+const MOST_DIMENSIONS: usize = 25;
+/// The operands: output, input, indices.
+const OPERANDS: usize = 3;
+/// The place of the strides in an offset calculator, behind the number of dimensions and a divisor of 12
+/// bytes for each.
+const STRIDES: usize = 4 + 12 * MOST_DIMENSIONS;
+/// The size of the offset calculator, up to the next address.
+const CALCULATOR: usize = (STRIDES + 4 * OPERANDS * MOST_DIMENSIONS).next_multiple_of(8);
+
+/// A kernel that chooses by indices. Its arguments are the number of elements and one struct.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct IndexKernel {
+    layout: Layout,
+    /// The bytes of an element, and of an index.
+    width: usize,
+    index_width: usize,
+}
+
+/// The struct of the kernel: an offset calculator, and behind it these members.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    /// ATen's `gpu_index_kernel` (`IndexKernel.cu`): the addresses of the output and of the input, the number
+    /// of indices, and for 25 of these the address, the size and the stride in bytes.
+    Index,
+    /// ATen's `_cuda_scatter_gather_internal_kernel` (`ScatterGatherKernel.cu`): the address of the indices,
+    /// the size of the dimension, the functor, the address of the output, the stride in elements, the number
+    /// of elements, and the address of the input.
+    Gather,
+    /// The same; the index chooses a place of the output.
+    Scatter,
+}
+
+impl IndexKernel {
+    /// The kernel with this mangled name.
+    pub(crate) fn of(name: &[u8]) -> Option<Self> {
+        let is_index = contains(name, b"24index_elementwise_kernel");
+        if !is_index && !contains(name, b"36_cuda_scatter_gather_internal_kernel") {
+            return None;
+        }
+        let opaque = after(name, b"10OpaqueTypeILi")?;
+        let digits = opaque.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let width = std::str::from_utf8(&opaque[..digits]).ok()?.parse().ok().filter(|&width| width > 0)?;
+        if is_index {
+            let index = Self { layout: Layout::Index, width, index_width: 8 };
+            return contains(name, b"17index_kernel_impl").then_some(index);
+        }
+        let is_scatter = after(name, b"36_cuda_scatter_gather_internal_kernelILb")?.first()?;
+        after(name, b"12TensorAssign")?;
+        let layout = if *is_scatter == b'1' { Layout::Scatter } else { Layout::Gather };
+        // The type of the indices follows since PyTorch 2.8; before, it is `long`.
+        let index_width = if opaque[digits..].starts_with(b"EEEiE") { 4 } else { 8 };
+        Some(Self { layout, width, index_width })
+    }
+}
+
+/// The part of a launch that the struct of its kernel tells.
+struct Choice {
+    /// The size of each dimension, and the distance of its elements in each operand, in bytes.
+    dimensions: Vec<(usize, [usize; OPERANDS])>,
+    /// Output, input, indices.
+    addresses: [usize; OPERANDS],
+    /// The number of places that an index chooses from, and their distance in bytes.
+    places: usize,
+    stride: usize,
+    index_width: usize,
+}
+
+impl Choice {
+    /// # Safety
+    /// `operation` is the address of the struct of a launch of this kernel.
+    unsafe fn read(kernel: IndexKernel, operation: usize) -> Option<Self> {
+        // SAFETY: members of the struct.
+        let number = |offset: usize| unsafe { read::<u32>(operation + offset) }.map(|number| number as usize);
+        // SAFETY: as above.
+        let word = |index: usize| unsafe { read::<usize>(operation + CALCULATOR + 8 * index) };
+        let count = number(0).filter(|&count| count <= MOST_DIMENSIONS)?;
+        let dimension = |index: usize| {
+            let stride = |operand| number(STRIDES + 4 * (OPERANDS * index + operand));
+            Some((number(4 + 12 * index)?, [stride(0)?, stride(1)?, stride(2)?]))
+        };
+        let dimensions = (0..count).map(dimension).collect::<Option<_>>()?;
+        let index_width = kernel.index_width;
+        let (addresses, places, stride) = match kernel.layout {
+            Layout::Index if word(2)? != 1 => return None,
+            Layout::Index => {
+                ([word(0)?, word(1)?, word(3)?], word(3 + MOST_DIMENSIONS)?, word(3 + 2 * MOST_DIMENSIONS)?)
+            }
+            Layout::Gather | Layout::Scatter => {
+                ([word(3)?, word(6)?, word(0)?], word(1)?, word(4)?.checked_mul(kernel.width)?)
+            }
+        };
+        (places > 0).then_some(Self { dimensions, addresses, places, stride, index_width })
+    }
+
+    /// The places of an element in the three operands.
+    fn offsets(&self, mut element: usize) -> [usize; OPERANDS] {
+        let mut offsets = [0; OPERANDS];
+        for (size, strides) in &self.dimensions {
+            let at = element % size.max(&1);
+            element /= size.max(&1);
+            for (offset, stride) in offsets.iter_mut().zip(strides) {
+                *offset += at * stride;
+            }
+        }
+        offsets
+    }
+
+    /// The bytes of an operand from its first element to the end of its last one.
+    fn length(&self, operand: usize, width: usize) -> usize {
+        let last = |(size, strides): &(usize, [usize; OPERANDS])| {
+            size.saturating_sub(1).saturating_mul(strides[operand])
+        };
+        self.dimensions.iter().map(last).fold(width, usize::saturating_add)
+    }
+
+    /// The bytes over which an index chooses.
+    fn span(&self) -> usize {
+        (self.places - 1).saturating_mul(self.stride)
+    }
+
+    /// The index with this offset: in the known indices, or as if they were in order.
+    fn index(&self, known: Option<&[u8]>, offset: usize) -> Option<usize> {
+        let Some(bytes) = known else {
+            let last = (self.length(2, self.index_width) / self.index_width - 1).max(1);
+            return Some(offset / self.index_width * (self.places - 1) / last);
+        };
+        let bytes = bytes.get(offset..offset + self.index_width)?;
+        let index = match bytes.try_into() {
+            Ok(word) => i64::from_le_bytes(word),
+            Err(_) => i64::from(i32::from_le_bytes(bytes.try_into().ok()?)),
+        };
+        let index = if index < 0 { index + self.places as i64 } else { index };
+        usize::try_from(index).ok().filter(|&index| index < self.places)
+    }
+}
+
+/// The output of a launch on `count` elements, and its address. `None` when it is not known.
+///
+/// # Safety
+/// As for [`Choice::read`], and the operands are good for their elements.
+pub(crate) unsafe fn choose(kernel: IndexKernel, count: usize, operation: usize) -> Option<(usize, Vec<u8>)> {
+    let width = kernel.width;
+    // SAFETY: the caller's promise.
+    let choice = unsafe { Choice::read(kernel, operation) }?;
+    let [to, from, indices] = choice.addresses;
+    let (mut size, mut source_size) = (choice.length(0, width), choice.length(1, width));
+    let is_scatter = kernel.layout == Layout::Scatter;
+    let chosen = if is_scatter { &mut size } else { &mut source_size };
+    *chosen = chosen.saturating_add(choice.span());
+    let index_size = choice.length(2, choice.index_width);
+    // An output with gaps keeps what is between its elements.
+    if size.max(source_size).max(index_size) > SMALL || count.checked_mul(width) != Some(size) {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let (source, known) = unsafe { (read_known(from, source_size), read_known(indices, index_size)) };
+    let source = source?;
+    let (mut output, mut is_written) = (vec![0; size], vec![false; size]);
+    for element in 0..count {
+        let [mut target, mut start, at] = choice.offsets(element);
+        let index = choice.index(known.as_deref(), at)?;
+        *(if is_scatter { &mut target } else { &mut start }) += index * choice.stride;
+        output.get_mut(target..target + width)?.copy_from_slice(source.get(start..start + width)?);
+        is_written[target] = true;
+    }
+    is_written.iter().step_by(width).all(|&is_written| is_written).then_some((to, output))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORDS: IndexKernel = IndexKernel { layout: Layout::Index, width: 8, index_width: 8 };
+
+    fn put(bytes: &mut [u8], place: usize, number: usize, width: usize) {
+        bytes[place..place + width].copy_from_slice(&number.to_le_bytes()[..width]);
+    }
+
+    /// The struct of a launch over one dimension, with these strides and members.
+    fn functor(count: usize, strides: [usize; 3], members: &[(usize, usize)]) -> Vec<u8> {
+        let mut bytes = vec![0; CALCULATOR + 8 * (3 + 3 * MOST_DIMENSIONS)];
+        put(&mut bytes, 0, 1, 4);
+        put(&mut bytes, 4, count, 4);
+        for (operand, stride) in strides.into_iter().enumerate() {
+            put(&mut bytes, STRIDES + 4 * operand, stride, 4);
+        }
+        for &(member, number) in members {
+            put(&mut bytes, CALCULATOR + 8 * member, number, 8);
+        }
+        bytes
+    }
+
+    fn index(output: &mut [i64], input: &[i64], indices: &[i64]) -> Vec<u8> {
+        let addresses = [output.as_mut_ptr() as usize, input.as_ptr() as usize, indices.as_ptr() as usize];
+        let members =
+            [(0, addresses[0]), (1, addresses[1]), (2, 1), (3, addresses[2]), (28, input.len()), (53, 8)];
+        functor(output.len(), [8, 0, 8], &members)
+    }
+
+    #[test]
+    fn kernels_that_choose_by_indices_are_recognized() {
+        let of = |name: &str| IndexKernel::of(name.as_bytes());
+        let scatter =
+            "34_scatter_gather_elementwise_kernelILi128ELi8EZNS0_36_cuda_scatter_gather_internal_kernelILb";
+        let assign = "clINS0_12TensorAssignEEEvRNS_";
+        assert_eq!(
+            of("24index_elementwise_kernelILi128EZNS0_17index_kernel_implINS0_10OpaqueTypeILi16EEEEEvR"),
+            Some(IndexKernel { width: 16, ..WORDS })
+        );
+        assert_eq!(
+            of("24index_elementwise_kernelILi128EZNS0_21index_put_kernel_implINS0_10OpaqueTypeILi8EEE"),
+            None
+        );
+        for (element, layout, index_width) in [
+            ("1ENS0_10OpaqueTypeILi8EEElE", Layout::Scatter, 8),
+            ("1ENS0_10OpaqueTypeILi8EEEiE", Layout::Scatter, 4),
+            ("0ENS0_10OpaqueTypeILi8EEEE", Layout::Gather, 8),
+        ] {
+            let name = format!("{scatter}{element}{assign}");
+            assert_eq!(of(&name), Some(IndexKernel { layout, width: 8, index_width }), "{name}");
+        }
+        assert_eq!(of(&format!("{scatter}1ENS0_10OpaqueTypeILi8EEEEclINS0_9ReduceAddEEE")), None);
+        assert_eq!(of("24index_elementwise_kernel17index_kernel_impl10OpaqueTypeILi0EE"), None);
+    }
+
+    /// The output of a launch.
+    fn output(kernel: IndexKernel, count: usize, functor: &[u8]) -> Option<Vec<u8>> {
+        // SAFETY: a struct of this layout; host memory is known.
+        unsafe { choose(kernel, count, functor.as_ptr() as usize) }.map(|(_, bytes)| bytes)
+    }
+
+    #[test]
+    fn known_indices_select_and_an_index_out_of_range_selects_nothing() {
+        let input = [10, 20, 30, 40];
+        let bytes =
+            |numbers: [i64; 3]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>();
+        for (indices, expected) in
+            [([3i64, 0, -1], Some([40i64, 10, 40])), ([4, 0, 0], None), ([-5, 0, 0], None)]
+        {
+            let functor = index(&mut [0; 3], &input, &indices);
+            assert_eq!(output(WORDS, 3, &functor), expected.map(bytes), "{indices:?}");
+        }
+    }
+
+    #[test]
+    fn a_scatter_that_fills_its_output_is_known_and_another_is_not() {
+        let kernel = IndexKernel { layout: Layout::Scatter, width: 4, index_width: 4 };
+        let (input, place) = ([10i32, 20, 30], [0i32; 3]);
+        let bytes =
+            |numbers: [i32; 3]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>();
+        for (indices, expected) in [([2i32, 0, 1], Some([20i32, 30, 10])), ([2, 2, 1], None)] {
+            let addresses = [indices.as_ptr() as usize, place.as_ptr() as usize, input.as_ptr() as usize];
+            let members = [(0, addresses[0]), (1, 3), (3, addresses[1]), (4, 1), (6, addresses[2])];
+            let functor = functor(3, [0, 4, 4], &members);
+            assert_eq!(output(kernel, 3, &functor), expected.map(bytes), "{indices:?}");
+        }
+    }
+
+    #[test]
+    fn hostile_structs_choose_nothing() {
+        let (input, indices) = ([1i64, 2], [0i64, 1]);
+        for (place, number) in [(0, 26u8), (CALCULATOR + 16, 2), (4, 255), (CALCULATOR + 8 * 28, 0)] {
+            let mut functor = index(&mut [0; 2], &input, &indices);
+            functor[place] = number;
+            assert_eq!(output(WORDS, 2, &functor), None, "{place}");
+        }
+    }
+}
