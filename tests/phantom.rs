@@ -28,6 +28,7 @@ macro_rules! scripts {
 scripts! {
     phantom_gpt_takes_the_memory_that_arithmetic_predicts: "gpt.py" on "h100-80g";
     phantom_conv_net_runs_in_every_mode: "conv.py" on "a100-80g";
+    phantom_cudnn_autotuning_compiles_no_program: "autotuning.py" on "a100-80g";
     phantom_oom_comes_from_torch_at_the_given_capacity: "oom.py" on "mem=8g,cc=8.0,context=512m";
     phantom_dynamic_full_gives_data_dependent_sizes_their_maximum: "dynamic_sizes.py" on "h100-80g";
     phantom_dynamic_half_halves_data_dependent_sizes: "dynamic_sizes.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "half";
@@ -55,6 +56,8 @@ scripts! {
     phantom_captures_refuse_what_a_card_refuses: "captures.py" on "h100-80g";
     phantom_launches_reach_their_arguments_and_nothing_else: "launch_reach.py" on "h100-80g";
     phantom_launches_reach_the_tensors_of_their_lists: "tensor_lists.py" on "h100-80g";
+    phantom_answers_about_unknown_values_fit_one_another: "answers.py" on "h100-80g";
+    phantom_answers_follow_the_assumption_about_sizes: "answers.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "half";
     phantom_known_values_outlive_kernels_without_pointers_and_compare: "known_values.py" on "h100-80g";
 }
 

@@ -1,14 +1,15 @@
 //! NVRTC, the compiler that cuDNN calls when it finalizes a plan of an engine that is compiled at run time.
 //!
-//! No kernel runs here, and neither the workspace of a plan nor its order among the plans comes from the code. A
-//! search for the fastest plan (`torch.backends.cudnn.benchmark`) finalizes hundreds of them, and would spend all
-//! its time in the compiler. So cuDNN's programs are not compiled: they have a file without code. All other
-//! programs are compiled by the real library.
+//! No kernel runs here, and neither the workspace of a plan nor its order among the plans comes from the
+//! code. A search for the fastest plan (`torch.backends.cudnn.benchmark`) finalizes hundreds of them, and
+//! would spend all its time in the compiler. So cuDNN's programs are not compiled: they have a file without
+//! code. All other programs are compiled by the real library.
 
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::transmute;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
 
 use crate::core::call_table::{answers, by_contract};
@@ -28,6 +29,15 @@ const EMPTY_FILE: [u8; 64] = {
 
 thread_local! {
     static IS_SKIPPED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The programs compiled by the real library so far, and those that were not compiled.
+static COMPILED: AtomicU64 = AtomicU64::new(0);
+static NOT_COMPILED: AtomicU64 = AtomicU64::new(0);
+
+/// The programs compiled by the real library so far, and those that were not compiled.
+pub(crate) fn programs() -> (u64, u64) {
+    (COMPILED.load(Ordering::Relaxed), NOT_COMPILED.load(Ordering::Relaxed))
 }
 
 /// The programs that were not compiled, until they are destroyed.
@@ -61,7 +71,8 @@ fn real(name: &CStr) -> Option<*mut c_void> {
 macro_rules! pass {
     ($name:literal, $($argument:ident: $type:ty),+) => {
         match real($name) {
-            // SAFETY: the header gives the function of that name this signature, and the caller keeps its contract.
+            // SAFETY: the header gives the function of that name this signature, and the caller keeps its
+            // contract.
             Some(function) => unsafe {
                 transmute::<*mut c_void, unsafe extern "C" fn($($type),+) -> c_int>(function)($($argument),+)
             },
@@ -86,8 +97,10 @@ answers! {
     Success fn nvrtcCompileProgram(program: Word, count: c_int, options: Word) -> c_int {
         if IS_SKIPPED.try_with(Cell::get).unwrap_or(false) {
             lock(&SKIPPED).insert(program);
+            NOT_COMPILED.fetch_add(1, Ordering::Relaxed);
             return SUCCESS;
         }
+        COMPILED.fetch_add(1, Ordering::Relaxed);
         pass!(c"nvrtcCompileProgram", program: Word, count: c_int, options: Word)
     }
     Real fn nvrtcDestroyProgram(program: Word) -> c_int {

@@ -14,7 +14,7 @@ use crate::core::stream::LAG_NS;
 use crate::core::values::invented;
 use crate::cuda::streams::waits;
 use crate::kernels::kernel::launches;
-use crate::libs::cudnn;
+use crate::libs::{cudnn, nvrtc};
 use crate::table::registry;
 
 /// Names that are left to the real library, or their beginnings followed by `.*`.
@@ -43,6 +43,7 @@ fn description() -> String {
     let spec = &host.spec;
     let (reads, bytes) = invented();
     let (plans, workspace) = cudnn::plans();
+    let (compiled, not_compiled) = nvrtc::programs();
     let cudnn = match plans {
         None => "unused",
         Some(true) => "real",
@@ -53,7 +54,8 @@ fn description() -> String {
          \"context_low_bytes\":{},\"context_high_bytes\":{},\"cc\":\"{}.{}\",\
          \"sms\":{},\"count\":{},\"assumptions\":{{\"dynamic\":\"{}\",\"cudnn\":\"{cudnn}\",\
          \"values\":\"zero\",\"lag_ns\":{}}},\"cudnn_workspace_bytes\":{workspace},\"launches\":{},\
-         \"waits\":{},\"invented_reads\":{reads},\"invented_bytes\":{bytes}",
+         \"waits\":{},\"invented_reads\":{reads},\"invented_bytes\":{bytes},\
+         \"programs_compiled\":{compiled},\"programs_not_compiled\":{not_compiled}",
         spec.base.id,
         without_escapes(&spec.name),
         spec.memory,
