@@ -37,7 +37,7 @@ def _read_file(file: Source, columns: list[dict[str, Any]]) -> polars.DataFrame:
         polars.lit(column["default"], TYPES[column["type"]]).alias(column["name"]) for column in missing
     )
     texts = [column["name"] for column in present if column["type"] == "text"]
-    # A text with a `'` before it sorts before `(`, and few others do. This comparison costs less than a search.
+    # A text with a `'` before it sorts before `(`, as few others do. This costs less than a search.
     candidates = frame.select((polars.col(texts) < "(").any()) if texts else polars.DataFrame()
     for name in candidates.columns:
         if candidates[name].item():
