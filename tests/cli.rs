@@ -178,6 +178,7 @@ const OTHER_OPTIONS: &[&str] = &[
     "type",
     "units",
     "values",
+    "within",
 ];
 
 /// The options with a value in the help of a command.

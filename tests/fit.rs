@@ -64,7 +64,7 @@ fn script(name: &str) -> String {
 #[test]
 fn fit_finds_the_largest_number_and_keeps_both_traces() {
     let calls = script("plain_calls.py");
-    let fit = Fit::of(&["--json", "-o", "out", "--", "python3", &calls, "{}"]);
+    let fit = Fit::of(&["--json", "-o", "out", "--within", "0", "--", "python3", &calls, "{}"]);
     let json = fit.json();
     assert_eq!(
         (fit.status(), json["fits"].as_str(), json["too_big"].as_str()),
@@ -72,8 +72,9 @@ fn fit_finds_the_largest_number_and_keeps_both_traces() {
     );
     assert_eq!(fit.left(), ["1024", "1025"]);
     assert_eq!(json["phantom"], true);
-    assert_eq!(json["trials"][3]["peak_used_bytes"], 8 << 20);
-    assert!(json["trials"].as_array().unwrap().len() <= 21, "{json}");
+    assert_eq!(json["trials"][2]["peak_used_bytes"], 32 << 20);
+    assert_eq!(json["values_between"], false);
+    assert!(json["trials"].as_array().unwrap().len() <= 12, "{json}");
     // A line for each run as it ends, on stderr and in a file.
     let lines = fit.stderr();
     assert_eq!(lines.lines().count(), json["trials"].as_array().unwrap().len(), "{lines}");
@@ -92,6 +93,18 @@ fn fit_finds_the_largest_number_and_keeps_both_traces() {
     let text = fit.text();
     assert!(text.contains("to spare (") && text.contains("not counted on a simulated GPU"), "{text}");
     assert!(text.contains("1000 fits, 1100 does not") && text.contains("(simulated GPU)"), "{text}");
+    let fit = Fit::of(&["-o", "out", "--within", "5%", "--", "python3", &calls, "{}"]);
+    let text = fit.text();
+    assert!(text.contains("the values between were not tried; --within 0 finds the largest"), "{text}");
+    let left: Vec<u32> = fit.left().iter().map(|value| value.parse().unwrap()).collect();
+    let [fits, too_big] = *left.as_slice() else { panic!("{left:?}") };
+    assert!(fits <= 1024 && too_big > 1024 && too_big - fits <= fits / 20, "{left:?}");
+    assert!(fit.stderr().lines().count() <= 7, "{}", fit.stderr());
+    for wrong in ["51%", "two", "nan", ""] {
+        let fit = Fit::of(&["--within", wrong, "--", "python3", &calls, "{}"]);
+        assert_eq!(fit.status(), 2, "{wrong}");
+        assert!(fit.stderr().contains("a number from 0 to 50, in percent"), "{}", fit.stderr());
+    }
     let fit = Fit::of(&["--max", "50", "-o", "out", "--", "python3", &calls, "{}"]);
     assert!(fit.text().contains("50 fits, the largest value that you gave"), "{}", fit.text());
     let fit =
@@ -106,10 +119,10 @@ fn fit_shows_a_failure_that_is_no_oom_and_gives_no_answer() {
     let fit = Fit::of(&["-o", "out", "--", "python3", &calls, "{}", "fails-at-8"]);
     let text = fit.text();
     assert_eq!(fit.status(), 1, "{text}");
-    assert!(text.contains("with value 8 the program failed for a reason other than memory"), "{text}");
+    assert!(text.contains("with value 32 the program failed for a reason other than memory"), "{text}");
     assert!(text.contains("status 1") && text.contains("the data set has 7 samples"), "{text}");
     assert!(!text.contains("does not"), "{text}");
-    assert_eq!(fit.left(), ["4", "8"]);
+    assert_eq!(fit.left(), ["2", "32"]);
 
     let fit = Fit::of(&["-o", "out", "--min", "2000", "--", "python3", &calls, "{}"]);
     assert_eq!(fit.status(), 3);

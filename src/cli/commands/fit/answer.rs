@@ -20,6 +20,8 @@ pub(super) struct Answer<'a> {
     pub(super) too_big: Option<&'a Trial>,
     /// All runs, in order.
     pub(super) trials: Vec<&'a Trial>,
+    /// True if there are values between the two at the limit.
+    pub(super) has_gap: bool,
     /// True if the user set the largest value, with `--max` or `--values`.
     pub(super) last_is_given: bool,
     /// The free memory at the start, on a simulated GPU.
@@ -145,10 +147,15 @@ impl Answer<'_> {
             return;
         }
         match (self.fits, self.too_big) {
-            (Some(fits), Some(too_big)) => page.line([
-                Cell::new(fits.value.clone(), Style::Strong),
-                format!(" fits, {} does not", too_big.value).into(),
-            ]),
+            (Some(fits), Some(too_big)) => {
+                page.line([
+                    Cell::new(fits.value.clone(), Style::Strong),
+                    format!(" fits, {} does not", too_big.value).into(),
+                ]);
+                if self.has_gap {
+                    page.plain("the values between were not tried; --within 0 finds the largest".to_owned());
+                }
+            }
             (Some(fits), None) => page.line([
                 Cell::new(fits.value.clone(), Style::Strong),
                 format!(
@@ -248,6 +255,7 @@ impl Answer<'_> {
             "capacity_bytes": self.device().map_or(0, |peak| peak.capacity),
             "fits": value(self.fits),
             "too_big": value(self.too_big),
+            "values_between": self.has_gap,
             "inside_range": self.inside_range(),
             "free_at_start_bytes": self.free_at_start.map(|free| free.here),
             "free_at_start_range_bytes": self.free_at_start.map(|free| [free.least, free.most]),

@@ -1,12 +1,12 @@
 //! `memtrace fit`: finds the largest value with which a program fits in memory.
 //!
-//! It runs the program, traced, once for each value that [`Bisection`] chooses. A value fits when the program
+//! It runs the program, traced, once for each value that [`Search`] chooses. A value fits when the program
 //! ends with status 0 and no request ran out of memory. A run that fails for another reason ends the search
 //! without an answer, and the end of its stderr is shown.
 
 mod answer;
 mod ask;
-mod bisect;
+mod search;
 mod trial;
 
 use std::ffi::{OsStr, OsString};
@@ -26,7 +26,7 @@ use memtrace_trace::units::Unit;
 use crate::child_env::PhantomArgs;
 use crate::out_folder::OutFolder;
 use crate::{args, signals, terminal};
-use bisect::Bisection;
+use search::Search;
 use trial::{Attempt, Outcome, PeakUse, Trial, run_trial};
 
 /// Stands for the value in the command.
@@ -65,6 +65,15 @@ pub(crate) fn command() -> Command {
         .arg(number("max", "The largest value to try"))
         .arg(number("multiple-of", "Try only multiples of N"))
         .arg(
+            Arg::new("within")
+                .long("within")
+                .value_name("PERCENT")
+                .default_value("1%")
+                .value_parser(percent)
+                .conflicts_with("values")
+                .help("End when the values at the limit are this close; 0 finds the largest value"),
+        )
+        .arg(
             Arg::new("values")
                 .long("values")
                 .value_name("LIST")
@@ -74,7 +83,7 @@ pub(crate) fn command() -> Command {
             Arg::new("ask")
                 .long("ask")
                 .value_name("REGEX")
-                .conflicts_with_all(["min", "max", "multiple-of"])
+                .conflicts_with_all(["min", "max", "multiple-of", "within"])
                 .help(
                     "Search nothing: print the figure in the program's output that matches, such as \
                      'KV cache size: ([0-9,]+) tokens', for each of --cards and --values",
@@ -92,6 +101,13 @@ pub(crate) fn command() -> Command {
         .arg(args::program_arg().help("The program and its arguments, with {} in the place of the value"))
 }
 
+/// The share that a text such as `2%` or `0.5` tells in percent.
+fn percent(text: &str) -> Result<f64, String> {
+    let number: Option<f64> = text.trim().trim_end_matches('%').trim_end().parse().ok();
+    let number = number.filter(|number| (0.0..=50.0).contains(number));
+    number.map(|number| number / 100.0).ok_or_else(|| "give a number from 0 to 50, in percent: 2%".to_owned())
+}
+
 /// The values to try, by index.
 enum Values {
     /// `first`, `first + step`, ...
@@ -101,6 +117,14 @@ enum Values {
 }
 
 impl Values {
+    /// The first value, in steps between two values.
+    fn first_in_steps(&self) -> f64 {
+        match self {
+            Values::Numbers { first, step } => *first as f64 / *step as f64,
+            Values::List(_) => 0.0,
+        }
+    }
+
     fn text(&self, index: usize) -> String {
         match self {
             Values::Numbers { first, step } => (first + step * index).to_string(),
@@ -116,6 +140,8 @@ struct Plan<'a> {
     values: Values,
     /// The index of the last value.
     last: usize,
+    /// How close the values at the limit are in the end, as a share of the value.
+    within: f64,
     phantom: Option<PhantomArgs<'a>>,
 }
 
@@ -143,7 +169,12 @@ impl<'a> Plan<'a> {
             }
             (Values::Numbers { first, step }, (most - first) / step)
         };
-        Ok(Plan { words, values, last, phantom })
+        let within = if matches!(values, Values::List(_)) {
+            0.0
+        } else {
+            matches.get_one("within").copied().unwrap_or_default()
+        };
+        Ok(Plan { words, values, last, within, phantom })
     }
 
     /// The run with `value` in the place of each [`PLACEHOLDER`].
@@ -175,7 +206,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     }
     let plan = Plan::from_matches(matches)?;
     let out = OutFolder::new(matches.get_one::<PathBuf>("out"))?;
-    let mut search = Bisection::new(plan.last);
+    let mut search = Search::new(plan.last, plan.values.first_in_steps(), plan.within);
     let mut trials: Vec<(usize, Trial)> = Vec::new();
     let progress = Progress::new(&out);
     let forwarder = signals::Forwarder::start()?;
@@ -238,6 +269,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         fits: find(search.fits),
         too_big: find(search.too_big),
         trials: trials.iter().map(|(_, trial)| trial).collect(),
+        has_gap: search.fits.zip(search.too_big).is_some_and(|(fits, too_big)| too_big - fits > 1),
         last_is_given: matches.get_one::<u64>("max").is_some()
             || matches.get_one::<String>("values").is_some(),
         free_at_start: plan.phantom.as_ref().map(PhantomArgs::free_at_start),
@@ -261,7 +293,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     })
 }
 
-/// The index at which memory would be full, by the line through the two largest values that fit.
+/// The index at which memory would be full, by the two largest values that fit.
 fn guess(trials: &[(usize, Trial)]) -> Option<usize> {
     let mut fit: Vec<(usize, &PeakUse)> = trials
         .iter()
@@ -272,10 +304,7 @@ fn guess(trials: &[(usize, Trial)]) -> Option<usize> {
     let [.., (a, less), (b, more)] = fit.as_slice() else { return None };
     // A program without torch has no allocated memory, only calls of CUDA.
     let bytes = |peak: &PeakUse| if more.allocated > 0 { peak.allocated } else { peak.used };
-    let slope = (bytes(more) - bytes(less)) as f64 / (b - a) as f64;
-    // torch cannot allocate what the CUDA context takes, nor fill the rest without gaps.
-    let room = (more.capacity - bytes(more)) as f64 * 0.97;
-    (slope > 0.0 && room >= 0.0).then(|| b + (room / slope) as usize)
+    search::full_at([(*a, bytes(less)), (*b, bytes(more))], more.capacity - bytes(more))
 }
 
 /// Returns true if the last [`UNCHANGED`] runs have the same peak.
@@ -287,7 +316,7 @@ fn unchanged(trials: &[(usize, Trial)]) -> bool {
 }
 
 /// What is known when a signal ends the search.
-fn interrupted(signal: i32, search: &Bisection, plan: &Plan<'_>) -> String {
+fn interrupted(signal: i32, search: &Search, plan: &Plan<'_>) -> String {
     let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
     let text = |index: usize| plan.values.text(index);
     let known = match (search.fits.map(text), search.too_big.map(text)) {
