@@ -61,9 +61,9 @@ pub(crate) enum KernelEffect {
     Flags,
     /// An elementwise kernel with a functor that holds one value of this many bytes, which it writes.
     Fill(usize),
-    /// An elementwise comparison of two inputs. The functor is the number of a [`Comparison`].
+    /// An elementwise comparison of two inputs. The functor is the number of a [`Comparison`](crate::kernels::reduce::Comparison).
     Compare(DataType),
-    /// An elementwise comparison with a scalar. The functor is the number of a [`Comparison`] and the scalar.
+    /// An elementwise comparison with a scalar. The functor is the number of a [`Comparison`](crate::kernels::reduce::Comparison) and the scalar.
     CompareScalar(DataType),
     /// An elementwise test for equality with a scalar. The functor is 0 for equal or 1 for unequal, and the
     /// scalar.
