@@ -79,6 +79,19 @@ fn memtrace_phantom_machine_names_the_machine_and_nvidia_smi_shows_one_without_p
     assert_eq!(text(&rows.stdout), "0, 3072 MiB\n1, 3072 MiB\n");
     let machine = [("MEMTRACE_PHANTOM_MACHINE", id.as_str()), ("MEMTRACE_PHANTOM", "l4")];
     assert!(text(&nvidia_smi(&[], &machine).stdout).contains("No running processes found"));
+    let versions = text(&nvidia_smi(&["--version"], &machine).stdout);
+    let names: Vec<_> = versions.lines().filter_map(|line| line.split(" : ").next()).map(str::trim).collect();
+    assert_eq!(names, ["NVIDIA-SMI version", "NVML version", "DRIVER version", "CUDA Version"], "{versions}");
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("gpus.csv");
+    let query = ["--query-gpu=index", "--format=csv,noheader", "-f", file.to_str().unwrap()];
+    for _ in 0..2 {
+        assert_eq!(text(&nvidia_smi(&query, &machine).stdout), "");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "0\n", "the second run replaces the first");
+    }
+    let refused = nvidia_smi(&["-L", "-f", "/nonexistent/gpus"], &machine);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(text(&refused.stdout).contains("/nonexistent/gpus cannot be written"));
     let unknown = nvidia_smi(&["--query-gpu=speed", "--format=csv"], &machine);
     assert_eq!(unknown.status.code(), Some(2));
     assert_eq!(text(&unknown.stdout).trim_end(), "Field \"speed\" is not a valid field to query.");

@@ -1,5 +1,7 @@
 //! The command line of nvidia-smi.
 
+use std::path::PathBuf;
+
 use super::fields::{self, Field};
 use super::refusal::{INVALID, Refusal};
 
@@ -12,6 +14,7 @@ memtrace nvidia-smi -- nvidia-smi for the simulated GPUs of memtrace run --phant
 Without options it shows the cards, the memory in use and the processes.
 
     -h,   --help                Print this text.
+          --version             Print the versions of the driver and of CUDA.
     -L,   --list-gpus           List the cards and their UUIDs.
     -i,   --id=                 Only these cards: indexes, UUIDs or PCI addresses, with commas between.
     -l,   --loop=               Repeat after this many seconds, until Ctrl+C [default: 5].
@@ -21,6 +24,7 @@ Without options it shows the cards, the memory in use and the processes.
           --query-gpu=          Values of each card as CSV; --help-query-gpu lists them.
           --query-compute-apps= Values of each process as CSV; --help-query-compute-apps lists them.
           --format=             For these two: csv, and noheader, nounits.
+    -f,   --filename=           Write into this file, not to the terminal.
 
 Inside memtrace run --phantom it shows the cards of that run, elsewhere those of all running programs of
 this user. Other options of nvidia-smi are not modelled.
@@ -51,6 +55,8 @@ pub(super) enum Mode {
     },
     /// `-h`.
     Help,
+    /// `--version`.
+    Version,
     /// `--help-query-gpu`.
     HelpGpu,
     /// `--help-query-compute-apps`.
@@ -72,6 +78,8 @@ pub(super) struct Request {
     pub(super) ids: Option<Vec<String>>,
     /// Milliseconds between two answers.
     pub(super) loop_ms: Option<u64>,
+    /// The file of `-f`.
+    pub(super) file: Option<PathBuf>,
 }
 
 /// The sections that `-d` may name and that have values here.
@@ -81,7 +89,7 @@ const SECTIONS: [&str; 4] = ["MEMORY", "UTILIZATION", "ECC", "PIDS"];
 pub(super) fn parse(words: &[String]) -> Result<Request, Refusal> {
     let mut words = words.iter().map(String::as_str).peekable();
     let (mut list, mut log, mut sections) = (false, false, Vec::new());
-    let (mut ids, mut loop_ms, mut format) = (None, None, None);
+    let (mut ids, mut loop_ms, mut format, mut file) = (None, None, None, None);
     let (mut gpus, mut apps): (Option<&str>, Option<&str>) = (None, None);
     while let Some(word) = words.next() {
         let (name, attached) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
@@ -91,6 +99,7 @@ pub(super) fn parse(words: &[String]) -> Result<Request, Refusal> {
         };
         match name {
             "-h" | "--help" => return alone(Mode::Help),
+            "--version" => return alone(Mode::Version),
             "--help-query-gpu" => return alone(Mode::HelpGpu),
             "--help-query-compute-apps" => return alone(Mode::HelpApps),
             "-L" | "--list-gpus" => list = true,
@@ -113,6 +122,7 @@ pub(super) fn parse(words: &[String]) -> Result<Request, Refusal> {
             }
             "--query-gpu" => gpus = Some(value()?),
             "--query-compute-apps" => apps = Some(value()?),
+            "-f" | "--filename" => file = Some(PathBuf::from(value()?)),
             "--format" => format = Some(self::format(value()?)?),
             _ => {
                 let text = format!("Option {word} is not recognized. Please run 'nvidia-smi -h'.");
@@ -132,11 +142,11 @@ pub(super) fn parse(words: &[String]) -> Result<Request, Refusal> {
         _ if log => Mode::Log(sections),
         _ => Mode::Screen,
     };
-    Ok(Request { mode, ids, loop_ms })
+    Ok(Request { mode, ids, loop_ms, file })
 }
 
 fn alone(mode: Mode) -> Result<Request, Refusal> {
-    Ok(Request { mode, ids: None, loop_ms: None })
+    Ok(Request { mode, ids: None, loop_ms: None, file: None })
 }
 
 fn combination(text: String) -> Refusal {
@@ -191,6 +201,10 @@ mod tests {
         }
         assert_eq!(of("-l").unwrap().loop_ms, Some(5000));
         assert_eq!(of("-i 0,1 -L").unwrap().ids, Some(vec!["0".into(), "1".into()]));
+        for line in ["-f out.csv -L", "--filename=out.csv -L"] {
+            assert_eq!(of(line).unwrap().file.as_deref(), Some("out.csv".as_ref()), "{line}");
+        }
+        assert_eq!(of("--version").unwrap().mode, Mode::Version);
         assert_eq!(of("-q -d memory").unwrap().mode, Mode::Log(vec!["MEMORY".into()]));
         let Mode::Gpus { fields, format } =
             of("--query-gpu=gpu_name,memory.used --format=csv,noheader,nounits").unwrap().mode
@@ -203,7 +217,8 @@ mod tests {
 
     #[test]
     fn nvidia_smi_refuses_as_nvidias() {
-        // The text and the status are those of a real driver: github CoHDI/composable-resource-operator issue 37.
+        // The text and the status are those of a real driver: github CoHDI/composable-resource-operator issue
+        // 37.
         let unknown = of("--query-gpu=name,device_minor --format=csv").unwrap_err();
         assert_eq!(unknown, Refusal::new("Field \"device_minor\" is not a valid field to query.\n", 2));
         for (line, part) in [
@@ -219,6 +234,7 @@ mod tests {
             ("-q -d CLOCK", "Invalid display"),
             ("--frobnicate", "is not recognized"),
             ("-i", "Missing value"),
+            ("-f", "Missing value"),
             ("pmon -c 1", "has no pmon"),
         ] {
             let refusal = of(line).unwrap_err();

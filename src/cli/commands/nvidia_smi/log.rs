@@ -16,6 +16,16 @@ pub(super) fn list(machine: &Machine, cards: &[usize]) -> String {
     cards.iter().map(line).collect()
 }
 
+/// `--version`. NVML's version is the beginning of the driver's.
+pub(super) fn versions(measured: &Measured) -> String {
+    let nvml = DRIVER_VERSION.splitn(3, '.').take(2).collect::<Vec<_>>().join(".");
+    format!(
+        "NVIDIA-SMI version  : {DRIVER_VERSION} (simulated)\nNVML version        : {nvml}\n\
+         DRIVER version      : {DRIVER_VERSION}\nCUDA Version        : {}\n",
+        cuda_version(measured)
+    )
+}
+
 /// `-q`, with all sections or the given ones.
 pub(super) fn log(measured: &Measured, cards: &[usize], sections: &[String]) -> String {
     let now = Zoned::now();

@@ -1,8 +1,8 @@
 //! `memtrace nvidia-smi`: nvidia-smi for the simulated GPUs of this user's running programs.
 //!
-//! Inside `memtrace run --phantom` the program's `PATH` leads to it under the name `nvidia-smi`, and it shows the
-//! machine of that run. Elsewhere it shows every machine on which a process runs. Options, layout, error texts and
-//! exit statuses are nvidia-smi's, so that scripts which read its output work.
+//! Inside `memtrace run --phantom` the program's `PATH` leads to it under the name `nvidia-smi`, and it shows
+//! the machine of that run. Elsewhere it shows every machine on which a process runs. Options, layout, error
+//! texts and exit statuses are nvidia-smi's, so that scripts which read its output work.
 
 mod arguments;
 mod fields;
@@ -14,6 +14,7 @@ mod screen;
 mod value;
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -24,7 +25,7 @@ use memtrace_machine::files::Machine;
 
 use arguments::{Mode, Request};
 use machines::Measured;
-use refusal::{LOST, NOT_FOUND, Refusal};
+use refusal::{INVALID, LOST, NOT_FOUND, Refusal};
 
 /// The arguments of `memtrace nvidia-smi`: nvidia-smi's own, which [`arguments`] parses.
 pub(crate) fn command() -> Command {
@@ -38,7 +39,10 @@ pub(crate) fn command() -> Command {
                 .trailing_var_arg(true)
                 .allow_hyphen_values(true)
                 .value_parser(value_parser!(OsString))
-                .help("nvidia-smi's own options: -L, -q, -i, -l, --query-gpu=, --query-compute-apps=, --format="),
+                .help(
+                    "nvidia-smi's own options: -L, -q, -i, -l, -f, --version, --query-gpu=, --query-compute-apps=, \
+                     --format=",
+                ),
         )
 }
 
@@ -73,13 +77,24 @@ pub(crate) fn answer(words: impl Iterator<Item = String>) -> Result<ExitCode> {
 /// Prints the answer, once or in a loop.
 fn repeat(request: &Request) -> Result<ExitCode> {
     let mut is_first = true;
+    let mut file = match request.file.as_deref().map(|path| (path, File::create(path))) {
+        Some((path, Err(error))) => {
+            let text = format!("memtrace: {} cannot be written: {error}", path.display());
+            return refuse(&Refusal::new(text, INVALID));
+        }
+        Some((_, Ok(file))) => Some(file),
+        None => None,
+    };
     loop {
         let machines = match machines::selected() {
             Ok(machines) => machines,
             Err(refusal) => return refuse(&refusal),
         };
         match page(request, &machines, is_first) {
-            Ok(page) => print(&page)?,
+            Ok(page) => match &mut file {
+                Some(file) => file.write_all(page.as_bytes())?,
+                None => print(&page)?,
+            },
             Err(refusal) => return refuse(&refusal),
         }
         let Some(milliseconds) = request.loop_ms else { return Ok(ExitCode::SUCCESS) };
@@ -105,6 +120,8 @@ fn page(request: &Request, machines: &[Measured], is_first: bool) -> std::result
                 let header = format.header && is_first && text.is_empty();
                 text += &query::apps(measured, &cards, fields, *format, header);
             }
+            Mode::Version if text.is_empty() => text = log::versions(measured),
+            Mode::Version => {}
             _ if cards.is_empty() => {}
             Mode::List => text += &log::list(&measured.machine, &cards),
             Mode::Log(sections) => text += &log::log(measured, &cards, sections),
@@ -119,7 +136,8 @@ fn page(request: &Request, machines: &[Measured], is_first: bool) -> std::result
     if found { Ok(text) } else { Err(Refusal::new("No devices were found", NOT_FOUND)) }
 }
 
-/// The cards of a machine that `-i` selects, without those that are lost, which are an error as for nvidia-smi.
+/// The cards of a machine that `-i` selects, without those that are lost, which are an error as for
+/// nvidia-smi.
 fn cards_of(request: &Request, machine: &Machine) -> std::result::Result<Vec<usize>, Refusal> {
     let count = machine.spec.count as usize;
     let cards: Vec<usize> = match &request.ids {
