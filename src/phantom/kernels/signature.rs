@@ -37,8 +37,9 @@ enum Outputs {
     /// In the last parameter, behind offset calculators of this size: the first of this many operands, and
     /// those that follow the operands.
     FirstOperand { offset: usize, operands: usize },
-    /// In the last parameter, behind offset calculators of this size: all but the first one.
-    AllButFirst { offset: usize },
+    /// In the last parameter, behind offset calculators of this size: all but the first one, and but the
+    /// second output of an operation that has one.
+    AllButFirst { offset: usize, has_one_output: bool },
     /// In the last parameter, behind offset calculators of this size: all but that of the indices, which is
     /// first, and that of the source.
     AllButSource { offset: usize },
@@ -50,6 +51,11 @@ enum Outputs {
 const fn offset_calculator(operands: usize) -> usize {
     (4 + 25 * 12 + 25 * 4 * operands).next_multiple_of(8)
 }
+
+/// Parts of the names of reductions with one output. The place of the second is not written then: it holds what
+/// was on the stack before, which under a tracer is often the address of a block (ATen's `Reduce.cuh`: the input,
+/// two outputs, the buffers).
+const ONE_OUTPUT: [&[u8]; 4] = [b"func_wrapper_t", b"MeanOps", b"7NormOps", b"NormTwoOps"];
 
 /// The part of ReduceOp with its configuration and two calculators, for one operand and for two, at least
 /// (ATen's `Reduce.cuh`). The address of the input follows.
@@ -83,7 +89,7 @@ impl Outputs {
             return Self::AllButSource { offset: offset_calculator(operands) };
         }
         if is_one_of(&[b"6native13reduce_kernel"]) {
-            return Self::AllButFirst { offset: REDUCE_OP };
+            return Self::AllButFirst { offset: REDUCE_OP, has_one_output: is_one_of(&ONE_OUTPUT) };
         }
         // CUB's selections get the input and the flags first, its reductions the input.
         if is_one_of(&[b"DeviceSelectSweepKernel"]) {
@@ -156,13 +162,13 @@ impl Signature {
         };
         let bytes = &bytes[..bytes.len().min(searched)];
         let is_last = place + 1 == self.parameters.len();
-        let mut is_first = true;
+        let mut first = None;
         addresses::in_parameter(bytes, |address, offset| {
             let writes = match self.outputs {
                 Outputs::FirstParameter => place == 0,
                 Outputs::AllButParameters(read) => place >= read,
                 Outputs::FirstOperand { offset: start, .. }
-                | Outputs::AllButFirst { offset: start }
+                | Outputs::AllButFirst { offset: start, .. }
                 | Outputs::AllButSource { offset: start }
                     if is_last && offset < start =>
                 {
@@ -172,8 +178,12 @@ impl Signature {
                     offset < start + ADDRESS
                         || offset >= start.saturating_add(operands.saturating_mul(ADDRESS))
                 }
-                Outputs::AllButFirst { .. } if is_last && offset % ADDRESS == 0 => {
-                    !std::mem::take(&mut is_first)
+                Outputs::AllButFirst { has_one_output, .. } if is_last && offset % ADDRESS == 0 => {
+                    let input = *first.get_or_insert(offset);
+                    if has_one_output && offset == input + 2 * ADDRESS {
+                        return;
+                    }
+                    offset != input
                 }
                 Outputs::AllButSource { offset: start } if is_last => {
                     offset != start && offset != start + SCATTER_SOURCE
