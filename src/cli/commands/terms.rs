@@ -111,7 +111,7 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["op", "ops", "op call"],
-        "The outermost operator of torch that allocated the block: aten::mm. (no op) is memory that \
+        "The innermost operator of torch that allocated the block: aten::mm. (no op) is memory that \
          no operator took.",
     ),
     term(
@@ -133,13 +133,13 @@ pub(super) const TERMS: &[Term] = &[
     term(&["parameter", "parameters"], "The weights of a module."),
     term(
         &["buffer", "buffers"],
-        "Tensors that a module registers and no optimizer changes, such as the statistics of a batch \
-         norm.",
+        "Tensors of a module that are no parameters: registered buffers, such as the statistics of a \
+         batch norm, and tensors that it keeps as attributes.",
     ),
     term(&["gradient", "gradients"], "The .grad of a parameter, from its birth on."),
     term(
         &["activation", "activations"],
-        "A tensor that a forward made and a backward needs: it lives from one to the other.",
+        "A tensor that a forward allocated. In training it mostly lives until the backward that needs it.",
     ),
     term(
         &["optimizer_state", "optimizer state"],
@@ -227,6 +227,7 @@ pub(super) const TERMS: &[Term] = &[
         "Scratch memory of a library or a server, such as cuBLAS, cuDNN or FlashInfer. That of cuBLAS has \
          no tensor.",
     ),
+    term(&["other"], "The category of memory that the program registered with memtrace.track_external."),
     term(&["sample"], "A row with the device's own figures; see sampled."),
     term(&["figure"], "What a program printed: the groups of the expression of `memtrace fit --ask`."),
     term(&["advice"], "A change that lowers the figure on the same line."),

@@ -31,7 +31,9 @@ mod trace_check;
 /// The arguments of `memtrace doctor`.
 pub(crate) fn command() -> Command {
     Command::new("doctor")
-        .about("Check that programs of a Python can be traced here, and which of their events")
+        .about(
+            "Check that programs of a Python can be traced here, and list the events that would be recorded",
+        )
         .arg(args::json_arg())
         .arg(args::out_arg(
             "The folder that would receive the traces [default: MEMTRACE_OUT, or memtrace-out]",

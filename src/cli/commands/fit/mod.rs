@@ -54,7 +54,7 @@ pub(crate) fn command() -> Command {
 \
              The program runs once for each value, so keep it short: one or two steps show the peak. A value \
              fits when the program ends with status 0 and never ran out of memory. Exit status: 0; 1 when \
-             the program fails for another reason; 3 when even the first value does not fit.",
+             the program fails for another reason or --ask finds no figure; 3 when even the first value does not fit.",
         )
         .arg(args::out_arg(
             "Keep the traces of the largest value that fits and of the smallest that does not \
@@ -71,7 +71,8 @@ pub(crate) fn command() -> Command {
                 .default_value("1%")
                 .value_parser(percent)
                 .conflicts_with("values")
-                .help("End when the values at the limit are this close; 0 finds the largest value"),
+                .help("Stop when the value that fits and the one that does not are this close, in percent of the value; 0 \
+                     finds the exact limit"),
         )
         .arg(
             Arg::new("values")
@@ -85,8 +86,9 @@ pub(crate) fn command() -> Command {
                 .value_name("REGEX")
                 .conflicts_with_all(["min", "max", "multiple-of", "within"])
                 .help(
-                    "Search nothing: print the figure in the program's output that matches, such as \
-                     'KV cache size: ([0-9,]+) tokens', for each of --cards and --values",
+                    "Search nothing: run once for each of --cards and --values, and print the text that the group \
+                     in REGEX matches in the output: 'KV cache size: ([0-9,]+) tokens'. The program must end \
+                     by itself",
                 ),
         )
         .arg(

@@ -69,7 +69,8 @@ pub(crate) fn command() -> Command {
                 .value_hint(ValueHint::FilePath)
                 .conflicts_with_all(["by", "units", "color"])
                 .help(
-                    "Write this file at each refresh instead, for Prometheus and node_exporter; - is stdout",
+                    "Write the state as OpenMetrics text into this file at each --interval, and draw no screen; \
+                     for Prometheus and node_exporter. With --once write it once; - is stdout",
                 ),
         );
     for arg in args::shared_args() {
