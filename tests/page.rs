@@ -453,6 +453,10 @@ fn live_openmetrics_has_the_numbers_of_the_reports() {
         assert_eq!(lines.len(), 1, "{name} {labels:?}\n{text}");
         lines[0].rsplit(' ').next().unwrap().parse().unwrap()
     };
+    assert!(!text.contains(" *\""), "an inferred category has the label of a told one: {text}");
+    // In a loop, too, a rank that is not there is an error.
+    let wrong = memtrace().args(["live", "--rank", "9", "--openmetrics", "-"]).arg(&trace).output().unwrap();
+    assert_eq!(wrong.status.code(), Some(2));
     let ranks = run(memtrace().args(["ranks", "--json"]).arg(&trace));
     let ranks: serde_json::Value = serde_json::from_str(&ranks).unwrap();
     let ranks = ranks["ranks"].as_array().unwrap();

@@ -49,10 +49,10 @@ impl Encoder {
             self.keep_survivors(tid, header, sink)?;
             let category = self.category_at_allocation(header.context, pool);
             let live = Live { alloc_id: self.next_seq(), category, ..unknown };
-            self.add_newborn(address, &live);
             // No stream uses an address that is allocated again.
             self.complete(address);
             self.memory.alloc(&live.extent(), Key::Block(address), live);
+            self.add_newborn(address, &live);
             self.correct(header.device, allocated, reserved);
             self.allocated(tid, header, address, &live, sink)
         } else {

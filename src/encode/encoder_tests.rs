@@ -1,7 +1,7 @@
-use memtrace_trace::Header;
 use memtrace_trace::end_row::Ending;
 use memtrace_trace::event::{AllocCall, Block, Call};
 use memtrace_trace::text::NONE;
+use memtrace_trace::{Category, Header};
 
 use super::*;
 
@@ -105,6 +105,38 @@ fn a_lost_free_is_made_up_for_when_its_address_or_the_total_shows_it() {
     let Totals { allocated, active, .. } = encoder.totals(0);
     assert_eq!((allocated, active), (512, 512));
     assert_eq!((encoder.anomalies.missed_frees, encoder.anomalies.gaps), (1, 1));
+}
+
+#[test]
+fn each_block_that_outlives_an_optimizers_step_is_its_state_however_many_there_are() {
+    let mut encoder = encoder();
+    encoder.define_text(1, "optimizer");
+    encoder.define_text(2, "forward");
+    encoder.define_context(1, Context { phase: 1, ..Context::default() });
+    encoder.define_context(2, Context { phase: 2, ..Context::default() });
+    let count = 3000;
+    let mut events: Vec<Event> = (1..=count).map(|n| block_of(1, n as u64 * 512, 512, n * 512, 0)).collect();
+    // One of them is freed in the step.
+    events.push(block(512, -512, (count - 1) * 512, 0));
+    events.push(block_of(2, 1 << 30, 512, count * 512, 0));
+    let mut rows = Categories::default();
+    for event in &events {
+        encoder.encode(1, event, &mut rows).unwrap();
+    }
+    let state = rows.0.iter().filter(|row| **row == (EventName::Tag, 512, Category::OptimizerState)).count();
+    assert_eq!(state, count - 1);
+}
+
+/// Keeps the event, the bytes and the category of each row.
+#[derive(Default)]
+struct Categories(Vec<(EventName, i64, Category)>);
+
+impl RowSink for Categories {
+    type Error = std::convert::Infallible;
+    fn row(&mut self, row: &Row<'_>) -> Result<(), Self::Error> {
+        self.0.push((row.event, row.delta_bytes, row.category));
+        Ok(())
+    }
 }
 
 #[test]

@@ -75,12 +75,12 @@ impl Encoder {
                     pool: row.pool as u16,
                 };
                 self.physical.restore(address, &live);
-                self.add_newborn(address, &live);
                 if effect == Effect::Alloc {
                     self.memory.alloc(&extent, key, live);
                 } else {
                     self.memory.live.insert(key, live);
                 }
+                self.add_newborn(address, &live);
             }
         }
     }

@@ -8,13 +8,23 @@ use crate::encoder::{Encoder, LIBRARY, RowSink};
 use crate::live::Live;
 use crate::memory::Key;
 
-/// Blocks that optimizers' steps allocated since the last forward or backward: address and `alloc_id`.
-#[derive(Default)]
-pub(crate) struct Newborn(Vec<(u64, i64)>);
+/// Blocks that optimizers' steps allocated since the last forward or backward.
+pub(crate) struct Newborn {
+    /// Address and `alloc_id`.
+    blocks: Vec<(u64, i64)>,
+    /// The length at which freed blocks are dropped: twice the length after the last time.
+    check_at: usize,
+}
 
 impl Newborn {
-    /// At this length, and at each power of two above it, freed blocks are dropped.
-    const CHECKED: usize = 1024;
+    /// The least length at which freed blocks are dropped.
+    const LEAST_CHECKED: usize = 1024;
+}
+
+impl Default for Newborn {
+    fn default() -> Newborn {
+        Newborn { blocks: Vec::new(), check_at: Newborn::LEAST_CHECKED }
+    }
 }
 
 /// Returns true for a phase in which an optimizer makes its state.
@@ -125,17 +135,16 @@ impl Encoder {
         Ok(())
     }
 
-    /// Adds a block that was just allocated, if an optimizer's step made it.
+    /// Adds a block that is live now, if an optimizer's step made it.
     #[inline]
     pub(crate) fn add_newborn(&mut self, address: u64, live: &Live) {
         if live.category == Category::Temporary && is_optimizer(self.owner(live.context).phase) {
-            self.newborn.0.push((address, live.alloc_id));
-            let length = self.newborn.0.len();
-            if length >= Newborn::CHECKED && length.is_power_of_two() {
-                let blocks = &self.memory.live.blocks;
-                self.newborn
-                    .0
-                    .retain(|(address, id)| blocks.get(address).is_some_and(|it| it.alloc_id == *id));
+            let Newborn { blocks, check_at } = &mut self.newborn;
+            blocks.push((address, live.alloc_id));
+            if blocks.len() >= *check_at {
+                let live = &self.memory.live.blocks;
+                blocks.retain(|(address, id)| live.get(address).is_some_and(|it| it.alloc_id == *id));
+                *check_at = (2 * blocks.len()).max(Newborn::LEAST_CHECKED);
             }
         }
     }
@@ -149,10 +158,12 @@ impl Encoder {
         header: &Header,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        if self.newborn.0.is_empty() || !matches!(self.owner(header.context).phase, "forward" | "backward") {
+        if self.newborn.blocks.is_empty()
+            || !matches!(self.owner(header.context).phase, "forward" | "backward")
+        {
             return Ok(());
         }
-        for (address, alloc_id) in std::mem::take(&mut self.newborn.0) {
+        for (address, alloc_id) in std::mem::take(&mut self.newborn).blocks {
             let Some(before) = self.memory.live.blocks.get(&address).copied() else { continue };
             if before.alloc_id == alloc_id && before.category == Category::Temporary {
                 let after = Live { category: Category::OptimizerState, ..before };

@@ -157,13 +157,13 @@ fn fit(points: &[(f64, f64)]) -> FittedLine {
 /// several steps, so they may also be further apart, at about equal distances; `None` when they are scattered.
 fn regular_distance(steps: &BTreeMap<i64, (u64, i64)>) -> Option<i64> {
     let numbers: Vec<i64> = steps.keys().copied().collect();
-    let span = numbers.last()? - numbers.first()? + 1;
+    let span = numbers.last()?.checked_sub(*numbers.first()?)?.checked_add(1)?;
     if numbers.len() as i64 * 2 >= span {
         return Some(1);
     }
     let distances = numbers.windows(2).map(|two| two[1] - two[0]);
     let (least, most) = (distances.clone().min()?, distances.max()?);
-    (most <= 2 * least).then_some(most)
+    (most <= least.saturating_mul(2)).then_some(most)
 }
 
 struct Leak {
@@ -224,11 +224,17 @@ impl Findings {
             .filter_map(|((op, module, phase, kind, line), steps)| {
                 let (first, newest) = (*steps.keys().next()?, *steps.keys().next_back()?);
                 // Blocks that survive only from the last steps, or from a few scattered steps, are no growth.
-                if steps.len() < FEWEST_STEPS || newest + 2 * regular_distance(&steps)? < last {
+                let distance = regular_distance(&steps)?;
+                let expected = newest.saturating_add(distance.saturating_mul(2));
+                if steps.len() < FEWEST_STEPS || expected < last {
                     return None;
                 }
+                // Dense steps are at most twice as many as those that leak; a program may number others far apart.
+                let numbers: Vec<i64> =
+                    if distance == 1 { (first..=newest).collect() } else { steps.keys().copied().collect() };
                 let mut sum = 0.0;
-                let points: Vec<(f64, f64)> = (first..=newest)
+                let points: Vec<(f64, f64)> = numbers
+                    .into_iter()
                     .map(|step| {
                         sum += steps.get(&step).map_or(0, |(_, bytes)| *bytes) as f64;
                         (step as f64, sum)
@@ -374,6 +380,15 @@ impl Findings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn leaks_know_the_distance_of_steps_that_a_program_numbers_far_apart() {
+        let distance = |steps: &[i64]| regular_distance(&steps.iter().map(|step| (*step, (1, 1))).collect());
+        assert_eq!(distance(&[1, 2, 4, 5]), Some(1));
+        assert_eq!(distance(&[0, 4_000_000, 8_000_000, 12_000_000]), Some(4_000_000));
+        assert_eq!(distance(&[0, 10, 1_000_000]), None);
+        assert_eq!(distance(&[i64::MIN, 0, i64::MAX]), None);
+    }
 
     #[test]
     fn leaks_fit_a_line_to_points_on_a_line_exactly() {

@@ -2,8 +2,9 @@
 //!
 //! The lines of the ledger, joined by what a server needs them for. Their sum is the memory in use.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use memtrace_trace::text::printable;
 use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
@@ -107,7 +108,8 @@ impl Report for Serving {
         let at: NamedMoment = options.text(moment::FLAG.name).parse()?;
         let tokens = options.count(TOKENS.name)?.map(|tokens| tokens as i64);
         let mut footer = Footer::new(input);
-        let mut devices: BTreeMap<i32, Device> = BTreeMap::new();
+        // By host and ordinal. A process that sees its cards under other numbers than the rest is not told apart.
+        let mut devices: BTreeMap<(String, i32), Device> = BTreeMap::new();
         for trace in &input.traces {
             let mut profile = ProfileRun::default();
             let later = categories_at_the_end(trace, options)?;
@@ -125,7 +127,8 @@ impl Report for Serving {
                         footer.notes.push(note.clone());
                     }
                 }
-                devices.entry(state.ordinal).or_default().add(&state, &profile);
+                let key = (trace.meta.host.clone(), state.ordinal);
+                devices.entry(key).or_default().add(&state, &profile);
             }
         }
         let mut printer = options.printer();
@@ -135,11 +138,14 @@ impl Report for Serving {
             printer.plain("No memory tracked.");
         }
         let mut json = Vec::new();
-        for (ordinal, device) in &mut devices {
+        let hosts: BTreeSet<&str> = devices.keys().map(|(host, _)| host.as_str()).collect();
+        let has_hosts = hosts.len() > 1;
+        for ((host, ordinal), device) in &mut devices {
             device.finish(tokens);
             printer.gap();
-            device.print(*ordinal, &mut printer, options);
-            json.push(device.json(*ordinal));
+            let of_host = if has_hosts { format!(" of {}", printable(host)) } else { String::new() };
+            device.print(&format!("device {ordinal}{of_host}"), &mut printer, options);
+            json.push(device.json(host, *ordinal));
         }
         Ok(Answer {
             body: printer,
@@ -228,9 +234,9 @@ impl Device {
         Some((per_token, self.kv_tokens as f64 / SEQUENCE as f64))
     }
 
-    fn print(&self, ordinal: i32, printer: &mut Printer, options: &Options) {
+    fn print(&self, name: &str, printer: &mut Printer, options: &Options) {
         let units = options.units;
-        let mut first = format!(" used on device {ordinal}");
+        let mut first = format!(" used on {name}");
         if self.total > 0 {
             first += &format!(" of {} ({})", units.show(self.total), percent(share(self.used, self.total)));
         }
@@ -257,6 +263,12 @@ impl Device {
             }
         }
         printer.table(&table);
+        if self.processes > 1 && self.total > 0 && self.used > self.total {
+            printer.plain(
+                "This is more than the device has: the processes did not run at the same time, or each saw another \
+                 card under this number. memtrace serving FILE shows one process.",
+            );
+        }
         if self.kv_blocks > 0 {
             printer.plain(format!(
                 "KV cache: {} blocks for {} tokens",
@@ -277,7 +289,7 @@ impl Device {
         }
     }
 
-    fn json(&self, ordinal: i32) -> Value {
+    fn json(&self, host: &str, ordinal: i32) -> Value {
         let rows: Vec<Value> = HELD_BY
             .iter()
             .zip(self.bytes)
@@ -285,6 +297,7 @@ impl Device {
             .collect();
         let token = self.of_token();
         json!({
+            "host": host,
             "device": ordinal,
             "processes": self.processes,
             "total_bytes": self.total,

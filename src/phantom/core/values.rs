@@ -182,7 +182,12 @@ impl KnownValues {
 
     /// Marks a range as known that holds the answer to a read. `number`: the answer, if it is a single one.
     pub(crate) fn mark_answered(&mut self, address: usize, size: usize, number: Option<u64>) {
+        let is_mask = self.is_mask(address, size);
         self.mark_known(address, size);
+        if is_mask {
+            // Flags stay flags, also when a later launch takes the answer.
+            self.masks.add(address, address + size);
+        }
         if !self.is_known(address, size) {
             // Shared: another process may write there at any time.
             return;
@@ -321,6 +326,16 @@ mod tests {
         assert!(values.is_known(110, 45) && !values.is_known(150, 10));
         values.forget_all();
         assert!(!values.is_known(110, 1));
+    }
+
+    #[test]
+    fn a_mask_whose_answer_was_read_is_still_a_mask() {
+        let mut values = KnownValues::default();
+        values.set_mask(100, 8);
+        values.mark_answered(100, 8, None);
+        assert!(values.is_known(100, 8) && values.is_mask(100, 8));
+        values.forget_reached(100, 8);
+        assert!(!values.is_known(100, 8) && values.is_mask(100, 8));
     }
 
     #[test]

@@ -44,8 +44,8 @@ pub(crate) struct ElementwiseLaunch {
 }
 
 impl ElementwiseLaunch {
-    /// # Safety The addresses of the functor and of the operands' addresses are those of a launch of an
-    /// elementwise kernel.
+    /// # Safety
+    /// The addresses of the functor and of the operands' addresses are those of a launch of an elementwise kernel.
     pub(crate) unsafe fn new(count: usize, functor: usize, operands: usize) -> Self {
         Self { count, functor, operands }
     }

@@ -134,14 +134,14 @@ impl Choice {
     fn index(&self, known: Option<&[u8]>, offset: usize) -> Option<usize> {
         let Some(bytes) = known else {
             let last = (self.length(2, self.index_width) / self.index_width - 1).max(1);
-            return Some(offset / self.index_width * (self.places - 1) / last);
+            return Some((offset / self.index_width).checked_mul(self.places - 1)? / last);
         };
         let bytes = bytes.get(offset..offset + self.index_width)?;
         let index = match bytes.try_into() {
             Ok(word) => i64::from_le_bytes(word),
             Err(_) => i64::from(i32::from_le_bytes(bytes.try_into().ok()?)),
         };
-        let index = if index < 0 { index + self.places as i64 } else { index };
+        let index = if index < 0 { index.checked_add_unsigned(self.places as u64)? } else { index };
         usize::try_from(index).ok().filter(|&index| index < self.places)
     }
 }

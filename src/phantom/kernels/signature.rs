@@ -55,7 +55,18 @@ const fn offset_calculator(operands: usize) -> usize {
 /// Parts of the names of reductions with one output. The place of the second is not written then: it holds what
 /// was on the stack before, which under a tracer is often the address of a block (ATen's `Reduce.cuh`: the input,
 /// two outputs, the buffers).
-const ONE_OUTPUT: [&[u8]; 4] = [b"func_wrapper_t", b"MeanOps", b"7NormOps", b"NormTwoOps"];
+const ONE_OUTPUT: [&[u8]; 10] = [
+    b"func_wrapper_t",
+    b"MeanOps",
+    b"7NormOps",
+    b"NormTwoOps",
+    b"NormOneOps",
+    b"NormZeroOps",
+    b"AbsMaxOps",
+    b"AbsMinOps",
+    b"ArgMaxOps",
+    b"ArgMinOps",
+];
 
 /// The part of ReduceOp with its configuration and two calculators, for one operand and for two, at least
 /// (ATen's `Reduce.cuh`). The address of the input follows.
@@ -204,8 +215,8 @@ impl Signature {
     /// The launch with these arguments and this number of blocks in the first dimension. `None` when the
     /// arguments cannot be read.
     ///
-    /// # Safety `arguments` is the argument list of a launch of this kernel: an array with the address of
-    /// each argument.
+    /// # Safety
+    /// `arguments` is the argument list of a launch of this kernel: an array with the address of each argument.
     pub(crate) unsafe fn launch_with(&self, arguments: In<usize>, blocks: u32) -> Option<Launch> {
         let mut launch = self.launch();
         for (place, (parameter, _)) in self.parameters.iter().enumerate() {

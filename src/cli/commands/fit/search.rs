@@ -41,8 +41,10 @@ impl Search {
             (Some(fits), None) if fits >= self.last => None,
             (Some(0), None) => Some(1),
             (Some(fits), None) => {
-                let most = GROWTH * (fits + 1) - 1;
-                let next = guess.unwrap_or(most).clamp(fits + self.gap(fits), most);
+                let least = fits + self.gap(fits);
+                // The gap is a share of the value, which may be far from the index with `--min`.
+                let most = (GROWTH * (fits + 1) - 1).max(least);
+                let next = guess.unwrap_or(most).clamp(least, most);
                 Some(next.min(self.last))
             }
             (Some(fits), Some(too_big)) => {
@@ -140,6 +142,21 @@ mod tests {
                     assert_eq!(found.too_big, (all <= last).then_some(all), "{limit} {last}");
                     assert!(steps <= 20, "{steps} steps to {limit} of {last}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn fit_starts_from_any_smallest_value() {
+        for first in [4096.0, 1e6, 1e12] {
+            for within in [0.01, 0.1, 0.5] {
+                let mut search = Search::new(1 << 20, first, within);
+                for index in [0, 1] {
+                    assert_eq!(search.next(None), Some(index));
+                    search.record(index, true);
+                }
+                let next = search.next(Some(5)).unwrap();
+                assert!(next > 1 && next <= 1 << 20, "{first} {within}: {next}");
             }
         }
     }

@@ -112,7 +112,12 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     if let Some(file) = metrics
         && !once
     {
-        openmetrics::write(&mut live_run, file, view.settings.rank, Some(view.settings.interval))?;
+        loop {
+            check_rank(&live_run, path, view.settings.rank)?;
+            openmetrics::write(&live_run, file, view.settings.rank)?;
+            std::thread::sleep(view.settings.interval);
+            live_run.update();
+        }
     }
     if live_run.processes.is_empty() {
         bail!(
@@ -121,12 +126,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
             path.display()
         );
     }
-    let ranks = || live_run.processes.iter().map(|process| process.meta.rank);
-    if let Some(rank) = view.settings.rank.filter(|rank| !ranks().any(|known| known == *rank)) {
-        return Err(selection::no_rank(path, rank, ranks().map(i64::from)).into());
-    }
+    check_rank(&live_run, path, view.settings.rank)?;
     if let Some(file) = metrics {
-        openmetrics::write(&mut live_run, file, view.settings.rank, None)?;
+        openmetrics::write(&live_run, file, view.settings.rank)?;
         return Ok(ExitCode::SUCCESS);
     }
     let width = terminal::width(&stdout).unwrap_or(100);
@@ -136,6 +138,20 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         writeln!(stdout, "{line}")?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Checks that a process of `rank` is in the run, if it has processes yet.
+///
+/// # Errors
+/// When there is none; the message lists the ranks.
+fn check_rank(run: &LiveRun, path: &Path, rank: Option<i32>) -> Result<()> {
+    let ranks = || run.processes.iter().map(|process| process.meta.rank);
+    match rank {
+        Some(rank) if !run.processes.is_empty() && !ranks().any(|known| known == rank) => {
+            Err(selection::no_rank(path, rank, ranks().map(i64::from)).into())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refreshes the screen until the user leaves it.

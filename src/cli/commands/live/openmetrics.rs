@@ -3,7 +3,6 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use memtrace_analysis::exports::Out;
@@ -22,26 +21,17 @@ use prometheus_client::registry::{Registry, Unit};
 /// The labels of a sample.
 type Labels = Vec<(&'static str, String)>;
 
-/// Writes `file` once, or every `interval` until a signal ends the command. `file` is replaced as a whole, so its reader
-/// never sees half of it. Only the processes of `rank` are in it, if there is one.
+/// Writes `file`, which is replaced as a whole, so its reader never sees half of it. Only the processes of `rank` are in
+/// it, if one is given.
 ///
 /// # Errors
 /// When `file` cannot be written.
-pub(super) fn write(
-    run: &mut LiveRun,
-    file: &Path,
-    rank: Option<i32>,
-    interval: Option<Duration>,
-) -> Result<()> {
-    loop {
-        let text = text(run, rank)?;
-        let mut out = Out::create(file)?;
-        out.write_all(text.as_bytes())?;
-        out.finish()?;
-        let Some(interval) = interval else { return Ok(()) };
-        std::thread::sleep(interval);
-        run.update();
-    }
+pub(super) fn write(run: &LiveRun, file: &Path, rank: Option<i32>) -> Result<()> {
+    let text = text(run, rank)?;
+    let mut out = Out::create(file)?;
+    out.write_all(text.as_bytes())?;
+    out.finish()?;
+    Ok(())
 }
 
 /// The families of metrics, in the order of the text.
@@ -111,7 +101,7 @@ impl Families {
         let about = with(&[
             ("run", printable(&meta.run_id).into_owned()),
             ("program", printable(&meta.argv.join(" ")).into_owned()),
-            ("simulated", meta.phantom["card"].as_str().unwrap_or_default().to_owned()),
+            ("simulated", printable(meta.phantom["card"].as_str().unwrap_or_default()).into_owned()),
         ]);
         self.about.get_or_create(&about).set(1);
         self.running.get_or_create(&labels).set(i64::from(!process.ended));
@@ -147,7 +137,9 @@ impl Families {
         }
         let blocks = process.replay.live_on(device.ordinal, false);
         for (category, group) in Key::CATEGORY.groups(&blocks, &process.symbols) {
-            self.category.get_or_create(&with("category", &category)).set(group.bytes);
+            // Inferred or told, it is the same series.
+            let labels = with("category", category.trim_end_matches(" *"));
+            self.category.get_or_create(&labels).inc_by(group.bytes);
         }
         let size = process.meta.total_bytes(device.ordinal);
         if size > 0 {

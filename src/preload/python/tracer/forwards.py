@@ -8,7 +8,6 @@ from __future__ import annotations
 import weakref
 
 from .native import backward_count, forward_begins_step, innermost_module
-from .paths import root_of
 from .torch_api import Optimizer
 
 _trains = False
@@ -36,7 +35,7 @@ def module_is_called(module) -> None:
         return
     if backward_count() or _has_optimizer():
         _trains = True
-    elif root_of(module) is _counted():
+    elif module is _counted():
         forward_begins_step()
 
 
@@ -44,4 +43,4 @@ def root_was_called(root) -> None:
     """The outermost module has a path now: it is the counted model if there is none."""
     global _counted
     if not _trains and (_counted is None or _counted() is None):
-        _counted = weakref.ref(root_of(root))
+        _counted = weakref.ref(root)

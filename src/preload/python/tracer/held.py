@@ -18,13 +18,15 @@ from .torch_api import Module, Tensor
 
 BUFFER = CATEGORIES["buffer"]
 PARAMETER = CATEGORIES["parameter"]
+GRADIENT = CATEGORIES["gradient"]
 KV_CACHE = CATEGORIES["kv_cache"]
 WORKSPACE = CATEGORIES["workspace"]
 
-# The depth to which objects in objects are searched, the items of one list or dict, and the objects of one
-# search.
+# The depth to which objects in objects are searched, the items of one list or dict, all items below one
+# object, and the objects of one search.
 DEPTH = 5
 ITEMS = 4096
+ALL_ITEMS = 100_000
 OBJECTS = 200_000
 
 # Libraries whose plain objects are searched, when a module or an engine keeps them.
@@ -74,7 +76,8 @@ def tensors_in(items, packages: frozenset, visited: set[int]):
     of the objects that were searched."""
     pending = [(str(name), value, DEPTH) for name, value in items if type(value) not in PLAIN]
     pending.reverse()
-    while pending and len(visited) < OBJECTS:
+    left = ALL_ITEMS
+    while pending and left > 0 and len(visited) < OBJECTS:
         name, value, depth = pending.pop()
         kind = type(value)
         if issubclass(kind, Tensor):
@@ -84,14 +87,22 @@ def tensors_in(items, packages: frozenset, visited: set[int]):
             continue
         if issubclass(kind, dict):
             inside = list(itertools.islice(dict.items(value), ITEMS))
-        elif issubclass(kind, (list, tuple)):
-            inside = list(enumerate(itertools.islice(iter(value), ITEMS)))
+        elif issubclass(kind, list):
+            inside = list(enumerate(itertools.islice(list.__iter__(value), ITEMS)))
+        elif issubclass(kind, tuple):
+            inside = list(enumerate(itertools.islice(tuple.__iter__(value), ITEMS)))
         elif package_of(kind) in packages and kind.__dictoffset__:
             inside = list(vars(value).items())
         else:
             continue
         visited.add(id(value))
-        new = [(f"{name}.{key}", item, depth - 1) for key, item in inside if type(item) not in PLAIN]
+        left -= len(inside) + 1
+        # The text of another key may run code of the program: that of a tensor launches kernels.
+        new = [
+            (f"{name}.{key if type(key) in (str, int) else place}", item, depth - 1)
+            for place, (key, item) in enumerate(inside)
+            if type(item) not in PLAIN
+        ]
         pending.extend(reversed(new))
 
 
@@ -102,7 +113,11 @@ def use_of(name: str) -> int:
         return WORKSPACE
     if any(word in lowered for word in CACHE_WORDS):
         return KV_CACHE
-    return PARAMETER if name.rpartition(".")[2] in WEIGHT_NAMES else BUFFER
+    last = name.rpartition(".")[2]
+    # Megatron keeps `main_grad` on a parameter, and `grad_data` in its wrapper.
+    if "grad" in last.lower():
+        return GRADIENT
+    return PARAMETER if last in WEIGHT_NAMES else BUFFER
 
 
 def tag_attributes(module, path_id: int, seen: set[int], visited: set[int]) -> None:
@@ -115,7 +130,9 @@ def tag_attributes(module, path_id: int, seen: set[int], visited: set[int]) -> N
         more = getattr(parameter, "__dict__", None)
         if more:
             for inner, tensor in tensors_in(list(more.items()), packages, visited):
-                tag(tensor, PARAMETER, path_id, text_id(f"{name}.{inner}"), seen, weak=1)
+                use = use_of(inner)
+                use = PARAMETER if use == BUFFER else use
+                tag(tensor, use, path_id, text_id(f"{name}.{inner}"), seen, weak=1)
 
 
 _marked_room: set[str] = set()

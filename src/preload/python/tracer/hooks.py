@@ -90,6 +90,8 @@ before_forward = _make_before_forward(is_compiling)
 
 
 def _root_is_called(root, args: tuple, kwargs: dict) -> None:
+    global _outermost_calls
+    _outermost_calls += 1
     module_id = id(root)
     calls = _calls[module_id] = _calls.get(module_id, 0) + 1
     model_is_called(root_id_of(module_id))
@@ -104,7 +106,7 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
             tag_model(root_of(root))
         if is_main and is_time_to_search(calls):
             name_uncalled_models()
-        if is_main and _is_engine_due(calls):
+        if is_main and _is_engine_due(_outermost_calls):
             tag_engines()
         caches_are_given(root, args, kwargs)
         seen: set[int] = set()
@@ -112,13 +114,15 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
         tag_inputs(kwargs, seen)
 
 
+# The calls of all outermost modules. A program may call many, such as each layer of a model by itself.
+_outermost_calls = 0
 # The value of `bytes_outside_phases` at the last search for engines.
 _searched_bytes = 0
 
 
 def _is_engine_due(calls: int) -> bool:
-    """Returns True if servers' runners and caches are to be searched for at a model's call of this number: at
-    the first calls, and at 10, 30, 100, ..., when memory was allocated outside every phase meanwhile."""
+    """Returns True if servers' runners and caches are to be searched for at an outermost call of this number:
+    at the first calls, and at 10, 30, 100, ..., when memory was allocated outside every phase meanwhile."""
     global _searched_bytes
     if calls > FIRST and str(calls).rstrip("0") not in ("1", "3"):
         return False
