@@ -48,16 +48,19 @@ scripts! {
     phantom_without_caching_gives_whole_pages: "allocator_settings.py" on "a100-40g" with "PYTORCH_NO_CUDA_MEMORY_CACHING" = "1";
     phantom_loops_over_uncomputed_values_end: "endless_loops.py" on "h100-80g";
     phantom_reads_of_one_place_without_new_input_are_bounded: "repeated_reads.py" on "t4" with "MEMTRACE_PHANTOM_READS" = "100";
+    phantom_reads_of_copied_answers_are_bounded: "copied_answers.py" on "t4" with "MEMTRACE_PHANTOM_READS" = "100";
     phantom_reads_of_one_place_have_no_bound_at_zero: "repeated_reads.py" on "t4" with "MEMTRACE_PHANTOM_READS" = "0";
     phantom_devices_are_independent: "devices.py" on "4xt4";
     phantom_devices_follow_cuda_visible_devices: "devices.py" on "4xt4" with "CUDA_VISIBLE_DEVICES" = "3,1";
     phantom_without_visible_devices_has_no_device: "devices.py" on "4xt4" with "CUDA_VISIBLE_DEVICES" = "";
     phantom_copies_streams_events_threads_and_pinned_memory_work: "basics.py" on "h100-80g";
+    phantom_destroyed_events_and_descriptors_take_no_more_memory: "destroyed.py" on "h100-80g";
     phantom_captures_refuse_what_a_card_refuses: "captures.py" on "h100-80g";
     phantom_launches_reach_their_arguments_and_nothing_else: "launch_reach.py" on "h100-80g";
     phantom_launches_reach_the_tensors_of_their_lists: "tensor_lists.py" on "h100-80g";
     phantom_answers_about_unknown_values_fit_one_another: "answers.py" on "h100-80g";
     phantom_answers_follow_the_assumption_about_sizes: "answers.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "half";
+    phantom_solvers_codes_are_known_in_long_loops: "solver_loops.py" on "h100-80g";
     phantom_known_values_outlive_kernels_without_pointers_and_compare: "known_values.py" on "h100-80g";
 }
 

@@ -49,6 +49,41 @@ fn phantom_events_of_two_devices_wait_exactly_and_have_no_elapsed_time() {
 }
 
 #[test]
+fn phantom_memory_that_a_sleeping_server_unmaps_is_copied_by_the_runtime_of_any_wheel() {
+    let runtime = compiled("phantom/own_runtime.c", "libcudart.0a1b2c3d.so.13", &[]);
+    let expected = "\
+reserve 0
+not mapped 1
+map 0 0 0
+fill 0 plain 0 reads 7
+pinned 0 whole 0 beyond 1
+awake 12 MiB
+sleep 0 0
+asleep 0 MiB, copy 1
+map 0 0 0
+restore 0 awake 12 MiB reads 0 0
+end 0 0 0
+";
+    assert_eq!(told("sleeping", "t4", &[runtime.to_str().unwrap()]), expected);
+}
+
+#[test]
+fn phantom_is_the_nvml_of_libraries_that_are_linked_against_its_file() {
+    let folder = tempfile::TempDir::new().unwrap();
+    // The file is there when the library is linked, and not when it is loaded.
+    let stub = compiled("phantom/own_runtime.c", "libnvidia-ml.so.1", &[]);
+    let linked = compiled(
+        "phantom/linked_nvml.c",
+        "liblinked-nvml.so",
+        &["-Wl,--no-as-needed", stub.to_str().unwrap(), "-Wl,--allow-shlib-undefined"],
+    );
+    let alone = folder.path().join("liblinked-nvml.so");
+    std::fs::copy(linked, &alone).unwrap();
+    std::fs::remove_file(stub).unwrap();
+    assert_eq!(told("nvml_file", "2xt4", &[alone.to_str().unwrap()]), "2 devices\n");
+}
+
+#[test]
 fn phantom_captures_forbid_what_cuda_forbids_and_are_invalidated() {
     let lines = told("captures", "t4", &[]);
     let expected = "\
@@ -93,6 +128,7 @@ wrong thread: 908 | state 2 end 901 null then 0
 twice: 401 | state 1 end 0 then 0
 twice ended: | state 1 end 0 then 0
 not begun: 401
+to a graph: 0 401 1 | state 1 end 0 same then nothing 1
 captured: memory 1 host 0 called 0
 launched: memory 7 host 7 called 2 event 0
 ";

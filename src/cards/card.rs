@@ -175,6 +175,46 @@ mod tests {
         }
     }
 
+    /// What others' programs had outside PyTorch's allocator when they ran out of memory: GiB in use and
+    /// allocated, MiB reserved but unallocated, of PyTorch's text. Both GiB have two digits.
+    const OUT_OF_MEMORY: [(&str, f64, f64, f64); 22] = [
+        ("t4", 14.67, 14.55, 23.38), // https://github.com/hpcaitech/Open-Sora/issues/697
+        ("t4", 4.11, 3.72, 264.21),  // https://github.com/Zheng-Chong/CatVTON/issues/133
+        ("t4", 11.32, 8.40, 2867.2), // https://github.com/AlphaGPU/leetgpu-challenges/issues/52
+        ("t4", 14.37, 14.20, 59.17),
+        ("t4", 14.71, 14.54, 10.14),
+        ("v100-32g", 18.00, 17.61, 13.91),
+        ("rtx3090", 19.40, 17.97, 1044.48),
+        ("rtx3090", 22.10, 21.32, 310.45),
+        ("rtx3090", 23.68, 23.04, 301.75),
+        ("rtx3090", 11.79, 11.44, 43.59),
+        ("rtx3090", 16.31, 16.01, 7.47),
+        ("rtx4090", 14.56, 13.86, 213.20), // https://github.com/3DTopia/Phidias-Diffusion/issues/8
+        ("rtx4090", 22.58, 22.05, 94.18),
+        ("rtx4090", 22.82, 22.37, 18.93),
+        ("rtx4090", 23.48, 23.11, 0.14),
+        ("l4", 19.50, 19.12, 66.14),
+        ("l4", 21.96, 21.69, 65.15),
+        ("a6000", 43.35, 14.48, 29204.48),
+        ("rtx5090", 31.34, 30.74, 19.41), // https://github.com/Wan-Video/Wan2.1/issues/465
+        ("rtx5090", 31.28, 30.76, 33.46),
+        ("rtx6000-ada", 44.40, 43.94, 41.95), // https://github.com/DINGYANB/MTVCrafter/issues/21
+        ("a100-80g", 78.93, 76.28, 2191.36),
+    ];
+
+    #[test]
+    fn what_others_had_outside_the_allocator_lies_in_the_range_of_the_context() {
+        for (id, in_use, allocated, unallocated) in OUT_OF_MEMORY {
+            let card = Card::find(id).unwrap();
+            let outside = (in_use - allocated) * 1024.0 - unallocated;
+            // Half a digit of each of the two; the third has two digits of a MiB or of a GiB.
+            let rounding = 0.01 * 1024.0 + if unallocated > 1024.0 { 0.005 * 1024.0 } else { 0.0 };
+            let Context { low_mib, high_mib, .. } = card.context;
+            let near = low_mib as f64 - rounding..=high_mib as f64 + rounding;
+            assert!(near.contains(&outside), "{id}: {outside:.0} MiB, not in {low_mib} to {high_mib}");
+        }
+    }
+
     #[test]
     fn a_slice_is_smaller_than_its_card() {
         for slice in CARDS.iter().filter(|card| card.is_slice()) {

@@ -107,6 +107,18 @@ impl Default for Spec {
 }
 
 impl Spec {
+    /// The number before a card and the rest of the request: `512xh100-80g,mem=40g` is 512 and `h100-80g,mem=40g`.
+    /// `None` when there is no number.
+    #[must_use]
+    pub fn split_count(text: &str) -> (Option<u32>, &str) {
+        let parts = text.trim().split_once(['x', 'X']);
+        let number = parts.and_then(|(count, rest)| {
+            let digits = !count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit());
+            digits.then(|| count.parse().ok().map(|count| (count, rest))).flatten()
+        });
+        number.map_or((None, text), |(count, rest)| (Some(count), rest))
+    }
+
     /// One device of a preset.
     #[must_use]
     pub fn of(card: &'static Card) -> Self {
@@ -226,7 +238,8 @@ impl Spec {
             }
             "count" => {
                 let count = value.parse().ok().filter(|n| (1..=MAX_DEVICES).contains(n));
-                self.count = count.ok_or_else(|| bad("count", "a number of devices, from 1 to 32"))?;
+                self.count = count
+                    .ok_or_else(|| bad("count", "a number of devices, from 1 to 32; more with --ranks"))?;
             }
             "channels" => {
                 let channels = value.parse().ok().filter(|n| (0..=64).contains(n));
@@ -289,6 +302,19 @@ mod tests {
     fn a_count_before_a_preset_requests_several_devices() {
         let spec = Spec::parse("8xh100-80g").unwrap();
         assert_eq!((spec.count, spec.base.id), (8, "h100-80g"));
+    }
+
+    #[test]
+    fn the_number_before_a_card_is_split_off() {
+        for (text, expected) in [
+            ("512xh100-80g,mem=40g", (Some(512), "h100-80g,mem=40g")),
+            ("rtx4090", (None, "rtx4090")),
+            ("8xrtx4090", (Some(8), "rtx4090")),
+            ("99999999999xt4", (None, "99999999999xt4")),
+            ("mem=4g", (None, "mem=4g")),
+        ] {
+            assert_eq!(Spec::split_count(text), expected);
+        }
     }
 
     #[test]

@@ -19,6 +19,10 @@ pub mod table;
 /// share its cards.
 pub const MACHINE_VARIABLE: &str = "MEMTRACE_PHANTOM_MACHINE";
 
+/// The environment variable with the ranks of a job that run and the number of all, such as `0,7,504-511/512`; the others
+/// are stand-ins.
+pub const RANKS_VARIABLE: &str = "MEMTRACE_PHANTOM_RANKS";
+
 /// The version of the simulated driver.
 pub const DRIVER_VERSION: &str = "580.00";
 

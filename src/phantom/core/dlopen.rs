@@ -3,26 +3,29 @@
 //!
 //! `libcuda.so.1` is the soname of this library, so the loader finds it by itself. NVML is this library too,
 //! but the loader does not know it by that name. PyTorch asks NVML for the text of an out-of-memory error,
-//! and 2.1 cannot do without it. A second library could only come from a file in a searched folder, and
-//! `LD_LIBRARY_PATH` belongs to the user. Every other call continues by a jump, so that glibc sees the return
+//! and 2.1 cannot do without it. Libraries that are linked against it need more ([`nvml_file`]). Every other call continues by a jump, so that glibc sees the return
 //! address of the program and uses the `RUNPATH` of the right library.
 //!
-//! A program that loads `libcudart.so.13`, `libnccl.so.2` or `libnvrtc.so.13` by itself (`ctypes`, vLLM, cuDNN) looks its functions up
+//! A program that loads `libcudart.so.13`, `libnccl.so.2` or `libnvrtc.so.13`, or a copy of one of these from a wheel, by itself (`ctypes`, vLLM, cuDNN) looks its functions up
 //! in the handle, where NVIDIA's own come first: they need undocumented tables of the driver. So it gets the
 //! handle of the global scope instead, to which the library is added. There the tracer's hooks come first,
 //! then the answers here, then the library with its remaining functions. A call with `RTLD_NOLOAD` asks for
 //! the library itself, as the tracer does.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::io::Write;
+use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::core::nvml_file;
 
 /// The names of this library beside its soname.
 const NAMES: [&[u8]; 3] = [b"libnvidia-ml.so.1", b"libnvidia-ml.so", b"libcuda.so"];
 
-/// Beginnings of the file names of libraries whose functions are answered here, and which a program may load
-/// by name or by path.
-const ANSWERED: [&[u8]; 3] = [b"libcudart.so", b"libnccl.so", b"libnvrtc.so"];
+/// Libraries whose functions are answered here, and which a program may load by name or by path.
+const ANSWERED: [&[u8]; 3] = [b"libcudart", b"libnccl", b"libnvrtc"];
 
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -53,7 +56,7 @@ struct Redirect {
     real: *mut c_void,
 }
 
-type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
+pub(crate) type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
 
 unsafe extern "C" fn redirect(name: *const c_char, flags: c_int) -> Redirect {
     static REAL: OnceLock<usize> = OnceLock::new();
@@ -65,11 +68,13 @@ unsafe extern "C" fn redirect(name: *const c_char, flags: c_int) -> Redirect {
     let real = found as *mut c_void;
     // SAFETY: glibc's dlopen has this type.
     let dlopen: Dlopen = unsafe { std::mem::transmute(real) };
+    nvml_file::load(dlopen);
     let bytes = match name.is_null() {
         true => b"".as_slice(),
         // SAFETY: by the contract of dlopen a name that is not null is a C string.
         false => unsafe { CStr::from_ptr(name) }.to_bytes(),
     };
+    warn_of_device_files(bytes);
     let ours = if NAMES.contains(&bytes) {
         // SAFETY: the soname of this library, which is already loaded: no constructor runs.
         unsafe { dlopen(c"libcuda.so.1".as_ptr(), flags) }
@@ -87,12 +92,88 @@ unsafe extern "C" fn redirect(name: *const c_char, flags: c_int) -> Redirect {
     Redirect { ours, real }
 }
 
-/// Returns true if a name or a path is that of a library whose functions are answered here.
+/// Returns true if a name or a path is that of a library whose functions are answered here. A wheel that
+/// brings its own copy gives it a hash: `libcudart.faf08d9a.so.13`, or with a hyphen.
 fn is_answered(name: &[u8]) -> bool {
     let file = name.rsplit(|&byte| byte == b'/').next().unwrap_or(name);
-    ANSWERED.iter().any(|start| file.strip_prefix(*start).is_some_and(|rest| matches!(rest, [] | [b'.', ..])))
+    let Some(rest) = ANSWERED.iter().find_map(|library| file.strip_prefix(*library)) else { return false };
+    let without_hash = match rest {
+        [b'.' | b'-', hash @ ..] => {
+            let digits = hash.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
+            if digits >= LEAST_HASH { &hash[digits..] } else { rest }
+        }
+        _ => rest,
+    };
+    matches!(without_hash.strip_prefix(b".so"), Some([] | [b'.', ..]))
 }
+
+/// Returns true for a library of JAX's plugin for CUDA, by its folder: `jax_cuda13_plugin/_versions.so` is the
+/// first that JAX loads. It looks for NVIDIA's device files before it asks the driver.
+fn is_jax_plugin(name: &[u8]) -> bool {
+    let Some(folder) = name.rsplit(|&byte| byte == b'/').nth(1) else { return false };
+    folder.starts_with(b"jax_cuda") && folder.ends_with(b"_plugin")
+}
+
+/// Says once why JAX finds no GPU: its own words advise to install a driver.
+fn warn_of_device_files(name: &[u8]) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    let warns = is_jax_plugin(name) && !Path::new("/dev/nvidiactl").exists();
+    if warns && !WARNED.swap(true, Ordering::Relaxed) {
+        let _ = writeln!(
+            std::io::stderr(),
+            "memtrace: JAX does not run on the phantom device: it looks for NVIDIA's device files, which a machine \
+             without a GPU lacks, and takes the CPU. Trace JAX on a real GPU"
+        );
+    }
+}
+
+/// The fewest digits of a hash in a file name: auditwheel writes eight.
+const LEAST_HASH: usize = 8;
 
 unsafe extern "C" fn fail(_: *const c_char, _: c_int) -> *mut c_void {
     null_mut()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jaxs_plugin_is_recognized_by_its_folder() {
+        assert!(is_jax_plugin(b"/venv/lib/jax_cuda13_plugin/_versions.so"));
+        for name in
+            ["", "/", "_versions.so", "/jax_cuda13_plugin", "/jax_plugins/a.so", "/jax_cuda13_plugin/x/a.so"]
+        {
+            assert!(!is_jax_plugin(name.as_bytes()), "{name}");
+        }
+    }
+
+    #[test]
+    fn libraries_are_recognized_by_their_file_names() {
+        for name in [
+            "libcudart.so",
+            "libcudart.so.13",
+            "/a b/libnccl.so.2",
+            "/x/torchvision.libs/libcudart.faf08d9a.so.13",
+            "libcudart-9335f6a2.so.12.4.127",
+            "libnvrtc.so.13",
+        ] {
+            assert!(is_answered(name.as_bytes()), "{name}");
+        }
+        for name in [
+            "",
+            "/",
+            "libcudart",
+            "libcudart.soo",
+            "libcudart_static.so",
+            "libcudart.abc.so.13",
+            "libcudart.faf08d9a",
+            "libcudart.faf08d9az.so",
+            "libcudart.so.13/other.so",
+            "libnvrtc-builtins.so.13.0",
+            "mylibcudart.so",
+        ] {
+            assert!(!is_answered(name.as_bytes()), "{name}");
+        }
+    }
 }

@@ -8,9 +8,14 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
 use std::marker::PhantomData;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use cudarc::runtime::sys::cudaError;
 pub(crate) use cudarc::runtime::sys::dim3 as Dim3;
+
+use crate::core::lock::lock;
 
 /// A status code. An integer and not an enum, because newer CUDA versions add codes.
 pub(crate) type Status = c_int;
@@ -299,6 +304,32 @@ impl<T> Handle<T> {
     }
 }
 
+/// Destroyed objects, which the next creations take: a program that makes one for each op does not grow. Their memory is
+/// never freed, so a handle that the program still uses leads to an object.
+pub(crate) struct Destroyed<T: 'static>(Mutex<Vec<Handle<T>>>);
+
+impl<T> Destroyed<T> {
+    /// No object.
+    pub(crate) const fn none() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+
+    /// Adds an object, whose `flag` tells whether it is here already. Returns false if it is.
+    pub(crate) fn add(&self, handle: Handle<T>, flag: &AtomicBool) -> bool {
+        let is_new = !flag.swap(true, Relaxed);
+        if is_new {
+            lock(&self.0).push(handle);
+        }
+        is_new
+    }
+
+    /// Takes an object out. The caller sets its flag back.
+    pub(crate) fn take(&self) -> Option<(Handle<T>, &'static T)> {
+        let handle = lock(&self.0).pop()?;
+        Some((handle, handle.get()?))
+    }
+}
+
 /// A handle without an object: an address that is valid and distinct.
 pub(crate) fn opaque_handle() -> usize {
     Handle::new([0u64; 8]).address()
@@ -319,6 +350,15 @@ macro_rules! codes {
 }
 
 pub(crate) use codes;
+
+/// Reads a value at an address. `None` for null.
+///
+/// # Safety
+/// The address is null or good for a read of a `T`, which is an integer.
+pub(crate) unsafe fn read<T: Copy>(address: usize) -> Option<T> {
+    // SAFETY: the caller's promise.
+    (address != 0).then(|| unsafe { (address as *const T).read_unaligned() })
+}
 
 #[cfg(test)]
 mod tests {
@@ -343,5 +383,17 @@ mod tests {
         assert_eq!((Out::of(&mut place).give(7), place), (OK, 7));
         assert!(Handle::<u32>::null().get().is_none());
         assert_eq!(Handle::new(5u32).get(), Some(&5));
+    }
+
+    #[test]
+    fn a_destroyed_object_is_taken_once() {
+        static NONE: AtomicBool = AtomicBool::new(false);
+        let destroyed = Destroyed::none();
+        assert!(destroyed.take().is_none());
+        let handle = Handle::new(5u32);
+        assert!(destroyed.add(handle, &NONE));
+        assert!(!destroyed.add(handle, &NONE), "destroyed twice");
+        assert_eq!(destroyed.take().map(|(_, object)| *object), Some(5));
+        assert!(destroyed.take().is_none());
     }
 }

@@ -21,6 +21,7 @@ pub(crate) mod lock;
 pub(crate) mod loop_guard;
 pub(crate) mod machine;
 pub(crate) mod machine_state;
+pub(crate) mod nvml_file;
 pub(crate) mod range_allocator;
 pub(crate) mod stream;
 pub(crate) mod torch_blocks;

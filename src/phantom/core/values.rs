@@ -155,7 +155,8 @@ impl Ranges {
 pub(crate) struct KnownValues {
     /// Ranges with real bytes.
     known: Ranges,
-    /// The parts of these that hold an answer, which no kernel computed.
+    /// The parts of these that hold an answer, which no kernel computed, a copy of one, or what a kernel makes
+    /// of one.
     answered: Ranges,
     /// Ranges of unknown flags, a byte each, that a kernel of known type wrote.
     masks: Ranges,
@@ -276,6 +277,11 @@ impl KnownValues {
         self.known.parts(address, address + size)
     }
 
+    /// The parts of a range that hold an answer: start and end of each.
+    pub(crate) fn answered_parts(&self, address: usize, size: usize) -> Vec<(usize, usize)> {
+        self.answered.parts(address, address + size)
+    }
+
     /// Stores the assumed result of a kernel.
     pub(crate) fn set_result(&mut self, address: usize, value: u64) {
         self.results.insert(address, value);
@@ -294,7 +300,7 @@ impl KnownValues {
     /// The result of a read by the host. Counts it when the value is invented.
     pub(crate) fn read(&mut self, address: usize, size: usize) -> HostRead {
         let is_known = self.is_known(address, size);
-        if is_known && self.answered.parts(address, address + size).is_empty() {
+        if is_known && self.answered_parts(address, size).is_empty() {
             return HostRead::Bytes;
         }
         INVENTED_READS.fetch_add(1, Ordering::Relaxed);

@@ -47,8 +47,8 @@ pub(crate) fn queue_effect(
 }
 
 /// Begins a capture. "Capture may not be initiated if stream is cudaStreamLegacy", and "only if the stream is
-/// not already in capture mode" (`cuda_runtime_api.h`).
-fn begin(handle: StreamHandle, mode: c_int) -> Status {
+/// not already in capture mode" (`cuda_runtime_api.h`). The work goes to the end of `graph`, or to a new one.
+fn begin(handle: StreamHandle, graph: Option<&'static Graph>, mode: c_int) -> Status {
     let stream = handle.stream();
     if handle.is_legacy() {
         return fail(cudaErrorStreamCaptureUnsupported);
@@ -59,11 +59,18 @@ fn begin(handle: StreamHandle, mode: c_int) -> Status {
     if stream.capture_status() != CaptureStatus::None {
         return fail(cudaErrorIllegalState);
     }
-    let graph: &'static Graph = Box::leak(Box::default());
+    let graph = graph.unwrap_or_else(|| Box::leak(Box::default()));
     let capture = capture::begin(&graph.work, mode, stream.as_captured());
     lock(&GRAPHS).insert(capture, Handle::of(graph));
     stream.join(capture);
     OK
+}
+
+fn begin_to_graph(handle: StreamHandle, graph: Handle<Graph>, mode: c_int) -> Status {
+    match graph.get() {
+        Some(graph) => begin(handle, Some(graph), mode),
+        None => fail(INVALID_VALUE),
+    }
 }
 
 fn end(handle: StreamHandle, out: Out<Handle<Graph>>) -> Status {
@@ -168,7 +175,12 @@ answers! {
     ) {
         check_active(handle)
     }
-    Real fn cudaStreamBeginCapture(handle: StreamHandle, mode: c_int) { begin(handle, mode) }
+    Real fn cudaStreamBeginCapture(handle: StreamHandle, mode: c_int) { begin(handle, None, mode) }
+    Real fn cudaStreamBeginCaptureToGraph(
+        handle: StreamHandle, graph: Handle<Graph>, _nodes: Word, _edges: Word, _count: usize, mode: c_int,
+    ) {
+        begin_to_graph(handle, graph, mode)
+    }
     Real fn cudaStreamEndCapture(handle: StreamHandle, out: Out<Handle<Graph>>) { end(handle, out) }
     Real fn cudaThreadExchangeStreamCaptureMode(mode: InOut<c_int>) { exchange_mode(mode) }
     Real fn cuStreamIsCapturing(handle: StreamHandle, out: Out<c_int>) { is_capturing(handle, out) }
@@ -185,7 +197,12 @@ answers! {
         edges.put(0);
         info(handle, CaptureInfo { status, id, graph, dependencies, count })
     }
-    Real fn cuStreamBeginCapture_v2(handle: StreamHandle, mode: c_int) { begin(handle, mode) }
+    Real fn cuStreamBeginCapture_v2(handle: StreamHandle, mode: c_int) { begin(handle, None, mode) }
+    Real fn cuStreamBeginCaptureToGraph(
+        handle: StreamHandle, graph: Handle<Graph>, _nodes: Word, _edges: Word, _count: usize, mode: c_int,
+    ) {
+        begin_to_graph(handle, graph, mode)
+    }
     Real fn cuStreamEndCapture(handle: StreamHandle, out: Out<Handle<Graph>>) { end(handle, out) }
     Real fn cuThreadExchangeStreamCaptureMode(mode: InOut<c_int>) { exchange_mode(mode) }
 }

@@ -108,13 +108,16 @@ unsafe fn take_input(device: &Device, to: usize, from: usize, size: usize) {
 /// Both ranges are mapped.
 unsafe fn copy_on_devices(target: &Device, to: usize, source: &Device, from: usize, size: usize) {
     let mut targets = Targets::default();
-    let (parts, is_mask) = {
+    let (parts, answers, is_mask) = {
         let values = source.values();
         if address_tables::exist() {
             values.targets(from, from + size, &mut targets);
         }
-        let parts = if size <= SMALL { values.known_parts(from, size) } else { Vec::new() };
-        (parts, values.is_mask(from, size))
+        let (parts, answers) = match size {
+            ..=SMALL => (values.known_parts(from, size), values.answered_parts(from, size)),
+            _ => Default::default(),
+        };
+        (parts, answers, values.is_mask(from, size))
     };
     let mut values = target.values();
     values.overwrite(to, size);
@@ -128,6 +131,16 @@ unsafe fn copy_on_devices(target: &Device, to: usize, source: &Device, from: usi
         // SAFETY: parts of the two ranges, which are mapped.
         unsafe { move_bytes(part_to, start, end - start) };
         values.mark_known(part_to, end - start);
+    }
+    for (start, end) in answers {
+        let part_to = to + (start - from);
+        if is_mask {
+            // Flags stay flags when a later launch takes the answer.
+            values.set_mask(part_to, end - start);
+        }
+        // SAFETY: a part of the range that was written above.
+        let answer = unsafe { std::slice::from_raw_parts(part_to as *const u8, end - start) };
+        values.mark_answered(part_to, answer.len(), number(answer));
     }
     if !targets.is_empty() {
         values.tables.add(to, to + size, &targets);
@@ -210,11 +223,15 @@ unsafe fn remember(device: &Device, from: usize, answer: &[u8]) {
         let bytes: Vec<u8> = answer.iter().map(|&flag| if is_opposite { flag ^ 1 } else { flag }).collect();
         // SAFETY: `from` by the caller's promise; a link ends when its memory is freed.
         unsafe { move_bytes(place, bytes.as_ptr() as usize, bytes.len()) };
-        let mut word = [0; size_of::<u64>()];
-        let number = word.get_mut(..bytes.len()).map(|part| part.copy_from_slice(&bytes));
-        let number = number.map(|()| u64::from_le_bytes(word));
-        device.values().mark_answered(place, bytes.len(), number);
+        device.values().mark_answered(place, bytes.len(), number(&bytes));
     }
+}
+
+/// An answer as a number. `None` when it has more bytes than one.
+fn number(answer: &[u8]) -> Option<u64> {
+    let mut word = [0; size_of::<u64>()];
+    word.get_mut(..answer.len())?.copy_from_slice(answer);
+    Some(u64::from_le_bytes(word))
 }
 
 /// The bytes of a small range of unknown flags, with the assumption about dynamic sizes as the answer.
@@ -263,13 +280,36 @@ pub(crate) unsafe fn read_prefix(from: usize, size: usize) -> Option<Vec<u8>> {
     (known > 0).then_some(bytes)
 }
 
-/// The bytes of a small range, when all are known.
+/// The known content of a small range.
+pub(crate) struct Known {
+    pub(crate) bytes: Vec<u8>,
+    /// True if a part of it is an answer, which no kernel computed.
+    pub(crate) is_answer: bool,
+}
+
+/// The content of a small range, when all of it is known.
 ///
 /// # Safety
 /// As for [`read_prefix`].
-pub(crate) unsafe fn read_known(from: usize, size: usize) -> Option<Vec<u8>> {
+pub(crate) unsafe fn read_known(from: usize, size: usize) -> Option<Known> {
     // SAFETY: the caller's promise.
-    unsafe { read_prefix(from, size) }.filter(|bytes| bytes.len() == size)
+    let bytes = unsafe { read_prefix(from, size) }.filter(|bytes| bytes.len() == size)?;
+    let is_answer =
+        device_of(from).is_some_and(|device| !device.values().answered_parts(from, size).is_empty());
+    Some(Known { bytes, is_answer })
+}
+
+/// Writes what a kernel made of known values. What it made of an answer is one.
+///
+/// # Safety
+/// As for [`write_known`].
+pub(crate) unsafe fn write_computed(to: usize, result: &Known) {
+    let size = result.bytes.len();
+    // SAFETY: the caller's promise.
+    let status = unsafe { write_known(to, Some(&result.bytes), size) };
+    if let (OK, true, Some(device)) = (status, result.is_answer, device_of(to)) {
+        device.values().mark_answered(to, size, number(&result.bytes));
+    }
 }
 
 /// Writes the known beginning of a range's new content. The rest of the range becomes unknown.

@@ -126,6 +126,14 @@ fn error_name(status: Status) -> &'static CStr {
 const KNOWN_LIBRARIES: [&str; 9] =
     ["libcu", "libnccl", "libnv", "libtorch", "libc10", "libcaffe2", "libcupti", "libnpp", "libmemtrace"];
 
+/// The runtime of CUTLASS' CuTe DSL, with which FlashInfer compiles kernels. It uses its own static runtime.
+const CUTE_DSL: &str = "libcute_dsl_runtime";
+
+/// Returns true if the answers here come before the static runtime of a library.
+fn is_known(file: &str) -> bool {
+    !file.starts_with(CUTE_DSL) && KNOWN_LIBRARIES.iter().any(|name| file.starts_with(name))
+}
+
 /// Warns once for each library that calls the driver through a statically linked CUDA runtime, which cannot
 /// work here.
 fn warn_about_static_runtime() {
@@ -137,7 +145,7 @@ fn warn_about_static_runtime() {
     let callers = frames.iter().take(found.max(0) as usize).filter_map(|&frame| library_of(frame));
     let Some(caller) = callers.into_iter().find(|library| Some(library) != own.as_ref()) else { return };
     let file = caller.rsplit('/').next().unwrap_or(&caller).to_owned();
-    if KNOWN_LIBRARIES.iter().any(|name| file.starts_with(name)) {
+    if is_known(&file) {
         return;
     }
     let mut warned = lock(&WARNED);
@@ -241,5 +249,20 @@ answers! {
         out.put(0);
         warn_about_static_runtime();
         INVALID_VALUE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_with_a_runtime_of_their_own_are_told_from_nvidias() {
+        for file in ["libcublas.so.13", "libcudnn_graph.so.9", "libnccl.so.2", "libtorch_cuda.so"] {
+            assert!(is_known(file), "{file}");
+        }
+        for file in ["libcute_dsl_runtime.so", "runtime.cpython-311-x86_64-linux-gnu.so", ""] {
+            assert!(!is_known(file), "{file}");
+        }
     }
 }

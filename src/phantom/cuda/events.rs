@@ -1,13 +1,15 @@
 //! Events: a point in the work of a stream, and its device time.
 
 use std::sync::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use crate::core::call_table::answers;
 use crate::core::capture::{
     self, CaptureStatus, Nodes, cudaErrorCapturedEvent, cudaErrorStreamCaptureImplicit,
     cudaErrorStreamCaptureInvalidated, cudaErrorStreamCaptureIsolation, cudaErrorStreamCaptureMerge,
 };
-use crate::core::ffi::{Handle, INVALID_HANDLE, INVALID_VALUE, NOT_READY, OK, Out, Status, Word};
+use crate::core::ffi::{Destroyed, Handle, INVALID_HANDLE, INVALID_VALUE, NOT_READY, OK, Out, Status};
 use crate::core::host_state::{current, fail};
 use crate::core::lock::lock;
 use crate::core::stream::{MAX_POLLS, Stream, Work, thread_only_observes};
@@ -17,11 +19,16 @@ use crate::cuda::streams::StreamHandle;
 /// An event. One that was never recorded counts as reached.
 pub(crate) struct Event {
     /// The index of the device that was current when it was created.
-    device: usize,
+    device: AtomicUsize,
     /// True if the event records time.
-    timed: bool,
+    timed: AtomicBool,
+    /// True after its destruction, until the next creation takes it.
+    destroyed: AtomicBool,
     recording: Mutex<Recording>,
 }
+
+/// The destroyed events: a profiler makes some for each op.
+static DESTROYED: Destroyed<Event> = Destroyed::none();
 
 /// The last recording of an event.
 #[derive(Default)]
@@ -50,14 +57,37 @@ pub(crate) fn create(out: Out<Handle<Event>>, flags: u32) -> Status {
     if out.is_null() {
         return fail(INVALID_VALUE);
     }
-    out.give(Handle::new(Event {
-        device: current().index,
-        timed: flags & DISABLE_TIMING == 0,
-        recording: Mutex::default(),
-    }))
+    let (device, timed) = (current().index, flags & DISABLE_TIMING == 0);
+    let Some((handle, event)) = DESTROYED.take() else {
+        return out.give(Handle::new(Event {
+            device: device.into(),
+            timed: timed.into(),
+            destroyed: false.into(),
+            recording: Mutex::default(),
+        }));
+    };
+    event.device.store(device, Relaxed);
+    event.timed.store(timed, Relaxed);
+    *lock(&event.recording) = Recording::default();
+    event.destroyed.store(false, Relaxed);
+    out.give(handle)
+}
+
+/// Destroys an event. The work before it goes on: "the call does not block on completion of the event".
+fn destroy(handle: Handle<Event>) -> Status {
+    let Some(event) = handle.get() else { return fail(INVALID_HANDLE) };
+    if DESTROYED.add(handle, &event.destroyed) { OK } else { fail(INVALID_HANDLE) }
 }
 
 impl Event {
+    fn device(&self) -> usize {
+        self.device.load(Relaxed)
+    }
+
+    fn is_timed(&self) -> bool {
+        self.timed.load(Relaxed)
+    }
+
     fn record(&self, stream: &'static Stream) {
         let capture = stream.capturing().unwrap_or(0);
         *lock(&self.recording) = Recording {
@@ -76,7 +106,7 @@ impl Event {
 /// Behavior).
 fn record(event: Handle<Event>, stream: StreamHandle, flags: u32) -> Status {
     let Some(event) = event.get() else { return fail(INVALID_HANDLE) };
-    if stream.stream().device != event.device {
+    if stream.stream().device != event.device() {
         return fail(INVALID_HANDLE);
     }
     if flags & EXTERNAL != 0 {
@@ -199,7 +229,7 @@ fn wait(handle: StreamHandle, event: Handle<Event>, flags: u32) -> Status {
 /// `cuda_runtime_api.h`.
 fn elapsed(out: Out<f32>, from: Handle<Event>, to: Handle<Event>) -> Status {
     let (Some(from), Some(to)) = (from.get(), to.get()) else { return fail(INVALID_HANDLE) };
-    if !from.timed || !to.timed || from.device != to.device {
+    if !from.is_timed() || !to.is_timed() || from.device() != to.device() {
         return fail(INVALID_HANDLE);
     }
     let times = [from, to].map(|event| {
@@ -225,7 +255,7 @@ fn elapsed(out: Out<f32>, from: Handle<Event>, to: Handle<Event>) -> Status {
 answers! {
     Real fn cudaEventCreate(out: Out<Handle<Event>>) { create(out, 0) }
     Real fn cudaEventCreateWithFlags(out: Out<Handle<Event>>, flags: u32) { create(out, flags) }
-    Real fn cudaEventDestroy(_event: Word) { OK }
+    Real fn cudaEventDestroy(event: Handle<Event>) { destroy(event) }
     Real fn cudaEventRecord(event: Handle<Event>, stream: StreamHandle) { record(event, stream, 0) }
     Real fn cudaEventRecordWithFlags(event: Handle<Event>, stream: StreamHandle, flags: u32) {
         record(event, stream, flags)
@@ -242,7 +272,7 @@ answers! {
         elapsed(out, from, to)
     }
     Real fn cuEventCreate(out: Out<Handle<Event>>, flags: u32) { create(out, flags) }
-    Real fn cuEventDestroy_v2(_event: Word) { OK }
+    Real fn cuEventDestroy_v2(event: Handle<Event>) { destroy(event) }
     Real fn cuEventRecord(event: Handle<Event>, stream: StreamHandle) { record(event, stream, 0) }
     Real fn cuEventRecordWithFlags(event: Handle<Event>, stream: StreamHandle, flags: u32) {
         record(event, stream, flags)

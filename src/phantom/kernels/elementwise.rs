@@ -6,10 +6,13 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use crate::core::ffi::read;
 use crate::core::values::SMALL;
-use crate::cuda::copy::{device_of, fill, forget, read_known, set_mask, set_opposite_mask, write_known};
+use crate::cuda::copy::{
+    Known, device_of, fill, forget, read_known, set_mask, set_opposite_mask, write_computed,
+};
 use crate::cuda::reach;
-use crate::kernels::kernel_effects::{KernelEffect, read};
+use crate::kernels::kernel_effects::KernelEffect;
 use crate::kernels::reduce::{self, Comparison, DataType, ncclUint8};
 
 /// An address that is not known.
@@ -75,7 +78,7 @@ impl ElementwiseLaunch {
     }
 
     /// The elements of an input, when they are few and known.
-    fn input(&self, index: usize, data_type: DataType) -> Option<Vec<u8>> {
+    fn input(&self, index: usize, data_type: DataType) -> Option<Known> {
         let from = self.operand(index)?;
         let size = small_size(self.count, data_type)?;
         // SAFETY: an input of the kernel, good for its elements.
@@ -83,12 +86,10 @@ impl ElementwiseLaunch {
     }
 
     /// Writes the output, `size` flags.
-    fn write(&self, to: usize, bytes: Option<&[u8]>, size: usize) {
-        match bytes {
+    fn write(&self, to: usize, flags: Option<Known>, size: usize) {
+        match flags {
             // SAFETY: the output of the kernel, good for its elements.
-            Some(_) => unsafe {
-                write_known(to, bytes, size);
-            },
+            Some(flags) => unsafe { write_computed(to, &flags) },
             None => set_mask(to, size),
         }
     }
@@ -121,10 +122,10 @@ pub(crate) fn apply(effect: KernelEffect, launch: &ElementwiseLaunch) {
         KernelEffect::Compare(data_type) => {
             let comparison = launch.operator().and_then(Comparison::from_number);
             let inputs = launch.input(1, data_type).zip(launch.input(2, data_type));
-            let result = comparison
-                .zip(inputs)
-                .map(|(comparison, (left, right))| reduce::compare(data_type, comparison, &left, &right));
-            launch.write(to, result.as_deref(), count);
+            let result = comparison.zip(inputs).map(|(comparison, (left, right))| {
+                of_two(&left, &right, |left, right| reduce::compare(data_type, comparison, left, right))
+            });
+            launch.write(to, result, count);
         }
         KernelEffect::CompareScalar(data_type) => compare_scalar(to, data_type, launch),
         KernelEffect::EqualScalar(data_type) => equal_scalar(to, data_type, launch),
@@ -139,6 +140,21 @@ pub(crate) fn apply(effect: KernelEffect, launch: &ElementwiseLaunch) {
             forget(to, count.saturating_mul(WIDEST).min(end - to));
         }
     }
+}
+
+/// What a kernel makes of two known inputs.
+fn of_two(left: &Known, right: &Known, result: impl FnOnce(&[u8], &[u8]) -> Vec<u8>) -> Known {
+    Known { bytes: result(&left.bytes, &right.bytes), is_answer: left.is_answer || right.is_answer }
+}
+
+/// What a kernel makes of one known input.
+fn of_one(input: &Known, result: impl FnOnce(&[u8]) -> Vec<u8>) -> Known {
+    Known { bytes: result(&input.bytes), is_answer: input.is_answer }
+}
+
+/// Each byte of one input with that of another.
+fn bytewise(left: &[u8], right: &[u8], operation: impl Fn(u8, u8) -> u8) -> Vec<u8> {
+    left.iter().zip(right).map(|(&left, &right)| operation(left, right)).collect()
 }
 
 /// The largest batch of a program that generates tokens. A fill of at most this many bytes counts as a fill
@@ -175,12 +191,33 @@ fn and_flags(to: usize, launch: &ElementwiseLaunch) {
     }
     let count = launch.count;
     if let Some((left, right)) = launch.input(1, ncclUint8).zip(launch.input(2, ncclUint8)) {
-        let result: Vec<u8> = left.iter().zip(&right).map(|(left, right)| left & right).collect();
-        launch.write(to, Some(&result), count);
+        let result = of_two(&left, &right, |left, right| bytewise(left, right, |left, right| left & right));
+        launch.write(to, Some(result), count);
         return;
     }
     set_mask(to, count);
     launch.assume(to, RECENT_FILLS.load(Ordering::Relaxed) == 0);
+}
+
+/// Integers and flags by their numbers in PyTorch's `ScalarType`, and their bytes. A float may be a zero with
+/// a sign.
+const WHOLE: [(u8, u32); 6] = [(0, 1), (1, 1), (2, 2), (3, 4), (4, 8), (11, 1)];
+
+/// Flags made of whole numbers: `any` of a single element is one. `loader` is the address of a `LoadWithCast<1>`
+/// (ATen's MemoryAccess.cuh): the type of the input in a byte, and the bytes of an element in a word.
+pub(crate) fn to_flags(launch: &ElementwiseLaunch, loader: usize) {
+    let (Some(to), Some(from)) = (launch.operand(0), launch.operand(1)) else { return };
+    // SAFETY: members of an argument of the kernel.
+    let members = unsafe { read::<u8>(loader).zip(read::<u32>(loader + 4)) };
+    let width = members.filter(|members| WHOLE.contains(members)).map(|(_, width)| width as usize);
+    let flags = width.and_then(|width| {
+        let size = launch.count.checked_mul(width).filter(|&size| size <= SMALL)?;
+        // SAFETY: the input of the kernel, good for its elements.
+        let input = unsafe { read_known(from, size) }?;
+        let is_nonzero = |element: &[u8]| u8::from(element.iter().any(|&byte| byte != 0));
+        Some(of_one(&input, |bytes| bytes.chunks_exact(width).map(is_nonzero).collect()))
+    });
+    launch.write(to, flags, launch.count);
 }
 
 /// The opposite of flags. The answer about unknown ones decides both.
@@ -188,8 +225,8 @@ fn not_flags(to: usize, launch: &ElementwiseLaunch) {
     let Some(from) = launch.operand(1) else { return };
     let count = launch.count;
     if let Some(flags) = launch.input(1, ncclUint8) {
-        let result: Vec<u8> = flags.iter().map(|&flag| u8::from(flag == 0)).collect();
-        return launch.write(to, Some(&result), count);
+        let result = of_one(&flags, |flags| flags.iter().map(|&flag| u8::from(flag == 0)).collect());
+        return launch.write(to, Some(result), count);
     }
     let assumed = device_of(from).filter(|_| count == 1).and_then(|device| device.values().result(from));
     set_opposite_mask(from, to, count);
@@ -202,15 +239,14 @@ fn not_flags(to: usize, launch: &ElementwiseLaunch) {
 fn or_flags(to: usize, launch: &ElementwiseLaunch) {
     let result = match (launch.input(1, ncclUint8), launch.input(2, ncclUint8)) {
         (Some(left), Some(right)) => {
-            Some(left.iter().zip(&right).map(|(left, right)| left | right).collect())
+            Some(of_two(&left, &right, |left, right| bytewise(left, right, |left, right| left | right)))
         }
-        (Some(known), None) | (None, Some(known)) => known.iter().all(|&flag| flag == 1).then_some(known),
+        (Some(known), None) | (None, Some(known)) => {
+            known.bytes.iter().all(|&flag| flag == 1).then_some(known)
+        }
         (None, None) => None,
     };
-    match result {
-        Some::<Vec<u8>>(flags) => launch.write(to, Some(&flags), launch.count),
-        None => set_mask(to, launch.count),
-    }
+    launch.write(to, result, launch.count);
 }
 
 /// A test of two inputs for equality. Unknown values of two tensors count as unequal where a reduction asks.
@@ -218,14 +254,15 @@ fn equal(to: usize, data_type: Option<DataType>, launch: &ElementwiseLaunch) {
     let inputs = |data_type| Some((launch.input(1, data_type)?, launch.input(2, data_type)?));
     let known = data_type.and_then(|data_type| inputs(data_type).map(|inputs| (data_type, inputs)));
     if let (Some((data_type, (left, right))), Some(operator @ 0..=1)) = (known, launch.operator()) {
-        let mut flags = reduce::equal(data_type, &left, &right);
-        flags.iter_mut().for_each(|flag| *flag ^= operator as u8);
-        return launch.write(to, Some(&flags), launch.count);
+        let mut flags = of_two(&left, &right, |left, right| reduce::equal(data_type, left, right));
+        flags.bytes.iter_mut().for_each(|flag| *flag ^= operator as u8);
+        return launch.write(to, Some(flags), launch.count);
     }
     let is_same = launch.operand(1) == launch.operand(2);
     if let (true, Some(operator @ 0..=1), ..=SMALL) = (is_same, launch.operator(), launch.count) {
         // Each value equals itself unless it is NaN.
-        return launch.write(to, Some(&vec![operator as u8 ^ 1; launch.count]), launch.count);
+        let flags = Known { bytes: vec![operator as u8 ^ 1; launch.count], is_answer: false };
+        return launch.write(to, Some(flags), launch.count);
     }
     set_mask(to, launch.count);
     set_last_equality(if is_same { 0 } else { to });
@@ -241,12 +278,10 @@ fn equal_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
     let scalar = launch.scalar(data_type);
     let wanted = launch.operator() == Some(0);
     match launch.input(1, data_type) {
-        Some(bytes) => {
-            let result: Vec<u8> = bytes
-                .chunks_exact(reduce::width(data_type))
-                .map(|element| u8::from((element == scalar) == wanted))
-                .collect();
-            launch.write(to, Some(&result), launch.count);
+        Some(known) => {
+            let elements = known.bytes.chunks_exact(reduce::width(data_type));
+            let bytes = elements.map(|element| u8::from((element == scalar) == wanted)).collect();
+            launch.write(to, Some(Known { bytes, ..known }), launch.count);
         }
         None => {
             set_mask(to, launch.count);
@@ -271,8 +306,8 @@ fn compare_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
     let scalars = launch.scalar(data_type).repeat(count);
     match launch.input(1, data_type) {
         Some(left) => {
-            let result = reduce::compare(data_type, comparison, &left, &scalars);
-            launch.write(to, Some(&result), count);
+            let result = of_one(&left, |left| reduce::compare(data_type, comparison, left, &scalars));
+            launch.write(to, Some(result), count);
         }
         None => {
             let result = reduce::compare(data_type, comparison, &vec![0; size], &scalars);

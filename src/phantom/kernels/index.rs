@@ -5,9 +5,10 @@
 //! graph, of a segment, of an expert. So unknown indices count as evenly spaced and in order, from the first
 //! element to the last.
 
+use crate::core::ffi::read;
 use crate::core::values::SMALL;
-use crate::cuda::copy::read_known;
-use crate::kernels::kernel_effects::{after, contains, read};
+use crate::cuda::copy::{Known, read_known};
+use crate::kernels::kernel_effects::{after, contains};
 
 /// The most dimensions of a tensor iterator.
 const MOST_DIMENSIONS: usize = 25;
@@ -150,7 +151,7 @@ impl Choice {
 ///
 /// # Safety
 /// As for [`Choice::read`], and the operands are good for their elements.
-pub(crate) unsafe fn choose(kernel: IndexKernel, count: usize, operation: usize) -> Option<(usize, Vec<u8>)> {
+pub(crate) unsafe fn choose(kernel: IndexKernel, count: usize, operation: usize) -> Option<(usize, Known)> {
     let width = kernel.width;
     // SAFETY: the caller's promise.
     let choice = unsafe { Choice::read(kernel, operation) }?;
@@ -167,15 +168,17 @@ pub(crate) unsafe fn choose(kernel: IndexKernel, count: usize, operation: usize)
     // SAFETY: the caller's promise.
     let (source, known) = unsafe { (read_known(from, source_size), read_known(indices, index_size)) };
     let source = source?;
+    let is_answer = source.is_answer || known.as_ref().is_some_and(|known| known.is_answer);
     let (mut output, mut is_written) = (vec![0; size], vec![false; size]);
     for element in 0..count {
         let [mut target, mut start, at] = choice.offsets(element);
-        let index = choice.index(known.as_deref(), at)?;
+        let index = choice.index(known.as_ref().map(|known| known.bytes.as_slice()), at)?;
         *(if is_scatter { &mut target } else { &mut start }) += index * choice.stride;
-        output.get_mut(target..target + width)?.copy_from_slice(source.get(start..start + width)?);
+        output.get_mut(target..target + width)?.copy_from_slice(source.bytes.get(start..start + width)?);
         is_written[target] = true;
     }
-    is_written.iter().step_by(width).all(|&is_written| is_written).then_some((to, output))
+    let is_whole = is_written.iter().step_by(width).all(|&is_written| is_written);
+    is_whole.then_some((to, Known { bytes: output, is_answer }))
 }
 
 #[cfg(test)]
@@ -238,7 +241,7 @@ mod tests {
     /// The output of a launch.
     fn output(kernel: IndexKernel, count: usize, functor: &[u8]) -> Option<Vec<u8>> {
         // SAFETY: a struct of this layout; host memory is known.
-        unsafe { choose(kernel, count, functor.as_ptr() as usize) }.map(|(_, bytes)| bytes)
+        unsafe { choose(kernel, count, functor.as_ptr() as usize) }.map(|(_, known)| known.bytes)
     }
 
     #[test]

@@ -21,11 +21,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::core::device::Device;
-use crate::core::ffi::In;
+use crate::core::ffi::{In, read};
 use crate::core::host_state::host_state;
 use crate::core::stream::Stream;
 use crate::core::values::SMALL;
-use crate::cuda::copy::{answer_flags, device_of, forget, read_known, write_known};
+use crate::cuda::copy::{Known, answer_flags, device_of, forget, read_known, write_computed};
 use crate::cuda::reach::{Launch, forget_everything};
 use crate::cuda::streams;
 use crate::kernels::elementwise::{self, ElementwiseLaunch, UNKNOWN_ADDRESS, small_size};
@@ -34,7 +34,7 @@ use crate::kernels::reduce::{
     self, DataType, ncclBfloat16, ncclFloat16, ncclFloat32, ncclFloat64, ncclInt8, ncclInt32, ncclInt64,
     ncclMax, ncclMin, ncclSum, ncclUint8, ncclUint32, ncclUint64,
 };
-use crate::kernels::signature;
+use crate::kernels::{signature, strided};
 
 /// The effect of a kernel, with the arguments that it depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +59,9 @@ pub(crate) enum KernelEffect {
     Elementwise,
     /// An elementwise kernel that writes flags, a byte each.
     Flags,
+    /// A copy that converts its elements to flags: (count, functor, operands, offsets of the input, offsets of
+    /// the output, loader, storer).
+    ToFlags,
     /// An elementwise kernel with a functor that holds one value of this many bytes, which it writes.
     Fill(usize),
     /// An elementwise comparison of two inputs. The functor is the number of a [`Comparison`](crate::kernels::reduce::Comparison).
@@ -79,8 +82,12 @@ pub(crate) enum KernelEffect {
     Not,
     /// A choice of places by indices: (count, one struct).
     Index(IndexKernel),
-    /// A test for equality over strides, with its addresses inside the functor.
-    EqualStrided,
+    /// A comparison of two inputs over strides, with its addresses inside the functor.
+    CompareStrided {
+        is_equality: bool,
+        /// False if it converts its result to another type.
+        writes_flags: bool,
+    },
     /// PyTorch's `reduce_kernel`: one struct, see [`reduce_to_one`].
     Reduce(ReductionKind, DataType),
     /// All parameters are numbers.
@@ -160,11 +167,20 @@ impl KernelEffect {
         if vectorized || contains(name, b"unrolled_elementwise_kernel") {
             let contiguous = vectorized || contains(name, b"TrivialOffset") && !contains(name, b"WithCast");
             let known = contiguous.then(|| Self::fill(name).or_else(|| Self::comparison(name))).flatten();
+            if !vectorized && Self::is_flag_copy(name) && contains(name, b"TrivialOffset") {
+                let converts = contains(name, b"12LoadWithCastILi1E");
+                return Some(if converts { Self::ToFlags } else { Self::Flags });
+            }
             let flags = if Self::writes_flags(name) { Self::Flags } else { Self::Elementwise };
             return Some(known.unwrap_or(flags));
         }
         if contains(name, b"18elementwise_kernelI") {
-            return Self::is_equality(name).then_some(Self::EqualStrided);
+            let is_equality = Self::is_equality(name);
+            let has_scalar = contains(name, b"compare_scalar_kernel") || contains(name, b"UnaryFunctor");
+            let is_comparison = contains(name, b"14CompareFunctorI") && !has_scalar;
+            let writes_flags = contains(name, b"gpu_kernel_impl_nocast");
+            return (is_comparison || is_equality)
+                .then_some(Self::CompareStrided { is_equality, writes_flags });
         }
         if contains(name, b"6native13reduce_kernel") {
             return Self::reduction(name);
@@ -234,14 +250,17 @@ impl KernelEffect {
     /// Returns true if an elementwise kernel writes booleans: its functor returns them, and no conversion
     /// follows; or it converts to them.
     fn writes_flags(name: &[u8]) -> bool {
-        let is_copy = contains(name, b"direct_copy_kernel") && contains(name, b"EUlbE_");
         let is_logical =
             [&b"CompareFunctor"[..], b"CompareEqFunctor", b"compare_scalar_kernel", b"logical_not_kernel"]
                 .iter()
                 .any(|part| contains(name, part));
         let is_boolean = contains(name, b"FunctorIbbb")
             || contains(name, b"bitwise_not_kernel") && contains(name, b"EUlbE_");
-        is_copy || !contains(name, b"WithCast") && (is_logical || is_boolean)
+        Self::is_flag_copy(name) || !contains(name, b"WithCast") && (is_logical || is_boolean)
+    }
+
+    fn is_flag_copy(name: &[u8]) -> bool {
+        contains(name, b"direct_copy_kernel") && contains(name, b"EUlbE_")
     }
 
     fn is_equality(name: &[u8]) -> bool {
@@ -356,7 +375,7 @@ impl<'call> KernelArguments<'call> {
         let from = words.into_iter().flatten().flatten().find(|&word| device_of(word).is_some());
         let bytes = from.filter(|_| element.is_some() && size <= SMALL).and_then(|from| {
             // SAFETY: the input of the kernel, good for its elements.
-            unsafe { read_known(from, size).or_else(|| answer_flags(from, size)) }
+            unsafe { read_known(from, size).map(|known| known.bytes).or_else(|| answer_flags(from, size)) }
         });
         match bytes {
             Some(bytes) => {
@@ -374,15 +393,6 @@ impl<'call> KernelArguments<'call> {
         // SAFETY: the promise of `new`.
         Some(unsafe { ElementwiseLaunch::new(count, functor, operands) })
     }
-}
-
-/// Reads a value at an address. `None` for null.
-///
-/// # Safety
-/// The address is null or good for a read of a `T`, which is an integer.
-pub(crate) unsafe fn read<T: Copy>(address: usize) -> Option<T> {
-    // SAFETY: the caller's promise.
-    (address != 0).then(|| unsafe { (address as *const T).read_unaligned() })
 }
 
 /// The memory that a launch of a registered kernel with this number of blocks in the first dimension reaches;
@@ -452,8 +462,23 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, 
             }
             return;
         }
-        KernelEffect::EqualStrided => {
-            elementwise::set_last_equality(UNKNOWN_ADDRESS);
+        KernelEffect::ToFlags => {
+            if let (Some(launch), Some(loader)) = (arguments.elementwise(), arguments.address(5)) {
+                elementwise::to_flags(&launch, loader);
+            }
+            return;
+        }
+        KernelEffect::CompareStrided { is_equality, writes_flags } => {
+            if is_equality {
+                elementwise::set_last_equality(UNKNOWN_ADDRESS);
+            }
+            let launch = arguments.count(0).zip(arguments.address(1));
+            // SAFETY: the arguments of such a kernel.
+            let output =
+                launch.and_then(|(count, functor)| unsafe { strided::output(count as usize, functor) });
+            if let Some(output) = output {
+                return output.compared(writes_flags);
+            }
             None
         }
         KernelEffect::Index(_) => None,
@@ -487,7 +512,7 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, 
     unsafe { forget_reached(kernel, list, blocks) };
     if let Some((to, bytes)) = chosen {
         // SAFETY: the output of the kernel, good for its elements.
-        unsafe { write_known(to, Some(&bytes), bytes.len()) };
+        unsafe { write_computed(to, &bytes) };
     }
     if let Some((place, found)) = counted {
         device.values().set_result(place, found);
@@ -542,7 +567,8 @@ unsafe fn reduce_to_one(
     let size = small_size(inputs, data_type).filter(|_| contiguous);
     // SAFETY: the input of the kernel, good for its elements.
     let known = size.and_then(|size| unsafe { read_known(from, size) });
-    let result = match (kind, known) {
+    let is_answer = known.as_ref().is_some_and(|known| known.is_answer);
+    let bytes = match (kind, known.map(|known| known.bytes)) {
         (ReductionKind::All | ReductionKind::Any, None) => {
             let all_hold = kind == ReductionKind::All && from != equality && equality != UNKNOWN_ADDRESS;
             device.values().set_result(to, u64::from(all_hold));
@@ -565,7 +591,7 @@ unsafe fn reduce_to_one(
         }
     };
     // SAFETY: the output of the kernel, good for its one value.
-    unsafe { write_known(to, Some(&result), result_width) };
+    unsafe { write_computed(to, &Known { bytes, is_answer }) };
     true
 }
 

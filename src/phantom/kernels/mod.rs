@@ -11,4 +11,5 @@ pub(crate) mod modules;
 pub(crate) mod parameter_types;
 pub(crate) mod reduce;
 pub(crate) mod signature;
+pub(crate) mod strided;
 pub(crate) mod tensor_list;

@@ -198,6 +198,24 @@ pub(crate) fn reduce(data_type: DataType, operation: Operation, all: &[Vec<u8>])
     result
 }
 
+/// Reduces `count` copies of one buffer, as [`reduce`] does. A sum is a product, so it takes one step for any count.
+pub(crate) fn of_equals(data_type: DataType, operation: Operation, bytes: &[u8], count: usize) -> Vec<u8> {
+    use Element::{Float, Integer};
+    let width = width(data_type);
+    let mut result = bytes.to_vec();
+    for place in result.chunks_exact_mut(width) {
+        let element = match (operation, decode(data_type, place)) {
+            (ncclMax | ncclMin | ncclAvg, element) => element,
+            (ncclProd, Integer(value)) => Integer(value.wrapping_pow(count as u32)),
+            (ncclProd, Float(value)) => Float(value.powf(count as f64)),
+            (_, Integer(value)) => Integer(value.wrapping_mul(count as i128)),
+            (_, Float(value)) => Float(value * count as f64),
+        };
+        encode(data_type, element, place);
+    }
+    result
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -223,5 +241,17 @@ mod tests {
         assert_eq!(reduce(7, 4, &all), 2f32.to_le_bytes());
         let all = [[0x80, 0x3f], [0x00, 0x40]].map(|bytes: [u8; 2]| bytes.to_vec());
         assert_eq!(reduce(9, 0, &all), [0x40, 0x40]);
+    }
+
+    #[test]
+    fn equal_buffers_are_reduced_as_their_copies_would_be() {
+        for operation in 0..5 {
+            let bytes = 3i64.to_le_bytes();
+            let copies = vec![bytes.to_vec(); 5];
+            assert_eq!(of_equals(4, operation, &bytes, 5), reduce(4, operation, &copies), "{operation}");
+            let bytes = 1.5f32.to_le_bytes();
+            let copies = vec![bytes.to_vec(); 5];
+            assert_eq!(of_equals(7, operation, &bytes, 5), reduce(7, operation, &copies), "{operation}");
+        }
     }
 }

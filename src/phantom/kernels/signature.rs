@@ -181,7 +181,9 @@ impl Signature {
                 Outputs::FirstOperand { offset: start, .. }
                 | Outputs::AllButFirst { offset: start, .. }
                 | Outputs::AllButSource { offset: start }
-                    if is_last && offset < start =>
+                    // A pointer is aligned. What looks like one at another place lies in an array of a calculator
+                    // that is filled in part, and holds what was on the stack before.
+                    if is_last && (offset < start || offset % ADDRESS != 0) =>
                 {
                     return;
                 }
@@ -189,7 +191,7 @@ impl Signature {
                     offset < start + ADDRESS
                         || offset >= start.saturating_add(operands.saturating_mul(ADDRESS))
                 }
-                Outputs::AllButFirst { has_one_output, .. } if is_last && offset % ADDRESS == 0 => {
+                Outputs::AllButFirst { has_one_output, .. } if is_last => {
                     let input = *first.get_or_insert(offset);
                     if has_one_output && offset == input + 2 * ADDRESS {
                         return;

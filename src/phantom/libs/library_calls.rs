@@ -1,21 +1,22 @@
 //! The effect of the math libraries' calls on memory, from their arguments alone.
 //!
-//! A call of cuBLAS or cuDNN writes to the addresses among its arguments, and to those that its handle or its
-//! descriptors hold. The signatures of its functions are not needed: every word that may be an argument
-//! counts, and a word too many only makes more memory unknown. Calls that take arrays of addresses, and those
-//! of libraries whose descriptors hold addresses, make all memory unknown.
+//! A call of cuBLAS, cuDNN or cuSOLVER's dense part writes to the addresses among its arguments, to those in
+//! arrays of addresses among them, and to those that its handle or its descriptors hold. The signatures of most
+//! functions are not needed: every word that may be an argument counts, and a word too many only makes more
+//! memory unknown. Calls of libraries whose descriptors hold addresses make all memory unknown.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
 
 use crate::core::addresses;
 use crate::core::call_table::answers;
-use crate::core::const_text::{ends_with, starts_with};
+use crate::core::const_text::starts_with;
 use crate::core::ffi::{OK, Status, Word};
 use crate::core::lock::lock;
 use crate::cuda::reach::Launch;
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::{launch_library, launch_library_on_default_stream};
+use crate::libs::solver_codes::SolverCodes;
 
 /// The words on the stack that are arguments of a call with very many of them. The longest signature is that
 /// of `cudnnBatchNormalizationBackwardEx`, with 31 arguments.
@@ -30,6 +31,14 @@ pub(crate) struct RawArguments {
     stack: [usize; STACK_WORDS],
 }
 
+impl RawArguments {
+    /// The argument at a place, counted from 0.
+    pub(crate) fn word(&self, place: usize) -> usize {
+        let on_stack = place.checked_sub(self.registers.len());
+        on_stack.map_or_else(|| self.registers[place], |place| self.stack[place])
+    }
+}
+
 /// The reach of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CallEffect {
@@ -42,9 +51,9 @@ pub(crate) enum CallEffect {
 impl CallEffect {
     /// The reach of the call with this name.
     pub(crate) const fn of(name: &str) -> Self {
-        let has_descriptors_alone = starts_with(name, "cublas") || starts_with(name, "cudnn");
-        let takes_table = ends_with(name, "Batched") && !ends_with(name, "StridedBatched");
-        if has_descriptors_alone && !takes_table { Self::Arguments } else { Self::Everything }
+        let has_no_addresses_inside =
+            starts_with(name, "cublas") || starts_with(name, "cudnn") || starts_with(name, "cusolverDn");
+        if has_no_addresses_inside { Self::Arguments } else { Self::Everything }
     }
 }
 
@@ -76,19 +85,25 @@ fn known_stream(handle: usize) -> Option<StreamHandle> {
     lock(&STREAMS).get(&handle).copied()
 }
 
-/// Queues the work of a call.
-pub(crate) fn launch(effect: CallEffect, arguments: &RawArguments) -> Status {
+/// Queues the work of a call, which may leave codes in device memory.
+pub(crate) fn launch(effect: CallEffect, codes: Option<SolverCodes>, arguments: &RawArguments) -> Status {
     let launch = (effect == CallEffect::Arguments).then(|| {
+        let on_stack = codes.map_or(STACK_WORDS, |codes| codes.last_argument().saturating_sub(5));
         let mut launch = launch_of(&arguments.registers);
-        launch.add(&launch_of(&arguments.stack));
+        launch.add(&launch_of(&arguments.stack[..on_stack.min(STACK_WORDS)]));
         launch
     });
     // The handle is the first argument, or the plan of cuFFT, an `int`.
     let handle = arguments.registers[0];
-    match known_stream(handle).or_else(|| known_stream(handle & u32::MAX as usize)) {
+    let known = known_stream(handle).or_else(|| known_stream(handle & u32::MAX as usize));
+    let status = match known {
         Some(stream) => launch_library(stream, launch),
         None => launch_library_on_default_stream(launch),
+    };
+    if let (Some(codes), OK) = (codes, status) {
+        codes.succeed(arguments, known.unwrap_or(StreamHandle::DEFAULT).stream());
     }
+    status
 }
 
 answers! {
@@ -111,15 +126,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_with_tables_of_addresses_or_with_descriptors_that_hold_them_reach_all_memory() {
+    fn calls_with_descriptors_that_hold_addresses_reach_all_memory() {
         for (name, effect) in [
             ("cublasGemmEx", CallEffect::Arguments),
             ("cublasSgemmStridedBatched", CallEffect::Arguments),
             ("cudnnRNNForward", CallEffect::Arguments),
-            ("cublasSgemmBatched", CallEffect::Everything),
-            ("cublasCgetrfBatched", CallEffect::Everything),
+            // The launch follows the arrays of addresses among its arguments.
+            ("cublasSgemmBatched", CallEffect::Arguments),
+            ("cusolverDnSpotrsBatched", CallEffect::Arguments),
             ("cusparseSpMM", CallEffect::Everything),
-            ("cusolverDnSgesvdaStridedBatched", CallEffect::Everything),
+            ("cusolverDnSgesvdaStridedBatched", CallEffect::Arguments),
             ("cufftXtExec", CallEffect::Everything),
         ] {
             assert_eq!(CallEffect::of(name), effect, "{name}");

@@ -12,3 +12,5 @@ pub(crate) mod nvml_device;
 pub(crate) mod nvrtc;
 pub(crate) mod rank_mailbox;
 pub(crate) mod rnn;
+pub(crate) mod solver_codes;
+pub(crate) mod stand_ins;

@@ -4,7 +4,8 @@
 //! ([`rank_mailbox`](crate::libs::rank_mailbox)). Other data is not moved, and no rank waits for it. Where
 //! the other ranks cannot be reached (other hosts, or several ranks in one process), a rank uses its own data
 //! in place of theirs. A communicator takes the memory that NCCL's source shows
-//! ([`nccl_memory`](crate::libs::nccl_memory)).
+//! ([`nccl_memory`](crate::libs::nccl_memory)). In a simulated cluster all other ranks are stand-ins
+//! ([`stand_ins`]).
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
@@ -16,7 +17,7 @@ use cudarc::nccl::sys::{ncclResult_t, ncclUniqueId};
 
 use crate::core::call_table::{answers, by_contract};
 use crate::core::ffi::{Handle, In, OK, Out, Status, Word, opaque_handle};
-use crate::core::host_state::current;
+use crate::core::host_state::{current, host_state};
 use crate::core::lock::lock;
 use crate::core::values::SMALL;
 use crate::core::vram::BlockPurpose;
@@ -25,6 +26,7 @@ use crate::cuda::memory;
 use crate::kernels::reduce::{self, DataType, reduce, width};
 use crate::libs::nccl_buffers::CommunicatorMemory;
 use crate::libs::rank_mailbox::{Contribution, RankMailbox};
+use crate::libs::stand_ins;
 
 /// A communicator.
 struct Communicator {
@@ -76,8 +78,8 @@ fn create_with_id(out: Out<Handle<Communicator>>, ranks: c_int, rank: c_int, id:
     let (Ok(ranks), Ok(rank)) = (usize::try_from(ranks), usize::try_from(rank)) else {
         return INVALID_ARGUMENT;
     };
-    // The id of another machine names memory that does not exist here.
-    let name = (id.0[3] == machine_hash()).then(|| hash(id.0));
+    // The id of another machine names memory that does not exist here, and stand-ins have no memory.
+    let name = (id.0[3] == machine_hash() && !stand_ins::exist()).then(|| hash(id.0));
     create(out, ranks, rank, name)
 }
 
@@ -129,7 +131,9 @@ impl Communicator {
             Action::Send(to) => peer(to, true),
             Action::Receive(from) => peer(from, false),
             Action::AllToAll => {
-                (0..self.ranks).try_for_each(|other| peer(other, true).and_then(|()| peer(other, false)))
+                // Of other machines nothing is counted.
+                let near = self.ranks.min(host_state().spec.count as usize);
+                (0..near).try_for_each(|other| peer(other, true).and_then(|()| peer(other, false)))
             }
             _ => memory.connect(self.device, self.ranks, self.rank),
         };
@@ -155,6 +159,14 @@ impl Communicator {
     /// Creates a communicator of the ranks with the same color, in the order of their keys.
     fn split(&self, color: c_int, key: c_int, out: Out<Handle<Communicator>>) -> Status {
         let child = self.children.fetch_add(1, Ordering::Relaxed);
+        if color != NO_COLOR && stand_ins::exist() {
+            // The other ranks' colors are not known, but the size of the group that PyTorch makes.
+            let (ranks, rank) = match stand_ins::announced_size() {
+                Some(ranks) => (ranks, unsigned(key)),
+                None => (self.ranks, self.rank),
+            };
+            return create(out, ranks, rank.min(ranks.saturating_sub(1)), None);
+        }
         let mine = [color.to_le_bytes(), key.to_le_bytes()].concat();
         let all = self.exchange(Some(mine));
         let color_and_key = |rank: usize| -> Option<(c_int, c_int)> {
@@ -238,6 +250,10 @@ impl Operation {
         if input == 0 && output == 0 {
             return OK;
         }
+        if comm.ranks > 1 && stand_ins::exist() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.run_among_stand_ins(comm, part, (input, output)) };
+        }
         if input > SMALL {
             // Too large to be known. The content of the output becomes unknown.
             // SAFETY: the caller's promise.
@@ -264,6 +280,97 @@ impl Operation {
             }
             // SAFETY: the caller's promise.
             _ => unsafe { self.write_result(comm, &comm.exchange(mine), part) },
+        }
+    }
+
+    /// Runs the operation with stand-ins: ranks that hold what this rank holds.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run). `input` and `output` are the sizes of the data in bytes.
+    unsafe fn run_among_stand_ins(
+        &self,
+        comm: &Communicator,
+        part: usize,
+        (input, output): (usize, usize),
+    ) -> Status {
+        stand_ins::count_answer();
+        let is_root = |root: usize| root == comm.rank;
+        if let Action::Broadcast(root) = self.action
+            && !is_root(root)
+        {
+            if self.from == self.to {
+                stand_ins::mark_answered(self.to, output);
+                return OK;
+            }
+            // SAFETY: the caller's promise: `to` is good for the output.
+            let held = unsafe { read_prefix(self.to, output.min(SMALL)) };
+            // SAFETY: as above.
+            return unsafe { stand_ins::write(self.to, held.as_deref(), output) };
+        }
+        let is_message = matches!(self.action, Action::Send(_) | Action::Receive(_));
+        // SAFETY: the caller's promise; a message has no input here.
+        let mine =
+            (input <= SMALL && !is_message).then(|| unsafe { read_prefix(self.from, input) }).flatten();
+        let whole = |bytes: &Contribution, index: usize| {
+            slice(bytes, index, part).filter(|bytes| bytes.len() == part)
+        };
+        let reduced = |operation, index: usize| {
+            whole(&mine, index).map(|bytes| reduce::of_equals(self.data_type, operation, &bytes, comm.ranks))
+        };
+        // SAFETY: the caller's promise, for each.
+        unsafe {
+            match self.action {
+                Action::AllReduce(operation) => {
+                    stand_ins::write(self.to, reduced(operation, 0).as_deref(), part)
+                }
+                Action::Reduce(operation, root) if is_root(root) => {
+                    stand_ins::write(self.to, reduced(operation, 0).as_deref(), part)
+                }
+                Action::ReduceScatter(operation) => {
+                    stand_ins::write(self.to, reduced(operation, comm.rank).as_deref(), part)
+                }
+                Action::Broadcast(_) => write_known(self.to, mine.as_deref(), part),
+                Action::AllGather => {
+                    stand_ins::write_parts(self.to, whole(&mine, 0), part, comm.ranks, comm.rank)
+                }
+                Action::AllToAll => {
+                    stand_ins::write_parts(self.to, whole(&mine, comm.rank), part, comm.ranks, comm.rank)
+                }
+                Action::Receive(_) => write_known(self.to, None, output),
+                Action::Send(_) | Action::Reduce(..) => OK,
+            }
+        }
+    }
+
+    /// Receives from a stand-in what this rank sends to itself in the same group: an exchange of all with all is
+    /// such a group in PyTorch, and a stand-in holds what this rank holds. `None` when there is no such message.
+    ///
+    /// # Safety
+    /// The pointers of both operations are good for their data.
+    unsafe fn receive_own(&self, group: &[Operation]) -> Option<Status> {
+        let Action::Receive(from) = self.action else { return None };
+        let comm = self.comm.get().filter(|comm| comm.ranks > 1 && stand_ins::exist())?;
+        let sends_to_itself = |operation: &&Operation| {
+            matches!(operation.action, Action::Send(to) if to == comm.rank)
+                && operation.comm.get().is_some_and(|other| std::ptr::eq(other, comm))
+        };
+        let own = group.iter().find(sends_to_itself)?;
+        let size = self.count.saturating_mul(width(self.data_type));
+        if own.count.saturating_mul(width(own.data_type)) != size || size > SMALL {
+            return None;
+        }
+        let status = comm.alloc_memory(self.action);
+        if status != OK {
+            return Some(status);
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            let bytes = read_prefix(own.from, size);
+            if from == comm.rank {
+                return Some(write_known(self.to, bytes.as_deref(), size));
+            }
+            stand_ins::count_answer();
+            Some(stand_ins::write(self.to, bytes.as_deref(), size))
         }
     }
 
@@ -359,8 +466,8 @@ fn group_end() -> Status {
     let statuses: Vec<_> = sends
         .iter()
         .chain(&others)
-        // SAFETY: `submit` queued the operation, and its caller promised this.
-        .map(|operation| unsafe { operation.run() })
+        // SAFETY: `submit` queued the operations, and its callers promised this.
+        .map(|operation| unsafe { operation.receive_own(&sends).unwrap_or_else(|| operation.run()) })
         .collect();
     statuses.into_iter().map(nccl_status).find(|&status| status != OK).unwrap_or(OK)
 }

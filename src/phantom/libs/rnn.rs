@@ -7,11 +7,13 @@
 
 use std::ffi::c_int;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use cudarc::cudnn::sys::{cudnnDataType_t, cudnnDirectionMode_t, cudnnRNNMode_t, cudnnStatus_t};
 
 use crate::core::call_table::{answers, by_contract};
-use crate::core::ffi::{Handle, In, OK, Out, Status, Word, codes};
+use crate::core::ffi::{Destroyed, Handle, In, OK, Out, Status, Word, codes};
 use crate::core::host_state::host_state;
 use crate::core::lock::lock;
 
@@ -74,6 +76,18 @@ struct Descriptor {
     network: Mutex<RnnShape>,
     sequences: Mutex<SequenceShape>,
     tensor: Mutex<TensorShape>,
+    /// True after its destruction, until the next creation takes it.
+    destroyed: AtomicBool,
+}
+
+impl Descriptor {
+    /// Makes it a new one.
+    fn reset(&self) {
+        *lock(&self.network) = RnnShape::default();
+        *lock(&self.sequences) = SequenceShape::default();
+        *lock(&self.tensor) = TensorShape::default();
+        self.destroyed.store(false, Relaxed);
+    }
 }
 
 /// The bytes of one element of a `cudnnDataType_t`.
@@ -138,8 +152,22 @@ impl RnnShape {
     }
 }
 
+/// The destroyed descriptors: PyTorch makes several for each call of a recurrent network.
+static DESTROYED: Destroyed<Descriptor> = Destroyed::none();
+
 fn create(out: Out<Handle<Descriptor>>) -> Status {
-    out.give(Handle::new(Descriptor::default()))
+    let Some((handle, descriptor)) = DESTROYED.take() else {
+        return out.give(Handle::new(Descriptor::default()));
+    };
+    descriptor.reset();
+    out.give(handle)
+}
+
+fn destroy(handle: Handle<Descriptor>) -> Status {
+    let Some(descriptor) = handle.get() else { return OK };
+    // A second destruction succeeds as the first one did.
+    DESTROYED.add(handle, &descriptor.destroyed);
+    OK
 }
 
 /// Makes a descriptor one of a contiguous tensor of three dimensions.
@@ -218,9 +246,9 @@ answers! {
     Real fn cudnnCreateRNNDescriptor(out: Out<Handle<Descriptor>>) { create(out) }
     Real fn cudnnCreateRNNDataDescriptor(out: Out<Handle<Descriptor>>) { create(out) }
     Real fn cudnnCreateTensorDescriptor(out: Out<Handle<Descriptor>>) { create(out) }
-    Success fn cudnnDestroyRNNDescriptor(_descriptor: Word) { OK }
-    Success fn cudnnDestroyRNNDataDescriptor(_descriptor: Word) { OK }
-    Success fn cudnnDestroyTensorDescriptor(_descriptor: Word) { OK }
+    Real fn cudnnDestroyRNNDescriptor(descriptor: Handle<Descriptor>) { destroy(descriptor) }
+    Real fn cudnnDestroyRNNDataDescriptor(descriptor: Handle<Descriptor>) { destroy(descriptor) }
+    Real fn cudnnDestroyTensorDescriptor(descriptor: Handle<Descriptor>) { destroy(descriptor) }
     Real fn cudnnSetTensorNdDescriptor(
         descriptor: Handle<Descriptor>, data_type: c_int, rank: c_int, sizes: In<c_int>, strides: In<c_int>,
     ) {

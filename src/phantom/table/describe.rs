@@ -14,7 +14,7 @@ use crate::core::stream::LAG_NS;
 use crate::core::values::invented;
 use crate::cuda::streams::waits;
 use crate::kernels::kernel::launches;
-use crate::libs::{cudnn, nvrtc};
+use crate::libs::{cudnn, nvrtc, stand_ins};
 use crate::table::registry;
 
 /// Names that are left to the real library, or their beginnings followed by `.*`.
@@ -71,6 +71,13 @@ fn description() -> String {
         launches(),
         waits(),
     );
+    if let Some((ranks, world)) = stand_ins::ranks() {
+        let _ = write!(
+            text,
+            ",\"ranks\":\"{ranks}\",\"ranks_of\":{world},\"stand_in_answers\":{}",
+            stand_ins::answers()
+        );
+    }
     for (label, kind) in [("guessed_calls", AnswerKind::Guess), ("refused_calls", AnswerKind::Unsupported)] {
         let _ = write!(text, ",\"{label}\":{{");
         let called = registry::entries().filter(|entry| entry.kind == kind && entry.calls() > 0);

@@ -791,7 +791,6 @@ refuse! {
     cuStreamBatchMemOp_ptsz,
     cuStreamBatchMemOp_v2,
     cuStreamBeginCapture,
-    cuStreamBeginCaptureToGraph,
     cuStreamBeginCapture_ptsz,
     cuStreamCopyAttributes,
     cuStreamDestroy,

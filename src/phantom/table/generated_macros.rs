@@ -31,7 +31,9 @@ macro_rules! work {
                 $crate::core::call_table::refuse_by_rule!($name);
                 const EFFECT: $crate::libs::library_calls::CallEffect =
                     $crate::libs::library_calls::CallEffect::of(stringify!($name));
-                $crate::libs::library_calls::launch(EFFECT, arguments)
+                const CODES: Option<$crate::libs::solver_codes::SolverCodes> =
+                    $crate::libs::solver_codes::SolverCodes::of(stringify!($name));
+                $crate::libs::library_calls::launch(EFFECT, CODES, arguments)
             })*
         }
 

@@ -7,6 +7,7 @@
 
 enum { GLOBAL, THREAD_LOCAL, RELAXED };
 int cudaStreamCreateWithFlags(void **, unsigned), cudaStreamBeginCapture(void *, int), cudaStreamEndCapture(void *, void **);
+int cudaStreamBeginCaptureToGraph(void *, void *, const void *, const void *, size_t, int), cudaGraphCreate(void **, unsigned);
 int cudaStreamIsCapturing(void *, int *), cudaStreamSynchronize(void *), cudaStreamQuery(void *), cudaDeviceSynchronize(void);
 int cudaStreamWaitEvent(void *, void *, unsigned), cudaThreadExchangeStreamCaptureMode(int *), cudaGetLastError(void);
 int cudaEventCreate(void **), cudaEventRecord(void *, void *), cudaEventQuery(void *), cudaEventSynchronize(void *);
@@ -129,6 +130,19 @@ int main(void) {
     begin("twice ended", stream, RELAXED), end(stream);
     printf("not begun: %d\n", cudaStreamEndCapture(stream, &graph));
     cudaGetLastError();
+
+    /* Into a graph that exists: its end gives that graph. */
+    void *own, *ended = NULL;
+    cudaGraphCreate(&own, 0);
+    printf("to a graph: %d", cudaStreamBeginCaptureToGraph(stream, own, NULL, NULL, 0, RELAXED));
+    printf(" %d", cudaStreamBeginCaptureToGraph(stream, own, NULL, NULL, 0, RELAXED));
+    printf(" %d", cudaStreamBeginCaptureToGraph(other, NULL, NULL, NULL, 0, RELAXED));
+    cudaStreamIsCapturing(stream, &mode);
+    printf(" | state %d end %d", mode, cudaStreamEndCapture(stream, &ended));
+    printf(" %s then", ended == own ? "same" : "another");
+    cudaStreamIsCapturing(stream, &mode);
+    printf(" %s", mode ? "more" : "nothing");
+    printf(" %d\n", cudaGetLastError());
 
     /* Captured work has its effect when the graph is launched, and not before. */
     cudaMemset(memory, 1, 64);

@@ -34,6 +34,15 @@ flags = torch.tensor([True, False, True, False], device="cuda")
 others = torch.tensor([True, True, False, False], device="cuda")
 assert (flags | others).tolist() == [True, True, True, False]
 assert (flags & others).tolist() == [True, False, False, False]
+# A comparison of broadcast tensors writes its output and nothing else.
+lengths, positions = torch.tensor([200, 120], device="cuda"), torch.arange(200, device="cuda")
+for compare in (torch.ge, torch.lt, torch.eq, torch.ne):
+    for step in range(3):
+        mask = compare(positions.expand(2, 200), lengths.unsqueeze(1))
+        assert mask.shape == (2, 200) and int(lengths.max()) == 200 and lengths.tolist() == [200, 120], step
+    out = torch.zeros(2, 400, dtype=torch.bool, device="cuda")
+    compare(positions.expand(2, 200), lengths.unsqueeze(1), out=out[:, ::2])
+    assert lengths.tolist() == [200, 120]
 # NaN is equal to nothing.
 nan = torch.tensor([float("nan")], device="cuda")
 assert not (nan == torch.tensor([float("nan")], device="cuda")).item()

@@ -1,0 +1,87 @@
+//! PyTorch's elementwise kernels over strides, such as those of broadcast tensors.
+//!
+//! Their one functor holds all that they work on (ATen's CUDALoops.cuh, `gpu_kernel_impl` and its form without
+//! conversions): an offset calculator (its dimensions, 25 sizes of 12 bytes, 25 strides in bytes for each
+//! operand), and the addresses of the operands, the output first.
+
+use crate::core::ffi::read;
+use crate::cuda::copy::{device_of, forget, set_mask};
+
+/// The operands of a kernel with two inputs.
+const OPERANDS: usize = 3;
+const MOST_DIMENSIONS: usize = 25;
+const SIZES: usize = 4;
+/// A size and the two numbers by which a kernel divides by it.
+const SIZE: usize = 12;
+const STRIDES: usize = SIZES + MOST_DIMENSIONS * SIZE;
+const ADDRESSES: usize = (STRIDES + 4 * MOST_DIMENSIONS * OPERANDS).next_multiple_of(8);
+
+/// The output of a launch.
+pub(crate) struct Output {
+    address: usize,
+    /// The number of elements.
+    count: usize,
+    /// The bytes from the beginning of the first element to that of the last.
+    distance: usize,
+}
+
+/// The output of a launch on `count` elements. `None` when the functor is another.
+///
+/// # Safety
+/// `functor` is the address of the functor of a launch of such a kernel with two inputs.
+pub(crate) unsafe fn output(count: usize, functor: usize) -> Option<Output> {
+    // SAFETY: members of the functor, by the caller's promise.
+    let number = |offset: usize| unsafe { read::<u32>(functor + offset) }.map(|number| number as usize);
+    // SAFETY: as above.
+    let address = |operand: usize| unsafe { read::<usize>(functor + ADDRESSES + 8 * operand) };
+    let dimensions = number(0).filter(|dimensions| (1..=MOST_DIMENSIONS).contains(dimensions))?;
+    let (mut elements, mut last) = (1usize, 0usize);
+    for dimension in 0..dimensions {
+        let size = number(SIZES + SIZE * dimension).filter(|&size| size > 0)?;
+        let stride = number(STRIDES + 4 * OPERANDS * dimension)?;
+        elements = elements.checked_mul(size)?;
+        last = last.checked_add((size - 1).checked_mul(stride)?)?;
+    }
+    let are_addresses =
+        (0..OPERANDS).all(|operand| address(operand).is_some_and(|at| device_of(at).is_some()));
+    (elements == count && are_addresses).then_some(())?;
+    Some(Output { address: address(0)?, count, distance: last })
+}
+
+impl Output {
+    /// Applies the effect of a comparison: the output is unknown, all other memory keeps its content. Flags are a
+    /// byte each.
+    pub(crate) fn compared(&self, writes_flags: bool) {
+        /// The bytes of the widest element: a complex number of two doubles.
+        const WIDEST: usize = 16;
+        if writes_flags && self.distance + 1 == self.count {
+            set_mask(self.address, self.count);
+        } else {
+            forget(self.address, self.distance + if writes_flags { 1 } else { WIDEST });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_functors_have_no_output() {
+        let mut functor = vec![0u8; ADDRESSES + 8 * OPERANDS];
+        let mut try_with = |dimensions: u32, size: u32| {
+            functor[..4].copy_from_slice(&dimensions.to_le_bytes());
+            for dimension in 0..MOST_DIMENSIONS {
+                let at = SIZES + SIZE * dimension;
+                functor[at..at + 4].copy_from_slice(&size.to_le_bytes());
+            }
+            // SAFETY: a functor of the right size.
+            unsafe { output(16, functor.as_ptr() as usize) }
+        };
+        for dimensions in [0, 1, 25, 26, u32::MAX] {
+            for size in [0, 1, 16, u32::MAX] {
+                assert!(try_with(dimensions, size).is_none(), "{dimensions} of {size}");
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Stand-ins: the ranks of a simulated cluster that do not run.
+//!
+//! `memtrace run --ranks` starts a few ranks of a job, and each of them is alone: for it all other ranks are
+//! stand-ins. A stand-in holds what the asking rank holds, so a gather repeats its data, a sum multiplies it and
+//! a maximum is its own; a message from a stand-in is unknown. What a stand-in contributed counts as an
+//! answer: the host's reads of it are reads of invented values.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use memtrace_machine::RANKS_VARIABLE;
+
+use crate::core::ffi::{OK, Status};
+use crate::core::host_state::host_state;
+use crate::cuda::copy::write_known;
+use crate::kernels::kernel::launches;
+
+/// The most bytes of a gathered result that are written. A larger one is unknown: writing takes real memory.
+const MOST_GATHERED: usize = 16 << 20;
+
+/// Operations that were answered for stand-ins.
+static ANSWERS: AtomicU64 = AtomicU64::new(0);
+/// The size of the group that PyTorch is making, or 0.
+static ANNOUNCED: AtomicUsize = AtomicUsize::new(0);
+
+/// The ranks that run, and the number of all; `None` when all of them run.
+pub(crate) fn ranks() -> Option<&'static (String, u64)> {
+    static RANKS: OnceLock<Option<(String, u64)>> = OnceLock::new();
+    RANKS.get_or_init(|| parse(&std::env::var(RANKS_VARIABLE).ok()?)).as_ref()
+}
+
+fn parse(text: &str) -> Option<(String, u64)> {
+    let (ranks, world) = text.split_once('/')?;
+    let is_list = !ranks.is_empty() && ranks.bytes().all(|b| b.is_ascii_digit() || matches!(b, b',' | b'-'));
+    Some((ranks.to_owned(), world.parse().ok()?)).filter(|_| is_list)
+}
+
+/// Returns true if the other ranks are stand-ins.
+pub(crate) fn exist() -> bool {
+    ranks().is_some()
+}
+
+/// Counts an operation that was answered for stand-ins.
+pub(crate) fn count_answer() {
+    ANSWERS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The operations that were answered for stand-ins so far.
+pub(crate) fn answers() -> u64 {
+    ANSWERS.load(Ordering::Relaxed)
+}
+
+/// The size of the group that PyTorch is making, if it is known.
+pub(crate) fn announced_size() -> Option<usize> {
+    Some(ANNOUNCED.load(Ordering::Relaxed)).filter(|size| *size > 0)
+}
+
+/// PyTorch makes a group of this size now; 0: it is done. A split of a communicator gives the color and not the
+/// number of the ranks that have it.
+// SAFETY: only this library defines the name; here and below.
+#[unsafe(no_mangle)]
+extern "C" fn memtrace_phantom_announce_group(size: usize) {
+    ANNOUNCED.store(size, Ordering::Relaxed);
+}
+
+/// An operation on the host was answered for stand-ins.
+#[unsafe(no_mangle)]
+extern "C" fn memtrace_phantom_stand_in_answer() {
+    count_answer();
+}
+
+/// The kernels that were launched so far: while this number stays, the program gives the GPU no work.
+#[unsafe(no_mangle)]
+extern "C" fn memtrace_phantom_launches() -> u64 {
+    launches()
+}
+
+/// Marks the known parts of a range as answers of stand-ins.
+pub(crate) fn mark_answered(address: usize, size: usize) {
+    for device in &host_state().devices {
+        let parts = device.values().known_parts(address, size);
+        for (start, end) in parts {
+            device.values().mark_answered(start, end - start, None);
+        }
+    }
+}
+
+/// Writes a result to which stand-ins contributed.
+///
+/// # Safety
+/// As for [`write_known`].
+pub(crate) unsafe fn write(to: usize, bytes: Option<&[u8]>, size: usize) -> Status {
+    // SAFETY: the caller's promise.
+    let status = unsafe { write_known(to, bytes, size) };
+    if status == OK && bytes.is_some() {
+        mark_answered(to, size);
+    }
+    status
+}
+
+/// Writes the same part for each rank; `mine` is the rank whose part is its own. Without bytes, or when the whole
+/// is large, the result is unknown but for that part.
+///
+/// # Safety
+/// `to` is good for `part * ranks` bytes, as for [`write_known`].
+pub(crate) unsafe fn write_parts(
+    to: usize,
+    bytes: Option<Vec<u8>>,
+    part: usize,
+    ranks: usize,
+    mine: usize,
+) -> Status {
+    let size = part.saturating_mul(ranks);
+    let repeated = bytes.as_ref().filter(|_| size <= MOST_GATHERED).map(|bytes| bytes.repeat(ranks));
+    // SAFETY: the caller's promise.
+    let status = unsafe { write(to, repeated.as_deref(), size) };
+    if status != OK || bytes.is_none() {
+        return status;
+    }
+    // SAFETY: the part of one rank.
+    unsafe { write_known(to + mine * part, bytes.as_deref(), part) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse;
+
+    #[test]
+    fn the_ranks_that_run_are_read_from_memtrace_phantom_ranks() {
+        assert_eq!(parse("0,7,511/512"), Some(("0,7,511".to_owned(), 512)));
+        assert_eq!(parse("0-3/8"), Some(("0-3".to_owned(), 8)));
+        for text in ["", "0", "/8", "0/x", "a/8"] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+    }
+}
