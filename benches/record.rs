@@ -95,6 +95,7 @@ fn alone(threads: usize) -> (f64, f64) {
         sample: |_| Vec::new(),
         start_anew: || {},
         say: |line| eprintln!("{line}"),
+        fail: |line| eprintln!("{line}"),
         settings,
     }));
     let recorder = Recorder::get(session).unwrap();

@@ -45,6 +45,7 @@ on_every_torch![
     owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it,
     leaks_of_a_server_are_found_by_its_forwards,
     serving_adds_up_to_what_the_device_has_in_use,
+    serving_knows_what_sleeps,
 ];
 
 fn owners_of_eight_models_cover_every_byte_and_agree_with_torch_per_module(torch: &Torch) {
@@ -208,9 +209,20 @@ fn held(torch: &Torch, case: &str) -> Run {
 }
 
 fn owners_of_caches_attributes_workspaces_and_graphs_have_their_categories(torch: &Torch) {
-    for case in ["dynamic", "static", "offloaded", "failed_call", "graph"] {
+    for case in ["dynamic", "static", "offloaded", "failed_call", "two_threads", "graph"] {
         held(torch, case);
     }
+    for case in ["offloaded_static", "quantized"] {
+        held(torch, case);
+    }
+    let run = held(torch, "own_pool");
+    let serving = memtrace().args(["serving", "--json", "--at", "end"]).arg(run.file()).output().unwrap();
+    let serving: serde_json::Value = serde_json::from_slice(&serving.stdout).unwrap();
+    // One block, and the rest of its segment of 20 MiB: the other pool's 24 MiB are the cache's.
+    let rows = serving["devices"][0]["rows"].as_array().unwrap();
+    let of = |name: &str| rows.iter().find(|row| row["held_by"] == name).unwrap()["bytes"].as_i64().unwrap();
+    assert!((3 << 20..=20 << 20).contains(&of("CUDA graphs")), "{serving:#}");
+    assert!(of("torch's cache and rounding") >= 24 << 20, "{serving:#}");
     let run = held(torch, "attributes");
     let peak = memtrace().args(["peak", "--by", "category", "--json"]).arg(run.file()).output().unwrap();
     let json: serde_json::Value = serde_json::from_slice(&peak.stdout).unwrap();
@@ -219,6 +231,19 @@ fn owners_of_caches_attributes_workspaces_and_graphs_have_their_categories(torch
 
 fn owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it(torch: &Torch) {
     held(torch, "own_optimizer");
+    let flat = held(torch, "flat_buffers");
+    // Two weights of 512 KiB in one storage: the block belongs to the module that has both, and keeps its owner.
+    let size = 2 * 512 * 512 * 2;
+    let tags: Vec<(String, i64)> = flat
+        .rows()
+        .into_iter()
+        .filter(|row| {
+            row.event == "tag" && row.delta_bytes.abs() == size && row.module.starts_with("Sequential")
+        })
+        .map(|row| (row.module, row.delta_bytes.signum()))
+        .collect();
+    let expected = [("Sequential.0".to_owned(), 1), ("Sequential.0".to_owned(), 1)];
+    assert_eq!(tags, expected, "the parameters, and the gradients");
     let run = held(torch, "optimizer");
     // At the peak, inside a step, its own tensors are no state.
     let summary = memtrace().args(["summary", "--json"]).arg(run.file()).output().unwrap();
@@ -257,10 +282,47 @@ fn serving_adds_up_to_what_the_device_has_in_use(torch: &Torch) {
         String::from_utf8_lossy(&text.stdout).contains("a sequence of 8,192 tokens takes 48.00 MiB"),
         "{text:?}"
     );
+    // Before the cache: the tokens that it will have room for.
+    let early = memtrace().args(["serving", "--at", "0s", "--json"]).arg(run.file()).output().unwrap();
+    assert!(early.status.success(), "{early:?}");
     // A trace of another program.
     let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gpt");
     let other = memtrace().args(["serving", "--json"]).arg(fixture).output().unwrap();
     assert!(other.status.success(), "{other:?}");
+}
+
+/// The ledger and the serving report at the marks of a server that gives its memory up for a while.
+fn serving_knows_what_sleeps(torch: &Torch) {
+    let run = torch.trace("allocators/sleeping_pool.py", &[]).expect_success();
+    torch.check(memtrace().arg("check").arg(run.file()));
+    let used: Vec<i64> = text(&run.output.stdout).lines().map(|line| line.parse().unwrap()).collect();
+    let rows = run.rows();
+    let marks: Vec<i64> = rows.iter().filter(|row| row.event == "mark").map(|row| row.ts_ns).collect();
+    assert_eq!((used.len(), marks.len()), (3, 3), "{used:?}");
+    let at = |report: &str, ts_ns: i64| -> serde_json::Value {
+        let moment = format!("{ts_ns}ns");
+        let output = memtrace().args([report, "--json", "--at", &moment]).arg(run.file()).output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+    };
+    let (weights, cache) = (2048 * 2049 * 4, 30 << 22);
+    for ((ts_ns, used), is_asleep) in marks.iter().zip(&used).zip([false, true, false]) {
+        for report in ["ledger", "serving"] {
+            let device = &at(report, *ts_ns)["devices"][0];
+            assert_eq!(device["used_bytes"].as_i64(), Some(*used), "{report} at {ts_ns}: {device:#}");
+        }
+        let device = &at("serving", *ts_ns)["devices"][0];
+        let held = |name: &str, field: &str| {
+            let rows = device["rows"].as_array().unwrap();
+            rows.iter().find(|row| row["held_by"] == name).unwrap()[field].as_i64().unwrap()
+        };
+        let (here, elsewhere) = if is_asleep { ("asleep_bytes", "bytes") } else { ("bytes", "asleep_bytes") };
+        assert_eq!((held("weights", here), held("KV cache", here)), (weights, cache), "{device:#}");
+        assert_eq!((held("weights", elsewhere), held("KV cache", elsewhere)), (0, 0), "{device:#}");
+    }
+    // What torch counts as reserved and what is mapped differ only by what sleeps: nothing had to be corrected.
+    assert!(rows.iter().all(|row| row.api != "reconciled"), "{rows:?}");
+    let outside = rows.iter().filter(|row| row.event.starts_with("ext_") && row.api.starts_with("cuMem"));
+    assert_eq!(outside.map(|row| row.delta_bytes).sum::<i64>(), 0);
 }
 
 fn leaks_of_a_server_are_found_by_its_forwards(torch: &Torch) {

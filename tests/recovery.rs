@@ -106,7 +106,9 @@ fn repair_ends_the_part_before_when_the_process_was_killed_between_two_parts() {
             .map(|(_, field)| field.to_owned())
             .collect()
     };
-    assert_eq!(fields(&fs::read_to_string(old).unwrap()), fields(&whole));
+    // Nor does a repair say how many texts hide a formula: it may not know all of them.
+    let said = whole.trim_end().strip_suffix(" formulas=0").unwrap();
+    assert_eq!(fields(&fs::read_to_string(old).unwrap()), fields(said));
     // The last part is complete now, so nothing is repaired, as in a folder that cannot be written. The row that the part
     // before lacks is no gap; a second one is.
     fs::write(old, without_end).unwrap();
@@ -206,6 +208,26 @@ fn repair_of_a_trace_that_a_full_disk_cut_counts_the_events_that_came_later() {
         // The larger buffer can hold them all; it loses those that come after the writer met the full disk.
         assert!(trace.end_count("lost") > 0 || buffer == "16m", "{}", trace.end);
     }
+}
+
+/// A program that allocated memory must not be told that it allocated none.
+#[test]
+fn run_on_a_full_disk_says_that_the_trace_could_not_be_written() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let out = folder.path().join("out");
+    fs::create_dir_all(&out).unwrap();
+    compiled("fakes/cudart.c", RUNTIME, &[]);
+    let flood = compiled("threads/flood.c", "flood_a_full_disk", &[RUNTIME]);
+    let script = "mount -t tmpfs -o size=4k none \"$OUT\" && head -c 4096 /dev/zero >\"$OUT/other\" && \
+                  exec \"$MEMTRACE\" run --out \"$OUT\" -- \"$FLOOD\" 1 100";
+    let mut command = untraced(Path::new("unshare"), &["--map-root-user", "--mount", "sh", "-c", script]);
+    command.env("OUT", &out).env("FLOOD", &flood).env("MEMTRACE", env!("CARGO_BIN_EXE_memtrace"));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "200");
+    let told = stderr(&output);
+    assert!(told.contains("No space left") && told.contains("no trace: it could not be written"), "{told}");
+    assert!(!told.contains("allocated no GPU memory"), "{told}");
 }
 
 #[test]

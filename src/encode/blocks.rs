@@ -139,8 +139,8 @@ impl Encoder {
         )
     }
 
-    /// A report has the allocator's own total of segments. A row adds the difference when calls were not seen
-    /// (expandable segments, a pool with an allocator of its own).
+    /// A report has the allocator's own total of segments, those that sleep among them. A row adds the difference
+    /// when calls were not seen (expandable segments, a pool with an allocator of its own).
     #[inline]
     pub(crate) fn reconcile<S: RowSink>(
         &mut self,
@@ -150,7 +150,9 @@ impl Encoder {
         pool: u16,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        match self.memory.correct_reserved(header.device.max(0).into(), reserved as i64) {
+        let device = header.device.max(0);
+        let mapped = (reserved as i64).saturating_sub(self.physical.asleep().bytes(device)).max(0);
+        match self.memory.correct_reserved(device.into(), mapped) {
             0 => Ok(()),
             delta => self.reconciled(tid, header, delta, pool, sink),
         }

@@ -2,7 +2,7 @@
 
 use memtrace_trace::context::{Context, Frame, MAX_CONTEXTS, MAX_TEXTS, StackId};
 use memtrace_trace::stacks::Stack;
-use memtrace_trace::text::{NONE, safe_text};
+use memtrace_trace::text::{NONE, original_text, safe_text};
 use memtrace_trace::{Event, Payload};
 
 use crate::encoder::Encoder;
@@ -35,6 +35,8 @@ impl Encoder {
     pub fn define_text(&mut self, id: u32, text: &str) {
         if let Some(entry) = entry(&mut self.texts, id, MAX_TEXTS, NONE.to_owned()) {
             *entry = safe_text(text);
+            let is_formula = original_text(entry).len() < entry.len();
+            self.formulas = self.formulas.map(|count| count + u64::from(is_formula));
             self.learned = self.learned.wrapping_add(1);
         }
     }

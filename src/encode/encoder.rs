@@ -51,6 +51,8 @@ pub struct Encoder {
     /// The `seq` of the last row.
     pub(crate) seq: Cell<i64>,
     pub(crate) texts: Vec<String>,
+    /// The number of texts that look like formulas; `None` when another encoder knew some of them.
+    pub(crate) formulas: Option<u64>,
     pub(crate) contexts: Vec<Context>,
     /// Counts definitions of texts and contexts; see [`Encoder::owner_number`].
     pub(crate) learned: u32,
@@ -89,6 +91,7 @@ impl Encoder {
             tags: true,
             seq: Cell::new(0),
             texts: Vec::new(),
+            formulas: Some(0),
             contexts: Vec::new(),
             learned: 0,
             stacks: Vec::new(),

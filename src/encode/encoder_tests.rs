@@ -157,3 +157,25 @@ fn lost_events_are_reported_once() {
     let names: Vec<EventName> = rows.0.iter().map(|row| row.1).collect();
     assert_eq!(names, [EventName::Lost, EventName::Lost, EventName::End]);
 }
+
+#[test]
+fn the_end_row_counts_the_texts_that_look_like_formulas_unless_another_encoder_knew_some() {
+    struct Name(String);
+    impl RowSink for Name {
+        type Error = std::convert::Infallible;
+        fn row(&mut self, row: &Row<'_>) -> Result<(), Self::Error> {
+            row.name.clone_into(&mut self.0);
+            Ok(())
+        }
+    }
+    let mut name = Name(String::new());
+    let mut encoder = encoder();
+    for (id, text) in ["GPT.h.0", "=1+1", "'=1", "12", "nan", "@x"].into_iter().enumerate() {
+        encoder.define_text(id as u32 + 1, text);
+    }
+    encoder.end(9, 0, Ending::Exit, "", &mut name).unwrap();
+    assert!(name.0.ends_with(" formulas=3"), "{}", name.0);
+    encoder.restore_row(&Row { name: "'=2", ..Row::default() });
+    encoder.end(9, 0, Ending::Killed, "", &mut name).unwrap();
+    assert!(!name.0.contains("formulas"), "{}", name.0);
+}

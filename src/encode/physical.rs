@@ -15,6 +15,35 @@ pub(crate) struct Physical {
     pub(crate) held: FxHashMap<u64, Held>,
     /// By address: the bytes, and the handle.
     pub(crate) mapped: BTreeMap<u64, (u64, u64)>,
+    asleep: Asleep,
+}
+
+/// Segments of torch's allocator that something else unmapped, by address: vLLM's do while it sleeps. Torch goes
+/// on counting them as reserved.
+#[derive(Default)]
+pub(crate) struct Asleep(BTreeMap<u64, Live>);
+
+impl Asleep {
+    /// The bytes on a device.
+    #[inline]
+    pub(crate) fn bytes(&self, device: i8) -> i64 {
+        self.0.values().filter(|live| live.device == device).map(|live| live.bytes).sum()
+    }
+
+    pub(crate) fn add(&mut self, address: u64, live: Live) {
+        self.0.insert(address, live);
+    }
+
+    /// The segment that a mapping of so many bytes at an address wakes.
+    pub(crate) fn wake(&mut self, address: u64, bytes: i64) -> Option<Live> {
+        self.0.get(&address).filter(|live| live.bytes == bytes)?;
+        self.0.remove(&address)
+    }
+
+    /// Torch's allocator gives up the segments of a range.
+    pub(crate) fn forget(&mut self, start: u64, end: u64) {
+        self.0.retain(|address, _| !(start..end).contains(address));
+    }
 }
 
 /// A handle of physical memory.
@@ -35,6 +64,12 @@ impl Physical {
             let held = Held { references: 1, device: live.device, is_torchs: false };
             self.held.insert(address(key), held);
         }
+    }
+
+    /// The segments that are unmapped and not free.
+    #[inline]
+    pub(crate) fn asleep(&mut self) -> &mut Asleep {
+        &mut self.asleep
     }
 
     /// Removes memory that a row of a resumed trace frees.

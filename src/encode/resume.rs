@@ -13,6 +13,7 @@ impl Encoder {
     /// Takes a row that is in the file already: its number, and its effect on memory.
     pub fn restore_row(&mut self, row: &Row<'_>) {
         self.seq.set(row.seq);
+        self.formulas = None;
         let Ok(device) = i8::try_from(row.device) else { return };
         if row.event == EventName::Lost {
             self.set_reported_lost(self.reported_lost.saturating_add(row.requested_bytes.max(0) as u64));
@@ -33,9 +34,9 @@ impl Encoder {
         }
         let api = Api::parse(row.api);
         let mut address = row.addr as u64 | key_bit(api);
-        // Any of these calls may have dropped the last reference to physical memory.
+        // Any of these calls may have dropped the last reference to physical memory, or made it torch's segment.
         let is_free = matches!(row.event, EventName::ExtFree | EventName::HostFree);
-        if is_free && matches!(api, Some(Api::CuMemRelease | Api::CuMemUnmap)) {
+        if is_free && matches!(api, Some(Api::CuMemRelease | Api::CuMemUnmap | Api::CuMemMap)) {
             address |= PHYSICAL;
         }
         let is_reported = api == Some(Api::CachingAllocator)
@@ -53,6 +54,13 @@ impl Encoder {
                 }
             }
             Effect::Free => {
+                // Torch unmaps no segment with blocks in it: their first one begins with it.
+                if kind == MemoryKind::Mapped
+                    && self.memory.live.blocks.contains_key(&address)
+                    && let Some(segment) = self.memory.live.regions.get(&address).copied()
+                {
+                    self.physical.asleep().add(address, segment);
+                }
                 self.memory.free(key, (), |_| extent);
                 if !is_reported {
                     self.physical.forget(address);
@@ -60,6 +68,9 @@ impl Encoder {
             }
             Effect::Alloc | Effect::Tag if row.alloc_id == 0 => self.memory.count(&extent),
             Effect::Alloc | Effect::Tag => {
+                if kind == MemoryKind::Mapped {
+                    self.physical.asleep().forget(address, address.saturating_add(1));
+                }
                 let live = Live {
                     alloc_id: row.alloc_id,
                     device,

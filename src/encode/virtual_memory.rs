@@ -4,6 +4,9 @@
 //! one. For torch's expandable segments the rows are the mapped pieces (`segment_map`, `segment_unmap`),
 //! because torch counts these as reserved. For other libraries the rows are the physical memory (`ext_alloc`,
 //! `ext_free`, with the handle as address), because that is the memory taken from the device.
+//!
+//! A program may unmap segments of a pool of torch's allocator itself, and map other physical memory there later.
+//! vLLM sleeps so. Then the memory is torch's segment again.
 
 use memtrace_trace::Api;
 use memtrace_trace::event::{AllocCall, Call};
@@ -12,6 +15,7 @@ use memtrace_trace::memory::MemoryKind;
 use crate::calls::CallEvent;
 use crate::encoder::{Encoder, RowSink};
 use crate::keys::PHYSICAL;
+use crate::live::Live;
 use crate::physical::{Held, is_virtual_memory};
 
 impl Encoder {
@@ -45,6 +49,9 @@ impl Encoder {
                         held.references += 1;
                     }
                     self.physical.mapped.insert(call.address, (call.bytes.max(0) as u64, alloc.handle));
+                    if let Some(segment) = self.physical.asleep().wake(call.address, call.bytes) {
+                        return self.wake(event, alloc, &segment, sink);
+                    }
                 }
                 if is_segment {
                     let mut event = event;
@@ -64,26 +71,50 @@ impl Encoder {
         Ok(())
     }
 
+    /// A segment of torch's allocator gets memory again. Until now that memory was another library's.
+    fn wake<S: RowSink>(
+        &mut self,
+        mut event: CallEvent,
+        alloc: &AllocCall,
+        segment: &Live,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let key = alloc.handle | PHYSICAL;
+        if self.memory.live.regions.contains_key(&key) {
+            let moved = CallEvent { call: Call { address: alloc.handle, ..event.call }, ..event };
+            self.free_region(key, &moved, sink)?;
+        }
+        if let Some(held) = self.physical.held.get_mut(&alloc.handle) {
+            held.is_torchs = true;
+        }
+        event.header.device = segment.device;
+        event.header.context = segment.context;
+        event.call.pool = segment.pool;
+        event.call.from_torch_allocator = true;
+        self.call_alloc(&event, alloc, sink)
+    }
+
     /// A free of device memory.
     pub(crate) fn free<S: RowSink>(&mut self, event: CallEvent, sink: &mut S) -> Result<(), S::Error> {
         let CallEvent { header, call, .. } = event;
         let worked = !event.has_failed();
+        let end = call.address.saturating_add(call.bytes.max(0) as u64);
+        if call.from_torch_allocator && header.api == Some(Api::CuMemUnmap) {
+            self.physical.asleep().forget(call.address, end);
+        }
         match header.api {
             Some(Api::CuMemUnmap) if worked => {
-                let end = call.address.saturating_add(call.bytes.max(0) as u64);
                 while let Some((&address, &(_, handle))) =
                     self.physical.mapped.range(call.address..end).next()
                 {
                     self.physical.mapped.remove(&address);
-                    if self
-                        .memory
-                        .live
-                        .regions
-                        .get(&address)
-                        .is_some_and(|live| live.kind == MemoryKind::Mapped)
-                    {
+                    let region = self.memory.live.regions.get(&address).copied();
+                    if let Some(segment) = region.filter(|live| live.kind == MemoryKind::Mapped) {
                         let unmapped = CallEvent { call: Call { address, ..call }, ..event };
                         self.free_region(address, &unmapped, sink)?;
+                        if !call.from_torch_allocator {
+                            self.physical.asleep().add(address, segment);
+                        }
                     }
                     self.release_physical(handle, &event, sink)?;
                 }

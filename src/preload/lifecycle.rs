@@ -4,18 +4,14 @@
 //! reads the settings and opens nothing; the first event that is worth a trace starts the recorder.
 
 use std::ffi::c_void;
-use std::io::Write;
-use std::path::Path;
 
 use memtrace_record::{Recorder, Session, own_page};
 use memtrace_trace::config::{Level, Settings};
-use memtrace_trace::private_file;
 
 use crate::attribution::{phases, ranges};
 use crate::ffi::{device_sample, symbols};
 use crate::python::errors;
-use crate::runtime::signals::without_write_signals;
-use crate::runtime::{fork, log, session};
+use crate::runtime::{fork, launcher, log, session};
 use crate::{hooks, process_info};
 
 #[ctor::ctor(unsafe)]
@@ -23,7 +19,7 @@ fn load() {
     if is_privileged() {
         return;
     }
-    report_load();
+    launcher::tell_load();
     // A child, a signal handler or another thread's lock may forbid a look-up later.
     hooks::libc::exit::install();
     let (mut settings, mut warnings) = Settings::from_env();
@@ -49,6 +45,7 @@ fn load() {
         sample: device_sample::sample,
         start_anew,
         say: log::line,
+        fail: launcher::tell_failure,
         settings,
     };
     if !session::begin(session) {
@@ -106,15 +103,4 @@ fn start_anew() {
 fn is_privileged() -> bool {
     // SAFETY: it reads a value that the kernel passed to the program.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
-}
-
-/// Reports to the launcher, which cannot see it otherwise, that the library was loaded: one byte in the file
-/// that `MEMTRACE_HELLO` names.
-fn report_load() {
-    let Some(path) = std::env::var_os("MEMTRACE_HELLO") else { return };
-    without_write_signals(|| {
-        if let Ok(mut file) = private_file::append(Path::new(&path)) {
-            let _ = file.write_all(b".");
-        }
-    });
 }

@@ -106,6 +106,9 @@ fn about_phantom() -> String {
     let (guessed, refused) = (names("guessed_calls"), names("refused_calls"));
     let mut text =
         format!("invented_reads={reads} invented_bytes={bytes} guessed={guessed} refused={refused}");
+    if let Some(answers) = about["stand_in_answers"].as_u64() {
+        text.push_str(&format!(" stand_in_answers={answers}"));
+    }
     let faults = |happened: bool| -> String {
         let faults = about["faults"].as_array().into_iter().flatten();
         let wanted = faults.filter(|fault| (fault["failures"].as_u64() > Some(0)) == happened);

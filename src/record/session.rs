@@ -34,6 +34,8 @@ pub struct Session {
     pub start_anew: fn(),
     /// Prints a line on stderr with the prefix `memtrace: `.
     pub say: fn(&str),
+    /// Prints the reason why the trace could not be written, and tells it to the launcher.
+    pub fail: fn(&str),
 }
 
 impl Session {

@@ -460,6 +460,22 @@ const OTHERS: &[Variable] = &[
             empty; --phantom-dynamic sets it",
     },
     Variable {
+        name: "MEMTRACE_PHANTOM_RANKS",
+        default: "",
+        help: "the ranks that run and the number of all, such as 0,7/512; memtrace run --ranks sets it",
+    },
+    Variable {
+        name: "MEMTRACE_PHANTOM_STORE",
+        default: "",
+        help: "the port of the rendezvous store that answers for stand-ins; memtrace run --ranks sets it",
+    },
+    Variable {
+        name: "MEMTRACE_PHANTOM_PATIENCE",
+        default: "60",
+        help: "seconds after which a rank among stand-ins that only waits for another rank is ended with a message; \
+            0: never",
+    },
+    Variable {
         name: "MEMTRACE_PHANTOM_READS",
         default: "20000",
         help: "reads of one place with one invented answer, without new input, after which a simulated GPU stops \

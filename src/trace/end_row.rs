@@ -44,6 +44,9 @@ pub struct EndText<'a> {
     pub lost: u64,
     /// The number of contradictions between events.
     pub anomalies: Anomalies,
+    /// Texts of the trace so far that have a quote before them, because a spreadsheet would take them for formulas.
+    /// `None` when nobody knows: a command completed the trace from its journal.
+    pub formulas: Option<u64>,
 }
 
 /// The numbers of contradictions between the events of a process.
@@ -61,14 +64,24 @@ pub struct Anomalies {
 
 impl fmt::Display for EndText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let EndText { ending, more, lost, anomalies } = self;
+        let EndText { ending, more, lost, anomalies, formulas } = self;
         let Anomalies { unmatched_frees, missed_frees, corrections, gaps } = anomalies;
         let space = if more.is_empty() { "" } else { " " };
         write!(
             f,
             "{ending}{space}{more} lost={lost} unmatched_frees={unmatched_frees} missed_frees={missed_frees} corrections={corrections} gaps={gaps}"
-        )
+        )?;
+        formulas.map_or(Ok(()), |formulas| write!(f, " {FORMULAS}={formulas}"))
     }
+}
+
+/// The key of [`EndText::formulas`].
+const FORMULAS: &str = "formulas";
+
+/// [`EndText::formulas`] in the text of an `end` row.
+#[must_use]
+pub fn formulas(text: &str) -> Option<u64> {
+    values(text).find(|(key, _)| *key == FORMULAS)?.1.parse().ok()
 }
 
 /// The word of an `end` row, with a space behind it, that says how often a name was replaced by `(too many names)`; empty
@@ -94,6 +107,7 @@ mod tests {
             more: "invented_reads=3",
             lost: 1,
             anomalies: Anomalies { unmatched_frees: 2, missed_frees: 3, corrections: 4, gaps: 5 },
+            formulas: None,
         };
         let written = text.to_string();
         assert_eq!(
@@ -102,6 +116,10 @@ mod tests {
         );
         assert_eq!(Ending::of(&written), Some(Ending::Exit));
         assert_eq!(values(&written).nth(1), Some(("lost", "1")));
+        assert_eq!(formulas(&written), None);
+        text.formulas = Some(6);
+        assert_eq!(text.to_string(), format!("{written} formulas=6"));
+        assert_eq!(formulas(&text.to_string()), Some(6));
         text.more = "";
         assert!(text.to_string().starts_with("exit lost=1 "));
         assert_eq!(Ending::of("(none)"), None);

@@ -20,6 +20,7 @@ pub mod error;
 pub mod event;
 pub mod event_name;
 pub mod files;
+pub mod hello;
 pub mod journal;
 pub mod ledger;
 pub mod memory;

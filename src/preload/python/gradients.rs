@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use memtrace_record::intern::TextId;
 use memtrace_trace::Category;
-use rustc_hash::{FxBuildHasher, FxHashSet};
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use crate::ffi::cpython::{Arguments, Gil, Object, Owned, RawObject};
 use crate::python::tags::{self, Tag};
@@ -121,8 +121,8 @@ fn gradient(
 
 /// `record_gradients(owners, Tensor, strided, category) -> list`: tags the gradients of the parameters in
 /// `owners`, pairs of anything and an `Owner` (a weak reference, the id of the path, the id of the name, and
-/// more). When gradients share a storage, the first of them names it. Returns the indices of those that the
-/// tracer has to look at.
+/// more). Returns the indices of those that the tracer has to look at: also of those that share a storage, which
+/// belongs to all of them.
 pub(crate) fn record_gradients(arguments: Arguments<'_>) -> Option<Owned> {
     let gil = arguments.gil;
     let (owners, plain, strided) = (arguments.get(0)?, arguments.get(1)?, arguments.get(2)?);
@@ -130,25 +130,46 @@ pub(crate) fn record_gradients(arguments: Arguments<'_>) -> Option<Owned> {
     let names = Names::get(gil)?;
     let left = gil.new_list()?;
     let size = owners.list_size();
-    let mut seen = FxHashSet::with_capacity_and_hasher(size, FxBuildHasher);
+    // By storage: the place in `found` of its last gradient.
+    let mut last: FxHashMap<usize, usize> = FxHashMap::with_capacity_and_hasher(size, FxBuildHasher);
+    let mut found: Vec<Found> = Vec::with_capacity(size);
     for index in 0..size {
         // SAFETY: the tracer made the list for this call, and nobody else has it.
         let owner = unsafe { owners.list_item(index) }?.tuple_item(1)?;
         match gradient(gil, names, owner.tuple_item(0)?, plain, strided) {
             Some(Gradient::None | Gradient::At(0)) => {}
             Some(Gradient::At(pointer)) => {
-                if seen.insert(pointer) {
-                    let text = |index| owner.tuple_item(index)?.to_size().map(|id| id as TextId);
-                    tags::record(Tag { pointer, category, path: text(1)?, name: text(2)?, weak: false });
+                let text = |index| owner.tuple_item(index)?.to_size().map(|id| id as TextId);
+                let tag = Tag { pointer, category, path: text(1)?, name: text(2)?, weak: false };
+                let before = last.insert(pointer, found.len());
+                if let Some(before) = before.and_then(|before| found.get_mut(before)) {
+                    before.is_shared = true;
                 }
+                found.push(Found { index, tag, is_shared: before.is_some() });
             }
             None => {
                 gil.clear_error();
-                if let Some(index) = gil.integer(index as i64) {
-                    left.get().append(index.get());
-                }
+                leave(gil, &left, index);
             }
         }
     }
+    for Found { index, tag, is_shared } in found {
+        if is_shared { leave(gil, &left, index) } else { tags::record(tag) }
+    }
     Some(left)
+}
+
+/// A gradient whose storage is known.
+struct Found {
+    index: usize,
+    tag: Tag,
+    /// True if another gradient lies in its storage.
+    is_shared: bool,
+}
+
+/// Leaves a gradient to the tracer.
+fn leave(gil: Gil, left: &Owned, index: usize) {
+    if let Some(index) = gil.integer(index as i64) {
+        left.get().append(index.get());
+    }
 }

@@ -35,7 +35,7 @@ macro_rules! source {
 
 const LOADER: Source = source!("loader");
 /// The modules of the tracer, but `native`.
-static SOURCES: [Source; 18] = [
+static SOURCES: [Source; 20] = [
     source!("caches"),
     source!("failures"),
     source!("forwards"),
@@ -47,10 +47,12 @@ static SOURCES: [Source; 18] = [
     source!("live_objects"),
     source!("module_memory"),
     source!("paths"),
+    source!("shared"),
     source!("start"),
     source!("steps"),
     source!("storages"),
     source!("tags"),
+    source!("texts"),
     source!("torch_api"),
     source!("uncalled"),
     source!("wrappers"),

@@ -6,7 +6,6 @@
 
 use std::ffi::CStr;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use memtrace_record::intern::TextId;
@@ -90,17 +89,18 @@ fn enter_without_tracer(module: usize) -> bool {
 /// The tracer's functions: before a module, with its arguments; after it, with the module and its result.
 static AROUND: Around = Around { before: TracerFunction::new(), after: TracerFunction::new() };
 
-/// The module whose call is followed by [`AFTER_OUTERMOST`]; 0 for none.
-static AWAITED: AtomicUsize = AtomicUsize::new(0);
+/// The tracer's function after the outermost call of a module that waits for it
+/// ([`ThreadState::awaited_module`](thread::ThreadState::awaited_module)).
 static AFTER_OUTERMOST: TracerFunction = TracerFunction::new();
 
-/// `call_after(module, function)`: the outermost call of the module that is in progress is followed by
-/// `function(module)`. The function is the same each time.
+/// `call_after(module, function)`: the outermost call of the module that is in progress on this thread is
+/// followed by `function(module)`. The function is the same each time.
 pub(crate) fn call_after(arguments: Arguments<'_>) {
     if !AFTER_OUTERMOST.is_set() {
         AFTER_OUTERMOST.set(arguments.get(1));
     }
-    AWAITED.store(arguments.id(0), Ordering::Relaxed);
+    let module = arguments.id(0);
+    thread::with(|state| state.awaited_module.set(module));
 }
 
 /// The value of the field of `Module._call_impl`.
@@ -146,9 +146,10 @@ unsafe extern "C-unwind" fn call_module(
             }
         }
         shielded(|| module_ranges::leave(module as usize));
-        let is_awaited = AWAITED.load(Ordering::Relaxed) == module as usize;
+        let awaited = shielded(|| thread::with(|state| state.awaited_module.get())).flatten();
+        let is_awaited = awaited == Some(module as usize);
         if is_awaited && !result.is_null() && shielded(module_ranges::depth) == Some(0) {
-            AWAITED.store(0, Ordering::Relaxed);
+            shielded(|| thread::with(|state| state.awaited_module.set(0)));
             // SAFETY: one argument, which the caller keeps.
             if !unsafe { AFTER_OUTERMOST.call(args, 1, null_mut()) } {
                 // SAFETY: as above.

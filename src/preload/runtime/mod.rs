@@ -4,6 +4,7 @@ pub(crate) mod cache;
 pub(crate) mod fixed_text;
 pub(crate) mod fork;
 pub(crate) mod guard;
+pub(crate) mod launcher;
 pub(crate) mod log;
 pub(crate) mod pause;
 pub(crate) mod session;

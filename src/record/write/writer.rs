@@ -55,7 +55,7 @@ pub(crate) fn spawn(
     start_thread("memtrace", 512 << 10, move || {
         if catch_unwind(AssertUnwindSafe(|| Writer::run(session, queue, control, start_ns))).is_err() {
             queue.close();
-            (session.say)(
+            (session.fail)(
                 "the trace ends early by a defect of memtrace; when the program has ended, memtrace check --repair finishes it",
             );
             if !control.is_finishing() {
@@ -93,7 +93,7 @@ impl Writer {
         let mut writer = match Writer::open(session, queue, control, start_ns) {
             Ok(writer) => writer,
             Err(why) => {
-                (session.say)(&format!("not tracing: {why}"));
+                (session.fail)(&format!("not tracing: {why}"));
                 queue.close();
                 queue.pool().remove_file();
                 answer_until_finish(control);
@@ -116,7 +116,7 @@ impl Writer {
                 queue.pool().remove_file();
                 "free some space or set MEMTRACE_OUT"
             };
-            (session.say)(&format!(
+            (session.fail)(&format!(
                 "the trace ends early: {}: {error}; the program goes on untraced; {advice}",
                 path.display()
             ));

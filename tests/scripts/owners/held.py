@@ -4,6 +4,7 @@ held.py CASE     prints JSON: the bytes by category that the case expects at its
 """
 
 import json
+import os
 import sys
 
 import torch
@@ -77,6 +78,37 @@ def offloaded():
     checkpoint(kv_cache=size_of(tensors_of(cache)))
 
 
+def offloaded_static():
+    how = {"cache_implementation": "offloaded_static", "disable_compile": True}
+    cache = generate(llama(), **how).past_key_values
+    torch.cuda.synchronize()
+    checkpoint(kv_cache=size_of(tensors_of(cache)))
+
+
+def quantized():
+    """A cache whose layers keep what hqq returns: a tensor of codes, and a dict with more tensors."""
+    from transformers.cache_utils import Cache, QuantizedLayer
+
+    class Quantized(QuantizedLayer):
+        def _quantize(self, tensor, axis):
+            scale = tensor.abs().amax(dim=-1, keepdim=True)
+            return (tensor / scale).to(torch.int8), {"scale": scale, "zero": torch.zeros_like(scale)}
+
+        def _dequantize(self, quantized):
+            codes, about = quantized
+            return codes * about["scale"] + about["zero"]
+
+    model = llama()
+    cache = Cache(layers=[Quantized(residual_length=8) for _ in range(model.config.num_hidden_layers)])
+    # Beyond the residual length, so that the second quantization has replaced the first.
+    generate(model, tokens=12, past_key_values=cache)
+    held = tensors_of(cache)
+    for layer in cache.layers:
+        for codes, about in (layer._quantized_keys, layer._quantized_values):
+            held += [codes, about["scale"], about["zero"]]
+    checkpoint(kv_cache=size_of(held))
+
+
 def failed_call():
     """A call that fails keeps no cache alive."""
     from transformers import DynamicCache
@@ -91,6 +123,38 @@ def failed_call():
     del cache
     torch.cuda.synchronize()
     checkpoint(kv_cache=0)
+
+
+def two_threads():
+    """Two threads call one model at once, each with a cache of its own: each call's tensors are found."""
+    import threading
+
+    from transformers import DynamicCache
+
+    model = llama()
+    model(PROMPT.cuda(), past_key_values=DynamicCache(config=model.config))
+    caches = [DynamicCache(config=model.config) for _ in range(2)]
+    both = threading.Barrier(2)
+    forward = model.model.forward
+
+    def together(*args, **kwargs):
+        both.wait(60)
+        result = forward(*args, **kwargs)
+        both.wait(60)
+        return result
+
+    model.model.forward = together
+
+    def call(cache):
+        with torch.no_grad():
+            model(PROMPT.cuda(), past_key_values=cache)
+
+    threads = [threading.Thread(target=call, args=(cache,)) for cache in caches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    checkpoint(kv_cache=size_of([tensor for cache in caches for tensor in tensors_of(cache)]))
 
 
 class State:
@@ -157,6 +221,35 @@ def graph():
     checkpoint(cuda_graph=size_of([y]))
 
 
+def own_pool():
+    """A pool of the program's own, whose free memory no graph has; and one that a graph is captured into."""
+    import ctypes
+
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        kept = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+        gone = torch.empty(24 << 20, dtype=torch.uint8, device="cuda")
+    del gone
+    checkpoint(cuda_graph=0)
+    cuda, graph, stream = ctypes.CDLL(None), ctypes.c_void_p(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    on = ctypes.c_void_p(stream.cuda_stream)
+    assert cuda.cudaGraphCreate(ctypes.byref(graph), 0) == 0
+    captured_into = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(captured_into):
+        begun = cuda.cudaStreamBeginCaptureToGraph(on, graph, None, None, ctypes.c_size_t(0), 2)
+        assert begun == 0, begun
+        captured = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+        assert cuda.cudaStreamEndCapture(on, ctypes.byref(graph)) == 0
+        after = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
+    torch.cuda.nvtx.mark("checkpoint:1")
+    print(json.dumps({"cuda_graph": size_of([captured])}))
+    assert after is not None and kept is not None
+    # Everything is alive at the end of the trace.
+    sys.stdout.flush()
+    os._exit(0)
+
+
 def optimizer():
     """One parameter of 64 MiB with foreach AdamW: two tensors of state, whatever the step allocates."""
     model = nn.Linear(4096, 4096, bias=False, device="cuda")
@@ -167,6 +260,33 @@ def optimizer():
         stepper.zero_grad()
     state = [value for values in stepper.state.values() for value in values.values()]
     checkpoint(optimizer_state=size_of(state), parameter=size_of(model.parameters()))
+
+
+def flat_buffers():
+    """The weights of a bf16 model in one buffer, its gradients in another, and float32 copies that an
+    optimizer steps: what DeepSpeed and apex make, and DDP's buckets."""
+    layers = nn.Linear(512, 512, bias=False), nn.Linear(512, 512, bias=False)
+    model = nn.Sequential(nn.Sequential(*layers), nn.Linear(512, 64, bias=False)).cuda().bfloat16()
+    weights = list(model[0].parameters())
+    flat = torch.cat([weight.data.flatten() for weight in weights])
+    bucket = torch.zeros_like(flat)
+    for index, weight in enumerate(weights):
+        part = slice(index * weight.numel(), (index + 1) * weight.numel())
+        weight.data, weight.grad = flat[part].view_as(weight), bucket[part].view_as(weight)
+    copies = [weight.detach().float() for weight in model.parameters()]
+    stepper = torch.optim.SGD(copies, lr=0.1, momentum=0.9)
+    for _ in range(3):
+        model(torch.ones(4, 512, device="cuda", dtype=torch.bfloat16)).sum().backward()
+        for copy, weight in zip(copies, model.parameters(), strict=True):
+            copy.grad = weight.grad.float()
+        stepper.step()
+        stepper.zero_grad()
+    state = [value for values in stepper.state.values() for value in values.values()]
+    checkpoint(
+        parameter=size_of([flat, model[1].weight]),
+        gradient=size_of([bucket, model[1].weight.grad]),
+        optimizer_state=size_of([*copies, *state]),
+    )
 
 
 def own_optimizer():

@@ -78,7 +78,7 @@ def stand_in(name, **members):
 
 layouts = {
     name: object()
-    for name in ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
+    for name in ("float32", "strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 }
 
 

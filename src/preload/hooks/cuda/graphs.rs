@@ -9,6 +9,15 @@ use crate::runtime::guard::shielded;
 
 caller_hooks! {
     cudaStreamBeginCapture(stream: *mut c_void, mode: c_uint) caller "rdx" => begin, CUDA_BEGIN_CAPTURE;
+    // All six registers of arguments are taken, and the body needs no caller.
+    cudaStreamBeginCaptureToGraph(
+        stream: *mut c_void,
+        graph: *mut c_void,
+        dependencies: *const c_void,
+        edges: *const c_void,
+        count: usize,
+        mode: c_uint
+    ) caller "rax" => begin_to_graph, CUDA_BEGIN_CAPTURE_TO_GRAPH;
     cudaStreamEndCapture(stream: *mut c_void, graph: *mut c_void) caller "rdx" => end, CUDA_END_CAPTURE;
 }
 
@@ -16,6 +25,23 @@ unsafe extern "C" fn begin(stream: *mut c_void, mode: c_uint, _: *const c_void) 
     let Some(real) = CUDA_BEGIN_CAPTURE.get() else { return NOT_INITIALIZED };
     // SAFETY: the caller's own arguments, passed on unchanged.
     let status = unsafe { real(stream, mode) };
+    if status == SUCCESS {
+        shielded(graph_captures::begin);
+    }
+    status
+}
+
+unsafe extern "C" fn begin_to_graph(
+    stream: *mut c_void,
+    graph: *mut c_void,
+    dependencies: *const c_void,
+    edges: *const c_void,
+    count: usize,
+    mode: c_uint,
+) -> c_int {
+    let Some(real) = CUDA_BEGIN_CAPTURE_TO_GRAPH.get() else { return NOT_INITIALIZED };
+    // SAFETY: the caller's own arguments, passed on unchanged.
+    let status = unsafe { real(stream, graph, dependencies, edges, count, mode) };
     if status == SUCCESS {
         shielded(graph_captures::begin);
     }

@@ -6,6 +6,7 @@ A dynamic cache has new tensors after each call, so it is tagged before and afte
 from __future__ import annotations
 
 import weakref
+from _thread import get_ident
 
 from .failures import count
 from .held import CACHE_WORDS, KV_CACHE, PACKAGES, package_of, tensors_in
@@ -17,8 +18,8 @@ from .torch_api import without_torch_function
 _is_cache: dict[type, bool] = {}
 # By id(cache): a reference to it, and to the tensors that are tagged, by their names.
 _known: dict[int, tuple[weakref.ref, dict[str, weakref.ref]]] = {}
-# By id(module): the caches of the call in progress. No reference keeps one alive when the call fails.
-_of_call: dict[int, list[weakref.ref]] = {}
+# By id(module) and thread: the caches of the call in progress. No reference keeps one alive when it fails.
+_of_call: dict[tuple[int, int], list[weakref.ref]] = {}
 KNOWN_LIMIT = 256
 
 
@@ -58,14 +59,14 @@ def caches_are_given(module, args: tuple, kwargs: dict) -> None:
     if caches:
         for cache in caches:
             tag_cache(cache)
-        _of_call[id(module)] = [weakref.ref(cache) for cache in caches]
+        _of_call[id(module), get_ident()] = [weakref.ref(cache) for cache in caches]
         call_after(module, _call_returned)
 
 
 def _call_returned(module) -> None:
     try:
         with without_torch_function():
-            for reference in _of_call.pop(id(module), ()):
+            for reference in _of_call.pop((id(module), get_ident()), ()):
                 cache = reference()
                 if cache is not None:
                     tag_cache(cache)

@@ -71,6 +71,11 @@ def package_of(kind: type) -> str:
     return name.partition(".")[0] if isinstance(name, str) else ""
 
 
+def is_of(kind: type, packages: frozenset) -> bool:
+    """Returns True if one of these packages defines a class, or a class that it derives from."""
+    return any(package_of(base) in packages for base in kind.__mro__)
+
+
 def tensors_in(items, packages: frozenset, visited: set[int]):
     """Yields the names and tensors among pairs of names and objects, and inside these. `visited` has the ids
     of the objects that were searched."""
@@ -91,7 +96,7 @@ def tensors_in(items, packages: frozenset, visited: set[int]):
             inside = list(enumerate(itertools.islice(list.__iter__(value), ITEMS)))
         elif issubclass(kind, tuple):
             inside = list(enumerate(itertools.islice(tuple.__iter__(value), ITEMS)))
-        elif package_of(kind) in packages and kind.__dictoffset__:
+        elif kind.__dictoffset__ and is_of(kind, packages):
             inside = list(vars(value).items())
         else:
             continue

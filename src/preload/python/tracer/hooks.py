@@ -120,15 +120,21 @@ _outermost_calls = 0
 _searched_bytes = 0
 
 
+# As much more memory outside phases is worth a search at any call: a server has allocated its cache.
+MUCH = 64 << 20
+
+
 def _is_engine_due(calls: int) -> bool:
     """Returns True if servers' runners and caches are to be searched for at an outermost call of this number:
-    at the first calls, and at 10, 30, 100, ..., when memory was allocated outside every phase meanwhile."""
+    at the first calls, and at 10, 30, 100, ..., when memory was allocated outside every phase meanwhile; at
+    any call when that was much."""
     global _searched_bytes
-    if calls > FIRST and str(calls).rstrip("0") not in ("1", "3"):
-        return False
     size = bytes_outside_phases()
-    is_due, _searched_bytes = size > _searched_bytes, size
-    return is_due
+    is_usual = calls <= FIRST or str(calls).rstrip("0") in ("1", "3")
+    if size > _searched_bytes * 1.5 + MUCH or is_usual and size > _searched_bytes:
+        _searched_bytes = size
+        return True
+    return False
 
 
 def after_forward(module, output) -> None:

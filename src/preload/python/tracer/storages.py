@@ -43,9 +43,8 @@ def _sparse_parts(tensor) -> tuple:
     return ()
 
 
-def tag(tensor, category: int, path_id: int, name_id: int, seen: set[int], weak: int = 0) -> None:
-    """Records what a tensor's memory is for. `seen` has the storages that are tagged already: when tensors
-    share a storage, the first of them names it. A weak tag leaves a more specific use as it is."""
+def pointers_of(tensor) -> list[int]:
+    """The beginnings of the storages in GPU memory that a tensor lies in; none when it has no memory."""
     try:
         kind = type(tensor)
         if (kind is Tensor or kind is Parameter) and tensor.layout is strided:
@@ -53,16 +52,25 @@ def tag(tensor, category: int, path_id: int, name_id: int, seen: set[int], weak:
             parts = (tensor,) if tensor.is_cuda else ()
         else:
             parts = dense_parts(tensor)
-        for part in parts:
-            # The beginning of the storage. `untyped_storage` makes an object, so it is asked only for views.
-            pointer = part.untyped_storage().data_ptr() if part.storage_offset() else part.data_ptr()
-            if pointer and pointer not in seen:
-                seen.add(pointer)
-                record_tag(pointer, category, path_id, name_id, weak)
+        # `untyped_storage` makes an object, so it is asked only for views.
+        found = [
+            part.untyped_storage().data_ptr() if part.storage_offset() else part.data_ptr() for part in parts
+        ]
+        return [pointer for pointer in found if pointer]
     except Exception as error:
         # A tensor without memory is no failure; a tensor subclass may raise anything.
         if not _is_without_storage(tensor, error):
             count("tag of a tensor", error)
+        return []
+
+
+def tag(tensor, category: int, path_id: int, name_id: int, seen: set[int], weak: int = 0) -> None:
+    """Records what a tensor's memory is for. `seen` has the storages that are tagged already: when tensors
+    share a storage, the first of them names it. A weak tag leaves a more specific use as it is."""
+    for pointer in pointers_of(tensor):
+        if pointer not in seen:
+            seen.add(pointer)
+            record_tag(pointer, category, path_id, name_id, weak)
 
 
 def _is_without_storage(tensor, error: Exception) -> bool:

@@ -11,10 +11,12 @@ from _thread import get_ident
 from typing import NamedTuple
 
 from .held import tag_attributes
-from .native import CATEGORIES, backward_count, record_gradients, text_id
+from .native import CATEGORIES, backward_count, record_gradients
 from .paths import path_of, root_id_of, table_by_module
+from .shared import SharedTags
 from .storages import tag
-from .torch_api import Tensor, strided
+from .texts import id_of
+from .torch_api import Tensor, float32, strided
 
 PARAMETER = CATEGORIES["parameter"]
 BUFFER = CATEGORIES["buffer"]
@@ -48,16 +50,10 @@ _training_threads: dict[int, int] = table_by_module()
 # The number of backward functions that had run when gradients were tagged last.
 _tagged_backwards = -1
 
-_text_ids: dict[str, int] = {"": 0}
+# The types of the parameters of called models.
+_model_types: set = set()
 # By the name of a parameter and the key of a state: the id of `weight.exp_avg`.
 _state_name_ids: dict[tuple[str, str], int] = {}
-
-
-def _id_of(text: str) -> int:
-    found = _text_ids.get(text)
-    if found is None:
-        found = _text_ids[text] = text_id(text)
-    return found
 
 
 def owner_of(parameter) -> Owner | None:
@@ -67,9 +63,12 @@ def owner_of(parameter) -> Owner | None:
 
 
 def add_without_path(parameter) -> None:
-    """Adds a parameter that an optimizer steps and that belongs to no called module."""
+    """Adds a parameter that an optimizer steps and that belongs to no called module. In float32 beside models
+    that have none of it, it is the optimizer's copy of weights: part of its state."""
     if owner_of(parameter) is None:
         _owners[id(parameter)] = Owner(weakref.ref(parameter), 0, 0, "", 0)
+        if _model_types and float32 not in _model_types and parameter.dtype is float32:
+            tag(parameter, OPTIMIZER_STATE, 0, id_of("master"), set(), weak=1)
 
 
 def _gradient_of(parameter):
@@ -82,9 +81,10 @@ def tag_model(root) -> None:
     seen: set[int] = set()
     visited: set[int] = set()
     root_id = root_id_of(id(root))
+    parameters, gradients = SharedTags(PARAMETER), SharedTags(GRADIENT)
     inside = {id(module) for module in root.modules()}
     for module in root.modules():
-        path_id = _id_of(path_of(module))
+        path_id = id_of(path_of(module))
         if not path_id:
             continue
         for name, parameter in module._parameters.items():
@@ -94,19 +94,24 @@ def tag_model(root) -> None:
             owner = owner_of(parameter)
             # A parameter that another root shares keeps its name there.
             if owner is None or owner.root_id in inside or owner.root_id in (root_id, 0):
-                owner = Owner(weakref.ref(parameter), path_id, _id_of(name), name, root_id)
+                owner = Owner(weakref.ref(parameter), path_id, id_of(name), name, root_id)
                 _owners[id(parameter)] = owner
-            tag(parameter, PARAMETER, owner.path_id, owner.name_id, seen)
+            parameters.add(parameter, owner.path_id, owner.name_id)
+            _model_types.add(parameter.dtype)
             gradient = _gradient_of(parameter)
             if gradient is not None:
-                tag(gradient, GRADIENT, owner.path_id, owner.name_id, seen)
-        for name, buffer in module._buffers.items():
+                gradients.add(gradient, owner.path_id, owner.name_id)
+    parameters.record(seen)
+    gradients.record(seen)
+    for module in root.modules():
+        path_id = id_of(path_of(module))
+        for name, buffer in module._buffers.items() if path_id else ():
             if buffer is not None:
-                tag(buffer, BUFFER, path_id, _id_of(name), seen)
+                tag(buffer, BUFFER, path_id, id_of(name), seen)
     # After all of them: an attribute may be a view of a parameter.
     searched: set[int] = set()
     for module in root.modules():
-        path_id = _id_of(path_of(module))
+        path_id = id_of(path_of(module))
         if path_id:
             tag_attributes(module, path_id, seen, searched)
 
@@ -148,7 +153,7 @@ def tag_gradients_of(optimizer) -> None:
 
 def _tag_gradients_of_owners(owners: list[tuple[int, Owner]]) -> None:
     """Tags the gradients of parameters, which are given by their entries in `_owners`."""
-    seen: set[int] = set()
+    gradients = SharedTags(GRADIENT)
     for index in record_gradients(owners, Tensor, strided, GRADIENT):
         key, owner = owners[index]
         parameter = owner.reference()
@@ -157,7 +162,8 @@ def _tag_gradients_of_owners(owners: list[tuple[int, Owner]]) -> None:
             continue
         gradient = _gradient_of(parameter)
         if gradient is not None:
-            tag(gradient, GRADIENT, owner.path_id, owner.name_id, seen)
+            gradients.add(gradient, owner.path_id, owner.name_id)
+    gradients.record(set())
 
 
 def tag_state_of(optimizer) -> None:
@@ -172,7 +178,7 @@ def tag_state_of(optimizer) -> None:
             if isinstance(value, Tensor):
                 state = (name, key)
                 if state not in _state_name_ids:
-                    _state_name_ids[state] = _id_of(f"{name}.{key}" if name else str(key))
+                    _state_name_ids[state] = id_of(f"{name}.{key}" if name else str(key))
                 tag(value, OPTIMIZER_STATE, path_id, _state_name_ids[state], seen)
 
 

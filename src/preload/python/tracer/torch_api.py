@@ -33,6 +33,7 @@ def without_modes():
         yield
 
 
+float32 = torch.float32
 strided = torch.strided
 sparse_coo = torch.sparse_coo
 # Compressed along rows, and along columns.

@@ -33,6 +33,8 @@ pub(crate) struct ThreadState {
     pub(crate) pool: Cell<u16>,
     /// The block that torch's allocator handed out last on this thread; 0 for none.
     pub(crate) last_block: Cell<usize>,
+    /// The module whose outermost call on this thread is followed by the tracer's function; 0 for none.
+    pub(crate) awaited_module: Cell<usize>,
     /// Torch's id of the thread; 0 until the first query.
     pub(crate) torch_id: Cell<u64>,
     /// CUDA events that torch's allocator recorded on this thread since its last report.
@@ -50,6 +52,7 @@ thread_local! {
             unreported: Cell::new(false),
             pool: Cell::new(0),
             last_block: Cell::new(0),
+            awaited_module: Cell::new(0),
             torch_id: Cell::new(0),
             recorded_events: RefCell::new(Vec::new()),
         }

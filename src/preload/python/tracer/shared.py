@@ -1,0 +1,32 @@
+"""Tags of parameters and of gradients, several of which may lie in one storage: flat buffers of DeepSpeed,
+the buckets of DDP. Such a storage belongs to the innermost module that contains all of them."""
+
+from __future__ import annotations
+
+from .native import record_tag
+from .storages import pointers_of
+from .texts import common_ancestor
+
+
+class SharedTags:
+    """Collects tags of one category, and records one for each storage."""
+
+    def __init__(self, category: int) -> None:
+        self.category = category
+        # By the beginning of a storage: the path and the name of what lies in it.
+        self._found: dict[int, tuple[int, int]] = {}
+
+    def add(self, tensor, path_id: int, name_id: int) -> None:
+        for pointer in pointers_of(tensor):
+            known = self._found.get(pointer)
+            if known is None:
+                self._found[pointer] = (path_id, name_id)
+            elif known != (path_id, name_id):
+                self._found[pointer] = (common_ancestor(known[0], path_id), 0)
+
+    def record(self, seen: set[int]) -> None:
+        """Records the tags of all storages but those in `seen`, and adds these to it."""
+        for pointer, (path_id, name_id) in self._found.items():
+            if pointer not in seen:
+                seen.add(pointer)
+                record_tag(pointer, self.category, path_id, name_id, 0)

@@ -1,0 +1,35 @@
+//! Tells `memtrace run` what it cannot see; see [`memtrace_trace::hello`].
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use memtrace_trace::hello::{HELLO, LOADED, TRACE_FAILED};
+use memtrace_trace::private_file;
+
+use super::log;
+use super::signals::without_write_signals;
+
+/// The launcher's file. The program may change the environment later, from any thread.
+static FILE: OnceLock<Option<PathBuf>> = OnceLock::new();
+
+/// The library was loaded.
+pub(crate) fn tell_load() {
+    FILE.get_or_init(|| std::env::var_os(HELLO).map(PathBuf::from));
+    tell(LOADED);
+}
+
+/// The trace cannot be written: prints `why` on stderr.
+pub(crate) fn tell_failure(why: &str) {
+    log::line(why);
+    tell(TRACE_FAILED);
+}
+
+fn tell(byte: u8) {
+    let Some(Some(path)) = FILE.get() else { return };
+    without_write_signals(|| {
+        if let Ok(mut file) = private_file::append(path) {
+            let _ = file.write_all(&[byte]);
+        }
+    });
+}
