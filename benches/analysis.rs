@@ -17,6 +17,7 @@ use memtrace_analysis::read::symbols::SymbolTable;
 use memtrace_analysis::reports;
 use memtrace_analysis::state::replay;
 use memtrace_trace::csv::RowWriter;
+use memtrace_trace::end_row::{Anomalies, EndText, Ending};
 use memtrace_trace::meta::{Device, Meta};
 use memtrace_trace::{Category, EventName, Row};
 
@@ -152,7 +153,19 @@ fn generate(path: &Path, rows: i64) -> io::Result<()> {
         generator.step(step, &modules)?;
         step += 1;
     }
-    generator.write(Row { event: EventName::End, api: "memtrace", ..Row::default() })?;
+    let end = EndText {
+        ending: Ending::Exit,
+        more: "",
+        lost: 0,
+        anomalies: Anomalies::default(),
+        formulas: Some(0),
+    };
+    generator.write(Row {
+        event: EventName::End,
+        api: "memtrace",
+        name: &end.to_string(),
+        ..Row::default()
+    })?;
     generator.writer.flush()
 }
 

@@ -459,6 +459,69 @@ fn parquet_queries_of_the_docs_have_the_answer_of_ranks() {
     }
 }
 
+/// The digests of a fixture, written by the command into a new folder.
+fn digests(fixture: &str) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let output = memtrace(folder.path(), &[&"digest", &fixtures().join(fixture)]);
+    assert!(output.status.success(), "{fixture}: {}", text(&output.stderr));
+    folder
+}
+
+#[test]
+fn digests_of_every_fixture_have_the_figures_of_the_reports() {
+    let Some(torch) = Torch::installed("2.11.0") else { return };
+    for name in names() {
+        let folder = digests(&name);
+        let answers = ["summary", "frag", "leaks"].map(|report| {
+            let file = folder.path().join(format!("{report}.json"));
+            std::fs::write(&file, self::report(report, &name, &[]).to_string()).unwrap();
+            file
+        });
+        let [summary, frag, leaks] = &answers;
+        check(&torch, "digest", &[&folder.path(), &fixtures().join(&name), summary, frag, leaks]);
+    }
+}
+
+#[test]
+fn digest_queries_of_the_docs_find_the_rank_that_parts_from_its_peers() {
+    let Some(torch) = Torch::installed("2.11.0") else { return };
+    let docs = std::fs::read_to_string(root().join("docs/exports.md")).unwrap();
+    let (_, section) = docs.split_once("## Ten thousand ranks").unwrap();
+    let queries: Vec<&str> =
+        section.split("```sql\n").skip(1).map(|rest| rest.split_once("```").unwrap().0).collect();
+    let [peaks, parted] = queries[..] else { panic!("{} queries", queries.len()) };
+    let folder = TempDir::new().unwrap();
+    let output = memtrace(folder.path(), &[&"digest", &fixtures().join("sharded"), &"-o", &"digests/"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    // Rank 2 has 319.5 KiB more than the others from step 0 on.
+    let printed = check(&torch, "sql", &[&folder.path(), &peaks, &parted]);
+    let lines: Vec<&str> = printed.lines().collect();
+    assert_eq!(lines.len(), 5, "{printed}");
+    assert!(lines[0].starts_with("2\thost\t2\t78071808\t1\tbackward"), "{printed}");
+    assert!(lines[4].starts_with("2\t0\t"), "{printed}");
+}
+
+#[test]
+fn digest_names_a_file_for_each_process_and_refuses_stdout_for_several() {
+    let folder = digests("sharded");
+    let mut files: Vec<String> = std::fs::read_dir(folder.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    files.sort();
+    assert_eq!(files, ["r0", "r1", "r2", "r3"].map(|rank| format!("host.{rank}.1.digest.parquet")));
+    let trace = fixtures().join("sharded");
+    let several = memtrace(folder.path(), &[&"digest", &trace, &"-o", &"-"]);
+    assert!(!several.status.success() && text(&several.stderr).contains("choose one process with --rank"));
+    let one = memtrace(folder.path(), &[&"digest", &trace, &"-o", &"-", &"--rank", &"2"]);
+    assert!(one.stdout.starts_with(b"PAR1") && one.stdout.ends_with(b"PAR1"));
+    let itself = fixtures().join("gpt").join("host.r0.1.csv.gz");
+    let over = memtrace(folder.path(), &[&"digest", &itself, &"-o", &itself]);
+    assert!(!over.status.success() && text(&over.stderr).contains("is the trace itself"));
+    let none = memtrace(folder.path(), &[&"digest", &trace, &"--step", &"99"]);
+    assert_eq!(none.status.code(), Some(2), "{}", text(&none.stderr));
+}
+
 #[test]
 fn speedscope_export_of_every_fixture_follows_speedscopes_schema() {
     let schema = cache().join("speedscope-1.25.0/file-format-schema.json");

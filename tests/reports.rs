@@ -639,6 +639,99 @@ fn diff_compares_owners_and_its_gate_can_fail() {
 }
 
 #[test]
+fn serving_adds_the_processes_of_each_host_and_says_when_they_exceed_a_card() {
+    const MIB: i64 = 1 << 20;
+    let process = |host: &str, rank: i32, cache: i64| {
+        let devices = vec![Device { ordinal: 0, name: "a card".to_owned(), total_bytes: 100 * MIB }];
+        let meta = Meta {
+            host: host.to_owned(),
+            rank,
+            world_size: 4,
+            devices,
+            run_id: "one".to_owned(),
+            ..Meta::default()
+        };
+        let mut trace = TraceBuilder::new(meta);
+        trace.segment((10 + cache) * MIB);
+        trace.alloc(10 * MIB, Row { category: Category::Parameter, ..Row::default() });
+        trace.alloc(cache * MIB, Row { category: Category::KvCache, ..Row::default() });
+        let own = 15 + cache;
+        let name = format!(
+            "total={} free={} process={} others={}",
+            100 * MIB,
+            (100 - own).max(0) * MIB,
+            own * MIB,
+            0
+        );
+        trace.raw(Row { event: EventName::Sample, device: 0, name: &name, ..Row::default() });
+        trace.finish()
+    };
+    let folder = tempfile::TempDir::new().unwrap();
+    // Two processes of the first host fit on its card together, those of the second do not.
+    let processes = [("alpha", 0, 20), ("alpha", 1, 25), ("be\x1bta", 2, 60), ("be\x1bta", 3, 50)];
+    for (host, rank, cache) in processes {
+        std::fs::write(
+            folder.path().join(format!("host.r{rank}.{}.csv", rank + 1)),
+            process(host, rank, cache),
+        )
+        .unwrap();
+    }
+    let serving = |path: &Path| {
+        let input = Input::open(path).unwrap();
+        let options = options(&[("at", "peak"), ("tokens", "1024")]);
+        reports::find("serving").unwrap().run(&[input], &options).unwrap()
+    };
+    let answer = serving(folder.path());
+    let devices = answer.json["devices"].as_array().unwrap();
+    let about = |device: &Value| {
+        let held = |name: &str| {
+            let row = device["rows"].as_array().unwrap().iter().find(|row| row["held_by"] == name).unwrap();
+            row["bytes"].as_i64().unwrap() / MIB
+        };
+        let sum: i64 =
+            device["rows"].as_array().unwrap().iter().map(|row| row["bytes"].as_i64().unwrap()).sum();
+        assert_eq!(Some(sum), device["used_bytes"].as_i64(), "{device:#}");
+        (
+            device["host"].as_str().unwrap().to_owned(),
+            device["processes"].as_i64(),
+            held("weights"),
+            held("KV cache"),
+        )
+    };
+    let found: Vec<_> = devices.iter().map(about).collect();
+    let expected =
+        [("alpha", 45), ("be\x1bta", 110)].map(|(host, cache)| (host.to_owned(), Some(2), 20, cache));
+    assert_eq!(found, expected, "{}", answer.text());
+    let text = answer.text();
+    assert!(text.contains("device 0 of alpha") && text.contains("by 2 processes"), "{text}");
+    // A host's name ends on a terminal.
+    assert!(!text.contains('\x1b'), "{text}");
+    let warning = "This is more than the device has";
+    assert_eq!(text.matches(warning).count(), 1, "{text}");
+    assert!(text.find("of alpha").unwrap() < text.find(warning).unwrap());
+    // One process alone: its host needs no name, and it fits.
+    let one = serving(&folder.path().join("host.r2.3.csv"));
+    assert!(!one.text().contains(" of be") && !one.text().contains(warning), "{}", one.text());
+    assert_eq!(one.json["devices"][0]["processes"], 1);
+}
+
+#[test]
+fn ranks_that_ran_among_stand_ins_are_told_in_one_list() {
+    let folder = tempfile::TempDir::new().unwrap();
+    // With `one-per-stage` each rank is started by itself, and its trace names no other.
+    for (rank, ran) in [(0, "0"), (10, "10"), (2, "2,4-6")] {
+        let phantom = json!({ "card": "t4", "ranks": ran, "ranks_of": 512 });
+        let trace = TraceBuilder::new(Meta { rank, run_id: "a".to_owned(), phantom, ..Meta::default() });
+        std::fs::write(folder.path().join(format!("host.r{rank}.1.csv")), trace.finish()).unwrap();
+    }
+    let input = Input::open(folder.path()).unwrap();
+    let answer = reports::find("summary").unwrap().run(&[input], &options(&[])).unwrap();
+    let text = answer.text();
+    assert!(text.contains("ranks 0,2,4-6,10 of 512 ran, each among stand-ins"), "{text}");
+    assert_eq!(answer.to_json("summary")["phantom"]["ranks"], json!([{ "ran": "0,2,4-6,10", "of": 512 }]));
+}
+
+#[test]
 fn diff_names_the_ranks_that_it_compares_and_signs_each_change() {
     let text = answer("diff", &["sharded", "gpt"], &options(&[])).text();
     assert!(text.contains("compared: rank 2 before, rank 0 after"), "{text}");

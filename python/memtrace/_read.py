@@ -19,6 +19,8 @@ class Source(NamedTuple):
     lines: bytes | None
     # The rows behind the header that an earlier part has too.
     repeated: int
+    # Whether a text may have the quote that hides a formula from spreadsheets.
+    may_have_formulas: bool
 
 
 def read(
@@ -77,4 +79,4 @@ def _source(file: dict[str, Any]) -> Source:
                 stream.seek(0)
                 content = stream.read()
                 lines = content[: content.rfind(b"\n") + 1]
-    return Source(path, lines, file["repeated_rows"])
+    return Source(path, lines, file["repeated_rows"], file["formulas"] != 0)

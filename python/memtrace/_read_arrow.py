@@ -43,7 +43,7 @@ def _read_file(file: Source, columns: list[dict[str, Any]]) -> pyarrow.Table:
         if values.null_count:
             values = values.fill_null(column["default"])
             table = table.set_column(index, column["name"], values)
-        if column["type"] == "text":
+        if column["type"] == "text" and file.may_have_formulas:
             quoted = pyarrow.compute.match_substring_regex(values, QUOTED)
             if pyarrow.compute.any(quoted).as_py():
                 plain = pyarrow.compute.utf8_slice_codeunits(values, 1)

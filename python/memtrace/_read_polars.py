@@ -36,7 +36,7 @@ def _read_file(file: Source, columns: list[dict[str, Any]]) -> polars.DataFrame:
     frame = frame.with_columns(
         polars.lit(column["default"], TYPES[column["type"]]).alias(column["name"]) for column in missing
     )
-    texts = [column["name"] for column in present if column["type"] == "text"]
+    texts = [column["name"] for column in present if column["type"] == "text" and file.may_have_formulas]
     # A text with a `'` before it sorts before `(`, as few others do. This costs less than a search.
     candidates = frame.select((polars.col(texts) < "(").any()) if texts else polars.DataFrame()
     for name in candidates.columns:

@@ -18,6 +18,8 @@ pub enum OutputKind {
     OneFile(&'static str),
     /// A file for each process.
     FileEach(&'static str),
+    /// A file for each process, named after its trace: those of all machines of a job can lie in one folder.
+    FilePerTrace(&'static str),
     /// A folder.
     Folder(&'static str),
 }

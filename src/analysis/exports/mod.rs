@@ -5,6 +5,7 @@
 //! that it reads. Most exports need memory that does not grow with the trace.
 
 mod chrome;
+pub mod digest;
 mod downsample;
 mod export;
 mod folded;
@@ -47,6 +48,9 @@ pub const EXPORTS: &[&dyn Export] = &[
     &memory_tracker::MemoryTracker,
     &plots::Plots,
 ];
+
+/// The export of `memtrace digest`, the short form of a trace; [`EXPORTS`] are for other tools.
+pub const DIGEST: &dyn Export = &digest::Digest;
 
 /// The export called `name`.
 #[must_use]
@@ -102,10 +106,14 @@ pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<
 
 /// The processes of each file to write, and its path.
 fn jobs(kind: OutputKind, input: &Input, place: Option<&Path>) -> Result<Vec<(Input, PathBuf)>> {
-    let (OutputKind::OneFile(ending) | OutputKind::FileEach(ending) | OutputKind::Folder(ending)) = kind;
+    let (OutputKind::OneFile(ending)
+    | OutputKind::FileEach(ending)
+    | OutputKind::FilePerTrace(ending)
+    | OutputKind::Folder(ending)) = kind;
     let stem = trace_stem(&input.path);
     let to_stdout = place.is_some_and(|place| place == Path::new(STDOUT));
-    let each = matches!(kind, OutputKind::FileEach(_)) && input.traces.len() != 1;
+    let per_trace = matches!(kind, OutputKind::FilePerTrace(_));
+    let each = (per_trace || matches!(kind, OutputKind::FileEach(_))) && input.traces.len() != 1;
     if to_stdout && (each || matches!(kind, OutputKind::Folder(_))) {
         return Err(Error::usage(format!(
             "-o -: this export writes several files; name a folder{}",
@@ -114,6 +122,13 @@ fn jobs(kind: OutputKind, input: &Input, place: Option<&Path>) -> Result<Vec<(In
     }
     // In an existing folder, files are named after the trace.
     let folder = place.filter(|place| place.is_dir() || place.as_os_str().as_encoded_bytes().ends_with(b"/"));
+    if per_trace && (place.is_none() || folder.is_some()) {
+        let folder = folder.unwrap_or(Path::new(""));
+        let job = |trace: &TraceFile| {
+            (alone(input, trace), folder.join(format!("{}{ending}", trace_stem(&trace.path))))
+        };
+        return Ok(input.traces.iter().map(job).collect());
+    }
     let file = match (kind, place, folder) {
         (OutputKind::Folder(_), Some(place), _) => place.to_owned(),
         (_, _, Some(folder)) => folder.join(format!("{stem}{ending}")),
@@ -133,10 +148,14 @@ fn jobs(kind: OutputKind, input: &Input, place: Option<&Path>) -> Result<Vec<(In
         } else {
             trace.path.file_name().map_or_else(String::new, |_| trace_stem(&trace.path))
         };
-        let alone = Input { traces: vec![trace.clone()], notes: Vec::new(), ..input.clone() };
-        (alone, labelled(&file, &label, ending))
+        (alone(input, trace), labelled(&file, &label, ending))
     });
     Ok(jobs.collect())
+}
+
+/// One process of `input`.
+fn alone(input: &Input, trace: &TraceFile) -> Input {
+    Input { traces: vec![trace.clone()], notes: Vec::new(), ..input.clone() }
 }
 
 /// `run.snapshot.pickle` with the label `r1` is `run.r1.snapshot.pickle`.

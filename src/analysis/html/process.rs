@@ -15,9 +15,10 @@ use crate::profile::flow_categories;
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::Symbol;
-use crate::state::categories::FlowCategories;
+use crate::state::categories::KnownCategories;
 use crate::state::group::{Key, sorted};
-use crate::state::replay::{self, Block, HOST, Metric, Owner};
+use crate::state::last_oom::LastOom;
+use crate::state::replay::{self, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_rows, replay_trace};
 use crate::state::series::TimeGrid;
 
@@ -30,14 +31,6 @@ pub(super) struct FirstReading {
     ooms: Vec<(i32, Option<LastOom>)>,
     /// The time span of the window.
     time_ns: (i64, i64),
-}
-
-/// The last OOM of a device. Its live blocks are judged at the end of the trace, as those of the peak are.
-struct LastOom {
-    seq: i64,
-    owner: Owner,
-    /// The blocks that were live then and were freed later.
-    gone: Vec<Block>,
 }
 
 impl FirstReading {
@@ -56,7 +49,7 @@ impl FirstReading {
         trace: &TraceFile,
         options: &Options,
         metric: Metric,
-        flow: FlowCategories,
+        flow: KnownCategories,
     ) -> Result<FirstReading> {
         let mut sizes: Vec<(i32, SizeHistogram)> = Vec::new();
         let mut ooms: Vec<(i32, Option<LastOom>)> = Vec::new();
@@ -72,14 +65,12 @@ impl FirstReading {
             if counts {
                 of_device(&mut sizes, row.device).add(row.delta_bytes);
             } else if row.event == EventName::Oom && replay.in_window() {
-                let oom = LastOom { seq: row.seq, owner: Owner::of(row), gone: Vec::new() };
-                *of_device(&mut ooms, row.device) = Some(oom);
+                *of_device(&mut ooms, row.device) = Some(LastOom::new(row));
             } else if !ooms.is_empty()
                 && let Some(freed) = replay.freed()
                 && let Some(oom) = of_device(&mut ooms, freed.device)
-                && freed.id < oom.seq
             {
-                oom.gone.push(*freed);
+                oom.feed(replay);
             }
         })?;
         // A trace without a window starts at time 0.
@@ -171,7 +162,7 @@ impl FirstReading {
             let none = SizeHistogram::default();
             let sizes = self.sizes.iter().find(|sizes| sizes.0 == ordinal).map_or(&none, |(_, sizes)| sizes);
             let oom = self.last_oom(ordinal);
-            let at_oom = oom.map(|oom| self.replayed.replay.at(ordinal, oom.seq, &oom.gone));
+            let at_oom = oom.map(|oom| oom.blocks(&self.replayed.replay, ordinal));
             let oom = oom.map_or(0, |oom| oom.seq);
             let host = self.replayed.replay.find(HOST);
             let pinned_peak = host.map_or(0, |host| host.peak(Metric::Allocated).bytes);

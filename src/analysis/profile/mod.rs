@@ -25,7 +25,7 @@ use rustc_hash::FxHashMap;
 use crate::error::Result;
 use crate::options::Options;
 use crate::read::stream::TraceFile;
-use crate::state::categories::FlowCategories;
+use crate::state::categories::KnownCategories;
 use crate::state::replay::Window;
 use read::BlocksAndFlow;
 
@@ -77,7 +77,7 @@ impl Profile {
 
     /// The category of each block in the end, by `alloc_id`, where it is known.
     #[must_use]
-    pub fn final_categories(&self) -> FlowCategories {
+    pub fn final_categories(&self) -> KnownCategories {
         let mut categories = FxHashMap::default();
         // By time, so a block's last category stays; its end may lie outside the part that was read.
         for change in &self.changes {
@@ -85,7 +85,11 @@ impl Profile {
                 categories.insert(self.block(change).id, change.after.to_trace());
             }
         }
-        FlowCategories::new(categories)
+        if categories.is_empty() {
+            KnownCategories::default()
+        } else {
+            KnownCategories::new(categories, RULE)
+        }
     }
 
     /// Notes on missing data and on inferred categories.
@@ -113,9 +117,9 @@ impl Profile {
 ///
 /// # Errors
 /// When the trace cannot be read.
-pub fn flow_categories(trace: &TraceFile, options: &Options) -> Result<FlowCategories> {
+pub fn flow_categories(trace: &TraceFile, options: &Options) -> Result<KnownCategories> {
     if !needs_flow(trace) {
-        return Ok(FlowCategories::default());
+        return Ok(KnownCategories::default());
     }
     let whole = Options { window: Window::default(), ..options.clone() };
     Ok(Profile::of(trace, &whole)?.final_categories())
@@ -126,7 +130,7 @@ pub fn flow_categories(trace: &TraceFile, options: &Options) -> Result<FlowCateg
 ///
 /// # Errors
 /// When the trace cannot be read.
-pub fn profile_and_flow(trace: &TraceFile, options: &Options) -> Result<(Profile, FlowCategories)> {
+pub fn profile_and_flow(trace: &TraceFile, options: &Options) -> Result<(Profile, KnownCategories)> {
     let profile = Profile::of(trace, options)?;
     let flow = if needs_flow(trace) && options.window == Window::default() {
         profile.final_categories()

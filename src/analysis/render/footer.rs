@@ -3,10 +3,8 @@
 use super::numbers::{counted, percent, share};
 use super::phantom_run::PhantomRun;
 use super::printer::{Cell, Printer, Style};
-use crate::profile;
 use crate::read::input::Input;
 use crate::read::stream::TraceFile;
-use crate::state::categories;
 use crate::state::replay_trace::Replayed;
 
 /// The footer of a report: how complete its data is.
@@ -96,13 +94,7 @@ impl Footer {
 
     /// Adds the rule by which categories were inferred, if any were: for reports that show categories.
     pub fn note_inference(&mut self, replayed: &Replayed) {
-        let by_flow = !replayed.replay.flow.is_empty();
-        let rule = match replayed.replay.first_forward {
-            _ if by_flow => profile::RULE,
-            Some(_) => categories::RULE,
-            None => categories::RULE_WITHOUT_FORWARD,
-        };
-        let rule = rule.to_owned();
+        let rule = replayed.replay.rule().to_owned();
         if replayed.replay.infers() && !self.notes.contains(&rule) {
             self.notes.push(rule);
         }

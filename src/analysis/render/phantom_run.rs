@@ -3,7 +3,7 @@
 //! The meta row of such a trace has the card and the assumptions. The end row has the counts of the run:
 //! reads of values that no kernel computed, calls that were answered by a guess, and calls that were refused.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use memtrace_trace::end_row;
@@ -32,6 +32,11 @@ pub struct PhantomRun {
     pub injected: BTreeSet<String>,
     /// Requested faults that did not happen.
     pub not_injected: BTreeSet<String>,
+    /// By the number of all ranks, those that ran, such as `0` and `2-4`, by their first number; empty when no rank had
+    /// stand-ins.
+    pub ranks: BTreeMap<u64, BTreeSet<(u64, String)>>,
+    /// Operations that were answered for stand-ins; `None` when no trace of a rank among stand-ins has an end row.
+    pub stand_in_answers: Option<u64>,
 }
 
 impl PhantomRun {
@@ -42,12 +47,23 @@ impl PhantomRun {
             let text = |value: &Value| value.as_str().unwrap_or("unknown").to_owned();
             self.cards.insert(text(&about["card"]));
             self.dynamic.insert(text(&about["assumptions"]["dynamic"]));
+            if let (Some(ranks), Some(world)) = (about["ranks"].as_str(), about["ranks_of"].as_u64()) {
+                // With `one-per-stage` each rank is started by itself, and its trace names no other.
+                let first = |piece: &str| piece.split('-').next().and_then(|rank| rank.parse().ok());
+                let pieces =
+                    ranks.split(',').map(|piece| (first(piece).unwrap_or(u64::MAX), piece.to_owned()));
+                self.ranks.entry(world).or_default().extend(pieces);
+            }
             for (name, value) in end_row::values(&trace.ending().unwrap_or_default()) {
                 let names = value.split(';').filter(|name| !name.is_empty()).map(str::to_owned);
                 match name {
                     "invented_reads" => {
                         let more: u64 = value.parse().unwrap_or(0);
                         self.invented_reads = Some(self.invented_reads.unwrap_or(0) + more);
+                    }
+                    "stand_in_answers" => {
+                        let more: u64 = value.parse().unwrap_or(0);
+                        self.stand_in_answers = Some(self.stand_in_answers.unwrap_or(0) + more);
                     }
                     "guessed" => self.guessed.extend(names),
                     "refused" => self.refused.extend(names),
@@ -57,6 +73,14 @@ impl PhantomRun {
                 }
             }
         }
+    }
+
+    /// The ranks that ran, such as `0,2-4`, and the number of all.
+    fn ranks(&self) -> impl Iterator<Item = (String, u64)> {
+        self.ranks.iter().map(|(world, pieces)| {
+            let pieces: Vec<&str> = pieces.iter().map(|(_, piece)| piece.as_str()).collect();
+            (pieces.join(","), *world)
+        })
     }
 
     /// Returns true if a trace was recorded on a simulated GPU.
@@ -78,6 +102,21 @@ impl PhantomRun {
         };
         let gpus = if self.cards.len() == 1 { "GPU" } else { "GPUs" };
         let mut text = format!("simulated {gpus} {}: kernels did not run", list(&self.cards, 9));
+        for (ranks, world) in self.ranks() {
+            let (rank, rest) = if ranks.contains([',', '-']) {
+                ("; ranks", "ran, each among stand-ins for all others")
+            } else {
+                ("; only rank", "ran, the others were stand-ins")
+            };
+            let _ = write!(text, "{rank} {ranks} of {} {rest}", count(world));
+        }
+        match self.stand_in_answers {
+            Some(1) => text.push_str(" (1 operation was answered for them)"),
+            Some(answers) => {
+                let _ = write!(text, " ({} operations were answered for them)", count(answers));
+            }
+            None => {}
+        }
         match self.invented_reads {
             Some(0) => text.push_str("; no computed value was read"),
             Some(1) => text.push_str("; 1 value that no kernel computed was read"),
@@ -118,6 +157,8 @@ impl PhantomRun {
             "refused_calls": self.refused,
             "injected_faults": self.injected,
             "faults_that_did_not_happen": self.not_injected,
+            "ranks": self.ranks().map(|(ranks, world)| json!({"ran": ranks, "of": world})).collect::<Vec<_>>(),
+            "stand_in_answers": self.stand_in_answers,
         })
     }
 }

@@ -7,16 +7,18 @@ use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::input::Input;
+use crate::read::record::Record;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::{bar, duration, percent, share};
 use crate::render::numbers::{counted, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::state::categories::KnownCategories;
 use crate::state::group::category;
 use crate::state::layout::{self, Layout, Segment};
 use crate::state::moment::{self, NamedMoment, replay_to_moment};
-use crate::state::replay::{Block, Metric};
+use crate::state::replay::{Block, Metric, Replay};
 use crate::state::replay_trace::Replayed;
 
 /// `memtrace frag`.
@@ -42,30 +44,17 @@ impl Report for Frag {
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         for trace in &input.traces {
-            let mut layout = Layout::default();
-            let replayed = replay_to_moment(
-                trace,
-                at,
-                layout::COLUMNS,
-                options,
-                flow_categories(trace, options)?,
-                |row, _| layout.feed(row),
-            )?;
-            let Some(replayed) = replayed else { continue };
+            let known = flow_categories(trace, options)?;
+            let Some((replayed, held)) = fragmentation(trace, at, options, known)? else { continue };
             footer.add_reading(trace, &replayed);
-            let devices: Vec<i32> = replayed.gpus(options).map(|device| device.ordinal).collect();
-            for ordinal in devices {
-                let state = Fragmentation::new(&replayed, &layout, ordinal);
-                if state.reserved == 0 {
-                    continue;
-                }
+            for state in held {
                 if json.is_empty() {
                     heading(&mut printer, input, &trace.meta);
                 }
                 printer.gap();
                 state.print(&mut printer, trace, &replayed, options);
                 json.push(state.json(trace, &replayed));
-                footer.add_share(&replayed, ordinal);
+                footer.add_share(&replayed, state.ordinal);
             }
         }
         if json.is_empty() {
@@ -82,23 +71,44 @@ impl Report for Frag {
     }
 }
 
+/// The replay of a trace up to the moment `at`, and the fragmentation of each GPU with reserved memory then; `None` when
+/// there is no such moment.
+///
+/// # Errors
+/// When the trace cannot be read.
+pub(crate) fn fragmentation(
+    trace: &TraceFile,
+    at: NamedMoment,
+    options: &Options,
+    known: KnownCategories,
+) -> Result<Option<(Replayed, Vec<Fragmentation>)>> {
+    let mut layout = Layout::default();
+    let feed = |row: &Record, _: &Replay| layout.feed(row);
+    let Some(replayed) = replay_to_moment(trace, at, layout::COLUMNS, options, known, feed)? else {
+        return Ok(None);
+    };
+    let gpus = replayed.gpus(options).map(|device| Fragmentation::new(&replayed, &layout, device.ordinal));
+    let held = gpus.filter(|state| state.reserved != 0).collect();
+    Ok(Some((replayed, held)))
+}
+
 /// The reserved bytes of one device, by use.
-struct Fragmentation {
-    ordinal: i32,
+pub(crate) struct Fragmentation {
+    pub(crate) ordinal: i32,
     ts_ns: i64,
-    reserved: i64,
-    allocated: i64,
+    pub(crate) reserved: i64,
+    pub(crate) allocated: i64,
     /// Requested bytes; the block's where the request is unknown.
-    requested: i64,
+    pub(crate) requested: i64,
     /// Bytes freed but still in use by a stream.
-    pending: i64,
+    pub(crate) pending: i64,
     /// Bytes in segments without a block, which `empty_cache` returns.
-    empty: i64,
+    pub(crate) empty: i64,
     empty_segments: u64,
     /// Bytes of holes in segments with live blocks.
-    holes: i64,
+    pub(crate) holes: i64,
     hole_count: u64,
-    largest: i64,
+    pub(crate) largest: i64,
     /// Segments with live blocks, the most free bytes first.
     pinned: Vec<Segment>,
 }

@@ -16,15 +16,16 @@ use crate::error::Result;
 use crate::options::Options;
 use crate::profile::flow_categories;
 use crate::read::input::Input;
-use crate::read::record::Columns;
+use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE, Symbol};
 use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::{count, counted};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::state::categories::KnownCategories;
 use crate::state::group::category;
-use crate::state::replay::{HOST, MemoryKind, Metric};
+use crate::state::replay::{HOST, MemoryKind, Metric, Replay};
 use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 use crate::state::stacks::Stacks;
 
@@ -50,36 +51,8 @@ impl Report for Leaks {
         let mut json = Vec::new();
         let mut any = false;
         for (index, trace) in input.traces.iter().enumerate() {
-            let is_wanted = |device: i32| device != HOST && options.device.is_none_or(|only| only == device);
-            // The first reading goes to the end: it finds the last step and the blocks never freed.
-            let mut levels = StepLevels::default();
-            let flow = flow_categories(trace, options)?;
-            let whole = replay_trace(
-                trace,
-                Columns::of(&[]),
-                options,
-                Metric::Allocated,
-                flow.clone(),
-                |row, replay| {
-                    if replay.in_window() {
-                        let gpus = replay.devices().iter().filter(|device| is_wanted(device.ordinal));
-                        levels.feed(row.step, gpus.map(|device| device.totals.allocated).sum());
-                    }
-                },
-            )?;
+            let (whole, found) = findings(trace, options, flow_categories(trace, options)?, |_, _| {})?;
             footer.add(trace, &whole, whole.fullest(Metric::Allocated, options).map(|d| d.ordinal));
-            let last = levels.step;
-            let before_last = replay_until(
-                trace,
-                Columns::of(&["stack_id"]),
-                options,
-                Metric::Allocated,
-                flow.clone(),
-                |row| last > 0 && row.step >= last,
-                |_, _| {},
-            )?;
-            let stacks = Stacks::read(trace);
-            let found = Findings::new(&before_last, &whole, &stacks, levels, last, options);
             process_heading(&mut printer, input, index);
             any |= !found.leaks.is_empty();
             found.print(&mut printer, options);
@@ -98,6 +71,35 @@ impl Report for Leaks {
             ..Answer::default()
         })
     }
+}
+
+/// The replay of the whole trace, and its leaks. `visit` gets each row after the replay took it.
+///
+/// # Errors
+/// When the trace cannot be read.
+pub(crate) fn findings(
+    trace: &TraceFile,
+    options: &Options,
+    known: KnownCategories,
+    mut visit: impl FnMut(&Record, &Replay),
+) -> Result<(Replayed, Findings)> {
+    let is_wanted = |device: i32| device != HOST && options.device.is_none_or(|only| only == device);
+    // The first reading goes to the end: it finds the last step and the blocks never freed.
+    let mut levels = StepLevels::default();
+    let tracked = Metric::Allocated;
+    let whole = replay_trace(trace, Columns::of(&[]), options, tracked, known.clone(), |row, replay| {
+        if replay.in_window() {
+            let gpus = replay.devices().iter().filter(|device| is_wanted(device.ordinal));
+            levels.feed(row.step, gpus.map(|device| device.totals.allocated).sum());
+        }
+        visit(row, replay);
+    })?;
+    let last = levels.step;
+    let is_last = |row: &Record| last > 0 && row.step >= last;
+    let stacks = Columns::of(&["stack_id"]);
+    let before_last = replay_until(trace, stacks, options, tracked, known, is_last, |_, _| {})?;
+    let found = Findings::new(&before_last, &whole, &Stacks::read(trace), levels, last, options);
+    Ok((whole, found))
 }
 
 /// The bytes allocated when each step ended.
@@ -126,10 +128,11 @@ impl StepLevels {
 
 /// A least-squares line.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct FittedLine {
-    slope: f64,
+pub(crate) struct FittedLine {
+    /// In bytes a step.
+    pub(crate) slope: f64,
     /// The coefficient of determination: 1 for points on a line.
-    r2: f64,
+    pub(crate) r2: f64,
 }
 
 fn fit(points: &[(f64, f64)]) -> FittedLine {
@@ -166,27 +169,33 @@ fn regular_distance(steps: &BTreeMap<i64, (u64, i64)>) -> Option<i64> {
     (most <= least.saturating_mul(2)).then_some(most)
 }
 
-struct Leak {
+/// The blocks of one owner that are live when the last step begins and come from several steps.
+pub(crate) struct Leak {
     /// The line of Python that allocates it.
-    code: Option<String>,
-    op: String,
-    module: String,
-    category: &'static str,
-    phase: String,
-    blocks: u64,
-    bytes: i64,
-    steps: usize,
-    first: i64,
-    last: i64,
-    line: FittedLine,
+    pub(crate) code: Option<String>,
+    pub(crate) op: String,
+    pub(crate) module: String,
+    pub(crate) category: &'static str,
+    pub(crate) phase: String,
+    pub(crate) blocks: u64,
+    pub(crate) bytes: i64,
+    /// The number of steps that they come from, the first and the last of these.
+    pub(crate) steps: usize,
+    pub(crate) first: i64,
+    pub(crate) last: i64,
+    pub(crate) line: FittedLine,
 }
 
-struct Findings {
-    leaks: Vec<Leak>,
+/// What grows in a trace, and what was never freed.
+pub(crate) struct Findings {
+    /// The fastest growth first.
+    pub(crate) leaks: Vec<Leak>,
     /// The growth of all allocated memory, from the ends of the steps.
-    growth: FittedLine,
-    steps: usize,
-    never_freed: (u64, i64),
+    pub(crate) growth: FittedLine,
+    /// The number of finished steps.
+    pub(crate) steps: usize,
+    /// The blocks never freed, and their bytes.
+    pub(crate) never_freed: (u64, i64),
     never_freed_by_category: Vec<(&'static str, i64)>,
 }
 

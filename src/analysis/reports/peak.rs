@@ -12,7 +12,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::{bar, count, duration, percent, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
-use crate::state::group::{self, Group, Key, sorted};
+use crate::state::group::{self, Group, Key, sorted, without_mark};
 use crate::state::replay::{Device, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
@@ -150,9 +150,10 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     let json: Vec<Value> = groups
         .iter()
         .map(|(name, group)| {
+            let (key, is_inferred) = without_mark(name);
             json!({
-                "key": name.trim_end_matches(" *"),
-                "inferred": name.ends_with(" *"),
+                "key": key,
+                "inferred": is_inferred,
                 "bytes": group.bytes,
                 "blocks": group.blocks,
                 "share": share(group.bytes, peak.bytes),

@@ -9,7 +9,7 @@ use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::ledger::{Categories, LedgerLine, LedgerState, states_at};
+use super::ledger::{Later, LedgerLine, LedgerState, print_asleep, states_at};
 use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
@@ -20,7 +20,8 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::{bar, count, counted, percent, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
-use crate::state::categories::FlowCategories;
+use crate::state::categories::KnownCategories;
+use crate::state::group::without_mark;
 use crate::state::moment::{self, NamedMoment};
 use crate::state::replay::{Metric, Replay};
 use crate::state::replay_trace::replay_trace;
@@ -51,7 +52,7 @@ const OTHERS: usize = 10;
 fn place(line: &LedgerLine) -> usize {
     let what = line.what.as_str();
     match line.group {
-        "torch" => match what.trim_start_matches("torch: ").trim_end_matches(" *") {
+        "torch" => match without_mark(what.trim_start_matches("torch: ")).0 {
             "parameter" | "buffer" => 0,
             "kv_cache" => KV_CACHE,
             "activation" | "temporary" | "input" | "gradient" | "autograd_detail" => 2,
@@ -111,13 +112,8 @@ impl Report for Serving {
         // By host and ordinal. A process that sees its cards under other numbers than the rest is not told apart.
         let mut devices: BTreeMap<(String, i32), Device> = BTreeMap::new();
         for trace in &input.traces {
-            let mut profile = ProfileRun::default();
-            let later = categories_at_the_end(trace, options)?;
-            let Some((replayed, states)) =
-                states_at(trace, at, options, &later, |row, replay| profile.feed(row, replay))?
-            else {
-                continue;
-            };
+            let (later, profile) = read_whole(trace, options)?;
+            let Some((replayed, states)) = states_at(trace, at, options, &later)? else { continue };
             footer.add_reading(trace, &replayed);
             footer.note_inference(&replayed);
             for state in states {
@@ -157,22 +153,22 @@ impl Report for Serving {
     }
 }
 
-/// The last category that a tag gave each block: a cache is recognized only after the call that filled it.
-fn categories_at_the_end(trace: &TraceFile, options: &Options) -> Result<Categories> {
-    let mut categories = Categories::default();
+/// Reads what a moment of the run does not show: the last category that a tag gave each block (a cache is
+/// recognized only after the call that filled it), the pools of graphs, and the server's words about its cache.
+fn read_whole(trace: &TraceFile, options: &Options) -> Result<(Later, ProfileRun)> {
+    let (mut later, mut profile) = (Later::default(), ProfileRun::default());
     replay_trace(
         trace,
-        Columns::of(&[]),
+        Columns::of(&["name", "pool"]),
         options,
         Metric::Allocated,
-        FlowCategories::default(),
-        |row, _| {
-            if row.event == EventName::Tag && row.delta_bytes > 0 {
-                categories.insert(row.alloc_id, row.category);
-            }
+        KnownCategories::default(),
+        |row, replay| {
+            profile.feed(row, replay);
+            later.feed(row);
         },
     )?;
-    Ok(categories)
+    Ok((later, profile))
 }
 
 /// The memory of one device, over all processes.
@@ -182,6 +178,8 @@ struct Device {
     total: i64,
     used: i64,
     bytes: [i64; HELD_BY.len()],
+    /// The same of memory that is unmapped while the server sleeps: no part of `used`.
+    asleep: [i64; HELD_BY.len()],
     /// Blocks of the allocator that hold keys and values.
     kv_tensors: u64,
     /// Blocks and tokens of the server's own count.
@@ -203,10 +201,13 @@ impl Device {
                 self.kv_tensors += line.blocks;
             }
         }
+        for line in &state.asleep {
+            self.asleep[place(line)] += line.bytes;
+        }
         // What a captured graph freed stays in its pool, for its replays alone.
-        let private = state.private_free.min(self.bytes[CACHE]);
-        self.bytes[CACHE] -= private;
-        self.bytes[GRAPHS] += private;
+        let free = state.graphs_free.min(self.bytes[CACHE]);
+        self.bytes[CACHE] -= free;
+        self.bytes[GRAPHS] += free;
         let (blocks, tokens) = profile.room;
         (self.kv_blocks, self.kv_tokens) = (self.kv_blocks.max(blocks), self.kv_tokens.max(tokens));
         let before = profile.before_cache.get(&state.ordinal).copied().unwrap_or(0);
@@ -269,6 +270,9 @@ impl Device {
                  card under this number. memtrace serving FILE shows one process.",
             );
         }
+        let asleep: Vec<_> =
+            HELD_BY.iter().copied().zip(self.asleep).filter(|(_, bytes)| *bytes > 0).collect();
+        print_asleep(&asleep, printer, options);
         if self.kv_blocks > 0 {
             printer.plain(format!(
                 "KV cache: {} blocks for {} tokens",
@@ -292,8 +296,10 @@ impl Device {
     fn json(&self, host: &str, ordinal: i32) -> Value {
         let rows: Vec<Value> = HELD_BY
             .iter()
-            .zip(self.bytes)
-            .map(|(held_by, bytes)| json!({ "held_by": held_by, "bytes": bytes }))
+            .zip(self.bytes.iter().zip(self.asleep))
+            .map(|(held_by, (bytes, asleep))| {
+                json!({ "held_by": held_by, "bytes": bytes, "asleep_bytes": asleep })
+            })
             .collect();
         let token = self.of_token();
         json!({

@@ -15,7 +15,7 @@ use crate::render::heading::heading;
 use crate::render::numbers::{bar, count, duration, percent, share};
 use crate::render::numbers::{counted, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
-use crate::state::group::block_category;
+use crate::state::group::{block_category, without_mark};
 use crate::state::replay::{Block, Device, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace, used_name};
 
@@ -226,7 +226,9 @@ fn process(trace: &TraceFile, replayed: &Replayed, options: &Options) -> Value {
         .map(|device| {
             let mut categories = serde_json::Map::new();
             for (name, bytes) in by_category(&replayed.replay.at_peak(device.ordinal, false)) {
-                categories.insert(name.trim_end_matches(" *").to_owned(), bytes.into());
+                // Some blocks of a category may be inferred and others told.
+                let sum = categories.entry(without_mark(name).0).or_insert(0.into());
+                *sum = (sum.as_i64().unwrap_or(0) + bytes).into();
             }
             json!({
                 "device": device.ordinal,

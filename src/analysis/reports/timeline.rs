@@ -16,7 +16,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::duration;
 use crate::render::printer::{Cell, Printer, Style};
-use crate::state::categories::FlowCategories;
+use crate::state::categories::KnownCategories;
 use crate::state::group::category;
 use crate::state::progress::Progress;
 use crate::state::replay::{self, Metric, Window};
@@ -139,7 +139,7 @@ impl FirstReading {
         trace: &TraceFile,
         options: &Options,
         metric: Metric,
-        flow: FlowCategories,
+        flow: KnownCategories,
     ) -> Result<FirstReading> {
         let mut progress = Progress::new(TimeGrid::new(0, i64::MAX / 4, 1));
         let mut time: Option<(i64, i64)> = None;

@@ -115,29 +115,52 @@ pub(super) fn is_from_outside(block: &Block, phases: &Phases) -> bool {
         && block.owner.phase != phases.backward
 }
 
-/// Categories inferred from the flow of data between ops, by `alloc_id`. Clones share one map.
-///
-/// Empty for a trace with tags and for one without io records.
+/// Categories that an earlier reading of the trace inferred, by `alloc_id`: from the flow of data between ops, or for the
+/// blocks of one moment from their lives up to the end. Clones share one map.
 #[derive(Clone, Debug, Default)]
-pub struct FlowCategories(Arc<FxHashMap<i64, Category>>);
+pub struct KnownCategories {
+    /// `None` before any such reading.
+    by_id: Option<Arc<FxHashMap<i64, Category>>>,
+    rule: &'static str,
+}
 
-impl FlowCategories {
-    /// The categories in `by_id`.
+impl KnownCategories {
+    /// The categories in `by_id`, which `rule` explains to the reader of a report.
     #[must_use]
-    pub fn new(by_id: FxHashMap<i64, Category>) -> FlowCategories {
-        FlowCategories(Arc::new(by_id))
+    pub fn new(by_id: FxHashMap<i64, Category>, rule: &'static str) -> KnownCategories {
+        KnownCategories { by_id: Some(Arc::new(by_id)), rule }
     }
 
-    /// Returns true if no category was inferred.
+    /// The inferred categories of `blocks`; a block that is not among them has the category of its rows.
+    #[must_use]
+    pub fn of_blocks(blocks: &[Block], rule: &'static str) -> KnownCategories {
+        let inferred = blocks.iter().filter(|block| block.inferred);
+        KnownCategories::new(inferred.map(|block| (block.id, block.owner.category)).collect(), rule)
+    }
+
+    /// Returns true before an earlier reading inferred any.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        self.by_id.is_none()
+    }
+
+    /// Returns true if an earlier reading inferred nothing, or there was none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.by_id.as_ref().is_none_or(|by_id| by_id.is_empty())
+    }
+
+    /// The rule that explains the categories.
+    #[must_use]
+    pub fn rule(&self) -> &'static str {
+        self.rule
     }
 
     /// Sets the category of each block in `blocks` that has an inferred one.
     pub fn apply(&self, blocks: &mut [Block]) {
+        let Some(by_id) = &self.by_id else { return };
         for block in blocks {
-            if let Some(category) = self.0.get(&block.id) {
+            if let Some(category) = by_id.get(&block.id) {
                 block.inferred = block.owner.category != *category;
                 block.owner.category = *category;
             }

@@ -199,6 +199,15 @@ pub fn block_category(block: &Block) -> &'static str {
     }
 }
 
+/// A category's name from [`block_category`] without the mark of an inferred one, and whether it has the mark.
+#[must_use]
+pub fn without_mark(name: &str) -> (&str, bool) {
+    match name.strip_suffix(" *") {
+        Some(name) => (name, true),
+        None => (name, false),
+    }
+}
+
 /// The first `depth` levels of a module path.
 fn upper_levels(path: &str, depth: usize) -> &str {
     match path.match_indices('.').nth(depth.max(1) - 1) {

@@ -23,6 +23,8 @@ pub struct Layout {
     segments: BTreeMap<(i32, i64), SegmentRange>,
     /// Reserved bytes whose address is not known.
     pub unplaced: i64,
+    /// By device and address: the bytes of pieces that were unmapped, until memory is mapped there again.
+    unmapped: BTreeMap<(i32, i64), i64>,
 }
 
 /// The size of a segment, and its stream and pool.
@@ -94,8 +96,14 @@ impl Layout {
             EventName::SegmentFree if self.segments.remove(&key).is_none() => {
                 self.unplaced += row.delta_bytes;
             }
-            EventName::SegmentMap => self.map(key, range(true)),
-            EventName::SegmentUnmap => self.unmap(key, -row.delta_bytes),
+            EventName::SegmentMap => {
+                self.unmapped.remove(&key);
+                self.map(key, range(true));
+            }
+            EventName::SegmentUnmap => {
+                self.unmapped.insert(key, -row.delta_bytes);
+                self.unmap(key, -row.delta_bytes);
+            }
             _ => {}
         }
     }
@@ -155,6 +163,15 @@ impl Layout {
     #[must_use]
     pub fn holds(&self, ordinal: i32, from: i64, to: i64) -> bool {
         self.before(ordinal, from.saturating_add(1)).is_some_and(|(_, end)| to <= end)
+    }
+
+    /// Returns true if a block's memory was unmapped while the block was live: vLLM's while it sleeps.
+    #[must_use]
+    pub fn is_asleep(&self, block: &Block) -> bool {
+        let before = self.unmapped.range(..=(block.device, block.addr)).next_back();
+        before.is_some_and(|((device, at), bytes)| {
+            *device == block.device && block.addr < at.saturating_add(*bytes)
+        }) && !self.touches(block.device, block.addr, block.addr.saturating_add(block.bytes.max(1)))
     }
 
     /// Returns true if a segment overlaps the addresses from `from` to `to`.

@@ -4,6 +4,7 @@ pub mod block;
 pub mod categories;
 pub mod device;
 pub mod group;
+pub mod last_oom;
 pub mod layout;
 pub mod live_blocks;
 pub mod live_run;

@@ -8,7 +8,9 @@ use crate::error::{Error, Result};
 use crate::options::{Flag, Options, parse_window};
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
-use crate::state::categories::FlowCategories;
+use crate::state::block::Block;
+use crate::state::categories::KnownCategories;
+use crate::state::last_oom::LastOom;
 use crate::state::replay::{HOST, Metric, Replay, has_current_step};
 use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 
@@ -63,10 +65,11 @@ impl FromStr for NamedMoment {
     }
 }
 
-/// Replays `trace` up to the moment `at`; for `flow` and `visit` see [`replay_trace`]. `None` when there is
+/// Replays `trace` up to the moment `at`; for `known` and `visit` see [`replay_trace`]. `None` when there is
 /// no such moment: no OOM, or no device in use.
 ///
-/// A peak and an OOM take two readings: the first finds the row, the second stops there.
+/// A peak and an OOM take two readings: the first finds the row, the second stops there. The blocks at an OOM have the
+/// categories that their whole lives show, as on the page: a program that catches the OOM goes on.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -75,13 +78,13 @@ pub fn replay_to_moment(
     at: NamedMoment,
     columns: Columns,
     options: &Options,
-    flow: FlowCategories,
+    mut known: KnownCategories,
     visit: impl FnMut(&Record, &Replay),
 ) -> Result<Option<Replayed>> {
     let tracked = Metric::Allocated;
     let last = match at {
         NamedMoment::End if options.window.is_open() => {
-            return replay_trace(trace, columns, options, tracked, flow, visit).map(Some);
+            return replay_trace(trace, columns, options, tracked, known, visit).map(Some);
         }
         NamedMoment::End => {
             let columns = columns.and(Columns::of(&["ts_ns"]));
@@ -89,39 +92,33 @@ pub fn replay_to_moment(
                 row.ts_ns > options.window.to_ns
                     || has_current_step(row.event) && row.step > options.window.to_step
             };
-            return replay_until(trace, columns, options, tracked, flow, is_past, visit).map(Some);
+            return replay_until(trace, columns, options, tracked, known, is_past, visit).map(Some);
         }
         NamedMoment::Time(ns) => {
             // A replay does not need the time of a free or an op; stopping at a time does.
             let columns = columns.and(Columns::of(&["ts_ns"]));
-            return replay_until(trace, columns, options, tracked, flow, |row| row.ts_ns > ns, visit)
+            return replay_until(trace, columns, options, tracked, known, |row| row.ts_ns > ns, visit)
                 .map(Some);
         }
         NamedMoment::Step(step) => {
-            return replay_until(trace, columns, options, tracked, flow, |row| row.step > step, visit)
+            return replay_until(trace, columns, options, tracked, known, |row| row.step > step, visit)
                 .map(Some);
         }
         NamedMoment::Peak(metric) => {
-            let replayed =
-                replay_trace(trace, Columns::of(&[]), options, metric, FlowCategories::default(), |_, _| {})?;
-            replayed.fullest(metric, options).map_or(0, |device| device.peak(metric).seq)
-        }
-        NamedMoment::Oom => {
-            let mut last = 0;
-            replay_trace(
+            let replayed = replay_trace(
                 trace,
                 Columns::of(&[]),
                 options,
-                tracked,
-                FlowCategories::default(),
-                |row, replay| {
-                    let wanted = row.device != HOST && options.device.is_none_or(|only| only == row.device);
-                    if row.event == EventName::Oom && wanted && replay.in_window() {
-                        last = row.seq;
-                    }
-                },
+                metric,
+                KnownCategories::default(),
+                |_, _| {},
             )?;
-            last
+            replayed.fullest(metric, options).map_or(0, |device| device.peak(metric).seq)
+        }
+        NamedMoment::Oom => {
+            let (oom, judged) = last_oom(trace, options, &known)?;
+            known = judged;
+            oom
         }
     };
     if last == 0 {
@@ -139,7 +136,34 @@ pub fn replay_to_moment(
         found |= past && matches!(row.event, EventName::Alloc | EventName::Oom);
         stop
     };
-    replay_until(trace, columns, options, tracked, flow, stop, visit).map(Some)
+    replay_until(trace, columns, options, tracked, known, stop, visit).map(Some)
+}
+
+/// The row of the last OOM, 0 when there is none, and the categories of the blocks that were live then, where rules infer
+/// them; otherwise `known` as it is.
+fn last_oom(trace: &TraceFile, options: &Options, known: &KnownCategories) -> Result<(i64, KnownCategories)> {
+    let mut last: Option<LastOom> = None;
+    let tracked = Metric::Allocated;
+    let replayed = replay_trace(trace, Columns::of(&[]), options, tracked, known.clone(), |row, replay| {
+        let wanted = row.device != HOST && options.device.is_none_or(|only| only == row.device);
+        if row.event == EventName::Oom && wanted && replay.in_window() {
+            last = Some(LastOom::new(row));
+        } else if let Some(oom) = &mut last {
+            oom.feed(replay);
+        }
+    })?;
+    let Some(oom) = last else { return Ok((0, known.clone())) };
+    let replay = &replayed.replay;
+    if !known.is_none() {
+        return Ok((oom.seq, known.clone()));
+    }
+    if !replay.infers() {
+        // Tags that follow the OOM forbid rules before it, too.
+        return Ok((oom.seq, KnownCategories::of_blocks(&[], "")));
+    }
+    let devices = replay.devices().iter().map(|device| device.ordinal);
+    let blocks: Vec<Block> = devices.flat_map(|ordinal| oom.blocks(replay, ordinal)).collect();
+    Ok((oom.seq, KnownCategories::of_blocks(&blocks, replay.rule())))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! Each function here reads the file once. In a trace with io records and no tags, the categories of blocks
 //! come from the flow of data between ops, which needs a reading of its own: the caller makes it with
 //! [`crate::profile::flow_categories`] and gives the result to each replay, or gives
-//! [`FlowCategories::default()`] when it uses no category.
+//! [`KnownCategories::default()`] when it uses no category.
 
 use std::ops::ControlFlow;
 
@@ -14,7 +14,7 @@ use crate::options::Options;
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::{ReadSummary, TraceFile};
 use crate::read::symbols::SymbolTable;
-use crate::state::categories::FlowCategories;
+use crate::state::categories::KnownCategories;
 use crate::state::replay::{self, Device, HOST, Metric, Moment, Replay};
 
 /// A replayed trace.
@@ -37,10 +37,10 @@ pub fn replay_trace(
     columns: Columns,
     options: &Options,
     tracked: Metric,
-    flow: FlowCategories,
+    known: KnownCategories,
     visit: impl FnMut(&Record, &Replay),
 ) -> Result<Replayed> {
-    replay_until(trace, columns, options, tracked, flow, |_| false, visit)
+    replay_until(trace, columns, options, tracked, known, |_| false, visit)
 }
 
 /// Same as [`replay_trace`], but only up to the first row for which `stop` returns true; that row is not
@@ -53,18 +53,18 @@ pub fn replay_until(
     columns: Columns,
     options: &Options,
     tracked: Metric,
-    flow: FlowCategories,
+    known: KnownCategories,
     stop: impl FnMut(&Record) -> bool,
     visit: impl FnMut(&Record, &Replay),
 ) -> Result<Replayed> {
     let symbols = SymbolTable::default();
     let mut replay = Replay::new(&symbols, options.window, tracked);
-    replay.flow = flow;
+    replay.known = known;
     run(trace, replay::COLUMNS.and(columns), options, replay, symbols, stop, visit)
 }
 
-/// Same as [`replay_trace`], but with exactly the columns of `wanted`, and without categories from the flow
-/// of data.
+/// Same as [`replay_trace`], but with exactly the columns of `wanted`, and without categories that an
+/// earlier reading inferred.
 ///
 /// # Errors
 /// When the trace cannot be read.

@@ -299,6 +299,134 @@ def query(folder, sql, frames):
         print(*row, sep="\t")
 
 
+# The rows whose step is that of a block's allocation, or that have none.
+OF_A_BLOCK = {
+    "free",
+    "free_completed",
+    "ext_free",
+    "host_free",
+    "tag",
+    "live",
+    "sample",
+    "lost",
+    "meta",
+    "end",
+}
+
+
+def steps_of(path):
+    """The highest and last allocated and reserved bytes of each step on each device with a row in it."""
+    import csv
+
+    now, totals, found = -1, {}, {}
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        for row in csv.DictReader(file):
+            if row["event"] not in OF_A_BLOCK:
+                now = int(row["step"])
+            device = int(row["device"])
+            if device < 0 or row["event"] == "end":
+                continue
+            before = totals.get(device, (0, 0))
+            is_of_memory = row["alloc_id"] != "0" or row["event"].startswith("segment_")
+            if is_of_memory or row["event"] in OF_A_BLOCK - {"sample", "lost", "meta"}:
+                totals[device] = int(row["allocated_bytes"]), int(row["reserved_bytes"])
+            elif device not in totals:
+                continue
+            # What is live when a step begins counts for its peak.
+            peak = found.get((device, now), (before, None))[0]
+            found[device, now] = tuple(map(max, peak, totals[device])), totals[device]
+    return {key: [*peak, *end] for key, (peak, end) in found.items()}
+
+
+def digest(folder, csvs, *reports):
+    """The figures of the digests are those of the reports on the whole traces, and of the rows."""
+    import duckdb
+
+    summary, frag, leaks = (json.loads(Path(path).read_text()) for path in reports)
+    table = f"'{folder}/*.digest.parquet'"
+
+    def ask(columns, kind, rank, more=""):
+        where = f"where kind = '{kind}' and rank = {rank} {more}"
+        return duckdb.sql(
+            f"select {columns} from {table} {where} order by device, step, bytes desc"
+        ).fetchall()
+
+    traces = {int(path.name.split(".r")[1].split(".")[0]): path for path in Path(csvs).glob("*.csv*")}
+    compared = 0
+    for process, growth in zip(summary["processes"], leaks["processes"], strict=True):
+        rank, events = process["rank"], process["events"]
+        ooms = events.get("oom", 0)
+        expected = (
+            *(process["rows"], process["lost_events"], int(process["complete"]), process["duration_ns"]),
+            *(ooms, max(0, process["failed_calls"] - ooms), growth["finished_steps"]),
+            *(growth["growth_bytes_per_step"], growth["growth_r2"]),
+            *(growth["never_freed_blocks"], growth["never_freed_bytes"]),
+        )
+        columns = (
+            "rows, lost_events, complete, to_ns, ooms, retries, steps, bytes_per_step, r2, blocks, bytes"
+        )
+        assert ask(columns, "process", rank) == [expected]
+        names = (
+            "category, phase, op, module, bytes, blocks, bytes_per_step, r2, first_step, last_step, "
+            "steps, line"
+        )
+        wanted = [tuple(leak[name] for name in names.split(", ")) for leak in growth["leaks"]]
+        assert sorted(map(str, ask(names, "leak", rank))) == sorted(map(str, wanted))
+        for device in process["devices"]:
+            ordinal, peak = device["device"], device["peak_allocated"]
+            here = f"and device = {ordinal}"
+            names = (
+                "peak_allocated_bytes, peak_ns, step, coalesce(phase, ''), coalesce(op, ''), "
+                "coalesce(module, ''), peak_reserved_bytes, peak_used_bytes, end_allocated_bytes, "
+                "end_reserved_bytes"
+            )
+            texts = [peak[name].replace("(none)", "") for name in ("phase", "op", "module")]
+            others = [device[name]["bytes"] for name in ("peak_reserved", "peak_used")]
+            ends = [device[name] for name in ("at_end_allocated_bytes", "at_end_reserved_bytes")]
+            expected = (peak["bytes"], peak["ts_ns"], peak["step"], *texts, *others, *ends)
+            assert ask(names, "device", rank, here) == [expected], (
+                expected,
+                ask(names, "device", rank, here),
+            )
+            owners = collections.Counter()
+            for category, size in ask("category, bytes", "owner", rank, here):
+                owners[category.removesuffix(" *")] += size
+            assert owners == device["at_peak_by_category_bytes"], owners
+            pairs = {
+                "frag_reserved_bytes": "reserved_bytes",
+                "frag_requested_bytes": "requested_bytes",
+                "frag_rounding_bytes": "rounding_bytes",
+                "frag_pending_bytes": "pending_bytes",
+                "frag_hole_bytes": "hole_bytes",
+                "frag_empty_segment_bytes": "empty_segment_bytes",
+                "frag_largest_free_bytes": "largest_free_bytes",
+            }
+            held = [found for found in frag["devices"] if (found["rank"], found["device"]) == (rank, ordinal)]
+            wanted = [tuple(found[name] for name in pairs.values()) for found in held]
+            told = [row for row in ask(", ".join(pairs), "device", rank, here) if row[0] is not None]
+            assert told == wanted, (told, wanted)
+        columns = "peak_allocated_bytes, peak_reserved_bytes, end_allocated_bytes, end_reserved_bytes"
+        told = {
+            (device, step): figures
+            for device, step, *figures in ask(f"device, step, {columns}", "step", rank)
+        }
+        assert told == steps_of(traces[rank]), (told, steps_of(traces[rank]))
+        compared += len(told)
+    print(len(summary["processes"]), "digests equal the reports, with", compared, "steps")
+
+
+def sql(folder, *queries):
+    """Prints the rows of each query."""
+    import os
+
+    import duckdb
+
+    os.chdir(folder)
+    for query in queries:
+        for row in duckdb.sql(query).fetchall():
+            print(*row, sep="\t")
+
+
 def schema(schema, *paths):
     import jsonschema
 

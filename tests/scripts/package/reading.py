@@ -111,6 +111,18 @@ def wrong():
     for backend in ("polars", "pyarrow", "pandas"):
         ops = memtrace.read("quoted.csv", columns=["op"], backend=backend)["op"]
         assert "=cmd" in (ops.to_pylist() if backend == "pyarrow" else list(ops)), backend
+    # An end row that says there is none saves the search for them; one that says otherwise does not.
+    whole = Path("quoted.csv").read_text()
+    for said, shown in [
+        (" formulas=0", "'=cmd"),
+        (" formulas=1", "=cmd"),
+        (" formulas=x", "=cmd"),
+        ("", "=cmd"),
+    ]:
+        Path("said.csv").write_text(whole.removesuffix("\n") + said + "\n")
+        for backend in ("polars", "pyarrow"):
+            ops = memtrace.read("said.csv", columns=["op"], backend=backend)["op"].unique()
+            assert shown in (ops.to_pylist() if backend == "pyarrow" else list(ops)), (said, backend)
 
 
 def reports():

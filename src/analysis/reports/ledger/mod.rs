@@ -1,7 +1,7 @@
 //! `memtrace ledger`: the memory in use on a device, by owner, with advice for each.
 
 use memtrace_trace::{Category, EventName};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
 
 use super::report::{Answer, Report, next};
@@ -16,10 +16,10 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::{bar, count, duration, percent, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
-use crate::state::group::{Key, sorted};
+use crate::state::group::{Group, Key, sorted};
 use crate::state::layout::{self, Layout};
 use crate::state::moment::{self, NamedMoment, replay_to_moment};
-use crate::state::replay::{MemoryKind, Replay};
+use crate::state::replay::{Block, MemoryKind, Replay};
 use crate::state::replay_trace::Replayed;
 
 mod advice;
@@ -58,8 +58,7 @@ impl Report for Ledger {
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         for trace in &input.traces {
-            let Some((replayed, states)) = states_at(trace, at, options, &Categories::default(), |_, _| {})?
-            else {
+            let Some((replayed, states)) = states_at(trace, at, options, &Later::default())? else {
                 continue;
             };
             footer.add_reading(trace, &replayed);
@@ -94,18 +93,46 @@ impl Report for Ledger {
     }
 }
 
-/// By `alloc_id`: the categories that blocks have later.
-pub(super) type Categories = FxHashMap<i64, Category>;
+/// What is known of memory only later.
+#[derive(Default)]
+pub(super) struct Later {
+    /// By `alloc_id`: the last category that a tag gave a block.
+    categories: FxHashMap<i64, Category>,
+    /// The private pools that a graph was captured into. Others are a program's own (`torch.cuda.MemPool`).
+    graph_pools: FxHashSet<i64>,
+}
+
+impl Later {
+    /// Takes a row of the trace, with its `pool`.
+    pub(super) fn feed(&mut self, row: &Record) {
+        match row.event {
+            EventName::Tag if row.delta_bytes > 0 => {
+                self.categories.insert(row.alloc_id, row.category);
+            }
+            EventName::Alloc if row.category == Category::CudaGraph => {
+                self.graph_pools.insert(row.pool);
+            }
+            _ => {}
+        }
+    }
+
+    /// The block with its last category.
+    fn applied_to(&self, block: &Block) -> Block {
+        let mut block = *block;
+        if let Some(category) = self.categories.get(&block.id) {
+            block.owner.category = *category;
+        }
+        block
+    }
+}
 
 /// The ledgers of a process at a moment, one for each device in use, and the state that they are from; `None`
-/// when the trace does not reach the moment. `later` replaces the categories of then; `each_row` gets every row
-/// up to the moment.
+/// when the trace does not reach the moment. The categories of `later` replace those of then.
 pub(super) fn states_at(
     trace: &TraceFile,
     at: NamedMoment,
     options: &Options,
-    later: &Categories,
-    mut each_row: impl FnMut(&Record, &Replay),
+    later: &Later,
 ) -> Result<Option<(Replayed, Vec<LedgerState>)>> {
     let samples = DeviceSamples::of(trace, options)?;
     let mut layout = Layout::default();
@@ -114,7 +141,6 @@ pub(super) fn states_at(
     let replayed = replay_to_moment(trace, at, COLUMNS, options, flow, |row, replay| {
         layout.feed(row);
         remember_caller(&mut callers, row, replay);
-        each_row(row, replay);
     })?;
     Ok(replayed.map(|replayed| {
         let devices: Vec<i32> = replayed.gpus(options).map(|device| device.ordinal).collect();
@@ -150,6 +176,33 @@ pub(super) struct LedgerLine {
     advice: String,
 }
 
+impl LedgerLine {
+    fn json(&self) -> Value {
+        json!({
+            "group": self.group,
+            "held_by": self.what,
+            "bytes": self.bytes,
+            "blocks": self.blocks,
+            "advice": self.advice,
+        })
+    }
+}
+
+/// Says which of torch's memory is asleep, if any is: `held` has what it is for, and the bytes.
+pub(super) fn print_asleep(held: &[(&str, i64)], printer: &mut Printer, options: &Options) {
+    let bytes: i64 = held.iter().map(|(_, bytes)| bytes).sum();
+    if bytes == 0 {
+        return;
+    }
+    let parts: Vec<String> =
+        held.iter().map(|(what, bytes)| format!("{what} {}", options.units.show(*bytes))).collect();
+    printer.plain(format!(
+        "asleep: {} more of torch's memory is unmapped until the program maps it again ({})",
+        options.units.show(bytes),
+        parts.join(", ")
+    ));
+}
+
 /// The memory of one device, by owner.
 pub(super) struct LedgerState {
     pub(super) ordinal: i32,
@@ -159,8 +212,11 @@ pub(super) struct LedgerState {
     /// The sum of the lines.
     pub(super) used: i64,
     pub(super) lines: Vec<LedgerLine>,
-    /// The free memory in segments of private pools, in bytes: part of the lines of the cache.
-    pub(super) private_free: i64,
+    /// The free memory in segments of graphs' pools, in bytes: part of the lines of the cache.
+    pub(super) graphs_free: i64,
+    /// Torch's blocks whose memory the program has unmapped, as vLLM does while it sleeps: no part of the lines'
+    /// sum.
+    pub(super) asleep: Vec<LedgerLine>,
     sample: Option<DeviceSample>,
     pub(super) notes: Vec<String>,
 }
@@ -169,7 +225,7 @@ impl LedgerState {
     fn new(
         trace: &TraceFile,
         replayed: &Replayed,
-        (layout, later): (&Layout, &Categories),
+        (layout, later): (&Layout, &Later),
         callers: &Callers,
         samples: &DeviceSamples,
         ordinal: i32,
@@ -184,7 +240,8 @@ impl LedgerState {
                 .unwrap_or_else(|| trace.meta.total_bytes(ordinal)),
             used: 0,
             lines: Vec::new(),
-            private_free: 0,
+            graphs_free: 0,
+            asleep: Vec::new(),
             sample,
             notes: Vec::new(),
         };
@@ -211,23 +268,37 @@ impl LedgerState {
 
     /// Adds the memory of torch's allocator: its blocks by category, and the part of its segments outside
     /// blocks.
-    fn torch(&mut self, trace: &TraceFile, replayed: &Replayed, layout: &Layout, later: &Categories) {
+    fn torch(&mut self, trace: &TraceFile, replayed: &Replayed, layout: &Layout, later: &Later) {
         let totals = replayed.replay.find(self.ordinal).map(|device| device.totals).unwrap_or_default();
         let live = replayed.replay.live_on(self.ordinal, false);
-        let mut rounding = 0;
+        let (mut rounding, mut asleep) = (0, Vec::new());
         let asked: Vec<_> = live
             .iter()
-            .map(|block| {
+            .filter_map(|block| {
+                if layout.is_asleep(block) {
+                    asleep.push(later.applied_to(block));
+                    return None;
+                }
                 let asked = if block.requested < 0 { block.bytes } else { block.requested.min(block.bytes) };
                 rounding += block.bytes - asked;
-                let mut block = *block;
+                let mut block = later.applied_to(block);
                 block.bytes = asked;
-                if let Some(category) = later.get(&block.id) {
-                    block.owner.category = *category;
-                }
-                block
+                Some(block)
             })
             .collect();
+        let asleep_bytes: i64 = asleep.iter().map(|block| block.bytes).sum();
+        let asleep =
+            sorted(Key::CATEGORY.groups(&asleep, &replayed.symbols)).into_iter().map(|(name, group)| {
+                let Group { bytes, blocks } = group;
+                LedgerLine {
+                    group: "torch",
+                    what: format!("torch: {name}"),
+                    bytes,
+                    blocks,
+                    advice: String::new(),
+                }
+            });
+        self.asleep = asleep.collect();
         for (name, group) in sorted(Key::CATEGORY.groups(&asked, &replayed.symbols)) {
             self.line(
                 "torch",
@@ -242,7 +313,7 @@ impl LedgerState {
         self.line("torch", "torch: freed, still in use by a stream", pending, 0, advice::PENDING);
         let (mut holes, mut empty, mut pinned) = (0, 0, 0);
         for segment in layout.segments(&replayed.replay, self.ordinal) {
-            self.private_free += if segment.pool > 0 { segment.free() } else { 0 };
+            self.graphs_free += if later.graph_pools.contains(&segment.pool) { segment.free() } else { 0 };
             if segment.blocks.is_empty() {
                 empty += segment.bytes;
             } else {
@@ -251,7 +322,7 @@ impl LedgerState {
             }
         }
         // Memory that a stream still uses is not a usable hole.
-        let cached = (totals.reserved - totals.allocated - pending).max(0);
+        let cached = (totals.reserved - (totals.allocated - asleep_bytes) - pending).max(0);
         let holes = (holes - pending).clamp(0, cached);
         let empty = empty.min(cached - holes);
         self.line("cache", "torch: fragmentation, holes beside live blocks", holes, pinned, advice::HOLES);
@@ -269,9 +340,7 @@ impl LedgerState {
     fn libraries(&mut self, replayed: &Replayed, callers: &Callers) {
         let mut holders: FxHashMap<String, (i64, u64)> = FxHashMap::default();
         let mut managed = 0;
-        let here = |block: &&crate::state::replay::Block| {
-            block.kind == MemoryKind::External && block.device == self.ordinal
-        };
+        let here = |block: &&Block| block.kind == MemoryKind::External && block.device == self.ordinal;
         for block in replayed.replay.live().values().filter(here) {
             let (source, api) = callers.get(&block.id).copied().unwrap_or_default();
             if is_managed(&replayed.symbols.get(api)) {
@@ -359,6 +428,8 @@ impl LedgerState {
             ]);
         }
         printer.table(&table);
+        let asleep: Vec<_> = self.asleep.iter().map(|line| (line.what.as_str(), line.bytes)).collect();
+        print_asleep(&asleep, printer, options);
         if let Some(sample) = self.sample {
             let away = sample.ts_ns - self.ts_ns;
             let when = match away {
@@ -374,19 +445,7 @@ impl LedgerState {
     }
 
     fn json(&self, trace: &TraceFile) -> Value {
-        let rows: Vec<Value> = self
-            .lines
-            .iter()
-            .map(|line| {
-                json!({
-                    "group": line.group,
-                    "held_by": line.what,
-                    "bytes": line.bytes,
-                    "blocks": line.blocks,
-                    "advice": line.advice,
-                })
-            })
-            .collect();
+        let rows = |lines: &[LedgerLine]| -> Vec<Value> { lines.iter().map(LedgerLine::json).collect() };
         json!({
             "file": trace.path.display().to_string(),
             "rank": trace.meta.rank,
@@ -398,7 +457,8 @@ impl LedgerState {
             "looked_used_bytes": self.sample.and_then(|sample| sample.sample.used()).unwrap_or(-1),
             "looked_process_bytes": self.sample.and_then(|sample| sample.sample.process).unwrap_or(-1),
             "looked_bar1_bytes": self.sample.and_then(|sample| sample.sample.bar1).unwrap_or(-1),
-            "rows": rows,
+            "rows": rows(&self.lines),
+            "asleep": rows(&self.asleep),
         })
     }
 }

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::options::Options;
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
-use crate::state::categories::FlowCategories;
+use crate::state::categories::KnownCategories;
 use crate::state::replay::{MANAGED_CALLS, Metric};
 use crate::state::replay_trace::replay_trace;
 
@@ -40,13 +40,8 @@ impl DeviceSamples {
         // By alloc_id: the device, and the bytes.
         let mut managed: FxHashMap<i64, (i32, i64)> = FxHashMap::default();
         let columns = Columns::of(&["api", "name"]);
-        replay_trace(
-            trace,
-            columns,
-            options,
-            Metric::Used,
-            FlowCategories::default(),
-            |row, replay| match row.event {
+        replay_trace(trace, columns, options, Metric::Used, KnownCategories::default(), |row, replay| {
+            match row.event {
                 EventName::ExtAlloc if is_managed(&replay.symbols.get(row.api)) => {
                     managed.insert(row.alloc_id, (row.device, row.delta_bytes));
                 }
@@ -79,8 +74,8 @@ impl DeviceSamples {
                     }
                 }
                 _ => {}
-            },
-        )?;
+            }
+        })?;
         Ok(DeviceSamples(samples))
     }
 

@@ -20,12 +20,23 @@ impl Replay {
         (live.fold(device.unowned.all.wrapping_sub(inferred), i64::wrapping_add), device.total_allocated)
     }
 
-    /// Returns true if categories are inferred: the trace has no tags so far, and a forward or backward pass or a flow of
-    /// data.
+    /// Returns true if categories are inferred: the trace has no tags so far, and a forward or backward pass or an earlier
+    /// reading inferred them.
     #[must_use]
     pub fn infers(&self) -> bool {
         let by_phase = self.first_forward.is_some() || self.passes.first_activation.is_some();
-        self.counts.of(EventName::Tag) == 0 && (by_phase || !self.flow.is_empty())
+        let any = if self.known.is_none() { by_phase } else { !self.known.is_empty() };
+        self.counts.of(EventName::Tag) == 0 && any
+    }
+
+    /// The rule of the inferred categories, as a note for the reader.
+    #[must_use]
+    pub fn rule(&self) -> &'static str {
+        match self.first_forward {
+            _ if !self.known.is_none() => self.known.rule(),
+            Some(_) => categories::RULE,
+            None => categories::RULE_WITHOUT_FORWARD,
+        }
     }
 
     /// `blocks` with inferred categories, where the trace infers any.
@@ -44,10 +55,10 @@ impl Replay {
 
     /// Sets the inferred categories of `blocks`; `last_alloc` is the `seq` of the last allocation.
     pub(super) fn infer_categories(&self, blocks: &mut [Block], last_alloc: i64) {
-        if self.flow.is_empty() {
+        if self.known.is_none() {
             categories::infer(blocks, &self.inference_state(last_alloc));
         } else {
-            self.flow.apply(blocks);
+            self.known.apply(blocks);
         }
     }
 
@@ -100,7 +111,8 @@ impl Replay {
         seq: i64,
         gone: &'a [Block],
     ) -> impl Iterator<Item = Block> + use<'a> {
-        let live = self.memory.live.values().filter(move |block| block.device == ordinal && block.id <= seq);
-        live.chain(gone).filter(move |block| self.is_of(block.kind, ordinal)).copied()
+        let live = self.memory.live.values().filter(move |block| block.id <= seq);
+        let here = move |block: &&Block| block.device == ordinal && self.is_of(block.kind, ordinal);
+        live.chain(gone).filter(here).copied()
     }
 }

@@ -20,7 +20,7 @@ pub use crate::options::Window;
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::symbols::{Symbol, SymbolTable};
 pub use crate::state::block::{Block, Owner};
-use crate::state::categories::{FlowCategories, Passes, Phases};
+use crate::state::categories::{KnownCategories, Passes, Phases};
 use crate::state::device::Devices;
 pub use crate::state::device::{Device, Moment};
 use crate::state::live_blocks::{FreedSlot, LiveBlocks};
@@ -95,8 +95,8 @@ pub struct Replay {
     pub phases: Phases,
     /// The symbols of the rows.
     pub symbols: SymbolTable,
-    /// Categories from the flow of data between ops, for a trace with io records and without tags.
-    pub flow: FlowCategories,
+    /// Categories that an earlier reading inferred, for a trace without tags.
+    pub known: KnownCategories,
     window: Window,
     /// True if the last row is in the window.
     inside: bool,
@@ -137,7 +137,7 @@ impl Replay {
             last_alloc: 0,
             phases: Phases::new(symbols),
             symbols: symbols.clone(),
-            flow: FlowCategories::default(),
+            known: KnownCategories::default(),
             window,
             inside: window == Window::default(),
             tracked,

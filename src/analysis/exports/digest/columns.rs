@@ -1,0 +1,160 @@
+//! The columns of a digest, one table for all kinds of rows.
+
+/// The type of a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ColumnType {
+    /// A 64-bit integer.
+    Int,
+    /// A double.
+    Float,
+    /// UTF-8 text.
+    Text,
+}
+
+/// What a row of the digest is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowKind {
+    /// The process: one row.
+    Process,
+    /// A device of the process.
+    Device,
+    /// A step on a device.
+    Step,
+    /// A group of blocks that were live at the peak of a device.
+    Owner,
+    /// A group of blocks that grows from step to step.
+    Leak,
+}
+
+impl RowKind {
+    /// The text in the column `kind`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            RowKind::Process => "process",
+            RowKind::Device => "device",
+            RowKind::Step => "step",
+            RowKind::Owner => "owner",
+            RowKind::Leak => "leak",
+        }
+    }
+}
+
+macro_rules! columns {
+    ($($(#[doc = $doc:literal])+ $name:ident $text:literal $type:ident;)+) => {
+        /// A column of the digest.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum DigestColumn {
+            $($(#[doc = $doc])+ $name,)+
+        }
+
+        impl DigestColumn {
+            /// Every column, in order: the column, its name, its type, its meaning.
+            pub const ALL: &'static [(DigestColumn, &'static str, ColumnType, &'static str)] =
+                &[$((DigestColumn::$name, $text, ColumnType::$type, concat!($($doc),+)),)+];
+        }
+    };
+}
+
+columns! {
+    /// `process`, `device`, `step`, `owner` or `leak`
+    Kind "kind" Text;
+    /// the rank; -1 without one
+    Rank "rank" Int;
+    /// the number of ranks; 0 when unknown
+    WorldSize "world_size" Int;
+    /// the name of the machine
+    Host "host" Text;
+    /// the id of the run, which all ranks share
+    RunId "run_id" Text;
+    /// the name of the trace
+    File "file" Text;
+    /// the ordinal of the device; null in rows of a process and of leaks
+    Device "device" Int;
+    /// the step; -1 before the first; of an owner, the step of the peak
+    Step "step" Int;
+    /// the time of the first row of the step, in ns since the start of the trace
+    FromNs "from_ns" Int;
+    /// the time of the last row: of the step, or of the trace
+    ToNs "to_ns" Int;
+    /// the highest allocated bytes
+    PeakAllocated "peak_allocated_bytes" Int;
+    /// the highest reserved bytes
+    PeakReserved "peak_reserved_bytes" Int;
+    /// the highest bytes in use on the device; without samples those of torch and libraries; in a step, as the rows have
+    /// them
+    PeakUsed "peak_used_bytes" Int;
+    /// the time of the highest allocated bytes
+    PeakNs "peak_ns" Int;
+    /// the allocated bytes at the end
+    EndAllocated "end_allocated_bytes" Int;
+    /// the reserved bytes at the end
+    EndReserved "end_reserved_bytes" Int;
+    /// the memory of the device; 0 when unknown
+    Capacity "capacity_bytes" Int;
+    /// blocks allocated
+    Allocations "allocations" Int;
+    /// the bytes of these blocks
+    AllocatedSum "allocated_sum_bytes" Int;
+    /// requests that ran out of memory
+    Ooms "ooms" Int;
+    /// failed calls that were made again
+    Retries "retries" Int;
+    /// the phase: of the row that made the peak, of a leak
+    Phase "phase" Text;
+    /// the op: as `phase`
+    Op "op" Text;
+    /// the module: as `phase`; of an owner, its module
+    Module "module" Text;
+    /// the category of an owner or a leak; `*` marks an inferred one
+    Category "category" Text;
+    /// the line of Python that allocates a leak, where the trace has stacks
+    Line "line" Text;
+    /// the bytes of an owner or a leak; of a process, those never freed
+    Bytes "bytes" Int;
+    /// the blocks of these bytes
+    Blocks "blocks" Int;
+    /// the growth of a leak; of a process, that of all memory at the ends of its steps
+    BytesPerStep "bytes_per_step" Float;
+    /// how well a line fits that growth: 1 for points on a line
+    R2 "r2" Float;
+    /// the first step of a leak
+    FirstStep "first_step" Int;
+    /// the last step of a leak
+    LastStep "last_step" Int;
+    /// the steps of a process or of a leak
+    Steps "steps" Int;
+    /// the reserved bytes at the highest reserved bytes of the process, where `memtrace frag` looks
+    FragReserved "frag_reserved_bytes" Int;
+    /// of these, the bytes that the program requested
+    FragRequested "frag_requested_bytes" Int;
+    /// of these, the bytes of blocks beyond the requests
+    FragRounding "frag_rounding_bytes" Int;
+    /// of these, freed bytes that a stream still uses
+    FragPending "frag_pending_bytes" Int;
+    /// of these, holes in segments with live blocks
+    FragHoles "frag_hole_bytes" Int;
+    /// of these, segments without a block
+    FragEmpty "frag_empty_segment_bytes" Int;
+    /// the largest free piece
+    FragLargest "frag_largest_free_bytes" Int;
+    /// the rows of the trace
+    Rows "rows" Int;
+    /// events that the trace lost
+    Lost "lost_events" Int;
+    /// 1 when the trace has its end row
+    Complete "complete" Int;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digest_columns_stand_at_their_numbers_and_have_names_of_their_own() {
+        for (place, (column, name, ..)) in DigestColumn::ALL.iter().enumerate() {
+            assert_eq!(*column as usize, place);
+            assert_eq!(DigestColumn::ALL.iter().filter(|other| other.1 == *name).count(), 1, "{name}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The peaks of each step on each device.
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::EventName;
+use rustc_hash::FxHashMap;
+
+use crate::options::Options;
+use crate::read::record::Record;
+use crate::state::block::Owner;
+use crate::state::replay::{HOST, Metric, Replay, Totals};
+
+/// The memory of one device during one step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepMemory {
+    /// The times of its first and last row, in ns since the start of the trace.
+    pub(super) from_ns: i64,
+    pub(super) to_ns: i64,
+    /// The highest values, in bytes, in the order of [`Metric::ALL`].
+    pub(super) peaks: [i64; 4],
+    /// The time and the owner of the highest allocated bytes.
+    pub(super) peak_ns: i64,
+    pub(super) owner: Owner,
+    /// The values at the end of the step, in bytes.
+    pub(super) end_allocated: i64,
+    pub(super) end_reserved: i64,
+    /// The blocks allocated, and their bytes.
+    pub(super) allocations: u64,
+    pub(super) allocated_sum: i64,
+    pub(super) ooms: u64,
+    /// Failed calls, those of OOMs included.
+    pub(super) failed: u64,
+}
+
+impl StepMemory {
+    /// A step that begins at `row` with what was live before it.
+    fn new(row: &Record, ts_ns: i64, before: &Totals) -> StepMemory {
+        StepMemory {
+            from_ns: ts_ns,
+            to_ns: ts_ns,
+            peaks: Metric::ALL.map(|metric| before.get(metric)),
+            peak_ns: ts_ns,
+            owner: Owner::of(row),
+            end_allocated: before.allocated,
+            end_reserved: before.reserved,
+            allocations: 0,
+            allocated_sum: 0,
+            ooms: 0,
+            failed: 0,
+        }
+    }
+}
+
+/// The memory of every step on each device that has a row in it.
+#[derive(Default)]
+pub(super) struct Steps {
+    /// By device and step.
+    pub(super) list: BTreeMap<(i32, i64), StepMemory>,
+    /// The totals of each device after its last row.
+    totals: FxHashMap<i32, Totals>,
+}
+
+impl Steps {
+    /// Takes a row that `replay` has taken.
+    pub(super) fn feed(&mut self, row: &Record, replay: &Replay, options: &Options) {
+        let wanted = row.device != HOST && options.device.is_none_or(|only| only == row.device);
+        let Some(device) = replay.find(row.device).filter(|_| wanted) else { return };
+        // What is live when a step begins counts for its peak.
+        let before = self.totals.insert(device.ordinal, device.totals).unwrap_or_default();
+        // The end row belongs to no step.
+        if !replay.in_window() || row.event == EventName::End {
+            return;
+        }
+        let ts_ns = replay.ts_ns;
+        let memory = self
+            .list
+            .entry((device.ordinal, replay.step))
+            .or_insert_with(|| StepMemory::new(row, ts_ns, &before));
+        memory.to_ns = ts_ns;
+        if device.totals.allocated > memory.peaks[Metric::Allocated as usize] {
+            (memory.peak_ns, memory.owner) = (ts_ns, Owner::of(row));
+        }
+        for metric in Metric::ALL {
+            let peak = &mut memory.peaks[metric as usize];
+            *peak = (*peak).max(device.totals.get(metric));
+        }
+        (memory.end_allocated, memory.end_reserved) = (device.totals.allocated, device.totals.reserved);
+        if row.event == EventName::Alloc {
+            memory.allocations += 1;
+            memory.allocated_sum = memory.allocated_sum.wrapping_add(row.delta_bytes);
+        }
+        memory.ooms += u64::from(row.event == EventName::Oom);
+        memory.failed += u64::from(row.status != 0);
+    }
+}
