@@ -155,12 +155,14 @@ const OTHER_OPTIONS: &[&str] = &[
     "ask",
     "as",
     "by",
-    "cards",
     "color",
     "conf",
     "fail-over",
+    "gpus",
+    "gpus-per-node",
     "image",
     "interval",
+    "jobs",
     "max",
     "max-events",
     "min",
@@ -173,6 +175,7 @@ const OTHER_OPTIONS: &[&str] = &[
     "phantom-dynamic",
     "phantom-fault",
     "python",
+    "ranks",
     "to",
     "format",
     "type",
@@ -200,6 +203,7 @@ fn ways_to_read(command: &str) -> Vec<Vec<&str>> {
         "diff" => vec![vec!["diff", "TRACE", "TRACE"]],
         "files" => vec![vec!["files", "TRACE"]],
         "tune" => vec![vec!["tune", "TRACE"]],
+        "digest" => vec![vec!["digest", "TRACE"]],
         "live" => vec![vec!["live", "TRACE", "--once"]],
         "report" => vec![vec!["report", "TRACE"], vec!["report", "TRACE", "--against", "TRACE"]],
         "export" => {
@@ -417,7 +421,7 @@ impl Installed {
 __attribute__((constructor)) static void hello(void) {
     const char *path = getenv("MEMTRACE_HELLO");
     int fd = path ? open(path, O_WRONLY | O_APPEND) : -1;
-    if (fd >= 0) { if (write(fd, "x", 1) != 1) abort(); close(fd); }
+    if (fd >= 0) { if (write(fd, ".", 1) != 1) abort(); close(fd); }
 }
 "#,
         )

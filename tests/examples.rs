@@ -65,6 +65,30 @@ fn example_of_lightning_runs() {
 }
 
 #[test]
+fn example_of_a_cluster_runs_one_rank_of_512() {
+    let Some(torch) = Torch::installed("2.11.0") else { return };
+    let folder = TempDir::new().unwrap();
+    let mut command = memtrace();
+    command.args(["run", "-q", "--phantom", "512xh100-80g", "--ranks", "0", "-o", "out", "--"]);
+    command.arg(&torch.python).args([
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "64",
+        "--nproc-per-node",
+        "8",
+    ]);
+    command.arg(examples().join("llama_cluster.py")).args(["tiny", "--sequence", "512"]);
+    let stdout = succeeded("llama_cluster.py", &command.current_dir(folder.path()).output().unwrap());
+    let printed = stdout.lines().find_map(|line| line.strip_prefix("peak ")).expect("the peak is printed");
+    let printed: f64 = printed.trim_end_matches(" MiB").parse().unwrap();
+    let output = memtrace().args(["summary", "--json", "out"]).current_dir(folder.path()).output().unwrap();
+    let summary: serde_json::Value = serde_json::from_str(&succeeded("summary", &output)).unwrap();
+    let peak = summary["processes"][0]["devices"][0]["peak_allocated"]["bytes"].as_f64().unwrap();
+    assert!((printed - peak / f64::from(1 << 20)).abs() <= 0.05, "{printed} MiB, {peak} bytes");
+}
+
+#[test]
 fn every_example_has_at_most_100_lines() {
     let mut count = 0;
     for folder in ["", "ci", "pytest", "notebook"] {

@@ -47,6 +47,8 @@ fn commands(path: &str, folder: &Path) -> Vec<Vec<String>> {
         let image: &[&str] = if export.name() == "plots" { &["--image", "svg"] } else { &[] };
         all.push([&["export", "--to", export.name(), "-o", out, path], image].concat());
     }
+    let digest = folder.join("digest.parquet");
+    all.push(vec!["digest", "-o", digest.to_str().unwrap(), path]);
     all.into_iter().map(|words| words.into_iter().map(str::to_owned).collect()).collect()
 }
 

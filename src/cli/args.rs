@@ -46,6 +46,14 @@ pub(crate) fn phantom_args() -> [Arg; 3] {
     ]
 }
 
+/// `--ranks`: the ranks of a distributed job that run.
+pub(crate) fn ranks_arg() -> Arg {
+    Arg::new("ranks").long("ranks").value_name("LIST").requires("phantom").allow_hyphen_values(true).help(
+        "Start only these ranks of a distributed job, such as 0, 0-3, first,last, all or one-per-stage; the others are stand-ins: \
+         --phantom 512xh100-80g --ranks 0 -- torchrun --nnodes 64 --nproc-per-node 8 train.py",
+    )
+}
+
 /// An option for each variable that a user may set for one run.
 pub(crate) fn setting_args() -> impl Iterator<Item = Arg> {
     config::options().map(|variable| {

@@ -12,12 +12,10 @@ use clap::ArgMatches;
 use memtrace_cards::{CARD_VARIABLE, FAULT_VARIABLE, LOADING_VARIABLE, Spec, parse_faults};
 use memtrace_machine::{MACHINE_VARIABLE, libcuda};
 use memtrace_trace::counts::counted;
+use memtrace_trace::hello::{self, HELLO};
 
 use crate::libraries::{PHANTOM, TRACER, library};
-
-/// The variable that names [`Scratch::hello`]: the tracer's constructor appends a byte to that file, which
-/// proves that it was loaded.
-pub(crate) const HELLO: &str = "MEMTRACE_HELLO";
+use crate::{load_failure, terminal};
 
 /// The folders that a shell searches without `PATH`.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
@@ -61,6 +59,16 @@ impl<'a> PhantomArgs<'a> {
             bail!("--phantom-fault `{text}`: --phantom {card} has {count}; their numbers begin with 0");
         }
         Ok(PhantomArgs { card, dynamic: text("phantom-dynamic"), spec, faults })
+    }
+
+    /// The number of cards.
+    pub(crate) fn count(&self) -> u64 {
+        u64::from(self.spec.count)
+    }
+
+    /// The memory of the card in bytes, whether it is free or not.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.spec.memory
     }
 
     /// The memory that is free at the start, and the range in which a real card's may lie.
@@ -145,8 +153,15 @@ pub(crate) fn traced_command(
     Ok(child)
 }
 
-/// Removes our libraries from the environment of a traced command.
-pub(crate) fn remove_libraries(child: &mut Command) {
+/// Removes our libraries from the environment of a program that could not start with them, and says so.
+pub(crate) fn spare_musl_program(child: &mut Command, program: &OsStr) {
+    if !load_failure::has_musl_loader(program) {
+        return;
+    }
+    terminal::say(&format!(
+        "{} runs under musl's loader, which ends a program that preloads {TRACER}; it runs untraced",
+        Path::new(program).display()
+    ));
     match std::env::var_os("LD_PRELOAD") {
         Some(existing) => child.env("LD_PRELOAD", existing),
         None => child.env_remove("LD_PRELOAD"),
@@ -173,6 +188,22 @@ pub(crate) fn preload_list(ours: &[PathBuf], existing: Option<&OsStr>) -> OsStri
     OsStr::from_bytes(&list.join(&b':')).to_owned()
 }
 
+/// What the tracers of a launch told of themselves.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TracerFacts {
+    /// One was loaded into a program.
+    pub(crate) was_loaded: bool,
+    /// One could not write a trace, and said why.
+    pub(crate) failed: bool,
+}
+
+impl TracerFacts {
+    /// The facts of two programs together.
+    pub(crate) fn and(self, other: TracerFacts) -> TracerFacts {
+        TracerFacts { was_loaded: self.was_loaded || other.was_loaded, failed: self.failed || other.failed }
+    }
+}
+
 /// A private temporary folder for one launch, removed when dropped.
 pub(crate) struct Scratch {
     pub(crate) folder: PathBuf,
@@ -194,14 +225,28 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// The file that [`HELLO`] names.
+    /// The file that [`HELLO`] names: see [`memtrace_trace::hello`].
     pub(crate) fn hello(&self) -> PathBuf {
         self.folder.join("hello")
     }
 
     /// Returns true if the tracer was loaded into the program.
     pub(crate) fn tracer_was_loaded(&self) -> bool {
-        fs::metadata(self.hello()).is_ok_and(|file| file.len() > 0)
+        self.was_told(hello::LOADED)
+    }
+
+    /// What the tracer told of itself.
+    pub(crate) fn tracer(&self) -> TracerFacts {
+        TracerFacts { was_loaded: self.tracer_was_loaded(), failed: self.trace_failed() }
+    }
+
+    /// Returns true if the tracer could not write a trace. It said why.
+    fn trace_failed(&self) -> bool {
+        self.was_told(hello::TRACE_FAILED)
+    }
+
+    fn was_told(&self, fact: u8) -> bool {
+        fs::read(self.hello()).is_ok_and(|facts| facts.contains(&fact))
     }
 
     /// A path of `library` without spaces and colons, at which the loader splits `LD_PRELOAD`: its own, or a

@@ -13,6 +13,7 @@
 
 mod args;
 mod child_env;
+mod cluster;
 mod commands;
 mod error_message;
 mod libraries;

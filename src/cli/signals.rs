@@ -5,8 +5,8 @@
 //! that we inherited as ignored (`nohup`) stays ignored in both processes.
 
 use std::process::ExitStatus;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
@@ -22,10 +22,12 @@ const FORWARDED: &[i32] =
 /// The forwarded signals that ask a program to end.
 const TERMINATING: &[i32] = &[sig::SIGINT, sig::SIGTERM, sig::SIGHUP, sig::SIGQUIT];
 
-/// Catches signals and forwards them to one child at a time.
+/// Catches signals and forwards them to one child at a time, or to several that run together.
 pub(crate) struct Forwarder {
     /// Its process id; 0 while it is being started, -1 when there is none.
     child: Arc<AtomicI32>,
+    /// The process ids of the children that run beside it.
+    others: Arc<Mutex<Vec<u32>>>,
     /// The last signal that asked us to end; 0 for none.
     asked_to_end: Arc<AtomicI32>,
     handle: signal_hook::iterator::Handle,
@@ -44,6 +46,8 @@ impl Forwarder {
         let handle = signals.handle();
         let child = Arc::new(AtomicI32::new(0));
         let target = Arc::clone(&child);
+        let others = Arc::new(Mutex::new(Vec::new()));
+        let more_targets: Arc<Mutex<Vec<u32>>> = Arc::clone(&others);
         let asked_to_end = Arc::new(AtomicI32::new(0));
         let asked = Arc::clone(&asked_to_end);
         let thread = std::thread::spawn(move || {
@@ -59,14 +63,18 @@ impl Forwarder {
                 while target.load(Ordering::Acquire) == 0 {
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }
-                let pid = Pid::from_raw(target.load(Ordering::Acquire));
-                if let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(origin.signal)) {
+                let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
+                // Locked until the signal is sent: a child that has ended is removed before its process id is free.
+                let others = more_targets.lock().unwrap_or_else(PoisonError::into_inner);
+                let first = target.load(Ordering::Acquire);
+                let pids = others.iter().map(|pid| pid.cast_signed()).chain([first]);
+                for pid in pids.filter_map(one_process) {
                     // An error means that the child has just ended.
                     kill_process(pid, signal).ok();
                 }
             }
         });
-        Ok(Forwarder { child, asked_to_end, handle, thread: Some(thread) })
+        Ok(Forwarder { child, others, asked_to_end, handle, thread: Some(thread) })
     }
 
     /// Forwards to the process `pid` from now on.
@@ -74,14 +82,21 @@ impl Forwarder {
         self.child.store(pid.cast_signed(), Ordering::Release);
     }
 
-    /// A child is about to be started: signals are held back until [`Forwarder::set_child`].
-    pub(crate) fn expect_child(&self) {
-        self.child.store(0, Ordering::Release);
+    /// Forwards to this process, too, beside the one of [`Forwarder::set_child`].
+    pub(crate) fn add_child(&self, pid: u32) {
+        self.others.lock().unwrap_or_else(PoisonError::into_inner).push(pid);
+    }
+
+    /// Calls `reap`, which waits for children of [`Forwarder::add_child`] and returns those that have ended: nothing
+    /// is forwarded to them any more.
+    pub(crate) fn reap_children(&self, reap: impl FnOnce() -> Vec<u32>) {
+        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = reap();
+        others.retain(|pid| !ended.contains(pid));
     }
 
     /// The child has ended, or was not started: its process id may be used again.
     pub(crate) fn no_child(&self) {
-        // `Pid::from_raw` gives no process for a negative number.
         self.child.store(-1, Ordering::Release);
     }
 
@@ -98,6 +113,12 @@ impl Forwarder {
             thread.join().ok();
         }
     }
+}
+
+/// The process with this id; `None` for a number that means several processes. To `kill`, -1 is every process of the
+/// user, and `Pid::from_raw` takes it.
+fn one_process(pid: i32) -> Option<Pid> {
+    if pid > 0 { Pid::from_raw(pid) } else { None }
 }
 
 /// The signals that this process inherited as ignored, as a mask; bit 0 is signal 1.
@@ -123,4 +144,16 @@ pub(crate) fn end_by(signal: i32) -> std::process::ExitCode {
     rustix::process::setrlimit(rustix::process::Resource::Core, none).ok();
     signal_hook::low_level::emulate_default_handler(signal).ok();
     std::process::ExitCode::from(128_u8.wrapping_add(signal as u8))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_child_is_no_process() {
+        assert_eq!(one_process(-1), None);
+        assert_eq!(one_process(0), None);
+        assert_eq!(one_process(7).map(Pid::as_raw_nonzero).map(i32::from), Some(7));
+    }
 }

@@ -263,6 +263,7 @@ pub(crate) struct Rec {
     pub(crate) tid: i64,
     pub(crate) device: i64,
     pub(crate) event: String,
+    pub(crate) api: String,
     pub(crate) source: String,
     pub(crate) addr: i64,
     pub(crate) requested_bytes: i64,

@@ -5,9 +5,12 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Arg, ArgMatches, Command, value_parser};
-use memtrace_trace::Row;
+use memtrace_analysis::read::stream::TraceFile;
 use memtrace_trace::columns::{COLUMNS, ColumnType};
+use memtrace_trace::config::Compression;
+use memtrace_trace::files::compression;
 use memtrace_trace::text::printable;
+use memtrace_trace::{Row, end_row};
 use serde_json::{Value, json};
 
 use crate::{args, recovery, terminal, trace_input};
@@ -36,6 +39,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let input = trace_input::open_arg("TRACE", matches, true)?;
     let mut files = Vec::new();
     for trace in &input.traces {
+        let formulas = formulas(trace);
         for (index, part) in trace.parts().enumerate() {
             // The rest of a trace that cannot be written: it is removed when this command ends.
             if recovery::is_temporary(&part.path) {
@@ -48,6 +52,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
                 "rank": part.meta.rank,
                 "part": part.meta.part.max(1),
                 "repeated_rows": repeated,
+                "formulas": formulas,
             }));
         }
     }
@@ -64,6 +69,16 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The number of texts in a trace that have a quote before them, as its end row says. To find that row in a compressed
+/// part would cost as much as to read all of it, so this is `None` then.
+fn formulas(trace: &TraceFile) -> Option<u64> {
+    let last = trace.files().last()?.file_name()?.to_str()?;
+    if compression(last) != Compression::Off {
+        return None;
+    }
+    end_row::formulas(&trace.ending()?)
 }
 
 /// The columns of this version with their types, and the values of those that an older file lacks.

@@ -17,7 +17,9 @@ use memtrace_analysis::reports;
 use memtrace_cards::{CARDS, Spec};
 use memtrace_trace::text::printable;
 
-use crate::child_env::{PhantomArgs, Scratch, remove_libraries, run_id, traced_command};
+use crate::child_env::{PhantomArgs, Scratch, TracerFacts, run_id, spare_musl_program, traced_command};
+use crate::cluster::job::Job;
+use crate::cluster::members::{Ended, Launch};
 use crate::error_message::message;
 use crate::libraries::TRACER;
 use crate::out_folder::OutFolder;
@@ -29,6 +31,7 @@ pub(crate) fn command() -> Command {
         .about("Run a program, trace it, and print the summary")
         .arg(args::out_arg("Write the traces to this folder [default: a new folder in memtrace-out]"))
         .args(args::phantom_args())
+        .arg(args::ranks_arg())
         .arg(
             Arg::new("quiet")
                 .short('q')
@@ -53,6 +56,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let Some(program) = command.first() else {
         bail!("no program was given; for example: memtrace run -- python train.py");
     };
+    if let Some(ranks) = matches.get_one::<String>("ranks") {
+        return run_ranks(matches, ranks, &command);
+    }
     let phantom = PhantomArgs::from_matches(matches)?;
     let settings = args::settings(matches)?;
     let run_id = run_id();
@@ -60,46 +66,75 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let out = OutFolder::new(matches.get_one::<PathBuf>("out"))?;
     let mut child = traced_command(&scratch, &command, &out.folder, &run_id, phantom.as_ref())?;
     child.envs(settings);
-    if load_failure::has_musl_loader(program) {
-        terminal::say(&format!(
-            "{} runs under musl's loader, which ends a program that preloads {TRACER}; it runs untraced",
-            Path::new(program).display()
-        ));
-        remove_libraries(&mut child);
-    }
+    spare_musl_program(&mut child, program);
     if let Some(phantom) = phantom.as_ref().filter(|_| !matches.get_flag("quiet")) {
         terminal::say(&format!("simulated GPU {}: {}", phantom.card, phantom.free_at_start()));
     }
     let forwarder = signals::Forwarder::start()?;
     let mut child = match child.spawn() {
         Ok(child) => child,
-        Err(error) => {
-            terminal::say(&format!("cannot run {}: {error}", Path::new(program).display()));
-            out.remove_if_empty();
-            // A shell's statuses for "not found" and "found, but not executable".
-            return Ok(ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }));
-        }
+        Err(error) => return Ok(not_started(program, &error, &out)),
     };
     forwarder.set_child(child.id());
     let status = child.wait().context("cannot wait for the program")?;
     forwarder.stop();
 
-    let summary = trace_of(&out, &run_id).and_then(|input| match input {
-        Some(_) if matches.get_flag("quiet") => Ok(()),
-        Some(input) => print_summary(input, &out),
-        None => {
-            let reason = no_trace_reason(program, &scratch, phantom.is_some(), status);
-            terminal::say(&format!("no trace: {reason}"));
-            Ok(())
-        }
-    });
-    if let Err(error) = summary {
-        terminal::say(&message(&error));
-    }
-    out.remove_if_empty();
+    let tracer = scratch.tracer();
+    show_trace(matches, &out, &run_id, || no_trace_reason(program, tracer, phantom.is_some(), status));
     drop(scratch);
     recovery::remove_temporary_files();
     Ok(signals::end_like(status))
+}
+
+/// Runs some ranks of a distributed job on a simulated cluster, and ends as the first of them that failed.
+fn run_ranks(matches: &ArgMatches, ranks: &str, command: &[&OsString]) -> Result<ExitCode> {
+    let card = matches.get_one::<String>("phantom").context("--ranks needs --phantom")?;
+    let job = Job::new(card, ranks, command, |name| std::env::var(name).ok())?;
+    let phantom = PhantomArgs::of_card(matches, &job.card)?;
+    let settings = args::settings(matches)?;
+    let run_id = run_id();
+    let out = OutFolder::new(matches.get_one::<PathBuf>("out"))?;
+    if !matches.get_flag("quiet") {
+        terminal::say(&format!("simulated cluster {card}: {}", job.summary()));
+        terminal::say(&format!("each node has {}: {}", phantom.card, phantom.free_at_start()));
+    }
+    let launch =
+        Launch { job: &job, phantom: &phantom, settings: &settings, out: &out.folder, run_id: &run_id };
+    let (status, tracer) = match launch.run()? {
+        Ended::With(status, tracer) => (status, tracer),
+        Ended::NotStarted(program, error) => return Ok(not_started(&program, &error, &out)),
+        Ended::BySignal(signal) => {
+            out.remove_if_empty();
+            return Ok(signals::end_by(signal));
+        }
+    };
+    let program = job.command(0).into_iter().next().unwrap_or_default();
+    show_trace(matches, &out, &run_id, || no_trace_reason(&program, tracer, true, status));
+    recovery::remove_temporary_files();
+    Ok(signals::end_like(status))
+}
+
+/// Says that a program cannot be started. The status is a shell's for "not found" or "found, but not executable".
+fn not_started(program: &OsStr, error: &io::Error, out: &OutFolder) -> ExitCode {
+    terminal::say(&format!("cannot run {}: {error}", Path::new(program).display()));
+    out.remove_if_empty();
+    ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
+}
+
+/// Prints the summary of the trace, or why there is none.
+fn show_trace(matches: &ArgMatches, out: &OutFolder, run_id: &str, reason: impl FnOnce() -> String) {
+    let shown = trace_of(out, run_id).and_then(|input| match input {
+        Some(_) if matches.get_flag("quiet") => Ok(()),
+        Some(input) => print_summary(input, out),
+        None => {
+            terminal::say(&format!("no trace: {}", reason()));
+            Ok(())
+        }
+    });
+    if let Err(error) = shown {
+        terminal::say(&message(&error));
+    }
+    out.remove_if_empty();
 }
 
 /// The traces of this launch, completed where a process was killed; `None` when it wrote none.
@@ -119,16 +154,19 @@ fn trace_of(out: &OutFolder, run_id: &str) -> Result<Option<Input>> {
 }
 
 /// The reason why the program left no trace, and the next step.
-fn no_trace_reason(program: &OsStr, scratch: &Scratch, phantom: bool, status: ExitStatus) -> String {
+fn no_trace_reason(program: &OsStr, tracer: TracerFacts, phantom: bool, status: ExitStatus) -> String {
     // The simulated GPU is loaded before the tracer, and ends a program whose request it cannot meet.
-    if !scratch.tracer_was_loaded() && phantom && status.code() == Some(2) {
+    if !tracer.was_loaded && phantom && status.code() == Some(2) {
         return "the program ended with status 2 before the tracer began; the line above says why".to_owned();
     }
-    if !scratch.tracer_was_loaded() {
+    if !tracer.was_loaded {
         return format!("{TRACER} was not loaded into the program: {}", load_failure::reason(program));
     }
     if std::env::var_os("MEMTRACE_ENABLED").is_some_and(|value| value == "0") {
         return "tracing is switched off: MEMTRACE_ENABLED=0".to_owned();
+    }
+    if tracer.failed {
+        return "it could not be written; the line of memtrace above says why".to_owned();
     }
     if !status.success() {
         return format!(

@@ -86,12 +86,17 @@ pub(super) const TERMS: &[Term] = &[
         "The largest request that a segment's free memory can serve without a new segment.",
     ),
     term(
+        &["largest value", "does not fit", "fewest gpus", "too few"],
+        "The limits that `memtrace fit` found: the last value or number of GPUs with which the program fits, and the \
+         first with which it does not.",
+    ),
+    term(
         &["peak", "peak allocated", "highest"],
         "The highest total in the chosen part of the trace, and the moment when it was reached. \
          Without another word it is that of allocated memory.",
     ),
     term(
-        &["at", "at the peak with value", "at step", "at the peak"],
+        &["at", "at the peak with value", "at the peak on gpus", "at step", "at the peak"],
         "The moment of the figure: the time since the start, or the training step.",
     ),
     term(
@@ -183,7 +188,8 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(&["recomputed"], "Forwards that a checkpoint ran again during the backward."),
     term(&["calls"], "The number of calls of a module, an operator or a function of CUDA."),
-    term(&["took"], "The duration of the call."),
+    term(&["took"], "The duration of the call; in `memtrace fit` that of a run, or of the runs of a row."),
+    term(&["runs"], "How often `memtrace fit` ran the program for a row."),
     term(
         &["held", "held by"],
         "The owner of memory at the shown moment: module, op, category, library or cause.",
@@ -247,6 +253,7 @@ pub(super) const TERMS: &[Term] = &[
         "The model of a GPU, such as h100-80g; `memtrace run --phantom list` lists those that can be \
          simulated.",
     ),
+    term(&["gpus"], "A number of GPUs that `memtrace fit` tried."),
     term(&["capability"], "The compute capability of a card: 9.0 for H100."),
     term(&["trace"], "The CSV of one process, or the folder with those of a run."),
     term(&["part"], "One file of a rotated trace (MEMTRACE_ROTATE)."),
@@ -266,6 +273,10 @@ pub(super) const TERMS: &[Term] = &[
     term(
         &["communicator"],
         "A group of ranks of NCCL. Each takes buffers on the device, outside torch's allocator.",
+    ),
+    term(
+        &["stand-in"],
+        "A rank of a simulated cluster that does not run (`memtrace run --ranks`). It holds what the rank that asks holds.",
     ),
     term(&["collective"], "A call in which all ranks of a group take part, such as all_reduce."),
     term(

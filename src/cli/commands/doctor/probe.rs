@@ -9,12 +9,13 @@ use anyhow::{Context, Result};
 use memtrace_cards::CARD_VARIABLE;
 use memtrace_trace::config::Compression;
 use memtrace_trace::files;
+use memtrace_trace::hello::HELLO;
 use serde_json::Value;
 
 use super::findings::{Findings, State};
 use super::torch::{check_device, check_symbols, check_torch};
 use super::trace_check::{TraceCounts, check_trace};
-use crate::child_env::{HELLO, Scratch, preload_list, run_id};
+use crate::child_env::{Scratch, preload_list, run_id};
 use crate::libraries::{PHANTOM, library};
 
 /// The script that the Python runs.

@@ -1,4 +1,4 @@
-//! The answer of `memtrace fit`, as text and as JSON.
+//! The answer of one search of `memtrace fit`, as text and as JSON.
 
 use memtrace_analysis::render::margin::margin;
 use memtrace_analysis::render::numbers::{counted, duration, percent, share};
@@ -6,6 +6,8 @@ use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
+use super::plan::Plan;
+use super::searches::Lane;
 use super::trial::{Outcome, PeakUse, Trial};
 use crate::child_env::FreeAtStart;
 use crate::terminal;
@@ -14,6 +16,8 @@ use crate::terminal;
 pub(super) struct Answer<'a> {
     /// The command as it was typed, with `{}` in the place of the value.
     pub(super) command: Vec<String>,
+    /// True if the value is the number of GPUs: the smallest is wanted.
+    pub(super) are_gpus: bool,
     /// The run with the largest value that fits.
     pub(super) fits: Option<&'a Trial>,
     /// The run with the smallest value that does not fit.
@@ -22,7 +26,9 @@ pub(super) struct Answer<'a> {
     pub(super) trials: Vec<&'a Trial>,
     /// True if there are values between the two at the limit.
     pub(super) has_gap: bool,
-    /// True if the user set the largest value, with `--max` or `--values`.
+    /// What the runs say against the order of the values.
+    pub(super) disorder: Option<String>,
+    /// True if the user set the last value, with `--max`, `--values` or `--gpus`.
     pub(super) last_is_given: bool,
     /// The free memory at the start, on a simulated GPU.
     pub(super) free_at_start: Option<FreeAtStart>,
@@ -34,7 +40,38 @@ fn show(bytes: i64) -> String {
     Unit::Auto.show(bytes).to_string()
 }
 
-impl Answer<'_> {
+impl<'a> Answer<'a> {
+    /// The answer of a search.
+    pub(super) fn of_lane(lane: &'a Lane<'_>, plan: &Plan) -> Answer<'a> {
+        let limits = lane.search.fits.zip(lane.search.too_big);
+        let are_gpus = lane.values.are_gpus();
+        let number = |index: usize| lane.values.text(index).parse::<u64>().unwrap_or(0);
+        Answer {
+            command: plan.words.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            are_gpus,
+            fits: lane.fits(),
+            too_big: lane.too_big(),
+            trials: lane.trials.iter().map(|(_, trial)| trial).collect(),
+            has_gap: limits.is_some_and(|(fits, too_big)| match are_gpus {
+                true => number(fits).saturating_sub(number(too_big)) > 1,
+                false => too_big.saturating_sub(fits) > 1,
+            }),
+            disorder: lane.disorder(),
+            last_is_given: plan.last_is_given,
+            free_at_start: lane.row.free_at_start,
+            stopped: lane.stopped.clone(),
+        }
+    }
+
+    /// The exit status: 0 with an answer, 1 without, and 3 when nothing fits.
+    pub(super) fn status(&self) -> u8 {
+        match (&self.stopped, self.fits) {
+            (Some(_), _) => 1,
+            (None, Some(_)) => 0,
+            (None, None) => 3,
+        }
+    }
+
     /// The first run that used a device.
     fn device(&self) -> Option<&PeakUse> {
         self.trials.iter().map(|trial| &trial.peak).find(|peak| peak.processes > 0)
@@ -54,9 +91,10 @@ impl Answer<'_> {
         if retries > 0 {
             page.gap();
             page.plain(format!(
-                "note: the largest value fits only because the allocator emptied its cache {}, \
-                 which is slow on a real device; a slightly smaller value avoids that",
-                counted(retries.max(0).cast_unsigned(), "time")
+                "note: it fits only because the allocator emptied its cache {}, which is slow on a real device; \
+                 a slightly {} avoids that",
+                counted(retries.max(0).cast_unsigned(), "time"),
+                if self.are_gpus { "larger number of GPUs" } else { "smaller value" }
             ));
         }
         if self.device().is_some_and(|peak| peak.phantom) {
@@ -107,7 +145,7 @@ impl Answer<'_> {
 
     fn runs(&self, page: &mut Printer) {
         let mut table = Table::new(&[
-            ("value", Side::Right),
+            (if self.are_gpus { "GPUs" } else { "value" }, Side::Right),
             ("", Side::Left),
             ("peak allocated", Side::Right),
             ("reserved", Side::Right),
@@ -146,6 +184,76 @@ impl Answer<'_> {
             }
             return;
         }
+        if self.are_gpus {
+            self.verdict_of_gpus(page);
+        } else {
+            self.verdict_of_value(page);
+        }
+        if let Some(line) = &self.disorder {
+            page.line([Cell::new(line.as_str(), Style::Alarm)]);
+        }
+        for value in self.inside_range() {
+            let answer = if self.fits.is_some_and(|trial| trial.value == value) { "not fit" } else { "fit" };
+            page.plain(format!(
+                "{value} may {answer} on a real card: it lies inside the range of what is free"
+            ));
+        }
+        let margin = self.fits.map(|Trial { value, peak, .. }| {
+            margin(peak.used, peak.capacity, peak.phantom).map(|margin| format!("with {value}: {margin}"))
+        });
+        if let Some(line) = margin.flatten() {
+            page.plain(line);
+        }
+        if let Some(Trial { value, outcome: Outcome::TooBig(asked), .. }) = self.too_big
+            && !asked.is_empty()
+        {
+            page.plain(format!("with {value} memory ran out when the program {asked}"));
+        }
+    }
+
+    fn verdict_of_gpus(&self, page: &mut Printer) {
+        let gpus = |trial: &Trial| match trial.candidate.as_str() {
+            "1" => ("1 GPU".to_owned(), "is"),
+            number => (format!("{number} GPUs"), "are"),
+        };
+        let last = if self.last_is_given { "that you gave" } else { "tried" };
+        match (self.fits.map(gpus), self.too_big.map(gpus)) {
+            (Some((enough, are)), Some((too_few, are_not))) => {
+                let text = format!(" {are} enough, {too_few} {are_not} not");
+                page.line([Cell::new(enough, Style::Strong), text.into()]);
+                if self.has_gap {
+                    page.plain("the numbers between were not tried; --gpus names others".to_owned());
+                }
+            }
+            (Some((enough, are)), None) => {
+                let text = format!(" {are} enough, the smallest number {last}");
+                page.line([Cell::new(enough, Style::Strong), text.into()]);
+            }
+            (None, Some((too_few, are))) => {
+                let text = format!("even {too_few}, the largest number {last}, {are} not enough");
+                page.line([Cell::new(text, Style::Alarm)]);
+            }
+            (None, None) => {}
+        }
+        for trial in &self.trials {
+            let Outcome::Failed(ended, tail) = &trial.outcome else { continue };
+            let last = tail.iter().rev().find(|line| !line.trim().is_empty()).map_or("", |line| line.trim());
+            page.plain(format!("the program does not run on {}: {ended}, {last}", gpus(trial).0));
+        }
+        let fitted: Vec<&PeakUse> = self
+            .trials
+            .iter()
+            .filter(|trial| trial.outcome == Outcome::Fits)
+            .map(|trial| &trial.peak)
+            .collect();
+        if fitted.len() > 1 && fitted.iter().all(|peak| peak.allocated == fitted[0].allocated) {
+            page.plain(
+                "note: the peak is the same on each number of GPUs: nothing is shared among them".to_owned(),
+            );
+        }
+    }
+
+    fn verdict_of_value(&self, page: &mut Printer) {
         match (self.fits, self.too_big) {
             (Some(fits), Some(too_big)) => {
                 page.line([
@@ -172,23 +280,6 @@ impl Answer<'_> {
             }
             (None, None) => {}
         }
-        for value in self.inside_range() {
-            let answer = if self.fits.is_some_and(|trial| trial.value == value) { "not fit" } else { "fit" };
-            page.plain(format!(
-                "{value} may {answer} on a real card: it lies inside the range of what is free"
-            ));
-        }
-        let margin = self.fits.map(|Trial { value, peak, .. }| {
-            margin(peak.used, peak.capacity, peak.phantom).map(|margin| format!("with {value}: {margin}"))
-        });
-        if let Some(line) = margin.flatten() {
-            page.plain(line);
-        }
-        if let Some(Trial { value, outcome: Outcome::TooBig(asked), .. }) = self.too_big
-            && !asked.is_empty()
-        {
-            page.plain(format!("with {value} memory ran out when the program {asked}"));
-        }
     }
 
     /// Memory by category at the peak, for the two values around the limit.
@@ -205,7 +296,8 @@ impl Answer<'_> {
         }
         page.gap();
         let heads: Vec<String> = sides.iter().map(|trial| trial.value.clone()).collect();
-        let mut columns = vec![("at the peak with value", Side::Left)];
+        let first = if self.are_gpus { "at the peak on GPUs" } else { "at the peak with value" };
+        let mut columns = vec![(first, Side::Left)];
         for head in &heads {
             columns.extend([(head.as_str(), Side::Right), ("", Side::Right)]);
         }
@@ -245,17 +337,19 @@ impl Answer<'_> {
 
     /// The answer as JSON.
     pub(super) fn json(&self) -> Value {
-        let value = |trial: Option<&Trial>| trial.map(|trial| trial.value.clone());
+        let value = |trial: Option<&Trial>| trial.map(|trial| trial.candidate.clone());
         let trials: Vec<Value> = self.trials.iter().map(|trial| trial_json(trial)).collect();
         json!({
             "report": "fit",
             "command": self.command,
+            "wanted": if self.are_gpus { "gpus" } else { "value" },
             "phantom": self.device().is_some_and(|peak| peak.phantom),
             "device": self.device().map(|peak| peak.device.clone()),
             "capacity_bytes": self.device().map_or(0, |peak| peak.capacity),
             "fits": value(self.fits),
             "too_big": value(self.too_big),
             "values_between": self.has_gap,
+            "disorder": self.disorder,
             "inside_range": self.inside_range(),
             "free_at_start_bytes": self.free_at_start.map(|free| free.here),
             "free_at_start_range_bytes": self.free_at_start.map(|free| [free.least, free.most]),
@@ -277,7 +371,7 @@ fn trial_json(trial: &Trial) -> Value {
         Outcome::Failed(ended, tail) => (None, Some(ended), Some(tail)),
     };
     json!({
-        "value": trial.value,
+        "value": trial.candidate,
         "outcome": trial.outcome.word(),
         "asked": asked,
         "ended": ended,

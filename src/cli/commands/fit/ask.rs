@@ -1,10 +1,8 @@
 //! `memtrace fit --ask`: a figure that the program prints, for each card and value, as a table.
 
-use std::ffi::OsString;
+use std::collections::VecDeque;
 use std::fs;
 use std::io::Write;
-use std::ops::ControlFlow;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow, bail};
@@ -15,11 +13,12 @@ use memtrace_trace::units::Unit;
 use regex_lite::Regex;
 use serde_json::{Value, json};
 
-use super::trial::{Attempt, Outcome, Trial, run_trial};
-use super::{Progress, with_value};
+use super::places::{self, Filling, VALUE, entries};
+use super::plan::words_and_cards;
+use super::runs::Runs;
+use super::trial::{Attempt, Outcome, Trial, check_names};
 use crate::child_env::PhantomArgs;
-use crate::out_folder::OutFolder;
-use crate::{signals, terminal};
+use crate::terminal;
 
 /// A run, and the figure that it printed.
 struct Answered {
@@ -46,54 +45,52 @@ fn figure(pattern: &Regex, trial: &Trial) -> Option<String> {
 /// When the request is invalid, or the program cannot be run.
 pub(super) fn run(matches: &ArgMatches, pattern: &str) -> Result<ExitCode> {
     let pattern = Regex::new(pattern).map_err(|error| anyhow!("--ask {pattern}: {error}"))?;
-    let words: Vec<&OsString> = matches.get_many("command").into_iter().flatten().collect();
-    let values: Vec<&str> = match matches.get_one::<String>("values") {
-        Some(list) => list.split(',').map(str::trim).collect(),
-        None => vec![""],
+    let (words, cards, _) = words_and_cards(matches)?;
+    let values = match matches.get_one::<String>("values") {
+        Some(list) => entries(list),
+        None => vec![String::new()],
     };
-    let has_place = words.iter().any(|word| with_value(word, "0") != with_value(word, "1"));
-    if has_place != matches.contains_id("values") {
+    if places::has(&words, VALUE) != matches.contains_id("values") || values.is_empty() {
         bail!("--ask tries the values of --values in the place of {{}}: give both or neither");
     }
-    let cards: Vec<Option<&str>> = match matches.get_one::<String>("cards") {
-        Some(list) => list.split(',').map(|card| Some(card.trim())).collect(),
-        None => vec![matches.get_one::<String>("phantom").map(String::as_str)],
-    };
-    let phantoms: Result<Vec<Option<PhantomArgs<'_>>>> =
-        cards.iter().map(|card| card.map(|card| PhantomArgs::of_card(matches, card)).transpose()).collect();
-    let out = OutFolder::new(matches.get_one::<PathBuf>("out"))?;
-    let progress = Progress::new(&out);
-    let forwarder = signals::Forwarder::start()?;
-    let mut answers: Vec<Answered> = Vec::new();
-    let mut ended_by = None;
-    'runs: for phantom in phantoms? {
+    let mut most_gpus = 1;
+    for card in &cards {
+        most_gpus = PhantomArgs::of_card(matches, card)?.count().max(most_gpus);
+    }
+    let cards: Vec<Option<String>> =
+        if cards.is_empty() { vec![None] } else { cards.into_iter().map(Some).collect() };
+    let mut waiting: VecDeque<(usize, Attempt)> = VecDeque::new();
+    for card in &cards {
         for value in &values {
-            let card = phantom.as_ref().map_or("", |phantom| phantom.card);
-            let label =
-                [card, value].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ");
-            progress.trying(&label, answers.len() + 1);
-            let command = words.iter().map(|word| with_value(word, value)).collect();
-            let attempt = Attempt { command, value: &label, phantom: phantom.as_ref() };
-            ended_by = forwarder.asked_to_end();
-            let run = match ended_by {
-                Some(signal) => ControlFlow::Break(signal),
-                None => run_trial(&attempt, &out, &forwarder)?,
+            let shown = card.as_deref().unwrap_or_default();
+            let parts = [shown, value].into_iter().filter(|part| !part.is_empty());
+            let filling = Filling { value: Some(value.clone()), gpus: None };
+            let attempt = Attempt {
+                command: words.iter().map(|word| filling.fill(word)).collect(),
+                value: parts.collect::<Vec<_>>().join(" "),
+                candidate: value.clone(),
+                card: card.clone(),
             };
-            match run {
-                ControlFlow::Break(signal) => {
-                    ended_by = Some(signal);
-                    break 'runs;
-                }
-                ControlFlow::Continue(mut trial) => {
-                    progress.tried(&trial);
-                    trial.value = (*value).to_owned();
-                    let figure = figure(&pattern, &trial);
-                    answers.push(Answered { card: card.to_owned(), figure, trial });
-                }
-            }
+            waiting.push_back((waiting.len(), attempt));
         }
     }
-    forwarder.stop();
+    check_names(waiting.iter().map(|(_, attempt)| attempt.value.clone()))?;
+    let mut runs = Runs::new(matches, most_gpus)?;
+    let mut ended_runs: Vec<(usize, Answered)> = Vec::new();
+    let of_number = |number: usize| cards[number / values.len()].clone().unwrap_or_default();
+    loop {
+        while runs.room() > 0
+            && let Some((number, attempt)) = waiting.pop_front()
+        {
+            runs.start(number, attempt)?;
+        }
+        let Some((number, trial)) = runs.next_ended()? else { break };
+        let figure = figure(&pattern, &trial);
+        ended_runs.push((number, Answered { card: of_number(number), figure, trial }));
+    }
+    ended_runs.sort_by_key(|(number, _)| *number);
+    let answers: Vec<Answered> = ended_runs.into_iter().map(|(_, answered)| answered).collect();
+    let ended = runs.stop();
     for answer in answers.iter().filter(|answer| answer.figure.is_some() && !matches.contains_id("out")) {
         fs::remove_dir_all(&answer.trial.files).ok();
     }
@@ -106,11 +103,8 @@ pub(super) fn run(matches: &ArgMatches, pattern: &str) -> Result<ExitCode> {
         stdout.write_all(text_of(&answers).as_bytes())?;
     }
     stdout.flush()?;
-    if let Some(signal) = ended_by {
-        return Ok(signals::end_by(signal));
-    }
     let all = answers.iter().all(|answer| answer.figure.is_some());
-    Ok(if all { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    Ok(ended.status(if all { ExitCode::SUCCESS } else { ExitCode::from(1) }))
 }
 
 fn text_of(answers: &[Answered]) -> String {
@@ -130,7 +124,7 @@ fn text_of(answers: &[Answered]) -> String {
         let missing = if trial.outcome == Outcome::Fits { "not printed" } else { trial.outcome.word() };
         table.row([
             if card.is_empty() { peak.device.as_str() } else { card.as_str() }.into(),
-            trial.value.as_str().into(),
+            trial.candidate.as_str().into(),
             Cell::new(figure.as_deref().unwrap_or("-"), Style::Strong),
             Cell::new(if figure.is_some() { "" } else { missing }, Style::Alarm),
             Unit::Auto.show(peak.used).to_string().into(),
@@ -157,7 +151,7 @@ fn json_of(answer: &Answered) -> Value {
     let peak = &trial.peak;
     json!({
         "card": card,
-        "value": trial.value,
+        "value": trial.candidate,
         "figure": figure,
         "outcome": trial.outcome.word(),
         "device": peak.device,

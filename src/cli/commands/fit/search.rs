@@ -1,8 +1,17 @@
-//! Chooses the next value that `memtrace fit` tries.
+//! Chooses the next candidates that `memtrace fit` tries.
 
 /// How far a step goes beyond the largest value that fits, while no value was too large: a program that reads its
 /// data into host memory would run out of that with a larger one.
 const GROWTH: usize = 16;
+
+/// What is known of the last candidate that fits, before it is found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Guess {
+    /// The last candidate that fits, by this guess.
+    pub(super) index: usize,
+    /// True if it comes from less than two runs of this search.
+    pub(super) is_rough: bool,
+}
 
 /// A search for the last candidate that fits. Candidates are indices from 0; each needs at least the memory of the one
 /// before it.
@@ -14,60 +23,79 @@ pub(super) struct Search {
     pub(super) too_big: Option<usize>,
     /// The last candidate.
     last: usize,
+    /// The candidate that is tried first.
+    start: usize,
     /// What the value of candidate 0 is in steps between two candidates.
     first: f64,
     /// The search ends when the bounds are this share of the value apart; 0 for neighbours.
     within: f64,
-    /// The steps made since both bounds are known.
+    /// The batches chosen since both bounds are known.
     narrowed: usize,
 }
 
 impl Search {
-    /// A search among the candidates from 0 to `last`. `first` is the value of candidate 0, in steps between two
-    /// candidates; the answer may be `within` this share of a value away from the last that fits.
-    pub(super) fn new(last: usize, first: f64, within: f64) -> Search {
-        Search { last, first, within, ..Search::default() }
+    /// A search among the candidates from 0 to `last`, which begins with `start`. `first` is the value of candidate 0, in
+    /// steps between two candidates; the answer may be `within` this share of a value away from the last that fits.
+    pub(super) fn new(last: usize, start: usize, first: f64, within: f64) -> Search {
+        Search { last, start, first, within, ..Search::default() }
     }
 
-    /// The candidate to try next; `None` when the search is over.
+    /// The candidates to try next, at most `room` of them, to run side by side; none when the search is over.
     ///
-    /// It starts with the first two candidates and then follows `guess`, the candidate at which memory would be full, but
-    /// at most [`GROWTH`] times as far as it has come. Once a candidate does not fit, it alternates between the guess and
-    /// the middle of the bounds: a good guess ends the search soon, and the middle bounds the number of steps.
-    pub(super) fn next(&self, guess: Option<usize>) -> Option<usize> {
-        match (self.fits, self.too_big) {
-            (None, None) => Some(0),
-            (None, Some(_)) => None,
-            (Some(fits), None) if fits >= self.last => None,
-            (Some(0), None) => Some(1),
-            (Some(fits), None) => {
-                let least = fits + self.gap(fits);
-                // The gap is a share of the value, which may be far from the index with `--min`.
-                let most = (GROWTH * (fits + 1) - 1).max(least);
-                let next = guess.unwrap_or(most).clamp(least, most);
-                Some(next.min(self.last))
-            }
-            (Some(fits), Some(too_big)) => {
-                let gap = self.gap(fits);
-                if too_big - fits <= gap {
-                    return None;
-                }
-                let middle = fits + (too_big - fits) / 2;
-                let next = match guess.filter(|_| self.narrowed.is_multiple_of(2)) {
-                    // What is left to know is whether the limit is here.
-                    Some(guess) if guess < fits + gap => fits + gap,
-                    Some(guess) if guess < too_big => guess,
-                    Some(guess) if guess < too_big + gap => too_big - gap,
-                    _ => middle,
-                };
-                Some(next.clamp(fits + 1, too_big - 1))
-            }
+    /// It goes where memory would be full by the guess, but at most [`GROWTH`] times as far as it has come. Two candidates
+    /// are laid around the guess, so that it is right if one fits and the other does not. Once a candidate does not fit,
+    /// it alternates between the guess and equal parts of what lies between the bounds: a good guess ends the search soon,
+    /// and the parts bound the number of steps.
+    pub(super) fn next(&mut self, guess: Option<Guess>, room: usize) -> Vec<usize> {
+        let room = room.max(1);
+        // One before the first that is not known to fit, and the first that is known not to, or lies behind the last.
+        let low = self.fits.map_or(-1, |fits| fits as i64);
+        let high = self.too_big.map_or(self.last as i64 + 1, |too_big| too_big as i64);
+        let gap = self.gap(self.fits.unwrap_or(0)) as i64;
+        if high - low <= 1 || (self.fits.is_some() && self.too_big.is_some() && high - low <= gap) {
+            return Vec::new();
         }
+        let chosen = match (self.fits, self.too_big) {
+            (None, None) => match guess {
+                Some(guess) => around(guess, gap, room),
+                None => vec![self.start as i64],
+            },
+            (Some(0), None) if guess.is_none() => vec![1],
+            (Some(fits), None) => {
+                // The gap is a share of the value, which may be far from the index with `--min`.
+                let most = ((GROWTH * (fits + 1) - 1) as i64).max(low + gap);
+                match guess {
+                    Some(guess) if (guess.index as i64) < most => around(guess, gap, room)
+                        .into_iter()
+                        .map(|index| index.clamp((low + 1).max(most.min(low + gap / 2)), most))
+                        .collect(),
+                    _ => vec![most],
+                }
+            }
+            _ => {
+                self.narrowed += 1;
+                match guess.filter(|_| !self.narrowed.is_multiple_of(2)) {
+                    Some(guess) if room == 1 => vec![one(guess.index as i64, low, high, gap)],
+                    // One beyond the bounds is wrong, and says nothing of what lies between them.
+                    Some(guess) if (guess.index as i64) < high => around(guess, gap, room),
+                    _ => parts(low, high, room),
+                }
+            }
+        };
+        let mut chosen: Vec<i64> = chosen.iter().map(|index| *index.clamp(&(low + 1), &(high - 1))).collect();
+        let mut seen = Vec::new();
+        chosen.retain(|index| {
+            !seen.contains(index) && {
+                seen.push(*index);
+                true
+            }
+        });
+        chosen.truncate(room);
+        chosen.into_iter().map(|index| index as usize).collect()
     }
 
     /// Records whether the candidate `index` fits.
     pub(super) fn record(&mut self, index: usize, fits: bool) {
-        self.narrowed += usize::from(self.fits.is_some() && self.too_big.is_some());
         if fits {
             self.fits = Some(self.fits.map_or(index, |before| before.max(index)));
         } else {
@@ -81,52 +109,86 @@ impl Search {
     }
 }
 
-/// A candidate that fits, and the bytes at its peak.
-pub(super) type Point = (usize, i64);
+/// Candidates around a guess: one that should fit and one `gap` behind it that should not, then further ones.
+fn around(guess: Guess, gap: i64, room: usize) -> Vec<i64> {
+    let middle = guess.index as i64;
+    if room == 1 {
+        return vec![middle];
+    }
+    // A rough guess would miss: its line begins where the program has the memory of a single value.
+    let gap = if guess.is_rough { gap.max(middle / 8) } else { gap };
+    let below = middle - gap / 2;
+    let mut all = vec![below, below + gap];
+    for step in 1..room as i64 {
+        all.extend([below - 2 * step * gap, below + gap + 2 * step * gap]);
+    }
+    all
+}
 
-/// The candidate at which memory would be full, by the line through two candidates that fit; `room` is the memory in bytes
-/// that the second one leaves. `None` when the line does not rise.
-pub(super) fn full_at([(a, less), (b, more)]: [Point; 2], room: i64) -> Option<usize> {
-    let slope = (more - less) as f64 / (b.saturating_sub(a)) as f64;
-    // torch cannot allocate what the CUDA context takes, nor fill the rest without gaps.
-    let room = room as f64 * 0.97;
-    (slope > 0.0 && slope.is_finite() && room >= 0.0).then(|| b.saturating_add((room / slope) as usize))
+/// One candidate between the bounds, by a guess that both narrow.
+fn one(guess: i64, low: i64, high: i64, gap: i64) -> i64 {
+    if guess < low + gap {
+        // What is left to know is whether the limit is here.
+        low + gap
+    } else if guess < high {
+        guess
+    } else if guess < high + gap {
+        high - gap
+    } else {
+        low + (high - low) / 2
+    }
+}
+
+/// Candidates that divide the space between the bounds into equal parts.
+fn parts(low: i64, high: i64, room: usize) -> Vec<i64> {
+    let room = room as i64;
+    (1..=room).map(|part| low + ((high - low) as i128 * part as i128 / (room as i128 + 1)) as i64).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::guess::full_by_line;
     use super::*;
 
-    /// The candidates that a search tries, each with the memory that it needs, of `capacity`.
-    fn search(last: usize, within: f64, capacity: i64, need: impl Fn(usize) -> i64) -> (Search, usize) {
-        let mut search = Search::new(last, 1.0, within);
-        let mut points: Vec<Point> = Vec::new();
-        let mut steps = 0;
+    /// The candidates that a search tries, each with the memory that it needs, of `capacity`; `room` side by side.
+    fn search(
+        last: usize,
+        within: f64,
+        capacity: i64,
+        room: usize,
+        need: impl Fn(usize) -> i64,
+    ) -> (Search, usize) {
+        let mut search = Search::new(last, 0, 1.0, within);
+        let mut points: Vec<(f64, i64)> = Vec::new();
+        let mut tried: Vec<usize> = Vec::new();
         loop {
-            points.sort_unstable();
+            points.sort_by(|one, other| one.0.total_cmp(&other.0));
             let guess = match points.as_slice() {
-                [.., a, b] => full_at([*a, *b], capacity - b.1),
+                [.., _, b] => full_by_line(&points, capacity - b.1)
+                    .map(|at| Guess { index: (at.max(1.0) as usize) - 1, is_rough: false }),
                 _ => None,
             };
-            let Some(index) = search.next(guess) else { return (search, steps) };
-            assert!(
-                index <= last && !points.iter().any(|point| point.0 == index),
-                "{index} again: {search:?}"
-            );
-            let fits = need(index) <= capacity;
-            search.record(index, fits);
-            if fits {
-                points.push((index, need(index)));
+            let batch = search.next(guess, if tried.is_empty() { 1 } else { room });
+            if batch.is_empty() {
+                return (search, tried.len());
             }
-            steps += 1;
-            assert!(steps < 100, "the search does not end: {search:?}");
+            for index in batch {
+                assert!(index <= last && !tried.contains(&index), "{index} again: {search:?}");
+                tried.push(index);
+                let fits = need(index) <= capacity;
+                search.record(index, fits);
+                if fits {
+                    points.push(((index + 1) as f64, need(index)));
+                }
+            }
+            assert!(tried.len() < 100, "the search does not end: {search:?}");
         }
     }
 
     #[test]
     fn fit_finds_the_last_candidate_that_fits() {
         for limit in 0..200 {
-            for last in [0, 1, 7, 50, 1 << 20] {
+            for (last, room) in [(0, 1), (1, 2), (7, 3), (50, 2), (1 << 20, 1), (1 << 20, 2), (1 << 20, 4)] {
                 let needs: [fn(usize) -> i64; 3] = [
                     |index| index as i64,
                     |index| (index * index) as i64,
@@ -137,10 +199,10 @@ mod tests {
                     let capacity = need(limit) - 1;
                     let all =
                         (0..=last).take_while(|index| *index < 1000 && need(*index) <= capacity).count();
-                    let (found, steps) = search(last, 0.0, capacity, need);
+                    let (found, steps) = search(last, 0.0, capacity, room, need);
                     assert_eq!(found.fits, all.checked_sub(1), "{limit} {last}");
                     assert_eq!(found.too_big, (all <= last).then_some(all), "{limit} {last}");
-                    assert!(steps <= 20, "{steps} steps to {limit} of {last}");
+                    assert!(steps <= 20 + 4 * room, "{steps} steps to {limit} of {last}, {room}");
                 }
             }
         }
@@ -150,32 +212,63 @@ mod tests {
     fn fit_starts_from_any_smallest_value() {
         for first in [4096.0, 1e6, 1e12] {
             for within in [0.01, 0.1, 0.5] {
-                let mut search = Search::new(1 << 20, first, within);
+                let mut search = Search::new(1 << 20, 0, first, within);
                 for index in [0, 1] {
-                    assert_eq!(search.next(None), Some(index));
+                    assert_eq!(search.next(None, 1), [index]);
                     search.record(index, true);
                 }
-                let next = search.next(Some(5)).unwrap();
-                assert!(next > 1 && next <= 1 << 20, "{first} {within}: {next}");
+                for room in [1, 2, 5] {
+                    let next = search.next(Some(Guess { index: 5, is_rough: false }), room);
+                    assert!(!next.is_empty() && next.len() <= room, "{next:?}");
+                    assert!(
+                        next.iter().all(|next| *next > 1 && *next <= 1 << 20),
+                        "{first} {within}: {next:?}"
+                    );
+                }
             }
         }
     }
 
     #[test]
+    fn fit_begins_anywhere_and_goes_to_both_sides() {
+        for answer in -1..11_i64 {
+            let mut search = Search::new(10, 5, 0.0, 0.0);
+            let mut tried = 0;
+            loop {
+                let batch = search.next(None, 2);
+                if batch.is_empty() {
+                    break;
+                }
+                tried += batch.len();
+                batch.iter().for_each(|index| search.record(*index, *index as i64 <= answer));
+            }
+            assert_eq!(search.fits, usize::try_from(answer).ok().map(|answer| answer.min(10)), "{answer}");
+            assert!(tried <= 7, "{answer}: {tried}");
+        }
+    }
+
+    #[test]
     fn fit_needs_few_runs_within_a_share_of_the_value() {
-        // A base of 2.5 GB, and 160 kB for each value: the limit is 135,424 of a card with 24 GB.
-        let need = |index: usize| 2_500_000_000 + 160_000 * index as i64;
-        let (found, steps) = search(1 << 20, 0.01, 24_167_840_000, need);
-        let (fits, too_big) = (found.fits.unwrap(), found.too_big.unwrap());
-        assert!(fits <= 135_424 && 135_424 < too_big && too_big - fits <= 1355, "{found:?}");
-        assert!(steps <= 8, "{steps} steps");
-        // A batch: the first two runs show the slope.
-        let (found, steps) = search(1 << 20, 0.01, 80_000, |index| 3000 + 1700 * index as i64);
-        assert_eq!((found.fits, found.too_big), (Some(45), Some(46)));
-        assert!(steps <= 7, "{steps} steps");
-        // A length whose memory grows with its square.
-        let (found, steps) = search(1 << 20, 0.01, 1 << 34, |index| (index * index) as i64);
-        assert!(found.fits.unwrap() < 1 << 17 && found.too_big.unwrap() > 1 << 17, "{found:?}");
-        assert!(steps <= 14, "{steps} steps");
+        for room in [1, 2] {
+            // A base of 2.5 GB, and 160 kB for each value: the limit is 135,424 of a card with 24 GB.
+            let need = |index: usize| 2_500_000_000 + 160_000 * index as i64;
+            let (found, steps) = search(1 << 20, 0.02, 24_167_840_000, room, need);
+            let (fits, too_big) = (found.fits.unwrap(), found.too_big.unwrap());
+            assert!(fits <= 135_424 && 135_424 < too_big && too_big - fits <= 2709, "{found:?}");
+            assert!(steps <= 8, "{steps} steps, {room} side by side");
+            // A batch: the first two runs show the slope.
+            let (found, steps) = search(1 << 20, 0.01, 80_000, room, |index| 3000 + 1700 * index as i64);
+            assert_eq!((found.fits, found.too_big), (Some(45), Some(46)));
+            assert!(steps <= 8, "{steps} steps, {room} side by side");
+            // Pages of 2 MiB: neighbours may have one peak.
+            let pages = |index: usize| (819 + index as i64 + 2) / 2 * 2;
+            let (found, steps) = search(1 << 20, 0.01, 1024, room, pages);
+            assert_eq!((found.fits, found.too_big.unwrap() - 204 <= 2), (Some(204), true), "{found:?}");
+            assert!(steps <= 9, "{steps} steps, {room} side by side");
+            // A length whose memory grows with its square.
+            let (found, steps) = search(1 << 20, 0.01, 1 << 34, room, |index| (index * index) as i64);
+            assert!(found.fits.unwrap() < 1 << 17 && found.too_big.unwrap() > 1 << 17, "{found:?}");
+            assert!(steps <= 16, "{steps} steps, {room} side by side");
+        }
     }
 }

@@ -1,24 +1,28 @@
 //! Runs the program with one value, and measures its peak.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::ops::ControlFlow;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use clap::ArgMatches;
 use memtrace_analysis::options::Options;
+use memtrace_analysis::read::input::Input;
 use memtrace_analysis::reports;
 use memtrace_trace::units::Unit;
 use serde_json::Value;
 
+use super::process_tree::ProcessTree;
 use crate::child_env::{PhantomArgs, Scratch, run_id, traced_command};
 use crate::out_folder::OutFolder;
-use crate::signals::Forwarder;
-use crate::{recovery, trace_input};
+use crate::recovery;
 
+/// The name of the file in the output folder that has a line for each run.
+pub(super) const TRIALS_FILE: &str = "trials.txt";
 /// The last lines of a failed program's stderr that are shown.
 const TAIL_LINES: usize = 12;
 
@@ -46,7 +50,10 @@ impl Outcome {
 
 /// A run with one value.
 pub(super) struct Trial {
+    /// The name of the run: the value, and the card where there are several.
     pub(super) value: String,
+    /// The value alone.
+    pub(super) candidate: String,
     pub(super) outcome: Outcome,
     pub(super) took: Duration,
     /// The folder of its traces, as the user would type it.
@@ -80,83 +87,160 @@ pub(super) struct PeakUse {
 }
 
 /// A run to make.
-pub(super) struct Attempt<'a> {
+#[derive(Clone, Debug)]
+pub(super) struct Attempt {
     /// The program and its arguments.
     pub(super) command: Vec<OsString>,
-    /// The value, which names the run.
-    pub(super) value: &'a str,
-    pub(super) phantom: Option<&'a PhantomArgs<'a>>,
+    /// The name of the run: the value, and the card where there are several.
+    pub(super) value: String,
+    /// The value alone.
+    pub(super) candidate: String,
+    /// The simulated card; `None` for the machine's own GPU.
+    pub(super) card: Option<String>,
 }
 
-/// Makes a run. Breaks off with the signal that asked this command to end.
+/// The name of the folder of a run.
+fn folder_name(run: &str) -> String {
+    run.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
+}
+
+/// Checks that the folders of these runs have different names, and none that the output folder has itself.
 ///
 /// # Errors
-/// When the program cannot be run, or its folder exists already.
-pub(super) fn run_trial(
-    attempt: &Attempt<'_>,
-    out: &OutFolder,
-    forwarder: &Forwarder,
-) -> Result<ControlFlow<i32, Trial>> {
-    let Attempt { command, value, phantom } = attempt;
-    let name: String =
-        value.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect();
-    let folder = out.folder.join(&name);
-    if folder.exists() {
-        bail!("{} exists already; choose another folder with -o", folder.display());
-    }
-    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    let run_id = run_id();
-    let scratch = Scratch::new(&run_id)?;
-    let mut child = traced_command(&scratch, command, &folder, &run_id, *phantom)?;
-    let stream = |name: &str| -> Result<File> {
-        let path = folder.join(name);
-        File::create_new(&path).with_context(|| path.display().to_string())
-    };
-    child.stdin(Stdio::null()).stdout(stream("stdout.txt")?).stderr(stream("stderr.txt")?);
-    forwarder.expect_child();
-    let started = Instant::now();
-    let mut child = match child.spawn() {
-        Ok(child) => child,
-        Err(error) => {
-            forwarder.no_child();
-            fs::remove_dir_all(&folder).ok();
-            out.remove_if_empty();
-            bail!("cannot run {}: {error}", Path::new(&command[0]).display());
+/// When two have the same name, or one is no name of a folder.
+pub(super) fn check_names(runs: impl IntoIterator<Item = String>) -> Result<()> {
+    let mut names: HashMap<String, String> = HashMap::new();
+    for run in runs {
+        let name = folder_name(&run);
+        // Linux has at most 255 bytes in a name.
+        if [".", "..", TRIALS_FILE].contains(&name.as_str()) || name.len() > 255 {
+            bail!(
+                "the run of `{run}` cannot have a folder of this name; put another text in the place of {{}}"
+            );
         }
-    };
-    forwarder.set_child(child.id());
-    let status = child.wait().context("cannot wait for the program")?;
-    let took = started.elapsed();
-    forwarder.no_child();
-    if let Some(signal) = forwarder.asked_to_end() {
-        // Its peak is not the program's.
-        fs::remove_dir_all(&folder).ok();
-        return Ok(ControlFlow::Break(signal));
-    }
-    let shown = out.shown.join(&name);
-    let (peak, request) = measure(&folder, &run_id)?;
-    let text = fs::read_to_string(folder.join("stderr.txt")).unwrap_or_default();
-    let outcome = match (request, status.success()) {
-        (Some(request), _) => Outcome::TooBig(request),
-        (None, true) => Outcome::Fits,
-        (None, false) if says_out_of_memory(&text) => Outcome::TooBig(String::new()),
-        (None, false) => {
-            let ended = match status.signal() {
-                Some(signal) => format!("signal {signal}"),
-                None => format!("status {}", status.code().unwrap_or(1)),
-            };
-            let lines: Vec<String> = text.lines().map(str::to_owned).collect();
-            Outcome::Failed(ended, lines[lines.len().saturating_sub(TAIL_LINES)..].to_vec())
+        if let Some(other) = names.insert(name.clone(), run.clone()) {
+            bail!(
+                "the runs of `{other}` and `{run}` would have the same folder, {name}; search them one by one"
+            );
         }
-    };
-    Ok(ControlFlow::Continue(Trial {
-        value: (*value).to_owned(),
-        outcome,
-        took,
-        folder: shown,
-        files: folder,
-        peak,
-    }))
+    }
+    Ok(())
+}
+
+/// What all runs of this command share.
+pub(super) struct Setup<'a> {
+    pub(super) matches: &'a ArgMatches,
+    pub(super) out: &'a OutFolder,
+}
+
+impl Setup<'_> {
+    /// Starts a run.
+    ///
+    /// # Errors
+    /// When the program cannot be run, or its folder exists already.
+    pub(super) fn start(&self, attempt: Attempt) -> Result<Running> {
+        let Attempt { command, value, card, .. } = &attempt;
+        let name = folder_name(value);
+        let folder = self.out.folder.join(&name);
+        if folder.exists() {
+            bail!("{} exists already; choose another folder with -o", folder.display());
+        }
+        fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        let run_id = run_id();
+        let scratch = Scratch::new(&run_id)?;
+        let mut child = match (self.matches.get_one::<String>("ranks"), card) {
+            (Some(ranks), Some(card)) => self.cluster_command(ranks, card, command, &folder)?,
+            (_, card) => {
+                let phantom =
+                    card.as_deref().map(|card| PhantomArgs::of_card(self.matches, card)).transpose()?;
+                traced_command(&scratch, command, &folder, &run_id, phantom.as_ref())?
+            }
+        };
+        let stream = |name: &str| -> Result<File> {
+            let path = folder.join(name);
+            File::create_new(&path).with_context(|| path.display().to_string())
+        };
+        child.stdin(Stdio::null()).stdout(stream("stdout.txt")?).stderr(stream("stderr.txt")?);
+        let shown = self.out.shown.join(&name);
+        match ProcessTree::spawn(child) {
+            Ok(tree) => {
+                Ok(Running { attempt, folder, shown, _scratch: scratch, tree, started: Instant::now() })
+            }
+            Err(error) => {
+                fs::remove_dir_all(&folder).ok();
+                self.out.remove_if_empty();
+                bail!("cannot run {}: {error}", Path::new(&command[0]).display());
+            }
+        }
+    }
+
+    /// The command that starts some ranks of a job: this one's `run`.
+    fn cluster_command(
+        &self,
+        ranks: &str,
+        card: &str,
+        command: &[OsString],
+        folder: &Path,
+    ) -> Result<Command> {
+        let own = std::env::current_exe().context("cannot find the command memtrace")?;
+        let mut child = Command::new(own);
+        child.args(["run", "--quiet", "--phantom", card, "--ranks", ranks, "-o"]).arg(folder);
+        if let Some(how) = self.matches.get_one::<String>("phantom-dynamic") {
+            child.args(["--phantom-dynamic", how]);
+        }
+        for fault in self.matches.get_many::<String>("phantom-fault").into_iter().flatten() {
+            child.args(["--phantom-fault", fault]);
+        }
+        child.arg("--").args(command);
+        Ok(child)
+    }
+}
+
+/// A run in progress.
+pub(super) struct Running {
+    pub(super) attempt: Attempt,
+    /// The folder of its traces.
+    folder: PathBuf,
+    /// The same, as the user would type it.
+    shown: PathBuf,
+    /// Before `_scratch`, because fields are dropped in this order: the processes have ended when that is removed.
+    pub(super) tree: ProcessTree,
+    /// The libraries that it loads.
+    _scratch: Scratch,
+    started: Instant,
+}
+
+impl Running {
+    /// The result of the run, which has ended with `status`.
+    ///
+    /// # Errors
+    /// When its trace cannot be read.
+    pub(super) fn finish(self, status: ExitStatus) -> Result<Trial> {
+        let took = self.started.elapsed();
+        let (peak, request) = measure(&self.folder)?;
+        let text = fs::read(self.folder.join("stderr.txt")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let outcome = match (request, status.success()) {
+            (Some(request), _) => Outcome::TooBig(request),
+            (None, true) => Outcome::Fits,
+            (None, false) if says_out_of_memory(&text) => Outcome::TooBig(String::new()),
+            (None, false) => {
+                let ended = match status.signal() {
+                    Some(signal) => format!("signal {signal}"),
+                    None => format!("status {}", status.code().unwrap_or(1)),
+                };
+                let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+                Outcome::Failed(ended, lines[lines.len().saturating_sub(TAIL_LINES)..].to_vec())
+            }
+        };
+        let Attempt { value, candidate, .. } = self.attempt;
+        Ok(Trial { value, candidate, outcome, took, folder: self.shown, files: self.folder, peak })
+    }
+
+    /// Removes what the run left, which has ended: its peak is not the program's.
+    pub(super) fn discard(self) {
+        fs::remove_dir_all(&self.folder).ok();
+    }
 }
 
 /// Returns true if a program's stderr reports that memory ran out. The trace has no OOM when an allocation
@@ -174,12 +258,13 @@ fn says_out_of_memory(text: &str) -> bool {
 }
 
 /// Reads the peaks of a run from its traces, and describes the request that ran out of memory, if any.
-fn measure(folder: &Path, run_id: &str) -> Result<(PeakUse, Option<String>)> {
+fn measure(folder: &Path) -> Result<(PeakUse, Option<String>)> {
     recovery::begin(folder);
-    if trace_input::open_run(folder, run_id).is_err() {
+    // The folder is new, so all of its traces are of this run.
+    if Input::open(folder).is_err() {
         return Ok((PeakUse::default(), None));
     }
-    let input = recovery::complete_quietly(|| Ok(trace_input::open_run(folder, run_id)?))?;
+    let input = recovery::complete_quietly(|| Ok(Input::open(folder)?))?;
     let inputs = [input];
     let ask = |name: &str| -> Result<Value> {
         let report = reports::find(name).with_context(|| format!("there is no report {name}"))?;

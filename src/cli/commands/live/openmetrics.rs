@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use memtrace_analysis::exports::Out;
-use memtrace_analysis::state::group::Key;
+use memtrace_analysis::state::group::{Key, without_mark};
 use memtrace_analysis::state::live_run::{LiveProcess, LiveRun};
 use memtrace_analysis::state::replay::{Device, HOST, Metric};
 use memtrace_trace::EventName;
@@ -138,7 +138,7 @@ impl Families {
         let blocks = process.replay.live_on(device.ordinal, false);
         for (category, group) in Key::CATEGORY.groups(&blocks, &process.symbols) {
             // Inferred or told, it is the same series.
-            let labels = with("category", category.trim_end_matches(" *"));
+            let labels = with("category", without_mark(&category).0);
             self.category.get_or_create(&labels).inc_by(group.bytes);
         }
         let size = process.meta.total_bytes(device.ordinal);

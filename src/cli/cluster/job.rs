@@ -1,0 +1,356 @@
+//! The shape of a distributed job, and the command line and the environment of each of its ranks.
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use memtrace_cards::Spec;
+use memtrace_trace::counts::counted;
+
+use crate::cluster::ranks;
+use crate::cluster::torchrun::{Launcher, PerNode, Torchrun, launcher};
+
+/// The cards of a node, where nothing else says it: as in the common servers with NVLink.
+const CARDS_OF_A_NODE: u32 = 8;
+/// The most ranks of a job.
+const MOST_RANKS: u32 = 1 << 20;
+
+/// A distributed job of which some ranks run.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) nodes: u32,
+    pub(crate) per_node: u32,
+    /// The ranks that run.
+    pub(crate) ranks: BTreeSet<u32>,
+    /// The first rank runs, and then one rank of each further stage of its pipeline.
+    pub(crate) by_stage: bool,
+    /// The request for the cards of one node, such as `8xh100-80g`.
+    pub(crate) card: String,
+    /// The command line of a rank.
+    command: Vec<OsString>,
+    torchrun: Option<Torchrun>,
+}
+
+impl Job {
+    /// Reads the job from `--phantom`, `--ranks`, the command line and the environment (`variable`).
+    ///
+    /// # Errors
+    /// When the launcher is not understood, the numbers do not fit one another, or `--ranks` is invalid.
+    pub(crate) fn new(
+        card: &str,
+        ranks: &str,
+        command: &[&OsString],
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Job> {
+        let card_of_user = card;
+        let (count, card) = Spec::split_count(card);
+        if count == Some(0) {
+            bail!("--phantom asks for 0 cards; a job has a card for each rank, such as 512xh100-80g");
+        }
+        let quoted = |what: &str| format!("--phantom {}: {what}", card_of_user);
+        if card.split(',').any(|part| part.starts_with("count=")) {
+            bail!(quoted(
+                "with --ranks the number of cards stands before a preset (16xh100-80g) or in WORLD_SIZE; leave out count="
+            ));
+        }
+        let digits = card.find(|c: char| !c.is_ascii_digit()).unwrap_or(0);
+        if (digits > 0 && card[digits..].starts_with('x')) || count.is_some_and(|count| count > MOST_RANKS) {
+            bail!(quoted(&format!("a job has at most {MOST_RANKS} ranks")));
+        }
+        let torchrun = match launcher(command) {
+            Launcher::Torchrun { arguments, python } => {
+                let python = match python {
+                    Some(words) => words.iter().map(|word| (*word).clone()).collect(),
+                    None => interpreter(command[0])?,
+                };
+                Some((Torchrun::parse(arguments, &variable)?, python))
+            }
+            Launcher::Unknown(name) => bail!(
+                "--ranks: the options of `{name}` are not understood; give the command of torchrun itself, or of one \
+                 rank: memtrace run --phantom 512xh100-80g --ranks 0 -- python train.py"
+            ),
+            Launcher::Behind(program) => bail!(
+                "--ranks: torchrun behind `{program}` would start ranks of its own; give the command of torchrun itself: \
+                 memtrace run --phantom 512xh100-80g --ranks 0 -- torchrun train.py"
+            ),
+            Launcher::None => None,
+        };
+        let (nodes, per_node) = match &torchrun {
+            Some((torchrun, _)) => of_torchrun(torchrun, count)?,
+            None => of_environment(count, &variable)?,
+        };
+        let world = nodes.checked_mul(per_node).filter(|world| *world <= MOST_RANKS);
+        let Some(world) = world else {
+            bail!("--ranks: {nodes} nodes of {per_node} ranks are more than {MOST_RANKS} ranks")
+        };
+        let by_stage = ranks.trim() == ranks::ONE_PER_STAGE;
+        let ranks = if by_stage { BTreeSet::from([0]) } else { ranks::parse(ranks, world)? };
+        if by_stage && world == 1 {
+            bail!("--ranks {}: the job has one rank", ranks::ONE_PER_STAGE);
+        }
+        let command_of_rank = match &torchrun {
+            Some((torchrun, python)) => torchrun.command(python),
+            None => command.iter().map(|word| (*word).clone()).collect(),
+        };
+        Ok(Job {
+            nodes,
+            per_node,
+            ranks,
+            by_stage,
+            card: format!("{per_node}x{card}"),
+            command: command_of_rank,
+            torchrun: torchrun.map(|(torchrun, _)| torchrun),
+        })
+    }
+
+    /// The number of ranks.
+    pub(crate) fn world(&self) -> u32 {
+        self.nodes * self.per_node
+    }
+
+    /// Returns true if a rank does not run.
+    pub(crate) fn has_stand_ins(&self) -> bool {
+        (self.ranks.len() as u64) < u64::from(self.world())
+    }
+
+    /// The line that says which ranks run.
+    pub(crate) fn summary(&self) -> String {
+        let (nodes, cards) = (counted(u64::from(self.nodes), "node"), counted(self.per_node.into(), "rank"));
+        let rank = if self.ranks.len() == 1 { "rank" } else { "ranks" };
+        let mut text = format!("{rank} {} of {} ", ranks::shown(&self.ranks), self.world());
+        text.push_str(if self.ranks.len() == 1 { "runs" } else { "run" });
+        if self.has_stand_ins() {
+            let absent = u64::from(self.world()) - self.ranks.len() as u64;
+            text.push_str(&format!(", {} for the others", counted(absent, "stand-in")));
+        }
+        if self.by_stage {
+            text.push_str("; then one rank of each further pipeline stage");
+        }
+        text.push_str(&format!(" ({nodes} of {cards}"));
+        text.push_str(if self.torchrun.is_some() { "; started as torchrun does, without it)" } else { ")" });
+        text
+    }
+
+    /// The ranks that run and the number of all, such as `0,7/512`: the value of the phantom's variable for a rank.
+    pub(crate) fn ranks_of_world(&self, rank: u32) -> String {
+        // The other stages are not known yet when the first rank starts.
+        let ranks = if self.by_stage { rank.to_string() } else { ranks::shown(&self.ranks) };
+        format!("{ranks}/{}", self.world())
+    }
+
+    /// The command line of a rank. `${local_rank}` in an argument is replaced, as torchrun does.
+    pub(crate) fn command(&self, rank: u32) -> Vec<OsString> {
+        let local = (rank % self.per_node).to_string();
+        let replaced = |word: &OsString| match word.to_str() {
+            Some(text) if self.torchrun.is_some() => text.replace("${local_rank}", &local).into(),
+            _ => word.clone(),
+        };
+        self.command.iter().map(replaced).collect()
+    }
+
+    /// The environment that a launcher gives to a rank; `port`: the port of the rendezvous store.
+    pub(crate) fn environment(&self, rank: u32, port: u16) -> Vec<(&'static str, String)> {
+        let (node, local) = (rank / self.per_node, rank % self.per_node);
+        let mut all = vec![
+            ("RANK", rank.to_string()),
+            ("WORLD_SIZE", self.world().to_string()),
+            ("LOCAL_RANK", local.to_string()),
+            ("LOCAL_WORLD_SIZE", self.per_node.to_string()),
+            ("MASTER_ADDR", "127.0.0.1".to_owned()),
+            ("MASTER_PORT", port.to_string()),
+        ];
+        let Some(torchrun) = &self.torchrun else { return all };
+        all.extend([
+            ("GROUP_RANK", node.to_string()),
+            ("GROUP_WORLD_SIZE", self.nodes.to_string()),
+            ("ROLE_RANK", rank.to_string()),
+            ("ROLE_NAME", torchrun.role.clone()),
+            ("ROLE_WORLD_SIZE", self.world().to_string()),
+            ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
+            ("TORCHELASTIC_MAX_RESTARTS", torchrun.max_restarts.clone()),
+            ("TORCHELASTIC_RUN_ID", torchrun.rdzv_id.clone()),
+            // Real ranks meet in a store that rank 0 serves.
+            ("TORCHELASTIC_USE_AGENT_STORE", if self.has_stand_ins() { "True" } else { "False" }.to_owned()),
+        ]);
+        let or_default = |name: &'static str, value: &str| {
+            (name, std::env::var(name).unwrap_or_else(|_| value.to_owned()))
+        };
+        all.push(or_default("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"));
+        if self.per_node > 1 {
+            all.push(or_default("OMP_NUM_THREADS", "1"));
+        }
+        if torchrun.virtual_local_rank {
+            all.push(("CUDA_VISIBLE_DEVICES", local.to_string()));
+            all.retain(|(name, _)| *name != "LOCAL_RANK");
+            all.push(("LOCAL_RANK", "0".to_owned()));
+        }
+        all
+    }
+}
+
+impl Torchrun {
+    /// The command line of a rank.
+    fn command(&self, python: &[OsString]) -> Vec<OsString> {
+        let mut command = Vec::new();
+        if !self.without_python {
+            command.extend_from_slice(python);
+            command.push("-u".into());
+            if self.is_module {
+                command.push("-m".into());
+            }
+        }
+        command.extend_from_slice(&self.script);
+        command
+    }
+}
+
+/// Nodes and ranks per node of a job that torchrun starts.
+fn of_torchrun(torchrun: &Torchrun, count: Option<u32>) -> Result<(u32, u32)> {
+    let nodes = torchrun.nodes;
+    match (torchrun.per_node, count) {
+        (PerNode::Number(per_node), None) => Ok((nodes, per_node)),
+        (PerNode::Number(per_node), Some(count)) => {
+            let world = u64::from(nodes) * u64::from(per_node);
+            if u64::from(count) == world {
+                return Ok((nodes, per_node));
+            }
+            bail!(
+                "--phantom asks for {} and torchrun for {world} ranks ({nodes} x {per_node}): make \
+                 it {world}x, or change --nnodes and --nproc-per-node",
+                counted(count.into(), "card")
+            )
+        }
+        (PerNode::EachCard, Some(count)) if count % nodes == 0 => Ok((nodes, count / nodes)),
+        (PerNode::EachCard, Some(count)) => {
+            bail!("--phantom asks for {}, which {nodes} nodes cannot share", counted(count.into(), "card"))
+        }
+        (PerNode::EachCard, None) => Ok((nodes, 1)),
+    }
+}
+
+/// Nodes and ranks per node of a job whose ranks take their number from the environment.
+fn of_environment(count: Option<u32>, variable: impl Fn(&str) -> Option<String>) -> Result<(u32, u32)> {
+    let number = |name: &str| -> Result<Option<u32>> {
+        let Some(text) = variable(name) else { return Ok(None) };
+        let number = text.trim().parse().ok().filter(|number| *number > 0);
+        number.map(Some).with_context(|| format!("{name}={text}: expected a number of ranks"))
+    };
+    let world = match (number("WORLD_SIZE")?, count) {
+        (Some(world), Some(count)) if world != count => {
+            bail!("WORLD_SIZE is {world} and --phantom asks for {}", counted(count.into(), "card"))
+        }
+        (Some(world), _) | (None, Some(world)) => world,
+        (None, None) => bail!(
+            "--ranks: the number of ranks is not known; name it before the card, as in --phantom 512xh100-80g, \
+             or set WORLD_SIZE"
+        ),
+    };
+    let per_node = number("LOCAL_WORLD_SIZE")?.unwrap_or_else(|| world.min(CARDS_OF_A_NODE));
+    if world % per_node != 0 {
+        bail!("{world} ranks are no whole nodes of {per_node}; set LOCAL_WORLD_SIZE to the ranks of a node");
+    }
+    Ok((world / per_node, per_node))
+}
+
+/// The interpreter of the script `torchrun`, with its options: those that its first line names.
+fn interpreter(torchrun: &OsStr) -> Result<Vec<OsString>> {
+    let path = if torchrun.as_encoded_bytes().contains(&b'/') {
+        Some(PathBuf::from(torchrun))
+    } else {
+        let folders = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&folders).map(|folder| folder.join(torchrun)).find(|path| path.is_file())
+    };
+    let shown = Path::new(torchrun).display();
+    let Some(path) = path else {
+        bail!(
+            "{shown} is not in PATH; activate the environment of torch, or use python -m torch.distributed.run"
+        )
+    };
+    let mut line = String::new();
+    let file = fs::File::open(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    BufReader::new(file.take(4096)).read_line(&mut line).ok();
+    let words: Vec<&str> = line.strip_prefix("#!").unwrap_or_default().split_whitespace().collect();
+    let is_env = words.first().is_some_and(|first| first.ends_with("/env"));
+    let python = words.iter().skip_while(|word| is_env && (word.ends_with("/env") || **word == "-S"));
+    let python: Vec<OsString> = python.map(OsString::from).collect();
+    let is_python = python.first().is_some_and(|word| word.to_string_lossy().contains("python"));
+    if !is_python {
+        bail!(
+            "{} is no script of Python, so its interpreter is not known; use python -m torch.distributed.run",
+            path.display()
+        )
+    };
+    Ok(python)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(card: &str, ranks: &str, line: &str, variables: &[(&str, &str)]) -> Result<Job> {
+        let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+        let variable =
+            |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        Job::new(card, ranks, &words.iter().collect::<Vec<_>>(), variable)
+    }
+
+    const RUN: &str = "python -m torch.distributed.run";
+
+    #[test]
+    fn a_rank_has_the_environment_that_torchrun_gives_it() {
+        let line = format!("{RUN} --nnodes 64 --nproc-per-node 8 train.py --id ${{local_rank}}");
+        let job = job("512xh100-80g,mem=40g", "0,511", &line, &[]).unwrap();
+        assert_eq!(job.card, "8xh100-80g,mem=40g");
+        assert_eq!(job.command(511), ["python", "-u", "train.py", "--id", "7"]);
+        let environment = job.environment(511, 1234);
+        let value = |name: &str| environment.iter().find(|(key, _)| *key == name).unwrap().1.clone();
+        let names = ["RANK", "LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_PORT"];
+        assert_eq!(names.map(value), ["511", "7", "63", "8", "512", "1234"]);
+        assert_eq!(job.ranks_of_world(511), "0,511/512");
+        assert!(
+            job.summary().contains("ranks 0,511 of 512 run, 510 stand-ins for the others (64 nodes of 8")
+        );
+    }
+
+    #[test]
+    fn a_job_without_a_launcher_has_the_ranks_of_its_environment() {
+        let of = |card: &str, variables: &[(&str, &str)]| {
+            let job = job(card, "0", "python train.py", variables).unwrap();
+            (job.world(), job.per_node, job.card)
+        };
+        assert_eq!(of("512xh100-80g", &[]), (512, 8, "8xh100-80g".to_owned()));
+        assert_eq!(of("h100-80g", &[("WORLD_SIZE", "4")]), (4, 4, "4xh100-80g".to_owned()));
+        let sixteen = &[("WORLD_SIZE", "16"), ("LOCAL_WORLD_SIZE", "4")];
+        assert_eq!(of("16xrtx4090", sixteen), (16, 4, "4xrtx4090".to_owned()));
+    }
+
+    #[test]
+    fn numbers_that_do_not_fit_are_refused_with_the_reason() {
+        let eight = format!("{RUN} --nproc-per-node 8 train.py");
+        let cards = format!("{RUN} --nnodes 3 --nproc-per-node gpu train.py");
+        for (card, ranks, line, variables, part) in [
+            ("512xh100-80g", "0", eight.as_str(), &[][..], "512 cards and torchrun for 8 ranks (1 x 8)"),
+            ("8xh100-80g", "8", eight.as_str(), &[], "no rank 8; the job has 8 ranks"),
+            ("8xh100-80g", "", eight.as_str(), &[], "--ranks is empty"),
+            ("8xh100-80g", "0", cards.as_str(), &[], "3 nodes cannot share"),
+            ("h100-80g", "0", "python train.py", &[], "the number of ranks is not known"),
+            ("12xh100-80g", "0", "python train.py", &[], "no whole nodes of 8"),
+            ("0xh100-80g", "0", "python train.py", &[], "asks for 0 cards"),
+            ("8xh100-80g,count=2", "7", "python train.py", &[], "leave out count="),
+            ("99999999999999999999xh100-80g", "0", "python train.py", &[], "at most 1048576 ranks"),
+            ("99999999xh100-80g", "0", "python train.py", &[], "at most 1048576 ranks"),
+            ("8xh100-80g", "0", "env A=1 torchrun x.py", &[], "torchrun behind `env` would start ranks"),
+            ("0xh100-80g", "0", cards.as_str(), &[], "asks for 0 cards"),
+            ("4xh100-80g", "0", "python train.py", &[("WORLD_SIZE", "8")], "WORLD_SIZE is 8 and"),
+            ("4xh100-80g", "0", "python train.py", &[("WORLD_SIZE", "x")], "WORLD_SIZE=x: expected"),
+            ("4xh100-80g", "0", "accelerate launch train.py", &[], "`accelerate` are not understood"),
+            ("4xh100-80g", "0", "/no/such/torchrun t.py", &[], "cannot read /no/such/torchrun"),
+        ] {
+            let error = job(card, ranks, line, variables).unwrap_err().to_string();
+            assert!(error.contains(part), "{card} {line}: {error}");
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Starts the ranks of a job and waits for them.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use memtrace_machine::{MACHINE_VARIABLE, RANKS_VARIABLE};
+use memtrace_trace::text::printable;
+use rustix::process::{Pid, Signal};
+
+use crate::child_env::{PhantomArgs, Scratch, TracerFacts, spare_musl_program, traced_command};
+use crate::cluster::job::Job;
+use crate::cluster::store::RankStores;
+use crate::cluster::store_values::Answered;
+use crate::signals::Forwarder;
+use crate::terminal;
+
+/// The files that make a rank's Python stand in for the other ranks.
+const PYTHON: [(&str, &str); 3] = [
+    ("sitecustomize.py", include_str!("python/sitecustomize.py")),
+    ("memtrace_stand_ins.py", include_str!("python/stand_ins.py")),
+    ("memtrace_waits.py", include_str!("python/waits.py")),
+];
+/// The variable with the port of the rank's rendezvous store.
+const STORE_VARIABLE: &str = "MEMTRACE_PHANTOM_STORE";
+/// How long ranks that were asked to end may take: as in PyTorch's `PContext.close`.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The interval between two looks at the ranks.
+const INTERVAL: Duration = Duration::from_millis(10);
+/// The most keys that the note on the store names.
+const SHOWN: usize = 4;
+
+/// What every rank of one launch is started with.
+pub(crate) struct Launch<'a> {
+    pub(crate) job: &'a Job,
+    pub(crate) phantom: &'a PhantomArgs<'a>,
+    pub(crate) settings: &'a [(&'static str, OsString)],
+    /// The folder of the traces.
+    pub(crate) out: &'a Path,
+    pub(crate) run_id: &'a str,
+}
+
+/// The end of a launch.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// The program cannot be started.
+    NotStarted(OsString, io::Error),
+    /// A signal asked for the end before a rank was started.
+    BySignal(i32),
+    /// All ranks have ended: the status of the first that failed, else of the last; and what their tracers told.
+    With(ExitStatus, TracerFacts),
+}
+
+/// A rank that runs.
+struct Member {
+    rank: u32,
+    child: Child,
+    scratch: Scratch,
+    stores: Arc<RankStores>,
+    status: Option<ExitStatus>,
+    /// It was asked to end.
+    asked: bool,
+}
+
+impl Launch<'_> {
+    /// Runs all ranks of the job that run. Real ranks need one another and run at once; a rank among stand-ins needs
+    /// nobody, so no more run at a time than the machine has cores.
+    ///
+    /// # Errors
+    /// When a rank cannot be prepared. No rank runs any more then.
+    pub(crate) fn run(&self) -> Result<Ended> {
+        let forwarder = Forwarder::start()?;
+        // Only the children that run beside one another are forwarded to.
+        forwarder.no_child();
+        let mut running = Vec::new();
+        let ended = self.run_all(&mut running, &forwarder);
+        // Empty, but after an error: a rank uses the folder that its member removes.
+        end_all(&mut running);
+        let ending = Instant::now();
+        while !running.is_empty() {
+            if ending.elapsed() > PATIENCE {
+                kill_all(&running, Signal::KILL);
+            }
+            forwarder.reap_children(|| reap(&mut running));
+            running.retain(|member| member.status.is_none());
+            std::thread::sleep(INTERVAL);
+        }
+        forwarder.stop();
+        ended
+    }
+
+    /// The loop of [`Launch::run`]; an error leaves ranks in `running`.
+    fn run_all(&self, running: &mut Vec<Member>, forwarder: &Forwarder) -> Result<Ended> {
+        let at_once = match self.job.has_stand_ins() {
+            true => std::thread::available_parallelism().map_or(2, usize::from).max(2),
+            false => usize::MAX,
+        };
+        let real_port = if self.job.has_stand_ins() { 0 } else { free_port()? };
+        let mut waiting: VecDeque<u32> = self.job.ranks.iter().copied().collect();
+        let (mut status, mut tracer) = (None::<ExitStatus>, TracerFacts::default());
+        // The moment when the other ranks were asked to end because one had failed.
+        let mut ending: Option<Instant> = None;
+        while !waiting.is_empty() || !running.is_empty() {
+            while running.len() < at_once && ending.is_none() && forwarder.asked_to_end().is_none() {
+                let Some(rank) = waiting.pop_front() else { break };
+                let member = match self.start(rank, real_port)? {
+                    Ok(member) => member,
+                    Err(error) => {
+                        let program = self.job.command(rank).into_iter().next().unwrap_or_default();
+                        return Ok(Ended::NotStarted(program, error));
+                    }
+                };
+                forwarder.add_child(member.child.id());
+                running.push(member);
+                // One that came while the rank was started did not reach it.
+                if let Some(signal) = forwarder.asked_to_end().and_then(Signal::from_named_raw) {
+                    kill_all(&running[running.len() - 1..], signal);
+                }
+            }
+            if ending.is_some() || forwarder.asked_to_end().is_some() {
+                waiting.clear();
+            }
+            forwarder.reap_children(|| reap(running));
+            for member in running.extract_if(.., |member| member.status.is_some()) {
+                tracer = tracer.and(member.scratch.tracer());
+                note_answered(&member);
+                // One that failed or was asked to end may not have come to it.
+                let is_whole = member.status.is_some_and(|status| status.success())
+                    && forwarder.asked_to_end().is_none();
+                if is_whole && self.job.has_stand_ins() && !member.stores.were_joined() {
+                    terminal::say(&format!(
+                        "rank {} met no stand-in, so it counts as a rank alone: the program does not use \
+                         torch.distributed, or its Python does not read PYTHONPATH (python -I, or a script that sets \
+                         it anew)",
+                        member.rank
+                    ));
+                }
+                if self.job.by_stage && member.rank == 0 {
+                    waiting.extend(further_stages(&member.stores, is_whole));
+                }
+                member.stores.close();
+                let Some(ended) = member.status else { continue };
+                if status.is_none_or(|status| status.success()) {
+                    status = Some(ended);
+                }
+                // Those that fail later fail because they were asked to end.
+                if !ended.success() && (self.job.ranks.len() > 1 || self.job.by_stage) && ending.is_none() {
+                    terminal::say(&format!("rank {} failed ({ended})", member.rank));
+                    if !self.job.has_stand_ins() {
+                        ending = Some(Instant::now());
+                    }
+                }
+            }
+            if let Some(since) = ending {
+                // As torchrun does: the other ranks would wait for this one. Each is asked once, and killed when it
+                // does not end.
+                if since.elapsed() > PATIENCE {
+                    kill_all(running, Signal::KILL);
+                } else {
+                    end_all(running);
+                }
+            }
+            if !running.is_empty() {
+                std::thread::sleep(INTERVAL);
+            }
+        }
+        match (status, forwarder.asked_to_end()) {
+            (Some(status), _) => Ok(Ended::With(status, tracer)),
+            (None, Some(signal)) => Ok(Ended::BySignal(signal)),
+            (None, None) => bail!("no rank was started"),
+        }
+    }
+
+    /// Starts a rank.
+    fn start(&self, rank: u32, real_port: u16) -> Result<Result<Member, io::Error>> {
+        let job = self.job;
+        let node = rank / job.per_node;
+        let scratch = Scratch::new(&format!("{}-r{rank}", self.run_id))?;
+        let command = job.command(rank);
+        let mut child = traced_command(&scratch, &command, self.out, self.run_id, Some(self.phantom))?;
+        child.envs(self.settings.iter().cloned());
+        spare_musl_program(&mut child, &command[0]);
+        // The ranks of one node share its cards.
+        child.env(MACHINE_VARIABLE, format!("{}-n{node}", self.run_id));
+        let stores = RankStores::new(job.world(), rank);
+        let mut port = real_port;
+        if job.has_stand_ins() {
+            port = stores.port("").context("cannot serve the rendezvous store")?;
+            let folder = python_folder(&scratch)?;
+            // As it stands: an empty entry means the current folder.
+            let existing = std::env::var_os("PYTHONPATH").filter(|paths| !paths.is_empty());
+            let mut paths = std::env::join_paths([folder]).context(
+                "PYTHONPATH cannot name the folder of temporary files; set TMPDIR to one without a colon",
+            )?;
+            if let Some(existing) = existing {
+                paths.push(":");
+                paths.push(existing);
+            }
+            child.env("PYTHONPATH", paths);
+            child.env(STORE_VARIABLE, port.to_string()).env(RANKS_VARIABLE, job.ranks_of_world(rank));
+        }
+        child.envs(job.environment(rank, port));
+        Ok(child.spawn().map(|child| Member { rank, child, scratch, stores, status: None, asked: false }))
+    }
+}
+
+/// Waits for the members that have ended, and returns their process ids.
+fn reap(running: &mut [Member]) -> Vec<u32> {
+    let mut ended = Vec::new();
+    for member in running {
+        // An error means that there is no such child; then nothing is left to wait for.
+        if let Ok(Some(status)) = member.child.try_wait() {
+            member.status = Some(status);
+            ended.push(member.child.id());
+        }
+    }
+    ended
+}
+
+/// Asks the members to end that were not asked yet.
+fn end_all(running: &mut [Member]) {
+    for member in running {
+        if !std::mem::replace(&mut member.asked, true) {
+            kill_all(std::slice::from_ref(member), Signal::TERM);
+        }
+    }
+}
+
+/// Sends a signal to the members.
+fn kill_all(running: &[Member], signal: Signal) {
+    for member in running {
+        // An error means that it has just ended.
+        rustix::process::kill_process(Pid::from_child(&member.child), signal).ok();
+    }
+}
+
+/// The ranks of the first rank's pipeline but itself, one of each stage, and a line that names them. `is_whole`: the
+/// first rank ended as it should.
+fn further_stages(stores: &RankStores, is_whole: bool) -> Vec<u32> {
+    let mut stages = stores.pipeline();
+    let has_first = stages.remove(&0);
+    if !has_first || stages.is_empty() {
+        if is_whole {
+            terminal::say(
+                "--ranks one-per-stage: rank 0 told of no pipeline, so it ran alone: its program made no device mesh \
+                 with a dimension `pp` beside another one, and no pipeline of Megatron-core. Name the ranks instead, \
+                 such as --ranks 0,8",
+            );
+        }
+        return Vec::new();
+    }
+    let ranks = stages.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    terminal::say(&format!("further stages of the pipeline of rank 0: {ranks}"));
+    stages.into_iter().collect()
+}
+
+/// Says which keys a rank waited for and a stand-in set, and where.
+fn note_answered(member: &Member) {
+    let (own, empty): (Vec<_>, Vec<_>) =
+        member.stores.answered().into_iter().partition(|(_, answered)| answered.is_own);
+    let note = |keys: &[(String, Answered)], what: &str| {
+        if keys.is_empty() {
+            return;
+        }
+        let key = |(key, answered): &(String, Answered)| match &answered.place {
+            Some(place) => format!("{} at {}", printable(key), printable(place)),
+            None => printable(key).into_owned(),
+        };
+        let shown = keys.iter().take(SHOWN).map(key).collect::<Vec<_>>().join(", ");
+        let more =
+            if keys.len() > SHOWN { format!(" and {} more", keys.len() - SHOWN) } else { String::new() };
+        terminal::say(&format!(
+            "rank {} waited for keys of the store that no rank set, and got {what}: {shown}{more}",
+            member.rank
+        ));
+    };
+    note(&empty, "an empty value");
+    note(&own, "its own value in place of another rank's");
+}
+
+/// Writes the files of [`PYTHON`] into a folder for `PYTHONPATH`.
+fn python_folder(scratch: &Scratch) -> Result<PathBuf> {
+    let folder = scratch.folder.join("stand-ins");
+    let write = || -> io::Result<()> {
+        fs::create_dir(&folder)?;
+        PYTHON.iter().try_for_each(|(name, text)| fs::write(folder.join(name), text))
+    };
+    write().with_context(|| format!("cannot write {}", folder.display()))?;
+    Ok(folder)
+}
+
+/// A port that is free now, for the store that rank 0 will serve.
+fn free_port() -> Result<u16> {
+    let listener = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0))
+        .context("no port is free for the rendezvous store")?;
+    Ok(listener.local_addr()?.port())
+}

@@ -1,0 +1,57 @@
+"""Runs at the start of each Python of a rank among stand-ins: `memtrace run --ranks` puts this folder into
+PYTHONPATH.
+
+It gives way to the program's own `sitecustomize`, and waits for `torch.distributed` to be imported.
+"""
+
+import os
+import sys
+
+
+def give_way(folder):
+    """Runs the program's own `sitecustomize`, which this one hides."""
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]
+    own = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # noqa: F401
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+    finally:
+        # The import of this file looks for the entry once more.
+        sys.modules.setdefault("sitecustomize", own)
+
+
+def wait_for_torch(folder):
+    """Puts a finder before the others, which sees the import of `torch.distributed.distributed_c10d`."""
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name != "torch.distributed.distributed_c10d":
+                return None
+            spec = PathFinder.find_spec(name, path, target)
+            if spec is None or spec.loader is None:
+                return None
+            run_module = spec.loader.exec_module
+
+            def exec_module(module):
+                run_module(module)
+                sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not Finder]
+                file = os.path.join(folder, "memtrace_stand_ins.py")
+                own = spec_from_file_location("memtrace_stand_ins", file)
+                stand_ins = module_from_spec(own)
+                own.loader.exec_module(stand_ins)
+                stand_ins.install(module)
+
+            spec.loader.exec_module = exec_module
+            return spec
+
+    sys.meta_path.insert(0, Finder)
+
+
+if os.environ.get("MEMTRACE_PHANTOM_STORE"):
+    wait_for_torch(os.path.dirname(os.path.abspath(__file__)))
+give_way(os.path.dirname(os.path.abspath(__file__)))

@@ -1,0 +1,532 @@
+//! The rendezvous store of one rank: a server with the wire protocol of PyTorch's `TCPStore`.
+//!
+//! The rank is alone with its store, so nobody but a stand-in can set a key that it waits for. The store sets
+//! such a key itself: at once if it is the id of a NCCL communicator; else after [`GRACE`], with what this rank has set
+//! under its own number, or empty.
+//!
+//! The protocol is that of `TCPStoreBackend.hpp` and `TCPStoreLibUvBackend.cpp` in PyTorch 2.6 and 2.11. Three lines
+//! are none of its queries. `store NAME` asks for the port of a further store: a program may create several, and
+//! they must not share keys. `waited PLACE<tab>KEY` tells the line of the script that waited for a key, and
+//! `pipeline RANK,RANK,...` the ranks of this rank's pipeline, one of each stage.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::cluster::store_values::{Answered, Known, Values};
+
+/// How long another thread or process of the rank has to set a key before a stand-in does.
+const GRACE: Duration = Duration::from_millis(200);
+/// PyTorch's bounds for a request, so that a stray client cannot take the memory of this process.
+const MOST_KEYS: u64 = 128 * 1024;
+const LONGEST_KEY: u64 = 8 * 1024;
+const LONGEST_VALUE: u64 = 64 << 20;
+/// The longest answer: of all gathered values of 4,096 ranks.
+const LONGEST_ANSWER: usize = 256 << 20;
+/// The most stores that a rank creates.
+const MOST_STORES: usize = 4096;
+
+/// The queries, by their number on the wire.
+mod query {
+    pub(super) const VALIDATE: u8 = 0;
+    pub(super) const SET: u8 = 1;
+    pub(super) const COMPARE_SET: u8 = 2;
+    pub(super) const GET: u8 = 3;
+    pub(super) const ADD: u8 = 4;
+    pub(super) const CHECK: u8 = 5;
+    pub(super) const WAIT: u8 = 6;
+    pub(super) const GET_NUM_KEYS: u8 = 7;
+    pub(super) const DELETE_KEY: u8 = 8;
+    pub(super) const APPEND: u8 = 9;
+    pub(super) const MULTI_GET: u8 = 10;
+    pub(super) const MULTI_SET: u8 = 11;
+    pub(super) const CANCEL_WAIT: u8 = 12;
+    pub(super) const PING: u8 = 13;
+    pub(super) const QUEUE_PUSH: u8 = 14;
+    pub(super) const QUEUE_POP: u8 = 15;
+    pub(super) const QUEUE_LEN: u8 = 16;
+    pub(super) const LIST_KEYS: u8 = 17;
+    /// The beginning of a line `store NAME`.
+    pub(super) const STORE: u8 = b's';
+    /// The beginning of a line `waited PLACE<tab>KEY`.
+    pub(super) const WAITED: u8 = b'w';
+    /// The beginning of a line `pipeline RANK,RANK,...`.
+    pub(super) const PIPELINE: u8 = b'p';
+}
+
+/// The answers of CHECK and WAIT.
+const READY: u8 = 0;
+const NOT_READY: u8 = 1;
+const STOP_WAITING: u8 = 0;
+const WAIT_CANCELED: u8 = 1;
+
+/// One store: its values, and the signal that one has changed.
+#[derive(Debug)]
+struct Store {
+    values: Mutex<Values>,
+    changed: Condvar,
+    /// The rank has ended.
+    closed: AtomicBool,
+    /// The rank's stand-ins have asked for it.
+    joined: AtomicBool,
+}
+
+impl Store {
+    fn joined(&self) -> bool {
+        self.joined.load(Ordering::Acquire)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Values> {
+        self.values.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the values and wakes those who wait for one.
+    ///
+    /// # Errors
+    /// When the store is full.
+    fn change<T>(&self, change: impl FnOnce(&mut Values) -> T) -> io::Result<T> {
+        let mut values = self.lock();
+        if values.is_full() {
+            return Err(full());
+        }
+        let result = change(&mut values);
+        drop(values);
+        self.changed.notify_all();
+        Ok(result)
+    }
+
+    /// Waits until all keys have a value; a stand-in sets those that nobody else sets.
+    ///
+    /// # Errors
+    /// When the store is full.
+    fn wait(&self, keys: &[Vec<u8>]) -> io::Result<()> {
+        let mut is_full = !self.change(|values| values.answer(keys, Known::AtOnce))?;
+        let mut values = self.lock();
+        let until = Instant::now() + GRACE;
+        while !is_full && !keys.iter().all(|key| values.has(key)) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                is_full = !values.answer(keys, Known::Late);
+                break;
+            }
+            values = self.changed.wait_timeout(values, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(values);
+        self.changed.notify_all();
+        if is_full { Err(full()) } else { Ok(()) }
+    }
+}
+
+/// The stores of one rank. They serve until [`RankStores::close`].
+#[derive(Debug)]
+pub(crate) struct RankStores {
+    world: u32,
+    rank: u32,
+    /// The ranks of its pipeline, one of each stage; empty while it has told of none.
+    pipeline: Mutex<BTreeSet<u32>>,
+    /// The stores by name, with their ports.
+    stores: Mutex<HashMap<String, (u16, Arc<Store>)>>,
+}
+
+impl RankStores {
+    pub(crate) fn new(world: u32, rank: u32) -> Arc<Self> {
+        Arc::new(Self { world, rank, pipeline: Mutex::default(), stores: Mutex::default() })
+    }
+
+    /// The port of the store with this name, which is started if there is none. A store's port is a name of it, too.
+    ///
+    /// # Errors
+    /// When no port of this machine is free.
+    pub(crate) fn port(self: &Arc<Self>, name: &str) -> io::Result<u16> {
+        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let named = |port: u16| name.parse() == Ok(port);
+        let known = stores.iter().find(|(other, (port, _))| *other == name || named(*port));
+        if let Some((_, (port, _))) = known {
+            return Ok(*port);
+        }
+        if stores.len() >= MOST_STORES {
+            return Err(io::Error::other("too many stores"));
+        }
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let port = listener.local_addr()?.port();
+        let store = Arc::new(Store {
+            values: Mutex::new(Values::new(self.world, self.rank)),
+            changed: Condvar::new(),
+            closed: AtomicBool::new(false),
+            joined: AtomicBool::new(false),
+        });
+        stores.insert(name.to_owned(), (port, Arc::clone(&store)));
+        let all = Arc::clone(self);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                if store.closed.load(Ordering::Acquire) {
+                    break;
+                }
+                let Ok(stream) = stream else {
+                    // No descriptor is free; a client that ends gives one back.
+                    std::thread::sleep(GRACE);
+                    continue;
+                };
+                let (all, store) = (Arc::clone(&all), Arc::clone(&store));
+                // A client that breaks off, or sends no query of the protocol, loses its connection.
+                std::thread::spawn(move || serve(&all, &store, stream).ok());
+            }
+        });
+        Ok(port)
+    }
+
+    /// Ends the stores: their rank has ended.
+    pub(crate) fn close(&self) {
+        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, (port, store)) in stores.drain() {
+            store.closed.store(true, Ordering::Release);
+            // Wakes the thread that waits for clients; an error means that it has no descriptor for one.
+            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok();
+        }
+    }
+
+    /// The keys that stand-ins set because the rank waited for them, in order.
+    pub(crate) fn answered(&self) -> Vec<(String, Answered)> {
+        let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = Vec::new();
+        for (_, store) in stores.values() {
+            keys.extend(store.lock().answered().map(|(key, answered)| (key.to_owned(), answered.clone())));
+        }
+        keys.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        keys
+    }
+
+    /// The ranks of the rank's pipeline, one of each stage; empty if it told of none.
+    pub(crate) fn pipeline(&self) -> BTreeSet<u32> {
+        let ranks = self.pipeline.lock().unwrap_or_else(PoisonError::into_inner);
+        ranks.iter().copied().filter(|rank| *rank < self.world).collect()
+    }
+
+    /// Returns true if the rank has made a store, as each start of `torch.distributed` among stand-ins does.
+    pub(crate) fn were_joined(&self) -> bool {
+        // The first store is this module's own.
+        self.stores.lock().unwrap_or_else(PoisonError::into_inner).values().any(|(_, store)| store.joined())
+    }
+
+    /// Remembers the line of the script that waited for a key of any store, and returns a stand-in's answer to it.
+    fn note_place(&self, key: &str, place: &str) -> Option<Answered> {
+        let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        stores.values().find_map(|(_, store)| store.lock().note_place(key, place))
+    }
+}
+
+/// A client's requests.
+struct Requests(BufReader<TcpStream>);
+
+impl Requests {
+    fn bytes<const N: usize>(&mut self) -> io::Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.0.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn number(&mut self) -> io::Result<u64> {
+        Ok(u64::from_le_bytes(self.bytes()?))
+    }
+
+    fn text(&mut self, longest: u64) -> io::Result<Vec<u8>> {
+        let length = self.number()?;
+        if length > longest {
+            return Err(too_long("a text"));
+        }
+        let mut bytes = vec![0; length as usize];
+        self.0.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn key(&mut self) -> io::Result<Vec<u8>> {
+        self.text(LONGEST_KEY)
+    }
+
+    fn value(&mut self) -> io::Result<Vec<u8>> {
+        self.text(LONGEST_VALUE)
+    }
+
+    fn keys(&mut self) -> io::Result<Vec<Vec<u8>>> {
+        (0..self.count()?).map(|_| self.key()).collect()
+    }
+
+    /// The rest of a line.
+    fn line(&mut self) -> io::Result<String> {
+        let mut line = String::new();
+        (&mut self.0).take(2 * LONGEST_KEY).read_line(&mut line)?;
+        Ok(line)
+    }
+
+    /// A number of keys.
+    fn count(&mut self) -> io::Result<u64> {
+        let count = self.number()?;
+        if count > MOST_KEYS { Err(too_long("a list of keys")) } else { Ok(count) }
+    }
+}
+
+fn too_long(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{what} is too long"))
+}
+
+fn full() -> io::Error {
+    too_long("the content of the store")
+}
+
+/// Appends bytes with their length before them.
+fn put_bytes(answer: &mut Vec<u8>, bytes: &[u8]) {
+    answer.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+    answer.extend_from_slice(bytes);
+}
+
+/// Serves one client until it closes the connection.
+fn serve(all: &Arc<RankStores>, store: &Store, mut stream: TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut requests = Requests(BufReader::new(stream.try_clone()?));
+    loop {
+        let [query] = requests.bytes::<1>()?;
+        let mut answer = Vec::new();
+        match query {
+            query::VALIDATE => drop(requests.bytes::<4>()?),
+            query::PING => answer.extend_from_slice(&requests.bytes::<4>()?),
+            query::SET => {
+                let (key, value) = (requests.key()?, requests.value()?);
+                store.change(|values| values.set(key, value))?;
+            }
+            query::COMPARE_SET => {
+                let (key, expected, wanted) = (requests.key()?, requests.value()?, requests.value()?);
+                put_bytes(&mut answer, &store.change(|values| values.compare_set(key, expected, wanted))?);
+            }
+            query::GET => {
+                let key = requests.key()?;
+                put_bytes(&mut answer, &store.lock().get(&key));
+            }
+            query::ADD => {
+                let (key, more) = (requests.key()?, i64::from_le_bytes(requests.bytes()?));
+                answer.extend_from_slice(&store.change(|values| values.add(key, more))?.to_le_bytes());
+            }
+            query::CHECK => {
+                let keys = requests.keys()?;
+                let values = store.lock();
+                answer.push(if keys.iter().all(|key| values.has(key)) { READY } else { NOT_READY });
+            }
+            query::WAIT => {
+                store.wait(&requests.keys()?)?;
+                answer.push(STOP_WAITING);
+            }
+            query::CANCEL_WAIT => answer.push(WAIT_CANCELED),
+            query::GET_NUM_KEYS => answer.extend_from_slice(&(store.lock().len() as i64).to_le_bytes()),
+            query::DELETE_KEY => {
+                let key = requests.key()?;
+                let removed = store.change(|values| values.remove(&key))?;
+                answer.extend_from_slice(&i64::from(removed).to_le_bytes());
+            }
+            query::APPEND => {
+                let (key, value) = (requests.key()?, requests.value()?);
+                store.change(|values| values.append(key, &value))?;
+            }
+            query::MULTI_GET => {
+                let keys = requests.keys()?;
+                let values = store.lock();
+                for key in &keys {
+                    put_bytes(&mut answer, &values.get(key));
+                    if answer.len() > LONGEST_ANSWER {
+                        return Err(too_long("an answer"));
+                    }
+                }
+            }
+            query::MULTI_SET => {
+                for _ in 0..requests.count()? {
+                    let (key, value) = (requests.key()?, requests.value()?);
+                    store.change(|values| values.set(key, value))?;
+                }
+            }
+            query::QUEUE_PUSH => {
+                let (key, value) = (requests.key()?, requests.value()?);
+                store.change(|values| values.push(key, value))?;
+            }
+            query::QUEUE_POP => {
+                let key = requests.key()?;
+                let value = store.change(|values| values.pop(&key))?;
+                answer.extend_from_slice(&i64::from(value.is_some()).to_le_bytes());
+                if let Some(value) = value {
+                    put_bytes(&mut answer, &value);
+                }
+            }
+            query::QUEUE_LEN => {
+                let key = requests.key()?;
+                answer.extend_from_slice(&(store.lock().queue_len(&key) as i64).to_le_bytes());
+            }
+            query::LIST_KEYS => {
+                let values = store.lock();
+                answer.extend_from_slice(&(values.len() as i64).to_le_bytes());
+                values.keys().for_each(|key| put_bytes(&mut answer, key));
+            }
+            query::PIPELINE => {
+                let line = requests.line()?;
+                let ranks =
+                    line.trim_start_matches("ipeline").trim().split(',').map(|rank| rank.parse().ok());
+                if let Some(ranks) = ranks.collect::<Option<BTreeSet<u32>>>() {
+                    *all.pipeline.lock().unwrap_or_else(PoisonError::into_inner) = ranks;
+                }
+                answer.push(b'\n');
+            }
+            query::WAITED => {
+                let line = requests.line()?;
+                let (place, key) =
+                    line.trim_start_matches("aited").trim().split_once('\t').unwrap_or_default();
+                let answer_to_it = match all.note_place(key, place) {
+                    None => "set\n",
+                    Some(Answered { is_own: true, .. }) => "own\n",
+                    Some(_) => "empty\n",
+                };
+                answer.extend_from_slice(answer_to_it.as_bytes());
+            }
+            query::STORE => {
+                let line = requests.line()?;
+                store.joined.store(true, Ordering::Release);
+                let port = all.port(line.trim_start_matches("tore").trim())?;
+                answer.extend_from_slice(format!("{port}\n").as_bytes());
+            }
+            _ => return Ok(()),
+        }
+        if !answer.is_empty() {
+            stream.write_all(&answer)?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::store_values::MOST_BYTES;
+
+    fn connect(port: u16) -> TcpStream {
+        TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap()
+    }
+
+    fn request(query: u8, texts: &[&[u8]]) -> Vec<u8> {
+        let mut bytes = vec![query];
+        texts.iter().for_each(|text| put_bytes(&mut bytes, text));
+        bytes
+    }
+
+    fn number(stream: &mut TcpStream) -> i64 {
+        let mut bytes = [0; 8];
+        stream.read_exact(&mut bytes).unwrap();
+        i64::from_le_bytes(bytes)
+    }
+
+    #[test]
+    fn a_store_answers_the_queries_of_pytorch_and_waits_for_nobody() {
+        let stores = RankStores::new(4096, 0);
+        let mut client = connect(stores.port("a").unwrap());
+        client.write_all(&[query::VALIDATE, 0xce, 0xf7, 0x85, 0x3c, query::PING, 1, 2, 3, 4]).unwrap();
+        let mut nonce = [0; 4];
+        client.read_exact(&mut nonce).unwrap();
+        assert_eq!(nonce, [1, 2, 3, 4]);
+        client.write_all(&request(query::SET, &[b"k", b"value"])).unwrap();
+        client.write_all(&request(query::GET, &[b"k"])).unwrap();
+        assert_eq!(number(&mut client), 5);
+        let mut value = [0; 5];
+        client.read_exact(&mut value).unwrap();
+        assert_eq!(&value, b"value");
+        let mut wait = vec![query::WAIT];
+        wait.extend_from_slice(&1u64.to_le_bytes());
+        put_bytes(&mut wait, b"never set");
+        client.write_all(&wait).unwrap();
+        let mut stopped = [9];
+        client.read_exact(&mut stopped).unwrap();
+        assert_eq!(stopped, [STOP_WAITING]);
+        client.write_all(b"waited main (train.py:3)\tnever set\nwaited x\tk\n").unwrap();
+        let mut lines = BufReader::new(client).lines();
+        assert_eq!(
+            (lines.next().unwrap().unwrap(), lines.next().unwrap().unwrap()),
+            ("empty".into(), "set".into())
+        );
+        let answered = Answered { is_own: false, place: Some("main (train.py:3)".to_owned()) };
+        assert_eq!(stores.answered(), [("never set".to_owned(), answered)]);
+    }
+
+    #[test]
+    fn a_store_that_is_full_takes_no_more_values_and_says_so_by_closing() {
+        let stores = RankStores::new(8, 0);
+        let port = stores.port("a").unwrap();
+        let is_open = |client: &mut TcpStream| {
+            client.write_all(&[query::PING, 1, 2, 3, 4]).is_ok() && client.read_exact(&mut [0; 4]).is_ok()
+        };
+        let mut client = connect(port);
+        stores.stores.lock().unwrap()["a"].1.lock().pretend_to_hold(MOST_BYTES + 1);
+        assert!(is_open(&mut client));
+        client.write_all(&request(query::SET, &[b"k", b"v"])).unwrap();
+        assert!(!is_open(&mut client));
+    }
+
+    #[test]
+    fn stores_of_other_names_have_ports_and_keys_of_their_own() {
+        let stores = RankStores::new(8, 0);
+        let port = stores.port("a").unwrap();
+        let mut client = connect(port);
+        client.write_all(b"store host:29501\n").unwrap();
+        let mut line = String::new();
+        BufReader::new(client.try_clone().unwrap()).read_line(&mut line).unwrap();
+        let other: u16 = line.trim().parse().unwrap();
+        assert_ne!(other, port);
+        assert!(stores.were_joined() && !RankStores::new(8, 0).were_joined());
+        client.write_all(b"pipeline 0,4,9\n").unwrap();
+        assert_eq!(client.read(&mut [0; 1]).unwrap(), 1);
+        assert_eq!(stores.pipeline(), BTreeSet::from([0, 4]), "rank 9 is none of 8");
+        assert_eq!(stores.port("host:29501").unwrap(), other);
+        assert_eq!(stores.port(&other.to_string()).unwrap(), other);
+        let mut second = connect(other);
+        client.write_all(&request(query::SET, &[b"k", b"v"])).unwrap();
+        second.write_all(&request(query::GET, &[b"k"])).unwrap();
+        assert_eq!(number(&mut second), 0);
+    }
+
+    #[test]
+    fn a_stray_client_loses_its_connection_and_nothing_else_happens() {
+        let stores = RankStores::new(8, 0);
+        let port = stores.port("a").unwrap();
+        let mut stray = connect(port);
+        stray.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let mut rest = Vec::new();
+        // The end of the connection, or its reset.
+        stray.read_to_end(&mut rest).ok();
+        assert!(rest.is_empty());
+        let mut long = connect(port);
+        long.write_all(&[query::GET]).unwrap();
+        long.write_all(&u64::MAX.to_le_bytes()).unwrap();
+        long.read_to_end(&mut rest).ok();
+        assert!(rest.is_empty());
+        let mut client = connect(port);
+        client.write_all(&[query::GET_NUM_KEYS]).unwrap();
+        assert_eq!(number(&mut client), 0);
+    }
+
+    #[test]
+    fn closed_stores_take_no_more_clients_and_a_huge_answer_is_not_made() {
+        let stores = RankStores::new(8, 0);
+        let port = stores.port("a").unwrap();
+        let mut client = connect(port);
+        client.write_all(&request(query::SET, &[b"k", &vec![0; 1 << 20]])).unwrap();
+        let mut many = vec![query::MULTI_GET];
+        many.extend_from_slice(&MOST_KEYS.to_le_bytes());
+        (0..MOST_KEYS).for_each(|_| put_bytes(&mut many, b"k"));
+        client.write_all(&many).unwrap();
+        let mut rest = Vec::new();
+        client.read_to_end(&mut rest).ok();
+        assert!(rest.is_empty());
+        stores.close();
+        assert!(stores.answered().is_empty());
+        // The thread may take a moment to see it.
+        let is_closed = (0..500).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err()
+        });
+        assert!(is_closed);
+    }
+}

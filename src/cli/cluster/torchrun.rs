@@ -1,0 +1,349 @@
+//! The options of torchrun (`torch/distributed/run.py` of PyTorch 2.6 to 2.11), as far as they shape the ranks.
+
+use std::ffi::{OsStr, OsString};
+
+use anyhow::{Result, bail};
+
+/// The options that take a value. An option may be cut where its beginning is unique, as argparse allows.
+const VALUED: [&str; 26] = [
+    "nnodes",
+    "nproc-per-node",
+    "rdzv-backend",
+    "rdzv-endpoint",
+    "rdzv-id",
+    "rdzv-conf",
+    "max-restarts",
+    "monitor-interval",
+    "start-method",
+    "event-log-handler",
+    "role",
+    "log-dir",
+    "redirects",
+    "tee",
+    "local-ranks-filter",
+    "duplicate-stdout-filters",
+    "duplicate-stderr-filters",
+    "node-rank",
+    "master-addr",
+    "master-port",
+    "local-addr",
+    "logs-specs",
+    "numa-binding",
+    "signals-to-handle",
+    "local-rank-filter",
+    "rdzv-timeout",
+];
+/// The options without a value.
+const SWITCHES: [&str; 5] = ["standalone", "module", "no-python", "run-path", "virtual-local-rank"];
+
+/// The number of ranks of a node, as torchrun takes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PerNode {
+    Number(u32),
+    /// `gpu` or `auto`: one rank for each card.
+    EachCard,
+}
+
+/// A command line of torchrun.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Torchrun {
+    pub(crate) nodes: u32,
+    pub(crate) per_node: PerNode,
+    pub(crate) role: String,
+    pub(crate) rdzv_id: String,
+    pub(crate) max_restarts: String,
+    pub(crate) is_module: bool,
+    pub(crate) without_python: bool,
+    pub(crate) virtual_local_rank: bool,
+    /// The script or module, and its arguments.
+    pub(crate) script: Vec<OsString>,
+}
+
+impl Torchrun {
+    /// Parses the arguments of torchrun. `variable` gives the environment: `PET_NNODES` and the like are
+    /// torchrun's defaults.
+    ///
+    /// # Errors
+    /// When an option is unknown or has no valid value, or no script is named.
+    pub(crate) fn parse(
+        arguments: &[&OsString],
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Torchrun> {
+        let default = |name: &str, value: &str| variable(name).unwrap_or_else(|| value.to_owned());
+        let is_set = |name: &str| variable(name).is_some_and(|value| value == "1");
+        let mut nnodes = default("PET_NNODES", "1");
+        let mut per_node = default("PET_NPROC_PER_NODE", "1");
+        let mut torchrun = Torchrun {
+            nodes: 1,
+            per_node: PerNode::EachCard,
+            role: default("PET_ROLE", "default"),
+            rdzv_id: default("PET_RDZV_ID", "none"),
+            max_restarts: default("PET_MAX_RESTARTS", "0"),
+            is_module: is_set("PET_MODULE"),
+            without_python: is_set("PET_NO_PYTHON"),
+            virtual_local_rank: is_set("PET_VIRTUAL_LOCAL_RANK"),
+            script: Vec::new(),
+        };
+        let mut rest = arguments.iter();
+        while let Some(argument) = rest.next() {
+            let text = argument.to_string_lossy();
+            let (name, inline) = match option(&text)? {
+                Word::Script => {
+                    torchrun.script.push((*argument).clone());
+                    torchrun.script.extend(rest.by_ref().map(|argument| (*argument).clone()));
+                    break;
+                }
+                Word::End => {
+                    torchrun.script.extend(rest.by_ref().map(|argument| (*argument).clone()));
+                    break;
+                }
+                Word::Switch(name) => {
+                    match name {
+                        "module" => torchrun.is_module = true,
+                        "no-python" => torchrun.without_python = true,
+                        "virtual-local-rank" => torchrun.virtual_local_rank = true,
+                        _ => {}
+                    }
+                    continue;
+                }
+                Word::Valued(name, inline) => (name, inline),
+            };
+            let next = || rest.next().map(|value| value.to_string_lossy().into_owned());
+            let Some(value) = inline.or_else(next) else { bail!("torchrun: --{name} needs a value") };
+            match name {
+                "nnodes" => nnodes = value,
+                "nproc-per-node" => per_node = value,
+                "role" => torchrun.role = value,
+                "rdzv-id" => torchrun.rdzv_id = value,
+                "max-restarts" => torchrun.max_restarts = value,
+                _ => {}
+            }
+        }
+        torchrun.nodes = nodes(&nnodes)?;
+        torchrun.per_node = match per_node.as_str() {
+            "gpu" | "auto" => PerNode::EachCard,
+            number => match number.parse() {
+                Ok(number) if number > 0 => PerNode::Number(number),
+                _ => bail!("torchrun: --nproc-per-node {per_node}: expected a number of ranks, gpu or auto"),
+            },
+        };
+        if torchrun.script.is_empty() {
+            bail!("torchrun: no script is named; for example: torchrun --nproc-per-node 8 train.py");
+        }
+        Ok(torchrun)
+    }
+}
+
+/// The number of nodes: `64`, or a range of which both ends are the same.
+fn nodes(text: &str) -> Result<u32> {
+    let number = |text: &str| text.parse::<u32>().ok().filter(|nodes| *nodes > 0);
+    let (least, most) = text.split_once(':').unwrap_or((text, text));
+    match (number(least), number(most)) {
+        (Some(least), Some(most)) if least == most => Ok(most),
+        (Some(_), Some(_)) => bail!("torchrun: --nnodes {text}: name one number of nodes, such as {most}"),
+        _ => bail!("torchrun: --nnodes {text}: expected a number of nodes"),
+    }
+}
+
+/// A word of the command line.
+enum Word {
+    Switch(&'static str),
+    /// An option, with its value if the word has it.
+    Valued(&'static str, Option<String>),
+    /// `--`: the script follows.
+    End,
+    Script,
+}
+
+fn option(word: &str) -> Result<Word> {
+    if word == "--" {
+        return Ok(Word::End);
+    }
+    let Some(long) = word.strip_prefix("--") else {
+        let mut letters = word.strip_prefix('-').unwrap_or_default().chars();
+        let valued = |name, rest: &str| {
+            let rest = rest.strip_prefix('=').unwrap_or(rest);
+            Word::Valued(name, (!rest.is_empty()).then(|| rest.to_owned()))
+        };
+        return Ok(match letters.next() {
+            Some('r') => valued("redirects", letters.as_str()),
+            Some('t') => valued("tee", letters.as_str()),
+            Some('m') if letters.as_str().is_empty() => Word::Switch("module"),
+            Some(_) => bail!("torchrun: the option {word} is unknown to memtrace"),
+            None => Word::Script,
+        });
+    };
+    let (name, value) = match long.split_once('=') {
+        Some((name, value)) => (name, Some(value.to_owned())),
+        None => (long, None),
+    };
+    let name = name.replace('_', "-");
+    let all = || VALUED.iter().chain(&SWITCHES);
+    let exact: Vec<&&'static str> = all().filter(|known| **known == name).collect();
+    let found =
+        if exact.is_empty() { all().filter(|known| known.starts_with(&name)).collect() } else { exact };
+    match found[..] {
+        [known] if SWITCHES.contains(known) => Ok(Word::Switch(known)),
+        [known] => Ok(Word::Valued(known, value)),
+        _ => bail!("torchrun: the option {word} is unknown to memtrace"),
+    }
+}
+
+/// The launcher that a command line names.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Launcher<'a> {
+    /// torchrun, with its arguments. The first word is a path of torchrun or begins the interpreter's command.
+    Torchrun { arguments: &'a [&'a OsString], python: Option<&'a [&'a OsString]> },
+    /// A launcher whose options this command does not know.
+    Unknown(String),
+    /// torchrun behind another program, which would start ranks of its own inside a rank.
+    Behind(String),
+    /// None: the program takes its rank from the environment.
+    None,
+}
+
+/// Finds the launcher of a command line.
+pub(crate) fn launcher<'a>(command: &'a [&'a OsString]) -> Launcher<'a> {
+    let name = |word: &OsStr| {
+        std::path::Path::new(word).file_name().unwrap_or_default().to_string_lossy().into_owned()
+    };
+    let Some(program) = command.first().map(|program| name(program)) else { return Launcher::None };
+    if program == "torchrun" {
+        return Launcher::Torchrun { arguments: &command[1..], python: None };
+    }
+    const OTHERS: [&str; 12] = [
+        "accelerate",
+        "deepspeed",
+        "mpirun",
+        "mpiexec",
+        "srun",
+        "horovodrun",
+        "composer",
+        "lightning",
+        "fabric",
+        "torchtune",
+        "tune",
+        "ray",
+    ];
+    if OTHERS.contains(&program.as_str()) {
+        return Launcher::Unknown(program);
+    }
+    if !program.starts_with("python") && !program.starts_with("pypy") {
+        // Such as `env` or `uv run`.
+        let is_behind = command[1..].iter().any(|word| name(word) == "torchrun");
+        return if is_behind { Launcher::Behind(program) } else { Launcher::None };
+    }
+    // `python -m MODULE`: options of the interpreter may come before, and two of them have a value.
+    let mut at = 1;
+    while let Some(word) = command.get(at) {
+        let word = word.to_string_lossy();
+        let (module, rest) = match word.strip_prefix("-m") {
+            Some("") => (command.get(at + 1).map(|module| module.to_string_lossy().into_owned()), at + 2),
+            Some(module) => (Some(module.to_owned()), at + 1),
+            None if word == "-X" || word == "-W" => {
+                at += 2;
+                continue;
+            }
+            None if word.starts_with('-') && word != "-c" && word != "-" => {
+                at += 1;
+                continue;
+            }
+            // The script `torchrun`, given to an interpreter.
+            None if name(command[at]) == "torchrun" => {
+                return Launcher::Torchrun { arguments: &command[at + 1..], python: Some(&command[..at]) };
+            }
+            None => return Launcher::None,
+        };
+        return match module.as_deref() {
+            Some("torch.distributed.run" | "torch.distributed.torchrun") => Launcher::Torchrun {
+                arguments: command.get(rest..).unwrap_or(&[]),
+                python: Some(&command[..at]),
+            },
+            Some(
+                module @ ("torch.distributed.launch"
+                | "accelerate.commands.launch"
+                | "accelerate.commands.accelerate_cli"
+                | "deepspeed.launcher.launch"
+                | "deepspeed.launcher.runner"),
+            ) => Launcher::Unknown(format!("python -m {module}")),
+            _ => Launcher::None,
+        };
+    }
+    Launcher::None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split_whitespace().map(OsString::from).collect()
+    }
+
+    fn parsed(line: &str) -> Result<Torchrun> {
+        let words = words(line);
+        Torchrun::parse(&words.iter().collect::<Vec<_>>(), |_| None)
+    }
+
+    #[test]
+    fn torchrun_options_are_read_as_torchrun_reads_them() {
+        let run = parsed("--nnodes 64 --nproc_per_node=8 train.py --nnodes 3").unwrap();
+        assert_eq!((run.nodes, run.per_node), (64, PerNode::Number(8)));
+        assert_eq!(run.script, words("train.py --nnodes 3"));
+        let run = parsed("--standalone --nproc=gpu --rdzv-b c10d -r 3 -t3 -m pkg.train -m x").unwrap();
+        assert_eq!((run.nodes, run.per_node, run.is_module), (1, PerNode::EachCard, true));
+        assert_eq!(run.script, words("pkg.train -m x"));
+        let run = parsed("--nnodes 2:2 --role trainer --rdzv_id 77 --no-python -- ./run.sh").unwrap();
+        assert_eq!((run.nodes, run.role.as_str(), run.rdzv_id.as_str()), (2, "trainer", "77"));
+        assert!(run.without_python);
+        let script = words("train.py");
+        let from = |name: &str| (name == "PET_NPROC_PER_NODE").then(|| "4".to_owned());
+        let run = Torchrun::parse(&script.iter().collect::<Vec<_>>(), from).unwrap();
+        assert_eq!(run.per_node, PerNode::Number(4));
+    }
+
+    #[test]
+    fn invalid_torchrun_options_are_refused_with_the_reason() {
+        for (line, part) in [
+            ("", "no script is named"),
+            ("--nnodes 2", "no script is named"),
+            ("--nnodes 1:4 train.py", "name one number of nodes, such as 4"),
+            ("--nnodes many train.py", "expected a number of nodes"),
+            ("--nnodes 0 train.py", "expected a number of nodes"),
+            ("--nproc-per-node 0 train.py", "expected a number of ranks"),
+            ("--nproc-per-node cpu train.py", "expected a number of ranks"),
+            ("--nproc-per-node", "needs a value"),
+            ("--fast train.py", "--fast is unknown"),
+            ("-x train.py", "-x is unknown"),
+            ("--rdzv x train.py", "--rdzv is unknown"),
+        ] {
+            let error = parsed(line).unwrap_err().to_string();
+            assert!(error.contains(part), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_launcher_of_a_command_line_is_found() {
+        let kind = |line: &str| -> String {
+            let words = words(line);
+            match launcher(&words.iter().collect::<Vec<_>>()) {
+                Launcher::Torchrun { arguments, python } => {
+                    format!("torchrun {} {}", python.map_or(0, <[_]>::len), arguments.len())
+                }
+                Launcher::Unknown(name) => name,
+                Launcher::Behind(name) => format!("behind {name}"),
+                Launcher::None => "none".to_owned(),
+            }
+        };
+        assert_eq!(kind("/a/bin/torchrun --nnodes 2 t.py"), "torchrun 0 3");
+        assert_eq!(kind("python3 -u -X dev -m torch.distributed.run --nnodes 2 t.py"), "torchrun 4 3");
+        assert_eq!(kind("python -mtorch.distributed.run t.py"), "torchrun 1 1");
+        assert_eq!(kind("python train.py -m torch.distributed.run"), "none");
+        assert_eq!(kind("python -c pass"), "none");
+        assert_eq!(kind("python -m pkg"), "none");
+        assert_eq!(kind("accelerate launch t.py"), "accelerate");
+        assert_eq!(kind("python -m torch.distributed.launch t.py"), "python -m torch.distributed.launch");
+        assert_eq!(kind("./train"), "none");
+        assert_eq!(kind("uv run torchrun train.py"), "behind uv");
+    }
+}

@@ -1,0 +1,122 @@
+//! Where memory would be full, by the peaks of earlier runs.
+
+use super::trial::PeakUse;
+
+/// A run that fitted: its position (see [`Values::position`](super::values::Values::position)) and its peak.
+pub(super) type Point<'a> = (f64, &'a PeakUse);
+
+/// The share of free memory that a program can fill: torch cannot allocate what the CUDA context takes, nor fill the
+/// rest without gaps.
+const USABLE: f64 = 0.97;
+/// A point is far enough from another one below this share of its position.
+const FAR: f64 = 0.95;
+/// The categories that do not grow with a batch, and that ranks share.
+const STATIC: [&str; 3] = ["parameter", "gradient", "optimizer_state"];
+
+/// The position at which memory would be full, by the line through two points; `room` is the memory in bytes that the
+/// second one leaves. `None` when the line does not rise.
+fn full_at([(a, less), (b, more)]: [(f64, i64); 2], room: i64) -> Option<f64> {
+    let slope = (more - less) as f64 / (b - a);
+    let room = room as f64 * USABLE;
+    (slope > 0.0 && slope.is_finite() && room >= 0.0).then(|| b + room / slope)
+}
+
+/// The same by the last of several points, in ascending order, and the nearest that is not too near: memory comes in
+/// pieces, so that neighbours may have one peak.
+pub(super) fn full_by_line(points: &[(f64, i64)], room: i64) -> Option<f64> {
+    let (last, before) = points.split_last()?;
+    let far = before.iter().rev().filter(|point| point.0 <= last.0 * FAR);
+    let near = before.iter().rev().filter(|point| point.0 > last.0 * FAR);
+    far.chain(near).find_map(|point| full_at([*point, *last], room))
+}
+
+/// The bytes that grow with the value: a program without torch has no allocated memory, only calls of CUDA.
+fn bytes(peak: &PeakUse) -> i64 {
+    if peak.allocated > 0 { peak.allocated } else { peak.used }
+}
+
+/// The position at which memory would be full, by runs that fitted, in ascending order: by the line through two of
+/// them. A single run is split into what grows and what does not, by category; `are_gpus`: the shares of several GPUs
+/// grow, and not the activations.
+pub(super) fn full_by(points: &[Point<'_>], are_gpus: bool) -> Option<f64> {
+    match points {
+        [] => None,
+        [(at, peak)] => {
+            let fixed = static_bytes(peak);
+            let growing = if are_gpus { fixed } else { bytes(peak) - fixed };
+            // Without categories nothing is known of what grows.
+            if peak.by_category.is_empty() {
+                return None;
+            }
+            full_at([(0.0, bytes(peak) - growing), (*at, bytes(peak))], peak.capacity - bytes(peak))
+        }
+        [.., (_, last)] => {
+            let points: Vec<(f64, i64)> = points.iter().map(|(at, peak)| (*at, bytes(peak))).collect();
+            full_by_line(&points, last.capacity - bytes(last))
+        }
+    }
+}
+
+/// The same on another card, of `capacity` bytes, and on `shrunk` times as many GPUs, where each holds that much less of
+/// what ranks share.
+pub(super) fn full_elsewhere(
+    points: &[Point<'_>],
+    are_gpus: bool,
+    capacity: i64,
+    shrunk: f64,
+) -> Option<f64> {
+    let moved: Vec<(f64, PeakUse)> = points
+        .iter()
+        .map(|(at, peak)| {
+            let less = (static_bytes(peak) as f64 * (1.0 - 1.0 / shrunk)) as i64;
+            // Zero tells of a program without torch: see `bytes`.
+            let allocated = if peak.allocated > 0 { (peak.allocated - less).max(1) } else { 0 };
+            let moved = PeakUse { allocated, capacity, ..(*peak).clone() };
+            (*at, moved)
+        })
+        .collect();
+    let moved: Vec<Point<'_>> = moved.iter().map(|(at, peak)| (*at, peak)).collect();
+    full_by(&moved, are_gpus)
+}
+
+fn static_bytes(peak: &PeakUse) -> i64 {
+    let held = peak.by_category.iter().filter(|(name, _)| STATIC.contains(&name.as_str()));
+    held.map(|(_, bytes)| *bytes).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peak(fixed: i64, growing: i64, capacity: i64) -> PeakUse {
+        let by_category = vec![("parameter".to_owned(), fixed), ("activation".to_owned(), growing)];
+        PeakUse { allocated: fixed + growing, capacity, by_category, ..PeakUse::default() }
+    }
+
+    #[test]
+    fn one_run_shows_the_slope_by_its_categories() {
+        // Of 1000 bytes 600 are free, and each of the 2 takes 100: 97 % of the room is for 5.82 more.
+        let one = peak(200, 200, 1000);
+        assert!((full_by(&[(2.0, &one)], false).unwrap() - 7.82).abs() < 1e-9);
+        // On 4 GPUs each holds a quarter of the parameters: the shares may grow by 582 of 200.
+        let share = full_by(&[(0.25, &one)], true).unwrap();
+        assert!((share - 0.25 * (1.0 + 582.0 / 200.0)).abs() < 1e-9);
+        assert_eq!(full_by(&[(1.0, &PeakUse::default())], false), None);
+        // Nothing grows.
+        assert_eq!(full_by(&[(1.0, &peak(100, 0, 1000))], false), None);
+    }
+
+    #[test]
+    fn a_run_elsewhere_is_moved_to_this_card_and_number_of_gpus() {
+        let (one, two) = (peak(400, 100, 1000), peak(400, 200, 1000));
+        let points = [(1.0, &one), (2.0, &two)];
+        assert!((full_elsewhere(&points, false, 1000, 1.0).unwrap() - 2.0 - 3.88).abs() < 1e-9);
+        // Twice as many GPUs: 200 bytes fewer; and a card with 400 fewer.
+        assert!((full_elsewhere(&points, false, 600, 2.0).unwrap() - 2.0 - 1.94).abs() < 1e-9);
+        // Without torch only calls of CUDA are known.
+        let used = |used| PeakUse { used, capacity: 1000, ..PeakUse::default() };
+        let (one, two) = (used(100), used(200));
+        let points = [(1.0, &one), (2.0, &two)];
+        assert!((full_elsewhere(&points, false, 600, 1.0).unwrap() - 2.0 - 3.88).abs() < 1e-9);
+    }
+}

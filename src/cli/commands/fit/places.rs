@@ -1,0 +1,113 @@
+//! The places in the command line and in `--phantom` where `memtrace fit` puts a number.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+/// Stands for the value that is searched for.
+pub(super) const VALUE: &str = "{}";
+/// Stands for the number of GPUs where [`VALUE`] is something else.
+pub(super) const GPUS: &str = "{gpus}";
+/// Stands for the number of nodes of these GPUs.
+pub(super) const NODES: &str = "{nodes}";
+/// Stands for the number of GPUs of a node.
+pub(super) const PER_NODE: &str = "{per-node}";
+
+/// What stands in the places of one run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Filling {
+    /// In the place of [`VALUE`]; `None` leaves it as it is.
+    pub(super) value: Option<String>,
+    /// The number of GPUs and the most of a node: in the places of [`GPUS`], [`NODES`] and [`PER_NODE`].
+    pub(super) gpus: Option<(u64, u64)>,
+}
+
+impl Filling {
+    /// `word` with the numbers in their places.
+    pub(super) fn fill(&self, word: &OsStr) -> OsString {
+        let mut numbers: Vec<(&str, String)> = Vec::new();
+        if let Some(value) = &self.value {
+            numbers.push((VALUE, value.clone()));
+        }
+        if let Some((gpus, of_node)) = self.gpus {
+            let per_node = gpus.min(of_node.max(1)).max(1);
+            numbers.push((GPUS, gpus.to_string()));
+            numbers.push((NODES, (gpus / per_node).to_string()));
+            numbers.push((PER_NODE, per_node.to_string()));
+        }
+        let mut rest = word.as_bytes();
+        let mut text = Vec::with_capacity(rest.len());
+        while let Some((first, left)) = rest.split_first() {
+            match numbers.iter().find(|(place, _)| rest.starts_with(place.as_bytes())) {
+                Some((place, number)) => {
+                    text.extend_from_slice(number.as_bytes());
+                    rest = &rest[place.len()..];
+                }
+                None => {
+                    text.push(*first);
+                    rest = left;
+                }
+            }
+        }
+        OsString::from_vec(text)
+    }
+}
+
+/// Returns true if one of `words` has the place.
+pub(super) fn has(words: &[impl AsRef<OsStr>], place: &str) -> bool {
+    let place = place.as_bytes();
+    words.iter().any(|word| word.as_ref().as_bytes().windows(place.len()).any(|part| part == place))
+}
+
+/// The cards of a list such as `a100-40g,h100-80g,mem=40g`: a property belongs to the card before it. Empty entries
+/// are left out, and so is a card that the list names a second time.
+pub(super) fn cards(list: &str) -> Vec<String> {
+    let mut cards: Vec<String> = Vec::new();
+    for word in list.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+        match cards.last_mut() {
+            Some(card) if word.contains('=') => {
+                card.push(',');
+                card.push_str(word);
+            }
+            _ => cards.push(word.to_owned()),
+        }
+    }
+    distinct(cards)
+}
+
+/// The entries of a list such as `512, 1024`, each once.
+pub(super) fn entries(list: &str) -> Vec<String> {
+    distinct(list.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect())
+}
+
+fn distinct(all: Vec<String>) -> Vec<String> {
+    let mut kept: Vec<String> = Vec::with_capacity(all.len());
+    for entry in all {
+        if !kept.contains(&entry) {
+            kept.push(entry);
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fit_puts_the_numbers_in_their_places() {
+        let value = Filling { value: Some("12".to_owned()), gpus: None };
+        assert_eq!(value.fill(OsStr::new("--batch={}")), "--batch=12");
+        assert_eq!(value.fill(OsStr::new("{}x{}")), "12x12");
+        assert_eq!(value.fill(OsStr::new("{ {gpus}")), "{ {gpus}");
+        let gpus = |gpus| Filling { value: None, gpus: Some((gpus, 8)) };
+        assert_eq!(gpus(512).fill(OsStr::new("{gpus}={nodes}*{per-node}{}")), "512=64*8{}");
+        assert_eq!(gpus(4).fill(OsStr::new("{gpus}={nodes}*{per-node}")), "4=1*4");
+    }
+
+    #[test]
+    fn a_list_of_cards_keeps_their_properties() {
+        assert_eq!(cards("l4, 2xa100-40g,mem=30g,,cc=8.0,l4"), ["l4", "2xa100-40g,mem=30g,cc=8.0"]);
+        assert_eq!(cards("mem=4g,cc=8.0"), ["mem=4g,cc=8.0"]);
+        assert_eq!(entries("1, 2,,2,3"), ["1", "2", "3"]);
+    }
+}

@@ -1,0 +1,418 @@
+//! The request of `memtrace fit`: its searches, and the runs that each may make.
+
+use std::ffi::OsString;
+
+use anyhow::{Context, Result, bail};
+use clap::ArgMatches;
+use clap::parser::ValueSource;
+
+use super::places::{self, Filling, GPUS, NODES, PER_NODE, VALUE, cards, entries};
+use super::trial::{Attempt, check_names};
+use super::values::Values;
+use crate::child_env::{FreeAtStart, PhantomArgs};
+use crate::cluster::job::Job;
+
+/// The largest number to try without `--max`.
+const LARGEST: usize = 1 << 20;
+/// The largest number of GPUs to try without `--max`, where every rank runs: a node.
+const NODE: u64 = 8;
+/// The same where few ranks run, with `--ranks`.
+const CLUSTER: u64 = 1024;
+/// The largest number of GPUs at all.
+const MOST_GPUS: u64 = 1 << 20;
+
+/// What the searches look for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// The largest value of `{}` in the command that fits.
+    Value,
+    /// The smallest number of GPUs on which the program fits.
+    Gpus,
+    /// Whether the program fits: the command has no place for a value.
+    YesOrNo,
+}
+
+/// One search: on one card, and on one number of GPUs unless that is wanted.
+pub(super) struct Row {
+    /// The card as the user gave it, perhaps with a place for the number of GPUs; `None` for the machine's own GPU.
+    card: Option<String>,
+    /// The number of GPUs, in a table by that.
+    pub(super) gpus: Option<u64>,
+    pub(super) values: Values,
+    /// The memory of the card in bytes; 0 for the machine's own.
+    pub(super) capacity: i64,
+    /// The most GPUs that a run of this row may have.
+    most_gpus: u64,
+    pub(super) free_at_start: Option<FreeAtStart>,
+}
+
+/// The request, from the command line.
+pub(super) struct Plan {
+    /// The program and its arguments.
+    pub(super) words: Vec<OsString>,
+    pub(super) wanted: Wanted,
+    pub(super) rows: Vec<Row>,
+    /// How close the values at the limit are in the end, as a share of the value.
+    pub(super) within: f64,
+    /// The most GPUs of a node.
+    per_node: u64,
+    /// True if the user set the last candidate, with `--max`, `--values` or `--gpus`.
+    pub(super) last_is_given: bool,
+    /// True if `--values` gives the columns of a table.
+    pub(super) is_grid: bool,
+}
+
+impl Plan {
+    /// # Errors
+    /// When the request is invalid.
+    pub(super) fn new(matches: &ArgMatches) -> Result<Plan> {
+        let (words, cards, place) = words_and_cards(matches)?;
+        let in_command = places::has(&words, VALUE) && place != Some(VALUE);
+        let wanted = match place {
+            _ if in_command => Wanted::Value,
+            Some(_) => Wanted::Gpus,
+            None => Wanted::YesOrNo,
+        };
+        if wanted == Wanted::YesOrNo && cards.len() < 2 {
+            bail!(
+                "the command has no place for the value; write {{}} in its place: \
+                 memtrace fit -- python train.py --batch {{}}; or name several cards: --phantom a100-40g,h100-80g"
+            );
+        }
+        let mut plan = Plan {
+            words,
+            wanted,
+            rows: Vec::new(),
+            within: 0.0,
+            per_node: matches.get_one::<u64>("gpus-per-node").copied().unwrap_or(NODE),
+            last_is_given: ["max", "values"].iter().any(|name| matches.contains_id(name))
+                || wanted == Wanted::Gpus && matches.contains_id("gpus"),
+            is_grid: wanted == Wanted::Value && place.is_some() && matches.contains_id("values"),
+        };
+        plan.rows = match wanted {
+            Wanted::Gpus => plan.rows_of_gpus(matches, &cards)?,
+            Wanted::YesOrNo => {
+                plan.rows_of_values(matches, &cards, None, &Values::List(vec![String::new()]))?
+            }
+            Wanted::Value => {
+                let values = values(matches)?;
+                if !matches!(values, Values::List(_)) {
+                    plan.within = matches.get_one("within").copied().unwrap_or_default();
+                }
+                plan.rows_of_values(matches, &cards, place, &values)?
+            }
+        };
+        let names = plan.rows.iter().flat_map(|row| {
+            // Numbers differ from one another, and so do their names.
+            let last = if matches!(row.values, Values::Numbers { .. }) { 0 } else { row.values.last() };
+            (0..=last).map(|index| plan.attempt(row, &row.values, index).value)
+        });
+        check_names(names)?;
+        Ok(plan)
+    }
+
+    /// The most GPUs of a run.
+    pub(super) fn most_gpus(&self) -> u64 {
+        self.rows.iter().map(|row| row.most_gpus).max().unwrap_or(1)
+    }
+
+    /// A search of the smallest number of GPUs for each card.
+    fn rows_of_gpus(&self, matches: &ArgMatches, cards: &[String]) -> Result<Vec<Row>> {
+        let typed = |name: &&str| matches.value_source(name) == Some(ValueSource::CommandLine);
+        if matches.contains_id("gpus")
+            && let Some(name) = ["min", "max", "multiple-of", "within"].into_iter().find(typed)
+        {
+            bail!(
+                "--gpus names all numbers of GPUs to try, so that --{name} has no effect: leave one of them out"
+            );
+        }
+        let given = matches.get_one::<String>("gpus").or_else(|| matches.get_one::<String>("values"));
+        let numbers = match given {
+            Some(list) => gpu_numbers(list)?,
+            None => powers_of_two(matches)?,
+        };
+        let mut rows = Vec::new();
+        for card in cards {
+            let mut row = Row {
+                card: Some(card.clone()),
+                gpus: None,
+                values: Values::Gpus(Vec::new()),
+                capacity: 0,
+                most_gpus: 1,
+                free_at_start: None,
+            };
+            let mut usable = Vec::new();
+            let mut refused = None;
+            for &number in &numbers {
+                match self.check(matches, &mut row, &number.to_string(), Some(number)) {
+                    Ok(()) => usable.push(number),
+                    // A number that the user named must be possible; of the others only those that are.
+                    Err(error) if given.is_some() => return Err(error),
+                    Err(error) => refused = refused.or(Some(error)),
+                }
+            }
+            if let Some(error) = refused.filter(|_| usable.is_empty()) {
+                return Err(error);
+            }
+            row.values = Values::Gpus(usable);
+            rows.push(row);
+        }
+        Ok(rows)
+    }
+
+    /// A search of the largest value for each card and each number of GPUs.
+    fn rows_of_values(
+        &self,
+        matches: &ArgMatches,
+        cards: &[String],
+        place: Option<&str>,
+        values: &Values,
+    ) -> Result<Vec<Row>> {
+        let mut numbers: Vec<Option<u64>> = match (place, matches.get_one::<String>("gpus")) {
+            (None, _) => vec![None],
+            (Some(_), Some(list)) => gpu_numbers(list)?.into_iter().map(Some).collect(),
+            (Some(_), None) => bail!("name the numbers of GPUs of the table: --gpus 8,16,32"),
+        };
+        numbers.reverse();
+        let cards: Vec<Option<&String>> =
+            if cards.is_empty() { vec![None] } else { cards.iter().map(Some).collect() };
+        let mut rows = Vec::new();
+        for card in cards {
+            for &gpus in &numbers {
+                let mut row = Row {
+                    card: card.cloned(),
+                    gpus,
+                    values: values.clone(),
+                    capacity: 0,
+                    most_gpus: 1,
+                    free_at_start: None,
+                };
+                self.check(matches, &mut row, &values.text(0), gpus)?;
+                rows.push(row);
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Checks that the card and the job of a run are possible, and learns the card's memory.
+    fn check(&self, matches: &ArgMatches, row: &mut Row, value: &str, gpus: Option<u64>) -> Result<()> {
+        let filling = self.filling(value, gpus);
+        let Some(card) = row.card.as_ref().map(|card| filled_text(card, &filling)) else { return Ok(()) };
+        if let Some(gpus) = gpus.filter(|gpus| *gpus > self.per_node && gpus % self.per_node != 0)
+            && places::has(&self.words, NODES)
+        {
+            bail!("{gpus} GPUs are no whole nodes of {}; --gpus-per-node sets another number", self.per_node);
+        }
+        let command: Vec<OsString> = self.words.iter().map(|word| filling.fill(word)).collect();
+        let job = match matches.get_one::<String>("ranks") {
+            Some(ranks) => {
+                let words: Vec<&OsString> = command.iter().collect();
+                Some(Job::new(&card, ranks, &words, |name| std::env::var(name).ok())?)
+            }
+            None => None,
+        };
+        let phantom = PhantomArgs::of_card(matches, job.as_ref().map_or(&card, |job| &job.card))?;
+        row.capacity = phantom.capacity().cast_signed();
+        row.most_gpus = row.most_gpus.max(phantom.count());
+        row.free_at_start = Some(phantom.free_at_start());
+        Ok(())
+    }
+
+    fn filling(&self, value: &str, gpus: Option<u64>) -> Filling {
+        let value = (self.wanted != Wanted::YesOrNo).then(|| value.to_owned());
+        Filling { value, gpus: gpus.map(|gpus| (gpus, self.per_node)) }
+    }
+
+    /// The run of a row with a candidate of `values`: those of the row, or some of them.
+    pub(super) fn attempt(&self, row: &Row, values: &Values, index: usize) -> Attempt {
+        let text = values.text(index);
+        let gpus = if values.are_gpus() { text.parse().ok() } else { row.gpus };
+        let filling = self.filling(&text, gpus);
+        let card = row.card.as_ref().map(|card| filled_text(card, &filling));
+        let mut name: Vec<&str> = Vec::new();
+        if self.rows.len() > 1 {
+            name.extend(card.as_deref());
+        }
+        if self.wanted == Wanted::Value || name.is_empty() {
+            name.push(&text);
+        }
+        let value = name.join(" ");
+        let command = self.words.iter().map(|word| filling.fill(word)).collect();
+        Attempt { command, value, candidate: text, card }
+    }
+
+    /// The card of a row without the number of GPUs, as in the list of the cards; empty for the machine's own GPU.
+    pub(super) fn card_of<'a>(&self, row: &'a Row) -> &'a str {
+        let card = row.card.as_deref().unwrap_or_default();
+        gpus_place_of(card)
+            .and_then(|place| card.strip_prefix(place)?.strip_prefix(['x', 'X']))
+            .unwrap_or(card)
+    }
+}
+
+fn filled_text(card: &str, filling: &Filling) -> String {
+    filling.fill(card.as_ref()).to_string_lossy().into_owned()
+}
+
+/// The place for the number of GPUs with which a card begins.
+fn gpus_place_of(card: &str) -> Option<&'static str> {
+    [VALUE, GPUS]
+        .into_iter()
+        .find(|place| card.strip_prefix(place).is_some_and(|rest| rest.starts_with(['x', 'X'])))
+}
+
+/// The program and its arguments, the cards of `--phantom`, and their place for the number of GPUs.
+///
+/// # Errors
+/// When there is no program or no card, or the places of the program do not fit those of the cards.
+pub(super) fn words_and_cards(
+    matches: &ArgMatches,
+) -> Result<(Vec<OsString>, Vec<String>, Option<&'static str>)> {
+    let words: Vec<OsString> = matches.get_many("command").into_iter().flatten().cloned().collect();
+    if words.is_empty() {
+        bail!("no program was given; for example: memtrace fit -- python train.py --batch {{}}");
+    }
+    let list = matches.get_one::<String>("phantom").map(|list| cards(list));
+    if list.as_ref().is_some_and(Vec::is_empty) {
+        bail!("--phantom names no card; `memtrace run --phantom list` lists the cards");
+    }
+    let cards = list.unwrap_or_default();
+    let place = gpus_place(&cards)?;
+    check_places(matches, &words, place)?;
+    Ok((words, cards, place))
+}
+
+/// The place for the number of GPUs that all cards have, if they have one.
+fn gpus_place(cards: &[String]) -> Result<Option<&'static str>> {
+    let wrong = |card: &String| {
+        let place = gpus_place_of(card);
+        let rest = &card[place.map_or(0, str::len)..];
+        rest.contains(VALUE) || rest.contains(GPUS)
+    };
+    if let Some(card) = cards.iter().find(|card| wrong(card)) {
+        bail!(
+            "--phantom {card}: {VALUE} or {GPUS} is the number of GPUs and stands before the card: {VALUE}xh100-80g"
+        );
+    }
+    let place = cards.first().and_then(|card| gpus_place_of(card));
+    if let Some(other) = cards.iter().find(|card| gpus_place_of(card) != place) {
+        bail!(
+            "--phantom {other}: each card needs the same place for the number of GPUs: {VALUE}xa100-80g,{VALUE}xh100-80g"
+        );
+    }
+    Ok(place)
+}
+
+/// Checks that the places of the command fit those of `--phantom`.
+fn check_places(matches: &ArgMatches, words: &[OsString], place: Option<&str>) -> Result<()> {
+    let Some(place) = place else {
+        if let Some(lone) = [GPUS, NODES, PER_NODE].into_iter().find(|lone| places::has(words, lone)) {
+            bail!(
+                "the command has {lone}, and --phantom has no number of GPUs to vary: --phantom {GPUS}xh100-80g"
+            );
+        }
+        if matches.contains_id("gpus") {
+            bail!(
+                "--gpus names numbers of GPUs, for which --phantom has no place: --phantom {GPUS}xh100-80g"
+            );
+        }
+        return Ok(());
+    };
+    if matches.contains_id("ask") {
+        bail!(
+            "--ask tries cards and values and no numbers of GPUs; name them: --phantom 2xh100-80g,4xh100-80g"
+        );
+    }
+    let both = matches.contains_id("gpus") && matches.contains_id("values");
+    let has_value = place != VALUE && places::has(words, VALUE);
+    if both && !has_value {
+        bail!(
+            "{place} is the number of GPUs: give --gpus or --values; a table by both has {GPUS} in --phantom and {VALUE} in the command"
+        );
+    }
+    let is_told = [place, GPUS, NODES, PER_NODE].into_iter().any(|place| places::has(words, place));
+    let of_torchrun = |word: &OsString| {
+        let word = word.to_string_lossy();
+        word.ends_with("torchrun") || word == "torch.distributed.run"
+    };
+    // With `gpu` and `auto` torchrun counts the cards itself.
+    let counts = |word: &OsString| ["gpu", "auto"].iter().any(|how| word.to_string_lossy().ends_with(how));
+    if !is_told && words.iter().any(of_torchrun) && !words.iter().any(counts) {
+        bail!(
+            "--phantom has a place for the number of GPUs and the command has none: write torchrun --nproc-per-node {place}"
+        );
+    }
+    Ok(())
+}
+
+/// Numbers of GPUs, the largest first.
+fn gpu_numbers(list: &str) -> Result<Vec<u64>> {
+    let number = |word: String| -> Result<u64> {
+        let number = word.parse().ok().filter(|number| (1..=MOST_GPUS).contains(number));
+        number.with_context(|| {
+            format!("--gpus: `{word}` is no number of GPUs; expected numbers from 1 to {MOST_GPUS}, such as 8,16,32")
+        })
+    };
+    let mut numbers: Vec<u64> = entries(list).into_iter().map(number).collect::<Result<_>>()?;
+    if numbers.is_empty() {
+        bail!("no number of GPUs was given; for example: --gpus 8,16,32");
+    }
+    numbers.sort_unstable_by(|one, other| other.cmp(one));
+    numbers.dedup();
+    Ok(numbers)
+}
+
+/// The numbers of GPUs to try when the user names none: powers of two of the smallest, the largest first.
+fn powers_of_two(matches: &ArgMatches) -> Result<Vec<u64>> {
+    let number = |name| matches.get_one::<u64>(name).copied();
+    let usual = if matches.contains_id("ranks") { CLUSTER } else { NODE };
+    let step = number("multiple-of").unwrap_or(1);
+    let first = number("min").unwrap_or(step).next_multiple_of(step);
+    let most = number("max").unwrap_or(usual.max(first));
+    if most < first || first > MOST_GPUS {
+        bail!("there is no number of GPUs from {first} to {}", most.min(MOST_GPUS));
+    }
+    let all = std::iter::successors(Some(first), |gpus| gpus.checked_mul(2));
+    let mut numbers: Vec<u64> = all.take_while(|gpus| *gpus <= most.min(MOST_GPUS)).collect();
+    numbers.reverse();
+    Ok(numbers)
+}
+
+/// The values of `{}` in the command.
+fn values(matches: &ArgMatches) -> Result<Values> {
+    if let Some(list) = matches.get_one::<String>("values") {
+        let list = entries(list);
+        if list.is_empty() {
+            bail!("--values names no value; for example: --values 512,1024,2048");
+        }
+        return Ok(Values::List(list));
+    }
+    let number = |name| matches.get_one::<u64>(name).map(|number| *number as usize);
+    let step = number("multiple-of").unwrap_or(1).max(1);
+    let first = number("min").unwrap_or(step).next_multiple_of(step);
+    let most = number("max").unwrap_or(LARGEST.max(first));
+    if most < first {
+        bail!("--max {most} is smaller than the first value, {first}");
+    }
+    Ok(Values::Numbers { first, step, last: (most - first) / step })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(words: &str) -> Result<Plan> {
+        Plan::new(&super::super::command().try_get_matches_from(words.split(' ')).unwrap())
+    }
+
+    #[test]
+    fn numbers_of_gpus_are_the_last_given_only_where_they_are_searched() {
+        let table = "fit --phantom {gpus}xh100-80g --gpus 8 -- python t.py {gpus} {}";
+        let plan_of_table = plan(table).unwrap();
+        assert!(!plan_of_table.last_is_given);
+        assert_eq!(plan_of_table.most_gpus(), 8);
+        assert!(plan(&table.replace("--gpus 8", "--gpus 8 --max 64")).unwrap().last_is_given);
+        assert!(plan("fit --phantom {}xh100-80g --gpus 8 -- python t.py {}").unwrap().last_is_given);
+        assert!(!plan("fit --phantom {}xh100-80g -- python t.py {}").unwrap().last_is_given);
+    }
+}

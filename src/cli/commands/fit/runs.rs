@@ -1,0 +1,369 @@
+//! The runs of `memtrace fit`, some of them side by side, until a signal asks this command to end.
+
+use std::fs;
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::ArgMatches;
+use memtrace_analysis::render::numbers::duration;
+use memtrace_trace::text::printable;
+use memtrace_trace::units::Unit;
+use rustix::process::Signal;
+
+use super::process_tree::available_bytes;
+use super::trial::{Attempt, Outcome, PeakUse, Running, Setup, TRIALS_FILE, Trial};
+use crate::child_env::PhantomArgs;
+use crate::out_folder::OutFolder;
+use crate::{signals, terminal};
+
+/// The interval between two looks at the runs.
+const INTERVAL: Duration = Duration::from_millis(10);
+/// The interval between two looks at their memory.
+const MEMORY_INTERVAL: Duration = Duration::from_millis(200);
+/// The share of this machine's free memory that runs may take.
+const MEMORY_SHARE: f64 = 0.8;
+
+/// The runs without a look at their memory, after which several are made at once all the same: they are that short.
+const UNSEEN: usize = 2;
+
+/// The number of runs at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Jobs {
+    /// It is not known until the first run has shown its processes and its memory, so that is alone.
+    AfterTheFirst,
+    /// As many as the cores allow, while there is memory for another one.
+    WithMemory(usize),
+    /// As many as the user said.
+    Number(usize),
+}
+
+/// A run in progress, with what its starter calls it.
+struct Job<T> {
+    ticket: T,
+    running: Running,
+    /// The number of its GPUs, where each has a process.
+    gpus: u64,
+    /// Another run was in progress during a part of it.
+    has_company: bool,
+}
+
+/// The runs in progress.
+struct InProgress<T>(Vec<Job<T>>);
+
+impl<T> Drop for InProgress<T> {
+    /// All are asked to end before the first is waited for.
+    fn drop(&mut self) {
+        self.0.iter_mut().for_each(|job| job.running.tree.end(Signal::TERM));
+    }
+}
+
+/// Makes runs, tells of each, and knows the signal that ended them.
+pub(super) struct Runs<'a, T> {
+    matches: &'a ArgMatches,
+    out: OutFolder,
+    forwarder: signals::Forwarder,
+    progress: Progress,
+    jobs: Jobs,
+    running: InProgress<T>,
+    /// A run that failed beside another one: it is made once more, alone.
+    again: Option<(T, Attempt)>,
+    /// The runs that waited for `again`, because several failed at once.
+    later: Vec<(T, Attempt)>,
+    /// True while a run is made once more.
+    is_alone: bool,
+    /// The most GPUs of a run, where each has a process.
+    most_gpus: u64,
+    /// The most memory that one run had so far, in bytes: of a run on the most GPUs.
+    resident: u64,
+    looked: Instant,
+    /// The runs begun so far.
+    begun: usize,
+    ended_by: Option<i32>,
+}
+
+impl<'a, T: Copy> Runs<'a, T> {
+    /// Runs on at most `most_gpus` GPUs.
+    ///
+    /// # Errors
+    /// When the output folder cannot be made, or signals cannot be received.
+    pub(super) fn new(matches: &'a ArgMatches, most_gpus: u64) -> Result<Runs<'a, T>> {
+        let out = OutFolder::new(matches.get_one::<PathBuf>("out"))?;
+        let progress =
+            Progress { on_terminal: std::io::stderr().is_terminal(), file: out.folder.join(TRIALS_FILE) };
+        let forwarder = signals::Forwarder::start()?;
+        // Runs are groups of their own, which this command ends itself.
+        forwarder.no_child();
+        // Runs on a real GPU would take one another's memory.
+        let jobs = match matches.get_one::<u64>("jobs") {
+            _ if !matches.contains_id("phantom") => Jobs::Number(1),
+            Some(jobs) => Jobs::Number(*jobs as usize),
+            None => Jobs::AfterTheFirst,
+        };
+        Ok(Runs {
+            matches,
+            out,
+            forwarder,
+            progress,
+            jobs,
+            running: InProgress(Vec::new()),
+            again: None,
+            later: Vec::new(),
+            is_alone: false,
+            // With --ranks the same ranks run, of however many.
+            most_gpus: if matches.contains_id("ranks") { 1 } else { most_gpus.max(1) },
+            resident: 0,
+            looked: Instant::now(),
+            begun: 0,
+            ended_by: None,
+        })
+    }
+
+    /// The number of runs that may be started now.
+    pub(super) fn room(&self) -> usize {
+        if self.again.is_some() || self.is_alone || self.forwarder.asked_to_end().is_some() {
+            return 0;
+        }
+        let jobs = match self.jobs {
+            Jobs::AfterTheFirst => 1,
+            Jobs::WithMemory(jobs) => jobs.min(self.running.0.len().saturating_add(self.room_in_memory())),
+            Jobs::Number(jobs) => jobs,
+        };
+        jobs.saturating_sub(self.running.0.len())
+    }
+
+    /// The number of further runs for which this machine has memory; one, alone, is always made.
+    fn room_in_memory(&self) -> usize {
+        let running = &self.running.0;
+        let Some(free) = available_bytes().filter(|_| self.resident > 0) else { return usize::MAX };
+        // Runs that began a moment ago have not taken theirs yet.
+        let owed = running.iter().map(|job| self.resident.saturating_sub(job.running.tree.resident()));
+        let free = ((free as f64 * MEMORY_SHARE) as u64).saturating_sub(owed.sum());
+        let room = (free / self.resident) as usize;
+        if running.is_empty() { room.max(1) } else { room }
+    }
+
+    /// Starts a run.
+    ///
+    /// # Errors
+    /// Those of [`Setup::start`].
+    pub(super) fn start(&mut self, ticket: T, attempt: Attempt) -> Result<()> {
+        self.begun += 1;
+        let card = attempt.card.as_deref().filter(|_| self.most_gpus > 1);
+        let gpus = card.and_then(|card| Some(PhantomArgs::of_card(self.matches, card).ok()?.count()));
+        let running = Setup { matches: self.matches, out: &self.out }.start(attempt)?;
+        let has_company = !self.running.0.is_empty();
+        self.running.0.iter_mut().for_each(|job| job.has_company = true);
+        self.running.0.push(Job { ticket, running, gpus: gpus.unwrap_or(1), has_company });
+        self.show_progress();
+        Ok(())
+    }
+
+    /// Waits for a run to end. `None` when there is none, or a signal has ended all: see [`ended_by`](Self::ended_by).
+    ///
+    /// # Errors
+    /// When a run cannot be waited for, or its trace cannot be read.
+    pub(super) fn next_ended(&mut self) -> Result<Option<(T, Trial)>> {
+        loop {
+            // A signal may also arrive while a trace is read.
+            if let Some(signal) = self.forwarder.asked_to_end() {
+                self.ended_by = Some(signal);
+                self.end_all(Signal::from_named_raw(signal).unwrap_or(Signal::TERM))?;
+                return Ok(None);
+            }
+            if self.running.0.is_empty() {
+                let Some((ticket, attempt)) = self.again.take() else { return Ok(None) };
+                self.again = self.later.pop();
+                self.is_alone = true;
+                self.start(ticket, attempt)?;
+            }
+            self.look_at_memory();
+            let mut found = None;
+            for (place, job) in self.running.0.iter_mut().enumerate() {
+                if let Some(status) = job.running.tree.ended().context("cannot wait for the program")? {
+                    found = Some((place, status));
+                    break;
+                }
+            }
+            let Some((place, status)) = found else {
+                std::thread::sleep(INTERVAL);
+                continue;
+            };
+            let Job { ticket, running, gpus, has_company } = self.running.0.remove(place);
+            let attempt = running.attempt.clone();
+            let trial = running.finish(status)?;
+            self.progress.clear();
+            if matches!(trial.outcome, Outcome::Failed(..)) && has_company && !self.is_alone {
+                // Two runs may want one port, or more memory than this machine has.
+                fs::remove_dir_all(&trial.files).ok();
+                self.progress
+                    .say(&format!("{}: failed beside another run; it runs again, alone", trial.value));
+                match &self.again {
+                    None => self.again = Some((ticket, attempt)),
+                    Some(_) => self.later.push((ticket, attempt)),
+                }
+                continue;
+            }
+            if std::mem::take(&mut self.is_alone) && !matches!(trial.outcome, Outcome::Failed(..)) {
+                self.progress.say("runs of this program disturb one another: from now on one at a time");
+                self.jobs = Jobs::Number(1);
+            }
+            self.progress.tried(&trial);
+            self.set_jobs(&trial, gpus);
+            self.show_progress();
+            return Ok(Some((ticket, trial)));
+        }
+    }
+
+    /// Ends the runs in progress, whose results are not wanted any more, and drops those to be made once more.
+    ///
+    /// # Errors
+    /// When a run cannot be waited for.
+    pub(super) fn cancel(&mut self, unwanted: impl Fn(T) -> bool) -> Result<()> {
+        self.again.take_if(|(ticket, _)| unwanted(*ticket));
+        self.later.retain(|(ticket, _)| !unwanted(*ticket));
+        if self.again.is_none() {
+            self.again = self.later.pop();
+        }
+        let (ending, kept) =
+            std::mem::take(&mut self.running.0).into_iter().partition(|job| unwanted(job.ticket));
+        self.running.0 = kept;
+        self.end(ending, Signal::TERM)
+    }
+
+    fn end_all(&mut self, signal: Signal) -> Result<()> {
+        let ending = std::mem::take(&mut self.running.0);
+        self.end(ending, signal)
+    }
+
+    fn end(&mut self, mut ending: Vec<Job<T>>, signal: Signal) -> Result<()> {
+        ending.iter_mut().for_each(|job| job.running.tree.end(signal));
+        for job in &mut ending {
+            while job.running.tree.ended().context("cannot wait for the program")?.is_none() {
+                std::thread::sleep(INTERVAL);
+            }
+        }
+        self.progress.clear();
+        ending.into_iter().for_each(|job| job.running.discard());
+        Ok(())
+    }
+
+    /// Remembers the most memory of a run: a larger value may need more than the first. Nobody asks where the user said
+    /// how many.
+    fn look_at_memory(&mut self) {
+        if !matches!(self.jobs, Jobs::Number(_)) && self.looked.elapsed() > MEMORY_INTERVAL {
+            self.looked = Instant::now();
+            let most = self.running.0.iter().map(|job| {
+                scaled(job.running.tree.resident(), job.running.tree.processes(), job.gpus, self.most_gpus)
+            });
+            self.resident = self.resident.max(most.max().unwrap_or(0));
+        }
+    }
+
+    /// As many runs at once as this machine has cores for, by the processes of `first` on so many GPUs. A run that was
+    /// too short for a look at its memory is followed by another one alone.
+    fn set_jobs(&mut self, first: &Trial, gpus: u64) {
+        if self.jobs == Jobs::AfterTheFirst && (self.resident > 0 || self.begun >= UNSEEN) {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            let processes = first.peak.processes.max(1);
+            let processes = scaled(processes as u64, processes, gpus, self.most_gpus);
+            self.jobs = Jobs::WithMemory((cores / processes as usize).max(1));
+        }
+    }
+
+    fn show_progress(&self) {
+        let values: Vec<&str> = self.running.0.iter().map(|job| job.running.attempt.value.as_str()).collect();
+        if !values.is_empty() {
+            self.progress.trying(&values.join(", "), self.begun);
+        }
+    }
+
+    /// The signal that ended the runs.
+    pub(super) fn ended_by(&self) -> Option<i32> {
+        self.ended_by
+    }
+
+    /// No more runs: from now on signals end this command as they do any other.
+    pub(super) fn stop(self) -> Ended {
+        self.forwarder.stop();
+        Ended { out: self.out, by: self.ended_by }
+    }
+}
+
+/// Runs that are over.
+pub(super) struct Ended {
+    out: OutFolder,
+    by: Option<i32>,
+}
+
+impl Ended {
+    /// The exit status of this command: `status`, unless a signal ended the runs.
+    pub(super) fn status(&self, status: ExitCode) -> ExitCode {
+        match self.by {
+            Some(signal) => {
+                self.out.remove_if_empty();
+                signals::end_by(signal)
+            }
+            None => status,
+        }
+    }
+}
+
+/// What a run on `most` GPUs takes of what one on `gpus` takes, if that has a process for each.
+fn scaled(amount: u64, processes: usize, gpus: u64, most: u64) -> u64 {
+    if processes as u64 >= gpus { amount.saturating_mul(most) / gpus.max(1) } else { amount }
+}
+
+/// Prints a line for each run as it ends, and keeps it in [`TRIALS_FILE`]. A terminal also shows the runs in
+/// progress.
+struct Progress {
+    on_terminal: bool,
+    file: PathBuf,
+}
+
+impl Progress {
+    fn trying(&self, values: &str, number: usize) {
+        if self.on_terminal {
+            terminal::show_progress(&format!("run {number}: trying {values} ..."));
+        }
+    }
+
+    fn clear(&self) {
+        if self.on_terminal {
+            terminal::show_progress("");
+        }
+    }
+
+    fn tried(&self, trial: &Trial) {
+        let took = duration(trial.took.as_nanos() as i64);
+        // A program without torch has no allocated memory, only calls of CUDA.
+        let PeakUse { allocated, used, .. } = trial.peak;
+        let peak = Unit::Auto.show(if allocated > 0 { allocated } else { used });
+        self.say(&format!("{}: {}, peak {peak}, {took}", trial.value, trial.outcome.word()));
+    }
+
+    fn say(&self, line: &str) {
+        let line = printable(line);
+        writeln!(std::io::stderr(), "{line}").ok();
+        // The lines are on stderr too: a full disk does not end the search.
+        let file = fs::OpenOptions::new().create(true).append(true).open(&self.file);
+        file.and_then(|mut file| writeln!(file, "{line}")).ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_on_more_gpus_takes_more_where_each_has_a_process() {
+        assert_eq!(scaled(100, 1, 1, 8), 800);
+        // The launcher counts too.
+        assert_eq!(scaled(300, 3, 2, 8), 1200);
+        // One process has all 16 GPUs.
+        assert_eq!(scaled(100, 1, 16, 32), 100);
+        assert_eq!(scaled(u64::MAX, 1, 1, 8), u64::MAX);
+    }
+}

@@ -1,0 +1,325 @@
+//! The searches of one request: their runs share what they show of the program's memory.
+
+use std::collections::VecDeque;
+use std::fs;
+
+use anyhow::Result;
+
+use super::guess::{Point, full_by, full_elsewhere};
+use super::plan::{Plan, Row};
+use super::runs::Runs;
+use super::search::{Guess, Search};
+use super::trial::{Outcome, Trial};
+use super::values::Values;
+
+/// After so many values with the same peak, the value is taken to have no effect on memory.
+const UNCHANGED: usize = 5;
+/// After so many numbers of GPUs that failed, before one worked, the program is taken to fail with all.
+const HOPELESS: usize = 2;
+/// The most runs of one search at once: more would ask what the first two answer.
+const BATCH: usize = 2;
+
+/// A search and its runs.
+pub(super) struct Lane<'a> {
+    pub(super) row: &'a Row,
+    /// The candidates: those of the row that the program can use.
+    pub(super) values: Values,
+    pub(super) search: Search,
+    /// The runs that have ended, in that order, with their candidates' texts.
+    pub(super) trials: Vec<(String, Trial)>,
+    /// The candidates to run next.
+    queue: VecDeque<String>,
+    /// The number of its runs in progress.
+    in_progress: usize,
+    pub(super) is_over: bool,
+    /// The reason why the search ended without an answer.
+    pub(super) stopped: Option<String>,
+}
+
+impl<'a> Lane<'a> {
+    fn new(row: &'a Row, within: f64) -> Lane<'a> {
+        let values = row.values.clone();
+        let search = new_search(&values, within);
+        Lane {
+            row,
+            values,
+            search,
+            trials: Vec::new(),
+            queue: VecDeque::new(),
+            in_progress: 0,
+            is_over: false,
+            stopped: None,
+        }
+    }
+
+    fn index_of(&self, text: &str) -> Option<usize> {
+        match &self.values {
+            Values::Numbers { first, step, .. } => {
+                text.parse::<usize>().ok().map(|number| number.saturating_sub(*first) / step)
+            }
+            Values::List(list) => list.iter().position(|entry| entry == text),
+            Values::Gpus(list) => list.iter().position(|gpus| gpus.to_string() == text),
+        }
+    }
+
+    /// The run of a candidate.
+    pub(super) fn trial(&self, index: usize) -> Option<&Trial> {
+        let text = self.values.text(index);
+        self.trials.iter().find(|(value, _)| *value == text).map(|(_, trial)| trial)
+    }
+
+    /// The run of the last candidate that fits.
+    pub(super) fn fits(&self) -> Option<&Trial> {
+        self.trial(self.search.fits?)
+    }
+
+    /// The run of the first candidate that does not fit.
+    pub(super) fn too_big(&self) -> Option<&Trial> {
+        self.trial(self.search.too_big?)
+    }
+
+    /// What is wrong when a value fits that comes after one that does not: the search takes for granted that each needs
+    /// at least the memory of the one before it.
+    pub(super) fn disorder(&self) -> Option<String> {
+        let (fits, too_big) = self.search.fits.zip(self.search.too_big)?;
+        let (fits_text, too_big_text) = (self.values.text(fits), self.values.text(too_big));
+        (fits > too_big).then(|| match &self.values {
+            Values::Gpus(_) => format!(
+                "memory does not shrink with the number of GPUs here: {fits_text} suffice and {too_big_text}, which \
+                 are more, do not"
+            ),
+            Values::Numbers { .. } => format!(
+                "memory does not grow with the value here: {fits_text} fits and {too_big_text}, which is smaller, \
+                 does not"
+            ),
+            Values::List(_) => format!(
+                "memory does not grow with the value here: {fits_text} fits and {too_big_text}, which --values names \
+                 before it, does not; name them in the order of the memory that they need"
+            ),
+        })
+    }
+
+    /// The runs that fitted, by position.
+    fn points(&self) -> Vec<Point<'_>> {
+        let fitted = self.trials.iter().filter(|(_, trial)| trial.outcome == Outcome::Fits);
+        let mut points: Vec<Point<'_>> = fitted
+            .filter_map(|(text, trial)| Some((self.values.position(self.index_of(text)?), &trial.peak)))
+            .collect();
+        points.sort_by(|one, other| one.0.total_cmp(&other.0));
+        points
+    }
+
+    /// A number of GPUs that the program cannot use is no candidate any more.
+    fn leave_out(&mut self, text: &str, within: f64) {
+        if let Values::Gpus(list) = &mut self.values {
+            list.retain(|gpus| gpus.to_string() != text);
+        }
+        self.search = new_search(&self.values, within);
+        let known: Vec<(usize, bool)> = self
+            .trials
+            .iter()
+            .filter_map(|(text, trial)| Some((self.index_of(text)?, trial.outcome == Outcome::Fits)))
+            .collect();
+        known.into_iter().for_each(|(index, fits)| self.search.record(index, fits));
+        self.is_over |= self.values == Values::Gpus(Vec::new());
+    }
+
+    /// Returns true if the last [`UNCHANGED`] runs have the same peak.
+    fn is_unchanged(&self) -> bool {
+        let last = self.trials.len().saturating_sub(UNCHANGED);
+        let mut peaks = self.trials[last..].iter().map(|(_, trial)| (trial.peak.allocated, trial.peak.used));
+        let first = peaks.next();
+        self.trials.len() >= UNCHANGED && peaks.all(|peak| Some(peak) == first)
+    }
+
+    /// What is known when a signal ends the search.
+    fn known(&self) -> String {
+        let text = |index: usize| self.values.text(index);
+        let gpus = if self.values.are_gpus() { " GPUs" } else { "" };
+        match (self.search.fits.map(text), self.search.too_big.map(text)) {
+            (Some(fits), Some(too_big)) => {
+                format!("{fits}{gpus} fits and {too_big} does not, the values between are not tried")
+            }
+            (Some(fits), None) if self.values.are_gpus() => {
+                format!("{fits} GPUs suffice, no number was too small yet")
+            }
+            (Some(fits), None) => format!("{fits} fits, no value was too large yet"),
+            (None, Some(too_big)) => format!("{too_big}{gpus} does not fit, no value fitted yet"),
+            (None, None) => "no run had ended".to_owned(),
+        }
+    }
+}
+
+fn new_search(values: &Values, within: f64) -> Search {
+    Search::new(values.last(), values.start(), values.first_in_steps(), within)
+}
+
+/// All searches of a request.
+pub(super) struct Searches<'a> {
+    plan: &'a Plan,
+    pub(super) lanes: Vec<Lane<'a>>,
+}
+
+impl<'a> Searches<'a> {
+    pub(super) fn new(plan: &'a Plan) -> Searches<'a> {
+        Searches { plan, lanes: plan.rows.iter().map(|row| Lane::new(row, plan.within)).collect() }
+    }
+
+    /// Makes the runs of all searches.
+    ///
+    /// # Errors
+    /// When the program cannot be run, or a trace cannot be read.
+    pub(super) fn run(&mut self, runs: &mut Runs<'_, usize>) -> Result<()> {
+        loop {
+            while runs.room() > 0
+                && let Some((number, text)) = self.next(runs.room())
+            {
+                let lane = &mut self.lanes[number];
+                let Some(index) = lane.index_of(&text) else { continue };
+                lane.in_progress += 1;
+                runs.start(number, self.plan.attempt(lane.row, &lane.values, index))?;
+            }
+            let Some((number, trial)) = runs.next_ended()? else { break };
+            self.record(number, trial);
+            if self.lanes[number].stopped.is_some() {
+                runs.cancel(|other| other == number)?;
+                self.lanes[number].in_progress = 0;
+            }
+        }
+        if let Some(signal) = runs.ended_by() {
+            let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
+            for lane in self.lanes.iter_mut().filter(|lane| !lane.is_over && lane.stopped.is_none()) {
+                lane.stopped = Some(format!("ended by {name}; so far {}", lane.known()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The next run: of the first search that has one.
+    fn next(&mut self, room: usize) -> Option<(usize, String)> {
+        for number in 0..self.lanes.len() {
+            let lane = &self.lanes[number];
+            if lane.is_over || lane.stopped.is_some() {
+                continue;
+            }
+            if lane.queue.is_empty() && lane.in_progress == 0 {
+                if self.plan.is_grid {
+                    self.record_implied(number);
+                }
+                let guess = self.guess(number);
+                let lane = &mut self.lanes[number];
+                let batch = lane.search.next(guess, room.min(BATCH));
+                lane.is_over = batch.is_empty();
+                lane.queue = batch.into_iter().map(|index| lane.values.text(index)).collect();
+            }
+            if let Some(text) = self.lanes[number].queue.pop_front() {
+                return Some((number, text));
+            }
+        }
+        None
+    }
+
+    /// More GPUs fit what fewer fit: what the other rows of a table show is known here.
+    fn record_implied(&mut self, number: usize) {
+        let (here, rest) = (&self.lanes[number], &self.lanes);
+        let card = self.plan.card_of(here.row);
+        let others = rest.iter().filter(|lane| self.plan.card_of(lane.row) == card);
+        let (mut fits, mut too_big) = (None, None);
+        for lane in others {
+            if lane.row.gpus < here.row.gpus {
+                fits = fits.max(lane.search.fits);
+            } else if lane.row.gpus > here.row.gpus {
+                too_big = lane.search.too_big.into_iter().chain(too_big).min();
+            }
+        }
+        let search = &mut self.lanes[number].search;
+        fits.into_iter().for_each(|index| search.record(index, true));
+        too_big.into_iter().for_each(|index| search.record(index, false));
+    }
+
+    /// Where memory would be full, by this search's own runs, or else by those of another one.
+    fn guess(&self, number: usize) -> Option<Guess> {
+        let lane = &self.lanes[number];
+        let are_gpus = lane.values.are_gpus();
+        let own = lane.points();
+        let (position, points) = if own.is_empty() {
+            let others = self.lanes.iter().map(|other| (other, other.points()));
+            let (other, points) = others.max_by_key(|(_, points)| points.len().min(2))?;
+            let gpus = |lane: &Lane<'_>| lane.row.gpus.unwrap_or(1) as f64;
+            let shrunk = gpus(lane) / gpus(other);
+            (full_elsewhere(&points, are_gpus, lane.row.capacity, shrunk)?, points.len())
+        } else {
+            (full_by(&own, are_gpus)?, own.len())
+        };
+        let index = lane.values.index_at(position).min(lane.values.last());
+        Some(Guess { index, is_rough: points < 2 })
+    }
+
+    /// Records a run that has ended.
+    fn record(&mut self, number: usize, trial: Trial) {
+        let within = self.plan.within;
+        let lane = &mut self.lanes[number];
+        lane.in_progress = lane.in_progress.saturating_sub(1);
+        let text = trial.candidate.clone();
+        let (value, are_gpus) = (text.clone(), lane.values.are_gpus());
+        let with = match (value.as_str(), are_gpus) {
+            ("", _) => String::new(),
+            (value, true) => format!("on {value} GPUs "),
+            (value, false) => format!("with value {value} "),
+        };
+        let failed = matches!(trial.outcome, Outcome::Failed(..));
+        let used_none = trial.outcome == Outcome::Fits && trial.peak.processes == 0;
+        let fits = trial.outcome == Outcome::Fits;
+        let no_gpu = lane.row.capacity == 0 && trial.peak.used == 0;
+        let hint = if no_gpu { "; without a GPU, add --phantom h100-80g" } else { "" };
+        lane.trials.push((text, trial));
+        if used_none {
+            lane.stopped = Some(format!("{with}the program allocated no GPU memory{hint}"));
+        } else if failed && are_gpus {
+            lane.leave_out(&value, within);
+            let failures =
+                lane.trials.iter().filter(|(_, trial)| matches!(trial.outcome, Outcome::Failed(..)));
+            let all_failed = failures.count() == lane.trials.len();
+            if all_failed && (lane.is_over || lane.trials.len() >= HOPELESS) {
+                lane.stopped = Some(format!("{with}the program failed for a reason other than memory"));
+            }
+        } else if failed {
+            lane.stopped = Some(format!("{with}the program failed for a reason other than memory{hint}"));
+        } else if let Some(index) = lane.index_of(&value) {
+            lane.search.record(index, fits);
+        }
+        if lane.stopped.is_none() && lane.search.too_big.is_none() && !are_gpus && lane.is_unchanged() {
+            lane.stopped = Some(format!(
+                "the last {UNCHANGED} values have the same peak: the program does not use the value of {{}}"
+            ));
+        }
+        if lane.stopped.is_some() {
+            lane.queue.clear();
+            // A program that failed before it ran anywhere fails in the other searches, too.
+            let worked = |lane: &Lane<'_>| {
+                lane.trials.iter().any(|(_, trial)| {
+                    trial.peak.processes > 0 && !matches!(trial.outcome, Outcome::Failed(..))
+                })
+            };
+            if !self.lanes.iter().any(worked) {
+                self.lanes.iter_mut().for_each(|lane| {
+                    lane.is_over = true;
+                    lane.queue.clear();
+                });
+            }
+        }
+    }
+
+    /// Keeps only the traces that the answer names.
+    pub(super) fn remove_unnamed(&self) {
+        for lane in &self.lanes {
+            let named = [lane.fits(), lane.too_big()].map(|trial| trial.map(|trial| &trial.files));
+            for (_, trial) in &lane.trials {
+                let failed = matches!(trial.outcome, Outcome::Failed(..));
+                if !named.contains(&Some(&trial.files)) && !failed {
+                    fs::remove_dir_all(&trial.files).ok();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! The answer of several searches of `memtrace fit`: a row for each card and number of GPUs.
+
+use memtrace_analysis::render::numbers::{duration, percent, share};
+use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
+use memtrace_trace::units::Unit;
+use serde_json::{Value, json};
+
+use super::answer::Answer;
+use super::plan::{Plan, Wanted};
+use super::searches::Lane;
+use super::trial::{Outcome, Trial};
+use crate::terminal;
+
+fn show(bytes: i64) -> String {
+    Unit::Auto.show(bytes).to_string()
+}
+
+/// The answer as text for stdout.
+pub(super) fn text(plan: &Plan, lanes: &[Lane<'_>]) -> String {
+    let stdout = std::io::stdout();
+    let mut page = Printer::new(terminal::use_colour("auto", &stdout), terminal::width(&stdout));
+    let begun: Vec<&Lane<'_>> = lanes.iter().filter(|lane| is_begun(lane)).collect();
+    if plan.is_grid {
+        grid(&mut page, plan, &begun);
+    } else {
+        limits(&mut page, plan, &begun);
+    }
+    for lane in &begun {
+        notes(&mut page, plan, lane);
+    }
+    if lanes.len() > begun.len() {
+        page.plain("the other rows were not tried".to_owned());
+    }
+    page.gap();
+    page.line([Cell::new(
+        "note: simulated GPUs: allocated memory is exact, because PyTorch computes it; reserved memory is an \
+         estimate",
+        Style::Faint,
+    )]);
+    page.text().to_owned()
+}
+
+/// True if the search has a run, or knows its answer by those of others.
+fn is_begun(lane: &Lane<'_>) -> bool {
+    !lane.trials.is_empty() || lane.search.fits.is_some() || lane.search.too_big.is_some()
+}
+
+/// The name of a row, for notes.
+fn name(plan: &Plan, lane: &Lane<'_>) -> String {
+    let card = plan.card_of(lane.row);
+    lane.row.gpus.map_or_else(|| card.to_owned(), |gpus| format!("{gpus}x{card}"))
+}
+
+/// A row for each search, with its limit.
+fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
+    let by_gpus = lanes.iter().any(|lane| lane.row.gpus.is_some());
+    let (limit, other) = match plan.wanted {
+        Wanted::Value => ("largest value", "does not fit"),
+        Wanted::Gpus => ("fewest GPUs", "too few"),
+        Wanted::YesOrNo => ("", ""),
+    };
+    let mut columns = vec![("card", Side::Left)];
+    if by_gpus {
+        columns.push(("GPUs", Side::Right));
+    }
+    columns.push((limit, Side::Right));
+    if !other.is_empty() {
+        columns.push((other, Side::Right));
+    }
+    columns.extend([
+        ("peak allocated", Side::Right),
+        ("reserved", Side::Right),
+        ("of device", Side::Right),
+        ("runs", Side::Right),
+        ("took", Side::Right),
+    ]);
+    let mut table = Table::new(&columns);
+    for lane in lanes {
+        let mut row: Vec<Cell> = vec![plan.card_of(lane.row).into()];
+        if by_gpus {
+            row.push(lane.row.gpus.map(|gpus| gpus.to_string()).unwrap_or_default().into());
+        }
+        let shown = lane.fits().or(lane.too_big()).or(lane.trials.last().map(|(_, trial)| trial));
+        if other.is_empty() {
+            let outcome = shown.map_or("-", |trial| trial.outcome.word());
+            let style = if lane.fits().is_some() { Style::Strong } else { Style::Alarm };
+            row.push(Cell::new(outcome, style));
+        } else {
+            let text = |trial: Option<&Trial>| trial.map_or("-".to_owned(), |trial| trial.candidate.clone());
+            row.push(Cell::new(text(lane.fits()), Style::Strong));
+            row.push(text(lane.too_big()).into());
+        }
+        // The peak of a run that did not fit says nothing of what it needs.
+        let peak = shown.filter(|trial| trial.outcome == Outcome::Fits).map(|trial| &trial.peak);
+        row.push(peak.map_or("-".to_owned(), |peak| show(peak.allocated)).into());
+        row.push(peak.map_or("-".to_owned(), |peak| show(peak.reserved)).into());
+        row.push(peak.map_or("-".to_owned(), |peak| percent(share(peak.used, peak.capacity))).into());
+        let took: u128 = lane.trials.iter().map(|(_, trial)| trial.took.as_nanos()).sum();
+        row.push(lane.trials.len().to_string().into());
+        row.push(duration(took as i64).into());
+        table.row(row);
+    }
+    page.table(&table);
+}
+
+/// A cell for each number of GPUs and value.
+fn grid(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
+    let Some(values) = lanes.first().map(|lane| &lane.values) else { return };
+    let heads: Vec<String> = (0..=values.last()).map(|index| values.text(index)).collect();
+    let mut columns = vec![("card", Side::Left), ("GPUs", Side::Right)];
+    columns.extend(heads.iter().map(|head| (head.as_str(), Side::Right)));
+    let mut table = Table::new(&columns);
+    for lane in lanes {
+        let gpus = lane.row.gpus.map(|gpus| gpus.to_string()).unwrap_or_default();
+        let mut row: Vec<Cell> = vec![plan.card_of(lane.row).into(), Cell::new(gpus, Style::Strong)];
+        for index in 0..heads.len() {
+            let (word, style) = match lane.trial(index).map(|trial| (&trial.outcome, trial)) {
+                Some((Outcome::Fits, trial)) => (show(trial.peak.used), Style::Plain),
+                Some((Outcome::TooBig(_), _)) => ("no".to_owned(), Style::Alarm),
+                Some((Outcome::Failed(..), _)) => ("failed".to_owned(), Style::Alarm),
+                None if lane.search.fits.is_some_and(|fits| index <= fits) => {
+                    ("fits".to_owned(), Style::Faint)
+                }
+                None if lane.search.too_big.is_some_and(|too_big| index >= too_big) => {
+                    ("no".to_owned(), Style::Faint)
+                }
+                None => ("-".to_owned(), Style::Faint),
+            };
+            row.push(Cell::new(word, style));
+        }
+        table.row(row);
+    }
+    page.table(&table);
+    page.gap();
+    page.plain(
+        "device memory used at the peak, for each value; fits: it needs less than a run that fits, and was not tried; \
+         no: it does not fit"
+            .to_owned(),
+    );
+}
+
+/// The reasons why a search has no answer, and what its runs said.
+fn notes(page: &mut Printer, plan: &Plan, lane: &Lane<'_>) {
+    let name = name(plan, lane);
+    if let Some(why) = &lane.stopped {
+        page.gap();
+        page.line([Cell::new(format!("{name}: no answer: "), Style::Alarm), why.as_str().into()]);
+    }
+    for (_, trial) in &lane.trials {
+        let Outcome::Failed(ended, tail) = &trial.outcome else { continue };
+        page.plain(format!("{}: {ended}; the last lines of its stderr:", trial.value));
+        for line in tail {
+            page.line([Cell::new(format!("    {line}"), Style::Faint)]);
+        }
+    }
+    if let Some(line) = lane.disorder() {
+        page.plain(format!("{name}: {line}"));
+    }
+    let near = lane.fits().filter(|trial| trial.peak.inside_range);
+    let near = near
+        .map(|_| "may not fit")
+        .or(lane.too_big().filter(|trial| trial.peak.inside_range).map(|_| "may fit"));
+    if let Some(answer) = near {
+        page.plain(format!(
+            "{name}: the value at the limit {answer} on a real card: it lies inside the range of what is free"
+        ));
+    }
+}
+
+/// The answer as JSON.
+pub(super) fn json(plan: &Plan, lanes: &[Lane<'_>]) -> Value {
+    let rows: Vec<Value> = lanes
+        .iter()
+        .filter(|lane| is_begun(lane))
+        .map(|lane| {
+            let mut row = Answer::of_lane(lane, plan).json();
+            if let Some(fields) = row.as_object_mut() {
+                ["report", "command", "wanted"].iter().for_each(|name| drop(fields.remove(*name)));
+                fields.insert("card".to_owned(), plan.card_of(lane.row).into());
+                fields.insert("gpus".to_owned(), lane.row.gpus.into());
+                // Known by other rows, perhaps without a run of this one.
+                let text = |index: Option<usize>| index.map(|index| lane.values.text(index));
+                fields.insert("fits".to_owned(), text(lane.search.fits).into());
+                fields.insert("too_big".to_owned(), text(lane.search.too_big).into());
+            }
+            row
+        })
+        .collect();
+    let wanted = match plan.wanted {
+        Wanted::Value => "value",
+        Wanted::Gpus => "gpus",
+        Wanted::YesOrNo => "fits",
+    };
+    let command: Vec<String> = plan.words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    json!({ "report": "fit", "command": command, "wanted": wanted, "rows": rows })
+}
+
+/// The exit status: 1 when a search has no answer, 3 when nothing fits anywhere.
+pub(super) fn status(plan: &Plan, lanes: &[Lane<'_>]) -> u8 {
+    let statuses: Vec<u8> = lanes
+        .iter()
+        .filter(|lane| is_begun(lane))
+        .map(|lane| match lane.search.fits {
+            Some(_) if lane.stopped.is_none() => 0,
+            _ => Answer::of_lane(lane, plan).status(),
+        })
+        .collect();
+    match () {
+        () if statuses.contains(&1) || statuses.is_empty() => 1,
+        () if statuses.contains(&0) => 0,
+        () => 3,
+    }
+}

@@ -1,0 +1,106 @@
+//! The candidates of a search, by index: each needs at least the memory of the one before it.
+
+/// The candidates of one search.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Values {
+    /// `first`, `first + step`, ..., up to the index `last`.
+    Numbers { first: usize, step: usize, last: usize },
+    /// Those of `--values`.
+    List(Vec<String>),
+    /// Numbers of GPUs, the largest first: with more of them each needs less memory.
+    Gpus(Vec<u64>),
+}
+
+impl Values {
+    /// The index of the last candidate.
+    pub(super) fn last(&self) -> usize {
+        match self {
+            Values::Numbers { last, .. } => *last,
+            Values::List(list) => list.len().saturating_sub(1),
+            Values::Gpus(list) => list.len().saturating_sub(1),
+        }
+    }
+
+    pub(super) fn text(&self, index: usize) -> String {
+        match self {
+            Values::Numbers { first, step, .. } => (first + step * index).to_string(),
+            Values::List(list) => list.get(index).cloned().unwrap_or_default(),
+            Values::Gpus(list) => list.get(index).map(u64::to_string).unwrap_or_default(),
+        }
+    }
+
+    /// True if these are numbers of GPUs.
+    pub(super) fn are_gpus(&self) -> bool {
+        matches!(self, Values::Gpus(_))
+    }
+
+    /// The first candidate in steps between two candidates.
+    pub(super) fn first_in_steps(&self) -> f64 {
+        match self {
+            Values::Numbers { first, step, .. } => *first as f64 / *step as f64,
+            Values::List(_) | Values::Gpus(_) => 0.0,
+        }
+    }
+
+    /// The candidate that is tried first: the one that needs the least, and of numbers of GPUs one in the middle,
+    /// because the largest job takes the longest to start.
+    pub(super) fn start(&self) -> usize {
+        match self {
+            Values::Numbers { .. } | Values::List(_) => 0,
+            Values::Gpus(list) => list.len() / 2,
+        }
+    }
+
+    /// The quantity in which memory grows about linearly: the value, or the share of each GPU. A list of words has
+    /// their places in the list.
+    pub(super) fn position(&self, index: usize) -> f64 {
+        match self {
+            Values::Numbers { first, step, .. } => (first + step * index) as f64,
+            Values::List(list) => match numbers(list) {
+                Some(numbers) => numbers.get(index).copied().unwrap_or(f64::MAX),
+                None => (index + 1) as f64,
+            },
+            Values::Gpus(list) => list.get(index).map_or(f64::MAX, |gpus| 1.0 / *gpus as f64),
+        }
+    }
+
+    /// The last candidate whose position is at most `position`; 0 when there is none.
+    pub(super) fn index_at(&self, position: f64) -> usize {
+        match self {
+            // A float that is too large becomes the largest number.
+            Values::Numbers { first, step, .. } => (position.max(0.0) as usize).saturating_sub(*first) / step,
+            Values::List(_) | Values::Gpus(_) => {
+                // A share is the inverse of a number: equal shares may differ in their last digit.
+                let most = position * (1.0 + 1e-9);
+                (0..=self.last()).rev().find(|index| self.position(*index) <= most).unwrap_or(0)
+            }
+        }
+    }
+}
+
+/// The entries as numbers; `None` unless all are numbers, in ascending order.
+fn numbers(list: &[String]) -> Option<Vec<f64>> {
+    let numbers: Option<Vec<f64>> = list.iter().map(|entry| entry.parse().ok()).collect();
+    numbers.filter(|numbers| numbers.is_sorted() && numbers.iter().all(|number| number.is_finite()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_candidate_is_found_by_its_position() {
+        let values = Values::Numbers { first: 8, step: 4, last: 100 };
+        assert_eq!((values.text(3), values.index_at(values.position(3))), ("20".to_owned(), 3));
+        assert_eq!((values.index_at(0.0), values.index_at(f64::MAX) > 100), (0, true));
+        let values = Values::List(["512", "1024", "4096"].map(str::to_owned).to_vec());
+        assert_eq!((values.index_at(1500.0), values.index_at(9000.0), values.index_at(1.0)), (1, 2, 0));
+        let values = Values::List(["small", "large"].map(str::to_owned).to_vec());
+        assert_eq!((values.position(1), values.index_at(1.5)), (2.0, 0));
+        let values = Values::Gpus(vec![64, 32, 16, 8]);
+        assert_eq!((values.text(0), values.start()), ("64".to_owned(), 2));
+        // 12 GPUs would be needed: 16 are the fewest of the list that suffice.
+        assert_eq!(values.index_at(1.0 / 12.0), 2);
+        assert!((0..4).all(|index| values.index_at(values.position(index)) == index));
+    }
+}
