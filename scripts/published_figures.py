@@ -57,7 +57,8 @@ class Source:
     title: str
     address: str
     measured: str
-    # How the number was rounded before it was printed: empty for decimal digits, or `float32`.
+    # How the number was rounded before it was printed: empty for decimal digits, `float32`, or `down` where
+    # whole units were cut off.
     rounding: str
     note: str
 
@@ -94,6 +95,8 @@ class Figure:
         ours = self.in_unit(measured)
         if self.source.rounding == "float32":
             ours = Decimal(struct.unpack("f", struct.pack("f", float(ours)))[0])
+        if self.source.rounding == "down":
+            return ours // 1 == self.number
         exponent = self.number.as_tuple().exponent
         half = Decimal(1).scaleb(exponent if isinstance(exponent, int) else 0) / 2
         return abs(ours - self.number) <= half
@@ -123,8 +126,8 @@ def read_sources(folder: Path) -> dict[str, Source]:
     for place, row in read_table(folder / "sources.csv", SOURCE_COLUMNS):
         if row["source"] in sources:
             raise FigureError(f"{place}: a second source {row['source']}")
-        if row["rounding"] not in ("", "float32"):
-            raise FigureError(f"{place}: rounding is {row['rounding']!r}, and must be empty or float32")
+        if row["rounding"] not in ("", "float32", "down"):
+            raise FigureError(f"{place}: rounding is {row['rounding']!r}; there are float32, down and none")
         sources[row["source"]] = Source(**row)
     return sources
 

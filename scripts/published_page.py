@@ -196,6 +196,7 @@ def distribution(compared: list[Entry], page: Page) -> str:
         ("90th percentile", f"{quantile(errors, 0.9):.2%}"),
         ("99th percentile", f"{quantile(errors, 0.99):.2%}"),
         ("largest error", f"{errors[-1]:.2%}"),
+        ("median and largest error by quantity", "; ".join(by_quantity(compared, quantities))),
     ]
     have = [entry for entry in compared if entry.ours.get(NEWEST) is not None]
     if any(isinstance(entry, Kept) for entry in compared):
@@ -208,6 +209,12 @@ def distribution(compared: list[Entry], page: Page) -> str:
     builds = Counter(entry.figure.run.torch for entry in compared)
     rows.append(("torch", ", ".join(f"{torch} {count}" for torch, count in builds.most_common())))
     return markdown(("", ""), rows)
+
+
+def by_quantity(compared: list[Entry], quantities: Counter[str]) -> Iterable[str]:
+    for name, _ in quantities.most_common():
+        errors = sorted(abs(entry.error()) for entry in compared if entry.figure.what == name)
+        yield f"{name} {quantile(errors, 0.5):.2%} and {errors[-1]:.2%}"
 
 
 def worst(compared: list[Entry]) -> str:

@@ -23,6 +23,7 @@ LLAMA = {
     "eos_token_id": 1,
 }
 QWEN = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rms_norm_eps": 1e-06}
+QWEN3 = {**QWEN, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 128}
 
 
 def sizes(hidden, intermediate, layers, heads, kv_heads, vocabulary, positions, theta):
@@ -50,6 +51,9 @@ MODELS = {
         **sizes(4096, 14336, 32, 32, 8, 32768, 32768, 1e6),
     },
     "qwen2.5-7b": {**QWEN, **sizes(3584, 18944, 28, 28, 4, 152064, 32768, 1e6)},
+    "qwen2.5-72b": {**QWEN, **sizes(8192, 29568, 80, 64, 8, 152064, 32768, 1e6)},
+    "qwen3-0.6b": {**QWEN3, "tie_word_embeddings": True, **sizes(1024, 3072, 28, 16, 8, 151936, 40960, 1e6)},
+    "qwen3-8b": {**QWEN3, **sizes(4096, 12288, 36, 32, 8, 151936, 40960, 1e6)},
     "qwen2.5-0.5b": {**QWEN, "tie_word_embeddings": True, **sizes(896, 4864, 24, 14, 2, 151936, 32768, 1e6)},
 }
 

@@ -133,10 +133,35 @@ fn published_tells_a_figures_file_that_is_empty_or_invalid() {
         ),
         (SOURCES, format!("{COLUMNS}{}", row.replace("case", "absent")), "no case"),
         (SOURCES, format!("{COLUMNS}{row}{row}"), "row 3: the same figure as in"),
+        (
+            "source,title,address,measured,rounding,note\ns,A source,https://example.org,somebody,up,\n",
+            format!("{COLUMNS}{row}"),
+            "rounding is 'up'; there are float32, down and none",
+        ),
         ("", format!("{COLUMNS}{row}"), "sources.csv is empty"),
     ] {
         let folder = cases(sources, &figures, "");
         assert_told(&published(&["--list", "--cases", folder.path().to_str().unwrap()]), 2, message);
+    }
+}
+
+#[test]
+fn published_figures_that_were_rounded_down_are_equal_up_to_the_next_unit() {
+    built("libmemtrace.so");
+    if Torch::installed("2.11.0").is_none() {
+        return;
+    }
+    let code = "print('{\"label\": \"x\", \"allocated\": %d}' % (4.9 * 2**20))";
+    let row = |published: &str| format!("{COLUMNS}s,h100-80g,,,case,,x,allocated,{published},MiB,any\n");
+    for (rounding, published_number, equal) in
+        [("", "5", true), ("", "4", false), ("down", "4", true), ("down", "5", false)]
+    {
+        let sources = SOURCES.replace("somebody,,", &format!("somebody,{rounding},"));
+        let folder = cases(&sources, &row(published_number), code);
+        let output = published(&["--json", "--cases", folder.path().to_str().unwrap()]);
+        assert_told(&output, 0, "");
+        let figures: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(figures[0]["equal"], equal, "{rounding} {published_number}");
     }
 }
 

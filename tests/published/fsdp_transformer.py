@@ -1,7 +1,7 @@
 """Lightning's pages on FSDP: a Transformer of 1 B parameters, fp32, two GPUs, 35 tokens, Adam.
 
 One of two ranks whose peer does not exist. On Fabric's page the step follows the backward pass; the Trainer
-runs both in the optimizer's closure.
+runs both in the optimizer's closure, and empties the gradients between the passes.
 
     fsdp_transformer.py fabric|trainer ddp|no_shard|shard_grad_op|full_shard|offload
 """
@@ -19,24 +19,24 @@ from torch.nn import functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 page, setting = sys.argv[1:]
-closure = page == "trainer"
 TOKENS, WIDTH, LENGTH = 33278, 1024, 35
 
 
 class Transformer(nn.Module):
+    # Lightning's demo of summer 2023; its positions, a frozen parameter, change nothing.
     def __init__(self):
         super().__init__()
-        self.dropout, self.embedding, self.positions = nn.Dropout(0.2), nn.Embedding(TOKENS, WIDTH), None
+        self.positions = nn.Parameter(torch.zeros(5000, 1, WIDTH), requires_grad=False)
+        self.dropout, self.embedding = nn.Dropout(0.2), nn.Embedding(TOKENS, WIDTH)
         sizes = {"num_encoder_layers": 32, "num_decoder_layers": 32, "dim_feedforward": 4096}
         self.transformer = nn.Transformer(WIDTH, 64, dropout=0.2, batch_first=True, **sizes)
         self.decoder = nn.Linear(WIDTH, TOKENS)
 
     def forward(self, inputs, target):
-        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH, device=inputs.device)
-        if self.positions is None:  # made by the first call, and kept
-            self.positions = torch.zeros(5000, WIDTH, device=inputs.device)
-        source = self.dropout(self.embedding(inputs) * math.sqrt(WIDTH))
-        target = self.dropout(self.embedding(target) * math.sqrt(WIDTH))
+        mask = torch.tril(torch.ones(LENGTH, LENGTH, device=inputs.device)) == 1
+        mask = mask.float().masked_fill(mask == 0, -math.inf).masked_fill(mask == 1, 0.0)
+        source, target = (self.embedding(tokens) * math.sqrt(WIDTH) for tokens in (inputs, target))
+        source, target = self.dropout(source), self.dropout(target)
         output = self.decoder(self.transformer(source, target, tgt_mask=mask))
         return F.log_softmax(output, dim=-1).view(-1, TOKENS)
 
@@ -63,18 +63,20 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 inputs, target = (torch.randint(TOKENS, (1, LENGTH)).cuda() for _ in range(2))
 
 
-def backward():
-    if closure:
-        optimizer.zero_grad()
+def closure():
     loss = F.nll_loss(model(inputs, target), target.view(-1))
+    optimizer.zero_grad()
     loss.backward()
     return loss
 
 
 for _ in range(3):
-    if not closure:
-        backward()
-    optimizer.step(backward if closure else None)
-    if not closure:
+    if page == "trainer":
+        optimizer.step(closure)
+    else:
+        output = model(inputs, target)
+        loss = F.nll_loss(output, target.view(-1))
+        loss.backward()
+        optimizer.step()
         optimizer.zero_grad()
 figure(f"{page} {setting}", allocated=torch.cuda.max_memory_allocated())

@@ -9,38 +9,21 @@ and the results of a step live until the next: the blocks that stay in the cache
 """
 
 import gc
-import json
 import sys
 
 import torch
 import transformers as hf
+from harness import figure
+from harness.hf_models import from_pretrained, make_config
 
 mode, name, kinds, masked, *shapes = sys.argv[1:]
-
-# The checkpoints' configurations, where they differ from the library's defaults.
-ALBERT = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
-OPT = {"hidden_size": 1024, "num_hidden_layers": 24, "ffn_dim": 4096, "num_attention_heads": 16}
-OPT |= {"word_embed_proj_dim": 512, "do_layer_norm_before": False}
-PYTHIA = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-MODELS = {
-    "bert": (hf.BertConfig, {}, "CausalLM"),
-    "distilbert": (hf.DistilBertConfig, {}, "MaskedLM"),
-    "albert": (hf.AlbertConfig, ALBERT, "SequenceClassification"),
-    "biogpt": (hf.BioGptConfig, {}, "CausalLM"),
-    "opt-350m": (hf.OPTConfig, OPT, "CausalLM"),
-    "pythia-410m": (hf.GPTNeoXConfig, PYTHIA | {"vocab_size": 50304}, "CausalLM"),
-    "gpt2-large": (hf.GPT2Config, {"n_embd": 1280, "n_layer": 36, "n_head": 20}, "CausalLM"),
-}
-make_config, changes, head = MODELS[name]
-config = make_config(**changes)
-decodes = head == "CausalLM" and name != "biogpt"  # BioGPT's page uses a plain AutoModel for inference
-auto = getattr(hf, f"AutoModelFor{head}") if mode == "train" or decodes else hf.AutoModel
+config, head = make_config(name)
+plain = mode == "infer" and name in ("biogpt", "distilbert")  # their pages use no head for it
+decodes = head == "CausalLM" and not plain
+auto = hf.AutoModel if plain else getattr(hf, f"AutoModelFor{head}")
 
 
-def train(model, batch, length):
-    inputs = {"input_ids": torch.randint(config.vocab_size - 1, (batch, length)).cuda()}
-    if masked == "mask":
-        inputs["attention_mask"] = torch.ones(batch, length, dtype=torch.int64).cuda()
+def train(model, inputs):
     model.train()
     for step in range(13):
         if step == 10:
@@ -53,10 +36,7 @@ def train(model, batch, length):
 
 
 @torch.inference_mode()
-def infer(model, batch, length):
-    ids, mask = torch.randint(5, (batch, length)).cuda(), torch.ones(batch, length)
-    mask[0, 0] = 0
-    mask = mask.cuda()
+def infer(model, ids, mask):
     model.eval()
     new = {"max_new_tokens": 100, "min_new_tokens": 100, "eos_token_id": None, "pad_token_id": 0}
     for step in range(2):
@@ -68,13 +48,22 @@ def infer(model, batch, length):
 for kind in kinds.split(","):
     model = None
     gc.collect()
-    with torch.device("cuda"):
-        model = auto.from_config(config, torch_dtype=torch.float16, attn_implementation=kind)
+    model = from_pretrained(name, auto, kind)
     model = model.half() if mode == "infer" else model  # buffers too; training keeps them as made
     for shape in shapes:
+        batch, length = map(int, shape.split("x"))
         try:
-            (train if mode == "train" else infer)(model, *map(int, shape.split("x")))
+            # The tensors of the shape before live until the new ones are there.
+            if mode == "train":
+                inputs = {"input_ids": torch.randint(config.vocab_size - 1, (batch, length)).cuda()}
+                if masked == "mask":
+                    inputs["attention_mask"] = torch.ones(batch, length, dtype=torch.int64).cuda()
+                train(model, inputs)
+            else:
+                ids, mask = torch.randint(5, (batch, length)).cuda(), torch.ones(batch, length)
+                mask[0, 0] = 0
+                mask = mask.cuda()
+                infer(model, ids, mask)
         except torch.cuda.OutOfMemoryError:
             continue  # as on the page
-        peak = torch.cuda.max_memory_allocated()
-        print(json.dumps({"label": f"{kind} {shape}", "allocated": peak}), flush=True)
+        figure(f"{kind} {shape}", allocated=torch.cuda.max_memory_allocated())
