@@ -11,6 +11,10 @@ use memtrace_trace::config;
 use memtrace_trace::meta::{Device, Meta};
 use memtrace_trace::{Category, EventName, Row};
 
+#[path = "common/copied.rs"]
+mod copied;
+use copied::copy_program;
+
 fn memtrace(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
     command.args(arguments).env_remove("NO_COLOR").env_remove("LD_PRELOAD");
@@ -411,7 +415,7 @@ impl Installed {
     fn new() -> Option<Installed> {
         let folder = tempfile::tempdir().unwrap();
         let command = folder.path().join("memtrace");
-        fs::copy(env!("CARGO_BIN_EXE_memtrace"), &command).unwrap();
+        copy_program(env!("CARGO_BIN_EXE_memtrace").as_ref(), &command);
         let source = folder.path().join("hello.c");
         fs::write(
             &source,

@@ -5,12 +5,15 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
+#[path = "common/copied.rs"]
+mod copied;
 #[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
 #[path = "common/torch.rs"]
 mod torch;
 #[expect(dead_code, reason = "each test crate uses its own part")]
 #[path = "common/venv.rs"]
 mod venv;
+use copied::copy_program;
 use torch::{Torch, clean, text};
 use venv::{NO_CARGO, pip_install, succeeds, wheel, wheel_python};
 
@@ -114,7 +117,7 @@ fn a_command_alone_says_how_to_get_its_libraries() {
     // As `cargo install` leaves it.
     let folder = TempDir::new().unwrap();
     let alone = folder.path().join("memtrace");
-    std::fs::copy(env!("CARGO_BIN_EXE_memtrace"), &alone).unwrap();
+    copy_program(env!("CARGO_BIN_EXE_memtrace").as_ref(), &alone);
     for arguments in [&["lib"][..], &["lib", "--phantom"], &["run", "--", "true"]] {
         let output = installed(&alone).args(arguments).current_dir(folder.path()).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

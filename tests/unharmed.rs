@@ -15,7 +15,10 @@ use tempfile::TempDir;
 
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod common;
+#[path = "common/copied.rs"]
+mod copied;
 use common::{Traced, compiled, library};
+use copied::copy_program;
 
 /// A program under the library, which warns at once: `MEMTRACE_OPS` is invalid.
 fn warned(program: &Path) -> Command {
@@ -131,7 +134,7 @@ fn setuid_program_writes_no_file_that_its_user_names() {
     // The loader drops LD_PRELOAD for such a program. The library comes as it does from /etc/ld.so.preload.
     let link = [tracer.to_str().unwrap(), "-Wl,--no-as-needed"];
     let program = folder.path().join("privileged");
-    fs::copy(compiled("processes/empty.c", "privileged", &[link[1], link[0]]), &program).unwrap();
+    copy_program(&compiled("processes/empty.c", "privileged", &[link[1], link[0]]), &program);
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let files = ["log", "hello"].map(|name| folder.path().join(name));
     let run = |mode: u32| {
