@@ -75,6 +75,8 @@ impl Encoder {
         match self.text(context.phase) {
             phase if is_optimizer(phase) && self.tags => Category::Temporary,
             phase if is_optimizer(phase) => Category::OptimizerState,
+            // A gradient, an activation of a recomputation or temporary: nothing tells them apart there.
+            "backward" if context.flags & Context::WITHOUT_DETAIL != 0 => Category::None,
             "backward" if context.flags & Context::RECOMPUTED == 0 => Category::Temporary,
             "forward" | "backward" => Category::Activation,
             _ => Category::None,

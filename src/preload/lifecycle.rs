@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use memtrace_record::{Recorder, Session, own_page};
 use memtrace_trace::config::{Level, Settings};
 
-use crate::attribution::{phases, ranges};
+use crate::attribution::{detail, phases, ranges};
 use crate::ffi::{device_sample, symbols};
 use crate::python::errors;
 use crate::runtime::{fork, launcher, log, session};
@@ -31,6 +31,7 @@ fn load() {
     settings.log_file = settings.log_file.map(|file| folder.join(file));
     warnings.retain(|_| settings.log >= Level::Warn);
     phases::set_more_words(settings.phases.clone());
+    detail::set_schedule(&settings.detail);
     memtrace_record::intern::set_buffer(settings.buffer_bytes);
     let nvtx = settings.nvtx;
     let allocator = process_info::allocator();

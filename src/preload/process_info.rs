@@ -77,6 +77,7 @@ pub(crate) fn describe(meta: &mut Meta) {
     if let Some(session) = session::session() {
         meta.ops = session.settings.ops.name().to_owned();
         meta.modules = session.settings.modules;
+        meta.detail = session.settings.detail.to_string();
         capabilities::describe(meta, &session.settings);
     }
     if meta.journal.is_empty() {

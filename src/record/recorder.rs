@@ -201,6 +201,12 @@ impl Recorder {
         self.queue.is_short()
     }
 
+    /// Takes a request of `memtrace detail` for the detail of the next steps.
+    #[must_use]
+    pub fn take_detail_request(&'static self) -> Option<u32> {
+        self.queue.pool().take_detail_request(STEP.load(Ordering::Relaxed))
+    }
+
     /// Announces tags after an OOM: the lines about the OOM wait for them. Call it before the OOM is recorded.
     pub fn tags_follow(&self) {
         self.control.expect_tags();

@@ -100,6 +100,8 @@ text_enum! {
         CuGraphAddMemFreeNode = "cuGraphAddMemFreeNode",
         /// An OOM that `--phantom-fault` injected.
         InjectedFault = "injected_fault",
+        /// A mark of the detail from here on.
+        Detail = "detail",
     }
 }
 

@@ -7,6 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use crate::detail::Detail;
 use crate::text::{distance, printable};
 use crate::units::parse_bytes;
 
@@ -168,6 +169,8 @@ pub struct Settings {
     pub flush_ms: u64,
     /// `MEMTRACE_OPS`
     pub ops: Ops,
+    /// `MEMTRACE_DETAIL`
+    pub detail: Detail,
     /// `MEMTRACE_MODULES`
     pub modules: bool,
     /// `MEMTRACE_WRAPPERS`
@@ -368,6 +371,17 @@ const TABLE: &[Entry] = &[
         }
     ),
     entry!(
+        "MEMTRACE_DETAIL",
+        "full",
+        "the steps with ops, modules, tags and stacks: full (every step), steps:A-B, every:N, peak (none but the \
+         step after a new peak or an OOM, which every list has too), several joined by commas, or off; the other \
+         steps have memory and phases alone",
+        |s, v| {
+            s.detail = Detail::parse(v)?;
+            Ok(())
+        }
+    ),
+    entry!(
         "MEMTRACE_MODULES",
         "1",
         "0 installs no hooks in Python: no module paths, no tags of parameters, gradients and optimizer \
@@ -549,6 +563,7 @@ impl Settings {
             buffer_bytes: 0,
             flush_ms: 0,
             ops: Ops::Top,
+            detail: Detail::Full,
             modules: true,
             wrappers: false,
             stacks: Stacks::Ops,

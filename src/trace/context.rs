@@ -67,4 +67,6 @@ impl Context {
     pub const GATHERED: u8 = 8;
     /// A stream of the process records a CUDA graph.
     pub const CAPTURED: u8 = 16;
+    /// Outside the detailed steps.
+    pub const WITHOUT_DETAIL: u8 = 32;
 }

@@ -129,6 +129,12 @@ pub struct JournalHeader {
     pub mount_namespace: AtomicU64,
     /// 1 once the process could not write its trace any further.
     pub is_stopped: AtomicU64,
+    /// A request for detail, which a command writes: see [`DetailRequest`].
+    pub detail_asked: AtomicU64,
+    /// The last request that the process has taken.
+    pub detail_taken: AtomicU64,
+    /// The step at which it took it.
+    pub detail_step: AtomicU64,
 }
 
 const _: () = assert!(size_of::<JournalHeader>() <= HEADER_BYTES);
@@ -189,6 +195,13 @@ pub mod layout {
     /// See [`JournalHeader::is_stopped`].
     pub const IS_STOPPED: usize = offset_of!(JournalHeader, is_stopped);
 
+    /// See [`JournalHeader::detail_asked`].
+    pub const DETAIL_ASKED: usize = offset_of!(JournalHeader, detail_asked);
+    /// See [`JournalHeader::detail_taken`].
+    pub const DETAIL_TAKEN: usize = offset_of!(JournalHeader, detail_taken);
+    /// See [`JournalHeader::detail_step`].
+    pub const DETAIL_STEP: usize = offset_of!(JournalHeader, detail_step);
+
     /// See [`ChunkHeader::committed`].
     pub const COMMITTED: usize = offset_of!(ChunkHeader, committed);
     /// See [`ChunkHeader::tid`].
@@ -201,6 +214,29 @@ pub mod layout {
     pub const IN_USE: usize = offset_of!(ChunkHeader, in_use);
     /// See [`ChunkHeader::consumed`].
     pub const CONSUMED: usize = offset_of!(ChunkHeader, consumed);
+}
+
+/// A request for the detail of the next steps, as it stands in a journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DetailRequest {
+    /// The number of the request: one more than that of the request before. Two of the same steps differ by it.
+    pub number: u32,
+    /// The number of steps.
+    pub steps: u32,
+}
+
+impl DetailRequest {
+    /// The request in one word; 0 stands for none.
+    #[must_use]
+    pub fn pack(self) -> u64 {
+        u64::from(self.number) << 32 | u64::from(self.steps)
+    }
+
+    /// The request of a word.
+    #[must_use]
+    pub fn unpack(word: u64) -> DetailRequest {
+        DetailRequest { number: (word >> 32) as u32, steps: word as u32 }
+    }
 }
 
 /// The part of a process's events that the files have, at a checkpoint.

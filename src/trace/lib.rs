@@ -15,6 +15,7 @@ pub mod config;
 pub mod context;
 pub mod counts;
 pub mod csv;
+pub mod detail;
 pub mod end_row;
 pub mod error;
 pub mod event;

@@ -43,6 +43,8 @@ pub struct Meta {
     pub ops: String,
     /// True if modules and tags were recorded (`MEMTRACE_MODULES`); false in older traces.
     pub modules: bool,
+    /// The value of `MEMTRACE_DETAIL`; empty in older traces, which have every step in detail.
+    pub detail: String,
     /// The capabilities that this process lacked, a sentence each.
     pub degraded: Vec<String>,
 }

@@ -23,6 +23,9 @@ pub const NO_OWNER: &str = "(no owner)";
 /// The module of an op that runs outside every module.
 pub const SCRIPT: &str = "(script)";
 
+/// The op and the module of memory that was allocated outside the detailed steps.
+pub const WITHOUT_DETAIL: &str = "(without detail)";
+
 /// The longest text of a column, in bytes; longer ones are cut.
 pub const MAX_TEXT: usize = 4096;
 

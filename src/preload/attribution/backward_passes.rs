@@ -36,6 +36,11 @@ pub(crate) fn function_begins(is_of_main: bool) {
     }
 }
 
+/// A thread of autograd allocates outside the detailed steps, where no backward function is seen.
+pub(crate) fn runs_unseen() {
+    FUNCTIONS.fetch_add(1, Ordering::Relaxed);
+}
+
 /// A forward, a step or `zero_grad` runs: the backward pass after it has gradients to report.
 #[inline]
 pub(crate) fn gradients_are_due() {

@@ -9,11 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memtrace_record::Recorder;
 use memtrace_record::intern::{Context, ContextId, TextId, with_tables};
 use memtrace_record::recorder::{context_id, text_id};
-use memtrace_trace::Payload;
+use memtrace_trace::{Payload, text};
 
 use crate::attribution::{
-    autograd_seq, graph_captures, op_context, phases, python_frames, range_rows, shared_ranges, steps,
+    autograd_seq, backward_passes, detail, graph_captures, op_context, phases, python_frames, range_rows,
+    shared_ranges, steps,
 };
+use crate::runtime::fixed_text::FixedText;
 use crate::runtime::thread::open_ranges::{OpenRange, OpenRanges, Role};
 use crate::runtime::thread::{self, ThreadState};
 use crate::runtime::{pause, state_version};
@@ -50,6 +52,9 @@ pub(crate) fn of_report(state: &ThreadState, stream: i64, bytes: i64, device: i8
         update(ranges, stream);
         return with_step(Some(ranges.context.get()));
     }
+    if !detail::is_on() && ranges.is_autograd() {
+        unseen_backward();
+    }
     let mut context = context_on(state, stream);
     let phase = ranges.base.get().phase;
     if phase == 0 || phase == phases::INIT.id() {
@@ -59,6 +64,13 @@ pub(crate) fn of_report(state: &ThreadState, stream: i64, bytes: i64, device: i8
         context = op_context::outside_ops(ranges.base.get()).unwrap_or(context);
     }
     with_step(Some(context))
+}
+
+/// A thread of autograd allocates outside the detailed steps, where torch reports no backward function.
+fn unseen_backward() {
+    steps::training_began();
+    phases::forward_is_over();
+    backward_passes::runs_unseen();
 }
 
 /// Same as [`current`], for the op that ends on the thread of `state`.
@@ -164,9 +176,13 @@ fn base_of(open: &[OpenRange], inherited: TextId, thread: &OpenRanges) -> Contex
             Role::Unowned => {}
         }
     }
+    let is_unseen = !detail::is_on();
+    if thread.in_unseen_forward.get() {
+        context.flags |= Context::IN_MODULE;
+    }
     let in_module = context.flags & Context::IN_MODULE != 0;
     if context.phase == 0 {
-        context.phase = if in_module && on_autograd_thread {
+        context.phase = if (in_module || is_unseen) && on_autograd_thread {
             phases::BACKWARD.id()
         } else if in_module || (!on_autograd_thread && phases::is_in_loss()) {
             phases::FORWARD.id()
@@ -180,11 +196,26 @@ fn base_of(open: &[OpenRange], inherited: TextId, thread: &OpenRanges) -> Contex
     if graph_captures::is_any_open() {
         context.flags |= Context::CAPTURED;
     }
+    if is_unseen {
+        hide_owner(&mut context);
+    }
     if in_module && on_autograd_thread {
         // A forward that runs inside backward: activation checkpointing.
         context.flags |= Context::RECOMPUTED;
     }
     context
+}
+
+/// Outside the detailed steps memory has the owner that the program's own ranges give it.
+fn hide_owner(context: &mut Context) {
+    static WITHOUT_DETAIL: FixedText = FixedText::new(text::WITHOUT_DETAIL);
+    context.flags |= Context::WITHOUT_DETAIL;
+    if context.op == 0 && detail::has_ops() {
+        context.op = WITHOUT_DETAIL.id();
+    }
+    if context.module == 0 && autograd_seq::script_module() != 0 {
+        context.module = WITHOUT_DETAIL.id();
+    }
 }
 
 /// `path.level`.

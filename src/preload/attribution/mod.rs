@@ -9,6 +9,7 @@ pub(crate) mod autograd_seq;
 pub(crate) mod backward_passes;
 pub(crate) mod context;
 pub(crate) mod deferred_frees;
+pub(crate) mod detail;
 pub(crate) mod fsdp;
 pub(crate) mod graph_captures;
 pub(crate) mod module_ranges;

@@ -31,7 +31,7 @@ pub(crate) fn enter(path: TextId, key: usize) -> usize {
         thread.invalidate();
         let Ok(mut open) = thread.open.try_borrow_mut() else { return 0 };
         open.push(range);
-        count(&open) - 1
+        count(&open) - 1 + usize::from(thread.in_unseen_forward.get())
     })
     .unwrap_or(0)
 }
@@ -40,9 +40,31 @@ fn count(open: &[OpenRange]) -> usize {
     open.iter().filter(|range| range.domain == MODULE_DOMAIN).count()
 }
 
-/// The number of modules that are open on this thread.
+/// The number of modules that are open on this thread; of those outside the detailed steps the outermost counts.
 pub(crate) fn depth() -> usize {
-    on_thread(|thread| thread.open.try_borrow().map_or(0, |open| count(&open))).unwrap_or(0)
+    let depth = |thread: &OpenRanges| {
+        let seen = thread.open.try_borrow().map_or(0, |open| count(&open));
+        seen + usize::from(thread.in_unseen_forward.get())
+    };
+    on_thread(depth).unwrap_or(0)
+}
+
+/// Opens the outermost module's forward on this thread, of which only the phase is recorded.
+pub(crate) fn enter_unseen() {
+    on_thread(|thread| {
+        steps::training_began();
+        thread.in_unseen_forward.set(true);
+        thread.invalidate();
+    });
+}
+
+/// Closes the forward that [`enter_unseen`] opened.
+pub(crate) fn leave_unseen() {
+    on_thread(|thread| {
+        thread.in_unseen_forward.set(false);
+        phases::forward_returned();
+        thread.invalidate();
+    });
 }
 
 /// Closes the forward of the module at `key`, and those inside it that an exception left open.

@@ -10,7 +10,7 @@ use memtrace_record::clock::now_ns;
 use memtrace_record::intern::{Context, TextId};
 use memtrace_trace::{Api, Header, Payload};
 
-use crate::attribution::{autograd_seq, backward_passes, context, fsdp, op_context, phases, steps};
+use crate::attribution::{autograd_seq, backward_passes, context, detail, fsdp, op_context, phases, steps};
 use crate::runtime::pause;
 use crate::runtime::thread::running_ops::{NameOf, RunningOp, RunningOps, Scope};
 use crate::runtime::thread::{self, ThreadState};
@@ -58,6 +58,7 @@ pub(crate) unsafe fn enter(scope: Scope, record: *const c_void, name_of: NameOf)
         if (op.outermost || ALL_ROWS.load(Ordering::Relaxed))
             && OUTERMOST_ROWS.load(Ordering::Relaxed)
             && !pause::is_paused()
+            && detail::is_on()
             && Recorder::active().is_some()
             && !state.is_own_python.get()
         {

@@ -17,6 +17,7 @@ use memtrace_record::recorder::{stack_id, text_id};
 use memtrace_trace::stacks::FrameKind;
 use rustc_hash::FxHashMap;
 
+use crate::attribution::detail;
 use crate::ffi::cpython;
 use crate::ffi::guarded_memory::GuardedMemory;
 
@@ -126,10 +127,10 @@ thread_local! {
     static CACHE: RefCell<Cache> = RefCell::default();
 }
 
-/// Returns true if Python lines can be read.
+/// Returns true if Python lines can be read, and are recorded now.
 #[inline]
 pub(crate) fn are_known() -> bool {
-    IS_KNOWN.load(Ordering::Relaxed)
+    IS_KNOWN.load(Ordering::Relaxed) && detail::is_on()
 }
 
 /// The innermost frame of this thread and its place, for comparison: within one op, equal ones are of the

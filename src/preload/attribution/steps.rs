@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use memtrace_record::intern::{TextId, with_tables};
 use memtrace_record::recorder::STEP;
 
+use crate::attribution::detail;
 use crate::ffi::phantom;
 use crate::runtime::state_version;
 
@@ -32,6 +33,9 @@ pub(crate) fn set(step: i64) {
     let step = i32::try_from(step).unwrap_or(i32::MAX);
     let before = STEP.swap(step, Ordering::Relaxed);
     phantom::step_begins(step);
+    if before != step {
+        detail::step_begins(step);
+    }
     if before < 0 {
         // The phase before the first step is `init`.
         state_version::advance();
@@ -43,6 +47,7 @@ pub(crate) fn training_began() {
     if current() < 0 && !are_set_by_program() {
         STEP.store(0, Ordering::Relaxed);
         phantom::step_begins(0);
+        detail::step_begins(0);
         state_version::advance();
     }
 }
@@ -56,6 +61,7 @@ pub(crate) fn forward_begins() {
     let step = current().max(0) + 1;
     STEP.store(step, Ordering::Relaxed);
     phantom::step_begins(step);
+    detail::step_begins(step);
 }
 
 /// A user scope of this name has ended: a step of the first optimizer ends the training step.
@@ -69,5 +75,6 @@ pub(crate) fn scope_ended(name: TextId) {
         let step = current().max(0) + 1;
         STEP.store(step, Ordering::Relaxed);
         phantom::step_begins(step);
+        detail::step_begins(step);
     }
 }

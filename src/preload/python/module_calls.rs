@@ -12,7 +12,7 @@ use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
 use rustc_hash::FxHashMap;
 
-use crate::attribution::{backward_passes, module_ranges};
+use crate::attribution::{backward_passes, detail, module_ranges};
 use crate::ffi::cpython::{Arguments, RawObject};
 use crate::python::vectorcall::{self, Around, TracerFunction, positional, release, usual};
 use crate::runtime::guard::shielded;
@@ -86,6 +86,16 @@ fn enter_without_tracer(module: usize) -> bool {
         && enter(module) != Entered::Unknown
 }
 
+/// A module is called outside the detailed steps; returns true if its call has no part in the trace. The
+/// outermost one of a thread has its phase, and the tracer's function counts it.
+fn continues_unseen() -> bool {
+    let is_outermost = module_ranges::depth() == 0 && !thread::is_autograd();
+    if is_outermost {
+        detail::forward_begins();
+    }
+    !is_outermost
+}
+
 /// The tracer's functions: before a module, with its arguments; after it, with the module and its result.
 static AROUND: Around = Around { before: TracerFunction::new(), after: TracerFunction::new() };
 
@@ -122,6 +132,10 @@ unsafe extern "C-unwind" fn call_module(
     }
     // SAFETY: the first argument is there, and the caller keeps it during the call.
     let module = unsafe { *args };
+    if !detail::is_on() && shielded(continues_unseen) == Some(true) {
+        // SAFETY: the caller's own arguments.
+        return unsafe { usual(function, args, count, names) };
+    }
     let mut is_open = shielded(|| enter_without_tracer(module as usize)) == Some(true);
     let mut result = null_mut();
     let mut goes_on = true;
@@ -131,9 +145,16 @@ unsafe extern "C-unwind" fn call_module(
         goes_on = unsafe { AROUND.before.call(args, count, names) };
         is_open = shielded(module_ranges::depth) > depth;
     }
+    let is_unseen = goes_on && !is_open && !detail::is_on();
+    if is_unseen {
+        shielded(module_ranges::enter_unseen);
+    }
     if goes_on {
         // SAFETY: as above.
         result = unsafe { usual(function, args, count, names) };
+    }
+    if is_unseen {
+        shielded(module_ranges::leave_unseen);
     }
     if is_open {
         if !result.is_null() && AROUND.after.is_set() {

@@ -10,7 +10,7 @@ use memtrace_trace::rounding::MIN_BLOCK;
 use memtrace_trace::{Api, Category};
 
 use crate::attribution::python_frames::{self, KnownCode, KnownFrame};
-use crate::attribution::{backward_passes, context, module_ranges, ranges, steps};
+use crate::attribution::{backward_passes, context, detail, module_ranges, ranges, steps};
 use crate::ffi::cpython::{Arguments, Gil, Method, Object, Owned, native_method};
 use crate::ffi::phantom;
 use crate::python::gradients::record_gradients;
@@ -19,7 +19,7 @@ use crate::python::tags::{self, Tag};
 use crate::python::{errors, hidden, live_objects, op_io, optimizer_steps};
 use crate::runtime::{log, session};
 
-static METHODS: [Method; 25] = [
+static METHODS: [Method; 26] = [
     native_method!("enter_module", module_calls::enter_module),
     native_method!("has_fault_at_next_step", has_fault_at_next_step),
     native_method!("leave_module", module_calls::leave_module),
@@ -37,6 +37,7 @@ static METHODS: [Method; 25] = [
     native_method!("backward_count", backward_count),
     native_method!("bytes_outside_phases", bytes_outside_phases),
     native_method!("forward_begins_step", forward_begins_step),
+    native_method!("is_detailed", is_detailed),
     native_method!("record_mark", record_mark),
     native_method!("call_after", module_calls::call_after),
     native_method!("record_module_memory", record_module_memory),
@@ -139,6 +140,10 @@ fn record_mark(arguments: Arguments<'_>) {
 
 fn forward_begins_step(_: Arguments<'_>) {
     steps::forward_begins();
+}
+
+fn is_detailed(_: Arguments<'_>) -> bool {
+    detail::is_on()
 }
 
 fn record_module_memory(arguments: Arguments<'_>) {

@@ -1,11 +1,11 @@
 //! The header of the journal: what recovery must know besides the chunks.
 //!
-//! Only the writer thread stores here, except the counts of lost events.
+//! Only the writer thread stores here, except the counts of lost events and the answer to a request for detail.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memtrace_trace::journal::{LOSS_SHARDS, Losses, MAX_META, MAX_PATH, MAX_WORDS, Written};
+use memtrace_trace::journal::{DetailRequest, LOSS_SHARDS, Losses, MAX_META, MAX_PATH, MAX_WORDS, Written};
 
 use super::chunk_pool::{ChunkPool, ChunkReader};
 
@@ -84,6 +84,18 @@ impl ChunkPool {
         header.words_len[place].store(fits.len() as u64, Ordering::Relaxed);
         // This store must not become visible before those above.
         header.words_stored.store(next, Ordering::Release);
+    }
+
+    /// Takes a request for detail that another process has written since the last call, when step `step` begins.
+    pub(crate) fn take_detail_request(&self, step: i32) -> Option<u32> {
+        let header = self.header();
+        let asked = header.detail_asked.load(Ordering::Acquire);
+        if asked == header.detail_taken.load(Ordering::Relaxed) {
+            return None;
+        }
+        header.detail_step.store(step as u64, Ordering::Relaxed);
+        header.detail_taken.store(asked, Ordering::Release);
+        Some(DetailRequest::unpack(asked).steps)
     }
 
     /// The counts in which a lane counts its lost events.

@@ -11,7 +11,7 @@ use memtrace_record::recorder::text_id;
 use memtrace_trace::event::{AllocCall, Block, Call};
 use memtrace_trace::{Api, Event, Header, Payload};
 
-use crate::attribution::{context, deferred_frees, private_pools, requested_sizes};
+use crate::attribution::{context, deferred_frees, detail, private_pools, requested_sizes};
 use crate::ffi::phantom;
 use crate::ffi::symbols::RealFn;
 use crate::ffi::torch::{self, current_stream};
@@ -138,6 +138,7 @@ unsafe extern "C-unwind" fn report_memory_usage(
             // A thread that is ending has no state any more.
             let (context, step) = owner.unwrap_or_else(context::current);
             if size >= 0 {
+                detail::allocated(ordinal, allocated as u64);
                 deferred_frees::forget_recorded();
             } else {
                 deferred = deferred_frees::is_deferred(ptr as u64, ordinal);
@@ -179,6 +180,7 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
         shielded(|| {
             let Some(recorder) = session::recorder() else { return };
             callbacks::out_of_memory(recorder);
+            detail::out_of_memory();
             let stream = current_stream(ordinal);
             let (context, step) = context::current_on(stream);
             let api = if phantom::take_fault() { Api::InjectedFault } else { Api::CachingAllocator };

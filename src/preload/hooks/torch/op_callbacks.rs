@@ -5,11 +5,11 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::{allocator, callback_state};
-use crate::attribution::autograd_seq;
 use crate::attribution::op_stack::{self, Ending};
+use crate::attribution::{autograd_seq, detail};
 use crate::ffi::cuda_types::NOT_INITIALIZED;
 use crate::ffi::symbols::{Home, RealFn, Symbol};
 use crate::python::{injection, op_io};
@@ -41,6 +41,14 @@ static ADD: Symbol<unsafe extern "C" fn(Callback) -> u64> =
     unsafe { Symbol::new(c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE", TORCH) };
 // SAFETY: the type of at::RecordFunction::name, as above.
 static NAME: Symbol<NameOf> = unsafe { Symbol::new(c"_ZNK2at14RecordFunction4nameEv", TORCH) };
+/// A function that takes the handle of a callback.
+type OfHandle = unsafe extern "C" fn(u64);
+// SAFETY: the type of at::disableCallback, as above.
+static DISABLE: Symbol<OfHandle> = unsafe { Symbol::new(c"_ZN2at15disableCallbackEm", TORCH) };
+// SAFETY: the type of at::reenableCallback, as above.
+static ENABLE: Symbol<OfHandle> = unsafe { Symbol::new(c"_ZN2at16reenableCallbackEm", TORCH) };
+/// The handles of the callbacks of ops and of backward functions.
+static HANDLES: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
 // SAFETY: the signature is the one in cuda_runtime_api.h.
@@ -76,7 +84,7 @@ fn install() {
         [(0, start_function), (1, start_backward), (7, start_user)]
     };
     let needs_inputs = u8::from(op_io::is_wanted());
-    for (scope, start) in scopes {
+    for (index, (scope, start)) in scopes.into_iter().enumerate() {
         let mut scopes = [0; 10];
         scopes[scope] = 1;
         let callback = Callback {
@@ -89,7 +97,25 @@ fn install() {
             needs_ids: 0,
         };
         // SAFETY: the callback's functions live as long as the process.
-        unsafe { add(callback) };
+        let handle = unsafe { add(callback) };
+        if let Some(place) = HANDLES.get(index) {
+            place.store(handle, Ordering::Relaxed);
+        }
+    }
+    if DISABLE.get().is_some() && ENABLE.get().is_some() {
+        detail::set_switch(switch);
+    }
+}
+
+/// Enables or disables the callbacks of ops and of backward functions. While they are disabled torch calls
+/// ops and backward functions without looking for any. Those of user scopes stay: they are few, and say when
+/// a step ends.
+fn switch(on: bool) {
+    if let Some(function) = if on { ENABLE.cached() } else { DISABLE.cached() } {
+        for handle in &HANDLES {
+            // SAFETY: handles of callbacks that are never removed.
+            unsafe { function(handle.load(Ordering::Relaxed)) };
+        }
     }
 }
 

@@ -27,8 +27,9 @@ from .native import (
     enter_module,
     has_fault_at_next_step,
     innermost_module,
+    is_detailed,
 )
-from .paths import assign_paths_on_call, root_id_of, root_of, table_by_module
+from .paths import assign_paths_on_call, has_path, root_id_of, root_of, table_by_module
 from .steps import hook_new_classes
 from .tags import (
     MAIN_THREAD,
@@ -67,6 +68,12 @@ def _make_before_forward(is_compiling):
                 module_is_called(module)
             except Exception as error:
                 count("step of a program without training", error)
+        if not is_detailed():
+            try:
+                _root_is_called_unseen(module)
+            except Exception as error:
+                count("call of a model", error)
+            return
         entered = enter_module(module)
         if entered:
             try:
@@ -114,6 +121,20 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
         tag_inputs(kwargs, seen)
 
 
+def _root_is_called_unseen(root) -> None:
+    """An outermost module is called outside the detailed steps: parameters and buffers get their tags."""
+    module_id = id(root)
+    calls = _calls[module_id] = _calls.get(module_id, 0) + 1
+    root_was_called(root)
+    if calls <= FIRST or calls % EVERY == 0:
+        with without_torch_function():
+            if not has_path(root):
+                assign_paths_on_call(root)
+            tag_model(root_of(root))
+            if get_ident() == MAIN_THREAD and is_time_to_search(calls):
+                name_uncalled_models()
+
+
 # The calls of all outermost modules. A program may call many, such as each layer of a model by itself.
 _outermost_calls = 0
 # The value of `bytes_outside_phases` at the last search for engines.
@@ -159,7 +180,7 @@ def _make_before_step(is_compiling):
                         for parameter in group["params"]:
                             add_without_path(parameter)
                     tag_gradients_of(optimizer)
-                elif has_new_gradients():
+                elif has_new_gradients() and is_detailed():
                     tag_gradients_of(optimizer)
         except Exception as error:
             count("step of an optimizer", error)

@@ -92,6 +92,9 @@ def record_mark(text: str) -> None: ...
 def forward_begins_step() -> None:
     """A forward of a program that trains nothing begins a step."""
 
+def is_detailed() -> bool:
+    """False outside the detailed steps of MEMTRACE_DETAIL: gradients, inputs and caches get no tags there."""
+
 def call_after(module: object, function: Callable[[Any], None]) -> None:
     """Calls `function(module)` once the outermost call of `module` that is in progress has returned. The
     function is the same each time."""

@@ -104,6 +104,8 @@ pub(crate) struct OpenRanges {
     pub(crate) version: Cell<u64>,
     /// The answer to "is this one of autograd's threads": 0 before the first query, 1 no, 2 yes.
     autograd: Cell<u8>,
+    /// True inside the outermost call of a module that began outside the detailed steps.
+    pub(crate) in_unseen_forward: Cell<bool>,
     /// Bytes that the thread's block reports added.
     pub(crate) bytes: Cell<i64>,
     /// The device of the last block report.
@@ -123,6 +125,7 @@ impl OpenRanges {
             epoch: Cell::new(0),
             version: Cell::new(0),
             autograd: Cell::new(0),
+            in_unseen_forward: Cell::new(false),
             bytes: Cell::new(0),
             device: Cell::new(0),
             context_ids: RefCell::new(Cache::new()),

@@ -1,0 +1,182 @@
+//! Detail by schedule: in which steps ops, modules, tags and stacks are recorded (`MEMTRACE_DETAIL`).
+//!
+//! Outside a detailed step torch's callbacks for ops and backward functions are disabled, calls of modules go
+//! straight on, and memory has no owner but its phase. The switch happens when a step begins.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use memtrace_record::Recorder;
+use memtrace_record::recorder::STEP;
+use memtrace_trace::detail::{Detail, DetailMark, Reason};
+use memtrace_trace::{Api, Event, Header, Payload};
+
+use crate::runtime::fixed_text::FixedText;
+use crate::runtime::fork::ForkSafe;
+use crate::runtime::state_version;
+
+/// Detail follows a peak that is higher by this share (one in so many) than the highest that had detail: a
+/// program that grows without end gets it less and less often.
+const GROWTH: u64 = 20;
+/// The OOMs that each get detail; after them those whose number is a power of two.
+const FIRST_OOMS: u32 = 8;
+/// Devices whose peaks are watched.
+const DEVICES: usize = 64;
+
+/// The schedule; empty while every step is detailed.
+static SCHEDULE: OnceLock<Detail> = OnceLock::new();
+/// True if everything is recorded now.
+static IS_ON: AtomicBool = AtomicBool::new(true);
+/// Enables and disables torch's callbacks; set when these are installed.
+static SWITCH: OnceLock<fn(bool)> = OnceLock::new();
+/// The steps that are still to be detailed because somebody asked for them.
+static ASKED: AtomicU32 = AtomicU32::new(0);
+/// The reasons, as bits, why the next step is detailed.
+static WANTED: AtomicU8 = AtomicU8::new(0);
+const BY_PEAK: u8 = 1;
+const BY_OOM: u8 = 2;
+/// The highest peak of each device that had detail, or for which it was wanted.
+static PEAKS: [AtomicU64; DEVICES] = [const { AtomicU64::new(0) }; DEVICES];
+static OOMS: AtomicU32 = AtomicU32::new(0);
+/// Held while the detail changes.
+static CHANGING: ForkSafe<()> = ForkSafe::new(());
+
+/// Sets the schedule; once, at load.
+pub(crate) fn set_schedule(schedule: &Detail) {
+    IS_ON.store(schedule.names(-1), Ordering::Relaxed);
+    let _ = SCHEDULE.set(schedule.clone());
+}
+
+/// Sets the function that enables and disables torch's callbacks, which are installed and enabled now.
+pub(crate) fn set_switch(switch: fn(bool)) {
+    CHANGING.with(|()| {
+        let _ = SWITCH.set(switch);
+        if !is_on() {
+            switch(false);
+        }
+    });
+}
+
+/// Returns true if everything is recorded now.
+#[inline]
+pub(crate) fn is_on() -> bool {
+    IS_ON.load(Ordering::Relaxed)
+}
+
+/// Returns true if ops are recorded in detailed steps.
+pub(crate) fn has_ops() -> bool {
+    SWITCH.get().is_some()
+}
+
+/// Asks for the detail of the next `steps` steps.
+pub(crate) fn ask(steps: u32) {
+    ASKED.fetch_max(steps, Ordering::Relaxed);
+}
+
+/// A step begins.
+pub(crate) fn step_begins(step: i32) {
+    let Some(schedule) = SCHEDULE.get() else { return };
+    if let Some(steps) = Recorder::active().and_then(|recorder| recorder.take_detail_request()) {
+        ask(steps);
+    }
+    if *schedule == Detail::Full {
+        ASKED.store(0, Ordering::Relaxed);
+        return;
+    }
+    let wanted = WANTED.swap(0, Ordering::Relaxed);
+    let asked = ASKED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
+    let reason = if schedule.names(step) {
+        Some(Reason::Scheduled)
+    } else if asked {
+        Some(Reason::Asked)
+    } else if wanted & BY_OOM != 0 {
+        Some(Reason::OutOfMemory)
+    } else if wanted & BY_PEAK != 0 {
+        Some(Reason::Peak)
+    } else {
+        None
+    };
+    change(reason);
+}
+
+/// A model is called, and nothing is recorded: a program that tries again after an OOM gets detail at once.
+pub(crate) fn forward_begins() {
+    if WANTED.load(Ordering::Relaxed) & BY_OOM != 0 {
+        change(Some(Reason::OutOfMemory));
+    }
+}
+
+/// Turns the detail on, for a reason, or off. Each detailed step has a mark.
+fn change(reason: Option<Reason>) {
+    let on = reason.is_some();
+    let is_new = CHANGING.with(|()| {
+        let is_new = IS_ON.swap(on, Ordering::Relaxed) != on;
+        if is_new && let Some(switch) = SWITCH.get() {
+            switch(on);
+        }
+        is_new
+    });
+    if is_new {
+        state_version::advance();
+    }
+    if is_new || on {
+        mark(reason.map_or(DetailMark::Off, DetailMark::On));
+    }
+}
+
+fn mark(mark: DetailMark) {
+    static TEXTS: [FixedText; DetailMark::ALL.len()] = {
+        let all = DetailMark::ALL;
+        [
+            FixedText::new(all[0].as_str()),
+            FixedText::new(all[1].as_str()),
+            FixedText::new(all[2].as_str()),
+            FixedText::new(all[3].as_str()),
+            FixedText::new(all[4].as_str()),
+        ]
+    };
+    let Some(recorder) = Recorder::active() else { return };
+    if let Some(place) = DetailMark::ALL.iter().position(|known| *known == mark) {
+        let name = TEXTS[place].id();
+        let step = STEP.load(Ordering::Relaxed);
+        recorder.record(|clock_ns| {
+            let header = Header { clock_ns, api: Some(Api::Detail), device: Event::HOST, context: 0, step };
+            Payload::Mark { name }.pack(header)
+        });
+    }
+}
+
+/// A device's allocated memory after an allocation. A new peak outside the detailed steps gets the detail of
+/// the next one.
+#[inline]
+pub(crate) fn allocated(device: i8, bytes: u64) {
+    if let Some(peak) = usize::try_from(device).ok().and_then(|device| PEAKS.get(device))
+        && bytes > peak.load(Ordering::Relaxed)
+    {
+        new_peak(peak, bytes);
+    }
+}
+
+#[cold]
+fn new_peak(peak: &AtomicU64, bytes: u64) {
+    if is_on() {
+        peak.fetch_max(bytes, Ordering::Relaxed);
+    } else if SCHEDULE.get().is_some_and(Detail::follows_peaks) {
+        let before = peak.load(Ordering::Relaxed);
+        if bytes > before.saturating_add(before / GROWTH) {
+            peak.fetch_max(bytes, Ordering::Relaxed);
+            WANTED.fetch_or(BY_PEAK, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A request failed for lack of memory.
+pub(crate) fn out_of_memory() {
+    if is_on() || !SCHEDULE.get().is_some_and(Detail::follows_peaks) {
+        return;
+    }
+    let number = OOMS.fetch_add(1, Ordering::Relaxed) + 1;
+    if number <= FIRST_OOMS || number.is_power_of_two() {
+        WANTED.fetch_or(BY_OOM, Ordering::Relaxed);
+    }
+}

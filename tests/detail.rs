@@ -1,0 +1,80 @@
+//! Detail by schedule (`MEMTRACE_DETAIL`) with torch, on the simulated GPU.
+//!
+//! If `scripts/torch-env` has not installed a torch, its tests are skipped with a message; with `CI=true` they fail.
+
+use std::collections::BTreeMap;
+
+#[path = "common/torch.rs"]
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod harness;
+use harness::{Rec, Run, Torch, memtrace, on_every_torch, text};
+
+const SCRIPT: &str = "detail/steps.py";
+const WITHOUT: &str = "(without detail)";
+const STEPS: i64 = 8;
+
+on_every_torch![detail_by_schedule_replays_as_torch_and_is_off_between_its_steps];
+
+/// For each step, whether torch has callbacks for ops, backward functions and user scopes.
+fn callbacks(run: &Run) -> Vec<String> {
+    let text = std::fs::read_to_string(run.folder().join("callbacks")).unwrap();
+    text.lines().map(str::to_owned).collect()
+}
+
+fn detail_by_schedule_replays_as_torch_and_is_off_between_its_steps(torch: &Torch) {
+    let run = torch.trace_with(SCRIPT, &[], &[("MEMTRACE_DETAIL", "steps:1-2,every:5")]).expect_success();
+    torch.verify_file(&run.file(), &run.checkpoints);
+    torch.check(memtrace().arg("check").arg(run.file()));
+    let is_detailed = |step: i64| [0, 1, 2, 5].contains(&step.max(0));
+
+    // The callbacks of user scopes say when a step ends.
+    let expected: Vec<_> = (0..STEPS).map(|step| if is_detailed(step) { "1 1 1" } else { "0 0 1" }).collect();
+    assert_eq!(callbacks(&run), expected);
+
+    for row in run.rows().iter().filter(|row| !is_detailed(row.step)) {
+        assert!(!["op", "range_begin", "range_end"].contains(&row.event.as_str()), "{row:?}");
+        if row.event == "alloc" {
+            assert_eq!((row.op.as_str(), row.module.as_str()), (WITHOUT, WITHOUT), "{row:?}");
+        }
+    }
+    let marks: Vec<(i64, String)> =
+        run.rows().into_iter().filter(|row| row.api == "detail").map(|row| (row.step, row.name)).collect();
+    let on = |step| (step, "detail on: schedule".to_owned());
+    let off = |step| (step, "detail off".to_owned());
+    assert_eq!(marks, [on(0), on(1), on(2), off(3), on(5), off(6)]);
+}
+
+/// The rows of each step that the program's own work makes: what they say, but for times and addresses.
+fn by_step(run: &Run) -> BTreeMap<i64, Vec<String>> {
+    let mut steps: BTreeMap<i64, Vec<String>> = BTreeMap::new();
+    for row in run.rows() {
+        let Rec { event, api, op, module, phase, delta_bytes, requested_bytes, name, .. } = &row;
+        if ["alloc", "op", "range_begin", "range_end", "tag"].contains(&event.as_str()) {
+            let text = format!("{event} {api} {op} {module} {phase} {delta_bytes} {requested_bytes} {name}");
+            steps.entry(row.step).or_default().push(text);
+        }
+    }
+    steps
+}
+
+#[test]
+fn detail_gives_a_step_the_rows_of_a_full_trace_and_the_program_its_own_output() {
+    Torch::run("2.11.0", |torch| {
+        let untraced = torch.untraced(SCRIPT, &[]);
+        let full = torch.trace(SCRIPT, &[]).expect_success();
+        let some = torch.trace_with(SCRIPT, &[], &[("MEMTRACE_DETAIL", "every:3")]).expect_success();
+        for run in [&full, &some] {
+            assert_eq!((run.stdout(), run.stderr()), (text(&untraced.stdout), text(&untraced.stderr)));
+        }
+        let (full, some) = (by_step(&full), by_step(&some));
+        // The blocks of the step before, which a tag moves, were made without detail.
+        for step in [-1, 0, 3, 6] {
+            assert_eq!(full[&step], some[&step], "step {step}");
+        }
+        for step in [1, 2, 4, 5, 7] {
+            let allocations = |rows: &[String]| rows.iter().filter(|row| row.starts_with("alloc ")).count();
+            assert_eq!(allocations(&full[&step]), allocations(&some[&step]), "step {step}");
+            assert!(some[&step].len() < full[&step].len() / 2, "step {step}");
+        }
+    });
+}
