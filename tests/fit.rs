@@ -285,6 +285,10 @@ fn fit_makes_a_table_by_card_and_by_number_of_gpus() {
     let line = |card: &str| text.lines().find(|line| line.starts_with(card)).unwrap_or_default().to_owned();
     assert!(line("h100").contains("fits") && line("l4").contains("out of memory"), "{text}");
     assert_eq!(fit.status(), 0);
+    let fit = Fit::on(cards, &["--json", "--", "python3", &calls, "32", "10"]);
+    let fits: Vec<_> =
+        fit.json()["rows"].as_array().unwrap().iter().map(|row| row["fits"].as_bool()).collect();
+    assert_eq!(fits, [Some(true), Some(false)]);
 }
 
 #[test]

@@ -155,10 +155,14 @@ def lightning(strategy):
         def configure_optimizers(self):
             return torch.optim.AdamW(self.parameters())
 
-    if strategy == "fsdp":
-        from lightning.pytorch.strategies import FSDPStrategy
+    from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 
-        strategy = FSDPStrategy(auto_wrap_policy={Block})
+    # Lightning broadcasts an object: through NCCL it does not arrive among real ranks on a simulated GPU.
+    backend = "cpu:gloo,cuda:nccl"
+    if strategy == "fsdp":
+        strategy = FSDPStrategy(auto_wrap_policy={Block}, process_group_backend=backend)
+    else:
+        strategy = DDPStrategy(process_group_backend=backend)
     per = int(os.environ["LOCAL_WORLD_SIZE"])
     t = l.Trainer(
         accelerator="gpu",

@@ -30,29 +30,42 @@ pub(super) fn full_by_line(points: &[(f64, i64)], room: i64) -> Option<f64> {
     far.chain(near).find_map(|point| full_at([*point, *last], room))
 }
 
-/// The bytes that grow with the value: a program without torch has no allocated memory, only calls of CUDA.
-fn bytes(peak: &PeakUse) -> i64 {
-    if peak.allocated > 0 { peak.allocated } else { peak.used }
+/// The bytes that a run needs of the device. Where torch's allocator had to empty its cache, what it had reserved is
+/// what the device has, and not what the program needs: then it is what the program allocated, and the memory outside
+/// the allocator.
+fn bytes(peak: &PeakUse, was_full: bool) -> i64 {
+    if was_full && peak.allocated > 0 { peak.used - peak.reserved + peak.allocated } else { peak.used }
+}
+
+/// What [`bytes`] needs to know of several runs, so that it counts the same of each.
+fn were_full(points: &[Point<'_>]) -> bool {
+    points.iter().any(|(_, peak)| peak.retries > 0)
 }
 
 /// The position at which memory would be full, by runs that fitted, in ascending order: by the line through two of
 /// them. A single run is split into what grows and what does not, by category; `are_gpus`: the shares of several GPUs
 /// grow, and not the activations.
 pub(super) fn full_by(points: &[Point<'_>], are_gpus: bool) -> Option<f64> {
+    let was_full = were_full(points);
+    let room = |peak: &PeakUse| peak.capacity - bytes(peak, was_full);
     match points {
         [] => None,
         [(at, peak)] => {
             let fixed = static_bytes(peak);
-            let growing = if are_gpus { fixed } else { bytes(peak) - fixed };
-            // Without categories nothing is known of what grows.
+            // A program without torch has no allocated memory, and nothing is known of what grows without categories.
+            let growing = if are_gpus { fixed } else { peak.allocated - fixed };
             if peak.by_category.is_empty() {
                 return None;
             }
-            full_at([(0.0, bytes(peak) - growing), (*at, bytes(peak))], peak.capacity - bytes(peak))
+            full_at([(0.0, peak.allocated - growing), (*at, peak.allocated)], room(peak))
         }
         [.., (_, last)] => {
-            let points: Vec<(f64, i64)> = points.iter().map(|(at, peak)| (*at, bytes(peak))).collect();
-            full_by_line(&points, last.capacity - bytes(last))
+            let line = |bytes: &dyn Fn(&PeakUse) -> i64| {
+                let points: Vec<(f64, i64)> = points.iter().map(|(at, peak)| (*at, bytes(peak))).collect();
+                full_by_line(&points, room(last))
+            };
+            // Segments are large: small values may all lie in one, and use the same.
+            line(&|peak| bytes(peak, was_full)).or_else(|| line(&|peak| peak.allocated))
         }
     }
 }
@@ -71,7 +84,8 @@ pub(super) fn full_elsewhere(
             let less = (static_bytes(peak) as f64 * (1.0 - 1.0 / shrunk)) as i64;
             // Zero tells of a program without torch: see `bytes`.
             let allocated = if peak.allocated > 0 { (peak.allocated - less).max(1) } else { 0 };
-            let moved = PeakUse { allocated, capacity, ..(*peak).clone() };
+            let (reserved, used) = (peak.reserved - less, peak.used - less);
+            let moved = PeakUse { allocated, reserved, used, capacity, ..(*peak).clone() };
             (*at, moved)
         })
         .collect();
@@ -90,7 +104,8 @@ mod tests {
 
     fn peak(fixed: i64, growing: i64, capacity: i64) -> PeakUse {
         let by_category = vec![("parameter".to_owned(), fixed), ("activation".to_owned(), growing)];
-        PeakUse { allocated: fixed + growing, capacity, by_category, ..PeakUse::default() }
+        let all = fixed + growing;
+        PeakUse { allocated: all, reserved: all, used: all, capacity, by_category, ..PeakUse::default() }
     }
 
     #[test]
@@ -104,6 +119,40 @@ mod tests {
         assert_eq!(full_by(&[(1.0, &PeakUse::default())], false), None);
         // Nothing grows.
         assert_eq!(full_by(&[(1.0, &peak(100, 0, 1000))], false), None);
+    }
+
+    #[test]
+    fn fit_counts_what_is_used_on_the_device() {
+        // 200 bytes of context, and torch reserves twice what it allocates.
+        let run = |allocated: i64, retries| {
+            let reserved = 2 * allocated;
+            let by_category = vec![("activation".to_owned(), allocated)];
+            PeakUse {
+                allocated,
+                reserved,
+                used: 200 + reserved,
+                capacity: 1000,
+                by_category,
+                retries,
+                ..PeakUse::default()
+            }
+        };
+        let (one, two) = (run(50, 0), run(100, 0));
+        // 600 bytes are free, and each further value takes 100.
+        assert!((full_by(&[(1.0, &one), (2.0, &two)], false).unwrap() - 7.82).abs() < 1e-9);
+        // The context is no part of what grows.
+        assert!((full_by(&[(1.0, &one)], false).unwrap() - 1.0 - 0.97 * 700.0 / 50.0).abs() < 1e-9);
+        // The allocator had filled the device: the program itself needs 50 for each value, and 300 of 1000 with two.
+        let full = run(100, 1);
+        assert!(
+            (full_by(&[(1.0, &one), (2.0, &full)], false).unwrap() - 2.0 - 0.97 * 700.0 / 50.0).abs() < 1e-9
+        );
+        // One segment holds both, and shows no slope.
+        let in_one = |allocated| PeakUse { reserved: 400, used: 600, ..run(allocated, 0) };
+        let (one, two) = (in_one(50), in_one(100));
+        assert!(
+            (full_by(&[(1.0, &one), (2.0, &two)], false).unwrap() - 2.0 - 0.97 * 400.0 / 50.0).abs() < 1e-9
+        );
     }
 
     #[test]

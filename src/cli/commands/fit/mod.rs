@@ -145,6 +145,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         return ask::run(matches, pattern);
     }
     let plan = Plan::new(matches)?;
+    for line in &plan.left_out {
+        eprintln!("memtrace: {line}");
+    }
     let mut searches = Searches::new(&plan);
     let mut runs = Runs::new(matches, plan.most_gpus())?;
     searches.run(&mut runs)?;

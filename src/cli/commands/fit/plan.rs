@@ -60,6 +60,8 @@ pub(super) struct Plan {
     pub(super) last_is_given: bool,
     /// True if `--values` gives the columns of a table.
     pub(super) is_grid: bool,
+    /// A line for each card of which numbers of GPUs between the smallest and the largest are not tried.
+    pub(super) left_out: Vec<String>,
 }
 
 impl Plan {
@@ -88,9 +90,14 @@ impl Plan {
             last_is_given: ["max", "values"].iter().any(|name| matches.contains_id(name))
                 || wanted == Wanted::Gpus && matches.contains_id("gpus"),
             is_grid: wanted == Wanted::Value && place.is_some() && matches.contains_id("values"),
+            left_out: Vec::new(),
         };
         plan.rows = match wanted {
-            Wanted::Gpus => plan.rows_of_gpus(matches, &cards)?,
+            Wanted::Gpus => {
+                let (rows, left_out) = plan.rows_of_gpus(matches, &cards)?;
+                plan.left_out = left_out;
+                rows
+            }
             Wanted::YesOrNo => {
                 plan.rows_of_values(matches, &cards, None, &Values::List(vec![String::new()]))?
             }
@@ -116,8 +123,8 @@ impl Plan {
         self.rows.iter().map(|row| row.most_gpus).max().unwrap_or(1)
     }
 
-    /// A search of the smallest number of GPUs for each card.
-    fn rows_of_gpus(&self, matches: &ArgMatches, cards: &[String]) -> Result<Vec<Row>> {
+    /// A search of the smallest number of GPUs for each card, and the lines of [`Plan::left_out`].
+    fn rows_of_gpus(&self, matches: &ArgMatches, cards: &[String]) -> Result<(Vec<Row>, Vec<String>)> {
         let typed = |name: &&str| matches.value_source(name) == Some(ValueSource::CommandLine);
         if matches.contains_id("gpus")
             && let Some(name) = ["min", "max", "multiple-of", "within"].into_iter().find(typed)
@@ -131,7 +138,7 @@ impl Plan {
             Some(list) => gpu_numbers(list)?,
             None => powers_of_two(matches)?,
         };
-        let mut rows = Vec::new();
+        let (mut rows, mut lines) = (Vec::new(), Vec::new());
         for card in cards {
             let mut row = Row {
                 card: Some(card.clone()),
@@ -141,23 +148,30 @@ impl Plan {
                 most_gpus: 1,
                 free_at_start: None,
             };
-            let mut usable = Vec::new();
+            let (mut usable, mut left_out) = (Vec::new(), Vec::new());
             let mut refused = None;
             for &number in &numbers {
                 match self.check(matches, &mut row, &number.to_string(), Some(number)) {
                     Ok(()) => usable.push(number),
                     // A number that the user named must be possible; of the others only those that are.
                     Err(error) if given.is_some() => return Err(error),
-                    Err(error) => refused = refused.or(Some(error)),
+                    Err(error) => {
+                        left_out.push(number.to_string());
+                        refused = refused.or(Some(error));
+                    }
                 }
             }
-            if let Some(error) = refused.filter(|_| usable.is_empty()) {
-                return Err(error);
+            if let Some(error) = refused {
+                if usable.is_empty() {
+                    return Err(error);
+                }
+                left_out.reverse();
+                lines.push(format!("{card}: not tried: {} GPUs: {error}", left_out.join(", ")));
             }
             row.values = Values::Gpus(usable);
             rows.push(row);
         }
-        Ok(rows)
+        Ok((rows, lines))
     }
 
     /// A search of the largest value for each card and each number of GPUs.
@@ -414,5 +428,19 @@ mod tests {
         assert!(plan(&table.replace("--gpus 8", "--gpus 8 --max 64")).unwrap().last_is_given);
         assert!(plan("fit --phantom {}xh100-80g --gpus 8 -- python t.py {}").unwrap().last_is_given);
         assert!(!plan("fit --phantom {}xh100-80g -- python t.py {}").unwrap().last_is_given);
+    }
+
+    #[test]
+    fn numbers_of_gpus_that_are_left_out_are_told() {
+        let job = "fit --phantom {}xh100-80g --ranks 1 -- python t.py {}";
+        let [line] = &plan(job).unwrap().left_out[..] else { panic!("one line") };
+        assert!(line.starts_with("{}xh100-80g: not tried: 1 GPUs: --ranks"), "{line}");
+        // 12 ranks are no whole nodes of 8; 24 are.
+        let lines = plan(&job.replace("--ranks", "--min 12 --max 24 --ranks")).unwrap().left_out;
+        assert!(
+            lines.len() == 1 && lines[0].contains("not tried: 12 GPUs: 12 ranks are no whole nodes"),
+            "{lines:?}"
+        );
+        assert!(plan(&job.replace("--ranks 1", "--ranks 0")).unwrap().left_out.is_empty());
     }
 }

@@ -3,6 +3,9 @@
 /// How far a step goes beyond the largest value that fits, while no value was too large: a program that reads its
 /// data into host memory would run out of that with a larger one.
 const GROWTH: usize = 16;
+/// The same where runs of this search show where memory would be full, and lie at least [`GROWTH`] values apart:
+/// memory comes in pieces, so that neighbours show little.
+const GROWTH_BY_RUNS: usize = 64;
 
 /// What is known of the last candidate that fits, before it is found.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,7 +45,7 @@ impl Search {
 
     /// The candidates to try next, at most `room` of them, to run side by side; none when the search is over.
     ///
-    /// It goes where memory would be full by the guess, but at most [`GROWTH`] times as far as it has come. Two candidates
+    /// It goes where memory would be full by the guess, but at most [`GROWTH`] or [`GROWTH_BY_RUNS`] times as far as it has come. Two candidates
     /// are laid around the guess, so that it is right if one fits and the other does not. Once a candidate does not fit,
     /// it alternates between the guess and equal parts of what lies between the bounds: a good guess ends the search soon,
     /// and the parts bound the number of steps.
@@ -63,7 +66,9 @@ impl Search {
             (Some(0), None) if guess.is_none() => vec![1],
             (Some(fits), None) => {
                 // The gap is a share of the value, which may be far from the index with `--min`.
-                let most = ((GROWTH * (fits + 1) - 1) as i64).max(low + gap);
+                let is_known = fits + 1 >= GROWTH && guess.is_some_and(|guess| !guess.is_rough);
+                let growth = if is_known { GROWTH_BY_RUNS } else { GROWTH };
+                let most = ((growth * (fits + 1) - 1) as i64).max(low + gap);
                 match guess {
                     Some(guess) if (guess.index as i64) < most => around(guess, gap, room)
                         .into_iter()
@@ -76,8 +81,10 @@ impl Search {
                 self.narrowed += 1;
                 match guess.filter(|_| !self.narrowed.is_multiple_of(2)) {
                     Some(guess) if room == 1 => vec![one(guess.index as i64, low, high, gap)],
-                    // One beyond the bounds is wrong, and says nothing of what lies between them.
                     Some(guess) if (guess.index as i64) < high => around(guess, gap, room),
+                    // It was a little too large: what did not fit lies beside it.
+                    Some(guess) if (guess.index as i64) < high + 2 * gap => vec![high - gap, high - 4 * gap],
+                    // One far beyond the bounds is wrong, and says nothing of what lies between them.
                     _ => parts(low, high, room),
                 }
             }
@@ -147,7 +154,8 @@ fn parts(low: i64, high: i64, room: usize) -> Vec<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::guess::full_by_line;
+    use super::super::guess::{full_by, full_by_line};
+    use super::super::trial::PeakUse;
     use super::*;
 
     /// The candidates that a search tries, each with the memory that it needs, of `capacity`; `room` side by side.
@@ -269,6 +277,65 @@ mod tests {
             let (found, steps) = search(1 << 20, 0.01, 1 << 34, room, |index| (index * index) as i64);
             assert!(found.fits.unwrap() < 1 << 17 && found.too_big.unwrap() > 1 << 17, "{found:?}");
             assert!(steps <= 16, "{steps} steps, {room} side by side");
+        }
+    }
+
+    /// The runs of `fit` for a Linear on a card of 24 GB, where torch reserves far more than it allocates. A run fits when
+    /// its segments do, which are of 2 and 20 MiB or as large as a block.
+    #[test]
+    fn fit_needs_few_runs_where_torch_reserves_more_than_it_allocates() {
+        const MIB: i64 = 1 << 20;
+        let capacity = 22_563 * MIB;
+        // The last: large values need more than the line by the smaller ones says.
+        for (share, context, bend) in [
+            (1.0, 210, 0.0),
+            (1.3, 210, 0.0),
+            (1.7, 210, 0.0),
+            (2.0, 700, 0.0),
+            (1.1, 210, 0.005),
+            (1.1, 210, 0.012),
+        ] {
+            for (each, fixed) in
+                [(16_384, 12_600_000), (160_000, 2_500_000_000), (1_700_000_000, 3_000_000_000)]
+            {
+                for room in [1, 2] {
+                    let run = |index: usize| {
+                        let growing = each * (index as i64 + 1);
+                        let bent = growing as f64 * (1.0 + bend * (growing as f64 / capacity as f64));
+                        let pages = ((fixed as f64 + bent) * share) as i64 / (20 * MIB);
+                        let reserved = (pages + 1) * 20 * MIB;
+                        let by_category =
+                            vec![("parameter".to_owned(), fixed), ("activation".to_owned(), growing)];
+                        let (allocated, used) = (fixed + growing, reserved + context * MIB);
+                        PeakUse { allocated, reserved, used, capacity, by_category, ..PeakUse::default() }
+                    };
+                    let mut search = Search::new(1 << 20, 0, 1.0, 0.01);
+                    let mut fitted: Vec<(f64, PeakUse)> = Vec::new();
+                    let mut runs = 0;
+                    loop {
+                        fitted.sort_by(|one, other| one.0.total_cmp(&other.0));
+                        let points: Vec<_> = fitted.iter().map(|(at, peak)| (*at, peak)).collect();
+                        let guess = full_by(&points, false).map(|at| Guess {
+                            index: ((at as usize).max(1) - 1).min(1 << 20),
+                            is_rough: points.len() < 2,
+                        });
+                        let batch = search.next(guess, if runs == 0 { 1 } else { room });
+                        if batch.is_empty() {
+                            break;
+                        }
+                        for index in batch {
+                            runs += 1;
+                            let peak = run(index);
+                            let fits = peak.used <= capacity;
+                            search.record(index, fits);
+                            if fits {
+                                fitted.push(((index + 1) as f64, peak));
+                            }
+                        }
+                    }
+                    assert!(runs <= 8, "{runs} runs: {share} {each} {room}, {search:?}");
+                }
+            }
         }
     }
 }

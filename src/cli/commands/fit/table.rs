@@ -178,10 +178,9 @@ pub(super) fn json(plan: &Plan, lanes: &[Lane<'_>]) -> Value {
                 ["report", "command", "wanted"].iter().for_each(|name| drop(fields.remove(*name)));
                 fields.insert("card".to_owned(), plan.card_of(lane.row).into());
                 fields.insert("gpus".to_owned(), lane.row.gpus.into());
-                // Known by other rows, perhaps without a run of this one.
-                let text = |index: Option<usize>| index.map(|index| lane.values.text(index));
-                fields.insert("fits".to_owned(), text(lane.search.fits).into());
-                fields.insert("too_big".to_owned(), text(lane.search.too_big).into());
+                let (fits, too_big) = limits_json(plan, lane);
+                fields.insert("fits".to_owned(), fits);
+                fields.insert("too_big".to_owned(), too_big);
             }
             row
         })
@@ -193,6 +192,17 @@ pub(super) fn json(plan: &Plan, lanes: &[Lane<'_>]) -> Value {
     };
     let command: Vec<String> = plan.words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     json!({ "report": "fit", "command": command, "wanted": wanted, "rows": rows })
+}
+
+/// The values at the limit, known by other rows, perhaps without a run of this one. Without a value: whether the
+/// program fits, null where that is not known.
+fn limits_json(plan: &Plan, lane: &Lane<'_>) -> (Value, Value) {
+    let text = |index: Option<usize>| Value::from(index.map(|index| lane.values.text(index)));
+    match (plan.wanted, lane.search.fits, lane.search.too_big) {
+        (Wanted::YesOrNo, None, None) => (Value::Null, Value::Null),
+        (Wanted::YesOrNo, fits, _) => (fits.is_some().into(), Value::Null),
+        (_, fits, too_big) => (text(fits), text(too_big)),
+    }
 }
 
 /// The exit status: 1 when a search has no answer, 3 when nothing fits anywhere.
