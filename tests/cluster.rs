@@ -179,6 +179,34 @@ fn ranks_alone_join_groups_splits_stores_and_object_collectives(torch: &Torch) {
     }
 }
 
+fn ledger_names_the_communicators_of_a_rank_and_what_each_takes(torch: &Torch) {
+    let (out, output) = Cluster { torch, world: 16, ranks: "0", is_held: false }.run(&["fsdp2_tp"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let ledger = memtrace().args(["ledger", "--json"]).arg(out.path()).output().unwrap();
+    let ledger: Value = serde_json::from_slice(&ledger.stdout).unwrap();
+    let mut held = BTreeMap::new();
+    for row in ledger["devices"][0]["rows"].as_array().unwrap() {
+        let holder = row["held_by"].as_str().unwrap();
+        if let Some((number, group)) = holder.strip_prefix("NCCL ").and_then(|holder| holder.split_once(": "))
+        {
+            assert!(
+                number.parse::<u32>().is_ok() && row["advice"].as_str().unwrap().contains("NCCL"),
+                "{row}"
+            );
+            held.insert(group.to_owned(), row["bytes"].as_i64().unwrap() >> 20);
+        }
+        assert_ne!(holder, "NCCL", "all of it belongs to a communicator");
+    }
+    // Two nodes of eight. `nccl_memory.rs` has the sources: 16 channels between machines, 24 inside one.
+    let expected = [
+        ("default_pg, 16 ranks, 8 on this node", 134 + 16 * 10 + 14 * 2 + 2 * 10),
+        ("mesh_dp, 8 ranks, 4 on this node", 134 + 16 * 10 + 12 * 2 + 4 * 10),
+        // `scatter` sends to the other rank: 32 channels.
+        ("mesh_tp, 2 ranks, 2 on this node", 230 + 24 * 12 + 32 * 2),
+    ];
+    assert_eq!(held, expected.map(|(group, mib)| (group.to_owned(), mib)).into());
+}
+
 on_every_torch![
     ranks_alone_have_the_events_of_data_parallel_ranks,
     ranks_alone_join_groups_splits_stores_and_object_collectives,
@@ -187,6 +215,11 @@ on_every_torch![
 /// On one torch only: four real ranks of each kind take a minute.
 mod torch_2_11_0_alone {
     use super::Torch;
+
+    #[test]
+    fn ledger_names_the_communicators_of_a_rank_and_what_each_takes() {
+        Torch::run("2.11.0", super::ledger_names_the_communicators_of_a_rank_and_what_each_takes);
+    }
 
     #[test]
     fn ranks_alone_have_the_events_of_sharded_ranks() {

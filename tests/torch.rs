@@ -466,7 +466,8 @@ fn ranks_of_torchrun_have_traces_of_their_own(torch: &Torch) {
         let answer = memtrace().arg("ledger").arg(file).args(["--json", "--at", &at]).output().unwrap();
         let answer: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
         let lines = answer["devices"][0]["rows"].as_array().unwrap();
-        let line = lines.iter().find(|row| row["held_by"] == "NCCL").unwrap();
+        let communicator = format!("NCCL 1: rank {rank} of 2");
+        let line = lines.iter().find(|row| row["held_by"] == communicator.as_str()).unwrap();
         assert_eq!((line["bytes"].as_i64(), line["blocks"].as_i64()), (Some(mib << 20), Some(count as i64)));
     }
 }

@@ -42,6 +42,7 @@ fn call(address: u64, bytes: i64, status: i16) -> Call {
         status,
         latency_ns: 0,
         library: 0,
+        user: 0,
         pool: 0,
         from_torch_allocator: true,
         unreported: false,

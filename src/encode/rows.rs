@@ -85,7 +85,8 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let row = self.of_call(event, live);
-        self.emit(&Row { event: live.kind.alloc_event(), delta_bytes: live.bytes, ..row }, sink)
+        let name = self.text(event.call.user);
+        self.emit(&Row { event: live.kind.alloc_event(), delta_bytes: live.bytes, name, ..row }, sink)
     }
 
     /// The row of a call that freed.

@@ -22,6 +22,8 @@ pub const MACHINE_VARIABLE: &str = "MEMTRACE_PHANTOM_MACHINE";
 /// The environment variable with the ranks of a job that run and the number of all, such as `0,7,504-511/512`; the others
 /// are stand-ins.
 pub const RANKS_VARIABLE: &str = "MEMTRACE_PHANTOM_RANKS";
+/// The port of the rendezvous store of a rank among stand-ins.
+pub const STORE_VARIABLE: &str = "MEMTRACE_PHANTOM_STORE";
 
 /// The version of the simulated driver.
 pub const DRIVER_VERSION: &str = "580.00";

@@ -95,6 +95,7 @@ fn alloc(clock_ns: u64) -> Event {
         status: 0,
         latency_ns: 1,
         library: 0,
+        user: 0,
         pool: 0,
         from_torch_allocator: false,
         unreported: false,

@@ -142,7 +142,8 @@ macro_rules! columns {
                 latency_ns: i64 = 0, natural, rare, plain;
                 /// 0, or an id in the `<name>.stacks` beside the trace
                 stack_id: i64 = 0, natural, rare, plain;
-                /// the text of ranges, marks, `meta` and `lost`; `live` on the rows that open a part of a
+                /// the text of ranges, marks, `meta` and `lost`; for `ext_alloc` rows what the library works for, such
+                /// as `communicator 2: rank 0 of 8`; `live` on the rows that open a part of a
                 /// rotated trace; for `op` rows the overload, with `MEMTRACE_OPS=io`
                 name: text = NONE, any, rare, mostly_none;
             }

@@ -64,7 +64,7 @@ fn place(line: &LedgerLine) -> usize {
         "cache" => CACHE,
         "library" if what.starts_with("CUDA graphs") => GRAPHS,
         "library" if what == "cuBLAS" => 4,
-        "library" if what == "NCCL" => 7,
+        "library" if what == "NCCL" || what.starts_with("NCCL ") => 7,
         "library" => 8,
         "context" => 9,
         _ => OTHERS,

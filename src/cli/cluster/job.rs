@@ -68,10 +68,9 @@ impl Job {
                 };
                 Some((Torchrun::parse(arguments, &variable)?, python))
             }
-            Launcher::Unknown(name) => bail!(
-                "--ranks: the options of `{name}` are not understood; give the command of torchrun itself, or of one \
-                 rank: memtrace run --phantom 512xh100-80g --ranks 0 -- python train.py"
-            ),
+            Launcher::Unknown(name) => {
+                bail!("--ranks: the options of `{name}` are not understood; {}", way_of(&name))
+            }
             Launcher::Behind(program) => bail!(
                 "--ranks: torchrun behind `{program}` would start ranks of its own; give the command of torchrun itself: \
                  memtrace run --phantom 512xh100-80g --ranks 0 -- torchrun train.py"
@@ -255,6 +254,20 @@ fn of_environment(count: Option<u32>, variable: impl Fn(&str) -> Option<String>)
     Ok((world / per_node, per_node))
 }
 
+/// The way to start the ranks of a job whose launcher is not understood.
+fn way_of(launcher: &str) -> &'static str {
+    if launcher.contains("accelerate") {
+        "its ranks start under torchrun too, with its settings as variables: ACCELERATE_MIXED_PRECISION=bf16 memtrace run \
+         --phantom 512xh100-80g --ranks 0 -- torchrun --nnodes 64 --nproc-per-node 8 train.py"
+    } else if launcher.contains("deepspeed") {
+        "its ranks start under torchrun too: memtrace run --phantom 512xh100-80g --ranks 0 -- torchrun --nnodes 64 \
+         --nproc-per-node 8 train.py --deepspeed --deepspeed_config ds.json"
+    } else {
+        "give the command of torchrun itself, or of one rank: memtrace run --phantom 512xh100-80g --ranks 0 -- python \
+         train.py"
+    }
+}
+
 /// The interpreter of the script `torchrun`, with its options: those that its first line names.
 fn interpreter(torchrun: &OsStr) -> Result<Vec<OsString>> {
     let path = if torchrun.as_encoded_bytes().contains(&b'/') {
@@ -346,7 +359,13 @@ mod tests {
             ("0xh100-80g", "0", cards.as_str(), &[], "asks for 0 cards"),
             ("4xh100-80g", "0", "python train.py", &[("WORLD_SIZE", "8")], "WORLD_SIZE is 8 and"),
             ("4xh100-80g", "0", "python train.py", &[("WORLD_SIZE", "x")], "WORLD_SIZE=x: expected"),
-            ("4xh100-80g", "0", "accelerate launch train.py", &[], "`accelerate` are not understood"),
+            (
+                "4xh100-80g",
+                "0",
+                "accelerate launch train.py",
+                &[],
+                "ACCELERATE_MIXED_PRECISION=bf16 memtrace run",
+            ),
             ("4xh100-80g", "0", "/no/such/torchrun t.py", &[], "cannot read /no/such/torchrun"),
         ] {
             let error = job(card, ranks, line, variables).unwrap_err().to_string();

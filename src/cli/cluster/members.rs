@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use memtrace_machine::{MACHINE_VARIABLE, RANKS_VARIABLE};
+use memtrace_machine::{MACHINE_VARIABLE, RANKS_VARIABLE, STORE_VARIABLE};
 use memtrace_trace::text::printable;
 use rustix::process::{Pid, Signal};
 
@@ -27,8 +27,6 @@ const PYTHON: [(&str, &str); 3] = [
     ("memtrace_stand_ins.py", include_str!("python/stand_ins.py")),
     ("memtrace_waits.py", include_str!("python/waits.py")),
 ];
-/// The variable with the port of the rank's rendezvous store.
-const STORE_VARIABLE: &str = "MEMTRACE_PHANTOM_STORE";
 /// How long ranks that were asked to end may take: as in PyTorch's `PContext.close`.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The interval between two looks at the ranks.

@@ -4,10 +4,11 @@
 //! such a key itself: at once if it is the id of a NCCL communicator; else after [`GRACE`], with what this rank has set
 //! under its own number, or empty.
 //!
-//! The protocol is that of `TCPStoreBackend.hpp` and `TCPStoreLibUvBackend.cpp` in PyTorch 2.6 and 2.11. Three lines
+//! The protocol is that of `TCPStoreBackend.hpp` and `TCPStoreLibUvBackend.cpp` in PyTorch 2.6 and 2.11. Four lines
 //! are none of its queries. `store NAME` asks for the port of a further store: a program may create several, and
 //! they must not share keys. `waited PLACE<tab>KEY` tells the line of the script that waited for a key, and
-//! `pipeline RANK,RANK,...` the ranks of this rank's pipeline, one of each stage.
+//! `pipeline RANK,RANK,...` the ranks of this rank's pipeline, one of each stage. `key HEX` asks for the key of the id of
+//! a NCCL communicator.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -55,6 +56,8 @@ mod query {
     pub(super) const WAITED: u8 = b'w';
     /// The beginning of a line `pipeline RANK,RANK,...`.
     pub(super) const PIPELINE: u8 = b'p';
+    /// The beginning of a line `key HEX`.
+    pub(super) const KEY: u8 = b'k';
 }
 
 /// The answers of CHECK and WAIT.
@@ -134,6 +137,12 @@ pub(crate) struct RankStores {
 impl RankStores {
     pub(crate) fn new(world: u32, rank: u32) -> Arc<Self> {
         Arc::new(Self { world, rank, pipeline: Mutex::default(), stores: Mutex::default() })
+    }
+
+    /// The key of the id of a NCCL communicator, in any store.
+    fn key_of_id(&self, id: &[u8]) -> Option<String> {
+        let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        stores.values().find_map(|(_, store)| store.lock().key_of_id(id))
     }
 
     /// The port of the store with this name, which is started if there is none. A store's port is a name of it, too.
@@ -374,6 +383,12 @@ fn serve(all: &Arc<RankStores>, store: &Store, mut stream: TcpStream) -> io::Res
                 }
                 answer.push(b'\n');
             }
+            query::KEY => {
+                let line = requests.line()?;
+                let key = all.key_of_id(&bytes_of_hex(line.trim_start_matches("ey").trim()));
+                let printable = key.filter(|key| !key.contains('\n')).unwrap_or_default();
+                answer.extend_from_slice(format!("{printable}\n").as_bytes());
+            }
             query::WAITED => {
                 let line = requests.line()?;
                 let (place, key) =
@@ -397,6 +412,12 @@ fn serve(all: &Arc<RankStores>, store: &Store, mut stream: TcpStream) -> io::Res
             stream.write_all(&answer)?;
         }
     }
+}
+
+/// The bytes of a text of hexadecimal digits, as far as they are.
+fn bytes_of_hex(text: &str) -> Vec<u8> {
+    let pairs = text.as_bytes().chunks_exact(2);
+    pairs.map_while(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
 }
 
 #[cfg(test)]
@@ -441,8 +462,14 @@ mod tests {
         let mut stopped = [9];
         client.read_exact(&mut stopped).unwrap();
         assert_eq!(stopped, [STOP_WAITING]);
+        client.write_all(&request(query::SET, &[b"pg//cuda//0", b"\x01\xab"])).unwrap();
+        client.write_all(b"key 01ab\nkey 01a\nkey zz\n").unwrap();
+        let mut lines = BufReader::new(client.try_clone().unwrap()).lines();
+        assert_eq!(
+            std::array::from_fn(|_| lines.next().unwrap().unwrap()),
+            ["pg//cuda//0", "", ""].map(String::from)
+        );
         client.write_all(b"waited main (train.py:3)\tnever set\nwaited x\tk\n").unwrap();
-        let mut lines = BufReader::new(client).lines();
         assert_eq!(
             (lines.next().unwrap().unwrap(), lines.next().unwrap().unwrap()),
             ("empty".into(), "set".into())

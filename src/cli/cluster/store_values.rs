@@ -109,6 +109,12 @@ impl Values {
         removed.is_some()
     }
 
+    /// The key of the id of a NCCL communicator.
+    pub(crate) fn key_of_id(&self, id: &[u8]) -> Option<String> {
+        let ids = self.values.iter().filter(|(key, value)| value.as_slice() == id && is_unique_id(key));
+        ids.map(|(key, _)| String::from_utf8_lossy(key).into_owned()).next()
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.values.len()
     }
@@ -149,7 +155,7 @@ impl Values {
                 return false;
             }
             if is_unique_id(key) {
-                self.set(key.clone(), vec![0; UNIQUE_ID]);
+                self.set(key.clone(), unique_id_of(key));
                 continue;
             }
             let own = self.own_key(key);
@@ -204,6 +210,14 @@ impl Values {
     }
 }
 
+/// The id of a communicator that a stand-in creates: no other key has it.
+fn unique_id_of(key: &[u8]) -> Vec<u8> {
+    let mut id = b"stand-in".to_vec();
+    id.extend_from_slice(&key[key.len().saturating_sub(UNIQUE_ID - id.len())..]);
+    id.resize(UNIQUE_ID, 0);
+    id
+}
+
 /// Returns true for a key by which `ProcessGroupNCCL` shares the id of a communicator: behind the prefix of a
 /// group's device a number, or two ranks that exchange messages (`storeKey` and `getKeySendRecv` in PyTorch's
 /// ProcessGroupNCCL.cpp).
@@ -238,6 +252,10 @@ mod tests {
         let mut values = Values::new(512, 0);
         assert!(values.answer(&[b"pg//cuda//0".to_vec(), b"last_worker".to_vec()], Known::AtOnce));
         assert_eq!((values.get(b"pg//cuda//0").len(), values.has(b"last_worker")), (UNIQUE_ID, false));
+        assert!(values.answer(&[b"other//cuda//0".to_vec()], Known::AtOnce));
+        let id = values.get(b"other//cuda//0");
+        assert_eq!(values.key_of_id(&id).as_deref(), Some("other//cuda//0"));
+        assert_eq!(values.key_of_id(b"x"), None);
         assert!(values.answer(&[b"last_worker".to_vec()], Known::Late));
         assert!(values.has(b"last_worker"));
         assert_eq!(values.answered().map(|(key, _)| key).collect::<Vec<_>>(), ["last_worker"]);

@@ -6,6 +6,7 @@ pub(crate) mod cudnn_conv;
 pub(crate) mod library_calls;
 pub(crate) mod nccl;
 pub(crate) mod nccl_buffers;
+pub(crate) mod nccl_groups;
 pub(crate) mod nccl_memory;
 pub(crate) mod nvml;
 pub(crate) mod nvml_device;

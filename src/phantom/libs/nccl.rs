@@ -17,7 +17,7 @@ use cudarc::nccl::sys::{ncclResult_t, ncclUniqueId};
 
 use crate::core::call_table::{answers, by_contract};
 use crate::core::ffi::{Handle, In, OK, Out, Status, Word, opaque_handle};
-use crate::core::host_state::{current, host_state};
+use crate::core::host_state::current;
 use crate::core::lock::lock;
 use crate::core::values::SMALL;
 use crate::core::vram::BlockPurpose;
@@ -25,6 +25,7 @@ use crate::cuda::copy::{read_prefix, write_known};
 use crate::cuda::memory;
 use crate::kernels::reduce::{self, DataType, reduce, width};
 use crate::libs::nccl_buffers::CommunicatorMemory;
+use crate::libs::nccl_groups::{self, Place};
 use crate::libs::rank_mailbox::{Contribution, RankMailbox};
 use crate::libs::stand_ins;
 
@@ -32,6 +33,7 @@ use crate::libs::stand_ins;
 struct Communicator {
     ranks: usize,
     rank: usize,
+    place: Place,
     /// The index of its device.
     device: usize,
     /// The name of the ranks' shared memory, or `None` when they cannot be reached.
@@ -54,18 +56,26 @@ struct UniqueId([u64; 16]);
 
 const _: () = assert!(size_of::<UniqueId>() == size_of::<ncclUniqueId>());
 
-fn create(out: Out<Handle<Communicator>>, ranks: usize, rank: usize, name: Option<u64>) -> Status {
+/// Creates a communicator; `near`: its ranks on this machine, where they are known.
+fn create(
+    out: Out<Handle<Communicator>>,
+    (ranks, rank): (usize, usize),
+    near: Option<usize>,
+    name: Option<u64>,
+) -> Status {
     if ranks < 1 || rank >= ranks {
         return INVALID_ARGUMENT;
     }
     let device = current().index;
-    let memory = match CommunicatorMemory::new(device, ranks, rank) {
+    let place = Place::new(ranks, rank, near);
+    let memory = match CommunicatorMemory::new(device, &place) {
         Ok(memory) => memory,
         Err(status) => return nccl_status(status),
     };
     out.give(Handle::new(Communicator {
         ranks,
         rank,
+        place,
         device,
         name,
         mailbox: OnceLock::new(),
@@ -80,7 +90,8 @@ fn create_with_id(out: Out<Handle<Communicator>>, ranks: c_int, rank: c_int, id:
     };
     // The id of another machine names memory that does not exist here, and stand-ins have no memory.
     let name = (id.0[3] == machine_hash() && !stand_ins::exist()).then(|| hash(id.0));
-    create(out, ranks, rank, name)
+    let bytes: Vec<u8> = id.0.iter().flat_map(|word| word.to_le_bytes()).collect();
+    create(out, (ranks, rank), nccl_groups::near_of_id(&bytes), name)
 }
 
 /// Creates communicators for all ranks in this process. Several ranks in one thread cannot wait for each
@@ -91,7 +102,7 @@ fn create_with_id(out: Out<Handle<Communicator>>, ranks: c_int, rank: c_int, id:
 unsafe fn create_all(out: Out<Handle<Communicator>>, ranks: usize) -> Status {
     for rank in 0..ranks {
         // SAFETY: rank < ranks.
-        let status = create(unsafe { out.at(rank) }, ranks, rank, None);
+        let status = create(unsafe { out.at(rank) }, (ranks, rank), Some(ranks), None);
         if status != OK {
             return status;
         }
@@ -125,17 +136,14 @@ impl Communicator {
     /// Allocates what an operation needs and no earlier one needed.
     fn alloc_memory(&self, action: Action) -> Status {
         let mut memory = lock(&self.memory);
-        let ids = (self.ranks, self.rank);
-        let mut peer = |peer, sends| memory.connect_peer(self.device, ids, (peer, sends));
+        let mut peer = |peer, sends| memory.connect_peer(self.device, &self.place, (peer, sends));
         let connected = match action {
             Action::Send(to) => peer(to, true),
             Action::Receive(from) => peer(from, false),
             Action::AllToAll => {
-                // Of other machines nothing is counted.
-                let near = self.ranks.min(host_state().spec.count as usize);
-                (0..near).try_for_each(|other| peer(other, true).and_then(|()| peer(other, false)))
+                (0..self.ranks).try_for_each(|other| peer(other, true).and_then(|()| peer(other, false)))
             }
-            _ => memory.connect(self.device, self.ranks, self.rank),
+            _ => memory.connect(self.device, &self.place),
         };
         connected.err().unwrap_or(OK)
     }
@@ -161,11 +169,11 @@ impl Communicator {
         let child = self.children.fetch_add(1, Ordering::Relaxed);
         if color != NO_COLOR && stand_ins::exist() {
             // The other ranks' colors are not known, but the size of the group that PyTorch makes.
-            let (ranks, rank) = match stand_ins::announced_size() {
-                Some(ranks) => (ranks, unsigned(key)),
-                None => (self.ranks, self.rank),
+            let (ranks, rank, near) = match stand_ins::announced_size() {
+                Some(ranks) => (ranks, unsigned(key), stand_ins::announced_near()),
+                None => (self.ranks, self.rank, Some(self.place.near)),
             };
-            return create(out, ranks, rank.min(ranks.saturating_sub(1)), None);
+            return create(out, (ranks, rank.min(ranks.saturating_sub(1))), near, None);
         }
         let mine = [color.to_le_bytes(), key.to_le_bytes()].concat();
         let all = self.exchange(Some(mine));
@@ -186,7 +194,7 @@ impl Communicator {
         let Some(rank) = members.iter().position(|&(_, rank)| rank == self.rank) else {
             return INVALID_ARGUMENT;
         };
-        create(out, members.len(), rank, self.name.map(|name| hash((name, child, color))))
+        create(out, (members.len(), rank), None, self.name.map(|name| hash((name, child, color))))
     }
 
     /// Creates a communicator without some ranks.
@@ -199,7 +207,7 @@ impl Communicator {
         let gone: Vec<_> = (0..count).filter_map(|index| unsafe { excluded.at(index) }.get()).collect();
         let left: Vec<_> = (0..self.ranks).filter(|&rank| !gone.contains(&(rank as c_int))).collect();
         let Some(rank) = left.iter().position(|&rank| rank == self.rank) else { return INVALID_ARGUMENT };
-        create(out, left.len(), rank, self.name.map(|name| hash((name, child, "shrunk"))))
+        create(out, (left.len(), rank), None, self.name.map(|name| hash((name, child, "shrunk"))))
     }
 }
 

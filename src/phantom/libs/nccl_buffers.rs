@@ -17,8 +17,8 @@ use crate::core::ffi::{OK, OUT_OF_MEMORY, Out, Status};
 use crate::core::host_state::{device, host_state};
 use crate::core::lock::lock;
 use crate::core::vram::PAGE;
+use crate::libs::nccl_groups::Place;
 use crate::libs::nccl_memory::{HOPPER_CODE, HOPPER_FIRST_KERNEL, NcclMemory};
-use crate::libs::stand_ins;
 
 thread_local! {
     static STANDS_FOR: Cell<Option<&'static CStr>> = const { Cell::new(None) };
@@ -169,18 +169,20 @@ pub(crate) struct CommunicatorMemory {
     held: LibraryMemory,
     /// True after the first operation with others.
     connected: bool,
+    /// True after the first message to other machines, and from them.
+    connected_to_machines: [bool; 2],
     /// The ranks that messages go to or come from, with true for those that they go to.
     peers: HashSet<(usize, bool)>,
 }
 
 impl CommunicatorMemory {
     /// What comes with the communicator.
-    pub(crate) fn new(device: usize, ranks: usize, rank: usize) -> Result<Self, Status> {
+    pub(crate) fn new(device: usize, place: &Place) -> Result<Self, Status> {
         let mut memory = Self::default();
         if host_state().spec.channels == 0 {
             return Ok(memory);
         }
-        memory.take(device, ranks, rank, |memory| memory.at_creation())?;
+        memory.take(device, place, |memory| memory.at_creation())?;
         match load_code(device, false) {
             OK => Ok(memory),
             status => {
@@ -191,41 +193,44 @@ impl CommunicatorMemory {
     }
 
     /// What comes with the first operation among several ranks.
-    pub(crate) fn connect(&mut self, device: usize, ranks: usize, rank: usize) -> Result<(), Status> {
-        if self.connected || ranks < 2 || host_state().spec.channels == 0 {
+    pub(crate) fn connect(&mut self, device: usize, place: &Place) -> Result<(), Status> {
+        if self.connected || place.ranks < 2 || host_state().spec.channels == 0 {
             return Ok(());
         }
         match load_code(device, true) {
-            OK => self.take(device, ranks, rank, |memory| memory.at_first_operation())?,
+            OK => self.take(device, place, |memory| memory.at_first_operation())?,
             status => return Err(status),
         }
         self.connected = true;
         Ok(())
     }
 
-    /// What comes with the first message to (`sends`) or from another rank.
+    /// What comes with the first message to (`sends`) or from another rank, or the first to or from other machines.
     pub(crate) fn connect_peer(
         &mut self,
         device: usize,
-        (ranks, rank): (usize, usize),
+        place: &Place,
         (peer, sends): (usize, bool),
     ) -> Result<(), Status> {
-        let connected = peer == rank || self.peers.contains(&(peer, sends));
-        if connected || ranks < 2 || host_state().spec.channels == 0 {
+        let is_near = place.is_near(peer);
+        let connected = match is_near {
+            true => peer == place.rank || self.peers.contains(&(peer, sends)),
+            false => self.connected_to_machines[usize::from(sends)],
+        };
+        if connected || place.ranks < 2 || host_state().spec.channels == 0 {
             return Ok(());
         }
-        // In a simulated cluster the cards of a node bound the peers whose buffers are counted: for those on other
-        // machines no source gives a figure.
-        let counted = self.peers.iter().filter(|(_, other_sends)| *other_sends == sends).count();
-        if stand_ins::exist() && counted + 1 >= host_state().spec.count as usize {
-            self.peers.insert((peer, sends));
-            return Ok(());
-        }
+        let sizes =
+            |memory: &NcclMemory<'_>| if is_near { memory.for_peer(sends) } else { memory.for_machines() };
         match load_code(device, true) {
-            OK => self.take(device, ranks, rank, |memory| memory.for_peer(sends))?,
+            OK => self.take(device, place, sizes)?,
             status => return Err(status),
         }
-        self.peers.insert((peer, sends));
+        if is_near {
+            self.peers.insert((peer, sends));
+        } else {
+            self.connected_to_machines[usize::from(sends)] = true;
+        }
         Ok(())
     }
 
@@ -237,17 +242,15 @@ impl CommunicatorMemory {
     fn take(
         &mut self,
         device: usize,
-        ranks: usize,
-        rank: usize,
+        place: &Place,
         sizes: impl FnOnce(&NcclMemory<'_>) -> Vec<usize>,
     ) -> Result<(), Status> {
         let spec = &host_state().spec;
-        // Of a larger cluster only the ranks of one node are counted: the figures are those of one machine.
-        let node = if stand_ins::exist() { ranks.min(spec.count as usize) } else { ranks };
         let memory = NcclMemory {
             version: version(),
-            ranks: node,
-            rank: rank % node.max(1),
+            ranks: place.near,
+            rank: place.rank % place.near.max(1),
+            has_others: place.near < place.ranks,
             channels: spec.channels as usize,
             links: spec.base.links(),
             cc: spec.cc,

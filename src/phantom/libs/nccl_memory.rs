@@ -1,4 +1,4 @@
-//! The device memory that NCCL takes for a communicator inside one machine, as its source has it.
+//! The device memory that NCCL takes for a communicator, as its source has it.
 //!
 //! Sources, in NCCL's tree (<https://github.com/NVIDIA/nccl>), read at v2.21.5, v2.22.3, v2.27.5 and v2.28.9:
 //!
@@ -18,7 +18,23 @@
 //! (NVIDIA/nccl issue 964); a shared buffer of 536,870,912 bytes in a communicator of one rank with 64 channels
 //! (issue 2363); 12 MiB for each channel and peer of an all-to-all between H100 cards (issue 1685).
 //!
-//! Not counted: other machines, buffers of multicast and tree that a large operation connects since v2.22, and
+//! A communicator over several machines, read at v2.28.9:
+//!
+//! - `sendProxyConnect` and `recvProxyConnect` (`transport/net.cc`): a ring's connection to another machine has the
+//!   protocols' buffers in whole 2 MiB (`CUDA_IPC_MIN`) on both sides, without that of *LL* on the sender's. They
+//!   lie in device memory with GPUDirect RDMA, else in host memory.
+//! - Each channel enters and leaves a machine once, so a card has the connections to other machines of the channels
+//!   divided by its machine's ranks (with PXN the card beside the network card has them).
+//! - `sharedNetBuffersInit` (`transport/net.cc`): messages to all other machines share one buffer, those from them
+//!   another, of `NCCL_SHARED_STEPS` chunks for each channel of messages; `computeBuffSizes` (`init.cc`) takes
+//!   `NCCL_P2P_NET_CHUNKSIZE` for the chunk there.
+//! - Channels: the search of rings (`graph/search.cc`) finds as many as there are network cards, and
+//!   `ncclTopoPostset` (`graph/connect.cc`) doubles them, twice from Hopper on while there are fewer than 16 and the
+//!   ring is faster than 45 GB/s. With a network card for each card of the machine, of 400 Gb/s for Hopper, that is the
+//!   16 that NVIDIA/nccl issue 1538 shows for two machines of eight. With fewer network cards there are fewer channels
+//!   (issue 1412: 8), so this is an upper bound.
+//!
+//! Not counted: buffers of multicast and tree that a large operation connects since v2.22, trees between machines, and
 //! registered user buffers.
 
 use memtrace_cards::Links;
@@ -42,12 +58,19 @@ const SHARED_STEPS: usize = 16;
 pub(crate) const HOPPER_CODE: u64 = 172 << 20;
 pub(crate) const HOPPER_FIRST_KERNEL: u64 = 206 << 20;
 
-/// One rank's view of its communicator, all of whose ranks are in one machine.
+/// The channels of a ring over machines do not grow beyond this (`ncclTopoPostset`).
+const MOST_BETWEEN_MACHINES: usize = 16;
+
+/// One rank's view of its communicator.
 pub(crate) struct NcclMemory<'a> {
     /// NCCL's version: 22809 is 2.28.9.
     pub(crate) version: u32,
+    /// The ranks of the communicator on this machine.
     pub(crate) ranks: usize,
+    /// The place of the rank among them.
     pub(crate) rank: usize,
+    /// True if the communicator has ranks on other machines.
+    pub(crate) has_others: bool,
     /// The number of channels of a collective among several ranks; 0: NCCL takes no memory.
     pub(crate) channels: usize,
     pub(crate) links: Links,
@@ -76,7 +99,7 @@ impl NcclMemory<'_> {
             sizes.extend(self.ring());
             sizes.extend(self.tree());
             sizes.extend(self.multicast_buffers());
-            sizes.push(self.p2p_channels() * SHARED_STEPS * self.p2p_chunk());
+            sizes.push(self.shared_buffer());
         }
         sizes
     }
@@ -95,14 +118,26 @@ impl NcclMemory<'_> {
         vec![if sends { self.sender() } else { self.receiver() }; channels]
     }
 
+    /// The sizes of the allocations for the first message to another machine, or from one.
+    pub(crate) fn for_machines(&self) -> Vec<usize> {
+        if self.rdma { vec![self.shared_buffer()] } else { Vec::new() }
+    }
+
     /// The channels of collectives.
     fn channels(&self) -> usize {
         let most = if self.version < 22500 { 32 } else { 64 };
         if self.channels == 0 {
             return 0;
         }
-        // A rank alone has all of them: no link limits it.
-        let channels = if self.ranks == 1 { most } else { self.channels };
+        let channels = match self.ranks {
+            ranks if self.has_others => {
+                let each = if self.cc >= (9, 0) { 4 } else { 2 };
+                self.channels.min((each * ranks).min(MOST_BETWEEN_MACHINES))
+            }
+            // A rank alone has all of them: no link limits it.
+            1 => most,
+            _ => self.channels,
+        };
         let channels = channels.max(self.number("NCCL_MIN_NCHANNELS", 0));
         channels.min(self.number("NCCL_MAX_NCHANNELS", channels)).clamp(1, most)
     }
@@ -154,10 +189,33 @@ impl NcclMemory<'_> {
     }
 
     fn ring(&self) -> Vec<usize> {
-        if self.ranks == 1 {
-            return Vec::new();
+        let channels = self.channels();
+        if !self.has_others {
+            let alone = self.ranks == 1;
+            return (0..if alone { 0 } else { channels })
+                .flat_map(|_| [self.receiver(), self.sender()])
+                .collect();
         }
-        (0..self.channels()).flat_map(|_| [self.receiver(), self.sender()]).collect()
+        // The connections of this rank to and from other machines; the others are those of the ring in this machine.
+        let between = channels.div_ceil(self.ranks);
+        let inside = channels - between.min(channels);
+        let mut sizes: Vec<usize> = (0..inside).flat_map(|_| [self.receiver(), self.sender()]).collect();
+        if self.rdma {
+            sizes.extend((0..between).flat_map(|_| [self.from_machine(), self.to_machine()]));
+        }
+        sizes
+    }
+
+    fn from_machine(&self) -> usize {
+        (self.ll() + self.ll128() + self.simple()).next_multiple_of(PAGE)
+    }
+
+    fn to_machine(&self) -> usize {
+        (self.ll128() + self.simple()).next_multiple_of(PAGE)
+    }
+
+    fn shared_buffer(&self) -> usize {
+        self.p2p_channels() * SHARED_STEPS * self.p2p_chunk()
     }
 
     /// The connections of the tree, a chain inside a machine, that are not those of the ring.
@@ -179,8 +237,7 @@ impl NcclMemory<'_> {
 
     fn receiver(&self) -> usize {
         let simple = if self.reads() { 0 } else { self.simple() };
-        let others = self.size("NCCL_LL_BUFFSIZE", 512 << 10) + self.size("NCCL_LL128_BUFFSIZE", 4800 << 10);
-        (CONTROL + others + simple).next_multiple_of(PAGE)
+        (CONTROL + self.ll() + self.ll128() + simple).next_multiple_of(PAGE)
     }
 
     fn sender(&self) -> usize {
@@ -191,8 +248,17 @@ impl NcclMemory<'_> {
         self.size("NCCL_BUFFSIZE", 4 << 20)
     }
 
+    fn ll(&self) -> usize {
+        self.size("NCCL_LL_BUFFSIZE", 512 << 10)
+    }
+
+    fn ll128(&self) -> usize {
+        self.size("NCCL_LL128_BUFFSIZE", 4800 << 10)
+    }
+
     fn p2p_chunk(&self) -> usize {
         let chunk = match self.links {
+            _ if self.has_others => self.size("NCCL_P2P_NET_CHUNKSIZE", 128 << 10),
             Links::None => self.size("NCCL_P2P_PCI_CHUNKSIZE", 128 << 10),
             _ => self.size("NCCL_P2P_NVL_CHUNKSIZE", 512 << 10),
         };
@@ -222,6 +288,7 @@ mod tests {
             version,
             ranks,
             rank,
+            has_others: false,
             channels: 24,
             links: Links::Switch,
             cc,
@@ -266,6 +333,29 @@ mod tests {
         let memory = rank_of(22602, 8, 0, (9, 0));
         assert_eq!(memory.for_peer(false), vec![10_485_760; 32]);
         assert_eq!(memory.for_peer(true), vec![2_097_152; 32]);
+    }
+
+    #[test]
+    fn nccl_between_machines_has_the_buffers_of_its_source() {
+        let of = |ranks| NcclMemory { has_others: true, ..rank_of(22809, ranks, 0, (9, 0)) };
+        // Eight cards: 16 channels, two of which enter and two leave the machine here. The receiver has 10 MiB in
+        // either case; the sender 2 MiB to a card and 10 to a machine.
+        assert_eq!(mib(&of(8).at_first_operation()), 16 * 10 + 14 * 2 + 2 * 10);
+        // A card of each machine, such as the group of data parallel ranks beside tensor parallel ones.
+        assert_eq!(of(1).at_first_operation(), [10_485_760; 8]);
+        // 16 channels of 16 steps of 128 KiB, for all machines; 2.21 has it from the start.
+        assert_eq!(of(8).for_machines(), [33_554_432]);
+        let before = NcclMemory { version: 22105, ..of(8) };
+        assert!(before.at_creation().contains(&33_554_432), "{:?}", before.at_creation());
+        // Three allocations a channel and two for the communicator, and for multicast 17 of 2 MiB.
+        assert_eq!(mib(&of(8).at_creation()), (3 * 16 + 2 + 17) * 2);
+        // Without GPUDirect RDMA the buffers lie in host memory.
+        let host =
+            NcclMemory { rdma: false, version: 22105, cc: (8, 9), links: Links::None, channels: 2, ..of(8) };
+        assert!(host.for_machines().is_empty());
+        assert_eq!(host.ring().len(), 2, "{:?}", host.ring());
+        let none = NcclMemory { channels: 0, ..of(8) };
+        assert!(none.at_creation().is_empty() && none.at_first_operation().is_empty());
     }
 
     #[test]

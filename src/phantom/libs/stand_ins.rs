@@ -22,6 +22,8 @@ const MOST_GATHERED: usize = 16 << 20;
 static ANSWERS: AtomicU64 = AtomicU64::new(0);
 /// The size of the group that PyTorch is making, or 0.
 static ANNOUNCED: AtomicUsize = AtomicUsize::new(0);
+/// Its ranks on this machine; 0 where that is not known.
+static ANNOUNCED_NEAR: AtomicUsize = AtomicUsize::new(0);
 
 /// The ranks that run, and the number of all; `None` when all of them run.
 pub(crate) fn ranks() -> Option<&'static (String, u64)> {
@@ -55,12 +57,18 @@ pub(crate) fn announced_size() -> Option<usize> {
     Some(ANNOUNCED.load(Ordering::Relaxed)).filter(|size| *size > 0)
 }
 
-/// PyTorch makes a group of this size now; 0: it is done. A split of a communicator gives the color and not the
+/// The ranks on this machine of the group that PyTorch is making, if they are known.
+pub(crate) fn announced_near() -> Option<usize> {
+    Some(ANNOUNCED_NEAR.load(Ordering::Relaxed)).filter(|near| *near > 0)
+}
+
+/// PyTorch makes a group of this size now, with `near` ranks on this machine (0: not known); 0: it is done. A split of a communicator gives the color and not the
 /// number of the ranks that have it.
 // SAFETY: only this library defines the name; here and below.
 #[unsafe(no_mangle)]
-extern "C" fn memtrace_phantom_announce_group(size: usize) {
+extern "C" fn memtrace_phantom_announce_group(size: usize, near: usize) {
     ANNOUNCED.store(size, Ordering::Relaxed);
+    ANNOUNCED_NEAR.store(near, Ordering::Relaxed);
 }
 
 /// An operation on the host was answered for stand-ins.

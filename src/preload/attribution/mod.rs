@@ -7,6 +7,7 @@
 
 pub(crate) mod autograd_seq;
 pub(crate) mod backward_passes;
+pub(crate) mod communicators;
 pub(crate) mod context;
 pub(crate) mod deferred_frees;
 pub(crate) mod detail;

@@ -16,6 +16,8 @@ pub(crate) struct Library {
     pub(crate) name: TextId,
     /// True if it contains torch's caching allocator.
     pub(crate) is_torch_allocator: bool,
+    /// True if it is NCCL.
+    pub(crate) is_nccl: bool,
     /// True if it is the phantom device, which makes calls on behalf of the libraries that it replaces.
     is_phantom: bool,
 }
@@ -27,10 +29,17 @@ impl Library {
             return self;
         }
         match phantom::library_of_call() {
-            Some(name) => Library { name: text_id(&name.to_string_lossy()), ..self },
+            Some(name) => {
+                let name = name.to_string_lossy();
+                Library { name: text_id(&name), is_nccl: is_nccl(&name), ..self }
+            }
             None => self,
         }
     }
+}
+
+fn is_nccl(file: &str) -> bool {
+    file.starts_with("libnccl.so")
 }
 
 /// A segment of code.
@@ -66,7 +75,12 @@ pub(crate) fn library_at(address: *const c_void) -> Library {
         // Another thread may use the old table: it is leaked, some hundred bytes per library.
         RANGES.store(fresh, Ordering::Release);
     }
-    let unknown = || Library { name: text_id("(unknown)"), is_torch_allocator: false, is_phantom: false };
+    let unknown = || Library {
+        name: text_id("(unknown)"),
+        is_torch_allocator: false,
+        is_nccl: false,
+        is_phantom: false,
+    };
     look_up(address).map_or_else(unknown, Library::named)
 }
 
@@ -125,7 +139,8 @@ fn loaded_code() -> Vec<Range> {
             let name = if file.is_empty() { program_name() } else { file.to_owned() };
             let is_torch_allocator = name.starts_with("libc10_cuda.so");
             let is_phantom = name.starts_with("libmemtrace_phantom.so");
-            let library = Library { name: text_id(&name), is_torch_allocator, is_phantom };
+            let library =
+                Library { name: text_id(&name), is_torch_allocator, is_nccl: is_nccl(&name), is_phantom };
             Range { start, end, library }
         })
         .collect();

@@ -3,5 +3,6 @@
 pub(crate) mod c_api;
 mod cuda;
 pub(crate) mod libc;
+mod nccl;
 pub(crate) mod nvtx;
 mod torch;

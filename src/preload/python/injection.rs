@@ -35,8 +35,9 @@ macro_rules! source {
 
 const LOADER: Source = source!("loader");
 /// The modules of the tracer, but `native`.
-static SOURCES: [Source; 20] = [
+static SOURCES: [Source; 21] = [
     source!("caches"),
+    source!("communicators"),
     source!("failures"),
     source!("forwards"),
     source!("held"),

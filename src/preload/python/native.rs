@@ -10,7 +10,7 @@ use memtrace_trace::rounding::MIN_BLOCK;
 use memtrace_trace::{Api, Category};
 
 use crate::attribution::python_frames::{self, KnownCode, KnownFrame};
-use crate::attribution::{backward_passes, context, detail, module_ranges, ranges, steps};
+use crate::attribution::{backward_passes, communicators, context, detail, module_ranges, ranges, steps};
 use crate::ffi::cpython::{Arguments, Gil, Method, Object, Owned, native_method};
 use crate::ffi::phantom;
 use crate::python::gradients::record_gradients;
@@ -19,7 +19,7 @@ use crate::python::tags::{self, Tag};
 use crate::python::{errors, hidden, live_objects, op_io, optimizer_steps};
 use crate::runtime::{log, session};
 
-static METHODS: [Method; 26] = [
+static METHODS: [Method; 28] = [
     native_method!("enter_module", module_calls::enter_module),
     native_method!("has_fault_at_next_step", has_fault_at_next_step),
     native_method!("leave_module", module_calls::leave_module),
@@ -39,6 +39,8 @@ static METHODS: [Method; 26] = [
     native_method!("forward_begins_step", forward_begins_step),
     native_method!("is_detailed", is_detailed),
     native_method!("record_mark", record_mark),
+    native_method!("unnamed_communicators", unnamed_communicators),
+    native_method!("name_communicator", name_communicator),
     native_method!("call_after", module_calls::call_after),
     native_method!("record_module_memory", record_module_memory),
     native_method!("learn_tensor", learn_tensor),
@@ -136,6 +138,16 @@ fn bytes_outside_phases(_: Arguments<'_>) -> i64 {
 
 fn record_mark(arguments: Arguments<'_>) {
     ranges::mark(Api::Memtrace, arguments.text(0));
+}
+
+fn unnamed_communicators(_: Arguments<'_>) -> i64 {
+    communicators::unnamed().into()
+}
+
+fn name_communicator(arguments: Arguments<'_>) {
+    if let Some(number) = communicators::name(arguments.size(0)) {
+        ranges::mark(Api::Memtrace, &format!("communicator {number}: {}", arguments.text(1)));
+    }
 }
 
 fn forward_begins_step(_: Arguments<'_>) {

@@ -38,6 +38,8 @@ pub struct Call {
     pub latency_ns: u64,
     /// The library that made the call.
     pub library: TextId,
+    /// What the library works for, such as a communicator of NCCL; 0 when that is not known.
+    pub user: TextId,
     /// The private pool of the allocator; 0 for the default.
     pub pool: u16,
     /// True if torch's caching allocator made the call.
@@ -348,13 +350,14 @@ impl Payload {
 /// The fields of a call.
 #[inline(always)]
 fn call(call: Call, event: Event) -> Event {
-    let Call { address, bytes, status, latency_ns, library, pool, from_torch_allocator, unreported } = call;
+    let Call { address, bytes, status, latency_ns, library, user, pool, from_torch_allocator, unreported } =
+        call;
     Event {
         addr: address,
         size: bytes,
         status,
         extra: latency_ns as i64,
-        reserved: u64::from(library),
+        reserved: u64::from(library) | u64::from(user) << 32,
         pool,
         flags: (u8::from(from_torch_allocator) * FROM_TORCH_ALLOCATOR) | (u8::from(unreported) * UNREPORTED),
         ..event
@@ -517,6 +520,7 @@ impl Event {
             status: self.status,
             latency_ns: self.extra as u64,
             library: self.reserved as TextId,
+            user: (self.reserved >> 32) as TextId,
             pool: self.pool,
             from_torch_allocator: self.flags & FROM_TORCH_ALLOCATOR != 0,
             unreported: self.flags & UNREPORTED != 0,
@@ -536,6 +540,7 @@ mod tests {
             status: -7,
             latency_ns: 1 << 41,
             library: 5,
+            user: 7,
             pool: 6,
             from_torch_allocator: true,
             unreported: true,

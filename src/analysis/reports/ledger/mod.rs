@@ -23,6 +23,7 @@ use crate::state::replay::{Block, MemoryKind, Replay};
 use crate::state::replay_trace::Replayed;
 
 mod advice;
+mod communicators;
 mod samples;
 
 use samples::{DeviceSample, DeviceSamples, is_managed};
@@ -150,13 +151,13 @@ pub(super) fn states_at(
     }))
 }
 
-/// By `alloc_id` of blocks outside torch's allocator: the calling library, and the call.
-type Callers = FxHashMap<i64, (Symbol, Symbol)>;
+/// By `alloc_id` of blocks outside torch's allocator: the calling library, the call, and what the library works for.
+type Callers = FxHashMap<i64, (Symbol, Symbol, Symbol)>;
 
 fn remember_caller(callers: &mut Callers, row: &Record, replay: &Replay) {
     match row.event {
         EventName::ExtAlloc if row.alloc_id != 0 => {
-            callers.insert(row.alloc_id, (row.source, row.api));
+            callers.insert(row.alloc_id, (row.source, row.api, row.name));
         }
         EventName::ExtFree if !replay.live().contains(row.alloc_id) => {
             callers.remove(&row.alloc_id);
@@ -246,7 +247,7 @@ impl LedgerState {
             notes: Vec::new(),
         };
         state.torch(trace, replayed, layout, later);
-        state.libraries(replayed, callers);
+        state.libraries(replayed, callers, samples);
         if !state.lines.is_empty() {
             state.rest(trace);
         }
@@ -337,24 +338,28 @@ impl LedgerState {
     }
 
     /// Adds the traced memory outside torch's allocator, by library.
-    fn libraries(&mut self, replayed: &Replayed, callers: &Callers) {
-        let mut holders: FxHashMap<String, (i64, u64)> = FxHashMap::default();
+    fn libraries(&mut self, replayed: &Replayed, callers: &Callers, samples: &DeviceSamples) {
+        // By the name of the holder: its library, bytes and blocks.
+        let mut holders: FxHashMap<String, (String, i64, u64)> = FxHashMap::default();
         let mut managed = 0;
         let here = |block: &&Block| block.kind == MemoryKind::External && block.device == self.ordinal;
         for block in replayed.replay.live().values().filter(here) {
-            let (source, api) = callers.get(&block.id).copied().unwrap_or_default();
+            let (source, api, user) = callers.get(&block.id).copied().unwrap_or_default();
             if is_managed(&replayed.symbols.get(api)) {
                 managed += block.bytes;
                 continue;
             }
-            let holder = holders.entry(advice::library(&replayed.symbols.get(source))).or_default();
-            holder.0 += block.bytes;
-            holder.1 += 1;
+            let library = advice::library(&replayed.symbols.get(source));
+            let name = samples.communicators.holder(&library, &replayed.symbols.get(user));
+            let holder = holders.entry(name.unwrap_or_else(|| library.clone())).or_default();
+            holder.0 = library;
+            holder.1 += block.bytes;
+            holder.2 += 1;
         }
         let mut holders: Vec<_> = holders.into_iter().collect();
-        holders.sort_by(|a, b| (b.1.0, &a.0).cmp(&(a.1.0, &b.0)));
-        for (name, (bytes, blocks)) in holders {
-            let advice = advice::for_library(&name);
+        holders.sort_by(|a, b| (b.1.1, &a.0).cmp(&(a.1.1, &b.0)));
+        for (name, (library, bytes, blocks)) in holders {
+            let advice = advice::for_library(&library);
             self.line("library", name, bytes, blocks, advice);
         }
         if managed > 0 {

@@ -1,10 +1,12 @@
-//! The `sample` rows of a trace: the memory in use on a device beyond what traced calls account for.
+//! The `sample` rows of a trace: the memory in use on a device beyond what traced calls account for; and the names that
+//! NCCL's communicators get.
 
 use memtrace_trace::EventName;
 use memtrace_trace::ledger::{Accounted, Rest};
 use memtrace_trace::sample::Sample;
 use rustc_hash::FxHashMap;
 
+use super::communicators::Communicators;
 use crate::error::Result;
 use crate::options::Options;
 use crate::read::record::Columns;
@@ -22,8 +24,11 @@ pub(super) struct DeviceSample {
     pub(super) rest: Rest,
 }
 
-/// All samples of a trace, by device.
-pub(super) struct DeviceSamples(FxHashMap<i32, Vec<DeviceSample>>);
+/// All samples of a trace, by device, and what may be told later than the moment that it is about.
+pub(super) struct DeviceSamples {
+    samples: FxHashMap<i32, Vec<DeviceSample>>,
+    pub(super) communicators: Communicators,
+}
 
 /// Returns true if the call allocates managed memory, which moves between host and device.
 pub(super) fn is_managed(api: &str) -> bool {
@@ -37,6 +42,7 @@ impl DeviceSamples {
     /// When the trace cannot be read.
     pub(super) fn of(trace: &TraceFile, options: &Options) -> Result<DeviceSamples> {
         let mut samples: FxHashMap<i32, Vec<DeviceSample>> = FxHashMap::default();
+        let mut communicators = Communicators::default();
         // By alloc_id: the device, and the bytes.
         let mut managed: FxHashMap<i64, (i32, i64)> = FxHashMap::default();
         let columns = Columns::of(&["api", "name"]);
@@ -48,6 +54,7 @@ impl DeviceSamples {
                 EventName::ExtFree => {
                     managed.remove(&row.alloc_id);
                 }
+                EventName::Mark => communicators.feed(&replay.symbols.get(row.name)),
                 EventName::Sample => {
                     let totals = replay.find(row.device).map(|device| device.totals).unwrap_or_default();
                     let elsewhere: i64 = managed
@@ -76,13 +83,13 @@ impl DeviceSamples {
                 _ => {}
             }
         })?;
-        Ok(DeviceSamples(samples))
+        Ok(DeviceSamples { samples, communicators })
     }
 
     /// The sample that holds at row `seq`, as at a peak of a replay: of the ones before and after it, the one with more
     /// memory without a traced call.
     pub(super) fn at(&self, device: i32, seq: i64) -> Option<DeviceSample> {
-        let samples = self.0.get(&device)?;
+        let samples = self.samples.get(&device)?;
         let next = samples.partition_point(|sample| sample.seq <= seq);
         let around = &samples[next.saturating_sub(1)..samples.len().min(next + 1)];
         around.iter().max_by_key(|sample| sample.rest.total()).copied()

@@ -13,6 +13,7 @@ import contextlib
 import copy
 import ctypes
 import importlib.util
+import inspect
 import os
 import socket
 import sys
@@ -38,25 +39,27 @@ def phantom_function(name, *arguments, result=None):
     return function
 
 
-announce = phantom_function("memtrace_phantom_announce_group", ctypes.c_size_t)
+announce = phantom_function("memtrace_phantom_announce_group", ctypes.c_size_t, ctypes.c_size_t)
+place = phantom_function("memtrace_phantom_place_group", ctypes.c_char_p, ctypes.c_size_t)
 count_answer = phantom_function("memtrace_phantom_stand_in_answer")
 launches = phantom_function("memtrace_phantom_launches", result=ctypes.c_uint64)
 waiting = sibling("waits")
 HOST = "127.0.0.1"
-# The sizes of the groups that are being made, the innermost last.
+# The groups that are being made, the innermost last: their ranks, and those of them on this machine (0: not
+# known).
 sizes = []
 
 
 @contextlib.contextmanager
-def announced(size):
+def announced(size, near=0):
     """The group that is made now has this many ranks. Inside, another one may be made."""
-    sizes.append(size)
-    announce(size)
+    sizes.append((size, near))
+    announce(size, near)
     try:
         yield
     finally:
         sizes.pop()
-        announce(sizes[-1] if sizes else 0)
+        announce(*(sizes[-1] if sizes else (0, 0)))
 
 
 def ask(line):
@@ -215,13 +218,28 @@ def note_pipeline(c10d, arguments, options):
         tell("pipeline " + ",".join(map(str, ranks)))
 
 
+def near_of(ranks):
+    """How many of these ranks are on this machine; 0 where that is not known."""
+    own, size = os.environ.get("RANK", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
+    if not (own.isdecimal() and size.isdecimal() and int(size)):
+        return 0
+    return sum(rank // int(size) == int(own) // int(size) for rank in ranks)
+
+
 def install_groups(c10d, native):
-    """Tells the simulated GPU the sizes of groups that NCCL splits off."""
+    """Tells the simulated GPU how the ranks of groups lie on machines, and the sizes of those that NCCL
+    splits off."""
     make = c10d._new_process_group_helper
+    signature = inspect.signature(make)
 
     def new_process_group_helper(group_size, *arguments, **options):
         note_pipeline(c10d, arguments, options)
-        with announced(group_size):
+        given = signature.bind_partial(group_size, *arguments, **options).arguments
+        # The group of all ranks has an empty list.
+        near = near_of(given.get("global_ranks_in_group") or range(group_size))
+        if given.get("group_name") is not None:
+            place(str(given["group_name"]).encode(errors="backslashreplace").replace(b"\0", b""), near)
+        with announced(group_size, near):
             return make(group_size, *arguments, **options)
 
     c10d._new_process_group_helper = new_process_group_helper
@@ -230,7 +248,7 @@ def install_groups(c10d, native):
 
         def split_group(self, ranks, *arguments, **options):
             note_pipeline(c10d, (ranks, *arguments), options)
-            with announced(len(ranks)):
+            with announced(len(ranks), near_of(ranks)):
                 return split(self, ranks, *arguments, **options)
 
         native.ProcessGroup.split_group = split_group

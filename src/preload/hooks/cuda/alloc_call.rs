@@ -10,7 +10,7 @@ use memtrace_record::clock::now_ns;
 use memtrace_trace::event::{self, AllocCall};
 use memtrace_trace::{Api, Event, Header, Payload};
 
-use crate::attribution::{context, private_pools, requested_sizes};
+use crate::attribution::{communicators, context, private_pools, requested_sizes};
 use crate::ffi::callers::{Library, library_at};
 use crate::ffi::cuda::is_captured;
 use crate::ffi::cuda_types::{AllocNodeParams, SUCCESS};
@@ -165,7 +165,7 @@ pub(super) fn record_free(call: Call, address: u64, bytes: usize, run: impl FnOn
 /// The part of a call's event that does not depend on its outcome. `device` is that of an allocation; a free
 /// repeats the stream of its allocation.
 fn before_outcome(call: Call, device: Option<i8>) -> (Header, event::Call) {
-    let Library { name, is_torch_allocator, .. } = library_at(call.caller);
+    let Library { name, is_torch_allocator, is_nccl, .. } = library_at(call.caller);
     let is_torchs = is_torch_allocator || requested_sizes::is_inside();
     // Without caching torch's allocator may be called before there are streams.
     let has_streams = is_torchs && session::session().is_some_and(|session| session.rounding.caching);
@@ -178,6 +178,7 @@ fn before_outcome(call: Call, device: Option<i8>) -> (Header, event::Call) {
         status: 0,
         latency_ns: 0,
         library: name,
+        user: if is_nccl { communicators::current() } else { 0 },
         pool: at
             .filter(|_| is_torch_allocator)
             .map_or(0, |(device, stream)| private_pools::current(device, stream)),

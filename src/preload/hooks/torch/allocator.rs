@@ -88,6 +88,7 @@ fn host_tensor(addr: u64, size: i64) {
         status: 0,
         latency_ns: 0,
         library,
+        user: 0,
         pool: 0,
         from_torch_allocator: false,
         unreported: false,

@@ -15,6 +15,7 @@ import weakref
 from _thread import get_ident
 
 from .caches import caches_are_given
+from .communicators import name_groups
 from .failures import count
 from .forwards import module_is_called, root_was_called
 from .held import tag_engines
@@ -109,6 +110,7 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
         if not is_main and has_new_gradients():
             hook_new_classes()
             tag_gradients()
+        name_groups()
         if calls <= FIRST or calls % EVERY == 0:
             tag_model(root_of(root))
         if is_main and is_time_to_search(calls):
@@ -200,6 +202,7 @@ def _make_after_step(is_compiling):
             reference, steps, size_before = _optimizers.get(id(optimizer), (weakref.ref(optimizer), 0, 0))
             size = len(optimizer.state)
             _optimizers[id(optimizer)] = (reference, steps + 1, size)
+            name_groups()
             if steps < FIRST or size_before != size or steps % EVERY == 0:
                 with without_torch_function():
                     tag_state_of(optimizer)

@@ -88,6 +88,12 @@ def backward_count() -> int:
 def bytes_outside_phases() -> int:
     """The bytes that torch's allocator has handed out in no phase or before the first forward."""
 
+def unnamed_communicators() -> int:
+    """The communicators of NCCL whose group has no name yet."""
+
+def name_communicator(handle: int, text: str) -> None:
+    """Records the name of the group of a communicator, once."""
+
 def record_mark(text: str) -> None: ...
 def forward_begins_step() -> None:
     """A forward of a program that trains nothing begins a step."""

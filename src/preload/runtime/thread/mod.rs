@@ -35,6 +35,12 @@ pub(crate) struct ThreadState {
     pub(crate) last_block: Cell<usize>,
     /// The module whose outermost call on this thread is followed by the tracer's function; 0 for none.
     pub(crate) awaited_module: Cell<usize>,
+    /// The communicator of the call of NCCL that the thread is in; 0 outside of them.
+    pub(crate) communicator: Cell<u32>,
+    /// The communicator of the operations in the thread's group of NCCL; 0 for none.
+    pub(crate) group_communicator: Cell<u32>,
+    /// The number of groups that are open on the thread.
+    pub(crate) group_depth: Cell<u32>,
     /// Torch's id of the thread; 0 until the first query.
     pub(crate) torch_id: Cell<u64>,
     /// CUDA events that torch's allocator recorded on this thread since its last report.
@@ -53,6 +59,9 @@ thread_local! {
             pool: Cell::new(0),
             last_block: Cell::new(0),
             awaited_module: Cell::new(0),
+            communicator: Cell::new(0),
+            group_communicator: Cell::new(0),
+            group_depth: Cell::new(0),
             torch_id: Cell::new(0),
             recorded_events: RefCell::new(Vec::new()),
         }

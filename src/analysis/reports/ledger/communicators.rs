@@ -1,0 +1,50 @@
+//! NCCL's communicators: their numbers, and what the trace tells of each.
+
+use rustc_hash::FxHashMap;
+
+/// The beginning of the text of a row of a communicator's memory (`communicator 2: rank 0 of 8`), and of the mark that
+/// names its group (`communicator 2: mesh_tp, 8 ranks, 8 on this node`).
+const PREFIX: &str = "communicator ";
+
+/// The number of a communicator, and what the text says of it.
+fn parse(text: &str) -> Option<(u32, &str)> {
+    let (number, rest) = text.strip_prefix(PREFIX)?.split_once(": ")?;
+    Some((number.parse().ok()?, rest))
+}
+
+/// By number: the group of a communicator.
+#[derive(Default)]
+pub(super) struct Communicators(FxHashMap<u32, String>);
+
+impl Communicators {
+    /// Takes the text of a mark.
+    pub(super) fn feed(&mut self, mark: &str) {
+        if let Some((number, group)) = parse(mark) {
+            self.0.insert(number, group.to_owned());
+        }
+    }
+
+    /// The holder of memory of `library`, whose row has this text: its communicator, where the text names one.
+    pub(super) fn holder(&self, library: &str, text: &str) -> Option<String> {
+        let (number, rank) = parse(text)?;
+        let what = self.0.get(&number).map_or(rank, String::as_str);
+        Some(format!("{library} {number}: {what}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ledger_names_a_communicator_by_its_group_or_else_by_its_rank() {
+        let mut known = Communicators::default();
+        for mark in ["communicator 2: mesh_tp, 8 ranks, 8 on this node", "communicator x: y", "epoch 2", ""] {
+            known.feed(mark);
+        }
+        let of = |text| known.holder("NCCL", text);
+        assert_eq!(of("communicator 2: rank 0 of 8").unwrap(), "NCCL 2: mesh_tp, 8 ranks, 8 on this node");
+        assert_eq!(of("communicator 1: rank 0 of 64").unwrap(), "NCCL 1: rank 0 of 64");
+        assert_eq!([of(""), of("(none)"), of("communicator 4294967296: a")], [None, None, None]);
+    }
+}

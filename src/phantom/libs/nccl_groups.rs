@@ -1,0 +1,110 @@
+//! How the ranks of a communicator lie on machines.
+//!
+//! NCCL learns it from the other ranks. Among stand-ins PyTorch's groups tell it: each is announced with its name and
+//! the number of its ranks on this machine, and the store of this rank knows by which group's key the id of a
+//! communicator was shared.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use memtrace_machine::STORE_VARIABLE;
+
+use crate::core::host_state::host_state;
+use crate::core::lock::lock;
+use crate::libs::stand_ins;
+
+/// The place of a rank in its communicator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) ranks: usize,
+    pub(crate) rank: usize,
+    /// The ranks on this machine, this one included.
+    pub(crate) near: usize,
+}
+
+impl Place {
+    /// Returns true if a rank is on this machine: NCCL's ranks of a machine follow one another.
+    pub(crate) fn is_near(&self, rank: usize) -> bool {
+        rank / self.near.max(1) == self.rank / self.near.max(1)
+    }
+
+    /// The place in a communicator of which only the number of ranks is known, and perhaps how many are `near`.
+    pub(crate) fn new(ranks: usize, rank: usize, near: Option<usize>) -> Place {
+        let number = |name: &str| std::env::var(name).ok()?.trim().parse().ok().filter(|number| *number > 0);
+        let of_machine = match stand_ins::exist() {
+            true => Some(host_state().spec.count as usize),
+            // Real ranks of one machine may play several.
+            false => number("LOCAL_WORLD_SIZE"),
+        };
+        let near = near.filter(|near| *near > 0).or(of_machine).unwrap_or(ranks);
+        Place { ranks, rank, near: near.clamp(1, ranks.max(1)) }
+    }
+}
+
+/// By name: the ranks of a group on this machine.
+static GROUPS: Mutex<Option<HashMap<String, usize>>> = Mutex::new(None);
+
+/// PyTorch makes a group of this name, with `near` ranks on this machine.
+///
+/// # Safety
+/// `name` is null or a C string.
+// SAFETY: only this library defines the name.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memtrace_phantom_place_group(name: *const c_char, near: usize) {
+    if name.is_null() {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    lock(&GROUPS).get_or_insert_default().insert(name, near);
+}
+
+/// The ranks on this machine of the group whose communicator has this id.
+pub(crate) fn near_of_id(id: &[u8]) -> Option<usize> {
+    if !stand_ins::exist() || lock(&GROUPS).is_none() {
+        return None;
+    }
+    let group = group_of_key(&key_of_id(id)?)?.to_owned();
+    lock(&GROUPS).as_ref()?.get(&group).copied()
+}
+
+/// The key in this rank's store that has the id as its value.
+fn key_of_id(id: &[u8]) -> Option<String> {
+    let port = std::env::var(STORE_VARIABLE).ok()?.parse().ok()?;
+    let mut store = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
+    store.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+    let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    store.write_all(format!("key {hex}\n").as_bytes()).ok()?;
+    let mut line = String::new();
+    BufReader::new(store).read_line(&mut line).ok()?;
+    Some(line.trim().to_owned()).filter(|line| !line.is_empty())
+}
+
+/// The group whose key this is: its name stands before the device.
+fn group_of_key(key: &str) -> Option<&str> {
+    key.split("/cuda/").next()?.split('/').rev().find(|part| !part.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_group_of_a_communicator_is_found_by_the_key_of_its_id() {
+        assert_eq!(group_of_key("default_pg/0//cuda//0"), Some("0"));
+        assert_eq!(group_of_key("worker/1/mesh_tp//cuda//0:17"), Some("mesh_tp"));
+        assert_eq!(group_of_key(""), None);
+    }
+
+    #[test]
+    fn the_ranks_of_a_machine_follow_one_another() {
+        let place = Place { ranks: 64, rank: 9, near: 8 };
+        assert_eq!([7, 8, 15, 16].map(|rank| place.is_near(rank)), [false, true, true, false]);
+        let place = Place { ranks: 4, rank: 2, near: 1 };
+        assert_eq!([1, 2, 3].map(|rank| place.is_near(rank)), [false, true, false]);
+    }
+}

@@ -1,0 +1,149 @@
+//! NCCL: its calls tell which communicator its memory is for.
+//!
+//! The calls are passed on unchanged. A program that finds NCCL's functions by `dlsym`, or contains NCCL, is not seen:
+//! the memory is NCCL's then, and of no communicator.
+
+use std::ffi::{c_int, c_void};
+
+use memtrace_record::intern::TextId;
+
+use crate::attribution::communicators::{self, Created, OpenCall};
+use crate::ffi::symbols::{RealFn, c_name};
+use crate::runtime::guard::shielded;
+use crate::runtime::session;
+
+/// `ncclInternalError`.
+const INTERNAL_ERROR: c_int = 3;
+/// `ncclSuccess`, and `ncclInProgress` of a communicator that does not block.
+const MADE: [c_int; 2] = [0, 7];
+
+/// An `ncclComm_t`.
+type Comm = *mut c_void;
+/// A pointer, or another argument of one word.
+type Word = *mut c_void;
+
+/// An `ncclUniqueId`, which is passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UniqueId([u8; 128]);
+
+/// Calls NCCL's own function while the communicator `text` gives is the one that it works for.
+fn during(text: impl FnOnce() -> TextId, run: impl FnOnce() -> c_int) -> c_int {
+    let open = session::session().and_then(|_| shielded(|| OpenCall::of(text())));
+    let status = run();
+    drop(open);
+    status
+}
+
+/// Calls a function that creates a communicator and writes its handle to `out`.
+///
+/// # Safety
+/// `out` is null or good for a handle, by NCCL's contract.
+unsafe fn create(out: *mut Comm, what: impl FnOnce(u32) -> String, run: impl FnOnce() -> c_int) -> c_int {
+    let new: Option<Created> = session::session().and_then(|_| shielded(|| communicators::create(what)));
+    let Some(new) = new else { return run() };
+    // In a group NCCL creates it at the end of the group.
+    let status = during(
+        || {
+            communicators::joins_group(new.text);
+            new.text
+        },
+        run,
+    );
+    if MADE.contains(&status) && !out.is_null() {
+        // SAFETY: a call that succeeded has written it.
+        let handle = unsafe { *out } as usize;
+        shielded(|| communicators::created(new, handle));
+    }
+    status
+}
+
+fn rank_of(number: u32, rank: c_int, ranks: c_int) -> String {
+    format!("communicator {number}: rank {rank} of {ranks}")
+}
+
+/// Defines hooks of functions of NCCL. The body calls the real one as `real`.
+macro_rules! hooks {
+    ($($name:ident($($arg:ident: $type:ty),*) |$real:ident| $body:expr;)*) => { $(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+            static REAL: RealFn<unsafe extern "C" fn($($type),*) -> c_int> =
+                // SAFETY: the signature is the one in nccl.h.
+                unsafe { RealFn::new(c_name(concat!(stringify!($name), "\0")), "libnccl.so") };
+            let Some(function) = REAL.get() else { return INTERNAL_ERROR };
+            // SAFETY: the caller's own arguments, passed on unchanged.
+            let $real = || unsafe { function($($arg),*) };
+            $body
+        }
+    )* };
+}
+
+/// Defines hooks of operations: the memory that one takes is that of its communicator.
+macro_rules! operations {
+    ($($name:ident($($arg:ident: $type:ty),*) of $comm:ident;)*) => {
+        hooks! { $($name($($arg: $type),*) |real| operate($comm, real);)* }
+    };
+}
+
+fn operate(comm: Comm, run: impl FnOnce() -> c_int) -> c_int {
+    let text = || {
+        let text = communicators::text_of(comm as usize);
+        communicators::joins_group(text);
+        text
+    };
+    during(text, run)
+}
+
+fn destroy(comm: Comm, run: impl FnOnce() -> c_int) -> c_int {
+    let text = || {
+        let text = communicators::text_of(comm as usize);
+        communicators::destroyed(comm as usize);
+        text
+    };
+    during(text, run)
+}
+
+hooks! {
+    ncclCommInitRank(out: *mut Comm, ranks: c_int, id: UniqueId, rank: c_int)
+        // SAFETY: the caller's own place; here and below.
+        |real| unsafe { create(out, |number| rank_of(number, rank, ranks), real) };
+    ncclCommInitRankConfig(out: *mut Comm, ranks: c_int, id: UniqueId, rank: c_int, config: Word)
+        // SAFETY: as above.
+        |real| unsafe { create(out, |number| rank_of(number, rank, ranks), real) };
+    ncclCommInitRankScalable(out: *mut Comm, ranks: c_int, rank: c_int, count: c_int, ids: Word, config: Word)
+        // SAFETY: as above.
+        |real| unsafe { create(out, |number| rank_of(number, rank, ranks), real) };
+    ncclCommSplit(comm: Comm, color: c_int, key: c_int, out: *mut Comm, config: Word)
+        |real| {
+            let from = communicators::number_of(comm as usize);
+            // SAFETY: as above.
+            unsafe { create(out, |number| format!("communicator {number}: split from {from}"), real) }
+        };
+    ncclCommDestroy(comm: Comm) |real| destroy(comm, real);
+    ncclCommAbort(comm: Comm) |real| destroy(comm, real);
+    ncclGroupStart() |real| {
+        if session::session().is_some() {
+            shielded(communicators::group_begins);
+        }
+        real()
+    };
+    ncclGroupEnd() |real| during(communicators::group_ends, real);
+}
+
+operations! {
+    ncclAllReduce(from: Word, to: Word, count: usize, data_type: c_int, operation: c_int, comm: Comm, stream: Word)
+        of comm;
+    ncclReduce(
+        from: Word, to: Word, count: usize, data_type: c_int, operation: c_int, root: c_int, comm: Comm, stream: Word
+    ) of comm;
+    ncclBroadcast(from: Word, to: Word, count: usize, data_type: c_int, root: c_int, comm: Comm, stream: Word)
+        of comm;
+    ncclBcast(at: Word, count: usize, data_type: c_int, root: c_int, comm: Comm, stream: Word) of comm;
+    ncclAllGather(from: Word, to: Word, count: usize, data_type: c_int, comm: Comm, stream: Word) of comm;
+    ncclReduceScatter(
+        from: Word, to: Word, count: usize, data_type: c_int, operation: c_int, comm: Comm, stream: Word
+    ) of comm;
+    ncclSend(from: Word, count: usize, data_type: c_int, peer: c_int, comm: Comm, stream: Word) of comm;
+    ncclRecv(to: Word, count: usize, data_type: c_int, peer: c_int, comm: Comm, stream: Word) of comm;
+    ncclCommRegister(comm: Comm, address: Word, size: usize, handle: Word) of comm;
+}

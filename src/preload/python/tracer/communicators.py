@@ -1,0 +1,53 @@
+"""Names NCCL's communicators after PyTorch's process groups."""
+
+import os
+import sys
+
+from .failures import count
+from .native import name_communicator, unnamed_communicators
+
+
+def _nodes_of(ranks: list) -> str:
+    """How the ranks of a group lie on the machines, as far as the launcher tells."""
+    size = os.environ.get("LOCAL_WORLD_SIZE", "")
+    own = os.environ.get("RANK", "")
+    if not (size.isdecimal() and own.isdecimal() and int(size)):
+        return ""
+    here = sum(rank // int(size) == int(own) // int(size) for rank in ranks)
+    return f", {here} on this node"
+
+
+def _text_of(c10d, group) -> str:
+    world = c10d._world
+    described = getattr(group, "group_desc", "")
+    name = described if described and described != "undefined" else f"group {world.pg_names.get(group, '')}"
+    ranks = list(world.pg_group_ranks.get(group, ()))
+    return f"{name}, {len(ranks)} {'rank' if len(ranks) == 1 else 'ranks'}{_nodes_of(ranks)}"
+
+
+# The number of communicators that the last call could not name: it is no group's, or PyTorch does not tell.
+_left = 0
+
+
+def name_groups() -> None:
+    """Records the names of the process groups whose communicators have none yet."""
+    global _left
+    if unnamed_communicators() == _left:
+        return
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    torch = sys.modules.get("torch")
+    if c10d is None or torch is None:
+        return
+    for group in list(c10d._world.pg_map):
+        try:
+            backend = group._get_backend(torch.device("cuda"))
+            # PyTorch 2.7 and later.
+            pointer = getattr(backend, "_comm_ptr", lambda: 0)()
+            if pointer:
+                name_communicator(pointer, _text_of(c10d, group))
+        except RuntimeError:
+            # A group without a backend for GPUs.
+            continue
+        except Exception as error:
+            count("name of a communicator", error)
+    _left = unnamed_communicators()
