@@ -78,3 +78,69 @@ fn detail_gives_a_step_the_rows_of_a_full_trace_and_the_program_its_own_output()
         }
     });
 }
+
+/// What a run of weeks meets: a new peak, an OOM, parts, and a child that traces itself.
+#[test]
+fn detail_follows_a_new_peak_and_an_oom_in_parts_and_in_a_forked_child() {
+    Torch::run("2.11.0", |torch| {
+        let variables = [("MEMTRACE_DETAIL", "steps:0"), ("MEMTRACE_ROTATE", "64k")];
+        let run = torch.trace_with(SCRIPT, &["rough"], &variables).expect_success();
+        torch.check(memtrace().arg("check").arg(run.dir()));
+        // A part is `NAME.partN.csv`; the parts of a process follow each other.
+        let mut rows: BTreeMap<String, Vec<(usize, Rec)>> = BTreeMap::new();
+        for file in run.files() {
+            let name = file.file_name().unwrap().to_str().unwrap().trim_end_matches(".csv").to_owned();
+            let (process, part) = name.split_once(".part").unwrap_or((&name, "1"));
+            let part = part.parse().unwrap();
+            let more = harness::read(&file).into_iter().map(|row| (part, row));
+            rows.entry(process.to_owned()).or_default().extend(more);
+        }
+        assert_eq!(rows.len(), 2, "the process and its child: {:?}", rows.keys());
+        let mut checked = 0;
+        for rows in rows.values_mut() {
+            rows.sort_by_key(|(part, _)| *part);
+            let marks = rows.iter().filter(|(_, row)| row.api == "detail");
+            let marks: Vec<(i64, &str)> = marks.map(|(_, row)| (row.step, row.name.as_str())).collect();
+            if marks.len() < 4 {
+                // The child trained two steps.
+                assert_eq!(marks, [(0, "detail on: schedule"), (1, "detail off")]);
+                checked += 1;
+                continue;
+            }
+            let expected = [
+                (0, "detail on: schedule"),
+                (1, "detail off"),
+                (4, "detail on: new peak"),
+                (5, "detail off"),
+                (5, "detail on: out of memory"),
+                (6, "detail on: out of memory"),
+                (7, "detail off"),
+            ];
+            assert_eq!(marks, expected);
+            assert!(rows.last().unwrap().0 > 1, "more than one part");
+            checked += 10;
+        }
+        assert_eq!(checked, 11);
+
+        let peak = run.report("peak", &["--by", "module"]);
+        assert!(
+            peak.contains("step 3 is without detail; detail of step 4, the one after (new peak)"),
+            "{peak}"
+        );
+        assert!(peak.contains(WITHOUT) && peak.contains("steps 0, 4, 6 alone"), "{peak}");
+        let detailed = run.report("peak", &["--by", "module", "--step", "4:4"]);
+        assert!(
+            detailed.contains("Sequential.1.inner") && !detailed.contains("step 4 is without"),
+            "{detailed}"
+        );
+        let oom = run.report("oom", &[]);
+        let about =
+            "step 5 is without detail; detail of its rest and of step 6, the one after (out of memory)";
+        assert!(oom.contains(about), "{oom}");
+        for report in ["summary", "leaks", "modules", "top-ops"] {
+            assert!(run.report(report, &[]).contains("steps 0, 4, 6 alone"), "{report}");
+        }
+        let answer = run.json("peak", &[]);
+        assert_eq!(answer["detailed_steps"], serde_json::json!([[0, 0], [4, 4], [6, 6]]));
+    });
+}

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use memtrace_trace::text::{NO_CATEGORY, NO_LINE, NO_MODULE, NO_OP, NO_OWNER, NO_PHASE, NO_STACK};
-use memtrace_trace::text::{NONE, SCRIPT};
+use memtrace_trace::text::{NONE, SCRIPT, WITHOUT_DETAIL};
 
 /// The number of an interned text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -20,6 +20,8 @@ impl Symbol {
     pub const SCRIPT: Symbol = Symbol(1);
     /// `(other names)`: every text beyond the first [`MOST_BYTES`].
     pub const REST: Symbol = Symbol(2);
+    /// `(without detail)`: the owner is not known, see [`memtrace_trace::detail`].
+    pub const WITHOUT_DETAIL: Symbol = Symbol(3);
 
     /// The index in a table of all symbols.
     #[must_use]
@@ -50,7 +52,7 @@ struct Interned {
 impl Default for SymbolTable {
     fn default() -> Self {
         let mut inner = Interned::default();
-        for text in [NONE, SCRIPT, REST] {
+        for text in [NONE, SCRIPT, REST, WITHOUT_DETAIL] {
             inner.intern(text);
         }
         SymbolTable { inner: Arc::new(Mutex::new(inner)) }

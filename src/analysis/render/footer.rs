@@ -5,6 +5,7 @@ use super::phantom_run::PhantomRun;
 use super::printer::{Cell, Printer, Style};
 use crate::read::input::Input;
 use crate::read::stream::TraceFile;
+use crate::state::detail::DetailedSteps;
 use crate::state::replay_trace::Replayed;
 
 /// The footer of a report: how complete its data is.
@@ -48,6 +49,13 @@ impl Footer {
             ));
         }
         self.notes.extend(trace.meta.degraded.iter().cloned());
+        self.note_detail(trace, &replayed.replay.detail);
+    }
+
+    /// Says for which steps ops and modules are known, unless it is for all.
+    pub fn note_detail(&mut self, trace: &TraceFile, detail: &DetailedSteps) {
+        let note = detail.note(&trace.meta);
+        self.notes.extend(note.filter(|note| !self.notes.contains(note)));
     }
 
     /// Adds the lost events and the damage of a trace. A report that stops before the end of the trace calls

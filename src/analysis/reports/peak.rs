@@ -1,5 +1,6 @@
 //! `memtrace peak`: the live blocks at the peak, by owner.
 
+use memtrace_trace::text::WITHOUT_DETAIL;
 use serde_json::{Value, json};
 
 use super::report::{Answer, Report, next};
@@ -119,7 +120,8 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     }
     if !matches!(by.name, "size" | "step") {
         let missing =
-            groups.iter().find(|(name, _)| name == by.missing()).map_or(0, |(_, group)| group.bytes);
+            groups.iter().filter(|(name, _)| [by.missing(), WITHOUT_DETAIL].contains(&name.as_str()));
+        let missing = missing.map(|(_, group)| group.bytes).sum();
         footer.without_key = Some((by.name, share(missing, peak.bytes)));
     }
 
@@ -144,6 +146,10 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
             input.traces.len()
         ));
     }
+    let detail = &replayed.replay.detail;
+    if let Some(text) = detail.about(peak.owner.step, &trace.meta) {
+        printer.plain(text);
+    }
     printer.gap();
     let top = options.top.unwrap_or(20);
     table(&mut printer, &groups, by.name, peak.bytes, top, options);
@@ -167,6 +173,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
         "of": device.name_of(metric),
         "by": by.name,
         "peak": replayed.moment(peak),
+        "detailed_steps": detail.json(&trace.meta),
         "live_bytes": blocks.iter().map(|block| block.bytes).sum::<i64>(),
         "groups": json,
     });

@@ -30,7 +30,8 @@ impl Owner {
     /// Returns true if the owner has no op, no module and no category.
     #[must_use]
     pub fn is_nobody(&self) -> bool {
-        self.op == Symbol::NONE && self.module == Symbol::NONE && self.category == Category::None
+        let is_unknown = |symbol| matches!(symbol, Symbol::NONE | Symbol::WITHOUT_DETAIL);
+        is_unknown(self.op) && is_unknown(self.module) && self.category == Category::None
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod block;
 pub mod categories;
+pub mod detail;
 pub mod device;
 pub mod group;
 pub mod last_oom;

@@ -3,6 +3,7 @@
 //! Each call has its number among all calls, its number among those of the same name, and the device's totals
 //! after it. The `top-ops` report lists them; the exports draw them.
 
+use memtrace_trace::detail::DetailMark;
 use memtrace_trace::{Api, EventName};
 use rustc_hash::FxHashMap;
 
@@ -66,6 +67,11 @@ struct Child {
     overload: Symbol,
     module: Symbol,
     start_ns: i64,
+}
+
+fn is_end_of_detail(row: &Record, replay: &Replay) -> bool {
+    *replay.symbols.get(row.api) == *Api::Detail.as_str()
+        && DetailMark::parse(&replay.symbols.get(row.name)) == Some(DetailMark::Off)
 }
 
 /// Counts the calls of ops over the rows of a trace.
@@ -132,6 +138,8 @@ impl OpCalls {
             EventName::RangeBegin | EventName::RangeEnd => self.module(row, replay),
             EventName::SegmentAlloc | EventName::SegmentMap if row.status != 0 => self.failed += 1,
             EventName::Oom => self.ooms += 1,
+            // The ops that follow are not in the trace: the next one that is has no op before it.
+            EventName::Mark if is_end_of_detail(row, replay) => self.before = None,
             _ => {}
         }
         None

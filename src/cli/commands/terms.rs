@@ -278,6 +278,11 @@ pub(super) const TERMS: &[Term] = &[
         &["stand-in"],
         "A rank of a simulated cluster that does not run (`memtrace run --ranks`). It holds what the rank that asks holds.",
     ),
+    term(
+        &["without detail", "detail", "detailed step"],
+        "The op or the module of memory that was allocated outside the steps that MEMTRACE_DETAIL records in full: \
+         it is not known. `memtrace peak --step N` of a detailed step shows what such memory is likely to be.",
+    ),
     term(&["collective"], "A call in which all ranks of a group take part, such as all_reduce."),
     term(
         &["overflow list"],

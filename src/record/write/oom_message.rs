@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use memtrace_encode::{Encoder, Live, OutOfMemory, Owner};
 use memtrace_trace::config::Level;
 use memtrace_trace::memory::Totals;
-use memtrace_trace::text::{NO_CATEGORY, NO_OWNER, NONE, SCRIPT};
+use memtrace_trace::text::{NO_CATEGORY, NO_OWNER, NONE, SCRIPT, WITHOUT_DETAIL};
 use memtrace_trace::units::Unit;
 use memtrace_trace::{Category, Meta};
 use rustc_hash::FxHashMap;
@@ -156,7 +156,7 @@ fn by(live: &[Live], name: impl Fn(&Live) -> String) -> Vec<(String, i64)> {
 /// The name of an owner: its module, or outside every module its op and phase.
 fn label(owner: Owner<'_>) -> String {
     let Owner { op, module, phase } = owner;
-    if module != NONE && module != SCRIPT {
+    if ![NONE, SCRIPT, WITHOUT_DETAIL].contains(&module) {
         return module.to_owned();
     }
     let name = if op == NONE { module } else { op };

@@ -14,6 +14,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::{bar, count, percent, share};
 use crate::render::printer::{Printer, Side, Table};
+use crate::state::detail::DetailedSteps;
 use crate::state::group::{Key, sorted};
 use crate::state::layout::{self, Layout};
 use crate::state::moment::{NamedMoment, replay_to_moment};
@@ -61,9 +62,14 @@ impl Report for Oom {
             }
             printer.gap();
             case.print(&mut printer, options);
+            let detail = DetailedSteps::read(trace, options)?;
+            if let Some(text) = detail.about(row.step, &trace.meta) {
+                printer.plain(text);
+            }
             holders(&mut printer, &replayed, row.device, options);
             footer.note_inference(&replayed);
             footer.add_reading(trace, &replayed);
+            footer.note_detail(trace, &detail);
             footer.add_share(&replayed, row.device);
             cases.push(case.json(&replayed));
         }

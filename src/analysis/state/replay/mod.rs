@@ -21,6 +21,7 @@ use crate::read::record::{Columns, Record, Wanted};
 use crate::read::symbols::{Symbol, SymbolTable};
 pub use crate::state::block::{Block, Owner};
 use crate::state::categories::{KnownCategories, Passes, Phases};
+use crate::state::detail::{DetailedSteps, MARK_COLUMNS};
 use crate::state::device::Devices;
 pub use crate::state::device::{Device, Moment};
 use crate::state::live_blocks::{FreedSlot, LiveBlocks};
@@ -51,7 +52,7 @@ pub const COLUMNS: Wanted = Wanted::all_events(ANY.and(MEMORY).and(OWNED))
     .except(EventName::Io, ANY)
     .except(EventName::RangeBegin, ANY)
     .except(EventName::RangeEnd, ANY)
-    .except(EventName::Mark, ANY)
+    .except(EventName::Mark, ANY.and(MARK_COLUMNS))
     .except(EventName::Lost, ANY.and(Columns::of(&["requested_bytes"])))
     .plus(EventName::ExtAlloc, Columns::of(&["api"]))
     .plus(EventName::Sample, Columns::of(&["name"]));
@@ -70,6 +71,8 @@ pub struct Replay {
     freed: Option<FreedSlot>,
     /// Counts of rows, failed calls and lost events.
     pub counts: Counts,
+    /// The detailed steps.
+    pub detail: DetailedSteps,
     /// Contradictions between rows.
     pub problems: Problems,
     /// The `seq` of the last row.
@@ -125,6 +128,7 @@ impl Replay {
             memory: MemoryState::default(),
             freed: None,
             counts: Counts::default(),
+            detail: DetailedSteps::default(),
             problems: Problems::default(),
             seq: 0,
             ts_ns: 0,
@@ -165,6 +169,9 @@ impl Replay {
         self.counts.rows += 1;
         self.counts.events[row.event as usize] += 1;
         self.counts.failed += u64::from(row.status != 0);
+        if row.event == EventName::Mark {
+            self.detail.feed(row, self.highest_step.0, &self.symbols);
+        }
         if row.step >= 0 {
             self.highest_step.0 = self.highest_step.0.max(row.step);
             self.first_step.get_or_insert(row.step);

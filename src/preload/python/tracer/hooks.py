@@ -125,16 +125,22 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
 
 def _root_is_called_unseen(root) -> None:
     """An outermost module is called outside the detailed steps: parameters and buffers get their tags."""
+    global _outermost_calls
+    _outermost_calls += 1
     module_id = id(root)
     calls = _calls[module_id] = _calls.get(module_id, 0) + 1
     root_was_called(root)
-    if calls <= FIRST or calls % EVERY == 0:
+    is_main = get_ident() == MAIN_THREAD
+    is_engine_due = is_main and _is_engine_due(_outermost_calls)
+    if calls <= FIRST or calls % EVERY == 0 or is_engine_due:
         with without_torch_function():
             if not has_path(root):
                 assign_paths_on_call(root)
             tag_model(root_of(root))
-            if get_ident() == MAIN_THREAD and is_time_to_search(calls):
+            if is_main and is_time_to_search(calls):
                 name_uncalled_models()
+            if is_engine_due:
+                tag_engines()
 
 
 # The calls of all outermost modules. A program may call many, such as each layer of a model by itself.

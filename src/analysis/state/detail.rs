@@ -1,0 +1,275 @@
+//! The detailed steps of a trace (`MEMTRACE_DETAIL`): in the others ops and modules are not known.
+
+use std::fmt::Write as _;
+use std::ops::ControlFlow;
+
+use memtrace_trace::detail::{Detail, DetailMark, Reason};
+use memtrace_trace::{Api, EventName, Meta};
+use serde_json::{Value, json};
+
+use crate::error::Result;
+use crate::options::Options;
+use crate::read::record::{Columns, Record, Wanted};
+use crate::read::stream::TraceFile;
+use crate::read::symbols::SymbolTable;
+use crate::render::numbers::counted;
+
+/// The columns that [`DetailedSteps::feed`] needs of a mark.
+pub const MARK_COLUMNS: Columns = Columns::of(&["api", "name", "step"]);
+
+/// The most stretches that are kept: memory does not grow with the trace.
+const MOST: usize = 1 << 16;
+/// The most stretches in a note.
+const SHOWN: usize = 6;
+
+/// Steps in sequence that are detailed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stretch {
+    first: i64,
+    last: i64,
+    /// The reason of the first of them.
+    reason: Reason,
+}
+
+/// The detailed steps, by the marks of a trace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DetailedSteps {
+    stretches: Vec<Stretch>,
+    /// True if there were more stretches than are kept.
+    has_more: bool,
+    /// True if some step has no detail.
+    has_off: bool,
+    /// The step at whose middle the detail began, for an OOM.
+    partly: Option<i64>,
+}
+
+impl DetailedSteps {
+    /// Takes the row of a mark. `step_before` is the highest step of the rows before.
+    pub fn feed(&mut self, row: &Record, step_before: i64, symbols: &SymbolTable) {
+        if *symbols.get(row.api) != *Api::Detail.as_str() {
+            return;
+        }
+        match DetailMark::parse(&symbols.get(row.name)) {
+            Some(DetailMark::On(reason)) => self.add(row.step, reason, step_before),
+            Some(DetailMark::Off) => self.has_off = true,
+            None => {}
+        }
+    }
+
+    fn add(&mut self, step: i64, reason: Reason, step_before: i64) {
+        let is_covered = self.stretches.last().is_some_and(|last| last.last == step);
+        if reason == Reason::OutOfMemory && step == step_before && !is_covered {
+            self.partly = Some(step);
+            return;
+        }
+        if let Some(last) = self.stretches.last_mut()
+            && (last.last..=last.last.saturating_add(1)).contains(&step)
+        {
+            last.last = step;
+        } else if self.stretches.len() < MOST {
+            self.stretches.push(Stretch { first: step, last: step, reason });
+        } else {
+            self.has_more = true;
+        }
+    }
+
+    /// Returns true if every step of the trace is detailed.
+    #[must_use]
+    pub fn is_every(&self, meta: &Meta) -> bool {
+        let starts_on = match Detail::parse(&meta.detail) {
+            Ok(detail) => detail.names(-1),
+            // An older trace, or one of a newer version.
+            Err(_) => true,
+        };
+        starts_on && !self.has_off
+    }
+
+    /// One line that says for which steps ops and modules are known; `None` when it is for all.
+    #[must_use]
+    pub fn note(&self, meta: &Meta) -> Option<String> {
+        if self.is_every(meta) {
+            return None;
+        }
+        let known = match self.stretches.len() {
+            0 => "no step".to_owned(),
+            1 if self.stretches[0].first == self.stretches[0].last => {
+                format!("step {} alone", self.stretches[0].first)
+            }
+            _ => format!("steps {} alone", self.list()),
+        };
+        Some(format!(
+            "ops and modules are known for {known} (MEMTRACE_DETAIL={}); the others have memory, phases and what stays",
+            meta.detail
+        ))
+    }
+
+    /// `0-4, 500 and 3 more`.
+    fn list(&self) -> String {
+        let mut text = String::new();
+        for (index, Stretch { first, last, .. }) in self.stretches.iter().take(SHOWN).enumerate() {
+            let comma = if index > 0 { ", " } else { "" };
+            let _ = if first == last {
+                write!(text, "{comma}{first}")
+            } else {
+                write!(text, "{comma}{first}-{last}")
+            };
+        }
+        let more = self.stretches.len().saturating_sub(SHOWN);
+        if more > 0 || self.has_more {
+            let least = if self.has_more { "at least " } else { "" };
+            let _ = write!(text, " and {least}{}", counted(more as u64, "stretch"));
+        }
+        text
+    }
+
+    /// The step that shows what `step`, which has no detail, is likely to hold: the one after it, or the nearest.
+    /// `None` when `step` is detailed, or no step is.
+    fn instead_of(&self, step: i64) -> Option<(i64, Reason)> {
+        let at = self.stretches.partition_point(|stretch| stretch.last < step);
+        if let Some(next) = self.stretches.get(at) {
+            // What runs before the first step has the detail of step 0.
+            let is_detailed = next.first <= step || (step < 0 && next.first == 0);
+            return (!is_detailed).then_some((next.first, next.reason));
+        }
+        let before = self.stretches.get(at.checked_sub(1)?)?;
+        Some((before.last, before.reason))
+    }
+
+    /// One line about a moment in `step`, when that step has no detail: which one has.
+    #[must_use]
+    pub fn about(&self, step: i64, meta: &Meta) -> Option<String> {
+        if self.is_every(meta) {
+            return None;
+        }
+        if self.stretches.is_empty() {
+            return Some(format!("step {step} is without detail, and so are all others"));
+        }
+        let (other, reason) = self.instead_of(step)?;
+        let place = match other.checked_sub(step) {
+            Some(1) => ", the one after",
+            Some(more) if more > 0 => ", the next with it",
+            _ => ", the last with it",
+        };
+        let why = match reason {
+            Reason::Scheduled => "",
+            Reason::Asked => " (asked for)",
+            Reason::Peak => " (new peak)",
+            Reason::OutOfMemory => " (out of memory)",
+        };
+        let rest = if self.partly == Some(step) { " of its rest and" } else { "" };
+        Some(format!(
+            "step {step} is without detail; detail{rest} of step {other}{place}{why}: --step {other}"
+        ))
+    }
+
+    /// The same for `--json`: the first and the last step of each stretch; null when every step is detailed.
+    #[must_use]
+    pub fn json(&self, meta: &Meta) -> Value {
+        if self.is_every(meta) {
+            return Value::Null;
+        }
+        self.stretches.iter().map(|stretch| json!([stretch.first, stretch.last])).collect()
+    }
+
+    /// Reads the marks of a whole trace, for a report that stops before its end.
+    ///
+    /// # Errors
+    /// When the trace cannot be read.
+    pub fn read(trace: &TraceFile, options: &Options) -> Result<DetailedSteps> {
+        let mut found = DetailedSteps::default();
+        if !matches!(Detail::parse(&trace.meta.detail), Ok(detail) if detail != Detail::Full) {
+            return Ok(found);
+        }
+        let symbols = SymbolTable::default();
+        let wanted = Wanted::all_events(Columns::of(&["seq", "step"])).plus(EventName::Mark, MARK_COLUMNS);
+        let mut step = -1;
+        trace.read(wanted, options.lenient, &symbols, |row| {
+            if row.event == EventName::Mark {
+                found.feed(row, step, &symbols);
+            }
+            step = step.max(row.step);
+            ControlFlow::Continue(())
+        })?;
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meta(detail: &str) -> Meta {
+        Meta { detail: detail.to_owned(), ..Meta::default() }
+    }
+
+    fn marked(marks: &[(i64, i64, DetailMark)]) -> DetailedSteps {
+        let symbols = SymbolTable::default();
+        let mut steps = DetailedSteps::default();
+        for (before, step, mark) in marks {
+            let row = Record {
+                event: EventName::Mark,
+                api: symbols.intern("detail"),
+                name: symbols.intern(mark.as_str()),
+                step: *step,
+                ..Record::default()
+            };
+            steps.feed(&row, *before, &symbols);
+            // A program may write the same text.
+            steps.feed(&Record { api: symbols.intern("memtrace"), step: 77, ..row }, *before, &symbols);
+        }
+        steps
+    }
+
+    use DetailMark::{Off, On};
+    use Reason::{OutOfMemory, Peak, Scheduled};
+
+    #[test]
+    fn detail_of_every_step_has_no_note() {
+        for setting in ["", "full", "every:1", "something of a newer version"] {
+            let steps = marked(&[(-1, 0, On(Scheduled))]);
+            assert_eq!((steps.note(&meta(setting)), steps.about(0, &meta(setting))), (None, None));
+            assert_eq!(steps.json(&meta(setting)), Value::Null);
+        }
+    }
+
+    #[test]
+    fn detail_is_noted_by_its_steps_and_a_moment_without_it_has_the_step_to_look_at() {
+        let meta = meta("steps:0-1");
+        let steps = marked(&[
+            (-1, 0, On(Scheduled)),
+            (0, 1, On(Scheduled)),
+            (1, 2, Off),
+            (6, 7, On(Peak)),
+            (7, 8, Off),
+            (9, 9, On(OutOfMemory)),
+            (9, 10, On(OutOfMemory)),
+            (10, 11, Off),
+        ]);
+        let note = steps.note(&meta).unwrap();
+        assert!(
+            note.contains("steps 0-1, 7, 10 alone") && note.contains("MEMTRACE_DETAIL=steps:0-1"),
+            "{note}"
+        );
+        assert_eq!(steps.json(&meta), json!([[0, 1], [7, 7], [10, 10]]));
+        let about = |step| steps.about(step, &meta);
+        assert_eq!([-1, 0, 1, 7, 10].map(about), [const { None }; 5]);
+        assert_eq!(
+            about(6).unwrap(),
+            "step 6 is without detail; detail of step 7, the one after (new peak): --step 7"
+        );
+        assert!(about(3).unwrap().contains("detail of step 7, the next with it (new peak)"));
+        assert!(
+            about(9).unwrap().contains("detail of its rest and of step 10, the one after (out of memory)")
+        );
+        assert!(about(12).unwrap().contains("detail of step 10, the last with it"));
+    }
+
+    #[test]
+    fn detail_of_no_step_is_noted() {
+        let steps = DetailedSteps::default();
+        assert!(steps.note(&meta("off")).unwrap().contains("known for no step"));
+        assert!(steps.about(3, &meta("off")).unwrap().contains("so are all others"));
+        let one = marked(&[(4, 5, On(Peak)), (5, 6, Off)]);
+        assert!(one.note(&meta("peak")).unwrap().contains("known for step 5 alone"));
+    }
+}
