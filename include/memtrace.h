@@ -77,6 +77,11 @@ MEMTRACE_LIBRARY(void, step, (int64_t step)) {
     if (memtrace_library_step) memtrace_library_step(step);
 }
 
+/* Records the next `steps` steps in full, where MEMTRACE_DETAIL leaves them out. */
+MEMTRACE_LIBRARY(void, detail, (int steps)) {
+    if (memtrace_library_detail) memtrace_library_detail(steps);
+}
+
 /* Waits until everything recorded so far is in the file, 10 seconds at most. Returns 0 when it is, or when
  * there is no trace; -1 otherwise, and when a thread has been inside one cudaFree for a second: the file
  * then lacks what was recorded since that call began. */

@@ -116,6 +116,13 @@ def twice():
 
 print(memtrace.is_traced())
 memtrace.step(5)
+memtrace.detail(steps=2)
+try:
+    memtrace.detail(0)
+except ValueError:
+    memtrace.flush()
+else:
+    print("a detail of no step")
 with memtrace.phase("eval"), memtrace.module("Net.fc"), memtrace.op("mine::op"):
     memtrace.mark("inside")
 try:
@@ -172,4 +179,127 @@ fn python_api_wraps_the_c_api_and_does_nothing_without_the_preload() {
     assert!(trace.rows.iter().all(|row| row.name != "phase:unseen"));
     let begins = trace.of(EventName::RangeBegin).len();
     assert_eq!(begins, trace.of(EventName::RangeEnd).len());
+}
+
+/// A program that begins a step each millisecond.
+fn stepping() -> PathBuf {
+    compiled("fakes/cudart.c", RUNTIME, &[]);
+    let include = format!("-I{}", root().join("include").display());
+    compiled("api/steps.c", "steps", &[&include, RUNTIME])
+}
+
+/// The marks of detail in a trace, with their steps.
+fn detail_marks(trace: &Trace) -> Vec<(i64, String)> {
+    let marks = trace.of(EventName::Mark).into_iter().filter(|row| row.api == "detail");
+    marks.map(|row| (row.step, row.name.clone())).collect()
+}
+
+#[test]
+fn c_api_asks_for_the_detail_of_the_next_steps() {
+    let ran = Traced::new(&stepping(), &["/nowhere", "asks"]).env("MEMTRACE_DETAIL", "steps:3").run();
+    let on = |step, reason: &str| (step, format!("detail on: {reason}"));
+    let off = |step| (step, "detail off".to_owned());
+    let expected = [on(3, "schedule"), off(4), on(6, "asked for"), on(7, "asked for"), off(8)];
+    assert_eq!(detail_marks(&ran.trace()), expected);
+    // Every step is detailed already.
+    let ran = Traced::new(&stepping(), &["/nowhere", "asks"]).run();
+    assert_eq!(detail_marks(&ran.trace()), []);
+}
+
+/// `memtrace detail` with these arguments: its status, its answer and its messages.
+fn ask_for_detail(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_memtrace")).arg("detail").args(arguments).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// A running program that is traced, and the file that ends it.
+struct Running {
+    child: std::process::Child,
+    pid: String,
+    folder: tempfile::TempDir,
+}
+
+impl Running {
+    fn start(mode: &str, detail: &str) -> Running {
+        let folder = tempfile::TempDir::new().unwrap();
+        let end = folder.path().join("end");
+        let mut command = untraced(&stepping(), &[end.to_str().unwrap(), mode]);
+        command.env("LD_PRELOAD", library("libmemtrace.so")).env("MEMTRACE_DETAIL", detail);
+        command.env("MEMTRACE_OUT", folder.path().join("out")).stdout(std::process::Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // It has allocated when it prints a line.
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line)
+            .unwrap();
+        Running { pid: child.id().to_string(), child, folder }
+    }
+
+    fn end(mut self) -> Trace {
+        std::fs::write(self.folder.path().join("end"), "").unwrap();
+        assert!(self.child.wait().unwrap().success());
+        let files = std::fs::read_dir(self.folder.path().join("out")).unwrap();
+        let files: Vec<PathBuf> = files.map(|entry| entry.unwrap().path()).collect();
+        Trace::read(files.iter().find(|file| file.extension().is_some_and(|end| end == "csv")).unwrap())
+    }
+}
+
+#[test]
+fn detail_of_a_running_process_is_asked_for_by_its_id() {
+    let running = Running::start("", "off");
+    let (status, answer, messages) = ask_for_detail(&[&running.pid, "--steps", "3"]);
+    assert_eq!((status, messages.as_str()), (Some(0), ""));
+    // Two at once: each has its answer, or says that the other one waits.
+    let both: Vec<_> = std::thread::scope(|scope| {
+        let ask = || scope.spawn(|| ask_for_detail(&[&running.pid, "--steps", "1"]));
+        [ask(), ask()].map(|thread| thread.join().unwrap()).into()
+    });
+    assert!(both.iter().any(|(status, ..)| *status == Some(0)), "{both:?}");
+    for (status, _, messages) in &both {
+        assert!(*status == Some(0) || messages.contains("another memtrace detail waits"), "{both:?}");
+    }
+    let marks = detail_marks(&running.end());
+    let (first, on) = (marks[0].0, "detail on: asked for".to_owned());
+    let expected = [(first, on.clone()), (first + 1, on.clone()), (first + 2, on)];
+    assert_eq!(marks[..3], expected);
+    assert!(answer.contains(&format!("records steps {first} to {} in full", first + 2)), "{answer}");
+}
+
+#[test]
+fn detail_of_a_process_that_cannot_give_it_is_an_error_or_waits() {
+    let error = |arguments: &[&str], text: &str| {
+        let (status, answer, messages) = ask_for_detail(arguments);
+        assert_eq!((status, answer.as_str()), (Some(2), ""), "{messages}");
+        assert!(messages.contains(text), "{messages}");
+    };
+    let own = std::process::id().to_string();
+    error(&[&own], "has no journal of memtrace");
+    for steps in ["0", "-1", "1000001", "some"] {
+        error(&[&own, &format!("--steps={steps}")], "invalid value");
+    }
+    error(&["0"], "invalid value");
+    let mut gone = Command::new("true").spawn().unwrap();
+    gone.wait().unwrap();
+    error(&[&gone.id().to_string()], "is running");
+
+    // It begins no step: the request stays, the next one takes its place, and its end is told.
+    let still = Running::start("still", "off");
+    let (status, _, messages) = ask_for_detail(&[&still.pid, "--wait", "0"]);
+    assert_eq!(status, Some(0), "{messages}");
+    assert!(messages.contains("has begun no step for 0 s"), "{messages}");
+    let waiting = std::thread::spawn({
+        let pid = still.pid.clone();
+        move || ask_for_detail(&[&pid])
+    });
+    still.end();
+    let (status, _, messages) = waiting.join().unwrap();
+    assert_eq!(status, Some(2), "{messages}");
+    // It may end before the command has asked.
+    assert!(messages.contains("ended before") || messages.contains("is running"), "{messages}");
+
+    let full = Running::start("", "full");
+    let (status, answer, _) = ask_for_detail(&[&full.pid]);
+    assert_eq!(status, Some(0));
+    assert!(answer.contains("records every step in full already"), "{answer}");
+    full.end();
 }

@@ -180,11 +180,13 @@ const OTHER_OPTIONS: &[&str] = &[
     "phantom-fault",
     "python",
     "ranks",
+    "steps",
     "to",
     "format",
     "type",
     "units",
     "values",
+    "wait",
     "within",
 ];
 
@@ -203,7 +205,7 @@ fn options_of(command: &str) -> Vec<String> {
 fn ways_to_read(command: &str) -> Vec<Vec<&str>> {
     match command {
         "run" | "fit" | "doctor" | "help" | "explain" | "completions" | "man" | "lib" | "kernel"
-        | "nvidia-smi" => Vec::new(),
+        | "nvidia-smi" | "detail" => Vec::new(),
         "diff" => vec![vec!["diff", "TRACE", "TRACE"]],
         "files" => vec![vec!["files", "TRACE"]],
         "tune" => vec![vec!["tune", "TRACE"]],

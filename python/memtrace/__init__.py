@@ -20,6 +20,7 @@ from typing import Any as _Any
 
 from ._command import TraceError
 from ._marks import (
+    detail,
     flush,
     is_paused,
     is_traced,
@@ -64,6 +65,7 @@ __all__ = [
     "actions",
     "budget",
     "check",
+    "detail",
     "diff",
     "flush",
     "frag",

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 __all__ = [
+    "detail",
     "flush",
     "is_paused",
     "is_traced",
@@ -49,6 +50,7 @@ def _find_library() -> ctypes.CDLL | None:
         ("range_push", ctypes.c_int, [ctypes.c_char_p]),
         ("range_pop", ctypes.c_int, []),
         ("step", None, [ctypes.c_int64]),
+        ("detail", None, [ctypes.c_int]),
         ("flush", ctypes.c_int, []),
     ]:
         function = getattr(library, "memtrace_" + name)
@@ -114,6 +116,17 @@ def step(number: int) -> None:
     """Begins the training step `number`. After the first call memtrace no longer counts steps by itself."""
     if _LIBRARY is not None:
         _LIBRARY.memtrace_step(int(number))
+
+
+def detail(steps: int = 1) -> None:
+    """Records the next `steps` steps in full, where MEMTRACE_DETAIL leaves them out. Of two requests the
+    larger one counts.
+
+    Raises ValueError for less than one step, whether the script is traced or not."""
+    if steps < 1:
+        raise ValueError(f"steps must be 1 or more, not {steps}")
+    if _LIBRARY is not None:
+        _LIBRARY.memtrace_detail(min(int(steps), 2**31 - 1))
 
 
 def mark(text: str) -> None:

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use memtrace_trace::context::{Context, ContextId, Frame, StackId, TextId};
 use memtrace_trace::event::bytes::text_events;
-use memtrace_trace::journal::{Run, journal_name, process_start};
+use memtrace_trace::journal::{DetailAnswer, Run, journal_name, process_start};
 use memtrace_trace::{Event, Payload};
 
 use crate::clock;
@@ -201,10 +201,10 @@ impl Recorder {
         self.queue.is_short()
     }
 
-    /// Takes a request of `memtrace detail` for the detail of the next steps.
+    /// Takes a request of `memtrace detail` for the detail of the next steps, and gives the answer.
     #[must_use]
-    pub fn take_detail_request(&'static self) -> Option<u32> {
-        self.queue.pool().take_detail_request(STEP.load(Ordering::Relaxed))
+    pub fn take_detail_request(&'static self, answer: DetailAnswer) -> Option<u32> {
+        self.queue.pool().take_detail_request(answer)
     }
 
     /// Announces tags after an OOM: the lines about the OOM wait for them. Call it before the OOM is recorded.

@@ -133,8 +133,8 @@ pub struct JournalHeader {
     pub detail_asked: AtomicU64,
     /// The last request that the process has taken.
     pub detail_taken: AtomicU64,
-    /// The step at which it took it.
-    pub detail_step: AtomicU64,
+    /// The answer to it: see [`DetailAnswer`].
+    pub detail_answer: AtomicU64,
 }
 
 const _: () = assert!(size_of::<JournalHeader>() <= HEADER_BYTES);
@@ -199,8 +199,8 @@ pub mod layout {
     pub const DETAIL_ASKED: usize = offset_of!(JournalHeader, detail_asked);
     /// See [`JournalHeader::detail_taken`].
     pub const DETAIL_TAKEN: usize = offset_of!(JournalHeader, detail_taken);
-    /// See [`JournalHeader::detail_step`].
-    pub const DETAIL_STEP: usize = offset_of!(JournalHeader, detail_step);
+    /// See [`JournalHeader::detail_answer`].
+    pub const DETAIL_ANSWER: usize = offset_of!(JournalHeader, detail_answer);
 
     /// See [`ChunkHeader::committed`].
     pub const COMMITTED: usize = offset_of!(ChunkHeader, committed);
@@ -236,6 +236,29 @@ impl DetailRequest {
     #[must_use]
     pub fn unpack(word: u64) -> DetailRequest {
         DetailRequest { number: (word >> 32) as u32, steps: word as u32 }
+    }
+}
+
+/// The answer of a process to a [`DetailRequest`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DetailAnswer {
+    /// The step that began when the process took the request, the first of those in detail.
+    pub step: i32,
+    /// True if every step of the process is detailed.
+    pub is_full: bool,
+}
+
+impl DetailAnswer {
+    /// The answer in one word.
+    #[must_use]
+    pub fn pack(self) -> u64 {
+        u64::from(self.is_full) << 32 | u64::from(self.step.cast_unsigned())
+    }
+
+    /// The answer of a word.
+    #[must_use]
+    pub fn unpack(word: u64) -> DetailAnswer {
+        DetailAnswer { step: (word as u32).cast_signed(), is_full: word >> 32 & 1 == 1 }
     }
 }
 

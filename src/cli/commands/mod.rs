@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::{ArgMatches, Command};
 use memtrace_analysis::reports::REPORTS;
 
+mod detail;
 mod digest;
 mod doctor;
 mod explain;
@@ -42,6 +43,7 @@ pub(crate) fn command() -> Command {
         .subcommand(export::command())
         .subcommand(digest::command())
         .subcommand(live::command())
+        .subcommand(detail::command())
         .subcommand(nvidia_smi::command())
         .subcommand(page::command())
         .subcommand(files::command())
@@ -67,6 +69,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         Some(("lib", matches)) => lib::run(matches),
         Some(("kernel", matches)) => kernel::run(matches),
         Some(("doctor", matches)) => doctor::run(matches),
+        Some(("detail", matches)) => detail::run(matches),
         Some(("digest", matches)) => digest::run(matches),
         Some(("export", matches)) => export::run(matches),
         Some(("report", matches)) => page::run(matches),

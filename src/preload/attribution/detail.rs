@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use memtrace_record::Recorder;
 use memtrace_record::recorder::STEP;
 use memtrace_trace::detail::{Detail, DetailMark, Reason};
+use memtrace_trace::journal::DetailAnswer;
 use memtrace_trace::{Api, Event, Header, Payload};
 
 use crate::runtime::fixed_text::FixedText;
@@ -76,7 +77,8 @@ pub(crate) fn ask(steps: u32) {
 /// A step begins.
 pub(crate) fn step_begins(step: i32) {
     let Some(schedule) = SCHEDULE.get() else { return };
-    if let Some(steps) = Recorder::active().and_then(|recorder| recorder.take_detail_request()) {
+    let answer = DetailAnswer { step, is_full: *schedule == Detail::Full };
+    if let Some(steps) = Recorder::active().and_then(|recorder| recorder.take_detail_request(answer)) {
         ask(steps);
     }
     if *schedule == Detail::Full {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use memtrace_record::Recorder;
 use memtrace_trace::Api;
 
-use crate::attribution::ranges;
+use crate::attribution::{detail, ranges};
 use crate::runtime::guard::shielded;
 use crate::runtime::pause;
 use crate::runtime::session;
@@ -117,6 +117,12 @@ extern "C" fn memtrace_range_end(range: u64) {
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_step(step: i64) {
     traced((), || ranges::begin_step(step));
+}
+
+/// Asks for the detail of the next `steps` steps.
+#[unsafe(no_mangle)]
+extern "C" fn memtrace_detail(steps: c_int) {
+    traced((), || detail::ask(u32::try_from(steps).unwrap_or(0)));
 }
 
 /// Waits until all recorded events are in the file; returns 0, or -1 after a time-out.

@@ -5,7 +5,9 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memtrace_trace::journal::{DetailRequest, LOSS_SHARDS, Losses, MAX_META, MAX_PATH, MAX_WORDS, Written};
+use memtrace_trace::journal::{
+    DetailAnswer, DetailRequest, LOSS_SHARDS, Losses, MAX_META, MAX_PATH, MAX_WORDS, Written,
+};
 
 use super::chunk_pool::{ChunkPool, ChunkReader};
 
@@ -86,14 +88,14 @@ impl ChunkPool {
         header.words_stored.store(next, Ordering::Release);
     }
 
-    /// Takes a request for detail that another process has written since the last call, when step `step` begins.
-    pub(crate) fn take_detail_request(&self, step: i32) -> Option<u32> {
+    /// Takes a request for detail that another process has written since the last call, and gives the answer.
+    pub(crate) fn take_detail_request(&self, answer: DetailAnswer) -> Option<u32> {
         let header = self.header();
         let asked = header.detail_asked.load(Ordering::Acquire);
         if asked == header.detail_taken.load(Ordering::Relaxed) {
             return None;
         }
-        header.detail_step.store(step as u64, Ordering::Relaxed);
+        header.detail_answer.store(answer.pack(), Ordering::Relaxed);
         header.detail_taken.store(asked, Ordering::Release);
         Some(DetailRequest::unpack(asked).steps)
     }

@@ -48,6 +48,8 @@ int main(void) {
     memtrace_step(-1);
     memtrace_mark(NULL);
     memtrace_mark("the \xff end");
+    memtrace_detail(2);
+    memtrace_detail(-1);
     printf("%d\n", memtrace_flush());
     return 0;
 }

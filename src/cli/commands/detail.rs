@@ -1,0 +1,188 @@
+//! `memtrace detail`: asks a running process for the detail of its next steps.
+//!
+//! The request is a word in the journal that the process has mapped, which only its user can write. The process
+//! reads the word when a step begins: no port is open, and no signal is sent.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::{Arg, ArgMatches, Command, value_parser};
+use memtrace_trace::journal::{
+    DetailAnswer, DetailRequest, HEADER_BYTES, JournalName, MAGIC, layout, process_start,
+};
+use rustix::fs::OFlags;
+
+use crate::terminal;
+
+/// The arguments of `memtrace detail`.
+pub(crate) fn command() -> Command {
+    Command::new("detail")
+        .about("Record the next steps of a running traced process in full, where MEMTRACE_DETAIL leaves them out")
+        .arg(
+            Arg::new("pid")
+                .value_name("PID")
+                .required(true)
+                .value_parser(value_parser!(u32).range(1..))
+                .help("The process id"),
+        )
+        .arg(
+            Arg::new("steps")
+                .long("steps")
+                .value_name("N")
+                .default_value("5")
+                .value_parser(value_parser!(u32).range(1..=1_000_000))
+                .help("The number of steps"),
+        )
+        .arg(
+            Arg::new("wait")
+                .long("wait")
+                .value_name("SECS")
+                .default_value("60")
+                .value_parser(value_parser!(u64).range(..=86_400))
+                .help("Wait so long for the next step to begin; the request stays when none does"),
+        )
+}
+
+/// Asks, and waits for the answer.
+///
+/// # Errors
+/// When the process cannot be asked, or ends before it answers.
+pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
+    let number = |name| matches.get_one::<u32>(name).copied().unwrap_or_default();
+    let (pid, steps) = (number("pid"), number("steps"));
+    let patience = Duration::from_secs(matches.get_one("wait").copied().unwrap_or_default());
+    let Some(start) = process_start(pid) else { bail!("no process {pid} is running") };
+    let is_running = || process_start(pid) == Some(start);
+    let journal = match journal_of(pid) {
+        Err(_) if !is_running() => bail!("process {pid} ended before it could be asked"),
+        journal => journal?,
+    };
+    // Of several commands at once, each waits for the answer to its own request.
+    if journal.try_lock().is_err() {
+        bail!("another memtrace detail waits for process {pid}; try again when it has ended");
+    }
+    let taken = word(&journal, layout::DETAIL_TAKEN)?;
+    let asked = word(&journal, layout::DETAIL_ASKED)?;
+    if asked != taken {
+        terminal::say("an earlier request waits for the next step; this one takes its place");
+    }
+    let number = DetailRequest::unpack(asked).number.wrapping_add(1);
+    let request = DetailRequest { number, steps }.pack();
+    let place = layout::DETAIL_ASKED as u64;
+    journal.write_all_at(&request.to_ne_bytes(), place).context("cannot write the request")?;
+
+    let since = Instant::now();
+    while word(&journal, layout::DETAIL_TAKEN)? != request {
+        if !is_running() {
+            bail!("process {pid} ended before its next step began");
+        }
+        if since.elapsed() >= patience {
+            terminal::say(&format!(
+                "process {pid} has begun no step for {} s; it takes the request when its next one begins",
+                patience.as_secs()
+            ));
+            return Ok(ExitCode::SUCCESS);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let answer = DetailAnswer::unpack(word(&journal, layout::DETAIL_ANSWER)?);
+    let first = i64::from(answer.step);
+    let which = if answer.is_full {
+        "every step in full already".to_owned()
+    } else if steps == 1 {
+        format!("step {first} in full")
+    } else {
+        format!("steps {first} to {} in full", first + i64::from(steps) - 1)
+    };
+    writeln!(io::stdout().lock(), "process {pid} records {which}")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A word of the journal's header. The process stores it at once, in its mapping of this file.
+fn word(journal: &File, place: usize) -> Result<u64> {
+    let mut bytes = [0; 8];
+    journal.read_exact_at(&mut bytes, place as u64).context("cannot read the journal")?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// The journal that a process has mapped.
+fn journal_of(pid: u32) -> Result<File> {
+    let maps = match fs::read_to_string(format!("/proc/{pid}/maps")) {
+        Ok(maps) => maps,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            bail!("process {pid} belongs to another user, or may not be looked at: run this as its user")
+        }
+        Err(error) => return Err(error).context(format!("cannot read the mappings of process {pid}")),
+    };
+    let Some(mapped) = maps.lines().find_map(Mapped::parse) else {
+        bail!(
+            "process {pid} has no journal of memtrace: it is not traced, has not used the GPU yet, or found no local place \
+             for a journal (memtrace doctor)"
+        );
+    };
+    let journal = mapped.open(pid).with_context(|| format!("cannot open the journal of process {pid}"))?;
+    let mut magic = [0; MAGIC.len()];
+    journal.read_exact_at(&mut magic, 0).context("cannot read the journal")?;
+    if magic != MAGIC || journal.metadata()?.len() < HEADER_BYTES as u64 {
+        bail!("process {pid} is traced by another version of memtrace");
+    }
+    Ok(journal)
+}
+
+/// A journal among the mappings of a process.
+struct Mapped {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl Mapped {
+    /// A line of `/proc/PID/maps`; `None` for another file.
+    fn parse(line: &str) -> Option<Mapped> {
+        // addresses, permissions, offset, device, inode, path
+        let path = Path::new(&line[line.find('/')?..]);
+        let name = JournalName::parse(path.file_name()?)?;
+        let inode = line.split_ascii_whitespace().nth(4)?.parse().ok()?;
+        matches!(name, JournalName::Journal(_)).then(|| Mapped { path: path.to_owned(), inode })
+    }
+
+    /// Opens the file as the process sees it, when it is the mapped one.
+    fn open(&self, pid: u32) -> io::Result<File> {
+        let seen = Path::new("/proc").join(pid.to_string()).join("root");
+        let path = seen.join(self.path.strip_prefix("/").unwrap_or(&self.path));
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file =
+            OpenOptions::new().read(true).write(true).custom_flags(flags.bits().cast_signed()).open(path)?;
+        let data = file.metadata()?;
+        if !data.is_file() || data.ino() != self.inode {
+            return Err(io::Error::other("another file has its name"));
+        }
+        Ok(file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn detail_finds_the_journal_among_the_mappings_of_a_process() {
+        let line = "7f0-7f1 rw-s 00000000 00:1a 4711                     /dev/shm/memtrace-12-34.journal";
+        let found = Mapped::parse(line).unwrap();
+        assert_eq!((found.path.to_str().unwrap(), found.inode), ("/dev/shm/memtrace-12-34.journal", 4711));
+        for other in [
+            "",
+            "7f0-7f1 rw-p 00000000 00:00 0 ",
+            "7f0-7f1 r-xp 00000000 08:01 12 /usr/lib/libc.so.6",
+            "7f0-7f1 rw-s 00000000 00:1a 4711 /dev/shm/memtrace-12-34.journal (deleted)",
+            "7f0-7f1 rw-s 00000000 00:1a 4711 /dev/shm/memtrace-12-34.names",
+            "/",
+        ] {
+            assert!(Mapped::parse(other).is_none(), "{other}");
+        }
+    }
+}
