@@ -2,9 +2,10 @@
 
     overhead_loop.py RECORDER STEPS PACE
 
-RECORDER is none, history, history-stacks, profiler or callbacks. `callbacks` registers op callbacks that
-do nothing: torch itself charges this to every tool that observes ops. After each step, PACE products of
-matrices run on the CPU, as data loading and logging would.
+RECORDER is none, history, history-stacks, profiler, profiler-between (whose schedule records none of the
+steps) or callbacks. `callbacks` registers op callbacks that do nothing: torch itself charges this to every
+tool that observes ops. After each step, PACE products of matrices run on the CPU, as data loading and logging
+would.
 """
 
 import ctypes
@@ -61,9 +62,13 @@ if recorder.startswith("history"):
     stacks = {"context": "all", "stacks": "python"} if recorder == "history-stacks" else {"context": None}
     torch.cuda.memory._record_memory_history(max_entries=10_000_000, **stacks)
 profiler = None
-if recorder == "profiler":
+if recorder.startswith("profiler"):
     activities = [torch.profiler.ProfilerActivity.CPU]
-    profiler = torch.profiler.profile(activities=activities, profile_memory=True, with_stack=False)
+    between = recorder == "profiler-between"
+    schedule = torch.profiler.schedule(wait=1_000_000, warmup=1, active=1) if between else None
+    profiler = torch.profiler.profile(
+        activities=activities, schedule=schedule, profile_memory=True, with_stack=False
+    )
     profiler.start()
 
 # The code must stay as long as torch calls it.
@@ -76,6 +81,8 @@ for _ in range(WARM_UP + steps):
     model(tokens, tokens).backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    if recorder == "profiler-between":
+        profiler.step()
     for _ in range(pace):
         operand @ operand
     seconds.append(time.perf_counter() - started)
