@@ -5,8 +5,15 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use memtrace_analysis::options::Options;
+use memtrace_analysis::read::input::Input;
+use memtrace_analysis::read::record::Columns;
+use memtrace_analysis::state::categories::KnownCategories;
+use memtrace_analysis::state::replay::{Block, Metric};
+use memtrace_analysis::state::replay_trace::replay_trace;
 use memtrace_trace::Meta;
 use memtrace_trace::csv::RowReader;
+use memtrace_trace::files::part as part_of;
 use memtrace_trace::{EventName, Row};
 
 #[expect(dead_code, reason = "each test crate uses its own part")]
@@ -213,6 +220,92 @@ fn rotate_and_compress_lose_nothing_when_the_process_is_killed() {
         assert_eq!(count([EventName::Alloc, EventName::ExtAlloc, EventName::HostAlloc]), taken);
         assert_eq!(count([EventName::Free, EventName::ExtFree, EventName::HostFree]), given);
     }
+}
+
+/// The state at the end of the only trace of a folder, and the highest allocated bytes.
+fn replayed(folder: &Path) -> (BTreeMap<i64, (i64, i64, String)>, Vec<[i64; 4]>, i64) {
+    let input = Input::open(folder).unwrap();
+    let [trace] = &input.traces[..] else { panic!("{:?}", input.traces) };
+    let options = Options::default();
+    let (columns, known) = (Columns::of(&["addr"]), KnownCategories::default());
+    let replayed = replay_trace(trace, columns, &options, Metric::Allocated, known, |_, _| {}).unwrap();
+    let problems = &replayed.replay.problems;
+    assert_eq!((problems.examples.as_slice(), problems.unfinished), (&[][..], false));
+    let module = |block: &Block| replayed.symbols.get(block.owner.module).to_string();
+    let live = replayed.replay.live().values();
+    let live = live.map(|block| (block.id, (block.bytes, block.addr, module(block)))).collect();
+    let devices = replayed.replay.devices().iter();
+    let totals = devices.clone().map(|device| Metric::ALL.map(|metric| device.totals.get(metric))).collect();
+    (live, totals, devices.map(|device| device.peak(Metric::Allocated).bytes).max().unwrap())
+}
+
+#[test]
+fn trace_replays_over_removed_parts_to_the_same_end() {
+    let ran = traced("exit", "9000").env("MEMTRACE_ROTATE", "64k").run();
+    let folder = ran.files()[0].parent().unwrap().to_owned();
+    let whole = replayed(&folder);
+    let count =
+        ran.files().iter().filter(|file| file.extension().is_some_and(|end| end == "csv")).count() as u64;
+    assert!(count > 8, "{:?}", ran.files());
+    let name = |part| if part == 1 { ran.files()[0].clone() } else { part_of(&ran.files()[0], part) };
+    // The first, one in the middle, several, and all but the first and the last.
+    for gone in [vec![1], vec![4], vec![2, 3, 6], (2..count).collect()] {
+        let copy = tempfile::tempdir().unwrap();
+        for part in (1..=count).filter(|part| !gone.contains(part)) {
+            std::fs::copy(name(part), copy.path().join(name(part).file_name().unwrap())).unwrap();
+        }
+        let (live, totals, _) = replayed(copy.path());
+        assert_eq!((&live, &totals), (&whole.0, &whole.1), "{gone:?}");
+        // Nobody asked memtrace to remove them, so something is wrong. A file may be read alone: nothing is said of the
+        // parts before the first.
+        let missing = gone.iter().filter(|part| **part > 1).count() as u64;
+        let mut check = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+        let checked = check.args(["check", "--json"]).arg(copy.path()).output().unwrap();
+        let answer: serde_json::Value = serde_json::from_slice(&checked.stdout).unwrap();
+        let file = &answer["files"][0];
+        let found = file["found"].as_object().unwrap();
+        assert_eq!(
+            (checked.status.code(), found["missing_parts"].as_u64()),
+            (Some(i32::from(missing > 0)), Some(missing))
+        );
+        assert!(found.iter().all(|(what, count)| what == "missing_parts" || *count == 0), "{file}");
+        let said = memtrace(&["summary"], copy.path()).replace("\n ", "");
+        assert_eq!(said.contains("damaged: "), missing > 0, "{said}");
+        assert_eq!(said.contains(" not found: peaks"), missing > 0, "{said}");
+    }
+}
+
+#[test]
+fn keep_bounds_the_disk_and_leaves_the_highest_peak() {
+    let whole = traced("exit", "30000").run();
+    let highest = replayed(whole.files()[0].parent().unwrap()).2;
+    for compress in ["off", "zst"] {
+        let traced = traced("exit", "30000").env("MEMTRACE_KEEP", "1m").env("MEMTRACE_COMPRESS", compress);
+        let ran = traced.run();
+        assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
+        let folder = ran.files()[0].parent().unwrap().to_owned();
+        let bytes: u64 = ran.files().iter().map(|file| file.metadata().unwrap().len()).sum();
+        let parts = kept(&folder);
+        if compress == "off" {
+            assert!(bytes <= 1 << 20, "{bytes}");
+            assert!(parts.len() > 8 && (parts.len() as u32) < *parts.last().unwrap(), "{parts:?}");
+            let said = memtrace(&["summary"], &folder);
+            assert!(said.contains("removed (MEMTRACE_KEEP=1m): the highest"), "{said}");
+        }
+        assert_eq!(replayed(&folder).2, highest);
+        memtrace(&["check"], &folder);
+        for file in ran.files().iter().filter(|file| file.extension().is_none_or(|end| end != "stacks")) {
+            memtrace(&["check"], file);
+        }
+    }
+}
+
+/// The numbers of the parts that a folder has.
+fn kept(folder: &Path) -> Vec<u32> {
+    let files = memtrace(&["files", "--json"], folder);
+    let files: serde_json::Value = serde_json::from_str(&files).unwrap();
+    let files = files["files"].as_array().unwrap();
+    files.iter().map(|file| file["part"].as_u64().unwrap() as u32).collect()
 }
 
 #[test]

@@ -17,7 +17,7 @@ from . import _marks, _sizes
 
 _EVENTS = {"alloc", "free", "tag"}
 # With these the rows of a test may lie in two files, or in a compressed one.
-SPLITTING = ("MEMTRACE_ROTATE", "MEMTRACE_ROTATE_SECS", "MEMTRACE_COMPRESS")
+SPLITTING = ("MEMTRACE_ROTATE", "MEMTRACE_ROTATE_SECS", "MEMTRACE_COMPRESS", "MEMTRACE_KEEP")
 # The tracer read them when this process began. A test may change the environment or the working folder later.
 _FOLDER = os.path.realpath(os.environ.get("MEMTRACE_OUT") or "memtrace-out")
 _SPLIT_BY = [name for name in SPLITTING if os.environ.get(name, "0") not in ("", "0", "off")]

@@ -67,6 +67,11 @@ impl Statistics {
         peak.reserved = peak.reserved.max(reserved);
     }
 
+    /// The highest allocated and reserved bytes of each device so far, in order of its ordinal.
+    pub fn peaks(&self) -> impl Iterator<Item = [i64; 2]> {
+        self.peaks.iter().map(|peak| [peak.allocated, peak.reserved])
+    }
+
     /// The lines of the summary.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {

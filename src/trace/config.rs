@@ -8,6 +8,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use crate::detail::Detail;
+use crate::keep::Keep;
 use crate::text::{distance, printable};
 use crate::units::parse_bytes;
 
@@ -151,6 +152,8 @@ pub struct Settings {
     pub rotate_bytes: u64,
     /// `MEMTRACE_ROTATE_SECS`; 0 for never
     pub rotate_secs: u64,
+    /// `MEMTRACE_KEEP`
+    pub keep: Keep,
     /// `MEMTRACE_COMPRESS`
     pub compress: Compression,
     /// `MEMTRACE_HOST_TENSORS`
@@ -272,6 +275,16 @@ const TABLE: &[Entry] = &[
         "the time in seconds after which a trace continues in a new part; 0 for never",
         |s, v| {
             s.rotate_secs = v.parse().map_err(|_| "expected seconds".to_owned())?;
+            Ok(())
+        }
+    ),
+    entry!(
+        "MEMTRACE_KEEP",
+        "0",
+        "the finished parts that stay, as a size such as 2g or a time such as 48h or 7d: older ones are removed, but \
+            for those with the highest peak and with OOMs; 0: all stay",
+        |s, v| {
+            s.keep = Keep::parse(v)?;
             Ok(())
         }
     ),
@@ -554,6 +567,7 @@ impl Settings {
             name: String::new(),
             rotate_bytes: 0,
             rotate_secs: 0,
+            keep: Keep::All,
             compress: Compression::Off,
             host_tensors: false,
             log_file: None,
@@ -582,6 +596,8 @@ impl Settings {
                 warnings.push(format!("{name}={value:?}: {why}; taking the default {default:?}"));
             }
         }
+        (settings.rotate_bytes, settings.rotate_secs) =
+            settings.keep.rotation(settings.rotate_bytes, settings.rotate_secs);
         (settings, warnings)
     }
 

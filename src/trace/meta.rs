@@ -37,6 +37,8 @@ pub struct Meta {
     pub part: u32,
     /// The number of rows behind this one that repeat the blocks and totals that were live when this part began.
     pub opening_rows: u64,
+    /// The value of `MEMTRACE_KEEP`; empty when no part is removed.
+    pub keep: String,
     /// The description of the simulated GPU; null on a real one.
     pub phantom: serde_json::Value,
     /// The value of `MEMTRACE_OPS`; empty in older traces.

@@ -4,6 +4,7 @@ mod blocks;
 pub mod input;
 mod ordered_pool;
 pub mod record;
+mod removed_parts;
 pub(crate) mod scan;
 pub(crate) mod source;
 pub mod stream;

@@ -16,9 +16,13 @@ use crate::error::Result;
 use crate::read::blocks::{BLOCK, BlockJob, Blocks, Lines};
 use crate::read::ordered_pool::in_order;
 use crate::read::record::{Record, Wanted};
+use crate::read::removed_parts::{self, LivePieces};
 use crate::read::scan::{Fault, MOST_FAULTS, Scanner};
 use crate::read::source::{self, Source};
 use crate::read::symbols::SymbolTable;
+
+/// The most opening rows that a reading keeps behind removed parts: a damaged trace may name any number.
+const MOST_OPENING: u64 = 1 << 20;
 
 /// A trace file whose header and meta row were checked, with the later parts of a rotated trace.
 #[derive(Clone, Debug)]
@@ -91,10 +95,10 @@ impl TraceFile {
         self.width
     }
 
-    /// Adds `part` if it is the next part of this trace; otherwise returns it.
+    /// Adds `part` if it is a later part of this trace; otherwise returns it. Parts between them may have been removed.
     pub(crate) fn join(&mut self, mut part: TraceFile) -> Option<TraceFile> {
         let last = self.later.last().map_or(&self.meta, |part| &part.meta);
-        if !same_process(last, &part.meta) || part.meta.part < 2 || part.meta.part != last.part + 1 {
+        if !same_process(last, &part.meta) || part.meta.part < 2 || part.meta.part <= last.part {
             return Some(part);
         }
         part.progress = Arc::clone(&self.progress);
@@ -116,6 +120,13 @@ impl TraceFile {
     /// All parts, in order; a trace that was not rotated is its only one.
     pub fn parts(&self) -> impl Iterator<Item = &TraceFile> {
         std::iter::once(self).chain(&self.later)
+    }
+
+    /// The numbers of the first and the last of each sequence of parts that are missing between two others. A file
+    /// may be read alone, so nothing is said of the parts before the first and behind the last.
+    pub fn removed(&self) -> impl Iterator<Item = (u32, u32)> {
+        let pairs = self.parts().zip(&self.later).filter(|(part, next)| !follows(part, next));
+        pairs.map(|(part, next)| (part.meta.part.max(1) + 1, next.meta.part - 1))
     }
 
     /// The paths of all parts.
@@ -160,7 +171,8 @@ impl TraceFile {
     }
 
     /// Visits every row in the order of the file, the meta row first, with the `wanted` columns parsed, until
-    /// `visit` breaks. The opening rows of a later part are skipped: they repeat the part before. The end row of a part
+    /// `visit` breaks. The opening rows of a later part are skipped: they repeat the part before. Behind removed parts
+    /// its meta row is visited, and a row for each change of what is live ([`removed_parts`]). The end row of a part
     /// is written after the next part has begun, so a killed process leaves it out: then it is visited as it would be.
     ///
     /// # Errors
@@ -172,8 +184,14 @@ impl TraceFile {
         symbols: &SymbolTable,
         mut visit: impl FnMut(&Record) -> ControlFlow<()>,
     ) -> Result<ReadSummary> {
+        let has_gaps = self.parts().zip(&self.later).any(|(part, next)| !follows(part, next));
+        let wanted = if has_gaps { removed_parts::with_pieces(wanted) } else { wanted };
+        let mut pieces = has_gaps.then(|| LivePieces::new(symbols));
         let mut last = Record::default();
-        let mut visit = |record: &Record, begins_part: bool| {
+        let mut visit = |record: &Record, begins_part: bool, pieces: &mut Option<LivePieces>| {
+            if let Some(pieces) = pieces {
+                pieces.feed(record);
+            }
             if begins_part && last.event != EventName::End && last.seq.checked_add(2) == Some(record.seq) {
                 let (seq, ts_ns) = (last.seq + 1, last.ts_ns);
                 if visit(&Record { event: EventName::End, seq, ts_ns, ..Record::default() }).is_break() {
@@ -183,19 +201,32 @@ impl TraceFile {
             (last.event, last.seq, last.ts_ns) = (record.event, record.seq, record.ts_ns);
             visit(record)
         };
-        let mut summary = self.read_part(wanted, lenient, symbols, |record| visit(record, false))?;
-        for part in &self.later {
+        let mut summary =
+            self.read_part(wanted, lenient, symbols, |record| visit(record, false, &mut pieces))?;
+        for (before, part) in self.parts().zip(&self.later) {
             if summary.stopped {
                 break;
             }
-            let mut skip = part.meta.opening_rows.saturating_add(1);
-            let mut begins_part = true;
+            let is_next = follows(before, part);
+            let opening_rows = part.meta.opening_rows;
+            let mut skip =
+                if is_next { opening_rows } else { opening_rows.min(MOST_OPENING) }.saturating_add(1);
+            let mut opening = Vec::new();
+            let mut begins_part = is_next;
             let more = part.read_part(wanted, lenient, symbols, |record| {
-                if skip > 0 {
-                    skip -= 1;
+                if skip == 0 {
+                    return visit(record, std::mem::take(&mut begins_part), &mut pieces);
+                }
+                skip -= 1;
+                if is_next {
                     return ControlFlow::Continue(());
                 }
-                visit(record, std::mem::take(&mut begins_part))
+                opening.push(*record);
+                if skip > 0 {
+                    return ControlFlow::Continue(());
+                }
+                let changes = pieces.as_ref().map(|pieces| pieces.changes(&std::mem::take(&mut opening)));
+                changes.unwrap_or_default().iter().try_for_each(|change| visit(change, false, &mut pieces))
             })?;
             summary.stopped = more.stopped;
             summary.skipped += more.skipped;
@@ -266,6 +297,11 @@ impl TraceFile {
         }
         Ok(summary)
     }
+}
+
+/// Returns true if no part was removed between two parts.
+fn follows(part: &TraceFile, next: &TraceFile) -> bool {
+    next.meta.part == part.meta.part.max(1) + 1
 }
 
 /// Returns true if two parts belong to one process.

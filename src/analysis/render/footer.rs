@@ -1,5 +1,7 @@
 //! The last lines of every report: lost events, memory without an owner, and notes.
 
+use memtrace_trace::text::printable;
+
 use super::numbers::{counted, percent, share};
 use super::phantom_run::PhantomRun;
 use super::printer::{Cell, Printer, Style};
@@ -67,6 +69,7 @@ impl Footer {
             let skipped = counted(replayed.summary.skipped, "invalid line");
             self.damage.push(format!("{name}: skipped {skipped}; the first: {first}"));
         }
+        self.add_removed(trace);
         let problems = &replayed.replay.problems;
         if let Some(after) = problems.first_gap {
             let found = match problems.missing_rows {
@@ -77,6 +80,32 @@ impl Footer {
             self.damage.push(format!(
                 "{name}: {found}, first after seq {after}: totals and peaks may be wrong; memtrace check lists \
                  the damage"
+            ));
+        }
+    }
+
+    /// Tells which parts of a trace are not there: removed by the recorder itself, or missing.
+    fn add_removed(&mut self, trace: &TraceFile) {
+        let ranges: Vec<String> = trace
+            .removed()
+            .map(|(first, last)| if first == last { first.to_string() } else { format!("{first} to {last}") })
+            .collect();
+        if ranges.is_empty() {
+            return;
+        }
+        let name = trace.path.file_name().unwrap_or(trace.path.as_os_str()).display();
+        let parts = if ranges.len() == 1 && !ranges[0].contains(' ') { "part" } else { "parts" };
+        let parts = format!("{name}: {parts} {}", ranges.join(", "));
+        let keep = &trace.meta.keep;
+        if keep.is_empty() {
+            self.damage.push(format!(
+                "{parts} not found: peaks may be missing, and counts, ops and steps of that time are"
+            ));
+        } else {
+            self.notes.push(format!(
+                "{parts} removed (MEMTRACE_KEEP={}): the highest allocated and reserved bytes are still there, and \
+                 counts, ops and steps of that time are not",
+                printable(keep)
             ));
         }
     }

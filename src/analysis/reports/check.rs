@@ -54,7 +54,7 @@ impl Report for Check {
                 heading(&mut printer, input, &trace.meta);
                 printer.gap();
             }
-            let problems = problems(&replayed);
+            let problems = problems(trace, &replayed);
             let bad: u64 = problems.iter().fold(0, |sum, problem| sum.saturating_add(problem.count));
             let name = trace.path.display().to_string();
             let rows = counted(replayed.replay.counts.rows, "row");
@@ -109,10 +109,14 @@ struct Problem {
     count: u64,
 }
 
-fn problems(replayed: &Replayed) -> [Problem; 9] {
+fn problems(trace: &TraceFile, replayed: &Replayed) -> [Problem; 10] {
     let found = &replayed.replay.problems;
+    let missing = trace.removed().map(|(first, last)| u64::from(last - first) + 1).sum();
+    // The recorder removes parts itself if it is asked to; a note says which.
+    let missing = if trace.meta.keep.is_empty() { missing } else { 0 };
     let problem = |key, label, count| Problem { key, label, count };
     [
+        problem("missing_parts", "parts missing", missing),
         problem("gaps_in_seq", "gaps in seq", found.seq_gaps),
         problem("missing_rows", "rows missing in these gaps", found.missing_rows),
         problem("totals_that_the_deltas_do_not_give", "totals that differ from the replay", found.totals),

@@ -107,8 +107,10 @@ impl Compressor {
             if let Some(earlier) = earlier {
                 let _ = earlier.join();
             }
+            // A part that is not there was removed (`MEMTRACE_KEEP`).
             if let Err(error) = compress(&part, how, copy)
                 && log >= Level::Warn
+                && error.kind() != io::ErrorKind::NotFound
             {
                 say(&format!("{}: stays uncompressed: {error}", part.display()));
             }

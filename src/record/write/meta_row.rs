@@ -19,6 +19,7 @@ pub(crate) fn first(session: &Session, pool: &ChunkPool, start_ns: u64) -> Meta 
         run_id: session.settings.run_id.clone(),
         rank: session.rank,
         part: 1,
+        keep: session.settings.keep.to_string(),
         journal: pool.path().map(|path| path.display().to_string()).unwrap_or_default(),
         ..Meta::default()
     }

@@ -8,6 +8,7 @@ pub(crate) mod meta_row;
 mod oom_message;
 pub(crate) mod output;
 mod part;
+mod retention;
 mod sampling;
 mod thread;
 pub(crate) mod writer;

@@ -21,6 +21,7 @@ use super::meta_row;
 use super::oom_message::OomMessages;
 use super::output;
 use super::part::{Part, RowFile};
+use super::retention::Retention;
 use super::sampling::Sampler;
 use super::thread::{answer_until_finish, end_like_main_thread, is_alone, start_thread};
 use crate::clock::{self, Ruler};
@@ -77,6 +78,7 @@ struct Writer {
     definitions: DefinitionsFile,
     sampler: Sampler,
     compressor: Compressor,
+    retention: Retention,
     ooms: OomMessages,
     meta: Meta,
     /// The file of the first part.
@@ -164,6 +166,7 @@ impl Writer {
             definitions: DefinitionsFile::new(queue.pool().path()),
             sampler: Sampler::new(session),
             compressor: Compressor::new(session),
+            retention: Retention::new(session.settings.keep),
             ooms: OomMessages::new(session),
             meta,
             first: path,
@@ -361,6 +364,13 @@ impl Writer {
         self.encoder.set_stacks_written(0);
         if self.session.settings.log >= Level::Info {
             (self.session.say)(&format!("tracing goes on in {}", self.part.path.display()));
+        }
+        let removed =
+            self.retention.add(&old.path, number - 1, &self.encoder, self.session.settings.rotate_bytes);
+        if self.session.settings.log >= Level::Info {
+            for path in removed {
+                (self.session.say)(&format!("removed {} (MEMTRACE_KEEP)", path.display()));
+            }
         }
         self.compressor.add(old.path);
         Ok(())

@@ -1,0 +1,186 @@
+//! The removal of old parts (`MEMTRACE_KEEP`).
+//!
+//! After each rotation the oldest finished parts go until the rest is within the bound. Some stay longer: the first
+//! part, whose name no later process may take, the part before the current one, which recovery may still complete,
+//! those with the highest peak of a device, and those with an OOM. The bound on the bytes comes first: when only such
+//! parts are left, the oldest ones with an OOM go too.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use memtrace_encode::Encoder;
+use memtrace_trace::config::Compression;
+use memtrace_trace::files;
+use memtrace_trace::keep::Keep;
+
+/// The finished parts that are on disk.
+pub(crate) struct Retention {
+    keep: Keep,
+    /// In order.
+    parts: Vec<FinishedPart>,
+    /// The highest allocated and reserved bytes of each device, and the parts that reached them first.
+    peaks: Vec<[(i64, u32); 2]>,
+    /// The OOMs up to the last finished part.
+    ooms: u64,
+}
+
+/// A part that gets no more rows.
+struct FinishedPart {
+    number: u32,
+    path: PathBuf,
+    ended: Instant,
+    has_oom: bool,
+}
+
+impl FinishedPart {
+    /// The files of the part that may exist: the rows, compressed or not or half, and the stacks.
+    fn files(&self) -> [PathBuf; 5] {
+        let compressed = |how| files::compressed(&self.path, how);
+        [
+            self.path.clone(),
+            compressed(Compression::Gz),
+            compressed(Compression::Zst),
+            files::unfinished_copy(&self.path),
+            files::stacks(&self.path),
+        ]
+    }
+
+    /// The bytes on disk.
+    fn bytes(&self) -> u64 {
+        let bytes = |file: &PathBuf| fs::symlink_metadata(file).map_or(0, |about| about.len());
+        self.files().iter().map(bytes).fold(0, u64::saturating_add)
+    }
+
+    fn remove(&self) {
+        for file in self.files() {
+            // A file that cannot be removed is left; the next part has another name.
+            let _ = fs::remove_file(file);
+        }
+    }
+}
+
+impl Retention {
+    pub(crate) fn new(keep: Keep) -> Retention {
+        Retention { keep, parts: Vec::new(), peaks: Vec::new(), ooms: 0 }
+    }
+
+    /// Takes a part that has just ended, and removes those that do not stay. Returns the paths of these. `current` is
+    /// the most bytes of a part that is being written.
+    pub(crate) fn add(&mut self, path: &Path, number: u32, encoder: &Encoder, current: u64) -> Vec<PathBuf> {
+        if self.keep == Keep::All {
+            return Vec::new();
+        }
+        let ooms = encoder.statistics.ooms;
+        let has_oom = ooms > std::mem::replace(&mut self.ooms, ooms);
+        self.note_peaks(encoder.statistics.peaks(), number);
+        self.parts.push(FinishedPart { number, path: path.to_owned(), ended: Instant::now(), has_oom });
+        let going = match self.keep {
+            Keep::All => Vec::new(),
+            Keep::Bytes(most) => self.beyond_bytes(most.saturating_sub(current)),
+            Keep::Secs(most) => self.older_than(Duration::from_secs(most)),
+        };
+        let (going, staying) =
+            std::mem::take(&mut self.parts).into_iter().partition(|part| going.contains(&part.number));
+        self.parts = staying;
+        let going: Vec<FinishedPart> = going;
+        going.iter().for_each(FinishedPart::remove);
+        going.into_iter().map(|part| part.path).collect()
+    }
+
+    /// A peak higher than any before belongs to the part that has just ended.
+    fn note_peaks(&mut self, peaks: impl Iterator<Item = [i64; 2]>, number: u32) {
+        for (device, peaks) in peaks.enumerate() {
+            if self.peaks.len() == device {
+                self.peaks.push(Default::default());
+            }
+            for (highest, bytes) in self.peaks[device].iter_mut().zip(peaks) {
+                if bytes > highest.0 {
+                    *highest = (bytes, number);
+                }
+            }
+        }
+    }
+
+    fn has_peak(&self, part: &FinishedPart) -> bool {
+        self.peaks.iter().flatten().any(|(_, number)| *number == part.number)
+    }
+
+    /// The finished parts that may go at all, in order: not the first and not the last.
+    fn candidates(&self) -> impl Iterator<Item = &FinishedPart> {
+        let but_last = self.parts.len().saturating_sub(1);
+        self.parts[..but_last].iter().filter(|part| part.number > 1 && !self.has_peak(part))
+    }
+
+    fn beyond_bytes(&self, most: u64) -> Vec<u32> {
+        let mut bytes = self.parts.iter().map(FinishedPart::bytes).fold(0, u64::saturating_add);
+        let mut going = Vec::new();
+        for has_oom in [false, true] {
+            for part in self.candidates().filter(|part| part.has_oom == has_oom) {
+                if bytes <= most {
+                    return going;
+                }
+                bytes = bytes.saturating_sub(part.bytes());
+                going.push(part.number);
+            }
+        }
+        going
+    }
+
+    fn older_than(&self, age: Duration) -> Vec<u32> {
+        let old = self.candidates().filter(|part| !part.has_oom && part.ended.elapsed() > age);
+        old.map(|part| part.number).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Parts of 100 bytes, the last one is the newest; `ooms` and `peak` are numbers of parts.
+    fn retention(folder: &Path, count: u32, ooms: &[u32], peak: u32) -> Retention {
+        let parts = (1..=count).map(|number| {
+            let path = folder.join(format!("x.part{number}.csv"));
+            fs::write(&path, [b'x'; 60]).unwrap();
+            fs::write(files::stacks(&path), [b'x'; 40]).unwrap();
+            FinishedPart { number, path, ended: Instant::now(), has_oom: ooms.contains(&number) }
+        });
+        let parts = parts.collect();
+        Retention { keep: Keep::All, parts, peaks: vec![[(0, 0), (1, peak)]], ooms: 0 }
+    }
+
+    #[test]
+    fn the_oldest_parts_go_and_the_first_the_last_and_those_of_peaks_and_ooms_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let all = retention(folder.path(), 9, &[3, 6], 4);
+        assert_eq!(all.beyond_bytes(900), [0; 0]);
+        assert_eq!(all.beyond_bytes(899), [2]);
+        assert_eq!(all.beyond_bytes(600), [2, 5, 7]);
+        // Within the bound at last, without the OOMs.
+        assert_eq!(all.beyond_bytes(400), [2, 5, 7, 8, 3]);
+        assert_eq!(all.beyond_bytes(0), [2, 5, 7, 8, 3, 6]);
+        assert_eq!(all.older_than(Duration::ZERO), [2, 5, 7, 8]);
+        assert_eq!(all.older_than(Duration::from_secs(3600)), [0; 0]);
+        assert_eq!(retention(folder.path(), 1, &[], 0).beyond_bytes(0), [0; 0]);
+    }
+
+    #[test]
+    fn all_files_of_a_part_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let part = retention(folder.path(), 1, &[], 0).parts.remove(0);
+        for file in part.files() {
+            fs::write(file, "x").unwrap();
+        }
+        part.remove();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_part_that_first_reaches_the_highest_peak_has_it() {
+        let mut retention = Retention::new(Keep::Secs(1));
+        retention.note_peaks([[5, 8]].into_iter(), 1);
+        retention.note_peaks([[5, 9], [1, 1]].into_iter(), 2);
+        retention.note_peaks([[5, 9], [1, 1]].into_iter(), 3);
+        assert_eq!(retention.peaks, [[(5, 1), (9, 2)], [(1, 2), (1, 2)]]);
+    }
+}

@@ -1,0 +1,101 @@
+//! How much of a rotated trace stays on disk.
+
+use std::fmt;
+
+use crate::units::parse_bytes;
+
+/// The finished parts of a trace that stay (`MEMTRACE_KEEP`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// All.
+    All,
+    /// The newest ones, up to this many bytes on disk.
+    Bytes(u64),
+    /// Those that ended in the last seconds, as many as this.
+    Secs(u64),
+}
+
+impl Keep {
+    /// The least parts in the bytes or the time that stay.
+    const PARTS: u64 = 16;
+    /// The smallest part, in bytes.
+    const SMALLEST: u64 = 64 << 10;
+
+    /// Reads `2g`, `48h`, `7d` or `0`.
+    pub(crate) fn parse(text: &str) -> Result<Keep, String> {
+        let expected = || "expected a size such as 2g, hours such as 48h, days such as 7d, or 0".to_owned();
+        let hours = |text: &str, hours: u64| {
+            let count = text.trim_end().parse::<u64>().ok().filter(|count| *count > 0)?;
+            count.checked_mul(hours * 3600).map(Keep::Secs)
+        };
+        let text = text.to_ascii_lowercase();
+        match (text.strip_suffix('h'), text.strip_suffix('d')) {
+            (Some(count), _) => hours(count, 1).ok_or_else(expected),
+            (_, Some(count)) => hours(count, 24).ok_or_else(expected),
+            _ => match parse_bytes(&text).map_err(|_| expected())? as u64 {
+                0 => Ok(Keep::All),
+                bytes if bytes < Keep::PARTS * Keep::SMALLEST => Err("expected 1m or more".to_owned()),
+                bytes => Ok(Keep::Bytes(bytes)),
+            },
+        }
+    }
+
+    /// The bytes and the seconds after which a part ends, from those that were asked for: parts go as a whole, so
+    /// there must be some.
+    pub(crate) fn rotation(self, bytes: u64, secs: u64) -> (u64, u64) {
+        match self {
+            Keep::All => (bytes, secs),
+            Keep::Bytes(all) if bytes == 0 => (all / Keep::PARTS, secs),
+            Keep::Bytes(all) => (bytes.min(all / 4), secs),
+            Keep::Secs(all) if secs == 0 => (bytes, all / Keep::PARTS),
+            Keep::Secs(all) => (bytes, secs.min(all / 4)),
+        }
+    }
+}
+
+/// As the variable spells it; empty for all.
+impl fmt::Display for Keep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Keep::All => Ok(()),
+            Keep::Bytes(bytes) => match (bytes.is_multiple_of(1 << 30), bytes.is_multiple_of(1 << 20)) {
+                (true, _) => write!(f, "{}g", bytes >> 30),
+                (_, true) => write!(f, "{}m", bytes >> 20),
+                _ => write!(f, "{bytes}"),
+            },
+            Keep::Secs(secs) => write!(f, "{}h", secs / 3600),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_times_are_read_and_written() {
+        for (text, keep, written) in [
+            ("0", Keep::All, ""),
+            ("2g", Keep::Bytes(2 << 30), "2g"),
+            ("1.5 GiB", Keep::Bytes(3 << 29), "1536m"),
+            ("48h", Keep::Secs(48 * 3600), "48h"),
+            ("7D", Keep::Secs(7 * 24 * 3600), "168h"),
+        ] {
+            assert_eq!(Keep::parse(text), Ok(keep), "{text}");
+            assert_eq!(keep.to_string(), written);
+        }
+        for text in ["", "h", "0h", "-1h", "1.5h", "much", "99999999999999999999d", "1k", "1048575"] {
+            assert!(Keep::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_stays_has_several_parts() {
+        assert_eq!(Keep::All.rotation(5, 7), (5, 7));
+        assert_eq!(Keep::Bytes(2 << 30).rotation(0, 0), (128 << 20, 0));
+        assert_eq!(Keep::Bytes(2 << 30).rotation(1 << 20, 60), (1 << 20, 60));
+        assert_eq!(Keep::Bytes(2 << 30).rotation(4 << 30, 0), (512 << 20, 0));
+        assert_eq!(Keep::Secs(3600).rotation(0, 0), (0, 225));
+        assert_eq!(Keep::Secs(3600).rotation(1 << 20, 86_400), (1 << 20, 900));
+    }
+}
