@@ -66,7 +66,7 @@ impl Retention {
     }
 
     /// Takes a part that has just ended, and removes those that do not stay. Returns the paths of these. `current` is
-    /// the most bytes of a part that is being written.
+    /// the most bytes of a part that is being written; its compressed copy grows beside it.
     pub(crate) fn add(&mut self, path: &Path, number: u32, encoder: &Encoder, current: u64) -> Vec<PathBuf> {
         if self.keep == Keep::All {
             return Vec::new();
@@ -77,7 +77,7 @@ impl Retention {
         self.parts.push(FinishedPart { number, path: path.to_owned(), ended: Instant::now(), has_oom });
         let going = match self.keep {
             Keep::All => Vec::new(),
-            Keep::Bytes(most) => self.beyond_bytes(most.saturating_sub(current)),
+            Keep::Bytes(most) => self.beyond_bytes(most.saturating_sub(current.saturating_mul(2))),
             Keep::Secs(most) => self.older_than(Duration::from_secs(most)),
         };
         let (going, staying) =

@@ -45,6 +45,10 @@ const FLUSHED_EVENTS: Duration = Duration::from_secs(1);
 const INTERVAL: Duration = Duration::from_millis(20);
 /// The number of events between two flushes when the queue is long.
 const BATCH: usize = 16 << 10;
+/// The least of them, when parts are small: a part ends at a flush.
+const SMALL_BATCH: usize = 256;
+/// More bytes than the rows of an event mostly have.
+const EVENT_BYTES: u64 = 512;
 
 /// Starts the writer thread.
 pub(crate) fn spawn(
@@ -396,8 +400,12 @@ impl Writer {
     /// Encodes one batch; true when events remain.
     fn encode_batch(&mut self, watermark: u64) -> io::Result<bool> {
         self.control.note_progress();
-        let Writer { merge, encoder, part, meta, ooms, .. } = self;
-        merge.drain(watermark, BATCH, &mut |tid, event| {
+        let Writer { merge, encoder, part, meta, ooms, session, .. } = self;
+        let batch = match session.settings.rotate_bytes {
+            0 => BATCH,
+            bytes => ((bytes / EVENT_BYTES) as usize).clamp(SMALL_BATCH, BATCH),
+        };
+        merge.drain(watermark, batch, &mut |tid, event| {
             encoder.encode(tid, event, &mut part.rows)?;
             if let Some(oom) = encoder.take_oom() {
                 ooms.add(oom, encoder, meta, &part.path);
