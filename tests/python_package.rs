@@ -8,7 +8,7 @@ use tempfile::TempDir;
 #[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
 #[path = "common/torch.rs"]
 mod torch;
-use torch::{Torch, clean, memtrace, scripts, succeeded, text};
+use torch::{Torch, cache, clean, memtrace, missing, scripts, succeeded, text};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -66,6 +66,17 @@ fn every_report_is_a_function_of_the_package_and_gives_the_answer_of_the_command
     let code = format!("import memtrace; [getattr(memtrace, name) for name in {names:?}]");
     succeeded("names", &python(&torch, root(), &code));
     checked(&torch, "reports", &root().join("tests/fixtures"));
+}
+
+#[test]
+fn ranks_by_ray_and_by_one_process_are_those_of_the_report() {
+    let ray = cache().join("ray");
+    if !ray.join(".list").exists() {
+        return missing("Ray is not installed: run scripts/ray-env");
+    }
+    let mut command = clean(&ray.join("bin/python"));
+    command.arg(scripts().join("package/job_ranks.py")).arg(root().join("tests/fixtures"));
+    succeeded("ranks", &command.env("PYTHONPATH", root().join("python")).output().unwrap());
 }
 
 #[test]

@@ -1,10 +1,14 @@
-"""`python -m memtrace` is the command `memtrace`."""
+"""`python -m memtrace` is the command `memtrace`; `ranks --engine` is answered here, with Ray and DuckDB."""
 
 import os
 import sys
 
 from ._command import TraceError, find
 
+if sys.argv[1:2] == ["ranks"] and any(word.split("=")[0] == "--engine" for word in sys.argv):
+    from ._job_ranks import main
+
+    sys.exit(main(sys.argv[2:]))
 try:
     command = find()
 except TraceError as error:

@@ -182,11 +182,20 @@ def actions(trace: Trace = DEFAULT, **options: Any) -> Answer:
     return _answer("actions", [trace], options)
 
 
-def ranks(trace: Trace = DEFAULT, **options: Any) -> Answer:
+def ranks(
+    trace: Trace | list[Trace] = DEFAULT, *, engine: str | None = None, **options: Any
+) -> Answer | dict[str, Any]:
     """All ranks: their peaks, the skew, and the first module where they differ.
 
-    `options` are those of `memtrace ranks`, with `_` for `-`."""
-    return _answer("ranks", [trace], options)
+    `options` are those of `memtrace ranks`, with `_` for `-`. With an `engine` the ranks are compared from
+    digests of their traces, which "local" makes in this process and "ray" on a Ray cluster, one task a trace.
+    `trace` may then be a list of folders and patterns. The options are `every_node` (each node looks on its
+    own disk), `top` (lines of each list) and `keep` (a folder for the digests)."""
+    if engine is None:
+        return _answer("ranks", [trace], options)
+    from . import _job_ranks
+
+    return _job_ranks.ranks(trace, engine=engine, **options)
 
 
 def timeline(trace: Trace = DEFAULT, **options: Any) -> Answer:

@@ -1,0 +1,177 @@
+"""Digests of many traces, made where the traces lie by one process or by Ray, and collected in a folder."""
+
+from __future__ import annotations
+
+import glob
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import _command
+
+ENDING = ".digest.parquet"
+ENGINES = ("local", "ray")
+# A task that fails for a reason of its machine (it died, a disk was full) is made again on another one.
+RETRIES = 3
+
+
+@dataclass
+class Collected:
+    """The digests of a job."""
+
+    files: list[Path] = field(default_factory=list)
+    """The digests, each under the name of its trace."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """The traces without a digest, and why."""
+
+
+def collect(paths: Iterable[str], folder: Path, engine: str, every_node: bool = False) -> Collected:
+    """Makes the digests of the traces at `paths`, which are folders, files and patterns, and puts them into
+    `folder`. A digest stands for itself.
+
+    With `engine="ray"` the tasks run on the cluster that Ray finds, each on a node that sees its trace: with
+    `every_node`, each node looks for `paths` on its own disk, and otherwise all nodes share them.
+
+    Raises ValueError for an unknown engine, TraceError when no path matches, ImportError without Ray."""
+    if engine not in ENGINES:
+        raise ValueError(f"engine={engine!r}: choose one of {', '.join(ENGINES)}")
+    if every_node and engine != "ray":
+        raise ValueError('every_node needs engine="ray"')
+    paths = [str(path) for path in paths]
+    results = _by_ray(paths, every_node) if engine == "ray" else _by_one_process(paths)
+    collected = Collected()
+    folder.mkdir(parents=True, exist_ok=True)
+    taken: set[str] = set()
+    for place, (digests, why) in results:
+        if why is not None:
+            collected.failed[place] = why
+        for name, content in digests:
+            file = folder / _unused(name, taken)
+            file.write_bytes(content)
+            collected.files.append(file)
+    if not collected.files and not collected.failed:
+        raise _command.TraceError(f"no trace at {', '.join(paths)}")
+    collected.files.sort()
+    return collected
+
+
+# The digests of a place, as names and contents, and why there is none.
+_Digests = tuple[list[tuple[str, bytes]], "str | None"]
+
+
+def places(paths: Iterable[str]) -> list[str]:
+    """The folders and files at `paths` on this machine, each once.
+
+    A folder without a trace stands for the folders in it: the folder of all runs of a job can be named."""
+    found: dict[str, None] = {}
+    for path in paths:
+        matching = sorted(glob.glob(path)) if glob.has_magic(path) else [path]
+        for match in matching:
+            for place in _runs(match):
+                found[os.path.realpath(place)] = None
+    return list(found)
+
+
+def _runs(path: str) -> Iterator[str]:
+    if not os.path.isdir(path):
+        yield path
+        return
+    names = sorted(os.listdir(path))
+    if any(name.endswith(ENDING) for name in names):
+        yield from (os.path.join(path, name) for name in names if name.endswith(ENDING))
+    elif any(_is_trace(name) for name in names):
+        yield path
+    else:
+        folders = (os.path.join(path, name) for name in names)
+        yield from (folder for folder in folders if os.path.isdir(folder))
+
+
+def _is_trace(name: str) -> bool:
+    plain = name.removesuffix(".gz").removesuffix(".zst")
+    return plain.endswith(".csv") and not plain.endswith(".stacks.csv")
+
+
+def digest(place: str) -> _Digests:
+    """The digests of the traces at one place."""
+    if place.endswith(ENDING):
+        try:
+            return [(os.path.basename(place), Path(place).read_bytes())], None
+        except OSError as error:
+            return [], str(error)
+    with tempfile.TemporaryDirectory(prefix="memtrace-digest-") as folder:
+        try:
+            _command.run(["digest", place, "-o", f"{folder}/"])
+        except _command.TraceError as error:
+            return [], str(error)
+        return [(file.name, file.read_bytes()) for file in sorted(Path(folder).iterdir())], None
+
+
+def _by_one_process(paths: list[str]) -> Iterator[tuple[str, _Digests]]:
+    for place in places(paths):
+        yield place, digest(place)
+
+
+def _by_ray(paths: list[str], every_node: bool) -> Iterator[tuple[str, _Digests]]:
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError('the engine "ray" needs Ray: pip install "gpu-memtrace[ray]"') from error
+    started = not ray.is_initialized()
+    if started:
+        # The cluster that RAY_ADDRESS names, or the one of this machine; else one of this process.
+        ray.init(log_to_driver=False, logging_level="error", include_dashboard=False)
+    try:
+        yield from _on_cluster(ray, paths, every_node)
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _on_cluster(ray: Any, paths: list[str], every_node: bool) -> Iterator[tuple[str, _Digests]]:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    # A node that dies takes its tasks with it; Ray makes them again elsewhere, and gives up a trace that only
+    # the dead node had.
+    settings = {"max_retries": RETRIES, "num_cpus": 1}
+    find, make = ray.remote(**settings)(places), ray.remote(**settings)(digest)
+    nodes = [node for node in ray.nodes() if node["Alive"]] if every_node else [None]
+    searches = {}
+    for node in nodes:
+        options: dict[str, Any] = {"scheduling_strategy": "SPREAD"}
+        if node is not None:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        searches[find.options(**options).remote(paths)] = (node, options)
+    waiting = {}
+    for search, (node, options) in searches.items():
+        where = "" if node is None else f"{node['NodeManagerHostname']}:"
+        try:
+            found = ray.get(search)
+        except ray.exceptions.RayError as error:
+            yield where or ", ".join(paths), ([], _first_line(error))
+            continue
+        waiting.update({make.options(**options).remote(place): f"{where}{place}" for place in found})
+    while waiting:
+        done, _ = ray.wait(list(waiting), num_returns=1)
+        for reference in done:
+            place = waiting.pop(reference)
+            try:
+                yield place, ray.get(reference)
+            except ray.exceptions.RayError as error:
+                yield place, ([], _first_line(error))
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    """A name that no other digest of the job has: containers may share a host's name and process ids."""
+    stem, number = name.removesuffix(ENDING), 1
+    while name in taken:
+        number += 1
+        name = f"{stem}-{number}{ENDING}"
+    taken.add(name)
+    return name
