@@ -94,7 +94,8 @@ def ranks(
 
 def answer(database: Any, files: list[Path], top: int) -> dict[str, Any]:
     """The answer from digests, by a connection of DuckDB."""
-    database.read_parquet([str(file) for file in files], union_by_name=True).create_view("digests")
+    # A table, not a view: each file is opened once, and not once for each question.
+    database.read_parquet([str(file) for file in files], union_by_name=True).create("digests")
 
     def rows(query: str, **values: Any) -> list[dict[str, Any]]:
         cursor = database.execute(query, values)
