@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -200,13 +201,15 @@ def main(arguments: list[str]) -> int:
     if options.top < 0:
         parser.error("--top: expected 0 or more")
     try:
-        told = ranks(
-            options.paths,
-            engine=options.engine,
-            every_node=options.every_node,
-            top=options.top,
-            keep=options.keep,
-        )
+        # Ray prints to stdout when a node dies.
+        with contextlib.redirect_stdout(sys.stderr):
+            told = ranks(
+                options.paths,
+                engine=options.engine,
+                every_node=options.every_node,
+                top=options.top,
+                keep=options.keep,
+            )
     except (ImportError, ValueError, OSError, _command.TraceError) as error:
         print(f"memtrace: {error}", file=sys.stderr)
         return 2
