@@ -236,7 +236,9 @@ fn replayed(folder: &Path) -> (BTreeMap<i64, (i64, i64, String)>, Vec<[i64; 4]>,
     let live = live.map(|block| (block.id, (block.bytes, block.addr, module(block)))).collect();
     let devices = replayed.replay.devices().iter();
     let totals = devices.clone().map(|device| Metric::ALL.map(|metric| device.totals.get(metric))).collect();
-    (live, totals, devices.map(|device| device.peak(Metric::Allocated).bytes).max().unwrap())
+    let peaks =
+        devices.filter(|device| device.ordinal >= 0).map(|device| device.peak(Metric::Allocated).bytes);
+    (live, totals, peaks.max().unwrap())
 }
 
 #[test]

@@ -2,8 +2,8 @@
 //!
 //! After each rotation the oldest finished parts go until the rest is within the bound. Some stay longer: the first
 //! part, whose name no later process may take, the part before the current one, which recovery may still complete,
-//! those with the highest peak of a device, and those with an OOM. The bound on the bytes comes first: when only such
-//! parts are left, the oldest ones with an OOM go too.
+//! those with the highest peak of a GPU, and those with an OOM. When only such parts are left, those with an OOM keep
+//! half of the bytes, and the oldest of them go.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -113,16 +113,27 @@ impl Retention {
     }
 
     fn beyond_bytes(&self, most: u64) -> Vec<u32> {
-        let mut bytes = self.parts.iter().map(FinishedPart::bytes).fold(0, u64::saturating_add);
+        let sum = |parts: &mut dyn Iterator<Item = &FinishedPart>| {
+            parts.map(FinishedPart::bytes).fold(0, u64::saturating_add)
+        };
+        let mut bytes = sum(&mut self.parts.iter());
+        let mut of_ooms = sum(&mut self.candidates().filter(|part| part.has_oom));
         let mut going = Vec::new();
-        for has_oom in [false, true] {
-            for part in self.candidates().filter(|part| part.has_oom == has_oom) {
-                if bytes <= most {
-                    return going;
-                }
-                bytes = bytes.saturating_sub(part.bytes());
-                going.push(part.number);
+        for part in self.candidates().filter(|part| !part.has_oom) {
+            if bytes <= most {
+                break;
             }
+            bytes = bytes.saturating_sub(part.bytes());
+            going.push(part.number);
+        }
+        for part in self.candidates().filter(|part| part.has_oom) {
+            // One large part must not cost those of the OOMs.
+            if bytes <= most || of_ooms <= most / 2 {
+                break;
+            }
+            let these = part.bytes();
+            (bytes, of_ooms) = (bytes.saturating_sub(these), of_ooms.saturating_sub(these));
+            going.push(part.number);
         }
         going
     }
@@ -156,8 +167,9 @@ mod tests {
         assert_eq!(all.beyond_bytes(900), [0; 0]);
         assert_eq!(all.beyond_bytes(899), [2]);
         assert_eq!(all.beyond_bytes(600), [2, 5, 7]);
-        // Within the bound at last, without the OOMs.
-        assert_eq!(all.beyond_bytes(400), [2, 5, 7, 8, 3]);
+        // Within the bound at last: the two parts with an OOM keep half of it.
+        assert_eq!(all.beyond_bytes(450), [2, 5, 7, 8]);
+        assert_eq!(all.beyond_bytes(300), [2, 5, 7, 8, 3]);
         assert_eq!(all.beyond_bytes(0), [2, 5, 7, 8, 3, 6]);
         assert_eq!(all.older_than(Duration::ZERO), [2, 5, 7, 8]);
         assert_eq!(all.older_than(Duration::from_secs(3600)), [0; 0]);
