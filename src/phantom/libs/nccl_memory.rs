@@ -201,16 +201,16 @@ impl NcclMemory<'_> {
         let inside = channels - between.min(channels);
         let mut sizes: Vec<usize> = (0..inside).flat_map(|_| [self.receiver(), self.sender()]).collect();
         if self.rdma {
-            sizes.extend((0..between).flat_map(|_| [self.from_machine(), self.to_machine()]));
+            sizes.extend((0..between).flat_map(|_| [self.machine_receiver(), self.machine_sender()]));
         }
         sizes
     }
 
-    fn from_machine(&self) -> usize {
+    fn machine_receiver(&self) -> usize {
         (self.ll() + self.ll128() + self.simple()).next_multiple_of(PAGE)
     }
 
-    fn to_machine(&self) -> usize {
+    fn machine_sender(&self) -> usize {
         (self.ll128() + self.simple()).next_multiple_of(PAGE)
     }
 
