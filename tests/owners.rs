@@ -42,6 +42,7 @@ on_every_torch![
     modules_0_records_no_modules_and_no_tags,
     owners_category_totals_are_those_of_mem_tracker,
     owners_of_caches_attributes_workspaces_and_graphs_have_their_categories,
+    owners_of_buckets_and_of_a_scripts_own_tensors_have_their_categories,
     owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it,
     leaks_of_a_server_are_found_by_its_forwards,
     serving_adds_up_to_what_the_device_has_in_use,
@@ -227,6 +228,17 @@ fn owners_of_caches_attributes_workspaces_and_graphs_have_their_categories(torch
     let peak = memtrace().args(["peak", "--by", "category", "--json"]).arg(run.file()).output().unwrap();
     let json: serde_json::Value = serde_json::from_slice(&peak.stdout).unwrap();
     assert_eq!(json["unattributed_share"], 0.0, "{json:#}");
+}
+
+fn owners_of_buckets_and_of_a_scripts_own_tensors_have_their_categories(torch: &Torch) {
+    let run = held(torch, "buckets");
+    let tags: Vec<_> =
+        run.rows().into_iter().filter(|row| row.event == "tag" && row.name == "bucket").collect();
+    // Of each model one bucket of all weights, and from the second forward on two.
+    let bytes = |module: &str| -> i64 {
+        tags.iter().filter(|row| row.module == module).map(|row| row.delta_bytes.max(0)).sum()
+    };
+    assert_eq!((bytes("Net"), bytes("Net#2")), (8 << 20, 8 << 20));
 }
 
 fn owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it(torch: &Torch) {

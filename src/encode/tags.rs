@@ -2,7 +2,8 @@
 //! made it.
 
 use memtrace_trace::memory::LiveMemory;
-use memtrace_trace::{Category, EventName, Header, Row};
+use memtrace_trace::text::SCRIPT;
+use memtrace_trace::{Category, Claim, EventName, Header, Row};
 
 use crate::encoder::{Encoder, LIBRARY, RowSink};
 use crate::live::Live;
@@ -40,22 +41,25 @@ pub(crate) struct Use {
     pub(crate) module: u32,
     /// The name in the module.
     pub(crate) name: u32,
-    /// True if a more specific use stays.
-    pub(crate) weak: bool,
+    /// The uses that it replaces.
+    pub(crate) claim: Claim,
 }
 
 impl Use {
-    /// Returns true if a block of category `known` keeps it.
-    fn yields_to(self, known: Category) -> bool {
-        use Category::{Activation, Buffer, Input, KvCache, None, Temporary, Workspace};
-        match self.category {
+    /// Returns true if a block of category `known` that was allocated in `phase` keeps it.
+    fn yields_to(self, known: Category, phase: &str) -> bool {
+        use Category::{Activation, Buffer, Input, KvCache, Temporary, Workspace};
+        match (self.category, self.claim) {
             // An input of the model may be memory with a more specific category.
-            Input => known != None,
+            (Input, _) => !known.is_unclaimed(),
+            (_, Claim::Strong) => false,
             // A cache or a workspace may be allocated in a forward.
-            KvCache | Workspace if self.weak => {
-                !matches!(known, None | Input | Activation | Temporary | Buffer)
+            (KvCache | Workspace, Claim::Weak) => {
+                !known.is_unclaimed() && !matches!(known, Input | Activation | Temporary | Buffer)
             }
-            _ => self.weak && known != None,
+            (_, Claim::Weak) => !known.is_unclaimed(),
+            // DDP allocates its buckets anew in the second forward.
+            (_, Claim::Reduced) => !known.is_unclaimed() && (known != Activation || phase == "backward"),
         }
     }
 }
@@ -79,6 +83,7 @@ impl Encoder {
             "backward" if context.flags & Context::WITHOUT_DETAIL != 0 => Category::None,
             "backward" if context.flags & Context::RECOMPUTED == 0 => Category::Temporary,
             "forward" | "backward" => Category::Activation,
+            _ if self.tags && self.text(context.module) == SCRIPT => Category::Script,
             _ => Category::None,
         }
     }
@@ -99,7 +104,7 @@ impl Encoder {
         }
         let same = before.category == given.category
             && self.text(context.module) == self.owner(before.context).module;
-        if same || given.yields_to(before.category) {
+        if same || given.yields_to(before.category, self.owner(before.context).phase) {
             return Ok(());
         }
         if given.category == Category::Input && context.phase == 0 {

@@ -35,5 +35,16 @@ text_enum! {
         CudaGraph = "cuda_graph",
         /// Scratch memory that a library or an engine keeps between calls.
         Workspace = "workspace",
+        /// Allocated by the script or by a library that it called, outside every module, forward, backward and
+        /// optimizer's step.
+        Script = "script",
+    }
+}
+
+impl Category {
+    /// Returns true if nothing says what the memory is for, at most who allocated it.
+    #[must_use]
+    pub fn is_unclaimed(self) -> bool {
+        matches!(self, Category::None | Category::Script)
     }
 }

@@ -126,7 +126,7 @@ macro_rules! columns {
             }
             each() {
                 /// `parameter buffer gradient activation temporary optimizer_state input autograd_detail kv_cache
-                /// cuda_graph workspace other`
+                /// cuda_graph workspace script other`
                 category: Category = Category::None, any, owner, plain;
             }
             group(position) {

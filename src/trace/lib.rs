@@ -40,6 +40,6 @@ pub use api::Api;
 pub use category::Category;
 pub use columns::{Row, SCHEMA_VERSION};
 pub use error::{Error, Result};
-pub use event::{Event, Header, Payload};
+pub use event::{Claim, Event, Header, Payload};
 pub use event_name::EventName;
 pub use meta::Meta;

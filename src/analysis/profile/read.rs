@@ -97,7 +97,10 @@ impl FlowReader {
                     // A category that no allocation has comes from a tag.
                     let at_alloc = matches!(
                         recorded,
-                        TraceCategory::None | TraceCategory::Activation | TraceCategory::Temporary
+                        TraceCategory::None
+                            | TraceCategory::Script
+                            | TraceCategory::Activation
+                            | TraceCategory::Temporary
                     );
                     let index = self.add(Block {
                         addr,

@@ -82,6 +82,7 @@ impl Category {
             TraceCategory::CudaGraph => Category::Activation,
             TraceCategory::Other
             | TraceCategory::None
+            | TraceCategory::Script
             | TraceCategory::KvCache
             | TraceCategory::Workspace => Category::Unknown,
         }

@@ -22,6 +22,7 @@ pub(super) const TYPES: &[(&str, &[Category])] = &[
             Category::Input,
             Category::AutogradDetail,
             Category::None,
+            Category::Script,
             Category::KvCache,
             Category::CudaGraph,
             Category::Workspace,

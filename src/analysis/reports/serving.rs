@@ -341,7 +341,7 @@ impl ProfileRun {
             EventName::Alloc => {
                 let now = replay.find(row.device).map_or(0, |device| device.totals.allocated);
                 let highest = self.highest.entry(row.device).or_default();
-                if row.category == Category::None && row.delta_bytes >= LARGE {
+                if row.category.is_unclaimed() && row.delta_bytes >= LARGE {
                     let stayed = now - row.delta_bytes;
                     self.candidates.insert(row.alloc_id, (*highest - stayed).max(0));
                 }

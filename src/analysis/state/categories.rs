@@ -111,7 +111,7 @@ impl Passes {
 /// Returns true if a block was born outside backward, and has no category by its phase.
 pub(super) fn is_from_outside(block: &Block, phases: &Phases) -> bool {
     block.kind == MemoryKind::Block
-        && block.owner.category == Category::None
+        && block.owner.category.is_unclaimed()
         && block.owner.phase != phases.backward
 }
 
@@ -238,7 +238,7 @@ fn is_parameter(block: &Block, state: &InferenceState) -> bool {
     };
     // The first batch is also allocated before the first forward, but is freed in its step or in the next.
     let stayed = state.death(block).is_none_or(|death| death.step > step + 1);
-    block.owner.category == Category::None && block.id < first_forward && stayed
+    block.owner.category.is_unclaimed() && block.id < first_forward && stayed
 }
 
 /// In a trace with a forward phase, activations have their category by it.

@@ -132,8 +132,8 @@ pub(super) const TERMS: &[Term] = &[
     term(
         &["category", "type"],
         "The use of a block: parameter, gradient, activation, optimizer_state, buffer, input, \
-         temporary, autograd_detail, kv_cache, cuda_graph, workspace, other. Torch's profiler has the \
-         same names, but for the last four and buffer.",
+         temporary, autograd_detail, kv_cache, cuda_graph, workspace, script, other. Torch's profiler has \
+         the same names, but for the last five and buffer.",
     ),
     term(&["parameter", "parameters"], "The weights of a module."),
     term(
@@ -232,6 +232,11 @@ pub(super) const TERMS: &[Term] = &[
         &["workspace", "workspaces"],
         "Scratch memory of a library or a server, such as cuBLAS, cuDNN or FlashInfer. That of cuBLAS has \
          no tensor.",
+    ),
+    term(
+        &["script"],
+        "Memory that the script or a library allocated outside every module, forward, backward and \
+         optimizer's step, and for which no other use was found.",
     ),
     term(&["other"], "The category of memory that the program registered with memtrace.track_external."),
     term(&["sample"], "A row with the device's own figures; see sampled."),

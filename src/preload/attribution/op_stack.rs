@@ -128,6 +128,11 @@ impl Default for Ending {
     }
 }
 
+/// The module of the backward function that this thread runs or ran last; 0 for none.
+pub(crate) fn backward_module() -> TextId {
+    thread::with(|state| Some(state.ops.try_borrow().ok()?.near)).flatten().unwrap_or(0)
+}
+
 /// The number of ops that this thread is in, and whether the innermost gets a row; `None` outside every op.
 pub(crate) fn innermost() -> Option<(usize, bool)> {
     thread::with(|state| {

@@ -5,4 +5,5 @@ mod cuda;
 pub(crate) mod libc;
 mod nccl;
 pub(crate) mod nvtx;
+mod reduced_buffers;
 mod torch;

@@ -9,6 +9,7 @@ use memtrace_record::intern::TextId;
 
 use crate::attribution::communicators::{self, Created, OpenCall};
 use crate::ffi::symbols::{RealFn, c_name};
+use crate::hooks::reduced_buffers;
 use crate::runtime::guard::shielded;
 use crate::runtime::session;
 
@@ -85,6 +86,16 @@ macro_rules! operations {
     };
 }
 
+/// Same as [`operations`], of the ranks' sums: a bucket of gradients is told by them.
+macro_rules! reductions {
+    ($($name:ident($from:ident: $first:ty, $($arg:ident: $type:ty),*) of $comm:ident;)*) => {
+        hooks! { $($name($from: $first, $($arg: $type),*) |real| {
+            shielded(|| reduced_buffers::is_reduced($from));
+            operate($comm, real)
+        };)* }
+    };
+}
+
 fn operate(comm: Comm, run: impl FnOnce() -> c_int) -> c_int {
     let text = || {
         let text = communicators::text_of(comm as usize);
@@ -130,19 +141,22 @@ hooks! {
     ncclGroupEnd() |real| during(communicators::group_ends, real);
 }
 
-operations! {
+reductions! {
     ncclAllReduce(from: Word, to: Word, count: usize, data_type: c_int, operation: c_int, comm: Comm, stream: Word)
         of comm;
     ncclReduce(
         from: Word, to: Word, count: usize, data_type: c_int, operation: c_int, root: c_int, comm: Comm, stream: Word
     ) of comm;
+    ncclReduceScatter(
+        from: Word, to: Word, count: usize, data_type: c_int, operation: c_int, comm: Comm, stream: Word
+    ) of comm;
+}
+
+operations! {
     ncclBroadcast(from: Word, to: Word, count: usize, data_type: c_int, root: c_int, comm: Comm, stream: Word)
         of comm;
     ncclBcast(at: Word, count: usize, data_type: c_int, root: c_int, comm: Comm, stream: Word) of comm;
     ncclAllGather(from: Word, to: Word, count: usize, data_type: c_int, comm: Comm, stream: Word) of comm;
-    ncclReduceScatter(
-        from: Word, to: Word, count: usize, data_type: c_int, operation: c_int, comm: Comm, stream: Word
-    ) of comm;
     ncclSend(from: Word, count: usize, data_type: c_int, peer: c_int, comm: Comm, stream: Word) of comm;
     ncclRecv(to: Word, count: usize, data_type: c_int, peer: c_int, comm: Comm, stream: Word) of comm;
     ncclCommRegister(comm: Comm, address: Word, size: usize, handle: Word) of comm;

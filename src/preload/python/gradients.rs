@@ -6,7 +6,7 @@
 use std::sync::OnceLock;
 
 use memtrace_record::intern::TextId;
-use memtrace_trace::Category;
+use memtrace_trace::{Category, Claim};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use crate::ffi::cpython::{Arguments, Gil, Object, Owned, RawObject};
@@ -140,7 +140,7 @@ pub(crate) fn record_gradients(arguments: Arguments<'_>) -> Option<Owned> {
             Some(Gradient::None | Gradient::At(0)) => {}
             Some(Gradient::At(pointer)) => {
                 let text = |index| owner.tuple_item(index)?.to_size().map(|id| id as TextId);
-                let tag = Tag { pointer, category, path: text(1)?, name: text(2)?, weak: false };
+                let tag = Tag { pointer, category, path: text(1)?, name: text(2)?, claim: Claim::Strong };
                 let before = last.insert(pointer, found.len());
                 if let Some(before) = before.and_then(|before| found.get_mut(before)) {
                     before.is_shared = true;

@@ -7,7 +7,7 @@ use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
 use memtrace_trace::config::{Level, Stacks};
 use memtrace_trace::rounding::MIN_BLOCK;
-use memtrace_trace::{Api, Category};
+use memtrace_trace::{Api, Category, Claim};
 
 use crate::attribution::python_frames::{self, KnownCode, KnownFrame};
 use crate::attribution::{backward_passes, communicators, context, detail, module_ranges, ranges, steps};
@@ -123,8 +123,8 @@ fn text_id_of(arguments: Arguments<'_>) -> i64 {
 fn record_tag(arguments: Arguments<'_>) {
     let [pointer, category, path, name] = [0, 1, 2, 3].map(|index| arguments.size(index));
     if let Some(category) = Category::from_id(category as u64) {
-        let weak = arguments.size(4) != 0;
-        tags::record(Tag { pointer, category, path: path as TextId, name: name as TextId, weak });
+        let claim = if arguments.size(4) != 0 { Claim::Weak } else { Claim::Strong };
+        tags::record(Tag { pointer, category, path: path as TextId, name: name as TextId, claim });
     }
 }
 

@@ -2,7 +2,7 @@
 
 use memtrace_record::Recorder;
 use memtrace_record::intern::TextId;
-use memtrace_trace::{Api, Category, Header, Payload};
+use memtrace_trace::{Api, Category, Claim, Header, Payload};
 
 /// A tag, as the tracer gives it.
 pub(crate) struct Tag {
@@ -14,8 +14,8 @@ pub(crate) struct Tag {
     pub(crate) path: TextId,
     /// The name within the module; 0 for none.
     pub(crate) name: TextId,
-    /// True if a more specific use, known before, stays.
-    pub(crate) weak: bool,
+    /// The uses that it replaces.
+    pub(crate) claim: Claim,
 }
 
 /// Records a tag.
@@ -28,7 +28,7 @@ pub(crate) fn record(tag: Tag) {
         category: tag.category,
         module: tag.path,
         name: tag.name,
-        weak: tag.weak,
+        claim: tag.claim,
     };
     recorder.record(|clock_ns| payload.pack(Header::new(clock_ns, Api::Python, 0)));
 }

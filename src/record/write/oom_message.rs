@@ -175,7 +175,7 @@ mod tests {
     use memtrace_trace::context::Context;
     use memtrace_trace::event::{Block, Payload};
     use memtrace_trace::rounding::Rounding;
-    use memtrace_trace::{Api, Header, Row};
+    use memtrace_trace::{Api, Claim, Header, Row};
 
     struct Nowhere;
     impl RowSink for Nowhere {
@@ -205,8 +205,14 @@ mod tests {
         // The first block is tagged and the second one freed before the lines are printed.
         encoder.define_text(2, "GPT.head");
         let after = [
-            Payload::Tag { address: 1, category: Category::Parameter, module: 2, name: 0, weak: false }
-                .pack(header),
+            Payload::Tag {
+                address: 1,
+                category: Category::Parameter,
+                module: 2,
+                name: 0,
+                claim: Claim::Strong,
+            }
+            .pack(header),
             block(1, 2, -4096, 512),
         ];
         for event in &after {

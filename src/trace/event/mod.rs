@@ -8,7 +8,7 @@
 pub mod bytes;
 mod payload;
 
-pub use payload::{AllocCall, Block, Call, Payload};
+pub use payload::{AllocCall, Block, Call, Claim, Payload};
 
 use crate::Api;
 use crate::context::ContextId;

@@ -126,8 +126,8 @@ pub enum Payload {
         module: TextId,
         /// The name of the block in the module.
         name: TextId,
-        /// True if a more specific use, known before, stays.
-        weak: bool,
+        /// The uses that it replaces.
+        claim: Claim,
     },
     /// An op uses a storage, or a call of a module has memory.
     Io {
@@ -196,6 +196,37 @@ const DEFERRED: u8 = 2;
 const UNREPORTED: u8 = 4;
 /// [`Event::flags`] of a tag: a more specific use stays.
 const WEAK: u8 = 8;
+/// The bit of [`Claim::Reduced`].
+const REDUCED: u8 = 16;
+
+/// The uses of a block that a tag replaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// Any.
+    Strong,
+    /// None that is more specific.
+    Weak,
+    /// None, and that of a block that no backward allocated: ranks reduce its content in a backward.
+    Reduced,
+}
+
+impl Claim {
+    fn flags(self) -> u8 {
+        match self {
+            Claim::Strong => 0,
+            Claim::Weak => WEAK,
+            Claim::Reduced => REDUCED,
+        }
+    }
+
+    fn of(flags: u8) -> Claim {
+        match flags & (WEAK | REDUCED) {
+            0 => Claim::Strong,
+            REDUCED => Claim::Reduced,
+            _ => Claim::Weak,
+        }
+    }
+}
 
 impl Payload {
     /// The events of a device sample: one, and one more when pools or graphs are known.
@@ -298,9 +329,9 @@ impl Payload {
             Payload::Op { bytes, duration_ns, overload } => {
                 Event { size: bytes, extra: duration_ns as i64, reserved: u64::from(overload), ..event }
             }
-            Payload::Tag { address, category, module, name, weak } => Event {
+            Payload::Tag { address, category, module, name, claim } => Event {
                 addr: address,
-                flags: u8::from(weak) * WEAK,
+                flags: claim.flags(),
                 size: i64::from(category.id()),
                 extra: i64::from(module),
                 reserved: u64::from(name),
@@ -428,7 +459,7 @@ impl Event {
                 category: u64::try_from(self.size).ok().and_then(Category::from_id).unwrap_or_default(),
                 module: TextId::try_from(self.extra).unwrap_or(0),
                 name: self.reserved as TextId,
-                weak: self.flags & WEAK != 0,
+                claim: Claim::of(self.flags),
             },
             Kind::Io => Payload::Io { address: self.addr, bytes: self.size, rounded: self.reserved as i64 },
             Kind::Sample => Payload::Sample {
@@ -572,7 +603,13 @@ mod tests {
             Payload::Lost { events: 9 },
             Payload::FreeCompleted { address: 10 },
             Payload::DefineStack { id: 11, frame: Frame { parent: 12, text: 13, kind: FrameKind::Python } },
-            Payload::Tag { address: 14, category: Category::Gradient, module: 15, name: 16, weak: true },
+            Payload::Tag {
+                address: 14,
+                category: Category::Gradient,
+                module: 15,
+                name: 16,
+                claim: Claim::Reduced,
+            },
             Payload::Io { address: 17, bytes: 18, rounded: 19 },
             Payload::Sample {
                 total: Some(20),

@@ -32,6 +32,7 @@ KINDS = {
     "activation": "Activation",
     "input": "Activation",
     "(none)": "Activation",
+    "script": "Activation",
     "temporary": "Temp",
     "gradient": "Gradient",
 }

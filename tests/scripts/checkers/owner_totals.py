@@ -82,7 +82,7 @@ def main():
     shares = {}
     for column in ("module", "phase", "op", "category"):
         owned = [category if column == "category" else row[column] for row, category in held]
-        without = [row for (row, _), name in zip(held, owned) if name == "(none)"]
+        without = [row for (row, _), name in zip(held, owned) if name in ("(none)", "script")]
         shares[column] = 1 - sum(row["delta_bytes"] for row in without) / total
         if shares[column] < 0.99:
             for row, category in sorted(without, key=lambda r: -r[0]["delta_bytes"])[:5]:

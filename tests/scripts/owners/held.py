@@ -289,6 +289,50 @@ def flat_buffers():
     )
 
 
+def buckets():
+    """Buckets of DDP, which no tensor of the program names; a tensor that a backward makes and reduces, and
+    one of a forward that the forward reduces; tensors that only the script has."""
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    class Reduced(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            distributed.all_reduce(forwards[-1])
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            made.append(gradient.clone())
+            distributed.all_reduce(made[-1])
+            return made[-1].clone()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(512, 512, bias=False) for _ in range(4)])
+
+        def forward(self, x):
+            forwards.append(torch.ones(3000, device="cuda"))
+            for layer in self.layers:
+                x = layer(Reduced.apply(x))
+            return x
+
+    made, forwards = [], []
+    distributed.init_process_group("nccl", store=distributed.HashStore(), rank=0, world_size=1)
+    plain = [torch.zeros(1000, device="cuda"), torch.arange(5000, device="cuda") * 2]
+    models = [Net().cuda() for _ in range(2)]
+    for model, views in zip(models, (False, True), strict=True):
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=2, gradient_as_bucket_view=views)
+        model.wrapped = [wrapped]
+        for _ in range(3):
+            wrapped(torch.ones(8, 512, device="cuda")).sum().backward()
+    assert len(made) == 18 and len(forwards) == 6
+    # No sum of gradients: NCCL's watchdog keeps the first buckets for some time after others replaced them.
+    checkpoint(temporary=size_of(made), script=size_of(plain))
+    distributed.destroy_process_group()
+
+
 def own_optimizer():
     """An optimizer that torch does not know: what outlives its step is its state."""
     model = nn.Linear(1024, 1024, bias=False, device="cuda")

@@ -14,6 +14,7 @@ const CATEGORY = {
   cuda_graph: "#6FBF9F",
   workspace: "#C8B400",
   other: "#8F8B66",
+  script: "#B5A28C",
   "(no category)": "#9AA0A6",
 };
 

@@ -3,7 +3,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use memtrace_trace::Category;
+use memtrace_trace::{Category, Claim};
 
 use crate::ffi::symbols::RealFn;
 use crate::python::tags::{self, Tag};
@@ -28,7 +28,13 @@ fn is_used(workspace: *mut c_void) {
     let has_tags = session::session().is_some_and(|session| session.settings.modules);
     if has_tags && thread::with(is_new) == Some(true) {
         static NAME: FixedText = FixedText::new("cuBLAS");
-        tags::record(Tag { pointer, category: Category::Workspace, path: 0, name: NAME.id(), weak: false });
+        tags::record(Tag {
+            pointer,
+            category: Category::Workspace,
+            path: 0,
+            name: NAME.id(),
+            claim: Claim::Strong,
+        });
     }
 }
 

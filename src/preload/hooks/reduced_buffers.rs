@@ -1,0 +1,39 @@
+//! Buffers of gradients that ranks reduce in a backward, such as the buckets that DDP's C++ reducer allocates. No
+//! tensor of the program names them. A buffer that the backward itself allocated stays `temporary`: there it is a
+//! part of the gradient's computation, as in tensor parallelism.
+
+use std::ffi::c_void;
+
+use memtrace_record::intern::{TextId, with_tables};
+use memtrace_record::recorder::text_id;
+use memtrace_trace::text::{NONE, SCRIPT};
+use memtrace_trace::{Category, Claim};
+
+use crate::attribution::op_stack;
+use crate::python::tags::{self, Tag};
+use crate::runtime::{fixed_text::FixedText, session, thread};
+
+/// The outermost module that contains `path`; 0 for none.
+fn root_of(path: TextId) -> TextId {
+    let root = with_tables(|tables| {
+        let path = tables.text_of(path);
+        match path.split_once('.') {
+            Some((root, _)) => root.to_owned(),
+            None => path.to_owned(),
+        }
+    });
+    if root.is_empty() || root == NONE || root == SCRIPT { 0 } else { text_id(&root) }
+}
+
+/// Tags the block of a buffer that is reduced now, if this thread runs a backward.
+pub(super) fn is_reduced(buffer: *const c_void) {
+    static NAME: FixedText = FixedText::new("bucket");
+    let pointer = buffer as usize;
+    let has_tags = session::session().is_some_and(|session| session.settings.modules);
+    if pointer == 0 || !has_tags || !thread::is_autograd() {
+        return;
+    }
+    let path = root_of(op_stack::backward_module());
+    let claim = Claim::Reduced;
+    tags::record(Tag { pointer, category: Category::Gradient, path, name: NAME.id(), claim });
+}
