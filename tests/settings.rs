@@ -222,8 +222,11 @@ fn rotate_and_compress_lose_nothing_when_the_process_is_killed() {
     }
 }
 
-/// The state at the end of the only trace of a folder, and the highest allocated bytes.
-fn replayed(folder: &Path) -> (BTreeMap<i64, (i64, i64, String)>, Vec<[i64; 4]>, i64) {
+/// The live blocks of a trace by id: bytes, address and module. The totals of each device, and the highest bytes of a GPU.
+type End = (BTreeMap<i64, (i64, i64, String)>, Vec<[i64; 4]>, i64);
+
+/// The state at the end of the only trace of a folder.
+fn replayed(folder: &Path) -> End {
     let input = Input::open(folder).unwrap();
     let [trace] = &input.traces[..] else { panic!("{:?}", input.traces) };
     let options = Options::default();

@@ -173,3 +173,13 @@ fn out_folder_may_have_a_name_of_any_bytes() {
     assert_eq!(ran.stderr(), "");
     assert_eq!(fs::read_dir(&out).unwrap().count(), 1);
 }
+
+#[test]
+fn library_that_contains_nccl_gets_its_own_answers() {
+    let source = "lookups/contains_nccl.c";
+    // The calls go through the loader.
+    let library = compiled(source, "libcontains-nccl.so", &["-DLIBRARY", "-fsemantic-interposition"]);
+    let program = compiled(source, "contains-nccl", &[]);
+    let ran = Traced::new(&program, &[library.to_str().unwrap()]).run();
+    assert_eq!((ran.status(), ran.stdout().as_str()), (0, "42\n"), "{}", ran.stderr());
+}

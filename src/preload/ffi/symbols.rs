@@ -4,7 +4,8 @@
 //!
 //! - [`RealFn`], the function behind a hook of ours. `RTLD_NEXT` finds the definition behind ours in the
 //!   global scope. It misses libraries that were loaded with `RTLD_LOCAL` (torch's, through Python): those
-//!   are then searched by file name. Last comes the address that the program itself found with `dlsym`.
+//!   are then searched by file name. Then comes the address that the program itself found with `dlsym`, and
+//!   last any loaded library: one may contain another, as some builds of torch contain NCCL.
 //! - [`Symbol`], a function that we call and do not hook. It is searched where its [`Home`] says.
 //!
 //! A library is searched by file name through an `RTLD_NOLOAD` handle: that loads nothing and runs no
@@ -19,7 +20,7 @@ use std::marker::PhantomData;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::ffi::loaded_libraries::loaded_libraries;
+use crate::ffi::loaded_libraries::{loaded_libraries, path_of};
 
 /// The type of `dlsym`.
 pub(crate) type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
@@ -66,6 +67,11 @@ pub(crate) fn find_global(name: &CStr) -> *mut c_void {
 
 /// Looks `name` up in a loaded library whose file name starts with `library`.
 pub(crate) fn find_in_loaded(library: &str, name: &CStr) -> *mut c_void {
+    find_where(library, name, |_| true)
+}
+
+/// Same as [`find_in_loaded`], of the definitions for which `wanted` returns true.
+fn find_where(library: &str, name: &CStr, wanted: impl Fn(*mut c_void) -> bool) -> *mut c_void {
     for path in loaded_libraries(library) {
         // SAFETY: the path ends in 0; RTLD_NOLOAD loads and runs nothing.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
@@ -76,7 +82,7 @@ pub(crate) fn find_in_loaded(library: &str, name: &CStr) -> *mut c_void {
         let found = unsafe { find_in(handle, name) };
         // SAFETY: closes the handle opened above; the library stays, since it was loaded before.
         unsafe { libc::dlclose(handle) };
-        if !found.is_null() {
+        if !found.is_null() && wanted(found) {
             return found;
         }
     }
@@ -225,6 +231,11 @@ impl<F: Copy> RealFn<F> {
         }
         if found.is_null() {
             found = self.looked_up.load(Ordering::Relaxed);
+        }
+        if found.is_null() {
+            // Not our hook: its library is loaded, too.
+            let own = path_of(find_global as *const c_void);
+            found = find_where("", self.name, |found| path_of(found) != own);
         }
         if !found.is_null() {
             self.found.store(found, Ordering::Relaxed);
