@@ -459,6 +459,18 @@ fn live_openmetrics_has_the_numbers_of_the_reports() {
         assert_eq!(lines.len(), 1, "{name} {labels:?}\n{text}");
         lines[0].rsplit(' ').next().unwrap().parse().unwrap()
     };
+    // The dashboard asks for these metrics and for no others.
+    let dashboard = include_str!("../docs/grafana.json");
+    let asked: std::collections::BTreeSet<&str> = dashboard
+        .match_indices("memtrace_")
+        .map(|(at, _)| {
+            dashboard[at..].split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap()
+        })
+        .collect();
+    assert!(asked.len() > 8, "{asked:?}");
+    for name in asked {
+        assert!(text.contains(&format!("\n{name}{{")), "{name}\n{text}");
+    }
     assert!(!text.contains(" *\""), "an inferred category has the label of a told one: {text}");
     // In a loop, too, a rank that is not there is an error.
     let wrong = memtrace().args(["live", "--rank", "9", "--openmetrics", "-"]).arg(&trace).output().unwrap();
