@@ -139,7 +139,7 @@ impl Rank {
             used: peak(Metric::Used).bytes,
             step: allocated.owner.step,
             ooms: counts.of(EventName::Oom),
-            retries: counts.failed.saturating_sub(counts.of(EventName::Oom)),
+            retries: counts.retries(),
             rows: counts.rows,
             used_name: used_name([replayed], options),
             work: work.order.iter().map(named).collect(),

@@ -21,6 +21,12 @@ impl Counts {
     pub fn of(&self, event: EventName) -> u64 {
         self.events[event as usize]
     }
+
+    /// The failed calls that the allocator made again: all but those that ended in an OOM.
+    #[must_use]
+    pub fn retries(&self) -> u64 {
+        self.failed.saturating_sub(self.of(EventName::Oom))
+    }
 }
 
 /// Contradictions between rows.

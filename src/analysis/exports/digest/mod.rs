@@ -97,7 +97,7 @@ fn process(replayed: &Replayed, found: &Findings) -> DigestRow {
         .int(C::Complete, i64::from(!replayed.replay.problems.unfinished))
         .int(C::ToNs, replayed.replay.ts_ns)
         .count(C::Ooms, ooms)
-        .count(C::Retries, counts.failed.saturating_sub(ooms))
+        .count(C::Retries, counts.retries())
         .count(C::Steps, found.steps as u64)
         .float(C::BytesPerStep, found.growth.slope)
         .float(C::R2, found.growth.r2)
