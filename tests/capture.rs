@@ -153,6 +153,12 @@ fn threads_of_the_caching_allocator_agree_with_its_own_totals() {
         );
         assert!(messages.lines().last().unwrap().starts_with("memtrace: next: memtrace "), "{messages}");
     }
+    // A file that is compressed at the end is gone when the user reads this.
+    let traced = Traced::new(&torch_program("threads/trains"), &["1", "10"]).env("MEMTRACE_COMPRESS", "gz");
+    let folder = traced.out();
+    let messages = traced.run().stderr();
+    assert!(messages.contains(&format!("memtrace oom {}", folder.display())), "{messages}");
+    assert!(!messages.contains(".csv"), "{messages}");
 }
 
 #[test]
