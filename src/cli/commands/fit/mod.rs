@@ -146,7 +146,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     }
     let plan = Plan::new(matches)?;
     for line in &plan.left_out {
-        eprintln!("memtrace: {line}");
+        terminal::say(line);
     }
     let mut searches = Searches::new(&plan);
     let mut runs = Runs::new(matches, plan.most_gpus())?;
