@@ -137,3 +137,8 @@ launched: memory 7 host 7 called 2 event 0
     }
     assert_eq!(lines, expected);
 }
+
+#[test]
+fn phantom_descriptors_that_a_program_makes_for_each_op_take_no_memory() {
+    assert_eq!(told("descriptors", "t4", &[]), "failed 0 same 0 grown no\n");
+}

@@ -8,9 +8,9 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
 use std::marker::PhantomData;
-use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{LazyLock, Mutex};
 
 use cudarc::runtime::sys::cudaError;
 pub(crate) use cudarc::runtime::sys::dim3 as Dim3;
@@ -330,10 +330,31 @@ impl<T> Destroyed<T> {
     }
 }
 
-/// A handle without an object: an address that is valid and distinct.
+/// A handle without an object: an address that can be read and that no other handle without an object has.
+///
+/// A program makes some of them for each op (the descriptors of `cublasLtMatmul`) and destroys them through calls
+/// that do nothing, so a handle takes no memory.
 pub(crate) fn opaque_handle() -> usize {
-    Handle::new([0u64; 8]).address()
+    static FIRST: LazyLock<Option<usize>> = LazyLock::new(|| {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address that the system chooses.
+        let address =
+            unsafe { libc::mmap(std::ptr::null_mut(), OPAQUE_RANGE, libc::PROT_READ, flags, -1, 0) };
+        (address != libc::MAP_FAILED).then_some(address as usize)
+    });
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    match *FIRST {
+        Some(first) => first + NEXT.fetch_add(OPAQUE_SIZE, Relaxed) % OPAQUE_RANGE,
+        // The program's address space is limited (`ulimit -v`).
+        None => Handle::new([0u64; 8]).address(),
+    }
 }
+
+/// Bytes of address space for handles without an object: 2^30 handles, after which they repeat. Only pages that the
+/// program reads become resident.
+const OPAQUE_RANGE: usize = 1 << 36;
+/// Bytes from one handle without an object to the next.
+const OPAQUE_SIZE: usize = 64;
 
 /// The number of threads or blocks of a launch dimension.
 pub(crate) fn volume(dim: Dim3) -> u64 {
@@ -383,6 +404,16 @@ mod tests {
         assert_eq!((Out::of(&mut place).give(7), place), (OK, 7));
         assert!(Handle::<u32>::null().get().is_none());
         assert_eq!(Handle::new(5u32).get(), Some(&5));
+    }
+
+    #[test]
+    fn handles_without_an_object_are_distinct_and_can_be_read() {
+        let handles: std::collections::HashSet<_> = (0..1000).map(|_| opaque_handle()).collect();
+        assert_eq!(handles.len(), 1000);
+        for handle in handles {
+            // SAFETY: a handle can be read.
+            assert_eq!(unsafe { read::<u64>(handle) }, Some(0));
+        }
     }
 
     #[test]
