@@ -178,8 +178,54 @@ fn out_folder_may_have_a_name_of_any_bytes() {
 fn library_that_contains_nccl_gets_its_own_answers() {
     let source = "lookups/contains_nccl.c";
     // The calls go through the loader.
-    let library = compiled(source, "libcontains-nccl.so", &["-DLIBRARY", "-fsemantic-interposition"]);
+    let library = |name: &str, answer: &str| {
+        compiled(source, name, &[&format!("-DANSWER={answer}"), "-fsemantic-interposition"])
+    };
+    // libnccl.so.8 is what a library needs; libnccl.so.9 is loaded by its path.
+    let libraries =
+        [library("libcontains-nccl.so", "40"), library("libnccl.so.8", "50"), library("libnccl.so.9", "60")];
+    let user = compiled(source, "libuses-nccl.so", &["-DUSER", "libnccl.so.8"]);
     let program = compiled(source, "contains-nccl", &[]);
-    let ran = Traced::new(&program, &[library.to_str().unwrap()]).run();
-    assert_eq!((ran.status(), ran.stdout().as_str()), (0, "42\n"), "{}", ran.stderr());
+    let [contains, _, other] = libraries.each_ref().map(|path| path.to_str().unwrap());
+    let user = user.to_str().unwrap();
+    let (global_user, global_other) = (format!("+{user}"), format!("+{other}"));
+    let closed = [contains, user, other].map(|path| format!("!{path}"));
+    let cases: &[&[&str]] = &[
+        &[contains],
+        &[user],
+        &[contains, user],
+        &[user, contains],
+        &[other, user],
+        &[user, other],
+        &[contains, user, other],
+        &[other, user, contains],
+        // What is global first is for all that come later, and what comes later for none of those before.
+        &[&global_user, contains, other],
+        &[contains, &global_user, other],
+        &[contains, other, &global_other, user],
+        // One takes the place of another in memory.
+        &[&closed[0], &closed[1], &closed[2], &closed[0], other],
+    ];
+    for arguments in cases {
+        let untraced = common::untraced(&program, arguments).output().unwrap();
+        let ran = Traced::new(&program, arguments).run();
+        let expected = String::from_utf8(untraced.stdout).unwrap();
+        assert_eq!((ran.status(), ran.stdout()), (0, expected), "{arguments:?} {}", ran.stderr());
+    }
+    let ran = Traced::new(&program, &[contains, user, other]).run();
+    assert_eq!(ran.numbers()[..3], [40_414_243, 50_515_253, 60_616_263]);
+}
+
+#[test]
+fn hook_is_not_found_where_there_is_nothing_behind_it() {
+    let program = compiled("lookups/contains_nccl.c", "contains-nccl", &[]);
+    let untraced = common::untraced(&program, &[]).output().unwrap();
+    let ran = Traced::new(&program, &[]).run();
+    assert_eq!(
+        (ran.status(), ran.stdout()),
+        (0, String::from_utf8(untraced.stdout).unwrap()),
+        "{}",
+        ran.stderr()
+    );
+    assert!(!ran.stdout().contains("found") && ran.stdout().contains("undefined"), "{}", ran.stdout());
 }

@@ -1,13 +1,14 @@
 //! The library that made a call, by its return address.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::c_void;
+use std::ops::ControlFlow;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
 
-use crate::ffi::phantom;
+use crate::ffi::{loaded_libraries, phantom};
 
 /// A library, as a call's event names it.
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +67,7 @@ pub(crate) fn library_at(address: *const c_void) -> Library {
     if let Some(library) = look_up(address) {
         return library.named();
     }
-    let version = loader_version();
+    let version = loaded_libraries::version();
     // SAFETY: null or a table, which is never freed nor changed.
     let known = unsafe { RANGES.load(Ordering::Acquire).as_ref() };
     // Generated code is in no library: its calls must not build a table each.
@@ -91,47 +92,14 @@ fn look_up(address: usize) -> Option<Library> {
     ranges.get(index).filter(|range| range.start <= address).map(|range| range.library)
 }
 
-/// The loader's counts of loaded and unloaded libraries.
-fn loader_version() -> (u64, u64) {
-    unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
-        // SAFETY: `data` is the pair below, and `info` is valid during the call.
-        let (version, info) = unsafe { (&mut *data.cast::<(u64, u64)>(), &*info) };
-        *version = (info.dlpi_adds, info.dlpi_subs);
-        1
-    }
-    let mut version = (0, 0);
-    // SAFETY: `first` has the expected type, and the pair outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut version).cast()) };
-    version
-}
-
-/// The executable segments of all loaded objects. `dl_iterate_phdr` takes a lock that the loader holds only
-/// while it links, not while a constructor runs (`dladdr` takes that one), so a hook cannot wait for a thread
-/// that waits for the hook.
+/// The executable segments of all loaded objects.
 fn loaded_code() -> Vec<Range> {
-    type Found = Vec<(usize, usize, String)>;
-    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
-        // SAFETY: `data` is the list below, and `info` is valid during the call.
-        let (found, info) = unsafe { (&mut *data.cast::<Found>(), &*info) };
-        let name = if info.dlpi_name.is_null() {
-            String::new()
-        } else {
-            // SAFETY: the loader's name of the object, a C string that outlives the call.
-            unsafe { CStr::from_ptr(info.dlpi_name) }.to_string_lossy().into_owned()
-        };
-        for index in 0..usize::from(info.dlpi_phnum) {
-            // SAFETY: the object has `dlpi_phnum` program headers.
-            let header = unsafe { &*info.dlpi_phdr.add(index) };
-            if header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0 {
-                let start = info.dlpi_addr as usize + header.p_vaddr as usize;
-                found.push((start, start + header.p_memsz as usize, name.clone()));
-            }
-        }
-        0
-    }
-    let mut found = Found::new();
-    // SAFETY: `visit` has the expected type, and the list outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut found).cast()) };
+    let mut found: Vec<(usize, usize, String)> = Vec::new();
+    loaded_libraries::walk(|library| {
+        let path = library.path.to_string_lossy();
+        found.extend(library.code().map(|code| (code.start, code.end, path.clone().into_owned())));
+        ControlFlow::Continue(())
+    });
     let mut ranges: Vec<Range> = found
         .into_iter()
         .map(|(start, end, path)| {

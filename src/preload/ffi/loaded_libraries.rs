@@ -1,32 +1,113 @@
 //! The shared libraries that are loaded into the process.
+//!
+//! They are walked by `dl_iterate_phdr`. It takes a lock that the loader holds only while it links, not while a
+//! constructor runs (`dladdr` takes that one), so a hook cannot wait for a thread that waits for the hook.
 
 use std::ffi::{CStr, CString, OsStr, c_int, c_void};
+use std::ops::{ControlFlow, Range};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// The paths of the loaded libraries whose file name starts with `prefix`.
-pub(crate) fn loaded_libraries(prefix: &str) -> Vec<CString> {
-    struct Search<'a> {
-        prefix: &'a str,
-        found: Vec<CString>,
+/// A loaded library, or the program, during a walk.
+pub(crate) struct Visited<'a> {
+    /// The loader's name: the path, and an empty text for the program.
+    pub(crate) path: &'a CStr,
+    /// The loader's counts of loaded and unloaded libraries.
+    version: (u64, u64),
+    base: usize,
+    headers: &'a [libc::Elf64_Phdr],
+}
+
+impl Visited<'_> {
+    /// The segments of code.
+    pub(crate) fn code(&self) -> impl Iterator<Item = Range<usize>> {
+        let is_code =
+            |header: &&libc::Elf64_Phdr| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0;
+        self.headers.iter().filter(is_code).map(|header| {
+            let start = self.base.wrapping_add(header.p_vaddr as usize);
+            start..start.wrapping_add(header.p_memsz as usize)
+        })
     }
-    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
-        // SAFETY: `data` is the search below, and `info` is valid during the call.
-        let (search, info) = unsafe { (&mut *data.cast::<Search<'_>>(), &*info) };
-        if !info.dlpi_name.is_null() {
+}
+
+/// Visits the program and the loaded libraries, in the order in which they were loaded.
+pub(crate) fn walk(mut visit: impl FnMut(&Visited<'_>) -> ControlFlow<()>) {
+    unsafe extern "C" fn next<F: FnMut(&Visited<'_>) -> ControlFlow<()>>(
+        info: *mut libc::dl_phdr_info,
+        _: usize,
+        visit: *mut c_void,
+    ) -> c_int {
+        // SAFETY: `visit` is the function below, and `info` is valid during the call.
+        let (visit, info) = unsafe { (&mut *visit.cast::<F>(), &*info) };
+        let path = if info.dlpi_name.is_null() {
+            c""
+        } else {
             // SAFETY: the loader's name of the object, a C string that outlives the call.
-            let name = unsafe { CStr::from_ptr(info.dlpi_name) };
-            let file = name.to_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-            if file.starts_with(search.prefix.as_bytes()) {
-                search.found.push(name.to_owned());
-            }
-        }
-        0
+            unsafe { CStr::from_ptr(info.dlpi_name) }
+        };
+        let headers = if info.dlpi_phdr.is_null() {
+            &[]
+        } else {
+            // SAFETY: the object has `dlpi_phnum` program headers.
+            unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) }
+        };
+        let version = (info.dlpi_adds, info.dlpi_subs);
+        visit(&Visited { path, version, base: info.dlpi_addr as usize, headers }).is_break().into()
     }
-    let mut search = Search { prefix, found: Vec::new() };
-    // SAFETY: `visit` has the expected type, and `search` outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-    search.found
+    fn typed<F: FnMut(&Visited<'_>) -> ControlFlow<()>>(_: &F) -> LibraryVisitor {
+        next::<F>
+    }
+    // SAFETY: `next` has the expected type, and `visit` outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(typed(&visit)), (&raw mut visit).cast()) };
+}
+
+type LibraryVisitor = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int;
+
+/// The paths of the loaded libraries whose file name starts with `prefix`; the program has none.
+pub(crate) fn loaded_libraries(prefix: &str) -> Vec<CString> {
+    let mut found = Vec::new();
+    walk(|library| {
+        let file = library.path.to_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        if !file.is_empty() && file.starts_with(prefix.as_bytes()) {
+            found.push(library.path.to_owned());
+        }
+        ControlFlow::Continue(())
+    });
+    found
+}
+
+/// The loader's counts of loaded and unloaded libraries: what a look-up found, or did not find, may change with them.
+pub(crate) fn version() -> (u64, u64) {
+    let mut version = (0, 0);
+    walk(|library| {
+        version = library.version;
+        ControlFlow::Break(())
+    });
+    version
+}
+
+/// A loaded library, or the program.
+pub(crate) struct Loaded {
+    /// The loader's name: the path, and an empty text for the program.
+    pub(crate) path: CString,
+    /// The segment of code that was asked for.
+    pub(crate) code: Range<usize>,
+    /// Its number in the order of loading.
+    pub(crate) place: usize,
+}
+
+/// The library whose code `address` lies in; `None` for generated code.
+pub(crate) fn library_of(address: usize) -> Option<Loaded> {
+    let (mut place, mut found) = (0, None);
+    walk(|library| {
+        if let Some(code) = library.code().find(|code| code.contains(&address)) {
+            found = Some(Loaded { path: library.path.to_owned(), code, place });
+            return ControlFlow::Break(());
+        }
+        place += 1;
+        ControlFlow::Continue(())
+    });
+    found
 }
 
 /// The path of the loaded library that `address` lies in, as the loader names it.

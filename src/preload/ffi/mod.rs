@@ -1,6 +1,7 @@
 //! Code of others, as this library calls it: symbols, loaded libraries, vtables, CUDA, NVML, torch and the
 //! phantom device.
 
+pub(crate) mod by_caller;
 pub(crate) mod callers;
 pub(crate) mod cpython;
 pub(crate) mod cuda;

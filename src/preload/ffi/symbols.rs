@@ -4,8 +4,8 @@
 //!
 //! - [`RealFn`], the function behind a hook of ours. `RTLD_NEXT` finds the definition behind ours in the
 //!   global scope. It misses libraries that were loaded with `RTLD_LOCAL` (torch's, through Python): those
-//!   are then searched by file name. Then comes the address that the program itself found with `dlsym`, and
-//!   last any loaded library: one may contain another, as some builds of torch contain NCCL.
+//!   are then searched by file name. Last comes the address that the program itself found with `dlsym`. A
+//!   library that a process may have twice, with state of its own, needs [`ByCaller`](super::by_caller::ByCaller).
 //! - [`Symbol`], a function that we call and do not hook. It is searched where its [`Home`] says.
 //!
 //! A library is searched by file name through an `RTLD_NOLOAD` handle: that loads nothing and runs no
@@ -20,7 +20,7 @@ use std::marker::PhantomData;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::ffi::loaded_libraries::{loaded_libraries, path_of};
+use crate::ffi::loaded_libraries::loaded_libraries;
 
 /// The type of `dlsym`.
 pub(crate) type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
@@ -65,28 +65,35 @@ pub(crate) fn find_global(name: &CStr) -> *mut c_void {
     unsafe { find_in(libc::RTLD_DEFAULT, name) }
 }
 
-/// Looks `name` up in a loaded library whose file name starts with `library`.
-pub(crate) fn find_in_loaded(library: &str, name: &CStr) -> *mut c_void {
-    find_where(library, name, |_| true)
+/// Looks `name` up behind this library in the global scope.
+pub(crate) fn find_behind(name: &CStr) -> *mut c_void {
+    // SAFETY: RTLD_NEXT is a special handle. The call comes from this library, so "next" means behind it.
+    unsafe { find_in(libc::RTLD_NEXT, name) }
 }
 
-/// Same as [`find_in_loaded`], of the definitions for which `wanted` returns true.
-fn find_where(library: &str, name: &CStr, wanted: impl Fn(*mut c_void) -> bool) -> *mut c_void {
+/// Looks `name` up in a loaded library whose file name starts with `library`.
+pub(crate) fn find_in_loaded(library: &str, name: &CStr) -> *mut c_void {
     for path in loaded_libraries(library) {
-        // SAFETY: the path ends in 0; RTLD_NOLOAD loads and runs nothing.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-        if handle.is_null() {
-            continue;
-        }
-        // SAFETY: the handle is open.
-        let found = unsafe { find_in(handle, name) };
-        // SAFETY: closes the handle opened above; the library stays, since it was loaded before.
-        unsafe { libc::dlclose(handle) };
-        if !found.is_null() && wanted(found) {
+        let found = find_in_path(&path, name);
+        if !found.is_null() {
             return found;
         }
     }
     null_mut()
+}
+
+/// Looks `name` up in the loaded library of this path, and in those that it needs.
+pub(crate) fn find_in_path(path: &CStr, name: &CStr) -> *mut c_void {
+    // SAFETY: the path ends in 0; RTLD_NOLOAD loads and runs nothing.
+    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if handle.is_null() {
+        return null_mut();
+    }
+    // SAFETY: the handle is open.
+    let found = unsafe { find_in(handle, name) };
+    // SAFETY: closes the handle opened above; the library stays, since it was loaded before.
+    unsafe { libc::dlclose(handle) };
+    found
 }
 
 /// Looks `name` up in the global scope, where a preloaded phantom device is, then in a loaded library.
@@ -224,18 +231,12 @@ impl<F: Copy> RealFn<F> {
 
     #[cold]
     fn find(&self) -> *mut c_void {
-        // SAFETY: RTLD_NEXT is a special handle. The call comes from this library, so "next" means behind it.
-        let mut found = unsafe { find_in(libc::RTLD_NEXT, self.name) };
+        let mut found = find_behind(self.name);
         if found.is_null() {
             found = find_in_loaded(self.library, self.name);
         }
         if found.is_null() {
             found = self.looked_up.load(Ordering::Relaxed);
-        }
-        if found.is_null() {
-            // Not our hook: its library is loaded, too.
-            let own = path_of(find_global as *const c_void);
-            found = find_where("", self.name, |found| path_of(found) != own);
         }
         if !found.is_null() {
             self.found.store(found, Ordering::Relaxed);

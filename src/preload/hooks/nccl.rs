@@ -1,22 +1,24 @@
 //! NCCL: its calls tell which communicator its memory is for.
 //!
-//! The calls are passed on unchanged. A program that finds NCCL's functions by `dlsym`, or contains NCCL, is not seen:
-//! the memory is NCCL's then, and of no communicator.
+//! The calls are passed on unchanged, to the NCCL of the library that calls. A program that finds NCCL's functions by
+//! `dlsym` is not seen: the memory is NCCL's then, and of no communicator.
 
 use std::ffi::{c_int, c_void};
 
 use memtrace_record::intern::TextId;
 
 use crate::attribution::communicators::{self, Created, OpenCall};
-use crate::ffi::symbols::{RealFn, c_name};
+use crate::ffi::by_caller::hooks_by_caller;
 use crate::hooks::reduced_buffers;
 use crate::runtime::guard::shielded;
 use crate::runtime::session;
 
 /// `ncclInternalError`.
 const INTERNAL_ERROR: c_int = 3;
-/// `ncclSuccess`, and `ncclInProgress` of a communicator that does not block.
-const MADE: [c_int; 2] = [0, 7];
+/// `ncclSuccess`.
+const SUCCESS: c_int = 0;
+/// `ncclInProgress`, of a communicator that does not block.
+const IN_PROGRESS: c_int = 7;
 
 /// An `ncclComm_t`.
 type Comm = *mut c_void;
@@ -51,8 +53,8 @@ unsafe fn create(out: *mut Comm, what: impl FnOnce(u32) -> String, run: impl FnO
         },
         run,
     );
-    if MADE.contains(&status) && !out.is_null() {
-        // SAFETY: a call that succeeded has written it.
+    if matches!(status, SUCCESS | IN_PROGRESS) && !out.is_null() {
+        // SAFETY: such a call has written it.
         let handle = unsafe { *out } as usize;
         shielded(|| communicators::created(new, handle));
     }
@@ -65,18 +67,7 @@ fn rank_of(number: u32, rank: c_int, ranks: c_int) -> String {
 
 /// Defines hooks of functions of NCCL. The body calls the real one as `real`.
 macro_rules! hooks {
-    ($($name:ident($($arg:ident: $type:ty),*) |$real:ident| $body:expr;)*) => { $(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-            static REAL: RealFn<unsafe extern "C" fn($($type),*) -> c_int> =
-                // SAFETY: the signature is the one in nccl.h.
-                unsafe { RealFn::new(c_name(concat!(stringify!($name), "\0")), "libnccl.so") };
-            let Some(function) = REAL.get() else { return INTERNAL_ERROR };
-            // SAFETY: the caller's own arguments, passed on unchanged.
-            let $real = || unsafe { function($($arg),*) };
-            $body
-        }
-    )* };
+    ($($hooks:tt)*) => { hooks_by_caller! { "libnccl.so", INTERNAL_ERROR; $($hooks)* } };
 }
 
 /// Defines hooks of operations: the memory that one takes is that of its communicator.

@@ -5,18 +5,13 @@ use std::ffi::{c_int, c_void};
 
 use memtrace_trace::{Category, Claim};
 
-use crate::ffi::symbols::RealFn;
+use crate::ffi::by_caller::hooks_by_caller;
 use crate::python::tags::{self, Tag};
 use crate::runtime::guard::shielded;
 use crate::runtime::{fixed_text::FixedText, session, thread};
 
 /// `CUBLAS_STATUS_NOT_INITIALIZED`.
 const NOT_INITIALIZED: c_int = 1;
-
-type SetWorkspace = unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> c_int;
-
-// SAFETY: the signature is the one in cublas_api.h, since CUDA 11.
-static SET_WORKSPACE: RealFn<SetWorkspace> = unsafe { RealFn::new(c"cublasSetWorkspace_v2", "libcublas.so") };
 
 /// Tags the block of a workspace. torch passes it with each call; only a block that this thread has just allocated
 /// is new.
@@ -38,14 +33,9 @@ fn is_used(workspace: *mut c_void) {
     }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cublasSetWorkspace_v2(
-    handle: *mut c_void,
-    workspace: *mut c_void,
-    bytes: usize,
-) -> c_int {
-    let Some(real) = SET_WORKSPACE.get() else { return NOT_INITIALIZED };
-    shielded(|| is_used(workspace));
-    // SAFETY: the caller's own arguments, passed on unchanged.
-    unsafe { real(handle, workspace, bytes) }
+hooks_by_caller! { "libcublas.so", NOT_INITIALIZED;
+    cublasSetWorkspace_v2(handle: *mut c_void, workspace: *mut c_void, bytes: usize) |real| {
+        shielded(|| is_used(workspace));
+        real()
+    };
 }

@@ -1,12 +1,14 @@
 //! `dlsym`, for programs that load the CUDA runtime or the driver themselves and look functions up.
 //!
 //! A stand-in is returned only for an exact name of our own tables, and only if the library that was asked
-//! has the function. Every other call continues with a jump, so that glibc sees the program's return address:
-//! the meaning of `RTLD_NEXT` and `RTLD_DEFAULT` depends on the caller.
+//! has the function. Null is returned where the program would find a hook of ours, and no library has what the hook
+//! stands for: the program would believe that NCCL or CUDA is there. Every other call continues with a jump, so that
+//! glibc sees the program's return address: the meaning of `RTLD_NEXT` and `RTLD_DEFAULT` depends on the caller.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
 
+use crate::ffi::by_caller::is_hook_of_nothing;
 use crate::ffi::symbols;
 use crate::hooks::cuda;
 use crate::runtime::guard::shielded;
@@ -44,34 +46,61 @@ unsafe extern "C" fn answer(handle: *mut c_void, name: *const c_char) -> Answer 
         // Never with a known glibc: without its own function there is nothing to jump to.
         return Answer { ours: null_mut(), real: nothing as *mut c_void };
     };
-    let ours = shielded(|| {
+    let found = shielded(|| {
         // SAFETY: the program's own name, a C string by the contract of dlsym.
-        unsafe { ours(handle, name, real) }
+        unsafe { found(handle, name, real) }
     });
-    Answer { ours: ours.unwrap_or(null_mut()), real: real as *mut c_void }
+    match found.unwrap_or(Found::Other) {
+        Found::Ours(ours) => Answer { ours, real: real as *mut c_void },
+        Found::Nothing => Answer { ours: null_mut(), real: nothing as *mut c_void },
+        Found::Other => Answer { ours: null_mut(), real: real as *mut c_void },
+    }
 }
+
+/// The answer to a look-up.
+enum Found {
+    /// A function of ours in the place of the real one.
+    Ours(*mut c_void),
+    /// No library has it.
+    Nothing,
+    /// What glibc finds.
+    Other,
+}
+
+/// What our hooks are called: the functions of CUDA and its libraries, of NCCL and of NVTX.
+const HOOKED: [&[u8]; 3] = [b"cu", b"nccl", b"nvtx"];
 
 unsafe extern "C" fn nothing(_: *mut c_void, _: *const c_char) -> *mut c_void {
     null_mut()
 }
 
-/// Our function for this look-up; null to leave the look-up alone.
+/// What this look-up finds.
 ///
 /// # Safety
 /// `name` is null or a C string.
-unsafe fn ours(handle: *mut c_void, name: *const c_char, real: symbols::Dlsym) -> *mut c_void {
-    // Our hooks are first in the global scope already, and "next" depends on the caller.
-    if name.is_null() || handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT {
-        return null_mut();
+unsafe fn found(handle: *mut c_void, name: *const c_char, real: symbols::Dlsym) -> Found {
+    if name.is_null() {
+        return Found::Other;
     }
     // SAFETY: by the contract above.
-    let text = unsafe { CStr::from_ptr(name) }.to_bytes();
-    if !text.starts_with(b"cu") {
-        return null_mut();
+    let name = unsafe { CStr::from_ptr(name) };
+    let text = name.to_bytes();
+    if !HOOKED.iter().any(|prefix| text.starts_with(prefix)) {
+        return Found::Other;
     }
-    let Some(stand_in) = cuda::exported(text) else { return null_mut() };
+    // "Next" depends on the caller: at the most it is the hook.
+    let is_next = handle == libc::RTLD_NEXT;
     // SAFETY: the program's own arguments.
-    let found = unsafe { real(handle, name) };
+    let found = unsafe { real(if is_next { libc::RTLD_DEFAULT } else { handle }, name.as_ptr()) };
+    if is_hook_of_nothing(found, name) {
+        return Found::Nothing;
+    }
+    // Our hooks are first in the global scope already.
+    if handle == libc::RTLD_DEFAULT || is_next || found.is_null() {
+        return Found::Other;
+    }
+    let Some(stand_in) = cuda::exported(text) else { return Found::Other };
     // SAFETY: the library's own function of that name.
-    if found.is_null() { null_mut() } else { unsafe { stand_in(found) } }
+    let ours = unsafe { stand_in(found) };
+    if ours.is_null() { Found::Other } else { Found::Ours(ours) }
 }
