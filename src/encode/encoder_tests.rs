@@ -1,6 +1,6 @@
 use memtrace_trace::end_row::Ending;
 use memtrace_trace::event::{AllocCall, Block, Call};
-use memtrace_trace::text::NONE;
+use memtrace_trace::text::{NONE, WITHOUT_DETAIL};
 use memtrace_trace::{Category, Header};
 
 use super::*;
@@ -138,6 +138,55 @@ impl RowSink for Categories {
         self.0.push((row.event, row.delta_bytes, row.category));
         Ok(())
     }
+}
+
+#[test]
+fn buffer_that_ranks_reduce_is_a_gradient_unless_a_backward_allocated_it() {
+    /// Keeps the module and the category that each tag gives.
+    #[derive(Default)]
+    struct Owners(Vec<(String, Category)>);
+    impl RowSink for Owners {
+        type Error = std::convert::Infallible;
+        fn row(&mut self, row: &Row<'_>) -> Result<(), Self::Error> {
+            if row.event == EventName::Tag && row.delta_bytes > 0 {
+                self.0.push((row.module.to_owned(), row.category));
+            }
+            Ok(())
+        }
+    }
+    let texts = ["forward", "backward", WITHOUT_DETAIL, "Net", "bucket"];
+    let [forward, backward, without, net, bucket] = [1, 2, 3, 4, 5];
+    // A block of this phase, which is reduced in a step without detail (no module), then in one with it.
+    let categories = |phase: u32, module: u32, flags: u8| {
+        let mut encoder = encoder();
+        for (text, id) in texts.into_iter().zip(1..) {
+            encoder.define_text(id, text);
+        }
+        encoder.define_context(1, Context { phase, module, flags, ..Context::default() });
+        let reduced = |module| {
+            let (category, claim) = (Category::Gradient, memtrace_trace::Claim::Reduced);
+            Payload::Tag { address: 512, category, module, name: bucket, claim }.pack(header(
+                Api::Memtrace,
+                0,
+                0,
+            ))
+        };
+        let events = [block_of(1, 512, 512, 512, 0), reduced(0), reduced(0), reduced(net), reduced(net)];
+        let mut owners = Owners::default();
+        for event in &events {
+            encoder.encode(1, event, &mut owners).unwrap();
+        }
+        owners.0
+    };
+    let named = |module: &str| (module.to_owned(), Category::Gradient);
+    let unseen = Context::WITHOUT_DETAIL;
+    // What the backward of FSDP and of tensor parallelism allocates for the sum.
+    assert_eq!(categories(backward, net, 0), []);
+    assert_eq!(categories(backward, without, unseen), []);
+    // DDP's buckets, which are made outside every phase and in the second forward.
+    assert_eq!(categories(0, 0, 0), [named(NONE), named("Net")]);
+    assert_eq!(categories(forward, net, 0), [named("Net")]);
+    assert_eq!(categories(forward, without, unseen), [named(WITHOUT_DETAIL), named("Net")]);
 }
 
 #[test]

@@ -2,11 +2,11 @@
 //! made it.
 
 use memtrace_trace::memory::LiveMemory;
-use memtrace_trace::text::SCRIPT;
+use memtrace_trace::text::{NONE, SCRIPT, WITHOUT_DETAIL};
 use memtrace_trace::{Category, Claim, EventName, Header, Row};
 
 use crate::encoder::{Encoder, LIBRARY, RowSink};
-use crate::live::Live;
+use crate::live::{Live, Owner};
 use crate::memory::Key;
 
 /// Blocks that optimizers' steps allocated since the last forward or backward.
@@ -46,9 +46,9 @@ pub(crate) struct Use {
 }
 
 impl Use {
-    /// Returns true if a block of category `known` that was allocated in `phase` keeps it.
-    fn yields_to(self, known: Category, phase: &str) -> bool {
-        use Category::{Activation, Buffer, Input, KvCache, Temporary, Workspace};
+    /// Returns true if a block of category `known` keeps it and its `owner`.
+    fn yields_to(self, known: Category, owner: Owner<'_>) -> bool {
+        use Category::{Activation, Buffer, Gradient, Input, KvCache, Temporary, Workspace};
         match (self.category, self.claim) {
             // An input of the model may be memory with a more specific category.
             (Input, _) => !known.is_unclaimed(),
@@ -58,8 +58,14 @@ impl Use {
                 !known.is_unclaimed() && !matches!(known, Input | Activation | Temporary | Buffer)
             }
             (_, Claim::Weak) => !known.is_unclaimed(),
-            // DDP allocates its buckets anew in the second forward.
-            (_, Claim::Reduced) => !known.is_unclaimed() && (known != Activation || phase == "backward"),
+            // DDP allocates its buckets when it is made, and anew in the second forward. What a backward allocates is a
+            // part of the gradient's computation there; without detail it has no category that would tell.
+            (_, Claim::Reduced) if owner.phase == "backward" => true,
+            // A bucket that has no module yet gets it in the first step with detail.
+            (_, Claim::Reduced) if known == Gradient => {
+                ![NONE, SCRIPT, WITHOUT_DETAIL].contains(&owner.module)
+            }
+            (_, Claim::Reduced) => !known.is_unclaimed() && known != Activation,
         }
     }
 }
@@ -104,7 +110,7 @@ impl Encoder {
         }
         let same = before.category == given.category
             && self.text(context.module) == self.owner(before.context).module;
-        if same || given.yields_to(before.category, self.owner(before.context).phase) {
+        if same || given.yields_to(before.category, self.owner(before.context)) {
             return Ok(());
         }
         if given.category == Category::Input && context.phase == 0 {

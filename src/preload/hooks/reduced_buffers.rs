@@ -9,7 +9,7 @@ use memtrace_record::recorder::text_id;
 use memtrace_trace::text::{NONE, SCRIPT};
 use memtrace_trace::{Category, Claim};
 
-use crate::attribution::op_stack;
+use crate::attribution::{detail, op_stack};
 use crate::python::tags::{self, Tag};
 use crate::runtime::{fixed_text::FixedText, session, thread};
 
@@ -33,7 +33,8 @@ pub(super) fn is_reduced(buffer: *const c_void) {
     if pointer == 0 || !has_tags || !thread::is_autograd() {
         return;
     }
-    let path = root_of(op_stack::backward_module());
+    // Without detail the last known backward function is one of an earlier step.
+    let path = if detail::is_on() { root_of(op_stack::backward_module()) } else { 0 };
     let claim = Claim::Reduced;
     tags::record(Tag { pointer, category: Category::Gradient, path, name: NAME.id(), claim });
 }
