@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use memtrace_record::{Recorder, Session, own_page};
 use memtrace_trace::config::{Level, Settings};
 
-use crate::attribution::{detail, phases, ranges};
+use crate::attribution::{communicators, detail, phases, ranges};
 use crate::ffi::{device_sample, symbols};
 use crate::python::errors;
 use crate::runtime::{fork, launcher, log, session};
@@ -96,6 +96,7 @@ extern "C" fn after_fork_in_child() {
 fn start_anew() {
     Recorder::start_anew();
     ranges::reset_in_child();
+    communicators::reset_in_child();
     errors::reset_in_child();
 }
 

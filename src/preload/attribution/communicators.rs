@@ -4,7 +4,7 @@
 //! memory's rows. NCCL allocates in the calling thread and in threads of its own. Those get the communicator of
 //! the call that is open, and none while calls for several are.
 
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
@@ -22,8 +22,10 @@ struct Known {
     handle: AtomicUsize,
     number: AtomicU32,
     text: AtomicU32,
-    /// 1 when its group's name was recorded.
-    named: AtomicU32,
+    /// True when an operation on it succeeded.
+    used: AtomicBool,
+    /// True when its group's name was recorded.
+    named: AtomicBool,
 }
 
 static KNOWN: [Known; MOST] = [const {
@@ -31,13 +33,16 @@ static KNOWN: [Known; MOST] = [const {
         handle: AtomicUsize::new(0),
         number: AtomicU32::new(0),
         text: AtomicU32::new(0),
-        named: AtomicU32::new(0),
+        used: AtomicBool::new(false),
+        named: AtomicBool::new(false),
     }
 }; MOST];
 /// The number of the last communicator.
 static LAST_NUMBER: AtomicU32 = AtomicU32::new(0);
-/// The communicators without a recorded name.
-static UNNAMED: AtomicU32 = AtomicU32::new(0);
+/// The communicators that have had an operation.
+static USED: AtomicU32 = AtomicU32::new(0);
+/// True if a call has returned before it was done: a communicator of the process does not block.
+static IN_PROGRESS: AtomicBool = AtomicBool::new(false);
 /// The calls of NCCL that are open, and the communicator of the last one that began.
 static OPEN: AtomicU32 = AtomicU32::new(0);
 static LAST_OPENED: AtomicU32 = AtomicU32::new(0);
@@ -60,14 +65,16 @@ pub(crate) fn created(new: Created, handle: usize) {
     if handle == 0 {
         return;
     }
+    // The one that had this handle is gone, however it was destroyed.
+    destroyed(handle);
     let is_mine = |known: &&Known| {
         known.handle.compare_exchange(0, handle, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     };
     if let Some(known) = KNOWN.iter().find(is_mine) {
         known.number.store(new.number, Ordering::Relaxed);
-        known.named.store(0, Ordering::Relaxed);
+        known.used.store(false, Ordering::Relaxed);
+        known.named.store(false, Ordering::Relaxed);
         known.text.store(new.text, Ordering::Release);
-        UNNAMED.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -89,26 +96,39 @@ pub(crate) fn number_of(handle: usize) -> u32 {
 pub(crate) fn destroyed(handle: usize) {
     if let Some(known) = find(handle) {
         known.text.store(0, Ordering::Relaxed);
-        if known.named.swap(1, Ordering::Relaxed) == 0 {
-            UNNAMED.fetch_sub(1, Ordering::Relaxed);
-        }
         known.handle.store(0, Ordering::Release);
     }
 }
 
-/// The number of communicators whose group was not named yet.
-pub(crate) fn unnamed() -> u32 {
-    UNNAMED.load(Ordering::Relaxed)
+/// An operation on a communicator succeeded: it is made, and PyTorch knows it.
+pub(crate) fn used(handle: usize) {
+    if let Some(known) = find(handle)
+        && !known.used.swap(true, Ordering::Relaxed)
+    {
+        USED.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A call returned before it was done.
+pub(crate) fn is_in_progress() {
+    IN_PROGRESS.store(true, Ordering::Relaxed);
+}
+
+/// The number of communicators that have had an operation; 0 if the names of their groups must not be asked for:
+/// PyTorch waits until a communicator that does not block is ready, and other ranks may wait for this one.
+pub(crate) fn nameable() -> u32 {
+    if IN_PROGRESS.load(Ordering::Relaxed) { 0 } else { USED.load(Ordering::Relaxed) }
 }
 
 /// The number of a communicator whose group gets its name now; `None` when it has one, or is unknown.
 pub(crate) fn name(handle: usize) -> Option<u32> {
     let known = find(handle)?;
-    if known.named.swap(1, Ordering::Relaxed) != 0 {
-        return None;
-    }
-    UNNAMED.fetch_sub(1, Ordering::Relaxed);
-    Some(known.number.load(Ordering::Relaxed))
+    (!known.named.swap(true, Ordering::Relaxed)).then(|| known.number.load(Ordering::Relaxed))
+}
+
+/// In the child of a fork: only the calls of the thread that forked are open there.
+pub(crate) fn reset_in_child() {
+    OPEN.store(thread::with(|state| state.open_nccl_calls.get()).unwrap_or(0), Ordering::Relaxed);
 }
 
 /// An open call of NCCL on this thread. Dropped when it returns.
@@ -119,7 +139,11 @@ pub(crate) struct OpenCall {
 impl OpenCall {
     /// Opens a call for a communicator; 0: it is not known which.
     pub(crate) fn of(text: TextId) -> OpenCall {
-        let before = thread::with(|state| state.communicator.replace(text)).unwrap_or(0);
+        let enter = |state: &thread::ThreadState| {
+            state.open_nccl_calls.set(state.open_nccl_calls.get() + 1);
+            state.communicator.replace(text)
+        };
+        let before = thread::with(enter).unwrap_or(0);
         LAST_OPENED.store(text, Ordering::Relaxed);
         OPEN.fetch_add(1, Ordering::Relaxed);
         OpenCall { before }
@@ -129,7 +153,10 @@ impl OpenCall {
 impl Drop for OpenCall {
     fn drop(&mut self) {
         OPEN.fetch_sub(1, Ordering::Relaxed);
-        thread::with(|state| state.communicator.set(self.before));
+        thread::with(|state| {
+            state.open_nccl_calls.set(state.open_nccl_calls.get().saturating_sub(1));
+            state.communicator.set(self.before);
+        });
     }
 }
 
@@ -201,11 +228,49 @@ mod tests {
         joins_group(one.text);
         joins_group(two.text);
         assert_eq!(group_ends(), 0);
-        assert_eq!(unnamed(), 2);
+        // A name is asked for after an operation, and once.
+        assert_eq!(nameable(), 0);
+        used(0x1000);
+        used(0x1000);
+        used(0x9000);
+        assert_eq!(nameable(), 1);
         assert_eq!((name(0x1000), name(0x1000), name(0x9000)), (Some(one.number), None, None));
         destroyed(0x1000);
-        destroyed(0x2000);
-        destroyed(0x2000);
-        assert_eq!((unnamed(), text_of(0x1000), number_of(0x2000)), (0, 0, 0));
+        assert_eq!((text_of(0x1000), number_of(0x1000)), (0, 0));
+        // Its handle comes back. That of the other one too, whose end nobody saw.
+        for handle in [0x1000, 0x2000] {
+            let again = create(|number| format!("communicator {number}: rank 0 of 4"));
+            created(again, handle);
+            assert_eq!((text_of(handle), number_of(handle)), (again.text, again.number));
+            assert_eq!(name(handle), Some(again.number));
+            let known = nameable();
+            used(handle);
+            assert_eq!(nameable(), known + 1);
+            destroyed(handle);
+            destroyed(handle);
+            assert_eq!((text_of(handle), number_of(handle), name(handle)), (0, 0, None));
+        }
+        // One that does not block: PyTorch would wait for it.
+        is_in_progress();
+        assert_eq!(nameable(), 0);
+        // A fork in a call, while another thread is in one: the child has that of the thread that forked.
+        let call = OpenCall::of(one.text);
+        let (began, may_end) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _call = OpenCall::of(two.text);
+                began.wait();
+                may_end.wait();
+                // No longer a call of this process, as it were.
+                OPEN.fetch_add(1, Ordering::Relaxed);
+            });
+            began.wait();
+            assert_eq!(OPEN.load(Ordering::Relaxed), 2);
+            reset_in_child();
+            assert_eq!(OPEN.load(Ordering::Relaxed), 1);
+            may_end.wait();
+        });
+        drop(call);
+        assert_eq!((OPEN.load(Ordering::Relaxed), current()), (0, 0));
     }
 }

@@ -35,6 +35,9 @@ fn during(text: impl FnOnce() -> TextId, run: impl FnOnce() -> c_int) -> c_int {
     let open = session::session().and_then(|_| shielded(|| OpenCall::of(text())));
     let status = run();
     drop(open);
+    if status == IN_PROGRESS {
+        communicators::is_in_progress();
+    }
     status
 }
 
@@ -93,7 +96,11 @@ fn operate(comm: Comm, run: impl FnOnce() -> c_int) -> c_int {
         communicators::joins_group(text);
         text
     };
-    during(text, run)
+    let status = during(text, run);
+    if status == SUCCESS {
+        communicators::used(comm as usize);
+    }
+    status
 }
 
 fn destroy(comm: Comm, run: impl FnOnce() -> c_int) -> c_int {

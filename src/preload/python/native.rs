@@ -39,7 +39,7 @@ static METHODS: [Method; 28] = [
     native_method!("forward_begins_step", forward_begins_step),
     native_method!("is_detailed", is_detailed),
     native_method!("record_mark", record_mark),
-    native_method!("unnamed_communicators", unnamed_communicators),
+    native_method!("nameable_communicators", nameable_communicators),
     native_method!("name_communicator", name_communicator),
     native_method!("call_after", module_calls::call_after),
     native_method!("record_module_memory", record_module_memory),
@@ -140,8 +140,8 @@ fn record_mark(arguments: Arguments<'_>) {
     ranges::mark(Api::Memtrace, arguments.text(0));
 }
 
-fn unnamed_communicators(_: Arguments<'_>) -> i64 {
-    communicators::unnamed().into()
+fn nameable_communicators(_: Arguments<'_>) -> i64 {
+    communicators::nameable().into()
 }
 
 fn name_communicator(arguments: Arguments<'_>) {

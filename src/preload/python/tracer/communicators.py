@@ -4,7 +4,7 @@ import os
 import sys
 
 from .failures import count
-from .native import name_communicator, unnamed_communicators
+from .native import name_communicator, nameable_communicators
 
 
 def _nodes_of(ranks: list) -> str:
@@ -25,19 +25,21 @@ def _text_of(c10d, group) -> str:
     return f"{name}, {len(ranks)} {'rank' if len(ranks) == 1 else 'ranks'}{_nodes_of(ranks)}"
 
 
-# The number of communicators that the last call could not name: it is no group's, or PyTorch does not tell.
-_left = 0
+# The communicators that there were when PyTorch was asked last.
+_asked = 0
 
 
 def name_groups() -> None:
     """Records the names of the process groups whose communicators have none yet."""
-    global _left
-    if unnamed_communicators() == _left:
+    global _asked
+    known = nameable_communicators()
+    if known in (0, _asked):
         return
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     torch = sys.modules.get("torch")
     if c10d is None or torch is None:
         return
+    _asked = known
     for group in list(c10d._world.pg_map):
         try:
             backend = group._get_backend(torch.device("cuda"))
@@ -50,4 +52,3 @@ def name_groups() -> None:
             continue
         except Exception as error:
             count("name of a communicator", error)
-    _left = unnamed_communicators()

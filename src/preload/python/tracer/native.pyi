@@ -88,8 +88,8 @@ def backward_count() -> int:
 def bytes_outside_phases() -> int:
     """The bytes that torch's allocator has handed out in no phase or before the first forward."""
 
-def unnamed_communicators() -> int:
-    """The communicators of NCCL whose group has no name yet."""
+def nameable_communicators() -> int:
+    """The communicators of NCCL that have had an operation so far; 0 while PyTorch could wait for one."""
 
 def name_communicator(handle: int, text: str) -> None:
     """Records the name of the group of a communicator, once."""

@@ -37,6 +37,8 @@ pub(crate) struct ThreadState {
     pub(crate) awaited_module: Cell<usize>,
     /// The communicator of the call of NCCL that the thread is in; 0 outside of them.
     pub(crate) communicator: Cell<u32>,
+    /// The calls of NCCL that the thread is in, one inside the other.
+    pub(crate) open_nccl_calls: Cell<u32>,
     /// The communicator of the operations in the thread's group of NCCL; 0 for none.
     pub(crate) group_communicator: Cell<u32>,
     /// The number of groups that are open on the thread.
@@ -60,6 +62,7 @@ thread_local! {
             last_block: Cell::new(0),
             awaited_module: Cell::new(0),
             communicator: Cell::new(0),
+            open_nccl_calls: Cell::new(0),
             group_communicator: Cell::new(0),
             group_depth: Cell::new(0),
             torch_id: Cell::new(0),
