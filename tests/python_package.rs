@@ -80,6 +80,17 @@ fn ranks_by_ray_and_by_one_process_are_those_of_the_report() {
 }
 
 #[test]
+fn ranks_of_digests_that_are_damaged_or_lie_are_named_or_answered() {
+    let ray = cache().join("ray");
+    if !ray.join(".list").exists() {
+        return missing("DuckDB is not installed: run scripts/ray-env");
+    }
+    let mut command = clean(&ray.join("bin/python"));
+    command.arg(scripts().join("package/hostile_digests.py")).arg(root().join("tests/fixtures"));
+    succeeded("ranks", &command.env("PYTHONPATH", root().join("python")).output().unwrap());
+}
+
+#[test]
 fn the_package_is_typed() {
     let Some(torch) = Torch::installed("2.11.0") else { return };
     assert!(root().join("python/memtrace/py.typed").exists());

@@ -22,8 +22,8 @@ RETRIES = 3
 class Collected:
     """The digests of a job."""
 
-    files: list[Path] = field(default_factory=list)
-    """The digests, each under the name of its trace."""
+    files: dict[Path, str] = field(default_factory=dict)
+    """The digests, each under the name of its trace, and the place that each is from."""
     failed: dict[str, str] = field(default_factory=dict)
     """The traces without a digest, and why."""
 
@@ -51,10 +51,10 @@ def collect(paths: Iterable[str], folder: Path, engine: str, every_node: bool = 
         for name, content in digests:
             file = folder / _unused(name, taken)
             file.write_bytes(content)
-            collected.files.append(file)
+            collected.files[file] = place if place.endswith(ENDING) else f"{place}: {name}"
     if not collected.files and not collected.failed:
         raise _command.TraceError(f"no trace at {', '.join(paths)}")
-    collected.files.sort()
+    collected.files = dict(sorted(collected.files.items()))
     return collected
 
 
@@ -68,7 +68,9 @@ def places(paths: Iterable[str]) -> list[str]:
     A folder without a trace stands for the folders in it: the folder of all runs of a job can be named."""
     found: dict[str, None] = {}
     for path in paths:
-        matching = sorted(glob.glob(path)) if glob.has_magic(path) else [path]
+        # A folder may be called `run[1]`.
+        is_pattern = glob.has_magic(path) and not os.path.lexists(path)
+        matching = sorted(glob.glob(path)) if is_pattern else [path]
         for match in matching:
             for place in _runs(match):
                 found[os.path.realpath(place)] = None
@@ -169,6 +171,8 @@ def _first_line(error: BaseException) -> str:
 
 def _unused(name: str, taken: set[str]) -> str:
     """A name that no other digest of the job has: containers may share a host's name and process ids."""
+    # DuckDB takes no name that is not UTF-8.
+    name = name.encode("utf-8", "backslashreplace").decode()
     stem, number = name.removesuffix(ENDING), 1
     while name in taken:
         number += 1

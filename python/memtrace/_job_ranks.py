@@ -11,58 +11,69 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import _command, _digests
+from . import _command, _digest_table, _digests
+from ._text import printable
 
 # A rank whose peak in a step is further than this from the median of all ranks parts from its peers.
 PARTED = 0.001
 
+# A digest may have any numbers: sums, medians and differences are of wider types than its columns.
 _PEAKS = """
 select count(distinct run_id) as runs, count(*) as devices,
     count(distinct rank) as ranks, count(distinct host) as hosts,
     min(peak_allocated_bytes) as lowest, arg_min(rank, (peak_allocated_bytes, rank)) as lowest_rank,
-    median(peak_allocated_bytes)::bigint as median,
-    max(peak_allocated_bytes) as highest, arg_max(rank, (peak_allocated_bytes, -rank)) as highest_rank,
+    try_cast(median(peak_allocated_bytes::double) as hugeint) as median,
+    max(peak_allocated_bytes) as highest,
+    arg_max(rank, (peak_allocated_bytes, -rank::hugeint)) as highest_rank,
     max(peak_reserved_bytes) as highest_reserved, max(peak_used_bytes) as highest_used
 from digests where kind = 'device'
 """
 _HIGHEST = """
 select rank, host, device, peak_allocated_bytes, peak_reserved_bytes, peak_used_bytes, capacity_bytes,
     step, phase, module, op
-from digests where kind = 'device' order by peak_allocated_bytes desc, rank, device limit $top
+from digests where kind = 'device' order by peak_allocated_bytes desc nulls last, rank, device limit $top
 """
 # The step with the greatest difference says where a rank parts; the first one, since when.
 _PARTED = """
 with usual as (
-    select step, median(peak_allocated_bytes) as usual from digests where kind = 'step' group by step
+    select step, median(peak_allocated_bytes::double) as usual from digests where kind = 'step' group by step
 ), parted as (
-    select rank, host, device, step, phase, module, peak_allocated_bytes - usual as difference
+    select rank, host, device, step, phase, module, peak_allocated_bytes::double - usual as difference
     from digests join usual using (step)
-    where kind = 'step' and abs(peak_allocated_bytes - usual) > $parted * usual
+    where kind = 'step' and abs(peak_allocated_bytes::double - usual) > $parted * abs(usual)
 )
 select rank, any_value(host) as host, device, min(step) as since_step, count(*) as steps,
-    arg_max(difference, (abs(difference), -step))::bigint as difference_bytes,
-    arg_max(step, (abs(difference), -step)) as step,
-    arg_max(phase, (abs(difference), -step)) as phase,
-    arg_max(module, (abs(difference), -step)) as module
-from parted group by rank, device order by abs(difference_bytes) desc, rank, device
+    try_cast(arg_max(difference, (abs(difference), -step::hugeint)) as hugeint) as difference_bytes,
+    arg_max(step, (abs(difference), -step::hugeint)) as step,
+    arg_max(phase, (abs(difference), -step::hugeint)) as phase,
+    arg_max(module, (abs(difference), -step::hugeint)) as module
+from parted group by rank, device order by max(abs(difference)) desc, rank, device
 """
 _PROCESSES = """
-select coalesce(sum(ooms), 0)::bigint as ooms, count(*) filter (ooms > 0) as ranks_with_ooms,
-    coalesce(sum(retries), 0)::bigint as retries, coalesce(sum(lost_events), 0)::bigint as lost_events,
+select coalesce(sum(ooms), 0) as ooms, count(*) filter (ooms > 0) as ranks_with_ooms,
+    coalesce(sum(retries), 0) as retries, coalesce(sum(lost_events), 0) as lost_events,
     count(*) filter (complete = 0) as incomplete, count(*) as processes, max(world_size) as world_size
 from digests where kind = 'process'
 """
 _LEAKS = """
 select * from (
     select module, category, line, count(distinct rank) as ranks,
-        median(bytes_per_step)::bigint as bytes_per_step
+        try_cast(median(bytes_per_step) as hugeint) as bytes_per_step
     from digests where kind = 'leak' group by module, category, line
-) order by bytes_per_step * ranks desc, module, category, line limit $top
+) order by bytes_per_step::double * ranks desc nulls last, module, category, line limit $top
 """
+# A digest may say any world size. The first ranks without one lie among as many ranks more than there are.
 _MISSING = """
-with known as (select max(world_size) as ranks from digests where kind = 'process')
-select rank from known, range(known.ranks) as every(rank)
-where rank not in (select rank from digests where kind = 'process' and rank is not null) order by rank
+with known as (
+    select max(world_size) as ranks from digests where kind = 'process'
+), there as (
+    select distinct rank from digests, known where kind = 'process' and rank >= 0 and rank < known.ranks
+), missing as (
+    select unnest(range(least((select ranks from known), (select count(*) from there) + $top))) as rank
+    except select rank from there
+)
+select (select coalesce(max(ranks), 0) from known) - (select count(*) from there) as ranks,
+    list(rank order by rank)[:$top] as list from missing
 """
 
 
@@ -74,7 +85,7 @@ def ranks(
     top: int = 10,
     keep: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
-    """Compares the ranks of a job from digests of the traces at `paths`.
+    """Compares the ranks of a job from digests of the traces at `paths`. `failed` names what cannot be read.
 
     `engine` makes the digests: "local" in this process, "ray" on a Ray cluster, one task a trace.
     With `every_node` each node of the cluster looks for `paths` on its own disk. `keep` is a folder
@@ -86,31 +97,34 @@ def ranks(
     paths = [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
     with tempfile.TemporaryDirectory(prefix="memtrace-ranks-") as folder:
         collected = _digests.collect(paths, Path(keep or folder), engine, every_node)
-        if not collected.files:
-            whys = [f"{place}: {why}" for place, why in collected.failed.items()]
-            raise _command.TraceError(f"no trace could be read; the first: {whys[0]}")
         with duckdb.connect() as database:
-            return {**answer(database, collected.files, top), "failed": collected.failed}
+            unread = _digest_table.load(database, list(collected.files))
+            failed = {**collected.failed, **{collected.files[file]: why for file, why in unread.items()}}
+            if len(unread) == len(collected.files):
+                whys = [f"{printable(place)}: {printable(why)}" for place, why in failed.items()]
+                raise _command.TraceError(f"no trace could be read; the first: {whys[0]}")
+            try:
+                return {**answer(database, top), "failed": failed}
+            except duckdb.Error as error:
+                raise _command.TraceError(f"DuckDB cannot answer: {error}") from error
 
 
-def answer(database: Any, files: list[Path], top: int) -> dict[str, Any]:
-    """The answer from digests, by a connection of DuckDB."""
-    # A table, not a view: each file is opened once, and not once for each question.
-    database.read_parquet([str(file) for file in files], union_by_name=True).create("digests")
+def answer(database: Any, top: int) -> dict[str, Any]:
+    """The answer from the table `digests` of a connection of DuckDB."""
 
     def rows(query: str, **values: Any) -> list[dict[str, Any]]:
         cursor = database.execute(query, values)
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    parted = rows(_PARTED, parted=PARTED)
+    parted, missing = rows(_PARTED, parted=PARTED), rows(_MISSING, top=top)[0]
     return {
         "peaks": rows(_PEAKS)[0],
         "processes": rows(_PROCESSES)[0],
         "highest": rows(_HIGHEST, top=top),
         "parted": {"devices": len(parted), "list": parted[:top]},
         "leaks": rows(_LEAKS, top=top),
-        "missing_ranks": [row["rank"] for row in rows(_MISSING)],
+        "missing_ranks": {"ranks": missing["ranks"], "list": missing["list"] or []},
     }
 
 
@@ -135,9 +149,9 @@ def show(told: dict[str, Any]) -> str:
         "highest peaks",
     ]
     for row in told["highest"]:
+        host = printable(row["host"], "no host")
         lines.append(
-            f"  rank {row['rank']:>5}  {_size(row['peak_allocated_bytes']):>12}  step {row['step']}, "
-            f"{row['phase'] or 'no phase'}, {row['module'] or 'no module'}  {row['host']}"
+            f"  rank {row['rank']:>5}  {_size(row['peak_allocated_bytes']):>12}  {_where(row)}  {host}"
         )
     parted = told["parted"]
     lines += [
@@ -145,30 +159,46 @@ def show(told: dict[str, Any]) -> str:
         f"apart from the median of their step by more than {PARTED:.1%}: {parted['devices']} devices",
     ]
     for row in parted["list"]:
-        sign = "+" if row["difference_bytes"] >= 0 else "-"
         lines.append(
-            f"  rank {row['rank']:>5}  {sign}{_size(abs(row['difference_bytes']))} at step {row['step']}, "
-            f"{row['phase'] or 'no phase'}, {row['module'] or 'no module'}; since step {row['since_step']}, "
-            f"{row['steps']} steps"
+            f"  rank {row['rank']:>5}  {_difference(row['difference_bytes'])} at {_where(row)}; "
+            f"since step {row['since_step']}, {row['steps']} steps"
         )
     if told["leaks"]:
         lines += ["", "growth by step"]
     for row in told["leaks"]:
-        place = " ".join(filter(None, [row["module"], row["category"], row["line"]])) or "no owner"
-        lines.append(f"  {_size(row['bytes_per_step']):>12} a step on {row['ranks']} ranks: {place}")
+        owner = " ".join(printable(row[key]) for key in ("module", "category", "line") if row[key])
+        lines.append(
+            f"  {_size(row['bytes_per_step']):>12} a step on {row['ranks']} ranks: {owner or 'no owner'}"
+        )
     missing = told["missing_ranks"]
-    if missing:
-        shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
-        lines += ["", f"no trace of {len(missing)} of {processes['world_size']} ranks: {shown}"]
+    if missing["ranks"]:
+        shown = ", ".join(map(str, missing["list"])) + (
+            ", ..." if missing["ranks"] > len(missing["list"]) else ""
+        )
+        lines += ["", f"no trace of {missing['ranks']} of {processes['world_size']} ranks: {shown}"]
     if told["failed"]:
         lines += ["", f"not read: {len(told['failed'])}"]
-        lines += [f"  {place}: {why}" for place, why in list(told["failed"].items())[:10]]
+        failed = list(told["failed"].items())[:10]
+        lines += [f"  {printable(place)}: {printable(why)}" for place, why in failed]
     return "\n".join(lines)
+
+
+def _where(row: dict[str, Any]) -> str:
+    step = "no step" if row["step"] is None else f"step {row['step']}"
+    return f"{step}, {printable(row['phase'], 'no phase')}, {printable(row['module'], 'no module')}"
+
+
+def _difference(count: int | None) -> str:
+    if count is None:
+        return "unknown"
+    return f"{'+' if count >= 0 else '-'}{_size(abs(count))}"
 
 
 def _size(count: int | None) -> str:
     if count is None:
         return "unknown"
+    if count < 0:
+        return f"-{_size(-count)}"
     size = float(count)
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
@@ -211,7 +241,7 @@ def main(arguments: list[str]) -> int:
                 keep=options.keep,
             )
     except (ImportError, ValueError, OSError, _command.TraceError) as error:
-        print(f"memtrace: {error}", file=sys.stderr)
+        print(f"memtrace: {printable(error, longest=4096)}", file=sys.stderr)
         return 2
     print(json.dumps(told, indent=2) if options.json else show(told))
     return 1 if told["failed"] else 0
