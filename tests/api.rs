@@ -9,7 +9,7 @@ use memtrace_trace::text::NONE;
 
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod common;
-use common::{Trace, Traced, compiled, library, untraced};
+use common::{Running, Trace, Traced, compiled, library, untraced};
 
 const RUNTIME: &str = "libcudart.so.12";
 
@@ -213,52 +213,26 @@ fn ask_for_detail(arguments: &[&str]) -> (Option<i32>, String, String) {
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-/// A running program that is traced, and the file that ends it.
-struct Running {
-    child: std::process::Child,
-    pid: String,
-    folder: tempfile::TempDir,
-}
-
-impl Running {
-    fn start(mode: &str, detail: &str) -> Running {
-        let folder = tempfile::TempDir::new().unwrap();
-        let end = folder.path().join("end");
-        let mut command = untraced(&stepping(), &[end.to_str().unwrap(), mode]);
-        command.env("LD_PRELOAD", library("libmemtrace.so")).env("MEMTRACE_DETAIL", detail);
-        command.env("MEMTRACE_OUT", folder.path().join("out")).stdout(std::process::Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        // It has allocated when it prints a line.
-        let mut line = String::new();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line)
-            .unwrap();
-        Running { pid: child.id().to_string(), child, folder }
-    }
-
-    fn end(mut self) -> Trace {
-        std::fs::write(self.folder.path().join("end"), "").unwrap();
-        assert!(self.child.wait().unwrap().success());
-        let files = std::fs::read_dir(self.folder.path().join("out")).unwrap();
-        let files: Vec<PathBuf> = files.map(|entry| entry.unwrap().path()).collect();
-        Trace::read(files.iter().find(|file| file.extension().is_some_and(|end| end == "csv")).unwrap())
-    }
+/// A running program that takes steps, or with `still` none.
+fn running(mode: &str, detail: &str) -> Running {
+    Running::start(&stepping(), &[Running::END, mode], &[("MEMTRACE_DETAIL", detail)])
 }
 
 #[test]
 fn detail_of_a_running_process_is_asked_for_by_its_id() {
-    let running = Running::start("", "off");
-    let (status, answer, messages) = ask_for_detail(&[&running.pid, "--steps", "3"]);
+    let stepping = running("", "off");
+    let (status, answer, messages) = ask_for_detail(&[&stepping.pid, "--steps", "3"]);
     assert_eq!((status, messages.as_str()), (Some(0), ""));
     // Two at once: each has its answer, or says that the other one waits.
     let both: Vec<_> = std::thread::scope(|scope| {
-        let ask = || scope.spawn(|| ask_for_detail(&[&running.pid, "--steps", "1"]));
+        let ask = || scope.spawn(|| ask_for_detail(&[&stepping.pid, "--steps", "1"]));
         [ask(), ask()].map(|thread| thread.join().unwrap()).into()
     });
     assert!(both.iter().any(|(status, ..)| *status == Some(0)), "{both:?}");
     for (status, _, messages) in &both {
         assert!(*status == Some(0) || messages.contains("another memtrace detail waits"), "{both:?}");
     }
-    let marks = detail_marks(&running.end());
+    let marks = detail_marks(&stepping.trace());
     let (first, on) = (marks[0].0, "detail on: asked for".to_owned());
     let expected = [(first, on.clone()), (first + 1, on.clone()), (first + 2, on)];
     assert_eq!(marks[..3], expected);
@@ -283,13 +257,13 @@ fn detail_of_a_process_that_cannot_give_it_is_an_error_or_waits() {
     error(&[&gone.id().to_string()], "is running");
 
     // It begins no step: the request stays.
-    let still = Running::start("still", "off");
+    let mut still = running("still", "off");
     let (status, _, messages) = ask_for_detail(&[&still.pid, "--wait", "0"]);
     assert_eq!(status, Some(0), "{messages}");
     assert!(messages.contains("has begun no step for 0 s"), "{messages}");
     still.end();
 
-    let full = Running::start("", "full");
+    let mut full = running("", "full");
     let (status, answer, _) = ask_for_detail(&[&full.pid]);
     assert_eq!(status, Some(0));
     assert!(answer.contains("records every step in full already"), "{answer}");
