@@ -17,7 +17,7 @@ pub enum Keep {
 
 impl Keep {
     /// The least parts in the bytes or the time that stay.
-    const PARTS: u64 = 16;
+    pub const PARTS: u64 = 16;
     /// The smallest part, in bytes.
     const SMALLEST: u64 = 64 << 10;
 
@@ -49,6 +49,17 @@ impl Keep {
             Keep::Bytes(all) => (bytes.min(all / 4), secs),
             Keep::Secs(all) if secs == 0 => (bytes, all / Keep::PARTS),
             Keep::Secs(all) => (bytes, secs.min(all / 4)),
+        }
+    }
+
+    /// The bytes of a part behind its opening rows, which take `opening` bytes, after which it ends; `rotation` are those
+    /// that [`Keep::rotation`] gives. Opening rows repeat what other parts have, so a part gets three times as many
+    /// others, but no more than it would get without a `MEMTRACE_ROTATE`.
+    #[must_use]
+    pub fn part_bytes(self, rotation: u64, opening: u64) -> u64 {
+        match self {
+            Keep::Bytes(all) => rotation.max(opening.saturating_mul(3).min(all / Keep::PARTS)),
+            Keep::All | Keep::Secs(_) => rotation,
         }
     }
 }
@@ -97,5 +108,17 @@ mod tests {
         assert_eq!(Keep::Bytes(2 << 30).rotation(4 << 30, 0), (512 << 20, 0));
         assert_eq!(Keep::Secs(3600).rotation(0, 0), (0, 225));
         assert_eq!(Keep::Secs(3600).rotation(1 << 20, 86_400), (1 << 20, 900));
+    }
+
+    #[test]
+    fn a_part_has_more_than_what_it_repeats() {
+        let (keep, small, usual) = (Keep::Bytes(2 << 30), 1 << 20, 128 << 20);
+        assert_eq!(keep.part_bytes(small, 1000), small);
+        assert_eq!(keep.part_bytes(small, 5 << 20), 15 << 20);
+        assert_eq!(keep.part_bytes(small, 1 << 30), usual);
+        assert_eq!(keep.part_bytes(usual, 1 << 30), usual);
+        assert_eq!(keep.part_bytes(4 * usual, u64::MAX), 4 * usual);
+        assert_eq!(Keep::Secs(60).part_bytes(0, u64::MAX), 0);
+        assert_eq!(Keep::All.part_bytes(small, u64::MAX), small);
     }
 }

@@ -129,7 +129,7 @@ impl Compressor {
 
 /// Replaces a finished part by a compressed copy; `copy` is what there is of it. The copy gets its name when it is
 /// complete, and the part is removed only then, so a kill loses nothing.
-fn compress(part: &Path, how: Compression, copy: Option<PartCopy>) -> io::Result<()> {
+pub(super) fn compress(part: &Path, how: Compression, copy: Option<PartCopy>) -> io::Result<()> {
     let length = fs::metadata(part)?.len();
     // When much is left, all of the part at a fast level takes less time than the rest at this one.
     let is_late = |copy: &PartCopy| {
@@ -147,7 +147,7 @@ fn compress(part: &Path, how: Compression, copy: Option<PartCopy>) -> io::Result
 
 /// The compressed copy of a part, until it is complete. No file stays open between two pieces: a program may close
 /// descriptors that it does not know, and the number would soon be that of a file of its own.
-struct PartCopy {
+pub(super) struct PartCopy {
     part: PathBuf,
     unfinished: PathBuf,
     whole: PathBuf,

@@ -62,10 +62,20 @@ impl Part {
     /// Returns true if the settings ask for a new part. The opening rows do not count: otherwise a program
     /// with much live memory would start a part with every row.
     pub(crate) fn is_full(&self, csv_len: u64, rows: i64, settings: &Settings) -> bool {
-        let (bytes, secs) = (settings.rotate_bytes, settings.rotate_secs);
+        let (bytes, secs) = (self.own_bytes(settings), settings.rotate_secs);
         let is_long = bytes > 0 && csv_len.saturating_sub(self.opening_len) >= bytes;
         let is_old = secs > 0 && self.opened.elapsed() >= Duration::from_secs(secs);
         (is_long || is_old) && rows > self.opening_rows
+    }
+
+    /// The bytes behind the opening rows after which the part ends; 0 if they do not end it.
+    fn own_bytes(&self, settings: &Settings) -> u64 {
+        settings.keep.part_bytes(settings.rotate_bytes, self.opening_len)
+    }
+
+    /// The bytes of the file at which the part ends; those of its opening rows if no number of bytes ends it.
+    pub(crate) fn most_bytes(&self, settings: &Settings) -> u64 {
+        self.opening_len.saturating_add(self.own_bytes(settings))
     }
 
     /// Writes all buffered rows, after the stacks that they refer to. Returns the length of the file in bytes.

@@ -3,7 +3,8 @@
 //! After each rotation the oldest finished parts go until the rest is within the bound. Some stay longer: the first
 //! part, whose name no later process may take, the part before the current one, which recovery may still complete,
 //! those with the highest peak of a GPU, and those with an OOM. When only such parts are left, those with an OOM keep
-//! half of the bytes, and the oldest of them go.
+//! half of the bytes, and the oldest of them go. With a bound in time, as many old parts with an OOM stay as the time has
+//! parts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,14 +35,15 @@ struct FinishedPart {
 }
 
 impl FinishedPart {
-    /// The files of the part that may exist: the rows, compressed or not or half, and the stacks.
+    /// The files of the part that may exist: the rows, compressed or not or half, and the stacks. In this order they can
+    /// be removed while the compressor works: each comes before those that are made from it.
     fn files(&self) -> [PathBuf; 5] {
         let compressed = |how| files::compressed(&self.path, how);
         [
             self.path.clone(),
+            files::unfinished_copy(&self.path),
             compressed(Compression::Gz),
             compressed(Compression::Zst),
-            files::unfinished_copy(&self.path),
             files::stacks(&self.path),
         ]
     }
@@ -139,13 +141,18 @@ impl Retention {
     }
 
     fn older_than(&self, age: Duration) -> Vec<u32> {
-        let old = self.candidates().filter(|part| !part.has_oom && part.ended.elapsed() > age);
-        old.map(|part| part.number).collect()
+        let is_old = |part: &&FinishedPart| part.ended.elapsed() > age;
+        let (of_ooms, others): (Vec<_>, Vec<_>) =
+            self.candidates().filter(is_old).partition(|part| part.has_oom);
+        let beyond = of_ooms.len().saturating_sub(Keep::PARTS as usize);
+        let going = others.iter().chain(&of_ooms[..beyond]);
+        going.map(|part| part.number).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::compress::compress;
     use super::*;
 
     /// Parts of 100 bytes, the last one is the newest; `ooms` and `peak` are numbers of parts.
@@ -174,6 +181,34 @@ mod tests {
         assert_eq!(all.older_than(Duration::ZERO), [2, 5, 7, 8]);
         assert_eq!(all.older_than(Duration::from_secs(3600)), [0; 0]);
         assert_eq!(retention(folder.path(), 1, &[], 0).beyond_bytes(0), [0; 0]);
+    }
+
+    #[test]
+    fn parts_with_an_oom_that_are_older_than_the_time_are_bounded() {
+        let folder = tempfile::tempdir().unwrap();
+        let ooms: Vec<u32> = (2..=29).collect();
+        let all = retention(folder.path(), 30, &ooms, 5);
+        // Part 5 has the peak. Of the other 27, the newest 16 stay.
+        assert_eq!(all.older_than(Duration::ZERO), [2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13]);
+        assert_eq!(all.older_than(Duration::from_secs(3600)), [0; 0]);
+    }
+
+    #[test]
+    fn a_removed_part_does_not_come_back_from_the_compressor() {
+        let folder = tempfile::tempdir().unwrap();
+        for round in 0..400 {
+            let part = retention(folder.path(), 1, &[], 0).parts.remove(0);
+            let path = part.path.clone();
+            let compressor = std::thread::spawn(move || compress(&path, Compression::Zst, None));
+            // The compressor takes about as long as this.
+            std::thread::sleep(Duration::from_micros(round * 5));
+            part.remove();
+            // It fails where its part is gone.
+            let _ = compressor.join().unwrap();
+            let left: Vec<_> =
+                fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path()).collect();
+            assert_eq!(left, [PathBuf::new(); 0], "round {round}");
+        }
     }
 
     #[test]

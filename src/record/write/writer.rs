@@ -12,6 +12,7 @@ use memtrace_trace::Meta;
 use memtrace_trace::config::Level;
 use memtrace_trace::end_row::{Ending, refused_names_word};
 use memtrace_trace::journal::Written;
+use memtrace_trace::keep::Keep;
 
 use super::compress::Compressor;
 use super::definitions_file::DefinitionsFile;
@@ -290,7 +291,8 @@ impl Writer {
     }
 
     fn finish(&mut self) -> io::Result<()> {
-        self.finishing = true;
+        // The last part takes the events that are left, unless they would break the bound of `MEMTRACE_KEEP`.
+        self.finishing |= self.session.settings.keep == Keep::All;
         // Threads that run on record while this thread drains. Most of their events are taken in: the queue closes only
         // when it is nearly empty, and counts what comes later.
         let end = Instant::now() + LAST_PASS;
@@ -309,6 +311,7 @@ impl Writer {
         }
         self.collect();
         self.encode(u64::MAX)?;
+        self.finishing = true;
         self.ooms.print_when_tagged(true, &self.encoder, &self.meta, &self.part.path);
         let more = self.end_words();
         let (place, length) = (self.encoder.place(), self.part.flush(&mut self.encoder)?);
@@ -369,8 +372,8 @@ impl Writer {
         if self.session.settings.log >= Level::Info {
             (self.session.say)(&format!("tracing goes on in {}", self.part.path.display()));
         }
-        let removed =
-            self.retention.add(&old.path, number - 1, &self.encoder, self.session.settings.rotate_bytes);
+        let current = self.part.most_bytes(&self.session.settings);
+        let removed = self.retention.add(&old.path, number - 1, &self.encoder, current);
         if self.session.settings.log >= Level::Info {
             for path in removed {
                 (self.session.say)(&format!("removed {} (MEMTRACE_KEEP)", path.display()));
