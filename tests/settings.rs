@@ -18,7 +18,7 @@ use memtrace_trace::{EventName, Row};
 
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod common;
-use common::{Ran, Traced, compiled};
+use common::{Ran, Running, Traced, compiled};
 
 const RUNTIME: &str = "libcudart.so.12";
 
@@ -37,7 +37,8 @@ fn traced(how: &str, rounds: &str) -> Traced {
 fn memtrace(arguments: &[&str], path: &Path) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_memtrace")).args(arguments).arg(path).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{arguments:?} {}: {text}", path.display());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?} {}: {text}{errors}", path.display());
     text
 }
 
@@ -289,7 +290,7 @@ fn keep_bounds_the_disk_and_leaves_the_highest_peak() {
         let ran = traced.run();
         assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
         let folder = ran.files()[0].parent().unwrap().to_owned();
-        let bytes: u64 = ran.files().iter().map(|file| file.metadata().unwrap().len()).sum();
+        let bytes = disk(&ran.files());
         let parts = kept(&folder);
         if compress == "off" {
             assert!(bytes <= 1 << 20, "{bytes}");
@@ -302,6 +303,68 @@ fn keep_bounds_the_disk_and_leaves_the_highest_peak() {
         for file in ran.files().iter().filter(|file| file.extension().is_none_or(|end| end != "stacks")) {
             memtrace(&["check"], file);
         }
+    }
+}
+
+/// The bytes of the files of a run.
+fn disk(files: &[PathBuf]) -> u64 {
+    files.iter().map(|file| file.metadata().unwrap().len()).sum()
+}
+
+#[test]
+fn keep_counts_the_rows_that_every_part_repeats() {
+    // 2,500 live blocks take 0.5 MB at the start of each part.
+    for rotate in ["64k", "0"] {
+        let traced = traced("hold", "60000").env("MEMTRACE_KEEP", "8m").env("MEMTRACE_ROTATE", rotate);
+        let ran = traced.run();
+        assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
+        let folder = ran.files()[0].parent().unwrap().to_owned();
+        let opening = |part: &Path| RowReader::open(part).unwrap().meta().opening_rows;
+        let csv = |file: &&PathBuf| file.extension().is_some_and(|end| end == "csv");
+        assert!(ran.files().iter().filter(csv).any(|file| opening(file) >= 2500));
+        let bytes = disk(&ran.files());
+        assert!(bytes <= 8 << 20, "{bytes} with {rotate}");
+        assert!(*kept(&folder).last().unwrap() > 8);
+        memtrace(&["check"], &folder);
+    }
+}
+
+#[test]
+fn keep_bounds_what_is_left_when_the_program_ends() {
+    // The program is faster than the writer, so most of its rows are written at its end: 5 MB.
+    let ran = traced("burst", "30000").env("MEMTRACE_KEEP", "1m").run();
+    assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
+    let bytes = disk(&ran.files());
+    assert!(bytes <= 1 << 20, "{bytes}");
+    memtrace(&["check"], ran.files()[0].parent().unwrap());
+    let unbounded = traced("burst", "30000").env("MEMTRACE_ROTATE", "64k").run();
+    assert!(disk(&unbounded.files()) > 2 << 20);
+}
+
+#[test]
+fn reports_go_on_while_keep_removes_the_parts_that_they_read() {
+    for compress in ["off", "zst"] {
+        let variables = [("MEMTRACE_KEEP", "1m"), ("MEMTRACE_COMPRESS", compress)];
+        let mut running = Running::start(&program(), &["exit", "100000000", Running::END], &variables);
+        let out = running.out();
+        let first = || kept(&out)[1..].to_vec();
+        let begun = std::time::Instant::now();
+        while first().first().is_none_or(|part| *part == 2) {
+            assert!(begun.elapsed().as_secs() < 300, "no part is removed");
+        }
+        let before = first();
+        for round in 0..60 {
+            let report = ["summary", "peak", "leaks", "stats"][round % 4];
+            let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+            let output = command.args([report, "--json"]).arg(&out).output().unwrap();
+            assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+            let said = String::from_utf8(output.stdout).unwrap();
+            assert!(!said.contains("damaged: "), "{said}");
+        }
+        // Otherwise nothing was tried.
+        assert!(first().iter().all(|part| !before.contains(part) || *part < before[before.len() / 2]));
+        running.end();
+        memtrace(&["check"], &out);
     }
 }
 

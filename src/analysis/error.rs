@@ -19,6 +19,12 @@ impl Error {
     pub fn usage(message: impl Into<String>) -> Error {
         Error::Usage(message.into())
     }
+
+    /// Returns true if a file is not there: its recorder may have removed it ([`memtrace_trace::keep`]).
+    pub(crate) fn is_no_file(&self) -> bool {
+        let Error::Trace(memtrace_trace::Error::Io { source, .. }) = self else { return false };
+        source.kind() == std::io::ErrorKind::NotFound
+    }
 }
 
 impl From<memtrace_trace::Error> for Error {

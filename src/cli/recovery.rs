@@ -167,6 +167,8 @@ fn complete_file(
              because {why}"
         )),
         Ok(Repaired::Complete | Repaired::Running) => {}
+        // Its recorder removed or compressed the part meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !path.exists() => *changed = true,
         Err(error) => {
             return complete_beside(path, &error).with_context(|| format!("{name}: {CANNOT}: {error}"));
         }

@@ -135,7 +135,7 @@ pub(super) enum Blocks {
 impl Blocks {
     /// Opens the file at `path`, of which the first `limit` bytes count.
     pub(super) fn open(path: &Path, limit: u64) -> io::Result<Blocks> {
-        match source::open(path)? {
+        match source::open(path)?.0 {
             Source::Plain(file) => {
                 let size = file.metadata()?.len().min(limit);
                 let mut last = [b'\n'];

@@ -53,8 +53,7 @@ impl Input {
         if files.is_empty() {
             return Err(TraceError::NoTrace { path: path.to_owned() }.into());
         }
-        let traces = files.iter().map(|file| TraceFile::open(file)).collect::<Result<Vec<_>>>()?;
-        let traces = joined(traces);
+        let traces = joined(opened(&files)?);
         let newest = traces.iter().max_by_key(|trace| trace.meta.start_unix_ns);
         let run = newest.map(|trace| trace.meta.run_id.clone()).unwrap_or_default();
         let mut input = Input { path: path.to_owned(), traces, notes: Vec::new(), others: Vec::new() };
@@ -87,6 +86,30 @@ impl Input {
     pub fn only_rank(&mut self, rank: i32) {
         self.traces.retain(|trace| trace.meta.rank == rank);
     }
+}
+
+/// Opens the files of a folder, which are sorted. One that its recorder removed since the folder was listed (`MEMTRACE_KEEP`) is left out;
+/// one that it compressed is opened under its new name.
+fn opened(files: &[PathBuf]) -> Result<Vec<TraceFile>> {
+    let (mut traces, mut gone) = (Vec::<TraceFile>::new(), Vec::new());
+    for file in files {
+        match TraceFile::open(file) {
+            // The folder may have been listed with both names of the part.
+            Ok(trace) if trace.path != *file && files.binary_search(&trace.path).is_ok() => {}
+            Ok(trace) => traces.push(trace),
+            Err(error) if error.is_no_file() => gone.push((file, error)),
+            Err(error) => return Err(error),
+        }
+    }
+    for (file, error) in gone {
+        let process = names::process_name(file);
+        let is_of =
+            |trace: &TraceFile| !trace.meta.keep.is_empty() && names::process_name(&trace.path) == process;
+        if !traces.iter().any(is_of) {
+            return Err(error);
+        }
+    }
+    Ok(traces)
 }
 
 /// Joins the parts of rotated traces.

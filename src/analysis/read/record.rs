@@ -176,11 +176,13 @@ macro_rules! record {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct Record {
             $($($(#[$doc])+ pub $name: field_type!($type),)+)+
+            /// True for the meta row behind parts that were removed. No column: only the reader knows it.
+            pub is_behind_removed: bool,
         }
 
         impl Default for Record {
             fn default() -> Self {
-                Record { $($($name: field_default!($type $default),)+)+ }
+                Record { $($($name: field_default!($type $default),)+)+ is_behind_removed: false }
             }
         }
     };

@@ -4,7 +4,10 @@
 //! live before, this makes rows for what was freed and allocated meanwhile. A report that takes them goes on from the
 //! right state; what came and went in the removed parts is unknown.
 
+use std::path::Path;
+
 use memtrace_trace::EventName;
+use memtrace_trace::counts::counted;
 use memtrace_trace::memory::{Effect, Extent, MemoryKind, Totals};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -30,6 +33,56 @@ const COLUMNS: Columns = Columns::of(&[
 /// `wanted`, and what [`LivePieces`] need.
 pub(super) fn with_pieces(wanted: Wanted) -> Wanted {
     wanted.and(COLUMNS)
+}
+
+/// The most opening rows that are kept: a damaged trace may name any number.
+const MOST_OPENING: usize = if cfg!(test) { 8 } else { 1 << 20 };
+
+/// The meta row and the opening rows of a later part, of which the meta row says how many there are.
+pub(super) struct OpeningRows {
+    /// The rows that are still to come.
+    left: u64,
+    /// The rows so far, if they are needed: behind removed parts.
+    rows: Option<Vec<Record>>,
+    /// Rows that were not kept.
+    beyond: u64,
+}
+
+impl OpeningRows {
+    /// Nothing yet of a meta row and the `opening_rows` that it names.
+    pub(super) fn new(opening_rows: u64, is_needed: bool) -> OpeningRows {
+        OpeningRows { left: opening_rows.saturating_add(1), rows: is_needed.then(Vec::new), beyond: 0 }
+    }
+
+    /// Returns true if the next row is none of them.
+    pub(super) fn is_read(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Takes the next of them. Returns all at the last one, if they are needed.
+    pub(super) fn add(&mut self, row: &Record) -> Option<Vec<Record>> {
+        self.left -= 1;
+        let rows = self.rows.as_mut()?;
+        if rows.len() <= MOST_OPENING {
+            rows.push(*row);
+        } else {
+            self.beyond += 1;
+        }
+        if self.left == 0 { self.rows.take() } else { None }
+    }
+
+    /// What is wrong with them at the end of the part at `path`.
+    pub(super) fn problem(&self, path: &Path) -> Option<String> {
+        let name = path.file_name().unwrap_or(path.as_os_str()).display();
+        if self.left > 0 {
+            let rows = counted(self.left, "opening row");
+            return Some(format!("{name}: {rows} of those that its meta row names are not in it"));
+        }
+        let rows = counted(self.beyond, "opening row");
+        (self.beyond > 0).then(|| {
+            format!("{name}: {rows} behind the first {MOST_OPENING} were not read: what is live is not known in full")
+        })
+    }
 }
 
 /// What is live at a row of a trace.
@@ -121,7 +174,7 @@ impl LivePieces {
             }
         }
         let seq = first.saturating_sub(1).max(self.last.0.seq.saturating_add(1));
-        rows.insert(0, Record { seq, ..*meta });
+        rows.insert(0, Record { seq, is_behind_removed: true, ..*meta });
         rows
     }
 
@@ -160,4 +213,101 @@ impl LivePieces {
 fn free_of(alloc: &Record) -> Option<Record> {
     let (kind, _) = MemoryKind::of(alloc.event)?;
     Some(Record { event: kind.free_event(), delta_bytes: alloc.delta_bytes.wrapping_neg(), ..*alloc })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+
+    use memtrace_trace::config::Compression;
+    use memtrace_trace::meta::Meta;
+    use memtrace_trace::{Row, files};
+
+    use super::*;
+    use crate::error::Result;
+    use crate::read::stream::{ReadSummary, TraceFile};
+    use crate::testing::TraceBuilder;
+
+    /// A part with `live` opening rows, of which its meta row says `named`, and one more allocation.
+    fn part(number: u32, live: i64, named: u64, keep: &str) -> Vec<u8> {
+        let meta = Meta { part: number, opening_rows: named, keep: keep.to_owned(), ..Meta::default() };
+        let mut trace = TraceBuilder::new(meta);
+        for _ in 0..live + 1 {
+            trace.alloc(512, Row::default());
+        }
+        trace.finish()
+    }
+
+    /// The first part of a trace and part 5, read as one: the rows of each event, and the summary.
+    fn read(name: &str, live: i64, named: u64) -> (Vec<EventName>, Result<ReadSummary>) {
+        read_and(name, live, named, "1m", |_| {})
+    }
+
+    /// The same, with `meanwhile` between the opening of part 5 and its reading.
+    fn read_and(
+        name: &str,
+        live: i64,
+        named: u64,
+        keep: &str,
+        meanwhile: fn(&Path),
+    ) -> (Vec<EventName>, Result<ReadSummary>) {
+        let folder = std::env::temp_dir().join(format!("memtrace-opening-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let place = |number: u32| folder.join(format!("h.r0.1.part{number}.csv"));
+        std::fs::write(place(1), part(1, 0, 0, keep)).unwrap();
+        std::fs::write(place(5), part(5, live, named, keep)).unwrap();
+        let mut trace = TraceFile::open(&place(1)).unwrap();
+        assert!(trace.join(TraceFile::open(&place(5)).unwrap()).is_none());
+        meanwhile(&place(5));
+        let mut events = Vec::new();
+        let wanted = Wanted::all_events(Columns::ALL);
+        let summary = trace.read(wanted, false, &SymbolTable::default(), |row| {
+            events.push(row.event);
+            ControlFlow::Continue(())
+        });
+        std::fs::remove_dir_all(&folder).unwrap();
+        (events, summary)
+    }
+
+    fn allocs(events: &[EventName]) -> usize {
+        events.iter().filter(|event| **event == EventName::Alloc).count()
+    }
+
+    #[test]
+    fn more_opening_rows_than_are_kept_are_counted_once_and_told() {
+        // The same two blocks, six more that are new, and one behind the opening rows.
+        let (events, summary) = read("few", 8, 8);
+        let summary = summary.unwrap();
+        assert_eq!((allocs(&events), &summary.wrong_openings[..]), (1 + 7 + 1, &[][..]));
+        assert_eq!(summary.removed, [(2, 4)]);
+        let (events, summary) = read("many", 20, 20);
+        assert_eq!(allocs(&events), 1 + 7 + 1);
+        let told = "h.r0.1.part5.csv: 12 opening rows behind the first 8 were not read: what is live is not known in full";
+        assert_eq!(summary.unwrap().wrong_openings, [told]);
+    }
+
+    #[test]
+    fn opening_rows_that_are_not_there_are_told() {
+        let (events, summary) = read("lies", 3, u64::MAX);
+        assert_eq!(allocs(&events), 1);
+        let [told] = &summary.unwrap().wrong_openings[..] else { panic!("nothing is told") };
+        assert!(told.ends_with("of those that its meta row names are not in it"), "{told}");
+    }
+
+    #[test]
+    fn a_part_that_is_removed_before_its_turn_is_left_out_only_with_keep() {
+        let remove = |part: &Path| std::fs::remove_file(part).unwrap();
+        let (events, summary) = read_and("gone", 3, 3, "1m", remove);
+        assert_eq!((allocs(&events), summary.unwrap().removed), (1, vec![]));
+        let (_, summary) = read_and("lost", 3, 3, "", remove);
+        assert!(summary.unwrap_err().is_no_file());
+        // One that was compressed is read from its copy.
+        let compress = |part: &Path| {
+            let copy = std::fs::File::create(files::compressed(part, Compression::Zst)).unwrap();
+            zstd::stream::copy_encode(std::fs::File::open(part).unwrap(), copy, 1).unwrap();
+            std::fs::remove_file(part).unwrap();
+        };
+        let (events, summary) = read_and("packed", 3, 3, "", compress);
+        assert_eq!((allocs(&events), summary.unwrap().removed), (4, vec![(2, 4)]));
+    }
 }

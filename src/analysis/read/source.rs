@@ -3,9 +3,12 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use memtrace_trace::config::Compression;
+use memtrace_trace::files;
 
 /// The buffer of compressed bytes.
 const BUFFER: usize = 256 << 10;
@@ -15,7 +18,7 @@ const BUFFER: usize = 256 << 10;
 /// # Errors
 /// When the file cannot be opened.
 pub(crate) fn bytes(path: &Path) -> io::Result<Box<dyn Read + Send>> {
-    Ok(match open(path)? {
+    Ok(match open(path)?.0 {
         Source::Plain(file) => Box::new(file),
         Source::Packed(bytes, _) => bytes,
     })
@@ -54,12 +57,25 @@ pub(crate) fn open_file(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
-/// Opens a trace. Its first bytes decide whether it is plain, gzip or zstd.
+/// Opens a trace, and returns its path with it. The recorder may have replaced the file at `path` by a compressed copy
+/// since it was found; then that is the path. The first bytes decide whether the file is plain, gzip or zstd.
 ///
 /// # Errors
 /// When the file cannot be opened or read.
-pub(super) fn open(path: &Path) -> io::Result<Source> {
-    let file = open_file(path)?;
+pub(super) fn open(path: &Path) -> io::Result<(Source, PathBuf)> {
+    let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    match open_file(path) {
+        Err(error) if is_gone(&error) => {
+            let copies = [Compression::Zst, Compression::Gz].map(|how| files::compressed(path, how));
+            let copy = copies.into_iter().find_map(|copy| Some((open_file(&copy).ok()?, copy)));
+            let (file, path) = copy.ok_or(error)?;
+            Ok((decompressed(file)?, path))
+        }
+        file => Ok((decompressed(file?)?, path.to_owned())),
+    }
+}
+
+fn decompressed(file: File) -> io::Result<Source> {
     let mut magic = [0; 4];
     let mut got = 0;
     while got < magic.len() {

@@ -16,13 +16,10 @@ use crate::error::Result;
 use crate::read::blocks::{BLOCK, BlockJob, Blocks, Lines};
 use crate::read::ordered_pool::in_order;
 use crate::read::record::{Record, Wanted};
-use crate::read::removed_parts::{self, LivePieces};
+use crate::read::removed_parts::{self, LivePieces, OpeningRows};
 use crate::read::scan::{Fault, MOST_FAULTS, Scanner};
 use crate::read::source::{self, Source};
 use crate::read::symbols::SymbolTable;
-
-/// The most opening rows that a reading keeps behind removed parts: a damaged trace may name any number.
-const MOST_OPENING: u64 = 1 << 20;
 
 /// A trace file whose header and meta row were checked, with the later parts of a rotated trace.
 #[derive(Clone, Debug)]
@@ -52,6 +49,11 @@ pub struct ReadSummary {
     pub skipped_lines: Vec<String>,
     /// True if the last line is unterminated: the writer was killed inside it.
     pub cut: bool,
+    /// The numbers of the first and the last of each sequence of parts that are missing between two others. A file
+    /// may be read alone, so nothing is said of the parts before the first and behind the last.
+    pub removed: Vec<(u32, u32)>,
+    /// The parts whose opening rows are not what their meta rows say, one line each.
+    pub wrong_openings: Vec<String>,
     /// True if the visitor ended the reading.
     stopped: bool,
 }
@@ -71,10 +73,14 @@ impl TraceFile {
     /// When the file cannot be read or is not a trace of a schema that this version knows.
     pub fn open(path: &Path) -> Result<TraceFile> {
         let io = |source| memtrace_trace::Error::Io { path: path.to_owned(), source };
-        let size = std::fs::metadata(path).map_err(io)?.len();
-        let source: Box<dyn Read + Send> = match source::open(path).map_err(io)? {
-            Source::Plain(file) => Box::new(file),
-            Source::Packed(bytes, _) => bytes,
+        let (source, path) = source::open(path).map_err(io)?;
+        let (source, size): (Box<dyn Read + Send>, _) = match source {
+            Source::Plain(file) => {
+                let size = file.metadata().map_err(io)?.len();
+                (Box::new(file), size)
+            }
+            // A compressed file that is removed now has no size to show.
+            Source::Packed(bytes, _) => (bytes, std::fs::metadata(&path).map_or(0, |about| about.len())),
         };
         let mut blocks = Lines::new(source);
         // The header and the meta row, however long the latter is.
@@ -83,11 +89,11 @@ impl TraceFile {
         while newlines(&head) < 2 && blocks.next(&mut block).map_err(io)? {
             head.extend_from_slice(&block);
         }
-        let meta = memtrace_trace::csv::RowReader::new(path, head.as_slice())?.meta().clone();
+        let meta = memtrace_trace::csv::RowReader::new(&path, head.as_slice())?.meta().clone();
         let width =
             head.split(|byte| *byte == b'\n').next().map_or(0, |line| line.split(|b| *b == b',').count());
         let (progress, later) = (Arc::default(), Vec::new());
-        Ok(TraceFile { path: path.to_owned(), meta, size, progress, width, later, limit: u64::MAX })
+        Ok(TraceFile { path, meta, size, progress, width, later, limit: u64::MAX })
     }
 
     /// The number of columns in its header.
@@ -122,13 +128,6 @@ impl TraceFile {
         std::iter::once(self).chain(&self.later)
     }
 
-    /// The numbers of the first and the last of each sequence of parts that are missing between two others. A file
-    /// may be read alone, so nothing is said of the parts before the first and behind the last.
-    pub fn removed(&self) -> impl Iterator<Item = (u32, u32)> {
-        let pairs = self.parts().zip(&self.later).filter(|(part, next)| !follows(part, next));
-        pairs.map(|(part, next)| (part.meta.part.max(1) + 1, next.meta.part - 1))
-    }
-
     /// The paths of all parts.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.parts().map(|part| part.path.as_path())
@@ -148,7 +147,7 @@ impl TraceFile {
     fn tail(&self) -> io::Result<Vec<u8>> {
         const ENOUGH: usize = 64 << 10;
         let mut tail = Vec::new();
-        match source::open(&self.path)? {
+        match source::open(&self.path)?.0 {
             Source::Plain(mut file) => {
                 let size = file.metadata()?.len();
                 file.seek(SeekFrom::Start(size.saturating_sub(ENOUGH as u64)))?;
@@ -172,8 +171,8 @@ impl TraceFile {
 
     /// Visits every row in the order of the file, the meta row first, with the `wanted` columns parsed, until
     /// `visit` breaks. The opening rows of a later part are skipped: they repeat the part before. Behind removed parts
-    /// its meta row is visited, and a row for each change of what is live ([`removed_parts`]). The end row of a part
-    /// is written after the next part has begun, so a killed process leaves it out: then it is visited as it would be.
+    /// its meta row is visited, and a row for each change of what is live ([`removed_parts`]). The recorder may remove a
+    /// later part before its turn comes (`MEMTRACE_KEEP`). The end row of a part is written after the next part has begun, so a killed process leaves it out: then it is visited as it would be.
     ///
     /// # Errors
     /// When the file cannot be read, and at the first line that is not a row, unless `lenient`.
@@ -184,9 +183,11 @@ impl TraceFile {
         symbols: &SymbolTable,
         mut visit: impl FnMut(&Record) -> ControlFlow<()>,
     ) -> Result<ReadSummary> {
-        let has_gaps = self.parts().zip(&self.later).any(|(part, next)| !follows(part, next));
-        let wanted = if has_gaps { removed_parts::with_pieces(wanted) } else { wanted };
-        let mut pieces = has_gaps.then(|| LivePieces::new(symbols));
+        let keeps = !self.meta.keep.is_empty();
+        let may_jump = (keeps && !self.later.is_empty())
+            || self.parts().zip(&self.later).any(|(part, next)| !follows(part.number(), next));
+        let wanted = if may_jump { removed_parts::with_pieces(wanted) } else { wanted };
+        let mut pieces = may_jump.then(|| LivePieces::new(symbols));
         let mut last = Record::default();
         let mut visit = |record: &Record, begins_part: bool, pieces: &mut Option<LivePieces>| {
             if let Some(pieces) = pieces {
@@ -203,37 +204,47 @@ impl TraceFile {
         };
         let mut summary =
             self.read_part(wanted, lenient, symbols, |record| visit(record, false, &mut pieces))?;
-        for (before, part) in self.parts().zip(&self.later) {
+        let mut before = self.number();
+        let mut gone = Vec::new();
+        for part in &self.later {
             if summary.stopped {
                 break;
             }
             let is_next = follows(before, part);
-            let opening_rows = part.meta.opening_rows;
-            let mut skip =
-                if is_next { opening_rows } else { opening_rows.min(MOST_OPENING) }.saturating_add(1);
-            let mut opening = Vec::new();
+            let mut opening = OpeningRows::new(part.meta.opening_rows, !is_next);
             let mut begins_part = is_next;
             let more = part.read_part(wanted, lenient, symbols, |record| {
-                if skip == 0 {
+                if opening.is_read() {
                     return visit(record, std::mem::take(&mut begins_part), &mut pieces);
                 }
-                skip -= 1;
-                if is_next {
-                    return ControlFlow::Continue(());
-                }
-                opening.push(*record);
-                if skip > 0 {
-                    return ControlFlow::Continue(());
-                }
-                let changes = pieces.as_ref().map(|pieces| pieces.changes(&std::mem::take(&mut opening)));
+                let Some(opening) = opening.add(record) else { return ControlFlow::Continue(()) };
+                let changes = pieces.as_ref().map(|pieces| pieces.changes(&opening));
                 changes.unwrap_or_default().iter().try_for_each(|change| visit(change, false, &mut pieces))
-            })?;
+            });
+            let more = match more {
+                Err(error) if keeps && error.is_no_file() => {
+                    gone.push(part.number());
+                    continue;
+                }
+                more => more?,
+            };
+            before = part.number();
             summary.stopped = more.stopped;
             summary.skipped += more.skipped;
             summary.cut |= more.cut;
             summary.keep(more.skipped_lines);
+            summary.wrong_openings.extend(opening.problem(&part.path));
         }
+        let there: Vec<u32> =
+            self.parts().map(TraceFile::number).filter(|part| !gone.contains(part)).collect();
+        let gaps = there.windows(2).filter(|pair| pair[1] > pair[0] + 1);
+        summary.removed = gaps.map(|pair| (pair[0] + 1, pair[1] - 1)).collect();
         Ok(summary)
+    }
+
+    /// The number of the part, from 1.
+    fn number(&self) -> u32 {
+        self.meta.part.max(1)
     }
 
     fn read_part(
@@ -299,9 +310,9 @@ impl TraceFile {
     }
 }
 
-/// Returns true if no part was removed between two parts.
-fn follows(part: &TraceFile, next: &TraceFile) -> bool {
-    next.meta.part == part.meta.part.max(1) + 1
+/// Returns true if no part was removed between the one numbered `part` and `next`.
+fn follows(part: u32, next: &TraceFile) -> bool {
+    part.checked_add(1) == Some(next.meta.part)
 }
 
 /// Returns true if two parts belong to one process.

@@ -6,7 +6,7 @@ use super::numbers::{counted, percent, share};
 use super::phantom_run::PhantomRun;
 use super::printer::{Cell, Printer, Style};
 use crate::read::input::Input;
-use crate::read::stream::TraceFile;
+use crate::read::stream::{ReadSummary, TraceFile};
 use crate::state::detail::DetailedSteps;
 use crate::state::replay_trace::Replayed;
 
@@ -69,7 +69,8 @@ impl Footer {
             let skipped = counted(replayed.summary.skipped, "invalid line");
             self.damage.push(format!("{name}: skipped {skipped}; the first: {first}"));
         }
-        self.add_removed(trace);
+        self.damage.extend(replayed.summary.wrong_openings.iter().cloned());
+        self.add_removed(trace, &replayed.summary);
         let problems = &replayed.replay.problems;
         if let Some(after) = problems.first_gap {
             let found = match problems.missing_rows {
@@ -85,9 +86,10 @@ impl Footer {
     }
 
     /// Tells which parts of a trace are not there: removed by the recorder itself, or missing.
-    fn add_removed(&mut self, trace: &TraceFile) {
-        let ranges: Vec<String> = trace
-            .removed()
+    fn add_removed(&mut self, trace: &TraceFile, summary: &ReadSummary) {
+        let ranges: Vec<String> = summary
+            .removed
+            .iter()
             .map(|(first, last)| if first == last { first.to_string() } else { format!("{first} to {last}") })
             .collect();
         if ranges.is_empty() {

@@ -7,7 +7,7 @@ use super::report::{Answer, Report, Verdict, next};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
 use crate::read::input::Input;
-use crate::read::stream::TraceFile;
+use crate::read::stream::{ReadSummary, TraceFile};
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::{count, counted};
@@ -89,7 +89,8 @@ impl Report for Check {
 
 /// The first few problems of each source: invalid lines, then contradictions between rows.
 fn examples(replayed: &Replayed) -> impl Iterator<Item = &String> {
-    replayed.summary.skipped_lines.iter().chain(&replayed.replay.problems.examples)
+    let ReadSummary { skipped_lines, wrong_openings, .. } = &replayed.summary;
+    skipped_lines.iter().chain(wrong_openings).chain(&replayed.replay.problems.examples)
 }
 
 /// Prints a file that cannot be read to its end, and returns its entry for `--json`.
@@ -109,14 +110,19 @@ struct Problem {
     count: u64,
 }
 
-fn problems(trace: &TraceFile, replayed: &Replayed) -> [Problem; 10] {
+fn problems(trace: &TraceFile, replayed: &Replayed) -> [Problem; 11] {
     let found = &replayed.replay.problems;
-    let missing = trace.removed().map(|(first, last)| u64::from(last - first) + 1).sum();
+    let missing = replayed.summary.removed.iter().map(|(first, last)| u64::from(last - first) + 1).sum();
     // The recorder removes parts itself if it is asked to; a note says which.
     let missing = if trace.meta.keep.is_empty() { missing } else { 0 };
     let problem = |key, label, count| Problem { key, label, count };
     [
         problem("missing_parts", "parts missing", missing),
+        problem(
+            "parts_with_other_opening_rows",
+            "parts whose opening rows are not those that they name",
+            replayed.summary.wrong_openings.len() as u64,
+        ),
         problem("gaps_in_seq", "gaps in seq", found.seq_gaps),
         problem("missing_rows", "rows missing in these gaps", found.missing_rows),
         problem("totals_that_the_deltas_do_not_give", "totals that differ from the replay", found.totals),

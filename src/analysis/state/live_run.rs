@@ -181,7 +181,15 @@ impl LiveProcess {
                 return rows;
             }
             let again = if follows { next.meta.opening_rows.saturating_add(1) } else { 0 };
-            let Ok(reading) = PartTail::open(next, wanted(), &self.symbols, again) else { return rows };
+            let reading = match PartTail::open(next, wanted(), &self.symbols, again) {
+                Ok(reading) => reading,
+                // It was removed (`MEMTRACE_KEEP`): the next one is behind a gap. Compressed, it is listed again.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                    self.later.remove(0);
+                    continue;
+                }
+                Err(_) => return rows,
+            };
             let next = self.later.remove(0);
             if !follows {
                 // A part is missing: the opening rows of this one hold what is live, so the state restarts

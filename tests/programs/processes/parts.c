@@ -1,5 +1,6 @@
-/* Makes argv[2] rounds of allocations and frees of every kind, under changing owners. It flushes often, so a
- * rotated trace has several parts. Ends as argv[1] says. Prints the numbers of allocations and frees. */
+/* Makes argv[2] rounds of allocations and frees of every kind, under changing owners; fewer if the file argv[3]
+ * exists before. It flushes often, so a rotated trace has several parts, but not in a "burst". "hold" has 2500 more
+ * blocks that live all the time. Ends as argv[1] says. Prints the numbers of allocations and frees. */
 #include "cuda.h"
 #include "torch.h"
 #include <memtrace.h>
@@ -27,7 +28,9 @@ int main(int argc, char **argv) {
     unsigned seed = 1;
     long taken = 0, given = 0;
     int rounds = argc > 2 ? atoi(argv[2]) : 0;
+    int flushes = strcmp(argv[1], "burst");
     char name[32];
+    for (int i = 0; !strcmp(argv[1], "hold") && i < 2500; i++) { torch_allocate(512); taken++; }
     for (int i = 0; i < rounds; i++) {
         if (i % 50 == 0) {
             if (i) memtrace_range_pop();
@@ -49,7 +52,9 @@ int main(int argc, char **argv) {
             if (kind == 2) cudaHostAlloc(slot, 2000 + i, 0);
             taken++;
         }
-        if (i % 100 == 99) memtrace_flush();
+        if (i % 100 == 99 && flushes) memtrace_flush();
+        if (i == 99 && argc > 3) { printf("ready\n"); fflush(stdout); }
+        if (i % 100 == 99 && argc > 3 && !access(argv[3], F_OK)) break;
         if (i == rounds / 2) { report_cpu(&taken, 77); report_cpu(&given, 78); }
         if (i == rounds / 2 + 300) { report_cpu(&taken, -77); report_cpu(&seed, -79); }
     }

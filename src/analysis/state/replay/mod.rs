@@ -160,9 +160,9 @@ impl Replay {
 
     /// Takes the next row.
     pub fn feed(&mut self, row: &Record) {
-        // A part behind removed ones begins with its meta row: the reader has told that they are not there.
-        let is_behind_removed = row.event == EventName::Meta && row.seq > self.seq;
-        if self.seq + 1 != row.seq && self.counts.rows > 0 && !is_behind_removed {
+        // Behind removed parts `seq` jumps, and the reader has told that they are not there.
+        let jumps = row.is_behind_removed && row.seq > self.seq;
+        if self.seq + 1 != row.seq && self.counts.rows > 0 && !jumps {
             let last = self.seq;
             self.problems.gap(last, row.seq);
             self.problems.example(|| format!("seq {} follows {last}", row.seq));
