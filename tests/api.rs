@@ -9,7 +9,10 @@ use memtrace_trace::text::NONE;
 
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod common;
-use common::{Running, Trace, Traced, compiled, library, untraced};
+use common::{Trace, Traced, compiled, library, untraced};
+#[path = "common/running.rs"]
+mod running;
+use running::Running;
 
 const RUNTIME: &str = "libcudart.so.12";
 

@@ -18,7 +18,11 @@ use memtrace_trace::{EventName, Row};
 
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod common;
-use common::{Ran, Running, Traced, compiled};
+use common::{Ran, Traced, compiled};
+#[path = "common/running.rs"]
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod running;
+use running::Running;
 
 const RUNTIME: &str = "libcudart.so.12";
 
