@@ -93,6 +93,23 @@ fn report_page_has_the_figures_of_peak() {
     }
 }
 
+/// Ten thousand ranks on the page and in the terminal, from digests that a script makes up.
+#[test]
+fn ranks_by_the_thousand_are_a_map_on_a_page_and_in_forty_lines() {
+    let Some(python) = browser() else { return };
+    let ray = cache().join("ray");
+    if !ray.join(".list").exists() {
+        return missing("DuckDB is not installed: run scripts/ray-env");
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = TempDir::new().unwrap();
+    let mut answer = Command::new(ray.join("bin/python"));
+    answer.arg(root.join("tests/scripts/package/many_ranks.py")).arg(folder.path()).args(["60", "120"]);
+    run(answer.env("PYTHONPATH", root.join("python")).env_remove("LD_PRELOAD"));
+    let checker = root.join("tests/scripts/checkers/ranks_page.py");
+    print!("{}", run(Command::new(python).arg(checker).arg(folder.path().join("ranks.html"))));
+}
+
 #[test]
 fn report_page_follows_wheel_drag_click_keys_and_search() {
     if let Some(page) = Page::of(&[&fixture("gpt")], &[]) {

@@ -5,17 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import _command, _digest_table, _digests
+from . import _command, _digest_table, _digests, _heat_map, _ranks_page
 from ._text import printable
 
-# A rank whose peak in a step is further than this from the median of all ranks parts from its peers.
-PARTED = 0.001
+# The most lines of the answer as text, unless the number of lines of its lists is named.
+LINES = 40
+# Of these, the bands of ranks of the map, and the ranks that part furthest.
+BANDS = 6
+FURTHEST = 5
+# The ranks that part whose place the page names.
+ON_PAGE = 500
 
 # A digest may have any numbers: sums, medians and differences are of wider types than its columns.
 _PEAKS = """
@@ -35,19 +41,16 @@ from digests where kind = 'device' order by peak_allocated_bytes desc nulls last
 """
 # The step with the greatest difference says where a rank parts; the first one, since when.
 _PARTED = """
-with usual as (
-    select step, median(peak_allocated_bytes::double) as usual from digests where kind = 'step' group by step
-), parted as (
-    select rank, host, device, step, phase, module, peak_allocated_bytes::double - usual as difference
-    from digests join usual using (step)
-    where kind = 'step' and abs(peak_allocated_bytes::double - usual) > $parted * abs(usual)
-)
-select rank, any_value(host) as host, device, min(step) as since_step, count(*) as steps,
-    try_cast(arg_max(difference, (abs(difference), -step::hugeint)) as hugeint) as difference_bytes,
-    arg_max(step, (abs(difference), -step::hugeint)) as step,
-    arg_max(phase, (abs(difference), -step::hugeint)) as phase,
-    arg_max(module, (abs(difference), -step::hugeint)) as module
-from parted group by rank, device order by max(abs(difference)) desc, rank, device
+select * from (
+    select rank, device, min(from_step) as since_step, sum(count)::bigint as steps,
+        try_cast(arg_max(difference, (abs(difference), -step::hugeint)) as hugeint) as difference_bytes,
+        arg_max(step, (abs(difference), -step::hugeint)) as step,
+        arg_max(phase, (abs(difference), -step::hugeint)) as phase,
+        arg_max(module, (abs(difference), -step::hugeint)) as module,
+        max(abs(difference)) as furthest
+    from apart where parts group by rank, device
+) left join (select rank, any_value(host) as host from digests group by rank) using (rank)
+order by furthest desc, rank, device
 """
 _PROCESSES = """
 select coalesce(sum(ooms), 0) as ooms, count(*) filter (ooms > 0) as ranks_with_ooms,
@@ -84,12 +87,37 @@ def ranks(
     every_node: bool = False,
     top: int = 10,
     keep: str | os.PathLike[str] | None = None,
+    page: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
     """Compares the ranks of a job from digests of the traces at `paths`. `failed` names what cannot be read.
 
     `engine` makes the digests: "local" in this process, "ray" on a Ray cluster, one task a trace.
     With `every_node` each node of the cluster looks for `paths` on its own disk. `keep` is a folder
-    for the digests."""
+    for the digests, `page` the file of a page of all ranks by step."""
+    told, grid = compared(paths, engine, every_node, top, keep)
+    if page is not None:
+        write_page(Path(page), told, grid)
+    return _short(told, top)
+
+
+def write_page(path: Path, told: dict[str, Any], grid: _heat_map.Grid) -> None:
+    """Writes the page of an answer of `compared`."""
+    facts = [printable(line.strip()) for line in _facts(told)]
+    _ranks_page.write(path, grid, told["parted"], f"{told['peaks']['ranks']} ranks", facts)
+
+
+def _short(told: dict[str, Any], top: int) -> dict[str, Any]:
+    return {**told, "parted": {**told["parted"], "list": told["parted"]["list"][:top]}}
+
+
+def compared(
+    paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str],
+    engine: str,
+    every_node: bool,
+    top: int,
+    keep: str | os.PathLike[str] | None,
+) -> tuple[dict[str, Any], _heat_map.Grid]:
+    """The answer of `ranks`, with more of the ranks that part, and all ranks by step."""
     try:
         import duckdb
     except ImportError as error:
@@ -98,89 +126,113 @@ def ranks(
     with tempfile.TemporaryDirectory(prefix="memtrace-ranks-") as folder:
         collected = _digests.collect(paths, Path(keep or folder), engine, every_node)
         with duckdb.connect() as database:
-            unread = _digest_table.load(database, list(collected.files))
-            failed = {**collected.failed, **{collected.files[file]: why for file, why in unread.items()}}
-            if len(unread) == len(collected.files):
+            loaded = _digest_table.load(database, list(collected.files))
+            unread = {collected.files[file]: why for file, why in loaded.failed.items()}
+            failed = {**collected.failed, **unread}
+            if len(loaded.failed) == len(collected.files):
                 whys = [f"{printable(place)}: {printable(why)}" for place, why in failed.items()]
                 raise _command.TraceError(f"no trace could be read; the first: {whys[0]}")
             try:
-                return {**answer(database, top), "failed": failed}
+                _heat_map.compare(database)
+                told = {**answer(database, top), "failed": failed}
+                told["parted"]["steps_compared_at_once"] = loaded.steps_per_group
+                return told, _heat_map.grid(database, loaded.steps_per_group)
             except duckdb.Error as error:
                 raise _command.TraceError(f"DuckDB cannot answer: {error}") from error
 
 
 def answer(database: Any, top: int) -> dict[str, Any]:
-    """The answer from the table `digests` of a connection of DuckDB."""
+    """The answer from the tables of a connection of DuckDB."""
 
     def rows(query: str, **values: Any) -> list[dict[str, Any]]:
         cursor = database.execute(query, values)
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    parted, missing = rows(_PARTED, parted=PARTED), rows(_MISSING, top=top)[0]
+    parted, missing = rows(_PARTED), rows(_MISSING, top=top)[0]
+    for row in parted:
+        del row["furthest"]
     return {
         "peaks": rows(_PEAKS)[0],
         "processes": rows(_PROCESSES)[0],
         "highest": rows(_HIGHEST, top=top),
-        "parted": {"devices": len(parted), "list": parted[:top]},
+        "parted": {"devices": len(parted), "list": parted[: max(top, ON_PAGE)]},
         "leaks": rows(_LEAKS, top=top),
         "missing_ranks": {"ranks": missing["ranks"], "list": missing["list"] or []},
     }
 
 
-def show(told: dict[str, Any]) -> str:
-    """The answer as text."""
-    peaks, processes = told["peaks"], told["processes"]
-    lines = []
-    if peaks["runs"] > 1:
+def show(
+    told: dict[str, Any],
+    grid: _heat_map.Grid,
+    top: int | None = None,
+    width: int | None = None,
+    plain: bool = False,
+) -> str:
+    """The answer as text: at most `LINES` lines of `width` characters; with `top`, lists of that many."""
+    parted, missing = told["parted"], told["missing_ranks"]
+    short = [f"  {printable(place)}: {printable(why)}" for place, why in told["failed"].items()]
+    lines = _facts(told)
+    if grid.lines:
+        place_of = {(rank, device): n for n, (rank, device, _) in enumerate(grid.devices)}
+        first = [place_of[row["rank"], row["device"]] for row in parted["list"][:FURTHEST]]
+        title = "the furthest from the median of all in each step"
+        lines += ["", title, *_heat_map.text(grid, first, width or 100, BANDS, plain)]
+    if parted["devices"]:
+        rows = parted["list"][: FURTHEST if top is None else top]
+        beyond = f"apart by more than {_heat_map.PARTED:.1%}: {parted['devices']} devices"
+        at_once = parted["steps_compared_at_once"]
+        lines += ["", beyond + (f", {at_once} steps compared at once" if at_once > 1 else "")]
         lines += [
-            f"{peaks['runs']} runs are compared as one: name the folder of one run to keep them apart",
-            "",
+            f"  rank {row['rank']:>5}  {_difference(row['difference_bytes'])} "
+            f"since step {row['since_step']}, at {row['step']}: "
+            f"{printable(row['module'], 'no module')}, {printable(row['phase'], 'no phase')}; "
+            f"{row['steps']} steps"
+            for row in rows
         ]
-    lines += [
-        f"{peaks['ranks']} ranks on {peaks['hosts']} hosts, {peaks['devices']} devices",
-        f"  peak allocated: {_size(peaks['lowest'])} (rank {peaks['lowest_rank']}), median "
-        f"{_size(peaks['median'])}, {_size(peaks['highest'])} (rank {peaks['highest_rank']})",
-        f"  highest reserved {_size(peaks['highest_reserved'])}, highest in use on a device "
-        f"{_size(peaks['highest_used'])}",
-        f"  {processes['ooms']} OOMs on {processes['ranks_with_ooms']} ranks, {processes['retries']} retries,"
-        f" {processes['lost_events']} events lost, {processes['incomplete']} traces without an end",
-        "",
-        "highest peaks",
-    ]
-    for row in told["highest"]:
+    else:
+        lines += ["", "no rank parts from the others"]
+    lines += ["", "highest peaks"]
+    for row in told["highest"][: 3 if top is None else top]:
         host = printable(row["host"], "no host")
         lines.append(
             f"  rank {row['rank']:>5}  {_size(row['peak_allocated_bytes']):>12}  {_where(row)}  {host}"
         )
-    parted = told["parted"]
-    lines += [
-        "",
-        f"apart from the median of their step by more than {PARTED:.1%}: {parted['devices']} devices",
-    ]
-    for row in parted["list"]:
-        lines.append(
-            f"  rank {row['rank']:>5}  {_difference(row['difference_bytes'])} at {_where(row)}; "
-            f"since step {row['since_step']}, {row['steps']} steps"
-        )
     if told["leaks"]:
         lines += ["", "growth by step"]
-    for row in told["leaks"]:
+    for row in told["leaks"][: 2 if top is None else top]:
         owner = " ".join(printable(row[key]) for key in ("module", "category", "line") if row[key])
-        lines.append(
-            f"  {_size(row['bytes_per_step']):>12} a step on {row['ranks']} ranks: {owner or 'no owner'}"
-        )
-    missing = told["missing_ranks"]
+        grown = f"{_size(row['bytes_per_step']):>12} a step on {row['ranks']} ranks"
+        lines.append(f"  {grown}: {owner or 'no owner'}")
     if missing["ranks"]:
-        shown = ", ".join(map(str, missing["list"])) + (
-            ", ..." if missing["ranks"] > len(missing["list"]) else ""
+        named = missing["list"][: 10 if top is None else top]
+        shown = ", ".join(map(str, named)) + (", ..." if missing["ranks"] > len(named) else "")
+        lines.append(f"no trace of {missing['ranks']} of {told['processes']['world_size']} ranks: {shown}")
+    if short:
+        lines += [f"not read: {len(short)}", *short[: 2 if top is None else 10]]
+    cut = len(max(lines, key=len)) if width is None else width
+    return "\n".join(
+        line if len(line) <= cut else line[: cut - 1] + ("~" if plain else "…") for line in lines
+    )
+
+
+def _facts(told: dict[str, Any]) -> list[str]:
+    """What all ranks have in common."""
+    peaks, processes = told["peaks"], told["processes"]
+    lines = [
+        f"{peaks['ranks']} ranks on {peaks['hosts']} hosts, {peaks['devices']} devices",
+        f"  peaks {_size(peaks['lowest'])} (rank {peaks['lowest_rank']}) to "
+        f"{_size(peaks['highest'])} (rank {peaks['highest_rank']})",
+        f"  median {_size(peaks['median'])}; at most {_size(peaks['highest_reserved'])} reserved, "
+        f"{_size(peaks['highest_used'])} used",
+        f"  {processes['ooms']} OOMs on {processes['ranks_with_ooms']} ranks, {processes['retries']} retries"
+        f", {processes['lost_events']} lost events, {processes['incomplete']} unfinished",
+    ]
+    if peaks["runs"] > 1:
+        lines.append(
+            f"  {peaks['runs']} runs are compared as one: name the folder of one run to keep them apart"
         )
-        lines += ["", f"no trace of {missing['ranks']} of {processes['world_size']} ranks: {shown}"]
-    if told["failed"]:
-        lines += ["", f"not read: {len(told['failed'])}"]
-        failed = list(told["failed"].items())[:10]
-        lines += [f"  {printable(place)}: {printable(why)}" for place, why in failed]
-    return "\n".join(lines)
+    return lines
 
 
 def _where(row: dict[str, Any]) -> str:
@@ -221,27 +273,42 @@ def main(arguments: list[str]) -> int:
         action="store_true",
         help="each node of the Ray cluster looks for PATH on its own disk",
     )
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="lines of each list [default: 10]")
+    parser.add_argument(
+        "--top", type=int, metavar="N", help=f"lines of each list [default: {LINES} lines in all]"
+    )
+    parser.add_argument(
+        "--page", metavar="FILE", help="write a page of all ranks by step, to zoom in a browser"
+    )
     parser.add_argument("--keep", metavar="FOLDER", help="keep the digests in this folder")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     parser.add_argument(
         "paths", nargs="+", metavar="PATH", help="folders of runs, patterns, traces or digests"
     )
     options = parser.parse_args(arguments)
-    if options.top < 0:
+    if options.top is not None and options.top < 0:
         parser.error("--top: expected 0 or more")
     try:
         # Ray prints to stdout when a node dies.
         with contextlib.redirect_stdout(sys.stderr):
-            told = ranks(
-                options.paths,
-                engine=options.engine,
-                every_node=options.every_node,
-                top=options.top,
-                keep=options.keep,
-            )
+            top = 10 if options.top is None else options.top
+            told, grid = compared(options.paths, options.engine, options.every_node, top, options.keep)
+            if options.page:
+                write_page(Path(options.page), told, grid)
     except (ImportError, ValueError, OSError, _command.TraceError) as error:
         print(f"memtrace: {printable(error, longest=4096)}", file=sys.stderr)
         return 2
-    print(json.dumps(told, indent=2) if options.json else show(told))
+    if options.json:
+        print(json.dumps(_short(told, top), indent=2))
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(show(told, grid, options.top, width, plain=not _has_shades(sys.stdout)))
     return 1 if told["failed"] else 0
+
+
+def _has_shades(stream: Any) -> bool:
+    """True if the encoding of a stream has the characters of the map."""
+    try:
+        (_heat_map.SHADES + "…").encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

@@ -1,0 +1,155 @@
+"""How far each rank is from its peers, step by step, as a grid of bounded size.
+
+A line of the grid is a device of a rank, a column a group of neighbouring steps, as in the table `steps`.
+A cell is the level of a difference: of the highest peak of these steps to the median of those of all devices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+# A rank whose peak is further than this from the median of all parts from its peers.
+PARTED = 0.001
+# A level is a tenth of a power of ten beyond PARTED; the last one is twice the median and more.
+PER_DECADE = 10
+LAST_LEVEL = 30
+# The level of a cell without a row of that device.
+MISSING = -128
+# More devices than this share lines.
+MOST_LINES = 16_384
+
+_COMPARE = f"""
+create table usual as
+    select bin, row_number() over (order by bin) - 1 as col, min(from_step) as from_step,
+        median(peak::double) as usual
+    from steps group by bin;
+create view apart as
+    select rank, device, col, steps.from_step, count, step, phase, module,
+        peak::double - usual as difference, abs(difference) > {PARTED} * abs(usual) as parts,
+        case when not parts then 0 when usual = 0 then sign(difference) * {LAST_LEVEL}
+        else sign(difference) * least({LAST_LEVEL},
+            1 + floor(log10(abs(difference / usual) / {PARTED}) * {PER_DECADE})) end::tinyint as level
+    from steps join usual using (bin);
+create table devices as
+    select rank, device, row_number() over (order by rank, device) - 1 as n
+    from (select distinct rank, device from steps);
+"""
+_CELLS = """
+select n // $share as line, col, arg_max(level, (abs(level), level))
+from apart join devices using (rank, device) where level <> 0 group by line, col
+"""
+# The cells without a row, of the lines that lack some.
+_MISSING = """
+with known as (
+    select distinct n // $share as line, col
+    from steps join usual using (bin) join devices using (rank, device)
+), short as (
+    select line from known group by line having count(*) < (select count(*) from usual)
+)
+select line, col from short, usual except select line, col from known
+"""
+
+
+@dataclass
+class Grid:
+    """The grid, and what its lines and columns are."""
+
+    cells: bytearray
+    """The levels, line by line, as signed bytes."""
+    from_steps: list[int]
+    """The first step of each column."""
+    usual: list[int]
+    """The median of the peaks of all devices in each column, in bytes."""
+    devices: list[tuple[int, int, str]]
+    """Each device: its rank, its ordinal and the name of its host."""
+    share: int
+    """The devices that share a line; a cell has the one that is furthest from the median."""
+    steps_per_column: int
+    """The neighbouring steps of a column."""
+
+    @property
+    def columns(self) -> int:
+        return len(self.from_steps)
+
+    @property
+    def lines(self) -> int:
+        return math.ceil(len(self.devices) / self.share)
+
+
+def compare(database: Any) -> None:
+    """Makes the tables `usual` and `devices` and the view `apart` of the table `steps`."""
+    database.execute(_COMPARE)
+
+
+def grid(database: Any, steps_per_column: int) -> Grid:
+    """The grid from the tables that `compare` has made."""
+    usual = database.execute("select from_step, usual from usual order by bin").fetchall()
+    devices = database.execute(
+        "select rank, device, any_value(host) from devices left join digests using (rank, device)"
+        " group by rank, device, n order by n"
+    ).fetchall()
+    share = max(1, math.ceil(len(devices) / MOST_LINES))
+    columns = len(usual)
+    cells = bytearray(math.ceil(len(devices) / share) * columns)
+    for line, column, level in database.execute(_CELLS, {"share": share}).fetchall():
+        cells[line * columns + column] = level & 0xFF
+    for line, column in database.execute(_MISSING, {"share": share}).fetchall():
+        cells[line * columns + column] = MISSING & 0xFF
+    return Grid(
+        cells,
+        [from_step for from_step, _ in usual],
+        [round(bytes_) for _, bytes_ in usual],
+        devices,
+        share,
+        steps_per_column,
+    )
+
+
+# The shades of a text: within PARTED, then up to 1 %, 10 % and 100 % of the median, and more.
+SHADES = "·░▒▓█"
+_PLAIN_SHADES = ".-+*#"
+
+
+def _shade(level: int) -> int:
+    return 0 if level == 0 else min(4, 1 + (level - 1) // PER_DECADE)
+
+
+def text(grid: Grid, first: list[int], width: int, bands: int, plain: bool) -> list[str]:
+    """The grid as lines of at most `width` characters.
+
+    First those of the devices `first`, by their places in `grid.devices`, then one for each of at most
+    `bands` bands of ranks."""
+    count = min(bands, grid.lines)
+    edges = [grid.lines * n // count for n in range(count + 1)]
+    shown = list(zip(edges, edges[1:], strict=False))
+    if count < grid.lines:
+        shown = [(n // grid.share, n // grid.share + 1) for n in first] + shown
+    names = [_band_name(grid, *band) for band in shown]
+    label = max(map(len, names))
+    columns = min(grid.columns, max(8, width - label - 2))
+    shades = _PLAIN_SHADES if plain else SHADES
+    # The magnitude of a signed byte, one more than its own, so that a missing cell is the least.
+    signed = [byte - 256 if byte > 127 else byte for byte in range(256)]
+    table = bytes(0 if level == MISSING else abs(level) + 1 for level in signed)
+    sizes = bytes(grid.cells).translate(table)
+    lines = []
+    edges = [grid.columns * n // columns for n in range(columns + 1)]
+    for (start, end), name in zip(shown, names, strict=True):
+        rows = [sizes[line * grid.columns : (line + 1) * grid.columns] for line in range(start, end)]
+        cells = [max(max(row[a:b]) for row in rows) for a, b in zip(edges, edges[1:], strict=False)]
+        drawn = "".join(" " if cell == 0 else shades[_shade(cell - 1)] for cell in cells)
+        lines.append(f"{name:>{label}}  {drawn}")
+    left, right = f"step {grid.from_steps[0]}", str(grid.from_steps[-1])
+    lines.append(" " * (label + 2) + left + right.rjust(max(len(right) + 1, columns - len(left))))
+    meanings = ["within 0.1 %", "to 1 %", "to 10 %", "to 100 %", "more"]
+    key = "  ".join(f"{shade} {name}" for shade, name in zip(shades, meanings, strict=True))
+    lines.append(f"  {key}"[:width])
+    return lines
+
+
+def _band_name(grid: Grid, first: int, end: int) -> str:
+    low = grid.devices[first * grid.share][0]
+    high = grid.devices[min(end * grid.share, len(grid.devices)) - 1][0]
+    return f"rank {low}" if low == high else f"ranks {low}-{high}"

@@ -1,0 +1,53 @@
+"""One HTML page of the ranks of a job: a map of their differences to zoom, and the ranks that part.
+
+It opens from disk and loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from . import _heat_map
+
+_FOLDER = Path(__file__).resolve().parent / "ranks_page"
+
+
+def write(path: Path, grid: _heat_map.Grid, parted: dict[str, Any], title: str, facts: list[str]) -> None:
+    """Writes the page. `parted` has the number of the devices that part, and those that are furthest away."""
+    line_of = {(rank, device): n // grid.share for n, (rank, device, _) in enumerate(grid.devices)}
+    hosts: dict[str | None, int] = {}
+    about = {
+        "facts": facts,
+        "columns": grid.columns,
+        "lines": grid.lines,
+        "share": grid.share,
+        "steps": grid.steps_per_column,
+        "from": grid.from_steps,
+        "usual": grid.usual,
+        "ranks": [rank for rank, _, _ in grid.devices],
+        "devices": [device for _, device, _ in grid.devices],
+        "hosts": [hosts.setdefault(host, len(hosts)) for _, _, host in grid.devices],
+        "names": ["no host" if host is None else host for host in hosts],
+        "parted": [{**row, "line": line_of[row["rank"], row["device"]]} for row in parted["list"]],
+        "parted_devices": parted["devices"],
+        "least": _heat_map.PARTED,
+        "decade": _heat_map.PER_DECADE,
+        "last": _heat_map.LAST_LEVEL,
+    }
+    text = json.dumps(about, separators=(",", ":")).encode()
+    packer = zlib.compressobj(6, wbits=-15)
+    packed = packer.compress(len(text).to_bytes(4, "little") + text + bytes(grid.cells)) + packer.flush()
+    page = (_FOLDER / "page.html").read_text(encoding="utf-8")
+    # No text of a trace can break out of base64.
+    for place, content in [
+        ("title", html.escape(title)),
+        ("style", (_FOLDER / "page.css").read_text(encoding="utf-8")),
+        ("script", (_FOLDER / "page.js").read_text(encoding="utf-8")),
+        ("data", base64.b64encode(packed).decode()),
+    ]:
+        page = page.replace(f"<!--{place}-->", content, 1)
+    path.write_text(page, encoding="utf-8")

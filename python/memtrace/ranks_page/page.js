@@ -1,0 +1,456 @@
+// The page of many ranks: a grid of levels that is drawn from typed arrays, so that five million cells stay smooth.
+
+const $ = (id) => document.getElementById(id);
+const MISSING = -128;
+/** Lines that one line of the coarse grid joins. */
+const COARSE = 4;
+
+/** Inflates the data: a JSON text behind its length, then the levels. */
+async function load() {
+  if (typeof DecompressionStream === "undefined") {
+    throw new Error(
+      "this browser is too old: it lacks DecompressionStream (needs Chrome 103, Firefox 113 or Safari 16.4)",
+    );
+  }
+  const text = atob($("data").textContent.trim());
+  const packed = Uint8Array.from(text, (char) => char.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const length = new DataView(bytes.buffer).getUint32(0, true);
+  const about = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
+  $("data").remove();
+  return { about, cells: new Int8Array(bytes.buffer, 4 + length) };
+}
+
+function size(bytes) {
+  let value = Math.abs(bytes);
+  for (const unit of ["B", "KiB", "MiB"]) {
+    if (value < 1024) return `${value.toFixed(unit === "B" ? 0 : 2)} ${unit}`;
+    value /= 1024;
+  }
+  return `${value.toFixed(2)} GiB`;
+}
+
+const weight = (level) => (level === MISSING ? -1 : Math.abs(level));
+
+/** The grid in an order of its lines, with a coarse copy of it. */
+class Ordered {
+  constructor(about, cells, order) {
+    this.order = order;
+    this.place = new Uint32Array(order.length);
+    order.forEach((line, place) => {
+      this.place[line] = place;
+    });
+    this.columns = about.columns;
+    this.fine = new Int8Array(cells.length);
+    order.forEach((line, place) => {
+      this.fine.set(cells.subarray(line * this.columns, (line + 1) * this.columns), place * this.columns);
+    });
+    this.coarseLines = Math.ceil(order.length / COARSE);
+    this.coarse = new Int8Array(this.coarseLines * this.columns).fill(MISSING);
+    for (let place = 0; place < order.length; place++) {
+      const to = Math.floor(place / COARSE) * this.columns;
+      for (let column = 0; column < this.columns; column++) {
+        const level = this.fine[place * this.columns + column];
+        if (weight(level) > weight(this.coarse[to + column])) this.coarse[to + column] = level;
+      }
+    }
+  }
+
+  /** The level furthest from 0 in a range of lines and columns; the ends are not in it. */
+  furthest(y0, y1, x0, x1) {
+    const coarse = y1 - y0 >= 2 * COARSE;
+    const cells = coarse ? this.coarse : this.fine;
+    const [from, to] = coarse ? [Math.floor(y0 / COARSE), Math.ceil(y1 / COARSE)] : [y0, y1];
+    let found = MISSING;
+    let most = -1;
+    for (let y = from; y < to; y++) {
+      for (let at = y * this.columns + x0; at < y * this.columns + x1; at++) {
+        const level = cells[at];
+        const far = weight(level);
+        if (far > most) {
+          most = far;
+          found = level;
+        }
+      }
+    }
+    return found;
+  }
+}
+
+/** The lines with the furthest levels first, of equal ones those with more of them. */
+function outliersFirst(about, cells) {
+  const scores = new Float64Array(about.lines);
+  for (let line = 0; line < about.lines; line++) {
+    let most = 0;
+    let sum = 0;
+    for (let at = line * about.columns; at < (line + 1) * about.columns; at++) {
+      const far = Math.max(0, weight(cells[at]));
+      most = Math.max(most, far);
+      sum += far;
+    }
+    scores[line] = most * 1e6 + sum;
+  }
+  return Uint32Array.from(scores.keys()).sort((a, b) => scores[b] - scores[a] || a - b);
+}
+
+/** The colours of the levels from -last to last, then that of a missing cell, as 32-bit pixels. */
+function palette(last, dark) {
+  const ground = dark ? [30, 37, 46] : [240, 243, 246];
+  // Above the median orange, below it blue: told apart with every kind of colour vision.
+  const ends = dark
+    ? {
+        more: [
+          [122, 62, 20],
+          [255, 190, 120],
+        ],
+        less: [
+          [20, 70, 110],
+          [130, 205, 255],
+        ],
+      }
+    : {
+        more: [
+          [253, 208, 162],
+          [127, 39, 4],
+        ],
+        less: [
+          [198, 219, 239],
+          [8, 48, 107],
+        ],
+      };
+  const pixel = ([r, g, b]) => (255 << 24) | (b << 16) | (g << 8) | r;
+  const colours = new Int32Array(2 * last + 2);
+  for (let level = -last; level <= last; level++) {
+    if (level === 0) {
+      colours[last] = pixel(ground);
+      continue;
+    }
+    const [from, to] = level > 0 ? ends.more : ends.less;
+    const share = (Math.abs(level) - 1) / Math.max(1, last - 1);
+    colours[level + last] = pixel(from.map((value, i) => Math.round(value + (to[i] - value) * share)));
+  }
+  colours[2 * last + 1] = pixel(dark ? [70, 70, 70] : [190, 190, 190]);
+  return colours;
+}
+
+class HeatMap {
+  constructor(about, cells) {
+    Object.assign(this, { about, cells, canvas: $("map"), chosen: -1, waiting: false });
+    this.dark = matchMedia("(prefers-color-scheme: dark)");
+    this.dark.addEventListener("change", () => this.colour());
+    this.orders = {
+      ranks: () => Uint32Array.from({ length: about.lines }, (_, line) => line),
+      outliers: () => outliersFirst(about, cells),
+    };
+    this.setOrder("outliers");
+    this.colour();
+    this.listen();
+  }
+
+  setOrder(name) {
+    this.grid = new Ordered(this.about, this.cells, this.orders[name]());
+    this.all();
+    // Of ten thousand lines a screen has one pixel for twenty: those that part are shown at first.
+    if (name === "outliers") {
+      this.view.y1 = Math.min(this.about.lines, Math.max(48, Math.ceil(this.about.parted_devices * 1.5)));
+    }
+  }
+
+  colour() {
+    this.colours = palette(this.about.last, this.dark.matches);
+    const css = (pixel) => `rgb(${pixel & 255} ${(pixel >> 8) & 255} ${(pixel >> 16) & 255})`;
+    const of = (level) => css(this.colours[level + this.about.last]);
+    const { decade, last } = this.about;
+    const entries = [
+      [of(-2 * decade - 1), "10 % below"],
+      [of(-decade - 1), "1 % below"],
+      [of(0), "within 0.1 % of the median"],
+      [of(decade + 1), "1 % above"],
+      [of(2 * decade + 1), "10 % above"],
+      [of(last), "twice and more"],
+      [css(this.colours[2 * last + 1]), "no row"],
+    ];
+    $("legend").replaceChildren(
+      ...entries.map(([colour, name]) => {
+        const entry = document.createElement("span");
+        const mark = document.createElement("i");
+        mark.style.background = colour;
+        entry.append(mark, name);
+        return entry;
+      }),
+    );
+    this.later();
+  }
+
+  all() {
+    this.view = { x0: 0, x1: this.about.columns, y0: 0, y1: this.about.lines };
+    this.later();
+  }
+
+  /** Draws before the next frame, once. */
+  later() {
+    if (this.waiting) return;
+    this.waiting = true;
+    requestAnimationFrame(() => {
+      this.waiting = false;
+      this.draw();
+    });
+  }
+
+  draw() {
+    const started = performance.now();
+    const { canvas, grid, view } = this;
+    const scale = Math.min(2, devicePixelRatio || 1);
+    const width = Math.max(1, Math.round(canvas.clientWidth * scale));
+    const height = Math.max(1, Math.round(canvas.clientHeight * scale));
+    if (canvas.width !== width) canvas.width = width;
+    if (canvas.height !== height) canvas.height = height;
+    const image = new ImageData(width, height);
+    const pixels = new Int32Array(image.data.buffer);
+    const { columns, lines, last } = this.about;
+    const edges = (from, to, count, most) => {
+      const places = new Int32Array(count + 1);
+      for (let i = 0; i <= count; i++) {
+        places[i] = Math.min(most, Math.floor(from + ((to - from) * i) / count + 1e-9));
+      }
+      return places;
+    };
+    const xs = edges(view.x0, view.x1, width, columns);
+    const ys = edges(view.y0, view.y1, height, lines);
+    for (let py = 0; py < height; py++) {
+      const y0 = Math.min(ys[py], lines - 1);
+      const y1 = Math.max(y0 + 1, ys[py + 1]);
+      // A line of the grid that is higher than a pixel is drawn once.
+      if (py > 0 && ys[py - 1] === y0 && y1 === y0 + 1 && ys[py] === y0) {
+        pixels.copyWithin(py * width, (py - 1) * width, py * width);
+        continue;
+      }
+      for (let px = 0; px < width; px++) {
+        const x0 = Math.min(xs[px], columns - 1);
+        const x1 = Math.max(x0 + 1, xs[px + 1]);
+        if (px > 0 && xs[px - 1] === x0 && x1 === x0 + 1) {
+          pixels[py * width + px] = pixels[py * width + px - 1];
+          continue;
+        }
+        const level = grid.furthest(y0, y1, x0, x1);
+        pixels[py * width + px] = this.colours[level === MISSING ? 2 * last + 1 : level + last];
+      }
+    }
+    const context = canvas.getContext("2d");
+    context.putImageData(image, 0, 0);
+    if (this.chosen >= 0) {
+      const to = (place) => ((place - view.y0) / (view.y1 - view.y0)) * height;
+      const top = to(grid.place[this.chosen]);
+      const tall = Math.max(3, to(grid.place[this.chosen] + 1) - top);
+      context.strokeStyle = getComputedStyle(document.documentElement).getPropertyValue("--accent");
+      context.lineWidth = 2;
+      context.strokeRect(1, top - 1, width - 2, tall + 2);
+    }
+    $("from").textContent = `step ${this.about.from[Math.floor(view.x0)]}`;
+    $("to").textContent = this.stepsOf(Math.max(Math.floor(view.x0), Math.ceil(view.x1) - 1));
+    const shown = [Math.floor(view.y0) + 1, Math.min(lines, Math.ceil(view.y1))];
+    $("shown").textContent =
+      shown[1] - shown[0] + 1 < lines ? `lines ${shown[0]} to ${shown[1]} of ${lines}` : `all ${lines} lines`;
+    // For the tests: the time that a drawing takes.
+    canvas.dataset.drawn = (performance.now() - started).toFixed(1);
+  }
+
+  stepsOf(column) {
+    const from = this.about.from[column];
+    return this.about.steps === 1 || from < 0
+      ? `step ${from}`
+      : `steps ${from} to ${from + this.about.steps - 1}`;
+  }
+
+  ranksOf(line) {
+    const { ranks, devices, hosts, names, share } = this.about;
+    const from = line * share;
+    const to = Math.min(ranks.length, from + share) - 1;
+    if (to > from) return `ranks ${ranks[from]} to ${ranks[to]}`;
+    return `rank ${ranks[from]}, GPU ${devices[from]}, ${names[hosts[from]]}`;
+  }
+
+  /** Zooms by a factor around a place of the canvas, from 0 to 1. */
+  zoom(factor, x = 0.5, y = 0.5) {
+    const part = (from, to, at, most) => {
+      const length = Math.min(most, Math.max(Math.min(most, 4), (to - from) * factor));
+      const start = Math.max(0, Math.min(most - length, from + (to - from) * at - length * at));
+      return [start, start + length];
+    };
+    const { view } = this;
+    [view.x0, view.x1] = part(view.x0, view.x1, x, this.about.columns);
+    [view.y0, view.y1] = part(view.y0, view.y1, y, this.about.lines);
+    this.later();
+  }
+
+  /** Moves by parts of what is shown. */
+  pan(x, y) {
+    const { view } = this;
+    const part = (from, to, by, most) => {
+      const start = Math.max(0, Math.min(most - (to - from), from + by * (to - from)));
+      return [start, start + (to - from)];
+    };
+    [view.x0, view.x1] = part(view.x0, view.x1, x, this.about.columns);
+    [view.y0, view.y1] = part(view.y0, view.y1, y, this.about.lines);
+    this.later();
+  }
+
+  choose(line) {
+    this.chosen = line;
+    const around = Math.min(this.about.lines, 24);
+    const place = this.grid.place[line];
+    const start = Math.max(0, Math.min(this.about.lines - around, place - around / 2));
+    Object.assign(this.view, { x0: 0, x1: this.about.columns, y0: start, y1: start + around });
+    for (const row of $("parted").querySelectorAll("tr[data-line]")) {
+      row.classList.toggle("chosen", Number(row.dataset.line) === line);
+    }
+    this.later();
+  }
+
+  /** Describes the cell at a place of the canvas. */
+  describe(x, y) {
+    const { view, about } = this;
+    const column = Math.min(about.columns - 1, Math.floor(view.x0 + (view.x1 - view.x0) * x));
+    const line = this.grid.order[Math.min(about.lines - 1, Math.floor(view.y0 + (view.y1 - view.y0) * y))];
+    const level = this.cells[line * about.columns + column];
+    const share = (n) => `${(about.least * 10 ** (n / about.decade) * 100).toPrecision(2)} %`;
+    let found = "no row";
+    if (level === 0) found = "within 0.1 % of the median";
+    else if (level !== MISSING) {
+      const far = Math.abs(level);
+      const range = far === about.last ? `${share(far - 1)} and more` : `${share(far - 1)} to ${share(far)}`;
+      found = `${range} ${level > 0 ? "above" : "below"} the median`;
+    }
+    const known = about.parted.find((row) => row.line === line);
+    const where = known ? `; parts since step ${known.since_step}, most at step ${known.step}` : "";
+    $("cell").textContent =
+      `${this.ranksOf(line)}, ${this.stepsOf(column)}: ${found} of ${size(about.usual[column])}${where}`;
+  }
+
+  listen() {
+    const { canvas } = this;
+    const place = (event) => {
+      const box = canvas.getBoundingClientRect();
+      const share = (value) => Math.max(0, Math.min(0.999999, value));
+      return [share((event.clientX - box.left) / box.width), share((event.clientY - box.top) / box.height)];
+    };
+    let last = null;
+    canvas.addEventListener("pointerdown", (event) => {
+      last = place(event);
+      canvas.setPointerCapture(event.pointerId);
+      this.describe(...last);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      const now = place(event);
+      if (last) {
+        this.pan(last[0] - now[0], last[1] - now[1]);
+        last = now;
+      }
+      this.describe(...now);
+    });
+    const end = () => {
+      last = null;
+    };
+    canvas.addEventListener("pointerup", end);
+    canvas.addEventListener("pointercancel", end);
+    canvas.addEventListener(
+      "wheel",
+      (event) => {
+        event.preventDefault();
+        this.zoom(event.deltaY < 0 ? 0.8 : 1.25, ...place(event));
+      },
+      { passive: false },
+    );
+    const keys = {
+      "+": () => this.zoom(0.5),
+      "=": () => this.zoom(0.5),
+      "-": () => this.zoom(2),
+      0: () => this.all(),
+      ArrowLeft: () => this.pan(-0.2, 0),
+      ArrowRight: () => this.pan(0.2, 0),
+      ArrowUp: () => this.pan(0, -0.2),
+      ArrowDown: () => this.pan(0, 0.2),
+    };
+    canvas.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || !keys[event.key]) return;
+      event.preventDefault();
+      keys[event.key]();
+    });
+    $("zoom-in").addEventListener("click", keys["+"]);
+    $("zoom-out").addEventListener("click", keys["-"]);
+    $("all").addEventListener("click", keys[0]);
+    $("order").addEventListener("change", () => this.setOrder($("order").value));
+    new ResizeObserver(() => this.later()).observe(canvas);
+  }
+}
+
+/** Fills the table of the ranks that part from their peers. */
+function table(map) {
+  const { about } = map;
+  $("parted-title").textContent = about.parted.length
+    ? `Ranks that part from the others, furthest first${about.parted.length === about.parted_devices ? "" : ` (${about.parted.length} of ${about.parted_devices})`}`
+    : "No rank parts from the others";
+  const row = (cells, tag, numbers) => {
+    const line = document.createElement("tr");
+    cells.forEach((content, i) => {
+      const cell = document.createElement(tag);
+      if (numbers.includes(i)) cell.className = "number";
+      cell.append(content);
+      line.append(cell);
+    });
+    return line;
+  };
+  if (!about.parted.length) return;
+  const numbers = [1, 2, 4];
+  const names = ["rank", "difference", "since step", "most at", "steps", "phase", "module", "host"];
+  $("parted").append(row(names, "th", numbers));
+  for (const parted of about.parted) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = parted.rank;
+    button.title = "Show it on the map";
+    button.addEventListener("click", () => {
+      map.choose(parted.line);
+      $("map").scrollIntoView({ block: "nearest" });
+    });
+    const difference = `${parted.difference_bytes < 0 ? "−" : "+"}${size(parted.difference_bytes)}`;
+    const texts = [parted.phase, parted.module, parted.host].map(
+      (text, i) => text || ["no phase", "no module", "no host"][i],
+    );
+    const line = row(
+      [button, difference, parted.since_step, `step ${parted.step}`, parted.steps, ...texts],
+      "td",
+      numbers,
+    );
+    line.dataset.line = parted.line;
+    $("parted").append(line);
+  }
+}
+
+async function main() {
+  const { about, cells } = await load();
+  const [headline, ...facts] = about.facts;
+  $("headline").textContent = headline;
+  $("facts").append(
+    ...facts.map((fact) => {
+      const item = document.createElement("li");
+      item.textContent = fact;
+      return item;
+    }),
+  );
+  const what =
+    about.share === 1
+      ? "one GPU of one rank"
+      : `${about.share} GPUs of neighbouring ranks, the furthest of them`;
+  const when = about.steps === 1 ? "one step" : `${about.steps} steps`;
+  $("cell-is").textContent =
+    `A cell is ${what} and ${when}: how far the highest allocated memory of these steps is from the median of all GPUs.`;
+  if (!about.lines || !about.columns) throw new Error("the digests have no steps");
+  table(new HeatMap(about, cells));
+}
+
+main().catch((error) => {
+  $("problem").textContent = error.message;
+  $("problem").hidden = false;
+});

@@ -1,0 +1,92 @@
+"""Opens the page of ten thousand ranks in headless Chromium, as wide as a desktop and as a phone.
+
+    ranks_page.py PAGE [PICTURES]
+
+Uses it as a person does. A failure is a traceback. An error in the console, or a request that leaves the
+page, fails it. With a folder for PICTURES it leaves some of each width."""
+
+import sys
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+page_file = Path(sys.argv[1]).resolve()
+pictures = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+# Under the limit of a file that a mail takes.
+assert page_file.stat().st_size < 5_000_000, page_file.stat().st_size
+
+
+def use(browser, width, height, dark):
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, offline=True, color_scheme="dark" if dark else "light"
+    )
+    context.set_default_timeout(300_000)  # a busy machine is no failure
+    page = context.new_page()
+    messages, requests = [], []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(page_file.as_uri())
+    page.wait_for_selector("canvas[data-drawn]")
+    assert page.inner_text("#headline").startswith("9999 ranks"), page.inner_text("#headline")
+    title = page.inner_text("#parted-title")
+    assert title == "Ranks that part from the others, furthest first", title
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, "the page is wider than the window"
+
+    def drawn():
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        return float(page.get_attribute("#map", "data-drawn"))
+
+    # The ranks that part are in the first lines, whatever their number.
+    box = page.locator("#map").bounding_box()
+    page.locator("#map").scroll_into_view_if_needed()
+    page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 1)
+    assert "median" in page.inner_text("#cell"), page.inner_text("#cell")
+    # The ranks that part are shown at first, and all on demand.
+    assert page.inner_text("#shown") == "lines 1 to 48 of 9999", page.inner_text("#shown")
+    page.click("#all")
+    times = [drawn()]
+    assert page.inner_text("#shown") == "all 9999 lines", page.inner_text("#shown")
+    rows = page.locator("#parted tr[data-line]")
+    assert sorted(rows.locator("button").all_inner_texts()) == ["1234", "5", "9999"]
+    rows.filter(has=page.locator("button", has_text="9999")).locator("button").click()
+    times.append(drawn())
+    if pictures:
+        page.screenshot(path=pictures / f"chosen-{width}.png", full_page=True)
+    # The chosen rank is one of the lines that are shown: those that part are first.
+    box = page.locator("#map").bounding_box()
+    found = set()
+    for line in range(24):
+        page.mouse.move(box["x"] + box["width"] * 105 / 600, box["y"] + (line + 0.5) * box["height"] / 24)
+        text = page.inner_text("#cell")
+        if "above" in text or "below" in text:
+            found.add(text.split(",")[0])
+    assert found == {"rank 9999", "rank 1234"}, found
+    page.focus("#map")
+    page.keyboard.press("0")
+    times.append(drawn())
+    page.select_option("#order", "ranks")
+    times.append(drawn())
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    for _ in range(12):
+        page.mouse.wheel(0, -100)
+        times.append(drawn())
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("0")
+    times.append(drawn())
+    if pictures:
+        page.screenshot(path=pictures / f"ranks-{width}.png", full_page=True)
+    assert not messages, messages
+    assert len(requests) == 1, requests
+    context.close()
+    print(f"{width} pixels: a drawing takes {min(times)} to {max(times)} ms")
+
+
+with sync_playwright() as playwright:
+    # No GPU, and no sandbox: the tests may run as root.
+    chromium = playwright.chromium.launch(
+        executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-gpu"], timeout=300_000
+    )
+    use(chromium, 1400, 900, False)
+    use(chromium, 390, 844, True)
+    chromium.close()

@@ -1,0 +1,62 @@
+"""Makes the digests of a job of ten thousand ranks, and answers for it: the page, and the text.
+
+many_ranks.py FOLDER WIDTH...
+
+No such job ran. Three ranks part from the others: one from a step on, one in some steps only, one more and
+more; one has no trace. A file has the digests of 500 ranks, so that the test is short. Writes
+FOLDER/ranks.html and prints the text at each WIDTH."""
+
+import json
+import sys
+from pathlib import Path
+
+import duckdb
+from memtrace import _job_ranks
+
+RANKS, STEPS, FILES = 10_000, 600, 20
+GIB = 1 << 30
+
+folder, widths = Path(sys.argv[1]), [int(width) for width in sys.argv[2:]]
+(folder / "digests").mkdir()
+for first in range(0, RANKS, RANKS // FILES):
+    file = folder / "digests" / f"{first:05}.digest.parquet"
+    duckdb.sql(
+        f"""
+        with ranks as (
+            select rank, 'node' || rank // 8 as host
+            from range({first}, {first + RANKS // FILES}) every(rank) where rank <> 4321
+        ), steps as (
+            select rank, host, 0 as device, step, 'backward' as phase,
+                'GPT.h.' || step % 12 as module,
+                10 * {GIB}::bigint + step * 1000 + hash(rank * 1000 + step) % 1000 + case
+                when rank = 5 and step >= 400 then {GIB}
+                when rank = 1234 then -{GIB}::bigint * step / {STEPS}
+                when rank = 9999 and step between 100 and 110 then {GIB} // 4
+                else 0 end as peak_allocated_bytes
+            from ranks, range({STEPS}) every(step)
+        )
+        select 'process' as kind, rank, {RANKS} as world_size, host, 'made-up' as run_id, 1 as complete
+        from ranks
+        union all by name select 'step' as kind, steps.* from steps
+        union all by name
+        select 'device' as kind, rank, host, 'made-up' as run_id, device,
+            arg_max(step, peak_allocated_bytes) as step, max(peak_allocated_bytes) as peak_allocated_bytes
+            from steps group by rank, host, device
+        """
+    ).write_parquet(str(file))
+told, grid = _job_ranks.compared([folder / "digests"], "local", False, 10, None)
+assert told["peaks"]["ranks"] == RANKS - 1 and told["missing_ranks"] == {"ranks": 1, "list": [4321]}, told
+assert (grid.columns, grid.steps_per_column, grid.share, grid.lines) == (300, 2, 1, RANKS - 1)
+parted = {row["rank"]: row for row in told["parted"]["list"]}
+assert sorted(parted) == [5, 1234, 9999], parted
+assert [row["rank"] for row in told["parted"]["list"]] in ([5, 1234, 9999], [1234, 5, 9999])
+assert (parted[5]["since_step"], parted[9999]["since_step"], parted[9999]["steps"]) == (400, 100, 12), parted
+assert abs(parted[5]["difference_bytes"] - GIB) < 10_000 and parted[1234]["difference_bytes"] < -0.99 * GIB
+assert parted[9999]["module"].startswith("GPT.h.") and parted[9999]["phase"] == "backward", parted
+for width in widths:
+    text = _job_ranks.show(told, grid, None, width)
+    assert len(text.splitlines()) <= 40 and max(map(len, text.splitlines())) <= width, text
+    assert "rank 9999" in text and "since step 400" in text, text
+    print(text)
+_job_ranks.write_page(folder / "ranks.html", told, grid)
+json.dumps(told)
