@@ -5,6 +5,7 @@
 //! file of limits get the same message ([`no_match`]).
 
 mod nearest;
+mod pattern;
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -24,6 +25,7 @@ use crate::state::moment::{self, NamedMoment};
 use crate::state::replay::{HOST, has_current_step};
 use nearest::Ranges;
 pub use nearest::{nearest_names, nearest_numbers};
+pub use pattern::matches;
 
 /// Keeps the processes of `input` that have what `options` select; a note counts the others. `takes_host` is true for
 /// answers that include host memory, which `--device -1` selects.
