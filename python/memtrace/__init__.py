@@ -40,6 +40,7 @@ from ._read import read
 from ._reports import (
     Answer,
     actions,
+    advise,
     budget,
     check,
     diff,
@@ -56,6 +57,7 @@ from ._reports import (
     summary,
     timeline,
     top_ops,
+    whatif,
 )
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "Page",
     "TraceError",
     "actions",
+    "advise",
     "budget",
     "check",
     "detail",
@@ -95,6 +98,7 @@ __all__ = [
     "timeline",
     "top_ops",
     "track_external",
+    "whatif",
 ]
 
 

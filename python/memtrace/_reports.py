@@ -219,6 +219,20 @@ def diff(before: Trace, after: Trace, **options: Any) -> Answer:
     return _answer("diff", [before, after], options)
 
 
+def whatif(trace: Trace = DEFAULT, **options: Any) -> Answer:
+    """The peak of allocated memory with changes: `checkpoint`, `optimizer`, `dtype`, `batch` and others.
+
+    `options` are those of `memtrace whatif`, with `_` for `-`."""
+    return _answer("whatif", [trace], options)
+
+
+def advise(trace: Trace = DEFAULT, **options: Any) -> Answer:
+    """The changes that lower the peak most. `status` is 3 when none that were tried reach the size `fit`.
+
+    `options` are those of `memtrace advise`."""
+    return _answer("advise", [trace], options)
+
+
 def budget(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """The limits of the file `limits`, each with its highest value. `status` is 3 when one is exceeded.
 

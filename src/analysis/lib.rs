@@ -28,5 +28,6 @@ pub mod selection;
 pub mod state;
 #[doc(hidden)]
 pub mod testing;
+pub mod whatif;
 
 pub use error::{Error, Result};

@@ -4,6 +4,7 @@
 //! table.
 
 mod actions;
+mod advise;
 mod budget;
 mod check;
 mod diff;
@@ -22,6 +23,7 @@ mod stats;
 mod summary;
 mod timeline;
 mod top_ops;
+mod whatif;
 
 use crate::error::Result;
 use crate::options::Options;
@@ -34,6 +36,8 @@ pub const REPORTS: &[&dyn Report] = &[
     &summary::Summary,
     &peak::Peak,
     &oom::Oom,
+    &whatif::WhatIf,
+    &advise::Advise,
     &ledger::Ledger,
     &serving::Serving,
     &modules::Modules,

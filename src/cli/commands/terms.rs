@@ -178,7 +178,10 @@ pub(super) const TERMS: &[Term] = &[
     term(&["before"], "The total just before the call; in a comparison, the first run."),
     term(&["after"], "The total just after the call; in a comparison, the second run."),
     term(&["added"], "The memory that a call or a step left behind: after less before."),
-    term(&["change"], "The difference from the first run to the second."),
+    term(
+        &["change"],
+        "The difference from the first run to the second; in `memtrace whatif` what is changed.",
+    ),
     term(&["peak forward"], "The highest total during the forward of the module, over all its calls."),
     term(&["peak backward"], "The highest total during the backward of the module, over all its calls."),
     term(
@@ -193,6 +196,18 @@ pub(super) const TERMS: &[Term] = &[
     term(
         &["held", "held by"],
         "The owner of memory at the shown moment: module, op, category, library or cause.",
+    ),
+    term(
+        &["sure"],
+        "How far to trust a prediction of `memtrace whatif`: high, medium or low. The report says why.",
+    ),
+    term(
+        &["costs"],
+        "What a change costs that `memtrace advise` lists: ops that run again, precision, traffic.",
+    ),
+    term(
+        &["saved"],
+        "The part of the peak that a change of `memtrace whatif` saves. The peak may then be at another moment.",
     ),
     term(
         &["owner"],

@@ -171,6 +171,11 @@ impl<'a> OomCase<'a> {
         case
     }
 
+    /// Returns true if no other layout of the memory would help.
+    pub(super) fn is_too_big(&self) -> bool {
+        self.why == OomCause::TooBig
+    }
+
     /// Bytes in the allocator's cache.
     fn cached(&self) -> i64 {
         (self.reserved - self.allocated).max(0)

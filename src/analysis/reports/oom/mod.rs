@@ -4,12 +4,14 @@ mod case;
 
 use serde_json::json;
 
+use super::advise::Advised;
 use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::Options;
 use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::Columns;
+use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::{bar, count, percent, share};
@@ -67,11 +69,19 @@ impl Report for Oom {
                 printer.plain(text);
             }
             holders(&mut printer, &replayed, row.device, options);
+            let advised = if case.is_too_big() { helps(trace, options) } else { Vec::new() };
+            if !advised.is_empty() {
+                printer.gap();
+                printer.plain("what would lower this peak most, by memtrace advise:");
+                advised.iter().for_each(|line| printer.plain(format!("  {line}")));
+            }
             footer.note_inference(&replayed);
             footer.add_reading(trace, &replayed);
             footer.note_detail(trace, &detail);
             footer.add_share(&replayed, row.device);
-            cases.push(case.json(&replayed));
+            let mut value = case.json(&replayed);
+            value["advised"] = advised.into();
+            cases.push(value);
         }
         if cases.is_empty() {
             printer.plain("No request ran out of memory.");
@@ -84,6 +94,12 @@ impl Report for Oom {
         let json = json!({ "ooms": cases });
         Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
     }
+}
+
+/// The first lines of `memtrace advise`; none where the trace lacks what it needs.
+fn helps(trace: &TraceFile, options: &Options) -> Vec<String> {
+    let advised = Advised::new(trace, options, false);
+    advised.map(|advised| advised.first_lines(3, options)).unwrap_or_default()
 }
 
 /// Prints the live blocks at the OOM: by category, and by module for the ten largest.

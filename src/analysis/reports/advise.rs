@@ -1,0 +1,323 @@
+//! `memtrace advise`: the changes that lower the peak most, with their costs and their code.
+
+use memtrace_trace::units::parse_bytes;
+use serde_json::{Value, json};
+
+use super::report::{Answer, Report, Verdict, next};
+use crate::error::{Error, Result};
+use crate::options::{Flag, Options};
+use crate::read::input::Input;
+use crate::read::stream::TraceFile;
+use crate::render::footer::Footer;
+use crate::render::heading::process_heading;
+use crate::render::numbers::{percent, share};
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::state::replay::Metric;
+use crate::state::replay_trace::Replayed;
+use crate::whatif::{self, Advice, Change, Outcome, Prediction, advice, sureness};
+
+/// `memtrace advise`.
+pub(super) struct Advise;
+
+/// The most changes at once that `--fit` tries.
+const MOST_CHANGES: usize = 3;
+/// A change that saves less than this share of the peak is not listed.
+const LEAST_SAVED: f64 = 0.001;
+
+impl Report for Advise {
+    fn name(&self) -> &'static str {
+        "advise"
+    }
+
+    fn about(&self) -> &'static str {
+        "List the changes that lower the peak most, what they cost, and their lines of code"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        const {
+            &[Flag {
+                name: "fit",
+                value: Some("SIZE"),
+                default: "",
+                choices: &[],
+                help: "Find the fewest changes with which the run needs at most this memory of a device, such as 24g",
+            }]
+        }
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let target = target(options)?;
+        let mut printer = options.printer();
+        let mut footer = Footer::new(input);
+        let mut json = Vec::new();
+        let mut verdict = Verdict::Fine;
+        for (index, trace) in input.traces.iter().enumerate() {
+            let found = Advised::new(trace, options, target.is_some())?;
+            footer.add(trace, &found.replayed, found.prediction.as_ref().map(|found| found.device));
+            footer.note_detail(trace, &found.replayed.replay.detail);
+            process_heading(&mut printer, input, index);
+            let Some(prediction) = &found.prediction else {
+                printer.plain("No block was allocated on a device.");
+                continue;
+            };
+            found.print(&mut printer, prediction, options);
+            let mut value = found.json(prediction);
+            value["file"] = trace.path.display().to_string().into();
+            value["rank"] = trace.meta.rank.into();
+            if let Some(target) = target {
+                let fit = found.fit(prediction, target);
+                fit.print(&mut printer, &found, options);
+                value["fit"] = fit.json(&found);
+                if fit.needs.is_none_or(|needs| needs > target) {
+                    verdict = Verdict::OverLimit;
+                }
+            }
+            json.push(value);
+        }
+        Ok(Answer {
+            body: printer,
+            json: json!({ "devices": json }),
+            footer,
+            next: vec![next("peak", input, "--by category")],
+            verdict,
+        })
+    }
+}
+
+/// The value of `--fit`, in bytes.
+fn target(options: &Options) -> Result<Option<i64>> {
+    match options.text("fit") {
+        "" => Ok(None),
+        text => match parse_bytes(text) {
+            Ok(bytes) if bytes > 0 => Ok(Some(bytes)),
+            Ok(_) => Err(Error::usage(format!("--fit {text}: expected a size above 0, such as 24g"))),
+            Err(why) => Err(Error::usage(format!("--fit {text}: {why}"))),
+        },
+    }
+}
+
+/// The predictions for one process.
+pub(super) struct Advised {
+    replayed: Replayed,
+    /// Of the fullest device.
+    prediction: Option<Prediction>,
+    changes: Vec<Change>,
+    /// The tried sets of changes: those of one change first, in the order of `changes`.
+    sets: Vec<Vec<usize>>,
+    /// True if the trace has tags.
+    tags: bool,
+}
+
+impl Advised {
+    /// Predicts each change for `trace` alone, and with `in_sets` sets of several.
+    pub(super) fn new(trace: &TraceFile, options: &Options, in_sets: bool) -> Result<Advised> {
+        let (paths, tags) = whatif::contents(trace, options)?;
+        let groups = whatif::module_groups(paths.iter().map(String::as_str));
+        let mut changes = whatif::candidates(&groups);
+        changes.retain(|change| tags || !change.needs_tags());
+        let sets = whatif::sets(&changes, if in_sets { MOST_CHANGES } else { 1 });
+        let lists: Vec<Vec<Change>> =
+            sets.iter().map(|set| set.iter().map(|index| changes[*index].clone()).collect()).collect();
+        let (replayed, predictions) = whatif::predict(trace, &lists, options)?;
+        let prediction = predictions.into_iter().max_by_key(|each| each.before.bytes);
+        Ok(Advised { replayed, prediction, changes, sets, tags })
+    }
+
+    /// The changes that save memory, those that save most first: index, outcome, saved bytes.
+    fn ranked<'a>(&self, prediction: &'a Prediction) -> Vec<(usize, &'a Outcome, i64)> {
+        let least = (prediction.before.bytes as f64 * LEAST_SAVED) as i64;
+        let mut ranked: Vec<(usize, &Outcome, i64)> = self
+            .sets
+            .iter()
+            .zip(&prediction.outcomes)
+            .filter(|(set, _)| set.len() == 1)
+            .map(|(set, outcome)| (set[0], outcome, prediction.before.bytes.wrapping_sub(outcome.peak.bytes)))
+            .filter(|(_, _, saved)| *saved > least)
+            .collect();
+        ranked.sort_by_key(|(_, _, saved)| std::cmp::Reverse(*saved));
+        ranked
+    }
+
+    /// The lines of the changes that save most, for the end of another report.
+    pub(super) fn first_lines(&self, count: usize, options: &Options) -> Vec<String> {
+        let Some(prediction) = &self.prediction else { return Vec::new() };
+        let line = |(index, outcome, saved): &(usize, &Outcome, i64)| {
+            let costs = advice(&self.changes[*index], outcome.again).costs;
+            let saved = options.units.show(*saved);
+            format!("{}: saves {saved} at the peak; costs: {costs}", self.changes[*index].option())
+        };
+        self.ranked(prediction).iter().take(count).map(line).collect()
+    }
+
+    fn print(&self, printer: &mut Printer, prediction: &Prediction, options: &Options) {
+        let ranked = self.ranked(prediction);
+        let units = options.units;
+        printer.line([
+            format!("device {}: peak of allocated memory ", prediction.device).into(),
+            Cell::new(units.show(prediction.before.bytes).to_string(), Style::Strong),
+        ]);
+        if self.ended_in_oom() {
+            printer.plain("The run ended out of memory: what would have come after it is not in the trace.");
+        }
+        if !self.tags {
+            printer.plain("Optimizers, types and batches are not tried: the trace has no tags.");
+        }
+        printer.gap();
+        if ranked.is_empty() {
+            printer.plain("No known change lowers this peak.");
+            return;
+        }
+        let mut table = Table::new(&[
+            ("saved", Side::Right),
+            ("share", Side::Right),
+            ("peak", Side::Right),
+            ("sure", Side::Left),
+            ("change", Side::Left),
+            ("costs", Side::Left),
+        ]);
+        for (index, outcome, saved) in &ranked {
+            let change = &self.changes[*index];
+            table.row([
+                Cell::new(units.show(*saved).to_string(), Style::Strong),
+                percent(share(*saved, prediction.before.bytes)).into(),
+                units.show(outcome.peak.bytes).to_string().into(),
+                sureness(change).word.into(),
+                change.option().into(),
+                advice(change, outcome.again).costs.into(),
+            ]);
+        }
+        printer.table(&table);
+        for (index, outcome, _) in ranked.iter().take(options.top.unwrap_or(3)) {
+            print_code(printer, &self.changes[*index], &advice(&self.changes[*index], outcome.again));
+        }
+    }
+
+    fn ended_in_oom(&self) -> bool {
+        self.replayed.replay.counts.of(memtrace_trace::EventName::Oom) > 0
+    }
+
+    fn json(&self, prediction: &Prediction) -> Value {
+        let changes: Vec<Value> = self
+            .ranked(prediction)
+            .into_iter()
+            .map(|(index, outcome, saved)| {
+                let change = &self.changes[index];
+                let (about, advice) = (sureness(change), advice(change, outcome.again));
+                json!({
+                    "change": change.option(),
+                    "saved_bytes": saved,
+                    "after": self.replayed.moment(&outcome.peak),
+                    "assumes": about.assumes,
+                    "sure": about.word,
+                    "because": about.because,
+                    "costs": advice.costs,
+                    "code": advice.code,
+                })
+            })
+            .collect();
+        json!({
+            "device": prediction.device,
+            "before": self.replayed.moment(&prediction.before),
+            "ended_in_oom": self.ended_in_oom(),
+            "changes": changes,
+            "fit": Value::Null,
+        })
+    }
+
+    /// The bytes of the device that the run needed beside its allocated blocks: cached and split memory, the context,
+    /// libraries.
+    fn beside(&self, prediction: &Prediction) -> i64 {
+        let device = self.replayed.replay.find(prediction.device);
+        let peak = |metric| device.map_or(0i64, |device| device.peak(metric).bytes);
+        // A failed request is in none of the totals.
+        peak(Metric::Used).max(peak(Metric::Reserved)).saturating_sub(peak(Metric::Allocated)).max(0)
+    }
+
+    fn fit(&self, prediction: &Prediction, target: i64) -> Fit {
+        let beside = self.beside(prediction);
+        let now = prediction.before.bytes.saturating_add(beside);
+        if now <= target {
+            return Fit { target, beside, now, needs: Some(now), set: Some(Vec::new()) };
+        }
+        let needs = |outcome: &Outcome| outcome.peak.bytes.saturating_add(beside);
+        let all = || self.sets.iter().zip(&prediction.outcomes);
+        // Of the smallest sets that fit, the surest, and of these the one that needs least.
+        let fits = all().filter(|(_, outcome)| needs(outcome) <= target);
+        let doubt = |set: &[usize]| set.iter().map(|index| sureness(&self.changes[*index]).doubt()).max();
+        let best = fits.min_by_key(|(set, outcome)| (set.len(), doubt(set), needs(outcome)));
+        let lowest = all().map(|(_, outcome)| needs(outcome)).min();
+        Fit {
+            target,
+            beside,
+            now,
+            needs: best.map(|(_, outcome)| needs(outcome)).or(lowest),
+            set: best.map(|(set, _)| set.clone()),
+        }
+    }
+}
+
+fn print_code(printer: &mut Printer, change: &Change, advice: &Advice) {
+    printer.gap();
+    printer.line([Cell::new(change.option(), Style::Strong)]);
+    for line in &advice.code {
+        printer.line([Cell::new(format!("  {line}"), Style::Command)]);
+    }
+}
+
+/// The fewest changes that reach a size; all numbers are in bytes.
+struct Fit {
+    target: i64,
+    /// What the run needs beside its allocated blocks.
+    beside: i64,
+    /// What the run needs now.
+    now: i64,
+    /// What it needs with the changes; without any that fit, the least of all tried.
+    needs: Option<i64>,
+    /// Indices of the changes; `None` when none that were tried reach the size.
+    set: Option<Vec<usize>>,
+}
+
+impl Fit {
+    fn print(&self, printer: &mut Printer, found: &Advised, options: &Options) {
+        let units = options.units;
+        printer.gap();
+        let (target, now) = (units.show(self.target), units.show(self.now));
+        let needs = units.show(self.needs.unwrap_or(self.now));
+        let options_of = |set: &[usize]| {
+            let all: Vec<String> = set.iter().map(|index| found.changes[*index].option()).collect();
+            all.join(" ")
+        };
+        match &self.set {
+            Some(set) if set.is_empty() => {
+                printer.plain(format!("It fits in {target} as it is: it needs {now}."));
+            }
+            Some(set) => printer.line([
+                format!("Fits in {target} with ").into(),
+                Cell::new(options_of(set), Style::Strong),
+                format!(": {needs} in place of {now}").into(),
+            ]),
+            None => printer.line([
+                Cell::new(format!("No {MOST_CHANGES} of these changes reach {target}"), Style::Alarm),
+                format!(": the least is {needs}, in place of {now}").into(),
+            ]),
+        }
+        printer.plain(format!(
+            "Both count {} beside the allocated blocks, as in this run: the allocator's cache, the CUDA context, libraries",
+            units.show(self.beside)
+        ));
+    }
+
+    fn json(&self, found: &Advised) -> Value {
+        let options = |set: &Vec<usize>| -> Vec<String> {
+            set.iter().map(|index| found.changes[*index].option()).collect()
+        };
+        json!({
+            "target_bytes": self.target,
+            "beside_bytes": self.beside,
+            "now_bytes": self.now,
+            "needs_bytes": self.needs,
+            "changes": self.set.as_ref().map(options),
+        })
+    }
+}

@@ -1,0 +1,215 @@
+//! `memtrace whatif`: the peak of allocated memory with a changed program.
+
+use serde_json::{Value, json};
+
+use super::report::{Answer, Report, next};
+use crate::error::Result;
+use crate::options::{Flag, Options};
+use crate::read::input::Input;
+use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE};
+use crate::render::footer::Footer;
+use crate::render::heading::process_heading;
+use crate::render::numbers::{percent, share, step_or_dash};
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::state::device::Moment;
+use crate::state::replay_trace::Replayed;
+use crate::whatif::{self, Change, Prediction, sureness};
+
+/// `memtrace whatif`.
+pub(super) struct WhatIf;
+
+const fn flag(name: &'static str, value: &'static str, help: &'static str) -> Flag {
+    Flag { name, value: Some(value), default: "", choices: &[], help }
+}
+
+impl Report for WhatIf {
+    fn name(&self) -> &'static str {
+        "whatif"
+    }
+
+    fn about(&self) -> &'static str {
+        "Predict the peak with a change: checkpoints, another optimizer, type, batch or loss"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        const {
+            &[
+                flag("checkpoint", "MODULES", "Checkpoint the modules of this pattern, such as 'GPT.h.*'"),
+                flag(
+                    "optimizer",
+                    "NAME",
+                    "Another optimizer: 8bit, adafactor, sgd or in-backward (8bit,in-backward)",
+                ),
+                flag("offload", "WHAT", "Keep this in host memory: optimizer"),
+                flag("dtype", "TYPE", "Train in this type in place of float32: bf16 or fp16"),
+                flag(
+                    "chunk-loss",
+                    "N",
+                    "Run the head and the loss on N parts of the tokens, one after the other",
+                ),
+                flag("batch", "FACTOR", "Multiply the batch: x2, x1/2"),
+                flag(
+                    "without",
+                    "CONDITIONS",
+                    "Leave out the blocks of 'category=temporary,op=aten::_foreach*'",
+                ),
+            ]
+        }
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let changes = whatif::parse(|name| options.text(name))?;
+        // All changes at once, and each alone.
+        let mut lists = vec![changes.clone()];
+        if changes.len() > 1 {
+            lists.extend(changes.iter().map(|change| vec![change.clone()]));
+        }
+        let mut printer = options.printer();
+        let mut footer = Footer::new(input);
+        let mut json = Vec::new();
+        for (index, trace) in input.traces.iter().enumerate() {
+            let (replayed, predictions) = whatif::predict(trace, &lists, options)?;
+            let fullest = predictions.iter().max_by_key(|each| each.before.bytes).map(|each| each.device);
+            footer.add(trace, &replayed, fullest);
+            footer.note_detail(trace, &replayed.replay.detail);
+            process_heading(&mut printer, input, index);
+            for prediction in &predictions {
+                print(&mut printer, &replayed, prediction, &changes, options);
+                let mut value = of_device(&replayed, prediction, &changes);
+                value["file"] = trace.path.display().to_string().into();
+                value["rank"] = trace.meta.rank.into();
+                json.push(value);
+            }
+            if predictions.is_empty() {
+                printer.plain("No block was allocated on a device.");
+            }
+        }
+        Ok(Answer {
+            body: printer,
+            json: json!({ "devices": json }),
+            footer,
+            next: vec![next("peak", input, "--by category")],
+            ..Answer::default()
+        })
+    }
+}
+
+/// The row of a peak in the table.
+fn row(
+    table: &mut Table,
+    name: String,
+    replayed: &Replayed,
+    moment: &Moment,
+    before: i64,
+    options: &Options,
+) {
+    let saved = before.wrapping_sub(moment.bytes);
+    let owner = &moment.owner;
+    table.row([
+        name.into(),
+        Cell::new(options.units.show(moment.bytes).to_string(), Style::Strong),
+        if saved == 0 { "-".to_owned() } else { options.units.show(saved).to_string() }.into(),
+        step_or_dash(owner.step).into(),
+        replayed.symbols.or(owner.phase, NO_PHASE).into(),
+        replayed.symbols.or(owner.op, NO_OP).into(),
+        replayed.symbols.or(owner.module, NO_MODULE).into(),
+    ]);
+}
+
+fn print(
+    printer: &mut Printer,
+    replayed: &Replayed,
+    prediction: &Prediction,
+    changes: &[Change],
+    options: &Options,
+) {
+    let before = prediction.before.bytes;
+    let Some(all) = prediction.outcomes.first() else { return };
+    let saved = before.wrapping_sub(all.peak.bytes);
+    let direction = if saved >= 0 { "less" } else { "more" };
+    printer.line([
+        format!("device {}: peak of allocated memory ", prediction.device).into(),
+        Cell::new(options.units.show(all.peak.bytes).to_string(), Style::Strong),
+        format!(
+            " in place of {}, {} {direction} ({})",
+            options.units.show(before),
+            options.units.show(saved.abs()),
+            percent(share(saved.abs(), before))
+        )
+        .into(),
+    ]);
+    printer.gap();
+    let mut table = Table::new(&[
+        ("change", Side::Left),
+        ("peak", Side::Right),
+        ("saved", Side::Right),
+        ("step", Side::Right),
+        ("phase", Side::Left),
+        ("op", Side::Left),
+        ("module", Side::Left),
+    ]);
+    row(&mut table, "(none)".to_owned(), replayed, &prediction.before, before, options);
+    for (change, outcome) in changes.iter().zip(prediction.outcomes.iter().skip(1)) {
+        row(&mut table, change.option(), replayed, &outcome.peak, before, options);
+    }
+    let name = if changes.len() > 1 { "all of them".to_owned() } else { changes[0].option() };
+    row(&mut table, name, replayed, &all.peak, before, options);
+    printer.table(&table);
+    printer.gap();
+    for (change, found) in changes.iter().zip(&all.found) {
+        let about = sureness(change);
+        printer.line([
+            Cell::new(change.option(), Style::Strong),
+            format!(": sure: {}, because {}", about.word, about.because).into(),
+        ]);
+        printer.plain(format!("  assumes {}", about.assumes));
+        if *found == 0 {
+            printer.line([Cell::new(format!("  {}", nothing(change)), Style::Alarm)]);
+        }
+    }
+    printer.plain("This is allocated memory. What the allocator reserves for it may differ: memtrace tune");
+}
+
+/// Why a change changes nothing.
+fn nothing(change: &Change) -> &'static str {
+    match change {
+        Change::Checkpoint(_) => {
+            "nothing changes: no call of these modules keeps blocks for a backward (they are checkpointed already, or nothing \
+             is trained)"
+        }
+        Change::Optimizer(_) | Change::OffloadOptimizer => {
+            "nothing changes: the trace has no optimizer state on the device"
+        }
+        Change::StepInBackward => "nothing changes: the trace has no gradients",
+        Change::ChunkLoss(_) => "nothing changes: no forward calls aten::cross_entropy_loss",
+        Change::Bfloat16 | Change::Batch(..) | Change::Without(_) => "nothing changes: no block matches",
+    }
+}
+
+fn of_device(replayed: &Replayed, prediction: &Prediction, changes: &[Change]) -> Value {
+    let all = prediction.outcomes.first();
+    let each: Vec<Value> = changes
+        .iter()
+        .enumerate()
+        .map(|(index, change)| {
+            let about = sureness(change);
+            let alone = if changes.len() > 1 { prediction.outcomes.get(index + 1) } else { all };
+            json!({
+                "change": change.option(),
+                "found": all.map(|all| all.found[index]),
+                "peak_alone": alone.map(|outcome| replayed.moment(&outcome.peak)),
+                "assumes": about.assumes,
+                "sure": about.word,
+                "because": about.because,
+            })
+        })
+        .collect();
+    json!({
+        "device": prediction.device,
+        "before": replayed.moment(&prediction.before),
+        "after": all.map(|all| replayed.moment(&all.peak)),
+        "saved_bytes": all.map(|all| prediction.before.bytes.wrapping_sub(all.peak.bytes)),
+        "changes": each,
+    })
+}

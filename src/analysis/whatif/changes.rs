@@ -1,0 +1,291 @@
+//! The changes that a prediction can make, and their parser.
+
+use memtrace_trace::Category;
+
+use crate::error::{Error, Result};
+use crate::selection::{matches, nearest_names};
+
+/// An optimizer in place of the run's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NewOptimizer {
+    /// The same with state of 8 bits, as bitsandbytes has it.
+    EightBit,
+    /// `torch.optim.Adafactor`.
+    Adafactor,
+    /// `torch.optim.SGD` without momentum.
+    Sgd,
+}
+
+/// A change of the program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The modules of these patterns, separated by commas, run under `torch.utils.checkpoint`.
+    Checkpoint(String),
+    /// Another optimizer.
+    Optimizer(NewOptimizer),
+    /// Each parameter is stepped during the backward pass, and its gradient freed.
+    StepInBackward,
+    /// The state of the optimizer lies in host memory, and its step runs there.
+    OffloadOptimizer,
+    /// Parameters, activations, gradients and state of 16 bits in place of 32.
+    Bfloat16,
+    /// The head and the loss run on one of so many parts of the tokens at a time.
+    ChunkLoss(i64),
+    /// The batch is multiplied by a numerator over a denominator.
+    Batch(i64, i64),
+    /// Blocks that match all of these are not there.
+    Without(Vec<Condition>),
+}
+
+/// One condition of `--without`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition {
+    pub(super) key: ConditionKey,
+    pub(super) pattern: String,
+}
+
+/// The part of an owner that a condition looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ConditionKey {
+    Category,
+    Op,
+    Module,
+    Phase,
+}
+
+impl ConditionKey {
+    const ALL: [(&'static str, ConditionKey); 4] = [
+        ("category", ConditionKey::Category),
+        ("op", ConditionKey::Op),
+        ("module", ConditionKey::Module),
+        ("phase", ConditionKey::Phase),
+    ];
+}
+
+impl Condition {
+    /// Returns true if a name has the form of the pattern.
+    pub(super) fn takes(&self, name: &str) -> bool {
+        let level_end = (self.key == ConditionKey::Module).then_some('.');
+        matches(&self.pattern, name, level_end)
+    }
+}
+
+/// Returns true if one of `patterns`, which are separated by commas, matches the path of a module.
+pub(super) fn takes_module(patterns: &str, path: &str) -> bool {
+    patterns.split(',').any(|pattern| matches(pattern.trim(), path, Some('.')))
+}
+
+impl Change {
+    /// The option that asks for it, with its value.
+    #[must_use]
+    pub fn option(&self) -> String {
+        match self {
+            Change::Checkpoint(pattern) => format!("--checkpoint '{pattern}'"),
+            Change::Optimizer(NewOptimizer::EightBit) => "--optimizer 8bit".to_owned(),
+            Change::Optimizer(NewOptimizer::Adafactor) => "--optimizer adafactor".to_owned(),
+            Change::Optimizer(NewOptimizer::Sgd) => "--optimizer sgd".to_owned(),
+            Change::StepInBackward => "--optimizer in-backward".to_owned(),
+            Change::OffloadOptimizer => "--offload optimizer".to_owned(),
+            Change::Bfloat16 => "--dtype bf16".to_owned(),
+            Change::ChunkLoss(parts) => format!("--chunk-loss {parts}"),
+            Change::Batch(times, 1) => format!("--batch x{times}"),
+            Change::Batch(times, parts) => format!("--batch x{times}/{parts}"),
+            Change::Without(conditions) => {
+                let all: Vec<String> = conditions
+                    .iter()
+                    .map(|condition| {
+                        let name = ConditionKey::ALL.iter().find(|(_, key)| *key == condition.key);
+                        format!("{}={}", name.map_or("", |(name, _)| name), condition.pattern)
+                    })
+                    .collect();
+                format!("--without '{}'", all.join(","))
+            }
+        }
+    }
+
+    /// Returns true if it needs the categories of blocks, which tags give.
+    #[must_use]
+    pub fn needs_tags(&self) -> bool {
+        match self {
+            Change::Checkpoint(_) | Change::ChunkLoss(_) => false,
+            Change::Without(all) => all.iter().any(|condition| condition.key == ConditionKey::Category),
+            _ => true,
+        }
+    }
+}
+
+fn optimizers(text: &str) -> Result<Vec<Change>> {
+    let one = |name: &str| match name {
+        "8bit" => Ok(Change::Optimizer(NewOptimizer::EightBit)),
+        "adafactor" => Ok(Change::Optimizer(NewOptimizer::Adafactor)),
+        "sgd" => Ok(Change::Optimizer(NewOptimizer::Sgd)),
+        "in-backward" => Ok(Change::StepInBackward),
+        _ => Err(Error::usage(format!(
+            "--optimizer {text}: expected 8bit, adafactor, sgd or in-backward; in-backward may follow another one, as in \
+             8bit,in-backward"
+        ))),
+    };
+    let all: Vec<Change> = text.split(',').map(|name| one(name.trim())).collect::<Result<_>>()?;
+    let others = all.iter().filter(|change| **change != Change::StepInBackward).count();
+    if others > 1 || all.len() - others > 1 {
+        return Err(Error::usage(format!(
+            "--optimizer {text}: a program has one optimizer; ask for each alone, or for one with in-backward"
+        )));
+    }
+    Ok(all)
+}
+
+fn batch(text: &str) -> Result<Change> {
+    let bad = || {
+        Error::usage(format!(
+            "--batch {text}: expected a factor such as x2 or x1/2, at most x1000 and not x1"
+        ))
+    };
+    let factor = text.strip_prefix('x').unwrap_or(text);
+    let (times, parts) = factor.split_once('/').unwrap_or((factor, "1"));
+    let number = |part: &str| part.trim().parse::<i64>().ok().filter(|number| (1..=1000).contains(number));
+    match (number(times), number(parts)) {
+        (Some(times), Some(parts)) if times != parts => Ok(Change::Batch(times, parts)),
+        _ => Err(bad()),
+    }
+}
+
+fn without(text: &str) -> Result<Change> {
+    let keys = || ConditionKey::ALL.iter().map(|(name, _)| *name);
+    let one = |part: &str| {
+        let (key, pattern) = part.trim().split_once('=').ok_or_else(|| {
+            Error::usage(format!(
+                "--without {text}: expected conditions such as category=temporary,op=aten::_foreach*"
+            ))
+        })?;
+        let found = ConditionKey::ALL.iter().find(|(name, _)| *name == key.trim());
+        let Some((_, key)) = found else {
+            let near = nearest_names(keys(), key);
+            return Err(Error::usage(format!("--without {text}: there is no {key}; there are {near}")));
+        };
+        let categories = || Category::ALL.iter().map(|category| category.as_str());
+        if *key == ConditionKey::Category && !categories().any(|name| matches(pattern, name, None)) {
+            let near = nearest_names(categories(), pattern);
+            return Err(Error::usage(format!(
+                "--without {text}: no category is called {pattern}; there are {near}"
+            )));
+        }
+        Ok(Condition { key: *key, pattern: pattern.trim().to_owned() })
+    };
+    Ok(Change::Without(text.split(',').map(one).collect::<Result<_>>()?))
+}
+
+/// The changes that options ask for; `text` gives the value of an option, empty when it was not given.
+///
+/// # Errors
+/// When a value is invalid, or two changes contradict each other.
+pub fn parse<'a>(text: impl Fn(&str) -> &'a str) -> Result<Vec<Change>> {
+    let mut all = Vec::new();
+    if !text("checkpoint").is_empty() {
+        all.push(Change::Checkpoint(text("checkpoint").to_owned()));
+    }
+    if !text("optimizer").is_empty() {
+        all.extend(optimizers(text("optimizer"))?);
+    }
+    match text("offload") {
+        "" => {}
+        "optimizer" => all.push(Change::OffloadOptimizer),
+        other => return Err(Error::usage(format!("--offload {other}: expected optimizer"))),
+    }
+    match text("dtype") {
+        "" => {}
+        "bf16" | "bfloat16" | "fp16" | "float16" => all.push(Change::Bfloat16),
+        other => return Err(Error::usage(format!("--dtype {other}: expected bf16 or fp16"))),
+    }
+    match text("chunk-loss") {
+        "" => {}
+        parts => match parts.parse::<i64>() {
+            Ok(parts) if (2..=100_000).contains(&parts) => all.push(Change::ChunkLoss(parts)),
+            _ => return Err(Error::usage(format!("--chunk-loss {parts}: expected a number from 2"))),
+        },
+    }
+    if !text("batch").is_empty() {
+        all.push(batch(text("batch"))?);
+    }
+    if !text("without").is_empty() {
+        all.push(without(text("without"))?);
+    }
+    if all.is_empty() {
+        return Err(Error::usage(
+            "nothing is changed: name a change, such as --checkpoint 'GPT.h.*', --optimizer 8bit, --dtype bf16, \
+             --chunk-loss 8, --batch x2, --offload optimizer or --without 'category=temporary'",
+        ));
+    }
+    let changes_state = all.iter().any(|change| matches!(change, Change::Optimizer(_)));
+    if all.contains(&Change::OffloadOptimizer) && changes_state {
+        return Err(Error::usage(
+            "--offload optimizer leaves no state on the device for --optimizer to change: ask for one of them",
+        ));
+    }
+    if all.contains(&Change::OffloadOptimizer) && all.contains(&Change::StepInBackward) {
+        return Err(Error::usage(
+            "--offload optimizer steps on the host after the backward pass, --optimizer in-backward on the device during \
+             it: ask for one of them",
+        ));
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(name: &'static str, value: &'static str) -> Result<Vec<Change>> {
+        parse(|asked| if asked == name { value } else { "" })
+    }
+
+    #[test]
+    fn whatif_changes_are_parsed_or_refused() {
+        assert_eq!(of("batch", "x2").unwrap(), [Change::Batch(2, 1)]);
+        assert_eq!(of("batch", "x1/4").unwrap(), [Change::Batch(1, 4)]);
+        assert_eq!(
+            of("optimizer", "8bit,in-backward").unwrap(),
+            [Change::Optimizer(NewOptimizer::EightBit), Change::StepInBackward]
+        );
+        for (name, value, part) in [
+            ("batch", "x0", "expected a factor"),
+            ("batch", "x1", "expected a factor"),
+            ("batch", "x3/3", "expected a factor"),
+            ("batch", "-2", "expected a factor"),
+            ("batch", "x99999999999999999999", "expected a factor"),
+            ("optimizer", "lion", "expected 8bit"),
+            ("optimizer", "8bit,sgd", "one optimizer"),
+            ("optimizer", "in-backward,in-backward", "one optimizer"),
+            ("dtype", "fp8", "expected bf16"),
+            ("chunk-loss", "1", "number from 2"),
+            ("chunk-loss", "many", "number from 2"),
+            ("offload", "gradients", "expected optimizer"),
+            ("without", "temporary", "category=temporary"),
+            ("without", "kind=temporary", "there is no kind"),
+            ("without", "category=temporaries", "temporary"),
+            ("none", "x", "nothing is changed"),
+        ] {
+            let why = of(name, value).unwrap_err().to_string();
+            assert!(why.contains(part), "{name} {value}: {why}");
+        }
+    }
+
+    #[test]
+    fn whatif_changes_that_contradict_each_other_are_refused() {
+        for optimizer in ["8bit", "in-backward"] {
+            let why = parse(|name| match name {
+                "offload" => "optimizer",
+                "optimizer" => optimizer,
+                _ => "",
+            });
+            assert!(why.unwrap_err().to_string().contains("ask for one of them"));
+        }
+    }
+
+    #[test]
+    fn whatif_changes_say_the_option_that_asks_for_them() {
+        let change = of("without", "category=temporary,op=aten::_foreach*").unwrap();
+        assert_eq!(change[0].option(), "--without 'category=temporary,op=aten::_foreach*'");
+        assert_eq!(of("batch", "x1/2").unwrap()[0].option(), "--batch x1/2");
+    }
+}

@@ -1,0 +1,118 @@
+//! The allocated bytes of a step under a change of its blocks, and their peak.
+
+use super::step::{Allocation, Step};
+use crate::state::block::Owner;
+use crate::state::device::Moment;
+
+/// Bytes that are allocated and freed between two allocations of the trace.
+#[derive(Clone, Copy, Debug)]
+struct Spike {
+    /// The allocation before which they come.
+    at: u32,
+    /// What they add to the total before that allocation.
+    bytes: i64,
+    owner: Owner,
+}
+
+/// The changed blocks of a step.
+pub(super) struct Curve<'a> {
+    step: &'a Step,
+    /// By block: the new size in bytes.
+    pub(super) sizes: Vec<i64>,
+    /// The new lives of blocks that have others: block, birth, death. A block in `moved` lives at these times alone.
+    spans: Vec<(u32, u32, u32)>,
+    moved: Vec<bool>,
+    spikes: Vec<Spike>,
+}
+
+impl<'a> Curve<'a> {
+    /// The blocks of a step with these sizes.
+    pub(super) fn new(step: &'a Step, sizes: Vec<i64>) -> Curve<'a> {
+        let moved = vec![false; step.lives.len()];
+        Curve { step, sizes, spans: Vec::new(), moved, spikes: Vec::new() }
+    }
+
+    /// The block `life` lives at these times, in place of its own.
+    pub(super) fn set_lives(&mut self, life: u32, spans: &[(u32, u32)]) {
+        if self.moved[life as usize] {
+            self.spans.retain(|span| span.0 != life);
+        }
+        self.moved[life as usize] = true;
+        self.spans.extend(spans.iter().filter(|span| span.0 < span.1).map(|span| (life, span.0, span.1)));
+    }
+
+    /// Adds `bytes` to the total before the allocation `at`, for a moment; `owner` has them.
+    pub(super) fn add_spike(&mut self, at: u32, bytes: i64, owner: Owner) {
+        self.spikes.push(Spike { at, bytes, owner });
+    }
+
+    /// The highest total in the window.
+    pub(super) fn peak(&self) -> Option<Moment> {
+        let end = self.step.end();
+        let mut changes = vec![0i64; end as usize + 2];
+        let mut add = |from: u32, to: u32, bytes: i64| {
+            let (from, to) = (from.min(end + 1) as usize, to.min(end + 1) as usize);
+            changes[from] = changes[from].wrapping_add(bytes);
+            changes[to] = changes[to].wrapping_sub(bytes);
+        };
+        for (index, life) in self.step.lives.iter().enumerate() {
+            if self.moved[index] {
+                add(life.birth, life.death, life.bytes.wrapping_neg());
+            } else if self.sizes[index] != life.bytes {
+                add(life.birth, life.death, self.sizes[index].wrapping_sub(life.bytes));
+            }
+        }
+        for (life, from, to) in &self.spans {
+            add(*from, *to, self.sizes[*life as usize]);
+        }
+        let mut sum = 0;
+        for change in &mut changes {
+            sum = change.wrapping_add(sum);
+            *change = sum;
+        }
+        let mut peak: Option<Moment> = None;
+        let mut raise = |bytes: i64, at: &Allocation, owner: Owner| {
+            if at.in_window && peak.is_none_or(|peak| bytes > peak.bytes) {
+                peak = Some(Moment { bytes, seq: at.seq, ts_ns: at.ts_ns, owner, untraced: 0 });
+            }
+        };
+        for (at, allocation) in self.step.allocations.iter().enumerate() {
+            raise(allocation.allocated.wrapping_add(changes[at]), allocation, allocation.owner);
+        }
+        let Some(last) = self.step.allocations.last() else { return peak };
+        for spike in &self.spikes {
+            let place = self.step.allocations.get(spike.at as usize);
+            let total = place.map_or(self.step.end_allocated, |place| place.allocated);
+            let own = place.map_or(0, |place| self.own_bytes(spike.at, place));
+            let before = total.wrapping_add(changes[spike.at.min(end) as usize]).wrapping_sub(own);
+            let place = place.unwrap_or(last);
+            let owner = Owner { step: place.owner.step, ..spike.owner };
+            raise(before.wrapping_add(spike.bytes), place, owner);
+        }
+        peak
+    }
+
+    /// The bytes that the allocation `at` adds.
+    fn own_bytes(&self, at: u32, place: &Allocation) -> i64 {
+        let Some(life) = place.life else { return 0 };
+        let is_there = !self.moved[life as usize]
+            || self.spans.iter().any(|span| span.0 == life && (span.1..span.2).contains(&at));
+        if is_there { self.sizes[life as usize] } else { 0 }
+    }
+}
+
+/// The highest sum of blocks, given by birth, death and bytes.
+pub(super) fn highest(blocks: impl IntoIterator<Item = (u32, u32, i64)>) -> i64 {
+    let mut events: Vec<(u32, i64)> = Vec::new();
+    for (birth, death, bytes) in blocks {
+        events.extend([(birth, bytes), (death, bytes.wrapping_neg())]);
+    }
+    // At the same allocation, frees come first.
+    events.sort_unstable();
+    let (mut now, mut highest) = (0i64, 0i64);
+    for (_, bytes) in events {
+        now = i64::wrapping_add(now, bytes);
+        highest = highest.max(now);
+    }
+    highest
+}

@@ -1,0 +1,22 @@
+//! Predicts the peak of allocated memory of a run with changes.
+//!
+//! A prediction takes the rows of a trace once, step by step. In each step every changed block gets another size or other
+//! times, and the difference is added to the run's own totals ([`curve`]). So a block that no change touches, and
+//! what the allocator rounds up for it, is as the run had it.
+
+mod candidates;
+mod changes;
+mod checkpoint;
+mod chunk_loss;
+mod curve;
+mod in_backward;
+mod optimizer;
+mod predict;
+mod sizes;
+mod step;
+mod sureness;
+
+pub use candidates::{Advice, advice, candidates, module_groups, sets};
+pub use changes::{Change, NewOptimizer, parse};
+pub use predict::{Outcome, Prediction, contents, predict};
+pub use sureness::{Sureness, sureness};

@@ -1,0 +1,43 @@
+//! The temporary memory of another optimizer's step. The sizes of its state are in [`super::sizes`].
+
+use memtrace_trace::Category;
+
+use super::changes::{Change, NewOptimizer};
+use super::curve::Curve;
+use super::step::Step;
+use crate::state::block::Owner;
+use crate::state::categories::Phases;
+
+/// The number of blocks of optimizer state in a step.
+pub(super) fn states(step: &Step) -> u64 {
+    step.lives.iter().filter(|life| life.owner.category == Category::OptimizerState).count() as u64
+}
+
+/// Adds the temporary memory of a step of `optimizer` behind the backward pass; returns the number of blocks of state.
+///
+/// `torch.optim.Adafactor` steps one parameter after the other, and its update has the parameter's size. The update of the
+/// parameter before is still there when the next one is made. SGD and the kernels of 8 bits work in place.
+pub(super) fn apply(
+    curve: &mut Curve<'_>,
+    step: &Step,
+    optimizer: NewOptimizer,
+    changes: &[Change],
+    phases: &Phases,
+) -> u64 {
+    let states = states(step);
+    if optimizer != NewOptimizer::Adafactor || changes.contains(&Change::StepInBackward) {
+        return states;
+    }
+    let (Some(at), Some(last)) = (step.optimizer_at, step.allocations.last()) else { return states };
+    let parameters: Vec<i64> = step
+        .lives
+        .iter()
+        .enumerate()
+        .filter(|(_, life)| life.owner.category == Category::Parameter)
+        .map(|(index, _)| curve.sizes[index])
+        .collect();
+    let pair = parameters.windows(2).map(|two| two[0].wrapping_add(two[1])).max();
+    let bytes = pair.or(parameters.first().copied()).unwrap_or(0);
+    curve.add_spike(at, bytes, Owner { phase: phases.optimizer, ..last.owner });
+    states
+}

@@ -1,0 +1,226 @@
+//! The sizes of blocks under changes.
+
+use memtrace_trace::Category;
+use memtrace_trace::rounding::Rounding;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::changes::{Change, Condition, ConditionKey, NewOptimizer};
+use super::step::{Life, Step};
+use crate::read::symbols::{Symbol, SymbolTable};
+use crate::state::categories::Phases;
+
+/// The bytes of a float32.
+pub(super) const FLOAT: i64 = 4;
+/// bitsandbytes keeps the state of a parameter with fewer elements in 32 bits, and torchao its step on the device.
+const SMALL_PARAMETER: i64 = 4096;
+/// The elements that share one scale of 4 bytes in state of 8 bits.
+const SCALED_TOGETHER: i64 = 256;
+/// Parts of the names of ops whose largest results alone have the type of their inputs. The others are statistics in
+/// float32.
+const WITH_STATISTICS: [&str; 3] = ["norm", "attention", "Norm"];
+/// Parts of the names of ops whose results are numbers of other types: masks, indices.
+const OTHER_TYPES: [&str; 13] = [
+    "aten::eq",
+    "aten::ne",
+    "aten::lt",
+    "aten::gt",
+    "aten::le",
+    "aten::ge",
+    "aten::bernoulli",
+    "aten::randint",
+    "aten::randperm",
+    "aten::arange",
+    "aten::argmax",
+    "aten::argsort",
+    "EmbeddingBackward",
+];
+
+/// The parameters of modules, and the ops with blocks of several types.
+pub(super) struct SizeRules {
+    phases: Phases,
+    /// The sizes of the parameters of each module.
+    parameters: FxHashSet<(Symbol, i64)>,
+    /// By op call: the largest request.
+    largest: FxHashMap<u32, i64>,
+    /// By name: the traits of ops.
+    traits: FxHashMap<Symbol, OpTraits>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct OpTraits {
+    has_statistics: bool,
+    is_other_type: bool,
+    is_dropout: bool,
+    is_sum: bool,
+    is_cast: bool,
+}
+
+impl OpTraits {
+    fn of(name: &str) -> OpTraits {
+        OpTraits {
+            has_statistics: WITH_STATISTICS.iter().any(|part| name.contains(part)),
+            is_other_type: OTHER_TYPES
+                .iter()
+                .any(|part| name.strip_suffix('_').unwrap_or(name).ends_with(part))
+                || name.contains("EmbeddingBackward"),
+            is_dropout: name.contains("dropout"),
+            is_sum: name == "aten::sum",
+            is_cast: matches!(name, "aten::to" | "aten::_to_copy"),
+        }
+    }
+}
+
+impl SizeRules {
+    pub(super) fn new(step: &Step, symbols: &SymbolTable, phases: Phases) -> SizeRules {
+        let mut rules = SizeRules {
+            phases,
+            parameters: FxHashSet::default(),
+            largest: FxHashMap::default(),
+            traits: FxHashMap::default(),
+        };
+        let mut add = |symbol: Symbol| {
+            rules.traits.entry(symbol).or_insert_with(|| OpTraits::of(&symbols.get(symbol)));
+        };
+        step.ops.iter().for_each(|op| add(op.name));
+        step.lives.iter().for_each(|life| add(life.owner.op));
+        for life in &step.lives {
+            if life.owner.category == Category::Parameter {
+                rules.parameters.insert((life.owner.module, life.requested));
+            }
+            let largest = rules.largest.entry(life.call).or_default();
+            *largest = (*largest).max(life.requested);
+        }
+        rules
+    }
+
+    fn traits_of(&self, symbol: Symbol) -> OpTraits {
+        self.traits.get(&symbol).copied().unwrap_or_default()
+    }
+
+    /// The traits of the outermost op of a block.
+    fn call_traits(&self, step: &Step, life: &Life) -> OpTraits {
+        step.op(life.call).map_or_else(|| self.traits_of(life.owner.op), |call| self.traits_of(call.name))
+    }
+
+    /// Returns true if the block is one that the optimizer's step makes for itself.
+    pub(super) fn is_of_step(&self, life: &Life) -> bool {
+        life.owner.phase == self.phases.optimizer
+            && !matches!(
+                life.owner.category,
+                Category::OptimizerState | Category::Gradient | Category::Parameter
+            )
+    }
+
+    /// Returns true if the block has the size of a parameter of the module that allocated it: a gradient, or a part of
+    /// one.
+    fn is_like_parameter(&self, life: &Life) -> bool {
+        self.parameters.contains(&(life.born_in, life.requested))
+    }
+
+    /// Returns true if the size of the block grows with the batch.
+    fn grows_with_batch(&self, step: &Step, life: &Life) -> bool {
+        use Category::{Buffer, CudaGraph, Gradient, OptimizerState, Parameter, Workspace};
+        let fixed = [Buffer, CudaGraph, Gradient, OptimizerState, Parameter, Workspace];
+        if fixed.contains(&life.owner.category) || life.owner.phase == self.phases.optimizer {
+            return false;
+        }
+        let call = self.call_traits(step, life);
+        // A copy of a weight in another type, as autocast makes it.
+        let is_cast_weight = (call.is_cast || self.traits_of(life.owner.op).is_cast)
+            && (self.parameters.contains(&(life.born_in, life.requested.saturating_mul(2)))
+                || self.is_like_parameter(life));
+        let is_part =
+            (life.owner.phase == self.phases.backward || call.has_statistics) && self.is_like_parameter(life);
+        !(is_cast_weight || is_part)
+    }
+
+    /// Returns true if a block of float32 has half of its bytes in bfloat16.
+    fn is_float(&self, step: &Step, life: &Life) -> bool {
+        if life.owner.category == Category::Workspace {
+            return false;
+        }
+        if matches!(
+            life.owner.category,
+            Category::Parameter | Category::Buffer | Category::Gradient | Category::OptimizerState
+        ) {
+            return true;
+        }
+        let call = self.call_traits(step, life);
+        let largest = self.largest.get(&life.call).copied().unwrap_or(0);
+        if call.is_other_type || self.traits_of(life.owner.op).is_other_type {
+            return false;
+        }
+        if call.is_dropout && largest == life.requested.saturating_mul(FLOAT) {
+            return false;
+        }
+        if call.has_statistics && life.requested < largest {
+            return false;
+        }
+        // The sum of many rows adds in float32, in memory of its own.
+        let is_staging = self.traits_of(life.owner.op).is_sum && life.call == life.freed_by;
+        !is_staging
+    }
+
+    /// The new sizes of the blocks of a step, in bytes.
+    pub(super) fn sizes(&self, step: &Step, changes: &[Change], symbols: &SymbolTable) -> Vec<i64> {
+        // State of 8 bits has its size whatever the type of the parameter.
+        let is_packed = changes.contains(&Change::Optimizer(NewOptimizer::EightBit));
+        step.lives
+            .iter()
+            .map(|life| {
+                let requested = changes.iter().fold(life.requested, |size, change| match change {
+                    Change::Without(conditions) if is_without(conditions, life, symbols) => 0,
+                    Change::Optimizer(optimizer) => self.with_optimizer(*optimizer, life, size),
+                    Change::OffloadOptimizer => self.offloaded(life, size),
+                    Change::StepInBackward if self.is_of_step(life) => 0,
+                    Change::Bfloat16 if is_packed && life.owner.category == Category::OptimizerState => size,
+                    Change::Bfloat16 if self.is_float(step, life) => size / 2,
+                    Change::Batch(times, parts) if self.grows_with_batch(step, life) => {
+                        size.saturating_mul(*times) / parts
+                    }
+                    _ => size,
+                });
+                resized(life, requested)
+            })
+            .collect()
+    }
+
+    fn with_optimizer(&self, optimizer: NewOptimizer, life: &Life, size: i64) -> i64 {
+        if self.is_of_step(life) {
+            return 0;
+        }
+        if life.owner.category != Category::OptimizerState {
+            return size;
+        }
+        let elements = life.requested / FLOAT;
+        match optimizer {
+            NewOptimizer::Sgd => 0,
+            // A parameter of m rows and n columns has m + n elements of state; of m * n alone, at least twice the root.
+            NewOptimizer::Adafactor => (elements as f64).sqrt().ceil() as i64 * FLOAT,
+            NewOptimizer::EightBit if elements < SMALL_PARAMETER => size,
+            NewOptimizer::EightBit => elements.saturating_add((elements / SCALED_TOGETHER + 1) * FLOAT),
+        }
+    }
+
+    fn offloaded(&self, life: &Life, size: i64) -> i64 {
+        let is_state = life.owner.category == Category::OptimizerState || self.is_of_step(life);
+        if is_state && life.requested / FLOAT >= SMALL_PARAMETER { 0 } else { size }
+    }
+}
+
+/// The size of a block for another request, in bytes. An unchanged request keeps the block that it had.
+pub(super) fn resized(life: &Life, requested: i64) -> i64 {
+    if requested == life.requested {
+        return life.bytes;
+    }
+    Rounding::default().round(requested.max(0).cast_unsigned()).cast_signed()
+}
+
+fn is_without(conditions: &[Condition], life: &Life, symbols: &SymbolTable) -> bool {
+    conditions.iter().all(|condition| match condition.key {
+        ConditionKey::Category => condition.takes(life.owner.category.as_str()),
+        ConditionKey::Op => condition.takes(&symbols.get(life.owner.op)),
+        ConditionKey::Module => condition.takes(&symbols.get(life.owner.module)),
+        ConditionKey::Phase => condition.takes(&symbols.get(life.owner.phase)),
+    })
+}

@@ -1,0 +1,84 @@
+//! The assumptions of a change, and how sure its prediction is.
+
+use super::changes::{Change, NewOptimizer};
+
+/// How sure the prediction of a change is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sureness {
+    /// What the change is taken to be.
+    pub assumes: &'static str,
+    /// `high`, `medium` or `low`.
+    pub word: &'static str,
+    /// The reason.
+    pub because: &'static str,
+}
+
+impl Sureness {
+    /// A number that is higher for a less sure prediction.
+    #[must_use]
+    pub fn doubt(&self) -> usize {
+        ["high", "medium", "low"].iter().position(|word| *word == self.word).unwrap_or(0)
+    }
+}
+
+/// The assumptions of a change, and how sure its prediction is.
+#[must_use]
+pub fn sureness(change: &Change) -> Sureness {
+    let of = |assumes, word, because| Sureness { assumes, word, because };
+    match change {
+        Change::Checkpoint(_) => of(
+            "torch.utils.checkpoint with use_reentrant=False around each call; all that a call keeps goes at the end of its \
+             forward and comes back at once for its backward",
+            "high",
+            "the blocks, their sizes and the op that frees them are in the trace",
+        ),
+        Change::Optimizer(NewOptimizer::EightBit) => of(
+            "bitsandbytes: 1 byte of state an element and 4 for each 256, parameters below 4,096 elements unchanged, no \
+             temporary memory; the state is float32 now",
+            "high",
+            "the size of the state follows from that of the parameters",
+        ),
+        Change::Optimizer(NewOptimizer::Adafactor) => of(
+            "torch.optim.Adafactor, one parameter at a time; every parameter is about a square matrix (kernels of convolutions keep \
+             more state); the state is float32 now",
+            "medium",
+            "the trace has no shapes, and the order of the parameters is that of their allocation",
+        ),
+        Change::Optimizer(NewOptimizer::Sgd) => of(
+            "torch.optim.SGD without momentum or weight decay: no state, no temporary memory",
+            "high",
+            "blocks of the optimizer only disappear",
+        ),
+        Change::StepInBackward => of(
+            "an optimizer for each parameter, in register_post_accumulate_grad_hook; one backward pass a step, and the same \
+             temporary memory for each byte stepped as now",
+            "medium",
+            "a gradient that several uses add to is complete only later",
+        ),
+        Change::OffloadOptimizer => of(
+            "state and step on the host, gradients on the device to the end of the step; parameters below 4,096 elements \
+             stay as they are",
+            "high",
+            "blocks of the optimizer only disappear",
+        ),
+        Change::Bfloat16 => of(
+            "the whole model in 16 bits (model.bfloat16()), its inputs and its optimizer too; all its blocks are float32 \
+             now; integers, masks and statistics stay",
+            "low",
+            "the trace has no types, and ops take other kernels in 16 bits, with other workspaces; before compute capability 8.0 \
+             attention in bfloat16 has no fused kernel",
+        ),
+        Change::ChunkLoss(_) => of(
+            "the head and F.cross_entropy run under torch.utils.checkpoint on one part of the tokens after the other",
+            "medium",
+            "the blocks of the logits are found by their size",
+        ),
+        Change::Batch(..) => of(
+            "inputs, activations and the temporary blocks of the backward grow with the batch; those with the size of a \
+             parameter of their module do not",
+            "medium",
+            "the trace has no shapes; workspaces do not grow in proportion",
+        ),
+        Change::Without(_) => of("the program can do without these blocks", "high", "blocks only disappear"),
+    }
+}

@@ -1,0 +1,91 @@
+"""Trains a small model for three steps, with the change that a flag asks for.
+
+Prints the peak of allocated memory by torch's own count, in bytes, as the last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+
+import torch
+from models import MODELS
+from torch.utils.checkpoint import checkpoint
+
+parser = argparse.ArgumentParser()
+parser.add_argument("model", choices=MODELS)
+parser.add_argument("--checkpoint", action="store_true")
+parser.add_argument("--optimizer", default="")
+parser.add_argument("--dtype", default="float32")
+parser.add_argument("--chunk-loss", type=int, default=1)
+parser.add_argument("--batch", type=float, default=1, help="times the model's own number of rows")
+parser.add_argument("--offload", action="store_true")
+parser.add_argument("--steps", type=int, default=3)
+options = parser.parse_args()
+
+dtype = getattr(torch, {"bf16": "bfloat16"}.get(options.dtype, options.dtype))
+model = MODELS[options.model]().to("cuda", dtype)
+pattern, rows = type(model).checkpointed, int(options.batch * type(model).rows)
+
+
+def recomputed(forward):
+    return lambda *inputs: checkpoint(forward, *inputs, use_reentrant=False)
+
+
+if options.checkpoint:
+    for name, module in model.named_modules():
+        path = f"{type(model).__name__}.{name}"
+        if fnmatch.fnmatchcase(path, pattern) and path.count(".") == pattern.count("."):
+            module.forward = recomputed(module.forward)
+if options.chunk_loss > 1:
+    model.parts = options.chunk_loss
+
+
+def optimizer_of(parameters):
+    """The optimizer of the run: SGD with momentum for the ResNet, AdamW for the others."""
+    momentum = options.model == "resnet"
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=1e-3)
+    if options.optimizer == "adafactor":
+        return torch.optim.Adafactor(parameters)
+    if options.optimizer == "8bit":
+        import bitsandbytes
+
+        if momentum:
+            return bitsandbytes.optim.SGD8bit(parameters, lr=1e-3, momentum=0.9)
+        return bitsandbytes.optim.AdamW8bit(parameters, lr=1e-3)
+    if options.offload:
+        from torchao.optim import CPUOffloadOptimizer
+
+        return CPUOffloadOptimizer(parameters, torch.optim.AdamW)
+    if momentum:
+        return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+def step_in_backward(parameter):
+    own = optimizer_of([parameter])
+
+    def step(parameter):
+        own.step()
+        own.zero_grad()
+
+    parameter.register_post_accumulate_grad_hook(step)
+
+
+parameters = list(model.parameters())
+optimizer = None
+if options.optimizer == "in-backward":
+    for parameter in parameters:
+        step_in_backward(parameter)
+else:
+    optimizer = optimizer_of(parameters)
+
+for _ in range(options.steps):
+    loss = model(*model.batch(rows, dtype))
+    loss.backward()
+    if optimizer is not None:
+        optimizer.step()
+        optimizer.zero_grad()
+    loss.item()
+print(torch.cuda.max_memory_allocated())

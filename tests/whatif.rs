@@ -1,0 +1,191 @@
+//! `memtrace whatif`: its predictions against the same script with the change made, and the errors of wrong requests.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+#[path = "common/torch.rs"]
+#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+mod harness;
+use harness::{Torch, scripts, succeeded, text};
+
+/// The most that a predicted peak may differ from the real one, in hundredths of a percent.
+const BOUND: i64 = 200;
+
+/// Trains a model of `tests/scripts/whatif` on a simulated GPU with these options; its trace goes to `out`. Returns torch's
+/// own peak of allocated bytes.
+fn train(torch: &Torch, out: &Path, model: &str, options: &[&str]) -> i64 {
+    let output = torch
+        .traced_command(out)
+        .arg(scripts().join("whatif/train.py"))
+        .arg(model)
+        .args(options)
+        .output()
+        .unwrap();
+    succeeded(model, &output).lines().last().unwrap().parse().unwrap()
+}
+
+fn whatif(arguments: &[&str], trace: &Path) -> Output {
+    harness::memtrace().arg("whatif").args(arguments).arg(trace).output().unwrap()
+}
+
+/// The answer for one device.
+fn answer(arguments: &[&str], trace: &Path) -> Value {
+    let output = whatif(&[&["--json"], arguments].concat(), trace);
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    answer["devices"][0].clone()
+}
+
+/// Holds the prediction of each list of options against a run of the model with the change made by other options.
+fn predicts(torch: &Torch, model: &str, changes: &[(&[&str], &[&str])]) {
+    let folder = TempDir::new().unwrap();
+    let base = folder.path().join("base");
+    let before = train(torch, &base, model, &[]);
+    for (asked, made) in changes {
+        let changed = folder.path().join("changed");
+        let real = train(torch, &changed, model, made);
+        fs::remove_dir_all(changed).unwrap();
+        let found = answer(asked, &base);
+        assert_eq!(found["before"]["bytes"], before, "{model}: the run's own peak");
+        let predicted = found["after"]["bytes"].as_i64().unwrap();
+        let error = (predicted - real).abs() * 10_000 / real;
+        assert!(error <= BOUND, "{model} {asked:?}: {predicted} predicted, {real} real");
+        assert_eq!(found["saved_bytes"], before - predicted);
+        assert!(real != before, "{model} {made:?} changes the peak");
+    }
+}
+
+#[test]
+fn whatif_predicts_checkpoints_the_loss_in_parts_and_several_changes_of_a_gpt() {
+    Torch::run("2.11.0", |torch| {
+        predicts(
+            torch,
+            "gpt",
+            &[
+                (&["--checkpoint", "GPT.h.*"], &["--checkpoint"]),
+                (&["--chunk-loss", "8"], &["--chunk-loss", "8"]),
+                (
+                    &["--checkpoint", "GPT.h.*", "--chunk-loss=8", "--optimizer=sgd", "--batch=x2"],
+                    &["--checkpoint", "--chunk-loss=8", "--optimizer=sgd", "--batch=2"],
+                ),
+            ],
+        );
+    });
+}
+
+#[test]
+fn whatif_predicts_checkpoints_and_the_batch_of_convolutions() {
+    Torch::run("2.11.0", |torch| {
+        predicts(
+            torch,
+            "unet",
+            &[
+                (&["--checkpoint", "UNet.*.blocks.*"], &["--checkpoint"]),
+                (&["--batch", "x2"], &["--batch", "2"]),
+            ],
+        );
+    });
+}
+
+#[test]
+fn whatif_predicts_other_optimizers_of_a_diffusion_transformer() {
+    Torch::run("2.11.0", |torch| {
+        predicts(
+            torch,
+            "dit",
+            &[
+                (&["--optimizer", "sgd"], &["--optimizer", "sgd"]),
+                (&["--optimizer", "adafactor"], &["--optimizer", "adafactor"]),
+                (
+                    &["--checkpoint", "DiT.blocks.*", "--optimizer", "in-backward"],
+                    &["--checkpoint", "--optimizer", "in-backward"],
+                ),
+            ],
+        );
+    });
+}
+
+#[test]
+fn advise_names_changes_that_make_a_script_fit_on_a_t4() {
+    Torch::run("2.11.0", |torch| {
+        let folder = TempDir::new().unwrap();
+        let run = |out: &str, options: &[String]| {
+            let out = folder.path().join(out);
+            let mut command = torch.traced_command_on("t4", &out);
+            (command.arg(scripts().join("whatif/train.py")).args(options).output().unwrap(), out)
+        };
+        let model = |batch: &str| vec!["gpt".to_owned(), format!("--batch={batch}")];
+        let (failed, trace) = run("failed", &model("5"));
+        assert!(!failed.status.success() && text(&failed.stderr).contains("OutOfMemoryError"));
+
+        let advise = |arguments: &[&str]| {
+            harness::memtrace().arg("advise").arg(&trace).args(arguments).output().unwrap()
+        };
+        let impossible = advise(&["--fit", "100m"]);
+        assert_eq!(impossible.status.code(), Some(3), "{}", text(&impossible.stderr));
+        assert!(text(&impossible.stdout).contains("of these changes reach 100.00 MiB"));
+        let output = advise(&["--fit", "13g", "--json"]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let device = &answer["devices"][0];
+        assert_eq!(device["ended_in_oom"], true);
+        let changes = device["fit"]["changes"].as_array().unwrap();
+        assert!(!changes.is_empty() && device["fit"]["needs_bytes"].as_i64().unwrap() <= 13 << 30);
+
+        let oom = harness::memtrace().arg("oom").arg(&trace).output().unwrap();
+        let best = device["changes"][0]["change"].as_str().unwrap();
+        assert!(text(&oom.stdout).contains(&format!("  {best}: saves ")), "{}", text(&oom.stdout));
+
+        // The named changes, made by the options of the script.
+        let mut options = model("5");
+        for change in changes.iter().map(|change| change.as_str().unwrap()) {
+            match change.split_once(' ').unwrap() {
+                ("--checkpoint", _) => options.push("--checkpoint".to_owned()),
+                ("--batch", "x1/2") => options[1] = "--batch=2.5".to_owned(),
+                ("--offload", _) => options.push("--offload".to_owned()),
+                (option, value) => options.push(format!("{option}={value}")),
+            }
+        }
+        let (fits, _) = run("fits", &options);
+        assert!(fits.status.success(), "{options:?}: {}", text(&fits.stderr));
+    });
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+#[test]
+fn whatif_refuses_what_it_cannot_answer_and_says_what_to_ask() {
+    let gpt = fixture("gpt");
+    for (arguments, error) in [
+        (&[][..], "name a change, such as --checkpoint 'GPT.h.*'"),
+        (&["--checkpoint", "GPT.layers.*"], "the nearest are GPT"),
+        (&["--optimizer", "8bit", "--offload", "optimizer"], "ask for one of them"),
+        (&["--batch", "2x"], "expected a factor such as x2"),
+        (&["--batch", "x2", "--device", "7"], "--device 7: no match"),
+        (&["--dtype", "int4"], "expected bf16"),
+        (&["--without", "category=temporaries"], "temporary"),
+    ] {
+        let output = whatif(arguments, &gpt);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(text(&output.stderr).contains(error), "{arguments:?}: {}", text(&output.stderr));
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn whatif_without_blocks_takes_them_out_of_the_peak() {
+    let gpt = fixture("gpt");
+    let found = answer(&["--without", "category=*,module=**"], &gpt);
+    assert_eq!(found["after"]["bytes"], 0, "{found:#}");
+    let found = answer(&["--without", "category=kv_cache"], &gpt);
+    assert_eq!(found["saved_bytes"], 0);
+    let said = text(&whatif(&["--without", "category=kv_cache"], &gpt).stdout);
+    assert!(said.contains("nothing changes: no block matches"), "{said}");
+    assert!(said.contains("sure: high, because blocks only disappear"), "{said}");
+}
