@@ -13,6 +13,12 @@ use common::{Trace, Traced, compiled, library, untraced};
 #[path = "common/running.rs"]
 mod running;
 use running::Running;
+#[path = "common/installed.rs"]
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod installed;
+#[path = "common/terminal.rs"]
+mod terminal;
+use terminal::Terminal;
 
 const RUNTIME: &str = "libcudart.so.12";
 
@@ -271,4 +277,44 @@ fn detail_of_a_process_that_cannot_give_it_is_an_error_or_waits() {
     assert_eq!(status, Some(0));
     assert!(answer.contains("records every step in full already"), "{answer}");
     full.end();
+}
+
+#[test]
+fn live_asks_for_detail_by_a_key() {
+    let watch = |running: &Running, columns| {
+        let command =
+            format!("{} live {} --interval 0.1", env!("CARGO_BIN_EXE_memtrace"), running.out().display());
+        let terminal = Terminal::open(columns, 40, &command)?;
+        terminal.wait("d detail");
+        Some(terminal)
+    };
+    let stepping = running("", "off");
+    let Some(terminal) = watch(&stepping, 110) else { return };
+    terminal.keys("d");
+    let screen = terminal.wait(&format!("detail: process {} records steps ", stepping.pid));
+    terminal.keys("d");
+    terminal.keys("h");
+    terminal.wait("record the next 5 steps of the shown process in full");
+    terminal.keys("x");
+    let trace = stepping.trace();
+    terminal.wait("ended after");
+    terminal.keys("d");
+    terminal.wait("detail: no process of this run is running");
+    let marks = detail_marks(&trace);
+    let on = |step| (step, "detail on: asked for".to_owned());
+    let first = marks[0].0;
+    assert_eq!(marks[..5], [on(first), on(first + 1), on(first + 2), on(first + 3), on(first + 4)]);
+    assert!(screen.contains(&format!("steps {first} to {} in full", first + 4)), "{screen}");
+
+    // It begins no step; a second request takes the place of the first. Another command waits for neither.
+    let mut still = running("still", "off");
+    let Some(terminal) = watch(&still, 60) else { return };
+    terminal.keys("d");
+    terminal.wait("is asked for 5 steps");
+    let (status, _, messages) = ask_for_detail(&[&still.pid, "--wait", "0"]);
+    assert_eq!(status, Some(2), "{messages}");
+    terminal.keys("d");
+    terminal.wait("is asked for 5 steps");
+    still.end();
+    terminal.wait("ended before its next");
 }

@@ -5,8 +5,8 @@
 //! message.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output};
+use std::time::Duration;
 
 use memtrace_analysis::testing::TraceBuilder;
 use memtrace_trace::meta::{Device, Meta};
@@ -18,6 +18,9 @@ use tempfile::TempDir;
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod installed;
 use installed::{cache, missing};
+#[path = "common/terminal.rs"]
+mod terminal;
+use terminal::Terminal;
 
 fn memtrace() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
@@ -328,58 +331,6 @@ fn timeline_in_the_terminal_shows_the_peak_phases_and_steps() {
         .map(|bytes| bytes[at as usize].as_i64().unwrap())
         .sum();
     assert_eq!(Some(parts), peak["peak"]["bytes"].as_i64());
-}
-
-/// A terminal: tmux with a server of its own, so that no other test or user shares it.
-struct Terminal {
-    socket: String,
-}
-
-impl Terminal {
-    fn open(columns: u32, lines: u32, command: &str) -> Option<Terminal> {
-        if Command::new("tmux").arg("-V").stdout(Stdio::null()).status().is_err() {
-            missing("no tmux: run scripts/browser-env");
-            return None;
-        }
-        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let terminal = Terminal { socket: format!("memtrace-test-{}-{number}", std::process::id()) };
-        let (columns, lines) = (columns.to_string(), lines.to_string());
-        // The shell stays open, so that the final screen can be read.
-        let command = format!("{command}; echo LEFT WITH $?; exec sleep 600");
-        run(&mut terminal.tmux(&["new-session", "-d", "-x", &columns, "-y", &lines, &command]));
-        Some(terminal)
-    }
-
-    fn tmux(&self, arguments: &[&str]) -> Command {
-        let mut tmux = Command::new("tmux");
-        tmux.args(["-f", "/dev/null", "-L", &self.socket]).args(arguments);
-        tmux.env("LC_ALL", "C.UTF-8").env("TERM", "xterm-256color").env_remove("TMUX").env_remove("NO_COLOR");
-        tmux
-    }
-
-    fn keys(&self, keys: &str) {
-        run(self.tmux(&["send-keys"]).arg(keys));
-    }
-
-    /// Waits until the screen contains `part`; returns the screen.
-    fn wait(&self, part: &str) -> String {
-        let start = Instant::now();
-        loop {
-            let screen = run(&mut self.tmux(&["capture-pane", "-p"]));
-            if screen.contains(part) {
-                return screen;
-            }
-            assert!(start.elapsed() < Duration::from_secs(60), "waiting for {part:?}:\n{screen}");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        self.tmux(&["kill-server"]).output().ok();
-    }
 }
 
 /// A trace, in pieces as a running program writes it.

@@ -56,30 +56,14 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let number = |name| matches.get_one::<u32>(name).copied().unwrap_or_default();
     let (pid, steps) = (number("pid"), number("steps"));
     let patience = Duration::from_secs(matches.get_one("wait").copied().unwrap_or_default());
-    let Some(start) = process_start(pid) else { bail!("no process {pid} is running") };
-    let is_running = || process_start(pid) == Some(start);
-    let journal = match journal_of(pid) {
-        Err(_) if !is_running() => bail!("process {pid} ended before it could be asked"),
-        journal => journal?,
-    };
-    // Of several commands at once, each waits for the answer to its own request.
-    if journal.try_lock().is_err() {
-        bail!("another memtrace detail waits for process {pid}; try again when it has ended");
-    }
-    let taken = word(&journal, layout::DETAIL_TAKEN)?;
-    let asked = word(&journal, layout::DETAIL_ASKED)?;
-    if asked != taken {
+    let request = Request::to_process(pid, steps)?;
+    if request.replaces {
         terminal::say("an earlier request waits for the next step; this one takes its place");
     }
-    let number = DetailRequest::unpack(asked).number.wrapping_add(1);
-    let request = DetailRequest { number, steps }.pack();
-    let place = layout::DETAIL_ASKED as u64;
-    journal.write_all_at(&request.to_ne_bytes(), place).context("cannot write the request")?;
-
     let since = Instant::now();
-    while word(&journal, layout::DETAIL_TAKEN)? != request {
-        if !is_running() {
-            bail!("process {pid} ended before its next step began");
+    let answer = loop {
+        if let Some(answer) = request.answer()? {
+            break answer;
         }
         if since.elapsed() >= patience {
             terminal::say(&format!(
@@ -89,18 +73,88 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         std::thread::sleep(Duration::from_millis(20));
-    }
-    let answer = DetailAnswer::unpack(word(&journal, layout::DETAIL_ANSWER)?);
-    let first = i64::from(answer.step);
-    let which = if answer.is_full {
-        "every step in full already".to_owned()
-    } else if steps == 1 {
-        format!("step {first} in full")
-    } else {
-        format!("steps {first} to {} in full", first + i64::from(steps) - 1)
     };
-    writeln!(io::stdout().lock(), "process {pid} records {which}")?;
+    writeln!(io::stdout().lock(), "{answer}")?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A request that its process may not have taken yet. Until it is dropped, nobody else can ask the process.
+pub(super) struct Request {
+    pub(super) pid: u32,
+    /// When the process started.
+    start: u64,
+    steps: u32,
+    journal: File,
+    word: u64,
+    /// True if an earlier request was not taken.
+    pub(super) replaces: bool,
+}
+
+impl Request {
+    /// Asks process `pid` for the detail of its next `steps` steps.
+    ///
+    /// # Errors
+    /// When it cannot be asked.
+    pub(super) fn to_process(pid: u32, steps: u32) -> Result<Request> {
+        Request::send(pid, steps, None)
+    }
+
+    /// Asks the process that writes the trace which names this `journal`.
+    ///
+    /// # Errors
+    /// When it cannot be asked, runs on another machine or has ended.
+    pub(super) fn to_writer(journal: &str, steps: u32) -> Result<Request> {
+        let journal = Path::new(journal);
+        let Some(JournalName::Journal(pid)) = journal.file_name().and_then(JournalName::parse) else {
+            bail!("the process of this trace has no journal, so it cannot be asked")
+        };
+        Request::send(pid, steps, Some(journal))
+    }
+
+    fn send(pid: u32, steps: u32, named: Option<&Path>) -> Result<Request> {
+        let Some(start) = process_start(pid) else { bail!("no process {pid} is running") };
+        let journal = match journal_of(pid, named) {
+            Err(_) if process_start(pid) != Some(start) => {
+                bail!("process {pid} ended before it could be asked")
+            }
+            journal => journal?,
+        };
+        // Of several commands at once, each waits for the answer to its own request.
+        if journal.try_lock().is_err() {
+            bail!("another memtrace detail waits for process {pid}; try again when it has ended");
+        }
+        let taken = word(&journal, layout::DETAIL_TAKEN)?;
+        let asked = word(&journal, layout::DETAIL_ASKED)?;
+        let number = DetailRequest::unpack(asked).number.wrapping_add(1);
+        let request = DetailRequest { number, steps }.pack();
+        let place = layout::DETAIL_ASKED as u64;
+        journal.write_all_at(&request.to_ne_bytes(), place).context("cannot write the request")?;
+        Ok(Request { pid, start, steps, journal, word: request, replaces: asked != taken })
+    }
+
+    /// The answer; `None` as long as the process has begun no step.
+    ///
+    /// # Errors
+    /// When the process ended before.
+    pub(super) fn answer(&self) -> Result<Option<String>> {
+        let Request { pid, steps, .. } = *self;
+        if word(&self.journal, layout::DETAIL_TAKEN)? != self.word {
+            if process_start(pid) != Some(self.start) {
+                bail!("process {pid} ended before its next step began");
+            }
+            return Ok(None);
+        }
+        let answer = DetailAnswer::unpack(word(&self.journal, layout::DETAIL_ANSWER)?);
+        let first = i64::from(answer.step);
+        let which = if answer.is_full {
+            "every step in full already".to_owned()
+        } else if steps == 1 {
+            format!("step {first} in full")
+        } else {
+            format!("steps {first} to {} in full", first + i64::from(steps) - 1)
+        };
+        Ok(Some(format!("process {pid} records {which}")))
+    }
 }
 
 /// A word of the journal's header. The process stores it at once, in its mapping of this file.
@@ -110,8 +164,8 @@ fn word(journal: &File, place: usize) -> Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// The journal that a process has mapped.
-fn journal_of(pid: u32) -> Result<File> {
+/// The journal that a process has mapped, which must be the one that is `named`.
+fn journal_of(pid: u32, named: Option<&Path>) -> Result<File> {
     let maps = match fs::read_to_string(format!("/proc/{pid}/maps")) {
         Ok(maps) => maps,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -125,6 +179,11 @@ fn journal_of(pid: u32) -> Result<File> {
              for a journal (memtrace doctor)"
         );
     };
+    if named.is_some_and(|named| named != mapped.path) {
+        bail!(
+            "the process of this trace has ended or runs elsewhere: process {pid} here writes another trace"
+        );
+    }
     let journal = mapped.open(pid).with_context(|| format!("cannot open the journal of process {pid}"))?;
     let mut magic = [0; MAGIC.len()];
     journal.read_exact_at(&mut magic, 0).context("cannot read the journal")?;

@@ -14,13 +14,17 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers};
 use memtrace_analysis::selection;
-use memtrace_analysis::state::live_run::LiveRun;
+use memtrace_analysis::state::live_run::{LiveProcess, LiveRun};
 use memtrace_trace::units::Unit;
 
+use super::detail;
 use crate::args::{self, DEFAULT_FOLDER};
 use crate::terminal;
 use screen::Screen;
 use view::{SORTS, View, ViewSettings};
+
+/// The steps that the key `d` asks for.
+const DETAIL_STEPS: u32 = 5;
 
 /// The ways to group live blocks.
 const GROUPINGS: &[&str] = &["module", "category", "op", "phase", "step"];
@@ -99,6 +103,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         rank: matches.get_one::<i32>("rank").copied(),
         paused: false,
         help: false,
+        notice: String::new(),
         interval: Duration::from_secs_f64(seconds.clamp(0.1, 3600.0)),
     };
     let mut view =
@@ -159,11 +164,16 @@ fn watch(live_run: &mut LiveRun, view: &mut View<'_>) -> Result<ExitCode> {
     let screen = Screen::enter()?;
     let mut next = Instant::now();
     let mut fresh = true;
+    let mut request = None;
     loop {
         if Instant::now() >= next {
             if !view.settings.paused {
                 live_run.update();
                 view.remember(live_run);
+                fresh = true;
+            }
+            if let Some(notice) = answer(&mut request) {
+                view.settings.notice = notice;
                 fresh = true;
             }
             next = Instant::now() + view.settings.interval;
@@ -195,10 +205,41 @@ fn watch(live_run: &mut LiveRun, view: &mut View<'_>) -> Result<ExitCode> {
             KeyCode::Char('s' | '>') => settings.sort = (settings.sort + 1) % SORTS.len(),
             KeyCode::Char('<') => settings.sort = (settings.sort + SORTS.len() - 1) % SORTS.len(),
             KeyCode::Char('r') => view.next_rank(live_run),
+            KeyCode::Char('d') => view.settings.notice = ask(&mut request, view.process(live_run)),
             KeyCode::Char('+') => settings.interval = (settings.interval / 2).max(Duration::from_millis(100)),
             KeyCode::Char('-') => settings.interval = (settings.interval * 2).min(Duration::from_secs(60)),
             _ => {}
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Asks a process for the detail of its next steps. Returns the line that says so, or why it cannot be asked.
+fn ask(request: &mut Option<detail::Request>, process: Option<&LiveProcess>) -> String {
+    let Some(process) = process.filter(|process| !process.ended) else {
+        return "detail: no process of this run is running".to_owned();
+    };
+    // The lock of an earlier request would refuse this one.
+    *request = None;
+    match detail::Request::to_writer(&process.meta.journal, DETAIL_STEPS) {
+        Ok(sent) => {
+            let pid = sent.pid;
+            *request = Some(sent);
+            format!(
+                "detail: process {pid} is asked for {DETAIL_STEPS} steps, and takes it when its next one begins"
+            )
+        }
+        Err(error) => format!("detail: {error:#}"),
+    }
+}
+
+/// The line about a request that is answered, or will not be.
+fn answer(request: &mut Option<detail::Request>) -> Option<String> {
+    let answer = match request.as_ref()?.answer() {
+        Ok(None) => return None,
+        Ok(Some(answer)) => format!("detail: {answer}"),
+        Err(error) => format!("detail: {error:#}"),
+    };
+    *request = None;
+    Some(answer)
 }

@@ -30,6 +30,8 @@ pub(super) struct ViewSettings {
     pub(super) rank: Option<i32>,
     pub(super) paused: bool,
     pub(super) help: bool,
+    /// A line above the keys, about the last request for detail; empty without one.
+    pub(super) notice: String,
     pub(super) interval: Duration,
 }
 
@@ -56,7 +58,7 @@ pub(super) struct Previous {
 
 impl View<'_> {
     /// The process to show: that of the chosen rank, or else the one with the most memory in use.
-    fn process<'f>(&self, live_run: &'f LiveRun) -> Option<&'f LiveProcess> {
+    pub(super) fn process<'f>(&self, live_run: &'f LiveRun) -> Option<&'f LiveProcess> {
         let chosen =
             self.settings.rank.and_then(|rank| live_run.processes.iter().find(|p| p.meta.rank == rank));
         chosen.or_else(|| {
@@ -381,6 +383,9 @@ impl View<'_> {
     /// The line of keys, in several where the terminal is narrow.
     fn keys(&self, width: usize) -> Vec<String> {
         let mut page = Printer::new(self.paint, Some(width));
+        if !self.settings.notice.is_empty() {
+            page.line([Cell::new(self.settings.notice.as_str(), Style::Strong)]);
+        }
         keys(&mut page, &self.settings);
         page.text().lines().map(str::to_owned).collect()
     }
@@ -405,6 +410,7 @@ fn keys(page: &mut Printer, settings: &ViewSettings) {
         ("b", format!("by {}", GROUPINGS[settings.by])),
         ("s", format!("sort: {}", SORTS[settings.sort])),
         ("r", settings.rank.map_or("rank: most used".to_owned(), |rank| format!("rank {rank}"))),
+        ("d", "detail".to_owned()),
         ("+ -", format!("every {:.1} s", settings.interval.as_secs_f64())),
         ("h", "help".to_owned()),
     ] {
@@ -426,6 +432,7 @@ fn help(page: &mut Printer) {
         ("m c o p t", "group by module, category, op, phase, step"),
         ("s  < >", "next or previous order: bytes, growth, blocks, name"),
         ("r", "next rank; after the last, the rank with the most memory in use"),
+        ("d", "record the next 5 steps of the shown process in full, as memtrace detail does"),
         ("+ -", "refresh more often, less often"),
         ("h ?", "this help; any key closes it"),
     ] {
