@@ -207,7 +207,87 @@ fn ledger_names_the_communicators_of_a_rank_and_what_each_takes(torch: &Torch) {
     assert_eq!(held, expected.map(|(group, mib)| (group.to_owned(), mib)).into());
 }
 
+/// A rank that accelerate or deepspeed starts has their variables and arguments, and the memory of one that torchrun
+/// starts.
+fn launchers_accelerate_and_deepspeed_start_ranks_as_torchrun_does(torch: &Torch) {
+    let run = |card: &str, launcher: &[&str], script: &str, arguments: &[&str]| {
+        let out = TempDir::new().unwrap();
+        let rank = if card.starts_with("512") { "511" } else { "7" };
+        let mut command =
+            torch.run_command(&[&"-q", &"-o", &out.path(), &"--phantom", &card, &"--ranks", &rank]);
+        command.args(launcher).arg(scripts().join(script)).args(arguments);
+        command.env_remove("OMP_NUM_THREADS");
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{launcher:?}: {}", text(&output.stderr));
+        (out, output)
+    };
+    let given = |card: &str, launcher: &[&str]| -> (Value, Value) {
+        let (_, output) = run(card, launcher, "phantom/launched.py", &["--x", "1"]);
+        let mut given: Value = serde_json::from_slice(&output.stdout).unwrap();
+        (given["argv"].take(), given["variables"].take())
+    };
+    let all = "512xh100-80g";
+    let accelerate = ["-m", "accelerate.commands.launch"];
+    let nodes = ["--multi_gpu", "--num_machines", "64", "--num_processes", "512"];
+    let options =
+        [&accelerate[..], &nodes, &["--mixed_precision", "bf16", "--num_cpu_threads_per_process", "3"]];
+    let (argv, variables) = given(all, &options.concat());
+    assert_eq!(argv, serde_json::json!(["--x", "1"]));
+    let expected = [
+        ("ACCELERATE_MIXED_PRECISION", "bf16"),
+        ("OMP_NUM_THREADS", "3"),
+        ("RANK", "511"),
+        ("LOCAL_RANK", "7"),
+        ("GROUP_RANK", "63"),
+        ("WORLD_SIZE", "512"),
+    ];
+    for (name, value) in expected {
+        assert_eq!(variables[name], value, "{name}");
+    }
+    // A file of settings, and the cards of the node alone.
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("fsdp.yaml");
+    let settings = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmachine_rank: 0\nnum_machines: 64\n\
+         num_processes: 512\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n";
+    std::fs::write(&file, settings).unwrap();
+    let (_, variables) = given(all, &[&accelerate[..], &["--config_file", file.to_str().unwrap()]].concat());
+    let names = ["ACCELERATE_USE_FSDP", "FSDP_VERSION", "WORLD_SIZE", "RANK"];
+    assert_eq!(names.map(|name| variables[name].as_str().unwrap()), ["true", "2", "512", "511"]);
+    let (_, variables) = given("8xh100-80g", &accelerate);
+    assert_eq!((&variables["WORLD_SIZE"], &variables["RANK"]), (&"8".into(), &"7".into()));
+    // deepspeed's own code does not run.
+    let deepspeed = ["-m", "deepspeed.launcher.runner", "--num_nodes", "64", "--num_gpus", "8"];
+    let (argv, variables) = given(all, &deepspeed);
+    assert_eq!(argv, serde_json::json!(["--local_rank=7", "--x", "1"]));
+    assert_eq!((&variables["CROSS_RANK"], &variables["LOCAL_SIZE"]), (&"63".into(), &"8".into()));
+    let of = |launcher: &[&str]| {
+        let (out, _) = run(all, launcher, "phantom/cluster.py", &["ddp"]);
+        traces(out.path()).iter().map(|path| requests(&events(path).1)).collect::<Vec<_>>()
+    };
+    let torchrun = of(&["-m", "torch.distributed.run", "--nnodes", "64", "--nproc-per-node", "8"]);
+    assert!(torchrun.len() == 1 && torchrun[0].len() > 100, "{torchrun:?}");
+    assert_eq!(of(&options.concat()), torchrun);
+    assert_eq!(of(&[&deepspeed[..], &["--no_local_rank"]].concat()), torchrun);
+    // What accelerate refuses or would start without torchrun is an error, with its own message.
+    for (launcher, part) in [
+        (&["--nonsense"][..], "unrecognized arguments: --nonsense"),
+        (&["--num_processes", "1"], "would start other processes than the ranks of torchrun"),
+        (&["--config_file", "/no/such.yaml"], "/no/such.yaml"),
+    ] {
+        let mut command = torch.run_command(&[&"-q", &"--phantom", &all, &"--ranks", &"0"]);
+        command.args(accelerate).args(launcher).arg("train.py");
+        let output = command.output().unwrap();
+        let told = text(&output.stderr);
+        assert!(!output.status.success() && output.stdout.is_empty(), "{launcher:?}: {told}");
+        assert!(
+            told.contains(part) && told.contains("accelerate launch does not tell"),
+            "{launcher:?}: {told}"
+        );
+    }
+}
+
 on_every_torch![
+    launchers_accelerate_and_deepspeed_start_ranks_as_torchrun_does,
     ranks_alone_have_the_events_of_data_parallel_ranks,
     ranks_alone_join_groups_splits_stores_and_object_collectives,
 ];

@@ -10,8 +10,8 @@ use anyhow::{Context, Result, bail};
 use memtrace_cards::Spec;
 use memtrace_trace::counts::counted;
 
-use crate::cluster::ranks;
-use crate::cluster::torchrun::{Launcher, PerNode, Torchrun, launcher};
+use crate::cluster::torchrun::{Kind, Launcher, PerNode, Torchrun, launcher};
+use crate::cluster::{accelerate, deepspeed, ranks};
 
 /// The cards of a node, where nothing else says it: as in the common servers with NVLink.
 const CARDS_OF_A_NODE: u32 = 8;
@@ -61,12 +61,19 @@ impl Job {
             bail!(quoted(&format!("a job has at most {MOST_RANKS} ranks")));
         }
         let torchrun = match launcher(command) {
-            Launcher::Torchrun { arguments, python } => {
-                let python = match python {
+            Launcher::Known { kind, arguments, python } => {
+                let python: Vec<OsString> = match python {
                     Some(words) => words.iter().map(|word| (*word).clone()).collect(),
                     None => interpreter(command[0])?,
                 };
-                Some((Torchrun::parse(arguments, &variable)?, python))
+                let torchrun = match kind {
+                    Kind::Torchrun => Torchrun::parse(arguments, &variable)?,
+                    Kind::Accelerate => {
+                        accelerate::ask(&python, arguments, count.unwrap_or(1).min(CARDS_OF_A_NODE))?
+                    }
+                    Kind::DeepSpeed => deepspeed::parse(arguments)?,
+                };
+                Some((torchrun, python))
             }
             Launcher::Unknown(name) => {
                 bail!("--ranks: the options of `{name}` are not understood; {}", way_of(&name))
@@ -129,7 +136,10 @@ impl Job {
             text.push_str("; then one rank of each further pipeline stage");
         }
         text.push_str(&format!(" ({nodes} of {cards}"));
-        text.push_str(if self.torchrun.is_some() { "; started as torchrun does, without it)" } else { ")" });
+        if let Some(torchrun) = &self.torchrun {
+            text.push_str(&format!("; started as {} does, without it", torchrun.kind.words().0));
+        }
+        text.push(')');
         text
     }
 
@@ -151,7 +161,7 @@ impl Job {
     }
 
     /// The environment that a launcher gives to a rank; `port`: the port of the rendezvous store.
-    pub(crate) fn environment(&self, rank: u32, port: u16) -> Vec<(&'static str, String)> {
+    pub(crate) fn environment(&self, rank: u32, port: u16) -> Vec<(&str, String)> {
         let (node, local) = (rank / self.per_node, rank % self.per_node);
         let mut all = vec![
             ("RANK", rank.to_string()),
@@ -162,6 +172,16 @@ impl Job {
             ("MASTER_PORT", port.to_string()),
         ];
         let Some(torchrun) = &self.torchrun else { return all };
+        if torchrun.kind == Kind::DeepSpeed {
+            let cards: Vec<String> = (0..self.per_node).map(|card| card.to_string()).collect();
+            all.extend([
+                ("CROSS_RANK", node.to_string()),
+                ("CROSS_SIZE", self.nodes.to_string()),
+                ("LOCAL_SIZE", self.per_node.to_string()),
+                ("CUDA_VISIBLE_DEVICES", cards.join(",")),
+            ]);
+            return all;
+        }
         all.extend([
             ("GROUP_RANK", node.to_string()),
             ("GROUP_WORLD_SIZE", self.nodes.to_string()),
@@ -174,9 +194,13 @@ impl Job {
             // Real ranks meet in a store that rank 0 serves.
             ("TORCHELASTIC_USE_AGENT_STORE", if self.has_stand_ins() { "True" } else { "False" }.to_owned()),
         ]);
+        // A launcher on top of torchrun sets its variables before torchrun does.
+        let mine = |name: &str| torchrun.variables.iter().find(|(mine, _)| mine == name);
         let or_default = |name: &'static str, value: &str| {
-            (name, std::env::var(name).unwrap_or_else(|_| value.to_owned()))
+            let set = mine(name).map(|(_, value)| value.clone()).or_else(|| std::env::var(name).ok());
+            (name, set.unwrap_or_else(|| value.to_owned()))
         };
+        all.extend(torchrun.variables.iter().map(|(name, value)| (name.as_str(), value.clone())));
         all.push(or_default("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"));
         if self.per_node > 1 {
             all.push(or_default("OMP_NUM_THREADS", "1"));
@@ -206,9 +230,9 @@ impl Torchrun {
     }
 }
 
-/// Nodes and ranks per node of a job that torchrun starts.
+/// Nodes and ranks per node of a job that a launcher starts.
 fn of_torchrun(torchrun: &Torchrun, count: Option<u32>) -> Result<(u32, u32)> {
-    let nodes = torchrun.nodes;
+    let (nodes, (name, options)) = (torchrun.nodes, torchrun.kind.words());
     match (torchrun.per_node, count) {
         (PerNode::Number(per_node), None) => Ok((nodes, per_node)),
         (PerNode::Number(per_node), Some(count)) => {
@@ -217,8 +241,8 @@ fn of_torchrun(torchrun: &Torchrun, count: Option<u32>) -> Result<(u32, u32)> {
                 return Ok((nodes, per_node));
             }
             bail!(
-                "--phantom asks for {} and torchrun for {world} ranks ({nodes} x {per_node}): make \
-                 it {world}x, or change --nnodes and --nproc-per-node",
+                "--phantom asks for {} and {name} for {world} ranks ({nodes} x {per_node}): make \
+                 it {world}x, or change {options}",
                 counted(count.into(), "card")
             )
         }
@@ -257,11 +281,8 @@ fn of_environment(count: Option<u32>, variable: impl Fn(&str) -> Option<String>)
 /// The way to start the ranks of a job whose launcher is not understood.
 fn way_of(launcher: &str) -> &'static str {
     if launcher.contains("accelerate") {
-        "its ranks start under torchrun too, with its settings as variables: ACCELERATE_MIXED_PRECISION=bf16 memtrace run \
-         --phantom 512xh100-80g --ranks 0 -- torchrun --nnodes 64 --nproc-per-node 8 train.py"
-    } else if launcher.contains("deepspeed") {
-        "its ranks start under torchrun too: memtrace run --phantom 512xh100-80g --ranks 0 -- torchrun --nnodes 64 \
-         --nproc-per-node 8 train.py --deepspeed --deepspeed_config ds.json"
+        "its ranks are started by: memtrace run --phantom 512xh100-80g --ranks 0 -- accelerate launch --num_machines 64 \
+         --num_processes 512 train.py"
     } else {
         "give the command of torchrun itself, or of one rank: memtrace run --phantom 512xh100-80g --ranks 0 -- python \
          train.py"
@@ -279,7 +300,8 @@ fn interpreter(torchrun: &OsStr) -> Result<Vec<OsString>> {
     let shown = Path::new(torchrun).display();
     let Some(path) = path else {
         bail!(
-            "{shown} is not in PATH; activate the environment of torch, or use python -m torch.distributed.run"
+            "{shown} is not in PATH; activate the environment of torch, or start it by its module, as in python -m \
+             torch.distributed.run"
         )
     };
     let mut line = String::new();
@@ -292,7 +314,8 @@ fn interpreter(torchrun: &OsStr) -> Result<Vec<OsString>> {
     let is_python = python.first().is_some_and(|word| word.to_string_lossy().contains("python"));
     if !is_python {
         bail!(
-            "{} is no script of Python, so its interpreter is not known; use python -m torch.distributed.run",
+            "{} is no script of Python, so its interpreter is not known; start it by its module, as in python -m \
+             torch.distributed.run",
             path.display()
         )
     };
@@ -329,6 +352,21 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_has_the_environment_and_the_argument_that_deepspeed_gives_it() {
+        let line = "python -m deepspeed.launcher.runner --num_nodes 64 --num_gpus 8 train.py --deepspeed";
+        let job = job("512xh100-80g", "511", line, &[]).unwrap();
+        assert_eq!(job.command(511), ["python", "-u", "train.py", "--local_rank=7", "--deepspeed"]);
+        let environment = job.environment(511, 1234);
+        let value =
+            |name: &str| environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str());
+        let names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE"];
+        assert_eq!(names.map(value), ["511", "7", "512", "63", "64", "8"].map(Some));
+        assert_eq!(value("CUDA_VISIBLE_DEVICES"), Some("0,1,2,3,4,5,6,7"));
+        assert_eq!(value("TORCHELASTIC_RUN_ID"), None);
+        assert!(job.summary().ends_with("(64 nodes of 8 ranks; started as deepspeed does, without it)"));
+    }
+
+    #[test]
     fn a_job_without_a_launcher_has_the_ranks_of_its_environment() {
         let of = |card: &str, variables: &[(&str, &str)]| {
             let job = job(card, "0", "python train.py", variables).unwrap();
@@ -343,6 +381,7 @@ mod tests {
     #[test]
     fn numbers_that_do_not_fit_are_refused_with_the_reason() {
         let eight = format!("{RUN} --nproc-per-node 8 train.py");
+        let deepspeed = "python -m deepspeed.launcher.runner --num_gpus 8 train.py".to_owned();
         let cards = format!("{RUN} --nnodes 3 --nproc-per-node gpu train.py");
         for (card, ranks, line, variables, part) in [
             ("512xh100-80g", "0", eight.as_str(), &[][..], "512 cards and torchrun for 8 ranks (1 x 8)"),
@@ -362,9 +401,16 @@ mod tests {
             (
                 "4xh100-80g",
                 "0",
-                "accelerate launch train.py",
+                "accelerate config",
                 &[],
-                "ACCELERATE_MIXED_PRECISION=bf16 memtrace run",
+                "its ranks are started by: memtrace run --phantom 512xh100-80g --ranks 0 -- accelerate launch",
+            ),
+            (
+                "512xh100-80g",
+                "0",
+                deepspeed.as_str(),
+                &[],
+                "deepspeed for 8 ranks (1 x 8): make it 8x, or change --num_nodes",
             ),
             ("4xh100-80g", "0", "/no/such/torchrun t.py", &[], "cannot read /no/such/torchrun"),
         ] {

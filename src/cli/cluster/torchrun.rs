@@ -44,9 +44,33 @@ pub(crate) enum PerNode {
     EachCard,
 }
 
-/// A command line of torchrun.
+/// A command that starts the ranks of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Torchrun,
+    /// `accelerate launch`, which starts them by torchrun.
+    Accelerate,
+    /// `deepspeed`.
+    DeepSpeed,
+}
+
+impl Kind {
+    /// Its name, and its options for the number of nodes and of ranks.
+    pub(crate) fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Kind::Torchrun => ("torchrun", "--nnodes and --nproc-per-node"),
+            Kind::Accelerate => ("accelerate", "--num_machines and --num_processes"),
+            Kind::DeepSpeed => ("deepspeed", "--num_nodes and --num_gpus"),
+        }
+    }
+}
+
+/// A command line of torchrun, or of a launcher that does the same.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Torchrun {
+    pub(crate) kind: Kind,
+    /// The variables that it sets beside those of each rank.
+    pub(crate) variables: Vec<(String, String)>,
     pub(crate) nodes: u32,
     pub(crate) per_node: PerNode,
     pub(crate) role: String,
@@ -74,6 +98,8 @@ impl Torchrun {
         let mut nnodes = default("PET_NNODES", "1");
         let mut per_node = default("PET_NPROC_PER_NODE", "1");
         let mut torchrun = Torchrun {
+            kind: Kind::Torchrun,
+            variables: Vec::new(),
             nodes: 1,
             per_node: PerNode::EachCard,
             role: default("PET_ROLE", "default"),
@@ -192,8 +218,8 @@ fn option(word: &str) -> Result<Word> {
 /// The launcher that a command line names.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Launcher<'a> {
-    /// torchrun, with its arguments. The first word is a path of torchrun or begins the interpreter's command.
-    Torchrun { arguments: &'a [&'a OsString], python: Option<&'a [&'a OsString]> },
+    /// One of [`Kind`], with its arguments. The first word is its path or begins the interpreter's command.
+    Known { kind: Kind, arguments: &'a [&'a OsString], python: Option<&'a [&'a OsString]> },
     /// A launcher whose options this command does not know.
     Unknown(String),
     /// torchrun behind another program, which would start ranks of its own inside a rank.
@@ -208,12 +234,15 @@ pub(crate) fn launcher<'a>(command: &'a [&'a OsString]) -> Launcher<'a> {
         std::path::Path::new(word).file_name().unwrap_or_default().to_string_lossy().into_owned()
     };
     let Some(program) = command.first().map(|program| name(program)) else { return Launcher::None };
-    if program == "torchrun" {
-        return Launcher::Torchrun { arguments: &command[1..], python: None };
+    let script = |program: &str, at: usize, python| {
+        let (kind, arguments) = kind_of_script(program, &command[at + 1..])?;
+        Some(Launcher::Known { kind, arguments, python })
+    };
+    if let Some(known) = script(&program, 0, None) {
+        return known;
     }
-    const OTHERS: [&str; 12] = [
+    const OTHERS: [&str; 11] = [
         "accelerate",
-        "deepspeed",
         "mpirun",
         "mpiexec",
         "srun",
@@ -249,27 +278,46 @@ pub(crate) fn launcher<'a>(command: &'a [&'a OsString]) -> Launcher<'a> {
                 continue;
             }
             // The script `torchrun`, given to an interpreter.
-            None if name(command[at]) == "torchrun" => {
-                return Launcher::Torchrun { arguments: &command[at + 1..], python: Some(&command[..at]) };
+            None => {
+                return script(&name(command[at]), at, Some(&command[..at])).unwrap_or(Launcher::None);
             }
-            None => return Launcher::None,
         };
-        return match module.as_deref() {
-            Some("torch.distributed.run" | "torch.distributed.torchrun") => Launcher::Torchrun {
-                arguments: command.get(rest..).unwrap_or(&[]),
-                python: Some(&command[..at]),
-            },
-            Some(
-                module @ ("torch.distributed.launch"
-                | "accelerate.commands.launch"
-                | "accelerate.commands.accelerate_cli"
-                | "deepspeed.launcher.launch"
-                | "deepspeed.launcher.runner"),
-            ) => Launcher::Unknown(format!("python -m {module}")),
+        let module = module.unwrap_or_default();
+        if let Some((kind, arguments)) = kind_of_module(&module, command.get(rest..).unwrap_or(&[])) {
+            return Launcher::Known { kind, arguments, python: Some(&command[..at]) };
+        }
+        return match module.as_str() {
+            module @ ("torch.distributed.launch"
+            | "accelerate.commands.accelerate_cli"
+            | "deepspeed.launcher.launch") => Launcher::Unknown(format!("python -m {module}")),
             _ => Launcher::None,
         };
     }
     Launcher::None
+}
+
+/// The launcher that a script of this name is, and its arguments.
+fn kind_of_script<'a>(name: &str, arguments: &'a [&'a OsString]) -> Option<(Kind, &'a [&'a OsString])> {
+    match name {
+        "torchrun" => Some((Kind::Torchrun, arguments)),
+        "accelerate-launch" => Some((Kind::Accelerate, arguments)),
+        "accelerate" if arguments.first().is_some_and(|word| *word == "launch") => {
+            Some((Kind::Accelerate, &arguments[1..]))
+        }
+        "deepspeed" => Some((Kind::DeepSpeed, arguments)),
+        _ => None,
+    }
+}
+
+/// The launcher that a module of Python is, and its arguments.
+fn kind_of_module<'a>(module: &str, arguments: &'a [&'a OsString]) -> Option<(Kind, &'a [&'a OsString])> {
+    match module {
+        "torch.distributed.run" | "torch.distributed.torchrun" => Some((Kind::Torchrun, arguments)),
+        "accelerate.commands.launch" => Some((Kind::Accelerate, arguments)),
+        "accelerate.commands.accelerate_cli" => kind_of_script("accelerate", arguments),
+        "deepspeed" | "deepspeed.launcher.runner" => Some((Kind::DeepSpeed, arguments)),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -327,8 +375,8 @@ mod tests {
         let kind = |line: &str| -> String {
             let words = words(line);
             match launcher(&words.iter().collect::<Vec<_>>()) {
-                Launcher::Torchrun { arguments, python } => {
-                    format!("torchrun {} {}", python.map_or(0, <[_]>::len), arguments.len())
+                Launcher::Known { kind, arguments, python } => {
+                    format!("{} {} {}", kind.words().0, python.map_or(0, <[_]>::len), arguments.len())
                 }
                 Launcher::Unknown(name) => name,
                 Launcher::Behind(name) => format!("behind {name}"),
@@ -341,7 +389,18 @@ mod tests {
         assert_eq!(kind("python train.py -m torch.distributed.run"), "none");
         assert_eq!(kind("python -c pass"), "none");
         assert_eq!(kind("python -m pkg"), "none");
-        assert_eq!(kind("accelerate launch t.py"), "accelerate");
+        assert_eq!(kind("accelerate launch --num_processes 2 t.py"), "accelerate 0 3");
+        assert_eq!(kind("python -u /a/bin/accelerate launch t.py"), "accelerate 2 1");
+        assert_eq!(kind("accelerate-launch t.py"), "accelerate 0 1");
+        assert_eq!(kind("accelerate config"), "accelerate");
+        assert_eq!(kind("python -m accelerate.commands.launch t.py"), "accelerate 1 1");
+        assert_eq!(kind("python -m accelerate.commands.accelerate_cli launch t.py"), "accelerate 1 1");
+        assert_eq!(
+            kind("python -m accelerate.commands.accelerate_cli env"),
+            "python -m accelerate.commands.accelerate_cli"
+        );
+        assert_eq!(kind("/a/bin/deepspeed --num_gpus 8 t.py"), "deepspeed 0 3");
+        assert_eq!(kind("python -m deepspeed.launcher.runner t.py"), "deepspeed 1 1");
         assert_eq!(kind("python -m torch.distributed.launch t.py"), "python -m torch.distributed.launch");
         assert_eq!(kind("./train"), "none");
         assert_eq!(kind("uv run torchrun train.py"), "behind uv");

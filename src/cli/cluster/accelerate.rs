@@ -1,0 +1,40 @@
+//! `accelerate launch`, which resolves its options, its configuration file and its defaults itself, and starts the
+//! ranks by torchrun: it is asked what it would start.
+
+use std::ffi::OsString;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::cluster::torchrun::{Kind, Torchrun};
+
+const ASK: &str = include_str!("python/accelerate_launch.py");
+
+/// The ranks that `accelerate launch` with these arguments would start on nodes with `cards` cards. `python` begins the
+/// command of its interpreter.
+///
+/// # Errors
+/// When it refuses the arguments, or would start no ranks; its own messages are on stderr then.
+pub(super) fn ask(python: &[OsString], arguments: &[&OsString], cards: u32) -> Result<Torchrun> {
+    let (program, options) = python.split_first().context("accelerate: no interpreter")?;
+    let mut command = Command::new(program);
+    command.args(options).args(["-c", ASK]).arg(cards.to_string()).args(arguments);
+    let output = command
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot start {}", program.to_string_lossy()))?;
+    if !output.status.success() {
+        bail!(
+            "--ranks: accelerate launch does not tell the ranks that it would start; its messages stand above"
+        );
+    }
+    let answer: Value = serde_json::from_slice(&output.stdout).context("accelerate launch: no answer")?;
+    let words = answer["arguments"].as_array().context("accelerate launch: no arguments of torchrun")?;
+    let words: Vec<OsString> = words.iter().filter_map(Value::as_str).map(OsString::from).collect();
+    let torchrun = Torchrun::parse(&words.iter().collect::<Vec<_>>(), |_| None)?;
+    let variables = answer["variables"].as_object().into_iter().flatten();
+    let variables = variables.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())));
+    Ok(Torchrun { kind: Kind::Accelerate, variables: variables.collect(), ..torchrun })
+}

@@ -1,0 +1,63 @@
+"""Asks `accelerate launch` which ranks it would start: its options, its configuration file and its
+defaults are its own affair. Prints the arguments that it gives to torchrun and the variables that it
+sets, as JSON, on stdout.
+
+argv: the number of cards of this machine, and the arguments of `accelerate launch`."""
+
+import json
+import os
+import sys
+from types import SimpleNamespace
+
+
+def main() -> None:
+    answer = os.fdopen(os.dup(1), "w")
+    # Whatever it prints is a message.
+    os.dup2(2, 1)
+    cards, *arguments = sys.argv[1:]
+
+    import torch
+    import torch.distributed.run as torchrun
+
+    torch.cuda.device_count = lambda: int(cards)
+    torch.cuda.is_available = lambda: True
+    torch.cuda.is_bf16_supported = lambda *_args, **_options: True
+
+    import accelerate.utils.launch
+    from accelerate.commands import launch
+
+    # The ranks of a simulated machine meet at a port of their own.
+    if hasattr(accelerate.utils.launch, "is_port_in_use"):
+        accelerate.utils.launch.is_port_in_use = lambda *_args: False
+    before = dict(os.environ)
+
+    def run(args) -> None:
+        words = ["--nnodes", str(args.nnodes), "--nproc-per-node", str(args.nproc_per_node)]
+        for name in ("role", "rdzv_id", "max_restarts"):
+            words += [f"--{name}", str(getattr(args, name))]
+        for name in ("module", "no_python", "virtual_local_rank"):
+            if getattr(args, name, False):
+                words.append(f"--{name}")
+        words += ["--", args.training_script, *args.training_script_args]
+        variables = {name: value for name, value in os.environ.items() if before.get(name) != value}
+        json.dump({"arguments": words, "variables": variables}, answer)
+
+    torchrun.run = run
+    parser = launch.launch_command_parser()
+    args = parser.parse_args(arguments)
+    # Nothing depends on the machine that asks.
+    if args.machine_rank is None:
+        args.machine_rank = 0
+
+    def refused(*_args, **_options):
+        raise SystemExit("accelerate would start other processes than the ranks of torchrun")
+
+    # One process, or a machine of another kind.
+    launch.simple_launcher = refused
+    launch.tpu_launcher = launch.tpu_pod_launcher = launch.sagemaker_launcher = refused
+    launch.subprocess = SimpleNamespace(Popen=refused)
+    launch.launch_command(args)
+    answer.close()
+
+
+main()
