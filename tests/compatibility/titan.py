@@ -7,25 +7,22 @@ from pathlib import Path
 
 from made_up import tokenizer
 from peaks import print_peak
-from torchtitan.models.llama3 import model_registry
-from torchtitan.models.llama3.config_registry import llama3_debugmodel
-from torchtitan.tools.logging import init_logger
+from torchtitan.config import JobConfig
+from torchtitan.train import Trainer
 
-init_logger()
 with tempfile.TemporaryDirectory() as name:
     folder = Path(name)
     tokenizer().save_pretrained(folder)
     text = " ".join(f"w{n % 500}" for n in range(4096))
     (folder / "texts").mkdir()
-    (folder / "texts/train.json").write_text(json.dumps({"text": text}) + "\n")
-    config = llama3_debugmodel()
-    config.model_spec = model_registry("debugmodel", attn_backend="sdpa")
-    config.hf_assets_path = name
-    config.dump_folder = name
-    config.dataloader.dataset_path = str(folder / "texts")
+    (folder / "texts/train.json").write_text(2 * (json.dumps({"text": text}) + "\n"))
+    config = JobConfig()
+    config.model.name, config.model.flavor = "llama3", "debugmodel"
+    config.model.hf_assets_path = name
+    config.job.dump_folder = name
+    config.training.dataset_path = str(folder / "texts")
     config.training.steps, config.training.seq_len, config.training.local_batch_size = 3, 256, 2
-    config.validator.enable = False
-    trainer = config.build()
+    trainer = Trainer(config)
     trainer.train()
     if os.environ["RANK"] == "0":
         print("steps", trainer.step)
