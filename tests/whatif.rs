@@ -127,7 +127,7 @@ fn advise_names_changes_that_make_a_script_fit_on_a_t4() {
         };
         let impossible = advise(&["--fit", "100m"]);
         assert_eq!(impossible.status.code(), Some(3), "{}", text(&impossible.stderr));
-        assert!(text(&impossible.stdout).contains("of these changes reach 100.00 MiB"));
+        assert!(text(&impossible.stdout).contains("of these changes reaches 100.00 MiB"));
         let output = advise(&["--fit", "13g", "--json"]);
         assert!(output.status.success(), "{}", text(&output.stderr));
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap();

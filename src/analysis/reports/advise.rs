@@ -298,7 +298,10 @@ impl Fit {
                 format!(": {needs} in place of {now}").into(),
             ]),
             None => printer.line([
-                Cell::new(format!("No {MOST_CHANGES} of these changes reach {target}"), Style::Alarm),
+                Cell::new(
+                    format!("No set of up to {MOST_CHANGES} of these changes reaches {target}"),
+                    Style::Alarm,
+                ),
                 format!(": the least is {needs}, in place of {now}").into(),
             ]),
         }

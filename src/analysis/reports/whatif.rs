@@ -109,7 +109,7 @@ fn row(
     table.row([
         name.into(),
         Cell::new(options.units.show(moment.bytes).to_string(), Style::Strong),
-        if saved == 0 { "-".to_owned() } else { options.units.show(saved).to_string() }.into(),
+        options.units.show(saved).to_string().into(),
         step_or_dash(owner.step).into(),
         replayed.symbols.or(owner.phase, NO_PHASE).into(),
         replayed.symbols.or(owner.op, NO_OP).into(),
