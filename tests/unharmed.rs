@@ -229,3 +229,80 @@ fn hook_is_not_found_where_there_is_nothing_behind_it() {
     );
     assert!(!ran.stdout().contains("found") && ran.stdout().contains("undefined"), "{}", ran.stdout());
 }
+
+/// Runs `program` with and without the library: its output must be the same, and it must have `lines`.
+fn answers(program: &Path, arguments: &[&str], lines: &[&str]) {
+    let untraced = common::untraced(program, arguments).output().unwrap();
+    let ran = Traced::new(program, arguments).run();
+    let expected = String::from_utf8(untraced.stdout).unwrap();
+    assert_eq!(expected.lines().collect::<Vec<_>>(), lines, "the test itself: {arguments:?}");
+    assert_eq!((ran.status(), ran.stdout()), (0, expected), "{arguments:?} {}", ran.stderr());
+}
+
+const COPIES: &str = "lookups/copies.c";
+
+/// A library of [`COPIES`], whose calls go through the loader.
+fn copy(name: &str, more: &[&str]) -> String {
+    let arguments = [&["-fsemantic-interposition", "-Wl,--no-as-needed"], more].concat();
+    compiled(COPIES, name, &arguments).to_str().unwrap().to_owned()
+}
+
+#[test]
+fn library_that_contains_the_cuda_runtime_gets_its_own_answers() {
+    let program = compiled(COPIES, "copies", &[]);
+    let contains = copy("libcontains-runtime.so", &["-DANSWER=70", "-DCALLS=1", "-DRUNTIME"]);
+    answers(&program, &[&contains, "fn=runtime", "fn=runtime"], &["fn=runtime 0", "fn=runtime 0"]);
+}
+
+#[test]
+fn function_that_only_another_library_has_is_found() {
+    let program = compiled(COPIES, "copies", &[]);
+    // The return address is in the program.
+    let tail = copy("libtail-nccl.so", &["-DANSWER=40", "-DTAIL", "-O2"]);
+    answers(&program, &[&tail, "fn=tail", "fn=tail"], &["fn=tail 40", "fn=tail 40"]);
+    // The caller does not name the library: one that needs both does.
+    copy("libunder-nccl.so", &["-DCALLS=1"]);
+    copy("libbeside-nccl.so", &["-DANSWER=40", "-Wl,--hash-style=sysv"]);
+    let root = copy("libroot-nccl.so", &["-DNOTHING", "libunder-nccl.so", "libbeside-nccl.so"]);
+    answers(&program, &[&root, "fn=nccl", "fn=nccl"], &["fn=nccl 41", "fn=nccl 41"]);
+}
+
+#[test]
+fn library_that_called_nccl_is_unloaded_as_without_the_hook() {
+    let program = compiled(COPIES, "copies", &[]);
+    let leaves = copy("libleaves-nccl.so", &["-DANSWER=40", "-DCALLS=1", "-DLEAVES"]);
+    let other = copy("libother-nccl.so", &["-DANSWER=60", "-DCALLS=1"]);
+    let once = ["fn=nccl", "fn=count", "close"];
+    let arguments = [&[&leaves[..]], &once[..], &[&other, "fn=nccl", "close", &leaves], &once].concat();
+    let told = ["fn=nccl 41", "fn=count 1", "unloaded", "closed 0"];
+    // Another library takes its place in memory, and it takes that of the other.
+    answers(&program, &arguments, &[&told[..], &["fn=nccl 61", "closed 0"], &told].concat());
+    copy("libleaves-needed.so", &["-DANSWER=40", "-DLEAVES"]);
+    let user = copy("libuses-needed.so", &["-DCALLS=1", "libleaves-needed.so"]);
+    answers(&program, &[&[&user[..]], &once[..], &[&user], &once].concat(), &[told, told].concat());
+}
+
+#[test]
+fn library_gets_the_copy_that_its_other_calls_are_bound_to() {
+    copy("libnccl.so.7", &["-DANSWER=50"]);
+    let contains = copy("libcontains-copy.so", &["-DANSWER=40", "-DCALLS=1"]);
+    let user = copy("libuses-copy.so", &["-DCALLS=1", "libnccl.so.7"]);
+    let program = compiled(COPIES, "copies", &[]);
+    // The loader searches the libraries of the program, and of a root, in their order.
+    let link = ["-DSTART", "-Wl,--no-as-needed", "libuses-copy.so", "libcontains-copy.so"];
+    answers(&compiled(COPIES, "copies-start", &link), &[], &["start 4040"]);
+    let root = copy("libroot-copy.so", &["-DNOTHING", "libuses-copy.so", "libcontains-copy.so"]);
+    answers(&program, &[&root, "fn=nccl_after"], &["fn=nccl_after 4040"]);
+    // A copy that is made global later is not for calls that were made before.
+    let (global, call) = (format!("+{contains}"), "fn=nccl_after");
+    let early = [&contains, &user, call, &global, &user, call];
+    answers(&program, &early, &["fn=nccl_after 5050", "fn=nccl_after 5050"]);
+    answers(&program, &[&contains, &user, &global, &user, call, call], &["fn=nccl_after 4040"; 2]);
+    // The version of a name tells the library too.
+    let versioned = |name: &str, answer: &str| copy(name, &[answer, "-Wl,--default-symver"]);
+    versioned("libcublas.so.12", "-DANSWER=12");
+    let other = format!("+{}", versioned("libcublas.so.13", "-DANSWER=13"));
+    let user = copy("libuses-cublas.so", &["-DCALLS=1", "libcublas.so.12", "libnccl.so.7"]);
+    let (first, second) = ("fn=cublas_after", "fn=cublas");
+    answers(&program, &[&other, &user, first, second], &["fn=cublas_after 1212", "fn=cublas 13"]);
+}

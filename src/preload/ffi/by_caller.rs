@@ -2,19 +2,28 @@
 //! has state of its own: torch may contain NCCL, and CuPy or vLLM load another one. A call that reached the other
 //! copy would hand it a communicator that it does not know.
 //!
-//! So each library that calls a hook gets the function that the loader would have given it without the hook. The
-//! caller is the library of the return address. The loader searches the global scope first, as it was when the
-//! caller was loaded, and then the libraries that came with the caller.
+//! So each library that calls a hook gets a function of its own. The caller is the library of the return address. Of the
+//! places below, the first that has the function gives it:
+//!
+//! 1. The library that other calls of the caller are bound to: those of functions of the same family without a hook. It
+//!    is the one that the loader chose, whatever its scopes were.
+//! 2. What the loader would choose, as far as it can be told later: the global scope if that library was loaded before
+//!    the caller, then the caller and the libraries that it needs, then the rest of the global scope. It may be another
+//!    copy where the caller calls nothing but hooks: the scope of a library that needs the caller is not known, nor when
+//!    a library became global.
+//! 3. A library with the usual file name, then any library. The caller may not be the one that calls: a function that
+//!    ends with the call leaves the return address of its own caller.
+//!
+//! A caller is not kept loaded.
 
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use crate::ffi::loaded_libraries::{self, Loaded, library_of, loaded_libraries as paths_of};
-use crate::ffi::symbols::{find_behind, find_in_loaded, find_in_path, function};
-use crate::runtime::fork::ForkSafe;
+use crate::ffi::loaded_libraries::{self, Loaded, library_of, walk};
+use crate::ffi::symbols::{find_behind, find_in_loaded, find_in_path, find_where, function};
 
 /// A return address, in the register of the first argument that is a floating-point number: no hooked function has
 /// such an argument, so the register is free whatever the number of the others.
@@ -55,15 +64,31 @@ macro_rules! hooks_by_caller {
 
 pub(crate) use hooks_by_caller;
 
-/// What one library's look-up found.
+/// What one library's look-up found. Only `checked` changes.
 struct Known {
-    /// The code of the calling library, which stays loaded.
+    /// The code of the calling library.
     code: Range<usize>,
     /// The function; null where there was none.
-    function: AtomicPtr<c_void>,
-    /// The number of libraries that had been loaded then.
-    loads: AtomicU64,
+    function: *mut c_void,
+    /// See [`Known::is_valid`].
+    checked: AtomicU64,
     next: *const Known,
+}
+
+/// The loader's counts of loaded and unloaded libraries.
+type Version = (u64, u64);
+
+impl Known {
+    /// What a function was found in stays until a library is unloaded, and then another one may have its place, or that
+    /// of the caller, in memory. What was missing may come with a library that is loaded.
+    fn is_valid(&self, version: Version) -> bool {
+        self.checked.load(Ordering::Relaxed) == self.state(version)
+    }
+
+    /// What `checked` is while the libraries are as at `version`. Both counts only grow, so their sum tells them.
+    fn state(&self, (loaded, unloaded): Version) -> u64 {
+        if self.function.is_null() { loaded + unloaded } else { unloaded }
+    }
 }
 
 /// The real function behind a hook, by the library that calls the hook. `F` is its type.
@@ -91,11 +116,11 @@ impl<F: Copy> ByCaller<F> {
     #[inline]
     pub(crate) fn get(&self, caller: Caller) -> Option<F> {
         let caller = caller.to_bits() as usize;
-        let found = match self.known(caller) {
-            Some(known) if !known.function.load(Ordering::Relaxed).is_null() => {
-                known.function.load(Ordering::Relaxed)
-            }
-            known => self.find(caller, known),
+        let version = loaded_libraries::version();
+        let known = self.known(caller);
+        let found = match known {
+            Some(known) if known.is_valid(version) => known.function,
+            _ => self.find(caller, known, version),
         };
         // SAFETY: null, or the function of that name, of type `F` by the contract of `new`.
         unsafe { function(found) }
@@ -109,52 +134,77 @@ impl<F: Copy> ByCaller<F> {
             .find(|known| known.code.contains(&caller))
     }
 
-    /// Looks the function up, unless no library was loaded since that failed.
+    /// Looks the function up, and keeps the result for the libraries as they are at `version`.
     #[cold]
-    fn find(&self, caller: usize, known: Option<&'static Known>) -> *mut c_void {
-        let (loads, _) = loaded_libraries::version();
-        if known.is_some_and(|known| known.loads.load(Ordering::Relaxed) == loads) {
-            return null_mut();
-        }
+    fn find(&self, caller: usize, known: Option<&'static Known>, version: Version) -> *mut c_void {
         let library = library_of(caller);
-        let found = self.search(library.as_ref());
-        if let Some(known) = known {
-            known.loads.store(loads, Ordering::Relaxed);
-            known.function.store(found, Ordering::Relaxed);
-        } else if let Some(library) = library.filter(keep_loaded) {
-            self.add(library.code, found, loads);
+        let found = self.search(caller, library.as_ref());
+        // Generated code is in no library, and any code may take its place.
+        let Some(library) = library else { return found };
+        match known {
+            // Most libraries come back to the same place.
+            Some(known) if known.code == library.code && known.function == found => {
+                known.checked.store(known.state(version), Ordering::Relaxed);
+            }
+            _ => self.add(library.code, found, version),
         }
         found
     }
 
-    /// The function that the loader would have given `caller`, which is `None` for generated code.
-    fn search(&self, caller: Option<&Loaded>) -> *mut c_void {
+    /// The function that the loader would have given the library of `caller`, which is `None` for generated code.
+    fn search(&self, caller: usize, library: Option<&Loaded>) -> *mut c_void {
+        let bound = self.bound(caller);
+        if !bound.is_null() {
+            return bound;
+        }
         let global = find_behind(self.name);
         // The program itself sees the global scope alone.
-        let local = match caller {
+        let local = match library {
             Some(library) if !library.path.is_empty() => not_ours(find_in_path(&library.path, self.name)),
             _ => null_mut(),
         };
         let global_library = library_of(global as usize);
-        let was_there = match (&global_library, caller) {
-            (Some(global), Some(caller)) => global.place < caller.place,
+        let was_there = match (&global_library, library) {
+            (Some(global), Some(library)) => global.place < library.place,
             _ => true,
         };
-        let found = match (global.is_null(), local.is_null()) {
-            (false, false) if was_there => global,
+        match (global.is_null(), local.is_null()) {
+            (false, false) if was_there && global != local => kept(global),
             (_, false) => local,
-            (false, true) => global,
-            (true, true) => not_ours(find_in_loaded(self.file_name, self.name)),
-        };
-        if let Some(library) = library_of(found as usize) {
-            keep_loaded(&library);
+            (false, true) => kept(global),
+            (true, true) => {
+                let found = not_ours(find_in_loaded(self.file_name, self.name));
+                if found.is_null() { find_where(self.name, |_| true) } else { found }
+            }
         }
-        found
     }
 
-    fn add(&self, code: Range<usize>, function: *mut c_void, loads: u64) {
-        let (function, loads) = (AtomicPtr::new(function), AtomicU64::new(loads));
-        let fresh = Box::into_raw(Box::new(Known { code, function, loads, next: null_mut() }));
+    /// The function in the library that the caller's references to functions without a hook are bound to; null if the
+    /// caller has none, or made none of those calls yet.
+    fn bound(&self, caller: usize) -> *mut c_void {
+        let family = self.file_name.trim_start_matches("lib").trim_end_matches(".so");
+        let mut addresses = Vec::new();
+        walk(|library| {
+            if !library.has_code(caller) {
+                return ControlFlow::Continue(());
+            }
+            if let Some(section) = library.dynamic_section() {
+                section.references(family, |address, own| {
+                    // Until the first call an address may be that of a stub in the caller.
+                    if address == own || !library.has_code(address) {
+                        addresses.push(address);
+                    }
+                });
+            }
+            ControlFlow::Break(())
+        });
+        find_where(self.name, |library| addresses.iter().any(|address| library.has_code(*address)))
+    }
+
+    fn add(&self, code: Range<usize>, function: *mut c_void, version: Version) {
+        let mut fresh = Box::new(Known { code, function, checked: AtomicU64::new(0), next: null_mut() });
+        *fresh.checked.get_mut() = fresh.state(version);
+        let fresh = Box::into_raw(fresh);
         let mut newest = self.known.load(Ordering::Relaxed);
         loop {
             // SAFETY: no other thread has the entry yet.
@@ -176,33 +226,19 @@ fn is_ours(found: *mut c_void) -> bool {
     library_of(not_ours as *const c_void as usize).is_some_and(|own| own.code.contains(&(found as usize)))
 }
 
-/// Keeps a library loaded, so that its addresses mean nothing else later. Without the hook the loader does that: it
-/// keeps a library for those that were bound to it. Returns false if the loader does not find the library.
-fn keep_loaded(library: &Loaded) -> bool {
-    // SAFETY: the path ends in 0; RTLD_NOLOAD loads and runs nothing. The handle is not closed on purpose.
-    let handle = unsafe { libc::dlopen(library.path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-    !handle.is_null()
+/// The function, whose library stays loaded from now on. Without the hook the loader does that: it keeps a library of
+/// the global scope for those that were bound to it, and the libraries that one needs anyway.
+fn kept(function: *mut c_void) -> *mut c_void {
+    if let Some(library) = library_of(function as usize) {
+        // SAFETY: the path ends in 0; RTLD_NOLOAD loads and runs nothing. The handle is not closed on purpose.
+        unsafe { libc::dlopen(library.path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    }
+    function
 }
-
-/// The hooks for whose names no library had a function, and the number of libraries that had been loaded then.
-static MISSED: ForkSafe<Vec<(usize, u64)>> = ForkSafe::new(Vec::new());
 
 /// Returns true if `found` is a hook of this library, and no other library has a function of that name: a program
 /// that looks for it must not find the hook. `dlerror` then says that the name is not defined.
 pub(crate) fn is_hook_of_nothing(found: *mut c_void, name: &CStr) -> bool {
-    if !is_ours(found) || !find_behind(name).is_null() {
-        return false;
-    }
-    let miss = (found as usize, loaded_libraries::version().0);
-    if !MISSED.with(|missed| missed.contains(&miss)) {
-        if paths_of("").iter().any(|path| !not_ours(find_in_path(path, name)).is_null()) {
-            return false;
-        }
-        MISSED.with(|missed| {
-            missed.retain(|(hook, _)| *hook != miss.0);
-            missed.push(miss);
-        });
-    }
-    // The last look-up before the program asks `dlerror`.
-    find_behind(name).is_null()
+    // The last look-up before the program asks `dlerror` is the one that fails.
+    is_ours(found) && find_where(name, |_| true).is_null() && find_behind(name).is_null()
 }

@@ -8,6 +8,8 @@ use std::ops::{ControlFlow, Range};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use super::dynamic_section::DynamicSection;
+
 /// A loaded library, or the program, during a walk.
 pub(crate) struct Visited<'a> {
     /// The loader's name: the path, and an empty text for the program.
@@ -19,6 +21,24 @@ pub(crate) struct Visited<'a> {
 }
 
 impl Visited<'_> {
+    /// What it defines and refers to; `None` if it says nothing.
+    pub(crate) fn dynamic_section(&self) -> Option<DynamicSection> {
+        let header = self.headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
+        let address = self.base.wrapping_add(header.p_vaddr as usize);
+        // SAFETY: the loader's library, which is not unloaded during the walk.
+        unsafe { DynamicSection::read(self.base, address, header.p_memsz as usize) }
+    }
+
+    /// Returns true if `address` is in the code.
+    pub(crate) fn has_code(&self, address: usize) -> bool {
+        self.code().any(|code| code.contains(&address))
+    }
+
+    /// Returns true for this library itself.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.has_code(own_path as *const c_void as usize)
+    }
+
     /// The segments of code.
     pub(crate) fn code(&self) -> impl Iterator<Item = Range<usize>> {
         let is_code =

@@ -8,6 +8,7 @@ pub(crate) mod cuda;
 mod cuda_memory;
 pub(crate) mod cuda_types;
 pub(crate) mod device_sample;
+mod dynamic_section;
 pub(crate) mod guarded_memory;
 pub(crate) mod loaded_libraries;
 mod nvml;

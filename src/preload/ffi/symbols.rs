@@ -4,8 +4,9 @@
 //!
 //! - [`RealFn`], the function behind a hook of ours. `RTLD_NEXT` finds the definition behind ours in the
 //!   global scope. It misses libraries that were loaded with `RTLD_LOCAL` (torch's, through Python): those
-//!   are then searched by file name. Last comes the address that the program itself found with `dlsym`. A
-//!   library that a process may have twice, with state of its own, needs [`ByCaller`](super::by_caller::ByCaller).
+//!   are then searched by file name. Then comes the address that the program itself found with `dlsym`, and
+//!   last any loaded library: one may contain another, as some libraries contain the CUDA runtime. A library
+//!   that a process may have twice, with state of its own, needs [`ByCaller`](super::by_caller::ByCaller).
 //! - [`Symbol`], a function that we call and do not hook. It is searched where its [`Home`] says.
 //!
 //! A library is searched by file name through an `RTLD_NOLOAD` handle: that loads nothing and runs no
@@ -17,10 +18,11 @@
 
 use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
+use std::ops::ControlFlow;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use crate::ffi::loaded_libraries::loaded_libraries;
+use crate::ffi::loaded_libraries::{Visited, loaded_libraries, version, walk};
 
 /// The type of `dlsym`.
 pub(crate) type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
@@ -93,6 +95,19 @@ pub(crate) fn find_in_path(path: &CStr, name: &CStr) -> *mut c_void {
     let found = unsafe { find_in(handle, name) };
     // SAFETY: closes the handle opened above; the library stays, since it was loaded before.
     unsafe { libc::dlclose(handle) };
+    found
+}
+
+/// Looks `name` up in the loaded libraries for which `wanted` returns true, in the order in which they were loaded. Never
+/// finds our own hook.
+pub(crate) fn find_where(name: &CStr, wanted: impl Fn(&Visited<'_>) -> bool) -> *mut c_void {
+    let mut found = null_mut();
+    walk(|library| {
+        if wanted(library) && !library.is_ours() {
+            found = library.dynamic_section().map_or(null_mut(), |section| section.find(name));
+        }
+        if found.is_null() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
     found
 }
 
@@ -186,6 +201,8 @@ pub(crate) struct RealFn<F> {
     found: AtomicPtr<c_void>,
     /// The address that the program found with `dlsym`, when it got our hook instead.
     looked_up: AtomicPtr<c_void>,
+    /// The number of libraries that had been loaded when none of them had the function; 0 before that.
+    missed_at: AtomicU64,
     kind: PhantomData<F>,
 }
 
@@ -203,6 +220,7 @@ impl<F: Copy> RealFn<F> {
             library,
             found: AtomicPtr::new(null_mut()),
             looked_up: AtomicPtr::new(null_mut()),
+            missed_at: AtomicU64::new(0),
             kind: PhantomData,
         }
     }
@@ -238,8 +256,24 @@ impl<F: Copy> RealFn<F> {
         if found.is_null() {
             found = self.looked_up.load(Ordering::Relaxed);
         }
+        if found.is_null() {
+            found = self.find_in_any();
+        }
         if !found.is_null() {
             self.found.store(found, Ordering::Relaxed);
+        }
+        found
+    }
+
+    /// Searches every library, unless none was loaded since that failed: a hook may be called often without one.
+    fn find_in_any(&self) -> *mut c_void {
+        let (loads, _) = version();
+        if self.missed_at.load(Ordering::Relaxed) == loads {
+            return null_mut();
+        }
+        let found = find_where(self.name, |_| true);
+        if found.is_null() {
+            self.missed_at.store(loads, Ordering::Relaxed);
         }
         found
     }
