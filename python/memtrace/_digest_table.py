@@ -1,14 +1,16 @@
 """The digests of a job as tables of DuckDB. A digest that cannot be read is left out and named.
 
-`digests` has every row but those of steps. `steps` has those, with neighbouring steps as one when there are
-many: ten thousand ranks of ten thousand steps would be a hundred million rows."""
+`digests` has the rows of processes, devices and leaks. `steps` has those of steps, with neighbouring steps as
+one when there are many: ten thousand ranks of ten thousand steps would be a hundred million rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from ._text import first_line
 
 # The columns that the answers need. An older digest lacks some: they are null then.
 _INTEGERS = (
@@ -29,30 +31,70 @@ _TEXTS = ("kind", "host", "run_id", "phase", "op", "module", "category", "line")
 _FLOATS = ("bytes_per_step",)
 # The files of one statement. A damaged one costs that its neighbours are read again.
 _BATCH = 50
+# The most rows of a digest: a small file can have any number, and one row of a step takes up to 500 bytes.
+MOST_ROWS = 1_000_000
 # The most groups of neighbouring steps: more than a screen has columns.
 GROUPS = 512
+# DuckDB neither takes all memory of the machine, nor fills the disk.
+SETTINGS = {"memory_limit": "50%", "temp_directory": ""}
 
-# The steps before the first one are a group of their own.
-_GROUP = "case when step < 0 then -1 else step // $width end"
+_READ = f"""(
+    select * from no_rows union all by name
+    select columns('^({"|".join(_INTEGERS + _TEXTS + _FLOATS)})$'), filename as source
+    from read_parquet($files, union_by_name = true, filename = true, hive_partitioning = false)
+)"""
+# A digest says -1 of a process without a rank.
+_ADD_OTHERS = f"""
+insert into digests by name select * replace (coalesce(rank::bigint, -1) as rank)
+from {_READ} where kind in ('process', 'device', 'leak')
+"""
+_COUNT_ROWS = """
+select file_name, sum(row_group_num_rows) from parquet_metadata($files) where column_id = 0 group by file_name
+"""
+# The rows of steps that count.
+_IS_STEP = "kind = 'step' and step is not null and peak_allocated_bytes is not null"
+_COUNT_STEPS = f"""
+create or replace table known as
+select step, sum(digests)::bigint as digests from (
+    from known union all
+    select step::bigint, count(distinct source) from {_READ} where {_IS_STEP} group by all
+) group by step
+"""
+# Groups have equal numbers of steps, whatever these are called: a job that goes on begins at any step. Steps
+# that at most half as many digests have as the most common one take at most half of the groups, so that a
+# digest that lies costs the others little. The steps before the first one are a group of their own.
+_GROUP_STEPS = f"""
+create table groups as
+with counted as (
+    select step, digests * 2 > max(digests) over () as is_common from known where step >= 0
+), total as (
+    select count(*) as steps, count(*) filter (is_common) as common, steps - common as rare from counted
+), weighed as (
+    select step, case when is_common or steps < {GROUPS} then 1 else least(1, common / rare) end as weight
+    from counted, total
+), placed as (
+    select step, sum(weight) over (order by step) - weight as place from weighed
+), width as (
+    select case when steps < {GROUPS} then 1 else ceil((common + least(common, rare)) / ({GROUPS} - 1)) end
+        as width from total
+)
+select step, least({GROUPS} - 2, floor(place / width + 1e-9))::bigint as bin from placed, width
+union all select step, -1 from known where step < 0
+"""
+_LONGEST_GROUP = "select max(steps) from (select count(*) as steps from groups where bin >= 0 group by bin)"
 # The row with the highest peak, of several the one of the lowest step: as one number, which compares faster
 # than several columns.
-_KEY = "peak_allocated_bytes::hugeint * 9223372036854775808::hugeint - step"
+_KEY = "peak::hugeint * 9223372036854775808::hugeint - step"
 _ADD_STEPS = f"""
-insert into steps select rank, device, {_GROUP} as bin, min(step), count(*),
-    unnest(arg_max({{'step': step, 'peak': peak_allocated_bytes, 'phase': phase, 'module': module}},
-        {_KEY})), source
-from batch where kind = 'step' and step is not null and peak_allocated_bytes is not null
+insert into steps by name
+select rank, device, bin, min(step) as from_step, max(step) as to_step, count(*) as count,
+    unnest(arg_max({{'step': step, 'peak': peak, 'phase': phase, 'module': module}}, {_KEY})), source
+from (
+    select coalesce(rank::bigint, -1) as rank, coalesce(device::bigint, -1) as device, step::bigint as step,
+        peak_allocated_bytes::bigint as peak, phase, module, source
+    from {_READ} where {_IS_STEP}
+) join groups using (step)
 group by rank, device, bin, source
-"""
-_JOIN_STEPS = f"""
-create or replace table steps as
-select rank, device, bin, from_step, count, top.step, top.peak as peak, top.phase, top.module, source from (
-    select rank, device, {_GROUP.replace("step", "from_step")} as bin, min(from_step) as from_step,
-        sum(count)::bigint as count, source,
-        arg_max({{'step': step, 'peak': peak, 'phase': phase, 'module': module}},
-            {_KEY.replace("peak_allocated_bytes", "peak")}) as top
-    from steps group by rank, device, 3, source
-)
 """
 
 
@@ -63,40 +105,47 @@ class Loaded:
     failed: dict[Path, str] = field(default_factory=dict)
     """The files that are no digests, and why."""
     steps_per_group: int = 1
-    """The neighbouring steps that are one in the table `steps`."""
+    """The most neighbouring steps that are one in the table `steps`."""
 
 
 def load(database: Any, files: list[Path]) -> Loaded:
-    """Makes the tables from `files`: each is opened once, and not once for each question."""
-    import duckdb
-
+    """Makes the tables from `files`: twice, because the groups of steps need all of them."""
     columns = [f"{name} bigint" for name in _INTEGERS]
     columns += [f"{name} varchar" for name in _TEXTS] + [f"{name} double" for name in _FLOATS]
-    for table in ("digests", "batch"):
+    for table in ("digests", "no_rows"):
         database.execute(f"create table {table} ({', '.join(columns)}, source varchar)")
+    database.execute("create table known (step bigint, digests bigint)")
     database.execute(
-        "create table steps (rank bigint, device bigint, bin bigint, from_step bigint, count bigint,"
-        " step bigint, peak bigint, phase varchar, module varchar, source varchar)"
+        "create table steps (rank bigint, device bigint, bin bigint, from_step bigint, to_step bigint,"
+        " count bigint, step bigint, peak bigint, phase varchar, module varchar, source varchar)"
     )
     loaded = Loaded()
+    _in_batches(database, files, loaded, _insert)
+    database.execute(_GROUP_STEPS)
+    loaded.steps_per_group = database.execute(_LONGEST_GROUP).fetchone()[0] or 1
+    accepted = [file for file in files if file not in loaded.failed]
+    _in_batches(database, accepted, loaded, _insert_steps)
+    # Of some, only the steps are damaged.
+    gone = [str(file) for file in loaded.failed]
+    database.execute("delete from digests where list_contains($files, source)", {"files": gone})
+    return loaded
+
+
+def _in_batches(
+    database: Any, files: list[Path], loaded: Loaded, insert: Callable[[Any, list[Path], Loaded], None]
+) -> None:
+    """Calls `insert` with all `files`; those with which it fails are named."""
+    import duckdb
+
     for batch in _batches(files):
         try:
-            _insert(database, batch, loaded)
+            _at_once(database, batch, loaded, insert)
         except duckdb.Error:
             for file in batch:
                 try:
-                    _insert(database, [file], loaded)
+                    _at_once(database, [file], loaded, insert)
                 except duckdb.Error as error:
-                    loaded.failed[file] = _why(error)
-    # A Parquet file of another program.
-    empty = "select unnest($files) as source except select source from digests where kind = 'process'"
-    for (source,) in database.execute(empty, {"files": [str(file) for file in files]}).fetchall():
-        loaded.failed.setdefault(Path(source), "no digest: it has no row of a process")
-    gone = [str(file) for file in loaded.failed]
-    for table in ("digests", "steps"):
-        database.execute(f"delete from {table} where list_contains($files, source)", {"files": gone})
-    database.execute("drop table batch")
-    return loaded
+                    loaded.failed[file] = first_line(error)
 
 
 def _batches(files: list[Path]) -> Iterator[list[Path]]:
@@ -104,40 +153,50 @@ def _batches(files: list[Path]) -> Iterator[list[Path]]:
         yield files[start : start + _BATCH]
 
 
-def _insert(database: Any, files: list[Path], loaded: Loaded) -> None:
+def _at_once(
+    database: Any, files: list[Path], loaded: Loaded, insert: Callable[[Any, list[Path], Loaded], None]
+) -> None:
     """Adds all rows of `files`, or none of them."""
     import duckdb
 
-    names = "|".join(_INTEGERS + _TEXTS + _FLOATS)
-    width = loaded.steps_per_group
     database.begin()
     try:
-        database.execute("delete from batch")
-        database.execute(
-            f"insert into batch by name select columns('^({names})$'), filename as source "
-            "from read_parquet($files, union_by_name = true, filename = true)",
-            {"files": [_no_pattern(file) for file in files]},
-        )
-        # Without a rank a digest says -1.
-        database.execute("update batch set rank = -1 where rank is null")
-        database.execute("insert into digests select * from batch where kind is distinct from 'step'")
-        last = database.execute("select max(step) from batch where kind = 'step'").fetchone()[0] or 0
-        while last // width >= GROUPS:
-            width *= 2
-        if width > loaded.steps_per_group:
-            database.execute(_JOIN_STEPS, {"width": width})
-        database.execute(_ADD_STEPS, {"width": width})
+        insert(database, files, loaded)
         database.commit()
     except duckdb.Error:
         database.rollback()
         raise
-    loaded.steps_per_group = width
+
+
+def _insert(database: Any, files: list[Path], loaded: Loaded) -> None:
+    """Adds the rows of `files` that are of no step, and counts their steps."""
+    patterns = {_no_pattern(file): file for file in files}
+    rows = dict(database.execute(_COUNT_ROWS, {"files": list(patterns)}).fetchall())
+    for file in files:
+        count = rows.get(str(file), 0)
+        if count > MOST_ROWS:
+            loaded.failed[file] = f"{count} rows: a digest has at most {MOST_ROWS}"
+    patterns = {pattern: file for pattern, file in patterns.items() if file not in loaded.failed}
+    if not patterns:
+        return
+    database.execute(_ADD_OTHERS, {"files": list(patterns)})
+    # A Parquet file of another program.
+    empty = "select unnest($files) as source except select source from digests where kind = 'process'"
+    sources = [str(file) for file in patterns.values()]
+    others = [source for (source,) in database.execute(empty, {"files": sources}).fetchall()]
+    database.execute("delete from digests where list_contains($files, source)", {"files": others})
+    for source in others:
+        loaded.failed[Path(source)] = "no digest: it has no row of a process"
+    accepted = [pattern for pattern, file in patterns.items() if file not in loaded.failed]
+    if accepted:
+        database.execute(_COUNT_STEPS, {"files": accepted})
+
+
+def _insert_steps(database: Any, files: list[Path], loaded: Loaded) -> None:
+    """Adds the rows of `files` that are of steps."""
+    database.execute(_ADD_STEPS, {"files": [_no_pattern(file) for file in files]})
 
 
 def _no_pattern(file: Path) -> str:
     """A path that DuckDB takes for no pattern."""
     return "".join(f"[{char}]" if char in "[*?" else char for char in str(file))
-
-
-def _why(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

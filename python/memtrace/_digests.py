@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _command
+from ._text import first_line
 
 ENDING = ".digest.parquet"
 ENGINES = ("local", "ray")
@@ -152,7 +153,7 @@ def _on_cluster(ray: Any, paths: list[str], every_node: bool) -> Iterator[tuple[
         try:
             found = ray.get(search)
         except ray.exceptions.RayError as error:
-            yield where or ", ".join(paths), ([], _first_line(error))
+            yield where or ", ".join(paths), ([], first_line(error))
             continue
         waiting.update({make.options(**options).remote(place): f"{where}{place}" for place in found})
     while waiting:
@@ -162,11 +163,7 @@ def _on_cluster(ray: Any, paths: list[str], every_node: bool) -> Iterator[tuple[
             try:
                 yield place, ray.get(reference)
             except ray.exceptions.RayError as error:
-                yield place, ([], _first_line(error))
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+                yield place, ([], first_line(error))
 
 
 def _unused(name: str, taken: set[str]) -> str:

@@ -7,26 +7,29 @@ A cell is the level of a difference: of the highest peak of these steps to the m
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 # A rank whose peak is further than this from the median of all parts from its peers.
 PARTED = 0.001
-# A level is a tenth of a power of ten beyond PARTED; the last one is twice the median and more.
+# A level is a tenth of a power of ten beyond PARTED; the last one begins at twice the median.
 PER_DECADE = 10
-LAST_LEVEL = 30
+LAST_LEVEL = 1 + PER_DECADE * round(math.log10(1 / PARTED))
 # The level of a cell without a row of that device.
 MISSING = -128
 # More devices than this share lines.
 MOST_LINES = 16_384
+# The cells that are taken from DuckDB at once.
+_AT_ONCE = 50_000
 
 _COMPARE = f"""
 create table usual as
     select bin, row_number() over (order by bin) - 1 as col, min(from_step) as from_step,
-        median(peak::double) as usual
+        max(to_step) as to_step, median(peak::double) as usual
     from steps group by bin;
 create view apart as
-    select rank, device, col, steps.from_step, count, step, phase, module,
+    select rank, device, col, steps.from_step, steps.to_step, count, step, phase, module,
         peak::double - usual as difference, abs(difference) > {PARTED} * abs(usual) as parts,
         case when not parts then 0 when usual = 0 then sign(difference) * {LAST_LEVEL}
         else sign(difference) * least({LAST_LEVEL},
@@ -40,13 +43,14 @@ _CELLS = """
 select n // $share as line, col, arg_max(level, (abs(level), level))
 from apart join devices using (rank, device) where level <> 0 group by line, col
 """
-# The cells without a row, of the lines that lack some.
+# The cells without a row, of the lines that lack some or all.
 _MISSING = """
 with known as (
     select distinct n // $share as line, col
     from steps join usual using (bin) join devices using (rank, device)
 ), short as (
-    select line from known group by line having count(*) < (select count(*) from usual)
+    select distinct n // $share as line from devices except
+    select line from known group by line having count(*) = (select count(*) from usual)
 )
 select line, col from short, usual except select line, col from known
 """
@@ -60,6 +64,8 @@ class Grid:
     """The levels, line by line, as signed bytes."""
     from_steps: list[int]
     """The first step of each column."""
+    to_steps: list[int]
+    """The last step of each column."""
     usual: list[int]
     """The median of the peaks of all devices in each column, in bytes."""
     devices: list[tuple[int, int, str]]
@@ -67,7 +73,7 @@ class Grid:
     share: int
     """The devices that share a line; a cell has the one that is furthest from the median."""
     steps_per_column: int
-    """The neighbouring steps of a column."""
+    """The most neighbouring steps of a column."""
 
     @property
     def columns(self) -> int:
@@ -85,7 +91,7 @@ def compare(database: Any) -> None:
 
 def grid(database: Any, steps_per_column: int) -> Grid:
     """The grid from the tables that `compare` has made."""
-    usual = database.execute("select from_step, usual from usual order by bin").fetchall()
+    usual = database.execute("select from_step, to_step, usual from usual order by bin").fetchall()
     devices = database.execute(
         "select rank, device, any_value(host) from devices left join digests using (rank, device)"
         " group by rank, device, n order by n"
@@ -93,21 +99,34 @@ def grid(database: Any, steps_per_column: int) -> Grid:
     share = max(1, math.ceil(len(devices) / MOST_LINES))
     columns = len(usual)
     cells = bytearray(math.ceil(len(devices) / share) * columns)
-    for line, column, level in database.execute(_CELLS, {"share": share}).fetchall():
+    for line, column, level in _rows(database, _CELLS, share):
         cells[line * columns + column] = level & 0xFF
-    for line, column in database.execute(_MISSING, {"share": share}).fetchall():
+    for line, column in _rows(database, _MISSING, share):
         cells[line * columns + column] = MISSING & 0xFF
     return Grid(
         cells,
-        [from_step for from_step, _ in usual],
-        [round(bytes_) for _, bytes_ in usual],
+        [from_step for from_step, _, _ in usual],
+        [to_step for _, to_step, _ in usual],
+        [round(bytes_) for _, _, bytes_ in usual],
         devices,
         share,
         steps_per_column,
     )
 
 
-# The shades of a text: within PARTED, then up to 1 %, 10 % and 100 % of the median, and more.
+def _rows(database: Any, query: str, share: int) -> Iterator[tuple[int, ...]]:
+    """The rows of a query, some at a time: there may be millions."""
+    cursor = database.execute(query, {"share": share})
+    while some := cursor.fetchmany(_AT_ONCE):
+        yield from some
+
+
+def percent(share: float) -> str:
+    """A share as a text."""
+    return f"{share * 100:.3g} %"
+
+
+# The shades of a text: within PARTED, up to ten times as far, and so on, and from LAST_LEVEL on.
 SHADES = "·░▒▓█"
 _PLAIN_SHADES = ".-+*#"
 
@@ -141,9 +160,10 @@ def text(grid: Grid, first: list[int], width: int, bands: int, plain: bool) -> l
         cells = [max(max(row[a:b]) for row in rows) for a, b in zip(edges, edges[1:], strict=False)]
         drawn = "".join(" " if cell == 0 else shades[_shade(cell - 1)] for cell in cells)
         lines.append(f"{name:>{label}}  {drawn}")
-    left, right = f"step {grid.from_steps[0]}", str(grid.from_steps[-1])
+    left, right = f"step {grid.from_steps[0]}", str(grid.to_steps[-1])
     lines.append(" " * (label + 2) + left + right.rjust(max(len(right) + 1, columns - len(left))))
-    meanings = ["within 0.1 %", "to 1 %", "to 10 %", "to 100 %", "more"]
+    meanings = [f"to {percent(PARTED * 10**decade)}" for decade in range(len(shades) - 1)]
+    meanings = [meanings[0].replace("to", "within"), *meanings[1:], "more"]
     key = "  ".join(f"{shade} {name}" for shade, name in zip(shades, meanings, strict=True))
     lines.append(f"  {key}"[:width])
     return lines

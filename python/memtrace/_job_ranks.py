@@ -39,10 +39,11 @@ select rank, host, device, peak_allocated_bytes, peak_reserved_bytes, peak_used_
     step, phase, module, op
 from digests where kind = 'device' order by peak_allocated_bytes desc nulls last, rank, device limit $top
 """
-# The step with the greatest difference says where a rank parts; the first one, since when.
+# The step with the greatest difference says where a rank parts; the first group of steps, since when.
 _PARTED = """
-select * from (
-    select rank, device, min(from_step) as since_step, sum(count)::bigint as steps,
+select *, count(*) over () as devices from (
+    select rank, device, min(from_step) as since_step, min(to_step) as since_step_at_latest,
+        sum(count)::bigint as steps,
         try_cast(arg_max(difference, (abs(difference), -step::hugeint)) as hugeint) as difference_bytes,
         arg_max(step, (abs(difference), -step::hugeint)) as step,
         arg_max(phase, (abs(difference), -step::hugeint)) as phase,
@@ -50,7 +51,7 @@ select * from (
         max(abs(difference)) as furthest
     from apart where parts group by rank, device
 ) left join (select rank, any_value(host) as host from digests group by rank) using (rank)
-order by furthest desc, rank, device
+order by furthest desc, rank, device limit $most
 """
 _PROCESSES = """
 select coalesce(sum(ooms), 0) as ooms, count(*) filter (ooms > 0) as ranks_with_ooms,
@@ -125,7 +126,7 @@ def compared(
     paths = [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
     with tempfile.TemporaryDirectory(prefix="memtrace-ranks-") as folder:
         collected = _digests.collect(paths, Path(keep or folder), engine, every_node)
-        with duckdb.connect() as database:
+        with duckdb.connect(config=_digest_table.SETTINGS) as database:
             loaded = _digest_table.load(database, list(collected.files))
             unread = {collected.files[file]: why for file, why in loaded.failed.items()}
             failed = {**collected.failed, **unread}
@@ -149,14 +150,15 @@ def answer(database: Any, top: int) -> dict[str, Any]:
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    parted, missing = rows(_PARTED), rows(_MISSING, top=top)[0]
+    parted, missing = rows(_PARTED, most=max(top, ON_PAGE, 1)), rows(_MISSING, top=top)[0]
+    devices = parted[0]["devices"] if parted else 0
     for row in parted:
-        del row["furthest"]
+        del row["furthest"], row["devices"]
     return {
         "peaks": rows(_PEAKS)[0],
         "processes": rows(_PROCESSES)[0],
         "highest": rows(_HIGHEST, top=top),
-        "parted": {"devices": len(parted), "list": parted[: max(top, ON_PAGE)]},
+        "parted": {"devices": devices, "list": parted},
         "leaks": rows(_LEAKS, top=top),
         "missing_ranks": {"ranks": missing["ranks"], "list": missing["list"] or []},
     }
@@ -172,22 +174,23 @@ def show(
     """The answer as text: at most `LINES` lines of `width` characters; with `top`, lists of that many."""
     parted, missing = told["parted"], told["missing_ranks"]
     short = [f"  {printable(place)}: {printable(why)}" for place, why in told["failed"].items()]
+    at_once = parted["steps_compared_at_once"]
     lines = _facts(told)
     if grid.lines:
         place_of = {(rank, device): n for n, (rank, device, _) in enumerate(grid.devices)}
         first = [place_of[row["rank"], row["device"]] for row in parted["list"][:FURTHEST]]
-        title = "the furthest from the median of all in each step"
+        steps = f"up to {at_once} steps" if at_once > 1 else "step"
+        title = f"the furthest from the median of all, by {steps}"
         lines += ["", title, *_heat_map.text(grid, first, width or 100, BANDS, plain)]
     if parted["devices"]:
         rows = parted["list"][: FURTHEST if top is None else top]
-        beyond = f"apart by more than {_heat_map.PARTED:.1%}: {parted['devices']} devices"
-        at_once = parted["steps_compared_at_once"]
-        lines += ["", beyond + (f", {at_once} steps compared at once" if at_once > 1 else "")]
+        beyond = f"apart by more than {_heat_map.percent(_heat_map.PARTED)}: {parted['devices']} devices"
+        lines += ["", beyond]
         lines += [
             f"  rank {row['rank']:>5}  {_difference(row['difference_bytes'])} "
-            f"since step {row['since_step']}, at {row['step']}: "
+            f"since {_since(row)}, at {row['step']}: "
             f"{printable(row['module'], 'no module')}, {printable(row['phase'], 'no phase')}; "
-            f"{row['steps']} steps"
+            f"{'at most ' if at_once > 1 else ''}{row['steps']} steps"
             for row in rows
         ]
     else:
@@ -233,6 +236,11 @@ def _facts(told: dict[str, Any]) -> list[str]:
             f"  {peaks['runs']} runs are compared as one: name the folder of one run to keep them apart"
         )
     return lines
+
+
+def _since(row: dict[str, Any]) -> str:
+    first, last = row["since_step"], row["since_step_at_latest"]
+    return f"step {first}" if first == last else f"steps {first}-{last}"
 
 
 def _where(row: dict[str, Any]) -> str:

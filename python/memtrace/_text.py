@@ -6,6 +6,11 @@ from __future__ import annotations
 LONGEST = 200
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, without the lines that explain it; its class, if it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def printable(text: object, none: str = "none", longest: int = LONGEST) -> str:
     """A text that cannot move the cursor, change a colour or hide what follows it.
 

@@ -31,6 +31,10 @@ function size(bytes) {
   return `${value.toFixed(2)} GiB`;
 }
 
+const percent = (share) => `${Number((share * 100).toPrecision(2))} %`;
+
+const stepsBetween = (first, last) => (first === last ? `step ${first}` : `steps ${first} to ${last}`);
+
 const weight = (level) => (level === MISSING ? -1 : Math.abs(level));
 
 /** The grid in an order of its lines, with a coarse copy of it. */
@@ -162,13 +166,15 @@ class HeatMap {
     const css = (pixel) => `rgb(${pixel & 255} ${(pixel >> 8) & 255} ${(pixel >> 16) & 255})`;
     const of = (level) => css(this.colours[level + this.about.last]);
     const { decade, last } = this.about;
+    // A level begins where the one before it ends.
+    const entry = (level, where) => [of(level), `${this.bound(Math.abs(level) - 1)} ${where}`];
     const entries = [
-      [of(-2 * decade - 1), "10 % below"],
-      [of(-decade - 1), "1 % below"],
-      [of(0), "within 0.1 % of the median"],
-      [of(decade + 1), "1 % above"],
-      [of(2 * decade + 1), "10 % above"],
-      [of(last), "twice and more"],
+      entry(-2 * decade - 1, "below"),
+      entry(-decade - 1, "below"),
+      [of(0), `within ${this.bound(0)} of the median`],
+      entry(decade + 1, "above"),
+      entry(2 * decade + 1, "above"),
+      entry(last, "above and more"),
       [css(this.colours[2 * last + 1]), "no row"],
     ];
     $("legend").replaceChildren(
@@ -247,8 +253,9 @@ class HeatMap {
       context.lineWidth = 2;
       context.strokeRect(1, top - 1, width - 2, tall + 2);
     }
-    $("from").textContent = `step ${this.about.from[Math.floor(view.x0)]}`;
-    $("to").textContent = this.stepsOf(Math.max(Math.floor(view.x0), Math.ceil(view.x1) - 1));
+    const { from, to } = this.about;
+    $("from").textContent = `step ${from[Math.floor(view.x0)]}`;
+    $("to").textContent = `step ${to[Math.max(Math.floor(view.x0), Math.ceil(view.x1) - 1)]}`;
     const shown = [Math.floor(view.y0) + 1, Math.min(lines, Math.ceil(view.y1))];
     $("shown").textContent =
       shown[1] - shown[0] + 1 < lines ? `lines ${shown[0]} to ${shown[1]} of ${lines}` : `all ${lines} lines`;
@@ -257,10 +264,12 @@ class HeatMap {
   }
 
   stepsOf(column) {
-    const from = this.about.from[column];
-    return this.about.steps === 1 || from < 0
-      ? `step ${from}`
-      : `steps ${from} to ${from + this.about.steps - 1}`;
+    return stepsBetween(this.about.from[column], this.about.to[column]);
+  }
+
+  /** The upper bound of a level, as a share of the median. */
+  bound(level) {
+    return percent(this.about.least * 10 ** (level / this.about.decade));
   }
 
   ranksOf(line) {
@@ -314,16 +323,20 @@ class HeatMap {
     const column = Math.min(about.columns - 1, Math.floor(view.x0 + (view.x1 - view.x0) * x));
     const line = this.grid.order[Math.min(about.lines - 1, Math.floor(view.y0 + (view.y1 - view.y0) * y))];
     const level = this.cells[line * about.columns + column];
-    const share = (n) => `${(about.least * 10 ** (n / about.decade) * 100).toPrecision(2)} %`;
     let found = "no row";
-    if (level === 0) found = "within 0.1 % of the median";
+    if (level === 0) found = `within ${this.bound(0)} of the median`;
     else if (level !== MISSING) {
       const far = Math.abs(level);
-      const range = far === about.last ? `${share(far - 1)} and more` : `${share(far - 1)} to ${share(far)}`;
+      const range =
+        far === about.last
+          ? `${this.bound(far - 1)} or more`
+          : `${this.bound(far - 1)} to ${this.bound(far)}`;
       found = `${range} ${level > 0 ? "above" : "below"} the median`;
     }
     const known = about.parted.find((row) => row.line === line);
-    const where = known ? `; parts since step ${known.since_step}, most at step ${known.step}` : "";
+    const where = known
+      ? `; parts since ${stepsBetween(known.since_step, known.since_step_at_latest)}, most at step ${known.step}`
+      : "";
     $("cell").textContent =
       `${this.ranksOf(line)}, ${this.stepsOf(column)}: ${found} of ${size(about.usual[column])}${where}`;
   }
@@ -402,8 +415,9 @@ function table(map) {
     return line;
   };
   if (!about.parted.length) return;
-  const numbers = [1, 2, 4];
-  const names = ["rank", "difference", "since step", "most at", "steps", "phase", "module", "host"];
+  const numbers = [1, 4];
+  const count = about.steps === 1 ? "steps" : "steps, at most";
+  const names = ["rank", "difference", "since", "most at", count, "phase", "module", "host"];
   $("parted").append(row(names, "th", numbers));
   for (const parted of about.parted) {
     const button = document.createElement("button");
@@ -415,11 +429,12 @@ function table(map) {
       $("map").scrollIntoView({ block: "nearest" });
     });
     const difference = `${parted.difference_bytes < 0 ? "−" : "+"}${size(parted.difference_bytes)}`;
+    const since = stepsBetween(parted.since_step, parted.since_step_at_latest);
     const texts = [parted.phase, parted.module, parted.host].map(
       (text, i) => text || ["no phase", "no module", "no host"][i],
     );
     const line = row(
-      [button, difference, parted.since_step, `step ${parted.step}`, parted.steps, ...texts],
+      [button, difference, since, `step ${parted.step}`, parted.steps, ...texts],
       "td",
       numbers,
     );
@@ -443,7 +458,7 @@ async function main() {
     about.share === 1
       ? "one GPU of one rank"
       : `${about.share} GPUs of neighbouring ranks, the furthest of them`;
-  const when = about.steps === 1 ? "one step" : `${about.steps} steps`;
+  const when = about.steps === 1 ? "one step" : `up to ${about.steps} neighbouring steps`;
   $("cell-is").textContent =
     `A cell is ${what} and ${when}: how far the highest allocated memory of these steps is from the median of all GPUs.`;
   if (!about.lines || !about.columns) throw new Error("the digests have no steps");

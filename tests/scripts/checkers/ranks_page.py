@@ -37,18 +37,25 @@ def use(browser, width, height, dark):
         page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         return float(page.get_attribute("#map", "data-drawn"))
 
-    # The ranks that part are in the first lines, whatever their number.
+    # The furthest rank is the first line, whatever its number.
     box = page.locator("#map").bounding_box()
     page.locator("#map").scroll_into_view_if_needed()
     page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 1)
-    assert "median" in page.inner_text("#cell"), page.inner_text("#cell")
+    cell = page.inner_text("#cell")
+    assert cell.startswith("rank 77, GPU 0, node9, steps 10005") and ": 100 % or more above" in cell, cell
+    assert "parts since steps 1000301 to 1000302" in cell, cell
+    assert "100 % above and more" in page.inner_text("#legend"), page.inner_text("#legend")
+    assert "up to 2 neighbouring steps" in page.inner_text("#cell-is"), page.inner_text("#cell-is")
+    axis = [page.inner_text("#from"), page.inner_text("#to")]
+    assert axis == ["step 1000001", "step 1000600"], axis
     # The ranks that part are shown at first, and all on demand.
     assert page.inner_text("#shown") == "lines 1 to 48 of 9999", page.inner_text("#shown")
     page.click("#all")
     times = [drawn()]
     assert page.inner_text("#shown") == "all 9999 lines", page.inner_text("#shown")
     rows = page.locator("#parted tr[data-line]")
-    assert sorted(rows.locator("button").all_inner_texts()) == ["1234", "5", "9999"]
+    assert sorted(rows.locator("button").all_inner_texts()) == ["1234", "5", "77", "9999"]
+    assert rows.nth(0).locator("td").all_inner_texts()[:3] == ["77", "+50.00 GiB", "steps 1000301 to 1000302"]
     rows.filter(has=page.locator("button", has_text="9999")).locator("button").click()
     times.append(drawn())
     if pictures:

@@ -6,13 +6,14 @@ hostile_digests.py FIXTURES
 import contextlib
 import io
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
 
 import duckdb
 import memtrace
-from memtrace import _digests, _job_ranks
+from memtrace import _digest_table, _digests, _job_ranks
 
 MOST = 2**63 - 1
 ESCAPE = "\x1b[2J\u202eevil\n"
@@ -45,16 +46,30 @@ with tempfile.TemporaryDirectory() as folder:
     (bad / f"text{_digests.ENDING}").write_text("no digest")
     duckdb.sql("select 1 as a").write_parquet(str(bad / f"other{_digests.ENDING}"))
     rewritten(digests[0], bad / f"texts{_digests.ENDING}", "'many' as rank")
+    # Its rows of steps alone are no numbers.
+    several = "case when kind = 'step' then 'many' end as peak_allocated_bytes"
+    rewritten(digests[0], bad / f"peaks{_digests.ENDING}", several)
+    duckdb.sql(f"select *, 'a' as filename from '{digests[0]}'").write_parquet(
+        str(bad / f"filename{_digests.ENDING}")
+    )
+    # Without the row of a process, a step cannot make the groups of all others wide.
+    duckdb.sql(
+        f"select 'step' as kind, {2**62} as step, 0 as rank, 0 as device, 1 as peak_allocated_bytes"
+    ).write_parquet(str(bad / f"far{_digests.ENDING}"))
+    # 20 kB on disk.
+    many = f"from '{digests[0]}' union all by name select 'step' as kind, 0 as rank, 0 as device, 1 as step, "
+    many += f"1 as peak_allocated_bytes from range({_digest_table.MOST_ROWS})"
+    duckdb.sql(many).write_parquet(str(bad / f"many{_digests.ENDING}"))
     for file in sorted(bad.iterdir()):
         found = memtrace.ranks([good, file], engine="local")
-        assert list(found["failed"]) == [str(file.resolve())], found["failed"]
+        assert list(found["failed"]) == [str(file.resolve())], (file, found["failed"])
         assert {**found, "failed": {}} == told, file
     status, out, errors = answered(["--engine", "local", str(bad)])
     assert (status, out) == (2, "") and "no trace could be read" in errors and "Traceback" not in errors, (
         errors
     )
     status, out, _ = answered(["--engine", "local", str(bad), str(good)])
-    assert status == 1 and "not read: 5" in out, out
+    assert status == 1 and "not read: 9" in out, out
 
     # They lie: the answer has what they say, and neither overflows nor grows.
     lies = {
@@ -81,4 +96,51 @@ with tempfile.TemporaryDirectory() as folder:
             assert status == 0 and len(found["missing_ranks"]["list"]) <= 10, name
             if name == "large":
                 assert found["missing_ranks"]["ranks"] > MOST - 100, found["missing_ranks"]
+
+    # The names of the folders are no columns.
+    for name in ("rank=7", "step=7", "device=7", "source=7"):
+        assert memtrace.ranks(good, engine="local", keep=Path(folder, name)) == told, name
+
+    # Rows of steps without a device are of a device of their own, and not within the median.
+    lost = Path(folder, f"lost{_digests.ENDING}")
+    rewritten(
+        digests[0],
+        lost,
+        "null::bigint as device, 7 as rank, peak_allocated_bytes * 3 as peak_allocated_bytes",
+    )
+    _, grid = _job_ranks.compared([good, lost], "local", False, 10, None)
+    [line] = [n for n, (rank, device, _) in enumerate(grid.devices) if (rank, device) == (7, -1)]
+    levels = grid.cells[line * grid.columns : (line + 1) * grid.columns]
+    assert len(grid.devices) == len(digests) + 1 and 31 in levels and 0 not in levels, levels
+
+    # Three ranks of 600 steps, and a fourth with a million others: it takes no more than half of the groups.
+    long = Path(folder, "long")
+    long.mkdir()
+    for rank in range(4):
+        steps = "range(600)" if rank < 3 else "range(1000000000, 1000900000)"
+        duckdb.sql(
+            f"""
+            select 'process' as kind, {rank} as rank, null::bigint as device, null::bigint as step,
+                null::bigint as peak_allocated_bytes
+            union all select 'device', {rank}, 0, 0, 1000
+            union all select 'step', {rank}, 0, step, 1000 + 500 * (step = 5 and {rank} = 1)::bigint
+            from {steps} every(step)
+            """
+        ).write_parquet(str(long / f"{rank}{_digests.ENDING}"))
+    found, grid = _job_ranks.compared([long], "local", False, 10, None)
+    [row] = found["parted"]["list"]
+    assert (row["rank"], row["since_step"], row["since_step_at_latest"]) == (1, 3, 5), found["parted"]
+    assert grid.columns <= _digest_table.GROUPS and grid.to_steps[-1] == 1_000_899_999, grid.to_steps
+    assert found["parted"]["steps_compared_at_once"] > 1000, found["parted"]
+
+    # More than the memory of DuckDB: an error that says so, and no file in the folder of the user.
+    empty = Path(folder, "empty")
+    empty.mkdir()
+    os.chdir(empty)
+    _digest_table.SETTINGS["memory_limit"] = "8MB"
+    status, out, errors = answered(["--engine", "local", str(long)])
+    os.chdir("/")
+    assert status == 2 and "Traceback" not in errors and "emory" in errors and not list(empty.iterdir()), (
+        errors
+    )
 print("ok")

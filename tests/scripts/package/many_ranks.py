@@ -2,18 +2,19 @@
 
 many_ranks.py FOLDER WIDTH...
 
-No such job ran. Three ranks part from the others: one from a step on, one in some steps only, one more and
-more; one has no trace. A file has the digests of 500 ranks, so that the test is short. Writes
-FOLDER/ranks.html and prints the text at each WIDTH."""
+No such job ran; it says that it went on at step 1,000,001. Four ranks part from the others: one from a step
+on, one in some steps only, one more and more, one to six times as much; one has no trace. A file has the
+digests of 500 ranks, so that the test is short. Writes FOLDER/ranks.html and prints the text at each
+WIDTH."""
 
 import json
 import sys
 from pathlib import Path
 
 import duckdb
-from memtrace import _job_ranks
+from memtrace import _heat_map, _job_ranks
 
-RANKS, STEPS, FILES = 10_000, 600, 20
+RANKS, FIRST, STEPS, FILES = 10_000, 1_000_001, 600, 20
 GIB = 1 << 30
 
 folder, widths = Path(sys.argv[1]), [int(width) for width in sys.argv[2:]]
@@ -26,11 +27,12 @@ for first in range(0, RANKS, RANKS // FILES):
             select rank, 'node' || rank // 8 as host
             from range({first}, {first + RANKS // FILES}) every(rank) where rank <> 4321
         ), steps as (
-            select rank, host, 0 as device, step, 'backward' as phase,
+            select rank, host, 0 as device, {FIRST} + step as step, 'backward' as phase,
                 'GPT.h.' || step % 12 as module,
                 10 * {GIB}::bigint + step * 1000 + hash(rank * 1000 + step) % 1000 + case
                 when rank = 5 and step >= 400 then {GIB}
                 when rank = 1234 then -{GIB}::bigint * step / {STEPS}
+                when rank = 77 and step >= 300 then 50 * {GIB}::bigint
                 when rank = 9999 and step between 100 and 110 then {GIB} // 4
                 else 0 end as peak_allocated_bytes
             from ranks, range({STEPS}) every(step)
@@ -48,15 +50,28 @@ told, grid = _job_ranks.compared([folder / "digests"], "local", False, 10, None)
 assert told["peaks"]["ranks"] == RANKS - 1 and told["missing_ranks"] == {"ranks": 1, "list": [4321]}, told
 assert (grid.columns, grid.steps_per_column, grid.share, grid.lines) == (300, 2, 1, RANKS - 1)
 parted = {row["rank"]: row for row in told["parted"]["list"]}
-assert sorted(parted) == [5, 1234, 9999], parted
-assert [row["rank"] for row in told["parted"]["list"]] in ([5, 1234, 9999], [1234, 5, 9999])
-assert (parted[5]["since_step"], parted[9999]["since_step"], parted[9999]["steps"]) == (400, 100, 12), parted
+order = [row["rank"] for row in told["parted"]["list"]]
+assert order in ([77, 5, 1234, 9999], [77, 1234, 5, 9999]), parted
+since = {
+    rank: (row["since_step"] - FIRST, row["since_step_at_latest"] - FIRST) for rank, row in parted.items()
+}
+assert (since[5], since[77], since[9999]) == ((400, 401), (300, 301), (100, 101)), parted
+# Of whole groups: rank 9999 parts in 11 steps.
+assert (parted[9999]["steps"], told["parted"]["steps_compared_at_once"]) == (12, 2), told["parted"]
+assert (grid.from_steps[:2], grid.to_steps[:2]) == ([FIRST, FIRST + 2], [FIRST + 1, FIRST + 3])
+# Half of the steps are those with six times the median: the last level, as far as there is one.
+levels = grid.cells[77 * grid.columns : 78 * grid.columns]
+assert levels[149:151] == bytes([0, _heat_map.LAST_LEVEL]) == bytes([0, 31]), levels
 assert abs(parted[5]["difference_bytes"] - GIB) < 10_000 and parted[1234]["difference_bytes"] < -0.99 * GIB
 assert parted[9999]["module"].startswith("GPT.h.") and parted[9999]["phase"] == "backward", parted
 for width in widths:
     text = _job_ranks.show(told, grid, None, width)
     assert len(text.splitlines()) <= 40 and max(map(len, text.splitlines())) <= width, text
-    assert "rank 9999" in text and "since step 400" in text, text
+    assert "rank 9999" in text and f"since steps {FIRST + 400}-{FIRST + 401}" in text, text
+    [drawn] = [line for line in text.splitlines() if line.strip().startswith("rank 77  ")]
+    half = (width - len("ranks 1666-3332  ")) // 2
+    assert drawn.endswith("█" * half) and drawn.count("·") == half + width % 2, drawn
+    assert str(FIRST + STEPS - 1) in text and "up to 2 steps" in text, text
     print(text)
 _job_ranks.write_page(folder / "ranks.html", told, grid)
 json.dumps(told)
