@@ -184,13 +184,13 @@ def show(
         lines += ["", title, *_heat_map.text(grid, first, width or 100, BANDS, plain)]
     if parted["devices"]:
         rows = parted["list"][: FURTHEST if top is None else top]
-        beyond = f"apart by more than {_heat_map.percent(_heat_map.PARTED)}: {parted['devices']} devices"
-        lines += ["", beyond]
+        least = _heat_map.percent(_heat_map.PARTED)
+        lines += ["", f"apart by more than {least}: {_counted(parted['devices'], 'device')}"]
         lines += [
             f"  rank {row['rank']:>5}  {_difference(row['difference_bytes'])} "
             f"since {_since(row)}, at {row['step']}: "
             f"{printable(row['module'], 'no module')}, {printable(row['phase'], 'no phase')}; "
-            f"{'at most ' if at_once > 1 else ''}{row['steps']} steps"
+            f"{'at most ' if at_once > 1 else ''}{_counted(row['steps'], 'step')}"
             for row in rows
         ]
     else:
@@ -223,7 +223,8 @@ def _facts(told: dict[str, Any]) -> list[str]:
     """What all ranks have in common."""
     peaks, processes = told["peaks"], told["processes"]
     lines = [
-        f"{peaks['ranks']} ranks on {peaks['hosts']} hosts, {peaks['devices']} devices",
+        f"{_counted(peaks['ranks'], 'rank')} on {_counted(peaks['hosts'], 'host')}, "
+        f"{_counted(peaks['devices'], 'device')}",
         f"  peaks {_size(peaks['lowest'])} (rank {peaks['lowest_rank']}) to "
         f"{_size(peaks['highest'])} (rank {peaks['highest_rank']})",
         f"  median {_size(peaks['median'])}; at most {_size(peaks['highest_reserved'])} reserved, "
@@ -236,6 +237,10 @@ def _facts(told: dict[str, Any]) -> list[str]:
             f"  {peaks['runs']} runs are compared as one: name the folder of one run to keep them apart"
         )
     return lines
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _since(row: dict[str, Any]) -> str:
