@@ -39,7 +39,7 @@ fn load() {
         out,
         host: process_info::host(),
         rank: process_info::rank(),
-        rounding: process_info::rounding(&allocator),
+        rounding: allocator.rounding(),
         caching: allocator.caching && allocator.backend == "native",
         describe: process_info::describe,
         conclude: process_info::conclude,

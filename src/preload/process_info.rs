@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int};
 
 use memtrace_trace::Meta;
 use memtrace_trace::meta::{Allocator, redact};
-use memtrace_trace::rounding::{Rounding, caching_enabled};
+use memtrace_trace::rounding::caching_enabled;
 
 use crate::capabilities;
 use crate::ffi::{cuda, phantom};
@@ -40,24 +40,12 @@ pub(crate) fn allocator() -> Allocator {
     let conf =
         ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"].iter().find_map(|name| std::env::var(name).ok());
     let conf = conf.unwrap_or_default();
-    let backend = option(&conf, "backend").unwrap_or("native").to_owned();
     let caching = caching_enabled(std::env::var("PYTORCH_NO_CUDA_MEMORY_CACHING").ok().as_deref());
-    Allocator { caching, backend, conf }
-}
-
-/// The allocator's rounding of requested sizes.
-pub(crate) fn rounding(allocator: &Allocator) -> Rounding {
-    // One number, or 0 for none and for the form with a number per size.
-    let divisions = option(&allocator.conf, "roundup_power2_divisions").and_then(|value| value.parse().ok());
-    Rounding { caching: allocator.caching, power2_divisions: divisions.unwrap_or(0) }
-}
-
-/// The value of `name` in `a:1,name:value,b:2`.
-fn option<'a>(conf: &'a str, name: &str) -> Option<&'a str> {
-    conf.split(',').find_map(|part| {
-        let (key, value) = part.split_once(':')?;
-        (key.trim() == name).then(|| value.trim())
-    })
+    let mut allocator = Allocator { caching, conf, ..Allocator::default() };
+    if let Some(backend) = allocator.option("backend") {
+        allocator.backend = backend.to_owned();
+    }
+    allocator
 }
 
 /// Fills in the meta row; on the writer thread, when the trace begins.

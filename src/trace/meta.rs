@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::rounding::Rounding;
 use crate::text::printable_json;
 
 /// The JSON in the `name` of the meta row. Fields are only ever added; a reader takes the default of a field that an
@@ -95,6 +96,25 @@ pub struct Allocator {
     pub backend: String,
     /// The text of `PYTORCH_CUDA_ALLOC_CONF` or `PYTORCH_ALLOC_CONF`.
     pub conf: String,
+}
+
+impl Allocator {
+    /// The allocator's rounding of requested sizes.
+    #[must_use]
+    pub fn rounding(&self) -> Rounding {
+        // One number, or 0 for none and for the form with a number per size.
+        let divisions = self.option("roundup_power2_divisions").and_then(|value| value.parse().ok());
+        Rounding { caching: self.caching, power2_divisions: divisions.unwrap_or(0) }
+    }
+
+    /// The value of `name` in a `conf` such as `a:1,name:value,b:2`.
+    #[must_use]
+    pub fn option(&self, name: &str) -> Option<&str> {
+        self.conf.split(',').find_map(|part| {
+            let (key, value) = part.split_once(':')?;
+            (key.trim() == name).then(|| value.trim())
+        })
+    }
 }
 
 impl Default for Allocator {
